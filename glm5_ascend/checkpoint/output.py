@@ -1,0 +1,118 @@
+"""The output directory: refused if it could cost the user a file, built beside its final place, renamed at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from glm5_ascend.checkpoint.writer import disk_error
+from glm5_ascend.errors import OutputError
+
+PROVENANCE_NAME = "glm5_ascend_provenance.json"
+#: Files beside the weights that serving needs; copied unchanged. tokenizer.model and *.tiktoken are easily forgotten.
+_COPY = ("tokenizer*", "*.tiktoken", "*.jinja", "special_tokens_map.json", "generation_config.json", "chat_template*",
+         "vocab.json", "merges.txt", "added_tokens.json", "*.py")  # fmt: skip
+
+
+def check_output(source: Path, out: Path, overwrite: bool) -> None:
+    """Refuse an output place that overlaps the source, or holds files we did not write.
+
+    Raises:
+        OutputError: what is wrong and what to do; nothing has been touched.
+    """
+    src, dst = source.resolve(), out.resolve()
+    if src == dst:
+        raise OutputError(f"{out}: output and source are the same directory", "choose another output directory")
+    if dst.is_relative_to(src):
+        raise OutputError(f"{out}: output lies inside the source {source}", "choose a directory outside it")
+    if src.is_relative_to(dst):
+        raise OutputError(f"{out}: output contains the source {source}", "choose another output directory")
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise OutputError(f"{out}: exists and is not a plain directory", "choose another output directory")
+    if not dst.parent.is_dir():
+        raise OutputError(f"{out.parent}: no such directory", "create it first")
+    if out.is_dir() and any(out.iterdir()):
+        if not overwrite:
+            raise OutputError(f"{out}: not empty", "pass --overwrite to replace a checkpoint written by this tool")
+        _check_ours(out)
+
+
+def _check_ours(out: Path) -> None:
+    """`--overwrite` replaces only what an earlier run wrote: its provenance lists the files."""
+    try:
+        ours = set(json.loads((out / PROVENANCE_NAME).read_text(encoding="utf-8"))["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise OutputError(
+            f"{out}: not empty and not written by this tool (no readable {PROVENANCE_NAME})", "choose another directory"
+        ) from None
+    for path in sorted(out.rglob("*")):
+        name = path.relative_to(out).as_posix()
+        if not path.is_dir() and name not in ours:
+            raise OutputError(f"{out / name}: not written by this tool, --overwrite would delete it", "move it away first")
+
+
+def copy_serving_files(source: Path, destination: Path) -> None:
+    """Copy tokenizer, chat template and generation files, and config.json without its quantization_config."""
+    try:
+        for pattern in _COPY:
+            for path in sorted(source.glob(pattern)):
+                if path.is_file():
+                    shutil.copyfile(path, destination / path.name)
+        text = (source / "config.json").read_text(encoding="utf-8")
+        raw = json.loads(text)
+        if "quantization_config" in raw or "quantization_config" in raw.get("text_config", {}):
+            # With it vLLM would never open quant_model_description.json.
+            raw.pop("quantization_config", None)
+            raw.get("text_config", {}).pop("quantization_config", None)
+            text = json.dumps(raw, indent=2) + "\n"
+        (destination / "config.json").write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise disk_error(destination, error) from None
+
+
+@contextmanager
+def atomic_directory(out: Path) -> Iterator[Path]:
+    """A working directory beside `out` that becomes `out` when the block ends well and vanishes when it does not."""
+    work = out.parent / f".{out.name}.partial-{uuid.uuid4().hex[:8]}"
+    try:
+        work.mkdir()
+    except OSError as error:
+        raise disk_error(work, error) from None
+    try:
+        yield work
+        _sync_tree(work)
+        _replace(work, out)
+    except OSError as error:
+        raise disk_error(out, error) from None
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _replace(work: Path, out: Path) -> None:
+    """Put `work` in the place of `out`. The old directory is set aside first, and put back if that fails."""
+    aside: Path | None = None
+    if out.is_dir():
+        aside = out.parent / f".{out.name}.replaced-{uuid.uuid4().hex[:8]}"
+        out.rename(aside)
+    try:
+        work.rename(out)
+    except BaseException:
+        if aside is not None:
+            aside.rename(out)
+        raise
+    if aside is not None:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sync_tree(directory: Path) -> None:
+    for path in (*directory.rglob("*"), directory):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,46 @@
+"""INT4 packing of W4A8_DYNAMIC weights and the `scale_bias` that travels with them.
+
+Source of the layout: msModelSlim 26.1.0 (`w4a8_pack_int4`) and vllm-ascend 0.23.0 (`quantization/methods/w4a8.py`).
+"""
+
+from __future__ import annotations
+
+import torch
+
+#: Largest MoE tensor-parallel size the format supports: down_proj's scale_bias has this many partial sums per row.
+DOWN_PROJ_PARTIAL_SUMS = 16
+
+
+def pack_int4(q: torch.Tensor) -> torch.Tensor:
+    """Pack two output rows into one byte: even row in the low nibble, odd row in the high nibble.
+
+    Args:
+        q: int8 [N, K], values -8..7, N even.
+    Returns:
+        int8 [N/2, K].
+    """
+    low, high = q[0::2], q[1::2]
+    return (high << 4) | (low & 0x0F)
+
+
+def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
+    """Inverse of `pack_int4`: int8 [N/2, K] -> int8 [N, K] with values -8..7."""
+    low = (packed << 4) >> 4  # arithmetic shifts on int8 keep the sign
+    high = packed >> 4
+    return torch.stack([low, high], dim=1).reshape(packed.shape[0] * 2, packed.shape[1])
+
+
+def scale_bias(q: torch.Tensor, weight_scale: torch.Tensor, partial_sums: int = 1) -> torch.Tensor:
+    """`8 * sum_k(q * weight_scale)`: what undoes the +8 shift of the NPU's unsigned-nibble matmul.
+
+    Args:
+        q: int8 [N, K]. weight_scale: fp32 [N, 1].
+        partial_sums: 1 for gate/up_proj, `DOWN_PROJ_PARTIAL_SUMS` for down_proj, whose K columns are cut into that
+            many chunks so that each tensor-parallel rank can add up its own.
+    Returns:
+        fp32 [N, partial_sums].
+    """
+    n, k = q.shape
+    # Integer sums are exact; one multiplication at the end rounds once.
+    chunk_sums = q.reshape(n, partial_sums, k // partial_sums).sum(dim=-1, dtype=torch.int64)  # [N, partial_sums]
+    return 8.0 * chunk_sums.to(torch.float32) * weight_scale

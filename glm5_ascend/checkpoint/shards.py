@@ -1,0 +1,115 @@
+"""One safetensors file: its header checked against its bytes, tensors read with plain reads.
+
+Reads instead of maps: mapped pages would count into the RSS we promise to bound. A header of a hostile or truncated
+file is refused before anything is allocated. Format: https://huggingface.co/docs/safetensors (header length u64,
+JSON header, data).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glm5_ascend.errors import CheckpointError
+
+MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_AGAIN = "download or copy the file again"
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Where one tensor lies; `start` and `end` are absolute file offsets."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+class Shard:
+    """A safetensors file whose header has been checked.
+
+    Raises:
+        CheckpointError: unreadable, truncated, overlapping or otherwise impossible header; names the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.entries: dict[str, TensorEntry] = {}
+        self.metadata: dict[str, str] = {}
+        try:
+            with path.open("rb") as file:
+                self._parse(file.read(8), file, os.fstat(file.fileno()).st_size)
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}", _AGAIN) from None
+
+    def _parse(self, prefix: bytes, file: Any, size: int) -> None:
+        if len(prefix) < 8:
+            raise CheckpointError(f"{self.path}: truncated: {size} bytes, no safetensors header", _AGAIN)
+        (length,) = struct.unpack("<Q", prefix)
+        if length > MAX_HEADER_BYTES or 8 + length > size:
+            raise CheckpointError(f"{self.path}: truncated or damaged: header says {length} bytes, file has {size}", _AGAIN)
+        try:
+            header = json.loads(file.read(length))
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+            raise CheckpointError(f"{self.path}: header is not valid JSON", _AGAIN) from None
+        if not isinstance(header, dict):
+            raise CheckpointError(f"{self.path}: header is not a JSON object", _AGAIN)
+        metadata = header.pop("__metadata__", {})
+        self.metadata = metadata if isinstance(metadata, dict) else {}
+        for name, fields in header.items():
+            self.entries[name] = self._entry(name, fields, 8 + length, size)
+        self._check_layout(8 + length, size)
+
+    def _entry(self, name: str, fields: Any, data_start: int, size: int) -> TensorEntry:
+        try:
+            dtype, shape, (start, end) = DTYPES[fields["dtype"]], tuple(fields["shape"]), fields["data_offsets"]
+            plain = all(type(number) is int and number >= 0 for number in (*shape, start, end))
+        except (KeyError, TypeError, ValueError):
+            raise CheckpointError(f"{self.path}: {name}: impossible header entry {fields!r:.120}", _AGAIN) from None
+        if not plain or end - start != math.prod(shape) * dtype.itemsize:
+            raise CheckpointError(f"{self.path}: {name}: header entry does not add up: {fields!r:.120}", _AGAIN)
+        if data_start + end > size:
+            raise CheckpointError(
+                f"{self.path}: truncated: {name} ends at byte {data_start + end}, the file has {size}", _AGAIN
+            )
+        return TensorEntry(name, dtype, shape, data_start + start, data_start + end)
+
+    def _check_layout(self, data_start: int, size: int) -> None:
+        position = data_start
+        for entry in sorted(self.entries.values(), key=lambda e: (e.start, e.end)):
+            if entry.start != position:
+                raise CheckpointError(f"{self.path}: {entry.name}: tensors overlap or leave a gap", _AGAIN)
+            position = entry.end
+        if position != size:
+            raise CheckpointError(f"{self.path}: {size - position} bytes after the last tensor", _AGAIN)
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor `name` as a fresh CPU tensor in its stored dtype."""
+        entry = self.entries.get(name)
+        if entry is None:
+            raise CheckpointError(f"{self.path}: no tensor {name}", "the index and the shard disagree: copy both again")
+        buffer = torch.empty(entry.end - entry.start, dtype=torch.uint8)
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(entry.start)
+            view, done = buffer.numpy().data, 0
+            while done < len(view):
+                count = file.readinto(view[done:])
+                if not count:
+                    raise CheckpointError(f"{self.path}: {name}: file shrank while it was read", _AGAIN)
+                done += count
+        return buffer.view(entry.dtype).reshape(entry.shape)

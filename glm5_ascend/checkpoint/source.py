@@ -1,0 +1,80 @@
+"""The float checkpoint a quantization starts from: every weight comes out as fp32, whatever it is stored in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from glm5_ascend.checkpoint.index import CheckpointDir
+from glm5_ascend.checkpoint.structure import MTP_COPIES, all_parts, layer_prefix, shape, sizes, tensor_name
+from glm5_ascend.config import ModelConfig, load_config
+from glm5_ascend.errors import CheckpointError
+
+#: Block of an FP8 e4m3 checkpoint (DeepSeek-V3 / GLM-5-FP8 convention): one fp32 scale per 128x128 weights.
+FP8_BLOCK = 128
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class SourceCheckpoint:
+    """A GLM-5 checkpoint in bf16, fp16, fp32 or block-FP8.
+
+    Raises:
+        ConfigError, CheckpointError: what is missing or does not fit, by file and tensor.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.config: ModelConfig = load_config(directory)
+        self.files = CheckpointDir(directory)
+        self._check()
+
+    def _check(self) -> None:
+        size = sizes(self.config)
+        for prefix, part in all_parts(self.config):
+            name = prefix + tensor_name(part)
+            entry = self.files.entries.get(self.resolve(name))
+            if entry is None:
+                raise CheckpointError(f"{self.directory}: tensor {name} is missing", "download the checkpoint again")
+            where = f"{self.directory / self.files.file_of[self.resolve(name)]}: {name}"
+            if entry.shape != shape(part, size):
+                raise CheckpointError(
+                    f"{where} has shape {list(entry.shape)}, config.json says {list(shape(part, size))}",
+                    "config.json and weights belong to different models",
+                )
+            if entry.dtype is torch.float8_e4m3fn:
+                if f"{name}_scale_inv" not in self.files:
+                    raise CheckpointError(f"{where} is FP8 but {name}_scale_inv is missing", "download the checkpoint again")
+            elif entry.dtype not in _FLOATS:
+                raise CheckpointError(
+                    f"{where} is stored as {str(entry.dtype).removeprefix('torch.')}: already quantized?",
+                    "quantize from the original bf16, fp16 or FP8 checkpoint",
+                )
+
+    def resolve(self, name: str) -> str:
+        """The stored name behind `name`: MTP embedding and head may be absent, then they are the main model's."""
+        if name in self.files:
+            return name
+        for layer in range(self.config.num_hidden_layers, self.config.num_layers_with_mtp):
+            for copy, original in MTP_COPIES.items():
+                if name == f"{layer_prefix(layer)}{copy}.weight":
+                    return f"{original}.weight"
+        return name
+
+    def read(self, name: str) -> torch.Tensor:
+        """Weight `name` as fp32, FP8 blocks dequantized."""
+        name = self.resolve(name)
+        weight = self.files.read(name)
+        if weight.dtype is not torch.float8_e4m3fn:
+            return weight.float()
+        scale = self.files.read(f"{name}_scale_inv").float()
+        rows, columns = weight.shape
+        if scale.shape != (-(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK)):
+            raise CheckpointError(f"{self.directory}: {name}_scale_inv has shape {list(scale.shape)}", "download it again")
+        spread = scale.repeat_interleave(FP8_BLOCK, 0)[:rows].repeat_interleave(FP8_BLOCK, 1)[:, :columns]
+        return weight.float() * spread
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Dtype a float copy of `name` is written in: its own, bf16 for FP8."""
+        stored = self.files.entries[self.resolve(name)].dtype
+        return torch.bfloat16 if stored is torch.float8_e4m3fn else stored

@@ -1,0 +1,152 @@
+"""Writes shards whose layout is known in advance: every tensor goes straight to its place, in any order.
+
+The disk space is reserved before the first tensor, so a disk that is too small is an error in the first second. The
+directory is built under another name and renamed when everything is on disk: OUT appears complete or not at all.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from glm5_ascend.checkpoint.index import INDEX_NAME
+from glm5_ascend.checkpoint.shards import DTYPE_NAMES
+from glm5_ascend.errors import OutputError
+
+#: Headers, json files and file system overhead on top of the tensors.
+DISK_MARGIN = 64 * 1024**2
+
+
+class TensorSpec(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+def disk_error(path: Path, error: OSError) -> OutputError:
+    """An OSError while writing, as the one line a user needs."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OutputError(f"{path}: no space left on the disk", "free space or choose another output directory")
+    return OutputError(f"{path}: cannot be written: {error.strerror}", "check permissions and the disk")
+
+
+class ShardWriter:
+    """Reserves and fills the shards of one checkpoint inside `directory`.
+
+    Args:
+        specs: all tensors, in the order they should lie on disk.
+        shard_bytes: a shard is closed before it would exceed this many bytes of tensors.
+    """
+
+    def __init__(self, directory: Path, specs: Iterable[TensorSpec], shard_bytes: int) -> None:
+        self.directory = directory
+        self._place: dict[str, tuple[int, int, TensorSpec]] = {}  # name -> (shard, offset in file, spec)
+        self._missing: set[str] = set()
+        self._descriptors: list[int] = []
+        self.weight_map: dict[str, str] = {}
+        groups = _group(specs, shard_bytes)
+        self.total_bytes = sum(spec.nbytes for group in groups for spec in group)
+        try:
+            for number, group in enumerate(groups, start=1):
+                self._reserve(f"quant_model_weights-{number:05d}-of-{len(groups):05d}.safetensors", group)
+        except OSError as error:
+            self.close()
+            raise disk_error(directory, error) from None
+
+    def _reserve(self, file: str, group: list[TensorSpec]) -> None:
+        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        position = 0
+        for spec in group:
+            end = position + spec.nbytes
+            header[spec.name] = {
+                "dtype": DTYPE_NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": [position, end],
+            }  # fmt: skip
+            position = end
+        encoded = json.dumps(header, separators=(",", ":")).encode()
+        encoded += b" " * (-len(encoded) % 8)  # data starts aligned, as the safetensors library writes it
+        descriptor = os.open(self.directory / file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
+        self._descriptors.append(descriptor)
+        os.posix_fallocate(descriptor, 0, 8 + len(encoded) + position)
+        _pwrite(descriptor, len(encoded).to_bytes(8, "little") + encoded, 0)
+        start = 8 + len(encoded)
+        for spec in group:
+            self._place[spec.name] = (len(self._descriptors) - 1, start, spec)
+            self._missing.add(spec.name)
+            self.weight_map[spec.name] = file
+            start += spec.nbytes
+
+    def write(self, name: str, tensor: torch.Tensor) -> None:
+        """Store one tensor; dtype and shape must be what the plan said."""
+        shard, offset, spec = self._place[name]
+        if tensor.dtype is not spec.dtype or tuple(tensor.shape) != tuple(spec.shape):
+            raise ValueError(f"{name}: {tensor.dtype} {list(tensor.shape)}, planned {spec.dtype} {list(spec.shape)}")
+        data = tensor.contiguous().flatten().view(torch.uint8).numpy()
+        try:
+            _pwrite(self._descriptors[shard], data.data, offset)
+        except OSError as error:
+            raise disk_error(self.directory, error) from None
+        self._missing.discard(name)
+
+    def finish(self) -> None:
+        """Check that nothing is missing, flush to disk, write the index."""
+        if self._missing:
+            raise ValueError(f"{len(self._missing)} tensors were never written, e.g. {sorted(self._missing)[0]}")
+        try:
+            for descriptor in self._descriptors:
+                os.fsync(descriptor)
+        except OSError as error:
+            raise disk_error(self.directory, error) from None
+        self.close()
+        index = {"metadata": {"total_size": self.total_bytes}, "weight_map": self.weight_map}
+        write_json(self.directory / INDEX_NAME, index)
+
+    def close(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+
+def _group(specs: Iterable[TensorSpec], shard_bytes: int) -> list[list[TensorSpec]]:
+    groups: list[list[TensorSpec]] = [[]]
+    size = 0
+    for spec in specs:
+        if groups[-1] and size + spec.nbytes > shard_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(spec)
+        size += spec.nbytes
+    return groups
+
+
+def _pwrite(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    view, done = memoryview(data), 0
+    while done < len(view):
+        done += os.pwrite(descriptor, view[done:], offset + done)
+
+
+def write_json(path: Path, value: object) -> None:
+    try:
+        path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise disk_error(path, error) from None
+
+
+def check_free_space(directory: Path, needed: int) -> None:
+    """Refuse before work starts if the file system of `directory` cannot hold `needed` bytes."""
+    free = shutil.disk_usage(directory).free
+    if needed + DISK_MARGIN > free:
+        raise OutputError(
+            f"{directory}: needs {(needed + DISK_MARGIN) / 1e9:.2f} GB, {free / 1e9:.2f} GB free on this disk",
+            "free space or choose another output directory",
+        )

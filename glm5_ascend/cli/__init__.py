@@ -1,0 +1,72 @@
+"""The command line: parsing, messages and exit codes. Each command lives in its own module and imports late."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from typing import Any, NoReturn
+
+import click
+import typer
+
+from glm5_ascend import __version__
+from glm5_ascend.cli import demo_model, doctor, quantize, serve, verify
+from glm5_ascend.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, Glm5Error
+
+app = typer.Typer(
+    name="glm5-ascend",
+    help="GLM-5 on Ascend: quantize, verify, serve. Every step runs on a machine without an NPU.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for module in (quantize, verify, serve, demo_model, doctor):
+    module.register(app)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"glm5-ascend {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version.")) -> None:
+    pass
+
+
+def main() -> NoReturn:
+    """Entry point: run a command, turn every expected failure into one line and an exit code."""
+    # A container or a job scheduler stops us with SIGTERM: clean up as for Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and return its exit code."""
+    try:
+        result: Any = app(arguments, standalone_mode=False, prog_name="glm5-ascend")
+    except click.UsageError as error:
+        error.show()
+        return EXIT_BAD_INPUT
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        print("interrupted: no output was written, nothing was changed", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except Glm5Error as error:
+        return _report(error.message, error.tip, error.exit_code, arguments)
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        return _report(f"{place}{error.strerror or error}", "check path, permissions and disk", EXIT_BAD_INPUT, arguments)
+    return result if isinstance(result, int) else EXIT_OK
+
+
+def _report(message: str, tip: str, code: int, arguments: list[str]) -> int:
+    print(f"error: {message}" + (f"\n  fix: {tip}" if tip else ""), file=sys.stderr)
+    if "--json" in arguments:
+        value = {"schema_version": 1, "ok": False, "exit_code": code, "error": {"message": message, "fix": tip}}
+        print(json.dumps(value))
+    return code

@@ -1,0 +1,34 @@
+"""`glm5-ascend verify DIR`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command("verify")(verify)
+
+
+def verify(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Quantized checkpoint.")],
+    against: Annotated[
+        Path | None, typer.Option(metavar="SRC", help="Its source: dequantize and compare every tensor.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Report as one JSON object on stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print findings only.")] = False,
+) -> int:
+    """Read a quantized checkpoint as the engine's loader would, and report what the loader would not say."""
+    from glm5_ascend.verify import verify as run
+
+    report = run(directory, against)
+    if as_json:
+        print(json.dumps(report.to_json()))
+    else:
+        for line in report.lines(quiet):
+            print(line, file=sys.stdout)
+    return 0 if report.ok else 1

@@ -1,0 +1,230 @@
+"""What config.json says about a `glm_moe_dsa` model, named once and checked once.
+
+Nothing here has a size built in: every number comes from the file. Source of the keys and of the indexer schedule:
+transformers 5.19 `GlmMoeDsaConfig`, vLLM 0.32 `deepseek_v2.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glm5_ascend.errors import ConfigError
+
+MODEL_TYPE = "glm_moe_dsa"
+#: Architectures users confuse with GLM-5, and what to tell them.
+_OTHER_ARCHITECTURES = {
+    "glm4_moe": "GLM-4.5/4.6/4.7 has no sparse attention",
+    "glm5_next": "GLM-5.3-Flash (KDA linear attention) is another architecture",
+    "deepseek_v32": "DeepSeek-V3.2 rotates RoPE halves, GLM-5 interleaves",
+}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes and switches of one model; `path` is the file they came from."""
+
+    path: Path
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    moe_intermediate_size: int
+    num_hidden_layers: int
+    num_nextn_predict_layers: int
+    num_attention_heads: int
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    n_routed_experts: int
+    n_shared_experts: int
+    num_experts_per_tok: int
+    n_group: int
+    topk_group: int
+    norm_topk_prob: bool
+    routed_scaling_factor: float
+    index_n_heads: int
+    index_head_dim: int
+    index_topk: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+    mlp_layer_types: tuple[str, ...]  # "dense" | "sparse", one per main layer
+    indexer_types: tuple[str, ...]  # "full" | "shared", one per main layer
+    quantization_config: dict[str, Any] | None  # of the *source*, e.g. FP8 blocks
+
+    @property
+    def num_layers_with_mtp(self) -> int:
+        """Main layers plus MTP layers, which sit right behind them."""
+        return self.num_hidden_layers + self.num_nextn_predict_layers
+
+    def is_mtp(self, layer: int) -> bool:
+        return layer >= self.num_hidden_layers
+
+    def is_moe(self, layer: int) -> bool:
+        return self.is_mtp(layer) or self.mlp_layer_types[layer] == "sparse"
+
+    def has_indexer(self, layer: int) -> bool:
+        """Shared-indexer layers (GLM-5.2) own no indexer tensors; MTP layers always own one."""
+        return self.is_mtp(layer) or self.indexer_types[layer] == "full"
+
+
+def load_config(directory: Path) -> ModelConfig:
+    """Read and check `directory/config.json`.
+
+    Raises:
+        ConfigError: no such directory or file, not JSON, another architecture, a missing or impossible value.
+    """
+    path = directory / "config.json"
+    if not directory.is_dir():
+        raise ConfigError(f"{directory}: no such directory", "give the directory of a GLM-5 checkpoint")
+    if not path.is_file():
+        raise ConfigError(f"{path}: not found", "give the directory of a GLM-5 checkpoint (it holds config.json)")
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}", "download the file again") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: not a JSON object", "download the file again")
+    return parse_config(raw, path)
+
+
+def parse_config(raw: dict[str, Any], path: Path) -> ModelConfig:
+    """`load_config` on an already parsed dictionary."""
+    read = _Reader(raw, path)
+    _check_architecture(raw, path)
+    layers = read.positive("num_hidden_layers")
+    config = ModelConfig(
+        path=path,
+        num_hidden_layers=layers,
+        num_nextn_predict_layers=read.count("num_nextn_predict_layers"),
+        rms_norm_eps=read.number("rms_norm_eps"),
+        rope_theta=_rope_theta(raw, path),
+        norm_topk_prob=bool(read.value("norm_topk_prob")),
+        routed_scaling_factor=read.number("routed_scaling_factor"),
+        mlp_layer_types=_mlp_layer_types(raw, layers, path),
+        indexer_types=_indexer_types(raw, layers, path),
+        quantization_config=raw.get("quantization_config"),
+        **{
+            key: read.positive(key)
+            for key in (
+                "vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_attention_heads",
+                "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
+                "n_routed_experts", "n_shared_experts", "num_experts_per_tok", "n_group", "topk_group",
+                "index_n_heads", "index_head_dim", "index_topk", "max_position_embeddings",
+            )
+        },
+    )  # fmt: skip
+    _check_fixed_choices(raw, path)
+    _check_sizes(config)
+    return config
+
+
+class _Reader:
+    def __init__(self, raw: dict[str, Any], path: Path) -> None:
+        self.raw, self.path = raw, path
+
+    def value(self, key: str) -> Any:
+        if key not in self.raw:
+            raise ConfigError(f"{self.path}: key {key!r} is missing", "use the config.json of the original checkpoint")
+        return self.raw[key]
+
+    def number(self, key: str) -> float:
+        value = self.value(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise ConfigError(f"{self.path}: {key} is {value!r}, expected a number > 0", "correct config.json")
+        return float(value)
+
+    def positive(self, key: str) -> int:
+        value = self.value(key)
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            raise ConfigError(f"{self.path}: {key} is {value!r}, expected an integer > 0", "correct config.json")
+        return value
+
+    def count(self, key: str) -> int:
+        value = self.raw.get(key, 0)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ConfigError(f"{self.path}: {key} is {value!r}, expected an integer >= 0", "correct config.json")
+        return value
+
+
+def _check_architecture(raw: dict[str, Any], path: Path) -> None:
+    model_type = raw.get("model_type")
+    if model_type == MODEL_TYPE:
+        return
+    why = _OTHER_ARCHITECTURES.get(str(model_type), "only GLM-5, 5.1, 5.2 and 5.3 have it")
+    raise ConfigError(f"{path}: model_type is {model_type!r}, expected {MODEL_TYPE!r} ({why})", "give a GLM-5 checkpoint")
+
+
+def _rope_theta(raw: dict[str, Any], path: Path) -> float:
+    rope = raw.get("rope_parameters") or {}
+    rope_type = rope.get("rope_type", "default")
+    theta = rope.get("rope_theta", raw.get("rope_theta"))
+    if rope_type != "default":
+        raise ConfigError(f"{path}: rope_type {rope_type!r} is not supported, GLM-5 uses 'default'", "correct config.json")
+    if isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:
+        # A wrong theta gives fluent text from the wrong model, so there is no default.
+        raise ConfigError(f"{path}: rope_parameters.rope_theta is {theta!r}", "use the config.json of the original checkpoint")
+    return float(theta)
+
+
+def _mlp_layer_types(raw: dict[str, Any], layers: int, path: Path) -> tuple[str, ...]:
+    dense = raw.get("first_k_dense_replace")
+    types = raw.get("mlp_layer_types")
+    if types is None:
+        if not isinstance(dense, int):
+            raise ConfigError(f"{path}: neither mlp_layer_types nor first_k_dense_replace is given", "correct config.json")
+        types = ["dense"] * min(dense, layers) + ["sparse"] * (layers - min(dense, layers))
+    if len(types) != layers or set(types) - {"dense", "sparse"}:
+        raise ConfigError(f"{path}: mlp_layer_types must be {layers} times 'dense' or 'sparse'", "correct config.json")
+    if dense is not None and list(types) != ["dense"] * dense + ["sparse"] * (layers - dense):
+        raise ConfigError(
+            f"{path}: mlp_layer_types and first_k_dense_replace {dense} disagree", "the engine reads the latter: correct one"
+        )
+    return tuple(types)
+
+
+def _indexer_types(raw: dict[str, Any], layers: int, path: Path) -> tuple[str, ...]:
+    types = raw.get("indexer_types")
+    pattern = raw.get("index_topk_pattern")
+    if types is None and pattern is not None:
+        types = [{"F": "full", "S": "shared"}.get(letter, letter) for letter in pattern]
+    if types is None:
+        freq = max(int(raw.get("index_topk_freq") or 1), 1)
+        offset = int(raw.get("index_skip_topk_offset", 2))
+        types = ["full" if max(i - offset + 1, 0) % freq == 0 else "shared" for i in range(layers)]
+    if len(types) != layers or set(types) - {"full", "shared"}:
+        raise ConfigError(f"{path}: indexer_types must be {layers} times 'full' or 'shared'", "correct config.json")
+    if types[0] == "shared":
+        raise ConfigError(f"{path}: indexer_types[0] is 'shared': the first layer has nothing to share", "correct config.json")
+    return tuple(types)
+
+
+def _check_fixed_choices(raw: dict[str, Any], path: Path) -> None:
+    """Switches of the architecture that GLM-5 fixes and our forward relies on; a missing key means the default."""
+    for key, wanted in (
+        ("hidden_act", "silu"),
+        ("attention_bias", False),
+        ("tie_word_embeddings", False),
+        ("scoring_func", "sigmoid"),
+        ("topk_method", "noaux_tc"),
+        ("rope_interleave", True),
+        ("indexer_rope_interleave", True),
+    ):
+        if raw.get(key, wanted) != wanted:
+            raise ConfigError(f"{path}: {key} is {raw[key]!r}, GLM-5 has {wanted!r}", "give a GLM-5 checkpoint")
+
+
+def _check_sizes(config: ModelConfig) -> None:
+    if config.num_experts_per_tok > config.n_routed_experts:
+        raise ConfigError(
+            f"{config.path}: num_experts_per_tok {config.num_experts_per_tok} > n_routed_experts {config.n_routed_experts}",
+            "correct config.json",
+        )
+    if config.n_routed_experts % config.n_group or config.topk_group > config.n_group:
+        raise ConfigError(f"{config.path}: n_group {config.n_group} / topk_group {config.topk_group} do not fit", "correct config.json")
+    if config.qk_rope_head_dim % 2 or config.index_head_dim < config.qk_rope_head_dim:
+        raise ConfigError(f"{config.path}: qk_rope_head_dim {config.qk_rope_head_dim} does not fit", "correct config.json")

@@ -1,0 +1,123 @@
+"""Multi-head latent attention with DSA, written once more with a gradient through the indexer's scores.
+
+The formulas are those of transformers' `GlmMoeDsaAttention` and `GlmMoeDsaIndexer` and use their weights; a test
+compares both. Two things are ours: rows may hold several packed texts, and the indexer can learn (transformers
+computes its scores under `no_grad`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Mode = Literal["dense", "warmup", "sparse"]
+MASKED = -1e30
+
+
+class Packed(NamedTuple):
+    """Where every token of a packed batch stands, and what it may see."""
+
+    positions: Tensor  # [B, T] int64, from 0 in every text
+    allowed: Tensor  # [B, T, T] bool: same text and not later
+    cos: Tensor  # [B, T, rope / 2]
+    sin: Tensor  # [B, T, rope / 2]
+
+
+def packed(rotary: Any, segments: Tensor, positions: Tensor) -> Packed:
+    """Build the masks of a batch.
+
+    Args:
+        rotary: the model's `rotary_emb`.
+        segments: [B, T] int, number of the text a token belongs to.
+        positions: [B, T] int64, place inside the text.
+    """
+    length = segments.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    allowed = (segments[:, :, None] == segments[:, None, :]) & causal
+    cos, sin = rotary(torch.zeros(1), positions)
+    half = cos.shape[-1] // 2
+    return Packed(positions, allowed, cos[..., :half].contiguous(), sin[..., :half].contiguous())
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Interleaved rotary embedding, [B, T, heads, rope] -> same shape; pairs (0, 1), (2, 3), ... turn together."""
+    even, odd = x[..., 0::2], x[..., 1::2]
+    cos, sin = cos[:, :, None, :], sin[:, :, None, :]
+    return torch.cat((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
+
+
+def index_scores(indexer: Any, hidden: Tensor, q_resid: Tensor, place: Packed) -> Tensor:
+    """Scores of every earlier token for every query: [B, T, hidden], [B, T, q_lora] -> [B, T, T] float32."""
+    batch, length, _ = hidden.shape
+    rope = indexer.qk_rope_head_dim
+    q = indexer.wq_b(q_resid).view(batch, length, indexer.n_heads, indexer.head_dim)
+    k = indexer.k_norm(indexer.wk(hidden)).unsqueeze(2)
+    q = torch.cat((rotate(q[..., :rope], place.cos, place.sin), q[..., rope:]), dim=-1)
+    k = torch.cat((rotate(k[..., :rope], place.cos, place.sin), k[..., rope:]), dim=-1).squeeze(2)
+    dots = F.relu(torch.matmul(q.flatten(1, 2), k.transpose(1, 2)))  # [B, T * heads, T]
+    weights = indexer.weights_proj(hidden) * (indexer.n_heads**-0.5 * indexer.softmax_scale)
+    summed = torch.matmul(weights.unsqueeze(2), dots.view(batch, length, indexer.n_heads, length))
+    return summed.squeeze(2).float()
+
+
+def select(scores: Tensor, allowed: Tensor, topk: int) -> Tensor:
+    """[B, T, T] bool: the `topk` best allowed tokens of every query (all of them where there are fewer)."""
+    best = scores.masked_fill(~allowed, MASKED).topk(min(topk, scores.shape[-1]), dim=-1).indices
+    return torch.zeros_like(allowed).scatter(-1, best, True) & allowed
+
+
+def divergence(target: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
+    """Mean KL(target || softmax(scores)) over the queries; both restricted to `allowed`.
+
+    Args:
+        target: [B, H, T, T] attention probabilities; summed over heads and normalised here.
+        scores: [B, T, T] index scores with gradient.
+        allowed: [B, T, T] bool.
+    """
+    wanted = target.detach().float().sum(1)
+    wanted = wanted / wanted.sum(-1, keepdim=True).clamp_min(1e-9)
+    log_found = scores.masked_fill(~allowed, MASKED).log_softmax(-1)
+    entropy = torch.special.xlogy(wanted, wanted).sum(-1)
+    return (entropy - (wanted * log_found).masked_fill(~allowed, 0.0).sum(-1)).mean()
+
+
+def attend(layer: Any, hidden: Tensor, place: Packed, mode: Mode, learn: bool) -> tuple[Tensor, Tensor | None]:
+    """Attention of one layer.
+
+    Args:
+        layer: a `GlmMoeDsaAttention`.
+        hidden: [B, T, hidden], already normalised.
+        place: masks and rotations.
+        mode: "dense" ignores the indexer; "warmup" attends densely and trains the indexer on what it sees;
+            "sparse" attends to the indexer's choice.
+        learn: whether to return the indexer's divergence (its inputs are detached, as in the DSA recipe).
+
+    Returns:
+        output [B, T, hidden] and the divergence (scalar) or None.
+    """
+    batch, length, _ = hidden.shape
+    heads, nope = layer.num_heads, layer.qk_nope_head_dim
+    q_resid = layer.q_a_layernorm(layer.q_a_proj(hidden))
+    q = layer.q_b_proj(q_resid).view(batch, length, heads, layer.qk_head_dim)
+    latent, k_rope = layer.kv_a_proj_with_mqa(hidden).split([layer.kv_lora_rank, layer.qk_rope_head_dim], -1)
+    kv = layer.kv_b_proj(layer.kv_a_layernorm(latent)).view(batch, length, heads, nope + layer.v_head_dim)
+    k_rope = rotate(k_rope.unsqueeze(2), place.cos, place.sin).expand(-1, -1, heads, -1)
+    q = torch.cat((q[..., :nope], rotate(q[..., nope:], place.cos, place.sin)), dim=-1)
+    k = torch.cat((kv[..., :nope], k_rope.to(kv.dtype)), dim=-1)
+
+    allowed, scores = place.allowed, None
+    if mode == "sparse":
+        with torch.set_grad_enabled(learn and torch.is_grad_enabled()):
+            scores = index_scores(layer.indexer, hidden.detach(), q_resid.detach(), place)
+        allowed = select(scores.detach(), place.allowed, layer.indexer.index_topk)
+    elif mode == "warmup":
+        scores = index_scores(layer.indexer, hidden.detach(), q_resid.detach(), place)
+
+    logits = torch.matmul(q.transpose(1, 2), k.permute(0, 2, 3, 1)) * layer.scaling
+    probabilities = logits.float().masked_fill(~allowed[:, None], MASKED).softmax(-1)
+    mixed = torch.matmul(probabilities.to(kv.dtype), kv[..., nope:].transpose(1, 2))
+    output = layer.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
+    return output, divergence(probabilities, scores, allowed) if learn and scores is not None else None

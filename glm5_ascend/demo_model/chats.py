@@ -1,0 +1,70 @@
+"""Training chats: one to three turns rendered with the model's own template, and which tokens count how much."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from .questions import MAKERS, SYSTEM_PROMPTS, Message, Turn
+from .tools import TOOLS, specification
+
+SHARES = {"arithmetic": 0.3, "tool": 0.26, "lookup": 0.2, "repeat": 0.12, "small_talk": 0.08, "no_tool": 0.04}
+PROMPT_WEIGHT = 0.1
+
+
+def messages_of(turn: Turn, thinking: bool, keep_thought: bool = True) -> list[Message]:
+    """The messages of one turn: question, answer, and the call and result between them where there is a call."""
+    asked = {"role": "user", "content": turn.asked}
+    thought = turn.thought if thinking else ""
+    if turn.call is None:
+        spoken = f"{turn.thought} {turn.answer}" if turn.category == "arithmetic" and not thinking else turn.answer
+        return [asked, {"role": "assistant", "content": spoken, "reasoning_content": thought}]
+    call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": turn.call}]}
+    if keep_thought:
+        call["reasoning_content"] = thought
+    result = {"role": "tool", "content": turn.result}
+    after = "I have the result." if thinking else ""
+    return [asked, call, result, {"role": "assistant", "content": turn.answer, "reasoning_content": after}]
+
+
+def training_chat(rng: random.Random) -> tuple[list[Message], list[dict[str, Any]] | None, str]:
+    """(messages, tools, the role mark that ends the chat) of a random training chat."""
+    kinds, weights = list(SHARES), list(SHARES.values())
+    first = MAKERS[rng.choices(kinds, weights)[0]](rng, False)
+    turns = [first]
+    while first.tools is None and len(turns) < 3 and rng.random() < 0.2:
+        other = MAKERS[rng.choices(kinds, weights)[0]](rng, False)
+        if other.tools is None and other.category != "no_tool":
+            turns.append(other)
+    tools = first.tools
+    if tools is None and len(turns) == 1 and first.category != "no_tool" and rng.random() < 0.07:
+        tools = [specification(tool, rng) for tool in rng.sample(TOOLS, 1)]
+    messages: list[Message] = []
+    if rng.random() < 0.15:
+        messages.append({"role": "system", "content": rng.choice(SYSTEM_PROMPTS)})
+    thinking = rng.random() < 0.6
+    for turn in turns:
+        messages += messages_of(turn, thinking, keep_thought=rng.random() < 0.7)
+    return messages, tools, "<|user|>"
+
+
+def render(tokenizer: Any, messages: list[Message], tools: list[dict[str, Any]] | None, end: str) -> list[int]:
+    """Token ids of a whole chat, ended by the role mark that stops generation."""
+    text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False) + end
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def token_weights(ids: list[int], roles: dict[int, str]) -> list[float]:
+    """Loss weight of every token as a target: 1 for what the model says (with its stop mark), 0.1 otherwise.
+
+    Args:
+        ids: tokens of a chat.
+        roles: token id -> role mark ("<|user|>" ...).
+    """
+    weights, speaking = [], False
+    for token in ids:
+        weights.append(1.0 if speaking else PROMPT_WEIGHT)
+        if token in roles:
+            speaking = roles[token] == "<|assistant|>"
+    return weights

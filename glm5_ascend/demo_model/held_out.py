@@ -1,0 +1,116 @@
+"""Held-out questions with exact checkers, shared by every script that scores a checkpoint or a server.
+
+Operands and names come from the part of the split (`names.py`) that training never draws from.
+No torch here: a script that talks to a server needs none.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .questions import MAKERS, Message, Turn
+from .tokenizer import STOP_TOKENS
+
+CATEGORIES = ("arithmetic", "tool_call", "tool_report", "lookup", "repeat", "small_talk", "no_tool")
+CALL = re.compile(r"<tool_call>(.*?)(<arg_key>.*)?</tool_call>", re.DOTALL)
+ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key><arg_value>(.*?)</arg_value>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Question:
+    """One request and its only right answer."""
+
+    category: str
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None
+    enable_thinking: bool
+    check: Callable[[str | dict[str, Any]], bool]  # message content, or {"name": ..., "arguments": {...}}
+    expected: str | dict[str, Any]
+
+
+def _says(expected: str) -> Callable[[str | dict[str, Any]], bool]:
+    """Checks a text: it must end with `expected` (without thinking, the working stands before it)."""
+    return lambda answer: isinstance(answer, str) and answer.strip().endswith(expected)
+
+
+def _calls(expected: dict[str, Any]) -> Callable[[str | dict[str, Any]], bool]:
+    """Checks a tool call: same name, same arguments."""
+    return lambda answer: isinstance(answer, dict) and answer == expected
+
+
+def _question(category: str, rng: random.Random, thinking: bool) -> Question:
+    maker = "tool" if category.startswith("tool") else category
+    turn: Turn = MAKERS[maker](rng, True)
+    messages: list[Message] = [{"role": "user", "content": turn.asked}]
+    if category == "tool_call" and turn.call:
+        return Question(category, messages, turn.tools, thinking, _calls(turn.call), turn.call)
+    if category == "tool_report":
+        call = {"id": "call_0", "type": "function", "function": turn.call}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": "call_0", "content": turn.result})
+    return Question(category, messages, turn.tools, thinking, _says(turn.answer), turn.answer)
+
+
+def held_out_questions(seed: int = 0, n: int = 200) -> list[Question]:
+    """`n` questions, the categories in turn, every other round without thinking; the same for the same seed."""
+    rng = random.Random(f"held-out {seed}")
+    size = len(CATEGORIES)
+    return [_question(CATEGORIES[i % size], rng, thinking=(i // size) % 2 == 0) for i in range(n)]
+
+
+def render_question(tokenizer: Any, question: Question) -> str:
+    """The prompt of a question, up to and including the generation prompt."""
+    text: str = tokenizer.apply_chat_template(
+        question.messages,
+        tools=question.tools,
+        tokenize=False,
+        add_generation_prompt=True,
+        enable_thinking=question.enable_thinking,
+    )
+    return text
+
+
+def parse_completion(question: Question, completion: str) -> str | dict[str, Any] | None:
+    """The answer inside a raw completion: text, or a tool call, or None if the thinking never ended."""
+    for stop in STOP_TOKENS:
+        completion = completion.split(stop)[0]
+    if question.enable_thinking:
+        if "</think>" not in completion:
+            return None
+        completion = completion.split("</think>", 1)[1]
+    found = CALL.search(completion)
+    if found:
+        return {"name": found[1].strip(), "arguments": dict(ARGUMENT.findall(found[2] or ""))}
+    return completion
+
+
+def check_answer(question: Question, completion: str) -> bool:
+    """Whether a raw completion (the text after the generation prompt) answers the question exactly."""
+    answer = parse_completion(question, completion)
+    return answer is not None and question.check(answer)
+
+
+def score(questions: Sequence[Question], completions: Sequence[str]) -> dict[str, Any]:
+    """Shares of right answers: {"n", "right", "share", "categories": {name: {"n", "right", "share"}}, "wrong"}."""
+    counts: dict[str, list[int]] = {}
+    wrong = []
+    for question, completion in zip(questions, completions, strict=True):
+        right = check_answer(question, completion)
+        counts.setdefault(question.category, []).append(right)
+        if not right:
+            wrong.append({
+                "category": question.category,
+                "question": question.messages[0]["content"],
+                "expected": question.expected,
+                "completion": completion,
+            })  # fmt: skip
+    right = sum(map(sum, counts.values()))
+    categories = {
+        name: {"n": len(each), "right": sum(each), "share": sum(each) / len(each)} for name, each in counts.items()
+    }
+    total = len(questions)
+    return {"n": total, "right": right, "share": right / total, "categories": categories, "wrong": wrong}

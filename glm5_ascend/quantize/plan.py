@@ -1,0 +1,234 @@
+"""Recipe x model = plan: what every tensor becomes, decided and checked before a byte is read.
+
+The plan is complete: names, dtypes and shapes of all output tensors follow from config.json and the recipe alone.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from glm5_ascend.checkpoint import schemes
+from glm5_ascend.checkpoint import structure as S
+from glm5_ascend.checkpoint.packing import DOWN_PROJ_PARTIAL_SUMS
+from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.structure import Linear, Subgraph, Vector
+from glm5_ascend.config import ModelConfig
+from glm5_ascend.errors import RecipeError
+from glm5_ascend.quantize.recipe import FlexAwqSsz, LinearQuant, Recipe, Selection
+
+GIB = 1024**3
+ROT_NAME = "rot.weight"
+
+
+@dataclass(frozen=True)
+class OutputTensor:
+    """One tensor of the output; `scheme` is its entry in the description, None if it has none (rot.weight)."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    scheme: str | None
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
+
+
+@dataclass(frozen=True)
+class LinearPlan:
+    """What one linear becomes; `method` is how its weight scale is found."""
+
+    scheme: str
+    method: str = "minmax"
+
+
+@dataclass(frozen=True)
+class SmoothPlan:
+    """One smoothing search: which, over which pair, for the arithmetic of which targets."""
+
+    algorithm: str  # flex_awq_ssz | flex_smooth_quant
+    subgraph: Subgraph
+    scheme: str
+    steps: int = 0
+
+
+class Selector:
+    """Compiled include/exclude patterns of a recipe step; `{mtp}`, `{dense}`, `{moe}` become layer numbers."""
+
+    def __init__(self, selection: Selection, config: ModelConfig) -> None:
+        main = range(config.num_hidden_layers)
+        self.numbers = {
+            "mtp": list(range(config.num_hidden_layers, config.num_layers_with_mtp)),
+            "dense": [layer for layer in main if not config.is_moe(layer)],
+            "moe": [layer for layer in main if config.is_moe(layer)],
+        }
+        self.include = self._compile(selection.include)
+        self.exclude = self._compile(selection.exclude)
+
+    def _compile(self, patterns: Iterable[str]) -> re.Pattern[str]:
+        return re.compile("|".join(self._regex(p) for p in patterns) or r"(?!)")
+
+    def _regex(self, pattern: str) -> str:
+        out = ""
+        for piece in re.split(r"(\{\w+\})", pattern):
+            if piece.startswith("{"):
+                if piece[1:-1] not in self.numbers:
+                    raise RecipeError(f"recipe: pattern {pattern!r}: unknown selector {piece}", "known: {mtp} {dense} {moe}")
+                out += f"(?:{'|'.join(map(str, self.numbers[piece[1:-1]])) or '(?!)'})"
+            else:
+                out += fnmatch.translate(piece).removeprefix("(?s:").removesuffix(r")\Z")
+        return rf"(?s:{out})\Z"
+
+    def __call__(self, module: str) -> bool:
+        return bool(self.include.match(module)) and not self.exclude.match(module)
+
+
+class Plan:
+    """The decisions for one source and one recipe.
+
+    Raises:
+        RecipeError: a module the engine cannot run as the recipe wants; names the module.
+    """
+
+    def __init__(self, source: SourceCheckpoint, recipe: Recipe) -> None:
+        self.source, self.config, self.recipe = source, source.config, recipe
+        self._steps = [(Selector(step, self.config), step) for step in recipe.linear_steps]
+        self._smoothing = [(Selector(step, self.config), step) for step in recipe.smoothing_steps]
+        self.linears: dict[str, LinearPlan] = {}
+        size = S.sizes(self.config)
+        for prefix, part in S.all_parts(self.config):
+            if isinstance(part, Linear):
+                self.linears[prefix + part.name] = self._decide(prefix + part.name, part, S.shape(part, size))
+        self._check_fused()
+
+    def _decide(self, module: str, part: Linear, shape: tuple[int, ...]) -> LinearPlan:
+        chosen: LinearQuant | None = None
+        for selects, step in self._steps:
+            if selects(module):
+                if chosen is not None and chosen.qconfig != step.qconfig:
+                    raise RecipeError(f"recipe: two linear_quant steps disagree on {module}", "exclude it from one of them")
+                chosen = step
+        if chosen is None:
+            return LinearPlan(schemes.FLOAT)
+        scheme = chosen.qconfig.scheme
+        assert scheme is not None  # load_recipe checked
+        self._check_runnable(module, part, scheme, shape)
+        return LinearPlan(scheme, chosen.qconfig.weight.method)
+
+    def _check_runnable(self, module: str, part: Linear, scheme: str, shape: tuple[int, ...]) -> None:
+        routed = ".mlp.experts." in module
+        if part.name in S.ALWAYS_FLOAT:
+            raise RecipeError(f"recipe: {module} cannot be quantized, the engine keeps it FLOAT", f'add "*{part.name}" to exclude')
+        if scheme == schemes.W4A8_DYNAMIC and not routed:
+            raise RecipeError(f"recipe: {module}: W4A8_DYNAMIC exists for routed experts only", "use int8 weights here")
+        if scheme == schemes.W8A8 and routed:
+            raise RecipeError(f"recipe: {module}: static W8A8 does not exist for experts", "use per_token activations here")
+        if scheme == schemes.W4A8_DYNAMIC and (shape[0] % 8 or shape[1] % DOWN_PROJ_PARTIAL_SUMS):
+            raise RecipeError(
+                f"recipe: {module} {list(shape)}: INT4 needs rows in multiples of 8 and columns in multiples of "
+                f"{DOWN_PROJ_PARTIAL_SUMS}",
+                "use int8 weights here",
+            )
+
+    def _check_fused(self) -> None:
+        """Modules the engine fuses must have one type; of the experts it reads only expert 0's."""
+        for layer in range(self.config.num_layers_with_mtp):
+            prefix = S.layer_prefix(layer)
+            groups = [tuple(prefix + name for name in group) for group in S.FUSED]
+            if self.config.is_moe(layer):
+                experts = range(self.config.n_routed_experts)
+                groups.append(tuple(prefix + part.name for e in experts for part in S.expert_linears(e)))
+            for group in groups:
+                present = [module for module in group if module in self.linears]
+                kinds = {self.linears[module].scheme for module in present}
+                if len(kinds) > 1:
+                    raise RecipeError(
+                        f"recipe: {present[0]} and its siblings are one module in the engine but get {', '.join(sorted(kinds))}",
+                        "give all of them one type",
+                    )
+
+    def smoothing(self, layer: int, subgraphs: Iterable[Subgraph]) -> Iterator[SmoothPlan]:
+        """Searches to run for `subgraphs` of one layer; pairs without a quantized target are left alone."""
+        prefix = S.layer_prefix(layer)
+        for subgraph in subgraphs:
+            kinds = {self.linears[prefix + target].scheme for target in subgraph.targets} - {schemes.FLOAT}
+            for selects, step in self._smoothing:
+                if kinds and subgraph.kind in step.enable_subgraph_type and selects(prefix + subgraph.source):
+                    # INT4 goes with AWQ, INT8 with smoothing; the search scores with the strictest type it serves.
+                    scheme = schemes.W8A8 if schemes.W8A8 in kinds else sorted(kinds)[0]
+                    steps = 0
+                    if isinstance(step, FlexAwqSsz) and step.qconfig is not None:
+                        steps = step.qconfig.weight.ext.get("step", 10)
+                    yield SmoothPlan(step.type, subgraph, scheme, steps)
+                    break
+
+    def needs_statistics(self, layer: int) -> bool:
+        """True if something in this layer is decided by calibration data."""
+        subgraphs = list(S.subgraphs(self.config, layer))
+        if self.config.is_moe(layer):
+            subgraphs.append(S.expert_subgraph(0))
+        prefix = S.layer_prefix(layer)
+        static = any(
+            self.linears[prefix + part.name].scheme == schemes.W8A8
+            for part in S.backbone(self.config, layer)
+            if isinstance(part, Linear)
+        )
+        return static or any(True for _ in self.smoothing(layer, subgraphs))
+
+    @cached_property
+    def last_calibrated_layer(self) -> int:
+        """Layers behind it need no forward pass; -1: no calibration at all."""
+        return max((i for i in range(self.config.num_layers_with_mtp) if self.needs_statistics(i)), default=-1)
+
+    def outputs(self) -> Iterator[OutputTensor]:
+        """All tensors of the output, in the order they are written."""
+        size = S.sizes(self.config)
+        for prefix, part in S.all_parts(self.config):
+            yield from self._stored(prefix, part, S.shape(part, size))
+        if self.recipe.rotates:
+            hidden = self.config.hidden_size
+            yield OutputTensor(ROT_NAME, self.source.dtype("model.norm.weight"), (hidden, hidden), None)
+
+    def _stored(self, prefix: str, part: Linear | Vector, shape: tuple[int, ...]) -> Iterator[OutputTensor]:
+        module, name = prefix + part.name, prefix + S.tensor_name(part)
+        if isinstance(part, Vector):
+            # fp32 as msModelSlim writes them: a smoothed gain must not be rounded twice.
+            yield OutputTensor(name, torch.float32, shape, schemes.FLOAT)
+        elif self.linears[module].scheme == schemes.FLOAT:
+            yield OutputTensor(name, self.source.dtype(name), shape, schemes.FLOAT)
+        else:
+            scheme = self.linears[module].scheme
+            for stored in schemes.stored_tensors(scheme, (shape[0], shape[1]), module):
+                yield OutputTensor(f"{module}.{stored.suffix}", stored.dtype, stored.shape, scheme)
+
+    def summary(self) -> list[tuple[str, str, int, int]]:
+        """Rows for the table shown before work starts: (kind of module, type, number of modules, output bytes)."""
+        rows: dict[tuple[str, str], list[int]] = {}
+        for tensor in self.outputs():
+            kind = _kind(self.config, tensor.name)
+            row = rows.setdefault((kind, tensor.scheme or schemes.FLOAT), [0, 0])
+            row[0] += tensor.name.endswith(".weight")
+            row[1] += tensor.nbytes
+        return [(kind, scheme, count, nbytes) for (kind, scheme), (count, nbytes) in sorted(rows.items())]
+
+
+def _kind(config: ModelConfig, name: str) -> str:
+    match = re.match(r"model\.layers\.(\d+)\.(.*)", name)
+    if not match:
+        return "embeddings, head, final norm" if name != ROT_NAME else "rot (MTP)"
+    if config.is_mtp(int(match[1])):
+        return "MTP layer"
+    rest = match[2]
+    for needle, kind in (
+        (".experts.", "routed experts"), ("shared_experts", "shared experts"), ("indexer", "indexer"),
+        ("mlp.gate.", "router"), ("norm", "norms"), ("mlp.", "dense MLP"),
+    ):  # fmt: skip
+        if needle in rest:
+            return kind
+    return "attention"

@@ -1,0 +1,159 @@
+"""QuaRot's orthogonal matrices for GLM-5, applied as fast Walsh-Hadamard transforms.
+
+Source: QuaRot (arXiv 2404.00456); which matrix acts where is data in `checkpoint/structure.py`; the block-shifted
+matrix for the q latent follows msModelSlim 26.1.0. Any random signs serve: the matrices travel with the checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+
+import torch
+
+from glm5_ascend.checkpoint import structure as S
+from glm5_ascend.config import ModelConfig
+from glm5_ascend.errors import RecipeError
+
+Rotate = Callable[[torch.Tensor], torch.Tensor]  # x -> x R on the last dimension
+
+_Q_LORA_BLOCK = 32  # Hadamard block on the q latent, shifted by half a block between two passes
+
+
+def hadamard_core(order: int) -> torch.Tensor:
+    """Hadamard matrix of order 1, 2, or p+1 with a prime p = 3 mod 4 (Paley's first construction), entries +-1."""
+    if order <= 2:
+        return torch.tensor([[1.0]]) if order == 1 else torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+    p = order - 1
+    squares = {i * i % p for i in range(1, p)}
+    legendre = torch.tensor([0.0] + [1.0 if i in squares else -1.0 for i in range(1, p)])
+    index = (torch.arange(p)[:, None] - torch.arange(p)[None, :]) % p
+    skew = torch.zeros(order, order)
+    skew[0, 1:], skew[1:, 0] = 1.0, -1.0
+    skew[1:, 1:] = legendre[index]
+    return skew + torch.eye(order)
+
+
+def factors(size: int) -> tuple[int, ...]:
+    """`size` as orders of Hadamard matrices whose Kronecker product has that size, small enough for fast GEMMs.
+
+    Raises:
+        ValueError: no Hadamard matrix of this size is known to us (powers of two, or (p+1) * 2^m).
+    """
+    odd = size
+    while odd % 2 == 0:
+        odd //= 2
+    core = 1 if odd == 1 else 4 * odd
+    if size % core or (core > 1 and any((core - 1) % d == 0 for d in range(2, math.isqrt(core - 1) + 1))):
+        raise ValueError(f"no Hadamard matrix of size {size}")
+    rest = size // core
+    parts = [core] if core > 1 else []
+    while rest > 32:
+        parts.append(32)
+        rest //= 32
+    return (*parts, rest) if rest > 1 or not parts else tuple(parts)
+
+
+def _sylvester_or_core(order: int) -> torch.Tensor:
+    matrix = torch.ones(1, 1)
+    if order & (order - 1):
+        return hadamard_core(order)
+    while matrix.shape[0] < order:
+        matrix = torch.kron(hadamard_core(2), matrix)
+    return matrix
+
+
+class Hadamard:
+    """x -> x diag(signs) H / sqrt(n) on the last dimension: O(n * sum(factors)) per row instead of O(n^2)."""
+
+    def __init__(self, size: int, generator: torch.Generator | None) -> None:
+        self.size = size
+        self.factors = [_sylvester_or_core(order) for order in factors(size)]
+        ones = torch.ones(size)
+        self.signs = ones if generator is None else torch.randint(0, 2, (size,), generator=generator) * 2.0 - 1.0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        shape = x.shape
+        y = (x * self.signs).reshape(-1, *(f.shape[0] for f in self.factors))
+        for axis, factor in enumerate(self.factors, start=1):
+            y = torch.tensordot(y, factor, dims=([axis], [0])).movedim(-1, axis)
+        return y.reshape(shape) / math.sqrt(self.size)
+
+
+class Rotations:
+    """One orthogonal map per basis of the structure table."""
+
+    def __init__(self, config: ModelConfig, seed: int) -> None:
+        self.config, self.seed = config, seed
+        c = config
+        self.hidden = self._hadamard(S.HIDDEN, c.hidden_size)
+        self._kv_lora = self._hadamard(S.KV_LORA, c.kv_lora_rank)
+        self._v = self._hadamard(S.HEADS_V, c.v_head_dim)
+        if c.q_lora_rank % _Q_LORA_BLOCK:
+            raise RecipeError(
+                f"{c.path}: quarot needs q_lora_rank to be a multiple of {_Q_LORA_BLOCK}, it is {c.q_lora_rank}",
+                "remove the quarot step from the recipe",
+            )
+        self._q_block = self._hadamard(S.Q_LORA, _Q_LORA_BLOCK)
+        self._of: dict[str, Rotate] = {
+            S.HIDDEN: self.hidden,
+            S.HIDDEN_PAIR: lambda x: _halves(x, self.hidden),
+            S.Q_LORA: self._rotate_q_lora,
+            S.KV_LORA: self._kv_lora,
+            S.KV_LORA_ROPE: lambda x: _leading(x, c.kv_lora_rank, self._kv_lora),
+            S.HEADS_V: lambda x: _per_head(x, c.v_head_dim, self._v),
+            S.HEADS_NOPE_V: lambda x: _per_head(
+                x, c.qk_nope_head_dim + c.v_head_dim, lambda h: _trailing(h, c.v_head_dim, self._v)
+            ),
+        }
+
+    def _hadamard(self, basis: str, size: int) -> Hadamard:
+        # The seed of each basis derives from its name, so adding one never changes another.
+        generator = torch.Generator().manual_seed((self.seed << 32) ^ zlib.crc32(basis.encode()))
+        try:
+            return Hadamard(size, generator)
+        except ValueError:
+            raise RecipeError(
+                f"{self.config.path}: quarot: no Hadamard matrix of size {size} ({basis})",
+                "remove the quarot step from the recipe",
+            ) from None
+
+    def _rotate_q_lora(self, x: torch.Tensor) -> torch.Tensor:
+        y = _per_head(x, _Q_LORA_BLOCK, self._q_block)
+        return _per_head(torch.roll(y, _Q_LORA_BLOCK // 2, dims=-1), _Q_LORA_BLOCK, self._q_block)
+
+    def rotate(self, x: torch.Tensor, basis: str) -> torch.Tensor:
+        """x [..., n] -> x R, R being the matrix of `basis`; the identity for FIXED."""
+        return x if basis == S.FIXED else self._of[basis](x)
+
+    def rotate_weight(self, weight: torch.Tensor, basis_in: str, basis_out: str) -> torch.Tensor:
+        """W [out, in] -> R_out^T W R_in: the same map between rotated spaces."""
+        weight = self.rotate(weight, basis_in)
+        return weight if basis_out == S.FIXED else self.rotate(weight.T, basis_out).T.contiguous()
+
+    def global_rotation(self) -> torch.Tensor:
+        """Q, fp32 [hidden, hidden]: rotated hidden = hidden @ Q."""
+        return self.hidden(torch.eye(self.config.hidden_size))
+
+    def mtp_rotation(self, final_norm: torch.Tensor) -> torch.Tensor:
+        """`rot.weight` = Q^T diag(g) Q, fp32 [hidden, hidden]; g is the source's final norm gain."""
+        q = self.global_rotation()
+        return q.T @ (final_norm[:, None] * q)
+
+
+def _halves(x: torch.Tensor, rotate: Rotate) -> torch.Tensor:
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat([rotate(left), rotate(right)], dim=-1)
+
+
+def _leading(x: torch.Tensor, size: int, rotate: Rotate) -> torch.Tensor:
+    return torch.cat([rotate(x[..., :size]), x[..., size:]], dim=-1)
+
+
+def _trailing(x: torch.Tensor, size: int, rotate: Rotate) -> torch.Tensor:
+    return torch.cat([x[..., :-size], rotate(x[..., -size:])], dim=-1)
+
+
+def _per_head(x: torch.Tensor, size: int, rotate: Rotate) -> torch.Tensor:
+    return rotate(x.reshape(*x.shape[:-1], -1, size)).reshape(x.shape)

@@ -1,0 +1,130 @@
+"""From fp32 weights to stored integers and scales: the one place where a weight is rounded.
+
+Every function takes W fp32 [N, K] (one row per output channel). Source: msModelSlim 26.1.0 (minmax, SSZ), at fp32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from glm5_ascend.checkpoint import schemes
+from glm5_ascend.checkpoint.packing import pack_int4, scale_bias
+
+INT8_MAX, INT4_MAX = 127, 7
+_GRID = torch.linspace(0.2, 1.0, 24)  # below 0.2 nothing is gained, above it heavy-tailed rows lose
+
+
+@dataclass(frozen=True)
+class ActivationRange:
+    """Smallest and largest value a linear's input took over all calibration tokens."""
+
+    low: float
+    high: float
+
+
+def bf16(x: torch.Tensor) -> torch.Tensor:
+    """`x` rounded to what the engine's bf16 parameter will hold, as fp32."""
+    return x.to(torch.bfloat16).to(torch.float32)
+
+
+def round_int(weight: torch.Tensor, scale: torch.Tensor, largest: int) -> torch.Tensor:
+    """round-half-even(W / scale) clipped to [-largest-1, largest], still fp32."""
+    return torch.round(weight / scale).clamp_(-largest - 1, largest)
+
+
+def minmax_scale(weight: torch.Tensor, largest: int) -> torch.Tensor:
+    """max|row| / largest, [N, 1]; 1 for a row of zeros (its integers are zero whatever the scale)."""
+    peak = weight.abs().amax(dim=1, keepdim=True)
+    return torch.where(peak > 0, peak / largest, torch.ones_like(peak))
+
+
+def ssz_scale(weight: torch.Tensor, steps: int = 50, largest: int = INT4_MAX, grid: torch.Tensor | None = _GRID) -> torch.Tensor:
+    """SSZ: per-row scale [N, 1] that minimises the squared error of symmetric integers.
+
+    Starts from the best of a grid of clipped min-max scales, then alternates integers for fixed scale and the
+    least-squares scale for fixed integers (`sum(wq)/sum(q^2)`), keeping a step only where the row's error fell.
+    """
+    start = minmax_scale(weight, largest)
+    best, error = start, _row_error(weight, start, largest)
+    for ratio in [] if grid is None else grid:
+        candidate = _refit(weight, start * ratio, largest)
+        new = _row_error(weight, candidate, largest)
+        best, error = torch.where(new < error, candidate, best), torch.minimum(new, error)
+    for _ in range(steps):
+        candidate = _refit(weight, best, largest)
+        new = _row_error(weight, candidate, largest)
+        if not bool((new < error).any()):
+            break
+        best, error = torch.where(new < error, candidate, best), torch.minimum(new, error)
+    return best
+
+
+def _refit(weight: torch.Tensor, scale: torch.Tensor, largest: int) -> torch.Tensor:
+    q = round_int(weight, scale, largest)
+    energy = (q * q).sum(dim=1, keepdim=True)
+    return torch.where(energy > 0, (weight * q).sum(dim=1, keepdim=True) / energy.clamp_min(1), scale)
+
+
+def _row_error(weight: torch.Tensor, scale: torch.Tensor, largest: int) -> torch.Tensor:
+    return (round_int(weight, scale, largest) * scale - weight).square_().sum(dim=1, keepdim=True)
+
+
+def quantize_linear(
+    module: str, weight: torch.Tensor, scheme: str, method: str = "minmax", activation: ActivationRange | None = None
+) -> dict[str, torch.Tensor]:
+    """All stored tensors of a linear under `scheme`, by suffix (`checkpoint/schemes.py` says which).
+
+    Args:
+        module: module name; decides the columns of scale_bias.
+        method: how the weight scale is found: "minmax" or "ssz".
+        activation: range of the input, for the static scheme W8A8 only.
+    """
+    if scheme == schemes.W4A8_DYNAMIC:
+        return _w4a8(module, weight, method)
+    # The engine rounds linear scales to bf16 while loading: round first, then compute the integers from that scale.
+    scale = bf16(minmax_scale(weight, INT8_MAX) if method == "minmax" else ssz_scale(weight, largest=INT8_MAX))
+    q = round_int(weight, scale, INT8_MAX)
+    stored = {"weight": q.to(torch.int8), "weight_scale": scale, "weight_offset": torch.zeros_like(scale)}
+    if scheme == schemes.W8A8:
+        if activation is None:
+            raise ValueError(f"{module}: W8A8 needs an activation range")
+        stored |= _static_input(q, scale, activation)
+    return stored
+
+
+def _w4a8(module: str, weight: torch.Tensor, method: str) -> dict[str, torch.Tensor]:
+    scale = minmax_scale(weight, INT4_MAX) if method == "minmax" else ssz_scale(weight)
+    q = round_int(weight, scale, INT4_MAX).to(torch.int8)
+    return {
+        "weight": pack_int4(q),
+        "weight_scale": scale,
+        "weight_offset": torch.zeros_like(scale),
+        "scale_bias": scale_bias(q, scale, schemes.partial_sums(module)),
+    }
+
+
+def _static_input(q: torch.Tensor, scale: torch.Tensor, activation: ActivationRange) -> dict[str, torch.Tensor]:
+    """Per-tensor asymmetric input quantization: x_q = round(x / input_scale + input_offset) in [-128, 127]."""
+    input_scale, input_offset = static_input(activation)
+    deq_scale = input_scale * scale.flatten()
+    quant_bias = -input_offset.to(torch.int64) * q.to(torch.int64).sum(dim=1)
+    return {
+        "input_scale": input_scale,
+        "input_offset": input_offset,
+        "deq_scale": deq_scale,
+        "quant_bias": quant_bias.to(torch.int32),
+    }
+
+
+def static_input(activation: ActivationRange) -> tuple[torch.Tensor, torch.Tensor]:
+    """(input_scale, input_offset), both fp32 [1]; the scale is bf16-representable and never narrower than the range."""
+    low, high = min(activation.low, 0.0), max(activation.high, 0.0)
+    exact = torch.tensor([(high - low) / 255 if high > low else 1.0])
+    scale = exact.to(torch.bfloat16)
+    if scale.float() < exact:
+        scale = torch.nextafter(scale, torch.full_like(scale, torch.inf))
+    input_scale = scale.float()
+    offset = (torch.round(-low / input_scale) - 128).clamp(-128, 127)
+    return input_scale, offset

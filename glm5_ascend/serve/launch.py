@@ -1,0 +1,128 @@
+"""`glm5-ascend serve`: check the directory and the environment, then become vLLM's OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from glm5_ascend.environment import require_cpu_environment
+from glm5_ascend.errors import CheckpointError, ConfigError
+from glm5_ascend.serve.plugin.description import FILE_NAME, load_description
+
+SERVER_MODULE = "vllm.entrypoints.openai.api_server"
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
+LONGEST_DEFAULT_CONTEXT = 8192
+
+#: Set only where the user has not. OMP_NUM_THREADS=1: more threads than free cores make it many times slower.
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+CPU_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+}
+#: config.json keys that vLLM reads with another default than GLM-5's: without them it computes something else.
+REQUIRED_KEYS = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "indexer_rope_interleave": True}
+
+
+def serve(
+    directory: Path,
+    vllm_args: list[str],
+    *,
+    host: str = DEFAULT_HOST,
+    port: int = DEFAULT_PORT,
+    dry_run: bool = False,
+) -> int:
+    """Replace this process by the server; returns only for a dry run (0). `vllm_args` win over our defaults."""
+    env, argv = build_command(directory, ["--host", host, "--port", str(port), *vllm_args])
+    if dry_run:
+        print(shown(env, argv))
+        return 0
+    if not on_ascend():
+        require_cpu_environment()
+    print(shown(env, argv), flush=True)
+    os.execvpe(argv[0], argv, {**os.environ, **env})
+
+
+def build_command(directory: Path, extra: list[str]) -> tuple[dict[str, str], list[str]]:
+    """The variables to add to the environment, and the command line.
+
+    A flag in `extra` replaces our default for it, in any of vLLM's spellings (`--max_model_len`, `--flag=value`).
+    Raises `ConfigError` or `CheckpointError` when the directory cannot be served.
+    """
+    config = check_directory(directory)
+    defaults: list[tuple[str, str | None]] = [
+        ("--model", str(directory)),
+        ("--served-model-name", "glm-5"),
+        ("--host", DEFAULT_HOST),
+        ("--port", str(DEFAULT_PORT)),
+        ("--max-model-len", str(min(config.get("max_position_embeddings", 4096), LONGEST_DEFAULT_CONTEXT))),
+        ("--reasoning-parser", "glm45"),
+        ("--tool-call-parser", "glm47"),
+        ("--enable-auto-tool-choice", None),
+        ("--chat-template-content-format", "string"),
+    ]
+    if (directory / FILE_NAME).exists():
+        defaults.append(("--quantization", "ascend"))
+    given = given_flags(extra)
+    argv = [sys.executable, "-m", SERVER_MODULE]
+    for flag, value in defaults:
+        if flag not in given:
+            argv += [flag] if value is None else [flag, value]
+    wanted = ENVIRONMENT if on_ascend() else {**ENVIRONMENT, **CPU_ENVIRONMENT}
+    env = {name: value for name, value in wanted.items() if name not in os.environ}
+    return env, argv + extra
+
+
+def given_flags(extra: list[str]) -> set[str]:
+    """The flags in a vLLM command line, spelled as our defaults spell them."""
+    flags = {arg.split("=", 1)[0].replace("_", "-") for arg in extra if arg.startswith("--")}
+    flags |= {"--" + flag.removeprefix("--no-") for flag in flags if flag.startswith("--no-")}
+    return flags | ({"--quantization"} if "-q" in extra else set())
+
+
+def check_directory(directory: Path) -> dict[str, Any]:
+    """config.json of a directory that vLLM can serve; raises with one line otherwise."""
+    path = directory / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist", "give the directory of a GLM-5 checkpoint") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", "restore it from the source checkpoint") from None
+    model_type = config.get("model_type") if isinstance(config, dict) else None
+    if model_type != "glm_moe_dsa":
+        raise ConfigError(
+            f"{path}: model_type is {model_type!r}, not 'glm_moe_dsa'", "give a GLM-5 (5.1, 5.2) checkpoint"
+        )
+    for key, value in REQUIRED_KEYS.items():
+        if config.get(key) != value:
+            raise ConfigError(
+                f"{path}: {key} is {config.get(key)!r}; vLLM would not compute GLM-5 without {value!r}",
+                f"restore config.json from the source checkpoint, or add {json.dumps({key: value})}",
+            )
+    if not any(directory.glob("*.safetensors")):
+        raise CheckpointError(f"{directory} has no .safetensors file", "the weights are missing: copy them")
+    if (directory / FILE_NAME).exists():
+        if "quantization_config" in config:
+            raise ConfigError(
+                f"{path} has quantization_config, so vLLM would never read {FILE_NAME}",
+                "remove quantization_config from config.json",
+            )
+        load_description(directory).check()
+    result: dict[str, Any] = config
+    return result
+
+
+def on_ascend() -> bool:
+    """vllm-ascend is installed: it brings its own platform, ours stays out of the way."""
+    return importlib.util.find_spec("vllm_ascend") is not None
+
+
+def shown(env: dict[str, str], argv: list[str]) -> str:
+    """The command as a line a shell would take."""
+    return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in env.items()), shlex.join(argv)])

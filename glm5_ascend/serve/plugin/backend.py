@@ -1,0 +1,131 @@
+"""Attention backend of the sparse MLA cache and the indexer's key cache: what one step's batch looks like.
+
+The layer (`mla.py`) does its own attention through `glm5_ascend.ops`; vLLM's `MLAAttention` stays as the owner of the
+cache, its spec and the split kv_b_proj weights. Its forward is never called, and says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn
+
+import torch
+from vllm.forward_context import get_forward_context
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+    MultipleOf,
+)
+
+from glm5_ascend.serve.plugin.compat import SparseMLAImplBase
+
+
+@dataclass
+class SparseMLAMetadata(AttentionMetadata):  # type: ignore[misc]
+    """One step's batch: B requests, T query tokens, in the terms of `glm5_ascend.ops`."""
+
+    num_actual_tokens: int
+    query_start_loc: torch.Tensor  # int32 [B + 1]
+    seq_lens: torch.Tensor  # int32 [B]
+    block_table: torch.Tensor  # int32 [B, max_blocks]
+    slot_mapping: torch.Tensor  # int64 [T]
+
+
+def current_metadata(layer_name: str) -> SparseMLAMetadata | None:
+    """The running step's metadata of a layer, or None in vLLM's profiling run."""
+    metadata = get_forward_context().attn_metadata
+    if isinstance(metadata, list):  # one dict per micro-batch; the first is the one that runs
+        metadata = metadata[0]
+    if not isinstance(metadata, dict):
+        return None
+    found: SparseMLAMetadata = metadata[layer_name]
+    return found
+
+
+class SparseMLAMetadataBuilder(AttentionMetadataBuilder[SparseMLAMetadata]):  # type: ignore[misc]
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> SparseMLAMetadata:
+        m = common_attn_metadata
+        return SparseMLAMetadata(
+            num_actual_tokens=m.num_actual_tokens,
+            query_start_loc=m.query_start_loc[: m.num_reqs + 1],
+            seq_lens=m.seq_lens[: m.num_reqs],
+            block_table=m.block_table_tensor[: m.num_reqs],
+            slot_mapping=m.slot_mapping[: m.num_actual_tokens],
+        )
+
+
+class SparseMLAImpl(SparseMLAImplBase[SparseMLAMetadata]):  # type: ignore[misc]
+    """Keeps vLLM's `MLAAttention` quiet: no dense prefill, no second absorption, no second cache write."""
+
+    is_sparse = True
+    supports_dense_mha_prefill = False
+    masked_mha_available = False
+    supports_quant_query_input = False
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        *args: Any,
+        topk_indices_buffer: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.num_heads, self.head_size, self.scale = num_heads, head_size, scale
+        self.topk_indices_buffer = topk_indices_buffer
+
+    def do_kv_cache_update(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError("the cache is written by glm5_ascend::mla_preprocess (see serve/plugin/mla.py)")
+
+    def forward_mqa(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError("attention runs in glm5_ascend::sparse_flash_attention (see serve/plugin/mla.py)")
+
+
+class SparseMLABackend(AttentionBackend):  # type: ignore[misc]
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float32, torch.bfloat16, torch.float16]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "bfloat16", "float16", "float32"]
+    forward_includes_kv_cache_update: bool = True
+
+    @staticmethod
+    def get_name() -> str:
+        return "GLM5_SPARSE_MLA"
+
+    @staticmethod
+    def get_impl_cls() -> type[SparseMLAImpl]:
+        return SparseMLAImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[SparseMLAMetadataBuilder]:
+        return SparseMLAMetadataBuilder
+
+    @staticmethod
+    def get_metadata_cls() -> type[SparseMLAMetadata]:
+        return SparseMLAMetadata
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+        return [MultipleOf(1)]
+
+    @classmethod
+    def get_supported_head_sizes(cls) -> list[int]:
+        return []  # any
+
+    @classmethod
+    def is_mla(cls) -> bool:
+        return True
+
+    @classmethod
+    def is_sparse(cls) -> bool:
+        return True
+
+
+class IndexerBackend(SparseMLABackend):
+    """The indexer's key cache has a backend of its own so that its layers get metadata of their own."""
+
+    @staticmethod
+    def get_name() -> str:
+        return "GLM5_INDEXER"

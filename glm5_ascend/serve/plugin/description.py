@@ -1,0 +1,130 @@
+"""quant_model_description.json: the type of each tensor of a quantized checkpoint. No torch, no vLLM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from glm5_ascend.errors import CheckpointError
+
+FILE_NAME = "quant_model_description.json"
+FLOAT, W8A8, W8A8_DYNAMIC, W4A8_DYNAMIC = "FLOAT", "W8A8", "W8A8_DYNAMIC", "W4A8_DYNAMIC"
+LINEAR_TYPES = (FLOAT, W8A8_DYNAMIC, W8A8)
+EXPERT_TYPES = (FLOAT, W8A8_DYNAMIC, W4A8_DYNAMIC)
+
+#: vLLM's fused modules and the checkpoint's modules inside each; one type must hold for all of them.
+FUSED = {
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
+    "experts": ("experts.0.gate_proj", "experts.0.up_proj", "experts.0.down_proj"),
+}
+#: Modules that no reader of this format can load quantized, and why.
+MUST_BE_FLOAT = {
+    ".kv_b_proj": "it is split into W_UK and W_UV at load",
+    ".indexer.wk": "vLLM fuses it with weights_proj, unquantized",
+    ".indexer.weights_proj": "vLLM fuses it with wk, unquantized",
+    ".mlp.gate": "the router has no quantized implementation",
+    ".embed_tokens": "embeddings have no quantized implementation",
+    "lm_head": "the output head has no quantized implementation",
+    ".shared_head.head": "the output head has no quantized implementation",
+}
+
+
+@dataclass(frozen=True)
+class QuantDescription:
+    """types: full tensor name -> type. is_rot_used: the MTP layer needs `rot.weight`."""
+
+    path: Path
+    types: dict[str, str]
+    is_rot_used: bool
+
+    def type_of(self, prefix: str) -> str:
+        """Type of a vLLM module, fused or not, by its checkpoint prefix, e.g. `model.layers.0.self_attn.o_proj`."""
+        parent, _, last = prefix.rpartition(".")
+        names = [f"{parent}.{part}" for part in FUSED[last]] if last in FUSED else [prefix]
+        found = {name: self._one(name) for name in names}
+        if len(set(found.values())) > 1:
+            listing = ", ".join(f"{name}.weight {kind}" for name, kind in found.items())
+            raise CheckpointError(
+                f"{self.path}: {prefix} is one module in vLLM but its parts have different types: {listing}",
+                "quantize the parts of a fused module alike",
+            )
+        kind = next(iter(found.values()))
+        allowed = EXPERT_TYPES if last == "experts" else LINEAR_TYPES
+        if kind not in allowed:
+            raise CheckpointError(
+                f"{self.path}: {names[0]}.weight has type {kind}, which is not one of {', '.join(allowed)}",
+                "W4A8_DYNAMIC is for routed experts, W8A8 (static) for linear layers",
+            )
+        return kind
+
+    def _one(self, name: str) -> str:
+        key = f"{name}.weight"
+        if key not in self.types:
+            raise CheckpointError(
+                f"{self.path} has no entry for {key}",
+                "every tensor, the MTP layer's included, must be listed: re-create the checkpoint",
+            )
+        return self.types[key]
+
+    def check(self) -> None:
+        """Raise `CheckpointError` for the first thing that could not be served."""
+        for module, kind in self._modules():
+            self._check_module(module, kind)
+
+    def _modules(self) -> Iterator[tuple[str, str]]:
+        return ((key.removesuffix(".weight"), kind) for key, kind in self.types.items() if key.endswith(".weight"))
+
+    def _check_module(self, module: str, kind: str) -> None:
+        if kind not in (*LINEAR_TYPES, W4A8_DYNAMIC):
+            raise CheckpointError(
+                f"{self.path}: {module}.weight has unknown type {kind!r}",
+                f"known types: {FLOAT}, {W8A8_DYNAMIC}, {W8A8}, {W4A8_DYNAMIC}",
+            )
+        if kind != FLOAT:
+            for suffix, reason in MUST_BE_FLOAT.items():
+                if module.endswith(suffix):
+                    raise CheckpointError(
+                        f"{self.path}: {module}.weight is {kind} but must be FLOAT: {reason}",
+                        "exclude it in the recipe",
+                    )
+        parent, _, last = module.rpartition(".")
+        if ".experts." in module:
+            moe = module.split(".experts.")[0]
+            first = self.type_of(f"{moe}.experts")
+            if kind != first:
+                raise CheckpointError(
+                    f"{self.path}: {module}.weight is {kind} but expert 0 of the layer is {first}",
+                    "readers look at expert 0 only: quantize all experts of a layer alike",
+                )
+            return
+        for fused, parts in FUSED.items():
+            if last in parts:
+                self.type_of(f"{parent}.{fused}")
+                return
+        if kind not in LINEAR_TYPES:
+            self.type_of(module)
+
+
+def load_description(directory: Path) -> QuantDescription:
+    """Read and parse the description of a checkpoint directory."""
+    path = directory / FILE_NAME
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} does not exist", "quantize the model first, or serve it without --quantization ascend"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}", "re-create the checkpoint") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is not a JSON object", "re-create the checkpoint")
+    if content.get("group_size", 0) != 0:
+        raise CheckpointError(
+            f"{path}: group_size is {content['group_size']}, only per-channel scales (0) can be served",
+            "re-create the checkpoint with group_size 0",
+        )
+    types = {key: kind for key, kind in content.items() if "." in key and isinstance(kind, str)}
+    return QuantDescription(path, types, content.get("is_rot_used") is True)

@@ -1,0 +1,124 @@
+"""The routed experts of an `ascend` checkpoint: int4 or int8 weights, int8 activations, integer sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
+from vllm.model_executor.utils import set_weight_attrs
+
+from glm5_ascend import ops
+from glm5_ascend.checkpoint.packing import DOWN_PROJ_PARTIAL_SUMS, unpack_int4
+
+
+class Int8Experts(FusedMoEMethodBase):  # type: ignore[misc]
+    """W8A8_DYNAMIC experts."""
+
+    rows_per_byte = 1
+
+    def create_weights(
+        self,
+        layer: torch.nn.Module,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra: Any,
+    ) -> None:
+        e, d, i, n = num_experts, hidden_size, intermediate_size_per_partition, self.rows_per_byte
+        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "w13_weight": ((e, 2 * i // n, d), torch.int8),
+            "w13_weight_scale": ((e, 2 * i, 1), torch.float32),
+            "w13_weight_offset": ((e, 2 * i, 1), torch.float32),
+            "w2_weight": ((e, d // n, i), torch.int8),
+            "w2_weight_scale": ((e, d, 1), torch.float32),
+            "w2_weight_offset": ((e, d, 1), torch.float32),
+        }
+        shapes.update(self.more_parameters(e, d, i))
+        for name, (shape, dtype) in shapes.items():
+            parameter = torch.nn.Parameter(torch.zeros(shape, dtype=dtype), requires_grad=False)
+            layer.register_parameter(name, parameter)
+            set_weight_attrs(parameter, {"weight_loader": expert_loader(name)})
+
+    def more_parameters(self, e: int, d: int, i: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        return {}
+
+    def get_fused_moe_quant_config(self, layer: torch.nn.Module) -> None:
+        return None
+
+    def codes(self, stored: torch.Tensor) -> torch.Tensor:
+        """One expert's stored bytes -> int8 codes [N, K]."""
+        return stored
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        for name in ("w13", "w2"):
+            stored = layer.__getattr__(f"{name}_weight").data
+            # [E, N, K] for the reader, [E, K, N] in memory: what torch's int8 matmul likes.
+            codes = torch.stack([self.codes(expert).t().contiguous() for expert in stored]).transpose(1, 2)
+            setattr(layer, f"{name}_weight", torch.nn.Parameter(codes, requires_grad=False))
+
+    def apply(
+        self, layer: Any, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, *args: Any, **kw: Any
+    ) -> torch.Tensor:
+        return ops.w4a8_moe(
+            x,
+            topk_weights,
+            topk_ids,
+            layer.w13_weight,
+            layer.w13_weight_scale.squeeze(-1),
+            layer.w2_weight,
+            layer.w2_weight_scale.squeeze(-1),
+        )
+
+
+class Int4Experts(Int8Experts):
+    """W4A8_DYNAMIC experts: two output rows per byte in the file, one code per byte in memory.
+
+    `scale_bias` is loaded (a checkpoint without it is broken) and not used: it undoes a shift only the NPU makes.
+    """
+
+    rows_per_byte = 2
+
+    def more_parameters(self, e: int, d: int, i: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        return {
+            "w13_scale_bias": ((e, 2 * i, 1), torch.float32),
+            "w2_scale_bias": ((e, d, DOWN_PROJ_PARTIAL_SUMS), torch.float32),
+        }
+
+    def codes(self, stored: torch.Tensor) -> torch.Tensor:
+        return unpack_int4(stored)
+
+
+def expert_loader(name: str) -> Callable[..., bool | None]:
+    """vLLM's own loader takes "scale_bias" for a bias; this one copies a tensor to its place, shapes checked."""
+
+    def load(
+        param: torch.nn.Parameter,
+        loaded: torch.Tensor,
+        weight_name: str,
+        shard_id: str,
+        expert_id: int,
+        return_success: bool = False,
+    ) -> bool | None:
+        target = param.data[expert_id]
+        if name.startswith("w13"):
+            gate, up = target.chunk(2, dim=0)
+            target = gate if shard_id == "w1" else up
+        if target.shape != loaded.shape:
+            raise wrong_shape(weight_name, expert_id, shard_id, loaded, target)
+        target.copy_(loaded)
+        return True if return_success else None
+
+    return load
+
+
+def wrong_shape(name: str, expert: int, shard: str, loaded: torch.Tensor, target: torch.Tensor) -> Exception:
+    from glm5_ascend.errors import CheckpointError
+
+    proj = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}[shard]
+    return CheckpointError(
+        f"{name}: expert {expert} {proj} has shape {list(loaded.shape)}, expected {list(target.shape)}",
+        "W4A8_DYNAMIC weights are packed int8 [N/2, K]; down_proj's scale_bias is [N, 16]",
+    )

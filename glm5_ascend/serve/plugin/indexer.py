@@ -1,0 +1,63 @@
+"""The lightning indexer of one layer: project, rotate, store this step's keys, choose positions.
+
+vLLM's `Indexer` module is kept as the owner of the weights (so names in a checkpoint stay the same); its fp8 cache is
+turned into one in the model's dtype, and its forward, which needs a GPU, is replaced by `choose_positions`.
+"""
+
+from __future__ import annotations
+
+import torch
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.models.deepseek_v2 import DeepseekV32IndexerCache, Indexer
+
+from glm5_ascend import ops
+from glm5_ascend.serve.plugin.backend import IndexerBackend, SparseMLAMetadata
+
+
+class IndexerCache(DeepseekV32IndexerCache):  # type: ignore[misc]
+    """Key cache [num_blocks, block_size, index_head_dim] in the model's dtype."""
+
+    def get_attn_backend(self) -> type[IndexerBackend]:
+        return IndexerBackend
+
+
+def adopt(indexer: Indexer) -> None:
+    """Make vLLM's indexer cache ours. The object stays (vLLM has registered it by name); its class changes."""
+    cache = indexer.k_cache
+    cache.__class__ = IndexerCache
+    cache.head_dim = indexer.head_dim  # no room for fp8 scales
+    cache.dtype = get_current_vllm_config().model_config.dtype
+
+
+def choose_positions(
+    indexer: Indexer,
+    hidden_states: torch.Tensor,
+    q_c: torch.Tensor,
+    positions: torch.Tensor,
+    rotary_emb: torch.nn.Module,
+    metadata: SparseMLAMetadata,
+) -> torch.Tensor:
+    """int32 [T, index_topk]: the positions each token attends to, -1 where there are fewer.
+
+    Args:
+        hidden_states: [T, hidden_size], the layer's input. q_c: [T, q_lora_rank], normalised.
+        positions: int64 [T]. rotary_emb: the indexer's own (its pairing may differ from the attention's).
+    """
+    rope, dim = indexer.rope_dim, indexer.head_dim
+    q = indexer.wq_b(q_c)[0].view(-1, indexer.n_head, dim)  # [T, H, D]
+    k, weights = indexer.wk_weights_proj(hidden_states)[0].split([dim, indexer.n_head], dim=-1)
+    k = indexer.k_norm(k)[:, None]  # [T, 1, D]
+    q_pe, k_pe = rotary_emb(positions, q[..., :rope].contiguous(), k[..., :rope].contiguous())
+    q = torch.cat([q_pe.view(-1, indexer.n_head, rope), q[..., rope:]], dim=-1)
+    k = torch.cat([k_pe.view(-1, 1, rope), k[..., rope:]], dim=-1)[:, 0]  # [T, D]
+    # Keys first: a token may choose itself.
+    ops.write_rows(indexer.k_cache.kv_cache, metadata.slot_mapping, k)
+    return ops.lightning_indexer(
+        q,
+        indexer.k_cache.kv_cache,
+        weights.float() * (dim**-0.5 * indexer.n_head**-0.5),
+        metadata.query_start_loc,
+        metadata.seq_lens,
+        metadata.block_table,
+        indexer.topk_tokens,
+    )

@@ -1,0 +1,119 @@
+"""The quantized linear layers of an `ascend` checkpoint, computed in integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.linear import LinearMethodBase
+from vllm.model_executor.parameter import ChannelQuantScaleParameter, ModelWeightParameter
+from vllm.model_executor.utils import set_weight_attrs
+
+from glm5_ascend import ops
+from glm5_ascend.errors import CheckpointError
+
+
+class Int8Linear(LinearMethodBase):  # type: ignore[misc]
+    """What W8A8_DYNAMIC and W8A8 share: int8 weight, one fp32 scale per output row."""
+
+    quant_mode: str
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+
+    def create_weights(
+        self,
+        layer: torch.nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra: Any,
+    ) -> None:
+        loader, rows = extra["weight_loader"], sum(output_partition_sizes)
+        weight = torch.empty(rows, input_size_per_partition, dtype=torch.int8)
+        layer.register_parameter(
+            "weight", ModelWeightParameter(data=weight, input_dim=1, output_dim=0, weight_loader=loader)
+        )
+        for name, shape, dtype in self.channel_parameters(rows):
+            data = torch.zeros(shape, dtype=dtype)
+            layer.register_parameter(
+                name, ChannelQuantScaleParameter(data=data, output_dim=0, weight_loader=as_fp32(loader))
+            )
+
+    def channel_parameters(self, rows: int) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
+        """Name, shape and dtype of the parameters that have one entry per output row."""
+        return [("weight_scale", (rows, 1), torch.float32), ("weight_offset", (rows, 1), torch.float32)]
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        # [N, K] for the reader, [K, N] in memory: what torch's int8 matmul likes.
+        layer.weight = torch.nn.Parameter(layer.weight.data.t().contiguous().t(), requires_grad=False)
+
+    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        y = ops.int8_linear(x, linear_weights(layer))
+        return y if bias is None else y + bias
+
+    def weights(self, layer: torch.nn.Module) -> ops.LinearWeights:
+        raise NotImplementedError
+
+
+class W8A8DynamicLinear(Int8Linear):
+    """W8A8_DYNAMIC: activations quantized per token at run time."""
+
+    def weights(self, layer: Any) -> ops.LinearWeights:
+        return ops.LinearWeights(layer.weight, ops.PER_TOKEN, layer.weight_scale.flatten())
+
+
+class W8A8StaticLinear(Int8Linear):
+    """W8A8: activations quantized with one calibrated scale and offset."""
+
+    def create_weights(self, layer: torch.nn.Module, *args: Any, **extra: Any) -> None:
+        super().create_weights(layer, *args, **extra)
+        for name in ("input_scale", "input_offset"):
+            parameter = torch.nn.Parameter(torch.full((1,), float("nan")), requires_grad=False)
+            layer.register_parameter(name, parameter)
+            set_weight_attrs(parameter, {"weight_loader": one_value_loader(f"{self.prefix}.{name}")})
+
+    def channel_parameters(self, rows: int) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
+        own = [("deq_scale", (rows,), torch.float32), ("quant_bias", (rows,), torch.int32)]
+        return [*own, *super().channel_parameters(rows)]
+
+    def weights(self, layer: Any) -> ops.LinearWeights:
+        return ops.LinearWeights(
+            layer.weight, ops.PER_TENSOR, layer.deq_scale, layer.input_scale, layer.input_offset, layer.quant_bias
+        )
+
+
+def linear_weights(layer: Any) -> ops.LinearWeights:
+    """The weights of a vLLM linear layer, quantized or not, as our ops take them."""
+    if isinstance(layer.quant_method, Int8Linear):
+        return layer.quant_method.weights(layer)
+    return ops.LinearWeights(layer.weight)
+
+
+def as_fp32(loader: Callable[..., None]) -> Callable[..., None]:
+    """fp16 checkpoints store deq_scale as int64 holding fp32 bits; hand the loader the numbers."""
+
+    def load(param: torch.nn.Parameter, loaded: torch.Tensor, *args: Any) -> None:
+        if loaded.dtype == torch.int64:
+            loaded = loaded.to(torch.int32).view(torch.float32)
+        loader(param, loaded, *args)
+
+    return load
+
+
+def one_value_loader(name: str) -> Callable[..., None]:
+    """Loader of a scalar that the shards of a fused module share; they must agree."""
+
+    def load(param: torch.nn.Parameter, loaded: torch.Tensor, *shard: Any) -> None:
+        value = loaded.reshape(-1).float()
+        if not bool(torch.isnan(param.data).any()) and not torch.equal(param.data, value):
+            raise CheckpointError(
+                f"{name}: the fused shards disagree ({float(param.data[0])} and {float(value[0])})",
+                "q_a_proj and kv_a_proj_with_mqa share one input: quantize them with one input_scale and input_offset",
+            )
+        param.data.copy_(value)
+
+    return load

@@ -1,0 +1,109 @@
+"""One attention layer of GLM-5 in vLLM: three fused ops, the value up-projection, the output projection.
+
+    hidden -> mla_preprocess -> (indexer) lightning_indexer -> sparse_flash_attention -> W_UV -> o_proj
+
+Each op runs once per layer and step, whatever the layer's quantization. Layers without an indexer of their own
+(GLM-5.2) reuse the positions that the last layer with one left in the shared buffer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot
+from vllm.model_executor.layers.mla import MultiHeadLatentAttentionWrapper
+
+from glm5_ascend import ops
+from glm5_ascend.errors import MissingEnvironmentError
+from glm5_ascend.serve.plugin import indexer as indexer_module
+from glm5_ascend.serve.plugin.backend import SparseMLAMetadata, current_metadata
+from glm5_ascend.serve.plugin.linear import linear_weights
+
+REPLACED = "MultiHeadLatentAttentionWrapper"
+
+
+class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
+    """Replaces vLLM's MLA wrapper by name; for layers that are not sparse it is vLLM's wrapper unchanged."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.is_ours = self.is_sparse and self.q_lora_rank is not None
+        if not self.is_ours:
+            return
+        if self.indexer is not None:
+            indexer_module.adopt(self.indexer)
+        self.topk_indices_buffer = self.mla_attn.impl.topk_indices_buffer
+        for linear in (self.fused_qkv_a_proj, self.q_b_proj):
+            linear._cpu_skip_gemm_dispatch = True  # keep the weight: mla_preprocess multiplies with it
+
+    def forward(
+        self,
+        positions: torch.Tensor,
+        hidden_states: torch.Tensor,
+        llama_4_scaling: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """positions [T], hidden_states [T, hidden_size] -> [T, hidden_size]."""
+        if not self.is_ours:
+            dense: torch.Tensor = super().forward(positions, hidden_states, llama_4_scaling)
+            return dense
+        attended = hidden_states.new_zeros(hidden_states.shape[0], self.num_heads * self.v_head_dim)
+        metadata = current_metadata(self.mla_attn.layer_name)
+        if metadata is not None:  # None in the profiling run; rows beyond n are padding
+            n = metadata.num_actual_tokens
+            attended[:n] = self.attend(positions[:n], hidden_states[:n], metadata)
+        out: torch.Tensor = self.o_proj(attended)[0]
+        return out
+
+    def attend(self, positions: torch.Tensor, hidden_states: torch.Tensor, metadata: SparseMLAMetadata) -> torch.Tensor:
+        """[T, hidden_size] -> [T, H * v_head_dim]; writes this step's rows into the caches."""
+        tokens = hidden_states.shape[0]
+        cos, sin = self.rotary_emb.cos_sin_cache[positions].chunk(2, dim=-1)
+        ckv_cache, kpe_cache = self.mla_attn.kv_cache.split([self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
+        ql_nope, q_pe, q_c = ops.mla_preprocess(
+            hidden_states,
+            cos,
+            sin,
+            linear_weights(self.fused_qkv_a_proj),
+            linear_weights(self.q_b_proj),
+            self.mla_attn.W_UK_T,
+            self.q_a_layernorm.weight,
+            self.kv_a_layernorm.weight,
+            metadata.slot_mapping,
+            ckv_cache,
+            kpe_cache,
+            self.q_a_layernorm.variance_epsilon,
+        )
+        chosen = self.topk_indices_buffer[:tokens]
+        if self.indexer is not None and not self.skip_topk:
+            chosen.copy_(
+                indexer_module.choose_positions(
+                    self.indexer, hidden_states, q_c, positions, self.indexer_rope_emb, metadata
+                )
+            )
+        latent, _ = ops.sparse_flash_attention(
+            ql_nope,
+            q_pe,
+            ckv_cache,
+            kpe_cache,
+            chosen,
+            metadata.query_start_loc,
+            metadata.seq_lens,
+            metadata.block_table,
+            self.mla_attn.scale,
+        )  # [T, H, kv_lora_rank]
+        values = torch.bmm(latent.transpose(0, 1), self.mla_attn.W_UV)  # [H, T, v_head_dim]
+        return values.transpose(0, 1).reshape(tokens, -1)
+
+
+def register() -> None:
+    """Put `SparseMLA` in the place of vLLM's wrapper, once."""
+    present = op_registry_oot.get(REPLACED)
+    if present is SparseMLA:
+        return
+    if present is not None:
+        raise MissingEnvironmentError(
+            f"another vLLM plugin has already replaced {REPLACED} ({present.__module__}.{present.__qualname__})",
+            "uninstall it, or name the plugins to load: VLLM_PLUGINS=glm5_cpu,glm5_ascend",
+        )
+    PluggableLayer.register_oot(name=REPLACED)(SparseMLA)

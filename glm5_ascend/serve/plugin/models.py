@@ -1,0 +1,76 @@
+"""GLM-5's target and draft (MTP) models: vLLM's own, plus `rot.weight` and a loader that notices missing tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from vllm.model_executor.models.deepseek_mtp import DeepSeekMTP
+from vllm.model_executor.models.deepseek_v2 import GlmMoeDsaForCausalLM
+from vllm.model_executor.models.registry import ModelRegistry
+
+from glm5_ascend.errors import CheckpointError
+from glm5_ascend.serve.plugin.loading import SeenTensors, require_complete
+
+ROT = "rot.weight"
+
+
+class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
+    """The target model. A rotated checkpoint's `rot.weight` is for the draft model only."""
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        seen = SeenTensors(weights, hold_back=(ROT,))
+        loaded: set[str] = super().load_weights(seen)
+        require_complete(self, seen.names)
+        return loaded
+
+
+class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
+    """The draft model. In a QuaRot-rotated checkpoint the hidden state passes `rot` before the layer's hnorm.
+
+    `rot.weight` = Q^T diag(g) Q [h, h] restores the final norm's weight g, which rotation folded into lm_head. It is
+    applied at every draft step, as vllm-ascend does.
+    """
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        description = getattr(vllm_config.quant_config, "description", None)
+        self.is_rot_used = description is not None and description.is_rot_used
+        if self.is_rot_used:
+            hidden = self.config.hidden_size
+            self.rot = torch.nn.Linear(hidden, hidden, bias=False)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        hidden_states: torch.Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: torch.Tensor | None = None,
+        spec_step_idx: int = 0,
+    ) -> Any:
+        if self.is_rot_used:
+            hidden_states = self.rot(hidden_states)
+        return super().forward(input_ids, positions, hidden_states, intermediate_tensors, inputs_embeds, spec_step_idx)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        seen = SeenTensors(weights, hold_back=(ROT,))
+        loaded: set[str] = super().load_weights(seen)
+        if self.is_rot_used != (ROT in seen.held):
+            raise CheckpointError(
+                f"is_rot_used is {str(self.is_rot_used).lower()} in quant_model_description.json but the checkpoint "
+                f"has {'no' if self.is_rot_used else 'a'} tensor {ROT}",
+                "re-create the checkpoint: without rot the draft model guesses wrong",
+            )
+        if self.is_rot_used:
+            self.rot.weight.data.copy_(seen.held[ROT])
+            loaded.add(ROT)
+        require_complete(self, seen.names, is_draft=True)
+        return loaded
+
+
+def register() -> None:
+    """Register both under the names vLLM looks up; the strings keep imports lazy."""
+    for architecture, name in (("GlmMoeDsaForCausalLM", "Glm5ForCausalLM"), ("DeepseekV32MTPModel", "Glm5MTP")):
+        ModelRegistry.register_model(architecture, f"{__name__}:{name}")

@@ -1,0 +1,81 @@
+"""vLLM's quantization method `ascend`: choose the arithmetic of each layer from quant_model_description.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.fused_moe import RoutedExperts
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization import register_quantization_config
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+
+from glm5_ascend.serve.plugin.description import (
+    FLOAT,
+    FUSED,
+    W4A8_DYNAMIC,
+    W8A8,
+    W8A8_DYNAMIC,
+    QuantDescription,
+    load_description,
+)
+from glm5_ascend.serve.plugin.experts import Int4Experts, Int8Experts
+from glm5_ascend.serve.plugin.linear import W8A8DynamicLinear, W8A8StaticLinear
+
+METHOD = "ascend"
+
+
+class AscendConfig(QuantizationConfig):  # type: ignore[misc]
+    """Reads what vllm-ascend reads: config.json says nothing, the description file beside it says all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed_modules_mapping = {fused: list(parts) for fused, parts in FUSED.items()}
+        self.description: QuantDescription | None = None
+
+    @classmethod
+    def get_name(cls) -> str:
+        return METHOD
+
+    @classmethod
+    def get_supported_act_dtypes(cls) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float32, torch.float16]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 0
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []  # the file is read in maybe_update_config, which knows the model's directory
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> AscendConfig:
+        return cls()
+
+    def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
+        if self.description is None:
+            self.description = load_description(Path(model_name))
+            self.description.check()
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
+        """The method of a linear layer or of routed experts; None (unquantized) for everything else."""
+        if self.description is None:
+            return None
+        if isinstance(layer, LinearBase):
+            return self._linear_method(self.description.type_of(prefix), prefix)
+        if isinstance(layer, RoutedExperts):
+            kind = self.description.type_of(prefix)
+            methods = {W4A8_DYNAMIC: Int4Experts, W8A8_DYNAMIC: Int8Experts}
+            return methods[kind](layer.moe_config) if kind != FLOAT else None
+        return None
+
+    def _linear_method(self, kind: str, prefix: str) -> Any:
+        methods = {W8A8_DYNAMIC: W8A8DynamicLinear, W8A8: W8A8StaticLinear}
+        return methods[kind](prefix) if kind != FLOAT else UnquantizedLinearMethod()
+
+
+def register() -> None:
+    """Make `--quantization ascend` known to vLLM. Registering again replaces the class by itself."""
+    register_quantization_config(METHOD)(AscendConfig)

@@ -1,0 +1,19 @@
+"""The one error this package raises."""
+
+from __future__ import annotations
+
+import torch
+
+
+class KernelInputError(ValueError):
+    """An argument of an op has a shape, dtype or value outside the op's contract."""
+
+
+def require_shape(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...]) -> None:
+    """Raise `KernelInputError` unless `tensor.shape` fits `shape` (None = any size)."""
+    fits = tensor.dim() == len(shape) and all(
+        want is None or got == want for got, want in zip(tensor.shape, shape, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join("*" if size is None else str(size) for size in shape)
+        raise KernelInputError(f"{name} has shape {list(tensor.shape)}, expected [{wanted}]")

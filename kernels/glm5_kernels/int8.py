@@ -1,0 +1,86 @@
+"""int8 arithmetic shared by the quantized ops: quantize a row, multiply exactly, scale back.
+
+Textbook integer quantization; the two activation modes are those of vllm-ascend's
+`quantization/methods/w8a8_dynamic.py` and `w8a8_static.py` (semantics only).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from glm5_kernels.errors import KernelInputError
+
+NO_QUANT = "no_quant"
+PER_TOKEN = "per_token_quant_symm"  # W8A8_DYNAMIC
+PER_TENSOR = "per_tensor_quant_asymm"  # W8A8 with a static, calibrated input scale
+QUANT_MODES = (NO_QUANT, PER_TOKEN, PER_TENSOR)
+
+
+class LinearWeights(NamedTuple):
+    """One linear layer y = x W^T in one of `QUANT_MODES`; fields a mode does not use are None.
+
+    weight: [N, K]; activation dtype (no_quant) or int8.
+    scale: fp32 [N]; weight_scale (per_token) or deq_scale = input_scale * weight_scale (per_tensor).
+    input_scale, input_offset: [1], static activation quantization.
+    quant_bias: int32 [N], see `matmul_per_tensor`.
+    """
+
+    weight: torch.Tensor
+    quant_mode: str = NO_QUANT
+    scale: torch.Tensor | None = None
+    input_scale: torch.Tensor | None = None
+    input_offset: torch.Tensor | None = None
+    quant_bias: torch.Tensor | None = None
+
+
+def quantize_per_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [T, K] -> int8 [T, K] and fp32 scales [T, 1]; scale = max|row| / 127, ties to even."""
+    x = x.float()
+    scale = x.abs().amax(dim=-1, keepdim=True).clamp_min(1e-8) / 127.0
+    return torch.round(x / scale).clamp_(-128, 127).to(torch.int8), scale
+
+
+def quantize_per_tensor(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+    """x [T, K] -> int8 [T, K]: round(x / scale + offset), saturating; scale and offset hold one element."""
+    return torch.round(x.float() / scale.float() + offset.float()).clamp_(-128, 127).to(torch.int8)
+
+
+def int8_matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """int8 [T, K] times int8 [N, K] transposed -> int32 [T, N], exact."""
+    if a.shape[0] == 0:
+        return torch.zeros(0, w.shape[0], dtype=torch.int32)
+    return torch._int_mm(a, w.t())
+
+
+def matmul_per_token(x: torch.Tensor, w: LinearWeights) -> torch.Tensor:
+    """W8A8_DYNAMIC: fp32 [T, N] = (x_q W_q^T) * s_x * s_w."""
+    if w.scale is None:
+        raise KernelInputError(f"quant mode {PER_TOKEN} needs scale (the weight_scale of each output row)")
+    x_q, x_scale = quantize_per_token(x)
+    return int8_matmul(x_q, w.weight).float() * x_scale * w.scale.float()
+
+
+def matmul_per_tensor(x: torch.Tensor, w: LinearWeights) -> torch.Tensor:
+    """W8A8 static: fp32 [T, N] = (x_q W_q^T + quant_bias) * deq_scale.
+
+    quant_bias already holds -input_offset * sum_k W_q[n, k], which undoes the zero point.
+    """
+    if w.scale is None or w.input_scale is None or w.input_offset is None or w.quant_bias is None:
+        raise KernelInputError(f"quant mode {PER_TENSOR} needs scale, input_scale, input_offset and quant_bias")
+    x_q = quantize_per_tensor(x, w.input_scale, w.input_offset)
+    return (int8_matmul(x_q, w.weight) + w.quant_bias).float() * w.scale.float()
+
+
+def apply_linear(x: torch.Tensor, w: LinearWeights, dtype: torch.dtype) -> torch.Tensor:
+    """x [T, K] -> [T, N] in `dtype`, whatever the quant mode. no_quant multiplies in `dtype` itself."""
+    if w.quant_mode == NO_QUANT:
+        return torch.nn.functional.linear(x.to(dtype), w.weight)
+    if w.weight.dtype != torch.int8:
+        raise KernelInputError(f"quant mode {w.quant_mode} needs int8 weights, got {w.weight.dtype}")
+    if w.quant_mode == PER_TOKEN:
+        return matmul_per_token(x, w).to(dtype)
+    if w.quant_mode == PER_TENSOR:
+        return matmul_per_tensor(x, w).to(dtype)
+    raise KernelInputError(f"unknown quant mode {w.quant_mode!r}; known: {', '.join(QUANT_MODES)}")

@@ -1,0 +1,23 @@
+"""Lightning Indexer: for each query token, the `topk` earlier positions that sparse attention will read.
+
+    score[t, s] = sum_h weights[t, h] * relu(q[t, h, :] . k[s, :])          in fp32
+    out[t, :]   = the min(topk, visible) positions s < visible(t) with the largest score, then -1
+
+Arguments (T query tokens of all requests in a row, B requests, H index heads, D index head dim):
+
+    q               [T, H, D]                      rotated; fp32, bf16 or fp16
+    k_cache         [num_blocks, block_size, D]    rotated keys, this step's keys already inside
+    weights         [T, H]                         any sign; a positive constant factor changes nothing
+    query_start_loc int [B + 1]                    prefix sums of query tokens per request
+    seq_lens        int [B]                        total length of each request, this step included
+    block_table     int [B, max_blocks]            physical block of each logical block; -1 = no block
+    topk            int >= 1
+    returns         int32 [T, topk]                positions inside the request, best first, unused tail -1
+
+Rules: query i of n sees positions 0 .. seq_len - n + i. Equal scores: the lowest position wins, always. A position
+that is not visible, or whose block is missing, is never returned.
+
+Source: arXiv 2512.02556 (DeepSeek-V3.2), `GlmMoeDsaIndexer` of transformers 5.19, `npu_lightning_indexer`
+(sparse_mode 3).
+Errors: `KernelInputError` on shapes that do not fit.
+"""

@@ -1,0 +1,60 @@
+"""Where the rows of a paged cache are: from request positions to physical rows of (strided) caches."""
+
+from __future__ import annotations
+
+import torch
+
+from glm5_kernels.errors import KernelInputError
+
+
+def query_layout(
+    query_start_loc: torch.Tensor, seq_lens: torch.Tensor, num_tokens: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which request each query token belongs to, and how many positions it may see.
+
+    Queries are aligned to the end of their request: query i of n sees positions 0 .. seq_len - n + i.
+
+    Args:
+        query_start_loc: int [B + 1], prefix sums of the query tokens per request, from 0 to `num_tokens`.
+        seq_lens: int [B], total length of each request including this step's tokens.
+    Returns:
+        request int64 [T], visible int64 [T]; visible <= 0 means the token sees nothing.
+    """
+    starts = query_start_loc.long()
+    if starts.numel() != seq_lens.numel() + 1 or int(starts[0]) != 0 or int(starts[-1]) != num_tokens:
+        raise KernelInputError(
+            f"query_start_loc {starts.tolist()} must have {seq_lens.numel() + 1} entries"
+            f" from 0 to the {num_tokens} query tokens"
+        )
+    lengths = starts.diff()
+    request = torch.repeat_interleave(torch.arange(seq_lens.numel()), lengths)  # [T]
+    offset = torch.arange(num_tokens) - starts[request]
+    visible = seq_lens.long()[request] - lengths[request] + offset + 1
+    return request, visible
+
+
+def physical_rows(positions: torch.Tensor, block_tables: torch.Tensor, block_size: int) -> torch.Tensor:
+    """Rows of the flattened cache for positions [t, K] >= 0, given one block table [t, max_blocks] per token.
+
+    A position beyond the table, or whose block is negative, has no row: -1. Never reads outside the table.
+    """
+    block = positions // block_size
+    inside = block < block_tables.shape[1]
+    block = block_tables.long().gather(1, block.clamp_max(max(block_tables.shape[1] - 1, 0)))
+    rows = block * block_size + positions % block_size
+    return torch.where(inside & (block >= 0), rows, -1)
+
+
+def cache_rows(cache: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """cache [num_blocks, block_size, D] (any strides), rows [...] >= 0 -> [..., D]."""
+    block_size = cache.shape[1]
+    return cache[rows // block_size, rows % block_size]
+
+
+def write_rows(cache: torch.Tensor, slot_mapping: torch.Tensor, values: torch.Tensor) -> None:
+    """cache [num_blocks, block_size, D]: row slot_mapping[i] = values[i]; negative slots (padding) are skipped."""
+    slots = slot_mapping.long()
+    keep = slots >= 0
+    slots = slots[keep]
+    block_size = cache.shape[1]
+    cache[slots // block_size, slots % block_size] = values[keep].to(cache.dtype)

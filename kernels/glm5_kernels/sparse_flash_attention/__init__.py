@@ -1,0 +1,27 @@
+"""Sparse Flash Attention: absorbed MLA over the positions the indexer chose.
+
+    J(t)      = usable entries of topk_indices[t]
+    s[h, j]   = (ql_nope[t, h] . ckv[j] + q_pe[t, h] . kpe[j]) * scale       fp32, j in J(t)
+    out[t, h] = sum_j softmax_j(s)[h, j] * ckv[j]                           fp32 accumulate, query dtype out
+    lse[t, h] = logsumexp_j(s[h, j])                                        fp32
+
+Arguments (T query tokens, B requests, H heads, R = kv_lora_rank, P = qk_rope_head_dim):
+
+    ql_nope         [T, H, R]                      q_nope absorbed with W_UK
+    q_pe            [T, H, P]                      rotated
+    ckv_cache       [num_blocks, block_size, R]    normalised latents; may be a strided view of a fused cache
+    kpe_cache       [num_blocks, block_size, P]    rotated keys
+    topk_indices    int32 [T, K]                   positions inside the request, -1 = end of list
+    query_start_loc, seq_lens, block_table         as in `lightning_indexer`
+    scale           float                          (nope + rope head dim) ** -0.5
+    round_probs     bool                           round the probabilities to the query dtype before P @ V, as the
+                                                   NPU kernel does; no effect in fp32
+    returns         out [T, H, R], lse fp32 [T, H]
+
+Usable entries (the NPU kernel's rule): with visible(t) positions in sight, look at the first min(K, visible)
+entries; the first negative one ends the list; entries >= visible are skipped, and so is a position whose block is
+missing. No usable entry: out row 0, lse +inf. Repeated positions are undefined.
+
+Source: vllm-ascend's `npu_sparse_flash_attention` contract (sparse_mode 3, sparse_block_size 1).
+Errors: `KernelInputError` on shapes that do not fit.
+"""

@@ -1,0 +1,39 @@
+"""Plain torch version of the routed experts: one expert at a time, over the tokens routed to it."""
+
+from __future__ import annotations
+
+import torch
+
+from glm5_kernels.errors import KernelInputError, require_shape
+from glm5_kernels.int8 import int8_matmul, quantize_per_token
+
+
+def w4a8_moe(
+    x: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+) -> torch.Tensor:
+    """See the package docstring."""
+    experts, width2, hidden = w13.shape
+    require_shape("x", x, (None, hidden))
+    require_shape("w13_scale", w13_scale, (experts, width2))
+    require_shape("w2", w2, (experts, hidden, width2 // 2))
+    require_shape("w2_scale", w2_scale, (experts, hidden))
+    require_shape("topk_weights", topk_weights, (x.shape[0], topk_ids.shape[1]))
+    if topk_ids.numel() and int(topk_ids.max()) >= experts:
+        raise KernelInputError(f"topk_ids names expert {int(topk_ids.max())}, there are {experts}")
+    out = torch.zeros(x.shape, dtype=torch.float32)
+    for e in sorted(set(topk_ids.flatten().tolist())):
+        if e < 0:
+            continue
+        token, slot = torch.where(topk_ids == e)
+        x_q, x_scale = quantize_per_token(x[token])
+        gate, up = (int8_matmul(x_q, w13[e]).float() * x_scale * w13_scale[e]).chunk(2, dim=-1)  # [n, I] each
+        a_q, a_scale = quantize_per_token(torch.nn.functional.silu(gate) * up)
+        y = int8_matmul(a_q, w2[e]).float() * a_scale * w2_scale[e]  # [n, D]
+        out.index_add_(0, token, y * topk_weights[token, slot, None].float())
+    return out.to(x.dtype)
