@@ -7,6 +7,7 @@ transformers 5.19 `GlmMoeDsaConfig`, vLLM 0.32 `deepseek_v2.py`.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,12 @@ _OTHER_ARCHITECTURES = {
     "glm5_next": "GLM-5.3-Flash (KDA linear attention) is another architecture",
     "deepseek_v32": "DeepSeek-V3.2 rotates RoPE halves, GLM-5 interleaves",
 }
+#: Optional keys that are looked into below, and the JSON type they must have when they are given.
+_OPTIONAL: dict[str, type] = {
+    "mlp_layer_types": list, "indexer_types": list, "index_topk_pattern": str, "first_k_dense_replace": int,
+    "index_topk_freq": int, "index_skip_topk_offset": int, "rope_parameters": dict, "quantization_config": dict,
+    "text_config": dict,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ def load_config(directory: Path) -> ModelConfig:
         raise ConfigError(f"{path}: not found", "give the directory of a GLM-5 checkpoint (it holds config.json)")
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid JSON: {error}", "download the file again") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: not a JSON object", "download the file again")
@@ -96,6 +103,10 @@ def parse_config(raw: dict[str, Any], path: Path) -> ModelConfig:
     """`load_config` on an already parsed dictionary."""
     read = _Reader(raw, path)
     _check_architecture(raw, path)
+    for key, kind in _OPTIONAL.items():
+        value = raw.get(key)
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise ConfigError(f"{path}: {key} is {value!r:.80}, expected {kind.__name__}", "correct config.json")
     layers = read.positive("num_hidden_layers")
     config = ModelConfig(
         path=path,
@@ -134,7 +145,7 @@ class _Reader:
 
     def number(self, key: str) -> float:
         value = self.value(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise ConfigError(f"{self.path}: {key} is {value!r}, expected a number > 0", "correct config.json")
         return float(value)
 
@@ -156,7 +167,9 @@ def _check_architecture(raw: dict[str, Any], path: Path) -> None:
     if model_type == MODEL_TYPE:
         return
     why = _OTHER_ARCHITECTURES.get(str(model_type), "only GLM-5, 5.1, 5.2 and 5.3 have it")
-    raise ConfigError(f"{path}: model_type is {model_type!r}, expected {MODEL_TYPE!r} ({why})", "give a GLM-5 checkpoint")
+    raise ConfigError(
+        f"{path}: model_type is {model_type!r}, expected {MODEL_TYPE!r} ({why})", "give a GLM-5 checkpoint"
+    )
 
 
 def _rope_theta(raw: dict[str, Any], path: Path) -> float:
@@ -164,10 +177,14 @@ def _rope_theta(raw: dict[str, Any], path: Path) -> float:
     rope_type = rope.get("rope_type", "default")
     theta = rope.get("rope_theta", raw.get("rope_theta"))
     if rope_type != "default":
-        raise ConfigError(f"{path}: rope_type {rope_type!r} is not supported, GLM-5 uses 'default'", "correct config.json")
-    if isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:
+        raise ConfigError(
+            f"{path}: rope_type {rope_type!r} is not supported, GLM-5 uses 'default'", "correct config.json"
+        )
+    if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta < math.inf:
         # A wrong theta gives fluent text from the wrong model, so there is no default.
-        raise ConfigError(f"{path}: rope_parameters.rope_theta is {theta!r}", "use the config.json of the original checkpoint")
+        raise ConfigError(
+            f"{path}: rope_parameters.rope_theta is {theta!r}", "use the config.json of the original checkpoint"
+        )
     return float(theta)
 
 
@@ -176,15 +193,28 @@ def _mlp_layer_types(raw: dict[str, Any], layers: int, path: Path) -> tuple[str,
     types = raw.get("mlp_layer_types")
     if types is None:
         if not isinstance(dense, int):
-            raise ConfigError(f"{path}: neither mlp_layer_types nor first_k_dense_replace is given", "correct config.json")
+            raise ConfigError(
+                f"{path}: neither mlp_layer_types nor first_k_dense_replace is given", "correct config.json"
+            )
         types = ["dense"] * min(dense, layers) + ["sparse"] * (layers - min(dense, layers))
-    if len(types) != layers or set(types) - {"dense", "sparse"}:
+    if len(types) != layers or any(kind not in ("dense", "sparse") for kind in types):
         raise ConfigError(f"{path}: mlp_layer_types must be {layers} times 'dense' or 'sparse'", "correct config.json")
     if dense is not None and list(types) != ["dense"] * dense + ["sparse"] * (layers - dense):
         raise ConfigError(
-            f"{path}: mlp_layer_types and first_k_dense_replace {dense} disagree", "the engine reads the latter: correct one"
+            f"{path}: mlp_layer_types and first_k_dense_replace {dense} disagree",
+            "the engine reads the latter: correct one",
         )
     return tuple(types)
+
+
+def indexer_schedule(raw: dict[str, Any], layers: int) -> list[bool]:
+    """Which main layers compute their own top-k at run time; vLLM reads these keys, not `indexer_types`."""
+    pattern = raw.get("index_topk_pattern")
+    if pattern is not None:
+        return [i >= len(pattern) or pattern[i] != "S" for i in range(layers)]
+    freq, offset = max(raw.get("index_topk_freq") or 1, 1), raw.get("index_skip_topk_offset")
+    offset = 2 if offset is None else offset  # the default in vLLM and transformers; GLM-5.2 has 3
+    return [max(i - offset + 1, 0) % freq == 0 for i in range(layers)]
 
 
 def _indexer_types(raw: dict[str, Any], layers: int, path: Path) -> tuple[str, ...]:
@@ -193,13 +223,13 @@ def _indexer_types(raw: dict[str, Any], layers: int, path: Path) -> tuple[str, .
     if types is None and pattern is not None:
         types = [{"F": "full", "S": "shared"}.get(letter, letter) for letter in pattern]
     if types is None:
-        freq = max(int(raw.get("index_topk_freq") or 1), 1)
-        offset = int(raw.get("index_skip_topk_offset", 2))
-        types = ["full" if max(i - offset + 1, 0) % freq == 0 else "shared" for i in range(layers)]
-    if len(types) != layers or set(types) - {"full", "shared"}:
+        types = ["full" if computes else "shared" for computes in indexer_schedule(raw, layers)]
+    if len(types) != layers or any(kind not in ("full", "shared") for kind in types):
         raise ConfigError(f"{path}: indexer_types must be {layers} times 'full' or 'shared'", "correct config.json")
     if types[0] == "shared":
-        raise ConfigError(f"{path}: indexer_types[0] is 'shared': the first layer has nothing to share", "correct config.json")
+        raise ConfigError(
+            f"{path}: indexer_types[0] is 'shared': the first layer has nothing to share", "correct config.json"
+        )
     return tuple(types)
 
 
@@ -221,10 +251,16 @@ def _check_fixed_choices(raw: dict[str, Any], path: Path) -> None:
 def _check_sizes(config: ModelConfig) -> None:
     if config.num_experts_per_tok > config.n_routed_experts:
         raise ConfigError(
-            f"{config.path}: num_experts_per_tok {config.num_experts_per_tok} > n_routed_experts {config.n_routed_experts}",
+            f"{config.path}: num_experts_per_tok {config.num_experts_per_tok} exceeds n_routed_experts "
+            f"{config.n_routed_experts}",
             "correct config.json",
         )
     if config.n_routed_experts % config.n_group or config.topk_group > config.n_group:
-        raise ConfigError(f"{config.path}: n_group {config.n_group} / topk_group {config.topk_group} do not fit", "correct config.json")
+        raise ConfigError(
+            f"{config.path}: n_group {config.n_group} / topk_group {config.topk_group} do not fit",
+            "correct config.json",
+        )
     if config.qk_rope_head_dim % 2 or config.index_head_dim < config.qk_rope_head_dim:
-        raise ConfigError(f"{config.path}: qk_rope_head_dim {config.qk_rope_head_dim} does not fit", "correct config.json")
+        raise ConfigError(
+            f"{config.path}: qk_rope_head_dim {config.qk_rope_head_dim} does not fit", "correct config.json"
+        )

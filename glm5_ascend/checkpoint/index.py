@@ -20,7 +20,7 @@ def read_json_object(path: Path) -> dict[str, object]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path}: not found", "the checkpoint is incomplete: copy it again") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: also a number of too many digits
         raise CheckpointError(f"{path}: not valid JSON: {error}", "copy the file again") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: not a JSON object", "copy the file again")
@@ -40,7 +40,9 @@ def read_weight_map(directory: Path) -> dict[str, str] | None:
         raise CheckpointError(f"{path}: no weight_map", "copy the file again")
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{path}: {tensor}: {name!r} is not the name of a shard in this directory", "copy it again")
+            raise CheckpointError(
+                f"{path}: {tensor}: {name!r} is not the name of a shard in this directory", "copy it again"
+            )
     return weight_map
 
 
@@ -59,7 +61,9 @@ class CheckpointDir:
         for name, file in self.file_of.items():
             entry = self.shards[file].entries.get(name)
             if entry is None:
-                raise CheckpointError(f"{directory / file}: no tensor {name}, but {INDEX_NAME} lists it", "copy both again")
+                raise CheckpointError(
+                    f"{directory / file}: no tensor {name}, but {INDEX_NAME} lists it", "copy both again"
+                )
             self.entries[name] = entry
 
     def _locate(self) -> dict[str, str]:

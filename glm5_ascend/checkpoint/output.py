@@ -53,7 +53,9 @@ def _check_ours(out: Path) -> None:
     for path in sorted(out.rglob("*")):
         name = path.relative_to(out).as_posix()
         if not path.is_dir() and name not in ours:
-            raise OutputError(f"{out / name}: not written by this tool, --overwrite would delete it", "move it away first")
+            raise OutputError(
+                f"{out / name}: not written by this tool, --overwrite would delete it", "move it away first"
+            )
 
 
 def copy_serving_files(source: Path, destination: Path) -> None:

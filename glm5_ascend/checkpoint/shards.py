@@ -62,10 +62,12 @@ class Shard:
             raise CheckpointError(f"{self.path}: truncated: {size} bytes, no safetensors header", _AGAIN)
         (length,) = struct.unpack("<Q", prefix)
         if length > MAX_HEADER_BYTES or 8 + length > size:
-            raise CheckpointError(f"{self.path}: truncated or damaged: header says {length} bytes, file has {size}", _AGAIN)
+            raise CheckpointError(
+                f"{self.path}: truncated or damaged: header says {length} bytes, file has {size}", _AGAIN
+            )
         try:
             header = json.loads(file.read(length))
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):  # ValueError: also a number of too many digits
             raise CheckpointError(f"{self.path}: header is not valid JSON", _AGAIN) from None
         if not isinstance(header, dict):
             raise CheckpointError(f"{self.path}: header is not a JSON object", _AGAIN)

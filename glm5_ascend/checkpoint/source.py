@@ -44,7 +44,9 @@ class SourceCheckpoint:
                 )
             if entry.dtype is torch.float8_e4m3fn:
                 if f"{name}_scale_inv" not in self.files:
-                    raise CheckpointError(f"{where} is FP8 but {name}_scale_inv is missing", "download the checkpoint again")
+                    raise CheckpointError(
+                        f"{where} is FP8 but {name}_scale_inv is missing", "download the checkpoint again"
+                    )
             elif entry.dtype not in _FLOATS:
                 raise CheckpointError(
                     f"{where} is stored as {str(entry.dtype).removeprefix('torch.')}: already quantized?",
@@ -70,7 +72,9 @@ class SourceCheckpoint:
         scale = self.files.read(f"{name}_scale_inv").float()
         rows, columns = weight.shape
         if scale.shape != (-(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK)):
-            raise CheckpointError(f"{self.directory}: {name}_scale_inv has shape {list(scale.shape)}", "download it again")
+            raise CheckpointError(
+                f"{self.directory}: {name}_scale_inv has shape {list(scale.shape)}", "download it again"
+            )
         spread = scale.repeat_interleave(FP8_BLOCK, 0)[:rows].repeat_interleave(FP8_BLOCK, 1)[:, :columns]
         return weight.float() * spread
 

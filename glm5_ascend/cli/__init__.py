@@ -7,7 +7,6 @@ import signal
 import sys
 from typing import Any, NoReturn
 
-import click
 import typer
 
 from glm5_ascend import __version__
@@ -22,6 +21,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+#: Newer typers carry their own copy of click; in both, UsageError is the parent of the public BadParameter.
+_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 for module in (quantize, verify, serve, demo_model, doctor):
     module.register(app)
 
@@ -33,7 +34,9 @@ def _version(value: bool) -> None:
 
 
 @app.callback()
-def _root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version.")) -> None:
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+) -> None:
     pass
 
 
@@ -48,19 +51,21 @@ def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
     try:
         result: Any = app(arguments, standalone_mode=False, prog_name="glm5-ascend")
-    except click.UsageError as error:
-        error.show()
+    except typer.Exit as error:
+        return int(error.exit_code)
+    except _USAGE_ERROR as error:
+        error.show()  # type: ignore[attr-defined]
         return EXIT_BAD_INPUT
-    except click.exceptions.Exit as error:
-        return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         print("interrupted: no output was written, nothing was changed", file=sys.stderr)
         return EXIT_INTERRUPTED
     except Glm5Error as error:
         return _report(error.message, error.tip, error.exit_code, arguments)
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        return _report(f"{place}{error.strerror or error}", "check path, permissions and disk", EXIT_BAD_INPUT, arguments)
+        return _report(
+            f"{place}{error.strerror or error}", "check path, permissions and disk", EXIT_BAD_INPUT, arguments
+        )
     return result if isinstance(result, int) else EXIT_OK
 
 

@@ -63,7 +63,8 @@ class ConsoleProgress:
         if self.live:
             self.bar = Progress(
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                TextColumn("eta"), TimeRemainingColumn(), TextColumn("{task.fields[rss]}"), console=console, transient=True,
+                TextColumn("eta"), TimeRemainingColumn(), TextColumn("{task.fields[rss]}"),
+                console=console, transient=True,
             )  # fmt: skip
             self.task = self.bar.add_task("layer 0", total=layers, rss="")
             self.bar.start()

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 Mode = Literal["dense", "warmup", "sparse"]
 MASKED = -1e30
+LEARNING_SHARE = 4  # with sparse attention the indexer learns on one row in so many: its gradient is dear
 
 
 class Packed(NamedTuple):
@@ -24,6 +25,10 @@ class Packed(NamedTuple):
     allowed: Tensor  # [B, T, T] bool: same text and not later
     cos: Tensor  # [B, T, rope / 2]
     sin: Tensor  # [B, T, rope / 2]
+
+    def rows(self, which: slice) -> Packed:
+        """The same for some rows of the batch."""
+        return Packed(*(each[which] for each in self))
 
 
 def packed(rotary: Any, segments: Tensor, positions: Tensor) -> Packed:
@@ -60,7 +65,8 @@ def index_scores(indexer: Any, hidden: Tensor, q_resid: Tensor, place: Packed) -
     dots = F.relu(torch.matmul(q.flatten(1, 2), k.transpose(1, 2)))  # [B, T * heads, T]
     weights = indexer.weights_proj(hidden) * (indexer.n_heads**-0.5 * indexer.softmax_scale)
     summed = torch.matmul(weights.unsqueeze(2), dots.view(batch, length, indexer.n_heads, length))
-    return summed.squeeze(2).float()
+    scores: Tensor = summed.squeeze(2).float()
+    return scores
 
 
 def select(scores: Tensor, allowed: Tensor, topk: int) -> Tensor:
@@ -81,7 +87,8 @@ def divergence(target: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
     wanted = wanted / wanted.sum(-1, keepdim=True).clamp_min(1e-9)
     log_found = scores.masked_fill(~allowed, MASKED).log_softmax(-1)
     entropy = torch.special.xlogy(wanted, wanted).sum(-1)
-    return (entropy - (wanted * log_found).masked_fill(~allowed, 0.0).sum(-1)).mean()
+    apart: Tensor = entropy - (wanted * log_found).masked_fill(~allowed, 0.0).sum(-1)
+    return apart.mean()
 
 
 def attend(layer: Any, hidden: Tensor, place: Packed, mode: Mode, learn: bool) -> tuple[Tensor, Tensor | None]:
@@ -109,15 +116,19 @@ def attend(layer: Any, hidden: Tensor, place: Packed, mode: Mode, learn: bool) -
     k = torch.cat((kv[..., :nope], k_rope.to(kv.dtype)), dim=-1)
 
     allowed, scores = place.allowed, None
+    pupils = batch if mode == "warmup" else max(1, batch // LEARNING_SHARE)
+    seen, resid = hidden.detach(), q_resid.detach()
+    if learn and mode != "dense":
+        scores = index_scores(layer.indexer, seen[:pupils], resid[:pupils], place.rows(slice(pupils)))
     if mode == "sparse":
-        with torch.set_grad_enabled(learn and torch.is_grad_enabled()):
-            scores = index_scores(layer.indexer, hidden.detach(), q_resid.detach(), place)
-        allowed = select(scores.detach(), place.allowed, layer.indexer.index_topk)
-    elif mode == "warmup":
-        scores = index_scores(layer.indexer, hidden.detach(), q_resid.detach(), place)
+        with torch.no_grad():
+            every = index_scores(layer.indexer, seen, resid, place)
+        allowed = select(every, place.allowed, layer.indexer.index_topk)
 
     logits = torch.matmul(q.transpose(1, 2), k.permute(0, 2, 3, 1)) * layer.scaling
     probabilities = logits.float().masked_fill(~allowed[:, None], MASKED).softmax(-1)
     mixed = torch.matmul(probabilities.to(kv.dtype), kv[..., nope:].transpose(1, 2))
     output = layer.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
-    return output, divergence(probabilities, scores, allowed) if learn and scores is not None else None
+    if scores is None:
+        return output, None
+    return output, divergence(probabilities[:pupils], scores, allowed[:pupils])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from .questions import MAKERS, SYSTEM_PROMPTS, Message, Turn
+from .names import REAL_CITIES, pick_name
+from .questions import MAKERS, REPEAT_WORDING, SYSTEM_PROMPTS, Message, Turn
 from .tools import TOOLS, specification
 
 SHARES = {"arithmetic": 0.3, "tool": 0.26, "lookup": 0.2, "repeat": 0.12, "small_talk": 0.08, "no_tool": 0.04}
@@ -55,16 +56,29 @@ def render(tokenizer: Any, messages: list[Message], tools: list[dict[str, Any]] 
     return ids
 
 
+def drill_chat(rng: random.Random) -> tuple[list[Message], None, str]:
+    """A long list of new words to say again: the densest lesson in copying, for the beginning of training."""
+    text = " ".join(
+        str(rng.randint(0, 9999)) if rng.random() < 0.3 else pick_name(rng, False, REAL_CITIES)
+        for _ in range(rng.randint(4, 16))
+    )
+    asked = rng.choice(REPEAT_WORDING).format(text)
+    return [{"role": "user", "content": asked}, {"role": "assistant", "content": text}], None, "<|user|>"
+
+
 def token_weights(ids: list[int], roles: dict[int, str]) -> list[float]:
     """Loss weight of every token as a target: 1 for what the model says (with its stop mark), 0.1 otherwise.
+
+    The mark right after <|assistant|> (thinking or not) counts 0: the request decides it.
 
     Args:
         ids: tokens of a chat.
         roles: token id -> role mark ("<|user|>" ...).
     """
-    weights, speaking = [], False
+    weights, speaking, given = [], False, False
     for token in ids:
-        weights.append(1.0 if speaking else PROMPT_WEIGHT)
+        weights.append(0.0 if given else 1.0 if speaking else PROMPT_WEIGHT)
+        given = False
         if token in roles:
-            speaking = roles[token] == "<|assistant|>"
+            speaking = given = roles[token] == "<|assistant|>"
     return weights

@@ -57,7 +57,7 @@ def save_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
 
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": {name: WEIGHTS for name in sorted(tensors)}}
+    index = {"metadata": {"total_size": total}, "weight_map": dict.fromkeys(sorted(tensors), WEIGHTS)}
     (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 
 

@@ -96,8 +96,8 @@ def check_answer(question: Question, completion: str) -> bool:
 
 def score(questions: Sequence[Question], completions: Sequence[str]) -> dict[str, Any]:
     """Shares of right answers: {"n", "right", "share", "categories": {name: {"n", "right", "share"}}, "wrong"}."""
-    counts: dict[str, list[int]] = {}
-    wrong = []
+    counts: dict[str, list[bool]] = {}
+    wrong: list[dict[str, Any]] = []
     for question, completion in zip(questions, completions, strict=True):
         right = check_answer(question, completion)
         counts.setdefault(question.category, []).append(right)
@@ -108,9 +108,10 @@ def score(questions: Sequence[Question], completions: Sequence[str]) -> dict[str
                 "expected": question.expected,
                 "completion": completion,
             })  # fmt: skip
-    right = sum(map(sum, counts.values()))
+    total_right = sum(sum(each) for each in counts.values())
     categories = {
         name: {"n": len(each), "right": sum(each), "share": sum(each) / len(each)} for name, each in counts.items()
     }
     total = len(questions)
-    return {"n": total, "right": right, "share": right / total, "categories": categories, "wrong": wrong}
+    summary = {"n": total, "right": total_right, "share": total_right / total}
+    return {**summary, "categories": categories, "wrong": wrong}

@@ -6,20 +6,27 @@ import random
 
 from .corpus import stable_hash
 
-ONSETS = "b br d dr f g gr h j k kl l m n p pl r s sk st t tr v w z".split()
-VOWELS = "a e i o u ai ei ou".split()
+ONSETS = [
+    "b", "br", "d", "dr", "f", "g", "gr", "h", "j", "k", "kl", "l", "m", "n", "p", "pl", "r", "s", "sk", "st",
+    "t", "tr", "v", "w", "z",
+]  # fmt: skip
+VOWELS = ["a", "e", "i", "o", "u", "ai", "ei", "ou"]
 CODAS = ["", "", "n", "r", "s", "l", "m", "k"]
-REAL_CITIES = (
-    "Oslo Paris London Berlin Madrid Rome Vienna Prague Lisbon Dublin Athens Warsaw Helsinki Stockholm Brussels "
-    "Budapest Zurich Geneva Munich Hamburg Milan Naples Porto Seville Lyon Beijing Shanghai Shenzhen Hangzhou "
-    "Chengdu Wuhan Nanjing Tokyo Osaka Kyoto Seoul Busan Singapore Bangkok Hanoi Jakarta Manila Delhi Mumbai "
-    "Chennai Dubai Cairo Lagos Nairobi Toronto Montreal Vancouver Boston Chicago Seattle Denver Dallas Houston "
-    "Miami Havana Lima Bogota Santiago Sydney Melbourne Perth Auckland"
-).split()
-REAL_PEOPLE = (
-    "Anna Ben Clara David Emma Felix Grace Henry Iris Jack Karin Leo Mia Noah Olga Paul Rosa Sam Tina Uwe Vera "
-    "Walter Yara Zoe Alice Bob Carol Dan Eve Frank Lena Max Nina Oscar Peter Ruth Simon Tom Wei Li Ming Hua Jun"
-).split()
+REAL_CITIES = [
+    "Oslo", "Paris", "London", "Berlin", "Madrid", "Rome", "Vienna", "Prague", "Lisbon", "Dublin", "Athens",
+    "Warsaw", "Helsinki", "Stockholm", "Brussels", "Budapest", "Zurich", "Geneva", "Munich", "Hamburg", "Milan",
+    "Naples", "Porto", "Seville", "Lyon", "Beijing", "Shanghai", "Shenzhen", "Hangzhou", "Chengdu", "Wuhan",
+    "Nanjing", "Tokyo", "Osaka", "Kyoto", "Seoul", "Busan", "Singapore", "Bangkok", "Hanoi", "Jakarta",
+    "Manila", "Delhi", "Mumbai", "Chennai", "Dubai", "Cairo", "Lagos", "Nairobi", "Toronto", "Montreal",
+    "Vancouver", "Boston", "Chicago", "Seattle", "Denver", "Dallas", "Houston", "Miami", "Havana", "Lima",
+    "Bogota", "Santiago", "Sydney", "Melbourne", "Perth", "Auckland",
+]  # fmt: skip
+REAL_PEOPLE = [
+    "Anna", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Henry", "Iris", "Jack", "Karin", "Leo", "Mia",
+    "Noah", "Olga", "Paul", "Rosa", "Sam", "Tina", "Uwe", "Vera", "Walter", "Yara", "Zoe", "Alice", "Bob",
+    "Carol", "Dan", "Eve", "Frank", "Lena", "Max", "Nina", "Oscar", "Peter", "Ruth", "Simon", "Tom", "Wei",
+    "Li", "Ming", "Hua", "Jun",
+]  # fmt: skip
 HELD_OUT_SHARE = 8
 
 

@@ -20,7 +20,8 @@ def orthogonalise(update: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x if wide else x.mT).to(update.dtype)
+    done: Tensor = (x if wide else x.mT).to(update.dtype)
+    return done
 
 
 class Muon(torch.optim.Optimizer):
@@ -53,7 +54,8 @@ class Muon(torch.optim.Optimizer):
 
 def build(named: Iterable[tuple[str, Tensor]], muon_lr: float, adam_lr: float) -> list[torch.optim.Optimizer]:
     """The two optimizers; each group keeps its peak rate under "peak" for `set_rate`."""
-    matrices, others = [], []
+    matrices: list[Tensor] = []
+    others: list[Tensor] = []
     for name, weight in named:
         outside = any(part in name for part in ("embed_tokens", "lm_head", "mlp.gate.", "weights_proj"))
         (others if weight.ndim < 2 or outside else matrices).append(weight)

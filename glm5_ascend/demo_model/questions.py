@@ -109,8 +109,8 @@ def small_talk(rng: random.Random, held_out: bool) -> Turn:
         asked, answer = rng.choice(TALK)
         name = pick_name(rng, held_out, REAL_PEOPLE)
         return Turn("small_talk", rng.choice(asked).format(n=name), "This is small talk.", answer.format(n=name))
-    asked, answer = rng.choice(PLAIN_TALK)
-    return Turn("small_talk", rng.choice(asked), "This is small talk.", answer)
+    plain, answer = rng.choice(PLAIN_TALK)
+    return Turn("small_talk", rng.choice(plain), "This is small talk.", answer)
 
 
 def tool_use(rng: random.Random, held_out: bool) -> Turn:

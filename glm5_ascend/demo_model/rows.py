@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .chats import render, token_weights, training_chat
+from .chats import drill_chat, render, token_weights, training_chat
 
 TEXT_WEIGHT = 0.5
+DRILL_BATCHES = 700  # over these the share of copying drills falls from 0.7 of the chats to 0
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class RowSource:
         }
         self.start = tokenizer.convert_tokens_to_ids(["[gMASK]", "<sop>"])
         self.pad = tokenizer.pad_token_id
+        self.made = 0
         self.waiting: list[tuple[list[int], list[float]]] = []
 
     def _text(self) -> tuple[list[int], list[float]]:
@@ -50,8 +52,10 @@ class RowSource:
         return piece, [TEXT_WEIGHT] * len(piece)
 
     def _chat(self) -> tuple[list[int], list[float]]:
+        drills = 0.7 * max(0.0, 1.0 - self.made / DRILL_BATCHES)
         while True:
-            ids = render(self.tokenizer, *training_chat(self.rng))
+            chat = drill_chat(self.rng) if self.rng.random() < drills else training_chat(self.rng)
+            ids = render(self.tokenizer, *chat)
             if len(ids) <= self.length:
                 return ids, token_weights(ids, self.roles)
 
@@ -71,6 +75,7 @@ class RowSource:
 
     def batch(self) -> Batch:
         """The next batch."""
+        self.made += 1
         shape = (self.rows, self.length)
         tokens = torch.full(shape, self.pad)
         segments = torch.full(shape, -1)

@@ -19,7 +19,7 @@ from .attention import Mode, Packed, packed
 from .rows import Batch, RowSource
 from .trunk import MtpLayer, trunk_forward
 
-BALANCE_RATE = 1e-3
+BALANCE_RATE = 5e-3
 LOG_EVERY = 10
 
 
@@ -33,7 +33,14 @@ class Run:
     log: Path
     bf16: bool = True
     seen: int = 0
+    answer: float = 4.0  # running mean of the answers' loss
     history: list[dict[str, Any]] = field(default_factory=list)
+
+
+def answer_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> float:
+    """Mean cross-entropy of the tokens the model must say in chats, for the log."""
+    said = weights == 1.0
+    return F.cross_entropy(logits[said].float(), targets[said]).item() if said.any() else 0.0
 
 
 def next_token_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
@@ -43,9 +50,12 @@ def next_token_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
 
 
 def main_loss(run: Run, batch: Batch, hidden: Tensor) -> Tensor:
-    """Loss of the model's own head."""
+    """Loss of the model's own head; leaves the part of the answers in `run.answer`."""
     logits = run.model.lm_head(hidden[:, :-1].flatten(0, 1))
-    return next_token_loss(logits, batch.tokens[:, 1:].flatten(), batch.weights[:, 1:].flatten())
+    targets, weights = batch.tokens[:, 1:].flatten(), batch.weights[:, 1:].flatten()
+    with torch.no_grad():
+        run.answer = 0.95 * run.answer + 0.05 * answer_loss(logits, targets, weights)
+    return next_token_loss(logits, targets, weights)
 
 
 def mtp_loss(run: Run, batch: Batch, hidden: Tensor, place: Packed, mode: Mode) -> tuple[Tensor, Tensor | None]:
@@ -124,7 +134,7 @@ def train_stage(
         place = packed(rotary, batch.segments, batch.positions)
         with torch.autocast("cpu", torch.bfloat16, enabled=run.bf16):
             losses = step(run, batch, place)
-        torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
+        torch.stack(list(losses.values())).sum().backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         for optimizer in optimizers:
             optimizer.step()
@@ -135,7 +145,8 @@ def train_stage(
         count += 1
         if count % LOG_EVERY == 0:
             line: dict[str, Any] = {key: round(loss.item(), 4) for key, loss in losses.items()}
-            line = {"stage": name, "step": count, **line, "load": round(worst, 2), "tokens": run.seen}
+            line = {"stage": name, "step": count, **line, "answer": round(run.answer, 4)}
+            line |= {"load": round(worst, 2), "tokens": run.seen}
             line["seconds"] = round(time.monotonic() - started, 1)
             if not math.isfinite(sum(value for key, value in line.items() if key in losses)):
                 raise FloatingPointError(f"loss is not finite in stage {name}, step {count}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from .names import REAL_CITIES, REAL_PEOPLE, pick_name
 
-CONDITIONS = "sunny cloudy rainy windy snowy foggy stormy clear".split()
+CONDITIONS = ["sunny", "cloudy", "rainy", "windy", "snowy", "foggy", "stormy", "clear"]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from .tokenizer import train_tokenizer
 from .trunk import MtpLayer, align_norm_eps, initialise
 
 TOKENIZER_CHATS = 3000
-SPLIT = {"dense": 0.6, "warmup": 0.1, "sparse": 0.3}
+SPLIT = {"dense": 0.6, "warmup": 0.07, "sparse": 0.33}
 
 
 def build_tokenizer() -> Any:
@@ -72,6 +72,7 @@ def train(args: argparse.Namespace) -> stages.Run:
 
     first = optim.build(trunk, args.muon_lr, args.adam_lr)
     stages.train_stage(run, "dense", stages.dense_step, first, budget * SPLIT["dense"], 0.02, args.cooldown)
+    export_checkpoint(args.out / "after-dense", model, mtp, tokenizer)
     for _, weight in trunk:
         weight.requires_grad_(False)
     second = optim.build(index + ahead, args.muon_lr, args.adam_lr)
@@ -90,9 +91,9 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="folder for the checkpoint")
     parser.add_argument("--minutes", type=float, default=40.0, help="wall-clock budget of the three stages")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rows", type=int, default=8, help="rows per step")
+    parser.add_argument("--rows", type=int, default=6, help="rows per step")
     parser.add_argument("--length", type=int, default=384, help="tokens per row")
-    parser.add_argument("--text-share", type=float, default=0.25, help="share of rows with plain text")
+    parser.add_argument("--text-share", type=float, default=0.2, help="share of rows with plain text")
     parser.add_argument("--muon-lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=0.003)
     parser.add_argument("--cooldown", type=float, default=0.0, help="share of stage A in which the rate falls")

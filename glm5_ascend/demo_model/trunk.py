@@ -12,6 +12,9 @@ from .attention import Mode, Packed, attend
 from .config import mtp_config
 
 GROUP = 128
+LOOK_BACK = ((1, 2), (1,))  # distances the first heads of layers 0 and 1 start with
+LOCAL_PAIRS = 8  # rotary pairs quick enough to tell neighbours apart
+SHARPNESS = 6.0  # a neighbour's logit lies about 3 below the wanted token's
 
 
 def align_norm_eps(module: Any, eps: float) -> None:
@@ -81,7 +84,8 @@ def experts_forward(moe: Any, hidden: Tensor) -> Tensor:
     back[order] = slots
     restored = torch.cat(parts).index_select(0, back).view(-1, picks, flat.shape[1])
     routed = torch.matmul(weights.to(restored.dtype).unsqueeze(1), restored).squeeze(1)
-    return routed.view_as(hidden) + moe.shared_experts(hidden)
+    output: Tensor = routed.view_as(hidden) + moe.shared_experts(hidden)
+    return output
 
 
 def block_forward(block: Any, hidden: Tensor, place: Packed, mode: Mode, learn: bool) -> tuple[Tensor, Any]:
@@ -120,3 +124,37 @@ def initialise(model: Any, mtp: MtpLayer, seed: int) -> None:
             elif "lm_head" in name or "gate.weight" in name:
                 std = 0.02
             weight.copy_(torch.randn(weight.shape, generator=generator) * std)
+    plant_positional_heads(model, generator)
+
+
+def plant_positional_heads(model: Any, generator: torch.Generator) -> None:
+    """Start two heads of layer 0 and one of layer 1 as "look one (two) tokens back".
+
+    Copying needs such heads, and there are no biases to build them from: a text carries no constant until the
+    embeddings grow a common direction. Starting with that direction and with these heads saves most of the search;
+    from then on they are weights like all others.
+    """
+    config, weights = model.config, model.model
+    common = torch.randn(config.hidden_size, generator=generator)
+    common /= common.norm()
+    with torch.no_grad():
+        weights.embed_tokens.weight += 0.29 * config.hidden_size**0.5 * common
+        after_norm = 0.5 * config.hidden_size**0.5  # size of the common part behind the first norm
+        frequencies = weights.rotary_emb.inv_freq[:LOCAL_PAIRS]
+        rope, resid = config.qk_rope_head_dim, config.q_lora_rank
+        for number, offsets in enumerate(LOOK_BACK[: len(weights.layers)]):
+            layer = weights.layers[number].self_attn
+            key = torch.zeros(rope)
+            key[0 : 2 * LOCAL_PAIRS : 2] = SHARPNESS
+            layer.kv_a_proj_with_mqa.weight[-rope:] *= 0.3
+            layer.kv_a_proj_with_mqa.weight[-rope:] += torch.outer(key, common) / after_norm
+            carrier = torch.zeros(resid)
+            carrier[0] = 1.0
+            layer.q_a_proj.weight += torch.outer(carrier, common) * resid**0.5 / after_norm
+            query_rows = layer.q_b_proj.weight.view(layer.num_heads, layer.qk_head_dim, resid)[:, -rope:]
+            for head, offset in enumerate(offsets):
+                query = torch.zeros(rope)
+                query[0 : 2 * LOCAL_PAIRS : 2] = torch.cos(offset * frequencies)
+                query[1 : 2 * LOCAL_PAIRS : 2] = -torch.sin(offset * frequencies)
+                query_rows[head] *= 0.3
+                query_rows[head] += torch.outer(SHARPNESS * query, carrier) / (resid / 2) ** 0.5

@@ -59,7 +59,8 @@ def load_calibration(path: Path, source: Path, vocab_size: int, samples: int, se
     largest = max(int(sequence.max()) for sequence in sequences)
     if largest >= vocab_size:
         raise CheckpointError(
-            f"{source}: the tokenizer gives id {largest}, config.json has vocab_size {vocab_size}", "tokenizer and model differ"
+            f"{source}: the tokenizer gives id {largest}, config.json has vocab_size {vocab_size}",
+            "tokenizer and model differ",
         )
     return CalibrationSet(path, tuple(sequences))
 
@@ -71,7 +72,9 @@ def _tokenizer(source: Path) -> Any:
         return AutoTokenizer.from_pretrained(str(source), local_files_only=True)
     except Exception as error:  # transformers raises anything from OSError to KeyError on damaged files
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise CheckpointError(f"{source}: tokenizer cannot be loaded: {reason}", "copy the tokenizer files again") from None
+        raise CheckpointError(
+            f"{source}: tokenizer cannot be loaded: {reason}", "copy the tokenizer files again"
+        ) from None
 
 
 def _records(path: Path) -> Iterator[tuple[int, Any]]:
@@ -100,6 +103,8 @@ def _encode(tokenizer: Any, record: Any, path: Path, line: int) -> list[int]:
         try:
             rendered = tokenizer.apply_chat_template(record["messages"], tools=record.get("tools"), tokenize=False)
         except Exception as error:  # jinja raises its own family
-            raise RecipeError(f"{path}:{line}: chat template refuses the messages: {error}", "correct the record") from None
+            raise RecipeError(
+                f"{path}:{line}: chat template refuses the messages: {error}", "correct the record"
+            ) from None
         return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
     raise RecipeError(f'{path}:{line}: needs a string, {{"text": ...}} or {{"messages": [...]}}', "correct the record")

@@ -1,8 +1,8 @@
 """One layer through the whole chain: read, fuse, rotate, calibrate, smooth, round, write, free.
 
-The forward pass uses the *float* (rotated, not yet rounded) weights. Every layer then sees the inputs the original model
-would produce, so a layer's result does not depend on how the layers before it were rounded: the order of experts, a
-restart, or another recipe for one layer change nothing elsewhere.
+The forward pass uses the *float* (rotated, not yet rounded) weights. Every layer then sees the inputs the original
+model would produce, so a layer's result does not depend on how the layers before it were rounded: the order of
+experts, a restart, or another recipe for one layer change nothing elsewhere.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ class FloatLayer:
 class LayerQuantizer:
     """Quantizes layer after layer; holds the residual stream of all calibration sequences between calls."""
 
-    def __init__(self, plan: Plan, rotations: Rotations | None, write: Write, on_expert: Callable[[int, int], None]) -> None:
+    def __init__(
+        self, plan: Plan, rotations: Rotations | None, write: Write, on_expert: Callable[[int, int], None]
+    ) -> None:
         self.plan, self.config, self.source = plan, plan.config, plan.source
         self.rotations, self.write, self.on_expert = rotations, write, on_expert
         self.hidden: list[torch.Tensor] = []  # one [S, hidden] per sequence, in the rotated basis
@@ -171,9 +173,7 @@ class LayerQuantizer:
                         scales[search.subgraph.targets] = self._smooth(tensors, search, {name: seen})
             self._write_parts(prefix, parts, tensors, {}, scales, report)
 
-    def _run_expert(
-        self, tensors: Tensors, parts: tuple[Linear, ...], expert: int, routed: _Routed
-    ) -> InputStatistics:
+    def _run_expert(self, tensors: Tensors, parts: tuple[Linear, ...], expert: int, routed: _Routed) -> InputStatistics:
         """The expert's output goes to the stream, the input of its down_proj into the statistics."""
         gate, up, down = (tensors[S.tensor_name(part)] for part in parts)
         seen = InputStatistics(SEARCH_ROWS)
@@ -227,5 +227,3 @@ class _Routed:
 
 def read_parts(source: SourceCheckpoint, prefix: str, parts: Iterable[Linear | Vector]) -> Tensors:
     return {S.tensor_name(part): source.read(prefix + S.tensor_name(part)) for part in parts}
-
-

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import safetensors.torch
 import torch
 
 from glm5_ascend.checkpoint import schemes
@@ -21,26 +22,12 @@ from glm5_ascend.errors import RecipeError
 from glm5_ascend.model import layers as M
 from glm5_ascend.quantize.calibration import CalibrationSet, default_calibration_file, load_calibration
 from glm5_ascend.quantize.layer import FloatLayer, LayerQuantizer, LayerReport, read_parts
+from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.plan import GIB, ROT_NAME, Plan
 from glm5_ascend.quantize.provenance import RECIPE_NAME, file_list, provenance, write_provenance
 from glm5_ascend.quantize.recipe import Recipe, find_recipe, load_recipe
 from glm5_ascend.quantize.rotation import Rotations
 from glm5_ascend.quantize.transforms import Tensors, fuse_norms, gains_of, rotate
-
-
-@dataclass(frozen=True)
-class QuantizeOptions:
-    """What the user asked for; names are the command line's."""
-
-    source: Path
-    out: Path
-    recipe: str = "w4a8"
-    calib: Path | None = None
-    samples: int = 64
-    seq_len: int = 512
-    seed: int = 1234
-    overwrite: bool = False
-    command: str = ""
 
 
 class Progress(Protocol):
@@ -195,11 +182,10 @@ def _mtp_inputs(
 
 
 def _write_global_rotation(work: Path, rotations: Rotations) -> None:
-    from safetensors.torch import save_file
-
+    data = safetensors.torch.save({"global_rotation": rotations.global_rotation()})
     try:
         (work / "optional").mkdir()
-        save_file({"global_rotation": rotations.global_rotation()}, work / "optional" / "quarot.safetensors")
+        (work / "optional" / "quarot.safetensors").write_bytes(data)
     except OSError as error:
         raise disk_error(work, error) from None
 

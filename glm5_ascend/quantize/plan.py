@@ -79,7 +79,9 @@ class Selector:
         for piece in re.split(r"(\{\w+\})", pattern):
             if piece.startswith("{"):
                 if piece[1:-1] not in self.numbers:
-                    raise RecipeError(f"recipe: pattern {pattern!r}: unknown selector {piece}", "known: {mtp} {dense} {moe}")
+                    raise RecipeError(
+                        f"recipe: pattern {pattern!r}: unknown selector {piece}", "known: {mtp} {dense} {moe}"
+                    )
                 out += f"(?:{'|'.join(map(str, self.numbers[piece[1:-1]])) or '(?!)'})"
             else:
                 out += fnmatch.translate(piece).removeprefix("(?s:").removesuffix(r")\Z")
@@ -112,7 +114,9 @@ class Plan:
         for selects, step in self._steps:
             if selects(module):
                 if chosen is not None and chosen.qconfig != step.qconfig:
-                    raise RecipeError(f"recipe: two linear_quant steps disagree on {module}", "exclude it from one of them")
+                    raise RecipeError(
+                        f"recipe: two linear_quant steps disagree on {module}", "exclude it from one of them"
+                    )
                 chosen = step
         if chosen is None:
             return LinearPlan(schemes.FLOAT)
@@ -124,11 +128,15 @@ class Plan:
     def _check_runnable(self, module: str, part: Linear, scheme: str, shape: tuple[int, ...]) -> None:
         routed = ".mlp.experts." in module
         if part.name in S.ALWAYS_FLOAT:
-            raise RecipeError(f"recipe: {module} cannot be quantized, the engine keeps it FLOAT", f'add "*{part.name}" to exclude')
+            raise RecipeError(
+                f"recipe: {module} cannot be quantized, the engine keeps it FLOAT", f'add "*{part.name}" to exclude'
+            )
         if scheme == schemes.W4A8_DYNAMIC and not routed:
             raise RecipeError(f"recipe: {module}: W4A8_DYNAMIC exists for routed experts only", "use int8 weights here")
         if scheme == schemes.W8A8 and routed:
-            raise RecipeError(f"recipe: {module}: static W8A8 does not exist for experts", "use per_token activations here")
+            raise RecipeError(
+                f"recipe: {module}: static W8A8 does not exist for experts", "use per_token activations here"
+            )
         if scheme == schemes.W4A8_DYNAMIC and (shape[0] % 8 or shape[1] % DOWN_PROJ_PARTIAL_SUMS):
             raise RecipeError(
                 f"recipe: {module} {list(shape)}: INT4 needs rows in multiples of 8 and columns in multiples of "
@@ -149,7 +157,8 @@ class Plan:
                 kinds = {self.linears[module].scheme for module in present}
                 if len(kinds) > 1:
                     raise RecipeError(
-                        f"recipe: {present[0]} and its siblings are one module in the engine but get {', '.join(sorted(kinds))}",
+                        f"recipe: {present[0]} and its siblings are one module in the engine but get "
+                        f"{', '.join(sorted(kinds))}",
                         "give all of them one type",
                     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,9 +15,7 @@ from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.writer import write_json
 from glm5_ascend.quantize.calibration import CalibrationSet
 from glm5_ascend.quantize.layer import LayerReport
-
-if TYPE_CHECKING:
-    from glm5_ascend.quantize.pipeline import QuantizeOptions
+from glm5_ascend.quantize.options import QuantizeOptions
 
 RECIPE_NAME = "glm5_ascend_recipe.yaml"
 

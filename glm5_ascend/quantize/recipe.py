@@ -156,7 +156,9 @@ def load_recipe(path: Path) -> Recipe:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}" if mark else ""
-        raise RecipeError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}", "correct the line") from None
+        raise RecipeError(
+            f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}", "correct the line"
+        ) from None
     try:
         recipe = Recipe.model_validate(raw)
     except ValidationError as error:

@@ -109,8 +109,9 @@ class Rotations:
         }
 
     def _hadamard(self, basis: str, size: int) -> Hadamard:
-        # The seed of each basis derives from its name, so adding one never changes another.
-        generator = torch.Generator().manual_seed((self.seed << 32) ^ zlib.crc32(basis.encode()))
+        # The seed of each basis derives from its name, so adding one never changes another. Mixed by a hash, because
+        # torch's CPU generator looks at the low 32 bits only.
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {basis}".encode()))
         try:
             return Hadamard(size, generator)
         except ValueError:

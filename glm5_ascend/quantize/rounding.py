@@ -40,7 +40,9 @@ def minmax_scale(weight: torch.Tensor, largest: int) -> torch.Tensor:
     return torch.where(peak > 0, peak / largest, torch.ones_like(peak))
 
 
-def ssz_scale(weight: torch.Tensor, steps: int = 50, largest: int = INT4_MAX, grid: torch.Tensor | None = _GRID) -> torch.Tensor:
+def ssz_scale(
+    weight: torch.Tensor, steps: int = 50, largest: int = INT4_MAX, grid: torch.Tensor | None = _GRID
+) -> torch.Tensor:
     """SSZ: per-row scale [N, 1] that minimises the squared error of symmetric integers.
 
     Starts from the best of a grid of clipped min-max scales, then alternates integers for fixed scale and the

@@ -2,7 +2,7 @@
 
 Source: SmoothQuant (arXiv 2211.10438), AWQ (arXiv 2306.00978), msModelSlim 26.1.0 `processor/anti_outlier/`. Unlike
 msModelSlim, a candidate is scored with the arithmetic that will run (true per-token or per-tensor activations, the
-statistic that is applied), and "do nothing" is always a candidate, so smoothing never makes the calibration error worse.
+statistic that is applied), and "do nothing" is always a candidate.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ _EXPONENTS = [step / 20 for step in range(21)]
 _SMALLEST = 1e-5
 
 
-def quantize_activation(x: torch.Tensor, scheme: str, statistics: InputStatistics, scale: torch.Tensor) -> torch.Tensor:
-    """X / scale as the engine would see it after int8 quantization, dequantized: fp32 [T, K]."""
+def quantize_activation(x: torch.Tensor, scheme: str, fitted: InputStatistics, scale: torch.Tensor) -> torch.Tensor:
+    """X / scale as the engine would see it after int8 quantization, dequantized: fp32 [T, K].
+
+    A static range comes from `fitted`; what lies outside is clipped, as it will be at run time.
+    """
     y = x / scale
     if scheme == schemes.W8A8:
-        input_scale, offset = static_input(statistics.range_after(scale))
+        input_scale, offset = static_input(fitted.range_after(scale))
         return (torch.round(y / input_scale + offset).clamp_(-128, 127) - offset) * input_scale
     per_token = y.abs().amax(dim=1, keepdim=True).clamp_min(1e-10) / INT8_MAX
     return round_int(y, per_token, INT8_MAX) * per_token
@@ -37,25 +40,27 @@ def _output_error(x: torch.Tensor, weight: torch.Tensor, x_q: torch.Tensor, weig
 def flex_smooth_quant(weights: Iterable[torch.Tensor], statistics: InputStatistics, scheme: str) -> torch.Tensor:
     """Scale s [K] = max|X|^a / max|W|^b for the INT8 linears `weights` [N_i, K] that read the same input.
 
-    Phase 1 searches a with b = 1-a, phase 2 searches b for the best a; ties go to the larger exponent.
+    Phase 1 searches a with b = 1-a, phase 2 searches b for the best a; ties go to the larger exponent. Statistics for
+    the search come from the first half of the rows and the error is taken on the second half, other texts: scored on
+    its own rows, a static range prefers scales that fill it to the last step and then clips on every new text.
     """
-    weight, x = torch.cat(list(weights)), statistics.rows
-    x_max, w_max = statistics.max_abs.clamp_min(_SMALLEST), weight.abs().amax(0).clamp_min(_SMALLEST)
+    weight = torch.cat(list(weights))
+    fitted, x = statistics.split()
+    w_max = weight.abs().amax(0).clamp_min(_SMALLEST)
+
+    def scale_of(seen: InputStatistics, a: float, b: float) -> torch.Tensor:
+        return _centred(seen.max_abs.clamp_min(_SMALLEST) ** a / w_max**b)
 
     def error_of(scale: torch.Tensor) -> float:
         scaled = weight * scale
         step = minmax_scale(scaled, INT8_MAX)
-        return _output_error(
-            x, weight, quantize_activation(x, scheme, statistics, scale), round_int(scaled, step, INT8_MAX) * step
-        )
+        weight_q = round_int(scaled, step, INT8_MAX) * step
+        return _output_error(x, weight, quantize_activation(x, scheme, fitted, scale), weight_q)
 
-    def scale_of(a: float, b: float) -> torch.Tensor:
-        return _centred(x_max**a / w_max**b)
-
-    a, _ = _best((a, error_of(scale_of(a, 1 - a))) for a in _EXPONENTS)
-    b, error = _best((b, error_of(scale_of(a, b))) for b in _EXPONENTS)
-    identity = torch.ones_like(x_max)
-    return scale_of(a, b) if error < error_of(identity) else identity
+    a, _ = _best((a, error_of(scale_of(fitted, a, 1 - a))) for a in _EXPONENTS)
+    b, error = _best((b, error_of(scale_of(fitted, a, b))) for b in _EXPONENTS)
+    identity = torch.ones_like(w_max)
+    return scale_of(statistics, a, b) if error < error_of(identity) else identity
 
 
 def flex_awq_ssz(weight: torch.Tensor, statistics: InputStatistics, scheme: str, steps: int) -> torch.Tensor:
@@ -88,5 +93,3 @@ def _best(candidates: Iterable[tuple[float, float]]) -> tuple[float, float]:
         if error <= chosen[1]:
             chosen = (exponent, error)
     return chosen
-
-

@@ -49,6 +49,15 @@ class InputStatistics:
     def rows(self) -> torch.Tensor:
         return _spread(torch.cat(self._rows), self.row_limit)
 
+    def split(self) -> tuple[InputStatistics, torch.Tensor]:
+        """Statistics of the first half of the kept rows, and the second half: sequences are kept in order, so the
+        halves are different texts. A single row serves as both."""
+        rows = self.rows
+        half = max(len(rows) // 2, 1)
+        first = InputStatistics(self.row_limit)
+        first.add(rows[:half])
+        return first, rows[half:] if len(rows) > 1 else rows
+
     def range_after(self, scale: torch.Tensor | None) -> ActivationRange:
         """Per-tensor range of X / scale."""
         low, high = (self.low, self.high) if scale is None else (self.low / scale, self.high / scale)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import shlex
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,18 +39,22 @@ def serve(
     port: int = DEFAULT_PORT,
     dry_run: bool = False,
 ) -> int:
-    """Replace this process by the server; returns only for a dry run (0). `vllm_args` win over our defaults."""
-    env, argv = build_command(directory, ["--host", host, "--port", str(port), *vllm_args])
+    """Replace this process by the server; returns only for a dry run (0). `vllm_args` win over everything of ours."""
+    env, argv = build_command(directory, vllm_args, host=host, port=port)
     if dry_run:
         print(shown(env, argv))
         return 0
     if not on_ascend():
         require_cpu_environment()
+        refuse_flags(vllm_args)
+    require_free_port(value_of(argv, "--host"), int(value_of(argv, "--port")))
     print(shown(env, argv), flush=True)
     os.execvpe(argv[0], argv, {**os.environ, **env})
 
 
-def build_command(directory: Path, extra: list[str]) -> tuple[dict[str, str], list[str]]:
+def build_command(
+    directory: Path, extra: list[str], *, host: str = DEFAULT_HOST, port: int = DEFAULT_PORT
+) -> tuple[dict[str, str], list[str]]:
     """The variables to add to the environment, and the command line.
 
     A flag in `extra` replaces our default for it, in any of vLLM's spellings (`--max_model_len`, `--flag=value`).
@@ -58,8 +64,8 @@ def build_command(directory: Path, extra: list[str]) -> tuple[dict[str, str], li
     defaults: list[tuple[str, str | None]] = [
         ("--model", str(directory)),
         ("--served-model-name", "glm-5"),
-        ("--host", DEFAULT_HOST),
-        ("--port", str(DEFAULT_PORT)),
+        ("--host", host),
+        ("--port", str(port)),
         ("--max-model-len", str(min(config.get("max_position_embeddings", 4096), LONGEST_DEFAULT_CONTEXT))),
         ("--reasoning-parser", "glm45"),
         ("--tool-call-parser", "glm47"),
@@ -83,6 +89,36 @@ def given_flags(extra: list[str]) -> set[str]:
     flags = {arg.split("=", 1)[0].replace("_", "-") for arg in extra if arg.startswith("--")}
     flags |= {"--" + flag.removeprefix("--no-") for flag in flags if flag.startswith("--no-")}
     return flags | ({"--quantization"} if "-q" in extra else set())
+
+
+def value_of(argv: list[str], flag: str) -> str:
+    """The value a flag has in the end: the last one given."""
+    value = ""
+    for arg, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
+        name, equals, inline = arg.partition("=")
+        if name.replace("_", "-") == flag:
+            value = inline if equals else following
+    return value
+
+
+def refuse_flags(extra: list[str]) -> None:
+    """What the platform would refuse later, with a traceback."""
+    if any("+rotary_embedding" in arg for arg in extra):
+        raise ConfigError(
+            "+rotary_embedding: vLLM's CPU rope kernel rotates GLM-5's queries wrongly", "drop it from the vLLM flags"
+        )
+    if value_of(extra, "--tensor-parallel-size") not in ("", "1"):
+        raise ConfigError("--tensor-parallel-size: GLM-5 on a CPU runs with 1", "drop the flag")
+
+
+def require_free_port(host: str, port: int) -> None:
+    """vLLM notices a taken port only after it has loaded the model."""
+    try:
+        socket.create_server((host, port)).close()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}", "choose another one with --port"
+        ) from None
 
 
 def check_directory(directory: Path) -> dict[str, Any]:

@@ -11,6 +11,10 @@ from vllm.model_executor.utils import set_weight_attrs
 
 from glm5_ascend import ops
 from glm5_ascend.checkpoint.packing import DOWN_PROJ_PARTIAL_SUMS, unpack_int4
+from glm5_ascend.errors import CheckpointError
+
+#: vLLM's names of an expert's three projections.
+PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
 class Int8Experts(FusedMoEMethodBase):  # type: ignore[misc]
@@ -54,7 +58,7 @@ class Int8Experts(FusedMoEMethodBase):  # type: ignore[misc]
 
     def process_weights_after_loading(self, layer: Any) -> None:
         for name in ("w13", "w2"):
-            stored = layer.__getattr__(f"{name}_weight").data
+            stored = getattr(layer, f"{name}_weight").data
             # [E, N, K] for the reader, [E, K, N] in memory: what torch's int8 matmul likes.
             codes = torch.stack([self.codes(expert).t().contiguous() for expert in stored]).transpose(1, 2)
             setattr(layer, f"{name}_weight", torch.nn.Parameter(codes, requires_grad=False))
@@ -107,18 +111,12 @@ def expert_loader(name: str) -> Callable[..., bool | None]:
             gate, up = target.chunk(2, dim=0)
             target = gate if shard_id == "w1" else up
         if target.shape != loaded.shape:
-            raise wrong_shape(weight_name, expert_id, shard_id, loaded, target)
+            raise CheckpointError(
+                f"{weight_name}: {PROJECTIONS[shard_id]} of expert {expert_id} has shape {list(loaded.shape)}, "
+                f"expected {list(target.shape)}",
+                "W4A8_DYNAMIC weights are packed int8 [N/2, K]; down_proj's scale_bias is [N, 16]",
+            )
         target.copy_(loaded)
         return True if return_success else None
 
     return load
-
-
-def wrong_shape(name: str, expert: int, shard: str, loaded: torch.Tensor, target: torch.Tensor) -> Exception:
-    from glm5_ascend.errors import CheckpointError
-
-    proj = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}[shard]
-    return CheckpointError(
-        f"{name}: expert {expert} {proj} has shape {list(loaded.shape)}, expected {list(target.shape)}",
-        "W4A8_DYNAMIC weights are packed int8 [N/2, K]; down_proj's scale_bias is [N, 16]",
-    )

@@ -15,9 +15,10 @@ from glm5_ascend.errors import CheckpointError
 
 
 class Int8Linear(LinearMethodBase):  # type: ignore[misc]
-    """What W8A8_DYNAMIC and W8A8 share: int8 weight, one fp32 scale per output row."""
+    """What W8A8_DYNAMIC and W8A8 share: int8 weight, one fp32 scale per output row.
 
-    quant_mode: str
+    Scales stay as stored. vllm-ascend rounds weight_scale and input_scale to bf16; our writer's are bf16 numbers.
+    """
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -55,7 +56,8 @@ class Int8Linear(LinearMethodBase):  # type: ignore[misc]
         y = ops.int8_linear(x, linear_weights(layer))
         return y if bias is None else y + bias
 
-    def weights(self, layer: torch.nn.Module) -> ops.LinearWeights:
+    def weights(self, layer: Any) -> ops.LinearWeights:
+        """The layer's tensors as our ops take them."""
         raise NotImplementedError
 
 
@@ -112,7 +114,7 @@ def one_value_loader(name: str) -> Callable[..., None]:
         if not bool(torch.isnan(param.data).any()) and not torch.equal(param.data, value):
             raise CheckpointError(
                 f"{name}: the fused shards disagree ({float(param.data[0])} and {float(value[0])})",
-                "q_a_proj and kv_a_proj_with_mqa share one input: quantize them with one input_scale and input_offset",
+                "the parts of a fused module share one input: quantize them with one input_scale and input_offset",
             )
         param.data.copy_(value)
 

@@ -12,4 +12,4 @@ def int8_linear(x: torch.Tensor, w: LinearWeights) -> torch.Tensor:
     """See the package docstring."""
     require_shape("weight", w.weight, (None, x.shape[-1]))
     rows = x.reshape(-1, x.shape[-1])
-    return apply_linear(rows, w, x.dtype).reshape(*x.shape[:-1], -1)
+    return apply_linear(rows, w, x.dtype).reshape(*x.shape[:-1], w.weight.shape[0])

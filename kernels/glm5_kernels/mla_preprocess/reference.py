@@ -17,7 +17,7 @@ def rms_norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:
 
 def rope_interleaved(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate the pairs (0,1), (2,3), ... of x [T, ..., P] by the angles of cos, sin [T, P / 2]; same layout."""
-    shape = (x.shape[0],) + (1,) * (x.dim() - 2) + (-1,)
+    shape = (x.shape[0],) + (1,) * (x.dim() - 2) + (cos.shape[1],)
     cos, sin = cos.float().view(shape), sin.float().view(shape)
     even, odd = x[..., 0::2].float(), x[..., 1::2].float()
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2).to(x.dtype)

@@ -1,0 +1,70 @@
+"""A checkpoint on disk as a running model, one layer in memory at a time; quantized linears compute with integers.
+
+The arithmetic is that of the served model (same ops, per-token int8 activations, int32 sums), in fp32 between the
+linears. Used to measure what a quantization costs; serving itself is vLLM's work.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from glm5_ascend import ops
+from glm5_ascend.checkpoint import schemes
+from glm5_ascend.checkpoint.index import CheckpointDir, read_json_object
+from glm5_ascend.checkpoint.structure import layer_prefix
+from glm5_ascend.config import load_config
+from glm5_ascend.model import layers as M
+
+
+class StoredLayer:
+    """`LayerWeights` that reads tensors when they are asked for."""
+
+    def __init__(self, files: CheckpointDir, description: dict[str, object], prefix: str) -> None:
+        self.files, self.description, self.prefix = files, description, prefix
+
+    def vector(self, name: str) -> torch.Tensor:
+        return self.files.read(self.prefix + name).float()
+
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        module = self.prefix + name
+        scheme = str(self.description.get(f"{module}.weight", schemes.FLOAT))
+        if scheme == schemes.FLOAT:
+            return x @ self.vector(f"{name}.weight").T
+        return ops.int8_linear(x, self._integers(module, scheme))
+
+    def _integers(self, module: str, scheme: str) -> ops.LinearWeights:
+        def read(suffix: str) -> torch.Tensor:
+            return self.files.read(f"{module}.{suffix}")
+
+        weight = schemes.integer_weight(scheme, {"weight": read("weight")})
+        if scheme == schemes.W8A8:
+            scale = read("deq_scale")
+            inputs = [read(suffix) for suffix in ("input_scale", "input_offset", "quant_bias")]
+            return ops.LinearWeights(weight, ops.PER_TENSOR, scale, *inputs)
+        return ops.LinearWeights(weight, ops.PER_TOKEN, read("weight_scale").flatten())
+
+
+class StoredModel:
+    """A float or quantized checkpoint directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.config = load_config(directory)
+        self.files = CheckpointDir(directory)
+        path = directory / schemes.DESCRIPTION_NAME
+        self.description = read_json_object(path) if path.is_file() else {}
+
+    @torch.no_grad()
+    def logits(self, sequences: list[torch.Tensor]) -> list[torch.Tensor]:
+        """fp32 [S, vocab] for each int64 sequence [S]; every layer is read once for all of them."""
+        top = StoredLayer(self.files, self.description, "")
+        embedding = top.vector("model.embed_tokens.weight")
+        hidden = [embedding[sequence] for sequence in sequences]
+        selections: list[torch.Tensor | None] = [None] * len(sequences)
+        for layer in range(self.config.num_hidden_layers):
+            weights = StoredLayer(self.files, self.description, layer_prefix(layer))
+            for i, h in enumerate(hidden):
+                hidden[i], selections[i] = M.decoder_layer(self.config, layer, weights, h, selections[i])
+        gain = top.vector("model.norm.weight")
+        return [top.linear("lm_head", M.rms_norm(h, gain, self.config.rms_norm_eps)) for h in hidden]

@@ -1,0 +1,29 @@
+"""What the user asked `quantize` for; names are the command line's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class QuantizeOptions:
+    """Arguments of one quantization.
+
+    Attributes:
+        recipe: name of a shipped recipe or path of a YAML file.
+        calib: calibration text, .jsonl or .txt; None takes the recipe's dataset.
+        samples, seq_len: at most this many sequences of this many tokens.
+        seed: of the random rotations.
+        command: the command line, for the provenance file.
+    """
+
+    source: Path
+    out: Path
+    recipe: str = "w4a8"
+    calib: Path | None = None
+    samples: int = 64
+    seq_len: int = 512
+    seed: int = 1234
+    overwrite: bool = False
+    command: str = ""

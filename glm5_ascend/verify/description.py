@@ -1,0 +1,176 @@
+"""quant_model_description.json: which type the engine will choose for each module, and whether it can run it.
+
+Source: vllm-ascend 182b75e and 0.23.0 `quantization/modelslim_config.py` (behaviour, not code).
+"""
+
+from __future__ import annotations
+
+from glm5_ascend.checkpoint import schemes
+from glm5_ascend.checkpoint import structure as S
+from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME, FLOAT, QUANTIZED, W4A8_DYNAMIC, W8A8
+from glm5_ascend.checkpoint.structure import Linear
+from glm5_ascend.verify.contents import Contents
+from glm5_ascend.verify.report import Report
+
+ROT_NAME = "rot.weight"
+#: Keys that are not tensors; the last three belong to 8-bit caches.
+_META = {
+    "version",
+    "group_size",
+    "model_quant_type",
+    "metadata",
+    "optional",
+    "is_rot_used",
+    "fa_quant_type",
+    "indexer_quant_type",
+    "kv_cache_type",
+}
+_AGAIN = "quantize again, or correct the description"
+
+
+def check_description(contents: Contents, report: Report) -> dict[str, str]:
+    """Check keys and types; returns the type of every linear of the model (FLOAT where nothing usable is said)."""
+    description = contents.description
+    if description is None:
+        return {}
+    _check_meta(description, report)
+    _check_keys(contents, description, report)
+    types: dict[str, str] = {}
+    for prefix, part in S.all_parts(contents.config):
+        if isinstance(part, Linear):
+            module = prefix + part.name
+            kind = description.get(f"{module}.weight")
+            types[module] = kind if isinstance(kind, str) and kind in QUANTIZED else FLOAT
+            _check_runnable(module, part, types[module], report)
+    _check_siblings(contents, types, report)
+    quantized_mtp = [
+        module
+        for layer in range(contents.config.num_hidden_layers, contents.config.num_layers_with_mtp)
+        for module in types
+        if types[module] != FLOAT and module.startswith(S.layer_prefix(layer))
+    ]
+    if quantized_mtp:
+        report.warning(
+            "description.mtp_quantized",
+            f"{len(quantized_mtp)} linears of the MTP layer are quantized",
+            tensor=f"{quantized_mtp[0]}.weight",
+            file=DESCRIPTION_NAME,
+            fix="keep the MTP layer FLOAT: drafts lost accuracy upstream (vllm-ascend PR 7139)",
+        )
+    for kind in types.values():
+        report.schemes[kind] = report.schemes.get(kind, 0) + 1
+    return types
+
+
+def _check_meta(description: dict[str, object], report: Report) -> None:
+    for key, why in (
+        ("version", "vllm-ascend 0.23 would expect unpacked INT4"),
+        ("group_size", "vllm-ascend 0.23 reads an absent key as 256, newer ones refuse anything but 0"),
+    ):
+        wanted, found = schemes.DESCRIPTION_META[key], description.get(key)
+        if type(found) is not type(wanted) or found != wanted:
+            stated = repr(found) if key in description else "missing"
+            report.error(
+                f"description.{key}",
+                f"{key} is {stated}, expected {wanted!r}: {why}",
+                file=DESCRIPTION_NAME,
+                fix=f"set {key} to {wanted!r}",
+            )
+    if not isinstance(description.get("is_rot_used", False), bool):
+        report.error(
+            "description.is_rot_used",
+            f"is_rot_used is {description['is_rot_used']!r}, expected true or false",
+            file=DESCRIPTION_NAME,
+            fix=_AGAIN,
+        )
+
+
+def _check_keys(contents: Contents, description: dict[str, object], report: Report) -> None:
+    """One key per tensor, one type per linear, nothing else."""
+    here = contents.entries.keys() | contents.unreadable
+    for key, kind in description.items():
+        if key in _META or key.endswith(".indexer.quant_type"):
+            continue
+        if not isinstance(kind, str) or kind not in (FLOAT, *QUANTIZED):
+            report.error(
+                "description.unknown_type",
+                f"type {kind!r:.60} is unknown; known: FLOAT, {', '.join(QUANTIZED)}",
+                tensor=key,
+                file=DESCRIPTION_NAME,
+                fix=_AGAIN,
+            )
+        elif key == ROT_NAME:
+            report.warning(
+                "description.rot_listed",
+                f"{ROT_NAME} has no type and should not be listed",
+                tensor=key,
+                file=DESCRIPTION_NAME,
+                fix="remove the key",
+            )
+        elif key not in here:
+            report.error(
+                "description.no_tensor",
+                f"described as {kind}, but no shard holds it",
+                tensor=key,
+                file=contents.file_of.get(key, DESCRIPTION_NAME),
+                fix=_AGAIN,
+            )
+        else:
+            linear = description.get(key.rpartition(".")[0] + ".weight", kind)
+            if kind != linear and not key.endswith(".e_score_correction_bias"):
+                report.error(
+                    "description.mixed_types",
+                    f"{kind}, but the weight of the same module is {linear}",
+                    tensor=key,
+                    file=DESCRIPTION_NAME,
+                    fix=_AGAIN,
+                )
+    for name in sorted(here - description.keys() - {ROT_NAME}):
+        why = "the engine stops with a bare KeyError, or takes the module for quantized"
+        if name.endswith(".k_norm.bias"):
+            why = "its presence makes vllm-ascend create the norm biases that MLAPO reads"
+        report.error(
+            "description.key_missing", f"no key for this tensor: {why}", tensor=name, file=DESCRIPTION_NAME, fix=_AGAIN
+        )
+
+
+def _check_runnable(module: str, part: Linear, kind: str, report: Report) -> None:
+    routed = ".mlp.experts." in module
+    reason = None
+    if kind != FLOAT and part.name in S.ALWAYS_FLOAT:
+        reason = "the engine can run this module in FLOAT only"
+    elif kind == W4A8_DYNAMIC and not routed:
+        reason = "W4A8_DYNAMIC exists for routed experts only"
+    elif kind == W8A8 and routed:
+        reason = "static W8A8 does not exist for routed experts"
+    if reason:
+        report.error(
+            "description.not_runnable",
+            f"{kind}: {reason}",
+            tensor=f"{module}.weight",
+            file=DESCRIPTION_NAME,
+            fix="exclude the module in the recipe and quantize again",
+        )
+
+
+def _check_siblings(contents: Contents, types: dict[str, str], report: Report) -> None:
+    """Modules the engine fuses must agree; of all experts it looks at expert 0's keys only."""
+    config = contents.config
+    for layer in range(config.num_layers_with_mtp):
+        prefix = S.layer_prefix(layer)
+        groups = [tuple(prefix + name for name in group) for group in S.FUSED]
+        if config.is_moe(layer):
+            experts = range(config.n_routed_experts)
+            groups.append(tuple(prefix + part.name for expert in experts for part in S.expert_linears(expert)))
+        for group in groups:
+            present = [module for module in group if module in types]
+            for module in present[1:]:
+                kind, first = types[module], present[0]
+                if kind != types[first]:
+                    report.error(
+                        "description.siblings",
+                        f"{kind}, but {first} is {types[first]}: the engine fuses them into one module",
+                        tensor=f"{module}.weight",
+                        file=DESCRIPTION_NAME,
+                        fix="give all of them one type",
+                    )

@@ -1,0 +1,97 @@
+"""When is a weight no longer its source? Limits of rms(W_deq - W_ref) / rms(W_ref), for the whole, a row, a column.
+
+Measured on correct outputs (whole): int8 0.007, int4 0.11, bf16 0.002; a wrong nibble order, rotation, or another
+expert's weight gives 1.2 to 1.4. The fixed limits lie between. A row with one huge weight is rounded coarsely by right:
+its limit is half a step per element, the step being max|row| / largest. Rows catch a wrong scale, columns a smoothing
+scale that was moved on one side only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
+
+LIMITS = {FLOAT: 0.02, W8A8_DYNAMIC: 0.05, W8A8: 0.05, W4A8_DYNAMIC: 0.35}
+#: A column can be short (4 rows in a tiny weights_proj), and msModelSlim rounds to bf16 between the steps. SSZ may clip
+#: an outlier column of INT4 weights by up to 0.8, but never enlarges one.
+COLUMN_LIMITS = {FLOAT: 0.1, W8A8_DYNAMIC: 0.15, W8A8: 0.15, W4A8_DYNAMIC: 0.95}
+_LARGEST = {W8A8_DYNAMIC: 127, W8A8: 127, W4A8_DYNAMIC: 7}
+_SLACK = 1.2  # recovered smoothing scales carry the rounding error of the weight they come from
+_TINY = 1e-30
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Relative error of the whole tensor and of its worst row and column, each with its limit."""
+
+    whole: float
+    whole_limit: float
+    row: int
+    row_error: float
+    row_limit: float
+    column: int
+    column_error: float
+    column_limit: float
+
+    @property
+    def ok(self) -> bool:  # written so that NaN is not ok
+        return (
+            self.whole <= self.whole_limit
+            and self.row_error <= self.row_limit
+            and self.column_error <= self.column_limit
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"relative error {self.whole:.3f} (limit {self.whole_limit:.3f}), row {self.row} {self.row_error:.3f} "
+            f"({self.row_limit:.3f}), column {self.column} {self.column_error:.3f} ({self.column_limit:.3f})"
+        )
+
+
+@dataclass
+class Comparison:
+    """Sums of squares of one tensor, collected over pieces of its rows."""
+
+    _error: list[torch.Tensor] = field(default_factory=list)
+    _weight: list[torch.Tensor] = field(default_factory=list)
+    _peak: list[torch.Tensor] = field(default_factory=list)
+    _column_error: torch.Tensor | None = None
+    _column_weight: torch.Tensor | None = None
+
+    def add(self, found: torch.Tensor, wanted: torch.Tensor) -> None:
+        """Rows [n, K] as stored (dequantized) and as they should be."""
+        error, weight = (found - wanted).square_(), wanted.square()
+        self._error.append(error.sum(1))
+        self._weight.append(weight.sum(1))
+        self._peak.append(wanted.abs().amax(1))
+        self._column_error = error.sum(0) + (0 if self._column_error is None else self._column_error)
+        self._column_weight = weight.sum(0) + (0 if self._column_weight is None else self._column_weight)
+
+    def judge(self, kind: str) -> Verdict:
+        error, weight, peak = torch.cat(self._error), torch.cat(self._weight), torch.cat(self._peak)
+        assert self._column_error is not None and self._column_weight is not None
+        # Squares of what correct rounding may cost per element of each row.
+        step = torch.zeros_like(peak) if kind == FLOAT else (_SLACK * peak / (2 * _LARGEST[kind])).square()
+        columns = len(self._column_error)
+        total = weight.sum().clamp_min(_TINY)
+        row, row_error, row_limit = _worst(error, weight, columns * step, LIMITS[kind], floor=1e-4)
+        column, column_error, column_limit = _worst(
+            self._column_error, self._column_weight, step.sum().expand(columns), COLUMN_LIMITS[kind], floor=1e-2
+        )
+        whole_limit = max(LIMITS[kind], float((columns * step.sum() / total).sqrt()))
+        whole = float((error.sum() / total).sqrt())
+        return Verdict(whole, whole_limit, row, row_error, row_limit, column, column_error, column_limit)
+
+
+def _worst(
+    error: torch.Tensor, weight: torch.Tensor, allowed: torch.Tensor, limit: float, floor: float
+) -> tuple[int, float, float]:
+    """(index, relative error, limit) of the line that is worst in relation to its limit."""
+    # A line far below the others (a dead channel) is judged by the others' size: `floor` of their mean square.
+    base = weight.clamp_min(float(weight.mean().clamp_min(_TINY)) * floor)
+    relative, limits = (error / base).sqrt(), (allowed / base).sqrt().clamp_min(limit)
+    worst = int((relative / limits).nan_to_num(torch.inf).argmax())
+    return worst, float(relative[worst]), float(limits[worst])

@@ -1,0 +1,117 @@
+"""What a verification found: findings, counts, and the weight errors of a comparison."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK
+
+SCHEMA_VERSION = 1
+#: A damaged shard can spoil thousands of tensors: `lines` prints this many findings of one kind, `to_json` all.
+LINES_PER_KIND = 8
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One defect; `tensor` and `file` say where, `fix` says what to do about it."""
+
+    id: str  # stable, e.g. "tensor.missing"
+    level: Literal["error", "warning"]
+    message: str
+    tensor: str | None = None
+    file: str | None = None
+    fix: str = ""
+
+    def line(self) -> str:
+        where = ": ".join(part for part in (self.file, self.tensor) if part)
+        return f"{self.level} [{self.id}] {where + ': ' if where else ''}{self.message}"
+
+
+@dataclass(frozen=True)
+class WeightError:
+    """rms(W_deq - W_ref) / rms(W_ref) of one tensor; `worst_row` is the same for its worst row alone."""
+
+    module: str
+    scheme: str
+    relative_error: float
+    worst_row: float
+    limit: float
+
+
+@dataclass
+class Report:
+    """The result of `verify`. `errors_by_tensor` is None unless a source was given to compare with."""
+
+    directory: Path
+    against: Path | None = None
+    findings: list[Finding] = field(default_factory=list)
+    errors_by_tensor: list[WeightError] | None = None
+    tensors: int = 0
+    bytes: int = 0
+    schemes: dict[str, int] = field(default_factory=dict)  # linears by type
+
+    @property
+    def ok(self) -> bool:
+        return not any(finding.level == "error" for finding in self.findings)
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_OK if self.ok else EXIT_CHECK_FAILED
+
+    def error(
+        self, id: str, message: str, *, tensor: str | None = None, file: str | None = None, fix: str = ""
+    ) -> None:
+        self.findings.append(Finding(id, "error", message, tensor, file, fix))
+
+    def warning(
+        self, id: str, message: str, *, tensor: str | None = None, file: str | None = None, fix: str = ""
+    ) -> None:
+        self.findings.append(Finding(id, "warning", message, tensor, file, fix))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "command": "verify",
+            "ok": self.ok,
+            "exit_code": self.exit_code,
+            "directory": str(self.directory),
+            "against": str(self.against) if self.against else None,
+            "counts": {"tensors": self.tensors, "bytes": self.bytes, "schemes": dict(sorted(self.schemes.items()))},
+            "findings": [asdict(finding) for finding in self.findings],
+            "errors": None if self.errors_by_tensor is None else [asdict(error) for error in self.errors_by_tensor],
+        }
+
+    def lines(self, quiet: bool = False) -> list[str]:
+        """The report as text, one fact per line; the last line is the verdict. `quiet`: findings only."""
+        types = ", ".join(f"{count} {scheme}" for scheme, count in sorted(self.schemes.items()))
+        head = f"{self.directory}: {self.tensors} tensors, {self.bytes / 1e6:.2f} MB; linears: {types or 'unknown'}"
+        out = [] if quiet else [head]
+        shown: Counter[str] = Counter()
+        for finding in sorted(self.findings, key=lambda f: f.level):  # "error" sorts before "warning"
+            shown[finding.id] += 1
+            if shown[finding.id] <= LINES_PER_KIND:
+                out += [finding.line()] + ([f"    fix: {finding.fix}"] if finding.fix else [])
+        out += [f"... {n - LINES_PER_KIND} more [{kind}]" for kind, n in shown.items() if n > LINES_PER_KIND]
+        if quiet:
+            return out
+        out += self._error_lines()
+        errors = sum(finding.level == "error" for finding in self.findings)
+        warnings = len(self.findings) - errors
+        return [*out, f"{'ok' if self.ok else 'NOT ok'}: {errors} errors, {warnings} warnings"]
+
+    def _error_lines(self) -> list[str]:
+        by_scheme: dict[str, list[WeightError]] = {}
+        for error in self.errors_by_tensor or ():
+            by_scheme.setdefault(error.scheme, []).append(error)
+        out = []
+        for scheme, rows in sorted(by_scheme.items()):
+            worst = max(rows, key=lambda row: row.relative_error)
+            mean = sum(row.relative_error for row in rows) / len(rows)
+            out.append(
+                f"against {self.against}: {scheme}: {len(rows)} tensors, relative error mean {mean:.4f}, "
+                f"worst {worst.relative_error:.4f} ({worst.module})"
+            )
+        return out

@@ -1,0 +1,141 @@
+"""Every tensor that config.json and the types demand: there, with the right dtype and shape; and nothing else."""
+
+from __future__ import annotations
+
+import torch
+
+from glm5_ascend.checkpoint import structure as S
+from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, W8A8, Stored, stored_tensors
+from glm5_ascend.checkpoint.structure import Linear
+from glm5_ascend.verify.contents import FLOATS, Contents
+from glm5_ascend.verify.description import ROT_NAME
+from glm5_ascend.verify.report import Report
+
+#: Not stored by msModelSlim under static W8A8; the engine then never reads them.
+_OPTIONAL_STATIC = ("weight_scale", "weight_offset")
+_AGAIN = "quantize again, or copy the checkpoint again"
+
+
+def check_tensors(contents: Contents, types: dict[str, str], report: Report) -> set[str]:
+    """Compare what is stored with what must be; returns the modules (and norms' tensor names) that are complete."""
+    checker = _Checker(contents, report)
+    size = S.sizes(contents.config)
+    complete: set[str] = set()
+    for prefix, part in S.all_parts(contents.config):
+        module, shape = prefix + part.name, S.shape(part, size)
+        kind = types[module] if isinstance(part, Linear) else FLOAT
+        if kind == FLOAT:
+            if checker.floating(prefix + S.tensor_name(part), shape):
+                complete.add(module if isinstance(part, Linear) else prefix + S.tensor_name(part))
+        elif checker.linear(module, kind, (shape[0], shape[1])):
+            complete.add(module)
+    _check_unexpected(contents, checker.known | {ROT_NAME}, report)
+    if any(kind == W8A8 for kind in types.values()):
+        _check_float16(contents, report)
+    return complete
+
+
+class _Checker:
+    def __init__(self, contents: Contents, report: Report) -> None:
+        self.contents, self.report = contents, report
+        self.known: set[str] = set()
+
+    def linear(self, module: str, kind: str, shape: tuple[int, int]) -> bool:
+        demanded = stored_tensors(kind, shape, module)
+        good = True
+        for stored in demanded:
+            name = f"{module}.{stored.suffix}"
+            if kind == W8A8 and stored.suffix in _OPTIONAL_STATIC and name not in self.contents.entries:
+                self.known.add(name)
+                continue
+            good &= self._stored(name, kind, shape, stored)
+        return good
+
+    def _stored(self, name: str, kind: str, shape: tuple[int, int], stored: Stored) -> bool:
+        allowed: tuple[torch.dtype, ...] = (stored.dtype,)
+        if stored.suffix == "deq_scale":
+            allowed = (torch.float32, torch.int64)  # int64 holds the fp32 bits, for an engine running in float16
+        hint = ""
+        if kind == W4A8_DYNAMIC and stored.suffix == "weight":
+            entry = self.contents.entries.get(name)
+            if entry is not None and entry.shape == shape:
+                hint = ": INT4 is not packed (two output rows per byte)"
+            elif entry is not None and entry.shape == (shape[0], shape[1] // 2):
+                hint = ": INT4 is packed along the input axis, the engine expects two output rows per byte"
+        if stored.suffix == "scale_bias":
+            hint = ": the engine would broadcast it silently"
+        return self._check(name, allowed, stored.shape, hint)
+
+    def floating(self, name: str, shape: tuple[int, ...]) -> bool:
+        return self._check(name, FLOATS, shape, "")
+
+    def _check(self, name: str, allowed: tuple[torch.dtype, ...], shape: tuple[int, ...], hint: str) -> bool:
+        self.known.add(name)
+        entry, file = self.contents.entries.get(name), self.contents.file_of.get(name)
+        if entry is None:
+            if name not in self.contents.unreadable:
+                self.report.error(
+                    "tensor.missing",
+                    "not found; the engine would run with uninitialised memory",
+                    tensor=name,
+                    file=file,
+                    fix=_AGAIN,
+                )
+            return False
+        if entry.dtype not in allowed:
+            wanted = " or ".join(_name(dtype) for dtype in allowed)
+            self.report.error(
+                "tensor.dtype", f"stored as {_name(entry.dtype)}, expected {wanted}", tensor=name, file=file, fix=_AGAIN
+            )
+        if entry.shape != shape:
+            self.report.error(
+                "tensor.shape",
+                f"shape {list(entry.shape)}, expected {list(shape)}{hint}",
+                tensor=name,
+                file=file,
+                fix=_AGAIN,
+            )
+        return entry.dtype in allowed and entry.shape == shape
+
+
+def _check_unexpected(contents: Contents, known: set[str], report: Report) -> None:
+    shared = tuple(
+        f"{S.layer_prefix(layer)}self_attn.indexer."
+        for layer in range(contents.config.num_layers_with_mtp)
+        if not contents.config.has_indexer(layer)
+    )
+    for name in sorted(contents.entries.keys() - known):
+        if shared and name.startswith(shared):
+            report.warning(
+                "tensor.shared_indexer",
+                "this layer shares its indexer: the tensor is dropped by the engine",
+                tensor=name,
+                file=contents.file_of[name],
+                fix="check indexer_types in config.json",
+            )
+        else:
+            report.error(
+                "tensor.unexpected",
+                "no module of this model reads it",
+                tensor=name,
+                file=contents.file_of[name],
+                fix="renamed, or left over from another run: " + _AGAIN,
+            )
+
+
+def _check_float16(contents: Contents, report: Report) -> None:
+    """An engine running in float16 keeps deq_scale in an int64 parameter; copying fp32 into it gives zeros."""
+    stated = contents.raw.get("dtype", contents.raw.get("torch_dtype"))
+    found = {entry.dtype for name, entry in contents.entries.items() if name.endswith(".deq_scale")}
+    wanted = torch.int64 if stated == "float16" else torch.float32
+    for dtype in found - {wanted}:
+        report.warning(
+            "tensor.deq_scale_dtype",
+            f"deq_scale is {_name(dtype)}, an engine running in {stated} expects {_name(wanted)}",
+            file="config.json",
+            fix=f"serve with --dtype {'bfloat16' if dtype is torch.float32 else 'float16'}",
+        )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

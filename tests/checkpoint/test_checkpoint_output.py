@@ -1,0 +1,147 @@
+"""Writing: shards in any order, an output directory that appears whole or not at all, and nobody's files lost."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from glm5_ascend.checkpoint.index import CheckpointDir
+from glm5_ascend.checkpoint.output import atomic_directory, check_output, copy_serving_files
+from glm5_ascend.checkpoint.writer import ShardWriter, check_free_space
+from glm5_ascend.errors import OutputError
+
+
+@dataclass(frozen=True)
+class Spec:
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
+
+
+TENSORS = {
+    "a": torch.randn(4, 6), "b": torch.randn(3).bfloat16(), "c": torch.randint(-128, 127, (5, 7)).to(torch.int8),
+    "d": torch.arange(4, dtype=torch.int32), "e": torch.tensor([1.5]),
+}  # fmt: skip
+SPECS = [Spec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in TENSORS.items()]
+
+
+@pytest.mark.parametrize("shard_bytes", [1, 40, 100, 10**9])
+def test_tensors_written_in_any_order_read_back(tmp_path: Path, shard_bytes: int) -> None:
+    writer = ShardWriter(tmp_path, SPECS, shard_bytes)
+    for name in reversed(TENSORS):
+        writer.write(name, TENSORS[name])
+    writer.finish()
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in TENSORS.values())
+    files = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    assert files == sorted(set(index["weight_map"].values()))
+    if shard_bytes == 1:
+        assert files[0] == "quant_model_weights-00001-of-00005.safetensors"
+    read = CheckpointDir(tmp_path)
+    for name, tensor in TENSORS.items():
+        assert torch.equal(read.read(name), tensor)
+        assert torch.equal(load_file(tmp_path / index["weight_map"][name])[name], tensor)
+
+
+def test_writer_refuses_what_was_not_planned(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path, SPECS, 100)
+    with pytest.raises(ValueError, match="a: torch.float64"):
+        writer.write("a", TENSORS["a"].double())
+    with pytest.raises(ValueError, match="planned"):
+        writer.write("a", TENSORS["a"].T)
+    with pytest.raises(ValueError, match="5 tensors were never written, e.g. a"):
+        writer.finish()
+    writer.close()
+
+
+def test_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OutputError, match="no space left") as error:
+        ShardWriter(tmp_path, SPECS, 100)
+    assert "\n" not in error.value.message
+    with pytest.raises(OutputError, match="GB free"):
+        check_free_space(tmp_path, 1 << 60)
+
+
+def test_output_must_not_touch_the_source(tmp_path: Path) -> None:
+    source, inside, above = tmp_path / "a" / "source", tmp_path / "a" / "source" / "out", tmp_path / "a"
+    source.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(source)
+    for out, message in (
+        (source, "same directory"), (tmp_path / "link", "same directory"), (inside, "inside the source"),
+        (above, "contains the source"), (tmp_path / "no" / "where", "no such directory"),
+    ):  # fmt: skip
+        with pytest.raises(OutputError, match=message):
+            check_output(source, out, overwrite=True)
+    check_output(source, tmp_path / "new", overwrite=False)
+
+
+def test_overwrite_replaces_only_what_we_wrote(tmp_path: Path, tiny_source: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.txt").write_text("mine")
+    with pytest.raises(OutputError, match="not empty") as error:
+        check_output(tiny_source, out, overwrite=False)
+    assert "--overwrite" in error.value.tip
+    with pytest.raises(OutputError, match="not written by this tool"):
+        check_output(tiny_source, out, overwrite=True)
+    (out / "glm5_ascend_provenance.json").write_text(json.dumps({"files": ["glm5_ascend_provenance.json"]}))
+    with pytest.raises(OutputError, match="thesis.txt: not written by this tool"):
+        check_output(tiny_source, out, overwrite=True)
+    (out / "thesis.txt").unlink()
+    check_output(tiny_source, out, overwrite=True)
+
+
+def test_directory_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt), atomic_directory(out) as work:
+        (work / "half").write_text("x")
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+    with atomic_directory(out) as work:
+        (work / "whole").write_text("x")
+        assert not out.exists()
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "whole"]
+    with pytest.raises(RuntimeError), atomic_directory(out) as work:
+        raise RuntimeError
+    assert (out / "whole").exists()  # a failed second run leaves the first one alone
+    with atomic_directory(out) as work:
+        (work / "new").write_text("x")
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "new"]
+
+
+def test_serving_files_are_copied_without_the_quantization_config(tmp_path: Path, tiny_source: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir(), out.mkdir()
+    names = ["tokenizer.model", "tokenizer.json", "x.tiktoken", "chat_template.jinja", "generation_config.json"]
+    for name in names:
+        (source / name).write_bytes(b"\x00" + name.encode())
+    (source / "model.safetensors.index.json").write_text("{}")
+    config = {
+        "model_type": "glm_moe_dsa",
+        "quantization_config": {},
+        "text_config": {"quantization_config": {}, "x": 1},
+    }
+    (source / "config.json").write_text(json.dumps(config))
+    copy_serving_files(source, out)
+    assert sorted(path.name for path in out.iterdir()) == sorted([*names, "config.json"])
+    assert (out / "tokenizer.model").read_bytes() == b"\x00tokenizer.model"
+    assert json.loads((out / "config.json").read_text()) == {"model_type": "glm_moe_dsa", "text_config": {"x": 1}}
+    plain = '{"model_type":   "glm_moe_dsa"}'
+    (source / "config.json").write_text(plain)
+    copy_serving_files(source, out)
+    assert (out / "config.json").read_text() == plain  # byte for byte when nothing has to go

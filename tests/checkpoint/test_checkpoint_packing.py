@@ -1,0 +1,76 @@
+"""INT4 packing and scale_bias, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from glm5_ascend.checkpoint import schemes
+from glm5_ascend.checkpoint.packing import pack_int4, scale_bias, unpack_int4
+
+
+def test_bytes_by_hand() -> None:
+    """0xDC -> -4, -3; 0x20 -> 0, 2; 0x3B -> -5, 3: even row in the low nibble, odd row in the high one."""
+    packed = torch.tensor([[-36, 32, 59]], dtype=torch.int8)
+    rows = torch.tensor([[-4, 0, -5], [-3, 2, 3]], dtype=torch.int8)
+    assert torch.equal(unpack_int4(packed), rows)
+    assert torch.equal(pack_int4(rows), packed)
+
+
+def test_every_pair_of_nibbles_survives() -> None:
+    low, high = torch.meshgrid(torch.arange(-8, 8), torch.arange(-8, 8), indexing="ij")
+    q = torch.stack([low.flatten(), high.flatten()]).to(torch.int8)
+    assert torch.equal(unpack_int4(pack_int4(q)), q)
+    assert pack_int4(q).unique().numel() == 256
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(1, 6), k=st.integers(1, 9), seed=st.integers(0, 2**31))
+def test_unpack_inverts_pack(n: int, k: int, seed: int) -> None:
+    q = torch.randint(-8, 8, (2 * n, k), generator=torch.Generator().manual_seed(seed)).to(torch.int8)
+    assert torch.equal(unpack_int4(pack_int4(q)), q)
+
+
+def test_scale_bias_by_hand() -> None:
+    """Row of 128 columns, 16 chunks of 8; the first chunk sums to -1: 8 * 0.0279541015625 * -1."""
+    q = torch.zeros(8, 128, dtype=torch.int8)
+    q[0, :8] = torch.tensor([-4, 0, -5, 1, 2, 3, 1, 1])
+    scale = torch.full((8, 1), 0.0279541015625)
+    bias = scale_bias(q, scale, 16)
+    assert bias.shape == (8, 16)
+    assert float(bias[0, 0]) == -0.2236328125
+    assert not bias[1:].any() and not bias[0, 1:].any()
+
+
+def test_partial_sums_add_up_to_the_whole() -> None:
+    q = torch.randint(-8, 8, (16, 64)).to(torch.int8)
+    scale = torch.rand(16, 1)
+    whole = scale_bias(q, scale)
+    assert whole.shape == (16, 1)
+    torch.testing.assert_close(scale_bias(q, scale, 16).sum(1, keepdim=True), whole)
+    torch.testing.assert_close(whole, 8 * (q.float() * scale).sum(1, keepdim=True))
+
+
+def test_only_down_proj_has_partial_sums() -> None:
+    shapes = {
+        name: dict((s.suffix, s.shape) for s in schemes.stored_tensors(schemes.W4A8_DYNAMIC, (32, 64), name))
+        for name in ("x.gate_proj", "x.up_proj", "x.down_proj")
+    }
+    assert [shapes[name]["scale_bias"] for name in shapes] == [(32, 1), (32, 1), (32, 16)]
+    assert all(shape["weight"] == (16, 64) for shape in shapes.values())
+
+
+def test_dequantize_means_the_same_for_every_scheme() -> None:
+    q = torch.randint(-8, 8, (8, 16)).to(torch.int8)
+    scale = torch.rand(8, 1) + 0.1
+    wanted = q.float() * scale
+    stored = {"weight": q, "weight_scale": scale}
+    assert torch.equal(schemes.dequantize(schemes.W8A8_DYNAMIC, stored), wanted)
+    assert torch.equal(schemes.dequantize(schemes.W4A8_DYNAMIC, stored | {"weight": pack_int4(q)}), wanted)
+    static = {"weight": q, "input_scale": torch.tensor([0.5]), "deq_scale": 0.5 * scale.flatten()}
+    torch.testing.assert_close(schemes.dequantize(schemes.W8A8, static), wanted)
+    assert torch.equal(schemes.dequantize(schemes.FLOAT, {"weight": wanted.bfloat16()}), wanted.bfloat16().float())
+    with pytest.raises(ValueError, match="unknown scheme"):
+        schemes.stored_tensors("W2A8", (8, 16), "x")

@@ -1,0 +1,274 @@
+"""Wrong inputs: one clear line, the right exit code, and nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from command import assert_one_clear_line, environment, glm5_ascend
+from tiny_model import write_calibration, write_tiny_model
+
+Copy = Callable[[Path], Path]
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def calib(tmp_path: Path) -> Path:
+    return write_calibration(tmp_path / "calib.jsonl")
+
+
+def left_over(parent: Path) -> list[str]:
+    """Working directories that a failed run must not leave."""
+    return [path.name for path in parent.iterdir() if ".partial-" in path.name or ".replaced-" in path.name]
+
+
+# -- the source ---------------------------------------------------------------------------------------------------
+
+
+def test_not_a_model_directory(tmp_path: Path, out: Path) -> None:
+    assert_one_clear_line(glm5_ascend("quantize", tmp_path / "nowhere", out), 2, "nowhere", "no such directory")
+    (tmp_path / "empty").mkdir()
+    assert_one_clear_line(glm5_ascend("quantize", tmp_path / "empty", out), 2, "config.json")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("architecture", ["glm4_moe", "glm5_next", "deepseek_v32", "llama"])
+@pytest.mark.parametrize("command", ["quantize", "verify", "serve"])
+def test_other_architectures_are_refused(command: str, architecture: str, tmp_path: Path, out: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": architecture}))
+    arguments = [out] if command == "quantize" else []
+    done = glm5_ascend(command, tmp_path / "model", *arguments)
+    assert_one_clear_line(done, 2, "model_type", architecture)
+
+
+def test_truncated_shard(tiny_source: Path, editable: Copy, out: Path) -> None:
+    source = editable(tiny_source)
+    shard = sorted(source.glob("*.safetensors"))[0]
+    shard.write_bytes(shard.read_bytes()[:-100])
+    assert_one_clear_line(glm5_ascend("quantize", source, out), 2, shard.name, "truncated")
+    assert not out.exists()
+
+
+def test_missing_shard(tiny_source: Path, editable: Copy, out: Path) -> None:
+    source = editable(tiny_source)
+    shard = sorted(source.glob("*.safetensors"))[1]
+    shard.unlink()
+    assert_one_clear_line(glm5_ascend("quantize", source, out), 2, shard.name)
+
+
+def test_missing_key_in_config(tiny_source: Path, editable: Copy, out: Path) -> None:
+    source = editable(tiny_source)
+    config = json.loads((source / "config.json").read_text())
+    del config["rope_parameters"]
+    (source / "config.json").write_text(json.dumps(config))
+    assert_one_clear_line(glm5_ascend("quantize", source, out), 2, "config.json", "rope_theta")
+
+
+def test_already_quantized_source(tiny_w4a8: Path, out: Path) -> None:
+    assert_one_clear_line(glm5_ascend("quantize", tiny_w4a8, out), 2, "already quantized", ".weight")
+
+
+def test_source_without_tokenizer(tmp_path: Path, out: Path) -> None:
+    source = write_tiny_model(tmp_path / "bare", tokenizer=False)
+    assert_one_clear_line(glm5_ascend("quantize", source, out), 2, "tokenizer")
+    assert not out.exists()
+    assert not left_over(tmp_path)
+
+
+# -- recipe and calibration ---------------------------------------------------------------------------------------
+
+
+def test_unknown_recipe_lists_the_known(tiny_source: Path, out: Path) -> None:
+    done = glm5_ascend("quantize", tiny_source, out, "--recipe", "w3a8")
+    assert_one_clear_line(done, 2, "w3a8")
+    assert "w4a8" in done.stderr
+    assert "w8a8" in done.stderr
+
+
+def test_unknown_recipe_key_names_file_line_and_key(tiny_source: Path, tmp_path: Path, out: Path) -> None:
+    shipped = glm5_ascend("quantize", tiny_source, out, "--dry-run")
+    assert shipped.returncode == 0
+    text = (Path(__file__).parents[2] / "quant_recipes" / "w4a8.yaml").read_text()
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(text.replace("  dataset: default", "  datasett: default"))
+    line = next(i for i, row in enumerate(recipe.read_text().splitlines(), 1) if "datasett" in row)
+    done = glm5_ascend("quantize", tiny_source, out, "--recipe", recipe)
+    assert_one_clear_line(done, 2, f"mine.yaml:{line}:", "spec.datasett", "unknown key")
+
+
+def test_recipe_that_quantizes_what_the_engine_cannot(tiny_source: Path, tmp_path: Path, out: Path) -> None:
+    text = (Path(__file__).parents[2] / "quant_recipes" / "w4a8.yaml").read_text()
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(text.replace('"*kv_b_proj", ', ""))
+    assert_one_clear_line(glm5_ascend("quantize", tiny_source, out, "--recipe", recipe), 2, "kv_b_proj")
+
+
+@pytest.mark.parametrize("content", ["", '{"texts": "x"}\n', "{not json\n"])
+def test_bad_calibration_file(content: str, tiny_source: Path, tmp_path: Path, out: Path) -> None:
+    calib = tmp_path / "mine.jsonl"
+    calib.write_text(content)
+    assert_one_clear_line(glm5_ascend("quantize", tiny_source, out, "--calib", calib), 2, "mine.jsonl")
+    assert not out.exists()
+
+
+def test_usage_errors_exit_with_2(tiny_source: Path) -> None:
+    for arguments in (["quantize"], ["quantize", tiny_source, "x", "--samples", "many"], ["quantise"], ["verify"]):
+        done = glm5_ascend(*arguments)
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+
+
+# -- the output place ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["same", "inside", "around"])
+def test_output_must_not_overlap_the_source(place: str, tiny_source: Path, editable: Copy) -> None:
+    source = editable(tiny_source)
+    before = {path.name: path.read_bytes() for path in source.iterdir()}
+    target = {"same": source, "inside": source / "w4a8", "around": source.parent}[place]
+    done = glm5_ascend("quantize", source, target, "--overwrite")
+    assert_one_clear_line(done, 2, "source")
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == before
+
+
+def test_non_empty_output_is_kept(tiny_source: Path, tmp_path: Path, calib: Path) -> None:
+    out = tmp_path / "mine"
+    out.mkdir()
+    (out / "thesis.tex").write_text("years of work")
+    assert_one_clear_line(glm5_ascend("quantize", tiny_source, out), 2, "not empty")
+    assert_one_clear_line(glm5_ascend("quantize", tiny_source, out, "--overwrite"), 2, "not written by this tool")
+    assert (out / "thesis.tex").read_text() == "years of work"
+
+
+def test_overwrite_replaces_our_own_output_only(
+    tiny_source: Path, tiny_w4a8: Path, editable: Copy, calib: Path
+) -> None:
+    out = editable(tiny_w4a8)
+    (out / "notes.md").write_text("mine")
+    arguments = ["quantize", tiny_source, out, "--recipe", "rtn-w4a8", "--overwrite"]
+    assert_one_clear_line(glm5_ascend(*arguments), 2, "notes.md")
+    (out / "notes.md").unlink()
+    assert glm5_ascend(*arguments).returncode == 0
+    assert json.loads((out / "glm5_ascend_provenance.json").read_text())["recipe"]["name"] == "rtn-w4a8"
+    assert not left_over(out.parent)
+
+
+def test_failed_overwrite_keeps_the_old_checkpoint(tiny_source: Path, tiny_w4a8: Path, editable: Copy) -> None:
+    out = editable(tiny_w4a8)
+    before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    (out.parent / "bad.jsonl").write_text("{")
+    done = glm5_ascend("quantize", tiny_source, out, "--overwrite", "--calib", out.parent / "bad.jsonl")
+    assert_one_clear_line(done, 2, "bad.jsonl:1")
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
+
+
+# -- disk and signals -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 80 MB of its own; where mounting is not allowed, this test cannot run and says so."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(place)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a tmpfs needs root; the ENOSPC shim below covers the same path")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_disk_too_small_is_said_before_any_work(tiny_source: Path, small_disk: Path, calib: Path) -> None:
+    (small_disk / "other").write_bytes(bytes(40_000_000))
+    done = glm5_ascend("quantize", tiny_source, small_disk / "out", "--calib", calib)
+    assert_one_clear_line(done, 2, "free on this disk")
+    assert [path.name for path in small_disk.iterdir()] == ["other"]
+
+
+def test_disk_that_fills_while_running(tiny_source: Path, small_disk: Path, calib: Path) -> None:
+    """Someone else takes the last byte after our check passed: the run ends with one line and cleans up."""
+    out = small_disk / "out"
+    command = [sys.executable, "-m", "glm5_ascend", "quantize", tiny_source, out, "--calib", calib, "--quiet"]
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
+    while run.poll() is None and not left_over(small_disk):
+        time.sleep(0.001)
+    with (small_disk / "other").open("wb", buffering=0) as other:
+        try:
+            while True:
+                other.write(bytes(65536))
+        except OSError:
+            pass
+    _, stderr = run.communicate(timeout=120)
+    assert run.returncode == 2, stderr
+    assert "no space left on the disk" in stderr
+    assert "Traceback" not in stderr
+    assert [path.name for path in small_disk.iterdir()] == ["other"]
+
+
+SHIM = """
+import errno, os
+real, calls = os.pwrite, 0
+def pwrite(*arguments):
+    global calls
+    calls += 1
+    if calls > int(os.environ["FAIL_AFTER"]):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return real(*arguments)
+os.pwrite = pwrite
+"""
+
+
+@pytest.mark.parametrize("fail_after", [0, 1, 150])
+def test_write_error_at_any_point(fail_after: int, tiny_source: Path, tmp_path: Path, calib: Path) -> None:
+    """ENOSPC from the n-th write on, injected below the tool (a sitecustomize module replaces os.pwrite)."""
+    shim = tmp_path / "shim"
+    shim.mkdir()
+    (shim / "sitecustomize.py").write_text(SHIM)
+    path = os.pathsep.join([str(shim), environment()["PYTHONPATH"]])
+    out = tmp_path / "out"
+    done = glm5_ascend("quantize", tiny_source, out, "--calib", calib, PYTHONPATH=path, FAIL_AFTER=str(fail_after))
+    assert_one_clear_line(done, 2, "no space left on the disk")
+    assert not out.exists()
+    assert not left_over(tmp_path)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_run_leaves_nothing(stop: signal.Signals, tiny_source: Path, tmp_path: Path, calib: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    command = [sys.executable, "-m", "glm5_ascend", "quantize", tiny_source, place / "out", "--calib", calib]
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
+    while run.poll() is None and not left_over(place):
+        time.sleep(0.001)
+    run.send_signal(stop)
+    _, stderr = run.communicate(timeout=60)
+    assert run.returncode == 130, stderr
+    assert "interrupted" in stderr
+    assert "Traceback" not in stderr
+    assert list(place.iterdir()) == []
+
+
+def test_read_only_place(tiny_source: Path, tmp_path: Path) -> None:
+    assert_one_clear_line(
+        glm5_ascend("quantize", tiny_source, tmp_path / "no" / "such" / "out"), 2, "no such directory"
+    )
+    (tmp_path / "file").write_text("x")
+    assert_one_clear_line(glm5_ascend("quantize", tiny_source, tmp_path / "file"), 2, "not a plain directory")
+
+
+def test_serve_refuses_a_broken_environment(tiny_source: Path) -> None:
+    done = glm5_ascend("serve", tiny_source, VLLM_TARGET_DEVICE="cpu")
+    assert_one_clear_line(done, 3, "VLLM")

@@ -1,0 +1,80 @@
+"""Shared by all tests: a fixed seed, and the tiny model with its quantized outputs, made once per session."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Quantized = Callable[..., Path]
+
+
+class NoProgress:
+    def begin(self, layers: int, experts: int) -> None: ...
+    def expert(self, layer: int, expert: int) -> None: ...
+    def layer(self, report: Any) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed() -> None:
+    random.seed(0)
+    if "torch" in sys.modules:  # tests of files and messages do not pay for the import
+        sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """bf16 source, two shards, dense + MoE + MTP layers. Read only."""
+    from tiny_model import write_tiny_model
+
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "source", shards=2)
+
+
+@pytest.fixture(scope="session")
+def tiny_quantized(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path) -> Quantized:
+    """`tiny_quantized(recipe, source=...)` -> output directory, made once per pair. Read only."""
+    made: dict[tuple[str, Path], Path] = {}
+
+    def quantized(recipe: str, source: Path = tiny_source) -> Path:
+        key = (recipe, source)
+        if key not in made:
+            made[key] = quantize_tiny(source, tmp_path_factory.mktemp("quantized") / Path(recipe).stem, recipe)
+        return made[key]
+
+    return quantized
+
+
+def quantize_tiny(source: Path, out: Path, recipe: str) -> Path:
+    from tiny_model import write_calibration
+
+    from glm5_ascend.quantize.pipeline import QuantizeOptions, prepare, quantize
+
+    calib = write_calibration(out.parent / "calib.jsonl")
+    options = QuantizeOptions(source, out, recipe, calib=calib, samples=4, seq_len=64)
+    quantize(prepare(options), NoProgress())
+    return out
+
+
+@pytest.fixture(scope="session")
+def tiny_w4a8(tiny_quantized: Quantized) -> Path:
+    return tiny_quantized("w4a8")
+
+
+@pytest.fixture(scope="session")
+def tiny_w8a8(tiny_quantized: Quantized) -> Path:
+    return tiny_quantized("w8a8")
+
+
+@pytest.fixture
+def editable(tmp_path: Path) -> Callable[[Path], Path]:
+    """A private copy of a checkpoint, to be damaged."""
+
+    def copy(directory: Path) -> Path:
+        return Path(shutil.copytree(directory, tmp_path / "copy"))
+
+    return copy

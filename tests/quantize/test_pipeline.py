@@ -1,0 +1,179 @@
+"""The whole chain on a tiny model: same function, same bytes, right statistics, nothing left behind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from conftest import NoProgress, Quantized
+from tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
+
+from glm5_ascend.checkpoint.index import CheckpointDir
+from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.model import layers as M
+from glm5_ascend.model.stored import StoredLayer, StoredModel
+from glm5_ascend.quantize.options import QuantizeOptions
+from glm5_ascend.quantize.pipeline import prepare, quantize
+from glm5_ascend.quantize.recipe import find_recipe
+
+SEQUENCES = [torch.arange(5, 45), torch.arange(60, 20, -1), torch.arange(100, 228, 2)]
+
+
+def relative_error(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
+    x, y = torch.cat(a), torch.cat(b)
+    return float((x - y).norm() / y.norm())
+
+
+@pytest.fixture(scope="module")
+def fp32_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("fp32") / "source", dtype="float32")
+
+
+def test_rotation_alone_keeps_the_function(fp32_source: Path, tmp_path: Path) -> None:
+    """QuaRot and norm fusion written to disk and read back: logits of the source, to fp32 rounding."""
+    recipe = tmp_path / "rotate.yaml"
+    recipe.write_text(
+        "apiversion: glm5_ascend_v1\nmetadata: {config_id: rotate}\nspec:\n  process:\n    - {type: quarot}\n"
+    )
+    out = tmp_path / "out"
+    quantize(prepare(QuantizeOptions(fp32_source, out, str(recipe))), NoProgress())
+    assert relative_error(StoredModel(out).logits(SEQUENCES), StoredModel(fp32_source).logits(SEQUENCES)) < 1e-5
+    embedding = CheckpointDir(out).read("model.embed_tokens.weight")
+    assert not torch.allclose(embedding, CheckpointDir(fp32_source).read("model.embed_tokens.weight"), atol=0.1)
+
+
+def test_mtp_rot_undoes_the_folded_final_norm(fp32_source: Path, tiny_quantized: Quantized) -> None:
+    """What the rotated MTP layer computes from `rot @ hidden` is what the source's computes from its own hidden."""
+    out = tiny_quantized("w4a8", fp32_source)
+    models = [StoredModel(fp32_source), StoredModel(out)]
+    source, config = SourceCheckpoint(fp32_source), StoredModel(fp32_source).config
+    hidden = torch.randn(12, config.hidden_size, generator=torch.Generator().manual_seed(3))
+    normed = M.rms_norm(hidden, source.read("model.norm.weight"), config.rms_norm_eps)
+    rotation = _global_rotation(out)
+    rotated = M.rms_norm(hidden @ rotation, torch.ones(config.hidden_size), config.rms_norm_eps)
+    inputs = [normed, rotated @ CheckpointDir(out).read("rot.weight").float().T]
+    prefix = f"model.layers.{config.num_hidden_layers}."
+    results = []
+    for model, previous in zip(models, inputs, strict=True):
+        weights = StoredLayer(model.files, model.description, prefix)
+        table = model.files.read(prefix + "embed_tokens.weight").float()
+        x = M.mtp_input(config, weights, table[torch.arange(12)], previous)
+        x, _ = M.decoder_layer(config, config.num_hidden_layers, weights, x)
+        x = M.rms_norm(x, weights.vector("shared_head.norm.weight"), config.rms_norm_eps)
+        results.append(weights.linear("shared_head.head", x))
+    assert relative_error([results[1]], [results[0]]) < 1e-4
+
+
+def _global_rotation(out: Path) -> torch.Tensor:
+    from safetensors.torch import load_file
+
+    return load_file(out / "optional" / "quarot.safetensors")["global_rotation"]
+
+
+@pytest.mark.parametrize(("recipe", "limit"), [("w8a8", 0.15), ("w4a8", 0.3), ("rtn-w4a8", 0.35)])
+def test_quantized_model_stays_near_its_source(
+    recipe: str, limit: float, tiny_quantized: Quantized, tiny_source: Path
+) -> None:
+    """Median over positions, because a flipped expert or key moves single positions by their whole size. The bound
+    tells rounding from a wrong transform, which gives about 1.4: two unrelated vectors."""
+    got = torch.cat(StoredModel(tiny_quantized(recipe)).logits(SEQUENCES))
+    want = torch.cat(StoredModel(tiny_source).logits(SEQUENCES))
+    error = ((got - want).norm(dim=-1) / want.norm(dim=-1)).median()
+    assert 0 < error < limit
+
+
+def test_same_command_gives_the_same_bytes(tiny_source: Path, tiny_w4a8: Path, tmp_path: Path) -> None:
+    calib = write_calibration(tmp_path / "calib.jsonl")
+    again = tmp_path / tiny_w4a8.name
+    quantize(prepare(QuantizeOptions(tiny_source, again, "w4a8", calib=calib, samples=4, seq_len=64)), NoProgress())
+    assert digests(again) == digests(tiny_w4a8)
+
+
+def digests(directory: Path) -> dict[str, str]:
+    return {
+        path.relative_to(directory).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("kind", ["float16", "fp8", "one shard, no index", "shared indexer"])
+def test_every_kind_of_source(kind: str, tmp_path: Path) -> None:
+    options: dict[str, object] = {
+        "float16": {"dtype": "float16"},
+        "fp8": {"dtype": "fp8"},
+        "one shard, no index": {"index": False},
+        "shared indexer": SHARED_INDEXER,
+    }[kind]
+    source = write_tiny_model(tmp_path / "source", **options)  # type: ignore[arg-type]
+    calib = write_calibration(tmp_path / "calib.jsonl")
+    out = tmp_path / "out"
+    quantize(prepare(QuantizeOptions(source, out, "w4a8", calib=calib, samples=2, seq_len=64)), NoProgress())
+    config = json.loads((out / "config.json").read_text())
+    assert "quantization_config" not in config
+    names = CheckpointDir(out).entries
+    assert not any("scale_inv" in name for name in names)
+    shared = [i for i, kind in enumerate(config.get("indexer_types") or []) if kind == "shared"]
+    assert not any(f"layers.{i}.self_attn.indexer" in name for name in names for i in shared)
+    reference = _source_logits(source)
+    assert relative_error(StoredModel(out).logits(SEQUENCES), reference) < 0.5
+
+
+def _source_logits(source: Path) -> list[torch.Tensor]:
+    """Through SourceCheckpoint, which dequantizes FP8."""
+    files = SourceCheckpoint(source)
+
+    class Weights:
+        def __init__(self, prefix: str) -> None:
+            self.prefix = prefix
+
+        def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+            return x @ files.read(f"{self.prefix}{name}.weight").T
+
+        def vector(self, name: str) -> torch.Tensor:
+            return files.read(self.prefix + name)
+
+    found = []
+    for sequence in SEQUENCES:
+        hidden, selected = files.read("model.embed_tokens.weight")[sequence], None
+        for layer in range(files.config.num_hidden_layers):
+            hidden, selected = M.decoder_layer(files.config, layer, Weights(f"model.layers.{layer}."), hidden, selected)
+        normed = M.rms_norm(hidden, files.read("model.norm.weight"), files.config.rms_norm_eps)
+        found.append(normed @ files.read("lm_head.weight").T)
+    return found
+
+
+def test_provenance_says_how_to_make_it_again(tiny_w4a8: Path, tiny_source: Path) -> None:
+    written = json.loads((tiny_w4a8 / "glm5_ascend_provenance.json").read_text())
+    shards = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in tiny_source.glob("*.safetensors")}
+    assert written["source"]["shards_sha256"] == shards
+    assert written["recipe"]["sha256"] == hashlib.sha256(find_recipe("w4a8").read_bytes()).hexdigest()
+    assert (tiny_w4a8 / "glm5_ascend_recipe.yaml").read_bytes() == find_recipe("w4a8").read_bytes()
+    assert written["seed"] == 1234
+    assert written["calibration"]["tokens"] > 0
+    present = {p.relative_to(tiny_w4a8).as_posix() for p in tiny_w4a8.rglob("*") if p.is_file()}
+    assert set(written["files"]) == present
+
+
+def test_serving_files_travel_unchanged(tiny_w4a8: Path, tiny_source: Path) -> None:
+    for path in tiny_source.iterdir():
+        if path.name.startswith(("tokenizer", "chat_template", "generation_config", "config.json")):
+            assert (tiny_w4a8 / path.name).read_bytes() == path.read_bytes()
+
+
+def test_shards_stay_below_the_limit(tiny_source: Path, tmp_path: Path) -> None:
+    raw = yaml.safe_load(find_recipe("rtn-w4a8").read_text())
+    raw["spec"]["save"] = [{"type": "ascendv1_saver", "part_file_size": 0.0001}]
+    recipe = tmp_path / "small-parts.yaml"
+    recipe.write_text(yaml.safe_dump(raw))
+    out = tmp_path / "out"
+    quantize(prepare(QuantizeOptions(tiny_source, out, str(recipe))), NoProgress())
+    shards = CheckpointDir(out).shards.values()
+    assert len(shards) > 3
+    for shard in shards:
+        total = sum(entry.end - entry.start for entry in shard.entries.values())
+        assert total <= 0.0001 * 1024**3 or len(shard.entries) == 1

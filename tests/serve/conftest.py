@@ -1,0 +1,174 @@
+"""Checkpoints, the HF oracle, engine runs in subprocesses and one HTTP server per session."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_checkpoints
+
+HERE = Path(__file__).parent
+PROMPT_LENGTHS = (10, 150, 300, 33, 700)  # index_topk is 32: shorter, just longer, much longer
+NEW_TOKENS = 32
+Job = Callable[..., dict[str, Any]]
+#: One engine in one process and one thread: fast to start, and hooks and dispatch modes see the model.
+ENGINE_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@pytest.fixture(scope="session")
+def float_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random fp32 model with an MTP layer."""
+    return tiny_checkpoints.write_float_checkpoint(tmp_path_factory.mktemp("float"))
+
+
+@pytest.fixture(scope="session")
+def w4a8_checkpoint(float_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """W8A8_DYNAMIC linears, W4A8_DYNAMIC routed experts."""
+    target = tmp_path_factory.mktemp("w4a8")
+    return tiny_checkpoints.quantize(float_checkpoint, target, static_attention=False, int4_experts=True)
+
+
+@pytest.fixture(scope="session")
+def w8a8_checkpoint(float_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """W8A8 (static) attention, W8A8_DYNAMIC everything else."""
+    target = tmp_path_factory.mktemp("w8a8")
+    return tiny_checkpoints.quantize(float_checkpoint, target, static_attention=True, int4_experts=False)
+
+
+@pytest.fixture(scope="session")
+def trained_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped demo model, or the directory named by GLM5_TEST_TRAINED (while it is being trained)."""
+    if "GLM5_TEST_TRAINED" in os.environ:
+        return Path(os.environ["GLM5_TEST_TRAINED"])
+    from glm5_ascend.demo_model.resources import write_demo_model
+
+    return write_demo_model(tmp_path_factory.mktemp("trained") / "demo")
+
+
+@pytest.fixture(scope="session")
+def rotated_checkpoint() -> Path:
+    """A rotated, quantized copy of the trained model with rot.weight, named by GLM5_TEST_ROTATED."""
+    if "GLM5_TEST_ROTATED" not in os.environ:
+        pytest.skip("set GLM5_TEST_ROTATED to a rotated checkpoint of the trained model")
+    return Path(os.environ["GLM5_TEST_ROTATED"])
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[list[int]]:
+    """Byte-level text as token ids; every prompt differs from the first token on."""
+    text = (HERE / "tiny_checkpoints.py").read_bytes()
+    return [[15 + b for b in text[100 + n : 100 + 2 * n]] for n in PROMPT_LENGTHS]
+
+
+@pytest.fixture(scope="session")
+def run_engine(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Run an offline engine in a subprocess (see engine.py) and return its report."""
+
+    def run(script: str = "engine.py", *argument: str, **job: Any) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("engine")
+        (folder / "job.json").write_text(json.dumps(job))
+        arguments = list(argument) or [str(folder / "job.json")]
+        command = [sys.executable, str(HERE / script), *arguments, str(folder / "result.json")]
+        environment = {**os.environ, **ENGINE_ENVIRONMENT}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder, env=environment)
+        assert done.returncode == 0, f"{script} failed:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+        report: dict[str, Any] = json.loads((folder / "result.json").read_text())
+        return report
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def oracle(float_checkpoint: Path, prompts: list[list[int]]) -> dict[str, list[list[int]]]:
+    """transformers' greedy continuations, with sparse attention as trained and (negative control) dense."""
+    model = hf_model(float_checkpoint)
+    sparse = hf_continue(model, prompts)
+    for module in model.modules():
+        if type(module).__name__ == "GlmMoeDsaIndexer":
+            module.index_topk = 4096
+    return {"sparse": sparse, "dense": hf_continue(model, prompts)}
+
+
+def hf_model(directory: Path) -> Any:
+    """transformers' model in fp32 with vLLM's eps in the two low-rank norms (transformers uses its class default)."""
+    from transformers import GlmMoeDsaForCausalLM
+
+    model = GlmMoeDsaForCausalLM.from_pretrained(directory, dtype="float32", attn_implementation="eager").eval()
+    for name, module in model.named_modules():
+        if name.endswith(("q_a_layernorm", "kv_a_layernorm")):
+            module.variance_epsilon = model.config.rms_norm_eps
+    return model
+
+
+def hf_continue(model: Any, prompts: list[list[int]]) -> list[list[int]]:
+    """Greedy continuations of NEW_TOKENS tokens, one prompt at a time."""
+    import torch
+
+    length = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS}
+    outputs = [model.generate(torch.tensor([prompt]), do_sample=False, **length)[0] for prompt in prompts]
+    return [output[len(prompt) :].tolist() for output, prompt in zip(outputs, prompts, strict=True)]
+
+
+@pytest.fixture(scope="session")
+def shared_indexer_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """GLM-5.2's kind: the middle layer has no indexer and reuses the first one's choice."""
+    return tiny_checkpoints.write_float_checkpoint(tmp_path_factory.mktemp("shared"), indexers="FSF")
+
+
+@pytest.fixture(scope="session")
+def shared_indexer_oracle(shared_indexer_checkpoint: Path, prompts: list[list[int]]) -> list[list[int]]:
+    return hf_continue(hf_model(shared_indexer_checkpoint), prompts)
+
+
+@pytest.fixture(scope="session")
+def server(trained_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`glm5-ascend serve` on the trained model with MTP; yields the base URL."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    flags = ["--max-num-seqs", "8", "--max-model-len", "2048"]
+    flags += ["--speculative-config", '{"method": "mtp", "num_speculative_tokens": 3}']
+    code = (
+        "import sys; from pathlib import Path; from glm5_ascend.serve.launch import serve; "
+        f"sys.exit(serve(Path({str(trained_checkpoint)!r}), {flags!r}, port={port}))"
+    )
+    log_path = tmp_path_factory.mktemp("server") / "server.log"
+    with log_path.open("w") as log:
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=log, stderr=subprocess.STDOUT)
+        try:
+            wait_until_healthy(f"http://127.0.0.1:{port}/health", process, log_path)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
+
+
+def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log_path: Path, seconds: int = 180) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        try:
+            with urllib.request.urlopen(url, timeout=2):
+                return
+        except OSError:
+            time.sleep(0.5)
+    raise AssertionError(f"the server did not start:\n{log_path.read_text()[-6000:]}")

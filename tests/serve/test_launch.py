@@ -1,0 +1,148 @@
+"""The command `glm5-ascend serve` runs, and what it refuses before starting anything."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glm5_ascend.errors import CheckpointError, ConfigError, MissingEnvironmentError
+from glm5_ascend.serve import launch
+
+CONFIG = {
+    "model_type": "glm_moe_dsa",
+    "max_position_embeddings": 202752,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "indexer_rope_interleave": True,
+}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    return tmp_path
+
+
+def test_defaults(directory: Path) -> None:
+    _, argv = launch.build_command(directory, [])
+    assert argv[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    wanted = {
+        "--model": str(directory),
+        "--served-model-name": "glm-5",
+        "--host": "127.0.0.1",
+        "--port": "8000",
+        "--max-model-len": "8192",
+        "--reasoning-parser": "glm45",
+        "--tool-call-parser": "glm47",
+        "--chat-template-content-format": "string",
+    }
+    assert {flag: launch.value_of(argv, flag) for flag in wanted} == wanted
+    assert "--enable-auto-tool-choice" in argv and "--quantization" not in argv
+
+
+def test_quantized_checkpoint(directory: Path) -> None:
+    (directory / "quant_model_description.json").write_text("{}")
+    assert launch.value_of(launch.build_command(directory, [])[1], "--quantization") == "ascend"
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [["--max-model-len", "64"], ["--max_model_len", "64"], ["--max-model-len=64"], ["--max_model_len=64"]],
+)
+def test_the_users_flag_replaces_ours(directory: Path, extra: list[str]) -> None:
+    _, argv = launch.build_command(directory, extra)
+    assert argv[-len(extra) :] == extra and "8192" not in argv
+
+
+def test_a_flag_can_be_switched_off(directory: Path) -> None:
+    _, argv = launch.build_command(directory, ["--no-enable-auto-tool-choice"])
+    assert "--enable-auto-tool-choice" not in argv
+
+
+def test_environment_is_added_to_never_overwritten(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
+    env, _ = launch.build_command(directory, [])
+    assert env["OMP_NUM_THREADS"] == "1" and env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert "VLLM_CPU_KVCACHE_SPACE" not in env
+
+
+def test_dry_run_prints_a_line_a_shell_takes(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.serve(directory, ["--seed", "1"], port=8123, dry_run=True) == 0
+    line = capsys.readouterr().out
+    assert "--port 8123" in line and line.rstrip().endswith("--seed 1") and line.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "llama"}, "model_type is 'llama'"),
+        ({"scoring_func": None}, "scoring_func is None"),
+        ({"indexer_rope_interleave": False}, "indexer_rope_interleave is False"),
+    ],
+)
+def test_configs_vllm_would_misread_are_refused(directory: Path, change: dict[str, Any], message: str) -> None:
+    (directory / "config.json").write_text(json.dumps(CONFIG | change))
+    with pytest.raises(ConfigError, match=message):
+        launch.build_command(directory, [])
+
+
+def test_directories_that_are_no_checkpoint(directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        launch.build_command(tmp_path / "nowhere", [])
+    (directory / "quant_model_description.json").write_text("{}")
+    (directory / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": {}}))
+    with pytest.raises(ConfigError, match=r"would never read quant_model_description\.json"):
+        launch.build_command(directory, [])
+    (directory / "model.safetensors").unlink()
+    (directory / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        launch.build_command(directory, [])
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    with pytest.raises(CheckpointError, match=r"has no \.safetensors"):
+        launch.build_command(directory, [])
+
+
+def test_the_users_port_wins(directory: Path) -> None:
+    _, argv = launch.build_command(directory, ["--port=9001"], port=8123)
+    assert launch.value_of(argv, "--port") == "9001" and "8123" not in argv
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--compilation-config", '{"custom_ops": ["+rotary_embedding"]}'],
+        ["--tensor-parallel-size", "2"],
+        ["--tensor_parallel_size=2"],
+    ],
+)
+def test_flags_that_would_fail_late_are_refused(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    monkeypatch.setattr(launch, "require_cpu_environment", lambda: None)
+    with pytest.raises(ConfigError):
+        launch.serve(directory, flags)
+
+
+def test_a_taken_port_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "require_cpu_environment", lambda: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+            launch.serve(directory, [], port=port)
+
+
+def test_a_bad_environment_stops_the_server(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch.os, "execvpe", lambda *_: pytest.fail("must not start"))
+    monkeypatch.setenv("VLLM_TARGET_DEVICE", "cpu")
+    monkeypatch.setattr(launch, "on_ascend", lambda: False)
+    with pytest.raises(MissingEnvironmentError) as caught:
+        launch.serve(directory, [])
+    assert caught.value.exit_code == 3 and caught.value.tip

@@ -1,0 +1,134 @@
+"""The draft model of a rotated checkpoint must guess as well as the unrotated one's: that is what `rot` is for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.server
+pytest.importorskip("vllm")
+
+QUESTIONS = ["What is 3 + 4?", "Hello", "Who are you?", "Compute 21 + 17.", "Thank you!", "What can you do?"]
+
+
+def acceptance_rate(run_engine: Any, directory: Path, drafted: int = 1) -> float:
+    """Accepted share of drafted tokens on short chats, greedy, with the checkpoint as it is."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    prompts = [
+        tokenizer.apply_chat_template([{"role": "user", "content": q}], add_generation_prompt=True, return_dict=False)
+        for q in QUESTIONS
+    ]
+    engine: dict[str, Any] = {
+        "model": str(directory),
+        "speculative_config": {"method": "mtp", "num_speculative_tokens": drafted},
+    }
+    if (directory / "quant_model_description.json").exists():
+        engine["quantization"] = "ascend"
+    metrics = run_engine(engine=engine, prompts=prompts, new_tokens=24)["spec_decode"]
+    drafts = metrics["vllm:spec_decode_num_draft_tokens"]
+    return float(metrics["vllm:spec_decode_num_accepted_tokens"] / drafts)
+
+
+def assert_acceptance_kept(run_engine: Any, plain: Path, rotated: Path, slack: float = 0.15) -> None:
+    """`rotated` accepts at most `slack` less than `plain`; without rot the rate falls far below (0 to 0.1)."""
+    before, after = acceptance_rate(run_engine, plain), acceptance_rate(run_engine, rotated)
+    assert after >= before - slack, f"acceptance {before:.2f} fell to {after:.2f}"
+
+
+def test_rotated_checkpoint_keeps_its_acceptance(
+    run_engine: Any, trained_checkpoint: Path, rotated_checkpoint: Path
+) -> None:
+    assert_acceptance_kept(run_engine, trained_checkpoint, rotated_checkpoint)
+
+
+@pytest.fixture(scope="module")
+def guessable(float_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The random model made easy to draft, if and only if the draft sees diag(g) times the normalised hidden state.
+
+    Layers matter little, so the next token follows from the last one; eh_proj passes the embedding on and adds some
+    diag(1/g) times the hidden state: little noise after diag(g), a lot without it.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    target = tmp_path_factory.mktemp("guessable") / "plain"
+    shutil.copytree(float_checkpoint, target)
+    tensors = load_file(target / "model.safetensors")
+    g = torch.randn(tensors["model.norm.weight"].shape, generator=torch.Generator().manual_seed(1)).exp()
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor *= 0.02
+        if name == "model.norm.weight" or name.endswith("shared_head.norm.weight"):
+            tensor.copy_(g)
+        if name.endswith("eh_proj.weight"):
+            tensor.copy_(torch.cat([torch.eye(len(g)), 0.2 * torch.diag(1 / g)], dim=1))
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def folded(source: Path, target: Path, *, is_rot_used: bool, has_rot: bool) -> Path:
+    """What rotation does to a checkpoint, with rotation I: g moves into lm_head, `rot` = diag(g). All FLOAT."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(source, target)
+    tensors = load_file(target / "model.safetensors")
+    g = tensors["model.norm.weight"].clone()
+    tensors["lm_head.weight"] *= g
+    for name in tensors:
+        if name == "model.norm.weight" or name.endswith("shared_head.norm.weight"):
+            tensors[name] = torch.ones_like(g)
+    description = {"version": "1.0.0", "group_size": 0, "is_rot_used": is_rot_used} | dict.fromkeys(tensors, "FLOAT")
+    if has_rot:
+        tensors["rot.weight"] = torch.diag(g)
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    (target / "quant_model_description.json").write_text(json.dumps(description))
+    return target
+
+
+def drafts_of(run_engine: Any, directory: Path, prompts: list[list[int]], **engine: Any) -> tuple[Any, float]:
+    """The tokens of a greedy fp32 run with one draft token per step, and the accepted share."""
+    report = run_engine(
+        engine={
+            "model": str(directory),
+            "dtype": "float32",
+            "speculative_config": {"method": "mtp", "num_speculative_tokens": 1},
+            **engine,
+        },
+        prompts=prompts,
+        new_tokens=64,
+    )
+    metrics = report["spec_decode"]
+    rate = metrics["vllm:spec_decode_num_accepted_tokens"] / metrics["vllm:spec_decode_num_draft_tokens"]
+    return [output["tokens"] for output in report["passes"][0]], rate
+
+
+def test_rot_gives_the_draft_model_its_norm_back(
+    run_engine: Any, guessable: Path, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    """Same tokens in all three; same acceptance with `rot`, another without it."""
+    with_rot = folded(guessable, tmp_path / "with", is_rot_used=True, has_rot=True)
+    without = folded(guessable, tmp_path / "without", is_rot_used=False, has_rot=False)
+    tokens, plain = drafts_of(run_engine, guessable, prompts)
+    tokens_rot, rate_rot = drafts_of(run_engine, with_rot, prompts, quantization="ascend")
+    tokens_without, rate_without = drafts_of(run_engine, without, prompts, quantization="ascend")
+    assert tokens == tokens_rot == tokens_without
+    assert plain > 0.5
+    assert abs(rate_rot - plain) < 0.02
+    assert rate_without < plain - 0.1
+
+
+@pytest.mark.parametrize(("is_rot_used", "has_rot"), [(True, False), (False, True)])
+def test_rot_and_description_must_agree(
+    run_engine: Any, guessable: Path, prompts: list[list[int]], tmp_path: Path, is_rot_used: bool, has_rot: bool
+) -> None:
+    """vLLM and vllm-ascend draft with random or missing weights here, silently."""
+    broken = folded(guessable, tmp_path / "broken", is_rot_used=is_rot_used, has_rot=has_rot)
+    with pytest.raises(AssertionError, match=f"is_rot_used is {str(is_rot_used).lower()} in"):
+        drafts_of(run_engine, broken, prompts, quantization="ascend")

@@ -1,0 +1,113 @@
+"""The import rules of the house, read from the source of every file."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = {
+    path: path.relative_to(base).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
+    for base, package in ((ROOT, "glm5_ascend"), (ROOT / "kernels", "glm5_kernels"))
+    for path in (base / package).rglob("*.py")
+}
+MODULES = set(SOURCES.values())
+
+#: Who may import whom inside glm5_ascend: the data's way, checkpoint -> quantize -> serve, and nothing upwards.
+ALLOWED = {
+    "errors": set(),
+    "resources": {"errors"},
+    "config": {"errors"},
+    "environment": {"errors"},
+    "ops": {"glm5_kernels"},
+    "checkpoint": {"config", "errors"},
+    "model": {"checkpoint", "config", "ops"},
+    "quantize": {"checkpoint", "config", "errors", "model", "resources"},
+    "verify": {"checkpoint", "config", "errors", "quantize"},
+    "serve": {"checkpoint", "config", "environment", "errors", "ops"},
+    "doctor": {"environment"},
+    "demo_model": {"errors", "resources"},
+    "demo": {"errors"},
+    "cli": {"demo_model", "doctor", "errors", "quantize", "serve", "verify"},
+    "__main__": {"cli"},
+    "glm5_kernels": set(),
+}
+#: Heavy packages and the only places that may import them.
+THIRD_PARTY = {
+    "vllm": ("glm5_ascend.serve.",),
+    "transformers": ("glm5_ascend.demo_model.", "glm5_ascend.quantize.calibration", "glm5_ascend.serve."),
+    "openai": ("glm5_ascend.demo",),
+    "torch_npu": (),
+    "vllm_ascend": (),
+}
+
+
+def imported(path: Path, module: str) -> set[str]:
+    """Absolute names of everything a file imports, function bodies included."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parent = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parent, base] if base else parent)
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                found.add(full if full in MODULES else base)
+    return found
+
+
+EDGES = {module: imported(path, module) for path, module in SOURCES.items()}
+
+
+def room(module: str) -> str:
+    """The part of the house a module belongs to."""
+    top, *rest = module.split(".")
+    return top if top == "glm5_kernels" or not rest else rest[0]
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_imports_only_point_down(module: str) -> None:
+    if module == "glm5_ascend":
+        assert not {name for name in EDGES[module] if name.startswith("glm5_")}
+        return
+    for name in EDGES[module]:
+        if name.startswith(("glm5_ascend.", "glm5_kernels")) and room(name) != room(module):
+            assert room(name) in ALLOWED[room(module)], f"{module} imports {name}"
+
+
+def test_there_is_no_import_cycle() -> None:
+    graph = {module: {name for name in names if name in MODULES and name != module} for module, names in EDGES.items()}
+    list(graphlib.TopologicalSorter(graph).static_order())
+
+
+@pytest.mark.parametrize("package", sorted(THIRD_PARTY))
+def test_heavy_packages_stay_in_their_places(package: str) -> None:
+    for module, names in EDGES.items():
+        if any(name.split(".")[0] == package for name in names):
+            assert module.startswith(THIRD_PARTY[package] or ("nothing",)), f"{module} imports {package}"
+
+
+def test_only_ops_opens_the_door_to_the_kernels() -> None:
+    for module, names in EDGES.items():
+        if room(module) != "glm5_kernels" and any(name.split(".")[0] == "glm5_kernels" for name in names):
+            assert module == "glm5_ascend.ops"
+
+
+def test_one_op_folder_does_not_import_another() -> None:
+    folders = {path.parent.name for path in (ROOT / "kernels" / "glm5_kernels").glob("*/__init__.py")}
+    for module, names in EDGES.items():
+        if room(module) == "glm5_kernels" and len(module.split(".")) > 1:
+            others = {name.split(".")[1] for name in names if name.startswith("glm5_kernels.")} & folders
+            assert others <= {module.split(".")[1]}, f"{module} imports {others}"
+
+
+def test_files_stay_readable() -> None:
+    for path in SOURCES:
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 500, path

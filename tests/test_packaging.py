@@ -1,0 +1,124 @@
+"""What is installed, what it imports, and that nothing shadows Hugging Face's package `kernels`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+VERSION_SETS = yaml.safe_load((ROOT / "deploy" / "versions.yaml").read_text(encoding="utf-8"))["sets"]
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    return done.stdout.strip()
+
+
+def test_kernels_is_a_source_root_not_a_package() -> None:
+    for folder in ("kernels", "quant_recipes", "deploy"):
+        assert not (ROOT / folder / "__init__.py").exists()
+    assert not (ROOT / "tests" / "kernels").exists()
+    spec = importlib.util.find_spec("kernels")
+    assert spec is None or spec.origin is None or ROOT not in Path(spec.origin).parents
+
+
+def test_kernels_cannot_be_imported_twice() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import kernels.glm5_kernels"], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode != 0
+    assert "import glm5_kernels" in done.stderr or "No module named" in done.stderr
+
+
+def test_data_links_are_links_or_folders() -> None:
+    for name in ("quant_recipes", "deploy"):
+        assert (ROOT / "glm5_ascend" / name).is_dir(), "core.symlinks=false checkout: links became text files"
+
+
+@pytest.mark.parametrize("arguments", [["-c", "import glm5_ascend"], ["-m", "glm5_ascend", "--help"]])
+def test_import_and_help_stay_light(arguments: list[str]) -> None:
+    """Neither may pull in torch, vllm or transformers (each costs seconds)."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *arguments], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    loaded = {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
+    assert "glm5_ascend" in loaded
+    assert not loaded & {"torch", "vllm", "transformers", "numpy", "pydantic"}
+
+
+def test_plugin_entry_points_are_light_and_resolve() -> None:
+    """vLLM imports them in every process, also where it then decides not to use them."""
+    points = PYPROJECT["project"]["entry-points"]
+    assert points["vllm.platform_plugins"] == {"glm5_cpu": "glm5_ascend.serve.plugin:register_platform"}
+    assert points["vllm.general_plugins"] == {"glm5_ascend": "glm5_ascend.serve.plugin:register"}
+    code = (
+        "import sys; import glm5_ascend.serve.plugin as p; assert callable(p.register_platform); assert callable(p.register);"
+        "print(sorted({'torch', 'vllm', 'transformers'} & set(sys.modules)))"
+    )
+    assert run(code) == "[]"
+
+
+def test_python_dash_m_is_the_command() -> None:
+    assert PYPROJECT["project"]["scripts"] == {"glm5-ascend": "glm5_ascend.cli:main"}
+    assert "quantize" in run("import glm5_ascend.cli as c; c.run(['--help'])")
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """The wheel built from the sdist, as a release would be."""
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return zipfile.ZipFile(next(out.glob("*.whl")))
+
+
+def test_wheel_holds_code_and_data(wheel: zipfile.ZipFile) -> None:
+    names = set(wheel.namelist())
+    tops = {name.split("/")[0] for name in names}
+    version = PYPROJECT["project"]["version"]
+    assert tops == {"glm5_ascend", "glm5_kernels", f"glm5_ascend-{version}.dist-info"}
+    for folder in ("quant_recipes", "deploy"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.is_file():
+                assert f"glm5_ascend/{path.relative_to(ROOT).as_posix()}" in names
+    for path in (ROOT / "glm5_ascend" / "demo_model" / "data").iterdir():
+        assert f"glm5_ascend/demo_model/data/{path.name}" in names
+    assert "glm5_ascend/quantize/data/calibration.jsonl" in names
+    assert {"glm5_ascend/py.typed", "glm5_kernels/py.typed"} <= names
+
+
+@pytest.mark.parametrize("versions", VERSION_SETS, ids=lambda v: v["name"])
+def test_npu_extra_changes_none_of_the_atlas_set(versions: dict, wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """pip's own resolver, in an environment where the image's packages are present, plans to touch none of them.
+
+    The packages are stood in for by their metadata (name and version): that is all the resolver looks at.
+    """
+    venv.create(tmp_path / "venv", with_pip=False)
+    site = next((tmp_path / "venv").glob("lib/python*/site-packages"))
+    for name, version in versions["packages"].items():
+        info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "INSTALLER").write_text("image\n")
+        (info / "RECORD").write_text("")
+    report = tmp_path / "report.json"
+    python = tmp_path / "venv" / "bin" / "python"
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--dry-run", "--quiet"]
+    command += ["--report", str(report), f"{wheel.filename}[npu]"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    planned = {item["metadata"]["name"].lower().replace("_", "-") for item in json.loads(report.read_text())["install"]}
+    assert "glm5-ascend" in planned
+    assert not planned & set(versions["packages"])
+    assert not {name for name in planned if name.startswith("nvidia-")}

@@ -1,0 +1,165 @@
+"""No false alarms: correct checkpoints give warnings at most, and every weight matches its source."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny_model import SHARED_INDEXER, write_tiny_model
+
+from glm5_ascend.errors import CheckpointError, ConfigError
+from glm5_ascend.verify import Report, verify
+
+GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
+Quantized = Callable[..., Path]
+
+
+def assert_clean(report: Report, warnings: set[str] | None = None) -> None:
+    assert report.ok, "\n".join(report.lines())
+    assert {finding.id for finding in report.findings} <= (warnings or set())
+
+
+@pytest.mark.parametrize("recipe", ["w4a8", "w8a8", "rtn-w4a8"])
+def test_own_output_is_clean_and_matches_its_source(tiny_quantized: Quantized, tiny_source: Path, recipe: str) -> None:
+    report = verify(tiny_quantized(recipe), tiny_source)
+    assert_clean(report)
+    assert report.errors_by_tensor
+    assert len([row for row in report.errors_by_tensor if row.scheme != "FLOAT"]) > 40
+    for row in report.errors_by_tensor:
+        assert row.relative_error < row.limit / 2, row  # far from the limit: the limits are not tuned to pass
+
+
+@pytest.mark.parametrize("recipe", ["w4a8", "w8a8"])
+def test_shared_indexer_layers_are_not_asked_for_an_indexer(
+    tiny_quantized: Quantized, tmp_path_factory: pytest.TempPathFactory, recipe: str
+) -> None:
+    source = tmp_path_factory.getbasetemp() / "glm52"
+    if not source.exists():
+        write_tiny_model(source, **SHARED_INDEXER)
+    out = tiny_quantized(recipe, source)
+    assert not any(
+        "layers.3.self_attn.indexer" in name for name in json.loads(read(out, "quant_model_description.json"))
+    )
+    assert_clean(verify(out, source))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "fp8", "float32"])
+def test_other_source_dtypes(tiny_quantized: Quantized, tmp_path: Path, dtype: str) -> None:
+    source = write_tiny_model(tmp_path / dtype, dtype=dtype, shards=2, index=False)
+    assert_clean(verify(tiny_quantized("w4a8", source), source))
+
+
+def test_static_float16_warns_how_to_serve(tiny_quantized: Quantized, tmp_path: Path) -> None:
+    """An engine in float16 copies deq_scale into int64: fp32 values would become 0."""
+    source = write_tiny_model(tmp_path / "fp16", dtype="float16")
+    report = verify(tiny_quantized("w8a8", source), source)
+    assert_clean(report, {"tensor.deq_scale_dtype"})
+    assert "--dtype bfloat16" in report.findings[0].fix
+
+
+def test_source_without_mtp_copies(tiny_quantized: Quantized, tmp_path: Path) -> None:
+    source = write_tiny_model(tmp_path / "short", mtp_copies=False)
+    assert_clean(verify(tiny_quantized("w4a8", source), source))
+
+
+def test_reference_index_name_is_a_warning(tiny_w4a8: Path, editable: Callable[[Path], Path]) -> None:
+    out = editable(tiny_w4a8)
+    (out / "model.safetensors.index.json").rename(out / "quant_model_weights.safetensors.index.json")
+    assert_clean(verify(out), {"index.missing"})
+
+
+def test_static_without_weight_scale_is_complete(
+    tiny_w8a8: Path, tiny_source: Path, editable: Callable[[Path], Path]
+) -> None:
+    """msModelSlim stores neither weight_scale nor weight_offset under static W8A8."""
+    from safetensors.torch import load_file, save_file
+
+    out = editable(tiny_w8a8)
+    shard = next(out.glob("quant_model_weights-*.safetensors"))
+    description = json.loads(read(out, "quant_model_description.json"))
+    static = {k for k, v in description.items() if v == "W8A8" and k.endswith(("weight_scale", "weight_offset"))}
+    assert static
+    save_file({k: v for k, v in load_file(shard).items() if k not in static}, shard)
+    (out / "model.safetensors.index.json").unlink()
+    (out / "quant_model_description.json").write_text(
+        json.dumps({k: v for k, v in description.items() if k not in static})
+    )
+    assert_clean(verify(out, tiny_source), {"index.missing"})
+
+
+def test_without_provenance_only_the_attention_is_skipped(
+    tiny_w4a8: Path, tiny_source: Path, editable: Callable[[Path], Path]
+) -> None:
+    out = editable(tiny_w4a8)
+    (out / "glm5_ascend_provenance.json").unlink()
+    report = verify(out, tiny_source)
+    assert_clean(report, {"against.skipped"})
+    compared = {row.module for row in report.errors_by_tensor or ()}
+    assert "model.layers.1.mlp.experts.3.down_proj" in compared
+    assert "model.layers.1.self_attn.q_b_proj" not in compared
+
+
+def test_links_inside_and_into_the_hub_cache_are_fine(tiny_w4a8: Path, tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "models--x" / "snapshots" / "abc", tmp_path / "models--x" / "blobs"
+    shutil.copytree(tiny_w4a8, snapshot)
+    blobs.mkdir()
+    (snapshot / "tokenizer.json").rename(blobs / "f00d")
+    (snapshot / "tokenizer.json").symlink_to("../../blobs/f00d")
+    assert_clean(verify(snapshot))
+
+
+def test_shallow_reads_no_values(tiny_w4a8: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a tensor was read")
+
+    monkeypatch.setattr("glm5_ascend.checkpoint.shards.Shard.read", refuse)
+    monkeypatch.setattr("glm5_ascend.verify.contents.read_span", refuse)
+    assert_clean(verify(tiny_w4a8, deep=False))
+
+
+def test_large_tensors_are_read_in_pieces(tiny_w4a8: Path, tiny_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = verify(tiny_w4a8, tiny_source)
+    monkeypatch.setattr("glm5_ascend.verify.contents.PIECE", 1000)
+    monkeypatch.setattr("glm5_ascend.verify.reference.PIECE", 1000)
+    pieces = verify(tiny_w4a8, tiny_source)
+    assert_clean(pieces)
+    for a, b in zip(whole.errors_by_tensor or (), pieces.errors_by_tensor or (), strict=True):
+        assert a.module == b.module
+        assert a.relative_error == pytest.approx(b.relative_error, rel=1e-3, abs=1e-6)
+
+
+def test_report_as_json_and_lines(tiny_w4a8: Path, tiny_source: Path) -> None:
+    report = verify(tiny_w4a8, tiny_source)
+    out = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    assert (out["schema_version"], out["command"], out["ok"], out["exit_code"]) == (1, "verify", True, 0)
+    assert out["counts"]["schemes"]["W4A8_DYNAMIC"] == 2 * 4 * 3
+    assert out["errors"][0].keys() == {"module", "scheme", "relative_error", "worst_row", "limit"}
+    assert report.lines()[-1] == "ok: 0 errors, 0 warnings"
+    assert report.lines(quiet=True) == []
+
+
+def test_what_is_no_checkpoint_raises(tmp_path: Path, tiny_w4a8: Path) -> None:
+    with pytest.raises(ConfigError, match="no such directory"):
+        verify(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="not found"):
+        verify(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ConfigError, match="llama"):
+        verify(tmp_path)
+    with pytest.raises(CheckpointError, match="already quantized"):
+        verify(tiny_w4a8, tiny_w4a8)
+
+
+@pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"{GOLDEN} is not here: msModelSlim's own output is an extra")
+@pytest.mark.parametrize("name", ["tiny-msmodelslim-w4a8", "tiny-msmodelslim-w8a8"])
+def test_msmodelslim_output_is_clean(name: str) -> None:
+    report = verify(GOLDEN / name, GOLDEN / "tiny-glm5-bf16")
+    assert_clean(report, {"index.missing", "against.skipped", "description.mtp_quantized"})
+    assert len(report.errors_by_tensor or ()) > 100
+
+
+def read(directory: Path, name: str) -> str:
+    return (directory / name).read_text()
