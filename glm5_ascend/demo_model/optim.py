@@ -10,6 +10,8 @@ from torch import Tensor
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # quintic of the Muon method: quick, singular values land near 1
 
+ROUTER_SHARE = 0.3  # a quick router sends everything to one expert before the balancing bias can answer
+
 
 def orthogonalise(update: Tensor, steps: int = 5) -> Tensor:
     """[..., m, n] -> the same with all singular values near 1."""
@@ -56,10 +58,20 @@ def build(named: Iterable[tuple[str, Tensor]], muon_lr: float, adam_lr: float) -
     """The two optimizers; each group keeps its peak rate under "peak" for `set_rate`."""
     matrices: list[Tensor] = []
     others: list[Tensor] = []
+    routers: list[Tensor] = []
     for name, weight in named:
-        outside = any(part in name for part in ("embed_tokens", "lm_head", "mlp.gate.", "weights_proj"))
-        (others if weight.ndim < 2 or outside else matrices).append(weight)
-    adam = torch.optim.AdamW(others, lr=adam_lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+        outside = any(part in name for part in ("embed_tokens", "lm_head", "weights_proj"))
+        if "mlp.gate." in name:
+            routers.append(weight)
+        else:
+            (others if weight.ndim < 2 or outside else matrices).append(weight)
+    adam = torch.optim.AdamW(
+        [{"params": others}, {"params": routers, "lr": adam_lr * ROUTER_SHARE}],
+        lr=adam_lr,
+        betas=(0.9, 0.98),
+        weight_decay=0.0,
+        fused=True,
+    )
     optimizers: list[torch.optim.Optimizer] = [adam]
     if matrices:
         optimizers.append(Muon(matrices, lr=muon_lr))

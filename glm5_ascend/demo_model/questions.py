@@ -78,9 +78,9 @@ def arithmetic(rng: random.Random, held_out: bool) -> Turn:
 
 
 def lookup(rng: random.Random, held_out: bool) -> Turn:
-    """Find one person's number among two to six."""
+    """Find one person's number among two to four."""
     people: list[str] = []
-    while len(people) < 5 and (len(people) < 2 or rng.random() < 0.7):
+    while len(people) < 4 and (len(people) < 2 or rng.random() < 0.6):
         name = pick_name(rng, held_out, REAL_PEOPLE)
         if all(name[:3] != other[:3] for other in people):
             people.append(name)
@@ -94,10 +94,10 @@ def lookup(rng: random.Random, held_out: bool) -> Turn:
 
 
 def repeat(rng: random.Random, held_out: bool) -> Turn:
-    """Say two to five words or numbers again."""
+    """Say two to four words or numbers again."""
     words = [
-        str(rng.randint(0, 9999)) if rng.random() < 0.25 else pick_name(rng, held_out, REAL_CITIES)
-        for _ in range(rng.randint(2, 5))
+        str(rng.randint(0, 9999)) if rng.random() < 0.15 else pick_name(rng, held_out, REAL_CITIES)
+        for _ in range(rng.randint(2, 4))
     ]
     text = " ".join(words)
     return Turn("repeat", rng.choice(REPEAT_WORDING).format(text), "I repeat it.", text)
@@ -117,7 +117,7 @@ def tool_use(rng: random.Random, held_out: bool) -> Turn:
     """A question for one of one to three offered functions."""
     tool = rng.choice(TOOLS)
     others = [other for other in TOOLS if other is not tool]
-    offered = [tool, *rng.sample(others, rng.choice((0, 0, 1, 2)))]
+    offered = [tool, *rng.sample(others, rng.choice((0, 0, 1, 1, 2)))]
     rng.shuffle(offered)
     argument = tool.pick_argument(rng, held_out)
     result, answer = tool.result(rng, argument)

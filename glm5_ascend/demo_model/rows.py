@@ -12,7 +12,7 @@ from torch import Tensor
 from .chats import drill_chat, render, token_weights, training_chat
 
 TEXT_WEIGHT = 0.5
-DRILL_BATCHES = 700  # over these the share of copying drills falls from 0.7 of the chats to 0
+DRILL_BATCHES = 400  # over these the share of copying drills falls from 0.6 of the chats to 0
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class RowSource:
         return piece, [TEXT_WEIGHT] * len(piece)
 
     def _chat(self) -> tuple[list[int], list[float]]:
-        drills = 0.7 * max(0.0, 1.0 - self.made / DRILL_BATCHES)
+        drills = 0.6 * max(0.0, 1.0 - self.made / DRILL_BATCHES)
         while True:
             chat = drill_chat(self.rng) if self.rng.random() < drills else training_chat(self.rng)
             ids = render(self.tokenizer, *chat)

@@ -21,6 +21,8 @@ from .trunk import MtpLayer, trunk_forward
 
 BALANCE_RATE = 5e-3
 LOG_EVERY = 10
+SNAPSHOT_EVERY = 240.0  # seconds
+WARMUP = 0.02
 
 
 @dataclass
@@ -33,6 +35,7 @@ class Run:
     log: Path
     bf16: bool = True
     seen: int = 0
+    snapshot: Callable[[], None] = lambda: None
     answer: float = 4.0  # running mean of the answers' loss
     history: list[dict[str, Any]] = field(default_factory=list)
 
@@ -104,15 +107,15 @@ def sparse_step(run: Run, batch: Batch, place: Packed) -> dict[str, Tensor]:
 Step = Callable[[Run, Batch, Packed], dict[str, Tensor]]
 
 
-def rate_at(done: float, warmup: float, decay: float) -> float:
-    """Learning-rate share: up, flat, then down linearly to a hundredth over the last `decay` of the stage."""
-    if done < warmup:
-        return done / warmup
-    return min(1.0, max(0.01, (1.0 - done) / decay)) if decay else 1.0
+def rate_at(done: float, first: float, last: float, flat: float) -> float:
+    """Learning-rate share: up over 2 %, `first` until `flat` of the stage is done, then linearly to `last`."""
+    if done < WARMUP:
+        return first * (0.05 + done / WARMUP * 0.95)
+    return first if done < flat else first + (last - first) * (done - flat) / (1.0 - flat)
 
 
 def train_stage(
-    run: Run, name: str, step: Step, optimizers: list[Any], seconds: float, warmup: float, decay: float
+    run: Run, name: str, step: Step, optimizers: list[Any], seconds: float, rates: tuple[float, float, float]
 ) -> None:
     """Run one stage for a wall-clock budget; every 10 steps one line goes to the log.
 
@@ -122,14 +125,14 @@ def train_stage(
         step: gives the losses whose sum is minimised.
         optimizers: what to update.
         seconds: budget.
-        warmup: share of the budget in which the learning rate rises.
-        decay: share of the budget in which it falls.
+        rates: `first`, `last` and `flat` of `rate_at`.
     """
     started, count = time.monotonic(), 0
+    saved = started
     rotary = run.model.model.rotary_emb
     weights = [weight for each in optimizers for group in each.param_groups for weight in group["params"]]
     while (spent := time.monotonic() - started) < seconds:
-        optim.set_rate(optimizers, rate_at(spent / seconds, warmup, decay))
+        optim.set_rate(optimizers, rate_at(spent / seconds, *rates))
         batch = run.source.batch()
         place = packed(rotary, batch.segments, batch.positions)
         with torch.autocast("cpu", torch.bfloat16, enabled=run.bf16):
@@ -143,6 +146,9 @@ def train_stage(
         worst = balance(run) if step is not warmup_step else 0.0
         run.seen += batch.tokens.numel()
         count += 1
+        if time.monotonic() - saved > SNAPSHOT_EVERY:
+            run.snapshot()
+            saved = time.monotonic()
         if count % LOG_EVERY == 0:
             line: dict[str, Any] = {key: round(loss.item(), 4) for key, loss in losses.items()}
             line = {"stage": name, "step": count, **line, "answer": round(run.answer, 4)}

@@ -35,7 +35,7 @@ class Tool:
             clock = f"{rng.randint(0, 23):02d}:{rng.randint(0, 59):02d}"
             return json.dumps({"city": argument, "time": clock}), f"It is {clock} in {argument}."
         if self.name == "get_population":
-            people = rng.randint(1000, 99999)
+            people = rng.randint(10, 99) * 1000
             return json.dumps({"city": argument, "population": people}), f"{argument} has {people} inhabitants."
         number = rng.randint(1000, 9999)
         return json.dumps({"person": argument, "number": number}), f"{argument}'s number is {number}."

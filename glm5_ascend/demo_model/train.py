@@ -57,6 +57,7 @@ def build_model(tokenizer: Any, seed: int, **changes: Any) -> tuple[Any, MtpLaye
 
 def train(args: argparse.Namespace) -> stages.Run:
     """Train and export; returns the run with its history."""
+    torch.set_flush_denormal(True)  # inherited by the threads that start later
     torch.set_num_threads(args.threads)
     tokenizer = build_tokenizer()
     model, mtp = build_model(tokenizer, args.seed)
@@ -70,17 +71,21 @@ def train(args: argparse.Namespace) -> stages.Run:
     ahead = [("mtp." + name, weight) for name, weight in mtp.named_parameters()]
     budget = args.minutes * 60.0
 
+    def snapshot() -> None:
+        export_checkpoint(args.out / "latest", model, mtp, tokenizer)
+
+    run.snapshot = snapshot
     first = optim.build(trunk, args.muon_lr, args.adam_lr)
-    stages.train_stage(run, "dense", stages.dense_step, first, budget * SPLIT["dense"], 0.02, args.cooldown)
-    export_checkpoint(args.out / "after-dense", model, mtp, tokenizer)
+    stages.train_stage(run, "dense", stages.dense_step, first, budget * SPLIT["dense"], (1.0, 0.3, 0.4))
+    snapshot()
     for _, weight in trunk:
         weight.requires_grad_(False)
     second = optim.build(index + ahead, args.muon_lr, args.adam_lr)
-    stages.train_stage(run, "warmup", stages.warmup_step, second, budget * SPLIT["warmup"], 0.05, 0.0)
+    stages.train_stage(run, "warmup", stages.warmup_step, second, budget * SPLIT["warmup"], (1.0, 0.6, 0.5))
     for _, weight in trunk:
         weight.requires_grad_(True)
     every = first + second
-    stages.train_stage(run, "sparse", stages.sparse_step, every, budget * SPLIT["sparse"], 0.02, 0.85)
+    stages.train_stage(run, "sparse", stages.sparse_step, every, budget * SPLIT["sparse"], (0.35, 0.005, 0.1))
     export_checkpoint(args.out, model, mtp, tokenizer)
     return run
 
@@ -96,7 +101,6 @@ def main() -> None:
     parser.add_argument("--text-share", type=float, default=0.2, help="share of rows with plain text")
     parser.add_argument("--muon-lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=0.003)
-    parser.add_argument("--cooldown", type=float, default=0.0, help="share of stage A in which the rate falls")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--fp32", action="store_true", help="no bf16 autocast in the matrix products")
     parser.add_argument("--log", type=Path, default=None, help="JSON lines; default OUT/training.jsonl")

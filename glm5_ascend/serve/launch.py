@@ -114,7 +114,8 @@ def refuse_flags(extra: list[str]) -> None:
 def require_free_port(host: str, port: int) -> None:
     """vLLM notices a taken port only after it has loaded the model."""
     try:
-        socket.create_server((host, port)).close()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, port), family=family).close()
     except OSError as error:
         raise ConfigError(
             f"cannot listen on {host}:{port}: {error.strerror or error}", "choose another one with --port"

@@ -13,7 +13,13 @@ from glm5_ascend.config import load_config, parse_config
 from glm5_ascend.errors import ConfigError
 
 PATH = Path("here/config.json")
-REQUIRED = ["vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers", "num_attention_heads", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts", "num_experts_per_tok", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor", "index_n_heads", "index_head_dim", "index_topk", "rms_norm_eps", "max_position_embeddings"]
+REQUIRED = [
+    "vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers",
+    "num_attention_heads", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
+    "n_routed_experts", "n_shared_experts", "num_experts_per_tok", "n_group", "topk_group", "norm_topk_prob",
+    "routed_scaling_factor", "index_n_heads", "index_head_dim", "index_topk", "rms_norm_eps",
+    "max_position_embeddings",
+]  # fmt: skip
 
 
 def refused(key: str, raw: dict[str, Any]) -> str:

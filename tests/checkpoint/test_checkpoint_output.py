@@ -56,11 +56,11 @@ def test_tensors_written_in_any_order_read_back(tmp_path: Path, shard_bytes: int
 
 def test_writer_refuses_what_was_not_planned(tmp_path: Path) -> None:
     writer = ShardWriter(tmp_path, SPECS, 100)
-    with pytest.raises(ValueError, match="a: torch.float64"):
+    with pytest.raises(ValueError, match=r"a: torch\.float64"):
         writer.write("a", TENSORS["a"].double())
     with pytest.raises(ValueError, match="planned"):
         writer.write("a", TENSORS["a"].T)
-    with pytest.raises(ValueError, match="5 tensors were never written, e.g. a"):
+    with pytest.raises(ValueError, match=r"5 tensors were never written, e\.g\. a"):
         writer.finish()
     writer.close()
 
@@ -100,7 +100,7 @@ def test_overwrite_replaces_only_what_we_wrote(tmp_path: Path, tiny_source: Path
     with pytest.raises(OutputError, match="not written by this tool"):
         check_output(tiny_source, out, overwrite=True)
     (out / "glm5_ascend_provenance.json").write_text(json.dumps({"files": ["glm5_ascend_provenance.json"]}))
-    with pytest.raises(OutputError, match="thesis.txt: not written by this tool"):
+    with pytest.raises(OutputError, match=r"thesis\.txt: not written by this tool"):
         check_output(tiny_source, out, overwrite=True)
     (out / "thesis.txt").unlink()
     check_output(tiny_source, out, overwrite=True)

@@ -55,7 +55,7 @@ def test_partial_sums_add_up_to_the_whole() -> None:
 
 def test_only_down_proj_has_partial_sums() -> None:
     shapes = {
-        name: dict((s.suffix, s.shape) for s in schemes.stored_tensors(schemes.W4A8_DYNAMIC, (32, 64), name))
+        name: {s.suffix: s.shape for s in schemes.stored_tensors(schemes.W4A8_DYNAMIC, (32, 64), name)}
         for name in ("x.gate_proj", "x.up_proj", "x.down_proj")
     }
     assert [shapes[name]["scale_bias"] for name in shapes] == [(32, 1), (32, 1), (32, 16)]

@@ -1,0 +1,65 @@
+"""Random damage: verify answers with findings or with one of our errors, never with a traceback."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from editor import DESCRIPTION, INDEX, PROVENANCE, SHARD
+
+from glm5_ascend.errors import Glm5Error
+from glm5_ascend.verify import verify
+
+ODD: list[Any] = [None, True, -1, 0, 2.5, "", "x", "../x.safetensors", [], [[]], {}, {"a": 1}, 10**30, "FLOAT"]
+
+
+def answer(directory: Path, source: Path) -> None:
+    try:
+        report = verify(directory, source)
+        json.dumps(report.to_json(), allow_nan=False)
+        report.lines()
+    except Glm5Error as error:
+        assert "\n" not in error.message
+
+
+@pytest.mark.parametrize("name", [DESCRIPTION, INDEX, PROVENANCE, "config.json"])
+def test_odd_values_in_json_files(
+    name: str, tiny_w8a8: Path, tiny_source: Path, editable: Callable[[Path], Path]
+) -> None:
+    directory, chance = editable(tiny_w8a8), random.Random(name)
+    original = json.loads((directory / name).read_text())
+    for value in ODD:
+        (directory / name).write_text(json.dumps(value))
+        answer(directory, tiny_source)
+    keys = sorted(original)
+    for _ in range(25):
+        content = json.loads(json.dumps(original))
+        for key in chance.sample(keys, min(3, len(keys))):
+            inner = content[key]
+            if isinstance(inner, dict) and inner and chance.random() < 0.7:
+                inner[chance.choice(sorted(inner))] = chance.choice(ODD)
+            else:
+                content[key] = chance.choice(ODD)
+        (directory / name).write_text(json.dumps(content))
+        answer(directory, tiny_source)
+
+
+@pytest.mark.parametrize("part", ["header", "data"])
+def test_flipped_bytes_of_a_shard(
+    part: str, tiny_w8a8: Path, tiny_source: Path, editable: Callable[[Path], Path]
+) -> None:
+    directory, chance = editable(tiny_w8a8), random.Random(part)
+    raw = (directory / SHARD).read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    span = range(8 + length) if part == "header" else range(8 + length, len(raw))
+    for _ in range(25):
+        damaged = bytearray(raw)
+        for _ in range(chance.randint(1, 200 if part == "data" else 4)):
+            damaged[chance.choice(span)] = chance.randrange(256)
+        (directory / SHARD).write_bytes(damaged)
+        answer(directory, tiny_source)
