@@ -27,6 +27,8 @@ _OPTIONAL: dict[str, type] = {
     "index_topk_freq": int, "index_skip_topk_offset": int, "rope_parameters": dict, "quantization_config": dict,
     "text_config": dict,
 }  # fmt: skip
+#: Counts that are iterated over: a damaged number must not become an endless loop. GLM-5 has 78, 1 and 256.
+_LARGEST_COUNT = {"num_hidden_layers": 1000, "num_nextn_predict_layers": 100, "n_routed_experts": 10_000}
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,10 @@ def parse_config(raw: dict[str, Any], path: Path) -> ModelConfig:
     """`load_config` on an already parsed dictionary."""
     read = _Reader(raw, path)
     _check_architecture(raw, path)
+    for key, largest in _LARGEST_COUNT.items():
+        value = raw.get(key)
+        if isinstance(value, int) and value > largest:
+            raise ConfigError(f"{path}: {key} is {value!r:.40}, at most {largest} are supported", "correct config.json")
     for key, kind in _OPTIONAL.items():
         value = raw.get(key)
         if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
@@ -192,9 +198,9 @@ def _mlp_layer_types(raw: dict[str, Any], layers: int, path: Path) -> tuple[str,
     dense = raw.get("first_k_dense_replace")
     types = raw.get("mlp_layer_types")
     if types is None:
-        if not isinstance(dense, int):
+        if not isinstance(dense, int) or dense < 0:
             raise ConfigError(
-                f"{path}: neither mlp_layer_types nor first_k_dense_replace is given", "correct config.json"
+                f"{path}: neither mlp_layer_types nor a first_k_dense_replace >= 0 is given", "correct config.json"
             )
         types = ["dense"] * min(dense, layers) + ["sparse"] * (layers - min(dense, layers))
     if len(types) != layers or any(kind not in ("dense", "sparse") for kind in types):

@@ -31,7 +31,7 @@ ALLOWED = {
     "doctor": {"environment"},
     "demo_model": {"errors", "resources"},
     "demo": {"errors"},
-    "cli": {"demo_model", "doctor", "errors", "quantize", "serve", "verify"},
+    "cli": {"checkpoint", "demo_model", "doctor", "errors", "quantize", "serve", "verify"},
     "__main__": {"cli"},
     "glm5_kernels": set(),
 }

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 
 from glm5_ascend.checkpoint.packing import DOWN_PROJ_PARTIAL_SUMS, unpack_int4
-
-FLOAT, W8A8_DYNAMIC, W8A8, W4A8_DYNAMIC = "FLOAT", "W8A8_DYNAMIC", "W8A8", "W4A8_DYNAMIC"
-QUANTIZED = (W8A8_DYNAMIC, W8A8, W4A8_DYNAMIC)
-
-DESCRIPTION_NAME = "quant_model_description.json"
-#: Meta keys the two vllm-ascend lines need; `group_size` 0 and `version` 1.0.0 select per-channel packed int4.
-DESCRIPTION_META: dict[str, object] = {"version": "1.0.0", "group_size": 0, "metadata": {}}
+from glm5_ascend.checkpoint.types import DESCRIPTION_META as DESCRIPTION_META
+from glm5_ascend.checkpoint.types import DESCRIPTION_NAME as DESCRIPTION_NAME
+from glm5_ascend.checkpoint.types import FLOAT as FLOAT
+from glm5_ascend.checkpoint.types import QUANTIZED as QUANTIZED
+from glm5_ascend.checkpoint.types import W4A8_DYNAMIC as W4A8_DYNAMIC
+from glm5_ascend.checkpoint.types import W8A8 as W8A8
+from glm5_ascend.checkpoint.types import W8A8_DYNAMIC as W8A8_DYNAMIC
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -33,8 +32,6 @@ def quantize(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the output path.")] = False,
 ) -> int:
     """Quantize GLM-5 to the format vllm-ascend loads (msModelSlim's)."""
-    # Idle OpenMP threads must sleep, not spin: on a busy machine spinning makes a run five times slower (measured).
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from glm5_ascend.cli.progress import ConsoleProgress, show_plan, show_result
     from glm5_ascend.quantize import pipeline
     from glm5_ascend.quantize.options import QuantizeOptions

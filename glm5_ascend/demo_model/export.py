@@ -14,6 +14,11 @@ from .tokenizer import chat_template
 from .trunk import MtpLayer
 
 WEIGHTS = "model.safetensors"
+GENERAL_KEYS = (
+    "_name_or_path", "output_hidden_states", "output_attentions", "output_router_logits", "return_dict",
+    "chunk_size_feed_forward", "is_encoder_decoder", "id2label", "label2id", "problem_type", "layer_types",
+    "mlp_bias", "initializer_range",
+)  # fmt: skip
 
 
 def _split_experts(name: str, weight: Tensor) -> dict[str, Tensor]:
@@ -61,21 +66,27 @@ def save_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
     (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 
 
+def write_configs(folder: Path, config: Any) -> None:
+    """Write `config.json` (without transformers' general defaults) and `generation_config.json`.
+
+    Temperature 0 is for vLLM, which takes its defaults from that file and does not know `do_sample`.
+    """
+    values = {key: value for key, value in config.to_dict().items() if key not in GENERAL_KEYS}
+    values = {"architectures": ["GlmMoeDsaForCausalLM"], **values, "dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    generation = {
+        "do_sample": False,
+        "eos_token_id": config.eos_token_id,
+        "pad_token_id": config.pad_token_id,
+        "temperature": 0.0,
+    }
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
+
+
 def export_checkpoint(folder: Path, model: Any, mtp: MtpLayer, tokenizer: Any) -> None:
     """Write weights, configs, tokenizer and chat template to `folder`."""
-    from transformers import GenerationConfig
-
     folder.mkdir(parents=True, exist_ok=True)
-    config = model.config
-    values = config.to_dict()
-    values["architectures"] = ["GlmMoeDsaForCausalLM"]
-    values["dtype"] = "bfloat16"
-    text = json.dumps({key: value for key, value in values.items() if key != "_name_or_path"}, indent=2)
-    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
-    generation = GenerationConfig(
-        eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id, do_sample=False, max_new_tokens=128
-    )
-    generation.save_pretrained(folder)
+    write_configs(folder, model.config)
     tokenizer.save_pretrained(folder)
     (folder / "chat_template.jinja").write_text(chat_template(), encoding="utf-8")
     save_tensors(folder, hub_tensors(model, mtp))

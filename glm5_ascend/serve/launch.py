@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.environment import require_cpu_environment
 from glm5_ascend.errors import CheckpointError, ConfigError
-from glm5_ascend.serve.plugin.description import FILE_NAME, load_description
+from glm5_ascend.serve.plugin.description import load_description
 
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
@@ -72,7 +73,7 @@ def build_command(
         ("--enable-auto-tool-choice", None),
         ("--chat-template-content-format", "string"),
     ]
-    if (directory / FILE_NAME).exists():
+    if (directory / DESCRIPTION_NAME).exists():
         defaults.append(("--quantization", "ascend"))
     given = given_flags(extra)
     argv = [sys.executable, "-m", SERVER_MODULE]
@@ -144,10 +145,10 @@ def check_directory(directory: Path) -> dict[str, Any]:
             )
     if not any(directory.glob("*.safetensors")):
         raise CheckpointError(f"{directory} has no .safetensors file", "the weights are missing: copy them")
-    if (directory / FILE_NAME).exists():
+    if (directory / DESCRIPTION_NAME).exists():
         if "quantization_config" in config:
             raise ConfigError(
-                f"{path} has quantization_config, so vLLM would never read {FILE_NAME}",
+                f"{path} has quantization_config, so vLLM would never read {DESCRIPTION_NAME}",
                 "remove quantization_config from config.json",
             )
         load_description(directory).check()

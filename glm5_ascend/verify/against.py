@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -26,14 +25,14 @@ _FREE_KEYS = {"transformers_version", "dtype", "torch_dtype", "_name_or_path", "
 
 
 def compare(
-    contents: Contents, against: Path, types: dict[str, str], complete: set[str], q: torch.Tensor | None, report: Report
+    contents: Contents,
+    source: SourceCheckpoint,
+    types: dict[str, str],
+    complete: set[str],
+    q: torch.Tensor | None,
+    report: Report,
 ) -> None:
-    """Fill `report.errors_by_tensor` and report what does not match.
-
-    Raises:
-        ConfigError, CheckpointError: `against` is no float GLM-5 checkpoint.
-    """
-    source = SourceCheckpoint(against)
+    """Fill `report.errors_by_tensor` and report what does not match."""
     report.errors_by_tensor = []
     if not _check_config(contents, source, report):
         return

@@ -146,8 +146,11 @@ def _open_shards(contents: Contents, outside: set[str], report: Report) -> None:
         )
     if not loaded:
         report.error("files.no_shards", "no *.safetensors files", file=INDEX_NAME, fix="copy the checkpoint again")
-    for name in sorted(loaded | set(promised.values())):
-        tensors = {tensor for tensor, file in promised.items() if file == name}
+    in_file: dict[str, set[str]] = {}
+    for tensor, name in promised.items():
+        in_file.setdefault(name, set()).add(tensor)
+    for name in sorted(loaded | in_file.keys()):
+        tensors = in_file.get(name, set())
         if name not in present:
             report.error(
                 "index.file_missing",

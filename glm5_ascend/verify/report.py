@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -81,7 +82,7 @@ class Report:
             "against": str(self.against) if self.against else None,
             "counts": {"tensors": self.tensors, "bytes": self.bytes, "schemes": dict(sorted(self.schemes.items()))},
             "findings": [asdict(finding) for finding in self.findings],
-            "errors": None if self.errors_by_tensor is None else [asdict(error) for error in self.errors_by_tensor],
+            "errors": None if self.errors_by_tensor is None else [_finite(asdict(e)) for e in self.errors_by_tensor],
         }
 
     def lines(self, quiet: bool = False) -> list[str]:
@@ -115,3 +116,8 @@ class Report:
                 f"worst {worst.relative_error:.4f} ({worst.module})"
             )
         return out
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity: an error too large for a number becomes null."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from glm5_ascend.checkpoint.schemes import FLOAT
+from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.verify.against import compare
 from glm5_ascend.verify.description import check_description
@@ -29,11 +30,12 @@ def verify(directory: Path, against: Path | None = None, deep: bool = True) -> R
     """
     report = Report(directory, against)
     contents = open_directory(directory, report)
+    source = SourceCheckpoint(against) if against is not None else None  # a wrong SRC is said before the long read
     if contents.description is None:
         return report
     types = check_description(contents, report)
     complete = check_tensors(contents, types, report)
-    deep = deep or against is not None
+    deep = deep or source is not None
     bad = check_finite(contents, report) if deep else set()
     complete -= bad | {name.rpartition(".")[0] for name in bad}
     q = check_mtp(contents, bad, deep, report)
@@ -46,6 +48,6 @@ def verify(directory: Path, against: Path | None = None, deep: bool = True) -> R
             except CheckpointError as error:  # the file changed under our hands
                 report.error("shard.damaged", error.message, tensor=f"{module}.weight", fix=error.tip)
     check_shared_input(contents, types, complete, report)
-    if against is not None:
-        compare(contents, against, types, complete, q, report)
+    if source is not None:
+        compare(contents, source, types, complete, q, report)
     return report

@@ -72,6 +72,16 @@ def test_packed_texts_do_not_see_each_other(tiny: tuple[Any, Any, Any]) -> None:
     torch.testing.assert_close(both[:, 30:], ours(model, second, "sparse"), atol=1e-4, rtol=1e-4)
 
 
+def test_planted_heads_look_back(tiny: tuple[Any, Any, Any]) -> None:
+    _, _, tokenizer = tiny
+    model, _ = train.build_model(tokenizer, seed=3, num_hidden_layers=2)
+    tokens = torch.randint(0, 1000, (1, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        seen = model(tokens, use_cache=False, output_attentions=True).attentions[0][0]
+    for head, offset in enumerate(trunk.LOOK_BACK[0]):
+        assert seen[head].diagonal(-offset)[10:].mean() > 0.4
+
+
 def test_orthogonalise_brings_singular_values_near_one() -> None:
     update = torch.randn(3, 40, 24, generator=torch.Generator().manual_seed(0))
     values = torch.linalg.svdvals(optim.orthogonalise(update))
@@ -117,9 +127,9 @@ def test_a_few_steps_of_every_stage_lower_the_losses(tiny: tuple[Any, Any, Any],
     kept = stages.LOG_EVERY
     stages.LOG_EVERY = 1
     try:
-        stages.train_stage(run, "dense", stages.dense_step, optimizers, 3.0, 0.1, 0.0)
-        stages.train_stage(run, "warmup", stages.warmup_step, optimizers, 2.0, 0.1, 0.0)
-        stages.train_stage(run, "sparse", stages.sparse_step, optimizers, 3.0, 0.1, 0.5)
+        stages.train_stage(run, "dense", stages.dense_step, optimizers, 3.0, (1.0, 1.0, 0.5))
+        stages.train_stage(run, "warmup", stages.warmup_step, optimizers, 2.0, (1.0, 1.0, 0.5))
+        stages.train_stage(run, "sparse", stages.sparse_step, optimizers, 3.0, (0.5, 0.1, 0.5))
     finally:
         stages.LOG_EVERY = kept
     first = {stage: next(line for line in run.history if line["stage"] == stage) for stage in ("dense", "warmup")}

@@ -64,11 +64,22 @@ def trained_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def rotated_checkpoint() -> Path:
-    """A rotated, quantized copy of the trained model with rot.weight, named by GLM5_TEST_ROTATED."""
-    if "GLM5_TEST_ROTATED" not in os.environ:
-        pytest.skip("set GLM5_TEST_ROTATED to a rotated checkpoint of the trained model")
-    return Path(os.environ["GLM5_TEST_ROTATED"])
+def rotated_checkpoint(trained_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`glm5-ascend quantize --recipe w4a8` of the trained model: rotated, with rot.weight."""
+    return quantize_by_command(trained_checkpoint, tmp_path_factory.mktemp("rotated") / "w4a8", "w4a8")
+
+
+@pytest.fixture(scope="session")
+def rotated_w8a8_checkpoint(trained_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with `--recipe w8a8`: static attention."""
+    return quantize_by_command(trained_checkpoint, tmp_path_factory.mktemp("rotated") / "w8a8", "w8a8")
+
+
+def quantize_by_command(source: Path, out: Path, recipe: str) -> Path:
+    command = [sys.executable, "-m", "glm5_ascend", "quantize", str(source), str(out), "--recipe", recipe]
+    done = subprocess.run([*command, "--quiet"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return out
 
 
 @pytest.fixture(scope="session")
@@ -139,8 +150,8 @@ def shared_indexer_oracle(shared_indexer_checkpoint: Path, prompts: list[list[in
 
 
 @pytest.fixture(scope="session")
-def server(trained_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """`glm5-ascend serve` on the trained model with MTP; yields the base URL."""
+def server(rotated_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`glm5-ascend serve` on the trained model, quantized to W4A8, with MTP; yields the base URL."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -148,7 +159,7 @@ def server(trained_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
     flags += ["--speculative-config", '{"method": "mtp", "num_speculative_tokens": 3}']
     code = (
         "import sys; from pathlib import Path; from glm5_ascend.serve.launch import serve; "
-        f"sys.exit(serve(Path({str(trained_checkpoint)!r}), {flags!r}, port={port}))"
+        f"sys.exit(serve(Path({str(rotated_checkpoint)!r}), {flags!r}, port={port}))"
     )
     log_path = tmp_path_factory.mktemp("server") / "server.log"
     with log_path.open("w") as log:

@@ -73,7 +73,7 @@ def guessable(float_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def folded(source: Path, target: Path, *, is_rot_used: bool, has_rot: bool) -> Path:
-    """What rotation does to a checkpoint, with rotation I: g moves into lm_head, `rot` = diag(g). All FLOAT."""
+    """What rotation does to a checkpoint, with rotation I: norms move into the heads, `rot` = diag(g). All FLOAT."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -81,8 +81,11 @@ def folded(source: Path, target: Path, *, is_rot_used: bool, has_rot: bool) -> P
     tensors = load_file(target / "model.safetensors")
     g = tensors["model.norm.weight"].clone()
     tensors["lm_head.weight"] *= g
-    for name in tensors:
-        if name == "model.norm.weight" or name.endswith("shared_head.norm.weight"):
+    for name in list(tensors):
+        if name == "model.norm.weight":
+            tensors[name] = torch.ones_like(g)
+        elif name.endswith("shared_head.norm.weight"):
+            tensors[name.replace("norm", "head")] *= tensors[name]
             tensors[name] = torch.ones_like(g)
     description = {"version": "1.0.0", "group_size": 0, "is_rot_used": is_rot_used} | dict.fromkeys(tensors, "FLOAT")
     if has_rot:

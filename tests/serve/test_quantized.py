@@ -16,7 +16,7 @@ pytest.importorskip("vllm")
 ROUNDING = 2e-5
 
 
-@pytest.fixture(scope="module", params=["w4a8_checkpoint", "w8a8_checkpoint"])
+@pytest.fixture(scope="module", params=["rotated_checkpoint", "rotated_w8a8_checkpoint"])
 def checked(request: pytest.FixtureRequest, run_engine: Any) -> tuple[Path, dict[str, Any]]:
     """W8A8_DYNAMIC attention with int4 experts, then W8A8 (static) attention with int8 experts."""
     directory: Path = request.getfixturevalue(request.param)

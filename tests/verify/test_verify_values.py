@@ -22,9 +22,7 @@ defect.change(f"{LAYER}input_layernorm.weight", with_value(float("nan")))
 defect.change("model.embed_tokens.weight", with_value(float("inf")))
 defect.change(f"{UP}.scale_bias", lambda t: t * 2)
 defect.change(f"{DOWN}.scale_bias", lambda t: t.roll(1, dims=1))
-defect.change(
-    f"{DOWN}.scale_bias", lambda t: t.sum(1, keepdim=True)
-)  # [h, 1]: broadcast, 16 times too much
+defect.change(f"{DOWN}.scale_bias", lambda t: t.sum(1, keepdim=True))  # [h, 1]: broadcast, 16 times too much
 defect.change(f"{DOWN}.scale_bias", lambda t: t.sum(1, keepdim=True).expand(-1, 16) / 16)
 defect.change(f"{UP}.weight_scale", lambda t: 1 / t, at=f"{UP}.scale_bias")
 defect.change(f"{Q_A}.deq_scale", lambda t: t * 1.02, "w8a8")
@@ -38,9 +36,7 @@ defect.change("rot.weight", with_value(float("nan")))
 defect.change(f"{UP}.weight", lambda t: pack(*reversed(nibbles(t))), at=f"{UP}.scale_bias")
 defect.change(f"{DOWN}.weight", lambda t: pack(*reversed(nibbles(t))), at=f"{DOWN}.scale_bias")
 defect.change(f"{UP}.weight", unpacked)
-defect.change(
-    f"{UP}.weight", lambda t: pack(unpacked(t)[:, 0::2], unpacked(t)[:, 1::2])
-)  # along K
+defect.change(f"{UP}.weight", lambda t: pack(unpacked(t)[:, 0::2], unpacked(t)[:, 1::2]))  # along K
 defect.change(
     f"{UP}.weight",  # the same bytes in the right shape
     lambda t: pack(unpacked(t)[:, 0::2], unpacked(t)[:, 1::2]).reshape(t.shape),
@@ -59,9 +55,7 @@ defect.change("rot.weight", lambda t: t[:32])
 
 
 defect.change("rot.weight", lambda t: t.roll(1, dims=0))
-defect.change(
-    "rot.weight", lambda t: torch.diag(torch.linspace(0.5, 1.5, len(t))).to(t.dtype)
-)  # without Q
+defect.change("rot.weight", lambda t: torch.diag(torch.linspace(0.5, 1.5, len(t))).to(t.dtype))  # without Q
 defect.change("rot.weight", torch.zeros_like)
 
 

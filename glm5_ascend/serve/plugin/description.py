@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from glm5_ascend.checkpoint.types import (
+    DESCRIPTION_NAME,
+    EXPERT_TYPES,
+    FLOAT,
+    LINEAR_TYPES,
+    W4A8_DYNAMIC,
+    W8A8,
+    W8A8_DYNAMIC,
+)
 from glm5_ascend.errors import CheckpointError
-
-FILE_NAME = "quant_model_description.json"
-FLOAT, W8A8, W8A8_DYNAMIC, W4A8_DYNAMIC = "FLOAT", "W8A8", "W8A8_DYNAMIC", "W4A8_DYNAMIC"
-LINEAR_TYPES = (FLOAT, W8A8_DYNAMIC, W8A8)
-EXPERT_TYPES = (FLOAT, W8A8_DYNAMIC, W4A8_DYNAMIC)
 
 #: vLLM's fused modules and the checkpoint's modules inside each; one type must hold for all of them.
 FUSED = {
@@ -110,7 +114,7 @@ class QuantDescription:
 
 def load_description(directory: Path) -> QuantDescription:
     """Read and parse the description of a checkpoint directory."""
-    path = directory / FILE_NAME
+    path = directory / DESCRIPTION_NAME
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -66,8 +66,20 @@ class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
         if self.is_rot_used:
             self.rot.weight.data.copy_(seen.held[ROT])
             loaded.add(ROT)
+            self._keep_own_head(seen.names)
         require_complete(self, seen.names, is_draft=True)
         return loaded
+
+    def _keep_own_head(self, tensors: set[str]) -> None:
+        """vLLM puts the target's lm_head in the place of every MTP head. Rotation folded the target's final norm into
+        that one and shared_head.norm into this one: they differ, so a rotated draft must keep its own."""
+        number, layer = next(iter(self.model.layers.items()))
+        if f"model.layers.{number}.shared_head.head.weight" not in tensors:
+            raise CheckpointError(
+                f"the checkpoint is rotated but lacks model.layers.{number}.shared_head.head.weight",
+                "re-create the checkpoint (glm5-ascend quantize writes it)",
+            )
+        self.lm_head, self.has_own_lm_head = layer.shared_head.head, True
 
 
 def register() -> None:

@@ -11,15 +11,8 @@ from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMetho
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
-from glm5_ascend.serve.plugin.description import (
-    FLOAT,
-    FUSED,
-    W4A8_DYNAMIC,
-    W8A8,
-    W8A8_DYNAMIC,
-    QuantDescription,
-    load_description,
-)
+from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
+from glm5_ascend.serve.plugin.description import FUSED, QuantDescription, load_description
 from glm5_ascend.serve.plugin.experts import Int4Experts, Int8Experts
 from glm5_ascend.serve.plugin.linear import W8A8DynamicLinear, W8A8StaticLinear
 
