@@ -12,7 +12,7 @@ DEMO ?= work/demo
 
 help:
 	@echo "make demo         install, write the demo model, quantize it to W4A8, verify, serve, chat"
-	@echo "make test         install what the tests need and run all of them"
+	@echo "make test         install what the tests need, check style and types, run all tests"
 	@echo "make lint         ruff and mypy"
 	@echo "make bench        the numbers of the README"
 	@echo "make install-cpu  vLLM on this CPU, in the order that works, into $(VENV)"
@@ -39,7 +39,7 @@ install-dev: $(VENV)/.dev
 demo: $(VENV)/.cpu
 	$(BIN)/python -m glm5_ascend.demo $(DEMO)
 
-test: $(VENV)/.dev
+test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev

@@ -19,12 +19,13 @@ import torch
 from . import chats, corpus, optim, stages
 from .config import demo_config
 from .export import export_checkpoint
-from .rows import RowSource
+from .loading import load_model, load_mtp, load_tokenizer
+from .rows import DRILL_BATCHES, RowSource
 from .tokenizer import train_tokenizer
 from .trunk import MtpLayer, align_norm_eps, initialise
 
 TOKENIZER_CHATS = 3000
-SPLIT = {"dense": 0.6, "warmup": 0.07, "sparse": 0.33}
+SPLIT = {"dense": 0.57, "warmup": 0.07, "sparse": 0.36}
 
 
 def build_tokenizer() -> Any:
@@ -59,10 +60,16 @@ def train(args: argparse.Namespace) -> stages.Run:
     """Train and export; returns the run with its history."""
     torch.set_flush_denormal(True)  # inherited by the threads that start later
     torch.set_num_threads(args.threads)
-    tokenizer = build_tokenizer()
+    tokenizer = load_tokenizer(args.resume) if args.resume else build_tokenizer()
     model, mtp = build_model(tokenizer, args.seed)
+    if args.resume:
+        stored = load_model(args.resume)
+        mtp.load_state_dict(load_mtp(args.resume, stored).state_dict())
+        model.load_state_dict(stored.state_dict())
     texts = corpus.training_texts()
     source = RowSource(tokenizer, texts, args.rows, args.length, args.text_share, args.seed)
+    if args.resume:
+        source.made = DRILL_BATCHES
     args.out.mkdir(parents=True, exist_ok=True)
     run = stages.Run(model, mtp, source, args.log or args.out / "training.jsonl", bf16=not args.fp32)
     named = list(model.named_parameters())
@@ -76,7 +83,8 @@ def train(args: argparse.Namespace) -> stages.Run:
 
     run.snapshot = snapshot
     first = optim.build(trunk, args.muon_lr, args.adam_lr)
-    stages.train_stage(run, "dense", stages.dense_step, first, budget * SPLIT["dense"], (1.0, 0.3, 0.4))
+    rates = (0.8 if args.resume else 1.0, 0.2, 0.35)
+    stages.train_stage(run, "dense", stages.dense_step, first, budget * SPLIT["dense"], rates)
     snapshot()
     for _, weight in trunk:
         weight.requires_grad_(False)
@@ -85,7 +93,7 @@ def train(args: argparse.Namespace) -> stages.Run:
     for _, weight in trunk:
         weight.requires_grad_(True)
     every = first + second
-    stages.train_stage(run, "sparse", stages.sparse_step, every, budget * SPLIT["sparse"], (0.35, 0.005, 0.1))
+    stages.train_stage(run, "sparse", stages.sparse_step, every, budget * SPLIT["sparse"], (0.25, 0.005, 0.1))
     export_checkpoint(args.out, model, mtp, tokenizer)
     return run
 
@@ -102,6 +110,7 @@ def main() -> None:
     parser.add_argument("--muon-lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=0.003)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--resume", type=Path, default=None, help="start from the weights of this checkpoint")
     parser.add_argument("--fp32", action="store_true", help="no bf16 autocast in the matrix products")
     parser.add_argument("--log", type=Path, default=None, help="JSON lines; default OUT/training.jsonl")
     args = parser.parse_args()
