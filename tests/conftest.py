@@ -7,17 +7,10 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 Quantized = Callable[..., Path]
-
-
-class NoProgress:
-    def begin(self, layers: int, experts: int) -> None: ...
-    def expert(self, layer: int, expert: int) -> None: ...
-    def layer(self, report: Any) -> None: ...
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +43,7 @@ def tiny_quantized(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path) 
 
 
 def quantize_tiny(source: Path, out: Path, recipe: str) -> Path:
-    from tiny_model import write_calibration
+    from tiny_model import NoProgress, write_calibration
 
     from glm5_ascend.quantize.pipeline import QuantizeOptions, prepare, quantize
 

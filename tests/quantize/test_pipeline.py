@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from conftest import NoProgress, Quantized
-from tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
+from tiny_model import SHARED_INDEXER, NoProgress, write_calibration, write_tiny_model
 
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.source import SourceCheckpoint
@@ -46,7 +46,7 @@ def test_rotation_alone_keeps_the_function(fp32_source: Path, tmp_path: Path) ->
     assert not torch.allclose(embedding, CheckpointDir(fp32_source).read("model.embed_tokens.weight"), atol=0.1)
 
 
-def test_mtp_rot_undoes_the_folded_final_norm(fp32_source: Path, tiny_quantized: Quantized) -> None:
+def test_mtp_rot_undoes_the_folded_final_norm(fp32_source: Path, tiny_quantized: Callable[..., Path]) -> None:
     """What the rotated MTP layer computes from `rot @ hidden` is what the source's computes from its own hidden."""
     out = tiny_quantized("w4a8", fp32_source)
     models = [StoredModel(fp32_source), StoredModel(out)]
@@ -76,7 +76,7 @@ def _global_rotation(out: Path) -> torch.Tensor:
 
 @pytest.mark.parametrize(("recipe", "limit"), [("w8a8", 0.15), ("w4a8", 0.3), ("rtn-w4a8", 0.35)])
 def test_quantized_model_stays_near_its_source(
-    recipe: str, limit: float, tiny_quantized: Quantized, tiny_source: Path
+    recipe: str, limit: float, tiny_quantized: Callable[..., Path], tiny_source: Path
 ) -> None:
     """Median over positions, because a flipped expert or key moves single positions by their whole size. The bound
     tells rounding from a wrong transform, which gives about 1.4: two unrelated vectors."""

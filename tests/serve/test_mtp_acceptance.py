@@ -12,39 +12,34 @@ import pytest
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")
 
-QUESTIONS = ["What is 3 + 4?", "Hello", "Who are you?", "Compute 21 + 17.", "Thank you!", "What can you do?"]
 
-
-def acceptance_rate(run_engine: Any, directory: Path, drafted: int = 1) -> float:
-    """Accepted share of drafted tokens on short chats, greedy, with the checkpoint as it is."""
+def acceptance_rate(run_engine: Any, directory: Path) -> float:
+    """Accepted share of drafted tokens (k = 1) on held-out chats, greedy, with the checkpoint as it is."""
     from transformers import AutoTokenizer
 
+    from glm5_ascend.demo_model.held_out import held_out_questions, render_question
+
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    prompts = [
-        tokenizer.apply_chat_template([{"role": "user", "content": q}], add_generation_prompt=True, return_dict=False)
-        for q in QUESTIONS
-    ]
+    questions = held_out_questions(seed=5, n=42)
+    prompts = [tokenizer(render_question(tokenizer, q), add_special_tokens=False)["input_ids"] for q in questions]
     engine: dict[str, Any] = {
         "model": str(directory),
-        "speculative_config": {"method": "mtp", "num_speculative_tokens": drafted},
+        "speculative_config": {"method": "mtp", "num_speculative_tokens": 1},
     }
     if (directory / "quant_model_description.json").exists():
         engine["quantization"] = "ascend"
-    metrics = run_engine(engine=engine, prompts=prompts, new_tokens=24)["spec_decode"]
+    metrics = run_engine(engine=engine, prompts=prompts, new_tokens=32)["spec_decode"]
     drafts = metrics["vllm:spec_decode_num_draft_tokens"]
     return float(metrics["vllm:spec_decode_num_accepted_tokens"] / drafts)
-
-
-def assert_acceptance_kept(run_engine: Any, plain: Path, rotated: Path, slack: float = 0.15) -> None:
-    """`rotated` accepts at most `slack` less than `plain`; without rot the rate falls far below (0 to 0.1)."""
-    before, after = acceptance_rate(run_engine, plain), acceptance_rate(run_engine, rotated)
-    assert after >= before - slack, f"acceptance {before:.2f} fell to {after:.2f}"
 
 
 def test_rotated_checkpoint_keeps_its_acceptance(
     run_engine: Any, trained_checkpoint: Path, rotated_checkpoint: Path
 ) -> None:
-    assert_acceptance_kept(run_engine, trained_checkpoint, rotated_checkpoint)
+    before, after = acceptance_rate(run_engine, trained_checkpoint), acceptance_rate(run_engine, rotated_checkpoint)
+    print(f"MTP acceptance: bf16 {before:.3f}, rotated W4A8 {after:.3f}")
+    assert before > 0.4, "the MTP layer was trained"
+    assert after >= 0.9 * before, f"acceptance {before:.3f} fell to {after:.3f}"
 
 
 @pytest.fixture(scope="module")

@@ -87,3 +87,21 @@ def test_layers_that_share_an_indexer(
         "sparse_flash_attention": 3 * steps,
     }
     assert tokens(report["passes"][0]) == shared_indexer_oracle
+
+
+def test_trained_model_equals_transformers(run_engine: Any, trained_checkpoint: Path) -> None:
+    """The shipped model in fp32: real chats and text, shorter and longer than its index_topk of 64."""
+    from conftest import hf_continue, hf_model
+    from transformers import AutoTokenizer
+
+    from glm5_ascend.demo_model.evaluate import validation_tokens
+    from glm5_ascend.demo_model.held_out import held_out_questions, render_question
+
+    tokenizer = AutoTokenizer.from_pretrained(trained_checkpoint)
+    questions = held_out_questions(seed=3, n=7)
+    prompts = [tokenizer(render_question(tokenizer, q), add_special_tokens=False)["input_ids"] for q in questions]
+    prompts.append(validation_tokens(tokenizer)[:500])
+    assert min(map(len, prompts)) < 64 < max(map(len, prompts[:-1]))
+    engine = {"model": str(trained_checkpoint), "dtype": "float32", "max_num_batched_tokens": 256}
+    report = run_engine(engine=engine, prompts=prompts, new_tokens=NEW_TOKENS)
+    assert tokens(report["passes"][0]) == hf_continue(hf_model(trained_checkpoint), prompts)
