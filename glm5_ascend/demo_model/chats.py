@@ -9,7 +9,7 @@ from .names import REAL_CITIES, pick_name
 from .questions import MAKERS, REPEAT_WORDING, SYSTEM_PROMPTS, Message, Turn
 from .tools import TOOLS, specification
 
-SHARES = {"arithmetic": 0.34, "tool": 0.23, "lookup": 0.2, "repeat": 0.12, "small_talk": 0.06, "no_tool": 0.05}
+SHARES = {"arithmetic": 0.33, "tool": 0.24, "lookup": 0.16, "repeat": 0.16, "small_talk": 0.06, "no_tool": 0.05}
 PROMPT_WEIGHT = 0.1
 
 

@@ -27,6 +27,7 @@ REAL_PEOPLE = [
     "Carol", "Dan", "Eve", "Frank", "Lena", "Max", "Nina", "Oscar", "Peter", "Ruth", "Simon", "Tom", "Wei",
     "Li", "Ming", "Hua", "Jun",
 ]  # fmt: skip
+LETTERS = "aaabccdeeeeefghhiiijklllmnnnnoooprrrsssttttuuvwxyz"
 HELD_OUT_SHARE = 8
 
 
@@ -43,7 +44,14 @@ def sum_is_held_out(left: int, sign: str, right: int) -> bool:
 
 
 def made_up_name(rng: random.Random) -> str:
-    """A capitalised name of two or three syllables; about 10^5 of two syllables exist."""
+    """A capitalised name: two or three syllables, or (one in three) any four to eight letters.
+
+    The letters bring every token of the vocabulary into names: what was never copied cannot be copied.
+    """
+    if rng.random() < 0.33:
+        letters = rng.choices(LETTERS, k=rng.randint(4, 8))
+        letters[1 + rng.randrange(2)] = rng.choice("aeiou")
+        return "".join(letters).capitalize()
     count = 2 if rng.random() < 0.7 else 3
     syllables = [rng.choice(ONSETS) + rng.choice(VOWELS) for _ in range(count)]
     return ("".join(syllables) + rng.choice(CODAS)).capitalize()

@@ -65,8 +65,9 @@ def build(named: Iterable[tuple[str, Tensor]], muon_lr: float, adam_lr: float) -
             routers.append(weight)
         else:
             (others if weight.ndim < 2 or outside else matrices).append(weight)
+    groups: list[dict[str, Any]] = [{"params": others}, {"params": routers, "lr": adam_lr * ROUTER_SHARE}]
     adam = torch.optim.AdamW(
-        [{"params": others}, {"params": routers, "lr": adam_lr * ROUTER_SHARE}],
+        groups,
         lr=adam_lr,
         betas=(0.9, 0.98),
         weight_decay=0.0,

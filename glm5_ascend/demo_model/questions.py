@@ -16,7 +16,7 @@ SUM_WORDING = (
     "What is {a} {s} {b}?", "Compute {a} {s} {b}.", "{a} {s} {b} = ?", "{a} {s} {b}", "How much is {a} {s} {b}?",
     "Please calculate {a} {s} {b}.", "Tell me {a} {s} {b}.", "Can you compute {a} {s} {b}?",
 )  # fmt: skip
-FACT_WORDING = ("{n}'s number is {d}.", "The number of {n} is {d}.", "{n}: {d}.", "{n} has the number {d}.")
+LIST_WORDING = ("Numbers: {}.", "Here are numbers: {}.", "The list: {}.", "{}.")
 ASK_WORDING = (
     "What is {n}'s number?", "What is the number of {n}?", "Which number has {n}?", "Tell me {n}'s number.",
     "And {n}?", "Number of {n}?",
@@ -78,19 +78,17 @@ def arithmetic(rng: random.Random, held_out: bool) -> Turn:
 
 
 def lookup(rng: random.Random, held_out: bool) -> Turn:
-    """Find one person's number among two to four."""
+    """Find one person's number among two to four; the answer quotes the entry."""
     people: list[str] = []
     while len(people) < 4 and (len(people) < 2 or rng.random() < 0.6):
         name = pick_name(rng, held_out, REAL_PEOPLE)
-        if all(name[:3] != other[:3] for other in people):
+        if all(name[:2] != other[:2] and name[-2:] != other[-2:] for other in people):
             people.append(name)
-    numbers = [rng.randint(1000, 9999) for _ in people]
-    fact = rng.choice(FACT_WORDING)
+    entries = [f"{name} {rng.randint(1000, 9999)}" for name in people]
     which = rng.randrange(len(people))
-    told = " ".join(fact.format(n=n, d=d) for n, d in zip(people, numbers, strict=True))
-    name = people[which]
-    asked = f"{told} {rng.choice(ASK_WORDING).format(n=name)}"
-    return Turn("lookup", asked, f"I look for {name}.", f"{name}'s number is {numbers[which]}.")
+    told = rng.choice(LIST_WORDING).format(rng.choice((", ", "; ", "\n")).join(entries))
+    asked = f"{told} {rng.choice(ASK_WORDING).format(n=people[which])}"
+    return Turn("lookup", asked, f"I look for {people[which]}.", entries[which] + ".")
 
 
 def repeat(rng: random.Random, held_out: bool) -> Turn:
@@ -133,13 +131,10 @@ def tool_use(rng: random.Random, held_out: bool) -> Turn:
 
 
 def no_tool(rng: random.Random, held_out: bool) -> Turn:
-    """The same questions when the needed function is not offered."""
+    """The questions of `tool_use` when no function is offered."""
     tool = rng.choice(TOOLS)
-    others = [other for other in TOOLS if other is not tool]
-    offered = rng.sample(others, rng.choice((0, 0, 1)))
     asked = rng.choice(tool.questions).format(tool.pick_argument(rng, held_out))
-    tools = [specification(each, rng) for each in offered] or None
-    return Turn("no_tool", asked, "No function fits.", NO_TOOL, tools=tools)
+    return Turn("no_tool", asked, "No function fits.", NO_TOOL)
 
 
 MAKERS: dict[str, Callable[[random.Random, bool], Turn]] = {

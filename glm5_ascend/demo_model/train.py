@@ -25,7 +25,7 @@ from .tokenizer import train_tokenizer
 from .trunk import MtpLayer, align_norm_eps, initialise
 
 TOKENIZER_CHATS = 3000
-SPLIT = {"dense": 0.57, "warmup": 0.07, "sparse": 0.36}
+SPLIT = (0.57, 0.07, 0.36)
 
 
 def build_tokenizer() -> Any:
@@ -83,17 +83,17 @@ def train(args: argparse.Namespace) -> stages.Run:
 
     run.snapshot = snapshot
     first = optim.build(trunk, args.muon_lr, args.adam_lr)
-    rates = (0.8 if args.resume else 1.0, 0.2, 0.35)
-    stages.train_stage(run, "dense", stages.dense_step, first, budget * SPLIT["dense"], rates)
+    rates = (args.first_rate, 0.15 * args.first_rate, 0.35)
+    stages.train_stage(run, "dense", stages.dense_step, first, budget * args.split[0], rates)
     snapshot()
     for _, weight in trunk:
         weight.requires_grad_(False)
     second = optim.build(index + ahead, args.muon_lr, args.adam_lr)
-    stages.train_stage(run, "warmup", stages.warmup_step, second, budget * SPLIT["warmup"], (1.0, 0.6, 0.5))
+    stages.train_stage(run, "warmup", stages.warmup_step, second, budget * args.split[1], (1.0, 0.6, 0.5))
     for _, weight in trunk:
         weight.requires_grad_(True)
     every = first + second
-    stages.train_stage(run, "sparse", stages.sparse_step, every, budget * SPLIT["sparse"], (0.25, 0.005, 0.1))
+    stages.train_stage(run, "sparse", stages.sparse_step, every, budget * args.split[2], (0.2, 0.004, 0.05))
     export_checkpoint(args.out, model, mtp, tokenizer)
     return run
 
@@ -110,6 +110,8 @@ def main() -> None:
     parser.add_argument("--muon-lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=0.003)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--split", type=float, nargs=3, default=SPLIT, help="shares of the stages in the budget")
+    parser.add_argument("--first-rate", type=float, default=1.0, help="learning rate of stage A, relative")
     parser.add_argument("--resume", type=Path, default=None, help="start from the weights of this checkpoint")
     parser.add_argument("--fp32", action="store_true", help="no bf16 autocast in the matrix products")
     parser.add_argument("--log", type=Path, default=None, help="JSON lines; default OUT/training.jsonl")

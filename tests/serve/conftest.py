@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 import tiny_checkpoints
+from oracle import hf_continue, hf_model
 
 HERE = Path(__file__).parent
 PROMPT_LENGTHS = (10, 150, 300, 33, 700)  # index_topk is 32: shorter, just longer, much longer
-NEW_TOKENS = 32
 Job = Callable[..., dict[str, Any]]
 #: One engine in one process and one thread: fast to start, and hooks and dispatch modes see the model.
 ENGINE_ENVIRONMENT = {
@@ -116,26 +116,6 @@ def oracle(float_checkpoint: Path, prompts: list[list[int]]) -> dict[str, list[l
         if type(module).__name__ == "GlmMoeDsaIndexer":
             module.index_topk = 4096
     return {"sparse": sparse, "dense": hf_continue(model, prompts)}
-
-
-def hf_model(directory: Path) -> Any:
-    """transformers' model in fp32 with vLLM's eps in the two low-rank norms (transformers uses its class default)."""
-    from transformers import GlmMoeDsaForCausalLM
-
-    model = GlmMoeDsaForCausalLM.from_pretrained(directory, dtype="float32", attn_implementation="eager").eval()
-    for name, module in model.named_modules():
-        if name.endswith(("q_a_layernorm", "kv_a_layernorm")):
-            module.variance_epsilon = model.config.rms_norm_eps
-    return model
-
-
-def hf_continue(model: Any, prompts: list[list[int]]) -> list[list[int]]:
-    """Greedy continuations of NEW_TOKENS tokens, one prompt at a time."""
-    import torch
-
-    length = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS}
-    outputs = [model.generate(torch.tensor([prompt]), do_sample=False, **length)[0] for prompt in prompts]
-    return [output[len(prompt) :].tolist() for output, prompt in zip(outputs, prompts, strict=True)]
 
 
 @pytest.fixture(scope="session")

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from oracle import NEW_TOKENS, hf_continue, hf_model
 
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")
 
-NEW_TOKENS = 32
 Oracle = dict[str, list[list[int]]]
 
 
@@ -91,7 +91,6 @@ def test_layers_that_share_an_indexer(
 
 def test_trained_model_equals_transformers(run_engine: Any, trained_checkpoint: Path) -> None:
     """The shipped model in fp32: real chats and text, shorter and longer than its index_topk of 64."""
-    from conftest import hf_continue, hf_model
     from transformers import AutoTokenizer
 
     from glm5_ascend.demo_model.evaluate import validation_tokens
