@@ -72,7 +72,7 @@ def write_configs(folder: Path, config: Any) -> None:
     Temperature 0 is for vLLM, which takes its defaults from that file and does not know `do_sample`.
     """
     values = {key: value for key, value in config.to_dict().items() if key not in GENERAL_KEYS}
-    values = {"architectures": ["GlmMoeDsaForCausalLM"], **values, "dtype": "bfloat16"}
+    values = {**values, "architectures": ["GlmMoeDsaForCausalLM"], "dtype": "bfloat16"}
     (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     generation = {
         "do_sample": False,

@@ -137,6 +137,11 @@ def check_directory(directory: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{path}: model_type is {model_type!r}, not 'glm_moe_dsa'", "give a GLM-5 (5.1, 5.2) checkpoint"
         )
+    if "GlmMoeDsaForCausalLM" not in (config.get("architectures") or ()):
+        raise ConfigError(
+            f"{path}: architectures is {config.get('architectures')!r}; vLLM would serve embeddings, not text",
+            'restore config.json from the source checkpoint, or add {"architectures": ["GlmMoeDsaForCausalLM"]}',
+        )
     for key, value in REQUIRED_KEYS.items():
         if config.get(key) != value:
             raise ConfigError(
