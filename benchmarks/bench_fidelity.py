@@ -27,7 +27,8 @@ RECIPES = ("w8a8", "w4a8", "rtn-w4a8")
 
 
 def glm5_ascend(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "glm5_ascend", *arguments], check=True, stderr=subprocess.DEVNULL)
+    quiet = subprocess.DEVNULL
+    subprocess.run([sys.executable, "-m", "glm5_ascend", *arguments], check=True, stdout=quiet, stderr=quiet)
 
 
 def make_checkpoints(work: Path, kind: str, factor: float) -> dict[str, Path]:

@@ -139,7 +139,7 @@ def mtp_acceptance(model: Any, mtp: MtpLayer, prompts: list[list[int]], answers:
     return {"drafts": drafts, "accepted": accepted, "share": accepted / max(drafts, 1), "load": balance}
 
 
-def measure(folder: Path, n: int = 700, seed: int = 0) -> dict[str, Any]:
+def measure(folder: Path, n: int = 350, seed: int = 0) -> dict[str, Any]:
     """Everything the model card reports about a checkpoint folder."""
     tokenizer = load_tokenizer(folder)
     model = load_model(folder)
@@ -156,9 +156,10 @@ def main() -> None:
     """Read the command line and print the measurements as JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--questions", type=int, default=700)
+    parser.add_argument("--questions", type=int, default=350)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    torch.set_flush_denormal(True)
     torch.set_num_threads(2)
     print(json.dumps(measure(args.folder, args.questions, args.seed), indent=1))
 

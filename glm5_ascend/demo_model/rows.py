@@ -28,9 +28,7 @@ class Batch:
 class RowSource:
     """An endless stream of batches, the same for the same seed."""
 
-    def __init__(
-        self, tokenizer: Any, texts: list[str], rows: int, length: int, text_share: float, seed: int
-    ) -> None:
+    def __init__(self, tokenizer: Any, texts: list[str], rows: int, length: int, text_share: float, seed: int) -> None:
         self.tokenizer, self.rows, self.length, self.text_share = tokenizer, rows, length, text_share
         self.rng = random.Random(seed)
         self.texts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]

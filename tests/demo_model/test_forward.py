@@ -98,9 +98,7 @@ def test_export_loads_again_and_outliers_change_nothing(tiny: tuple[Any, Any, An
     for folder in (source, planted):
         loaded = loading.load_model(folder)
         ahead = loading.load_mtp(folder, loaded)
-        place = attention.packed(
-            loaded.model.rotary_emb, torch.zeros_like(tokens), torch.arange(60).expand_as(tokens)
-        )
+        place = attention.packed(loaded.model.rotary_emb, torch.zeros_like(tokens), torch.arange(60).expand_as(tokens))
         with torch.no_grad():
             hidden, _ = trunk.trunk_forward(loaded, tokens, place, "sparse", learn=False)
             following = loaded.model.embed_tokens(tokens.roll(-1, 1))
