@@ -115,7 +115,13 @@ def rate_at(done: float, first: float, last: float, flat: float) -> float:
 
 
 def train_stage(
-    run: Run, name: str, step: Step, optimizers: list[Any], seconds: float, rates: tuple[float, float, float]
+    run: Run,
+    name: str,
+    step: Step,
+    optimizers: list[Any],
+    seconds: float,
+    rates: tuple[float, float, float],
+    limit: int | None = None,
 ) -> None:
     """Run one stage for a wall-clock budget; every 10 steps one line goes to the log.
 
@@ -126,12 +132,13 @@ def train_stage(
         optimizers: what to update.
         seconds: budget.
         rates: `first`, `last` and `flat` of `rate_at`.
+        limit: most steps to take, for tests.
     """
     started, count = time.monotonic(), 0
     saved = started
     rotary = run.model.model.rotary_emb
     weights = [weight for each in optimizers for group in each.param_groups for weight in group["params"]]
-    while (spent := time.monotonic() - started) < seconds:
+    while (spent := time.monotonic() - started) < seconds and (limit is None or count < limit):
         optim.set_rate(optimizers, rate_at(spent / seconds, *rates))
         batch = run.source.batch()
         place = packed(rotary, batch.segments, batch.positions)

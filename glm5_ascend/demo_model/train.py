@@ -102,7 +102,7 @@ def main() -> None:
     """Read the command line, train, print one line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="folder for the checkpoint")
-    parser.add_argument("--minutes", type=float, default=40.0, help="wall-clock budget of the three stages")
+    parser.add_argument("--minutes", type=float, default=55.0, help="wall-clock budget of the three stages")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", type=int, default=6, help="rows per step")
     parser.add_argument("--length", type=int, default=384, help="tokens per row")

@@ -122,16 +122,23 @@ def test_a_few_steps_of_every_stage_lower_the_losses(tiny: tuple[Any, Any, Any],
     run = stages.Run(model, mtp, rows, tmp_path / "log.jsonl", bf16=False)
     named = [*model.named_parameters(), *(("mtp." + n, w) for n, w in mtp.named_parameters())]
     optimizers = optim.build(named, 0.02, 0.003)
-    kept = stages.LOG_EVERY
-    stages.LOG_EVERY = 1
-    try:
-        stages.train_stage(run, "dense", stages.dense_step, optimizers, 3.0, (1.0, 1.0, 0.5))
-        stages.train_stage(run, "warmup", stages.warmup_step, optimizers, 2.0, (1.0, 1.0, 0.5))
-        stages.train_stage(run, "sparse", stages.sparse_step, optimizers, 3.0, (0.5, 0.1, 0.5))
-    finally:
-        stages.LOG_EVERY = kept
-    first = {stage: next(line for line in run.history if line["stage"] == stage) for stage in ("dense", "warmup")}
-    last = {line["stage"]: line for line in run.history}
-    assert last["dense"]["lm"] < first["dense"]["lm"] - 0.3
-    assert last["warmup"]["mtp"] < first["warmup"]["mtp"]
-    assert last["sparse"]["lm"] < first["dense"]["lm"] - 0.3
+    batch = rows.batch()
+    place = attention.packed(model.model.rotary_emb, batch.segments, batch.positions)
+
+    def losses() -> dict[str, float]:
+        with torch.no_grad():
+            return {name: loss.item() for name, loss in stages.sparse_step(run, batch, place).items()}
+
+    before = losses()
+    for name, step in (
+        ("dense", stages.dense_step),
+        ("warmup", stages.warmup_step),
+        ("sparse", stages.sparse_step),
+    ):
+        # a budget far above the need: the rate then stays in its constant part after the first steps
+        stages.train_stage(run, name, step, optimizers, 40.0, (1.0, 1.0, 0.5), limit=12)
+    after = losses()
+    assert after["lm"] < before["lm"] - 0.3
+    assert after["mtp"] < before["mtp"]
+    assert after["index"] < before["index"]
+    assert [line["stage"] for line in run.history] == ["dense", "warmup", "sparse"]

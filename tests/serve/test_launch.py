@@ -14,6 +14,7 @@ from glm5_ascend.errors import CheckpointError, ConfigError, MissingEnvironmentE
 from glm5_ascend.serve import launch
 
 CONFIG = {
+    "architectures": ["GlmMoeDsaForCausalLM"],
     "model_type": "glm_moe_dsa",
     "max_position_embeddings": 202752,
     "scoring_func": "sigmoid",
@@ -84,6 +85,7 @@ def test_dry_run_prints_a_line_a_shell_takes(directory: Path, capsys: pytest.Cap
     ("change", "message"),
     [
         ({"model_type": "llama"}, "model_type is 'llama'"),
+        ({"architectures": None}, "architectures is None"),
         ({"scoring_func": None}, "scoring_func is None"),
         ({"indexer_rope_interleave": False}, "indexer_rope_interleave is False"),
     ],
