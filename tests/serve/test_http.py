@@ -67,16 +67,16 @@ def test_stream_equals_the_whole_answer(client: Any) -> None:
 def test_tool_call_is_chosen_and_parsed(client: Any, extra_body: dict[str, Any]) -> None:
     """tool_choice auto: the model decides; the parser turns its markup into a call."""
     choice = ask(
-        client, "What is the weather in Paris?", tools=[WEATHER], tool_choice="auto", extra_body=extra_body
+        client, "What is the weather in Berlin?", tools=[WEATHER], tool_choice="auto", extra_body=extra_body
     ).choices[0]
     assert choice.finish_reason == "tool_calls"
     (call,) = choice.message.tool_calls
     assert call.function.name == "get_weather"
-    assert json.loads(call.function.arguments) == {"city": "Paris"}
+    assert json.loads(call.function.arguments) == {"city": "Berlin"}
 
 
 def test_streamed_tool_call(client: Any) -> None:
-    stream = ask(client, "What is the weather in Paris?", tools=[WEATHER], stream=True, extra_body=NO_THINKING)
+    stream = ask(client, "What is the weather in Berlin?", tools=[WEATHER], stream=True, extra_body=NO_THINKING)
     name, arguments, content, finish = "", "", "", None
     for chunk in stream:
         for choice in chunk.choices:
@@ -85,7 +85,7 @@ def test_streamed_tool_call(client: Any) -> None:
             for call in choice.delta.tool_calls or []:
                 name += call.function.name or ""
                 arguments += call.function.arguments or ""
-    assert (name, json.loads(arguments), finish) == ("get_weather", {"city": "Paris"}, "tool_calls")
+    assert (name, json.loads(arguments), finish) == ("get_weather", {"city": "Berlin"}, "tool_calls")
     assert "<tool_call>" not in content
 
 
