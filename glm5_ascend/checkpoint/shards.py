@@ -105,13 +105,20 @@ class Shard:
         entry = self.entries.get(name)
         if entry is None:
             raise CheckpointError(f"{self.path}: no tensor {name}", "the index and the shard disagree: copy both again")
-        buffer = torch.empty(entry.end - entry.start, dtype=torch.uint8)
-        with self.path.open("rb", buffering=0) as file:
-            file.seek(entry.start)
-            view, done = buffer.numpy().data, 0
-            while done < len(view):
-                count = file.readinto(view[done:])
-                if not count:
-                    raise CheckpointError(f"{self.path}: {name}: file shrank while it was read", _AGAIN)
-                done += count
-        return buffer.view(entry.dtype).reshape(entry.shape)
+        return self.read_span(entry, 0, (entry.end - entry.start) // entry.dtype.itemsize).reshape(entry.shape)
+
+    def read_span(self, entry: TensorEntry, start: int, stop: int) -> torch.Tensor:
+        """Elements `start` to `stop` of a tensor's flat data."""
+        size = entry.dtype.itemsize
+        buffer = torch.empty((stop - start) * size, dtype=torch.uint8)
+        view, done = buffer.numpy().data, 0
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(entry.start + start * size)
+                while done < len(view) and (count := file.readinto(view[done:])):
+                    done += count
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: {entry.name}: cannot be read: {error.strerror}", _AGAIN) from None
+        if done < len(view):
+            raise CheckpointError(f"{self.path}: {entry.name}: file shrank while it was read", _AGAIN)
+        return buffer.view(entry.dtype)

@@ -171,6 +171,20 @@ def layer_parts(config: ModelConfig, layer: int) -> Iterator[Linear | Vector]:
             yield from expert_linears(expert)
 
 
+def fused_groups(config: ModelConfig, layer: int) -> Iterator[tuple[str, ...]]:
+    """Modules of one layer, by full name, that the engine fuses into one or judges by one of them.
+
+    Of the routed experts it reads expert 0's type only.
+    """
+    prefix = layer_prefix(layer)
+    own = {part.name for part in backbone(config, layer)}
+    for group in FUSED:
+        if own.issuperset(group):
+            yield tuple(prefix + name for name in group)
+    if config.is_moe(layer):
+        yield tuple(prefix + p.name for e in range(config.n_routed_experts) for p in expert_linears(e))
+
+
 def all_parts(config: ModelConfig) -> Iterator[tuple[str, Linear | Vector]]:
     """`(prefix, part)` of the whole model; the full module name is `prefix + part.name`."""
     for part in GLOBAL:

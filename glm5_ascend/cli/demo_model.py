@@ -19,17 +19,13 @@ def demo_model(
     ] = 1.0,
 ) -> int:
     """Write out the small trained GLM-5 that ships with this package."""
-    import tempfile
-
-    from glm5_ascend.demo_model.resources import write_demo_model
+    from glm5_ascend.demo_model.resources import data_folder, write_demo_model
 
     if outliers == 1.0:
         write_demo_model(directory)
     else:
         from glm5_ascend.demo_model.outliers import plant
 
-        with tempfile.TemporaryDirectory() as plain:
-            write_demo_model(Path(plain) / "model")
-            plant(Path(plain) / "model", directory, factor=outliers)
+        plant(data_folder(), directory, factor=outliers)
     print(directory)
     return 0

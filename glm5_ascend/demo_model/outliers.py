@@ -16,10 +16,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from glm5_ascend.errors import CheckpointError, ConfigError, OutputError
+from glm5_ascend.errors import CheckpointError, ConfigError
 
 from .export import save_tensors
 from .loading import load_tensors
+from .resources import require_empty
 
 NORM_CONSUMERS = {
     "input_layernorm.weight": (
@@ -106,8 +107,7 @@ def plant(src: Path, dst: Path, factor: float = 32, channels: int = 6, seed: int
     """
     if factor <= 0 or torch.frexp(torch.tensor(float(factor))).mantissa.item() != 0.5:
         raise ConfigError(f"factor {factor}: not a power of two", "Use 16 or 32: only then is bf16 exact.")
-    if dst.exists() and (not dst.is_dir() or any(dst.iterdir())):
-        raise OutputError(f"{dst}: exists and is not an empty folder", "Name a new folder, or remove this one.")
+    require_empty(dst)
     dst.mkdir(parents=True, exist_ok=True)
     for path in sorted(src.iterdir()):
         if path.is_file() and not path.name.startswith("model.safetensors"):

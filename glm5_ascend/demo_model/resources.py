@@ -26,6 +26,12 @@ def data_folder() -> Path:
     return folder
 
 
+def require_empty(dst: Path) -> None:
+    """Raise `OutputError` unless `dst` is missing or an empty folder."""
+    if dst.exists() and (not dst.is_dir() or any(dst.iterdir())):
+        raise OutputError(f"{dst}: exists and is not an empty folder", "Name a new folder, or remove this one.")
+
+
 def write_demo_model(dst: Path) -> Path:
     """Copy the shipped checkpoint to `dst`, which must not exist or be empty; returns `dst`.
 
@@ -34,8 +40,7 @@ def write_demo_model(dst: Path) -> Path:
         CheckpointError: the installation has no weights.
     """
     source = data_folder()
-    if dst.exists() and (not dst.is_dir() or any(dst.iterdir())):
-        raise OutputError(f"{dst}: exists and is not an empty folder", "Name a new folder, or remove this one.")
+    require_empty(dst)
     try:
         dst.mkdir(parents=True, exist_ok=True)
         for path in sorted(source.iterdir()):

@@ -19,20 +19,26 @@ from glm5_ascend.model import layers as M
 
 
 class StoredLayer:
-    """`LayerWeights` that reads tensors when they are asked for."""
+    """`LayerWeights` that reads a tensor when it is first asked for and keeps it as long as the layer lives."""
 
     def __init__(self, files: CheckpointDir, description: dict[str, object], prefix: str) -> None:
         self.files, self.description, self.prefix = files, description, prefix
+        self._floats: dict[str, torch.Tensor] = {}
+        self._quantized: dict[str, ops.LinearWeights] = {}
 
     def vector(self, name: str) -> torch.Tensor:
-        return self.files.read(self.prefix + name).float()
+        if name not in self._floats:
+            self._floats[name] = self.files.read(self.prefix + name).float()
+        return self._floats[name]
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         module = self.prefix + name
         scheme = str(self.description.get(f"{module}.weight", schemes.FLOAT))
         if scheme == schemes.FLOAT:
             return x @ self.vector(f"{name}.weight").T
-        return ops.int8_linear(x, self._integers(module, scheme))
+        if module not in self._quantized:
+            self._quantized[module] = self._integers(module, scheme)
+        return ops.int8_linear(x, self._quantized[module])
 
     def _integers(self, module: str, scheme: str) -> ops.LinearWeights:
         def read(suffix: str) -> torch.Tensor:

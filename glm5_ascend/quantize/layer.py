@@ -77,6 +77,7 @@ class LayerQuantizer:
         self.rotations, self.write, self.on_expert = rotations, write, on_expert
         self.hidden: list[torch.Tensor] = []  # one [S, hidden] per sequence, in the rotated basis
         self.selections: list[torch.Tensor | None] = []
+        self._layer_prefix = ""  # of the layer at hand
 
     def start(self, embeddings: list[torch.Tensor]) -> None:
         """Begin with the (rotated) embeddings of the sequences."""
@@ -85,12 +86,13 @@ class LayerQuantizer:
     def run(self, layer: int, mtp_inputs: Callable[[FloatLayer], list[torch.Tensor]] | None = None) -> LayerReport:
         """Quantize and write one layer. `mtp_inputs` computes an MTP layer's input from its own weights."""
         report = LayerReport(layer)
+        self._layer_prefix = S.layer_prefix(layer)
         parts = S.backbone(self.config, layer)
-        tensors = read_parts(self.source, S.layer_prefix(layer), parts)
+        tensors = read_parts(self.source, self._layer_prefix, parts)
         gains = gains_of(tensors, parts)
         self._transform(tensors, parts, gains)
         searches = list(self.plan.smoothing(layer, S.subgraphs(self.config, layer)))
-        weights = FloatLayer(tensors, self._recorded(layer, parts, searches))
+        weights = FloatLayer(tensors, self._recorded(parts, searches))
         routed: _Routed | None = None
         calibrated = layer <= self.plan.last_calibrated_layer and bool(self.hidden)
         if calibrated:
@@ -102,7 +104,7 @@ class LayerQuantizer:
             self._experts(layer, gains, routed, report)
         if routed is not None:
             self._add_to_stream(routed.out)
-        self._write_parts(S.layer_prefix(layer), parts, tensors, weights.statistics, scales, report)
+        self._write_parts(self._layer_prefix, parts, tensors, weights.statistics, scales, report)
         return report
 
     # -- transforms ---------------------------------------------------------------------------------------------
@@ -114,11 +116,11 @@ class LayerQuantizer:
 
     def _smooth(self, tensors: Tensors, search: SmoothPlan, statistics: dict[str, InputStatistics]) -> torch.Tensor:
         seen = statistics[search.subgraph.targets[0]]
-        prefix_free = [tensors[f"{target}.weight"] for target in self._quantized(search)]
+        weights = [tensors[f"{target}.weight"] for target in self._quantized(search)]
         if search.algorithm == "flex_awq_ssz":
-            scale = flex_awq_ssz(prefix_free[0], seen, search.scheme, search.steps)
+            scale = flex_awq_ssz(weights[0], seen, search.scheme, search.steps)
         else:
-            scale = flex_smooth_quant(prefix_free, seen, search.scheme)
+            scale = flex_smooth_quant(weights, seen, search.scheme)
         return move_scale(tensors, self.config, search.subgraph, scale)
 
     def _quantized(self, search: SmoothPlan) -> list[str]:
@@ -128,8 +130,7 @@ class LayerQuantizer:
 
     # -- forward --------------------------------------------------------------------------------------------------
 
-    def _recorded(self, layer: int, parts: Iterable[Linear | Vector], searches: list[SmoothPlan]) -> set[str]:
-        self._layer_prefix = S.layer_prefix(layer)
+    def _recorded(self, parts: Iterable[Linear | Vector], searches: list[SmoothPlan]) -> set[str]:
         static = {p.name for p in parts if self._scheme(p) == schemes.W8A8}
         return static | {search.subgraph.targets[0] for search in searches}
 

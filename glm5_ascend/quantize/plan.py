@@ -147,17 +147,11 @@ class Plan:
     def _check_fused(self) -> None:
         """Modules the engine fuses must have one type; of the experts it reads only expert 0's."""
         for layer in range(self.config.num_layers_with_mtp):
-            prefix = S.layer_prefix(layer)
-            groups = [tuple(prefix + name for name in group) for group in S.FUSED]
-            if self.config.is_moe(layer):
-                experts = range(self.config.n_routed_experts)
-                groups.append(tuple(prefix + part.name for e in experts for part in S.expert_linears(e)))
-            for group in groups:
-                present = [module for module in group if module in self.linears]
-                kinds = {self.linears[module].scheme for module in present}
+            for group in S.fused_groups(self.config, layer):
+                kinds = {self.linears[module].scheme for module in group}
                 if len(kinds) > 1:
                     raise RecipeError(
-                        f"recipe: {present[0]} and its siblings are one module in the engine but get "
+                        f"recipe: {group[0]} and its siblings are one module in the engine but get "
                         f"{', '.join(sorted(kinds))}",
                         "give all of them one type",
                     )

@@ -11,7 +11,6 @@ import torch
 
 from glm5_ascend.checkpoint.shards import Shard, TensorEntry
 from glm5_ascend.config import ModelConfig
-from glm5_ascend.errors import CheckpointError
 
 #: Elements read at once where a tensor can be as large as an embedding table (GLM-5: 0.95e9).
 PIECE = 1 << 24
@@ -43,7 +42,7 @@ class Contents:
 
     def span(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Elements `start` to `stop` of the tensor, flat."""
-        return read_span(self.shards[self.file_of[name]], self.entries[name], start, stop)
+        return self.shards[self.file_of[name]].read_span(self.entries[name], start, stop)
 
     def pieces(self, name: str) -> Iterator[torch.Tensor]:
         """The tensor's elements in order, flat, at most `PIECE` at a time."""
@@ -51,22 +50,3 @@ class Contents:
         total = (entry.end - entry.start) // entry.dtype.itemsize
         for start in range(0, total, PIECE):
             yield self.span(name, start, min(start + PIECE, total))
-
-
-def read_span(shard: Shard, entry: TensorEntry, start: int, stop: int) -> torch.Tensor:
-    """Elements `start` to `stop` of a tensor's flat data."""
-    size = entry.dtype.itemsize
-    buffer = torch.empty((stop - start) * size, dtype=torch.uint8)
-    view, done = buffer.numpy().data, 0
-    try:
-        with shard.path.open("rb", buffering=0) as file:
-            file.seek(entry.start + start * size)
-            while done < len(view) and (count := file.readinto(view[done:])):
-                done += count
-    except OSError as error:
-        raise CheckpointError(
-            f"{shard.path}: {entry.name}: cannot be read: {error.strerror}", "copy it again"
-        ) from None
-    if done < len(view):
-        raise CheckpointError(f"{shard.path}: {entry.name}: file shrank while it was read", "copy it again")
-    return buffer.view(entry.dtype)

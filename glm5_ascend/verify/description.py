@@ -157,15 +157,9 @@ def _check_siblings(contents: Contents, types: dict[str, str], report: Report) -
     """Modules the engine fuses must agree; of all experts it looks at expert 0's keys only."""
     config = contents.config
     for layer in range(config.num_layers_with_mtp):
-        prefix = S.layer_prefix(layer)
-        groups = [tuple(prefix + name for name in group) for group in S.FUSED]
-        if config.is_moe(layer):
-            experts = range(config.n_routed_experts)
-            groups.append(tuple(prefix + part.name for expert in experts for part in S.expert_linears(expert)))
-        for group in groups:
-            present = [module for module in group if module in types]
-            for module in present[1:]:
-                kind, first = types[module], present[0]
+        for first, *others in S.fused_groups(config, layer):
+            for module in others:
+                kind = types[module]
                 if kind != types[first]:
                     report.error(
                         "description.siblings",

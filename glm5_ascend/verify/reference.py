@@ -20,7 +20,7 @@ from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.structure import Linear
 from glm5_ascend.errors import CheckpointError, RecipeError
 from glm5_ascend.quantize.rotation import Rotations
-from glm5_ascend.verify.contents import FLOATS, PIECE, Contents, read_span
+from glm5_ascend.verify.contents import FLOATS, PIECE, Contents
 from glm5_ascend.verify.description import ROT_NAME
 from glm5_ascend.verify.report import Report
 
@@ -124,7 +124,7 @@ class Reference:
         shard, step = self.source.files.shards[self.source.files.file_of[entry.name]], max(PIECE // columns, 1)
         for first in range(0, count, step):
             last = min(first + step, count)
-            weight = read_span(shard, entry, first * columns, last * columns).reshape(-1, columns).float() * before
+            weight = shard.read_span(entry, first * columns, last * columns).reshape(-1, columns).float() * before
             yield first, last, self.basis.rotate(weight, part.basis_in) * after
 
     def _gains(self, prefix: str, part: Linear) -> tuple[torch.Tensor, torch.Tensor]:
