@@ -8,11 +8,12 @@ TORCH_FLAGS := $(if $(TORCH_CPU_INDEX),--index-url $(TORCH_CPU_INDEX),)
 EXTRA_FLAGS := $(if $(TORCH_CPU_INDEX),--extra-index-url $(TORCH_CPU_INDEX),)
 DEMO ?= work/demo
 
-.PHONY: help install-cpu install-dev demo test lint style bench build clean
+.PHONY: help install-cpu install-dev demo test test-contract lint style bench build clean
 
 help:
 	@echo "make demo         install, write the demo model, quantize it to W4A8, verify, serve, chat"
 	@echo "make test         install what the tests need, check style and types, run all tests"
+	@echo "make test-contract  the same against msModelSlim's real code (installs it from PyPI)"
 	@echo "make lint         ruff and mypy"
 	@echo "make bench        the numbers of the README"
 	@echo "make install-cpu  vLLM on this CPU, in the order that works, into $(VENV)"
@@ -41,6 +42,9 @@ demo: $(VENV)/.cpu
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-contract: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m contract $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

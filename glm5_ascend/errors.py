@@ -43,6 +43,12 @@ class OutputError(Glm5Error):
     """The output place cannot be used: exists, overlaps the source, no space."""
 
 
+class StoppedError(Glm5Error):
+    """Stopped by the user; what is done is kept, and the same command goes on from there."""
+
+    exit_code = EXIT_INTERRUPTED
+
+
 class MissingEnvironmentError(Glm5Error):
     """A package, device or version is missing or broken (exit code 3)."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,44 +77,65 @@ def copy_serving_files(source: Path, destination: Path) -> None:
         raise disk_error(destination, error) from None
 
 
+def workshop(out: Path) -> Path:
+    """Where an unfinished `out` is built, on the same disk: hidden, and the same for every run of the same command."""
+    return out.parent / f".{out.name}.partial"
+
+
 @contextmanager
-def atomic_directory(out: Path) -> Iterator[Path]:
-    """A working directory beside `out` that becomes `out` when the block ends well and vanishes when it does not."""
-    work = out.parent / f".{out.name}.partial-{uuid.uuid4().hex[:8]}"
+def exclusive(directory: Path) -> Iterator[None]:
+    """Create `directory` and hold it against other processes.
+
+    Raises:
+        OutputError: it cannot be created, or another process holds it.
+    """
     try:
-        work.mkdir()
+        directory.mkdir(exist_ok=True)
+        descriptor = os.open(directory / "lock", os.O_CREAT | os.O_RDWR, 0o644)
     except OSError as error:
-        raise disk_error(work, error) from None
+        raise disk_error(directory, error) from None
     try:
-        yield work
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise OutputError(f"{directory}: another process is writing here", "wait for it, or stop it") from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def publish(work: Path, out: Path) -> None:
+    """Give the finished directory `work` its name; an old `out` is set aside first and removed last.
+
+    A run killed between the two renames leaves `.OUT.replaced`; the same command then finishes the job.
+    """
+    aside = out.parent / f".{out.name}.replaced"
+    try:
         _sync_tree(work)
-        _replace(work, out)
+        if out.is_dir():
+            shutil.rmtree(aside, ignore_errors=True)
+            out.rename(aside)
+        try:
+            work.rename(out)
+        except BaseException:
+            if aside.is_dir() and not out.exists():
+                aside.rename(out)
+            raise
+        _sync(out.parent)
     except OSError as error:
         raise disk_error(out, error) from None
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
-def _replace(work: Path, out: Path) -> None:
-    """Put `work` in the place of `out`. The old directory is set aside first, and put back if that fails."""
-    aside: Path | None = None
-    if out.is_dir():
-        aside = out.parent / f".{out.name}.replaced-{uuid.uuid4().hex[:8]}"
-        out.rename(aside)
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        work.rename(out)
-    except BaseException:
-        if aside is not None:
-            aside.rename(out)
-        raise
-    if aside is not None:
-        shutil.rmtree(aside, ignore_errors=True)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _sync_tree(directory: Path) -> None:
     for path in (*directory.rglob("*"), directory):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync(path)

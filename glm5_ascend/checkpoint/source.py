@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -65,18 +66,24 @@ class SourceCheckpoint:
 
     def read(self, name: str) -> torch.Tensor:
         """Weight `name` as fp32, FP8 blocks dequantized."""
+        entry = self.files.entries[self.resolve(name)]
+        return self.read_rows(name, 0, entry.shape[0])
+
+    def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Rows `start` to `stop` of weight `name` as fp32; nothing else of it is read."""
         name = self.resolve(name)
-        weight = self.files.read(name)
-        if weight.dtype is not torch.float8_e4m3fn:
-            return weight.float()
+        entry, shard = self.files.entries[name], self.files.shards[self.files.file_of[name]]
+        width = math.prod(entry.shape[1:])
+        rows = shard.read_span(entry, start * width, stop * width).reshape(stop - start, *entry.shape[1:])
+        if entry.dtype is not torch.float8_e4m3fn:
+            return rows.float()
         scale = self.files.read(f"{name}_scale_inv").float()
-        rows, columns = weight.shape
-        if scale.shape != (-(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK)):
+        if scale.shape != (-(-entry.shape[0] // FP8_BLOCK), -(-width // FP8_BLOCK)):
             raise CheckpointError(
                 f"{self.directory}: {name}_scale_inv has shape {list(scale.shape)}", "download it again"
             )
-        spread = scale.repeat_interleave(FP8_BLOCK, 0)[:rows].repeat_interleave(FP8_BLOCK, 1)[:, :columns]
-        return weight.float() * spread
+        of_row = scale[torch.arange(start, stop) // FP8_BLOCK]
+        return rows.float() * of_row.repeat_interleave(FP8_BLOCK, 1)[:, :width]
 
     def dtype(self, name: str) -> torch.dtype:
         """Dtype a float copy of `name` is written in: its own, bf16 for FP8."""

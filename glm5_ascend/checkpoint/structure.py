@@ -7,7 +7,7 @@ Source: transformers 5.19 `glm_moe_dsa`, msModelSlim 26.1.0 `model/glm_5/quarot.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from glm5_ascend.config import ModelConfig
@@ -100,6 +100,8 @@ GLOBAL: tuple[Linear | Vector, ...] = (
     Vector("model.norm", "hidden", "norm"),
     Linear("lm_head", "vocab", "hidden", ("model.norm",), HIDDEN),
 )
+#: What an MTP layer computes its input with, besides the embedding.
+MTP_INPUT = ("enorm", "hnorm", "eh_proj")
 #: MTP tensors a source may leave out, and the main-model tensor they are copies of.
 MTP_COPIES = {"embed_tokens": "model.embed_tokens", "shared_head.head": "lm_head"}
 #: Linears the engine cannot run quantized (vllm-ascend asserts, or fuses them into a float module).
@@ -198,6 +200,29 @@ def tensor_name(part: Linear | Vector) -> str:
     """Name of the part's tensor, relative like the part's own name."""
     suffix = {"layernorm_bias": "bias", "router_bias": "e_score_correction_bias"}.get(part.role, "weight")
     return f"{part.name}.{suffix}"
+
+
+def find(parts: Iterable[Linear | Vector], name: str) -> Linear | Vector:
+    """The first part of that name."""
+    return next(part for part in parts if part.name == name)
+
+
+def input_readers(parts: Iterable[Linear | Vector]) -> dict[str, str]:
+    """Every linear's name -> the first linear that reads the same normalised input (itself if none does).
+
+    The first one runs for every token; `indexer.wq_b` does not in sequences shorter than `index_topk`.
+    """
+    first: dict[tuple[str, ...], str] = {}
+    found = {}
+    for part in parts:
+        if isinstance(part, Linear):
+            found[part.name] = first.setdefault(part.norm, part.name) if part.norm else part.name
+    return found
+
+
+def is_table(part: Linear | Vector) -> bool:
+    """Whether a part has one row per vocabulary entry: worked on in blocks of rows, never held whole."""
+    return isinstance(part, Linear) and part.out == "vocab"
 
 
 def shape(part: Linear | Vector, size: dict[str, int]) -> tuple[int, ...]:

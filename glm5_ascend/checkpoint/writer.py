@@ -1,7 +1,7 @@
 """Writes shards whose layout is known in advance: every tensor goes straight to its place, in any order.
 
-The disk space is reserved before the first tensor, so a disk that is too small is an error in the first second. The
-directory is built under another name and renamed when everything is on disk: OUT appears complete or not at all.
+The disk space is reserved before the first tensor, so a disk that is too small is an error in the first second. A
+writer over the shards of a run that was stopped goes on with them: the layout says where everything belongs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def disk_error(path: Path, error: OSError) -> OutputError:
 
 
 class ShardWriter:
-    """Reserves and fills the shards of one checkpoint inside `directory`.
+    """Reserves and fills the shards of one checkpoint inside `directory`; may be used from several threads.
 
     Args:
         specs: all tensors, in the order they should lie on disk.
@@ -76,9 +76,9 @@ class ShardWriter:
             position = end
         encoded = json.dumps(header, separators=(",", ":")).encode()
         encoded += b" " * (-len(encoded) % 8)  # data starts aligned, as the safetensors library writes it
-        descriptor = os.open(self.directory / file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
+        descriptor = os.open(self.directory / file, os.O_CREAT | os.O_RDWR, 0o644)
         self._descriptors.append(descriptor)
-        os.posix_fallocate(descriptor, 0, 8 + len(encoded) + position)
+        os.posix_fallocate(descriptor, 0, 8 + len(encoded) + position)  # keeps what a stopped run has written
         _pwrite(descriptor, len(encoded).to_bytes(8, "little") + encoded, 0)
         start = 8 + len(encoded)
         for spec in group:
@@ -88,16 +88,35 @@ class ShardWriter:
             start += spec.nbytes
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
-        """Store one tensor; dtype and shape must be what the plan said."""
+        """Store one whole tensor; dtype and shape must be what the plan said."""
+        if tuple(tensor.shape) != tuple(self._place[name][2].shape):
+            raise ValueError(f"{name}: shape {list(tensor.shape)}, planned {list(self._place[name][2].shape)}")
+        self.write_rows(name, 0, tensor)
+        self.expect_no_more(name)
+
+    def write_rows(self, name: str, start: int, rows: torch.Tensor) -> None:
+        """Store some rows of a tensor; `expect_no_more` says when all are there."""
         shard, offset, spec = self._place[name]
-        if tensor.dtype is not spec.dtype or tuple(tensor.shape) != tuple(spec.shape):
-            raise ValueError(f"{name}: {tensor.dtype} {list(tensor.shape)}, planned {spec.dtype} {list(spec.shape)}")
-        data = tensor.contiguous().flatten().view(torch.uint8).numpy()
+        if rows.dtype is not spec.dtype or tuple(rows.shape[1:]) != tuple(spec.shape[1:]):
+            raise ValueError(f"{name}: {rows.dtype} {list(rows.shape)}, planned {spec.dtype} {list(spec.shape)}")
+        data = rows.contiguous().flatten().view(torch.uint8).numpy()
+        row_bytes = spec.nbytes // spec.shape[0]
         try:
-            _pwrite(self._descriptors[shard], data.data, offset)
+            _pwrite(self._descriptors[shard], data.data, offset + start * row_bytes)
         except OSError as error:
             raise disk_error(self.directory, error) from None
-        self._missing.discard(name)
+
+    def expect_no_more(self, *names: str) -> None:
+        """These tensors are complete, written now or by the run that this one continues."""
+        self._missing.difference_update(names)
+
+    def sync(self, names: Iterable[str]) -> None:
+        """Return when these tensors are on the disk itself: only then may a journal say that they are done."""
+        try:
+            for shard in {self._place[name][0] for name in names}:
+                os.fdatasync(self._descriptors[shard])
+        except OSError as error:
+            raise disk_error(self.directory, error) from None
 
     def finish(self) -> None:
         """Check that nothing is missing, flush to disk, write the index."""
@@ -143,7 +162,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def check_free_space(directory: Path, needed: int) -> None:
-    """Refuse before work starts if the file system of `directory` cannot hold `needed` bytes."""
+    """Refuse before work starts if the file system of `directory` cannot hold `needed` more bytes."""
     free = shutil.disk_usage(directory).free
     if needed + DISK_MARGIN > free:
         raise OutputError(

@@ -73,7 +73,8 @@ def run(arguments: list[str]) -> int:
 
 
 def _report(message: str, tip: str, code: int, arguments: list[str]) -> int:
-    print(f"error: {message}" + (f"\n  fix: {tip}" if tip else ""), file=sys.stderr)
+    kind, label = ("interrupted", "next") if code == EXIT_INTERRUPTED else ("error", "fix")
+    print(f"{kind}: {message}" + (f"\n  {label}: {tip}" if tip else ""), file=sys.stderr)
     if "--json" in arguments:
         value = {"schema_version": 1, "ok": False, "exit_code": code, "error": {"message": message, "fix": tip}}
         print(json.dumps(value))

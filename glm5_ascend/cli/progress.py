@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from glm5_ascend.quantize.budget import Prediction
 from glm5_ascend.quantize.layer import LayerReport
 from glm5_ascend.quantize.pipeline import Prepared, Result
 
@@ -33,6 +34,17 @@ def show_plan(job: Prepared) -> None:
     console.print(table)
 
 
+def show_prediction(prediction: Prediction) -> None:
+    p = prediction
+    console.print(
+        f"predicted: {p.seconds / 3600:.1f} h ({p.seconds:.0f} s) of computing with {p.threads} threads at this "
+        f"machine's rates, peak memory {size(p.peak_rss_bytes)}, on disk {size(p.output_bytes)} and "
+        f"{size(p.activation_bytes)} of activations until the end; reading and writing "
+        f"{size(p.source_bytes + p.output_bytes)} comes on top where the disk is slower",
+        soft_wrap=True,
+    )
+
+
 def show_result(result: Result) -> None:
     cold = sum(len(report.cold_experts) for report in result.reports)
     console.print(
@@ -55,11 +67,20 @@ class ConsoleProgress:
     def __init__(self, quiet: bool) -> None:
         self.quiet, self.live = quiet, console.is_terminal and not quiet
         self.began = time.monotonic()
-        self.layers = self.experts = 0
+        self.layers = self.experts = self.before = 0
         self.bar: Progress | None = None
 
-    def begin(self, layers: int, experts: int) -> None:
-        self.layers, self.experts = layers, experts
+    def __enter__(self) -> ConsoleProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def begin(self, layers: int, experts: int, done: int) -> None:
+        self.layers, self.experts, self.before = layers, experts, done
+        if done and not self.quiet:
+            console.print(f"going on with a stopped run: {done} of {layers} layers are done")
         if self.live:
             self.bar = Progress(
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -79,14 +100,12 @@ class ConsoleProgress:
         done = report.layer + 1
         if self.bar is not None:
             self.bar.update(self.task, completed=done)
-            if done == self.layers:
-                self.bar.stop()
         if self.quiet:
             return
-        spent = time.monotonic() - self.began
-        errors = ", ".join(f"{scheme} {error:.4f}" for scheme, error in sorted(report.relative_errors().items()))
+        left = (time.monotonic() - self.began) / (done - self.before) * (self.layers - done)
+        errors = ", ".join(f"{scheme} {error:.4f}" for scheme, error in sorted(report.errors.relative().items()))
         console.print(
             f"layer {report.layer + 1}/{self.layers}  weight error: {errors or 'FLOAT'}  "
-            f"eta {spent / done * (self.layers - done):.0f} s  RSS {size(psutil.Process().memory_info().rss)}",
+            f"eta {left:.0f} s  RSS {size(psutil.Process().memory_info().rss)}",
             soft_wrap=True,
         )

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from glm5_ascend.checkpoint.structure import expert_prefix
 from glm5_ascend.config import ModelConfig
 
+SCORES = 2**24  # attention scores held at a time
 INDEXER_NORM_EPS = 1e-6  # LayerNorm of the indexer key: fixed by the architecture, not in config.json
 
 
@@ -99,10 +100,15 @@ def attention(
     else:
         selected = shared
     scale = (c.qk_nope_head_dim + c.qk_rope_head_dim) ** -0.5
-    score = torch.einsum("thd,shd->hts", q_nope, k_nope) + torch.einsum("thd,sd->hts", q_pe, k_pe)  # [H, S, S]
-    probability = (score * scale).masked_fill_(~selected, -torch.inf).softmax(dim=-1)
-    out = torch.einsum("hts,shd->thd", probability, v).reshape(length, -1)
-    return weights.linear("self_attn.o_proj", out), selected
+    out = torch.empty(length, c.num_attention_heads, c.v_head_dim)
+    heads = max(1, SCORES // length**2)
+    for first in range(0, c.num_attention_heads, heads):
+        part = slice(first, first + heads)
+        score = torch.einsum("thd,shd->hts", q_nope[:, part], k_nope[:, part])  # [heads, S, S]
+        score += torch.einsum("thd,sd->hts", q_pe[:, part], k_pe)
+        probability = score.mul_(scale).masked_fill_(~selected, -torch.inf).softmax(dim=-1)
+        out[:, part] = torch.einsum("hts,shd->thd", probability, v[:, part])
+    return weights.linear("self_attn.o_proj", out.flatten(1)), selected
 
 
 def route(config: ModelConfig, weights: LayerWeights, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

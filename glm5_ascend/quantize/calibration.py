@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,16 +34,36 @@ def default_calibration_file() -> Path:
     return data_dir("quantize/data") / "calibration.jsonl"
 
 
+def find_dataset(name: str, stock: bool = False) -> Path:
+    """The file behind a recipe's `dataset`: "default", a path, or for a `stock` recipe of msModelSlim a file of an
+    installed msmodelslim; without that package the default serves, and the provenance records which file it was.
+    """
+    if name == "default" or (stock and not Path(name).is_file()):
+        if stock and name != "default" and (found := _msmodelslim_file(name)) is not None:
+            return found
+        return default_calibration_file()
+    return Path(name)
+
+
+def _msmodelslim_file(name: str) -> Path | None:
+    package = importlib.util.find_spec("msmodelslim")  # found, never imported: that would patch torch
+    for folder in (package.submodule_search_locations or []) if package is not None else []:
+        if (Path(folder) / "lab_calib" / name).is_file():
+            return Path(folder) / "lab_calib" / name
+    return None
+
+
 def load_calibration(path: Path, source: Path, vocab_size: int, samples: int, seq_len: int) -> CalibrationSet:
     """Encode the records of `path` and pack them, in order, into at most `samples` sequences of `seq_len` tokens.
 
     Args:
-        path: .jsonl (each line a string, {"text": ...} or {"messages": [...], "tools": [...]}) or .txt.
+        path: .jsonl (each line a string, {"text": ...}, {"inputs_pretokenized": ...} or {"messages": [...],
+            "tools": [...]}), .json (a list of the same), or .txt.
         source: checkpoint directory with the tokenizer files.
     Raises:
         RecipeError: unreadable file or record, by line. CheckpointError: no usable tokenizer in `source`.
     """
-    tokenizer = _tokenizer(source)
+    tokenizer = load_tokenizer(source)
     sequences: list[torch.Tensor] = []
     pending: list[int] = []
     for line, record in _records(path):
@@ -65,7 +86,8 @@ def load_calibration(path: Path, source: Path, vocab_size: int, samples: int, se
     return CalibrationSet(path, tuple(sequences))
 
 
-def _tokenizer(source: Path) -> Any:
+def load_tokenizer(source: Path) -> Any:
+    """The checkpoint's own tokenizer."""
     from transformers import AutoTokenizer  # heavy: only when calibration runs
 
     try:
@@ -78,14 +100,19 @@ def _tokenizer(source: Path) -> Any:
 
 
 def _records(path: Path) -> Iterator[tuple[int, Any]]:
-    if path.suffix not in (".jsonl", ".txt"):
-        raise RecipeError(f"{path}: calibration file must be .jsonl or .txt", "see `glm5-ascend quantize --help`")
+    if path.suffix not in (".jsonl", ".json", ".txt"):
+        raise RecipeError(
+            f"{path}: calibration file must be .jsonl, .json or .txt", "see `glm5-ascend quantize --help`"
+        )
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: cannot be read: {error}", "give a .jsonl or .txt file with --calib") from None
     if path.suffix == ".txt":
         yield 1, text
+        return
+    if path.suffix == ".json":
+        yield from _list(path, text)
         return
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
@@ -95,8 +122,18 @@ def _records(path: Path) -> Iterator[tuple[int, Any]]:
                 raise RecipeError(f"{path}:{number}: not valid JSON: {error}", "one JSON value per line") from None
 
 
+def _list(path: Path, text: str) -> Iterator[tuple[int, Any]]:
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RecipeError(f"{path}:{error.lineno}: not valid JSON: {error.msg}", "a list of texts") from None
+    if not isinstance(values, list):
+        raise RecipeError(f"{path}:1: not a list", "a list of texts")
+    yield from enumerate(values, start=1)
+
+
 def _encode(tokenizer: Any, record: Any, path: Path, line: int) -> list[int]:
-    text = record.get("text") if isinstance(record, dict) else record
+    text = record.get("text", record.get("inputs_pretokenized")) if isinstance(record, dict) else record
     if isinstance(text, str):
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
     if isinstance(record, dict) and isinstance(record.get("messages"), list):

@@ -7,30 +7,30 @@ experts, a restart, or another recipe for one layer change nothing elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint import structure as S
-from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.structure import Linear, Vector
-from glm5_ascend.model import layers as M
+from glm5_ascend.quantize.activations import RowFile, Stream
+from glm5_ascend.quantize.experts import quantize_expert, rerun_expert
+from glm5_ascend.quantize.forward import Routed, Selections, forward_layer, partial_stream
+from glm5_ascend.quantize.journal import Journal
 from glm5_ascend.quantize.plan import Plan, SmoothPlan
-from glm5_ascend.quantize.rotation import Rotations
-from glm5_ascend.quantize.rounding import quantize_linear
-from glm5_ascend.quantize.smoothing import flex_awq_ssz, flex_smooth_quant
+from glm5_ascend.quantize.ranks import Ranks
+from glm5_ascend.quantize.rounding import ActivationRange
+from glm5_ascend.quantize.smoothing import search_scale
 from glm5_ascend.quantize.statistics import InputStatistics
-from glm5_ascend.quantize.transforms import Tensors, fuse_norms, gains_of, move_scale, rotate
-
-#: Rows of an input kept for the smoothing searches.
-SEARCH_ROWS = 512
-#: An expert that saw fewer tokens keeps its scales: a search on them would fit noise. It is reported.
-COLD_EXPERT_TOKENS = 8
-
-Write = Callable[[str, torch.Tensor], None]
+from glm5_ascend.quantize.store import Store, WeightErrors, blocks
+from glm5_ascend.quantize.transforms import Tensors, move_scale
+from glm5_ascend.quantize.weights import FloatWeights
+from glm5_ascend.quantize.workers import Workers
 
 
 @dataclass
@@ -39,192 +39,224 @@ class LayerReport:
 
     layer: int
     cold_experts: list[int] = field(default_factory=list)
-    squared_error: dict[str, float] = field(default_factory=dict)  # by scheme: sum of squares of W_deq - W
-    squared_weight: dict[str, float] = field(default_factory=dict)
-
-    def add(self, scheme: str, error: float, weight: float) -> None:
-        self.squared_error[scheme] = self.squared_error.get(scheme, 0.0) + error
-        self.squared_weight[scheme] = self.squared_weight.get(scheme, 0.0) + weight
-
-    def relative_errors(self) -> dict[str, float]:
-        """rms(W_deq - W) / rms(W) over all linears of a scheme, W after rotation and smoothing."""
-        return {k: (self.squared_error[k] / max(self.squared_weight[k], 1e-30)) ** 0.5 for k in self.squared_error}
+    errors: WeightErrors = field(default_factory=WeightErrors)
 
 
-class FloatLayer:
-    """`LayerWeights` over a dict of fp32 tensors, recording the inputs of the named linears."""
+class Progress(Protocol):
+    """Where progress goes; the command line draws it, tests ignore it."""
 
-    def __init__(self, tensors: Tensors, record: Iterable[str] = ()) -> None:
-        self.tensors = tensors
-        self.statistics = {name: InputStatistics(SEARCH_ROWS) for name in record}
+    def begin(self, layers: int, experts: int, done: int) -> None: ...
+    def expert(self, layer: int, expert: int) -> None: ...
+    def layer(self, report: LayerReport) -> None: ...
 
-    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        if name in self.statistics:
-            self.statistics[name].add(x)
-        return x @ self.tensors[f"{name}.weight"].T
 
-    def vector(self, name: str) -> torch.Tensor:
-        return self.tensors[name]
+class NoProgress:
+    """A `Progress` that shows nothing."""
+
+    def begin(self, layers: int, experts: int, done: int) -> None: ...
+    def expert(self, layer: int, expert: int) -> None: ...
+    def layer(self, report: LayerReport) -> None: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the steps of one run share."""
+
+    plan: Plan
+    weights: FloatWeights
+    store: Store
+    journal: Journal
+    workers: Workers
+    ranks: Ranks
+    progress: Progress
+    folder: Path  # activations
+
+
+def unit(layer: int, part: str = "") -> str:
+    """Name of a unit of work in the journal."""
+    return f"layer {layer} {part}".rstrip()
+
+
+def report_of(job: Job, layer: int) -> LayerReport:
+    """The report of a finished layer, from the journal: the same whether it was done in one run or several."""
+    report = LayerReport(layer)
+    report.errors.include(job.journal.done[unit(layer, "backbone")]["errors"])
+    for expert in range(job.plan.config.n_routed_experts if job.plan.config.is_moe(layer) else 0):
+        record = job.journal.done[unit(layer, f"expert {expert}")]
+        report.errors.include(record["errors"])
+        if record["cold"]:
+            report.cold_experts.append(expert)
+    return report
+
+
+def write_table(job: Job, prefix: str, part: Linear, gains: Tensors) -> None:
+    """An embedding table or a head, in blocks of rows."""
+
+    def one(block: tuple[int, int]) -> None:
+        job.store.write_rows(prefix, part, job.weights.rows(prefix, part, gains, *block), block[0])
+
+    shape = S.shape(part, S.sizes(job.plan.config))
+    job.workers.each(one, blocks(shape))
 
 
 class LayerQuantizer:
-    """Quantizes layer after layer; holds the residual stream of all calibration sequences between calls."""
+    """Quantizes and writes one layer.
+
+    Args:
+        stream: the residual stream in front of the layer; None without calibration.
+        out: gets the stream behind it; None if nobody reads that.
+    """
 
     def __init__(
-        self, plan: Plan, rotations: Rotations | None, write: Write, on_expert: Callable[[int, int], None]
+        self, job: Job, layer: int, stream: Stream | None, out: Stream | None, selections: Selections | None
     ) -> None:
-        self.plan, self.config, self.source = plan, plan.config, plan.source
-        self.rotations, self.write, self.on_expert = rotations, write, on_expert
-        self.hidden: list[torch.Tensor] = []  # one [S, hidden] per sequence, in the rotated basis
-        self.selections: list[torch.Tensor | None] = []
-        self._layer_prefix = ""  # of the layer at hand
+        self.job, self.layer, self.stream, self.out, self.selections = job, layer, stream, out, selections
+        self.plan, self.config = job.plan, job.plan.config
+        self.prefix = S.layer_prefix(layer)
+        self.parts = S.backbone(self.config, layer)
+        self.gains = job.weights.gains(self.prefix, self.parts)
 
-    def start(self, embeddings: list[torch.Tensor]) -> None:
-        """Begin with the (rotated) embeddings of the sequences."""
-        self.hidden, self.selections = embeddings, [None] * len(embeddings)
+    def run(self) -> LayerReport:
+        """Do what the journal does not have yet."""
+        self._accept_written()
+        with self._inputs() as inputs:
+            routed = self._backbone(unit(self.layer, "backbone"), inputs)
+            if self.config.is_moe(self.layer):
+                self._all_experts(routed)
+        if self.out is not None:
+            self.out.file.sync()
+        self.job.journal.finish(unit(self.layer))
+        return report_of(self.job, self.layer)
 
-    def run(self, layer: int, mtp_inputs: Callable[[FloatLayer], list[torch.Tensor]] | None = None) -> LayerReport:
-        """Quantize and write one layer. `mtp_inputs` computes an MTP layer's input from its own weights."""
-        report = LayerReport(layer)
-        self._layer_prefix = S.layer_prefix(layer)
-        parts = S.backbone(self.config, layer)
-        tensors = read_parts(self.source, self._layer_prefix, parts)
-        gains = gains_of(tensors, parts)
-        self._transform(tensors, parts, gains)
-        searches = list(self.plan.smoothing(layer, S.subgraphs(self.config, layer)))
-        weights = FloatLayer(tensors, self._recorded(parts, searches))
-        routed: _Routed | None = None
-        calibrated = layer <= self.plan.last_calibrated_layer and bool(self.hidden)
-        if calibrated:
-            if mtp_inputs is not None:
-                self.start(mtp_inputs(weights))
-            routed = self._forward(layer, weights)
-        scales = {s.subgraph.targets: self._smooth(tensors, s, weights.statistics) for s in searches if calibrated}
-        if self.config.is_moe(layer):
-            self._experts(layer, gains, routed, report)
-        if routed is not None:
-            self._add_to_stream(routed.out)
-        self._write_parts(self._layer_prefix, parts, tensors, weights.statistics, scales, report)
-        return report
+    def _accept_written(self) -> None:
+        """What a stopped run has finished of this layer is not missing."""
+        names: list[str] = []
+        if unit(self.layer, "backbone") in self.job.journal.done:
+            names += self._names(self.parts)
+        for expert in range(self.config.n_routed_experts if self.config.is_moe(self.layer) else 0):
+            if unit(self.layer, f"expert {expert}") in self.job.journal.done:
+                names += self._names(S.expert_linears(expert))
+        self.job.store.writer.expect_no_more(*names)
 
-    # -- transforms ---------------------------------------------------------------------------------------------
+    def _names(self, parts: Iterable[Linear | Vector]) -> list[str]:
+        return [name for part in parts for name in self.job.store.names(self.prefix, part)]
 
-    def _transform(self, tensors: Tensors, parts: Iterable[Linear | Vector], gains: Tensors) -> None:
-        if self.rotations is not None:
-            fuse_norms(tensors, parts, gains)
-            rotate(tensors, parts, self.rotations)
+    @contextmanager
+    def _inputs(self) -> Iterator[RowFile | None]:
+        """Room for the inputs of the routed experts, if this layer has some that are calibrated."""
+        if self.stream is None or not self.config.is_moe(self.layer):
+            yield None
+            return
+        path = self.job.folder / "expert-inputs"
+        with RowFile(path, self.stream.tokens, self.config.hidden_size, torch.float32) as file:
+            yield file
+        path.unlink()
 
-    def _smooth(self, tensors: Tensors, search: SmoothPlan, statistics: dict[str, InputStatistics]) -> torch.Tensor:
-        seen = statistics[search.subgraph.targets[0]]
-        weights = [tensors[f"{target}.weight"] for target in self._quantized(search)]
-        if search.algorithm == "flex_awq_ssz":
-            scale = flex_awq_ssz(weights[0], seen, search.scheme, search.steps)
-        else:
-            scale = flex_smooth_quant(weights, seen, search.scheme)
-        return move_scale(tensors, self.config, search.subgraph, scale)
+    def _backbone(self, name: str, inputs: RowFile | None) -> Routed | None:
+        """Everything but the routed experts; what they need to go on."""
+        routed: Routed | None = None
+        written = name in self.job.journal.done
+        if self.stream is None and written:
+            return None
+        held = [part for part in self.parts if not S.is_table(part)]
+        tensors = self.job.weights.load_all(self.prefix, held, self.gains, self.job.workers)
+        statistics: dict[str, InputStatistics] = {}
+        if self.stream is not None:
+            statistics, routed = self._forward(tensors, inputs, [] if written else self._searches())
+        if not written:
+            self._write(name, tensors, statistics, self._smooth(tensors, statistics) if statistics else {})
+        return routed
 
-    def _quantized(self, search: SmoothPlan) -> list[str]:
-        """Targets whose rounding the search should care about: FLOAT ones lose nothing."""
-        layer = self._layer_prefix
-        return [t for t in search.subgraph.targets if self.plan.linears[layer + t].scheme != schemes.FLOAT]
+    # -- calibration ------------------------------------------------------------------------------------------------
 
-    # -- forward --------------------------------------------------------------------------------------------------
+    def _searches(self) -> list[SmoothPlan]:
+        return list(self.plan.smoothing(self.layer, S.subgraphs(self.config, self.layer)))
 
-    def _recorded(self, parts: Iterable[Linear | Vector], searches: list[SmoothPlan]) -> set[str]:
-        static = {p.name for p in parts if self._scheme(p) == schemes.W8A8}
-        return static | {search.subgraph.targets[0] for search in searches}
+    def _forward(
+        self, tensors: Tensors, inputs: RowFile | None, searches: Iterable[SmoothPlan]
+    ) -> tuple[dict[str, InputStatistics], Routed | None]:
+        assert self.stream is not None and self.selections is not None
+        reader = S.input_readers(self.parts)
+        static = {p.name for p in self.parts if self.job.store.scheme(self.prefix, p) == schemes.W8A8}
+        wanted = static | {search.subgraph.targets[0] for search in searches}
+        statistics, routed = forward_layer(
+            self.config, self.layer, tensors, self.stream, self.out, inputs, self.selections,
+            {reader[name] for name in wanted}, self.job.workers,
+        )  # fmt: skip
+        return {name: statistics[reader[name]] for name in wanted}, routed
 
-    def _scheme(self, part: Linear | Vector) -> str:
-        return self.plan.linears[self._layer_prefix + part.name].scheme if isinstance(part, Linear) else schemes.FLOAT
+    def _smooth(self, tensors: Tensors, statistics: dict[str, InputStatistics]) -> Tensors:
+        """Search and move the scales of the layer's pairs, which share no tensor; returns them by target."""
 
-    def _forward(self, layer: int, weights: FloatLayer) -> _Routed:
-        """Attention and everything of the MLP but the routed experts; leaves their inputs in the result."""
-        c, eps = self.config, self.config.rms_norm_eps
-        for i, hidden in enumerate(self.hidden):
-            x = M.rms_norm(hidden, weights.vector("input_layernorm.weight"), eps)
-            out, self.selections[i] = M.attention(c, weights, x, self.selections[i], c.has_indexer(layer))
-            self.hidden[i] = hidden + out
-        x = M.rms_norm(torch.cat(self.hidden), weights.vector("post_attention_layernorm.weight"), eps)
-        if not c.is_moe(layer):
-            return _Routed(x, M.mlp(weights, "mlp", x), x[:, :0], torch.zeros(len(x), 0, dtype=torch.int64))
-        weight, ids = M.route(c, weights, x)
-        return _Routed(x, M.mlp(weights, "mlp.shared_experts", x), weight, ids)
+        def one(search: SmoothPlan) -> torch.Tensor:
+            targets = search.subgraph.targets
+            weights = [tensors[f"{t}.weight"] for t in targets if self._quantized(t)]  # FLOAT ones lose nothing
+            scale = search_scale(weights, statistics[targets[0]], search)
+            return move_scale(tensors, self.config, search.subgraph, scale)
 
-    def _add_to_stream(self, out: torch.Tensor) -> None:
-        pieces = out.split([len(hidden) for hidden in self.hidden])
-        self.hidden = [hidden + piece for hidden, piece in zip(self.hidden, pieces, strict=True)]
+        searches = self._searches()
+        found = zip(searches, self.job.workers.map(one, searches), strict=True)
+        return {target: scale for search, scale in found for target in search.subgraph.targets}
 
-    # -- experts --------------------------------------------------------------------------------------------------
+    def _quantized(self, name: str) -> bool:
+        return self.plan.linears[self.prefix + name].scheme != schemes.FLOAT
 
-    def _experts(self, layer: int, gains: Tensors, routed: _Routed | None, report: LayerReport) -> None:
-        prefix = S.layer_prefix(layer)
-        for expert in range(self.config.n_routed_experts):
-            self.on_expert(layer, expert)
-            parts = S.expert_linears(expert)
-            tensors = read_parts(self.source, prefix, parts)
-            self._transform(tensors, parts, gains)
-            scales = {}
-            if routed is not None:
-                seen = self._run_expert(tensors, parts, expert, routed)
-                for search in self.plan.smoothing(layer, [S.expert_subgraph(expert)]):
-                    if seen.tokens < COLD_EXPERT_TOKENS:
-                        report.cold_experts.append(expert)
-                    else:
-                        name = search.subgraph.targets[0]
-                        scales[search.subgraph.targets] = self._smooth(tensors, search, {name: seen})
-            self._write_parts(prefix, parts, tensors, {}, scales, report)
+    # -- output -----------------------------------------------------------------------------------------------------
 
-    def _run_expert(self, tensors: Tensors, parts: tuple[Linear, ...], expert: int, routed: _Routed) -> InputStatistics:
-        """The expert's output goes to the stream, the input of its down_proj into the statistics."""
-        gate, up, down = (tensors[S.tensor_name(part)] for part in parts)
-        seen = InputStatistics(SEARCH_ROWS)
-        token, slot = torch.where(routed.ids == expert)
-        if len(token):
-            x = routed.x[token]
-            inner = F.silu(x @ gate.T) * (x @ up.T)
-            seen.add(inner)
-            routed.out.index_add_(0, token, (inner @ down.T) * routed.weight[token, slot, None])
-        return seen
+    def _write(self, name: str, tensors: Tensors, statistics: dict[str, InputStatistics], scales: Tensors) -> None:
+        store = self.job.store
+        for part in self.parts:
+            if isinstance(part, Linear) and S.is_table(part):
+                write_table(self.job, self.prefix, part, self.gains)
 
-    # -- output ---------------------------------------------------------------------------------------------------
+        def one(block: tuple[Linear | Vector, int, int]) -> WeightErrors:
+            part, start, stop = block
+            rows = tensors[S.tensor_name(part)][start:stop]
+            return store.write_rows(self.prefix, part, rows, start, self._range(part, statistics, scales))
 
-    def _write_parts(
-        self,
-        prefix: str,
-        parts: Iterable[Linear | Vector],
-        tensors: Tensors,
-        statistics: dict[str, InputStatistics],
-        scales: dict[tuple[str, ...], torch.Tensor],
-        report: LayerReport,
-    ) -> None:
-        scale_of = {target: scale for targets, scale in scales.items() for target in targets}
-        for part in parts:
-            name, tensor = S.tensor_name(part), tensors[S.tensor_name(part)]
-            scheme = self._scheme(part)
-            if isinstance(part, Vector):
-                self.write(prefix + name, tensor)
-            elif scheme == schemes.FLOAT:
-                self.write(prefix + name, tensor.to(self.source.dtype(prefix + name)))
-            else:
-                seen = statistics.get(part.name)
-                activation = seen.range_after(scale_of.get(part.name)) if seen and scheme == schemes.W8A8 else None
-                method = self.plan.linears[prefix + part.name].method
-                stored = quantize_linear(part.name, tensor, scheme, method, activation)
-                for suffix, value in stored.items():
-                    self.write(f"{prefix}{part.name}.{suffix}", value)
-                error = schemes.dequantize(scheme, stored) - tensor
-                report.add(scheme, float(error.square().sum()), float(tensor.square().sum()))
+        held = [part for part in self.parts if not S.is_table(part)]
+        pieces = [(part, *block) for part in held for block in blocks(tuple(tensors[S.tensor_name(part)].shape))]
+        errors = WeightErrors()
+        for piece in self.job.workers.map(one, pieces):
+            errors.include(piece.sums())
+        store.commit(self._names(self.parts), lambda: self.job.journal.finish(name, errors=errors.sums()))
 
+    def _range(
+        self, part: Linear | Vector, statistics: dict[str, InputStatistics], scales: Tensors
+    ) -> ActivationRange | None:
+        if part.name not in statistics or self.job.store.scheme(self.prefix, part) != schemes.W8A8:
+            return None
+        return statistics[part.name].range_after(scales.get(part.name))
 
-@dataclass
-class _Routed:
-    """Inputs x [T, hidden] of the MLP, its output so far, and the routing of each token."""
+    def _all_experts(self, routed: Routed | None) -> None:
+        """Our share and, where there are other ranks, theirs: handed out through the folder, collected from it."""
+        ranks, folder = self.job.ranks, self.job.folder
+        if routed is not None and ranks.count > 1:
+            routed.publish(folder)
+        ranks.meet()
+        self.experts(routed)
+        ranks.meet()
+        if ranks.count > 1:
+            self.job.journal.refresh()
+            self._accept_written()
+        if self.out is not None:
+            for rank in range(1, ranks.count):
+                self.out.include(partial_stream(folder, rank))
 
-    x: torch.Tensor
-    out: torch.Tensor
-    weight: torch.Tensor
-    ids: torch.Tensor
+    def experts(self, routed: Routed | None) -> None:
+        """This rank's share of the routed experts."""
+        job, layer = self.job, self.layer
 
+        def one(expert: int) -> dict[str, Any] | None:
+            if unit(layer, f"expert {expert}") not in job.journal.done:
+                return quantize_expert(self.plan, job.weights, job.store, layer, expert, self.gains, routed)
+            if routed is not None and routed.out is not None:
+                rerun_expert(job.weights, layer, expert, self.gains, routed)
+            return None
 
-def read_parts(source: SourceCheckpoint, prefix: str, parts: Iterable[Linear | Vector]) -> Tensors:
-    return {S.tensor_name(part): source.read(prefix + S.tensor_name(part)) for part in parts}
+        mine = [expert for expert in range(self.config.n_routed_experts) if job.ranks.mine(expert)]
+        for expert, record in zip(mine, job.workers.map(one, mine), strict=True):
+            if record is not None:
+                names = self._names(S.expert_linears(expert))
+                job.store.commit(names, lambda e=expert, r=record: job.journal.finish(unit(layer, f"expert {e}"), **r))  # type: ignore[misc]
+            job.progress.expert(layer, expert)

@@ -15,6 +15,9 @@ class QuantizeOptions:
         calib: calibration text, .jsonl or .txt; None takes the recipe's dataset.
         samples, seq_len: at most this many sequences of this many tokens.
         seed: of the random rotations.
+        threads: cores to use, None for all; the result does not depend on it.
+        max_ram: bytes of memory to stay within, None for half of the machine's.
+        restart: discard an unfinished run instead of going on with it.
         command: the command line, for the provenance file.
     """
 
@@ -27,3 +30,6 @@ class QuantizeOptions:
     seed: int = 1234
     overwrite: bool = False
     command: str = ""
+    threads: int | None = None
+    max_ram: int | None = None
+    restart: bool = False

@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
-import safetensors.torch
+import psutil
 import torch
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint import structure as S
-from glm5_ascend.checkpoint.output import atomic_directory, check_output, copy_serving_files
+from glm5_ascend.checkpoint.output import check_output, copy_serving_files, exclusive, publish, workshop
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.writer import ShardWriter, check_free_space, disk_error, write_json
 from glm5_ascend.errors import RecipeError
-from glm5_ascend.model import layers as M
-from glm5_ascend.quantize.calibration import CalibrationSet, default_calibration_file, load_calibration
-from glm5_ascend.quantize.layer import FloatLayer, LayerQuantizer, LayerReport, read_parts
+from glm5_ascend.quantize.budget import Prediction, disk_bytes, peak_bytes, seconds, threads_within
+from glm5_ascend.quantize.calibration import CalibrationSet, find_dataset, load_calibration
+from glm5_ascend.quantize.helper import help_with_experts
+from glm5_ascend.quantize.journal import Journal
+from glm5_ascend.quantize.layer import Job, LayerReport, NoProgress, Progress
 from glm5_ascend.quantize.options import QuantizeOptions
-from glm5_ascend.quantize.plan import GIB, ROT_NAME, Plan
-from glm5_ascend.quantize.provenance import RECIPE_NAME, file_list, provenance, write_provenance
+from glm5_ascend.quantize.plan import GIB, Plan
+from glm5_ascend.quantize.provenance import RECIPE_NAME, file_list, identity, provenance, write_provenance
+from glm5_ascend.quantize.ranks import Ranks
 from glm5_ascend.quantize.recipe import Recipe, find_recipe, load_recipe
 from glm5_ascend.quantize.rotation import Rotations
-from glm5_ascend.quantize.transforms import Tensors, fuse_norms, gains_of, rotate
-
-
-class Progress(Protocol):
-    """Where progress goes; the command line draws it, tests ignore it."""
-
-    def begin(self, layers: int, experts: int) -> None: ...
-    def expert(self, layer: int, expert: int) -> None: ...
-    def layer(self, report: LayerReport) -> None: ...
+from glm5_ascend.quantize.store import Store
+from glm5_ascend.quantize.tensors import write_tensors
+from glm5_ascend.quantize.weights import FloatWeights
+from glm5_ascend.quantize.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,8 @@ class Prepared:
     source: SourceCheckpoint
     plan: Plan
     output_bytes: int
+    threads: int
+    max_ram: int
 
 
 @dataclass
@@ -78,32 +79,55 @@ def prepare(options: QuantizeOptions) -> Prepared:
     if recipe.rotates:
         total += 4 * source.config.hidden_size**2  # optional/quarot.safetensors
         Rotations(source.config, options.seed)  # sizes without a Hadamard matrix are refused here
-    check_free_space(options.out.resolve().parent, total)
-    return Prepared(options, recipe_path, recipe, source, plan, total)
+    needed = total + disk_bytes(plan, options.samples * options.seq_len)
+    check_free_space(options.out.resolve().parent, needed - _allocated(workshop(options.out)))
+    max_ram = options.max_ram or psutil.virtual_memory().total // 2 // Ranks().here
+    threads = threads_within(
+        plan, options.seq_len, options.threads or max(1, len(os.sched_getaffinity(0)) // Ranks().here), max_ram
+    )
+    return Prepared(options, recipe_path, recipe, source, plan, total, threads, max_ram)
 
 
-def quantize(job: Prepared, progress: Progress) -> Result:
-    """Run a prepared job. OUT appears when everything is on disk, or not at all."""
+def predict(job: Prepared) -> Prediction:
+    """What the job will need; measures this machine's rates for half a second."""
+    options, tokens = job.options, job.options.samples * job.options.seq_len
+    return Prediction(
+        seconds(job.plan, tokens, job.threads),
+        job.threads,
+        peak_bytes(job.plan, options.seq_len, job.threads),
+        job.output_bytes,
+        disk_bytes(job.plan, tokens),
+        sum(entry.end - entry.start for entry in job.source.files.entries.values()),
+    )
+
+
+def _allocated(place: Path) -> int:
+    """Bytes of the disk that an unfinished run holds already."""
+    return sum(path.stat().st_blocks * 512 for path in place.rglob("*") if path.is_file())
+
+
+def quantize(job: Prepared, progress: Progress) -> Result | None:
+    """Run a prepared job, or finish it where a stopped run of the same job left off.
+
+    OUT appears when everything is on disk, or not at all; until then the work lies in `workshop(OUT)`.
+    Returns None in the helping ranks of a torchrun.
+    """
     began = time.monotonic()
-    options, plan = job.options, job.plan
-    calibration = _calibration(job)
-    with torch.no_grad(), atomic_directory(options.out) as work:
-        shard_bytes = int(job.recipe.spec.save[0].part_file_size * GIB)
-        writer = ShardWriter(work, plan.outputs(), shard_bytes)
-        try:
-            reports = _write_tensors(job, calibration, writer, work, progress)
-            writer.finish()
-        finally:
-            writer.close()
-        copy_serving_files(options.source, work)
-        try:
-            shutil.copyfile(job.recipe_path, work / RECIPE_NAME)
-        except OSError as error:
-            raise disk_error(work, error) from None
-        write_json(work / schemes.DESCRIPTION_NAME, description(plan))
-        write_provenance(work, provenance(job.source, job.recipe_path, options, calibration, reports), file_list(work))
+    calibration = calibration_of(job)
+    place = workshop(job.options.out)
+    with torch.no_grad(), Ranks() as ranks:
+        if ranks.rank:
+            _help(job, calibration, ranks, place)
+            return None
+        with exclusive(place):
+            if job.options.restart:
+                _clear(place)
+            reports = _work(job, calibration, ranks, place, progress)
+            publish(place / "checkpoint", job.options.out)
+            _clear(place)
+        shutil.rmtree(place, ignore_errors=True)
     return Result(
-        out=options.out,
+        out=job.options.out,
         output_bytes=job.output_bytes,
         source_bytes=sum(e.end - e.start for e in job.source.files.entries.values()),
         seconds=time.monotonic() - began,
@@ -113,81 +137,83 @@ def quantize(job: Prepared, progress: Progress) -> Result:
     )
 
 
-def _calibration(job: Prepared) -> CalibrationSet | None:
-    if job.plan.last_calibrated_layer < 0:
-        return None
-    o, dataset = job.options, job.recipe.spec.dataset
-    path = o.calib or (default_calibration_file() if dataset == "default" else Path(dataset))
-    if not path.is_file():
-        raise RecipeError(f"{path}: no such calibration file", "give one with --calib, or set dataset: default")
-    return load_calibration(path, o.source, job.source.config.vocab_size, o.samples, o.seq_len)
-
-
-def _write_tensors(
-    job: Prepared, calibration: CalibrationSet | None, writer: ShardWriter, work: Path, progress: Progress
+def _work(
+    job: Prepared, calibration: CalibrationSet | None, ranks: Ranks, place: Path, progress: Progress
 ) -> list[LayerReport]:
-    source, config = job.source, job.source.config
-    rotations = Rotations(config, job.options.seed) if job.recipe.rotates else None
-    tensors = read_parts(source, "", S.GLOBAL)
-    final_gain = tensors["model.norm.weight"].clone()
-    _transform_globals(tensors, rotations)
-    embedding = tensors["model.embed_tokens.weight"]
-    for part in S.GLOBAL:
-        name = S.tensor_name(part)
-        writer.write(name, tensors[name].to(torch.float32 if part.role == "norm" else source.dtype(name)))
-    final_norm = tensors["model.norm.weight"]
-    del tensors
-    quantizer = LayerQuantizer(job.plan, rotations, writer.write, progress.expert)
-    if calibration is not None:
-        quantizer.start([embedding[sequence] for sequence in calibration.sequences])
-    progress.begin(config.num_layers_with_mtp, config.n_routed_experts)
-    reports = []
-    for layer in range(config.num_layers_with_mtp):
-        mtp_inputs = None
-        if config.is_mtp(layer) and calibration is not None:
-            mtp_inputs = _mtp_inputs(job, rotations, calibration, quantizer, final_norm, final_gain)
-        reports.append(quantizer.run(layer, mtp_inputs))
-        progress.layer(reports[-1])
-    if rotations is not None:
-        writer.write(ROT_NAME, rotations.mtp_rotation(final_gain).to(source.dtype("model.norm.weight")))
-        _write_global_rotation(work, rotations)
+    """Everything in `place`, ready to be published."""
+    options, work = job.options, place / "checkpoint"
+    journal = Journal(place / "journal.jsonl", identity(job.source, job.recipe_path, options, calibration))
+    try:
+        journal.refresh()
+        work.mkdir(exist_ok=True)
+        (place / "activations").mkdir(exist_ok=True)
+        with _tools(job, work, journal, ranks, progress) as tools:
+            ranks.meet()  # the workshop is ready for the others ...
+            ranks.meet()  # ... and they have read what is done
+            reports = write_tensors(tools, calibration)
+        ranks.meet()
+    except BaseException:
+        if not journal.done:  # nothing to go on from: leave nothing
+            shutil.rmtree(place)
+        raise
+    finally:
+        journal.close()
+    copy_serving_files(options.source, work)
+    try:
+        shutil.copyfile(job.recipe_path, work / RECIPE_NAME)
+    except OSError as error:
+        raise disk_error(work, error) from None
+    write_json(work / schemes.DESCRIPTION_NAME, description(job.plan))
+    write_provenance(work, provenance(job.source, job.recipe_path, options, calibration, reports), file_list(work))
     return reports
 
 
-def _transform_globals(tensors: Tensors, rotations: Rotations | None) -> None:
-    if rotations is not None:
-        fuse_norms(tensors, S.GLOBAL, gains_of(tensors, S.GLOBAL))
-        rotate(tensors, S.GLOBAL, rotations)
-
-
-def _mtp_inputs(
-    job: Prepared, rotations: Rotations | None, calibration: CalibrationSet, quantizer: LayerQuantizer,
-    final_norm: torch.Tensor, final_gain: torch.Tensor,
-) -> Callable[[FloatLayer], list[torch.Tensor]]:  # fmt: skip
-    """The MTP layer reads the main model's normalised output at i and the embedding of token i+1."""
-    config = job.source.config
-
-    def inputs(weights: FloatLayer) -> list[torch.Tensor]:
-        rot = rotations.mtp_rotation(final_gain) if rotations is not None else None
-        table = weights.tensors["embed_tokens.weight"]
-        found = []
-        for hidden, sequence in zip(quantizer.hidden, calibration.sequences, strict=True):
-            normed = M.rms_norm(hidden, final_norm, config.rms_norm_eps)
-            if rot is not None:
-                normed = normed @ rot.T  # what the engine's `rot` linear does
-            found.append(M.mtp_input(config, weights, table[sequence[1:]], normed[:-1]))
-        return found
-
-    return inputs
-
-
-def _write_global_rotation(work: Path, rotations: Rotations) -> None:
-    data = safetensors.torch.save({"global_rotation": rotations.global_rotation()})
+def _help(job: Prepared, calibration: CalibrationSet | None, ranks: Ranks, place: Path) -> None:
+    """A helping rank: its share of the experts, in the workshop that rank 0 has made."""
+    ranks.meet()
+    facts = identity(job.source, job.recipe_path, job.options, calibration)
+    journal = Journal(place / f"journal-{ranks.rank}.jsonl", facts)
     try:
-        (work / "optional").mkdir()
-        (work / "optional" / "quarot.safetensors").write_bytes(data)
-    except OSError as error:
-        raise disk_error(work, error) from None
+        journal.refresh()
+        with _tools(job, place / "checkpoint", journal, ranks, NoProgress()) as tools:
+            ranks.meet()
+            help_with_experts(tools, calibration is not None)
+        ranks.meet()
+    finally:
+        journal.close()
+
+
+@contextmanager
+def _tools(job: Prepared, work: Path, journal: Journal, ranks: Ranks, progress: Progress) -> Iterator[Job]:
+    """What the steps of the run share, open."""
+    rotations = Rotations(job.source.config, job.options.seed) if job.recipe.rotates else None
+    writer = ShardWriter(work, job.plan.outputs(), int(job.recipe.spec.save[0].part_file_size * GIB))
+    try:
+        with Workers(job.threads) as workers:
+            weights, store = FloatWeights(job.source, rotations), Store(job.plan, writer)
+            yield Job(job.plan, weights, store, journal, workers, ranks, progress, work.parent / "activations")
+    finally:
+        writer.close()
+
+
+def _clear(place: Path) -> None:
+    """Remove everything in the workshop but the lock we hold; the journal last, it says what the rest is."""
+    for path in sorted(place.iterdir(), key=lambda p: p.name == "journal.jsonl"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != "lock":
+            path.unlink()
+
+
+def calibration_of(job: Prepared) -> CalibrationSet | None:
+    """The token sequences of a job; None if its recipe decides nothing by data."""
+    if job.plan.last_calibrated_layer < 0:
+        return None
+    o = job.options
+    path = o.calib or find_dataset(job.recipe.spec.dataset, stock=job.recipe.apiversion == "modelslim_v1")
+    if not path.is_file():
+        raise RecipeError(f"{path}: no such calibration file", "give one with --calib, or set dataset: default")
+    return load_calibration(path, o.source, job.source.config.vocab_size, o.samples, o.seq_len)
 
 
 def description(plan: Plan) -> dict[str, object]:
@@ -195,6 +221,9 @@ def description(plan: Plan) -> dict[str, object]:
     entries: dict[str, object] = {t.name: t.scheme for t in plan.outputs() if t.scheme is not None}
     static = schemes.W8A8 in entries.values()
     entries |= {"model_quant_type": schemes.W8A8 if static else schemes.W8A8_DYNAMIC} | schemes.DESCRIPTION_META
+    for layer in plan.cache_layers():
+        entries["indexer_quant_type"] = "INT8_DYNAMIC"
+        entries[f"{S.layer_prefix(layer)}self_attn.indexer.quant_type"] = "QK_INT8_DYNAMIC"
     if plan.recipe.rotates:
         entries["is_rot_used"] = True
         entries["optional"] = {"quarot": {"rotation_map": {"global_rotation": "optional/quarot.safetensors"}}}

@@ -21,6 +21,7 @@ from glm5_ascend.checkpoint.structure import Linear, Subgraph, Vector
 from glm5_ascend.config import ModelConfig
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.quantize.recipe import FlexAwqSsz, LinearQuant, Recipe, Selection
+from glm5_ascend.quantize.stock import check_literal_layers
 
 GIB = 1024**3
 ROT_NAME = "rot.weight"
@@ -58,16 +59,21 @@ class SmoothPlan:
     steps: int = 0
 
 
+def symbols(config: ModelConfig) -> dict[str, list[int]]:
+    """What `{mtp}`, `{dense}` and `{moe}` in a recipe stand for."""
+    main = range(config.num_hidden_layers)
+    return {
+        "mtp": list(range(config.num_hidden_layers, config.num_layers_with_mtp)),
+        "dense": [layer for layer in main if not config.is_moe(layer)],
+        "moe": [layer for layer in main if config.is_moe(layer)],
+    }
+
+
 class Selector:
     """Compiled include/exclude patterns of a recipe step; `{mtp}`, `{dense}`, `{moe}` become layer numbers."""
 
     def __init__(self, selection: Selection, config: ModelConfig) -> None:
-        main = range(config.num_hidden_layers)
-        self.numbers = {
-            "mtp": list(range(config.num_hidden_layers, config.num_layers_with_mtp)),
-            "dense": [layer for layer in main if not config.is_moe(layer)],
-            "moe": [layer for layer in main if config.is_moe(layer)],
-        }
+        self.numbers = symbols(config)
         self.include = self._compile(selection.include)
         self.exclude = self._compile(selection.exclude)
 
@@ -103,11 +109,12 @@ class Plan:
         self._steps = [(Selector(step, self.config), step) for step in recipe.linear_steps]
         self._smoothing = [(Selector(step, self.config), step) for step in recipe.smoothing_steps]
         self.linears: dict[str, LinearPlan] = {}
-        size = S.sizes(self.config)
+        self._sizes = S.sizes(self.config)
         for prefix, part in S.all_parts(self.config):
             if isinstance(part, Linear):
-                self.linears[prefix + part.name] = self._decide(prefix + part.name, part, S.shape(part, size))
+                self.linears[prefix + part.name] = self._decide(prefix + part.name, part, S.shape(part, self._sizes))
         self._check_fused()
+        check_literal_layers(recipe, self.config)
 
     def _decide(self, module: str, part: Linear, shape: tuple[int, ...]) -> LinearPlan:
         chosen: LinearQuant | None = None
@@ -171,6 +178,17 @@ class Plan:
                     yield SmoothPlan(step.type, subgraph, scheme, steps)
                     break
 
+    def cache_layers(self) -> list[int]:
+        """Layers whose indexer cache the recipe wants in INT8."""
+        selects = [Selector(step, self.config) for step in self.recipe.cache_steps]
+        layers = range(self.config.num_layers_with_mtp)
+        return [
+            layer
+            for layer in layers
+            if self.config.has_indexer(layer)
+            and any(select(S.layer_prefix(layer) + "self_attn.indexer") for select in selects)
+        ]
+
     def needs_statistics(self, layer: int) -> bool:
         """True if something in this layer is decided by calibration data."""
         subgraphs = list(S.subgraphs(self.config, layer))
@@ -191,15 +209,15 @@ class Plan:
 
     def outputs(self) -> Iterator[OutputTensor]:
         """All tensors of the output, in the order they are written."""
-        size = S.sizes(self.config)
         for prefix, part in S.all_parts(self.config):
-            yield from self._stored(prefix, part, S.shape(part, size))
+            yield from self.stored(prefix, part)
         if self.recipe.rotates:
             hidden = self.config.hidden_size
             yield OutputTensor(ROT_NAME, self.source.dtype("model.norm.weight"), (hidden, hidden), None)
 
-    def _stored(self, prefix: str, part: Linear | Vector, shape: tuple[int, ...]) -> Iterator[OutputTensor]:
-        module, name = prefix + part.name, prefix + S.tensor_name(part)
+    def stored(self, prefix: str, part: Linear | Vector) -> Iterator[OutputTensor]:
+        """The tensors one part of the model becomes."""
+        module, name, shape = prefix + part.name, prefix + S.tensor_name(part), S.shape(part, self._sizes)
         if isinstance(part, Vector):
             # fp32 as msModelSlim writes them: a smoothed gain must not be rounded twice.
             yield OutputTensor(name, torch.float32, shape, schemes.FLOAT)

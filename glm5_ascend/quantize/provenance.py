@@ -25,26 +25,34 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def provenance(
-    source: SourceCheckpoint,
-    recipe_path: Path,
-    options: QuantizeOptions,
-    calibration: CalibrationSet | None,
-    reports: list[LayerReport],
+def shard_facts(source: SourceCheckpoint) -> dict[str, dict[str, Any]]:
+    """Size and header hash of every shard: names, dtypes and shapes without reading a terabyte twice."""
+    facts = {}
+    for name, shard in sorted(source.files.shards.items()):
+        with shard.path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            facts[name] = {"bytes": shard.path.stat().st_size, "header_sha256": _digest(file.read(length))}
+    return facts
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _what(
+    source: SourceCheckpoint, recipe_path: Path, options: QuantizeOptions, calibration: CalibrationSet | None
 ) -> dict[str, Any]:
-    """The content of the provenance file, without its list of files."""
+    """Everything the output's bytes depend on."""
     return {
-        "format_version": 1,
         "tool": {"name": "glm5-ascend", "version": glm5_ascend.__version__},
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "machine": {"arch": platform.machine(), "cpu_capability": torch.backends.cpu.get_cpu_capability()},
-        "command": options.command,
         "seed": options.seed,
         "recipe": {"name": options.recipe, "sha256": sha256(recipe_path)},
         "source": {
             "path": str(options.source),
             "config_sha256": sha256(source.directory / "config.json"),
-            "shards_sha256": {name: sha256(source.directory / name) for name in sorted(source.files.shards)},
+            "shards": shard_facts(source),
         },
         "calibration": None
         if calibration is None
@@ -55,8 +63,33 @@ def provenance(
             "tokens": calibration.tokens,
             "forward": "float",
         },
+    }
+
+
+def identity(
+    source: SourceCheckpoint, recipe_path: Path, options: QuantizeOptions, calibration: CalibrationSet | None
+) -> dict[str, Any]:
+    """What must be the same for a stopped run to be continued: the output's inputs, and no shard touched since."""
+    what = _what(source, recipe_path, options, calibration)
+    what["source"]["path"] = str(options.source.resolve())
+    stamps = {name: shard.path.stat().st_mtime_ns for name, shard in sorted(source.files.shards.items())}
+    return {**what, "modification times of the source": stamps}
+
+
+def provenance(
+    source: SourceCheckpoint,
+    recipe_path: Path,
+    options: QuantizeOptions,
+    calibration: CalibrationSet | None,
+    reports: list[LayerReport],
+) -> dict[str, Any]:
+    """The content of the provenance file, without its list of files."""
+    return {
+        "format_version": 1,
+        "command": options.command,
+        **_what(source, recipe_path, options, calibration),
         "layers": [
-            {"layer": r.layer, "cold_experts": r.cold_experts, "relative_weight_error": r.relative_errors()}
+            {"layer": r.layer, "cold_experts": r.cold_experts, "relative_weight_error": r.errors.relative()}
             for r in reports
         ],
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.errors import RecipeError
@@ -83,7 +83,20 @@ class Group(_Strict):
     configs: tuple[LinearQuant, ...]
 
 
-Step = Annotated[Quarot | FlexAwqSsz | FlexSmoothQuant | LinearQuant | Group, Field(discriminator="type")]
+class Fa3Quant(Selection):
+    """INT8 indexer caches (C8): the engine quantizes them itself, the description only names the layers."""
+
+    type: Literal["fa3_quant"]
+    qconfig: QuantizerConfig
+
+    @model_validator(mode="after")
+    def _int8_per_token(self) -> Fa3Quant:
+        if (self.qconfig.scope, self.qconfig.dtype, self.qconfig.symmetric) != ("per_token", "int8", True):
+            raise ValueError("indexer caches are INT8, per_token, symmetric, or not quantized")
+        return self
+
+
+Step = Annotated[Quarot | FlexAwqSsz | FlexSmoothQuant | Fa3Quant | LinearQuant | Group, Field(discriminator="type")]
 
 
 class Saver(_Strict):
@@ -127,6 +140,10 @@ class Recipe(_Strict):
         return tuple(found)
 
     @property
+    def cache_steps(self) -> tuple[Fa3Quant, ...]:
+        return tuple(step for step in self.spec.process if isinstance(step, Fa3Quant))
+
+    @property
     def smoothing_steps(self) -> tuple[FlexAwqSsz | FlexSmoothQuant, ...]:
         return tuple(s for s in self.spec.process if isinstance(s, FlexAwqSsz | FlexSmoothQuant))
 
@@ -159,6 +176,9 @@ def load_recipe(path: Path) -> Recipe:
         raise RecipeError(
             f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}", "correct the line"
         ) from None
+    if isinstance(raw, dict) and raw.get("apiversion") == "modelslim_v1":
+        # msModelSlim's files keep the anchors of their qconfigs in further top-level keys.
+        raw = {key: raw[key] for key in ("apiversion", "metadata", "spec") if key in raw}
     try:
         recipe = Recipe.model_validate(raw)
     except ValidationError as error:
@@ -180,7 +200,7 @@ def _explain(path: Path, node: Any, error: ValidationError) -> RecipeError:
     return RecipeError(f"{path}:{_line(node, location)}: {key}: {message}", "see quant_recipes/README.md for every key")
 
 
-_STEP_TYPES = {"quarot", "flex_awq_ssz", "flex_smooth_quant", "linear_quant", "group"}
+_STEP_TYPES = {"quarot", "flex_awq_ssz", "flex_smooth_quant", "fa3_quant", "linear_quant", "group"}
 
 
 def _line(node: Any, location: tuple[int | str, ...]) -> int:

@@ -18,6 +18,7 @@ from glm5_ascend.errors import RecipeError
 
 Rotate = Callable[[torch.Tensor], torch.Tensor]  # x -> x R on the last dimension
 
+_BLOCK = 2**20  # weights rotated at a time
 _Q_LORA_BLOCK = 32  # Hadamard block on the q latent, shifted by half a block between two passes
 
 
@@ -35,50 +36,50 @@ def hadamard_core(order: int) -> torch.Tensor:
     return skew + torch.eye(order)
 
 
-def factors(size: int) -> tuple[int, ...]:
-    """`size` as orders of Hadamard matrices whose Kronecker product has that size, small enough for fast GEMMs.
+def factors(size: int) -> tuple[int, int]:
+    """`size` as two orders of Hadamard matrices of similar size whose Kronecker product it is.
 
     Raises:
         ValueError: no Hadamard matrix of this size is known to us (powers of two, or (p+1) * 2^m).
     """
+    core = _core(size)
+    if size % core or (core > 1 and any((core - 1) % d == 0 for d in range(2, math.isqrt(core - 1) + 1))):
+        raise ValueError(f"no Hadamard matrix of size {size}")
+    left, right = core, size // core
+    while 2 * left <= right:
+        left, right = 2 * left, right // 2
+    return left, right
+
+
+def _core(size: int) -> int:
+    """Order of the factor of `size` that is no power of two, 1 if there is none."""
     odd = size
     while odd % 2 == 0:
         odd //= 2
-    core = 1 if odd == 1 else 4 * odd
-    if size % core or (core > 1 and any((core - 1) % d == 0 for d in range(2, math.isqrt(core - 1) + 1))):
-        raise ValueError(f"no Hadamard matrix of size {size}")
-    rest = size // core
-    parts = [core] if core > 1 else []
-    while rest > 32:
-        parts.append(32)
-        rest //= 32
-    return (*parts, rest) if rest > 1 or not parts else tuple(parts)
+    return 1 if odd == 1 else 4 * odd
 
 
-def _sylvester_or_core(order: int) -> torch.Tensor:
-    matrix = torch.ones(1, 1)
-    if order & (order - 1):
-        return hadamard_core(order)
+def _matrix(order: int) -> torch.Tensor:
+    """The matrix of one factor: its core, then Sylvester's doubling."""
+    matrix = hadamard_core(_core(order))
     while matrix.shape[0] < order:
-        matrix = torch.kron(hadamard_core(2), matrix)
+        matrix = torch.kron(matrix, hadamard_core(2))
     return matrix
 
 
 class Hadamard:
-    """x -> x diag(signs) H / sqrt(n) on the last dimension: O(n * sum(factors)) per row instead of O(n^2)."""
+    """x -> x diag(signs) H / sqrt(n) on the last dimension, H = A (x) B: two small products per row instead of n^2."""
 
     def __init__(self, size: int, generator: torch.Generator | None) -> None:
         self.size = size
-        self.factors = [_sylvester_or_core(order) for order in factors(size)]
+        left, right = factors(size)
+        self._left, self._right = _matrix(left).T.contiguous(), _matrix(right) / math.sqrt(size)
         ones = torch.ones(size)
         self.signs = ones if generator is None else torch.randint(0, 2, (size,), generator=generator) * 2.0 - 1.0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        shape = x.shape
-        y = (x * self.signs).reshape(-1, *(f.shape[0] for f in self.factors))
-        for axis, factor in enumerate(self.factors, start=1):
-            y = torch.tensordot(y, factor, dims=([axis], [0])).movedim(-1, axis)
-        return y.reshape(shape) / math.sqrt(self.size)
+        y = (x * self.signs).reshape(-1, len(self._left), len(self._right))
+        return (self._left @ (y @ self._right)).reshape(x.shape)
 
 
 class Rotations:
@@ -129,9 +130,14 @@ class Rotations:
         return x if basis == S.FIXED else self._of[basis](x)
 
     def rotate_weight(self, weight: torch.Tensor, basis_in: str, basis_out: str) -> torch.Tensor:
-        """W [out, in] -> R_out^T W R_in: the same map between rotated spaces."""
-        weight = self.rotate(weight, basis_in)
-        return weight if basis_out == S.FIXED else self.rotate(weight.T, basis_out).T.contiguous()
+        """W [out, in] -> R_out^T W R_in, the same map between rotated spaces; changes and returns `weight`."""
+        if basis_in != S.FIXED:
+            for rows in weight.split(max(1, _BLOCK // weight.shape[1])):
+                rows.copy_(self.rotate(rows, basis_in))
+        if basis_out != S.FIXED:
+            for columns in weight.split(max(1, _BLOCK // weight.shape[0]), dim=1):
+                columns.copy_(self.rotate(columns.T.contiguous(), basis_out).T)
+        return weight
 
     def global_rotation(self) -> torch.Tensor:
         """Q, fp32 [hidden, hidden]: rotated hidden = hidden @ Q."""
@@ -139,8 +145,7 @@ class Rotations:
 
     def mtp_rotation(self, final_norm: torch.Tensor) -> torch.Tensor:
         """`rot.weight` = Q^T diag(g) Q, fp32 [hidden, hidden]; g is the source's final norm gain."""
-        q = self.global_rotation()
-        return q.T @ (final_norm[:, None] * q)
+        return self.hidden((final_norm[:, None] * self.global_rotation()).T.contiguous()).T.contiguous()
 
 
 def _halves(x: torch.Tensor, rotate: Rotate) -> torch.Tensor:

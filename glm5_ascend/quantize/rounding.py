@@ -15,6 +15,9 @@ from glm5_ascend.checkpoint.packing import pack_int4, scale_bias
 INT8_MAX, INT4_MAX = 127, 7
 _GRID = torch.linspace(0.2, 1.0, 24)  # below 0.2 nothing is gained, above it heavy-tailed rows lose
 
+_BLOCK = 2**17  # weights per block of a search: what fits the processor's cache is read from memory once
+_NOISE = 1e-6  # relative gain below which an iteration counts as converged
+
 
 @dataclass(frozen=True)
 class ActivationRange:
@@ -46,31 +49,39 @@ def ssz_scale(
     """SSZ: per-row scale [N, 1] that minimises the squared error of symmetric integers.
 
     Starts from the best of a grid of clipped min-max scales, then alternates integers for fixed scale and the
-    least-squares scale for fixed integers (`sum(wq)/sum(q^2)`), keeping a step only where the row's error fell.
+    least-squares scale for fixed integers (`sum(wq)/sum(q^2)`) while any row's error falls. For the least-squares
+    scale that error is `sum(w^2) - sum(wq)^2 / sum(q^2)`: one pass over the weights per candidate.
     """
+    exact = weight if largest <= INT4_MAX else weight.double()  # int8 errors drown in the difference of fp32 sums
+    block = max(1, _BLOCK // weight.shape[1])
+    return torch.cat([_ssz_rows(rows, steps, largest, grid) for rows in exact.split(block)]).to(weight.dtype)
+
+
+def _ssz_rows(weight: torch.Tensor, steps: int, largest: int, grid: torch.Tensor | None) -> torch.Tensor:
     start = minmax_scale(weight, largest)
-    best, error = start, _row_error(weight, start, largest)
-    for ratio in [] if grid is None else grid:
-        candidate = _refit(weight, start * ratio, largest)
-        new = _row_error(weight, candidate, largest)
-        best, error = torch.where(new < error, candidate, best), torch.minimum(new, error)
+    best, gain, q = start, torch.full_like(start, -1.0), torch.empty_like(weight)
+    for ratio in torch.ones(1) if grid is None else grid:
+        scale, new = _refit(weight, start * ratio, largest, q)
+        best, gain = torch.where(new > gain, scale, best), torch.maximum(new, gain)
     for _ in range(steps):
-        candidate = _refit(weight, best, largest)
-        new = _row_error(weight, candidate, largest)
-        if not bool((new < error).any()):
+        scale, new = _refit(weight, best, largest, q)
+        better = new > gain * (1 + _NOISE)
+        if not bool(better.any()):
             break
-        best, error = torch.where(new < error, candidate, best), torch.minimum(new, error)
+        best, gain = torch.where(better, scale, best), torch.where(better, new, gain)
     return best
 
 
-def _refit(weight: torch.Tensor, scale: torch.Tensor, largest: int) -> torch.Tensor:
-    q = round_int(weight, scale, largest)
-    energy = (q * q).sum(dim=1, keepdim=True)
-    return torch.where(energy > 0, (weight * q).sum(dim=1, keepdim=True) / energy.clamp_min(1), scale)
-
-
-def _row_error(weight: torch.Tensor, scale: torch.Tensor, largest: int) -> torch.Tensor:
-    return (round_int(weight, scale, largest) * scale - weight).square_().sum(dim=1, keepdim=True)
+def _refit(
+    weight: torch.Tensor, scale: torch.Tensor, largest: int, q: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Least-squares scale [N, 1] for the integers that `scale` gives, and `sum(wq)^2 / sum(q^2)`; `q` is workspace."""
+    torch.mul(weight, scale.reciprocal(), out=q).round_().clamp_(-largest - 1, largest)
+    energy = torch.bmm(q[:, None], q[:, :, None])[:, 0]
+    along = torch.bmm(weight[:, None], q[:, :, None])[:, 0]
+    some = energy > 0
+    energy = energy.clamp_min(1)
+    return torch.where(some, along / energy, scale), along.square() / energy
 
 
 def quantize_linear(

@@ -12,9 +12,12 @@ from collections.abc import Iterable
 import torch
 
 from glm5_ascend.checkpoint import schemes
+from glm5_ascend.quantize.plan import SmoothPlan
 from glm5_ascend.quantize.rounding import INT4_MAX, INT8_MAX, minmax_scale, round_int, ssz_scale, static_input
-from glm5_ascend.quantize.statistics import InputStatistics
+from glm5_ascend.quantize.statistics import InputStatistics, spread
 
+#: Output rows a search looks at, evenly spaced: a scale belongs to input channels, which all rows share.
+SEARCH_OUTPUTS = 512
 _EXPONENTS = [step / 20 for step in range(21)]
 _SMALLEST = 1e-5
 
@@ -32,9 +35,16 @@ def quantize_activation(x: torch.Tensor, scheme: str, fitted: InputStatistics, s
     return round_int(y, per_token, INT8_MAX) * per_token
 
 
-def _output_error(x: torch.Tensor, weight: torch.Tensor, x_q: torch.Tensor, weight_q: torch.Tensor) -> float:
-    wanted = x @ weight.T
+def _distance(wanted: torch.Tensor, x_q: torch.Tensor, weight_q: torch.Tensor) -> float:
+    """Relative error of the quantized output."""
     return float((x_q @ weight_q.T - wanted).norm() / wanted.norm().clamp_min(1e-20))
+
+
+def search_scale(weights: list[torch.Tensor], statistics: InputStatistics, search: SmoothPlan) -> torch.Tensor:
+    """Run the search a recipe asks for on the `weights` whose rounding it should care about."""
+    if search.algorithm == "flex_awq_ssz":
+        return flex_awq_ssz(weights[0], statistics, search.scheme, search.steps)
+    return flex_smooth_quant(weights, statistics, search.scheme)
 
 
 def flex_smooth_quant(weights: Iterable[torch.Tensor], statistics: InputStatistics, scheme: str) -> torch.Tensor:
@@ -44,9 +54,13 @@ def flex_smooth_quant(weights: Iterable[torch.Tensor], statistics: InputStatisti
     the search come from the first half of the rows and the error is taken on the second half, other texts: scored on
     its own rows, a static range prefers scales that fill it to the last step and then clips on every new text.
     """
-    weight = torch.cat(list(weights))
+    weights = list(weights)
     fitted, x = statistics.split()
-    w_max = weight.abs().amax(0).clamp_min(_SMALLEST)
+    w_max = torch.stack([torch.maximum(w.amax(0), -w.amin(0)) for w in weights]).amax(0).clamp_min(_SMALLEST)
+    share = max(1, SEARCH_OUTPUTS // len(weights))
+    weight = torch.cat([spread(w, share) for w in weights])
+
+    wanted = x @ weight.T
 
     def scale_of(seen: InputStatistics, a: float, b: float) -> torch.Tensor:
         return _centred(seen.max_abs.clamp_min(_SMALLEST) ** a / w_max**b)
@@ -55,7 +69,7 @@ def flex_smooth_quant(weights: Iterable[torch.Tensor], statistics: InputStatisti
         scaled = weight * scale
         step = minmax_scale(scaled, INT8_MAX)
         weight_q = round_int(scaled, step, INT8_MAX) * step
-        return _output_error(x, weight, quantize_activation(x, scheme, fitted, scale), weight_q)
+        return _distance(wanted, quantize_activation(x, scheme, fitted, scale), weight_q)
 
     a, _ = _best((a, error_of(scale_of(fitted, a, 1 - a))) for a in _EXPONENTS)
     b, error = _best((b, error_of(scale_of(fitted, a, b))) for b in _EXPONENTS)
@@ -66,6 +80,8 @@ def flex_smooth_quant(weights: Iterable[torch.Tensor], statistics: InputStatisti
 def flex_awq_ssz(weight: torch.Tensor, statistics: InputStatistics, scheme: str, steps: int) -> torch.Tensor:
     """Scale s [K] = mean|X|^alpha for an expert's down_proj `weight` [N, K]; alpha 0 means "do nothing"."""
     x, mean = statistics.rows, statistics.mean_abs.clamp_min(_SMALLEST)
+    weight = spread(weight, SEARCH_OUTPUTS)
+    wanted = x @ weight.T
 
     def error_of(alpha: float) -> float:
         scale = _centred(mean**alpha)
@@ -75,7 +91,7 @@ def flex_awq_ssz(weight: torch.Tensor, statistics: InputStatistics, scheme: str,
         else:
             step, largest = minmax_scale(scaled, INT8_MAX), INT8_MAX
         weight_q = round_int(scaled, step, largest) * step
-        return _output_error(x, weight, quantize_activation(x, scheme, statistics, scale), weight_q)
+        return _distance(wanted, quantize_activation(x, scheme, statistics, scale), weight_q)
 
     alpha, _ = _best((alpha, error_of(alpha)) for alpha in _EXPONENTS)
     return _centred(mean**alpha)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -27,15 +28,19 @@ class InputStatistics:
     _rows: list[torch.Tensor] = field(default_factory=list)
 
     def add(self, x: torch.Tensor) -> None:
-        if not len(x):
-            return
-        low, high, total = x.amin(0), x.amax(0), x.abs().sum(0)
+        if len(x):
+            rows = [spread(x, self.row_limit).clone()]
+            self._include(x.amin(0), x.amax(0), x.abs().sum(0), len(x), rows)
+
+    def _include(
+        self, low: torch.Tensor, high: torch.Tensor, total: torch.Tensor, tokens: int, rows: list[torch.Tensor]
+    ) -> None:
         if self.tokens:
             low, high = torch.minimum(low, self.low), torch.maximum(high, self.high)
             total = total + self._sum_abs
         self.low, self.high, self._sum_abs = low, high, total
-        self.tokens += len(x)
-        self._rows.append(_spread(x, self.row_limit).clone())
+        self.tokens += tokens
+        self._rows += rows
 
     @property
     def mean_abs(self) -> torch.Tensor:
@@ -47,7 +52,15 @@ class InputStatistics:
 
     @property
     def rows(self) -> torch.Tensor:
-        return _spread(torch.cat(self._rows), self.row_limit)
+        return spread(torch.cat(self._rows), self.row_limit)
+
+    @classmethod
+    def merged(cls, row_limit: int, pieces: Iterable[InputStatistics]) -> InputStatistics:
+        """The statistics of all pieces together; the same for the same pieces in the same order."""
+        whole = cls(row_limit)
+        for piece in pieces:
+            whole._include(piece.low, piece.high, piece._sum_abs, piece.tokens, piece._rows)
+        return whole
 
     def split(self) -> tuple[InputStatistics, torch.Tensor]:
         """Statistics of the first half of the kept rows, and the second half: sequences are kept in order, so the
@@ -64,7 +77,7 @@ class InputStatistics:
         return ActivationRange(float(low.min()), float(high.max()))
 
 
-def _spread(x: torch.Tensor, limit: int) -> torch.Tensor:
+def spread(x: torch.Tensor, limit: int) -> torch.Tensor:
     """At most `limit` rows, evenly spaced, in order: the same rows for the same input, no random choice."""
     if len(x) <= limit:
         return x

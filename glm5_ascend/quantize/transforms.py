@@ -34,8 +34,7 @@ def fuse_norms(tensors: Tensors, parts: Iterable[Linear | Vector], gains: Mappin
 def rotate(tensors: Tensors, parts: Iterable[Linear | Vector], rotations: Rotations) -> None:
     for part in parts:
         if isinstance(part, Linear):
-            name = tensor_name(part)
-            tensors[name] = rotations.rotate_weight(tensors[name], part.basis_in, part.basis_out)
+            rotations.rotate_weight(tensors[tensor_name(part)], part.basis_in, part.basis_out)
 
 
 def source_rows(config: ModelConfig, subgraph: Subgraph) -> torch.Tensor | None:

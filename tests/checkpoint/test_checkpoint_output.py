@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from glm5_ascend.checkpoint.index import CheckpointDir
-from glm5_ascend.checkpoint.output import atomic_directory, check_output, copy_serving_files
+from glm5_ascend.checkpoint.output import check_output, copy_serving_files, exclusive, publish, workshop
 from glm5_ascend.checkpoint.writer import ShardWriter, check_free_space
 from glm5_ascend.errors import OutputError
 
@@ -106,22 +106,59 @@ def test_overwrite_replaces_only_what_we_wrote(tmp_path: Path, tiny_source: Path
     check_output(tiny_source, out, overwrite=True)
 
 
-def test_directory_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_second_writer_goes_on_with_the_first_ones_shards(tmp_path: Path) -> None:
+    names = list(TENSORS)
+    first = ShardWriter(tmp_path, SPECS, 100)
+    for name in names[:3]:
+        first.write(name, TENSORS[name])
+    first.sync(names[:3])
+    first.close()
+    second = ShardWriter(tmp_path, SPECS, 100)
+    second.expect_no_more(*names[:3])
+    second.write_rows("d", 2, TENSORS["d"][2:])
+    second.write_rows("d", 0, TENSORS["d"][:2])
+    second.expect_no_more("d")
+    second.write("e", TENSORS["e"])
+    second.finish()
+    read = CheckpointDir(tmp_path)
+    assert all(torch.equal(read.read(name), tensor) for name, tensor in TENSORS.items())
+
+
+def test_publishing_replaces_the_old_directory_at_once(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(KeyboardInterrupt), atomic_directory(out) as work:
-        (work / "half").write_text("x")
-        raise KeyboardInterrupt
-    assert list(tmp_path.iterdir()) == []
-    with atomic_directory(out) as work:
-        (work / "whole").write_text("x")
-        assert not out.exists()
-    assert [path.name for path in tmp_path.rglob("*")] == ["out", "whole"]
-    with pytest.raises(RuntimeError), atomic_directory(out) as work:
-        raise RuntimeError
-    assert (out / "whole").exists()  # a failed second run leaves the first one alone
-    with atomic_directory(out) as work:
-        (work / "new").write_text("x")
-    assert [path.name for path in tmp_path.rglob("*")] == ["out", "new"]
+    for text in ("first", "second"):
+        place = workshop(out)
+        with exclusive(place):
+            (place / "checkpoint").mkdir()
+            (place / "checkpoint" / text).write_text("x")
+            publish(place / "checkpoint", out)
+        assert [path.name for path in out.iterdir()] == [text]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.partial", "out"]
+
+
+def test_a_failed_publishing_puts_the_old_directory_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, work = tmp_path / "out", tmp_path / "work"
+    out.mkdir(), work.mkdir()
+    (out / "old").write_text("x")
+    rename = Path.rename
+
+    def refuse(self: Path, target: Path) -> Path:
+        if self == work:
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(OutputError, match="Input/output error"):
+        publish(work, out)
+    assert (out / "old").exists()
+
+
+def test_two_processes_do_not_write_one_output(tmp_path: Path) -> None:
+    place = workshop(tmp_path / "out")
+    with exclusive(place), pytest.raises(OutputError, match="another process"), exclusive(place):
+        pass
+    with exclusive(place):
+        pass
 
 
 def test_serving_files_are_copied_without_the_quantization_config(tmp_path: Path, tiny_source: Path) -> None:

@@ -41,7 +41,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
     return write_recipe
 
 
-@pytest.mark.parametrize("name", ["w4a8", "w8a8", "rtn-w4a8"])
+@pytest.mark.parametrize("name", ["w4a8", "w8a8", "w4a8-mlapo", "rtn-w4a8"])
 def test_shipped_recipes_plan_every_config(tmp_path: Path, tiny_source: Path, name: str) -> None:
     recipe = load_recipe(find_recipe(name))
     for source in (tiny_source, write_tiny_model(tmp_path / "52", **SHARED_INDEXER)):
@@ -49,6 +49,8 @@ def test_shipped_recipes_plan_every_config(tmp_path: Path, tiny_source: Path, na
         mtp = plan.config.num_hidden_layers
         assert {plan.linears[m].scheme for m in plan.linears if m.startswith(f"model.layers.{mtp}.")} == {"FLOAT"}
         attention = "W8A8" if name == "w8a8" else "W8A8_DYNAMIC"
+        latent = "W8A8" if name in ("w8a8", "w4a8-mlapo") else "W8A8_DYNAMIC"
+        assert plan.linears["model.layers.1.self_attn.q_b_proj"].scheme == latent
         assert plan.linears["model.layers.1.self_attn.indexer.wq_b"].scheme == attention
         experts = "W8A8_DYNAMIC" if name == "w8a8" else "W4A8_DYNAMIC"
         assert plan.linears["model.layers.2.mlp.experts.3.up_proj"].scheme == experts

@@ -42,7 +42,8 @@ def test_ssz_is_never_worse_than_min_max(name: str, largest: int) -> None:
 
     scale = ssz_scale(weight, largest=largest)
     assert bool((scale > 0).all() & scale.isfinite().all())
-    assert bool((row_error(scale) <= row_error(minmax_scale(weight, largest)) * (1 + 1e-6)).all())
+    noise = 1e-9 * weight.square().sum(1)  # of the closed form, where min-max happens to be exact
+    assert bool((row_error(scale) <= row_error(minmax_scale(weight, largest)) * (1 + 1e-6) + noise).all())
 
 
 def test_ssz_gains_where_it_should() -> None:

@@ -29,8 +29,8 @@ def calib(tmp_path: Path) -> Path:
 
 
 def left_over(parent: Path) -> list[str]:
-    """Working directories that a failed run must not leave."""
-    return [path.name for path in parent.iterdir() if ".partial-" in path.name or ".replaced-" in path.name]
+    """Working directories in `parent`."""
+    return [path.name for path in parent.iterdir() if path.name.endswith((".partial", ".replaced"))]
 
 
 # -- the source ---------------------------------------------------------------------------------------------------
@@ -199,9 +199,10 @@ def test_disk_too_small_is_said_before_any_work(tiny_source: Path, small_disk: P
 
 
 def test_disk_that_fills_while_running(tiny_source: Path, small_disk: Path, calib: Path) -> None:
-    """Someone else takes the last byte after our check passed: the run ends with one line and cleans up."""
+    """Someone else takes the last byte after our check passed: one line; with room again the same command finishes."""
     out = small_disk / "out"
-    command = [sys.executable, "-m", "glm5_ascend", "quantize", tiny_source, out, "--calib", calib, "--quiet"]
+    arguments = ["quantize", tiny_source, out, "--calib", calib, "--quiet", "--samples", "4", "--seq-len", "64"]
+    command = [sys.executable, "-m", "glm5_ascend", *arguments]
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
     while run.poll() is None and not left_over(small_disk):
         time.sleep(0.001)
@@ -215,7 +216,10 @@ def test_disk_that_fills_while_running(tiny_source: Path, small_disk: Path, cali
     assert run.returncode == 2, stderr
     assert "no space left on the disk" in stderr
     assert "Traceback" not in stderr
-    assert [path.name for path in small_disk.iterdir()] == ["other"]
+    assert not out.exists()
+    (small_disk / "other").unlink()
+    assert glm5_ascend(*arguments).returncode == 0
+    assert [path.name for path in small_disk.iterdir()] == ["out"]
 
 
 SHIM = """
@@ -242,23 +246,35 @@ def test_write_error_at_any_point(fail_after: int, tiny_source: Path, tmp_path: 
     done = glm5_ascend("quantize", tiny_source, out, "--calib", calib, PYTHONPATH=path, FAIL_AFTER=str(fail_after))
     assert_one_clear_line(done, 2, "no space left on the disk")
     assert not out.exists()
+    # What was finished is kept for the same command; a run that finished nothing leaves nothing.
+    assert bool(left_over(tmp_path)) == (fail_after == 150)
+    again = glm5_ascend("quantize", tiny_source, out, "--calib", calib)
+    assert again.returncode == 0, again.stderr
     assert not left_over(tmp_path)
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_run_leaves_nothing(stop: signal.Signals, tiny_source: Path, tmp_path: Path, calib: Path) -> None:
+def test_interrupted_run_goes_on(stop: signal.Signals, tiny_source: Path, tmp_path: Path, calib: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
-    command = [sys.executable, "-m", "glm5_ascend", "quantize", tiny_source, place / "out", "--calib", calib]
-    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
-    while run.poll() is None and not left_over(place):
+    arguments = ["quantize", tiny_source, place / "out", "--calib", calib]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "glm5_ascend", *arguments], stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    journal = place / ".out.partial" / "journal.jsonl"
+    while run.poll() is None and not (journal.is_file() and journal.read_text().count("\n") > 3):
         time.sleep(0.001)
     run.send_signal(stop)
     _, stderr = run.communicate(timeout=60)
     assert run.returncode == 130, stderr
-    assert "interrupted" in stderr
+    assert "interrupted: " in stderr
+    assert "the same command goes on" in stderr
     assert "Traceback" not in stderr
-    assert list(place.iterdir()) == []
+    assert not (place / "out").exists()
+    other = glm5_ascend(*arguments, "--seed", "7")
+    assert_one_clear_line(other, 2, "another seed")
+    assert glm5_ascend(*arguments).returncode == 0
+    assert [path.name for path in place.iterdir()] == ["out"]
 
 
 def test_read_only_place(tiny_source: Path, tmp_path: Path) -> None:

@@ -10,7 +10,20 @@ from command import glm5_ascend
 from tiny_model import write_calibration
 
 COMMANDS = {
-    "quantize": ["--recipe", "--calib", "--samples", "--seq-len", "--overwrite", "--dry-run", "--json", "--quiet"],
+    "quantize": [
+        "--recipe",
+        "--calib",
+        "--samples",
+        "--seq-len",
+        "--overwrite",
+        "--dry-run",
+        "--json",
+        "--quiet",
+        "--max-ram",
+        "--restart",
+        "--threads",
+        "--engine",
+    ],
     "verify": ["--against", "--json"],
     "serve": ["--port", "--dry-run"],
     "demo-model": ["--outliers"],
@@ -48,6 +61,35 @@ def test_result_json_agrees_with_the_disk(tiny_source: Path, tmp_path: Path) -> 
     on_disk = sum(path.stat().st_size for path in out.rglob("*.safetensors"))
     assert 0 <= on_disk - result["output_bytes"] < 500_000  # headers
     assert result["peak_rss_bytes"] > 0
+
+
+def test_msmodelslims_spellings(tiny_source: Path, tmp_path: Path) -> None:
+    place = tmp_path / "out"
+    done = glm5_ascend(
+        "quantize", "--model_path", tiny_source, "--save_path", place, "--quant_type", "rtn-w4a8", "--quiet"
+    )
+    assert (done.returncode, done.stdout) == (0, f"{place}\n")
+    twice = glm5_ascend("quantize", tiny_source, "--model_path", tiny_source, tmp_path / "other")
+    assert twice.returncode == 2
+    assert "given twice" in twice.stderr
+    neither = glm5_ascend("quantize", tiny_source)
+    assert neither.returncode == 2
+    assert "--save_path" in neither.stderr
+
+
+@pytest.mark.parametrize("size", ["4GiB", "4000 MB", "4294967296"])
+def test_sizes(size: str, tiny_source: Path, tmp_path: Path) -> None:
+    done = glm5_ascend("quantize", tiny_source, tmp_path / "out", "--dry-run", "--max-ram", size)
+    assert done.returncode == 0, done.stderr
+    assert "predicted:" in done.stderr
+
+
+@pytest.mark.parametrize("size", ["4 apples", "-1", "1MB"])
+def test_impossible_sizes(size: str, tiny_source: Path, tmp_path: Path) -> None:
+    done = glm5_ascend("quantize", tiny_source, tmp_path / "out", "--dry-run", f"--max-ram={size}")
+    assert done.returncode == 2
+    assert "--max-ram" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_quiet_prints_the_path_only(tiny_source: Path, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def _global_rotation(out: Path) -> torch.Tensor:
     return load_file(out / "optional" / "quarot.safetensors")["global_rotation"]
 
 
-@pytest.mark.parametrize(("recipe", "limit"), [("w8a8", 0.15), ("w4a8", 0.3), ("rtn-w4a8", 0.35)])
+@pytest.mark.parametrize(("recipe", "limit"), [("w8a8", 0.15), ("w4a8", 0.3), ("rtn-w4a8", 0.35), ("w4a8-mlapo", 0.3)])
 def test_quantized_model_stays_near_its_source(
     recipe: str, limit: float, tiny_quantized: Callable[..., Path], tiny_source: Path
 ) -> None:
@@ -90,6 +90,27 @@ def test_same_command_gives_the_same_bytes(tiny_source: Path, tiny_w4a8: Path, t
     calib = write_calibration(tmp_path / "calib.jsonl")
     again = tmp_path / tiny_w4a8.name
     quantize(prepare(QuantizeOptions(tiny_source, again, "w4a8", calib=calib, samples=4, seq_len=64)), NoProgress())
+    assert digests(again) == digests(tiny_w4a8)
+
+
+def test_sequences_that_never_need_the_indexer(tiny_source: Path, tmp_path: Path) -> None:
+    """Up to index_topk tokens the indexer does not run; its static input range is that of q_b_proj, the same input."""
+    calib, out = write_calibration(tmp_path / "calib.jsonl"), tmp_path / "out"
+    quantize(prepare(QuantizeOptions(tiny_source, out, "w8a8", calib=calib, samples=8, seq_len=16)), NoProgress())
+    files = CheckpointDir(out)
+    attention = "model.layers.1.self_attn."
+    for suffix in ("input_scale", "input_offset"):
+        assert torch.equal(files.read(f"{attention}indexer.wq_b.{suffix}"), files.read(f"{attention}q_b_proj.{suffix}"))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_any_number_of_threads_gives_the_same_bytes(
+    threads: int, tiny_source: Path, tiny_w4a8: Path, tmp_path: Path
+) -> None:
+    calib = write_calibration(tmp_path / "calib.jsonl")
+    again = tmp_path / tiny_w4a8.name
+    options = QuantizeOptions(tiny_source, again, "w4a8", calib=calib, samples=4, seq_len=64, threads=threads)
+    quantize(prepare(options), NoProgress())
     assert digests(again) == digests(tiny_w4a8)
 
 
@@ -149,8 +170,9 @@ def _source_logits(source: Path) -> list[torch.Tensor]:
 
 def test_provenance_says_how_to_make_it_again(tiny_w4a8: Path, tiny_source: Path) -> None:
     written = json.loads((tiny_w4a8 / "glm5_ascend_provenance.json").read_text())
-    shards = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in tiny_source.glob("*.safetensors")}
-    assert written["source"]["shards_sha256"] == shards
+    assert {name: facts["bytes"] for name, facts in written["source"]["shards"].items()} == {
+        p.name: p.stat().st_size for p in tiny_source.glob("*.safetensors")
+    }
     assert written["recipe"]["sha256"] == hashlib.sha256(find_recipe("w4a8").read_bytes()).hexdigest()
     assert (tiny_w4a8 / "glm5_ascend_recipe.yaml").read_bytes() == find_recipe("w4a8").read_bytes()
     assert written["seed"] == 1234

@@ -22,7 +22,7 @@ def assert_clean(report: Report, warnings: set[str] | None = None) -> None:
     assert {finding.id for finding in report.findings} <= (warnings or set())
 
 
-@pytest.mark.parametrize("recipe", ["w4a8", "w8a8", "rtn-w4a8"])
+@pytest.mark.parametrize("recipe", ["w4a8", "w8a8", "w4a8-mlapo", "rtn-w4a8"])
 def test_own_output_is_clean_and_matches_its_source(tiny_quantized: Quantized, tiny_source: Path, recipe: str) -> None:
     report = verify(tiny_quantized(recipe), tiny_source)
     assert_clean(report)

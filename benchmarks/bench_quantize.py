@@ -1,0 +1,167 @@
+"""Speed, memory and error of our quantizer against msModelSlim 26.1.0, in one run, on one model.
+
+    python -m venv msm && msm/bin/pip install torch==2.13.0
+    msm/bin/pip install msmodelslim==26.1.0 transformers==5.4.0
+    python benchmarks/bench_quantize.py --peer msm/bin/python --work work/bench [--rounds 3]
+
+Both quantize the same 0.67 GB GLM-5 (make_model.py --preset mid) with msModelSlim's stock W4A8 recipe and the same
+texts, as whole processes from a cold interpreter, interleaved. Then: time (median, ratio), peak RSS, and for both
+outputs the error of the logits and their KL divergence to the bf16 model's, by our integer evaluation. A roofline says
+how far we are from what the disk and the matrix units of this machine could do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from glm5_ascend.config import load_config
+from glm5_ascend.model.stored import StoredModel
+from glm5_ascend.quantize.budget import active_weights
+
+HERE = Path(__file__).parent
+SEED_TEXT = HERE.parent / "glm5_ascend/quantize/data/calibration.jsonl"
+
+
+def measured(command: list[str], log: Path) -> tuple[float, int]:
+    """(seconds, peak RSS in bytes) of a process."""
+    began = time.perf_counter()
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file)
+        _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{' '.join(command)}: exit status {status}, see {log}")
+    return time.perf_counter() - began, usage.ru_maxrss * 1024
+
+
+def texts(count: int, length: int) -> list[str]:
+    """`count` texts of `length` ASCII characters: one token per byte in the model's tokenizer."""
+    records = [json.loads(line) for line in SEED_TEXT.read_text(encoding="utf-8").splitlines()]
+    whole = "\n".join(json.dumps(record, ensure_ascii=True) for record in records)
+    whole *= 1 + count * length // len(whole)
+    return [whole[i * length : (i + 1) * length] for i in range(count)]
+
+
+def stock_recipe(peer: Path, out: Path, calibration: Path) -> Path:
+    """msModelSlim's glm_5_w4a8 with the layer numbers of the middle model: 0 is dense, 2 is MTP."""
+    code = "import importlib.util as u; print(u.find_spec('msmodelslim').submodule_search_locations[0])"
+    package = subprocess.run([peer, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    lines = (Path(package) / "lab_practice/glm_5/glm_5_w4a8.yaml").read_text().splitlines()
+    kept = [line for line in lines if "layers.1." not in line and "layers.2." not in line]
+    text = "\n".join(kept).replace("model.layers.78", "model.layers.2")
+    out.write_text(text.replace("qwen3_cot_w4a4.json", str(calibration)) + "\n")
+    return out
+
+
+def errors(source: StoredModel, out: Path, sequences: list[torch.Tensor]) -> dict[str, Any]:
+    """KL of the logits to the source's, and relative error of the last layer's output before the head."""
+    got, want = StoredModel(out).logits(sequences), source.logits(sequences)
+    kl = [
+        F.kl_div(a.log_softmax(-1), b.log_softmax(-1), log_target=True, reduction="none").sum(-1)
+        for a, b in zip(got, want, strict=True)
+    ]
+    x, y = torch.cat(got), torch.cat(want)
+    return {"kl_mean": float(torch.cat(kl).mean()), "logits_relative_error": float((x - y).norm() / y.norm())}
+
+
+def disk_rate(path: Path, size: int = 2**28) -> float:
+    """Bytes per second of writing and reading back."""
+    data = os.urandom(2**20) * (size // 2**20)
+    began = time.perf_counter()
+    with path.open("wb") as file:
+        file.write(data)
+        os.fsync(file.fileno())
+    written = time.perf_counter() - began
+    began = time.perf_counter()
+    path.read_bytes()
+    spent = written + time.perf_counter() - began
+    path.unlink()
+    return 2 * size / spent
+
+
+def gemm_rate() -> float:
+    """fp32 operations per second with all threads."""
+    a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
+    a @ b
+    began = time.perf_counter()
+    for _ in range(10):
+        a @ b
+    return 10 * 2 * 2048**3 / (time.perf_counter() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--peer", type=Path, help="python of a virtual environment with msmodelslim; without it only ours"
+    )
+    parser.add_argument("--work", type=Path, default=Path("work/bench-quantize"))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--texts", type=int, nargs=2, default=(8, 64), metavar=("COUNT", "LENGTH"))
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    model, count, length = args.work / "model", *args.texts
+    if not model.exists():
+        subprocess.run([sys.executable, HERE / "make_model.py", model, "--preset", "mid"], check=True)
+    chosen = texts(count, length)
+    listed = args.work / "texts.json"
+    listed.write_text(json.dumps(chosen))
+    spent: dict[str, list[float]] = {"ours": [], "msmodelslim": []}
+    peak: dict[str, int] = {}
+    outs = {name: args.work / f"out-{name}" for name in spent}
+    recipe = stock_recipe(args.peer, args.work / "stock.yaml", listed) if args.peer else None
+    for round_number in range(args.rounds):
+        for name in spent if round_number % 2 == 0 else reversed(spent):
+            out = outs[name]
+            subprocess.run(["rm", "-rf", out], check=True)
+            log = args.work / f"{name}.log"
+            if name == "ours":
+                command = [sys.executable, "-m", "glm5_ascend", "quantize", model, out, "--calib", listed, "--quiet"]
+                command += ["--samples", count, "--seq-len", length, "--recipe", recipe or "w4a8"]
+                result = measured([str(part) for part in command], log)
+            elif args.peer and (round_number == 0 or args.rounds < 4):
+                command = [args.peer, HERE / "msmodelslim_cpu.py", "quant", "--model_path", model, "--save_path", out]
+                command += ["--model_type", "GLM-5", "--device", "cpu", "--config_path", recipe]
+                result = measured([str(part) for part in command], log)
+            else:
+                continue
+            spent[name].append(result[0])
+            peak[name] = max(peak.get(name, 0), result[1])
+            print(f"round {round_number + 1}: {name} {result[0]:.1f} s, peak RSS {result[1] / 1e9:.2f} GB", flush=True)
+    report: dict[str, Any] = {"tokens": count * length, "seconds": spent, "peak_rss": peak}
+    source = StoredModel(model)
+    held = [torch.tensor(list(text.encode())) % 256 + 3 for text in texts(count + 4, 128)[-4:]]
+    for name, out in outs.items():
+        if out.exists():
+            report[name] = errors(source, out, held)
+    config = load_config(model)
+    bytes_moved = sum(p.stat().st_size for folder in (model, outs["ours"]) for p in folder.rglob("*.safetensors"))
+    work = 2 * count * length * sum(active_weights(config, layer) for layer in range(config.num_hidden_layers))
+    floor = bytes_moved / disk_rate(args.work / "disk") + work / gemm_rate()
+    ours = statistics.median(spent["ours"])
+    report["roofline_seconds"] = floor
+    moved = f"{bytes_moved / 1e9:.2f} GB moved, {work / 1e9:.0f} GFLOP"
+    print(f"roofline: {floor:.2f} s ({moved}); ours {ours:.1f} s = {ours / floor:.1f} x")
+    if spent["msmodelslim"]:
+        theirs = statistics.median(spent["msmodelslim"])
+        print(f"{count * length} tokens: msModelSlim {theirs:.1f} s / ours {ours:.1f} s = {theirs / ours:.1f} x")
+    for name in outs:
+        print(f"{name}: {report.get(name)}")
+    print(f"this script's own peak: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB")
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

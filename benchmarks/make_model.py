@@ -1,0 +1,160 @@
+"""Write a random GLM-5 checkpoint of real or middle size: what speed and memory are measured on.
+
+    python benchmarks/make_model.py OUT --preset real --experts 64      # one dense and one MoE layer of GLM-5 itself
+    python benchmarks/make_model.py OUT --preset mid                    # 0.67 GB, msModelSlim's reference time is known
+
+Rows have spread scales and a few input channels are outliers (norm gains up, columns of their readers down), so that
+rotation and smoothing have something to do. `--dtype fp8` writes e4m3 with one scale per 128x128 block. Weights come
+from a seed, tensor by tensor: any shard can be made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from glm5_ascend.checkpoint import structure as S
+from glm5_ascend.checkpoint.structure import Linear, Vector
+from glm5_ascend.config import ModelConfig, load_config
+
+SHARD_BYTES = 1_000_000_000
+OUTLIERS = 6
+GLM5: dict[str, Any] = {
+    "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "dtype": "bfloat16",
+    "hidden_size": 6144, "intermediate_size": 12288, "moe_intermediate_size": 2048, "num_hidden_layers": 2,
+    "first_k_dense_replace": 1, "num_nextn_predict_layers": 0, "num_attention_heads": 64, "num_key_value_heads": 64,
+    "q_lora_rank": 2048, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "qk_head_dim": 256,
+    "head_dim": 64, "v_head_dim": 256, "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8,
+    "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc", "index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048, "vocab_size": 154880,
+    "rms_norm_eps": 1e-5, "rope_interleave": True, "indexer_rope_interleave": True, "hidden_act": "silu",
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}, "max_position_embeddings": 202752,
+    "attention_bias": False, "tie_word_embeddings": False, "ep_size": 1, "moe_layer_freq": 1, "pad_token_id": 0,
+    "eos_token_id": [2], "use_cache": True,
+}  # fmt: skip
+#: The model of the reference times of msModelSlim.
+MID: dict[str, Any] = GLM5 | {
+    "hidden_size": 3072, "intermediate_size": 6144, "moe_intermediate_size": 1024, "num_nextn_predict_layers": 1,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "q_lora_rank": 1024, "n_routed_experts": 8,
+    "num_experts_per_tok": 4, "index_n_heads": 16, "vocab_size": 1024, "max_position_embeddings": 4096,
+}  # fmt: skip
+#: The smallest that msModelSlim takes: its indexer wants heads of 128.
+TINY: dict[str, Any] = MID | {
+    "hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 128, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 128, "kv_lora_rank": 64, "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32, "qk_head_dim": 64, "head_dim": 32, "v_head_dim": 64, "num_experts_per_tok": 2,
+    "index_n_heads": 4, "index_topk": 64,
+}  # fmt: skip
+PRESETS = {"real": GLM5, "mid": MID, "tiny": TINY}
+
+
+def values(name: str, part: Linear | Vector, shape: tuple[int, ...], config: ModelConfig) -> torch.Tensor:
+    """The tensor `name`, fp32; the same for the same name and shape."""
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    x = torch.empty(shape).normal_(generator=generator)
+    loud = (torch.arange(OUTLIERS) * 977 + 7) % config.hidden_size
+    if isinstance(part, Vector):
+        if part.role == "norm":
+            x = 1 + 0.2 * x
+            if part.size == "hidden":
+                x[loud] *= 24.0
+            return x
+        return 1 + 0.2 * x if part.role == "layernorm" else 0.03 * x
+    if part.role == "embedding":
+        return x.mul_(0.5)
+    spread = torch.empty(shape[0], 1).normal_(0, 0.35, generator=generator).exp_()
+    x.mul_(spread * shape[1] ** -0.5)
+    if part.norm and part.inp == "hidden":
+        x[:, loud] /= 24.0
+    return x
+
+
+def fp8_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(e4m3 [N, K], fp32 scale per 128x128 block)."""
+    rows, columns = weight.shape
+    padded = torch.zeros(-(-rows // 128) * 128, -(-columns // 128) * 128)
+    padded[:rows, :columns] = weight
+    tiles = padded.view(padded.shape[0] // 128, 128, padded.shape[1] // 128, 128)
+    scale = tiles.abs().amax((1, 3)).clamp_min(1e-12) / 448.0
+    tiles = tiles / scale[:, None, :, None]
+    return tiles.reshape(padded.shape)[:rows, :columns].to(torch.float8_e4m3fn), scale
+
+
+def stored(name: str, part: Linear | Vector, x: torch.Tensor, dtype: str) -> dict[str, torch.Tensor]:
+    if isinstance(part, Vector) and part.role == "router_bias":
+        return {name: x}
+    whole = isinstance(part, Linear) and part.role == "linear" and not name.endswith(("lm_head.weight", "head.weight"))
+    if dtype == "fp8" and whole and not name.endswith(("wk.weight", "weights_proj.weight", "mlp.gate.weight")):
+        weight, scale = fp8_blocks(x)
+        return {name: weight, f"{name}_scale_inv": scale}
+    return {name: x.to(torch.bfloat16)}
+
+
+def write_tokenizer(out: Path) -> None:
+    """Byte level, no merges: every text has as many tokens as bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<pad>", "<unk>", "<eos>"]
+    names = special + sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[], unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", unk_token="<unk>", eos_token="<eos>")
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    tokenizer.save_pretrained(out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--preset", choices=sorted(PRESETS), default="mid")
+    parser.add_argument("--experts", type=int, help="another number of routed experts")
+    parser.add_argument("--mtp", type=int, help="another num_nextn_predict_layers")
+    parser.add_argument("--vocab", type=int, help="another vocab_size")
+    parser.add_argument("--dtype", choices=("bf16", "fp8"), default="bf16")
+    args = parser.parse_args()
+    changes = {"n_routed_experts": args.experts, "num_nextn_predict_layers": args.mtp, "vocab_size": args.vocab}
+    raw = PRESETS[args.preset] | {key: value for key, value in changes.items() if value is not None}
+    args.out.mkdir(parents=True)
+    if args.dtype == "fp8":
+        raw["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (args.out / "config.json").write_text(json.dumps(raw, indent=2) + "\n")
+    write_tokenizer(args.out)
+    config = load_config(args.out)
+    size = S.sizes(config)
+    shard: dict[str, torch.Tensor] = {}
+    weight_map: dict[str, str] = {}
+    count = total = 0
+
+    def flush() -> None:
+        nonlocal shard, count
+        count += 1
+        file = f"model-{count:05d}.safetensors"
+        save_file(shard, args.out / file, metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(shard, file))
+        shard = {}
+
+    for prefix, part in S.all_parts(config):
+        if part.name in S.MTP_COPIES:
+            continue  # the hub's checkpoints leave them out; the model's own embedding and head serve
+        name = prefix + S.tensor_name(part)
+        shard |= stored(name, part, values(name, part, S.shape(part, size), config), args.dtype)
+        if sum(tensor.nbytes for tensor in shard.values()) >= SHARD_BYTES:
+            total += sum(tensor.nbytes for tensor in shard.values())
+            flush()
+    total += sum(tensor.nbytes for tensor in shard.values())
+    flush()
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (args.out / "model.safetensors.index.json").write_text(json.dumps(index))
+    print(f"{args.out}: {total} bytes in {count} shards")
+
+
+if __name__ == "__main__":
+    main()

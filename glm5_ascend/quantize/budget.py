@@ -1,0 +1,153 @@
+"""What a quantization will need: memory per phase and disk from the plan, time at rates measured on the spot."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from glm5_ascend.checkpoint import schemes
+from glm5_ascend.checkpoint import structure as S
+from glm5_ascend.checkpoint.structure import Linear
+from glm5_ascend.config import ModelConfig
+from glm5_ascend.errors import OutputError
+from glm5_ascend.model.layers import SCORES
+from glm5_ascend.quantize.experts import CHUNK
+from glm5_ascend.quantize.forward import SEARCH_ROWS
+from glm5_ascend.quantize.plan import Plan
+from glm5_ascend.quantize.rounding import INT4_MAX, minmax_scale, round_int, ssz_scale
+from glm5_ascend.quantize.smoothing import SEARCH_OUTPUTS
+from glm5_ascend.quantize.store import BLOCK
+
+GIB = 1024**3
+_IMPORTS = 560 * 1024**2  # interpreter, torch, transformers' tokenizer (measured)
+_FP32 = 4
+_BLOCK_COPIES = 8  # fp32 copies of a block alive while it is rotated or rounded
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What `--dry-run` says about a run."""
+
+    seconds: float
+    threads: int
+    peak_rss_bytes: int
+    output_bytes: int
+    activation_bytes: int
+    source_bytes: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Predicted peak in bytes: `fixed` whatever the threads, `per_thread` for each; the worst phase."""
+
+    fixed: int
+    per_thread: int
+
+    def peak(self, threads: int) -> int:
+        return self.fixed + threads * self.per_thread
+
+
+def memory(plan: Plan, seq_len: int) -> list[Memory]:
+    """One entry per phase: tables, each kind of layer's backbone, experts."""
+    c, size = plan.config, S.sizes(plan.config)
+    block = _BLOCK_COPIES * _FP32 * BLOCK
+    phases = [Memory(_IMPORTS + 3 * _FP32 * c.hidden_size**2, block)]
+    calibrated = plan.last_calibrated_layer
+    for layer in range(c.num_layers_with_mtp):
+        held = [part for part in S.backbone(c, layer) if not S.is_table(part)]
+        weights = sum(_FP32 * torch.Size(S.shape(part, size)).numel() for part in held)
+        widest = max(size[part.inp] for part in held if isinstance(part, Linear))
+        rows = _FP32 * SEARCH_ROWS * widest
+        sequence = _sequence(c, seq_len) if layer <= calibrated else 0
+        search = 6 * rows if layer <= calibrated else 0
+        phases.append(Memory(_IMPORTS + weights + 4 * rows, max(block, sequence, search)))
+    expert = 3 * _FP32 * c.hidden_size * c.moe_intermediate_size
+    run = CHUNK * (c.hidden_size * 40 + c.moe_intermediate_size * 16)
+    search = 8 * _FP32 * (SEARCH_ROWS + SEARCH_OUTPUTS) * c.moe_intermediate_size
+    phases.append(Memory(_IMPORTS, expert + max(block, run, search)))
+    return phases
+
+
+def _sequence(c: ModelConfig, length: int) -> int:
+    """Bytes one sequence's forward holds at a time."""
+    heads = c.num_attention_heads * (2 * c.qk_nope_head_dim + c.qk_rope_head_dim + 2 * c.v_head_dim)
+    scores = min(SCORES, c.num_attention_heads * length**2)
+    index = length**2 if length > c.index_topk else 0
+    widest = max(c.intermediate_size, c.n_shared_experts * c.moe_intermediate_size)
+    return _FP32 * (2 * length * heads + 4 * scores + 4 * index + length * (3 * widest + 8 * c.hidden_size))
+
+
+def peak_bytes(plan: Plan, seq_len: int, threads: int) -> int:
+    """Predicted peak RSS."""
+    return max(phase.peak(threads) for phase in memory(plan, seq_len))
+
+
+def threads_within(plan: Plan, seq_len: int, threads: int, max_ram: int) -> int:
+    """The most threads, up to `threads`, whose predicted peak stays within `max_ram` bytes.
+
+    Raises:
+        OutputError: not even one does.
+    """
+    fitting = [n for n in range(1, threads + 1) if peak_bytes(plan, seq_len, n) <= max_ram]
+    if not fitting:
+        raise OutputError(
+            f"--max-ram {max_ram / GIB:.1f} GiB: this model needs {peak_bytes(plan, seq_len, 1) / GIB:.1f} GiB",
+            "raise --max-ram or shorten --seq-len",
+        )
+    return fitting[-1]
+
+
+def disk_bytes(plan: Plan, tokens: int) -> int:
+    """Bytes of calibration activations on disk at their most: two streams of int64 and the experts' inputs in fp32."""
+    return tokens * plan.config.hidden_size * (8 + 8 + _FP32) if plan.last_calibrated_layer >= 0 else 0
+
+
+def seconds(plan: Plan, tokens: int, threads: int) -> float:
+    """Predicted time without the disk's: matrix products of the forward and passes over the weights, measured now."""
+    gemm, passes, ssz = _rates()
+    weights = {False: 0, True: 0}
+    for prefix, part in S.all_parts(plan.config):
+        if isinstance(part, Linear):
+            decided = plan.linears[prefix + part.name]
+            count = torch.Size(S.shape(part, S.sizes(plan.config))).numel()
+            weights[decided.scheme == schemes.W4A8_DYNAMIC and decided.method == "ssz"] += count
+    forward = sum(active_weights(plan.config, layer) for layer in range(plan.last_calibrated_layer + 1))
+    work = 2.0 * tokens * forward / gemm + sum(weights.values()) / passes + weights[True] / ssz
+    return work / threads
+
+
+def active_weights(c: ModelConfig, layer: int) -> int:
+    """Weights a token meets in one layer."""
+    size = S.sizes(c)
+    held = [part for part in S.backbone(c, layer) if isinstance(part, Linear) and not S.is_table(part)]
+    experts = 3 * c.hidden_size * c.moe_intermediate_size * c.num_experts_per_tok if c.is_moe(layer) else 0
+    return sum(size[part.out] * size[part.inp] for part in held) + experts
+
+
+def _rates() -> tuple[float, float, float]:
+    """Of one thread: multiply-adds * 2 per second, weights rounded per second, weights searched per second."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        x, w = torch.randn(512, 2048), torch.randn(512, 2048)
+        rest = 0.35  # share of reading, rotating, packing and writing in the passes over a weight
+        return (
+            2.0 * 512 * 2048 * 512 / _timed(lambda: x @ w.T),
+            rest * w.numel() / _timed(lambda: round_int(w, minmax_scale(w, INT4_MAX), INT4_MAX)),
+            w.numel() / _timed(lambda: ssz_scale(w)),
+        )
+    finally:
+        torch.set_num_threads(before)
+
+
+def _timed(function: Callable[[], object]) -> float:
+    function()
+    spent = []
+    for _ in range(3):
+        began = time.perf_counter()
+        function()
+        spent.append(time.perf_counter() - began)
+    return sorted(spent)[1]

@@ -1,0 +1,60 @@
+"""Threads that share the work of one process without changing a bit of its results.
+
+Every task computes with one BLAS thread, so a sum is added up in the same order whatever the number of workers is, and
+the tasks themselves are independent. torch releases the interpreter lock inside its operations.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from types import TracebackType
+from typing import TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Workers:
+    """A pool of `count` threads; a context manager that puts torch's own thread count back."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._before = torch.get_num_threads()
+
+    def __enter__(self) -> Workers:
+        torch.set_num_threads(1)
+        self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="quantize")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(self._before)
+
+    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """Results in the order of `items`; at most `count` tasks run or wait to be collected, which bounds memory."""
+
+        def run(item: Item) -> Result:
+            with torch.no_grad():  # a property of the thread
+                return function(item)
+
+        waiting: deque[Future[Result]] = deque()
+        try:
+            for item in items:
+                if len(waiting) >= self.count:
+                    yield waiting.popleft().result()
+                waiting.append(self._pool.submit(run, item))
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+            wait(waiting)  # whatever still runs may use what the caller closes next
+
+    def each(self, function: Callable[[Item], object], items: Iterable[Item]) -> None:
+        """`map` for its effects."""
+        for _ in self.map(function, items):
+            pass

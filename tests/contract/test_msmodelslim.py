@@ -1,0 +1,89 @@
+"""The same recipe through msModelSlim's real code and through ours: the same tensors, and no larger an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from glm5_ascend.checkpoint.index import CheckpointDir
+from glm5_ascend.model.stored import StoredModel
+
+pytestmark = pytest.mark.contract
+RECIPES = ("w4a8", "w8a8")
+#: What ours stores beyond msModelSlim's, by the last part of the name.
+OURS_ONLY = {"w4a8": set(), "w8a8": {"weight_scale", "weight_offset"}}
+
+
+def run(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    command = [sys.executable, "-m", "glm5_ascend", "quantize", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+@pytest.fixture(scope="module")
+def outputs(msmodelslim: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+    found = {}
+    for recipe in RECIPES:
+        for engine in ("own", "msmodelslim"):
+            out = tmp_path_factory.mktemp(engine) / recipe
+            done = run(
+                msmodelslim, model, out, "--recipe", recipe, "--engine", engine, "--device", "cpu",
+                "--samples", 8, "--seq-len", 128,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stdout + done.stderr
+            found[recipe, engine] = out
+    return found
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_same_tensors_and_description(recipe: str, outputs: dict[tuple[str, str], Path]) -> None:
+    ours, theirs = (CheckpointDir(outputs[recipe, engine]).entries for engine in ("own", "msmodelslim"))
+    assert not theirs.keys() - ours.keys()
+    assert {name.rsplit(".", 1)[1] for name in ours.keys() - theirs.keys()} == OURS_ONLY[recipe]
+    different = {
+        name for name, entry in theirs.items() if (entry.dtype, entry.shape) != (ours[name].dtype, ours[name].shape)
+    }
+    # msModelSlim widens the head to fp32 and narrows the MTP layer's norms to bf16; ours: the other way round.
+    assert all(name == "lm_head.weight" or "norm" in name for name in different), sorted(different)
+    types = [
+        json.loads((outputs[recipe, engine] / "quant_model_description.json").read_text())
+        for engine in ("own", "msmodelslim")
+    ]
+    assert {key: types[0].get(key) for key in types[1]} == types[1]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_our_error_is_not_larger(recipe: str, model: Path, outputs: dict[tuple[str, str], Path]) -> None:
+    """On text neither has seen, by the integer evaluation of the format."""
+    generator = torch.Generator().manual_seed(5)
+    sequences = [torch.randint(3, 250, (96,), generator=generator) for _ in range(4)]
+    want = torch.cat(StoredModel(model).logits(sequences))
+    error = {
+        engine: float((torch.cat(StoredModel(outputs[recipe, engine]).logits(sequences)) - want).norm() / want.norm())
+        for engine in ("own", "msmodelslim")
+    }
+    print(recipe, error)
+    assert error["own"] <= error["msmodelslim"] * 1.02
+
+
+def test_a_missing_program_is_said(model: Path, tmp_path: Path) -> None:
+    done = run(tmp_path, model, tmp_path / "out", "--engine", "msmodelslim")
+    assert done.returncode == 3
+    assert "no program 'msmodelslim' on PATH" in done.stderr
+
+
+def test_its_failure_leaves_no_output(model: Path, tmp_path: Path) -> None:
+    program = tmp_path / "msmodelslim"
+    program.write_text("#!/bin/sh\necho broken >&2\nexit 4\n")
+    program.chmod(0o755)
+    done = run(tmp_path, model, tmp_path / "out", "--engine", "msmodelslim", "--quiet")
+    assert done.returncode == 1
+    assert "exit status 4" in done.stderr
+    assert not (tmp_path / "out").exists()
+    assert "broken" in (tmp_path / ".out.partial" / "msmodelslim.log").read_text()

@@ -1,0 +1,148 @@
+"""msModelSlim's recipe files as they are written: anchors, literal layer numbers, its data sets, INT8 caches, MXFP4.
+
+The text here is ours, in its schema; one test reads its own files, from its wheel on PyPI.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from tiny_model import NoProgress, write_calibration, write_tiny_model
+
+from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.errors import RecipeError
+from glm5_ascend.quantize.calibration import find_dataset, load_calibration
+from glm5_ascend.quantize.options import QuantizeOptions
+from glm5_ascend.quantize.pipeline import description, prepare, quantize
+from glm5_ascend.quantize.plan import Plan
+from glm5_ascend.quantize.recipe import load_recipe
+
+STOCK = """\
+apiversion: modelslim_v1
+metadata:
+  config_id: stock
+  score: 90
+  verified_tags: {GLM-5: [[vLLM_Ascend, Atlas_A3_Inference]]}
+  label: {w_bit: 4, a_bit: 8, is_sparse: False, kv_cache: True}
+
+default_w4a8_dynamic: &default_w4a8_dynamic
+  act: {scope: "per_token", dtype: "int8", symmetric: True, method: "minmax"}
+  weight: {scope: "per_channel", dtype: "int4", symmetric: True, method: "ssz"}
+
+spec:
+  process:
+    - type: "quarot"
+      export_extra_info: True
+    - type: "fa3_quant"
+      qconfig: {dtype: "int8", scope: "per_token", symmetric: True, method: "minmax"}
+      include: ["*"]
+      exclude: ["model.layers.0.*", "model.layers.78.*"]
+    - type: "group"
+      configs:
+        - type: "linear_quant"
+          qconfig: *default_w4a8_dynamic
+          include: ["*mlp.experts.*"]
+          exclude: ["model.layers.MTP*"]
+  dataset: mix_calib.jsonl
+  save:
+    - type: "ascendv1_saver"
+      part_file_size: 4
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "stock.yaml"
+    path.write_text(STOCK.replace("MTP", "3"))  # the tiny model's MTP layer
+    return path
+
+
+def test_a_stock_file_runs_unchanged(recipe: Path, tiny_source: Path, tmp_path: Path) -> None:
+    calib, out = write_calibration(tmp_path / "calib.jsonl"), tmp_path / "out"
+    options = QuantizeOptions(tiny_source, out, str(recipe), calib=calib, samples=2, seq_len=64)
+    quantize(prepare(options), NoProgress())
+    written = json.loads((out / "quant_model_description.json").read_text())
+    assert written["indexer_quant_type"] == "INT8_DYNAMIC"
+    marked = {key for key in written if key.endswith(".indexer.quant_type")}
+    assert marked == {f"model.layers.{i}.self_attn.indexer.quant_type" for i in (1, 2, 3)}
+    assert written["model.layers.1.mlp.experts.0.up_proj.weight"] == "W4A8_DYNAMIC"
+
+
+def test_no_cache_step_no_cache_entries(tiny_source: Path) -> None:
+    plan = prepare(QuantizeOptions(tiny_source, tiny_source.parent / "out", "rtn-w4a8")).plan
+    assert not any("indexer" in key and "quant_type" in key for key in description(plan))
+
+
+@pytest.mark.parametrize("layer", ["78", "2"])
+def test_foreign_layer_numbers_are_refused(layer: str, tiny_source: Path, tmp_path: Path) -> None:
+    path = tmp_path / "stock.yaml"
+    path.write_text(STOCK.replace("MTP", layer))
+    with pytest.raises(
+        RecipeError, match=rf"layers {layer} are named.*the dense layers are 0 and the MTP layers 3"
+    ) as e:
+        Plan(SourceCheckpoint(tiny_source), load_recipe(path))
+    assert "{mtp}" in e.value.tip
+
+
+def test_mxfp4_is_refused_by_name(recipe: Path) -> None:
+    recipe.write_text(recipe.read_text().replace('dtype: "int4"', "dtype: mxfp4").replace("per_channel", "per_block"))
+    with pytest.raises(RecipeError, match=r"per_block|mxfp4"):
+        load_recipe(recipe)
+
+
+def test_a_dataset_that_is_nowhere_becomes_the_bundled_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert find_dataset("mix_calib.jsonl", stock=True).name == "calibration.jsonl"
+    assert find_dataset("mix_calib.jsonl") == Path("mix_calib.jsonl")  # in our own recipes a typo is an error
+
+
+def test_its_data_formats(tiny_source: Path, tmp_path: Path) -> None:
+    text = "Calibration text for every format. " * 4
+    files = {"a.json": json.dumps([text]), "b.jsonl": json.dumps({"inputs_pretokenized": text}), "c.txt": text}
+    found = []
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+        found.append(load_calibration(tmp_path / name, tiny_source, 320, 4, 64).sequences)
+    for sequences in found[1:]:
+        assert all((a == b).all() for a, b in zip(found[0], sequences, strict=True))
+    for name, content in {"d.json": "{}", "e.json": "[1,"}.items():
+        (tmp_path / name).write_text(content)
+        with pytest.raises(RecipeError, match=r"\.json:\d+: not"):
+            load_calibration(tmp_path / name, tiny_source, 320, 4, 64)
+
+
+@pytest.fixture(scope="session")
+def msmodelslim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """msModelSlim's package, unpacked and never imported (it patches torch)."""
+    folder = tmp_path_factory.mktemp("msmodelslim")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, "msmodelslim==26.1.0"]
+    subprocess.run(command, check=True)
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+        wheel.extractall(folder)
+    return folder
+
+
+def test_all_recipes_of_msmodelslim(
+    msmodelslim: Path, tmp_path: Path, tiny_source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its INT recipes plan a model with GLM-5's 78 layers and MTP layer 78, and find their data sets."""
+    monkeypatch.syspath_prepend(str(msmodelslim))
+    source = SourceCheckpoint(write_tiny_model(tmp_path / "source", num_hidden_layers=78, first_k_dense_replace=3))
+    files = sorted((msmodelslim / "msmodelslim/lab_practice/glm_5").glob("*.yaml"))
+    assert len(files) == 7
+    for path in files:
+        if "mxfp4" in path.name:
+            with pytest.raises(RecipeError, match=r"per_block|mxfp"):
+                load_recipe(path)
+            continue
+        recipe = load_recipe(path)
+        assert len(Plan(source, recipe).cache_layers()) == (69 if "c8" in path.name else 0)
+        dataset = find_dataset(recipe.spec.dataset, stock=True)
+        assert dataset.is_relative_to(msmodelslim)
+        assert load_calibration(dataset, tiny_source, 320, 4, 64).tokens == 256
