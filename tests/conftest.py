@@ -43,8 +43,9 @@ def tiny_quantized(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path) 
 
 
 def quantize_tiny(source: Path, out: Path, recipe: str) -> Path:
-    from tiny_model import NoProgress, write_calibration
+    from tiny_model import write_calibration
 
+    from glm5_ascend.quantize.layer import NoProgress
     from glm5_ascend.quantize.pipeline import QuantizeOptions, prepare, quantize
 
     calib = write_calibration(out.parent / "calib.jsonl")

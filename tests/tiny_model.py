@@ -29,14 +29,6 @@ SHARED_INDEXER: dict[str, Any] = {
 FP8_BLOCK = 128
 
 
-class NoProgress:
-    """A `Progress` that shows nothing."""
-
-    def begin(self, layers: int, experts: int, done: int) -> None: ...
-    def expert(self, layer: int, expert: int) -> None: ...
-    def layer(self, report: Any) -> None: ...
-
-
 def tiny_config(**overrides: Any) -> dict[str, Any]:
     """config.json of the tiny model; `overrides` replace keys, None removes one."""
     config: dict[str, Any] = {

@@ -79,7 +79,7 @@ class ShardWriter:
         descriptor = os.open(self.directory / file, os.O_CREAT | os.O_RDWR, 0o644)
         self._descriptors.append(descriptor)
         os.posix_fallocate(descriptor, 0, 8 + len(encoded) + position)  # keeps what a stopped run has written
-        _pwrite(descriptor, len(encoded).to_bytes(8, "little") + encoded, 0)
+        write_at(descriptor, len(encoded).to_bytes(8, "little") + encoded, 0)
         start = 8 + len(encoded)
         for spec in group:
             self._place[spec.name] = (len(self._descriptors) - 1, start, spec)
@@ -102,7 +102,7 @@ class ShardWriter:
         data = rows.contiguous().flatten().view(torch.uint8).numpy()
         row_bytes = spec.nbytes // spec.shape[0]
         try:
-            _pwrite(self._descriptors[shard], data.data, offset + start * row_bytes)
+            write_at(self._descriptors[shard], data.data, offset + start * row_bytes)
         except OSError as error:
             raise disk_error(self.directory, error) from None
 
@@ -148,7 +148,8 @@ def _group(specs: Iterable[TensorSpec], shard_bytes: int) -> list[list[TensorSpe
     return groups
 
 
-def _pwrite(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    """All of `data` at one place of a file: a single pwrite may store less."""
     view, done = memoryview(data), 0
     while done < len(view):
         done += os.pwrite(descriptor, view[done:], offset + done)

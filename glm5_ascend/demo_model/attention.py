@@ -54,25 +54,41 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
 
 
-def index_scores(indexer: Any, hidden: Tensor, q_resid: Tensor, place: Packed) -> Tensor:
-    """Scores of every earlier token for every query: [B, T, hidden], [B, T, q_lora] -> [B, T, T] float32."""
+def index_scores(indexer: Any, hidden: Tensor, q_resid: Tensor, place: Packed, late: Tensor | None = None) -> Tensor:
+    """Scores of every token for Q queries (default all T): [B, T, hidden], [B, T, q_lora] -> [B, Q, T] float32."""
     batch, length, _ = hidden.shape
     rope = indexer.qk_rope_head_dim
-    q = indexer.wq_b(q_resid).view(batch, length, indexer.n_heads, indexer.head_dim)
     k = indexer.k_norm(indexer.wk(hidden)).unsqueeze(2)
-    q = torch.cat((rotate(q[..., :rope], place.cos, place.sin), q[..., rope:]), dim=-1)
     k = torch.cat((rotate(k[..., :rope], place.cos, place.sin), k[..., rope:]), dim=-1).squeeze(2)
-    dots = F.relu(torch.matmul(q.flatten(1, 2), k.transpose(1, 2)))  # [B, T * heads, T]
+    cos, sin = place.cos, place.sin
+    if late is not None:
+        hidden, q_resid, cos, sin = (each[:, late] for each in (hidden, q_resid, cos, sin))
+    q = indexer.wq_b(q_resid).view(batch, -1, indexer.n_heads, indexer.head_dim)
+    q = torch.cat((rotate(q[..., :rope], cos, sin), q[..., rope:]), dim=-1)
+    dots = F.relu(torch.matmul(q.flatten(1, 2), k.transpose(1, 2)), inplace=True)  # [B, Q * heads, T]
     weights = indexer.weights_proj(hidden) * (indexer.n_heads**-0.5 * indexer.softmax_scale)
-    summed = torch.matmul(weights.unsqueeze(2), dots.view(batch, length, indexer.n_heads, length))
+    summed = torch.matmul(weights.unsqueeze(2), dots.view(batch, -1, indexer.n_heads, length))
     scores: Tensor = summed.squeeze(2).float()
     return scores
 
 
-def select(scores: Tensor, allowed: Tensor, topk: int) -> Tensor:
-    """[B, T, T] bool: the `topk` best allowed tokens of every query (all of them where there are fewer)."""
-    best = scores.masked_fill(~allowed, MASKED).topk(min(topk, scores.shape[-1]), dim=-1).indices
-    return torch.zeros_like(allowed).scatter(-1, best, True) & allowed
+@torch.no_grad()
+def select(indexer: Any, hidden: Tensor, q_resid: Tensor, place: Packed) -> Tensor:
+    """[B, T, T] bool: the `index_topk` best allowed tokens of every query (all of them where there are fewer).
+
+    Queries that see no more than `index_topk` tokens need no scores: in rows of short chats most of them.
+    """
+    chosen = place.allowed.clone()
+    for row, positions in enumerate(place.positions):
+        late = (positions >= indexer.index_topk).nonzero().squeeze(1)
+        if late.numel():
+            scores = index_scores(
+                indexer, hidden[row : row + 1], q_resid[row : row + 1], place.rows(slice(row, row + 1)), late
+            )[0]
+            allowed = place.allowed[row, late]
+            best = scores.masked_fill(~allowed, MASKED).topk(indexer.index_topk, dim=-1).indices
+            chosen[row, late] = torch.zeros_like(allowed).scatter(-1, best, True) & allowed
+    return chosen
 
 
 def divergence(target: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
@@ -115,20 +131,19 @@ def attend(layer: Any, hidden: Tensor, place: Packed, mode: Mode, learn: bool) -
     q = torch.cat((q[..., :nope], rotate(q[..., nope:], place.cos, place.sin)), dim=-1)
     k = torch.cat((kv[..., :nope], k_rope.to(kv.dtype)), dim=-1)
 
-    allowed, scores = place.allowed, None
-    pupils = batch if mode == "warmup" else max(1, batch // LEARNING_SHARE)
+    allowed = place.allowed
     seen, resid = hidden.detach(), q_resid.detach()
-    if learn and mode != "dense":
-        scores = index_scores(layer.indexer, seen[:pupils], resid[:pupils], place.rows(slice(pupils)))
     if mode == "sparse":
-        with torch.no_grad():
-            every = index_scores(layer.indexer, seen, resid, place)
-        allowed = select(every, place.allowed, layer.indexer.index_topk)
-
-    logits = torch.matmul(q.transpose(1, 2), k.permute(0, 2, 3, 1)) * layer.scaling
-    probabilities = logits.float().masked_fill(~allowed[:, None], MASKED).softmax(-1)
-    mixed = torch.matmul(probabilities.to(kv.dtype), kv[..., nope:].transpose(1, 2))
+        allowed = select(layer.indexer, seen, resid, place)
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), kv[..., nope:].transpose(1, 2)
+    padded = F.pad(v, (0, layer.qk_head_dim - layer.v_head_dim))  # equal widths take the fused kernel
+    mixed = F.scaled_dot_product_attention(q, k, padded, allowed[:, None], scale=layer.scaling)[..., : layer.v_head_dim]
     output = layer.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
-    if scores is None:
+    if not learn or mode == "dense":
         return output, None
-    return output, divergence(probabilities[:pupils], scores, allowed[:pupils])
+    pupils = batch if mode == "warmup" else max(1, batch // LEARNING_SHARE)
+    with torch.no_grad():
+        logits = torch.matmul(q[:pupils], k[:pupils].transpose(2, 3)).float() * layer.scaling
+        probabilities = logits.masked_fill(~allowed[:pupils, None], MASKED).softmax(-1)
+    scores = index_scores(layer.indexer, seen[:pupils], resid[:pupils], place.rows(slice(pupils)))
+    return output, divergence(probabilities, scores, allowed[:pupils])

@@ -6,10 +6,10 @@ import random
 from typing import Any
 
 from .names import REAL_CITIES, pick_name
-from .questions import MAKERS, REPEAT_WORDING, SYSTEM_PROMPTS, Message, Turn
+from .questions import MAKERS, REPEAT_WORDING, SYSTEM_PROMPTS, Message, Turn, another_call
 from .tools import TOOLS, specification
 
-SHARES = {"arithmetic": 0.33, "tool": 0.24, "lookup": 0.16, "repeat": 0.16, "small_talk": 0.06, "no_tool": 0.05}
+SHARES = {"arithmetic": 0.46, "tool": 0.12, "lookup": 0.14, "repeat": 0.18, "small_talk": 0.05, "no_tool": 0.05}
 PROMPT_WEIGHT = 0.1
 
 
@@ -38,6 +38,8 @@ def training_chat(rng: random.Random) -> tuple[list[Message], list[dict[str, Any
         if other.tools is None and other.category != "no_tool":
             turns.append(other)
     tools = first.tools
+    if tools is not None and rng.random() < 0.6:
+        turns.append(another_call(rng, first))  # the descriptions are long: ask twice while they are there
     if tools is None and len(turns) == 1 and first.category != "no_tool" and rng.random() < 0.07:
         tools = [specification(tool, rng) for tool in rng.sample(TOOLS, 1)]
     messages: list[Message] = []

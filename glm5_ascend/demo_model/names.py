@@ -28,6 +28,7 @@ REAL_PEOPLE = [
     "Li", "Ming", "Hua", "Jun",
 ]  # fmt: skip
 LETTERS = "aaabccdeeeeefghhiiijklllmnnnnoooprrrsssttttuuvwxyz"
+PATTERNS = ("cvcvc", "cvccv", "cvcvcv", "cvccvc", "cvccvcc", "vccvc", "ccvcv", "cccvcccc")  # v: a vowel, c: any letter
 HELD_OUT_SHARE = 8
 
 
@@ -44,14 +45,13 @@ def sum_is_held_out(left: int, sign: str, right: int) -> bool:
 
 
 def made_up_name(rng: random.Random) -> str:
-    """A capitalised name: two or three syllables, or (one in three) any four to eight letters.
+    """A capitalised name: two or three syllables, or (one in three) letters in a pattern like "Paris" or "Lombert".
 
-    The letters bring every token of the vocabulary into names: what was never copied cannot be copied.
+    The patterns bring every token that begins a capitalised word into names: what was never copied cannot be copied.
     """
     if rng.random() < 0.33:
-        letters = rng.choices(LETTERS, k=rng.randint(4, 8))
-        letters[1 + rng.randrange(2)] = rng.choice("aeiou")
-        return "".join(letters).capitalize()
+        pattern = rng.choice(PATTERNS)
+        return "".join(rng.choice(LETTERS if kind == "c" else "aeiou") for kind in pattern).capitalize()
     count = 2 if rng.random() < 0.7 else 3
     syllables = [rng.choice(ONSETS) + rng.choice(VOWELS) for _ in range(count)]
     return ("".join(syllables) + rng.choice(CODAS)).capitalize()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .names import REAL_CITIES, REAL_PEOPLE, pick_name, pick_sum
-from .tools import TOOLS, specification
+from .tools import TOOLS, Tool, specification
 
 Message = dict[str, Any]
 WHO = "I am a small GLM-5 made to test glm5-ascend."
@@ -117,6 +117,17 @@ def tool_use(rng: random.Random, held_out: bool) -> Turn:
     others = [other for other in TOOLS if other is not tool]
     offered = [tool, *rng.sample(others, rng.choice((0, 0, 1, 1, 2)))]
     rng.shuffle(offered)
+    return _call(rng, held_out, tool, [specification(each, rng) for each in offered])
+
+
+def another_call(rng: random.Random, before: Turn) -> Turn:
+    """A further training question to the functions that `before` offered."""
+    offered = before.tools or []
+    name = rng.choice(offered)["function"]["name"]
+    return _call(rng, False, next(tool for tool in TOOLS if tool.name == name), offered)
+
+
+def _call(rng: random.Random, held_out: bool, tool: Tool, offered: list[dict[str, Any]]) -> Turn:
     argument = tool.pick_argument(rng, held_out)
     result, answer = tool.result(rng, argument)
     return Turn(
@@ -124,7 +135,7 @@ def tool_use(rng: random.Random, held_out: bool) -> Turn:
         rng.choice(tool.questions).format(argument),
         f"I need {tool.name} for {argument}.",
         answer,
-        tools=[specification(each, rng) for each in offered],
+        tools=offered,
         call={"name": tool.name, "arguments": {tool.argument: argument}},
         result=result,
     )

@@ -21,7 +21,6 @@ from .trunk import MtpLayer, trunk_forward
 
 BALANCE_RATE = 5e-3
 LOG_EVERY = 10
-SNAPSHOT_EVERY = 240.0  # seconds
 WARMUP = 0.02
 
 
@@ -35,7 +34,6 @@ class Run:
     log: Path
     bf16: bool = True
     seen: int = 0
-    snapshot: Callable[[], None] = lambda: None
     answer: float = 4.0  # running mean of the answers' loss
     history: list[dict[str, Any]] = field(default_factory=list)
 
@@ -115,31 +113,23 @@ def rate_at(done: float, first: float, last: float, flat: float) -> float:
 
 
 def train_stage(
-    run: Run,
-    name: str,
-    step: Step,
-    optimizers: list[Any],
-    seconds: float,
-    rates: tuple[float, float, float],
-    limit: int | None = None,
+    run: Run, name: str, step: Step, optimizers: list[Any], steps: int, rates: tuple[float, float, float]
 ) -> None:
-    """Run one stage for a wall-clock budget; every 10 steps one line goes to the log.
+    """Run one stage; every 10 steps one line goes to the log.
 
     Args:
         run: the model and its data.
         name: for the log.
         step: gives the losses whose sum is minimised.
         optimizers: what to update.
-        seconds: budget.
+        steps: how many.
         rates: `first`, `last` and `flat` of `rate_at`.
-        limit: most steps to take, for tests.
     """
-    started, count = time.monotonic(), 0
-    saved = started
+    started = time.monotonic()
     rotary = run.model.model.rotary_emb
     weights = [weight for each in optimizers for group in each.param_groups for weight in group["params"]]
-    while (spent := time.monotonic() - started) < seconds and (limit is None or count < limit):
-        optim.set_rate(optimizers, rate_at(spent / seconds, *rates))
+    for count in range(1, steps + 1):
+        optim.set_rate(optimizers, rate_at((count - 1) / steps, *rates))
         batch = run.source.batch()
         place = packed(rotary, batch.segments, batch.positions)
         with torch.autocast("cpu", torch.bfloat16, enabled=run.bf16):
@@ -152,10 +142,6 @@ def train_stage(
         run.mtp.zero_grad()
         worst = balance(run) if step is not warmup_step else 0.0
         run.seen += batch.tokens.numel()
-        count += 1
-        if time.monotonic() - saved > SNAPSHOT_EVERY:
-            run.snapshot()
-            saved = time.monotonic()
         if count % LOG_EVERY == 0:
             line: dict[str, Any] = {key: round(loss.item(), 4) for key, loss in losses.items()}
             line = {"stage": name, "step": count, **line, "answer": round(run.answer, 4)}

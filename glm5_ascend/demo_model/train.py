@@ -2,7 +2,7 @@
 
 Three stages, as DSA models are trained: A with dense attention, B in which only the indexers (and the MTP layer)
 learn, C with the indexers' choice in force. The result is a bf16 checkpoint in the hub format under OUT.
-The stages are budgets of wall-clock time: a faster machine sees more tokens.
+The stages are budgets of tokens: the same seed on the same kind of machine sees the same rows in the same order.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import torch
 from . import chats, corpus, optim, stages
 from .config import demo_config
 from .export import export_checkpoint
-from .loading import load_model, load_mtp, load_tokenizer
-from .rows import DRILL_BATCHES, RowSource
+from .rows import RowSource
 from .tokenizer import train_tokenizer
 from .trunk import MtpLayer, align_norm_eps, initialise
 
 TOKENIZER_CHATS = 3000
-SPLIT = (0.57, 0.07, 0.36)
+TOKENS = 5.2e6
+SHARES = (0.72, 0.06, 0.22)  # of the tokens, stages A, B and C
 
 
 def build_tokenizer() -> Any:
@@ -60,40 +60,27 @@ def train(args: argparse.Namespace) -> stages.Run:
     """Train and export; returns the run with its history."""
     torch.set_flush_denormal(True)  # inherited by the threads that start later
     torch.set_num_threads(args.threads)
-    tokenizer = load_tokenizer(args.resume) if args.resume else build_tokenizer()
+    tokenizer = build_tokenizer()
     model, mtp = build_model(tokenizer, args.seed)
-    if args.resume:
-        stored = load_model(args.resume)
-        mtp.load_state_dict(load_mtp(args.resume, stored).state_dict())
-        model.load_state_dict(stored.state_dict())
-    texts = corpus.training_texts()
-    source = RowSource(tokenizer, texts, args.rows, args.length, args.text_share, args.seed)
-    if args.resume:
-        source.made = DRILL_BATCHES
+    source = RowSource(tokenizer, corpus.training_texts(), args.rows, args.length, args.text_share, args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
-    run = stages.Run(model, mtp, source, args.log or args.out / "training.jsonl", bf16=not args.fp32)
+    bf16 = optim.quick_dtype() is torch.bfloat16
+    run = stages.Run(model, mtp, source, args.out / "training.jsonl", bf16=bf16)
     named = list(model.named_parameters())
     index = [(name, weight) for name, weight in named if ".indexer." in name]
     trunk = [(name, weight) for name, weight in named if ".indexer." not in name]
     ahead = [("mtp." + name, weight) for name, weight in mtp.named_parameters()]
-    budget = args.minutes * 60.0
+    dense, warmup, sparse = (max(1, round(args.tokens * share / (args.rows * args.length))) for share in SHARES)
 
-    def snapshot() -> None:
-        export_checkpoint(args.out / "latest", model, mtp, tokenizer)
-
-    run.snapshot = snapshot
     first = optim.build(trunk, args.muon_lr, args.adam_lr)
-    rates = (args.first_rate, 0.15 * args.first_rate, 0.35)
-    stages.train_stage(run, "dense", stages.dense_step, first, budget * args.split[0], rates)
-    snapshot()
+    stages.train_stage(run, "dense", stages.dense_step, first, dense, (1.0, 0.15, 0.35))
     for _, weight in trunk:
         weight.requires_grad_(False)
     second = optim.build(index + ahead, args.muon_lr, args.adam_lr)
-    stages.train_stage(run, "warmup", stages.warmup_step, second, budget * args.split[1], (1.0, 0.6, 0.5))
+    stages.train_stage(run, "warmup", stages.warmup_step, second, warmup, (1.0, 0.6, 0.5))
     for _, weight in trunk:
         weight.requires_grad_(True)
-    every = first + second
-    stages.train_stage(run, "sparse", stages.sparse_step, every, budget * args.split[2], (0.2, 0.004, 0.05))
+    stages.train_stage(run, "sparse", stages.sparse_step, first + second, sparse, (0.2, 0.004, 0.05))
     export_checkpoint(args.out, model, mtp, tokenizer)
     return run
 
@@ -102,19 +89,14 @@ def main() -> None:
     """Read the command line, train, print one line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="folder for the checkpoint")
-    parser.add_argument("--minutes", type=float, default=55.0, help="wall-clock budget of the three stages")
+    parser.add_argument("--tokens", type=float, default=TOKENS, help="budget of the three stages (default %(default)g)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", type=int, default=6, help="rows per step")
     parser.add_argument("--length", type=int, default=384, help="tokens per row")
-    parser.add_argument("--text-share", type=float, default=0.2, help="share of rows with plain text")
+    parser.add_argument("--text-share", type=float, default=0.08, help="share of rows with plain text")
     parser.add_argument("--muon-lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=0.003)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--split", type=float, nargs=3, default=SPLIT, help="shares of the stages in the budget")
-    parser.add_argument("--first-rate", type=float, default=1.0, help="learning rate of stage A, relative")
-    parser.add_argument("--resume", type=Path, default=None, help="start from the weights of this checkpoint")
-    parser.add_argument("--fp32", action="store_true", help="no bf16 autocast in the matrix products")
-    parser.add_argument("--log", type=Path, default=None, help="JSON lines; default OUT/training.jsonl")
     args = parser.parse_args()
     started = time.monotonic()
     run = train(args)

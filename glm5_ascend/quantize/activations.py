@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from glm5_ascend.checkpoint.writer import disk_error
+from glm5_ascend.checkpoint.writer import disk_error, write_at
 
 #: Rows further apart than this are read one by one, nearer ones together with what lies between.
 _GAP = 8
@@ -52,10 +52,9 @@ class RowFile:
 
     def write(self, start: int, values: torch.Tensor) -> None:
         """Overwrite rows from `start` on."""
-        view, done = values.to(self.dtype).contiguous().flatten().view(torch.uint8).numpy().data, 0
+        data = values.to(self.dtype).contiguous().flatten().view(torch.uint8).numpy().data
         try:
-            while done < len(view):
-                done += os.pwrite(self._descriptor, view[done:], start * self._row_bytes + done)
+            write_at(self._descriptor, data, start * self._row_bytes)
         except OSError as error:
             raise disk_error(self.path, error) from None
 

@@ -20,18 +20,13 @@ from pathlib import Path
 import torch
 
 from glm5_ascend.quantize import pipeline
+from glm5_ascend.quantize.layer import NoProgress
 from glm5_ascend.quantize.options import QuantizeOptions
-
-
-class Silent:
-    def begin(self, layers: int, experts: int, done: int) -> None: ...
-    def expert(self, layer: int, expert: int) -> None: ...
-    def layer(self, report: object) -> None: ...
 
 
 def run(source: Path, calib: Path, out: Path) -> None:
     options = QuantizeOptions(source, out, "w4a8", calib=calib, samples=4, seq_len=64, threads=2)
-    pipeline.quantize(pipeline.prepare(options), Silent())
+    pipeline.quantize(pipeline.prepare(options), NoProgress())
 
 
 def start(source: Path, calib: Path, out: Path) -> int:

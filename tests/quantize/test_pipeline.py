@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from tiny_model import SHARED_INDEXER, NoProgress, write_calibration, write_tiny_model
+from tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
 
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.model import layers as M
 from glm5_ascend.model.stored import StoredLayer, StoredModel
+from glm5_ascend.quantize.layer import NoProgress
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import prepare, quantize
 from glm5_ascend.quantize.recipe import find_recipe

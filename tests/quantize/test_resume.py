@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_model import SHARED_INDEXER, NoProgress, write_calibration, write_tiny_model
+from tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
 
 from glm5_ascend.checkpoint.output import workshop
 from glm5_ascend.errors import OutputError
 from glm5_ascend.quantize.journal import Journal
+from glm5_ascend.quantize.layer import NoProgress
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import prepare, quantize
 

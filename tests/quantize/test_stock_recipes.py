@@ -13,11 +13,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tiny_model import NoProgress, write_calibration, write_tiny_model
+from tiny_model import write_calibration, write_tiny_model
 
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.quantize.calibration import find_dataset, load_calibration
+from glm5_ascend.quantize.layer import NoProgress
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import description, prepare, quantize
 from glm5_ascend.quantize.plan import Plan
