@@ -131,10 +131,19 @@ def quantize(job: Prepared, progress: Progress) -> Result | None:
         output_bytes=job.output_bytes,
         source_bytes=sum(e.end - e.start for e in job.source.files.entries.values()),
         seconds=time.monotonic() - began,
-        peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_rss_bytes=_peak_rss(),
         calibration_tokens=calibration.tokens if calibration else 0,
         reports=reports,
     )
+
+
+def _peak_rss() -> int:
+    """Peak memory of this process in bytes; `ru_maxrss` would count the process that started it as well."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _work(
