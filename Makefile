@@ -13,7 +13,7 @@ DEMO ?= work/demo
 help:
 	@echo "make demo         install, write the demo model, quantize it to W4A8, verify, serve, chat"
 	@echo "make test         install what the tests need, check style and types, run all tests"
-	@echo "make test-contract  the same against msModelSlim's real code (installs it from PyPI)"
+	@echo "make test-contract  the peers' real code: msModelSlim, vllm-ascend, torch_npu (installs them from PyPI)"
 	@echo "make lint         ruff and mypy"
 	@echo "make bench        the numbers of the README"
 	@echo "make install-cpu  vLLM on this CPU, in the order that works, into $(VENV)"

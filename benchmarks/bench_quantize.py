@@ -28,7 +28,7 @@ import torch.nn.functional as F
 
 from glm5_ascend.config import load_config
 from glm5_ascend.model.stored import StoredModel
-from glm5_ascend.quantize.budget import active_weights
+from glm5_ascend.quantize.timing import active_weights
 
 HERE = Path(__file__).parent
 SEED_TEXT = HERE.parent / "glm5_ascend/quantize/data/calibration.jsonl"
@@ -90,9 +90,9 @@ def disk_rate(path: Path, size: int = 2**28) -> float:
     return 2 * size / spent
 
 
-def gemm_rate() -> float:
-    """fp32 operations per second with all threads."""
-    a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
+def gemm_rate(dtype: torch.dtype) -> float:
+    """Operations per second of matrix products with all threads."""
+    a, b = torch.randn(2048, 2048).to(dtype), torch.randn(2048, 2048).to(dtype)
     a @ b
     began = time.perf_counter()
     for _ in range(10):
@@ -148,11 +148,13 @@ def main() -> None:
     config = load_config(model)
     bytes_moved = sum(p.stat().st_size for folder in (model, outs["ours"]) for p in folder.rglob("*.safetensors"))
     work = 2 * count * length * sum(active_weights(config, layer) for layer in range(config.num_hidden_layers))
-    floor = bytes_moved / disk_rate(args.work / "disk") + work / gemm_rate()
-    ours = statistics.median(spent["ours"])
-    report["roofline_seconds"] = floor
-    moved = f"{bytes_moved / 1e9:.2f} GB moved, {work / 1e9:.0f} GFLOP"
-    print(f"roofline: {floor:.2f} s ({moved}); ours {ours:.1f} s = {ours / floor:.1f} x")
+    disk, ours = disk_rate(args.work / "disk"), statistics.median(spent["ours"])
+    print(f"{bytes_moved / 1e9:.2f} GB at {disk / 1e9:.2f} GB/s, {work / 1e12:.2f} TFLOP of the forward")
+    for dtype in (torch.float32, torch.bfloat16):
+        rate, name = gemm_rate(dtype), str(dtype).removeprefix("torch.")
+        floor = bytes_moved / disk + work / rate
+        report[f"roofline_seconds_{name}"] = floor
+        print(f"roofline at {rate / 1e9:.0f} GFLOP/s {name}: {floor:.2f} s; ours {ours:.1f} s = {ours / floor:.1f} x")
     if spent["msmodelslim"]:
         theirs = statistics.median(spent["msmodelslim"])
         print(f"{count * length} tokens: msModelSlim {theirs:.1f} s / ours {ours:.1f} s = {theirs / ours:.1f} x")

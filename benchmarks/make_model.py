@@ -2,6 +2,7 @@
 
     python benchmarks/make_model.py OUT --preset real --experts 64      # one dense and one MoE layer of GLM-5 itself
     python benchmarks/make_model.py OUT --preset mid                    # 0.67 GB, msModelSlim's reference time is known
+    python benchmarks/make_model.py OUT --preset real --layers 78 --dense 3 --mtp 1 --hollow   # GLM-5, for --dry-run
 
 Rows have spread scales and a few input channels are outliers (norm gains up, columns of their readers down), so that
 rotation and smoothing have something to do. `--dtype fp8` writes e4m3 with one scale per 128x128 block. Weights come
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import torch
 from safetensors.torch import save_file
 
 from glm5_ascend.checkpoint import structure as S
+from glm5_ascend.checkpoint.shards import DTYPE_NAMES
 from glm5_ascend.checkpoint.structure import Linear, Vector
 from glm5_ascend.config import ModelConfig, load_config
 
@@ -96,6 +99,17 @@ def stored(name: str, part: Linear | Vector, x: torch.Tensor, dtype: str) -> dic
     return {name: x.to(torch.bfloat16)}
 
 
+def write_hollow(shard: dict[str, torch.Tensor], path: Path) -> None:
+    """A shard with a header and a hole: it takes no room on the disk and reads as zeros."""
+    header, end = {}, 0
+    for name, tensor in shard.items():
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    encoded = json.dumps(header).encode()
+    path.write_bytes(len(encoded).to_bytes(8, "little") + encoded)
+    os.truncate(path, 8 + len(encoded) + end)
+
+
 def write_tokenizer(out: Path) -> None:
     """Byte level, no merges: every text has as many tokens as bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -118,9 +132,15 @@ def main() -> None:
     parser.add_argument("--experts", type=int, help="another number of routed experts")
     parser.add_argument("--mtp", type=int, help="another num_nextn_predict_layers")
     parser.add_argument("--vocab", type=int, help="another vocab_size")
+    parser.add_argument("--layers", type=int, help="another num_hidden_layers")
+    parser.add_argument("--dense", type=int, help="another first_k_dense_replace")
+    parser.add_argument("--hollow", action="store_true", help="headers only, data as holes: for --dry-run at any size")
     parser.add_argument("--dtype", choices=("bf16", "fp8"), default="bf16")
     args = parser.parse_args()
-    changes = {"n_routed_experts": args.experts, "num_nextn_predict_layers": args.mtp, "vocab_size": args.vocab}
+    changes = {
+        "n_routed_experts": args.experts, "num_nextn_predict_layers": args.mtp, "vocab_size": args.vocab,
+        "num_hidden_layers": args.layers, "first_k_dense_replace": args.dense,
+    }  # fmt: skip
     raw = PRESETS[args.preset] | {key: value for key, value in changes.items() if value is not None}
     args.out.mkdir(parents=True)
     if args.dtype == "fp8":
@@ -137,7 +157,7 @@ def main() -> None:
         nonlocal shard, count
         count += 1
         file = f"model-{count:05d}.safetensors"
-        save_file(shard, args.out / file, metadata={"format": "pt"})
+        write_hollow(shard, args.out / file) if args.hollow else save_file(shard, args.out / file, {"format": "pt"})
         weight_map.update(dict.fromkeys(shard, file))
         shard = {}
 
@@ -145,7 +165,9 @@ def main() -> None:
         if part.name in S.MTP_COPIES:
             continue  # the hub's checkpoints leave them out; the model's own embedding and head serve
         name = prefix + S.tensor_name(part)
-        shard |= stored(name, part, values(name, part, S.shape(part, size), config), args.dtype)
+        shape = S.shape(part, size)
+        x = torch.empty(shape, device="meta") if args.hollow else values(name, part, shape, config)
+        shard |= stored(name, part, x, args.dtype)
         if sum(tensor.nbytes for tensor in shard.values()) >= SHARD_BYTES:
             total += sum(tensor.nbytes for tensor in shard.values())
             flush()

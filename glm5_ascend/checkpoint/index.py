@@ -7,17 +7,22 @@ from pathlib import Path
 
 import torch
 
-from glm5_ascend.checkpoint.shards import Shard, TensorEntry
+from glm5_ascend.checkpoint.shards import Shard, TensorEntry, unique_keys
 from glm5_ascend.errors import CheckpointError
 
 #: The only index name vLLM reads. Without it every *.safetensors of the directory is loaded.
 INDEX_NAME = "model.safetensors.index.json"
+MAX_JSON_BYTES = 500_000_000  # the index of GLM-5 has some 25 MB
 
 
 def read_json_object(path: Path) -> dict[str, object]:
     """A JSON object from a file of the checkpoint; one clear line for anything else."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        if path.exists() and not path.is_file():  # opening a FIFO would wait forever
+            raise CheckpointError(f"{path}: not a regular file", "copy the file again")
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES} bytes", "copy the file again")
+        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: not found", "the checkpoint is incomplete: copy it again") from None
     except (OSError, ValueError, RecursionError) as error:  # ValueError: also a number of too many digits
@@ -33,7 +38,7 @@ def read_weight_map(directory: Path) -> dict[str, str] | None:
     File names must be plain names inside the directory: anything else is refused, it is never opened.
     """
     path = directory / INDEX_NAME
-    if not path.is_file():
+    if not path.exists():
         return None
     weight_map = read_json_object(path).get("weight_map")
     if not isinstance(weight_map, dict):
@@ -65,6 +70,15 @@ class CheckpointDir:
                     f"{directory / file}: no tensor {name}, but {INDEX_NAME} lists it", "copy both again"
                 )
             self.entries[name] = entry
+
+    def unlisted(self) -> dict[str, Shard]:
+        """Shards that lie in the directory although the index does not know them."""
+        paths = sorted(self.directory.glob("*.safetensors"))
+        return {path.name: self._open(path.name) for path in paths if path.name not in self.shards}
+
+    def adopt(self, name: str, file: str, shard: Shard) -> None:
+        """Take a tensor the index does not list from a shard it does not list."""
+        self.shards[file], self.file_of[name], self.entries[name] = shard, file, shard.entries[name]
 
     def _locate(self) -> dict[str, str]:
         """Without an index the shards themselves say what they hold; a tensor in two of them is an error."""

@@ -26,7 +26,16 @@ DTYPES = {
     "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_MAX_DIMENSIONS = 8  # more, or larger numbers, and their product alone would take minutes
 _AGAIN = "download or copy the file again"
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """`object_pairs_hook` for JSON: of two equal keys one parser takes the first and another the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is given twice")
+    return found
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,8 @@ class Shard:
         self.path = path
         self.entries: dict[str, TensorEntry] = {}
         self.metadata: dict[str, str] = {}
+        if path.exists() and not path.is_file():  # opening a FIFO would wait forever
+            raise CheckpointError(f"{path}: not a regular file", _AGAIN)
         try:
             with path.open("rb") as file:
                 self._parse(file.read(8), file, os.fstat(file.fileno()).st_size)
@@ -66,9 +77,9 @@ class Shard:
                 f"{self.path}: truncated or damaged: header says {length} bytes, file has {size}", _AGAIN
             )
         try:
-            header = json.loads(file.read(length))
-        except (ValueError, RecursionError):  # ValueError: also a number of too many digits
-            raise CheckpointError(f"{self.path}: header is not valid JSON", _AGAIN) from None
+            header = json.loads(file.read(length), object_pairs_hook=unique_keys)
+        except (ValueError, RecursionError) as error:  # ValueError: also a number of too many digits
+            raise CheckpointError(f"{self.path}: header is not valid JSON: {error}", _AGAIN) from None
         if not isinstance(header, dict):
             raise CheckpointError(f"{self.path}: header is not a JSON object", _AGAIN)
         metadata = header.pop("__metadata__", {})
@@ -80,7 +91,8 @@ class Shard:
     def _entry(self, name: str, fields: Any, data_start: int, size: int) -> TensorEntry:
         try:
             dtype, shape, (start, end) = DTYPES[fields["dtype"]], tuple(fields["shape"]), fields["data_offsets"]
-            plain = all(type(number) is int and number >= 0 for number in (*shape, start, end))
+            plain = len(shape) <= _MAX_DIMENSIONS
+            plain = plain and all(type(number) is int and 0 <= number < 2**63 for number in (*shape, start, end))
         except (KeyError, TypeError, ValueError):
             raise CheckpointError(f"{self.path}: {name}: impossible header entry {fields!r:.120}", _AGAIN) from None
         if not plain or end - start != math.prod(shape) * dtype.itemsize:

@@ -28,7 +28,24 @@ class SourceCheckpoint:
         self.directory = directory
         self.config: ModelConfig = load_config(directory)
         self.files = CheckpointDir(directory)
+        #: Shards the index forgets and the MTP layer was found in.
+        self.unlisted = self._find_unlisted()
         self._check()
+
+    def _find_unlisted(self) -> list[str]:
+        """Some checkpoints carry the MTP layer in a shard of its own that the index does not list. Nothing else is
+        taken from such shards: an index that forgets the main model's tensors is damaged."""
+        layers = range(self.config.num_hidden_layers, self.config.num_layers_with_mtp)
+        prefixes = tuple(layer_prefix(layer) for layer in layers)
+        wanted = [prefix + tensor_name(part) for prefix, part in all_parts(self.config) if prefix in prefixes]
+        if all(self.resolve(name) in self.files for name in wanted):
+            return []
+        found = set()
+        for file, shard in self.files.unlisted().items():
+            for name in [n for n in shard.entries if n.startswith(prefixes) and n not in self.files]:
+                self.files.adopt(name, file, shard)
+                found.add(file)
+        return sorted(found)
 
     def _check(self) -> None:
         size = sizes(self.config)
@@ -36,7 +53,7 @@ class SourceCheckpoint:
             name = prefix + tensor_name(part)
             entry = self.files.entries.get(self.resolve(name))
             if entry is None:
-                raise CheckpointError(f"{self.directory}: tensor {name} is missing", "download the checkpoint again")
+                raise self._missing(name)
             where = f"{self.directory / self.files.file_of[self.resolve(name)]}: {name}"
             if entry.shape != shape(part, size):
                 raise CheckpointError(
@@ -53,6 +70,14 @@ class SourceCheckpoint:
                     f"{where} is stored as {str(entry.dtype).removeprefix('torch.')}: already quantized?",
                     "quantize from the original bf16, fp16 or FP8 checkpoint",
                 )
+
+    def _missing(self, name: str) -> CheckpointError:
+        for file, shard in self.files.unlisted().items():
+            if name in shard.entries:
+                return CheckpointError(
+                    f"{self.directory / file}: holds {name}, but the index does not list it", "download the index again"
+                )
+        return CheckpointError(f"{self.directory}: tensor {name} is missing", "download the checkpoint again")
 
     def resolve(self, name: str) -> str:
         """The stored name behind `name`: MTP embedding and head may be absent, then they are the main model's."""

@@ -99,7 +99,7 @@ class ShardWriter:
         shard, offset, spec = self._place[name]
         if rows.dtype is not spec.dtype or tuple(rows.shape[1:]) != tuple(spec.shape[1:]):
             raise ValueError(f"{name}: {rows.dtype} {list(rows.shape)}, planned {spec.dtype} {list(spec.shape)}")
-        data = rows.contiguous().flatten().view(torch.uint8).numpy()
+        data = rows.cpu().contiguous().flatten().view(torch.uint8).numpy()
         row_bytes = spec.nbytes // spec.shape[0]
         try:
             write_at(self._descriptors[shard], data.data, offset + start * row_bytes)

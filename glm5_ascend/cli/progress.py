@@ -32,15 +32,16 @@ def show_plan(job: Prepared) -> None:
     table.add_section()
     table.add_row("total", "", "", size(job.output_bytes))
     console.print(table)
+    for note in job.notes:
+        console.print(f"note: {note}", soft_wrap=True)
 
 
 def show_prediction(prediction: Prediction) -> None:
     p = prediction
     console.print(
-        f"predicted: {p.seconds / 3600:.1f} h ({p.seconds:.0f} s) of computing with {p.threads} threads at this "
-        f"machine's rates, peak memory {size(p.peak_rss_bytes)}, on disk {size(p.output_bytes)} and "
-        f"{size(p.activation_bytes)} of activations until the end; reading and writing "
-        f"{size(p.source_bytes + p.output_bytes)} comes on top where the disk is slower",
+        f"predicted: {p.seconds / 3600:.1f} h ({p.seconds:.0f} s) with {p.threads} threads at the rates measured here, "
+        f"reading {size(p.source_bytes)} included; peak memory {size(p.peak_rss_bytes)}; on disk "
+        f"{size(p.output_bytes)}, and {size(p.activation_bytes)} of activations until the end",
         soft_wrap=True,
     )
 

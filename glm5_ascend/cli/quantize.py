@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from glm5_ascend.errors import StoppedError
+from glm5_ascend.errors import OutputError, StoppedError
 
 if TYPE_CHECKING:
     from glm5_ascend.quantize.pipeline import Prepared, Result
@@ -48,7 +48,12 @@ def quantize(
     max_ram: Annotated[str | None, typer.Option(help="Memory to stay within, e.g. 4GiB. Default: half.")] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Discard an unfinished run of OUT.")] = False,
     engine: Annotated[Engine, typer.Option(help="Who quantizes: this tool, or an installed msModelSlim.")] = Engine.own,
-    device: Annotated[str, typer.Option(help="Device for --engine msmodelslim: npu, npu:0,1, cpu.")] = "npu",
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="Where to compute: cpu, npu or npu:N. Default: cpu; with --engine msmodelslim npu (or npu:0,1)."
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, show the plan, write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Result as one JSON object on stdout.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the output path.")] = False,
@@ -67,20 +72,29 @@ def quantize(
     command = shlex.join(["glm5-ascend", *sys.argv[1:]])
     quiet = quiet or os.environ.get("RANK", "0") != "0"  # the helping ranks of a torchrun
     options = QuantizeOptions(
-        source, out, recipe, calib, samples, seq_len, seed, overwrite, command, threads, parse_size(max_ram), restart
-    )
+        source, out, recipe, calib, samples, seq_len, seed, overwrite, command, threads, parse_size(max_ram), restart,
+        device or "cpu" if engine is Engine.own else "cpu",
+    )  # fmt: skip
     job = pipeline.prepare(options)
     if not quiet:
         show_plan(job)
     if dry_run:
         prediction = pipeline.predict(job)
-        if as_json:
-            print(json.dumps(_plan_json(job) | {"prediction": asdict(prediction)}))
         if not quiet:
             show_prediction(prediction)
-        return 0
+        problem = None
+        try:
+            pipeline.check_space(job)  # last: the numbers are wanted most where the disk is too small
+        except OutputError as error:
+            if not as_json:
+                raise
+            problem = error
+        if as_json:
+            print(json.dumps(_plan_json(job, problem) | {"prediction": asdict(prediction)}))
+        return problem.exit_code if problem else 0
     if engine is Engine.msmodelslim:
-        return _with_msmodelslim(job, device)
+        pipeline.check_space(job)
+        return _with_msmodelslim(job, device or "npu")
     with ConsoleProgress(quiet) as progress:
         try:
             result = pipeline.quantize(job, progress)
@@ -132,13 +146,14 @@ def parse_size(text: str | None) -> int | None:
     return int(float(found[1]) * base ** " KMGT".index(found[2].upper() or " "))
 
 
-def _plan_json(job: Prepared) -> dict[str, Any]:
+def _plan_json(job: Prepared, error: OutputError | None = None) -> dict[str, Any]:
     rows = [
         {"modules": kind, "type": scheme, "count": count, "bytes": nbytes}
         for kind, scheme, count, nbytes in job.plan.summary()
     ]
     return {
-        "schema_version": 1, "command": "quantize", "ok": True, "exit_code": 0, "dry_run": True,
+        "schema_version": 1, "command": "quantize", "ok": error is None, "exit_code": error.exit_code if error else 0,
+        **({"error": {"message": error.message, "fix": error.tip}} if error else {}), "dry_run": True,
         "recipe": job.recipe.metadata.config_id, "output_bytes": job.output_bytes, "plan": rows,
     }  # fmt: skip
 

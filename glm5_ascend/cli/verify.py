@@ -17,7 +17,12 @@ def register(app: typer.Typer) -> None:
 def verify(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Quantized checkpoint.")],
     against: Annotated[
-        Path | None, typer.Option(metavar="SRC", help="Its source: dequantize and compare every tensor.")
+        Path | None,
+        typer.Option(
+            metavar="SRC",
+            help="Its source: dequantize and compare every tensor. Or another output of the same job, or its "
+            "provenance file: tell damage from another instruction set.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Report as one JSON object on stdout.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print findings only.")] = False,

@@ -24,7 +24,7 @@ from .tokenizer import train_tokenizer
 from .trunk import MtpLayer, align_norm_eps, initialise
 
 TOKENIZER_CHATS = 3000
-TOKENS = 5.2e6
+TOKENS = 6.6e6
 SHARES = (0.72, 0.06, 0.22)  # of the tokens, stages A, B and C
 
 
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", type=int, default=6, help="rows per step")
     parser.add_argument("--length", type=int, default=384, help="tokens per row")
-    parser.add_argument("--text-share", type=float, default=0.08, help="share of rows with plain text")
+    parser.add_argument("--text-share", type=float, default=0.10, help="share of rows with plain text")
     parser.add_argument("--muon-lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=0.003)
     parser.add_argument("--threads", type=int, default=2)

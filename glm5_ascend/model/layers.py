@@ -38,7 +38,7 @@ def rms_norm(x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
 def rope_tables(config: ModelConfig, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """cos, sin [S, qk_rope_head_dim / 2]."""
     dim = config.qk_rope_head_dim
-    frequency = config.rope_theta ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    frequency = config.rope_theta ** -(torch.arange(0, dim, 2, dtype=torch.float32, device=positions.device) / dim)
     angle = positions.float()[:, None] * frequency
     return angle.cos(), angle.sin()
 
@@ -53,10 +53,10 @@ def apply_rope(x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]) -> to
 def select_topk(config: ModelConfig, weights: LayerWeights, x: torch.Tensor, q_c: torch.Tensor) -> torch.Tensor:
     """Lightning Indexer on one sequence from position 0: bool [S, S], True where query t attends to key s."""
     length, rope = x.shape[0], config.qk_rope_head_dim
-    visible = torch.ones(length, length, dtype=torch.bool).tril()
+    visible = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
     if length <= config.index_topk:
         return visible
-    tables = rope_tables(config, torch.arange(length))
+    tables = rope_tables(config, torch.arange(length, device=x.device))
     prefix = "self_attn.indexer."
     q = weights.linear(prefix + "wq_b", q_c).view(length, config.index_n_heads, config.index_head_dim)
     gain, bias = weights.vector(prefix + "k_norm.weight"), weights.vector(prefix + "k_norm.bias")
@@ -64,7 +64,7 @@ def select_topk(config: ModelConfig, weights: LayerWeights, x: torch.Tensor, q_c
     q = torch.cat([apply_rope(q[..., :rope], tables), q[..., rope:]], dim=-1)
     k = torch.cat([apply_rope(k[..., :rope], tables), k[..., rope:]], dim=-1)[:, 0]
     head_weight = weights.linear(prefix + "weights_proj", x)  # [S, index heads]
-    score = torch.zeros(length, length)
+    score = torch.zeros(length, length, device=x.device)
     for head in range(config.index_n_heads):  # one head at a time: [S, S], never [heads, S, S]
         score += head_weight[:, head, None] * torch.relu(q[:, head] @ k.T)
     score.masked_fill_(~visible, -torch.inf)
@@ -81,7 +81,7 @@ def attention(
         output [S, hidden] and the selection [S, S] for shared-indexer layers behind this one.
     """
     c, length = config, x.shape[0]
-    tables = rope_tables(c, torch.arange(length))
+    tables = rope_tables(c, torch.arange(length, device=x.device))
     q_c = rms_norm(
         weights.linear("self_attn.q_a_proj", x), weights.vector("self_attn.q_a_layernorm.weight"), c.rms_norm_eps
     )
@@ -99,15 +99,15 @@ def attention(
         raise ValueError("a shared-indexer layer has no full layer before it")
     else:
         selected = shared
-    scale = (c.qk_nope_head_dim + c.qk_rope_head_dim) ** -0.5
-    out = torch.empty(length, c.num_attention_heads, c.v_head_dim)
-    heads = max(1, SCORES // length**2)
+    out = torch.empty(length, c.num_attention_heads, c.v_head_dim, device=x.device)
+    heads = max(1, SCORES // length**2)  # where no fused kernel serves, torch holds [heads, S, S] scores
     for first in range(0, c.num_attention_heads, heads):
         part = slice(first, first + heads)
-        score = torch.einsum("thd,shd->hts", q_nope[:, part], k_nope[:, part])  # [heads, S, S]
-        score += torch.einsum("thd,sd->hts", q_pe[:, part], k_pe)
-        probability = score.mul_(scale).masked_fill_(~selected, -torch.inf).softmax(dim=-1)
-        out[:, part] = torch.einsum("hts,shd->thd", probability, v[:, part])
+        shared_pe = k_pe[:, None].expand(-1, k_nope[:, part].shape[1], -1)
+        query = torch.cat([q_nope[:, part], q_pe[:, part]], dim=-1).transpose(0, 1)
+        key = torch.cat([k_nope[:, part], shared_pe], dim=-1).transpose(0, 1)
+        mixed = F.scaled_dot_product_attention(query[None], key[None], v[None, :, part].transpose(1, 2), selected)
+        out[:, part] = mixed[0].transpose(0, 1)
     return weights.linear("self_attn.o_proj", out.flatten(1)), selected
 
 
@@ -119,7 +119,7 @@ def route(config: ModelConfig, weights: LayerWeights, x: torch.Tensor) -> tuple[
     if c.n_group > 1:
         groups = choice.view(len(x), c.n_group, -1)
         best = groups.topk(2, dim=-1).values.sum(-1).topk(c.topk_group, dim=-1).indices
-        allowed = torch.zeros(len(x), c.n_group, dtype=torch.bool).scatter_(1, best, True)
+        allowed = torch.zeros_like(choice[:, : c.n_group], dtype=torch.bool).scatter_(1, best, True)
         choice = groups.masked_fill(~allowed[..., None], -torch.inf).view(len(x), -1)
     ids = choice.topk(c.num_experts_per_tok, dim=-1).indices
     weight = score.gather(1, ids)

@@ -52,7 +52,7 @@ class RowFile:
 
     def write(self, start: int, values: torch.Tensor) -> None:
         """Overwrite rows from `start` on."""
-        data = values.to(self.dtype).contiguous().flatten().view(torch.uint8).numpy().data
+        data = values.to("cpu", self.dtype).contiguous().flatten().view(torch.uint8).numpy().data
         try:
             write_at(self._descriptor, data, start * self._row_bytes)
         except OSError as error:
@@ -118,8 +118,8 @@ class RowFile:
 
 
 def to_units(values: torch.Tensor) -> torch.Tensor:
-    """fp32 -> int64 in units of 2^-32."""
-    return (values.double() * _UNIT).round_().to(torch.int64)
+    """fp32 on any device -> int64 in units of 2^-32, on the host."""
+    return (values.cpu().double() * _UNIT).round_().to(torch.int64)
 
 
 def from_units(units: torch.Tensor) -> torch.Tensor:

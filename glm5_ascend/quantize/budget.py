@@ -1,14 +1,11 @@
-"""What a quantization will need: memory per phase and disk from the plan, time at rates measured on the spot."""
+"""What a quantization will need of memory, per phase, and of disk: from the plan alone."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint import structure as S
 from glm5_ascend.checkpoint.structure import Linear
 from glm5_ascend.config import ModelConfig
@@ -17,7 +14,6 @@ from glm5_ascend.model.layers import SCORES
 from glm5_ascend.quantize.experts import CHUNK
 from glm5_ascend.quantize.forward import SEARCH_ROWS
 from glm5_ascend.quantize.plan import Plan
-from glm5_ascend.quantize.rounding import INT4_MAX, minmax_scale, round_int, ssz_scale
 from glm5_ascend.quantize.smoothing import SEARCH_OUTPUTS
 from glm5_ascend.quantize.store import BLOCK
 
@@ -103,51 +99,3 @@ def threads_within(plan: Plan, seq_len: int, threads: int, max_ram: int) -> int:
 def disk_bytes(plan: Plan, tokens: int) -> int:
     """Bytes of calibration activations on disk at their most: two streams of int64 and the experts' inputs in fp32."""
     return tokens * plan.config.hidden_size * (8 + 8 + _FP32) if plan.last_calibrated_layer >= 0 else 0
-
-
-def seconds(plan: Plan, tokens: int, threads: int) -> float:
-    """Predicted time without the disk's: matrix products of the forward and passes over the weights, measured now."""
-    gemm, passes, ssz = _rates()
-    weights = {False: 0, True: 0}
-    for prefix, part in S.all_parts(plan.config):
-        if isinstance(part, Linear):
-            decided = plan.linears[prefix + part.name]
-            count = torch.Size(S.shape(part, S.sizes(plan.config))).numel()
-            weights[decided.scheme == schemes.W4A8_DYNAMIC and decided.method == "ssz"] += count
-    forward = sum(active_weights(plan.config, layer) for layer in range(plan.last_calibrated_layer + 1))
-    work = 2.0 * tokens * forward / gemm + sum(weights.values()) / passes + weights[True] / ssz
-    return work / threads
-
-
-def active_weights(c: ModelConfig, layer: int) -> int:
-    """Weights a token meets in one layer."""
-    size = S.sizes(c)
-    held = [part for part in S.backbone(c, layer) if isinstance(part, Linear) and not S.is_table(part)]
-    experts = 3 * c.hidden_size * c.moe_intermediate_size * c.num_experts_per_tok if c.is_moe(layer) else 0
-    return sum(size[part.out] * size[part.inp] for part in held) + experts
-
-
-def _rates() -> tuple[float, float, float]:
-    """Of one thread: multiply-adds * 2 per second, weights rounded per second, weights searched per second."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        x, w = torch.randn(512, 2048), torch.randn(512, 2048)
-        rest = 0.35  # share of reading, rotating, packing and writing in the passes over a weight
-        return (
-            2.0 * 512 * 2048 * 512 / _timed(lambda: x @ w.T),
-            rest * w.numel() / _timed(lambda: round_int(w, minmax_scale(w, INT4_MAX), INT4_MAX)),
-            w.numel() / _timed(lambda: ssz_scale(w)),
-        )
-    finally:
-        torch.set_num_threads(before)
-
-
-def _timed(function: Callable[[], object]) -> float:
-    function()
-    spent = []
-    for _ in range(3):
-        began = time.perf_counter()
-        function()
-        spent.append(time.perf_counter() - began)
-    return sorted(spent)[1]

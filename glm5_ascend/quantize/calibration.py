@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +35,24 @@ def default_calibration_file() -> Path:
     return data_dir("quantize/data") / "calibration.jsonl"
 
 
-def find_dataset(name: str, stock: bool = False) -> Path:
+@dataclass(frozen=True)
+class Dataset:
+    """A file of calibration texts, and the name of the one it serves for if that one is not here."""
+
+    path: Path
+    instead_of: str = ""
+
+
+def find_dataset(name: str, stock: bool = False) -> Dataset:
     """The file behind a recipe's `dataset`: "default", a path, or for a `stock` recipe of msModelSlim a file of an
-    installed msmodelslim; without that package the default serves, and the provenance records which file it was.
+    installed msmodelslim; without that package the bundled texts serve.
     """
-    if name == "default" or (stock and not Path(name).is_file()):
-        if stock and name != "default" and (found := _msmodelslim_file(name)) is not None:
-            return found
-        return default_calibration_file()
-    return Path(name)
+    if name == "default":
+        return Dataset(default_calibration_file())
+    if not stock or Path(name).is_file():
+        return Dataset(Path(name))
+    found = _msmodelslim_file(name)
+    return Dataset(default_calibration_file(), instead_of=name) if found is None else Dataset(found)
 
 
 def _msmodelslim_file(name: str) -> Path | None:
@@ -63,7 +73,7 @@ def load_calibration(path: Path, source: Path, vocab_size: int, samples: int, se
     Raises:
         RecipeError: unreadable file or record, by line. CheckpointError: no usable tokenizer in `source`.
     """
-    tokenizer = load_tokenizer(source)
+    tokenizer = SourceTokenizer(source)
     sequences: list[torch.Tensor] = []
     pending: list[int] = []
     for line, record in _records(path):
@@ -86,17 +96,53 @@ def load_calibration(path: Path, source: Path, vocab_size: int, samples: int, se
     return CalibrationSet(path, tuple(sequences))
 
 
-def load_tokenizer(source: Path) -> Any:
-    """The checkpoint's own tokenizer."""
-    from transformers import AutoTokenizer  # heavy: only when calibration runs
+class SourceTokenizer:
+    """The checkpoint's own tokenizer and chat template.
 
-    try:
-        return AutoTokenizer.from_pretrained(str(source), local_files_only=True)
-    except Exception as error:  # transformers raises anything from OSError to KeyError on damaged files
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise CheckpointError(
-            f"{source}: tokenizer cannot be loaded: {reason}", "copy the tokenizer files again"
-        ) from None
+    transformers takes seconds to import; where there is a tokenizer.json, which holds all that plain text needs, it is
+    only loaded for messages.
+
+    Raises:
+        CheckpointError: no usable tokenizer in `source`.
+    """
+
+    def __init__(self, source: Path) -> None:
+        self.source = source
+        self._quick = source / "tokenizer.json"
+
+    @cached_property
+    def _fast(self) -> Any:
+        from tokenizers import Tokenizer
+
+        return self._load(lambda: Tokenizer.from_file(str(self._quick)))
+
+    @cached_property
+    def _whole(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return self._load(lambda: AutoTokenizer.from_pretrained(str(self.source), local_files_only=True))
+
+    def _load(self, load: Callable[[], Any]) -> Any:
+        try:
+            return load()
+        except Exception as error:  # both raise anything from OSError to KeyError on damaged files
+            reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+            raise CheckpointError(
+                f"{self.source}: tokenizer cannot be loaded: {reason}", "copy the tokenizer files again"
+            ) from None
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids, no special tokens added."""
+        if self._quick.is_file():
+            return list(self._fast.encode(text, add_special_tokens=False).ids)
+        return list(self._whole(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, ids: torch.Tensor) -> str:
+        return str(self._whole.decode(ids))
+
+    def render(self, messages: list[Any], tools: Any) -> str:
+        """The chat template's text."""
+        return str(self._whole.apply_chat_template(messages, tools=tools, tokenize=False))
 
 
 def _records(path: Path) -> Iterator[tuple[int, Any]]:
@@ -132,16 +178,17 @@ def _list(path: Path, text: str) -> Iterator[tuple[int, Any]]:
     yield from enumerate(values, start=1)
 
 
-def _encode(tokenizer: Any, record: Any, path: Path, line: int) -> list[int]:
+def _encode(tokenizer: SourceTokenizer, record: Any, path: Path, line: int) -> list[int]:
     text = record.get("text", record.get("inputs_pretokenized")) if isinstance(record, dict) else record
     if isinstance(text, str):
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        return tokenizer.encode(text)
     if isinstance(record, dict) and isinstance(record.get("messages"), list):
         try:
-            rendered = tokenizer.apply_chat_template(record["messages"], tools=record.get("tools"), tokenize=False)
+            return tokenizer.encode(tokenizer.render(record["messages"], record.get("tools")))
+        except CheckpointError:
+            raise
         except Exception as error:  # jinja raises its own family
             raise RecipeError(
                 f"{path}:{line}: chat template refuses the messages: {error}", "correct the record"
             ) from None
-        return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
     raise RecipeError(f'{path}:{line}: needs a string, {{"text": ...}} or {{"messages": [...]}}', "correct the record")

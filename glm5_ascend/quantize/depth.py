@@ -53,8 +53,8 @@ class Depth:
             self._next = Stream(self._path(layer + 1), self.lengths, self.config.hidden_size)
         return self._here, self._next, self.selections
 
-    def leave(self, layer: int) -> None:
-        """The journal has this layer: what lies behind it is what comes next."""
+    def leave(self) -> None:
+        """The journal has the layer: what lies behind it is what comes next."""
         if self._next is not None:
             if self._here is not None:
                 self._here.file.remove()
@@ -97,10 +97,10 @@ class Depth:
         table = S.find(parts, "embed_tokens")
 
         def one(number: int) -> None:
-            normed = M.rms_norm(main.sequence(number), final, config.rms_norm_eps)
+            normed = M.rms_norm(main.sequence(number).to(weights.device), final, config.rms_norm_eps)
             if rot is not None:
                 normed = normed @ rot.T  # what the engine's `rot` linear does
-            embedding = weights.lookup(prefix, table, sequences[number][1:])
+            embedding = weights.lookup(prefix, table, sequences[number][1:]).to(weights.device)
             stream.set_sequence(number, M.mtp_input(config, own, embedding, normed[:-1]))
 
         job.workers.each(one, range(len(sequences)))

@@ -17,7 +17,7 @@ from glm5_ascend.checkpoint.output import exclusive, publish, workshop
 from glm5_ascend.checkpoint.writer import write_json
 from glm5_ascend.config import ModelConfig
 from glm5_ascend.errors import CheckFailedError, MissingEnvironmentError
-from glm5_ascend.quantize.calibration import CalibrationSet, load_tokenizer
+from glm5_ascend.quantize.calibration import CalibrationSet, SourceTokenizer
 from glm5_ascend.quantize.plan import symbols
 from glm5_ascend.quantize.recipe import Recipe
 
@@ -74,7 +74,7 @@ def run_msmodelslim(
         work, log = place / "checkpoint", place / "msmodelslim.log"
         shutil.rmtree(work, ignore_errors=True)
         texts = place / "calibration.json"
-        tokenizer = load_tokenizer(source)
+        tokenizer = SourceTokenizer(source)
         sequences = calibration.sequences if calibration is not None else ()
         write_json(texts, [tokenizer.decode(sequence) for sequence in sequences] or ["nothing to calibrate"])
         chosen = place / "recipe.yaml"

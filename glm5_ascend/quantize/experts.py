@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from glm5_ascend.checkpoint import structure as S
+from glm5_ascend.device import product
 from glm5_ascend.quantize.forward import SEARCH_ROWS, Routed
 from glm5_ascend.quantize.plan import Plan
 from glm5_ascend.quantize.smoothing import search_scale
@@ -53,9 +54,9 @@ def run_expert(tensors: Tensors, expert: int, routed: Routed) -> InputStatistics
     seen = InputStatistics(SEARCH_ROWS)
     token, slot = torch.where(routed.ids == expert)
     for chosen, at in zip(token.split(CHUNK), slot.split(CHUNK), strict=True):
-        x = routed.inputs.gather(chosen)
-        inner = F.silu(x @ gate.T) * (x @ up.T)
+        x = routed.inputs.gather(chosen).to(gate.device)
+        inner = F.silu(product(x, gate)) * product(x, up)
         seen.add(inner)
         if routed.out is not None:
-            routed.out.add(chosen, (inner @ down.T) * routed.weight[chosen, at, None])
+            routed.out.add(chosen, product(inner, down).cpu() * routed.weight[chosen, at, None])
     return seen

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from glm5_ascend.config import ModelConfig
+from glm5_ascend.device import product
 from glm5_ascend.model import layers as M
 from glm5_ascend.quantize.activations import RowFile, Stream
 from glm5_ascend.quantize.statistics import InputStatistics
@@ -17,6 +18,7 @@ from glm5_ascend.quantize.workers import Workers
 
 #: Rows of an input kept for the smoothing searches, all sequences together.
 SEARCH_ROWS = 512
+ROUTER = "mlp.gate"
 
 
 class FloatLayer:
@@ -29,7 +31,8 @@ class FloatLayer:
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         if name in self.statistics:
             self.statistics[name].add(x)
-        return x @ self.tensors[f"{name}.weight"].T
+        weight = self.tensors[f"{name}.weight"]
+        return x @ weight.T if name == ROUTER else product(x, weight)  # a rounded score sends a token elsewhere
 
     def vector(self, name: str) -> torch.Tensor:
         return self.tensors[name]
@@ -82,7 +85,7 @@ class Selections:
     def keep(self, number: int, selected: torch.Tensor) -> None:
         if self.file is not None:
             rows = torch.zeros(len(selected), self.file.columns, dtype=torch.bool)
-            rows[:, : selected.shape[1]] = selected
+            rows[:, : selected.shape[1]] = selected.cpu()
             self.file.write(self.starts[number], rows)
 
 
@@ -107,12 +110,14 @@ def forward_layer(
     names = sorted(record)
     limit = max(1, SEARCH_ROWS // len(stream.lengths))
     eps, own = config.rms_norm_eps, config.has_indexer(layer)
+    device = tensors["input_layernorm.weight"].device
 
     def one(number: int) -> tuple[FloatLayer, torch.Tensor, torch.Tensor]:
         weights = FloatLayer(tensors, names, limit)
-        hidden = stream.sequence(number)
+        hidden = stream.sequence(number).to(device)
         x = M.rms_norm(hidden, weights.vector("input_layernorm.weight"), eps)
-        mixed, selected = M.attention(config, weights, x, None if own else selections.load(number), own)
+        shared = None if own else selections.load(number)
+        mixed, selected = M.attention(config, weights, x, shared if shared is None else shared.to(device), own)
         if own and not config.is_mtp(layer):
             selections.keep(number, selected)
         hidden = hidden + mixed
@@ -127,7 +132,7 @@ def forward_layer(
         if out is not None:
             out.set_sequence(number, hidden)
         weights.tensors = {}
-        return weights, weight, ids
+        return weights, weight.cpu(), ids.cpu()
 
     done = list(workers.map(one, range(len(stream.lengths))))
     statistics = {

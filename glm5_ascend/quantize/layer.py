@@ -89,6 +89,21 @@ def report_of(job: Job, layer: int) -> LayerReport:
     return report
 
 
+def accept_written(job: Job, layer: int) -> None:
+    """What the journal has of a layer, by another run or another rank, is not missing."""
+    names: list[str] = []
+    if unit(layer, "backbone") in job.journal.done:
+        names += _names(job, layer, S.backbone(job.plan.config, layer))
+    for expert in range(job.plan.config.n_routed_experts if job.plan.config.is_moe(layer) else 0):
+        if unit(layer, f"expert {expert}") in job.journal.done:
+            names += _names(job, layer, S.expert_linears(expert))
+    job.store.writer.expect_no_more(*names)
+
+
+def _names(job: Job, layer: int, parts: Iterable[Linear | Vector]) -> list[str]:
+    return [name for part in parts for name in job.store.names(S.layer_prefix(layer), part)]
+
+
 def write_table(job: Job, prefix: str, part: Linear, gains: Tensors) -> None:
     """An embedding table or a head, in blocks of rows."""
 
@@ -118,7 +133,6 @@ class LayerQuantizer:
 
     def run(self) -> LayerReport:
         """Do what the journal does not have yet."""
-        self._accept_written()
         with self._inputs() as inputs:
             routed = self._backbone(unit(self.layer, "backbone"), inputs)
             if self.config.is_moe(self.layer):
@@ -128,18 +142,8 @@ class LayerQuantizer:
         self.job.journal.finish(unit(self.layer))
         return report_of(self.job, self.layer)
 
-    def _accept_written(self) -> None:
-        """What a stopped run has finished of this layer is not missing."""
-        names: list[str] = []
-        if unit(self.layer, "backbone") in self.job.journal.done:
-            names += self._names(self.parts)
-        for expert in range(self.config.n_routed_experts if self.config.is_moe(self.layer) else 0):
-            if unit(self.layer, f"expert {expert}") in self.job.journal.done:
-                names += self._names(S.expert_linears(expert))
-        self.job.store.writer.expect_no_more(*names)
-
     def _names(self, parts: Iterable[Linear | Vector]) -> list[str]:
-        return [name for part in parts for name in self.job.store.names(self.prefix, part)]
+        return _names(self.job, self.layer, parts)
 
     @contextmanager
     def _inputs(self) -> Iterator[RowFile | None]:
@@ -238,7 +242,7 @@ class LayerQuantizer:
         ranks.meet()
         if ranks.count > 1:
             self.job.journal.refresh()
-            self._accept_written()
+            accept_written(self.job, self.layer)
         if self.out is not None:
             for rank in range(1, ranks.count):
                 self.out.include(partial_stream(folder, rank))

@@ -19,20 +19,22 @@ from glm5_ascend.checkpoint import structure as S
 from glm5_ascend.checkpoint.output import check_output, copy_serving_files, exclusive, publish, workshop
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.writer import ShardWriter, check_free_space, disk_error, write_json
+from glm5_ascend.device import ON_HOST, find_device
 from glm5_ascend.errors import RecipeError
-from glm5_ascend.quantize.budget import Prediction, disk_bytes, peak_bytes, seconds, threads_within
-from glm5_ascend.quantize.calibration import CalibrationSet, find_dataset, load_calibration
+from glm5_ascend.quantize.budget import Prediction, disk_bytes, peak_bytes, threads_within
+from glm5_ascend.quantize.calibration import CalibrationSet, Dataset, find_dataset, load_calibration
 from glm5_ascend.quantize.helper import help_with_experts
 from glm5_ascend.quantize.journal import Journal
 from glm5_ascend.quantize.layer import Job, LayerReport, NoProgress, Progress
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.plan import GIB, Plan
-from glm5_ascend.quantize.provenance import RECIPE_NAME, file_list, identity, provenance, write_provenance
+from glm5_ascend.quantize.provenance import RECIPE_NAME, file_list, identity, inputs, provenance, write_provenance
 from glm5_ascend.quantize.ranks import Ranks
 from glm5_ascend.quantize.recipe import Recipe, find_recipe, load_recipe
 from glm5_ascend.quantize.rotation import Rotations
 from glm5_ascend.quantize.store import Store
 from glm5_ascend.quantize.tensors import write_tensors
+from glm5_ascend.quantize.timing import seconds, source_bytes
 from glm5_ascend.quantize.weights import FloatWeights
 from glm5_ascend.quantize.workers import Workers
 
@@ -49,6 +51,9 @@ class Prepared:
     output_bytes: int
     threads: int
     max_ram: int
+    device: torch.device
+    calibration_file: Path | None
+    notes: list[str]  # what the user should know of, for the screen and the provenance
 
 
 @dataclass
@@ -65,11 +70,12 @@ class Result:
 
 
 def prepare(options: QuantizeOptions) -> Prepared:
-    """Check source, recipe, plan, output place and disk space.
+    """Check source, recipe, plan and output place.
 
     Raises:
         Glm5Error: the first thing that would make the run fail; nothing has been written.
     """
+    device = find_device(options.device)
     recipe_path = find_recipe(options.recipe)
     recipe = load_recipe(recipe_path)
     source = SourceCheckpoint(options.source)
@@ -79,25 +85,38 @@ def prepare(options: QuantizeOptions) -> Prepared:
     if recipe.rotates:
         total += 4 * source.config.hidden_size**2  # optional/quarot.safetensors
         Rotations(source.config, options.seed)  # sizes without a Hadamard matrix are refused here
-    needed = total + disk_bytes(plan, options.samples * options.seq_len)
-    check_free_space(options.out.resolve().parent, needed - _allocated(workshop(options.out)))
     max_ram = options.max_ram or psutil.virtual_memory().total // 2 // Ranks().here
     threads = threads_within(
         plan, options.seq_len, options.threads or max(1, len(os.sched_getaffinity(0)) // Ranks().here), max_ram
     )
-    return Prepared(options, recipe_path, recipe, source, plan, total, threads, max_ram)
+    dataset = _dataset(options, plan)
+    return Prepared(
+        options, recipe_path, recipe, source, plan, total, threads, max_ram, device,
+        dataset.path if dataset is not None else None, _notes(source, dataset, device),
+    )  # fmt: skip
+
+
+def check_space(job: Prepared) -> None:
+    """Refuse a disk that is too small for the output and the activations.
+
+    Raises:
+        OutputError: how much is needed and how much there is.
+    """
+    options = job.options
+    needed = job.output_bytes + disk_bytes(job.plan, options.samples * options.seq_len)
+    check_free_space(options.out.resolve().parent, needed - _allocated(workshop(options.out)))
 
 
 def predict(job: Prepared) -> Prediction:
-    """What the job will need; measures this machine's rates for half a second."""
+    """What the job will need; measures this machine's rates for some seconds."""
     options, tokens = job.options, job.options.samples * job.options.seq_len
     return Prediction(
-        seconds(job.plan, tokens, job.threads),
+        seconds(job.plan, tokens, options.seq_len, job.threads),
         job.threads,
         peak_bytes(job.plan, options.seq_len, job.threads),
         job.output_bytes,
         disk_bytes(job.plan, tokens),
-        sum(entry.end - entry.start for entry in job.source.files.entries.values()),
+        source_bytes(job.source),
     )
 
 
@@ -113,6 +132,7 @@ def quantize(job: Prepared, progress: Progress) -> Result | None:
     Returns None in the helping ranks of a torchrun.
     """
     began = time.monotonic()
+    check_space(job)
     calibration = calibration_of(job)
     place = workshop(job.options.out)
     with torch.no_grad(), Ranks() as ranks:
@@ -129,7 +149,7 @@ def quantize(job: Prepared, progress: Progress) -> Result | None:
     return Result(
         out=job.options.out,
         output_bytes=job.output_bytes,
-        source_bytes=sum(e.end - e.start for e in job.source.files.entries.values()),
+        source_bytes=source_bytes(job.source),
         seconds=time.monotonic() - began,
         peak_rss_bytes=_peak_rss(),
         calibration_tokens=calibration.tokens if calibration else 0,
@@ -151,7 +171,8 @@ def _work(
 ) -> list[LayerReport]:
     """Everything in `place`, ready to be published."""
     options, work = job.options, place / "checkpoint"
-    journal = Journal(place / "journal.jsonl", identity(job.source, job.recipe_path, options, calibration))
+    known = inputs(job.source, job.recipe_path, options, calibration)
+    journal = Journal(place / "journal.jsonl", identity(known, job.source))
     try:
         journal.refresh()
         work.mkdir(exist_ok=True)
@@ -173,15 +194,15 @@ def _work(
     except OSError as error:
         raise disk_error(work, error) from None
     write_json(work / schemes.DESCRIPTION_NAME, description(job.plan))
-    write_provenance(work, provenance(job.source, job.recipe_path, options, calibration, reports), file_list(work))
+    write_provenance(work, provenance(known, options, job.notes, reports), file_list(work))
     return reports
 
 
 def _help(job: Prepared, calibration: CalibrationSet | None, ranks: Ranks, place: Path) -> None:
     """A helping rank: its share of the experts, in the workshop that rank 0 has made."""
     ranks.meet()
-    facts = identity(job.source, job.recipe_path, job.options, calibration)
-    journal = Journal(place / f"journal-{ranks.rank}.jsonl", facts)
+    known = inputs(job.source, job.recipe_path, job.options, calibration)
+    journal = Journal(place / f"journal-{ranks.rank}.jsonl", identity(known, job.source))
     try:
         journal.refresh()
         with _tools(job, place / "checkpoint", journal, ranks, NoProgress()) as tools:
@@ -195,11 +216,11 @@ def _help(job: Prepared, calibration: CalibrationSet | None, ranks: Ranks, place
 @contextmanager
 def _tools(job: Prepared, work: Path, journal: Journal, ranks: Ranks, progress: Progress) -> Iterator[Job]:
     """What the steps of the run share, open."""
-    rotations = Rotations(job.source.config, job.options.seed) if job.recipe.rotates else None
+    rotations = Rotations(job.source.config, job.options.seed, job.device) if job.recipe.rotates else None
     writer = ShardWriter(work, job.plan.outputs(), int(job.recipe.spec.save[0].part_file_size * GIB))
     try:
         with Workers(job.threads) as workers:
-            weights, store = FloatWeights(job.source, rotations), Store(job.plan, writer)
+            weights, store = FloatWeights(job.source, rotations, job.device), Store(job.plan, writer)
             yield Job(job.plan, weights, store, journal, workers, ranks, progress, work.parent / "activations")
     finally:
         writer.close()
@@ -216,13 +237,36 @@ def _clear(place: Path) -> None:
 
 def calibration_of(job: Prepared) -> CalibrationSet | None:
     """The token sequences of a job; None if its recipe decides nothing by data."""
-    if job.plan.last_calibrated_layer < 0:
+    if job.calibration_file is None:
         return None
     o = job.options
-    path = o.calib or find_dataset(job.recipe.spec.dataset, stock=job.recipe.apiversion == "modelslim_v1")
-    if not path.is_file():
-        raise RecipeError(f"{path}: no such calibration file", "give one with --calib, or set dataset: default")
-    return load_calibration(path, o.source, job.source.config.vocab_size, o.samples, o.seq_len)
+    return load_calibration(job.calibration_file, o.source, job.source.config.vocab_size, o.samples, o.seq_len)
+
+
+def _dataset(options: QuantizeOptions, plan: Plan) -> Dataset | None:
+    """The calibration text; None if the recipe decides nothing by data."""
+    if plan.last_calibrated_layer < 0:
+        return None
+    recipe = plan.recipe
+    found = find_dataset(recipe.spec.dataset, stock=recipe.apiversion == "modelslim_v1")
+    if options.calib is not None:
+        found = Dataset(options.calib)
+    if not found.path.is_file():
+        raise RecipeError(f"{found.path}: no such calibration file", "give one with --calib, or set dataset: default")
+    return found
+
+
+def _notes(source: SourceCheckpoint, dataset: Dataset | None, device: torch.device) -> list[str]:
+    notes = []
+    if device.type != "cpu":
+        notes.append(f"on {device}; on the host stay " + "; ".join(f"{what} ({why})" for what, why in ON_HOST.items()))
+    if source.unlisted:
+        notes.append(f"the MTP layer comes from {', '.join(source.unlisted)}, which the index does not list")
+    if dataset is not None and dataset.instead_of:
+        notes.append(
+            f"dataset {dataset.instead_of} comes with msmodelslim, which is not installed: the bundled texts serve"
+        )
+    return notes
 
 
 def description(plan: Plan) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import glm5_ascend
 from glm5_ascend.checkpoint.output import PROVENANCE_NAME
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.writer import write_json
+from glm5_ascend.device import cpu_facts
 from glm5_ascend.quantize.calibration import CalibrationSet
 from glm5_ascend.quantize.layer import LayerReport
 from glm5_ascend.quantize.options import QuantizeOptions
@@ -23,6 +25,16 @@ RECIPE_NAME = "glm5_ascend_recipe.yaml"
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_facts(directory: Path, names: list[str]) -> dict[str, dict[str, Any]]:
+    """Size and sha256 of these files, several at a time: hashing does not hold the interpreter lock."""
+
+    def facts(name: str) -> dict[str, Any]:
+        return {"bytes": (directory / name).stat().st_size, "sha256": sha256(directory / name)}
+
+    with ThreadPoolExecutor(thread_name_prefix="hash") as pool:
+        return dict(zip(names, pool.map(facts, names), strict=True))
 
 
 def shard_facts(source: SourceCheckpoint) -> dict[str, dict[str, Any]]:
@@ -39,14 +51,18 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _what(
+def inputs(
     source: SourceCheckpoint, recipe_path: Path, options: QuantizeOptions, calibration: CalibrationSet | None
 ) -> dict[str, Any]:
     """Everything the output's bytes depend on."""
     return {
         "tool": {"name": "glm5-ascend", "version": glm5_ascend.__version__},
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "machine": {"arch": platform.machine(), "cpu_capability": torch.backends.cpu.get_cpu_capability()},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "torch_build": torch.version.git_version,
+        },
+        "machine": cpu_facts() | {"device": options.device.partition(":")[0]},
         "seed": options.seed,
         "recipe": {"name": options.recipe, "sha256": sha256(recipe_path)},
         "source": {
@@ -66,28 +82,22 @@ def _what(
     }
 
 
-def identity(
-    source: SourceCheckpoint, recipe_path: Path, options: QuantizeOptions, calibration: CalibrationSet | None
-) -> dict[str, Any]:
-    """What must be the same for a stopped run to be continued: the output's inputs, and no shard touched since."""
-    what = _what(source, recipe_path, options, calibration)
-    what["source"]["path"] = str(options.source.resolve())
+def identity(known: dict[str, Any], source: SourceCheckpoint) -> dict[str, Any]:
+    """What must be the same for a stopped run to be continued: the output's `inputs`, and no shard touched since."""
+    place = known["source"] | {"path": str(source.directory.resolve())}
     stamps = {name: shard.path.stat().st_mtime_ns for name, shard in sorted(source.files.shards.items())}
-    return {**what, "modification times of the source": stamps}
+    return {**known, "source": place, "modification times of the source": stamps}
 
 
 def provenance(
-    source: SourceCheckpoint,
-    recipe_path: Path,
-    options: QuantizeOptions,
-    calibration: CalibrationSet | None,
-    reports: list[LayerReport],
+    known: dict[str, Any], options: QuantizeOptions, notes: list[str], reports: list[LayerReport]
 ) -> dict[str, Any]:
-    """The content of the provenance file, without its list of files."""
+    """The content of the provenance file, without its list of files; `known` are the `inputs`."""
     return {
         "format_version": 1,
         "command": options.command,
-        **_what(source, recipe_path, options, calibration),
+        **known,
+        "notes": notes,
         "layers": [
             {"layer": r.layer, "cold_experts": r.cold_experts, "relative_weight_error": r.errors.relative()}
             for r in reports
@@ -102,4 +112,6 @@ def file_list(directory: Path) -> list[str]:
 
 
 def write_provenance(directory: Path, content: dict[str, Any], files: list[str]) -> None:
-    write_json(directory / PROVENANCE_NAME, content | {"files": files})
+    """Write the provenance file, last of all: it holds the hash of every other one, which `verify` checks."""
+    outputs = file_facts(directory, [name for name in files if name != PROVENANCE_NAME])
+    write_json(directory / PROVENANCE_NAME, content | {"files": files, "outputs": outputs})

@@ -70,12 +70,13 @@ def _matrix(order: int) -> torch.Tensor:
 class Hadamard:
     """x -> x diag(signs) H / sqrt(n) on the last dimension, H = A (x) B: two small products per row instead of n^2."""
 
-    def __init__(self, size: int, generator: torch.Generator | None) -> None:
+    def __init__(self, size: int, generator: torch.Generator | None, device: torch.device | None = None) -> None:
         self.size = size
         left, right = factors(size)
-        self._left, self._right = _matrix(left).T.contiguous(), _matrix(right) / math.sqrt(size)
+        self._left, self._right = _matrix(left).T.contiguous().to(device), (_matrix(right) / math.sqrt(size)).to(device)
         ones = torch.ones(size)
-        self.signs = ones if generator is None else torch.randint(0, 2, (size,), generator=generator) * 2.0 - 1.0
+        signs = ones if generator is None else torch.randint(0, 2, (size,), generator=generator) * 2.0 - 1.0
+        self.signs = signs.to(device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y = (x * self.signs).reshape(-1, len(self._left), len(self._right))
@@ -83,10 +84,10 @@ class Hadamard:
 
 
 class Rotations:
-    """One orthogonal map per basis of the structure table."""
+    """One orthogonal map per basis of the structure table; the same on every device."""
 
-    def __init__(self, config: ModelConfig, seed: int) -> None:
-        self.config, self.seed = config, seed
+    def __init__(self, config: ModelConfig, seed: int, device: torch.device | None = None) -> None:
+        self.config, self.seed, self.device = config, seed, device
         c = config
         self.hidden = self._hadamard(S.HIDDEN, c.hidden_size)
         self._kv_lora = self._hadamard(S.KV_LORA, c.kv_lora_rank)
@@ -114,7 +115,7 @@ class Rotations:
         # torch's CPU generator looks at the low 32 bits only.
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {basis}".encode()))
         try:
-            return Hadamard(size, generator)
+            return Hadamard(size, generator, self.device)
         except ValueError:
             raise RecipeError(
                 f"{self.config.path}: quarot: no Hadamard matrix of size {size} ({basis})",
@@ -141,7 +142,7 @@ class Rotations:
 
     def global_rotation(self) -> torch.Tensor:
         """Q, fp32 [hidden, hidden]: rotated hidden = hidden @ Q."""
-        return self.hidden(torch.eye(self.config.hidden_size))
+        return self.hidden(torch.eye(self.config.hidden_size, device=self.device))
 
     def mtp_rotation(self, final_norm: torch.Tensor) -> torch.Tensor:
         """`rot.weight` = Q^T diag(g) Q, fp32 [hidden, hidden]; g is the source's final norm gain."""

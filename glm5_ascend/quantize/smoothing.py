@@ -7,19 +7,23 @@ statistic that is applied), and "do nothing" is always a candidate.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.quantize.plan import SmoothPlan
-from glm5_ascend.quantize.rounding import INT4_MAX, INT8_MAX, minmax_scale, round_int, ssz_scale, static_input
+from glm5_ascend.quantize.rounding import INT4_MAX, INT8_MAX, round_int, static_input
+from glm5_ascend.quantize.ssz import minmax_scale, ssz_scale
 from glm5_ascend.quantize.statistics import InputStatistics, spread
 
 #: Output rows a search looks at, evenly spaced: a scale belongs to input channels, which all rows share.
 SEARCH_OUTPUTS = 512
-_EXPONENTS = [step / 20 for step in range(21)]
 _SMALLEST = 1e-5
+_STEPS = 20  # exponents are multiples of 1/20
+_BLOCK = 2**17  # weights rounded at a time: what fits the processor's cache is read from memory once
+
+Step = Callable[[torch.Tensor], torch.Tensor]  # rows [n, K] -> scale [n, 1]
 
 
 def quantize_activation(x: torch.Tensor, scheme: str, fitted: InputStatistics, scale: torch.Tensor) -> torch.Tensor:
@@ -29,15 +33,10 @@ def quantize_activation(x: torch.Tensor, scheme: str, fitted: InputStatistics, s
     """
     y = x / scale
     if scheme == schemes.W8A8:
-        input_scale, offset = static_input(fitted.range_after(scale))
-        return (torch.round(y / input_scale + offset).clamp_(-128, 127) - offset) * input_scale
-    per_token = y.abs().amax(dim=1, keepdim=True).clamp_min(1e-10) / INT8_MAX
-    return round_int(y, per_token, INT8_MAX) * per_token
-
-
-def _distance(wanted: torch.Tensor, x_q: torch.Tensor, weight_q: torch.Tensor) -> float:
-    """Relative error of the quantized output."""
-    return float((x_q @ weight_q.T - wanted).norm() / wanted.norm().clamp_min(1e-20))
+        input_scale, offset = (value.item() for value in static_input(fitted.range_after(scale)))
+        return (y / input_scale + offset).round_().clamp_(-128, 127).sub_(offset).mul_(input_scale)
+    per_token = torch.maximum(y.amax(dim=1, keepdim=True), -y.amin(dim=1, keepdim=True)).clamp_min(1e-10) / INT8_MAX
+    return y.div_(per_token).round_().mul_(per_token)
 
 
 def search_scale(weights: list[torch.Tensor], statistics: InputStatistics, search: SmoothPlan) -> torch.Tensor:
@@ -59,20 +58,17 @@ def flex_smooth_quant(weights: Iterable[torch.Tensor], statistics: InputStatisti
     w_max = torch.stack([torch.maximum(w.amax(0), -w.amin(0)) for w in weights]).amax(0).clamp_min(_SMALLEST)
     share = max(1, SEARCH_OUTPUTS // len(weights))
     weight = torch.cat([spread(w, share) for w in weights])
-
     wanted = x @ weight.T
 
     def scale_of(seen: InputStatistics, a: float, b: float) -> torch.Tensor:
         return _centred(seen.max_abs.clamp_min(_SMALLEST) ** a / w_max**b)
 
     def error_of(scale: torch.Tensor) -> float:
-        scaled = weight * scale
-        step = minmax_scale(scaled, INT8_MAX)
-        weight_q = round_int(scaled, step, INT8_MAX) * step
-        return _distance(wanted, quantize_activation(x, scheme, fitted, scale), weight_q)
+        x_q = quantize_activation(x, scheme, fitted, scale)
+        return _output_error(wanted, x_q, weight, scale, lambda rows: minmax_scale(rows, INT8_MAX), INT8_MAX)
 
-    a, _ = _best((a, error_of(scale_of(fitted, a, 1 - a))) for a in _EXPONENTS)
-    b, error = _best((b, error_of(scale_of(fitted, a, b))) for b in _EXPONENTS)
+    a, _ = _best_exponent(lambda a: error_of(scale_of(fitted, a, 1 - a)))
+    b, error = _best_exponent(lambda b: error_of(scale_of(fitted, a, b)))
     identity = torch.ones_like(w_max)
     return scale_of(statistics, a, b) if error < error_of(identity) else identity
 
@@ -82,19 +78,32 @@ def flex_awq_ssz(weight: torch.Tensor, statistics: InputStatistics, scheme: str,
     x, mean = statistics.rows, statistics.mean_abs.clamp_min(_SMALLEST)
     weight = spread(weight, SEARCH_OUTPUTS)
     wanted = x @ weight.T
+    step: Step
+    if scheme == schemes.W4A8_DYNAMIC:
+        largest, step = INT4_MAX, lambda rows: ssz_scale(rows, INT4_MAX, steps, grid=None)
+    else:
+        largest, step = INT8_MAX, lambda rows: minmax_scale(rows, INT8_MAX)
 
     def error_of(alpha: float) -> float:
         scale = _centred(mean**alpha)
-        scaled = weight * scale
-        if scheme == schemes.W4A8_DYNAMIC:
-            step, largest = ssz_scale(scaled, steps, grid=None), INT4_MAX
-        else:
-            step, largest = minmax_scale(scaled, INT8_MAX), INT8_MAX
-        weight_q = round_int(scaled, step, largest) * step
-        return _distance(wanted, quantize_activation(x, scheme, statistics, scale), weight_q)
+        x_q = quantize_activation(x, scheme, statistics, scale)
+        return _output_error(wanted, x_q, weight, scale, step, largest)
 
-    alpha, _ = _best((alpha, error_of(alpha)) for alpha in _EXPONENTS)
+    alpha, _ = _best_exponent(error_of)
     return _centred(mean**alpha)
+
+
+def _output_error(
+    wanted: torch.Tensor, x_q: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, step: Step, largest: int
+) -> float:
+    """Squared error of the quantized output: wanted [T, N], x_q [T, K], weight [N, K] before `scale` [K]."""
+    rows, total = max(1, _BLOCK // weight.shape[1]), 0.0
+    for some, want in zip(weight.split(rows), wanted.split(rows, dim=1), strict=True):
+        scaled = some * scale
+        per_row = step(scaled)
+        integers = round_int(scaled, per_row, largest)
+        total += float(torch.addmm(want, x_q, integers.mul_(per_row).T, beta=-1).square_().sum())
+    return total
 
 
 def _centred(scale: torch.Tensor) -> torch.Tensor:
@@ -102,10 +111,19 @@ def _centred(scale: torch.Tensor) -> torch.Tensor:
     return scale / scale.log().mean().exp()
 
 
-def _best(candidates: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """(exponent, error) with the smallest error; the later, larger exponent on a tie."""
-    chosen = (0.0, float("inf"))
-    for exponent, error in candidates:
-        if error <= chosen[1]:
-            chosen = (exponent, error)
-    return chosen
+def _best_exponent(error_of: Callable[[float], float]) -> tuple[float, float]:
+    """(exponent in [0, 1], error) with the smallest error; the larger exponent on a tie.
+
+    Errors are smooth in it up to the noise of rounding: every fourth step of 1/20 first, then around the best one.
+    """
+    errors: dict[int, float] = {}
+
+    def best() -> int:
+        return min(errors, key=lambda step: (errors[step], -step))
+
+    for gap in (4, 2, 1):
+        around = range(0, _STEPS + 1, gap) if not errors else (best() - gap, best() + gap)
+        for step in around:
+            if 0 <= step <= _STEPS and step not in errors:
+                errors[step] = error_of(step / _STEPS)
+    return best() / _STEPS, errors[best()]

@@ -81,4 +81,4 @@ def spread(x: torch.Tensor, limit: int) -> torch.Tensor:
     """At most `limit` rows, evenly spaced, in order: the same rows for the same input, no random choice."""
     if len(x) <= limit:
         return x
-    return x[torch.linspace(0, len(x) - 1, limit).round().long()]
+    return x[torch.linspace(0, len(x) - 1, limit).round().long().to(x.device)]

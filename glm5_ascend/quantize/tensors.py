@@ -11,7 +11,7 @@ from glm5_ascend.checkpoint.structure import Linear
 from glm5_ascend.checkpoint.writer import disk_error
 from glm5_ascend.quantize.calibration import CalibrationSet
 from glm5_ascend.quantize.depth import Depth
-from glm5_ascend.quantize.layer import Job, LayerQuantizer, LayerReport, report_of, unit, write_table
+from glm5_ascend.quantize.layer import Job, LayerQuantizer, LayerReport, accept_written, report_of, unit, write_table
 from glm5_ascend.quantize.plan import ROT_NAME
 from glm5_ascend.quantize.rotation import Rotations
 
@@ -21,8 +21,10 @@ GLOBALS = "globals"  # the unit of work in front of the layers
 def write_tensors(job: Job, calibration: CalibrationSet | None) -> list[LayerReport]:
     """Do everything the journal does not have yet, and finish the shards."""
     config = job.plan.config
-    _write_globals(job, job.store.writer.directory)
     layers = range(config.num_layers_with_mtp)
+    _write_globals(job, job.store.writer.directory)
+    for layer in layers:
+        accept_written(job, layer)
     done = sum(unit(layer) in job.journal.done for layer in layers)
     job.progress.begin(len(layers), config.n_routed_experts, done)
     with Depth(job, calibration) as depth:
@@ -34,12 +36,9 @@ def write_tensors(job: Job, calibration: CalibrationSet | None) -> list[LayerRep
 def _layer(job: Job, depth: Depth, layer: int) -> LayerReport:
     """Quantize one layer, unless a stopped run has."""
     if unit(layer) in job.journal.done:
-        prefix = S.layer_prefix(layer)
-        names = [n for part in S.layer_parts(job.plan.config, layer) for n in job.store.names(prefix, part)]
-        job.store.writer.expect_no_more(*names)
         return report_of(job, layer)
     report = LayerQuantizer(job, layer, *depth.around(layer)).run()
-    depth.leave(layer)
+    depth.leave()
     job.progress.layer(report)
     return report
 
@@ -67,7 +66,7 @@ def _write_globals(job: Job, work: Path) -> None:
 
 
 def _write_global_rotation(work: Path, rotations: Rotations) -> None:
-    data = safetensors.torch.save({"global_rotation": rotations.global_rotation()})
+    data = safetensors.torch.save({"global_rotation": rotations.global_rotation().cpu()})
     try:
         (work / "optional").mkdir(exist_ok=True)
         (work / "optional" / "quarot.safetensors").write_bytes(data)

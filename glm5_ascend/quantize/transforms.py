@@ -66,7 +66,7 @@ def move_scale(tensors: Tensors, config: ModelConfig, subgraph: Subgraph, scale:
         if rows is None:
             tensors[source] /= scale[:, None]
         else:
-            tensors[source][rows] /= scale[:, None]
+            tensors[source][rows.to(scale.device)] /= scale[:, None]
     for target in subgraph.targets:
         tensors[f"{target}.weight"] *= scale
     return scale

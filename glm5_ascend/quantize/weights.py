@@ -23,21 +23,23 @@ class FloatWeights:
 
     Args:
         rotations: None for a recipe without quarot: then norms keep their gains, too.
+        device: where they are wanted.
     """
 
-    def __init__(self, source: SourceCheckpoint, rotations: Rotations | None) -> None:
-        self.source, self.rotations = source, rotations
+    def __init__(self, source: SourceCheckpoint, rotations: Rotations | None, device: torch.device) -> None:
+        self.source, self.rotations, self.device = source, rotations, device
         self._size = S.sizes(source.config)
 
     def gains(self, prefix: str, parts: Iterable[Linear | Vector]) -> Tensors:
         """The norms' gains as stored, by module name."""
         norms = [part for part in parts if isinstance(part, Vector) and part.role == "norm"]
-        return gains_of({S.tensor_name(p): self.source.read(prefix + S.tensor_name(p)) for p in norms}, norms)
+        read = {S.tensor_name(p): self.source.read(prefix + S.tensor_name(p)).to(self.device) for p in norms}
+        return gains_of(read, norms)
 
     def load(self, prefix: str, part: Linear | Vector, gains: Tensors) -> torch.Tensor:
         """One whole part, fp32."""
         name = S.tensor_name(part)
-        tensor = torch.empty(S.shape(part, self._size))
+        tensor = torch.empty(S.shape(part, self._size), device=self.device)
         for start, stop in blocks(tuple(tensor.shape)):
             tensor[start:stop] = self.source.read_rows(prefix + name, start, stop)
         self._transform({name: tensor}, part, gains)
@@ -47,7 +49,8 @@ class FloatWeights:
         self, prefix: str, parts: Iterable[Linear | Vector], gains: Tensors, workers: Workers | None = None
     ) -> Tensors:
         """Several parts by tensor name, read side by side if there are workers."""
-        parts = list(parts)
+        # The largest first: the threads end at about the same time.
+        parts = sorted(parts, key=lambda part: -torch.Size(S.shape(part, self._size)).numel())
 
         def load(part: Linear | Vector) -> torch.Tensor:
             return self.load(prefix, part, gains)
@@ -57,15 +60,18 @@ class FloatWeights:
 
     def rows(self, prefix: str, part: Linear | Vector, gains: Tensors, start: int, stop: int) -> torch.Tensor:
         """Rows of a linear whose output side is not rotated (embedding tables, heads)."""
-        rows = self.source.read_rows(prefix + S.tensor_name(part), start, stop)
+        rows = self.source.read_rows(prefix + S.tensor_name(part), start, stop).to(self.device)
         self._transform({S.tensor_name(part): rows}, part, gains)
         return rows
 
     def lookup(self, prefix: str, part: Linear | Vector, ids: torch.Tensor) -> torch.Tensor:
-        """fp32 [len(ids), hidden]: the rows `ids` of an embedding table; only they are read."""
+        """fp32 [len(ids), hidden] on the host: the rows `ids` of an embedding table; only they are read."""
         wanted, place = ids.unique(return_inverse=True)
         found = torch.cat(
-            [self.rows(prefix, part, {}, run[0], run[-1] + 1)[torch.tensor(run) - run[0]] for run in _runs(wanted)]
+            [
+                self.rows(prefix, part, {}, run[0], run[-1] + 1).cpu()[torch.tensor(run) - run[0]]
+                for run in _runs(wanted)
+            ]
         )
         return found[place]
 

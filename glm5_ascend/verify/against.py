@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 
 from glm5_ascend.checkpoint import structure as S
-from glm5_ascend.checkpoint.schemes import FLOAT, dequantize
+from glm5_ascend.checkpoint.output import PROVENANCE_NAME
+from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, dequantize, integer_weight
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.structure import Linear, Subgraph, Vector
 from glm5_ascend.errors import CheckpointError
@@ -29,6 +30,7 @@ def compare(
     source: SourceCheckpoint,
     types: dict[str, str],
     complete: set[str],
+    record: dict[str, object],
     q: torch.Tensor | None,
     report: Report,
 ) -> None:
@@ -36,7 +38,7 @@ def compare(
     report.errors_by_tensor = []
     if not _check_config(contents, source, report):
         return
-    basis = find_basis(contents, q, report)
+    basis = find_basis(contents, record, q, report)
     if basis is None:
         report.warning(
             "against.skipped",
@@ -45,14 +47,24 @@ def compare(
             fix="copy the whole output directory",
         )
         return
-    walk = _Walk(contents, Reference(source, contents, basis), types, complete, report)
+    compare_weights(contents, Reference(source, contents, basis), types, complete, report)
+    if q is not None and ROT_NAME in contents.entries and not isinstance(basis, Unrotated):
+        _check_rot(contents, source, q, report)
+
+
+def compare_weights(
+    contents: Contents, reference: Reference, types: dict[str, str], complete: set[str], report: Report
+) -> None:
+    """Every weight, as far as its tensors are `complete`, with its reference."""
+    report.errors_by_tensor = []
+    walk = _Walk(contents, reference, types, complete, report)
     for part in S.GLOBAL:
         walk.part("", part)
     for layer in range(contents.config.num_layers_with_mtp):
         walk.layer(layer)
+    if {ROT_NAME} <= contents.entries.keys() & reference.source.files.entries.keys():  # a source has none
+        walk.as_it_is(ROT_NAME)
     walk.close()
-    if q is not None and ROT_NAME in contents.entries and not isinstance(basis, Unrotated):
-        _check_rot(contents, source, q, report)
 
 
 def _check_config(contents: Contents, source: SourceCheckpoint, report: Report) -> bool:
@@ -122,14 +134,15 @@ class _Walk:
             if isinstance(part, Linear):
                 self._linear(prefix, part, module)
             elif part.role != "norm":  # norms take part in the linears that read them
-                self._vector(prefix + S.tensor_name(part))
+                self.as_it_is(prefix + S.tensor_name(part))
         except CheckpointError as error:
             self.report.error("shard.damaged", error.message, tensor=module, fix=error.tip)
 
-    def _vector(self, name: str) -> None:
-        if name in self.complete:
-            comparison = Comparison()
-            comparison.add(self.contents.read(name).float()[None], self.reference.source.read(name)[None])
+    def as_it_is(self, name: str) -> None:
+        """A tensor that no rotation and no smoothing changes."""
+        if name in self.complete or name == ROT_NAME:
+            comparison, found = Comparison(), self.contents.read(name).float()
+            comparison.add(torch.atleast_2d(found), torch.atleast_2d(self.reference.source.read(name)))
             self._record(name, FLOAT, comparison)
 
     def _linear(self, prefix: str, part: Linear, module: str) -> None:
@@ -141,7 +154,11 @@ class _Walk:
             self.skipped.append(module)
             return
         kind = self.types[module]
-        stored = dequantize(kind, read_linear(self.contents, module, kind)) if kind != FLOAT else None
+        stored = clipped = None
+        if kind != FLOAT:
+            tensors = read_linear(self.contents, module, kind)
+            stored = dequantize(kind, tensors)
+            clipped = integer_weight(kind, tensors).abs() >= 7 if kind == W4A8_DYNAMIC else None
         comparison = Comparison()
         # Embedding and heads are float and have no partner: only they are too large to be held whole.
         whole = stored is not None or module in self._pairs
@@ -149,7 +166,7 @@ class _Walk:
             found = self._float_rows(module, first, last) if stored is None else stored
             if module in self._pairs:
                 self._undo(prefix, self._pairs[module], wanted, found)
-            comparison.add(found, wanted.mul_(scale))
+            comparison.add(found, wanted.mul_(scale), clipped)
         self._record(module, kind, comparison)
 
     def _float_rows(self, module: str, first: int, last: int) -> torch.Tensor:
@@ -177,7 +194,7 @@ class _Walk:
             name = f"{module}.weight" if f"{module}.weight" in self.contents.entries else module
             self.report.error(
                 "against.mismatch",
-                f"does not match the source: {verdict}",
+                f"does not match {self.report.against}: {verdict}",
                 tensor=name,
                 file=self.contents.file_of[name],
                 fix="scales, nibble order, rotation or the weight itself are wrong: quantize again",
@@ -189,5 +206,6 @@ class _Walk:
                 "against.skipped",
                 f"{len(self.skipped)} linears could not be compared, their rotation is not stored (no provenance): "
                 f"{', '.join(self.skipped[:3])}, ...",
+                file=PROVENANCE_NAME,
                 fix="only checkpoints written by glm5-ascend carry the seed of all rotations",
             )

@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 
+from glm5_ascend.checkpoint.index import read_json_object
 from glm5_ascend.checkpoint.shards import Shard, TensorEntry
 from glm5_ascend.config import ModelConfig
+from glm5_ascend.errors import CheckpointError
+from glm5_ascend.verify.tree import inside
 
 #: Elements read at once where a tensor can be as large as an embedding table (GLM-5: 0.95e9).
 PIECE = 1 << 24
@@ -36,6 +39,18 @@ class Contents:
     entries: dict[str, TensorEntry] = field(default_factory=dict)
     file_of: dict[str, str] = field(default_factory=dict)
     unreadable: set[str] = field(default_factory=set)
+
+    def read_json(self, file: str) -> dict[str, object]:
+        """The JSON object in a file of this directory.
+
+        Raises:
+            CheckpointError: it cannot be read, or is a link to the outside, which is not followed.
+        """
+        if not inside(self.directory / file, self.directory):
+            raise CheckpointError(
+                f"{self.directory / file}: a link to the outside is not followed", "replace the link by the file"
+            )
+        return read_json_object(self.directory / file)
 
     def read(self, name: str) -> torch.Tensor:
         return self.shards[self.file_of[name]].read(name)

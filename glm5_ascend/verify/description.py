@@ -5,10 +5,13 @@ Source: vllm-ascend 182b75e and 0.23.0 `quantization/modelslim_config.py` (behav
 
 from __future__ import annotations
 
+from collections import Counter
+
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint import structure as S
 from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME, FLOAT, QUANTIZED, W4A8_DYNAMIC, W8A8
 from glm5_ascend.checkpoint.structure import Linear
+from glm5_ascend.config import ModelConfig
 from glm5_ascend.verify.contents import Contents
 from glm5_ascend.verify.report import Report
 
@@ -25,6 +28,8 @@ _META = {
     "indexer_quant_type",
     "kv_cache_type",
 }
+#: Of a layer: its indexer's cache is INT8 at run time. With one such key, all other layers keep theirs in 16 bits.
+_CACHE = ".indexer.quant_type"
 _AGAIN = "quantize again, or correct the description"
 
 
@@ -42,6 +47,14 @@ def check_description(contents: Contents, report: Report) -> dict[str, str]:
             kind = description.get(f"{module}.weight")
             types[module] = kind if isinstance(kind, str) and kind in QUANTIZED else FLOAT
             _check_runnable(module, part, types[module], report)
+        elif description.get(key := prefix + S.tensor_name(part), FLOAT) in QUANTIZED:
+            report.error(
+                "description.not_runnable",
+                f"{description[key]}: norms and biases exist in FLOAT only",
+                tensor=key,
+                file=DESCRIPTION_NAME,
+                fix=_AGAIN,
+            )
     _check_siblings(contents, types, report)
     quantized_mtp = [
         module
@@ -89,9 +102,11 @@ def _check_keys(contents: Contents, description: dict[str, object], report: Repo
     """One key per tensor, one type per linear, nothing else."""
     here = contents.entries.keys() | contents.unreadable
     for key, kind in description.items():
-        if key in _META or key.endswith(".indexer.quant_type"):
+        if key in _META:
             continue
-        if not isinstance(kind, str) or kind not in (FLOAT, *QUANTIZED):
+        if key.endswith(_CACHE):
+            _check_cache_key(contents.config, key, kind, report)
+        elif not isinstance(kind, str) or kind not in (FLOAT, *QUANTIZED):
             report.error(
                 "description.unknown_type",
                 f"type {kind!r:.60} is unknown; known: FLOAT, {', '.join(QUANTIZED)}",
@@ -134,6 +149,19 @@ def _check_keys(contents: Contents, description: dict[str, object], report: Repo
         )
 
 
+def _check_cache_key(config: ModelConfig, key: str, kind: object, report: Report) -> None:
+    problem = None
+    layers = (layer for layer in range(config.num_layers_with_mtp) if config.has_indexer(layer))
+    if key.removesuffix(_CACHE) not in (f"{S.layer_prefix(layer)}self_attn" for layer in layers):
+        problem = "this layer has none"
+    elif not isinstance(kind, str) or "INT8" not in kind:
+        problem = f"{kind!r:.60} is no INT8 type"
+    if problem:
+        report.error(
+            "description.cache", f"cache type of an indexer: {problem}", tensor=key, file=DESCRIPTION_NAME, fix=_AGAIN
+        )
+
+
 def _check_runnable(module: str, part: Linear, kind: str, report: Report) -> None:
     routed = ".mlp.experts." in module
     reason = None
@@ -155,15 +183,20 @@ def _check_runnable(module: str, part: Linear, kind: str, report: Report) -> Non
 
 def _check_siblings(contents: Contents, types: dict[str, str], report: Report) -> None:
     """Modules the engine fuses must agree; of all experts it looks at expert 0's keys only."""
-    config = contents.config
+    config, description = contents.config, contents.description or {}
     for layer in range(config.num_layers_with_mtp):
-        for first, *others in S.fused_groups(config, layer):
-            for module in others:
-                kind = types[module]
-                if kind != types[first]:
+        for group in S.fused_groups(config, layer):
+            # A missing or unknown key is reported as such.
+            stated = [module for module in group if description.get(f"{module}.weight") in (FLOAT, *QUANTIZED)]
+            if not stated:
+                continue
+            usual = Counter(types[module] for module in stated).most_common(1)[0][0]
+            example = next(module for module in stated if types[module] == usual)
+            for module in stated:
+                if types[module] != usual:
                     report.error(
                         "description.siblings",
-                        f"{kind}, but {first} is {types[first]}: the engine fuses them into one module",
+                        f"{types[module]}, but {example} is {usual}: the engine fuses them into one module",
                         tensor=f"{module}.weight",
                         file=DESCRIPTION_NAME,
                         fix="give all of them one type",

@@ -1,4 +1,4 @@
-"""The directory itself: config.json, links, foreign files, index and shards, as vLLM's default loader treats them.
+"""config.json, description, index and shards, as vLLM's default loader finds them.
 
 Source: vLLM 0.27.1 `default_loader.py`, `weight_utils.py` (which files are loaded); vllm-ascend `modelslim_config.py`.
 """
@@ -6,7 +6,6 @@ Source: vLLM 0.27.1 `default_loader.py`, `weight_utils.py` (which files are load
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,13 @@ from glm5_ascend.checkpoint.index import INDEX_NAME, read_json_object, read_weig
 from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME
 from glm5_ascend.checkpoint.shards import Shard
 from glm5_ascend.config import indexer_schedule, load_config
-from glm5_ascend.errors import CheckpointError
+from glm5_ascend.errors import CheckpointError, ConfigError
 from glm5_ascend.verify.contents import Contents
 from glm5_ascend.verify.report import Report
+from glm5_ascend.verify.tree import check_tree, inside
 
 #: msModelSlim's index; vLLM does not know this name.
 REFERENCE_INDEX = "quant_model_weights.safetensors.index.json"
-#: Unpickling runs code; nothing of a quantized checkpoint is stored this way.
-_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _COPY = "copy the file again"
 
 
@@ -31,12 +29,16 @@ def open_directory(directory: Path, report: Report) -> Contents:
     Raises:
         ConfigError: not the directory of a GLM-5 checkpoint at all.
     """
+    if not inside(directory / "config.json", directory):
+        raise ConfigError(
+            f"{directory / 'config.json'}: a link to the outside is not followed", "replace the link by the file"
+        )
     config = load_config(directory)
     contents = Contents(directory, config, json.loads((directory / "config.json").read_text(encoding="utf-8")))
     _check_config(contents.raw, report)
-    outside = _check_tree(directory, report)
+    outside = check_tree(directory, report)
     try:
-        contents.description = read_json_object(directory / DESCRIPTION_NAME)
+        contents.description = contents.read_json(DESCRIPTION_NAME)
     except CheckpointError as error:
         report.error(
             "description.unreadable", error.message, file=DESCRIPTION_NAME, fix="without it nothing is known: " + _COPY
@@ -83,56 +85,12 @@ def _check_indexer_schedule(raw: dict[str, Any], report: Report) -> None:
         )
 
 
-def _check_tree(directory: Path, report: Report) -> set[str]:
-    """Links, pickles, tokenizer; returns the top-level names that are links to the outside."""
-    outside: set[str] = set()
-    for folder, directories, files in os.walk(directory):
-        for path in (Path(folder) / name for name in (*directories, *files)):
-            name = path.relative_to(directory).as_posix()
-            if path.is_symlink() and not _inside(path, directory):
-                outside.add(name)
-                report.error(
-                    "files.link_outside",
-                    f"link to {os.readlink(path)}, outside the checkpoint",
-                    file=name,
-                    fix="replace the link by the file",
-                )
-            elif path.suffix in _PICKLES:
-                report.error(
-                    "files.pickle", "pickle files can run code when they are loaded", file=name, fix="remove it"
-                )
-    if not any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer.model")) and not any(
-        directory.glob("*.tiktoken")
-    ):
-        report.warning(
-            "files.tokenizer",
-            "no tokenizer.json, tokenizer.model or *.tiktoken: the checkpoint cannot be served",
-            file="tokenizer.json",
-            fix="copy the tokenizer files of the source",
-        )
-    elif not (directory / "tokenizer_config.json").is_file():
-        report.warning(
-            "files.tokenizer",
-            "not found: the server may choose the wrong tokenizer class",
-            file="tokenizer_config.json",
-            fix="copy the tokenizer files of the source",
-        )
-    return outside
-
-
-def _inside(path: Path, directory: Path) -> bool:
-    """A link may stay inside, or point to the blobs of the Hugging Face cache the directory is a snapshot of."""
-    target, home = path.resolve(), directory.resolve()
-    in_cache = home.parent.name == "snapshots" and target.is_relative_to(home.parent.parent / "blobs")
-    return target.is_relative_to(home) or in_cache
-
-
 def _open_shards(contents: Contents, outside: set[str], report: Report) -> None:
     directory = contents.directory
     present = {path.name for path in directory.glob("*.safetensors")}
-    weight_map = _weight_map(directory, report)
+    weight_map = _weight_map(directory, report) if INDEX_NAME not in outside else None
     promised = weight_map
-    if weight_map is None:
+    if weight_map is None and REFERENCE_INDEX not in outside:
         promised = _reference_weight_map(directory, report)
     loaded = set(weight_map.values()) if weight_map is not None else present
     promised = promised or {}
@@ -245,7 +203,7 @@ def _check_total_size(contents: Contents, promised: dict[str, str], index: str, 
     if not promised or contents.unreadable:
         return
     try:
-        metadata = read_json_object(contents.directory / index).get("metadata")
+        metadata = contents.read_json(index).get("metadata")
     except CheckpointError:
         return  # reported when the map was read
     stated = metadata.get("total_size") if isinstance(metadata, dict) else None

@@ -16,6 +16,7 @@ from glm5_ascend.errors import CheckpointError
 from glm5_ascend.verify.contents import FLOATS, Contents
 from glm5_ascend.verify.description import ROT_NAME
 from glm5_ascend.verify.report import Report
+from glm5_ascend.verify.tree import inside
 
 #: Q Q^T may differ from the identity by this much per element.
 ORTHOGONAL_TOLERANCE = 1e-3
@@ -86,7 +87,7 @@ def _check_rot(contents: Contents, q: torch.Tensor | None, report: Report) -> No
 def _global_rotation(contents: Contents, deep: bool, report: Report) -> torch.Tensor | None:
     name = _mapped_file(contents)
     path = contents.directory / (name or "")
-    if name is None or not path.is_file() or not path.resolve().is_relative_to(contents.directory.resolve()):
+    if name is None or not path.is_file() or not inside(path, contents.directory):
         report.error(
             "mtp.global_rotation",
             f"the description's `optional` names {name!r}, which is not a file of this checkpoint",

@@ -8,17 +8,15 @@ ov and up-down smoothing               the scale is the ratio, row by row, of th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from glm5_ascend.checkpoint import structure as S
-from glm5_ascend.checkpoint.index import read_json_object
 from glm5_ascend.checkpoint.output import PROVENANCE_NAME
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.shards import Shard, TensorEntry
 from glm5_ascend.checkpoint.structure import Linear
-from glm5_ascend.errors import CheckpointError, RecipeError
+from glm5_ascend.errors import RecipeError
 from glm5_ascend.quantize.rotation import Rotations
 from glm5_ascend.verify.contents import FLOATS, PIECE, Contents
 from glm5_ascend.verify.description import ROT_NAME
@@ -26,6 +24,23 @@ from glm5_ascend.verify.report import Report
 
 #: fp32 round-off between the stored Q and the one made again from the seed.
 _SAME_ROTATION = 1e-4
+
+
+class Files(Protocol):
+    """Where the tensors of a checkpoint lie."""
+
+    shards: dict[str, Shard]
+    entries: dict[str, TensorEntry]
+    file_of: dict[str, str]
+
+
+class Weights(Protocol):
+    """What a checkpoint is compared with: fp32 weights by name."""
+
+    @property
+    def files(self) -> Files: ...
+    def resolve(self, name: str) -> str: ...
+    def read(self, name: str) -> torch.Tensor: ...
 
 
 class Basis(Protocol):
@@ -71,13 +86,13 @@ class HiddenOnly:
         return weight if basis_out == S.FIXED else self.rotate(weight.T, basis_out).T.contiguous()
 
 
-def find_basis(contents: Contents, q: torch.Tensor | None, report: Report) -> Basis | None:
+def find_basis(contents: Contents, record: dict[str, object], q: torch.Tensor | None, report: Report) -> Basis | None:
     """The maps this checkpoint was made with; None if it is rotated by something unknown."""
     description = contents.description or {}
     if q is None and description.get("is_rot_used") is not True and ROT_NAME not in contents.entries:
         return Unrotated()
-    seed = _seed(contents.directory, report)
-    if seed is not None:
+    seed = record.get("seed")
+    if type(seed) is int:
         try:
             made = FromSeed(contents.config, seed)
         except RecipeError:  # sizes our Hadamard matrices do not have: not written by this tool
@@ -94,21 +109,10 @@ def find_basis(contents: Contents, q: torch.Tensor | None, report: Report) -> Ba
     return HiddenOnly(q) if q is not None else None
 
 
-def _seed(directory: Path, report: Report) -> int | None:
-    if not (directory / PROVENANCE_NAME).is_file():
-        return None
-    try:
-        seed = read_json_object(directory / PROVENANCE_NAME).get("seed")
-    except CheckpointError as error:
-        report.warning("provenance.unreadable", error.message, file=PROVENANCE_NAME, fix=error.tip)
-        return None
-    return seed if type(seed) is int else None
-
-
 class Reference:
     """Reference weights of `source` in the basis of `contents`, before `ov` and `up-down` smoothing."""
 
-    def __init__(self, source: SourceCheckpoint, contents: Contents, basis: Basis) -> None:
+    def __init__(self, source: Weights, contents: Contents, basis: Basis) -> None:
         self.source, self.contents, self.basis = source, contents, basis
 
     def rows(self, prefix: str, part: Linear, whole: bool) -> Iterator[tuple[int, int, torch.Tensor]]:

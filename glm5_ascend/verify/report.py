@@ -15,6 +15,11 @@ SCHEMA_VERSION = 1
 LINES_PER_KIND = 8
 
 
+def printable(text: str) -> str:
+    """One line for a terminal: names of a hostile checkpoint may hold line ends, escape codes, half characters."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 @dataclass(frozen=True)
 class Finding:
     """One defect; `tensor` and `file` say where, `fix` says what to do about it."""
@@ -28,7 +33,7 @@ class Finding:
 
     def line(self) -> str:
         where = ": ".join(part for part in (self.file, self.tensor) if part)
-        return f"{self.level} [{self.id}] {where + ': ' if where else ''}{self.message}"
+        return printable(f"{self.level} [{self.id}] {where + ': ' if where else ''}{self.message}")
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ class Report:
         """The report as text, one fact per line; the last line is the verdict. `quiet`: findings only."""
         types = ", ".join(f"{count} {scheme}" for scheme, count in sorted(self.schemes.items()))
         head = f"{self.directory}: {self.tensors} tensors, {self.bytes / 1e6:.2f} MB; linears: {types or 'unknown'}"
-        out = [] if quiet else [head]
+        out = [] if quiet else [printable(head)]
         shown: Counter[str] = Counter()
         for finding in sorted(self.findings, key=lambda f: f.level):  # "error" sorts before "warning"
             shown[finding.id] += 1

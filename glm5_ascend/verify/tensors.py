@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 from glm5_ascend.checkpoint import structure as S
@@ -11,14 +13,16 @@ from glm5_ascend.verify.contents import FLOATS, Contents
 from glm5_ascend.verify.description import ROT_NAME
 from glm5_ascend.verify.report import Report
 
-#: Not stored by msModelSlim under static W8A8; the engine then never reads them.
+#: Not stored by msModelSlim under static W8A8; the engine then never reads them. Ours stores them for all or none.
 _OPTIONAL_STATIC = ("weight_scale", "weight_offset")
 _AGAIN = "quantize again, or copy the checkpoint again"
 
 
 def check_tensors(contents: Contents, types: dict[str, str], report: Report) -> set[str]:
     """Compare what is stored with what must be; returns the modules (and norms' tensor names) that are complete."""
-    checker = _Checker(contents, report)
+    static = [module for module, kind in types.items() if kind == W8A8]
+    stored = {s: sum(f"{module}.{s}" in contents.entries for module in static) for s in _OPTIONAL_STATIC}
+    checker = _Checker(contents, report, {s for s, count in stored.items() if 2 * count <= len(static)})
     size = S.sizes(contents.config)
     complete: set[str] = set()
     for prefix, part in S.all_parts(contents.config):
@@ -30,14 +34,15 @@ def check_tensors(contents: Contents, types: dict[str, str], report: Report) -> 
         elif checker.linear(module, kind, (shape[0], shape[1])):
             complete.add(module)
     _check_unexpected(contents, checker.known | {ROT_NAME}, report)
-    if any(kind == W8A8 for kind in types.values()):
+    _check_mixed(contents, contents.entries.keys(), {torch.bfloat16, torch.float16}, report)
+    if static:
         _check_float16(contents, report)
     return complete
 
 
 class _Checker:
-    def __init__(self, contents: Contents, report: Report) -> None:
-        self.contents, self.report = contents, report
+    def __init__(self, contents: Contents, report: Report, optional_static: set[str]) -> None:
+        self.contents, self.report, self.optional_static = contents, report, optional_static
         self.known: set[str] = set()
 
     def linear(self, module: str, kind: str, shape: tuple[int, int]) -> bool:
@@ -45,7 +50,7 @@ class _Checker:
         good = True
         for stored in demanded:
             name = f"{module}.{stored.suffix}"
-            if kind == W8A8 and stored.suffix in _OPTIONAL_STATIC and name not in self.contents.entries:
+            if kind == W8A8 and stored.suffix in self.optional_static and name not in self.contents.entries:
                 self.known.add(name)
                 continue
             good &= self._stored(name, kind, shape, stored)
@@ -123,12 +128,32 @@ def _check_unexpected(contents: Contents, known: set[str], report: Report) -> No
             )
 
 
+def _check_mixed(contents: Contents, names: Collection[str], dtypes: set[torch.dtype], report: Report) -> bool:
+    """Of several types that cannot be right together, the rarer is an error; True if there was one.
+
+    bf16 bits read as fp16 are other finite numbers: the lie of a header that no value gives away.
+    """
+    found = {dtype: [name for name in names if contents.entries[name].dtype is dtype] for dtype in dtypes}
+    ranked = sorted((dtype for dtype in dtypes if found[dtype]), key=lambda dtype: (-len(found[dtype]), str(dtype)))
+    for name in (name for dtype in ranked[1:] for name in found[dtype]):
+        report.error(
+            "tensor.dtype",
+            f"stored as {_name(contents.entries[name].dtype)}, {len(found[ranked[0]])} others as {_name(ranked[0])}",
+            tensor=name,
+            file=contents.file_of[name],
+            fix=_AGAIN,
+        )
+    return len(ranked) > 1
+
+
 def _check_float16(contents: Contents, report: Report) -> None:
     """An engine running in float16 keeps deq_scale in an int64 parameter; copying fp32 into it gives zeros."""
     stated = contents.raw.get("dtype", contents.raw.get("torch_dtype"))
-    found = {entry.dtype for name, entry in contents.entries.items() if name.endswith(".deq_scale")}
+    names = [name for name in contents.entries if name.endswith(".deq_scale")]
+    if _check_mixed(contents, names, {torch.float32, torch.int64}, report):
+        return
     wanted = torch.int64 if stated == "float16" else torch.float32
-    for dtype in found - {wanted}:
+    for dtype in {contents.entries[name].dtype for name in names} - {wanted}:
         report.warning(
             "tensor.deq_scale_dtype",
             f"deq_scale is {_name(dtype)}, an engine running in {stated} expects {_name(wanted)}",

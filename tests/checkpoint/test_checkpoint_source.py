@@ -121,3 +121,54 @@ def test_wrong_shape_names_both(tmp_path: Path) -> None:
 def test_quantized_source_is_refused(tiny_w4a8: Path) -> None:
     with pytest.raises(CheckpointError, match="stored as int8: already quantized"):
         SourceCheckpoint(tiny_w4a8)
+
+
+@pytest.fixture
+def split_mtp(tmp_path: Path) -> Path:
+    """The MTP layer (3) in a shard of its own that the index does not list."""
+    write_tiny_model(tmp_path)
+    tensors = load_file(tmp_path / SHARD)
+    mtp = {name: tensors.pop(name) for name in sorted(tensors) if name.startswith("model.layers.3.")}
+    save_file(tensors, tmp_path / SHARD)
+    save_file(mtp, tmp_path / "mtp.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(tensors, SHARD)}))
+    return tmp_path
+
+
+def test_mtp_layer_in_a_shard_the_index_forgets(split_mtp: Path) -> None:
+    source = SourceCheckpoint(split_mtp)
+    assert source.unlisted == ["mtp.safetensors"]
+    stored = load_file(split_mtp / "mtp.safetensors")
+    for name in ("model.layers.3.eh_proj.weight", "model.layers.3.embed_tokens.weight"):
+        assert torch.equal(source.read(name), stored[name].float())
+
+
+def test_a_stray_shard_replaces_nothing(split_mtp: Path) -> None:
+    """The main model comes from the index alone, and a stray shard is not even opened if nothing is missing."""
+    other = load_file(split_mtp / SHARD)
+    save_file({name: tensor * 0 for name, tensor in other.items()}, split_mtp / "stale.safetensors")
+    source = SourceCheckpoint(split_mtp)
+    assert source.unlisted == ["mtp.safetensors"]
+    assert torch.equal(source.read("lm_head.weight"), other["lm_head.weight"].float())
+    (split_mtp / "stale.safetensors").write_bytes(b"no shard")
+    index = split_mtp / "model.safetensors.index.json"
+    files = dict.fromkeys(other, SHARD) | dict.fromkeys(load_file(split_mtp / "mtp.safetensors"), "mtp.safetensors")
+    index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    assert SourceCheckpoint(split_mtp).unlisted == []
+
+
+def test_index_that_forgets_the_main_model(tmp_path: Path) -> None:
+    index = write_tiny_model(tmp_path) / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    save_file({"lm_head.weight": load_file(tmp_path / SHARD)["lm_head.weight"]}, tmp_path / "more.safetensors")
+    del content["weight_map"]["lm_head.weight"]
+    index.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"more.safetensors: holds lm_head.weight, but the index does not list"):
+        SourceCheckpoint(tmp_path)
+
+
+def test_mtp_layer_that_is_nowhere(split_mtp: Path) -> None:
+    (split_mtp / "mtp.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"tensor model.layers.3.\S+ is missing"):
+        SourceCheckpoint(split_mtp)

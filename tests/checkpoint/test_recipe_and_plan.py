@@ -41,19 +41,29 @@ def write(tmp_path: Path) -> Callable[..., Path]:
     return write_recipe
 
 
-@pytest.mark.parametrize("name", ["w4a8", "w8a8", "w4a8-mlapo", "rtn-w4a8"])
+@pytest.mark.parametrize("name", ["w4a8", "w8a8", "w4a8-mlapo", "w4a8c8", "w8a8c8", "rtn-w4a8"])
 def test_shipped_recipes_plan_every_config(tmp_path: Path, tiny_source: Path, name: str) -> None:
     recipe = load_recipe(find_recipe(name))
     for source in (tiny_source, write_tiny_model(tmp_path / "52", **SHARED_INDEXER)):
         plan = Plan(SourceCheckpoint(source), recipe)
         mtp = plan.config.num_hidden_layers
         assert {plan.linears[m].scheme for m in plan.linears if m.startswith(f"model.layers.{mtp}.")} == {"FLOAT"}
-        attention = "W8A8" if name == "w8a8" else "W8A8_DYNAMIC"
-        latent = "W8A8" if name in ("w8a8", "w4a8-mlapo") else "W8A8_DYNAMIC"
+        attention = "W8A8" if name.startswith("w8a8") else "W8A8_DYNAMIC"
+        latent = "W8A8" if name == "w4a8-mlapo" else attention
         assert plan.linears["model.layers.1.self_attn.q_b_proj"].scheme == latent
         assert plan.linears["model.layers.1.self_attn.indexer.wq_b"].scheme == attention
-        experts = "W8A8_DYNAMIC" if name == "w8a8" else "W4A8_DYNAMIC"
+        experts = "W8A8_DYNAMIC" if name.startswith("w8a8") else "W4A8_DYNAMIC"
         assert plan.linears["model.layers.2.mlp.experts.3.up_proj"].scheme == experts
+        assert plan.cache_layers() == ([1, 2] if name.endswith("c8") else [])
+
+
+@pytest.mark.parametrize("name", ["w4a8", "w8a8"])
+def test_c8_recipes_differ_by_one_step(name: str) -> None:
+    """Their weights are those of the recipe they are named after."""
+    plain, cached = (load_recipe(find_recipe(n)) for n in (name, f"{name}c8"))
+    steps = [step for step in cached.spec.process if step.type != "fa3_quant"]
+    assert steps == list(plain.spec.process)
+    assert len(steps) == len(cached.spec.process) - 1
 
 
 def test_unknown_recipe_lists_the_known() -> None:

@@ -24,7 +24,7 @@ Change = Callable[[ModelConfig, Tensors, tuple[S.Linear | S.Vector, ...], int], 
 def test_hadamard_is_orthogonal(size: int) -> None:
     h = Hadamard(size, torch.Generator().manual_seed(3))
     matrix = h(torch.eye(size))
-    torch.testing.assert_close(matrix @ matrix.T, torch.eye(size), atol=2e-6, rtol=0)
+    torch.testing.assert_close(matrix @ matrix.T, torch.eye(size), atol=5e-6, rtol=0)
     torch.testing.assert_close(matrix.abs(), torch.full((size, size), size**-0.5))
     x = torch.randn(3, 5, size)
     torch.testing.assert_close(h(x), x @ matrix, atol=1e-5, rtol=1e-5)
@@ -69,7 +69,7 @@ def test_every_basis_is_orthogonal(tiny_source: Path) -> None:
         (S.HEADS_NOPE_V, c.num_attention_heads * (c.qk_nope_head_dim + c.v_head_dim)), (S.FIXED, 7),
     ):  # fmt: skip
         matrix = rotations.rotate(torch.eye(size), basis)
-        torch.testing.assert_close(matrix @ matrix.T, torch.eye(size), atol=2e-6, rtol=0)
+        torch.testing.assert_close(matrix @ matrix.T, torch.eye(size), atol=5e-6, rtol=0)
 
 
 def test_seed_matters_and_repeats(tiny_source: Path) -> None:

@@ -7,16 +7,8 @@ import torch
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.packing import unpack_int4
-from glm5_ascend.quantize.rounding import (
-    INT4_MAX,
-    INT8_MAX,
-    ActivationRange,
-    minmax_scale,
-    quantize_linear,
-    round_int,
-    ssz_scale,
-    static_input,
-)
+from glm5_ascend.quantize.rounding import INT4_MAX, INT8_MAX, ActivationRange, quantize_linear, round_int, static_input
+from glm5_ascend.quantize.ssz import SortedRows, minmax_scale, ssz_scale
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -40,15 +32,29 @@ def test_ssz_is_never_worse_than_min_max(name: str, largest: int) -> None:
     def row_error(scale: torch.Tensor) -> torch.Tensor:
         return (round_int(weight, scale, largest) * scale - weight).square().sum(1)
 
-    scale = ssz_scale(weight, largest=largest)
+    scale = ssz_scale(weight, largest)
     assert bool((scale > 0).all() & scale.isfinite().all())
     noise = 1e-9 * weight.square().sum(1)  # of the closed form, where min-max happens to be exact
     assert bool((row_error(scale) <= row_error(minmax_scale(weight, largest)) * (1 + 1e-6) + noise).all())
 
 
+@pytest.mark.parametrize("name", weights())
+@pytest.mark.parametrize("largest", [INT4_MAX, INT8_MAX])
+def test_sums_over_integers_need_no_pass_over_the_weights(name: str, largest: int) -> None:
+    weight = weights()[name]
+    scale = minmax_scale(weight, largest) * torch.tensor([0.21, 0.7, 0.997, 1.3])
+    refit, gain = SortedRows(weight, largest).refit(scale)
+    for column in range(scale.shape[1]):
+        q = round_int(weight, scale[:, column, None], largest).double()
+        along, energy = (weight * q).sum(1), q.square().sum(1)
+        some = energy > 0
+        torch.testing.assert_close(refit[some, column].double(), (along / energy)[some], rtol=1e-5, atol=0)
+        torch.testing.assert_close(gain[some, column], (along.square() / energy)[some], rtol=1e-5, atol=0)
+
+
 def test_ssz_gains_where_it_should() -> None:
     weight = weights()["heavy"]
-    scales = ssz_scale(weight), minmax_scale(weight, INT4_MAX)
+    scales = ssz_scale(weight, INT4_MAX), minmax_scale(weight, INT4_MAX)
     ssz, minmax = (float((round_int(weight, s, INT4_MAX) * s - weight).norm()) for s in scales)
     assert ssz < 0.95 * minmax
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -254,18 +255,23 @@ def test_write_error_at_any_point(fail_after: int, tiny_source: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_run_goes_on(stop: signal.Signals, tiny_source: Path, tmp_path: Path, calib: Path) -> None:
+def test_interrupted_run_goes_on(stop: signal.Signals, tiny_source: Path, tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
-    arguments = ["quantize", tiny_source, place / "out", "--calib", calib]
-    run = subprocess.Popen(
-        [sys.executable, "-m", "glm5_ascend", *arguments], stderr=subprocess.PIPE, text=True, env=environment()
-    )
+    # The bundled texts: every layer takes long enough for the signal to find the run at work.
+    arguments = ["quantize", tiny_source, place / "out", "--samples", "8", "--seq-len", "512"]
     journal = place / ".out.partial" / "journal.jsonl"
-    while run.poll() is None and not (journal.is_file() and journal.read_text().count("\n") > 3):
-        time.sleep(0.001)
-    run.send_signal(stop)
-    _, stderr = run.communicate(timeout=60)
+    for _ in range(10):  # on a busy machine the run may be over before the signal comes: then again
+        shutil.rmtree(place / "out", ignore_errors=True)
+        run = subprocess.Popen(
+            [sys.executable, "-m", "glm5_ascend", *arguments], stderr=subprocess.PIPE, text=True, env=environment()
+        )
+        while run.poll() is None and not (journal.is_file() and journal.read_text().count("\n") > 3):
+            time.sleep(0.001)
+        run.send_signal(stop)
+        _, stderr = run.communicate(timeout=60)
+        if run.returncode != 0:
+            break
     assert run.returncode == 130, stderr
     assert "interrupted: " in stderr
     assert "the same command goes on" in stderr

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
 import pytest
+from peers import install, named_interpreter, new_environment
+from vllm_ascend_on_cpu.environment import VllmAscend, make_environment
 
 ROOT = Path(__file__).parents[2]
-TORCH = "torch==2.13.0"
-
-
-def install(python: Path, *packages: str) -> None:
-    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
-    subprocess.run([str(part) for part in command], check=True)
 
 
 @pytest.fixture(scope="session")
@@ -26,16 +20,25 @@ def msmodelslim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     MSMODELSLIM_PYTHON names an interpreter that has it already.
     """
     folder = tmp_path_factory.mktemp("msmodelslim")
-    python = Path(os.environ.get("MSMODELSLIM_PYTHON", ""))
-    if not python.is_file():
-        venv.create(folder / "venv", with_pip=True)
-        python = folder / "venv/bin/python"
-        install(python, TORCH)  # first, or pip takes a CUDA build
+    python = named_interpreter("MSMODELSLIM_PYTHON")
+    if python is None:
+        python = new_environment(folder / "venv")
         install(python, "msmodelslim==26.1.0", "transformers==5.4.0")
     program = folder / "msmodelslim"
     program.write_text(f'#!/bin/sh\nexec {python} {ROOT}/benchmarks/msmodelslim_cpu.py "$@"\n')
     program.chmod(0o755)
     return folder
+
+
+@pytest.fixture(scope="session")
+def vllm_ascend(tmp_path_factory: pytest.TempPathFactory) -> VllmAscend:
+    """The real 0.23.0 without an NPU, 4 GB.
+
+    VLLM_ASCEND_PYTHON names the interpreter of an environment made before, by
+    `cd tests/contract && python -m vllm_ascend_on_cpu.environment FOLDER`.
+    """
+    python = named_interpreter("VLLM_ASCEND_PYTHON")
+    return VllmAscend(python) if python else make_environment(tmp_path_factory.mktemp("vllm_ascend") / "venv")
 
 
 @pytest.fixture(scope="session")

@@ -49,3 +49,23 @@ def test_a_middle_sized_model_stays_within_its_memory(tmp_path: Path) -> None:
     planned = json.loads(subprocess.run([*command, "--dry-run"], check=True, capture_output=True, text=True).stdout)
     done = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert done["peak_rss_bytes"] <= planned["prediction"]["peak_rss_bytes"] <= 1.6 * 1024**3
+
+
+def test_the_real_glm5_is_planned_on_any_machine(tmp_path: Path) -> None:
+    """78 layers, 256 experts, 1.5 TB of holes: what `--dry-run` says before the disks are bought."""
+    model = tmp_path / "glm5"
+    make = [sys.executable, ROOT / "benchmarks/make_model.py", model, "--preset", "real", "--hollow"]
+    subprocess.run([*make, "--layers", "78", "--dense", "3", "--mtp", "1"], check=True)
+    command = [sys.executable, "-m", "glm5_ascend", "quantize", model, tmp_path / "out", "--json", "--quiet"]
+    command += ["--dry-run", "--samples", "64", "--seq-len", "2048", "--max-ram", "8GiB", "--threads", "2"]
+    done = subprocess.run([str(part) for part in command], check=False, capture_output=True, text=True)
+    answer = json.loads(done.stdout)
+    found = answer["prediction"]
+    assert found["source_bytes"] == 1_507_728_316_928  # what GLM-5's bf16 checkpoint holds without MTP copies
+    assert 410e9 < found["output_bytes"] < 425e9
+    assert found["activation_bytes"] == 64 * 2048 * 6144 * (8 + 8 + 4)
+    assert found["peak_rss_bytes"] < 8 * 1024**3
+    assert found["seconds"] > 3600
+    if done.returncode:  # the disk is too small here; the numbers are shown all the same
+        assert (done.returncode, answer["exit_code"]) == (2, 2)
+        assert "GB free on this disk" in answer["error"]["message"]

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.quantize.rounding import INT4_MAX, INT8_MAX, minmax_scale, round_int, ssz_scale
+from glm5_ascend.quantize.rounding import INT4_MAX, INT8_MAX, round_int
 from glm5_ascend.quantize.smoothing import flex_awq_ssz, flex_smooth_quant, quantize_activation
+from glm5_ascend.quantize.ssz import minmax_scale, ssz_scale
 from glm5_ascend.quantize.statistics import InputStatistics
 
 
@@ -30,7 +31,7 @@ def output_error(
     """Relative error of the quantized linear on tokens the search has not seen."""
     scaled = weight * scale
     if scheme == schemes.W4A8_DYNAMIC:
-        step, largest = ssz_scale(scaled), INT4_MAX
+        step, largest = ssz_scale(scaled, INT4_MAX), INT4_MAX
     else:
         step, largest = minmax_scale(scaled, INT8_MAX), INT8_MAX
     got = quantize_activation(x, scheme, seen, scale) @ (round_int(scaled, step, largest) * step).T

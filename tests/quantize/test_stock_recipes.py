@@ -99,8 +99,19 @@ def test_mxfp4_is_refused_by_name(recipe: Path) -> None:
 
 def test_a_dataset_that_is_nowhere_becomes_the_bundled_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert find_dataset("mix_calib.jsonl", stock=True).name == "calibration.jsonl"
-    assert find_dataset("mix_calib.jsonl") == Path("mix_calib.jsonl")  # in our own recipes a typo is an error
+    found = find_dataset("mix_calib.jsonl", stock=True)
+    assert (found.path.name, found.instead_of) == ("calibration.jsonl", "mix_calib.jsonl")
+    assert find_dataset("mix_calib.jsonl").path == Path("mix_calib.jsonl")  # in our own recipes a typo is an error
+
+
+def test_the_user_is_told_of_another_dataset(recipe: Path, tiny_source: Path, tmp_path: Path) -> None:
+    """On the screen and in the provenance."""
+    smooth = '    - {type: flex_smooth_quant, enable_subgraph_type: [up-down], include: ["*"]}\n'
+    recipe.write_text(recipe.read_text().replace('    - type: "group"', smooth + '    - type: "group"'))
+    job = prepare(QuantizeOptions(tiny_source, tmp_path / "out", str(recipe), samples=1, seq_len=16))
+    assert any("mix_calib.jsonl" in note for note in job.notes)
+    quantize(job, NoProgress())
+    assert json.loads((tmp_path / "out/glm5_ascend_provenance.json").read_text())["notes"] == job.notes
 
 
 def test_its_data_formats(tiny_source: Path, tmp_path: Path) -> None:
@@ -144,6 +155,6 @@ def test_all_recipes_of_msmodelslim(
             continue
         recipe = load_recipe(path)
         assert len(Plan(source, recipe).cache_layers()) == (69 if "c8" in path.name else 0)
-        dataset = find_dataset(recipe.spec.dataset, stock=True)
+        dataset = find_dataset(recipe.spec.dataset, stock=True).path
         assert dataset.is_relative_to(msmodelslim)
         assert load_calibration(dataset, tiny_source, 320, 4, 64).tokens == 256

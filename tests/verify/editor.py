@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,27 +11,91 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 INDEX = "model.safetensors.index.json"
+REFERENCE_INDEX = "quant_model_weights.safetensors.index.json"
 DESCRIPTION = "quant_model_description.json"
-SHARD = "quant_model_weights-00001-of-00001.safetensors"
 PROVENANCE = "glm5_ascend_provenance.json"
 QUAROT = "optional/quarot.safetensors"
-
-LAYER = "model.layers.1."
-ATTENTION = f"{LAYER}self_attn."
-EXPERT = f"{LAYER}mlp.experts."
-UP, DOWN = f"{EXPERT}2.up_proj", f"{EXPERT}2.down_proj"
-Q_A, KV_A = f"{ATTENTION}q_a_proj", f"{ATTENTION}kv_a_proj_with_mqa"
+ROT = "rot.weight"
 
 
-class Editor:
-    """One private copy of a checkpoint."""
+def module_of(name: str) -> str:
+    return name.rpartition(".")[0]
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.shard = directory / SHARD
+
+class Checkpoint:
+    """One private copy of a quantized checkpoint, of any layout: where every tensor lies, and how to change it.
+
+    Attributes:
+        source: the float checkpoint it was made from, for mistakes of a quantizer.
+        index: name of its index file.
+        file_of, facts: tensor -> shard, and -> header entry (dtype, shape, data_offsets).
+    """
+
+    def __init__(self, directory: Path, source: Path | None = None) -> None:
+        self.directory, self.source = directory, source
+        self.index = INDEX if (directory / INDEX).is_file() else REFERENCE_INDEX
+        self.config: dict[str, Any] = json.loads((directory / "config.json").read_text())
+        self.refresh()
+
+    def refresh(self) -> None:
+        self.description: dict[str, Any] = json.loads((self.directory / DESCRIPTION).read_text())
+        self.shards = sorted(path.name for path in self.directory.glob("*.safetensors"))
+        self.file_of: dict[str, str] = {}
+        self.facts: dict[str, dict[str, Any]] = {}
+        for file in self.shards:
+            for name, facts in self.header(file)[0].items():
+                if name != "__metadata__":
+                    self.file_of[name], self.facts[name] = file, facts
+
+    # -- what there is ------------------------------------------------------------------------------------------------
+
+    def names(self, pattern: str = "") -> list[str]:
+        """Tensors whose name contains a match of the regular expression."""
+        return sorted(name for name in self.file_of if re.search(pattern, name))
+
+    def shape(self, name: str) -> list[int]:
+        return list(self.facts[name]["shape"])
+
+    def size(self, name: str) -> int:
+        start, end = self.facts[name]["data_offsets"]
+        return int(end - start)
+
+    def kind(self, name: str) -> str:
+        """What the description calls a tensor; "" if it does not list it."""
+        return str(self.description.get(name, ""))
+
+    def modules(self, kind: str = "", pattern: str = "") -> list[str]:
+        """Modules of that type (any if not given) whose name contains a match."""
+        weights = self.names(r"\.weight$")
+        return [module_of(n) for n in weights if kind in ("", self.kind(n)) and re.search(pattern, module_of(n))]
+
+    def of_module(self, module: str) -> list[str]:
+        return [name for name in self.names() if module_of(name) == module]
+
+    def partner(self, module: str) -> list[str]:
+        """Tensors of the module the engine fuses with this one (experts aside); which is wrong is anyone's guess."""
+        parent, _, own = module.rpartition(".")
+        pairs = {"q_a_proj": "kv_a_proj_with_mqa", "gate_proj": "up_proj"}
+        other = (pairs | {second: first for first, second in pairs.items()}).get(own)
+        return self.of_module(f"{parent}.{other}") if other and ".experts." not in module else []
+
+    @property
+    def layers(self) -> list[int]:
+        return sorted({int(name.split(".")[2]) for name in self.names(r"^model\.layers\.")})
+
+    def experts(self) -> list[str]:
+        """`model.layers.N.mlp.experts.E` of all routed experts."""
+        return sorted({re.sub(r"(\.experts\.\d+)\..*", r"\1", name) for name in self.names(r"\.experts\.\d+\.")})
+
+    def read(self, name: str) -> torch.Tensor:
+        with safe_open(self.directory / self.file_of[name], "pt") as file:
+            return file.get_tensor(name)
+
+    # -- how to change it ---------------------------------------------------------------------------------------------
 
     @contextmanager
     def json(self, name: str) -> Iterator[dict[str, Any]]:
@@ -39,58 +104,59 @@ class Editor:
         yield content
         path.write_text(json.dumps(content))
 
-    @contextmanager
-    def tensors(self) -> Iterator[dict[str, torch.Tensor]]:
-        """All tensors, to be changed; index and description follow: a consistent writer made this mistake."""
-        tensors = load_file(self.shard)
-        before = set(tensors)
-        yield tensors
-        self.save(tensors)
-        with self.json(DESCRIPTION) as description:
-            for name in before - set(tensors):
-                description.pop(name, None)
-            for name in set(tensors) - before:
-                module = name.rpartition(".")[0]
-                description[name] = description.get(f"{module}.weight", "FLOAT")
+    def store(self, changes: dict[str, torch.Tensor | None], file: str | None = None) -> None:
+        """Replace, add (to `file`, else beside the siblings) or remove (None) tensors.
 
-    def save(self, tensors: dict[str, torch.Tensor]) -> None:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, self.shard, {"format": "pt"})
-        with self.json(INDEX) as index:
-            index["weight_map"] = dict.fromkeys(tensors, SHARD)
-            index["metadata"]["total_size"] = sum(tensor.nbytes for tensor in tensors.values())
+        Index and description follow: a consistent writer made this mistake.
+        """
+        homes: dict[str, dict[str, torch.Tensor | None]] = {}
+        for name, tensor in changes.items():
+            homes.setdefault(self.file_of.get(name) or file or self._home(name), {})[name] = tensor
+        for home, edits in homes.items():
+            path = self.directory / home
+            tensors = (load_file(path) if path.is_file() else {}) | edits
+            kept = {name: tensor.clone().contiguous() for name, tensor in tensors.items() if tensor is not None}
+            if kept:
+                save_file(kept, path, {"format": "pt"})
+            else:
+                path.unlink()
+        with self.json(DESCRIPTION) as description:
+            for name, tensor in changes.items():
+                if tensor is None:
+                    description.pop(name, None)
+                elif name != ROT and name not in description:
+                    description[name] = description.get(f"{module_of(name)}.weight", "FLOAT")
+        self.refresh()
+        with self.json(self.index) as index:
+            index["weight_map"] = dict(self.file_of)
+            sizes = [facts["data_offsets"] for facts in self.facts.values()]
+            index["metadata"]["total_size"] = sum(end - start for start, end in sizes)
+
+    def _home(self, name: str) -> str:
+        def common(other: str) -> int:
+            return next((i for i, (a, b) in enumerate(zip(name, other, strict=False)) if a != b), len(name))
+
+        return self.file_of[max(self.file_of, key=common)]
 
     def retype(self, module: str, kind: str, tensors: dict[str, torch.Tensor]) -> None:
         """Store `module` as `kind` with these tensors by suffix, in shard, index and description alike."""
-        stored = {k: v for k, v in load_file(self.shard).items() if not k.startswith(f"{module}.")}
-        self.save(stored | {f"{module}.{suffix}": tensor for suffix, tensor in tensors.items()})
+        old: dict[str, torch.Tensor | None] = dict.fromkeys(self.of_module(module))
+        self.store(old | {f"{module}.{suffix}": tensor for suffix, tensor in tensors.items()})
         with self.json(DESCRIPTION) as description:
-            for name in [name for name in description if name.startswith(f"{module}.")]:
-                del description[name]
             description |= {f"{module}.{suffix}": kind for suffix in tensors}
-            (self.directory / DESCRIPTION).write_text(json.dumps(description))
+        self.refresh()
 
-    def header(self) -> tuple[dict[str, Any], bytes]:
-        raw = self.shard.read_bytes()
+    def header(self, file: str) -> tuple[dict[str, Any], bytes]:
+        raw = (self.directory / file).read_bytes()
         (length,) = struct.unpack("<Q", raw[:8])
         return json.loads(raw[8 : 8 + length]), raw[8 + length :]
 
-    def write_header(self, header: dict[str, Any], data: bytes) -> None:
-        encoded = json.dumps(header).encode()
-        self.shard.write_bytes(struct.pack("<Q", len(encoded)) + encoded + data)
+    def write_header(self, file: str, header: dict[str, Any] | str, data: bytes) -> None:
+        encoded = (header if isinstance(header, str) else json.dumps(header)).encode()
+        (self.directory / file).write_bytes(struct.pack("<Q", len(encoded)) + encoded + data)
 
-
-def nibbles(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(even rows, odd rows) of a packed weight, written with integer arithmetic only."""
-    byte = packed.to(torch.int32) % 256
-    low, high = byte % 16, byte // 16
-    return ((low + 8) % 16 - 8).to(torch.int8), ((high + 8) % 16 - 8).to(torch.int8)
-
-
-def pack(even: torch.Tensor, odd: torch.Tensor) -> torch.Tensor:
-    byte = even.to(torch.int32) % 16 + 16 * (odd.to(torch.int32) % 16)
-    return torch.where(byte > 127, byte - 256, byte).to(torch.int8)
-
-
-def unpacked(packed: torch.Tensor) -> torch.Tensor:
-    even, odd = nibbles(packed)
-    return torch.stack([even, odd], 1).reshape(-1, packed.shape[1])
+    def forget_hashes(self) -> None:
+        """Remove what our provenance knows about the bytes, or every edit would be found by its hash alone."""
+        if (self.directory / PROVENANCE).is_file():
+            with self.json(PROVENANCE) as provenance:
+                provenance.pop("outputs", None)

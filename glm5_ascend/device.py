@@ -1,0 +1,73 @@
+"""The devices tensors can live on, and what each of them computes well."""
+
+from __future__ import annotations
+
+import os
+import platform
+
+import torch
+
+from glm5_ascend.errors import Glm5Error, MissingEnvironmentError
+
+#: What stays on the host whatever the device is, and why; shown to the user, so that no fallback is silent.
+ON_HOST = {
+    "dequantizing FP8 sources": "Atlas A2/A3 have no e4m3",
+    "SSZ's scales": "sorted rows and float64 sums",
+    "sums of activations": "int64 in files, so that they do not depend on their order",
+}
+
+
+def find_device(name: str) -> torch.device:
+    """`cpu`, `npu` (of this torchrun rank: its own) or `npu:N`.
+
+    Raises:
+        Glm5Error: no such name. MissingEnvironmentError: no such device, or torch_npu does not load.
+    """
+    if name == "cpu":
+        return torch.device("cpu")
+    kind, _, index = name.partition(":")
+    if kind != "npu" or not (index.isdecimal() or not index):
+        raise Glm5Error(f"--device {name}: unknown device", "give cpu, npu or npu:N")
+    try:
+        import torch_npu  # noqa: F401  # registers the device with torch
+    except Exception as error:  # without CANN's libraries it raises anything from OSError to AttributeError
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise MissingEnvironmentError(
+            f"--device {name}: torch_npu does not load: {reason}", "use the vllm-ascend image, or --device cpu"
+        ) from None
+    number, count = int(index or os.environ.get("LOCAL_RANK", "0")), torch.accelerator.device_count()
+    if number >= count:
+        raise MissingEnvironmentError(f"--device {name}: no NPU {number}, torch_npu sees {count}", "run npu-smi info")
+    return torch.device("npu", number)
+
+
+def native_bf16(device: torch.device) -> bool:
+    """Whether the device multiplies bf16 matrices by instructions of its own; without them bf16 is 100 times slower."""
+    return device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()
+
+
+def cpu_facts() -> dict[str, str]:
+    """What the bits of a CPU's matrix products depend on, besides torch's build."""
+    bf16 = (
+        "amx" if torch.cpu._is_amx_tile_supported() else "avx512_bf16" if native_bf16(torch.device("cpu")) else "none"
+    )
+    return {
+        "arch": platform.machine(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "bf16": bf16,
+    }
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, rows: int = 2048) -> torch.Tensor:
+    """x [..., K] @ weight [N, K]^T -> fp32 [..., N], with operands and result rounded to bf16 where that is native.
+
+    That is what the bf16 model itself computes; sums are fp32 inside. The weight is rounded `rows` rows at a time, so
+    no second copy of it is held.
+    """
+    if not native_bf16(x.device):
+        return x @ weight.T
+    low = x.to(torch.bfloat16)
+    out = torch.empty(*x.shape[:-1], len(weight), device=x.device)
+    for some, columns in zip(weight.split(rows), out.split(rows, dim=-1), strict=True):
+        columns.copy_(low @ some.to(torch.bfloat16).T)
+    return out

@@ -1,0 +1,140 @@
+"""How long a quantization will take: its steps counted from the plan, each at a rate measured here and now."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+
+from glm5_ascend.checkpoint import schemes
+from glm5_ascend.checkpoint import structure as S
+from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.structure import Linear
+from glm5_ascend.config import ModelConfig
+from glm5_ascend.device import product
+from glm5_ascend.quantize.forward import SEARCH_ROWS
+from glm5_ascend.quantize.plan import Plan
+from glm5_ascend.quantize.rotation import Rotations
+from glm5_ascend.quantize.rounding import ActivationRange, quantize_linear
+from glm5_ascend.quantize.smoothing import SEARCH_OUTPUTS, flex_awq_ssz, flex_smooth_quant
+from glm5_ascend.quantize.statistics import InputStatistics
+
+_ROWS = 512  # of the weights and inputs the rates are measured on
+_WIDTH = 2048  # and their columns
+_SHARED = 1.2  # threads slow each other down at the memory bus (two of them, measured at GLM-5's width)
+_READ = 2**26  # bytes of the source read to learn the disk's rate
+
+
+def seconds(plan: Plan, tokens: int, seq_len: int, threads: int) -> float:
+    """Predicted wall time with `threads` threads; measures rates for about a second.
+
+    What is not in it: the start of the program, and writing, which on most machines is quicker than computing what is
+    written.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad():
+            spent = _passes(plan) + _searches(plan) + _forward(plan, tokens, seq_len)
+    finally:
+        torch.set_num_threads(before)
+    return spent / threads * (_SHARED if threads > 1 else 1.0) + source_bytes(plan.source) / _read_rate(plan.source)
+
+
+def active_weights(c: ModelConfig, layer: int) -> int:
+    """Weights a token meets in one layer."""
+    size = S.sizes(c)
+    held = [part for part in S.backbone(c, layer) if isinstance(part, Linear) and not S.is_table(part)]
+    experts = 3 * c.hidden_size * c.moe_intermediate_size * c.num_experts_per_tok if c.is_moe(layer) else 0
+    return sum(size[part.out] * size[part.inp] for part in held) + experts
+
+
+def source_bytes(source: SourceCheckpoint) -> int:
+    return sum(entry.end - entry.start for entry in source.files.entries.values())
+
+
+def _passes(plan: Plan) -> float:
+    """Reading, rotating, rounding and packing every weight once."""
+    weights: Counter[tuple[str, str]] = Counter()
+    size = S.sizes(plan.config)
+    for prefix, part in S.all_parts(plan.config):
+        if isinstance(part, Linear):
+            decided = plan.linears[prefix + part.name]
+            weights[decided.scheme, decided.method] += torch.Size(S.shape(part, size)).numel()
+    rotations = Rotations(plan.config, 0) if plan.recipe.rotates else None
+    stored = torch.randn(_ROWS, plan.config.hidden_size).to(torch.bfloat16)
+
+    def once(scheme: str, method: str) -> None:
+        weight = stored.float()
+        if rotations is not None:
+            rotations.rotate_weight(weight, S.HIDDEN, S.FIXED)
+        if scheme == schemes.FLOAT:
+            weight.to(torch.bfloat16)
+            return
+        found = quantize_linear("down_proj", weight, scheme, method, ActivationRange(-1.0, 1.0))
+        schemes.dequantize(scheme, found).sub_(weight).square().sum()
+
+    return sum(
+        count / stored.numel() * _timed(lambda k=kind: once(*k))  # type: ignore[misc]
+        for kind, count in weights.items()
+    )
+
+
+def _searches(plan: Plan) -> float:
+    """All searches: their time grows with the columns."""
+    columns: Counter[tuple[str, str]] = Counter()
+    c, size = plan.config, S.sizes(plan.config)
+    for layer in range(plan.last_calibrated_layer + 1):
+        pairs = [(search, 1) for search in plan.smoothing(layer, S.subgraphs(c, layer))]
+        if c.is_moe(layer):
+            pairs += [(s, c.n_routed_experts) for s in plan.smoothing(layer, [S.expert_subgraph(0)])]
+        parts = [*S.backbone(c, layer), *S.expert_linears(0)]
+        for search, times in pairs:
+            target = S.find(parts, search.subgraph.targets[0])
+            assert isinstance(target, Linear)
+            columns[search.algorithm, search.scheme] += times * size[target.inp]
+    seen = InputStatistics(SEARCH_ROWS)
+    seen.add(torch.randn(SEARCH_ROWS, _WIDTH))
+    weight = torch.randn(SEARCH_OUTPUTS, _WIDTH)
+
+    def once(algorithm: str, scheme: str) -> None:
+        if algorithm == "flex_awq_ssz":
+            flex_awq_ssz(weight, seen, scheme, 10)
+        else:
+            flex_smooth_quant([weight], seen, scheme)
+
+    return sum(
+        count / _WIDTH * _timed(lambda k=kind: once(*k), repeats=1)  # type: ignore[misc]
+        for kind, count in columns.items()
+    )
+
+
+def _forward(plan: Plan, tokens: int, seq_len: int) -> float:
+    c, layers = plan.config, range(plan.last_calibrated_layer + 1)
+    x, weight = torch.randn(_ROWS, _WIDTH), torch.randn(2 * _WIDTH, _WIDTH)
+    linear = _timed(lambda: product(x, weight)) / (x.shape[0] * weight.numel())  # per token and weight
+    plain = _timed(lambda: x @ weight.T) / (x.shape[0] * weight.numel())
+    heads = c.num_attention_heads * (c.qk_nope_head_dim + c.qk_rope_head_dim + c.v_head_dim)
+    return tokens * (linear * sum(active_weights(c, n) for n in layers) + plain * len(layers) * seq_len * heads)
+
+
+def _read_rate(source: SourceCheckpoint) -> float:
+    """Bytes per second from the middle of the largest shard, as the disk and its cache give them now."""
+    path = max((shard.path for shard in source.files.shards.values()), key=lambda p: p.stat().st_size)
+    began = time.perf_counter()
+    with path.open("rb", buffering=0) as file:
+        file.seek(max(0, path.stat().st_size // 2 - _READ // 2))
+        count = len(file.read(_READ))
+    return max(count, 1) / max(time.perf_counter() - began, 1e-6)
+
+
+def _timed(function: Callable[[], object], repeats: int = 3) -> float:
+    function()
+    spent = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        function()
+        spent.append(time.perf_counter() - began)
+    return sorted(spent)[len(spent) // 2]

@@ -1,0 +1,216 @@
+"""vllm-ascend 0.23.0's real loader takes our checkpoints, and its parameters hold what our files mean.
+
+Covered: its type lookup, schemes, weight loaders, patched model classes, `process_weights_after_loading` and the choice
+of MLAPO, for the target model and the MTP draft, on one rank. Not covered: the NZ layout, the NPU's kernels, tensor and
+expert parallel loading, graph mode, any forward.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loaded import Checkpoint, Loaded, equal, read_loaded
+from safetensors.torch import load_file, save_file
+from tiny_model import SHARED_INDEXER, write_tiny_model
+from vllm_ascend_on_cpu.environment import VllmAscend
+
+from glm5_ascend.checkpoint.index import INDEX_NAME, CheckpointDir
+from glm5_ascend.checkpoint.packing import unpack_int4
+from glm5_ascend.checkpoint.schemes import W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
+
+pytestmark = pytest.mark.contract
+Load = Callable[[Path], dict[str, Loaded]]
+#: MLAPO's weights are cut into blocks of 16 rows: q_lora + kv_lora + rope must be a multiple (64 + 32 + 16).
+SIZES: dict[str, Any] = {"qk_rope_head_dim": 16, "qk_head_dim": 32, "head_dim": 16, "index_head_dim": 32}
+GLM52 = "glm-5.2"  # w4a8 of a model with indexers shared between layers
+CASES = ("w4a8", "w8a8", "w4a8-mlapo", GLM52)
+STATIC_ATTENTION = ("w8a8", "w4a8-mlapo")
+MTP = "model.layers.3"
+#: vllm-ascend's class for a type.
+LINEAR = {W8A8_DYNAMIC: "AscendW8A8DynamicLinearMethod", W8A8: "AscendW8A8LinearMethod"}
+EXPERTS = {W8A8_DYNAMIC: "AscendW8A8DynamicFusedMoEMethod", W4A8_DYNAMIC: "AscendW4A8DynamicFusedMoEMethod"}
+#: Tensors of its MLAPO path: what they are in the file, and of which linears.
+MLAPO = {
+    "wd_qkv": ("weight", "q_a_proj", "kv_a_proj_with_mqa"),
+    "deq_scale_qkv": ("deq_scale", "q_a_proj", "kv_a_proj_with_mqa"),
+    "quant_bias_qkv": ("quant_bias", "q_a_proj", "kv_a_proj_with_mqa"),
+    "wu_q": ("weight", "q_b_proj"),
+    "qb_deq_scl": ("deq_scale", "q_b_proj"),
+    "qb_qt_bias": ("quant_bias", "q_b_proj"),
+    "quant_scale0": ("input_scale", "q_a_proj"),
+    "quant_offset0": ("input_offset", "q_a_proj"),
+    "quant_scale1": ("input_scale", "q_b_proj"),
+    "quant_offset1": ("input_offset", "q_b_proj"),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tiny_quantized: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("sources")
+    source = write_tiny_model(folder / "glm5", shards=2, **SIZES)
+    shared = write_tiny_model(folder / "glm52", **SIZES, **SHARED_INDEXER)
+    made = {recipe: tiny_quantized(recipe, source) for recipe in CASES if recipe != GLM52}
+    return made | {GLM52: tiny_quantized("w4a8", shared)}
+
+
+@pytest.fixture(scope="module")
+def load(vllm_ascend: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -> Load:
+    """Through vllm-ascend, once per checkpoint."""
+    done: dict[Path, dict[str, Loaded]] = {}
+
+    def run(checkpoint: Path) -> dict[str, Loaded]:
+        if checkpoint not in done:
+            out = tmp_path_factory.mktemp("loaded") / "out"
+            vllm_ascend.run("load", checkpoint, out)
+            done[checkpoint] = read_loaded(out)
+        return done[checkpoint]
+
+    return run
+
+
+def norm_biases(checkpoint: Path, loaded: dict[str, Loaded]) -> set[str]:
+    """What no file holds: vllm-ascend gives every RMSNorm a bias once the description lists one, that of k_norm.
+
+    k_norm is a LayerNorm, its bias is real.
+    """
+    assert any(name.endswith("k_norm.bias") for name in Checkpoint(checkpoint).description)
+    names = {name for each in loaded.values() for name in each.tensors if name.endswith("norm.bias")}
+    return {name for name in names if not name.endswith("k_norm.bias")}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_parameter_holds_what_the_file_means(case: str, checkpoints: dict[str, Path], load: Load) -> None:
+    loaded, stored = load(checkpoints[case]), Checkpoint(checkpoints[case])
+    result = stored.compare(loaded)
+    print(f"{case}: {len(result.equal)} tensors equal, {len(result.used)} of {len(stored.files.entries)} used")
+    assert result.different == norm_biases(checkpoints[case], loaded)
+    assert result.used == stored.files.entries.keys()  # nothing in the file is left over
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_only_biases_of_norms_stay_unwritten(case: str, checkpoints: dict[str, Path], load: Load) -> None:
+    loaded = load(checkpoints[case])
+    unwritten = {name: each for each in loaded.values() for name in each.report["unwritten"]}
+    print(f"{case}: {len(unwritten)} unwritten: {sorted(unwritten)[:4]} ...")
+    assert unwritten.keys() == norm_biases(checkpoints[case], loaded)
+    assert not any(each.tensors[name].any() for name, each in unwritten.items())  # they add nothing
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_module_gets_the_scheme_of_its_type(case: str, checkpoints: dict[str, Path], load: Load) -> None:
+    loaded, stored = load(checkpoints[case]), Checkpoint(checkpoints[case])
+    seen = set()
+    for model, each in loaded.items():
+        assert each.report["quant_config"] == "AscendModelSlimConfig"
+        for module, scheme in each.report["schemes"].items():
+            kind, _ = stored.meant(stored.stored_name(module, model), set())
+            wanted = (EXPERTS if module.endswith(".experts") else LINEAR).get(kind)
+            seen.add(kind)
+            assert scheme == wanted if wanted else "Unquantized" in scheme, (module, scheme)
+    assert seen == {kind for name, kind in stored.description.items() if name.endswith(".weight")}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_static_attention_and_nothing_else_turns_mlapo_on(case: str, checkpoints: dict[str, Path], load: Load) -> None:
+    loaded = load(checkpoints[case])
+    wanted = "mlapo" if case in STATIC_ATTENTION else "native"
+    assert set(loaded["target"].report["preprocess"].values()) == {wanted}
+    assert set(loaded["draft"].report["preprocess"].values()) == {"native"}  # float
+
+
+@pytest.mark.parametrize("case", STATIC_ATTENTION)
+def test_mlapo_gets_the_numbers_of_the_file(case: str, checkpoints: dict[str, Path], load: Load) -> None:
+    """In an order of its own (RoPE's halves, blocks of rows), so by value: the same numbers, each as often."""
+    target, stored = load(checkpoints[case])["target"], CheckpointDir(checkpoints[case])
+    for layer in range(3):
+        attention = f"model.layers.{layer}.self_attn"
+        for name, (suffix, *linears) in MLAPO.items():
+            wanted = torch.cat([stored.read(f"{attention}.{linear}.{suffix}").flatten() for linear in linears])
+            found = target.tensors[f"{attention}.mla_attn.mla_attn.impl.{name}"].flatten()
+            assert torch.equal(found.double().sort()[0], wanted.double().sort()[0]), (layer, name)
+        assert not target.tensors[f"{attention}.mla_attn.mla_attn.impl.beta1"].any()  # the bias of q_a_layernorm
+
+
+def test_layers_with_a_shared_indexer_build_none(checkpoints: dict[str, Path], load: Load) -> None:
+    loaded = load(checkpoints[GLM52])
+    owners = {name.split(".")[2] for each in loaded.values() for name in each.tensors if ".indexer.wq_b." in name}
+    assert owners == {"0", "1", "2", "4"}  # 3 is shared, 4 is the MTP layer
+
+
+@pytest.mark.parametrize("case", CASES[:3])
+def test_the_draft_gets_rot(case: str, checkpoints: dict[str, Path], load: Load) -> None:
+    loaded = load(checkpoints[case])
+    assert loaded["target"].report["model"] == "AscendGlmMoeDsaForCausalLM"
+    assert loaded["draft"].report["model"] == "AscendDeepSeekMTP"
+    rot = CheckpointDir(checkpoints[case]).read("rot.weight")
+    assert torch.equal(loaded["draft"].tensors[f"{MTP}.rot.weight"], rot)
+    assert not torch.allclose(rot, torch.eye(len(rot), dtype=rot.dtype), atol=0.01)
+    assert "model.rot.weight" not in loaded["target"].tensors
+
+
+def test_int4_experts_are_what_vllm_ascend_packs_itself(
+    checkpoints: dict[str, Path], load: Load, vllm_ascend: VllmAscend, tmp_path: Path
+) -> None:
+    """Its loader for another format starts from plain integers: nibble order and scale_bias are its own there."""
+    files, experts = CheckpointDir(checkpoints["w4a8"]), "model.layers.1.mlp.experts"
+    plain: dict[str, torch.Tensor] = {}
+    for stack, linears in {"w13": ("gate_proj", "up_proj"), "w2": ("down_proj",)}.items():
+        q, scale = [], []
+        for expert in range(4):
+            read = [f"{experts}.{expert}.{linear}" for linear in linears]
+            q.append(torch.cat([unpack_int4(files.read(f"{name}.weight")) for name in read]))
+            scale.append(torch.cat([files.read(f"{name}.weight_scale") for name in read]))
+        plain |= {f"{stack}_weight": torch.stack(q), f"{stack}_weight_scale": torch.stack(scale)}
+    save_file(plain, tmp_path / "integers.safetensors")
+    vllm_ascend.run("pack", checkpoints["w4a8"], tmp_path / "integers.safetensors", tmp_path / "packed.safetensors")
+    loaded = load(checkpoints["w4a8"])["target"].tensors
+    for name, packed in load_file(tmp_path / "packed.safetensors").items():
+        assert equal(name, loaded[f"{experts}.{name}"], packed), name
+
+
+def damage(checkpoint: Path, out: Path) -> Path:
+    """A copy in which two experts, two scales and two missing tensors are wrong, and every shape is right."""
+    shutil.copytree(checkpoint, out)
+    index = json.loads((out / INDEX_NAME).read_text())
+    missing = ("model.layers.2.mlp.experts.2.up_proj.weight", "rot.weight")
+    for file in set(index["weight_map"].values()):
+        tensors = load_file(out / file)
+        for name, tensor in tensors.items():
+            if name == "model.layers.1.mlp.experts.0.gate_proj.weight":
+                tensors[name] = (tensor << 4) | ((tensor >> 4) & 15)  # nibbles swapped
+            if name == "model.layers.1.mlp.experts.1.down_proj.scale_bias":
+                tensors[name] = tensor * 1.001
+            if name == "model.layers.0.self_attn.q_b_proj.weight_scale":
+                tensors[name] = tensor * 2
+        save_file({name: tensors[name] for name in tensors if name not in missing}, out / file, {"format": "pt"})
+    for name in missing:
+        del index["weight_map"][name]
+    (out / INDEX_NAME).write_text(json.dumps(index))
+    return out
+
+
+def test_damage_that_the_loader_does_not_notice_is_found(
+    checkpoints: dict[str, Path], load: Load, tmp_path: Path
+) -> None:
+    """The negative control of the comparison and of the account of unwritten elements."""
+    intact = checkpoints["w4a8"]
+    loaded = load(damage(intact, tmp_path / "damaged"))
+    biases = norm_biases(intact, loaded)
+    assert Checkpoint(intact).compare(loaded).different - biases == {
+        "model.layers.0.self_attn.q_b_proj.weight",
+        "model.layers.0.self_attn.q_b_proj.weight_scale",
+        "model.layers.0.self_attn.q_b_proj.weight_scale_fp32",
+        "model.layers.1.mlp.experts.w13_weight",
+        "model.layers.1.mlp.experts.w2_scale_bias",
+        "model.layers.2.mlp.experts.w13_weight",
+        f"{MTP}.rot.weight",
+    }
+    unwritten = loaded["target"].report["unwritten"] | loaded["draft"].report["unwritten"]
+    lost = {name: count for name, count in unwritten.items() if name not in biases}
+    assert lost == {"model.layers.2.mlp.experts.w13_weight": 32 // 2 * 64, f"{MTP}.rot.weight": 64 * 64}

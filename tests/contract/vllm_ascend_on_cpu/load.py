@@ -1,0 +1,146 @@
+"""Load a checkpoint as `vllm serve --quantization ascend` does, and write what the parameters hold afterwards.
+
+    python -m vllm_ascend_on_cpu.load CHECKPOINT OUT
+
+OUT gets report.json and, for the target model and its MTP draft, a .safetensors file with every parameter after
+`process_weights_after_loading`, in the layouts of vllm-ascend. One rank; the order of calls is that of NPUWorker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from vllm_ascend_on_cpu import shim  # isort: skip  # before vLLM
+
+from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
+from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader import get_model_loader
+from vllm.model_executor.models import registry
+
+PATTERNS = (0x55, 0xAA)
+#: Small: some buffers have a row per token.
+TOKENS = 256
+#: Where the only rank meets itself; goes with the process.
+MEETING = tempfile.TemporaryDirectory()
+
+
+def engine_config(checkpoint: Path) -> VllmConfig:
+    """As any start of vLLM: loads vllm-ascend's plugins and platform patches on the way."""
+    arguments = EngineArgs(
+        model=str(checkpoint),
+        quantization="ascend",
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        dtype="bfloat16",
+        max_model_len=TOKENS,
+        max_num_batched_tokens=TOKENS,
+        speculative_config={"method": "mtp", "num_speculative_tokens": 1},
+    )
+    registry._run_in_subprocess = lambda inspect: inspect()  # a process of its own would lack the shim
+    return arguments.create_engine_config()
+
+
+def start_worker(config: VllmConfig) -> None:
+    """What NPUWorker does before it loads a model, with gloo for HCCL. Within `set_current_vllm_config`."""
+    from vllm_ascend.ascend_config import init_ascend_config
+    from vllm_ascend.distributed.parallel_state import init_ascend_model_parallel
+    from vllm_ascend.utils import adapt_patch, register_ascend_customop
+
+    adapt_patch()
+    register_ascend_customop(config)
+    init_ascend_config(config)
+    shim.without_hccl()
+    init_distributed_environment(1, 0, f"file://{MEETING.name}/rank", 0, "gloo")
+    ensure_model_parallel_initialized(1, 1)
+    init_ascend_model_parallel(config.parallel_config)
+
+
+def load(config: VllmConfig, model_config: ModelConfig) -> tuple[torch.nn.Module, dict[str, int]]:
+    """The loaded and processed model, and what its checkpoint left unwritten."""
+    loader = get_model_loader(config.load_config)
+    stock = loader.load_weights
+    unwritten: dict[str, int] = {}
+
+    def load_weights(model: torch.nn.Module, model_config: ModelConfig) -> None:
+        unwritten.update(unwritten_elements(model, lambda: stock(model, model_config)))
+
+    loader.load_weights = load_weights
+    return loader.load_model(vllm_config=config, model_config=model_config), unwritten
+
+
+def unwritten_elements(model: torch.nn.Module, load_weights: Callable[[], None]) -> dict[str, int]:
+    """Load over two different fillings: elements that hold both afterwards were not written. Their number by name.
+
+    vLLM's own account is by name, so that one missing expert of a stack does not show, and it is off for quantized
+    models. Elements that were not written keep their initial values.
+    """
+    parameters = dict(model.named_parameters())
+    initial = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    kept = {name: torch.ones_like(value, dtype=torch.bool) for name, value in initial.items()}
+    for pattern in PATTERNS:
+        for name, parameter in parameters.items():
+            bits = torch.full((initial[name].nbytes,), pattern, dtype=torch.uint8)
+            parameter.data.copy_(bits.view(parameter.dtype).view(parameter.shape))
+        load_weights()
+        for name, parameter in parameters.items():
+            bits = parameter.detach().contiguous().view(-1).view(torch.uint8)
+            kept[name] &= (bits == pattern).view(*parameter.shape, -1).all(dim=-1)
+    for name, parameter in parameters.items():
+        parameter.data[kept[name]] = initial[name][kept[name]]
+    return {name: int(mask.sum()) for name, mask in kept.items() if mask.any()}
+
+
+def contents(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters, what the schemes made from them, and the attention's own weights, by name."""
+    found: dict[str, torch.Tensor] = dict(model.named_parameters())
+    for name, module in model.named_modules():
+        owners = {name: module} if hasattr(module, "quant_method") else {}
+        if hasattr(module, "impl"):
+            owners[f"{name}.impl"] = module.impl
+        for owner, value in owners.items():
+            found |= {f"{owner}.{key}": item for key, item in vars(value).items() if isinstance(item, torch.Tensor)}
+    return {name: tensor.detach().clone().contiguous() for name, tensor in found.items()}
+
+
+def report(model: torch.nn.Module, unwritten: dict[str, int]) -> dict[str, Any]:
+    """Unwritten elements, the scheme of each linear and stack of experts, and how each attention prepares its input."""
+    schemes, preprocess = {}, {}
+    for name, module in model.named_modules():
+        method = getattr(module, "quant_method", None)
+        if method is not None:
+            schemes[name] = type(getattr(method, "quant_method", method)).__name__
+        if hasattr(module, "impl"):
+            chosen = [kind for kind in ("mlapo", "sfa_prolog_v3") if getattr(module.impl, f"enable_{kind}")]
+            preprocess[name] = chosen[0] if chosen else "native"
+    return {"model": type(model).__name__, "unwritten": unwritten, "schemes": schemes, "preprocess": preprocess}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("out", type=Path)
+    arguments = parser.parse_args()
+    config = engine_config(arguments.checkpoint)
+    models = {"target": config.model_config, "draft": config.speculative_config.draft_model_config}
+    reports: dict[str, Any] = {}
+    arguments.out.mkdir(parents=True)
+    with set_current_vllm_config(config):
+        start_worker(config)
+        for name, model_config in models.items():
+            model, unwritten = load(config, model_config)
+            reports[name] = report(model, unwritten) | {"quant_config": type(config.quant_config).__name__}
+            save_file(contents(model), arguments.out / f"{name}.safetensors")
+    (arguments.out / "report.json").write_text(json.dumps(reports, indent=1))
+
+
+if __name__ == "__main__":
+    main()

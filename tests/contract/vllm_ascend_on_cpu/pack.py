@@ -1,0 +1,42 @@
+"""Let vllm-ascend itself pack INT4 experts from plain integers, as it does for LLM-Compressor's checkpoints.
+
+    python -m vllm_ascend_on_cpu.pack CHECKPOINT INTEGERS OUT
+
+INTEGERS and OUT are .safetensors files. In: w13_weight [E, 2I, H] and w2_weight [E, H, I] as int8, with fp32 scales
+[E, N, 1]. Out: the same experts as the NPU's kernel gets them, with the scale_bias that vllm-ascend derives. Both of
+its loaders must end at the same bits, so this says what the nibbles and scale_bias of our files mean. CHECKPOINT, any
+that loads, is there for the engine's configuration.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from vllm_ascend_on_cpu.load import engine_config, start_worker  # isort: skip  # before vLLM
+
+from vllm.config import VllmConfig, set_current_vllm_config
+
+
+def pack(config: VllmConfig, experts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    from vllm_ascend.quantization.methods.w4a8 import AscendW4A8DynamicFusedMoEMethod
+    from vllm_ascend.utils import COMPRESSED_TENSORS_METHOD
+
+    layer = torch.nn.Module()
+    for name, tensor in experts.items():
+        layer.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
+    chosen = {"ascend_quant_method": COMPRESSED_TENSORS_METHOD, "weight_strategy": "channel"}
+    config.quant_config.quant_description.update(chosen)
+    AscendW4A8DynamicFusedMoEMethod().process_weights_after_loading(layer)
+    return {name: parameter.detach().contiguous() for name, parameter in layer.named_parameters()}
+
+
+if __name__ == "__main__":
+    checkpoint, integers, out = map(Path, sys.argv[1:])
+    config = engine_config(checkpoint)
+    with set_current_vllm_config(config):
+        start_worker(config)
+        save_file(pack(config, load_file(integers)), out)

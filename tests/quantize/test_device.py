@@ -1,0 +1,54 @@
+"""`--device npu` takes the code path of the CPU: shown on a simulated device that refuses what a real one refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
+
+from glm5_ascend.device import find_device
+from glm5_ascend.errors import Glm5Error, MissingEnvironmentError
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize("recipe", ["w4a8", "w8a8"])
+def test_the_same_bytes_on_another_device(
+    recipe: str, tiny_source: Path, tiny_quantized: Callable[..., Path], tmp_path: Path
+) -> None:
+    calib, operators = write_calibration(tmp_path / "calib.jsonl"), tmp_path / "operators.json"
+    out = tmp_path / "out"
+    command = [sys.executable, HERE / "python_device.py", tiny_source, out, recipe, calib, operators]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {"aten::mm", "aten::amax", "aten::round"} <= set(json.loads(operators.read_text()))  # it did compute there
+    (shard,) = out.glob("*.safetensors")
+    found, wanted = load_file(shard), load_file(next(tiny_quantized(recipe).glob("*.safetensors")))
+    assert found.keys() == wanted.keys()
+    assert not [name for name in found if not found[name].equal(wanted[name])]
+
+
+def test_an_fp8_source_with_shared_indexers(tmp_path: Path) -> None:
+    source = write_tiny_model(tmp_path / "source", dtype="fp8", **SHARED_INDEXER)
+    calib = write_calibration(tmp_path / "calib.jsonl")
+    command = [sys.executable, HERE / "python_device.py", source, tmp_path / "out", "w4a8", calib, tmp_path / "ops"]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["npu", "npu:1"])
+def test_a_machine_without_npu_says_so(name: str) -> None:
+    with pytest.raises(MissingEnvironmentError, match="torch_npu does not load"):
+        find_device(name)
+
+
+@pytest.mark.parametrize("name", ["gpu", "npu:x", "cuda"])
+def test_unknown_devices(name: str) -> None:
+    with pytest.raises(Glm5Error, match="unknown device"):
+        find_device(name)

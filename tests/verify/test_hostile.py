@@ -1,0 +1,77 @@
+"""Hostile directories execute nothing, open nothing outside, cost no memory, and give findings instead of tracebacks.
+
+Proved by Python's audit events in a process of its own; a FIFO that were opened would hold it forever.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from editor import PROVENANCE, Checkpoint
+from hostile_contents import CASES
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARIES = tuple(
+    os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, ROOT / "glm5_ascend", ROOT / "kernels")
+)
+MEMORY_KB = 400_000  # the largest header that is read at all, as bytes and as parsed text
+
+
+@pytest.fixture(scope="module")
+def outcome(tiny_w4a8: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a watched process did with every case, and the place that must be named."""
+    folder = tmp_path_factory.mktemp("hostile")
+    named = {}
+    for name, make in CASES.items():
+        outside = folder / name / "outside"
+        outside.mkdir(parents=True)
+        shutil.copyfile(tiny_w4a8 / "tokenizer.json", outside / "secret.safetensors")
+        copy = folder / name / "copy" / name
+        shutil.copytree(tiny_w4a8, copy)
+        named[name] = make(Checkpoint(copy), outside)
+    report = folder / "report.json"
+    directories = [folder / name / "copy" / name for name in CASES]
+    command = [sys.executable, Path(__file__).with_name("watch.py"), report, tiny_w4a8, *directories]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run([str(part) for part in command], env=environment, timeout=240, capture_output=True, text=True)
+    subprocess.run(["rm", "-rf", folder / "deep_directories"], check=True)  # deeper than shutil.rmtree goes
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = json.loads(report.read_text())
+    assert {event for event, _ in results["control"]} >= {"open", "compile", "exec"}  # the watch does see
+    return {name: results[name] | {"named": named[name], "home": folder / name} for name in CASES}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_hostile_directory(name: str, outcome: dict[str, Any]) -> None:
+    found = outcome[name]
+    home: Path = found["home"]
+    inside = os.path.realpath(home / "copy" / name)
+    for event, what in found["events"]:
+        if event.startswith(("open", "os.")) and not what.startswith("<"):
+            path = os.path.realpath(what)
+            assert path == inside or path.startswith((inside + os.sep, *LIBRARIES)), f"{event} {what}"
+        else:
+            assert any(f'file "{library}' in what for library in LIBRARIES), f"{event} {what}"
+    assert found["events"] or found["code"] == 2
+    assert not (home / "outside" / "executed").exists()
+    assert found["grown_kb"] < MEMORY_KB
+    text = found["text"]
+    assert all(line.isprintable() for line in text), text
+    if found["named"] == PROVENANCE and found["code"] == 0:  # only a note beside a checkpoint that is correct
+        assert any(PROVENANCE in line for line in text)
+        return
+    if found["named"] == "tokenizer.json":
+        assert found["code"] == 1
+    assert found["code"] in (1, 2), text
+    assert (found["code"] == 2) == (found["named"] == "config.json"), text
+    assert any(found["named"] in line for line in text), text

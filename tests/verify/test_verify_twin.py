@@ -1,0 +1,193 @@
+"""The same job on two machines: damage, or another instruction set? And: has a file changed since it was written?"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from editor import INDEX, PROVENANCE, Checkpoint
+from integers import integers, linear, weight_scale
+from tiny_model import write_calibration
+
+from glm5_ascend.errors import CheckpointError
+from glm5_ascend.verify import Report, verify
+
+ROOT = Path(__file__).resolve().parents[2]
+Copy = Callable[[Path], Path]
+UP = "model.layers.1.mlp.experts.2.up_proj"
+
+
+def write_again(checkpoint: Checkpoint, **facts: object) -> None:
+    """As if the quantizer itself had written these bytes: its record follows."""
+    with checkpoint.json(PROVENANCE) as record:
+        for name in record["outputs"]:
+            data = (checkpoint.directory / name).read_bytes()
+            record["outputs"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        record |= facts
+
+
+def ids(report: Report) -> list[str]:
+    return [finding.id for finding in report.findings]
+
+
+@pytest.fixture(scope="module")
+def plain_instructions(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny W4A8 made without AVX, by all the libraries torch calls."""
+    folder = tmp_path_factory.mktemp("plain")
+    plain = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]), "OMP_NUM_THREADS": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "glm5_ascend",
+        "quantize",
+        tiny_source,
+        folder / "w4a8",
+        "--recipe",
+        "w4a8",
+        "--quiet",
+    ]
+    command += ["--calib", write_calibration(folder / "calib.jsonl"), "--samples", "4", "--seq-len", "64"]
+    subprocess.run([str(part) for part in command], env=os.environ | plain | paths, check=True)
+    return folder / "w4a8"
+
+
+def test_another_instruction_set_is_no_damage(tiny_w4a8: Path, plain_instructions: Path, tiny_source: Path) -> None:
+    facts = [json.loads((path / PROVENANCE).read_text())["machine"] for path in (tiny_w4a8, plain_instructions)]
+    if facts[0] == facts[1]:
+        pytest.fail(f"this machine has no other instruction set to compare with: {facts[0]}")
+    for twin in (plain_instructions, plain_instructions / PROVENANCE):
+        report = verify(tiny_w4a8, twin)
+        assert report.ok, "\n".join(report.lines())
+        (finding,) = report.findings
+        assert finding.id == "twin.build"
+        assert facts[0]["cpu_capability"] in finding.message and facts[1]["cpu_capability"] in finding.message
+    assert verify(plain_instructions, tiny_source).ok
+
+
+def test_equal_runs(tiny_w4a8: Path, editable: Copy) -> None:
+    assert ids(verify(tiny_w4a8, editable(tiny_w4a8))) == []
+    assert ids(verify(tiny_w4a8, tiny_w4a8 / PROVENANCE)) == []
+
+
+def test_equal_builds_and_other_bytes_are_damage(tiny_w4a8: Path, editable: Copy) -> None:
+    checkpoint = Checkpoint(editable(tiny_w4a8))
+    norm = "model.layers.2.input_layernorm.weight"
+    checkpoint.store({norm: checkpoint.read(norm) * (1 + 2**-20)})
+    write_again(checkpoint)
+    for twin in (tiny_w4a8, tiny_w4a8 / PROVENANCE):
+        report = verify(checkpoint.directory, twin)
+        assert not report.ok
+        assert {(f.id, f.file) for f in report.findings} >= {("twin.differs", checkpoint.file_of[norm])}
+
+
+def test_another_build_and_another_meaning_is_damage(tiny_w4a8: Path, editable: Copy) -> None:
+    """One integer two steps off may be rounding. Two rows swapped, with all that belongs to them, are not."""
+    checkpoint = Checkpoint(editable(tiny_w4a8))
+    machine = json.loads((tiny_w4a8 / PROVENANCE).read_text())["machine"] | {"cpu_capability": "AVX9"}
+    q = integers(checkpoint, UP)
+    q[3, 5] += 2 if q[3, 5] < 0 else -2
+    checkpoint.store(linear(checkpoint, UP, q))
+    write_again(checkpoint, machine=machine)
+    report = verify(checkpoint.directory, tiny_w4a8)
+    assert ids(report) == ["twin.build"]
+    assert ": 1 of 115200 integers differ, by at most 2 steps" in report.findings[0].message
+    assert "AVX9" in report.findings[0].message
+    q[[3, 4]] = q[[4, 3]]
+    scale = weight_scale(checkpoint, UP)
+    checkpoint.store(linear(checkpoint, UP, q, scale))
+    write_again(checkpoint, machine=machine)
+    report = verify(checkpoint.directory, tiny_w4a8)
+    assert not report.ok
+    assert f"{UP}.weight" in {finding.tensor for finding in report.findings if finding.id == "against.mismatch"}
+
+
+def test_a_float_tensor_of_another_build(tiny_w4a8: Path, editable: Copy) -> None:
+    checkpoint = Checkpoint(editable(tiny_w4a8))
+    name = "model.layers.3.eh_proj.weight"
+    checkpoint.store({name: checkpoint.read(name).roll(1, 0)})
+    write_again(checkpoint, machine={"arch": "another"})
+    wrong = [finding for finding in verify(checkpoint.directory, tiny_w4a8).findings if finding.level == "error"]
+    assert [(finding.id, finding.tensor) for finding in wrong] == [("against.mismatch", name)]
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": 7}, {"calibration": None}, {"tool": {"name": "glm5-ascend", "version": "0"}}]
+)
+def test_another_job_is_not_compared(change: dict[str, object], tiny_w4a8: Path, editable: Copy) -> None:
+    checkpoint = Checkpoint(editable(tiny_w4a8))
+    write_again(checkpoint, **change)
+    (finding,) = verify(checkpoint.directory, tiny_w4a8).findings
+    assert finding.id == "twin.inputs" and next(iter(change)) in finding.message
+
+
+def test_names_of_the_same_inputs_do_not_matter(tiny_w4a8: Path, editable: Copy) -> None:
+    checkpoint = Checkpoint(editable(tiny_w4a8))
+    with checkpoint.json(PROVENANCE) as record:
+        record["source"]["path"], record["recipe"]["name"] = "/elsewhere", "my.yaml"
+        record["calibration"]["file"], record["command"] = "texts.jsonl", "glm5-ascend quantize a b"
+    assert ids(verify(checkpoint.directory, tiny_w4a8)) == []
+
+
+def test_the_other_has_changed_since(tiny_w4a8: Path, editable: Copy) -> None:
+    other = editable(tiny_w4a8)
+    shard = next(other.glob("*.safetensors"))
+    raw = bytearray(shard.read_bytes())
+    raw[-1] ^= 1
+    shard.write_bytes(raw)
+    with pytest.raises(CheckpointError, match="not the bytes that were written"):
+        verify(tiny_w4a8, other)
+
+
+def test_without_a_record(tiny_w4a8: Path, editable: Copy) -> None:
+    checkpoint = Checkpoint(editable(tiny_w4a8))
+    checkpoint.forget_hashes()
+    assert ids(verify(checkpoint.directory, tiny_w4a8)) == ["twin.inputs"]
+    (checkpoint.directory / PROVENANCE).unlink()
+    assert ids(verify(checkpoint.directory, tiny_w4a8)) == ["twin.inputs"]
+    with pytest.raises(CheckpointError, match=f"{PROVENANCE}: not found"):
+        verify(tiny_w4a8, checkpoint.directory)
+
+
+def test_files_people_edit_give_a_warning(tiny_w4a8: Path, editable: Copy) -> None:
+    out = editable(tiny_w4a8)
+    (out / "chat_template.jinja").write_text("{{ messages }}")
+    report = verify(out)
+    assert report.ok
+    assert [(f.id, f.file) for f in report.findings] == [("provenance.changed", "chat_template.jinja")]
+
+
+def test_files_of_the_format_give_an_error(tiny_w4a8: Path, editable: Copy) -> None:
+    out = editable(tiny_w4a8)
+    (out / INDEX).write_text((out / INDEX).read_text() + " ")
+    assert [(f.id, f.level) for f in verify(out).findings] == [("provenance.changed", "error")]
+
+
+def test_odd_records(tiny_w4a8: Path, editable: Copy) -> None:
+    """A damaged provenance file never stops the check of the rest."""
+    out, chance = editable(tiny_w4a8), Random(0)
+    odd = [None, 7, [], {}, "x", {"bytes": 0}, [1], {"a": {"bytes": None, "sha256": 3}}, True]
+    keys = ["outputs", "seed", "machine", "versions", "source", "recipe", "calibration", "tool"]
+    for _ in range(30):
+        record = json.loads((tiny_w4a8 / PROVENANCE).read_text())
+        for key in chance.sample(keys, 3):
+            record[key] = chance.choice(odd)
+        (out / PROVENANCE).write_text(json.dumps(record))
+        for twin in (None, tiny_w4a8, tiny_w4a8 / PROVENANCE):
+            json.dumps(verify(out, twin).to_json())
+        verify(tiny_w4a8, out / PROVENANCE)
+
+
+def test_provenance_names_instruction_set_and_torch_build(tiny_w4a8: Path) -> None:
+    record = json.loads((tiny_w4a8 / PROVENANCE).read_text())
+    assert record["machine"]["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
+    assert record["versions"]["torch"] == torch.__version__
+    assert record["versions"]["torch_build"] == torch.version.git_version
