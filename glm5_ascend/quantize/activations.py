@@ -100,10 +100,10 @@ class RowFile:
             raise disk_error(self.path, error) from None
 
     def close(self) -> None:
-        """Close; a second time does nothing."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """Close; a second time does nothing, even if a signal ended the first."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def remove(self) -> None:
         """Close and delete."""
