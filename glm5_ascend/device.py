@@ -12,7 +12,6 @@ from glm5_ascend.errors import Glm5Error, MissingEnvironmentError
 #: What stays on the host whatever the device is, and why; shown to the user, so that no fallback is silent.
 ON_HOST = {
     "dequantizing FP8 sources": "Atlas A2/A3 have no e4m3",
-    "SSZ's scales": "sorted rows and float64 sums",
     "sums of activations": "int64 in files, so that they do not depend on their order",
 }
 

@@ -31,6 +31,8 @@ def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_quantized(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path) -> Quantized:
     """`tiny_quantized(recipe, source=...)` -> output directory, made once per pair. Read only."""
+    from tiny_model import quantize_tiny
+
     made: dict[tuple[str, Path], Path] = {}
 
     def quantized(recipe: str, source: Path = tiny_source) -> Path:
@@ -40,18 +42,6 @@ def tiny_quantized(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path) 
         return made[key]
 
     return quantized
-
-
-def quantize_tiny(source: Path, out: Path, recipe: str) -> Path:
-    from tiny_model import write_calibration
-
-    from glm5_ascend.quantize.layer import NoProgress
-    from glm5_ascend.quantize.pipeline import QuantizeOptions, prepare, quantize
-
-    calib = write_calibration(out.parent / "calib.jsonl")
-    options = QuantizeOptions(source, out, recipe, calib=calib, samples=4, seq_len=64)
-    quantize(prepare(options), NoProgress())
-    return out
 
 
 @pytest.fixture(scope="session")

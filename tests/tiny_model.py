@@ -214,3 +214,14 @@ def write_calibration(path: Path) -> Path:
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
+
+
+def quantize_tiny(source: Path, out: Path, recipe: str) -> Path:
+    """Quantize `source` with a small calibration text into `out`; returns `out`."""
+    from glm5_ascend.quantize.layer import NoProgress
+    from glm5_ascend.quantize.pipeline import QuantizeOptions, prepare, quantize
+
+    calib = write_calibration(out.parent / "calib.jsonl")
+    options = QuantizeOptions(source, out, recipe, calib=calib, samples=4, seq_len=64)
+    quantize(prepare(options), NoProgress())
+    return out

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
-from glm5_ascend import ops
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.index import CheckpointDir, read_json_object
 from glm5_ascend.checkpoint.structure import layer_prefix
 from glm5_ascend.config import load_config
 from glm5_ascend.model import layers as M
+from glm5_kernels import ops
 
 
 class StoredLayer:

@@ -28,7 +28,15 @@ from glm5_ascend.quantize.journal import Journal
 from glm5_ascend.quantize.layer import Job, LayerReport, NoProgress, Progress
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.plan import GIB, Plan
-from glm5_ascend.quantize.provenance import RECIPE_NAME, file_list, identity, inputs, provenance, write_provenance
+from glm5_ascend.quantize.provenance import (
+    RECIPE_NAME,
+    file_list,
+    identity,
+    inputs,
+    kernels,
+    provenance,
+    write_provenance,
+)
 from glm5_ascend.quantize.ranks import Ranks
 from glm5_ascend.quantize.recipe import Recipe, find_recipe, load_recipe
 from glm5_ascend.quantize.rotation import Rotations
@@ -76,6 +84,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
         Glm5Error: the first thing that would make the run fail; nothing has been written.
     """
     device = find_device(options.device)
+    kernels(device.type)  # what cannot run is said before anything is read
     recipe_path = find_recipe(options.recipe)
     recipe = load_recipe(recipe_path)
     source = SourceCheckpoint(options.source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from glm5_ascend.checkpoint.output import PROVENANCE_NAME
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.writer import write_json
 from glm5_ascend.device import cpu_facts
+from glm5_ascend.errors import MissingEnvironmentError
 from glm5_ascend.quantize.calibration import CalibrationSet
 from glm5_ascend.quantize.layer import LayerReport
 from glm5_ascend.quantize.options import QuantizeOptions
+from glm5_kernels import ops
 
+_OPS = ("hadamard", "ssz_scale", "fake_round", "round_rows")  # the kernels a quantization uses
 RECIPE_NAME = "glm5_ascend_recipe.yaml"
 
 
@@ -51,18 +55,33 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def kernels(device: str) -> str:
+    """Which implementations round the weights, e.g. "cpu".
+
+    Raises:
+        MissingEnvironmentError: the one asked for cannot run here.
+    """
+    try:
+        return " ".join(sorted({ops.choose(op, device).implementation for op in _OPS}))
+    except ops.KernelUnavailableError as error:
+        raise MissingEnvironmentError(str(error), "unset GLM5_KERNELS, or install what is missing") from None
+
+
 def inputs(
     source: SourceCheckpoint, recipe_path: Path, options: QuantizeOptions, calibration: CalibrationSet | None
 ) -> dict[str, Any]:
     """Everything the output's bytes depend on."""
+    device = options.device.partition(":")[0]
     return {
         "tool": {"name": "glm5-ascend", "version": glm5_ascend.__version__},
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
             "torch_build": torch.version.git_version,
+            "numba": version("numba"),
         },
-        "machine": cpu_facts() | {"device": options.device.partition(":")[0]},
+        "machine": cpu_facts()
+        | {"device": device, "kernels": {op: ops.choose(op, device).implementation for op in _OPS}},
         "seed": options.seed,
         "recipe": {"name": options.recipe, "sha256": sha256(recipe_path)},
         "source": {

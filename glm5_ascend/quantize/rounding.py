@@ -6,14 +6,15 @@ Every function takes W fp32 [N, K] (one row per output channel). Source: msModel
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.checkpoint.packing import pack_int4, scale_bias
-from glm5_ascend.quantize.ssz import minmax_scale, ssz_scale
+from glm5_kernels import ops
 
 INT8_MAX, INT4_MAX = 127, 7
+_GRID = torch.linspace(0.2, 1.0, 24)  # below 0.2 nothing is gained, above it heavy-tailed rows lose
 
 
 @dataclass(frozen=True)
@@ -29,51 +30,64 @@ def bf16(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.bfloat16).to(torch.float32)
 
 
+def minmax_scale(weight: torch.Tensor, largest: int) -> torch.Tensor:
+    """max|row| / largest, [N, 1]; 1 for a row of zeros (its integers are zero whatever the scale)."""
+    peak = torch.maximum(weight.amax(dim=1, keepdim=True), -weight.amin(dim=1, keepdim=True))
+    return torch.where(peak > 0, peak / largest, torch.ones_like(peak))
+
+
+def ssz_scale(weight: torch.Tensor, largest: int, steps: int = 8, grid: torch.Tensor | None = _GRID) -> torch.Tensor:
+    """Per-row scale [N, 1] that minimises the squared error; `grid` None starts from the min-max scale."""
+    return ops.ssz_scale(weight, largest, steps, torch.ones(1) if grid is None else grid)
+
+
 def round_int(weight: torch.Tensor, scale: torch.Tensor, largest: int) -> torch.Tensor:
     """round-half-even(W / scale) clipped to [-largest-1, largest], still fp32."""
     return torch.round(weight / scale).clamp_(-largest - 1, largest)
 
 
+class Rounded(NamedTuple):
+    """The stored tensors of a linear by suffix (`checkpoint/schemes.py` says which), and what rounding cost."""
+
+    stored: dict[str, torch.Tensor]
+    squared_error: float
+    squared_weight: float
+
+
 def quantize_linear(
     module: str, weight: torch.Tensor, scheme: str, method: str = "minmax", activation: ActivationRange | None = None
-) -> dict[str, torch.Tensor]:
-    """All stored tensors of a linear under `scheme`, by suffix (`checkpoint/schemes.py` says which).
+) -> Rounded:
+    """Round a linear's weight, or rows of it, under `scheme`.
 
     Args:
         module: module name; decides the columns of scale_bias.
         method: how the weight scale is found: "minmax" or "ssz".
         activation: range of the input, for the static scheme W8A8 only.
     """
-    if scheme == schemes.W4A8_DYNAMIC:
-        return _w4a8(module, weight, method)
-    # The engine rounds linear scales to bf16 while loading: round first, then compute the integers from that scale.
-    scale = bf16(minmax_scale(weight, INT8_MAX) if method == "minmax" else ssz_scale(weight, INT8_MAX))
-    q = round_int(weight, scale, INT8_MAX)
-    stored = {"weight": q.to(torch.int8), "weight_scale": scale, "weight_offset": torch.zeros_like(scale)}
+    bits = 4 if scheme == schemes.W4A8_DYNAMIC else 8
+    largest = INT4_MAX if bits == 4 else INT8_MAX
+    scale = minmax_scale(weight, largest) if method == "minmax" else ssz_scale(weight, largest)
+    if bits == 8:
+        # The engine rounds these scales to bf16 while loading: round first, then compute the integers from that scale.
+        scale = bf16(scale)
+    parts = schemes.partial_sums(module) if bits == 4 else 1
+    integers, sums, error, square = ops.round_rows(weight, scale, bits, parts)
+    stored = {"weight": integers, "weight_scale": scale, "weight_offset": torch.zeros_like(scale)}
+    if bits == 4:
+        stored["scale_bias"] = 8.0 * sums * scale  # undoes the +8 shift of the NPU's unsigned-nibble matmul
     if scheme == schemes.W8A8:
         if activation is None:
             raise ValueError(f"{module}: W8A8 needs an activation range")
-        stored |= _static_input(q, scale, activation)
-    return stored
+        stored |= _static_input(sums, scale, activation)
+    return Rounded(stored, error, square)
 
 
-def _w4a8(module: str, weight: torch.Tensor, method: str) -> dict[str, torch.Tensor]:
-    scale = minmax_scale(weight, INT4_MAX) if method == "minmax" else ssz_scale(weight, INT4_MAX)
-    q = round_int(weight, scale, INT4_MAX).to(torch.int8)
-    return {
-        "weight": pack_int4(q),
-        "weight_scale": scale,
-        "weight_offset": torch.zeros_like(scale),
-        "scale_bias": scale_bias(q, scale, schemes.partial_sums(module)),
-    }
-
-
-def _static_input(q: torch.Tensor, scale: torch.Tensor, activation: ActivationRange) -> dict[str, torch.Tensor]:
+def _static_input(sums: torch.Tensor, scale: torch.Tensor, activation: ActivationRange) -> dict[str, torch.Tensor]:
     """Per-tensor asymmetric input quantization: x_q = round(x / input_scale + input_offset) in [-128, 127]."""
     input_scale, input_offset = static_input(activation)
-    input_scale, input_offset = input_scale.to(q.device), input_offset.to(q.device)
+    input_scale, input_offset = input_scale.to(scale.device), input_offset.to(scale.device)
     deq_scale = input_scale * scale.flatten()
-    quant_bias = -input_offset.to(torch.int64) * q.sum(dim=1).to(torch.int64)  # the sum is below 2^24: exact in fp32
+    quant_bias = -input_offset.to(torch.int64) * sums[:, 0].to(torch.int64)
     return {
         "input_scale": input_scale,
         "input_offset": input_offset,

@@ -13,17 +13,14 @@ import torch
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.quantize.plan import SmoothPlan
-from glm5_ascend.quantize.rounding import INT4_MAX, INT8_MAX, round_int, static_input
-from glm5_ascend.quantize.ssz import minmax_scale, ssz_scale
+from glm5_ascend.quantize.rounding import INT4_MAX, INT8_MAX, static_input
 from glm5_ascend.quantize.statistics import InputStatistics, spread
+from glm5_kernels import ops
 
 #: Output rows a search looks at, evenly spaced: a scale belongs to input channels, which all rows share.
 SEARCH_OUTPUTS = 512
 _SMALLEST = 1e-5
 _STEPS = 20  # exponents are multiples of 1/20
-_BLOCK = 2**17  # weights rounded at a time: what fits the processor's cache is read from memory once
-
-Step = Callable[[torch.Tensor], torch.Tensor]  # rows [n, K] -> scale [n, 1]
 
 
 def quantize_activation(x: torch.Tensor, scheme: str, fitted: InputStatistics, scale: torch.Tensor) -> torch.Tensor:
@@ -65,7 +62,7 @@ def flex_smooth_quant(weights: Iterable[torch.Tensor], statistics: InputStatisti
 
     def error_of(scale: torch.Tensor) -> float:
         x_q = quantize_activation(x, scheme, fitted, scale)
-        return _output_error(wanted, x_q, weight, scale, lambda rows: minmax_scale(rows, INT8_MAX), INT8_MAX)
+        return _output_error(wanted, x_q, ops.fake_round(weight, scale, INT8_MAX))
 
     a, _ = _best_exponent(lambda a: error_of(scale_of(fitted, a, 1 - a)))
     b, error = _best_exponent(lambda b: error_of(scale_of(fitted, a, b)))
@@ -78,32 +75,20 @@ def flex_awq_ssz(weight: torch.Tensor, statistics: InputStatistics, scheme: str,
     x, mean = statistics.rows, statistics.mean_abs.clamp_min(_SMALLEST)
     weight = spread(weight, SEARCH_OUTPUTS)
     wanted = x @ weight.T
-    step: Step
-    if scheme == schemes.W4A8_DYNAMIC:
-        largest, step = INT4_MAX, lambda rows: ssz_scale(rows, INT4_MAX, steps, grid=None)
-    else:
-        largest, step = INT8_MAX, lambda rows: minmax_scale(rows, INT8_MAX)
+    largest, refits = (INT4_MAX, steps) if scheme == schemes.W4A8_DYNAMIC else (INT8_MAX, 0)
 
     def error_of(alpha: float) -> float:
         scale = _centred(mean**alpha)
         x_q = quantize_activation(x, scheme, statistics, scale)
-        return _output_error(wanted, x_q, weight, scale, step, largest)
+        return _output_error(wanted, x_q, ops.fake_round(weight, scale, largest, refits))
 
     alpha, _ = _best_exponent(error_of)
     return _centred(mean**alpha)
 
 
-def _output_error(
-    wanted: torch.Tensor, x_q: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, step: Step, largest: int
-) -> float:
-    """Squared error of the quantized output: wanted [T, N], x_q [T, K], weight [N, K] before `scale` [K]."""
-    rows, total = max(1, _BLOCK // weight.shape[1]), 0.0
-    for some, want in zip(weight.split(rows), wanted.split(rows, dim=1), strict=True):
-        scaled = some * scale
-        per_row = step(scaled)
-        integers = round_int(scaled, per_row, largest)
-        total += float(torch.addmm(want, x_q, integers.mul_(per_row).T, beta=-1).square_().sum())
-    return total
+def _output_error(wanted: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> float:
+    """Squared error of an output: wanted [T, N], x [T, K], weight [N, K]."""
+    return float(torch.addmm(wanted, x, weight.T, beta=-1).square_().sum())
 
 
 def _centred(scale: torch.Tensor) -> torch.Tensor:

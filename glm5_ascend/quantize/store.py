@@ -68,14 +68,13 @@ class Store:
             dtype = torch.float32 if isinstance(part, Vector) else self.plan.source.dtype(name)
             self.writer.write_rows(name, start, rows.to(dtype))
             return errors
-        stored = quantize_linear(part.name, rows, scheme, self.plan.linears[prefix + part.name].method, seen)
-        for suffix, value in stored.items():
+        rounded = quantize_linear(part.name, rows, scheme, self.plan.linears[prefix + part.name].method, seen)
+        for suffix, value in rounded.stored.items():
             if len(value) == 1 < len(rows):  # the static input's scale and offset: of the whole linear
                 self.writer.write_rows(f"{prefix}{part.name}.{suffix}", 0, value)
             else:
                 self.writer.write_rows(f"{prefix}{part.name}.{suffix}", start * len(value) // len(rows), value)
-        error = schemes.dequantize(scheme, stored).sub_(rows)
-        errors.add(scheme, _square_sum(error), _square_sum(rows))
+        errors.add(scheme, rounded.squared_error, rounded.squared_weight)
         return errors
 
     def write(
@@ -96,7 +95,3 @@ class Store:
         self.writer.sync(names)
         self.writer.expect_no_more(*names)
         record()
-
-
-def _square_sum(x: torch.Tensor) -> float:
-    return float(x.square().sum())

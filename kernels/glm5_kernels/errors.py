@@ -1,4 +1,4 @@
-"""The one error this package raises."""
+"""The errors this package raises."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import torch
 
 class KernelInputError(ValueError):
     """An argument of an op has a shape, dtype or value outside the op's contract."""
+
+
+class KernelUnavailableError(RuntimeError):
+    """The implementation asked for cannot run here; the message names what is missing."""
 
 
 def require_shape(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...]) -> None:

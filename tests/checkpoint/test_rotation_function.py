@@ -14,40 +14,10 @@ from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.config import ModelConfig
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.model import layers as M
-from glm5_ascend.quantize.rotation import Hadamard, Rotations, factors, hadamard_core
+from glm5_ascend.quantize.rotation import Rotations
 from glm5_ascend.quantize.transforms import Tensors, fuse_norms, gains_of, move_scale, rotate
 
 Change = Callable[[ModelConfig, Tensors, tuple[S.Linear | S.Vector, ...], int], None]
-
-
-@pytest.mark.parametrize("size", [1, 2, 4, 12, 24, 48, 96, 192, 384, 768, 1536, 20, 40, 64, 128, 512, 2048])
-def test_hadamard_is_orthogonal(size: int) -> None:
-    h = Hadamard(size, torch.Generator().manual_seed(3))
-    matrix = h(torch.eye(size))
-    torch.testing.assert_close(matrix @ matrix.T, torch.eye(size), atol=5e-6, rtol=0)
-    torch.testing.assert_close(matrix.abs(), torch.full((size, size), size**-0.5))
-    x = torch.randn(3, 5, size)
-    torch.testing.assert_close(h(x), x @ matrix, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("size", [3, 6, 14, 28, 36, 100])
-def test_sizes_without_a_matrix_are_refused(size: int) -> None:
-    with pytest.raises(ValueError, match=str(size)):
-        factors(size)
-
-
-def test_glm5_sizes_have_a_matrix() -> None:
-    for size in (6144, 2048, 512, 256):
-        product = 1
-        for factor in factors(size):
-            product *= factor
-        assert product == size and max(factors(size)) <= 96
-
-
-@pytest.mark.parametrize("order", [4, 8, 12, 20, 24, 32])
-def test_paley_core(order: int) -> None:
-    core = hadamard_core(order)
-    assert torch.equal(core @ core.T, order * torch.eye(order))
 
 
 def test_size_without_a_matrix_names_the_config(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from paged_batch import paged_batch
 
-from glm5_ascend import ops
+from glm5_kernels import ops
 
 modeling = pytest.importorskip("transformers.models.glm_moe_dsa.modeling_glm_moe_dsa")
 EPS = 1e-5

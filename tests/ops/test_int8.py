@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glm5_ascend import ops
+from glm5_kernels import ops
 
 
 def int8(*shape: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from paged_batch import PagedBatch, paged_batch
 
-from glm5_ascend import ops
+from glm5_kernels import ops
 
 
 def run(batch: PagedBatch, q: torch.Tensor, keys: list[torch.Tensor], w: torch.Tensor, topk: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from glm5_ascend import ops
+from glm5_kernels import ops
 
 TOKENS, HIDDEN, Q_LORA, KV_LORA, ROPE, HEADS, NOPE = 5, 24, 20, 16, 8, 3, 6
 MODES = [ops.NO_QUANT, ops.PER_TOKEN, ops.PER_TENSOR]

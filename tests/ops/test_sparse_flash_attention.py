@@ -8,7 +8,7 @@ import pytest
 import torch
 from paged_batch import PagedBatch, paged_batch
 
-from glm5_ascend import ops
+from glm5_kernels import ops
 
 HEADS, RANK, ROPE, SCALE = 3, 16, 8, 0.2
 INT_MIN = -(2**31)

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.quantize.rounding import INT4_MAX, INT8_MAX, round_int
+from glm5_ascend.quantize.rounding import INT4_MAX, INT8_MAX, minmax_scale, round_int, ssz_scale
 from glm5_ascend.quantize.smoothing import flex_awq_ssz, flex_smooth_quant, quantize_activation
-from glm5_ascend.quantize.ssz import minmax_scale, ssz_scale
 from glm5_ascend.quantize.statistics import InputStatistics
 
 

@@ -14,8 +14,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 # ruff: noqa: E402
 
 from checkpoints import LAYOUTS, Shelf
-from conftest import quantize_tiny
-from tiny_model import write_tiny_model
+from tiny_model import quantize_tiny, write_tiny_model
 from trial import KINDS, ImpossibleError, trial
 
 

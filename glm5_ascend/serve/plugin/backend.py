@@ -1,6 +1,6 @@
 """Attention backend of the sparse MLA cache and the indexer's key cache: what one step's batch looks like.
 
-The layer (`mla.py`) does its own attention through `glm5_ascend.ops`; vLLM's `MLAAttention` stays as the owner of the
+The layer (`mla.py`) does its own attention through `glm5_kernels.ops`; vLLM's `MLAAttention` stays as the owner of the
 cache, its spec and the split kv_b_proj weights. Its forward is never called, and says so.
 """
 
@@ -23,7 +23,7 @@ from glm5_ascend.serve.plugin.compat import SparseMLAImplBase
 
 @dataclass
 class SparseMLAMetadata(AttentionMetadata):  # type: ignore[misc]
-    """One step's batch: B requests, T query tokens, in the terms of `glm5_ascend.ops`."""
+    """One step's batch: B requests, T query tokens, in the terms of `glm5_kernels.ops`."""
 
     num_actual_tokens: int
     query_start_loc: torch.Tensor  # int32 [B + 1]

@@ -9,9 +9,9 @@ import torch
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.model_executor.utils import set_weight_attrs
 
-from glm5_ascend import ops
 from glm5_ascend.checkpoint.packing import DOWN_PROJ_PARTIAL_SUMS, unpack_int4
 from glm5_ascend.errors import CheckpointError
+from glm5_kernels import ops
 
 #: vLLM's names of an expert's three projections.
 PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}

@@ -10,8 +10,8 @@ import torch
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.models.deepseek_v2 import DeepseekV32IndexerCache, Indexer
 
-from glm5_ascend import ops
 from glm5_ascend.serve.plugin.backend import IndexerBackend, SparseMLAMetadata
+from glm5_kernels import ops
 
 
 class IndexerCache(DeepseekV32IndexerCache):  # type: ignore[misc]

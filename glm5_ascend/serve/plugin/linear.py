@@ -10,8 +10,8 @@ from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.parameter import ChannelQuantScaleParameter, ModelWeightParameter
 from vllm.model_executor.utils import set_weight_attrs
 
-from glm5_ascend import ops
 from glm5_ascend.errors import CheckpointError
+from glm5_kernels import ops
 
 
 class Int8Linear(LinearMethodBase):  # type: ignore[misc]

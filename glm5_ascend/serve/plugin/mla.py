@@ -14,11 +14,11 @@ import torch
 from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot
 from vllm.model_executor.layers.mla import MultiHeadLatentAttentionWrapper
 
-from glm5_ascend import ops
 from glm5_ascend.errors import MissingEnvironmentError
 from glm5_ascend.serve.plugin import indexer as indexer_module
 from glm5_ascend.serve.plugin.backend import SparseMLAMetadata, current_metadata
 from glm5_ascend.serve.plugin.linear import linear_weights
+from glm5_kernels import ops
 
 REPLACED = "MultiHeadLatentAttentionWrapper"
 

@@ -1,7 +1,7 @@
-"""The one door to the fused operators: typed Python functions, and the same ops registered with torch.
+"""The one door to the kernels: typed Python functions; which implementation answers is `registry`'s business.
 
-Everything outside `glm5_kernels` calls the functions of this module; nothing else imports `glm5_kernels` (but
-tests/ops). The three attention ops are also `torch.ops.glm5_ascend.<name>`, so that profilers, dispatch modes and
+Everything outside `glm5_kernels` imports this module and no other of the package (but the tests of the kernels). The
+three attention ops are also `torch.ops.glm5_ascend.<name>` for every device, so that profilers, dispatch modes and
 compiled graphs see each as one op. Maths, shapes and errors stand in the op's package, e.g.
 `glm5_kernels.lightning_indexer`.
 """
@@ -10,25 +10,29 @@ from __future__ import annotations
 
 import torch
 
-from glm5_kernels.errors import KernelInputError
+from glm5_kernels.errors import KernelInputError, KernelUnavailableError
 from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, LinearWeights
-from glm5_kernels.int8_linear.reference import int8_linear
-from glm5_kernels.lightning_indexer import reference as _lightning_indexer
-from glm5_kernels.mla_preprocess import reference as _mla_preprocess
 from glm5_kernels.paged import write_rows
-from glm5_kernels.sparse_flash_attention import reference as _sparse_flash_attention
-from glm5_kernels.w4a8_moe.reference import w4a8_moe
+from glm5_kernels.registry import choose, report
+from glm5_kernels.registry import function as _function
 
 __all__ = [
     "NO_QUANT",
     "PER_TENSOR",
     "PER_TOKEN",
     "KernelInputError",
+    "KernelUnavailableError",
     "LinearWeights",
+    "choose",
+    "fake_round",
+    "hadamard",
     "int8_linear",
     "lightning_indexer",
     "mla_preprocess",
+    "report",
+    "round_rows",
     "sparse_flash_attention",
+    "ssz_scale",
     "w4a8_moe",
     "write_rows",
 ]
@@ -36,7 +40,7 @@ __all__ = [
 Tensor = torch.Tensor
 
 
-@torch.library.custom_op("glm5_ascend::lightning_indexer", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("glm5_ascend::lightning_indexer", mutates_args=())
 def _lightning_indexer_op(
     q: Tensor,
     k_cache: Tensor,
@@ -46,7 +50,10 @@ def _lightning_indexer_op(
     block_table: Tensor,
     topk: int,
 ) -> Tensor:
-    return _lightning_indexer.lightning_indexer(q, k_cache, weights, query_start_loc, seq_lens, block_table, topk)
+    out: Tensor = _function("lightning_indexer", q.device.type)(
+        q, k_cache, weights, query_start_loc, seq_lens, block_table, topk
+    )
+    return out
 
 
 @_lightning_indexer_op.register_fake
@@ -76,7 +83,7 @@ def lightning_indexer(
     return out
 
 
-@torch.library.custom_op("glm5_ascend::sparse_flash_attention", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("glm5_ascend::sparse_flash_attention", mutates_args=())
 def _sparse_flash_attention_op(
     ql_nope: Tensor,
     q_pe: Tensor,
@@ -89,7 +96,7 @@ def _sparse_flash_attention_op(
     scale: float,
     round_probs: bool,
 ) -> tuple[Tensor, Tensor]:
-    return _sparse_flash_attention.sparse_flash_attention(
+    out: tuple[Tensor, Tensor] = _function("sparse_flash_attention", ql_nope.device.type)(
         ql_nope,
         q_pe,
         ckv_cache,
@@ -101,6 +108,7 @@ def _sparse_flash_attention_op(
         scale,
         round_probs,
     )
+    return out
 
 
 @_sparse_flash_attention_op.register_fake
@@ -148,7 +156,7 @@ def sparse_flash_attention(
     return out
 
 
-@torch.library.custom_op("glm5_ascend::mla_preprocess", mutates_args=("ckv_cache", "kpe_cache"), device_types="cpu")
+@torch.library.custom_op("glm5_ascend::mla_preprocess", mutates_args=("ckv_cache", "kpe_cache"))
 def _mla_preprocess_op(
     hidden_states: Tensor,
     cos: Tensor,
@@ -165,7 +173,7 @@ def _mla_preprocess_op(
     kpe_cache: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _mla_preprocess.mla_preprocess(
+    out: tuple[Tensor, Tensor, Tensor] = _function("mla_preprocess", hidden_states.device.type)(
         hidden_states,
         cos,
         sin,
@@ -179,6 +187,7 @@ def _mla_preprocess_op(
         kpe_cache,
         eps,
     )
+    return out
 
 
 @_mla_preprocess_op.register_fake
@@ -250,3 +259,47 @@ def _as_linear(tensors: list[Tensor | None], mode: str) -> LinearWeights:
     if weight is None:
         raise KernelInputError("a linear layer needs a weight")
     return LinearWeights(weight, mode, scale, input_scale, input_offset, quant_bias)
+
+
+def int8_linear(x: Tensor, w: LinearWeights) -> Tensor:
+    """x [..., K] times the quantized weight [N, K] transposed -> [..., N] in x's dtype."""
+    out: Tensor = _function("int8_linear", x.device.type)(x, w)
+    return out
+
+
+def w4a8_moe(
+    x: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    w13: Tensor,
+    w13_scale: Tensor,
+    w2: Tensor,
+    w2_scale: Tensor,
+) -> Tensor:
+    """The routed experts' share of the output, [T, D] in x's dtype."""
+    out: Tensor = _function("w4a8_moe", x.device.type)(x, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale)
+    return out
+
+
+def hadamard(x: Tensor, weight: Tensor, dim: int = 1) -> Tensor:
+    """x fp32 [rows, columns] times weight [n] times the Hadamard matrix of size n along `dim`, in place."""
+    out: Tensor = _function("hadamard", x.device.type)(x, weight, dim)
+    return out
+
+
+def ssz_scale(weight: Tensor, largest: int, steps: int, grid: Tensor) -> Tensor:
+    """The scale [N, 1] of each row of weight fp32 [N, K] at which rounding loses least."""
+    out: Tensor = _function("ssz_scale", weight.device.type)(weight, largest, steps, grid)
+    return out
+
+
+def round_rows(weight: Tensor, scale: Tensor, bits: int, parts: int = 1) -> tuple[Tensor, Tensor, float, float]:
+    """Integers of weight fp32 [N, K] as stored, their sums [N, parts], sum of squared errors, sum of squares."""
+    out: tuple[Tensor, Tensor, float, float] = _function("round_rows", weight.device.type)(weight, scale, bits, parts)
+    return out
+
+
+def fake_round(weight: Tensor, factor: Tensor, largest: int, steps: int = 0) -> Tensor:
+    """weight fp32 [N, K] times factor [K] after rounding, as integers times scales: fp32 [N, K]."""
+    out: Tensor = _function("fake_round", weight.device.type)(weight, factor, largest, steps)
+    return out

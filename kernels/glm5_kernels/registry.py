@@ -1,0 +1,110 @@
+"""Which implementation of an op runs here, and why. Nothing is tried and swallowed: what cannot run is named.
+
+`GLM5_KERNELS` chooses for the whole process: `auto` (default: the fastest that can run), or one of
+`IMPLEMENTATIONS`. An explicit choice that cannot run is an error.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from glm5_kernels.errors import KernelUnavailableError
+
+VARIABLE = "GLM5_KERNELS"
+#: reference: plain torch, the definition. cpu: compiled by numba. npu: torch_npu's and vllm-ascend's operators.
+IMPLEMENTATIONS = ("reference", "cpu", "npu")
+#: What each op has; `glm5_kernels.<folder>.<implementation>` holds a function named like the op.
+OPS: dict[str, tuple[str, ...]] = {
+    "lightning_indexer": ("reference",),
+    "sparse_flash_attention": ("reference",),
+    "mla_preprocess": ("reference",),
+    "int8_linear": ("reference",),
+    "w4a8_moe": ("reference",),
+    "hadamard": ("reference", "cpu"),
+    "ssz_scale": ("reference", "cpu"),
+    "round_rows": ("reference", "cpu"),
+    "fake_round": ("reference", "cpu"),
+}
+#: Ops that live in a folder of another name, because they share their code.
+FOLDERS = {"ssz_scale": "weight_rounding", "round_rows": "weight_rounding", "fake_round": "weight_rounding"}
+#: In the order of `auto`, by the device of the tensors.
+_AUTO = {"cpu": ("cpu", "reference"), "npu": ("npu", "reference")}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The implementation of `op` for tensors on `device`, and the reason in words."""
+
+    op: str
+    device: str
+    implementation: str
+    why: str
+
+
+def missing(implementation: str) -> str | None:
+    """What this machine lacks to run an implementation at all; None if nothing."""
+    if implementation == "cpu" and importlib.util.find_spec("numba") is None:
+        return "numba is not installed (pip install numba)"
+    if implementation == "npu" and importlib.util.find_spec("torch_npu") is None:
+        return "torch_npu is not installed (use the vllm-ascend image)"
+    return None
+
+
+def _obstacle(op: str, implementation: str, device: str) -> str | None:
+    """Why `implementation` cannot run `op` on `device`'s tensors; None if it can."""
+    if implementation not in OPS[op]:
+        return f"{op} has no {implementation} implementation, only {', '.join(OPS[op])}"
+    if implementation == "cpu" and device != "cpu":
+        return f"cpu kernels cannot read tensors on {device}"
+    if implementation == "npu" and device == "cpu":
+        return missing(implementation) or "the tensors are on the CPU"
+    return missing(implementation)
+
+
+def choose(op: str, device: str = "cpu") -> Choice:
+    """The implementation that `GLM5_KERNELS` and this machine give `op`.
+
+    Args:
+        device: torch's device type of the tensors, `cpu` or `npu`.
+    Raises:
+        KernelUnavailableError: the explicit choice cannot run, or is no implementation.
+    """
+    wanted = os.environ.get(VARIABLE, "auto") or "auto"
+    if wanted == "auto":
+        reasons: list[str] = []
+        for implementation in _AUTO.get(device, ("reference",)):
+            obstacle = _obstacle(op, implementation, device)
+            if obstacle is None:
+                why = "the fastest that runs here" if not reasons else "; ".join(reasons)
+                return Choice(op, device, implementation, why)
+            reasons.append(obstacle)
+        raise KernelUnavailableError(f"{op} on {device}: {'; '.join(reasons)}")
+    if wanted not in IMPLEMENTATIONS:
+        raise KernelUnavailableError(f"{VARIABLE}={wanted}: unknown; use auto or one of {', '.join(IMPLEMENTATIONS)}")
+    obstacle = _obstacle(op, wanted, device)
+    if obstacle is not None:
+        raise KernelUnavailableError(f"{VARIABLE}={wanted}: {obstacle}")
+    return Choice(op, device, wanted, f"{VARIABLE}={wanted}")
+
+
+@cache
+def load(op: str, implementation: str) -> Callable[..., Any]:
+    """The function of one implementation."""
+    function: Callable[..., Any] = getattr(import_module(f"glm5_kernels.{FOLDERS.get(op, op)}.{implementation}"), op)
+    return function
+
+
+def function(op: str, device: str = "cpu") -> Callable[..., Any]:
+    """What to call for tensors on `device`."""
+    return load(op, choose(op, device).implementation)
+
+
+def report(device: str = "cpu") -> list[Choice]:
+    """What runs for every op, for `doctor` and for logs. Raises as `choose` does."""
+    return [choose(op, device) for op in OPS]

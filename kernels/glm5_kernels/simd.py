@@ -1,0 +1,94 @@
+"""Sixteen fp32 lanes as one value: what the compiled kernels are built of.
+
+numba has no vector types, LLVM has: an intrinsic built with `Lanes` says which lanes are added in which order, and LLVM
+maps them to the registers of the machine (AVX-512, two of AVX2, four of SSE or NEON). So the order of a sum, and with
+it every bit of it, does not depend on what the compiler's vectorizer makes of a loop on this or that machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+WIDTH = 16
+I8, I32, I64, F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
+V16 = ir.VectorType(F32, WIDTH)
+
+
+class Lanes:
+    """Emits vector code at the place where a numba intrinsic is used."""
+
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
+
+    def constant(self, value: float) -> Any:
+        return ir.Constant(V16, [value] * WIDTH)
+
+    def vector(self, values: list[float]) -> Any:
+        return ir.Constant(V16, values)
+
+    def variable(self, value: float) -> Any:
+        """A place for sixteen lanes, set to `value` here, each time control comes by."""
+        place = cgutils.alloca_once(self.builder, V16)
+        self.builder.store(self.constant(value), place)
+        return place
+
+    def splat(self, value: Any) -> Any:
+        """One fp32 in all lanes."""
+        empty = ir.Constant(V16, ir.Undefined)
+        first = self.builder.insert_element(empty, value, ir.Constant(I32, 0))
+        return self.builder.shuffle_vector(first, empty, ir.Constant(ir.VectorType(I32, WIDTH), [0] * WIDTH))
+
+    def shuffle(self, value: Any, order: list[int]) -> Any:
+        """Lane i of the result is lane order[i] of `value`."""
+        empty = ir.Constant(V16, ir.Undefined)
+        return self.builder.shuffle_vector(value, empty, ir.Constant(ir.VectorType(I32, WIDTH), order))
+
+    def number(self, address: Any, index: Any) -> Any:
+        """fp32 number `index` at `address`."""
+        return self.builder.load(self.builder.gep(self.builder.inttoptr(address, F32.as_pointer()), [index]))
+
+    def load(self, address: Any, index: Any) -> Any:
+        """fp32 number `index` at `address` (int64) and the fifteen behind it; any alignment."""
+        found = self.builder.load(self._place(address, index))
+        found.align = 4
+        return found
+
+    def store(self, value: Any, address: Any, index: Any) -> None:
+        self.builder.store(value, self._place(address, index)).align = 4
+
+    def _place(self, address: Any, index: Any) -> Any:
+        start = self.builder.inttoptr(address, F32.as_pointer())
+        return self.builder.bitcast(self.builder.gep(start, [index]), V16.as_pointer())
+
+    def call(self, name: str, *operands: Any) -> Any:
+        """One of LLVM's intrinsics on vectors: fmuladd, rint, maxnum, minnum, fabs."""
+        kind = ir.FunctionType(V16, [V16] * len(operands))
+        found = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.{name}.v16f32")
+        return self.builder.call(found, operands)
+
+
+def count(value: int) -> Any:
+    """An int64 constant."""
+    return ir.Constant(I64, value)
+
+
+@contextmanager
+def for_range(builder: Any, stop: Any) -> Iterator[Any]:
+    """A loop whose index (int64) runs from 0 to `stop`."""
+    with cgutils.for_range(builder, stop) as loop:
+        yield loop.index
+
+
+def nothing(generate: Callable[[Any, Any], None]) -> Callable[..., Any]:
+    """`generate(builder, arguments)` as the code of an intrinsic that returns nothing."""
+
+    def code(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        generate(builder, arguments)
+        return context.get_dummy_value()
+
+    return code

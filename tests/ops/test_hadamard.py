@@ -1,0 +1,89 @@
+"""The Hadamard transform: orthogonal, in place, the same from every implementation."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+import torch
+
+from glm5_kernels import ops
+from glm5_kernels.hadamard import cpu, reference
+
+SIZES = [1, 2, 4, 12, 24, 48, 96, 192, 384, 768, 1536, 20, 40, 64, 128, 512, 2048]
+
+
+@pytest.fixture(params=[cpu, reference], ids=["cpu", "reference"])
+def implementation(request: pytest.FixtureRequest) -> ModuleType:
+    found: ModuleType = request.param
+    return found
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_it_is_orthogonal_with_equal_entries(size: int, implementation: ModuleType) -> None:
+    matrix = implementation.hadamard(torch.eye(size), torch.ones(size))
+    torch.testing.assert_close(matrix @ matrix.T, torch.eye(size), atol=5e-6, rtol=0)
+    torch.testing.assert_close(matrix.abs(), torch.full((size, size), size**-0.5))
+
+
+@pytest.mark.parametrize("size", [*SIZES, 6144])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_both_agree_along_both_dimensions(size: int, dim: int) -> None:
+    """Three runs of the size, 48 across; a weight with signs and magnitudes."""
+    x = torch.randn(3 * size, 48) if dim == 0 else torch.randn(48, 3 * size)
+    weight = torch.randn(size)
+    got, want = x.clone(), x.clone()
+    assert cpu.hadamard(got, weight, dim) is got
+    torch.testing.assert_close(got, reference.hadamard(want, weight, dim), atol=3e-5, rtol=1e-5)
+
+
+def test_dim_0_is_the_transposed_map(implementation: ModuleType) -> None:
+    x, weight = torch.randn(192, 32), torch.randn(192)
+    other = implementation.hadamard(x.T.contiguous(), weight, 1).T
+    torch.testing.assert_close(implementation.hadamard(x, weight, 0), other, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [16, 17, 33, 40, 80])
+def test_ragged_widths(columns: int, implementation: ModuleType) -> None:
+    x = torch.randn(64, columns, dtype=torch.float64)
+    matrix = reference.hadamard(torch.eye(64), torch.ones(64)).double()
+    got = implementation.hadamard(x.float(), torch.ones(64), 0)
+    torch.testing.assert_close(got.double(), matrix.T @ x, atol=1e-5, rtol=1e-5)
+
+
+def test_a_part_of_a_matrix_leaves_the_rest_alone(implementation: ModuleType) -> None:
+    """What lies beside a transformed slice, between its rows or behind them, keeps its bytes."""
+    whole = torch.randn(40, 100)
+    before = whole.clone()
+    implementation.hadamard(whole[3:35, 20:84], torch.ones(64), 1)
+    assert not torch.equal(whole[3:35, 20:84], before[3:35, 20:84])
+    implementation.hadamard(whole[3:35, 20:84], torch.ones(64), 1)  # H / sqrt(n) is its own inverse
+    torch.testing.assert_close(whole, before, atol=1e-5, rtol=1e-5)
+    implementation.hadamard(whole[3:35, 20:84], torch.ones(32), 0)
+    keep = torch.ones_like(whole, dtype=torch.bool)
+    keep[3:35, 20:84] = False
+    assert torch.equal(whole[keep], before[keep])
+
+
+def test_the_number_of_rows_changes_no_bit() -> None:
+    x, weight = torch.randn(33, 384), torch.randn(384)
+    whole = cpu.hadamard(x.clone(), weight)
+    assert torch.equal(whole, torch.cat([cpu.hadamard(row.clone()[None], weight) for row in x]))
+
+
+@pytest.mark.parametrize("size", [3, 6, 14, 28, 36, 100])
+def test_sizes_without_a_matrix_are_refused(size: int, implementation: ModuleType) -> None:
+    with pytest.raises(ops.KernelInputError, match=f"no Hadamard matrix of size {size}"):
+        implementation.hadamard(torch.zeros(2, size), torch.ones(size))
+
+
+@pytest.mark.parametrize("x", [torch.zeros(4, 30), torch.zeros(32), torch.zeros(4, 32).double()])
+def test_what_does_not_fit_is_refused(x: torch.Tensor, implementation: ModuleType) -> None:
+    with pytest.raises(ops.KernelInputError, match="hadamard of size 32"):
+        implementation.hadamard(x, torch.ones(32))
+
+
+@pytest.mark.parametrize("order", [12, 20, 24, 32])
+def test_paley_core(order: int) -> None:
+    core = reference.core_matrix(order)
+    assert torch.equal(core @ core.T, order * torch.eye(order))
