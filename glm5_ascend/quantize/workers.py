@@ -27,6 +27,7 @@ class Workers:
 
     def __enter__(self) -> Workers:
         torch.set_num_threads(1)
+        _settle_math_library()
         self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="quantize")
         return self
 
@@ -58,3 +59,15 @@ class Workers:
         """`map` for its effects."""
         for _ in self.map(function, items):
             pass
+
+
+def _settle_math_library() -> None:
+    """Let MKL choose its code for this processor now, in one thread.
+
+    It does so at the first call of a vector function, and two threads that made it at once got different last bits
+    (about one process start in a hundred, torch 2.13.0).
+    """
+    x = torch.ones(64, 64)
+    for function in (torch.cos, torch.sin, torch.log, torch.exp):
+        function(x)
+    x @ x

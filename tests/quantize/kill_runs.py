@@ -22,6 +22,7 @@ import torch
 from glm5_ascend.quantize import pipeline
 from glm5_ascend.quantize.layer import NoProgress
 from glm5_ascend.quantize.options import QuantizeOptions
+from glm5_kernels import ops, registry
 
 
 def run(source: Path, calib: Path, out: Path) -> None:
@@ -59,6 +60,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    for choice in ops.report():  # numba takes longer to import than the run does
+        registry.load(choice.op, choice.implementation)
     # Same folder name for both, because the provenance holds the output's name.
     whole, broken = args.folder / "whole" / "out", args.folder / "broken" / "out"
     whole.parent.mkdir(parents=True), broken.parent.mkdir(parents=True)
