@@ -9,6 +9,8 @@ import sys
 from dataclasses import dataclass
 
 from glm5_ascend import environment
+from glm5_kernels import registry
+from glm5_kernels.errors import KernelUnavailableError
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class DoctorRow:
 
 def run_doctor() -> list[DoctorRow]:
     """Versions, the platform vLLM would use, and every finding. Imports neither torch nor vLLM."""
-    return [*version_rows(), platform_row(), *finding_rows()]
+    return [*version_rows(), platform_row(), *kernel_rows(), *finding_rows()]
 
 
 def version_rows() -> list[DoctorRow]:
@@ -51,6 +53,21 @@ def version_rows() -> list[DoctorRow]:
 def package_row(*names: str, note: str = "") -> DoctorRow:
     version = environment.version_of(*names)
     return DoctorRow(names[0], version or "not installed", "info", note if version else "")
+
+
+def kernel_rows() -> list[DoctorRow]:
+    """Which implementation of our kernels runs on this CPU, and why."""
+    try:
+        choices = registry.report()
+    except KernelUnavailableError as error:
+        return [DoctorRow("kernels", str(error), "problem", f"unset {registry.VARIABLE}, or install what is missing")]
+    ops: dict[tuple[str, str], list[str]] = {}
+    for choice in choices:
+        ops.setdefault((choice.implementation, choice.why), []).append(choice.op)
+    return [
+        DoctorRow("kernels", f"{implementation}: {', '.join(names)}", "info", why)
+        for (implementation, why), names in ops.items()
+    ]
 
 
 def platform_row() -> DoctorRow:

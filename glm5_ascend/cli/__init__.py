@@ -12,7 +12,8 @@ import typer
 
 from glm5_ascend import __version__
 from glm5_ascend.cli import demo_model, doctor, quantize, serve, verify
-from glm5_ascend.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, Glm5Error
+from glm5_ascend.errors import EXIT_BAD_INPUT, EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_OK, Glm5Error
+from glm5_kernels.errors import KernelUnavailableError
 
 app = typer.Typer(
     name="glm5-ascend",
@@ -64,6 +65,8 @@ def run(arguments: list[str]) -> int:
         return EXIT_INTERRUPTED
     except Glm5Error as error:
         return _report(error.message, error.tip, error.exit_code, arguments)
+    except KernelUnavailableError as error:
+        return _report(str(error), "unset GLM5_KERNELS, or install what is missing", EXIT_ENVIRONMENT, arguments)
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         return _report(

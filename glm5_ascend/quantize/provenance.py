@@ -16,7 +16,6 @@ from glm5_ascend.checkpoint.output import PROVENANCE_NAME
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.writer import write_json
 from glm5_ascend.device import cpu_facts
-from glm5_ascend.errors import MissingEnvironmentError
 from glm5_ascend.quantize.calibration import CalibrationSet
 from glm5_ascend.quantize.layer import LayerReport
 from glm5_ascend.quantize.options import QuantizeOptions
@@ -56,15 +55,8 @@ def _digest(data: bytes) -> str:
 
 
 def kernels(device: str) -> str:
-    """Which implementations round the weights, e.g. "cpu".
-
-    Raises:
-        MissingEnvironmentError: the one asked for cannot run here.
-    """
-    try:
-        return " ".join(sorted({ops.choose(op, device).implementation for op in _OPS}))
-    except ops.KernelUnavailableError as error:
-        raise MissingEnvironmentError(str(error), "unset GLM5_KERNELS, or install what is missing") from None
+    """Which implementations round the weights, e.g. "cpu". Raises as `ops.choose` does."""
+    return " ".join(sorted({ops.choose(op, device).implementation for op in _OPS}))
 
 
 def inputs(

@@ -21,8 +21,8 @@ VARIABLE = "GLM5_KERNELS"
 IMPLEMENTATIONS = ("reference", "cpu", "npu")
 #: What each op has; `glm5_kernels.<folder>.<implementation>` holds a function named like the op.
 OPS: dict[str, tuple[str, ...]] = {
-    "lightning_indexer": ("reference",),
-    "sparse_flash_attention": ("reference",),
+    "lightning_indexer": ("reference", "cpu"),
+    "sparse_flash_attention": ("reference", "cpu"),
     "mla_preprocess": ("reference",),
     "int8_linear": ("reference",),
     "w4a8_moe": ("reference",),
@@ -49,11 +49,16 @@ class Choice:
 
 def missing(implementation: str) -> str | None:
     """What this machine lacks to run an implementation at all; None if nothing."""
-    if implementation == "cpu" and importlib.util.find_spec("numba") is None:
+    if implementation == "cpu" and not _installed("numba"):
         return "numba is not installed (pip install numba)"
-    if implementation == "npu" and importlib.util.find_spec("torch_npu") is None:
+    if implementation == "npu" and not _installed("torch_npu"):
         return "torch_npu is not installed (use the vllm-ascend image)"
     return None
+
+
+@cache
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 def _obstacle(op: str, implementation: str, device: str) -> str | None:
@@ -77,12 +82,13 @@ def choose(op: str, device: str = "cpu") -> Choice:
     """
     wanted = os.environ.get(VARIABLE, "auto") or "auto"
     if wanted == "auto":
+        candidates = [i for i in _AUTO.get(device, ("reference",)) if i in OPS[op]]
         reasons: list[str] = []
-        for implementation in _AUTO.get(device, ("reference",)):
+        for implementation in candidates:
             obstacle = _obstacle(op, implementation, device)
             if obstacle is None:
-                why = "the fastest that runs here" if not reasons else "; ".join(reasons)
-                return Choice(op, device, implementation, why)
+                best = "the fastest that runs here" if len(candidates) > 1 else f"the only one for {device}"
+                return Choice(op, device, implementation, "; ".join(reasons) or best)
             reasons.append(obstacle)
         raise KernelUnavailableError(f"{op} on {device}: {'; '.join(reasons)}")
     if wanted not in IMPLEMENTATIONS:

@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import llvmlite.binding
 from llvmlite import ir
 from numba.core import cgutils
 
 WIDTH = 16
-I8, I32, I64, F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
+I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 V16 = ir.VectorType(F32, WIDTH)
+#: Rows times lane groups of a product held in registers: their sums, the groups and a broadcast fit 32 or 16 of them.
+HEADS, GROUPS = (8, 2) if llvmlite.binding.get_host_cpu_features().get("avx512f") else (4, 1)
 
 
 class Lanes:
@@ -70,6 +73,39 @@ class Lanes:
         kind = ir.FunctionType(V16, [V16] * len(operands))
         found = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.{name}.v16f32")
         return self.builder.call(found, operands)
+
+
+def turn_sixteen(v: Lanes, rows: list[Any]) -> list[Any]:
+    """Sixteen vectors as a matrix, transposed: at each of four levels blocks of 1, 2, 4, 8 change places."""
+    order = ir.VectorType(I32, WIDTH)
+    for size in (1, 2, 4, 8):
+        turned: list[Any] = [None] * WIDTH
+        for low in (row for row in range(WIDTH) if not row & size):
+            pair = rows[low], rows[low | size]
+            first = [lane if not lane & size else lane - size + WIDTH for lane in range(WIDTH)]
+            second = [lane + size if not lane & size else lane + WIDTH for lane in range(WIDTH)]
+            turned[low] = v.builder.shuffle_vector(*pair, ir.Constant(order, first))
+            turned[low | size] = v.builder.shuffle_vector(*pair, ir.Constant(order, second))
+        rows = turned
+    return rows
+
+
+def load_as_fp32(v: Lanes, address: Any, index: Any, is_bf16: Any) -> Any:
+    """Sixteen elements from number `index` on, bf16 if `is_bf16` (int64) is not 0, else fp32."""
+    builder, words = v.builder, ir.VectorType(I32, WIDTH)
+    with builder.if_else(builder.icmp_signed("!=", is_bf16, count(0))) as (half, single):
+        with half:
+            place = builder.inttoptr(builder.add(address, builder.shl(index, count(1))), I64.as_pointer())
+            bits = builder.load(builder.bitcast(place, ir.VectorType(I16, WIDTH).as_pointer()))
+            bits.align = 2
+            wide = builder.shl(builder.zext(bits, words), ir.Constant(words, [16] * WIDTH))
+            from_half, half_block = builder.bitcast(wide, V16), builder.block
+        with single:
+            from_single, single_block = v.load(address, index), builder.block
+    value = builder.phi(V16)
+    value.add_incoming(from_half, half_block)
+    value.add_incoming(from_single, single_block)
+    return value
 
 
 def count(value: int) -> Any:

@@ -283,6 +283,13 @@ def test_interrupted_run_goes_on(stop: signal.Signals, tiny_source: Path, tmp_pa
     assert [path.name for path in place.iterdir()] == ["out"]
 
 
+def test_impossible_kernels(tiny_source: Path, tiny_w4a8: Path, tmp_path: Path) -> None:
+    for arguments in (["quantize", tiny_source, tmp_path / "out"], ["verify", tiny_w4a8, "--against", tiny_source]):
+        done = glm5_ascend(*arguments, GLM5_KERNELS="quick")
+        assert_one_clear_line(done, 3, "GLM5_KERNELS=quick: unknown; use auto or one of reference, cpu, npu")
+    assert not (tmp_path / "out").exists()
+
+
 def test_read_only_place(tiny_source: Path, tmp_path: Path) -> None:
     assert_one_clear_line(
         glm5_ascend("quantize", tiny_source, tmp_path / "no" / "such" / "out"), 2, "no such directory"

@@ -1,4 +1,4 @@
-"""One seed for every op test."""
+"""One seed for every op test; every implementation for those that ask."""
 
 from __future__ import annotations
 
@@ -9,3 +9,10 @@ import torch
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(params=["reference", "cpu"])
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The test runs once per implementation that a CPU has."""
+    monkeypatch.setenv("GLM5_KERNELS", request.param)
+    return str(request.param)

@@ -8,6 +8,8 @@ from paged_batch import PagedBatch, paged_batch
 
 from glm5_kernels import ops
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 
 def run(batch: PagedBatch, q: torch.Tensor, keys: list[torch.Tensor], w: torch.Tensor, topk: int) -> torch.Tensor:
     return ops.lightning_indexer(

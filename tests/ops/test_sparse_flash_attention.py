@@ -10,6 +10,8 @@ from paged_batch import PagedBatch, paged_batch
 
 from glm5_kernels import ops
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 HEADS, RANK, ROPE, SCALE = 3, 16, 8, 0.2
 INT_MIN = -(2**31)
 

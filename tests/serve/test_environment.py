@@ -72,3 +72,13 @@ def test_doctor_reports_versions_and_problems(monkeypatch: pytest.MonkeyPatch) -
     rows = doctor.run_doctor()
     assert {"python", "torch", "vllm", "serving"} <= {row.item for row in rows}
     assert any(row.status == "problem" and row.note == "unset VLLM_TARGET_DEVICE" for row in rows)
+
+
+def test_doctor_says_which_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLM5_KERNELS", raising=False)
+    rows = {row.value: row.note for row in doctor.kernel_rows()}
+    (compiled,) = (value for value in rows if value.startswith("cpu: "))
+    assert "hadamard" in compiled and rows[compiled] == "the fastest that runs here"
+    monkeypatch.setenv("GLM5_KERNELS", "quick")
+    (row,) = doctor.kernel_rows()
+    assert row.status == "problem" and "GLM5_KERNELS=quick: unknown" in row.value

@@ -15,7 +15,7 @@ Arguments (T query tokens of all requests in a row, B requests, H index heads, D
     returns         int32 [T, topk]                positions inside the request, best first, unused tail -1
 
 Rules: query i of n sees positions 0 .. seq_len - n + i. Equal scores: the lowest position wins, always. A position
-that is not visible, or whose block is missing, is never returned.
+that is not visible, whose block is missing, or whose score is NaN, is never returned.
 
 Source: arXiv 2512.02556 (DeepSeek-V3.2), `GlmMoeDsaIndexer` of transformers 5.19, `npu_lightning_indexer`
 (sparse_mode 3).

@@ -23,12 +23,8 @@ def lightning_indexer(
     topk: int,
 ) -> torch.Tensor:
     """See the package docstring."""
-    num_tokens, heads, dim = q.shape
-    require_shape("k_cache", k_cache, (None, None, dim))
-    require_shape("weights", weights, (num_tokens, heads))
-    require_shape("block_table", block_table, (seq_lens.numel(), None))
-    if topk < 1:
-        raise KernelInputError(f"topk is {topk}, must be at least 1")
+    check(q, k_cache, weights, seq_lens, block_table, topk)
+    num_tokens, heads, _ = q.shape
     _, visible = query_layout(query_start_loc, seq_lens, num_tokens)
     out = torch.full((num_tokens, topk), -1, dtype=torch.int32)
     starts = query_start_loc.tolist()
@@ -46,6 +42,23 @@ def lightning_indexer(
     return out
 
 
+def check(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    weights: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    topk: int,
+) -> None:
+    """Raise `KernelInputError` unless the arguments fit."""
+    require_shape("q", q, (None, None, None))
+    require_shape("k_cache", k_cache, (None, None, q.shape[2]))
+    require_shape("weights", weights, (q.shape[0], q.shape[1]))
+    require_shape("block_table", block_table, (seq_lens.numel(), None))
+    if topk < 1:
+        raise KernelInputError(f"topk is {topk}, must be at least 1")
+
+
 def score_keys(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """q [t, H, D], keys fp32 [S, D], weights [t, H] -> fp32 [t, S]."""
     t, heads, dim = q.shape
@@ -55,6 +68,7 @@ def score_keys(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> to
 
 def best_positions(scores: torch.Tensor, seen: torch.Tensor, topk: int) -> torch.Tensor:
     """The topk seen columns of each row, largest score first, lowest column first among equals, then -1."""
+    seen = seen & ~scores.isnan()
     scores = scores.masked_fill(~seen, float("-inf"))
     # stable: equal scores keep their order, so the lowest column comes first
     order = torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, :topk]

@@ -24,12 +24,8 @@ def sparse_flash_attention(
     round_probs: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the package docstring."""
+    check(ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, seq_lens, block_table)
     num_tokens, heads, rank = ql_nope.shape
-    require_shape("q_pe", q_pe, (num_tokens, heads, None))
-    require_shape("ckv_cache", ckv_cache, (None, None, rank))
-    require_shape("kpe_cache", kpe_cache, (ckv_cache.shape[0], ckv_cache.shape[1], q_pe.shape[2]))
-    require_shape("topk_indices", topk_indices, (num_tokens, None))
-    require_shape("block_table", block_table, (seq_lens.numel(), None))
     request, visible = query_layout(query_start_loc, seq_lens, num_tokens)
     out = torch.zeros_like(ql_nope, memory_format=torch.contiguous_format)
     lse = torch.full((num_tokens, heads), float("inf"), dtype=torch.float32)
@@ -54,6 +50,25 @@ def sparse_flash_attention(
         out[rows_of] = torch.bmm(probs, ckv).to(out.dtype)
         lse[rows_of] = torch.where(any_used[:, None], scores.logsumexp(dim=-1), float("inf"))
     return out, lse
+
+
+def check(
+    ql_nope: torch.Tensor,
+    q_pe: torch.Tensor,
+    ckv_cache: torch.Tensor,
+    kpe_cache: torch.Tensor,
+    topk_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+) -> None:
+    """Raise `KernelInputError` unless the arguments fit."""
+    require_shape("ql_nope", ql_nope, (None, None, None))
+    num_tokens, heads, rank = ql_nope.shape
+    require_shape("q_pe", q_pe, (num_tokens, heads, None))
+    require_shape("ckv_cache", ckv_cache, (None, None, rank))
+    require_shape("kpe_cache", kpe_cache, (ckv_cache.shape[0], ckv_cache.shape[1], q_pe.shape[2]))
+    require_shape("topk_indices", topk_indices, (num_tokens, None))
+    require_shape("block_table", block_table, (seq_lens.numel(), None))
 
 
 def usable_rows(

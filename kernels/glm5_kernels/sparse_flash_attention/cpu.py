@@ -1,0 +1,151 @@
+"""Sparse Flash Attention compiled: the chosen rows are gathered tile by tile, softmax runs along (online softmax)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numba import float32, njit
+
+from glm5_kernels.gather import turn, widen
+from glm5_kernels.paged import query_layout
+from glm5_kernels.simd import GROUPS, HEADS, WIDTH
+from glm5_kernels.sparse_flash_attention.reference import check, usable_rows
+from glm5_kernels.sparse_flash_attention.vectors import accumulate, exponentials, scale_and_peak
+from glm5_kernels.threads import each
+
+#: Keys of a tile: with 512 + 64 columns the tile, its turned copy, the query and the output fit a 1 MiB cache.
+TILE = 64
+#: Query tokens of a task.
+TOKENS = 8
+
+
+def sparse_flash_attention(
+    ql_nope: torch.Tensor,
+    q_pe: torch.Tensor,
+    ckv_cache: torch.Tensor,
+    kpe_cache: torch.Tensor,
+    topk_indices: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    scale: float,
+    round_probs: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See the package docstring."""
+    check(ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, seq_lens, block_table)
+    num_tokens, heads, rank = ql_nope.shape
+    request, visible = query_layout(query_start_loc, seq_lens, num_tokens)
+    ckv, kpe = _readable(ckv_cache, WIDTH * GROUPS), _readable(kpe_cache, WIDTH)
+    if ckv.dtype != kpe.dtype:
+        ckv, kpe = ckv.float(), kpe.float()
+    r, p, block_size = ckv.shape[-1], kpe.shape[-1], ckv.shape[1]
+    query = torch.zeros(num_tokens, -(-heads // HEADS) * HEADS, r + p)
+    query[:, :heads, :rank], query[:, :heads, r : r + q_pe.shape[-1]] = ql_nope, q_pe
+    attended, lse = torch.empty(num_tokens, query.shape[1], r), torch.empty(num_tokens, query.shape[1])
+    to_bf16 = int(round_probs and ql_nope.dtype == torch.bfloat16)
+
+    def one(number: int) -> None:
+        part = slice(TOKENS * number, min(TOKENS * (number + 1), num_tokens))
+        rows = usable_rows(topk_indices[part], visible[part], block_table[request[part]], block_size)
+        _tokens(
+            query[part].numpy(), rows.numpy(), block_size, *_place(ckv), *_place(kpe),
+            int(ckv.dtype == torch.bfloat16), scale, to_bf16, attended[part].numpy(), lse[part].numpy(),
+        )  # fmt: skip
+
+    each(one, -(-num_tokens // TOKENS))
+    return attended[:, :heads, :rank].to(ql_nope.dtype).contiguous(), lse[:, :heads].contiguous()
+
+
+def _readable(cache: torch.Tensor, multiple: int) -> torch.Tensor:
+    """The cache itself if its rows are bf16 or fp32 of a size the lanes divide, else a padded fp32 copy."""
+    missing = -cache.shape[-1] % multiple
+    if cache.dtype in (torch.bfloat16, torch.float32) and cache.stride(-1) == 1 and not missing:
+        return cache
+    return F.pad(cache.float(), (0, missing))
+
+
+def _place(cache: torch.Tensor) -> tuple[int, int, int, int]:
+    """Address, bytes from block to block and from row to row, columns."""
+    size = cache.element_size()
+    return cache.data_ptr(), cache.stride(0) * size, cache.stride(1) * size, cache.shape[2]
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _tokens(
+    query: Any, rows: Any, block_size: Any, ckv: Any, ckv_block: Any, ckv_row: Any, r: Any, kpe: Any, kpe_block: Any,
+    kpe_row: Any, p: Any, is_bf16: Any, scale: Any, to_bf16: Any, out: Any, lse: Any,
+) -> None:  # fmt: skip
+    tokens, heads, dims = query.shape
+    turned, values = np.empty((dims, TILE), np.float32), np.empty((TILE, r), np.float32)
+    scores, lanes = np.empty((heads, TILE), np.float32), np.empty(WIDTH, np.float32)
+    at_ckv, at_kpe = np.empty(TILE, np.int64), np.empty(TILE, np.int64)
+    chosen, peak, total = np.empty(rows.shape[1], np.int64), np.empty(heads, np.float32), np.empty(heads, np.float32)
+    step = WIDTH * GROUPS
+    for token in range(tokens):
+        found = 0
+        for row in rows[token]:
+            if row >= 0:
+                chosen[found] = row
+                found += 1
+        mixed = out[token]
+        mixed[:] = float32(0)
+        peak[:] = float32(-np.inf)
+        total[:] = float32(0)
+        for start in range(0, found, TILE):
+            n = min(TILE, found - start)
+            whole = -(-n // step) * step
+            for key in range(whole):
+                row = chosen[start + min(key, n - 1)]  # what fills the last lanes is a row that has been written
+                at_ckv[key] = ckv + row // block_size * ckv_block + row % block_size * ckv_row
+                at_kpe[key] = kpe + row // block_size * kpe_block + row % block_size * kpe_row
+            for key in range(0, whole, WIDTH):
+                here = turned.ctypes.data + 4 * key
+                turn(at_ckv.ctypes.data + 8 * key, r, is_bf16, here, TILE)
+                turn(at_kpe.ctypes.data + 8 * key, p, is_bf16, here + 4 * r * TILE, TILE)
+            for key in range(n):
+                widen(at_ckv[key], r, is_bf16, values[key].ctypes.data)
+            scores[:, :whole] = float32(0)
+            for key in range(0, whole, step):
+                accumulate(
+                    turned.ctypes.data + 4 * key, TILE, query[token].ctypes.data, dims, heads, dims,
+                    scores.ctypes.data + 4 * key, TILE,
+                )  # fmt: skip
+            for head in range(heads):
+                _soften(scores[head], n, whole, scale, to_bf16, mixed[head], peak, total, head, lanes)
+            for column in range(0, r, step):
+                accumulate(
+                    values.ctypes.data + 4 * column, r, scores.ctypes.data, TILE, heads, n,
+                    mixed.ctypes.data + 4 * column, r,
+                )  # fmt: skip
+        for head in range(heads):
+            if found:
+                mixed[head] /= total[head]
+                lse[token, head] = peak[head] + np.log(total[head])
+            else:
+                lse[token, head] = float32(np.inf)
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _soften(
+    row: Any, n: Any, whole: Any, scale: Any, to_bf16: Any, mixed: Any, peak: Any, total: Any, head: Any, lanes: Any
+) -> None:
+    """Scores of a tile to unnormalised probabilities; what was summed before is scaled to the new maximum."""
+    for key in range(n, whole):
+        row[key] = float32(-np.inf)
+    scale_and_peak(row.ctypes.data, whole // WIDTH, float32(scale), lanes.ctypes.data)
+    before, highest = peak[head], peak[head]
+    for lane in range(WIDTH):
+        highest = max(highest, lanes[lane])
+    exponentials(row.ctypes.data, whole // WIDTH, highest, to_bf16, lanes.ctypes.data)
+    factor = np.exp(before - highest)
+    here = float32(0)
+    for lane in range(WIDTH):
+        here += lanes[lane]
+    total[head] = total[head] * factor + here
+    peak[head] = highest
+    if factor != float32(1):
+        for column in range(len(mixed)):
+            mixed[column] *= factor

@@ -1,0 +1,118 @@
+"""The inner loops of Sparse Flash Attention: products with a tile, and the softmax of a row of scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import float32, int64, types
+from numba.extending import intrinsic
+
+from glm5_kernels.simd import GROUPS, HEADS, I32, V16, WIDTH, Lanes, count, for_range, nothing
+
+_WORDS = ir.VectorType(I32, WIDTH)
+#: exp(r) = 1 + r + r^2 p(r) for |r| <= ln(2) / 2; coefficients of Cephes' expf (S. L. Moshier), error below 2 ULP.
+_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+_LOG2_E, _LN2_HIGH, _LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4
+_SMALLEST = -87.0  # exp of less counts as 0
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def accumulate(
+    _: Any, matrix: Any, matrix_pitch: Any, left: Any, left_pitch: Any, heads: Any, depth: Any, out: Any, out_pitch: Any
+) -> Any:
+    """out[h, 0 : 16 GROUPS] += sum over k < depth of left[h, k] * matrix[k, :], in the order of k.
+
+    All fp32, addresses and pitches (in elements) int64; heads a multiple of HEADS.
+    """
+
+    def generate(builder: Any, arguments: Any) -> None:
+        matrix, matrix_pitch, left, left_pitch, heads, depth, out, out_pitch = arguments
+        v = Lanes(builder)
+        sums = [[v.variable(0.0) for _ in range(GROUPS)] for _ in range(HEADS)]
+        with for_range(builder, builder.sdiv(heads, count(HEADS))) as block:
+            rows = [builder.add(builder.mul(block, count(HEADS)), count(h)) for h in range(HEADS)]
+            places = [
+                [builder.add(builder.mul(row, out_pitch), count(WIDTH * g)) for g in range(GROUPS)] for row in rows
+            ]
+            for totals, at in zip(sums, places, strict=True):
+                for total, place in zip(totals, at, strict=True):
+                    builder.store(v.load(out, place), total)
+            with for_range(builder, depth) as k:
+                start = builder.mul(k, matrix_pitch)
+                columns = [v.load(matrix, builder.add(start, count(WIDTH * g))) for g in range(GROUPS)]
+                for row, totals in zip(rows, sums, strict=True):
+                    factor = v.splat(v.number(left, builder.add(builder.mul(row, left_pitch), k)))
+                    for total, column in zip(totals, columns, strict=True):
+                        builder.store(v.call("fmuladd", factor, column, builder.load(total)), total)
+            for totals, at in zip(sums, places, strict=True):
+                for total, place in zip(totals, at, strict=True):
+                    v.store(builder.load(total), out, place)
+
+    return types.void(*[int64] * 8), nothing(generate)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def scale_and_peak(_: Any, row: Any, groups: Any, factor: Any, out: Any) -> Any:
+    """row *= factor; lanes of its maximum to out[0:16]."""
+
+    def generate(builder: Any, arguments: Any) -> None:
+        row, groups, factor, out = arguments
+        v = Lanes(builder)
+        factor, peak = v.splat(factor), v.variable(float("-inf"))
+        with for_range(builder, groups) as group:
+            place = builder.mul(group, count(WIDTH))
+            x = builder.fmul(v.load(row, place), factor)
+            v.store(x, row, place)
+            builder.store(v.call("maxnum", builder.load(peak), x), peak)
+        v.store(builder.load(peak), out, count(0))
+
+    return types.void(int64, int64, float32, int64), nothing(generate)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def exponentials(_: Any, row: Any, groups: Any, peak: Any, to_bf16: Any, out: Any) -> Any:
+    """row = exp(row - peak), lanes of their sum to out[0:16]; then row rounded to bf16 if `to_bf16` is not 0."""
+
+    def generate(builder: Any, arguments: Any) -> None:
+        row, groups, peak, to_bf16, out = arguments
+        v = Lanes(builder)
+        peak, total = v.splat(peak), v.variable(0.0)
+        with for_range(builder, groups) as group:
+            place = builder.mul(group, count(WIDTH))
+            p = _exp(v, builder.fsub(v.load(row, place), peak))
+            builder.store(builder.fadd(builder.load(total), p), total)
+            v.store(p, row, place)
+            with builder.if_then(builder.icmp_signed("!=", to_bf16, count(0))):
+                v.store(_rounded_to_bf16(v, p), row, place)
+        v.store(builder.load(total), out, count(0))
+
+    return types.void(int64, int64, float32, int64, int64), nothing(generate)
+
+
+def _exp(v: Lanes, x: Any) -> Any:
+    builder = v.builder
+    gone = builder.fcmp_ordered("<", x, v.constant(_SMALLEST))
+    x = v.call("maxnum", x, v.constant(_SMALLEST))
+    n = v.call("rint", builder.fmul(x, v.constant(_LOG2_E)))
+    r = v.call("fmuladd", n, v.constant(-_LN2_HIGH), x)
+    r = v.call("fmuladd", n, v.constant(-_LN2_LOW), r)
+    p = v.constant(_EXP[0])
+    for coefficient in _EXP[1:]:
+        p = v.call("fmuladd", p, r, v.constant(coefficient))
+    p = v.call("fmuladd", builder.fmul(r, r), p, builder.fadd(r, v.constant(1.0)))
+    exponent = builder.shl(builder.add(builder.fptosi(n, _WORDS), _words(127)), _words(23))
+    return builder.select(gone, v.constant(0.0), builder.fmul(p, builder.bitcast(exponent, V16)))
+
+
+def _rounded_to_bf16(v: Lanes, x: Any) -> Any:
+    """To the nearest bf16, ties to even; x is finite."""
+    builder = v.builder
+    bits = builder.bitcast(x, _WORDS)
+    odd = builder.and_(builder.lshr(bits, _words(16)), _words(1))
+    bits = builder.add(bits, builder.add(odd, _words(0x7FFF)))
+    return builder.bitcast(builder.and_(bits, _words(0xFFFF0000)), V16)
+
+
+def _words(value: int) -> Any:
+    return ir.Constant(_WORDS, [value] * WIDTH)

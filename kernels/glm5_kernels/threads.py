@@ -1,0 +1,30 @@
+"""Tasks of one op on the threads torch may use; results do not depend on their number."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import torch
+
+
+def each(function: Callable[[int], object], count: int) -> None:
+    """function(0) ... function(count - 1); compiled functions release the interpreter's lock.
+
+    As many threads as `torch.get_num_threads()`; task i runs on its own, so any number gives the same bits.
+    """
+    threads = min(torch.get_num_threads(), count)
+    if threads <= 1:
+        for number in range(count):
+            function(number)
+        return
+    for _ in _pool(os.getpid(), threads).map(function, range(count)):
+        pass
+
+
+@cache
+def _pool(_: int, threads: int) -> ThreadPoolExecutor:
+    """One pool per process (threads do not survive a fork) and size."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="glm5-kernels")

@@ -1,0 +1,131 @@
+"""The compiled indexer and attention against the plain ones, at GLM-5's head shapes and at awkward sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from paged_batch import paged_batch
+
+from glm5_kernels.lightning_indexer import cpu as li_cpu
+from glm5_kernels.lightning_indexer import reference as li
+from glm5_kernels.sparse_flash_attention import cpu as sfa_cpu
+from glm5_kernels.sparse_flash_attention import reference as sfa
+from glm5_kernels.topk import best_positions
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def same_choice(
+    got: torch.Tensor, want: torch.Tensor, q: torch.Tensor, w: torch.Tensor, keys: torch.Tensor, gap: float
+) -> None:
+    """Equal sets, but for positions whose scores differ from the last chosen one's by less than `gap`."""
+    for t in range(len(want)):
+        a, b = set(got[t].tolist()), set(want[t].tolist())
+        if a == b:
+            continue
+        score = (torch.relu(q[t].double() @ keys.double().T) * w[t].double()[:, None]).sum(0)
+        last = min(float(score[p]) for p in b if p >= 0)
+        assert all(abs(float(score[p]) - last) < gap for p in a ^ b), (t, a ^ b)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("lengths", "queries"), [([700, 129, 64], [3, 1, 64]), ([1, 0, 2500], [1, 1, 5])])
+def test_indexer_at_real_head_shapes(dtype: torch.dtype, lengths: list[int], queries: list[int]) -> None:
+    batch = paged_batch(lengths, queries, block_size=128)
+    q, w = torch.randn(batch.num_tokens, 32, 128).to(dtype), torch.randn(batch.num_tokens, 32).to(dtype)
+    keys = [torch.randn(length, 128).to(dtype) for length in lengths]
+    arguments = q, batch.cache(keys), w, batch.query_start_loc, batch.seq_lens, batch.block_table, 96
+    got, want = li_cpu.lightning_indexer(*arguments), li.lightning_indexer(*arguments)
+    assert got.dtype is torch.int32 and torch.equal((got >= 0).sum(1), (want >= 0).sum(1))
+    start = 0
+    for length, count, k in zip(lengths, queries, keys, strict=True):
+        part = slice(start, start + count)
+        if length:
+            same_choice(got[part], want[part], q[part].float(), w[part].float(), k.float(), 1e-2)
+        start += count
+
+
+def test_indexer_orders_and_breaks_ties_as_the_reference() -> None:
+    """Integers: scores are exact, so every entry is the same, ties included."""
+    batch = paged_batch([300, 40], [4, 40], block_size=16)
+    q, w = torch.randint(-2, 3, (44, 8, 32)).float(), torch.randint(-2, 3, (44, 8)).float()
+    cache = batch.cache([torch.randint(-2, 3, (length, 32)).float() for length in (300, 40)])
+    arguments = q, cache, w, batch.query_start_loc, batch.seq_lens, batch.block_table, 50
+    assert torch.equal(li_cpu.lightning_indexer(*arguments), li.lightning_indexer(*arguments))
+
+
+@pytest.mark.parametrize("k", [1, 7, 64, 1000])
+def test_best_positions_is_a_stable_sort(k: int) -> None:
+    """Few different values, both zeros, infinities; NaN is never chosen."""
+    values = torch.tensor([0.0, -0.0, 1.0, -1.0, float("inf"), float("-inf"), 1e-40, -3.5, float("nan")])
+    scores = values[torch.randint(0, 9, (700,))].numpy()
+    out = np.empty(k, np.int32)
+    best_positions(scores, 650, k, out, np.empty(650, np.uint64))
+    usable = [p for p in range(650) if scores[p] == scores[p]]
+    want = sorted(usable, key=lambda p: (-float(scores[p]), p))[:k]
+    assert out.tolist() == want + [-1] * (k - len(want))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("round_probs", [False, True])
+def test_attention_at_real_head_shapes(dtype: torch.dtype, round_probs: bool) -> None:
+    """Fewer, as many and more keys than a tile, an empty request, holes in the list, strided caches."""
+    batch = paged_batch([400, 64, 3, 0], [3, 1, 2, 1], block_size=128)
+    fused = batch.cache([torch.randn(n, 576).to(dtype) for n in (400, 64, 3, 0)])
+    chosen = torch.stack([torch.randperm(420)[:200] for _ in range(7)]).to(torch.int32)
+    chosen[1, 130:] = -1
+    arguments = (
+        torch.randn(7, 64, 512).to(dtype), torch.randn(7, 64, 64).to(dtype), fused[..., :512], fused[..., 512:],
+        chosen, batch.query_start_loc, batch.seq_lens, batch.block_table, 0.0625, round_probs,
+    )  # fmt: skip
+    (got, got_lse), (want, want_lse) = (
+        sfa_cpu.sparse_flash_attention(*arguments),
+        sfa.sparse_flash_attention(*arguments),
+    )
+    assert got.dtype is dtype and got.isfinite().all()
+    # One ULP of the output; rounding unnormalised probabilities instead of normalised ones costs as much again.
+    tolerance = {torch.float32: 2e-5, torch.bfloat16: 2e-2}[dtype]
+    torch.testing.assert_close(got.float(), want.float(), atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(got_lse, want_lse, atol=2e-5, rtol=1e-5)
+    assert (got[-1] == 0).all() and (got_lse[-1] == float("inf")).all()
+
+
+def test_attention_survives_large_scores() -> None:
+    """Online softmax: a later tile with far larger scores must wipe out what came before, not overflow."""
+    batch = paged_batch([256], [1], block_size=128)
+    keys = torch.randn(256, 48)
+    keys[200] *= 100
+    cache = batch.cache([keys])
+    arguments = (
+        torch.randn(1, 8, 32) * 10, torch.randn(1, 8, 16), cache[..., :32], cache[..., 32:],
+        torch.arange(256, dtype=torch.int32)[None], batch.query_start_loc, batch.seq_lens, batch.block_table, 1.0,
+    )  # fmt: skip
+    (got, got_lse), (want, want_lse) = (
+        sfa_cpu.sparse_flash_attention(*arguments),
+        sfa.sparse_flash_attention(*arguments),
+    )
+    torch.testing.assert_close(got, want, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(got_lse, want_lse, atol=1e-2, rtol=1e-5)
+
+
+def test_threads_change_no_bit(threads: None) -> None:
+    batch = paged_batch([300, 77], [70, 30], block_size=16)
+    q, w = torch.randn(100, 16, 64), torch.randn(100, 16)
+    keys = batch.cache([torch.randn(300, 64), torch.randn(77, 64)])
+    step = batch.query_start_loc, batch.seq_lens, batch.block_table
+    found = []
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        chosen = li_cpu.lightning_indexer(q, keys, w, *step, 32)
+        found.append((chosen, *sfa_cpu.sparse_flash_attention(
+            q, q[..., :16].contiguous(), keys, keys[..., :16], chosen, *step, 0.1
+        )))  # fmt: skip
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
