@@ -6,11 +6,15 @@ Textbook integer quantization; the two activation modes are those of vllm-ascend
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from glm5_kernels.errors import KernelInputError
+
+#: int8 [T, K], int8 [N, K] -> int32 [T, N], exact.
+Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 NO_QUANT = "no_quant"
 PER_TOKEN = "per_token_quant_symm"  # W8A8_DYNAMIC
@@ -54,15 +58,15 @@ def int8_matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch._int_mm(a, w.t())
 
 
-def matmul_per_token(x: torch.Tensor, w: LinearWeights) -> torch.Tensor:
+def matmul_per_token(x: torch.Tensor, w: LinearWeights, matmul: Matmul = int8_matmul) -> torch.Tensor:
     """W8A8_DYNAMIC: fp32 [T, N] = (x_q W_q^T) * s_x * s_w."""
     if w.scale is None:
         raise KernelInputError(f"quant mode {PER_TOKEN} needs scale (the weight_scale of each output row)")
     x_q, x_scale = quantize_per_token(x)
-    return int8_matmul(x_q, w.weight).float() * x_scale * w.scale.float()
+    return matmul(x_q, w.weight).float() * x_scale * w.scale.float()
 
 
-def matmul_per_tensor(x: torch.Tensor, w: LinearWeights) -> torch.Tensor:
+def matmul_per_tensor(x: torch.Tensor, w: LinearWeights, matmul: Matmul = int8_matmul) -> torch.Tensor:
     """W8A8 static: fp32 [T, N] = (x_q W_q^T + quant_bias) * deq_scale.
 
     quant_bias already holds -input_offset * sum_k W_q[n, k], which undoes the zero point.
@@ -70,17 +74,17 @@ def matmul_per_tensor(x: torch.Tensor, w: LinearWeights) -> torch.Tensor:
     if w.scale is None or w.input_scale is None or w.input_offset is None or w.quant_bias is None:
         raise KernelInputError(f"quant mode {PER_TENSOR} needs scale, input_scale, input_offset and quant_bias")
     x_q = quantize_per_tensor(x, w.input_scale, w.input_offset)
-    return (int8_matmul(x_q, w.weight) + w.quant_bias).float() * w.scale.float()
+    return (matmul(x_q, w.weight) + w.quant_bias).float() * w.scale.float()
 
 
-def apply_linear(x: torch.Tensor, w: LinearWeights, dtype: torch.dtype) -> torch.Tensor:
+def apply_linear(x: torch.Tensor, w: LinearWeights, dtype: torch.dtype, matmul: Matmul = int8_matmul) -> torch.Tensor:
     """x [T, K] -> [T, N] in `dtype`, whatever the quant mode. no_quant multiplies in `dtype` itself."""
     if w.quant_mode == NO_QUANT:
         return torch.nn.functional.linear(x.to(dtype), w.weight)
     if w.weight.dtype != torch.int8:
         raise KernelInputError(f"quant mode {w.quant_mode} needs int8 weights, got {w.weight.dtype}")
     if w.quant_mode == PER_TOKEN:
-        return matmul_per_token(x, w).to(dtype)
+        return matmul_per_token(x, w, matmul).to(dtype)
     if w.quant_mode == PER_TENSOR:
-        return matmul_per_tensor(x, w).to(dtype)
+        return matmul_per_tensor(x, w, matmul).to(dtype)
     raise KernelInputError(f"unknown quant mode {w.quant_mode!r}; known: {', '.join(QUANT_MODES)}")

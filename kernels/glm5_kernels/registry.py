@@ -23,9 +23,9 @@ IMPLEMENTATIONS = ("reference", "cpu", "npu")
 OPS: dict[str, tuple[str, ...]] = {
     "lightning_indexer": ("reference", "cpu"),
     "sparse_flash_attention": ("reference", "cpu"),
-    "mla_preprocess": ("reference",),
-    "int8_linear": ("reference",),
-    "w4a8_moe": ("reference",),
+    "mla_preprocess": ("reference", "cpu"),
+    "int8_linear": ("reference", "cpu"),
+    "w4a8_moe": ("reference", "cpu"),
     "hadamard": ("reference", "cpu"),
     "ssz_scale": ("reference", "cpu"),
     "round_rows": ("reference", "cpu"),

@@ -7,6 +7,8 @@ import torch
 
 from glm5_kernels import ops
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 
 def int8(*shape: int) -> torch.Tensor:
     return torch.randint(-128, 128, shape, dtype=torch.int8)

@@ -10,6 +10,8 @@ import torch
 
 from glm5_kernels import ops
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 TOKENS, HIDDEN, Q_LORA, KV_LORA, ROPE, HEADS, NOPE = 5, 24, 20, 16, 8, 3, 6
 MODES = [ops.NO_QUANT, ops.PER_TOKEN, ops.PER_TENSOR]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from glm5_kernels.errors import KernelInputError, require_shape
-from glm5_kernels.int8 import LinearWeights, apply_linear
+from glm5_kernels.int8 import LinearWeights, Matmul, apply_linear, int8_matmul
 from glm5_kernels.paged import write_rows
 
 
@@ -36,6 +36,7 @@ def mla_preprocess(
     ckv_cache: torch.Tensor,
     kpe_cache: torch.Tensor,
     eps: float,
+    matmul: Matmul = int8_matmul,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """See the package docstring."""
     tokens, dtype = hidden_states.shape[0], hidden_states.dtype
@@ -52,10 +53,10 @@ def mla_preprocess(
     if last_slot >= kpe_cache.shape[0] * kpe_cache.shape[1]:
         raise KernelInputError(f"slot {last_slot} is outside the cache of {list(kpe_cache.shape)}")
 
-    y = apply_linear(hidden_states, qkv_a, dtype)  # 1-3: [T, Rq + R + P]
+    y = apply_linear(hidden_states, qkv_a, dtype, matmul)  # 1-3: [T, Rq + R + P]
     q, kv, k_pe = torch.split(y, [q_lora, kv_lora, rope], dim=-1)  # 4
     q_c = rms_norm(q, q_a_gamma, eps)  # 5: fp32 [T, Rq]
-    z = apply_linear(q_c, q_b, dtype).view(tokens, heads, nope + rope)  # 6-8
+    z = apply_linear(q_c, q_b, dtype, matmul).view(tokens, heads, nope + rope)  # 6-8
     q_nope, q_rope = torch.split(z, [nope, rope], dim=-1)
     ql_nope = torch.bmm(q_nope.transpose(0, 1), w_uk_t).transpose(0, 1).contiguous()  # 9: [T, H, R]
     q_pe = rope_interleaved(q_rope, cos, sin)  # 10: [T, H, P]
