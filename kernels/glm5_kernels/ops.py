@@ -13,7 +13,8 @@ import torch
 from glm5_kernels.errors import KernelInputError, KernelUnavailableError
 from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, LinearWeights
 from glm5_kernels.paged import write_rows
-from glm5_kernels.registry import choose, report
+from glm5_kernels.parity.run import parity
+from glm5_kernels.registry import choose, names, report
 from glm5_kernels.registry import function as _function
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "int8_linear",
     "lightning_indexer",
     "mla_preprocess",
+    "names",
+    "parity",
     "report",
     "round_rows",
     "sparse_flash_attention",

@@ -61,7 +61,7 @@ def _installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def _obstacle(op: str, implementation: str, device: str) -> str | None:
+def obstacle(op: str, implementation: str, device: str) -> str | None:
     """Why `implementation` cannot run `op` on `device`'s tensors; None if it can."""
     if implementation not in OPS[op]:
         return f"{op} has no {implementation} implementation, only {', '.join(OPS[op])}"
@@ -85,17 +85,17 @@ def choose(op: str, device: str = "cpu") -> Choice:
         candidates = [i for i in _AUTO.get(device, ("reference",)) if i in OPS[op]]
         reasons: list[str] = []
         for implementation in candidates:
-            obstacle = _obstacle(op, implementation, device)
-            if obstacle is None:
+            reason = obstacle(op, implementation, device)
+            if reason is None:
                 best = "the fastest that runs here" if len(candidates) > 1 else f"the only one for {device}"
                 return Choice(op, device, implementation, "; ".join(reasons) or best)
-            reasons.append(obstacle)
+            reasons.append(reason)
         raise KernelUnavailableError(f"{op} on {device}: {'; '.join(reasons)}")
     if wanted not in IMPLEMENTATIONS:
         raise KernelUnavailableError(f"{VARIABLE}={wanted}: unknown; use auto or one of {', '.join(IMPLEMENTATIONS)}")
-    obstacle = _obstacle(op, wanted, device)
-    if obstacle is not None:
-        raise KernelUnavailableError(f"{VARIABLE}={wanted}: {obstacle}")
+    reason = obstacle(op, wanted, device)
+    if reason is not None:
+        raise KernelUnavailableError(f"{VARIABLE}={wanted}: {reason}")
     return Choice(op, device, wanted, f"{VARIABLE}={wanted}")
 
 
@@ -109,6 +109,11 @@ def load(op: str, implementation: str) -> Callable[..., Any]:
 def function(op: str, device: str = "cpu") -> Callable[..., Any]:
     """What to call for tensors on `device`."""
     return load(op, choose(op, device).implementation)
+
+
+def names() -> list[str]:
+    """All ops."""
+    return list(OPS)
 
 
 def report(device: str = "cpu") -> list[Choice]:

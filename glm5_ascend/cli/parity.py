@@ -1,0 +1,65 @@
+"""`glm5-ascend parity`: every kernel that runs here against its readable reference."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, Glm5Error, MissingEnvironmentError
+
+
+def register(app: typer.Typer) -> None:
+    app.command("parity")(parity)
+
+
+def parity(
+    device: Annotated[str, typer.Option(help="Where the kernels under test run: cpu, npu or npu:N.")] = "cpu",
+    op: Annotated[list[str] | None, typer.Option(help="Only this op; may be given several times.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the inputs.")] = 0,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line per result instead of one per op.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="All results as one JSON object on stdout.")] = False,
+) -> int:
+    """Run every op in every variant on all implementations that work here and compare them with the reference.
+
+    Exit code 1 if one differs by more than its tolerance, 3 if there is nothing to compare.
+    """
+    from glm5_ascend.device import find_device
+    from glm5_kernels import ops
+
+    where = str(find_device(device))
+    unknown = sorted(set(op or ()) - set(ops.names()))
+    if unknown:
+        raise Glm5Error(f"--op {unknown[0]}: unknown", f"one of {', '.join(ops.names())}")
+    rows = []
+    for row in ops.parity(where, tuple(op or ()), seed):
+        rows.append(row)
+        if not as_json and (verbose or not row.ok):
+            print(
+                f"{'ok  ' if row.ok else 'FAIL'}  {row.op}  {row.implementation}  {row.variant}  {row.output}: "
+                f"largest {row.largest:.2g}, relative {row.relative:.1e}, worst {row.worst} ({row.allowed})"
+            )
+    if not rows:
+        raise MissingEnvironmentError(
+            f"no implementation but the reference runs on {where}", "glm5-ascend doctor says what is missing"
+        )
+    failed = sum(not row.ok for row in rows)
+    code = EXIT_CHECK_FAILED if failed else EXIT_OK
+    if as_json:
+        value = {"schema_version": 1, "command": "parity", "ok": not failed, "exit_code": code, "device": where}
+        print(json.dumps(value | {"rows": [asdict(row) for row in rows]}))
+        return code
+    groups: dict[tuple[str, str], list[int]] = {}
+    for number, row in enumerate(rows):
+        groups.setdefault((row.op, row.implementation), []).append(number)
+    for (name, implementation), members in groups.items():
+        some = [rows[number] for number in members]
+        variants = len({row.variant for row in some})
+        print(
+            f"{name:24} {implementation:10} {variants:3} variants  {sum(not row.ok for row in some):3} failed  "
+            f"largest relative error {max(row.relative for row in some):.1e}"
+        )
+    print(f"{'FAIL' if failed else 'ok'}: {len(rows)} results against the reference on {where}, {failed} failed")
+    return code

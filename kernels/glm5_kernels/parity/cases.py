@@ -1,0 +1,187 @@
+"""The inputs of the parity suite: every op, in every variant an implementation may meet; made from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, LinearWeights
+from glm5_kernels.parity.compare import Tolerance
+
+#: GLM-5's head shapes; layers are narrower than its 6144, so that the plain versions take no minutes.
+HEADS, RANK, ROPE, NOPE, Q_LORA, HIDDEN = 64, 512, 64, 192, 256, 512
+INDEX_HEADS, INDEX_DIM, BLOCK = 32, 128, 128
+BATCHES = {  # (length, query tokens) per request
+    "decode": [(700, 1), (129, 1), (64, 1)],
+    "prefill": [(300, 300)],
+    "chunk": [(900, 60)],
+    "mixed": [(520, 1), (40, 40), (260, 3)],
+    "MTP": [(400, 4), (77, 4)],
+    "short and empty": [(1, 1), (0, 1), (5, 5)],
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Arguments of one op, by variant.
+
+    Attributes:
+        arguments: as the op's function takes them.
+        outputs: name and tolerance of every result that is compared as values.
+        gap: of a case whose result is a choice (the indexer): how far apart scores may be swapped.
+        written: positions of the arguments the op writes to; compared as further results.
+    """
+
+    op: str
+    variant: str
+    arguments: tuple[Any, ...]
+    outputs: tuple[tuple[str, Tolerance], ...] = ()
+    gap: float | None = None
+    written: tuple[int, ...] = ()
+
+
+def cases(seed: int = 0) -> Iterator[Case]:
+    """All cases; the same for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    for make in (_indexer, _attention, _preprocess, _linear, _experts, _rotation, _rounding):
+        yield from make(generator)
+
+
+def _batch(requests: list[tuple[int, int]], generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    """query_start_loc, seq_lens, block_table: blocks in random order, an unused one, a table wider than needed."""
+    blocks = [-(-length // BLOCK) for length, _ in requests]
+    order = torch.randperm(sum(blocks) + 1, generator=generator)[1:].int()
+    table = torch.full((len(requests), max(blocks) + 1), -1, dtype=torch.int32)
+    for row, (first, count) in enumerate(zip([sum(blocks[:i]) for i in range(len(blocks))], blocks, strict=True)):
+        table[row, :count] = order[first : first + count]
+    starts = torch.tensor([0, *[new for _, new in requests]]).cumsum(0).int()
+    return starts, torch.tensor([length for length, _ in requests], dtype=torch.int32), table
+
+
+def _cache(table: torch.Tensor, columns: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(int(table.max()) + 2, BLOCK, columns, generator=generator).to(dtype)
+
+
+def _sums(dtype: torch.dtype, length: int) -> Tolerance:
+    """What two orders of summing `length` terms of size one, and one rounding to `dtype`, may differ by."""
+    ulp = torch.finfo(dtype).eps
+    return Tolerance(1e-6 * length**0.5, ulp, f"{length} terms in fp32, one ULP of {str(dtype)[6:]}")
+
+
+def _indexer(generator: torch.Generator) -> Iterator[Case]:
+    for name, requests in BATCHES.items():
+        for dtype in (torch.bfloat16, torch.float32):
+            starts, lengths, table = _batch(requests, generator)
+            tokens = int(starts[-1])
+            q = torch.randn(tokens, INDEX_HEADS, INDEX_DIM, generator=generator).to(dtype)
+            weights = torch.randn(tokens, INDEX_HEADS, generator=generator).to(dtype)
+            keys = _cache(table, INDEX_DIM, dtype, generator)
+            for topk in (64, 2048):
+                arguments = (q, keys, weights, starts, lengths, table, topk)
+                yield Case("lightning_indexer", f"{name}, {str(dtype)[6:]}, top {topk}", arguments, gap=1e-3)
+
+
+def _attention(generator: torch.Generator) -> Iterator[Case]:
+    for name, requests in BATCHES.items():
+        for dtype, rounded in ((torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, False)):
+            starts, lengths, table = _batch(requests, generator)
+            tokens = int(starts[-1])
+            fused = _cache(table, RANK + ROPE, dtype, generator)
+            nope = (0.3 * torch.randn(tokens, HEADS, RANK, generator=generator)).to(dtype)
+            pe = (0.3 * torch.randn(tokens, HEADS, ROPE, generator=generator)).to(dtype)
+            chosen = torch.stack([torch.randperm(int(lengths.max()) + 1, generator=generator) for _ in range(tokens)])
+            chosen = torch.nn.functional.pad(chosen[:, :256].int(), (0, 8), value=-1)
+            arguments = (
+                nope,
+                pe,
+                fused[..., :RANK],
+                fused[..., RANK:],
+                chosen,
+                starts,
+                lengths,
+                table,
+                0.0625,
+                rounded,
+            )
+            values = _sums(dtype, RANK)
+            if rounded:
+                values = Tolerance(2e-2, 2e-2, "probabilities rounded to bf16 before or after they are normalised")
+            outputs = ("out", values), ("lse", Tolerance(2e-5, 1e-5, "fp32 sums and logarithm"))
+            variant = f"{name}, {str(dtype)[6:]}" + (", bf16 P" if rounded else "")
+            yield Case("sparse_flash_attention", variant, arguments, outputs)
+
+
+def _quantized(mode: str, n: int, k: int, dtype: torch.dtype, generator: torch.Generator) -> LinearWeights:
+    if mode == NO_QUANT:
+        return LinearWeights((torch.randn(n, k, generator=generator) * k**-0.5).to(dtype))
+    weight = torch.randint(-127, 128, (n, k), dtype=torch.int8, generator=generator)
+    scale = torch.rand(n, generator=generator) * 0.02 * k**-0.5 + 1e-4
+    if mode == PER_TOKEN:
+        return LinearWeights(weight, mode, scale)
+    step, offset = torch.tensor([0.03125]), torch.tensor([3.0])
+    bias = (-3 * weight.long().sum(1)).int()
+    return LinearWeights(weight, PER_TENSOR, scale * step, step, offset, bias)
+
+
+def _preprocess(generator: torch.Generator) -> Iterator[Case]:
+    for mode in (NO_QUANT, PER_TOKEN, PER_TENSOR):
+        for dtype in (torch.float32, torch.bfloat16):
+            for tokens in (1, 8, 40):
+                slots = torch.randperm(2 * BLOCK, generator=generator)[:tokens]
+                slots[0] = -1 if tokens > 1 else slots[0]  # padding
+                angle = torch.rand(tokens, ROPE // 2, generator=generator) * 6
+                fused = torch.zeros(2, BLOCK, RANK + ROPE, dtype=dtype)
+                arguments = (
+                    torch.randn(tokens, HIDDEN, generator=generator).to(dtype), angle.cos(), angle.sin(),
+                    _quantized(mode, Q_LORA + RANK + ROPE, HIDDEN, dtype, generator),
+                    _quantized(mode, HEADS * (NOPE + ROPE), Q_LORA, dtype, generator),
+                    (torch.randn(HEADS, NOPE, RANK, generator=generator) * NOPE**-0.5).to(dtype),
+                    torch.ones(Q_LORA), torch.ones(RANK), slots, fused[..., :RANK], fused[..., RANK:], 1e-5,
+                )  # fmt: skip
+                allowed = _sums(dtype, HIDDEN)
+                outputs = tuple((name, allowed) for name in ("ql_nope", "q_pe", "q_c", "ckv_cache", "kpe_cache"))
+                variant = f"{mode}, {str(dtype)[6:]}, {tokens} tokens"
+                yield Case("mla_preprocess", variant, arguments, outputs, written=(9, 10))
+
+
+def _linear(generator: torch.Generator) -> Iterator[Case]:
+    exact = Tolerance(0.0, 0.0, "integers are exact, one rounding")
+    for mode in (PER_TOKEN, PER_TENSOR):
+        for tokens, n, k in ((1, 640, 512), (8, 200, 2048), (300, 256, 96)):
+            arguments = torch.randn(tokens, k, generator=generator), _quantized(mode, n, k, torch.float32, generator)
+            yield Case("int8_linear", f"{mode}, [{tokens}, {k}] x [{n}, {k}]", arguments, (("y", exact),))
+
+
+def _experts(generator: torch.Generator) -> Iterator[Case]:
+    for tokens in (1, 8, 100):
+        w13 = torch.randint(-8, 8, (8, 256, 192), dtype=torch.int8, generator=generator)
+        w2 = torch.randint(-8, 8, (8, 192, 128), dtype=torch.int8, generator=generator)
+        ids = torch.randint(-1, 8, (tokens, 4), generator=generator)
+        arguments = (
+            torch.randn(tokens, 192, generator=generator), torch.rand(tokens, 4, generator=generator), ids,
+            w13, torch.rand(8, 256, generator=generator) * 0.02, w2, torch.rand(8, 192, generator=generator) * 0.02,
+        )  # fmt: skip
+        allowed = Tolerance(1e-5, 1e-5, "exact integers; expert outputs added in fp32")
+        yield Case("w4a8_moe", f"{tokens} tokens, 4 of 8 experts", arguments, (("out", allowed),))
+
+
+def _rotation(generator: torch.Generator) -> Iterator[Case]:
+    for size, shape, dim in ((6144, (4, 6144), 1), (512, (20, 1024), 1), (32, (64, 48), 0), (6144, (6144, 16), 0)):
+        arguments = torch.randn(shape, generator=generator), torch.randn(size, generator=generator), dim
+        allowed = Tolerance(1e-4, 1e-5, f"{size} terms in fp32, butterflies or products")
+        yield Case("hadamard", f"size {size}, dim {dim}", arguments, (("x", allowed),))
+
+
+def _rounding(generator: torch.Generator) -> Iterator[Case]:
+    exact = Tolerance(0.0, 0.0, "the same integers")
+    sums = Tolerance(0.0, 1e-5, "squares added in another order")
+    for bits in (4, 8):
+        weight = torch.randn(64, 400, generator=generator)
+        scale = weight.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1) * 0.8
+        outputs = ("stored", exact), ("sums", exact), ("squared_error", sums), ("squared_weight", sums)
+        yield Case("round_rows", f"INT{bits}", (weight, scale, bits, 4), outputs)
+        factor = torch.rand(400, generator=generator) + 0.5
+        yield Case("fake_round", f"INT{bits}", (weight, factor, 2 ** (bits - 1) - 1, 0), (("w", exact),))

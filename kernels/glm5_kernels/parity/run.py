@@ -1,0 +1,110 @@
+"""Run the cases on every implementation that can, and judge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from glm5_kernels import registry
+from glm5_kernels.int8 import LinearWeights
+from glm5_kernels.paged import cache_rows, physical_rows, query_layout
+from glm5_kernels.parity.cases import Case, cases
+from glm5_kernels.parity.compare import Difference, Tolerance, compare_choice, compare_values
+
+
+@dataclass(frozen=True)
+class Row:
+    """One result of one implementation against the reference's."""
+
+    op: str
+    variant: str
+    implementation: str
+    output: str
+    ok: bool
+    worst: str
+    largest: float
+    relative: float
+    allowed: str
+
+
+def parity(device: str = "cpu", ops: tuple[str, ...] = (), seed: int = 0) -> Iterator[Row]:
+    """Rows in the order of the cases.
+
+    Args:
+        device: where the implementations under test run; the reference runs on the CPU.
+        ops: only these; all if empty.
+    """
+    kind = torch.device(device).type
+    for case in cases(seed):
+        runnable = [name for name in registry.OPS[case.op] if registry.obstacle(case.op, name, kind) is None]
+        others = [name for name in runnable if name != "reference"]
+        if (ops and case.op not in ops) or not others:
+            continue
+        want = _results(case, "reference", "cpu")
+        for implementation in others:
+            try:
+                got = _results(case, implementation, device)
+            except Exception as error:  # an implementation that fails is a finding, not the end of the suite
+                text = f"{type(error).__name__}: {error}".splitlines()[0]
+                yield Row(case.op, case.variant, implementation, "-", False, text, float("inf"), float("inf"), "")
+                continue
+            yield from _judge(case, implementation, got, want)
+
+
+def _judge(case: Case, implementation: str, got: list[Any], want: list[Any]) -> Iterator[Row]:
+    def row(output: str, seen: Difference, allowed: str) -> Row:
+        return Row(
+            case.op, case.variant, implementation, output, seen.ok, seen.worst, seen.largest, seen.relative, allowed
+        )
+
+    if case.gap is not None:
+        seen = compare_choice(got[0], want[0], _scores(case), case.gap)
+        yield row("positions", seen, f"swaps within {case.gap:g} of the last chosen score")
+        return
+    for (name, tolerance), a, b in zip(case.outputs, got, want, strict=True):
+        yield row(name, compare_values(torch.as_tensor(a), torch.as_tensor(b), tolerance), _text(tolerance))
+
+
+def _text(tolerance: Tolerance) -> str:
+    if not tolerance.absolute and not tolerance.relative:
+        return tolerance.reason
+    return f"{tolerance.absolute:.1e} + {tolerance.relative:.1e}: {tolerance.reason}"
+
+
+def _results(case: Case, implementation: str, device: str) -> list[Any]:
+    """What the op returns, and what it wrote into its arguments; those of the case stay as they are."""
+    arguments = [_copied(argument, device) for argument in case.arguments]
+    found = registry.load(case.op, implementation)(*arguments)
+    results = list(found) if isinstance(found, tuple) else [found]
+    return results + [arguments[position] for position in case.written]
+
+
+def _copied(value: Any, device: str) -> Any:
+    if isinstance(value, LinearWeights):
+        return LinearWeights(*[_copied(field, device) for field in value])
+    if not isinstance(value, torch.Tensor):
+        return value
+    # Strides as they were: a cache may be a view of a wider one.
+    if value.is_contiguous():
+        return value.to(device, copy=True)
+    whole = torch.empty(*value.shape[:-1], value.stride(-2), dtype=value.dtype, device=device)
+    view = whole[..., : value.shape[-1]]
+    view.copy_(value)
+    return view
+
+
+def _scores(case: Case) -> list[torch.Tensor]:
+    """fp64 scores of every visible position, per query token of an indexer case."""
+    q, cache, weights, starts, lengths, table, _ = case.arguments
+    request, visible = query_layout(starts, lengths, len(q))
+    scores = []
+    for token in range(len(q)):
+        positions = torch.arange(max(int(visible[token]), 0))
+        rows = physical_rows(positions[None], table[request[token]][None], cache.shape[1])[0]
+        keys = cache_rows(cache, rows).double()
+        dots = torch.relu(q[token].double() @ keys.T)
+        scores.append((weights[token].double()[:, None] * dots).sum(0))
+    return scores

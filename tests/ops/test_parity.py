@@ -1,0 +1,99 @@
+"""The parity suite passes here, and its judge sees what it should."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from glm5_kernels import registry
+from glm5_kernels.parity.compare import Tolerance, compare_choice, compare_values
+from glm5_kernels.parity.run import parity
+
+EXACT = Tolerance(0.0, 0.0, "")
+
+
+@pytest.mark.parametrize("op", registry.names())
+def test_every_compiled_op_agrees_with_its_reference(op: str) -> None:
+    rows = list(parity(ops=(op,)))
+    assert not [row for row in rows if not row.ok]
+    assert len(rows) >= 2 or op == "ssz_scale"  # its result may be another, equally good scale: tested elsewhere
+
+
+def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = registry.load
+
+    def broken(op: str, implementation: str) -> Any:
+        function = load(op, implementation)
+        if implementation != "cpu":
+            return function
+
+        def off_by_a_bit(*arguments: Any) -> Any:
+            out, lse = function(*arguments)
+            out[-1, -1, -1] += 0.1
+            return out, lse
+
+        return off_by_a_bit
+
+    monkeypatch.setattr(registry, "load", broken)
+    rows = [row for row in parity(ops=("sparse_flash_attention",)) if row.output == "out"]
+    assert rows and not any(row.ok for row in rows)
+    assert all("63, 511]" in row.worst for row in rows)
+
+
+def test_a_kernel_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = registry.load
+
+    def failing(op: str, implementation: str) -> Any:
+        def fail(*_: Any) -> Any:
+            raise RuntimeError("no such instruction")
+
+        return fail if implementation == "cpu" else load(op, implementation)
+
+    monkeypatch.setattr(registry, "load", failing)
+    rows = list(parity(ops=("hadamard",)))
+    assert rows and not any(row.ok for row in rows) and rows[0].worst == "RuntimeError: no such instruction"
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "ok"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], True),
+        ([1.0, float("nan")], [1.0, float("nan")], True),
+        ([1.0, float("nan")], [1.0, 2.0], False),
+        ([1.0, float("inf")], [1.0, float("inf")], True),
+        ([1.0, float("inf")], [1.0, float("-inf")], False),
+        ([1.0, 2.0], [1.0, float("inf")], False),
+        ([1.0, 2.0001], [1.0, 2.0], False),
+        ([], [], True),
+    ],
+)
+def test_values(got: list[float], want: list[float], ok: bool) -> None:
+    assert compare_values(torch.tensor(got), torch.tensor(want), EXACT).ok is ok
+
+
+def test_values_name_the_worst_element_and_allow_what_they_say() -> None:
+    got, want = torch.tensor([[1.0, 100.5], [0.2, 0.0]]), torch.tensor([[1.0, 100.0], [0.0, 0.0]])
+    seen = compare_values(got, want, Tolerance(0.1, 0.01, ""))
+    assert not seen.ok and seen.worst == "[1, 0] 0.2 for 0" and seen.largest == 0.5
+    assert compare_values(got, want, Tolerance(0.21, 0.01, "")).ok
+    assert not compare_values(torch.ones(2), torch.ones(3), EXACT).ok
+
+
+@pytest.mark.parametrize(
+    ("row", "ok"),
+    [
+        ([3, 1, -1], True),
+        ([1, 3, -1], True),
+        ([3, 0, -1], True),  # 0.9999 instead of 1
+        ([3, 2, -1], False),  # 0.5 instead of 1
+        ([3, -1, -1], False),
+        ([3, 3, -1], False),
+        ([-1, 3, 1], False),
+        ([3, 1, 0], False),
+    ],
+)
+def test_choices(row: list[int], ok: bool) -> None:
+    scores = [torch.tensor([0.9999, 1.0, 0.5, 7.0])]
+    assert compare_choice(torch.tensor([row]), torch.tensor([[3, 1, -1]]), scores, 1e-3).ok is ok
