@@ -107,7 +107,8 @@ def test_one_op_folder_does_not_import_another() -> None:
     for module, names in EDGES.items():
         if room(module) == "glm5_kernels" and len(module.split(".")) > 1:
             others = {name.split(".")[1] for name in names if name.startswith("glm5_kernels.")} & folders
-            assert others <= {module.split(".")[1]}, f"{module} imports {others}"
+            if module != "glm5_kernels.ops" and not module.startswith("glm5_kernels.parity"):  # the door, the suite
+                assert others <= {module.split(".")[1]}, f"{module} imports {others}"
 
 
 def test_files_stay_readable() -> None:

@@ -12,10 +12,12 @@ import torch
 
 from glm5_kernels.errors import KernelInputError, KernelUnavailableError
 from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, LinearWeights
+from glm5_kernels.lightning_indexer.reference import quantize_indexer
 from glm5_kernels.paged import write_rows
 from glm5_kernels.parity.run import parity
 from glm5_kernels.registry import choose, names, report
 from glm5_kernels.registry import function as _function
+from glm5_kernels.sparse_flash_attention.reference import pack_latents
 
 __all__ = [
     "NO_QUANT",
@@ -29,12 +31,16 @@ __all__ = [
     "hadamard",
     "int8_linear",
     "lightning_indexer",
+    "lightning_indexer_quant",
     "mla_preprocess",
     "names",
+    "pack_latents",
     "parity",
+    "quantize_indexer",
     "report",
     "round_rows",
     "sparse_flash_attention",
+    "sparse_flash_attention_quant",
     "ssz_scale",
     "w4a8_moe",
     "write_rows",
@@ -155,6 +161,42 @@ def sparse_flash_attention(
         block_table,
         scale,
         round_probs,
+    )
+    return out
+
+
+def lightning_indexer_quant(
+    q: Tensor,
+    k_cache: Tensor,
+    weights: Tensor,
+    q_scale: Tensor,
+    k_scale_cache: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    topk: int,
+) -> Tensor:
+    """`lightning_indexer` on int8 queries and keys with their scales (`quantize_indexer`)."""
+    out: Tensor = _function("lightning_indexer_quant", q.device.type)(
+        q, k_cache, weights, q_scale, k_scale_cache, query_start_loc, seq_lens, block_table, topk
+    )
+    return out
+
+
+def sparse_flash_attention_quant(
+    ql_nope: Tensor,
+    q_pe: Tensor,
+    kv_cache: Tensor,
+    topk_indices: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    scale: float,
+    round_probs: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """`sparse_flash_attention` on a cache of packed int8 rows (`pack_latents`)."""
+    out: tuple[Tensor, Tensor] = _function("sparse_flash_attention_quant", ql_nope.device.type)(
+        ql_nope, q_pe, kv_cache, topk_indices, query_start_loc, seq_lens, block_table, scale, round_probs
     )
     return out
 

@@ -22,7 +22,9 @@ IMPLEMENTATIONS = ("reference", "cpu", "npu")
 #: What each op has; `glm5_kernels.<folder>.<implementation>` holds a function named like the op.
 OPS: dict[str, tuple[str, ...]] = {
     "lightning_indexer": ("reference", "cpu"),
+    "lightning_indexer_quant": ("reference", "cpu"),
     "sparse_flash_attention": ("reference", "cpu"),
+    "sparse_flash_attention_quant": ("reference", "cpu"),
     "mla_preprocess": ("reference", "cpu"),
     "int8_linear": ("reference", "cpu"),
     "w4a8_moe": ("reference", "cpu"),
@@ -32,7 +34,13 @@ OPS: dict[str, tuple[str, ...]] = {
     "fake_round": ("reference", "cpu"),
 }
 #: Ops that live in a folder of another name, because they share their code.
-FOLDERS = {"ssz_scale": "weight_rounding", "round_rows": "weight_rounding", "fake_round": "weight_rounding"}
+FOLDERS = {
+    "lightning_indexer_quant": "lightning_indexer",
+    "sparse_flash_attention_quant": "sparse_flash_attention",
+    "ssz_scale": "weight_rounding",
+    "round_rows": "weight_rounding",
+    "fake_round": "weight_rounding",
+}
 #: In the order of `auto`, by the device of the tensors.
 _AUTO = {"cpu": ("cpu", "reference"), "npu": ("npu", "reference")}
 

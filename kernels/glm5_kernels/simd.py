@@ -90,22 +90,38 @@ def turn_sixteen(v: Lanes, rows: list[Any]) -> list[Any]:
     return rows
 
 
-def load_as_fp32(v: Lanes, address: Any, index: Any, is_bf16: Any) -> Any:
-    """Sixteen elements from number `index` on, bf16 if `is_bf16` (int64) is not 0, else fp32."""
+def load_as_fp32(v: Lanes, address: Any, index: Any, kind: Any) -> Any:
+    """Sixteen elements from number `index` on; kind (int64) is 0 for fp32, 1 for bf16, 2 for int8."""
     builder, words = v.builder, ir.VectorType(I32, WIDTH)
-    with builder.if_else(builder.icmp_signed("!=", is_bf16, count(0))) as (half, single):
-        with half:
-            place = builder.inttoptr(builder.add(address, builder.shl(index, count(1))), I64.as_pointer())
-            bits = builder.load(builder.bitcast(place, ir.VectorType(I16, WIDTH).as_pointer()))
-            bits.align = 2
-            wide = builder.shl(builder.zext(bits, words), ir.Constant(words, [16] * WIDTH))
-            from_half, half_block = builder.bitcast(wide, V16), builder.block
-        with single:
-            from_single, single_block = v.load(address, index), builder.block
-    value = builder.phi(V16)
-    value.add_incoming(from_half, half_block)
-    value.add_incoming(from_single, single_block)
-    return value
+
+    def narrow(element: Any, size: int) -> Any:
+        place = builder.add(address, builder.mul(index, count(size)))
+        value = builder.load(builder.inttoptr(place, ir.VectorType(element, WIDTH).as_pointer()))
+        value.align = size
+        return value
+
+    value, after = [], builder.append_basic_block("loaded")
+    other, narrower = builder.append_basic_block("narrow"), builder.append_basic_block("int8")
+    single, half = builder.append_basic_block("fp32"), builder.append_basic_block("bf16")
+    builder.cbranch(builder.icmp_signed("==", kind, count(0)), single, other)
+    builder.position_at_end(other)
+    builder.cbranch(builder.icmp_signed("==", kind, count(1)), half, narrower)
+    for block in (single, half, narrower):
+        builder.position_at_end(block)
+        if block is single:
+            found = v.load(address, index)
+        elif block is half:
+            wide = builder.shl(builder.zext(narrow(I16, 2), words), ir.Constant(words, [16] * WIDTH))
+            found = builder.bitcast(wide, V16)
+        else:
+            found = builder.sitofp(builder.sext(narrow(I8, 1), words), V16)
+        value.append((found, builder.block))
+        builder.branch(after)
+    builder.position_at_end(after)
+    result = builder.phi(V16)
+    for found, block in value:
+        result.add_incoming(found, block)
+    return result
 
 
 def count(value: int) -> Any:

@@ -24,6 +24,50 @@ def lightning_indexer(
 ) -> torch.Tensor:
     """See the package docstring."""
     check(q, k_cache, weights, seq_lens, block_table, topk)
+    return _choose(q, k_cache, weights, None, query_start_loc, seq_lens, block_table, topk)
+
+
+def lightning_indexer_quant(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    weights: torch.Tensor,
+    q_scale: torch.Tensor,
+    k_scale_cache: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    topk: int,
+) -> torch.Tensor:
+    """See the package docstring."""
+    check_quant(q, k_cache, q_scale, k_scale_cache)
+    check(q, k_cache, weights, seq_lens, block_table, topk)
+    scaled = q.float() * q_scale.float()[..., None]
+    return _choose(scaled, k_cache, weights, k_scale_cache[..., None], query_start_loc, seq_lens, block_table, topk)
+
+
+def quantize_indexer(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [..., D] -> int8 [..., D] and fp16 scales [...]; see the package docstring."""
+    size = x.shape[-1]
+    if size & (size - 1):
+        raise KernelInputError(f"index_head_dim is {size}, the Hadamard rotation wants a power of two")
+    matrix = torch.ones(1, 1)
+    while len(matrix) < size:
+        matrix = torch.kron(matrix, torch.tensor([[1.0, 1.0], [1.0, -1.0]]))
+    y = x.float() @ (matrix.to(x.device) * size**-0.5)
+    scale = (y.abs().amax(-1, keepdim=True).clamp_min(1e-6) / 127).to(torch.float16)
+    return torch.round(y / scale.float()).clamp_(-127, 127).to(torch.int8), scale[..., 0]
+
+
+def _choose(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    weights: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    topk: int,
+) -> torch.Tensor:
     num_tokens, heads, _ = q.shape
     _, visible = query_layout(query_start_loc, seq_lens, num_tokens)
     out = torch.full((num_tokens, topk), -1, dtype=torch.int32)
@@ -34,12 +78,22 @@ def lightning_indexer(
             continue
         rows = physical_rows(torch.arange(length)[None], block_table[b : b + 1], k_cache.shape[1])[0]  # [S]
         keys = cache_rows(k_cache, rows.clamp_min(0)).float()  # [S, D]
+        factor = torch.ones(1) if k_scale is None else cache_rows(k_scale, rows.clamp_min(0)).float()[:, 0]  # [S]
         step = max(1, BLOCK_ELEMENTS // (heads * length))
         for lo in range(start, end, step):
             hi = min(lo + step, end)
             seen = (torch.arange(length) < visible[lo:hi, None]) & (rows >= 0)  # [t, S]
-            out[lo:hi] = best_positions(score_keys(q[lo:hi], keys, weights[lo:hi]), seen, topk)
+            scores = score_keys(q[lo:hi], keys, weights[lo:hi]) * factor
+            out[lo:hi] = best_positions(scores, seen, topk)
     return out
+
+
+def check_quant(q: torch.Tensor, k_cache: torch.Tensor, q_scale: torch.Tensor, k_scale_cache: torch.Tensor) -> None:
+    """Raise `KernelInputError` unless what only the int8 version has fits."""
+    if q.dtype != torch.int8 or k_cache.dtype != torch.int8:
+        raise KernelInputError(f"q is {q.dtype} and k_cache {k_cache.dtype}, both must be int8")
+    require_shape("q_scale", q_scale, (q.shape[0], q.shape[1]))
+    require_shape("k_scale_cache", k_scale_cache, (k_cache.shape[0], k_cache.shape[1]))
 
 
 def check(

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, LinearWeights
+from glm5_kernels.lightning_indexer.reference import quantize_indexer
 from glm5_kernels.parity.compare import Tolerance
+from glm5_kernels.sparse_flash_attention.reference import pack_latents
 
 #: GLM-5's head shapes; layers are narrower than its 6144, so that the plain versions take no minutes.
 HEADS, RANK, ROPE, NOPE, Q_LORA, HIDDEN = 64, 512, 64, 192, 256, 512
@@ -82,6 +84,9 @@ def _indexer(generator: torch.Generator) -> Iterator[Case]:
             for topk in (64, 2048):
                 arguments = (q, keys, weights, starts, lengths, table, topk)
                 yield Case("lightning_indexer", f"{name}, {str(dtype)[6:]}, top {topk}", arguments, gap=1e-3)
+        (query, q_scale), (stored, k_scale) = quantize_indexer(q), quantize_indexer(keys)
+        quantized = (query, stored, weights.half(), q_scale, k_scale, starts, lengths, table, 64)
+        yield Case("lightning_indexer_quant", f"{name}, int8, top 64", quantized, gap=1e-3)
 
 
 def _attention(generator: torch.Generator) -> Iterator[Case]:
@@ -112,6 +117,8 @@ def _attention(generator: torch.Generator) -> Iterator[Case]:
             outputs = ("out", values), ("lse", Tolerance(2e-5, 1e-5, "fp32 sums and logarithm"))
             variant = f"{name}, {str(dtype)[6:]}" + (", bf16 P" if rounded else "")
             yield Case("sparse_flash_attention", variant, arguments, outputs)
+            packed = nope, pe, pack_latents(fused[..., :RANK], fused[..., RANK:]), *arguments[4:]
+            yield Case("sparse_flash_attention_quant", f"{variant}, int8 rows", packed, outputs)
 
 
 def _quantized(mode: str, n: int, k: int, dtype: torch.dtype, generator: torch.Generator) -> LinearWeights:

@@ -98,13 +98,16 @@ def _copied(value: Any, device: str) -> Any:
 
 def _scores(case: Case) -> list[torch.Tensor]:
     """fp64 scores of every visible position, per query token of an indexer case."""
-    q, cache, weights, starts, lengths, table, _ = case.arguments
+    q, cache, weights, *scales, starts, lengths, table, _ = case.arguments
     request, visible = query_layout(starts, lengths, len(q))
     scores = []
     for token in range(len(q)):
         positions = torch.arange(max(int(visible[token]), 0))
         rows = physical_rows(positions[None], table[request[token]][None], cache.shape[1])[0]
         keys = cache_rows(cache, rows).double()
-        dots = torch.relu(q[token].double() @ keys.T)
-        scores.append((weights[token].double()[:, None] * dots).sum(0))
+        dots, factor = q[token].double() @ keys.T, torch.ones(1, dtype=torch.float64)
+        if scales:
+            dots = dots * scales[0][token].double()[:, None]
+            factor = cache_rows(scales[1][..., None], rows).double()[:, 0]
+        scores.append((weights[token].double()[:, None] * torch.relu(dots)).sum(0) * factor)
     return scores

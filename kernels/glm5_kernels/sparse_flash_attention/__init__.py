@@ -22,6 +22,16 @@ Usable entries (the NPU kernel's rule): with visible(t) positions in sight, look
 entries; the first negative one ends the list; entries >= visible are skipped, and so is a position whose block is
 missing. No usable entry: out row 0, lse +inf. Repeated positions are undefined.
 
-Source: vllm-ascend's `npu_sparse_flash_attention` contract (sparse_mode 3, sparse_block_size 1).
+`sparse_flash_attention_quant` reads one int8 cache of packed rows instead (SFA-C8, 656 bytes for GLM-5):
+
+    kv_cache        int8 [num_blocks, block_size, R + 2 P + 4 R / 128]
+                    R int8 latents | P bf16 rotated keys | an fp32 scale per 128 latents
+    ckv[j]          = bf16(int8 * scale), then as above
+    order           ql_nope, q_pe, kv_cache, topk_indices, query_start_loc, seq_lens, block_table, scale, round_probs
+
+`pack_latents(ckv [..., R], kpe [..., P])` makes such rows: max|x| / 127 per 128 latents. R is a multiple of 128.
+
+Source: vllm-ascend's contracts of `npu_sparse_flash_attention` and `npu_kv_quant_sparse_flash_attention`
+(sparse_mode 3, sparse_block_size 1, tile_size 128, scales in the row).
 Errors: `KernelInputError` on shapes that do not fit.
 """

@@ -9,15 +9,18 @@ import torch
 import torch.nn.functional as F
 from numba import float32, njit
 
-from glm5_kernels.gather import turn, widen
+from glm5_kernels.gather import KINDS, turn, widen
 from glm5_kernels.paged import query_layout
 from glm5_kernels.simd import GROUPS, HEADS, WIDTH
-from glm5_kernels.sparse_flash_attention.reference import check, usable_rows
-from glm5_kernels.sparse_flash_attention.vectors import accumulate, exponentials, scale_and_peak
+from glm5_kernels.sparse_flash_attention.reference import TILE as PER_SCALE
+from glm5_kernels.sparse_flash_attention.reference import check, check_packed, unpack_latents, usable_rows
+from glm5_kernels.sparse_flash_attention.vectors import accumulate, exponentials, scale_and_peak, unpacked
 from glm5_kernels.threads import each
 
 #: Keys of a tile: with 512 + 64 columns the tile, its turned copy, the query and the output fit a 1 MiB cache.
 TILE = 64
+#: Kind of element of a cache of packed rows.
+PACKED = 3
 #: Query tokens of a task.
 TOKENS = 8
 
@@ -36,12 +39,54 @@ def sparse_flash_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the package docstring."""
     check(ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, seq_lens, block_table)
-    num_tokens, heads, rank = ql_nope.shape
-    request, visible = query_layout(query_start_loc, seq_lens, num_tokens)
     ckv, kpe = _readable(ckv_cache, WIDTH * GROUPS), _readable(kpe_cache, WIDTH)
     if ckv.dtype != kpe.dtype:
         ckv, kpe = ckv.float(), kpe.float()
-    r, p, block_size = ckv.shape[-1], kpe.shape[-1], ckv.shape[1]
+    place = (*_place(ckv), *_place(kpe), KINDS[ckv.dtype])
+    sizes = ckv.shape[1], ckv.shape[2], kpe.shape[2]
+    step = query_start_loc, seq_lens, block_table
+    return _attend(ql_nope, q_pe, place, sizes, topk_indices, step, scale, round_probs)
+
+
+def sparse_flash_attention_quant(
+    ql_nope: torch.Tensor,
+    q_pe: torch.Tensor,
+    kv_cache: torch.Tensor,
+    topk_indices: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    scale: float,
+    round_probs: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See the package docstring."""
+    check_packed(ql_nope, q_pe, kv_cache, topk_indices, seq_lens, block_table)
+    if kv_cache.stride(-1) != 1 or q_pe.shape[2] % WIDTH:
+        ckv, kpe = unpack_latents(kv_cache, ql_nope.shape[2], q_pe.shape[2])
+        return sparse_flash_attention(
+            ql_nope, q_pe, ckv, kpe, topk_indices, query_start_loc, seq_lens, block_table, scale, round_probs
+        )
+    rank, rope = ql_nope.shape[2], q_pe.shape[2]
+    place = (*_place(kv_cache), *_place(kv_cache[..., rank:]), PACKED)
+    step = query_start_loc, seq_lens, block_table
+    return _attend(ql_nope, q_pe, place, (kv_cache.shape[1], rank, rope), topk_indices, step, scale, round_probs)
+
+
+def _attend(
+    ql_nope: torch.Tensor,
+    q_pe: torch.Tensor,
+    place: tuple[int, ...],
+    sizes: tuple[int, int, int],
+    topk_indices: torch.Tensor,
+    step: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    scale: float,
+    round_probs: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """place: `_place` of latents and of rotated keys, kind of their elements; sizes: block, R, P."""
+    num_tokens, heads, rank = ql_nope.shape
+    starts, seq_lens, block_table = step
+    block_size, r, p = sizes
+    request, visible = query_layout(starts, seq_lens, num_tokens)
     query = torch.zeros(num_tokens, -(-heads // HEADS) * HEADS, r + p)
     query[:, :heads, :rank], query[:, :heads, r : r + q_pe.shape[-1]] = ql_nope, q_pe
     attended, lse = torch.empty(num_tokens, query.shape[1], r), torch.empty(num_tokens, query.shape[1])
@@ -51,8 +96,8 @@ def sparse_flash_attention(
         part = slice(TOKENS * number, min(TOKENS * (number + 1), num_tokens))
         rows = usable_rows(topk_indices[part], visible[part], block_table[request[part]], block_size)
         _tokens(
-            query[part].numpy(), rows.numpy(), block_size, *_place(ckv), *_place(kpe),
-            int(ckv.dtype == torch.bfloat16), scale, to_bf16, attended[part].numpy(), lse[part].numpy(),
+            query[part].numpy(), rows.numpy(), block_size, r, p, place, scale, to_bf16, attended[part].numpy(),
+            lse[part].numpy(),
         )  # fmt: skip
 
     each(one, -(-num_tokens // TOKENS))
@@ -67,19 +112,20 @@ def _readable(cache: torch.Tensor, multiple: int) -> torch.Tensor:
     return F.pad(cache.float(), (0, missing))
 
 
-def _place(cache: torch.Tensor) -> tuple[int, int, int, int]:
-    """Address, bytes from block to block and from row to row, columns."""
+def _place(cache: torch.Tensor) -> tuple[int, int, int]:
+    """Address, bytes from block to block and from row to row."""
     size = cache.element_size()
-    return cache.data_ptr(), cache.stride(0) * size, cache.stride(1) * size, cache.shape[2]
+    return cache.data_ptr(), cache.stride(0) * size, cache.stride(1) * size
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _tokens(
-    query: Any, rows: Any, block_size: Any, ckv: Any, ckv_block: Any, ckv_row: Any, r: Any, kpe: Any, kpe_block: Any,
-    kpe_row: Any, p: Any, is_bf16: Any, scale: Any, to_bf16: Any, out: Any, lse: Any,
-) -> None:  # fmt: skip
+    query: Any, rows: Any, block_size: Any, r: Any, p: Any, place: Any, scale: Any, to_bf16: Any, out: Any, lse: Any
+) -> None:
+    ckv, ckv_block, ckv_row, kpe, kpe_block, kpe_row, kind = place
     tokens, heads, dims = query.shape
     turned, values = np.empty((dims, TILE), np.float32), np.empty((TILE, r), np.float32)
+    rotated = np.empty((TILE, p), np.float32)
     scores, lanes = np.empty((heads, TILE), np.float32), np.empty(WIDTH, np.float32)
     at_ckv, at_kpe = np.empty(TILE, np.int64), np.empty(TILE, np.int64)
     chosen, peak, total = np.empty(rows.shape[1], np.int64), np.empty(heads, np.float32), np.empty(heads, np.float32)
@@ -101,12 +147,23 @@ def _tokens(
                 row = chosen[start + min(key, n - 1)]  # what fills the last lanes is a row that has been written
                 at_ckv[key] = ckv + row // block_size * ckv_block + row % block_size * ckv_row
                 at_kpe[key] = kpe + row // block_size * kpe_block + row % block_size * kpe_row
+            stored = kind
+            for key in range(n):
+                if kind != PACKED:
+                    widen(at_ckv[key], r, kind, values[key].ctypes.data)
+                    continue
+                scales = at_kpe[key] + 2 * p
+                unpacked(at_ckv[key], r // PER_SCALE, PER_SCALE, scales, values[key].ctypes.data)
+                widen(at_kpe[key], p, 1, rotated[key].ctypes.data)
+            if kind == PACKED:  # from here on the tile is what the cache would hold
+                stored = 0
+                for key in range(whole):
+                    at_ckv[key] = values[min(key, n - 1)].ctypes.data
+                    at_kpe[key] = rotated[min(key, n - 1)].ctypes.data
             for key in range(0, whole, WIDTH):
                 here = turned.ctypes.data + 4 * key
-                turn(at_ckv.ctypes.data + 8 * key, r, is_bf16, here, TILE)
-                turn(at_kpe.ctypes.data + 8 * key, p, is_bf16, here + 4 * r * TILE, TILE)
-            for key in range(n):
-                widen(at_ckv[key], r, is_bf16, values[key].ctypes.data)
+                turn(at_ckv.ctypes.data + 8 * key, r, stored, here, TILE)
+                turn(at_kpe.ctypes.data + 8 * key, p, stored, here + 4 * r * TILE, TILE)
             scores[:, :whole] = float32(0)
             for key in range(0, whole, step):
                 accumulate(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from glm5_kernels.errors import require_shape
+from glm5_kernels.errors import KernelInputError, require_shape
 from glm5_kernels.paged import cache_rows, physical_rows, query_layout
 
 #: fp32 elements of one block's gathered [rows, K, R + P] keys; 2**24 is 64 MiB.
 BLOCK_ELEMENTS = 2**24
+#: Latents that share a scale in a packed row.
+TILE = 128
 
 
 def sparse_flash_attention(
@@ -25,31 +29,107 @@ def sparse_flash_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the package docstring."""
     check(ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, seq_lens, block_table)
+    request, visible = query_layout(query_start_loc, seq_lens, len(ql_nope))
+
+    def rows_of(part: slice) -> torch.Tensor:
+        return usable_rows(topk_indices[part], visible[part], block_table[request[part]], ckv_cache.shape[1])
+
+    def gather(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return cache_rows(ckv_cache, rows).float(), cache_rows(kpe_cache, rows).float()
+
+    return _attend(ql_nope, q_pe, topk_indices.shape[1], rows_of, gather, scale, round_probs)
+
+
+def sparse_flash_attention_quant(
+    ql_nope: torch.Tensor,
+    q_pe: torch.Tensor,
+    kv_cache: torch.Tensor,
+    topk_indices: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    scale: float,
+    round_probs: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See the package docstring."""
+    check_packed(ql_nope, q_pe, kv_cache, topk_indices, seq_lens, block_table)
+    request, visible = query_layout(query_start_loc, seq_lens, len(ql_nope))
+
+    def rows_of(part: slice) -> torch.Tensor:
+        return usable_rows(topk_indices[part], visible[part], block_table[request[part]], kv_cache.shape[1])
+
+    def gather(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return unpack_latents(cache_rows(kv_cache, rows), ql_nope.shape[2], q_pe.shape[2])
+
+    return _attend(ql_nope, q_pe, topk_indices.shape[1], rows_of, gather, scale, round_probs)
+
+
+def _attend(
+    ql_nope: torch.Tensor,
+    q_pe: torch.Tensor,
+    width: int,
+    rows_of: Callable[[slice], torch.Tensor],
+    gather: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+    scale: float,
+    round_probs: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """rows_of(tokens) -> int64 [t, width], -1 unused; gather(rows) -> fp32 [t, width, R] and [t, width, P]."""
     num_tokens, heads, rank = ql_nope.shape
-    request, visible = query_layout(query_start_loc, seq_lens, num_tokens)
     out = torch.zeros_like(ql_nope, memory_format=torch.contiguous_format)
     lse = torch.full((num_tokens, heads), float("inf"), dtype=torch.float32)
-    step = max(1, BLOCK_ELEMENTS // max(1, topk_indices.shape[1] * (rank + q_pe.shape[2])))
+    step = max(1, BLOCK_ELEMENTS // max(1, width * (rank + q_pe.shape[2])))
     for lo in range(0, num_tokens, step):
-        rows_of = slice(lo, min(lo + step, num_tokens))
-        rows = usable_rows(
-            topk_indices[rows_of], visible[rows_of], block_table[request[rows_of]], ckv_cache.shape[1]
-        )  # [t, K]
-        ckv = cache_rows(ckv_cache, rows.clamp_min(0)).float()  # [t, K, R]
-        kpe = cache_rows(kpe_cache, rows.clamp_min(0)).float()  # [t, K, P]
+        part = slice(lo, min(lo + step, num_tokens))
+        rows = rows_of(part)
+        ckv, kpe = gather(rows.clamp_min(0))
         used = rows >= 0
         # Unused rows point at cache row 0, which may hold anything, even NaN: keep it out of the products.
         ckv, kpe = ckv.masked_fill(~used[..., None], 0.0), kpe.masked_fill(~used[..., None], 0.0)
-        scores = torch.bmm(ql_nope[rows_of].float(), ckv.mT)  # [t, H, K]
-        scores = scores + torch.bmm(q_pe[rows_of].float(), kpe.mT)
+        scores = torch.bmm(ql_nope[part].float(), ckv.mT)  # [t, H, K]
+        scores = scores + torch.bmm(q_pe[part].float(), kpe.mT)
         scores = (scores * scale).masked_fill(~used[:, None, :], float("-inf"))
         any_used = used.any(dim=-1)
         probs = scores.softmax(dim=-1).masked_fill(~any_used[:, None, None], 0.0)
         if round_probs:
             probs = probs.to(ql_nope.dtype).float()
-        out[rows_of] = torch.bmm(probs, ckv).to(out.dtype)
-        lse[rows_of] = torch.where(any_used[:, None], scores.logsumexp(dim=-1), float("inf"))
+        out[part] = torch.bmm(probs, ckv).to(out.dtype)
+        lse[part] = torch.where(any_used[:, None], scores.logsumexp(dim=-1), float("inf"))
     return out, lse
+
+
+def pack_latents(ckv: torch.Tensor, kpe: torch.Tensor) -> torch.Tensor:
+    """ckv [..., R], kpe [..., P] -> int8 [..., R + 2 P + 4 R / 128]; see the package docstring."""
+    tiles = ckv.float().unflatten(-1, (-1, TILE))
+    scale = tiles.abs().amax(-1, keepdim=True).clamp_min(1e-8) / 127
+    integers = torch.round(tiles / scale).clamp_(-127, 127).to(torch.int8).flatten(-2)
+    parts = integers, kpe.to(torch.bfloat16).contiguous().view(torch.int8), scale[..., 0].contiguous().view(torch.int8)
+    return torch.cat(parts, dim=-1)
+
+
+def unpack_latents(rows: torch.Tensor, rank: int, rope: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Packed int8 [..., bytes] -> fp32 ckv [..., R], every value bf16-representable, and fp32 kpe [..., P]."""
+    integers, kpe, scale = (part.contiguous() for part in rows.split([rank, 2 * rope, 4 * rank // TILE], dim=-1))
+    ckv = integers.float().unflatten(-1, (-1, TILE)) * scale.view(torch.float32)[..., None]
+    return ckv.flatten(-2).to(torch.bfloat16).float(), kpe.view(torch.bfloat16).float()
+
+
+def check_packed(
+    ql_nope: torch.Tensor,
+    q_pe: torch.Tensor,
+    kv_cache: torch.Tensor,
+    topk_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+) -> None:
+    """Raise `KernelInputError` unless the arguments of the int8 version fit."""
+    require_shape("ql_nope", ql_nope, (None, None, None))
+    require_shape("q_pe", q_pe, (ql_nope.shape[0], ql_nope.shape[1], None))
+    rank, rope = ql_nope.shape[2], q_pe.shape[2]
+    if rank % TILE or kv_cache.dtype != torch.int8:
+        raise KernelInputError(f"kv_cache is {kv_cache.dtype} for kv_lora_rank {rank}: int8 and a multiple of {TILE}")
+    require_shape("kv_cache", kv_cache, (None, None, rank + 2 * rope + 4 * rank // TILE))
+    require_shape("topk_indices", topk_indices, (ql_nope.shape[0], None))
+    require_shape("block_table", block_table, (seq_lens.numel(), None))
 
 
 def check(

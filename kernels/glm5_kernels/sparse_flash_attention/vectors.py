@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba import float32, int64, types
 from numba.extending import intrinsic
 
-from glm5_kernels.simd import GROUPS, HEADS, I32, V16, WIDTH, Lanes, count, for_range, nothing
+from glm5_kernels.simd import GROUPS, HEADS, I32, V16, WIDTH, Lanes, count, for_range, load_as_fp32, nothing
 
 _WORDS = ir.VectorType(I32, WIDTH)
 #: exp(r) = 1 + r + r^2 p(r) for |r| <= ln(2) / 2; coefficients of Cephes' expf (S. L. Moshier), error below 2 ULP.
@@ -88,6 +88,23 @@ def exponentials(_: Any, row: Any, groups: Any, peak: Any, to_bf16: Any, out: An
         v.store(builder.load(total), out, count(0))
 
     return types.void(int64, int64, float32, int64, int64), nothing(generate)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def unpacked(_: Any, row: Any, tiles: Any, tile: Any, scales: Any, out: Any) -> Any:
+    """out <- bf16(int8 * scale) as fp32 for `tiles` runs of `tile` int8 at `row`, one fp32 of `scales` each."""
+
+    def generate(builder: Any, arguments: Any) -> None:
+        row, tiles, tile, scales, out = arguments
+        v = Lanes(builder)
+        with for_range(builder, tiles) as number:
+            scale = v.splat(v.number(scales, number))
+            with for_range(builder, builder.sdiv(tile, count(WIDTH))) as group:
+                place = builder.add(builder.mul(number, tile), builder.mul(group, count(WIDTH)))
+                x = builder.fmul(load_as_fp32(v, row, place, count(2)), scale)
+                v.store(_rounded_to_bf16(v, x), out, place)
+
+    return types.void(*[int64] * 5), nothing(generate)
 
 
 def _exp(v: Lanes, x: Any) -> Any:
