@@ -7,7 +7,8 @@
 Both quantize the same 0.67 GB GLM-5 (make_model.py --preset mid) with msModelSlim's stock W4A8 recipe and the same
 texts, as whole processes from a cold interpreter, interleaved. Then: time (median, ratio), peak RSS, and for both
 outputs the error of the logits and their KL divergence to the bf16 model's, by our integer evaluation. A roofline says
-how far we are from what the disk and the matrix units of this machine could do.
+how far we are from what the disk and the matrix units of this machine could do: all bytes once at the disk's rate, all
+matrix products (forward, attention scores, the searches' candidates) at the rate of a large one.
 """
 
 from __future__ import annotations
@@ -26,9 +27,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from glm5_ascend.config import load_config
+from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.model.stored import StoredModel
-from glm5_ascend.quantize.timing import active_weights
+from glm5_ascend.quantize.forward import SEARCH_ROWS
+from glm5_ascend.quantize.plan import Plan
+from glm5_ascend.quantize.recipe import find_recipe, load_recipe
+from glm5_ascend.quantize.smoothing import SEARCH_OUTPUTS
+from glm5_ascend.quantize.timing import active_weights, attention_columns, search_columns
 
 HERE = Path(__file__).parent
 SEED_TEXT = HERE.parent / "glm5_ascend/quantize/data/calibration.jsonl"
@@ -100,6 +105,17 @@ def gemm_rate(dtype: torch.dtype) -> float:
     return 10 * 2 * 2048**3 / (time.perf_counter() - began)
 
 
+def products(plan: Plan, count: int, length: int) -> float:
+    """Operations of all matrix products that the recipe asks for on `count` texts of `length` tokens."""
+    c, layers = plan.config, range(plan.last_calibrated_layer + 1)
+    per_token = sum(active_weights(c, layer) for layer in layers) + len(layers) * length * attention_columns(c)
+    rows = min(SEARCH_ROWS, count * length)
+    # Candidates per column of a search: two phases on half of the rows, or one on all; each a product with the outputs.
+    candidates = {"flex_smooth_quant": 20 * rows / 2, "flex_awq_ssz": 10 * rows * min(1.0, count * length / 2 / rows)}
+    searched = sum(columns * candidates[algorithm] for (algorithm, _), columns in search_columns(plan).items())
+    return 2.0 * (count * length * per_token + searched * SEARCH_OUTPUTS)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
@@ -145,11 +161,10 @@ def main() -> None:
     for name, out in outs.items():
         if out.exists():
             report[name] = errors(source, out, held)
-    config = load_config(model)
     bytes_moved = sum(p.stat().st_size for folder in (model, outs["ours"]) for p in folder.rglob("*.safetensors"))
-    work = 2 * count * length * sum(active_weights(config, layer) for layer in range(config.num_hidden_layers))
+    work = products(Plan(SourceCheckpoint(model), load_recipe(recipe or find_recipe("w4a8"))), count, length)
     disk, ours = disk_rate(args.work / "disk"), statistics.median(spent["ours"])
-    print(f"{bytes_moved / 1e9:.2f} GB at {disk / 1e9:.2f} GB/s, {work / 1e12:.2f} TFLOP of the forward")
+    print(f"{bytes_moved / 1e9:.2f} GB at {disk / 1e9:.2f} GB/s, {work / 1e12:.2f} TFLOP of products")
     for dtype in (torch.float32, torch.bfloat16):
         rate, name = gemm_rate(dtype), str(dtype).removeprefix("torch.")
         floor = bytes_moved / disk + work / rate

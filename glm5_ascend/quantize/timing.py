@@ -81,8 +81,8 @@ def _passes(plan: Plan) -> float:
     )
 
 
-def _searches(plan: Plan) -> float:
-    """All searches: their time grows with the columns."""
+def search_columns(plan: Plan) -> Counter[tuple[str, str]]:
+    """Columns of all inputs that are searched, by (algorithm, scheme)."""
     columns: Counter[tuple[str, str]] = Counter()
     c, size = plan.config, S.sizes(plan.config)
     for layer in range(plan.last_calibrated_layer + 1):
@@ -94,6 +94,17 @@ def _searches(plan: Plan) -> float:
             target = S.find(parts, search.subgraph.targets[0])
             assert isinstance(target, Linear)
             columns[search.algorithm, search.scheme] += times * size[target.inp]
+    return columns
+
+
+def attention_columns(c: ModelConfig) -> int:
+    """Products per pair of tokens in one layer's attention."""
+    return c.num_attention_heads * (c.qk_nope_head_dim + c.qk_rope_head_dim + c.v_head_dim)
+
+
+def _searches(plan: Plan) -> float:
+    """All searches: their time grows with the columns."""
+    columns = search_columns(plan)
     seen = InputStatistics(SEARCH_ROWS)
     seen.add(torch.randn(SEARCH_ROWS, _WIDTH))
     weight = torch.randn(SEARCH_OUTPUTS, _WIDTH)
@@ -115,8 +126,8 @@ def _forward(plan: Plan, tokens: int, seq_len: int) -> float:
     x, weight = torch.randn(_ROWS, _WIDTH), torch.randn(2 * _WIDTH, _WIDTH)
     linear = _timed(lambda: product(x, weight)) / (x.shape[0] * weight.numel())  # per token and weight
     plain = _timed(lambda: x @ weight.T) / (x.shape[0] * weight.numel())
-    heads = c.num_attention_heads * (c.qk_nope_head_dim + c.qk_rope_head_dim + c.v_head_dim)
-    return tokens * (linear * sum(active_weights(c, n) for n in layers) + plain * len(layers) * seq_len * heads)
+    scores = plain * len(layers) * seq_len * attention_columns(c)
+    return tokens * (linear * sum(active_weights(c, n) for n in layers) + scores)
 
 
 def _read_rate(source: SourceCheckpoint) -> float:
