@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,11 +45,21 @@ class Case:
     written: tuple[int, ...] = ()
 
 
-def cases(seed: int = 0) -> Iterator[Case]:
-    """All cases; the same for the same seed."""
-    generator = torch.Generator().manual_seed(seed)
-    for make in (_indexer, _attention, _preprocess, _linear, _experts, _rotation, _rounding):
-        yield from make(generator)
+def cases(seed: int = 0, ops: Collection[str] = ()) -> Iterator[Case]:
+    """The cases of these ops, of all if none is named; an op's are the same for the same seed, whatever the others."""
+    makers: tuple[tuple[set[str], Callable[[torch.Generator], Iterator[Case]]], ...] = (
+        ({"lightning_indexer", "lightning_indexer_quant"}, _indexer),
+        ({"sparse_flash_attention", "sparse_flash_attention_quant"}, _attention),
+        ({"mla_preprocess"}, _preprocess),
+        ({"int8_linear"}, _linear),
+        ({"w4a8_moe"}, _experts),
+        ({"hadamard"}, _rotation),
+        ({"ssz_scale", "round_rows", "fake_round"}, _rounding),
+    )
+    for number, (makes, make) in enumerate(makers):
+        if not ops or makes & set(ops):
+            made = make(torch.Generator().manual_seed(1000 * seed + number))
+            yield from (case for case in made if not ops or case.op in ops)
 
 
 def _batch(requests: list[tuple[int, int]], generator: torch.Generator) -> tuple[torch.Tensor, ...]:
@@ -185,6 +195,10 @@ def _rotation(generator: torch.Generator) -> Iterator[Case]:
 def _rounding(generator: torch.Generator) -> Iterator[Case]:
     exact = Tolerance(0.0, 0.0, "the same integers")
     sums = Tolerance(0.0, 1e-5, "squares added in another order")
+    lattice = torch.randint(-7, 8, (64, 400), generator=generator) * (torch.rand(64, 1, generator=generator) + 0.1)
+    grid = torch.linspace(0.2, 1.0, 24)
+    fitted = Tolerance(0.0, 1e-6, "sums in another order; weights that a scale meets exactly have one best scale")
+    yield Case("ssz_scale", "INT4", (lattice, 7, 8, grid), (("scale", fitted),))
     for bits in (4, 8):
         weight = torch.randn(64, 400, generator=generator)
         scale = weight.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1) * 0.8
