@@ -79,7 +79,8 @@ class Rotations:
 
     def mtp_rotation(self, final_norm: torch.Tensor) -> torch.Tensor:
         """`rot.weight` = Q^T diag(g) Q, fp32 [hidden, hidden]; g is the source's final norm gain."""
-        return self.rotate_weight(torch.diag(final_norm), S.HIDDEN, S.HIDDEN)
+        identity = torch.eye(self.config.hidden_size, device=final_norm.device)  # torch.diag: torch_npu has no kernel
+        return self.rotate_weight(identity * final_norm, S.HIDDEN, S.HIDDEN)
 
     def _rotate(self, x: torch.Tensor, basis: str, dim: int) -> None:
         """Rotate a matrix in place along `dim`."""
