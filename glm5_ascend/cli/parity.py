@@ -51,11 +51,10 @@ def parity(
         value = {"schema_version": 1, "command": "parity", "ok": not failed, "exit_code": code, "device": where}
         print(json.dumps(value | {"rows": [asdict(row) for row in rows]}))
         return code
-    groups: dict[tuple[str, str], list[int]] = {}
-    for number, row in enumerate(rows):
-        groups.setdefault((row.op, row.implementation), []).append(number)
-    for (name, implementation), members in groups.items():
-        some = [rows[number] for number in members]
+    groups: dict[tuple[str, str], list[ops.Row]] = {}
+    for row in rows:
+        groups.setdefault((row.op, row.implementation), []).append(row)
+    for (name, implementation), some in groups.items():
         variants = len({row.variant for row in some})
         print(
             f"{name:24} {implementation:10} {variants:3} variants  {sum(not row.ok for row in some):3} failed  "

@@ -72,8 +72,7 @@ def inputs(
             "torch_build": torch.version.git_version,
             "numba": version("numba"),
         },
-        "machine": cpu_facts()
-        | {"device": device, "kernels": {op: ops.choose(op, device).implementation for op in _OPS}},
+        "machine": cpu_facts() | {"device": device, "kernels": kernels(device)},
         "seed": options.seed,
         "recipe": {"name": options.recipe, "sha256": sha256(recipe_path)},
         "source": {

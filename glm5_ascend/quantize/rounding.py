@@ -15,6 +15,7 @@ from glm5_kernels import ops
 
 INT8_MAX, INT4_MAX = 127, 7
 _GRID = torch.linspace(0.2, 1.0, 24)  # below 0.2 nothing is gained, above it heavy-tailed rows lose
+_STEPS = 8  # refits after the grid
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,9 @@ def minmax_scale(weight: torch.Tensor, largest: int) -> torch.Tensor:
     return torch.where(peak > 0, peak / largest, torch.ones_like(peak))
 
 
-def ssz_scale(weight: torch.Tensor, largest: int, steps: int = 8, grid: torch.Tensor | None = _GRID) -> torch.Tensor:
-    """Per-row scale [N, 1] that minimises the squared error; `grid` None starts from the min-max scale."""
-    return ops.ssz_scale(weight, largest, steps, torch.ones(1) if grid is None else grid)
+def ssz_scale(weight: torch.Tensor, largest: int) -> torch.Tensor:
+    """Per-row scale [N, 1] that minimises the squared error."""
+    return ops.ssz_scale(weight, largest, _STEPS, _GRID)
 
 
 def round_int(weight: torch.Tensor, scale: torch.Tensor, largest: int) -> torch.Tensor:

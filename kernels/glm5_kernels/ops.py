@@ -14,7 +14,7 @@ from glm5_kernels.errors import KernelInputError, KernelUnavailableError
 from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, LinearWeights
 from glm5_kernels.lightning_indexer.reference import quantize_indexer
 from glm5_kernels.paged import write_rows
-from glm5_kernels.parity.run import parity
+from glm5_kernels.parity.run import Row, parity
 from glm5_kernels.registry import choose, names, report
 from glm5_kernels.registry import function as _function
 from glm5_kernels.sparse_flash_attention.reference import pack_latents
@@ -26,6 +26,7 @@ __all__ = [
     "KernelInputError",
     "KernelUnavailableError",
     "LinearWeights",
+    "Row",
     "choose",
     "fake_round",
     "hadamard",

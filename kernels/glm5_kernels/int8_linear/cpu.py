@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import torch
+from functools import partial
 
 from glm5_kernels import vnni
-from glm5_kernels.int8 import LinearWeights
 from glm5_kernels.int8_linear import reference
 
-
-def int8_linear(x: torch.Tensor, w: LinearWeights) -> torch.Tensor:
-    """See the package docstring."""
-    return reference.int8_linear(x, w, vnni.matmul)
+int8_linear = partial(reference.int8_linear, matmul=vnni.matmul)

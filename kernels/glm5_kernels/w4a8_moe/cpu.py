@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-import torch
+from functools import partial
 
 from glm5_kernels import vnni
 from glm5_kernels.w4a8_moe import reference
 
-
-def w4a8_moe(
-    x: torch.Tensor,
-    topk_weights: torch.Tensor,
-    topk_ids: torch.Tensor,
-    w13: torch.Tensor,
-    w13_scale: torch.Tensor,
-    w2: torch.Tensor,
-    w2_scale: torch.Tensor,
-) -> torch.Tensor:
-    """See the package docstring."""
-    return reference.w4a8_moe(x, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale, vnni.matmul)
+w4a8_moe = partial(reference.w4a8_moe, matmul=vnni.matmul)
