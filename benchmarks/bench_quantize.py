@@ -170,6 +170,8 @@ def main() -> None:
         floor = bytes_moved / disk + work / rate
         report[f"roofline_seconds_{name}"] = floor
         print(f"roofline at {rate / 1e9:.0f} GFLOP/s {name}: {floor:.2f} s; ours {ours:.1f} s = {ours / floor:.1f} x")
+    start_up, _ = measured([sys.executable, "-c", "import numba, torch"], args.work / "start.log")
+    print(f"of ours {start_up:.1f} s are the start of Python with torch and numba, which no roofline above counts")
     if spent["msmodelslim"]:
         theirs = statistics.median(spent["msmodelslim"])
         print(f"{count * length} tokens: msModelSlim {theirs:.1f} s / ours {ours:.1f} s = {theirs / ours:.1f} x")
