@@ -12,6 +12,10 @@ class KernelInputError(ValueError):
     """An argument of an op has a shape, dtype or value outside the op's contract."""
 
 
+class UnsupportedVariantError(KernelInputError):
+    """Arguments within the op's contract that one implementation cannot take; the message says which and why."""
+
+
 class KernelUnavailableError(RuntimeError):
     """The implementation asked for cannot run here; the message names what is missing."""
 

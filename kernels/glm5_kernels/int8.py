@@ -28,7 +28,7 @@ class LinearWeights(NamedTuple):
     weight: [N, K]; activation dtype (no_quant) or int8.
     scale: fp32 [N]; weight_scale (per_token) or deq_scale = input_scale * weight_scale (per_tensor).
     input_scale, input_offset: [1], static activation quantization.
-    quant_bias: int32 [N], see `matmul_per_tensor`.
+    quant_bias: int32 [N], see `multiply`.
     """
 
     weight: torch.Tensor
@@ -58,33 +58,43 @@ def int8_matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch._int_mm(a, w.t())
 
 
-def matmul_per_token(x: torch.Tensor, w: LinearWeights, matmul: Matmul = int8_matmul) -> torch.Tensor:
-    """W8A8_DYNAMIC: fp32 [T, N] = (x_q W_q^T) * s_x * s_w."""
-    if w.scale is None:
-        raise KernelInputError(f"quant mode {PER_TOKEN} needs scale (the weight_scale of each output row)")
-    x_q, x_scale = quantize_per_token(x)
-    return matmul(x_q, w.weight).float() * x_scale * w.scale.float()
+def quantize(x: torch.Tensor, w: LinearWeights, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """x [T, K] as what `multiply` takes: in `dtype` (no_quant) or int8, and scales [T, 1] if each token has its own."""
+    if w.quant_mode == NO_QUANT:
+        return x.to(dtype), None
+    if w.weight.dtype != torch.int8:
+        raise KernelInputError(f"quant mode {w.quant_mode} needs int8 weights, got {w.weight.dtype}")
+    if w.quant_mode == PER_TOKEN:
+        if w.scale is None:
+            raise KernelInputError(f"quant mode {PER_TOKEN} needs scale (the weight_scale of each output row)")
+        return quantize_per_token(x)
+    if w.quant_mode == PER_TENSOR:
+        if w.scale is None or w.input_scale is None or w.input_offset is None or w.quant_bias is None:
+            raise KernelInputError(f"quant mode {PER_TENSOR} needs scale, input_scale, input_offset and quant_bias")
+        return quantize_per_tensor(x, w.input_scale, w.input_offset), None
+    raise KernelInputError(f"unknown quant mode {w.quant_mode!r}; known: {', '.join(QUANT_MODES)}")
 
 
-def matmul_per_tensor(x: torch.Tensor, w: LinearWeights, matmul: Matmul = int8_matmul) -> torch.Tensor:
-    """W8A8 static: fp32 [T, N] = (x_q W_q^T + quant_bias) * deq_scale.
+def multiply(x_q: torch.Tensor, w: LinearWeights, matmul: Matmul = int8_matmul) -> torch.Tensor:
+    """x_q [T, K] times the weight [N, K] transposed, plus quant_bias: int32 [T, N], exact; no_quant: in its own dtype.
 
-    quant_bias already holds -input_offset * sum_k W_q[n, k], which undoes the zero point.
+    quant_bias holds -input_offset * sum_k W_q[n, k], which undoes the zero point of static quantization.
     """
-    if w.scale is None or w.input_scale is None or w.input_offset is None or w.quant_bias is None:
-        raise KernelInputError(f"quant mode {PER_TENSOR} needs scale, input_scale, input_offset and quant_bias")
-    x_q = quantize_per_tensor(x, w.input_scale, w.input_offset)
-    return (matmul(x_q, w.weight) + w.quant_bias).float() * w.scale.float()
+    if w.quant_mode == NO_QUANT:
+        return torch.nn.functional.linear(x_q, w.weight)
+    y = matmul(x_q, w.weight)
+    return y if w.quant_bias is None else y + w.quant_bias
+
+
+def scale_back(y: torch.Tensor, x_scale: torch.Tensor | None, w: LinearWeights, dtype: torch.dtype) -> torch.Tensor:
+    """int32 [T, N] times the scales of its tokens, if they have any, and of its rows -> [T, N] in `dtype`."""
+    if w.scale is None:
+        return y
+    scaled = y.float() if x_scale is None else y.float() * x_scale
+    return (scaled * w.scale.float()).to(dtype)
 
 
 def apply_linear(x: torch.Tensor, w: LinearWeights, dtype: torch.dtype, matmul: Matmul = int8_matmul) -> torch.Tensor:
     """x [T, K] -> [T, N] in `dtype`, whatever the quant mode. no_quant multiplies in `dtype` itself."""
-    if w.quant_mode == NO_QUANT:
-        return torch.nn.functional.linear(x.to(dtype), w.weight)
-    if w.weight.dtype != torch.int8:
-        raise KernelInputError(f"quant mode {w.quant_mode} needs int8 weights, got {w.weight.dtype}")
-    if w.quant_mode == PER_TOKEN:
-        return matmul_per_token(x, w, matmul).to(dtype)
-    if w.quant_mode == PER_TENSOR:
-        return matmul_per_tensor(x, w, matmul).to(dtype)
-    raise KernelInputError(f"unknown quant mode {w.quant_mode!r}; known: {', '.join(QUANT_MODES)}")
+    x_q, x_scale = quantize(x, w, dtype)
+    return scale_back(multiply(x_q, w, matmul), x_scale, w, dtype)

@@ -21,11 +21,11 @@ VARIABLE = "GLM5_KERNELS"
 IMPLEMENTATIONS = ("reference", "cpu", "npu")
 #: What each op has; `glm5_kernels.<folder>.<implementation>` holds a function named like the op.
 OPS: dict[str, tuple[str, ...]] = {
-    "lightning_indexer": ("reference", "cpu"),
-    "lightning_indexer_quant": ("reference", "cpu"),
-    "sparse_flash_attention": ("reference", "cpu"),
-    "sparse_flash_attention_quant": ("reference", "cpu"),
-    "mla_preprocess": ("reference", "cpu"),
+    "lightning_indexer": ("reference", "cpu", "npu"),
+    "lightning_indexer_quant": ("reference", "cpu", "npu"),
+    "sparse_flash_attention": ("reference", "cpu", "npu"),
+    "sparse_flash_attention_quant": ("reference", "cpu", "npu"),
+    "mla_preprocess": ("reference", "cpu", "npu"),
     "int8_linear": ("reference", "cpu"),
     "w4a8_moe": ("reference", "cpu"),
     "hadamard": ("reference", "cpu"),
@@ -41,6 +41,8 @@ FOLDERS = {
     "round_rows": "weight_rounding",
     "fake_round": "weight_rounding",
 }
+#: Ops whose NPU kernel is torch_npu's own; those of the others are compiled by vllm-ascend.
+TORCH_NPU_ALONE = ("lightning_indexer",)
 #: In the order of `auto`, by the device of the tensors.
 _AUTO = {"cpu": ("cpu", "reference"), "npu": ("npu", "reference")}
 
@@ -75,9 +77,14 @@ def obstacle(op: str, implementation: str, device: str) -> str | None:
         return f"{op} has no {implementation} implementation, only {', '.join(OPS[op])}"
     if implementation == "cpu" and device != "cpu":
         return f"cpu kernels cannot read tensors on {device}"
-    if implementation == "npu" and device == "cpu":
-        return missing(implementation) or "the tensors are on the CPU"
-    return missing(implementation)
+    reason = missing(implementation)
+    if implementation != "npu" or reason is not None:
+        return reason
+    if device == "cpu":
+        return "the tensors are on the CPU"
+    if op not in TORCH_NPU_ALONE and not _installed("vllm_ascend"):
+        return "vllm_ascend is not installed, which has this kernel (use the vllm-ascend image)"
+    return None
 
 
 def choose(op: str, device: str = "cpu") -> Choice:

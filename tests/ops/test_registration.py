@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 from paged_batch import paged_batch
 
-from glm5_kernels import ops, registry
+from glm5_kernels import library, ops, registry
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,6 +25,20 @@ def arguments(name: str) -> tuple[object, ...]:
     if name == "sparse_flash_attention":
         chosen = torch.tensor([[0, 1, -1]] * 3, dtype=torch.int32)
         return torch.randn(3, 2, 8), torch.randn(3, 2, 4), cache(8), cache(4), chosen, *step, 0.5, False
+    if name == "lightning_indexer_quant":
+        (q, q_scale), (keys, k_scale) = ops.quantize_indexer(torch.randn(3, 4, 8)), ops.quantize_indexer(cache(8))
+        return q, keys, torch.randn(3, 4), q_scale, k_scale, *step, 5
+    if name == "sparse_flash_attention_quant":
+        chosen = torch.tensor([[0, 1, -1]] * 3, dtype=torch.int32)
+        rows = ops.pack_latents(cache(128), cache(16))
+        return torch.randn(3, 2, 128), torch.randn(3, 2, 16), rows, chosen, *step, 0.5, True
+    if name == "int8_linear":
+        weight = torch.randint(-9, 9, (6, 8), dtype=torch.int8)
+        return torch.randn(3, 8), [weight, torch.rand(6), None, None, None], ops.PER_TOKEN
+    if name == "w4a8_moe":
+        w13, w2 = (torch.randint(-8, 8, shape, dtype=torch.int8) for shape in ((4, 8, 8), (4, 8, 4)))
+        experts = torch.tensor([[0, 3], [1, 1], [-1, 2]])
+        return torch.randn(3, 8), torch.rand(3, 2), experts, w13, torch.rand(4, 8), w2, torch.rand(4, 8)
     linear = lambda n, k: [torch.randn(n, k), None, None, None, None]  # noqa: E731
     return (
         torch.randn(3, 10), torch.randn(3, 2), torch.randn(3, 2), linear(6 + 8 + 4, 10), "no_quant",
@@ -32,7 +47,7 @@ def arguments(name: str) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["lightning_indexer", "sparse_flash_attention", "mla_preprocess"])
+@pytest.mark.parametrize("name", library.SCHEMAS)
 def test_opcheck(name: str) -> None:
     """Schema (mutated arguments included), fake implementation and tracing agree with what the op does."""
     op = getattr(torch.ops.glm5_ascend, name).default
@@ -41,13 +56,26 @@ def test_opcheck(name: str) -> None:
 
 
 def test_only_the_caches_are_mutated() -> None:
-    for name, mutated in {
-        "lightning_indexer": set(),
-        "sparse_flash_attention": set(),
-        "mla_preprocess": {"ckv_cache", "kpe_cache"},
-    }.items():
+    for name in library.SCHEMAS:
         schema = getattr(torch.ops.glm5_ascend, name).default._schema
+        mutated = {"ckv_cache", "kpe_cache"} if name == "mla_preprocess" else set()
         assert {a.name for a in schema.arguments if a.is_write} == mutated
+
+
+@pytest.mark.parametrize("name", library.SCHEMAS)
+@pytest.mark.parametrize("key", ["CPU", "PrivateUse1", "Meta"])
+def test_every_device_has_a_kernel(name: str, key: str) -> None:
+    """PrivateUse1 is what torch calls an NPU."""
+    assert torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"glm5_ascend::{name}", key)
+
+
+@pytest.mark.parametrize("name", library.SCHEMAS)
+def test_a_compiled_graph_gives_the_same(name: str) -> None:
+    op = getattr(torch.ops.glm5_ascend, name)
+    given = arguments(name)
+    want = op(*copy.deepcopy(given))
+    got = torch.compile(lambda *values: op(*values), backend="aot_eager", fullgraph=True)(*copy.deepcopy(given))
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
 def test_kernels_need_little() -> None:

@@ -14,7 +14,7 @@ Arguments (T tokens, D hidden size, H heads, Rq = q_lora_rank, R = kv_lora_rank,
     eps             float           of both norms (HF 5.19: 1e-6, vLLM: rms_norm_eps, the NPU kernel: 1e-6)
     returns         ql_nope [T, H, R], q_pe [T, H, P], q_c [T, Rq], all in hidden_states' dtype
 
-The 13 steps (the numbers in reference.py are these):
+The 13 steps (`reference.steps` gives what each yields):
 
     1-3   y = qkv_a(hidden_states)            quantize, multiply, scale back
     4     y -> q | kv | k_pe

@@ -1,11 +1,13 @@
-"""Plain torch version of MLA preprocess, one line or two per step."""
+"""Plain torch version of MLA preprocess: `steps`, numbered as in the package docstring, then the cache writes."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 
 from glm5_kernels.errors import KernelInputError, require_shape
-from glm5_kernels.int8 import LinearWeights, Matmul, apply_linear, int8_matmul
+from glm5_kernels.int8 import LinearWeights, Matmul, int8_matmul, multiply, quantize, scale_back
 from glm5_kernels.paged import write_rows
 
 
@@ -21,6 +23,56 @@ def rope_interleaved(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> t
     cos, sin = cos.float().view(shape), sin.float().view(shape)
     even, odd = x[..., 0::2].float(), x[..., 1::2].float()
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2).to(x.dtype)
+
+
+class Steps(NamedTuple):
+    """What each step before the cache writes yields; in the caller's dtype where none is said."""
+
+    x_q: torch.Tensor  # 1: int8 [T, D]; in no_quant hidden_states themselves
+    y_q: torch.Tensor  # 2: int32 [T, Rq + R + P]
+    y: torch.Tensor  # 3: the same scaled back
+    q: torch.Tensor  # 4: [T, Rq]
+    kv: torch.Tensor  # 4: [T, R]
+    k_pe: torch.Tensor  # 4: [T, P], not rotated
+    q_c: torch.Tensor  # 5: fp32 [T, Rq]
+    q_c_q: torch.Tensor  # 6: int8 [T, Rq]
+    z_q: torch.Tensor  # 7: int32 [T, H * (N + P)]
+    z: torch.Tensor  # 8: [T, H, N + P]
+    ql_nope: torch.Tensor  # 9: [T, H, R]
+    q_pe: torch.Tensor  # 10: [T, H, P]
+    ckv: torch.Tensor  # 11: [T, R]
+    kpe: torch.Tensor  # 12: [T, P]
+
+
+def steps(
+    hidden_states: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    qkv_a: LinearWeights,
+    q_b: LinearWeights,
+    w_uk_t: torch.Tensor,
+    q_a_gamma: torch.Tensor,
+    kv_a_gamma: torch.Tensor,
+    eps: float,
+    matmul: Matmul = int8_matmul,
+) -> Steps:
+    """Steps 1 to 12 of arguments that fit (`check`)."""
+    tokens, dtype = hidden_states.shape[0], hidden_states.dtype
+    heads, nope, kv_lora = w_uk_t.shape
+    rope = 2 * cos.shape[1]
+    x_q, x_scale = quantize(hidden_states, qkv_a, dtype)  # 1
+    y_q = multiply(x_q, qkv_a, matmul)  # 2
+    y = scale_back(y_q, x_scale, qkv_a, dtype)  # 3
+    q, kv, k_pe = torch.split(y, [q_a_gamma.numel(), kv_lora, rope], dim=-1)  # 4
+    q_c = rms_norm(q, q_a_gamma, eps)  # 5
+    q_c_q, q_c_scale = quantize(q_c, q_b, dtype)  # 6
+    z_q = multiply(q_c_q, q_b, matmul)  # 7
+    z = scale_back(z_q, q_c_scale, q_b, dtype).view(tokens, heads, nope + rope)  # 8
+    ql_nope = torch.bmm(z[..., :nope].transpose(0, 1), w_uk_t).transpose(0, 1).contiguous()  # 9
+    q_pe = rope_interleaved(z[..., nope:], cos, sin)  # 10
+    ckv = rms_norm(kv, kv_a_gamma, eps).to(dtype)  # 11
+    kpe = rope_interleaved(k_pe, cos, sin)  # 12
+    return Steps(x_q, y_q, y, q, kv, k_pe, q_c, q_c_q, z_q, z, ql_nope, q_pe, ckv, kpe)
 
 
 def mla_preprocess(
@@ -39,8 +91,29 @@ def mla_preprocess(
     matmul: Matmul = int8_matmul,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """See the package docstring."""
-    tokens, dtype = hidden_states.shape[0], hidden_states.dtype
-    heads, nope, kv_lora = w_uk_t.shape
+    operands = hidden_states, cos, sin, qkv_a, q_b, w_uk_t, q_a_gamma, kv_a_gamma
+    check(*operands, slot_mapping, ckv_cache, kpe_cache)
+    made = steps(*operands, eps, matmul)
+    write_rows(ckv_cache, slot_mapping, made.ckv)  # 13
+    write_rows(kpe_cache, slot_mapping, made.kpe)
+    return made.ql_nope, made.q_pe, made.q_c.to(hidden_states.dtype)
+
+
+def check(
+    hidden_states: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    qkv_a: LinearWeights,
+    q_b: LinearWeights,
+    w_uk_t: torch.Tensor,
+    q_a_gamma: torch.Tensor,
+    kv_a_gamma: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    ckv_cache: torch.Tensor,
+    kpe_cache: torch.Tensor,
+) -> None:
+    """Raise `KernelInputError` unless the arguments fit."""
+    tokens, (heads, nope, kv_lora) = hidden_states.shape[0], w_uk_t.shape
     q_lora, rope = q_a_gamma.numel(), kpe_cache.shape[-1]
     require_shape("qkv_a.weight", qkv_a.weight, (q_lora + kv_lora + rope, hidden_states.shape[1]))
     require_shape("q_b.weight", q_b.weight, (heads * (nope + rope), q_lora))
@@ -52,16 +125,3 @@ def mla_preprocess(
     last_slot = int(slot_mapping.max()) if tokens else -1
     if last_slot >= kpe_cache.shape[0] * kpe_cache.shape[1]:
         raise KernelInputError(f"slot {last_slot} is outside the cache of {list(kpe_cache.shape)}")
-
-    y = apply_linear(hidden_states, qkv_a, dtype, matmul)  # 1-3: [T, Rq + R + P]
-    q, kv, k_pe = torch.split(y, [q_lora, kv_lora, rope], dim=-1)  # 4
-    q_c = rms_norm(q, q_a_gamma, eps)  # 5: fp32 [T, Rq]
-    z = apply_linear(q_c, q_b, dtype, matmul).view(tokens, heads, nope + rope)  # 6-8
-    q_nope, q_rope = torch.split(z, [nope, rope], dim=-1)
-    ql_nope = torch.bmm(q_nope.transpose(0, 1), w_uk_t).transpose(0, 1).contiguous()  # 9: [T, H, R]
-    q_pe = rope_interleaved(q_rope, cos, sin)  # 10: [T, H, P]
-    ckv = rms_norm(kv, kv_a_gamma, eps)  # 11
-    k_pe = rope_interleaved(k_pe, cos, sin)  # 12
-    write_rows(ckv_cache, slot_mapping, ckv.to(dtype))  # 13
-    write_rows(kpe_cache, slot_mapping, k_pe)
-    return ql_nope, q_pe, q_c.to(dtype)

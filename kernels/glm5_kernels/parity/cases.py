@@ -101,7 +101,12 @@ def _indexer(generator: torch.Generator) -> Iterator[Case]:
 
 def _attention(generator: torch.Generator) -> Iterator[Case]:
     for name, requests in BATCHES.items():
-        for dtype, rounded in ((torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, False)):
+        for dtype, rounded, joined in (
+            (torch.bfloat16, False, True),
+            (torch.bfloat16, True, True),
+            (torch.bfloat16, True, False),
+            (torch.float32, False, True),
+        ):
             starts, lengths, table = _batch(requests, generator)
             tokens = int(starts[-1])
             fused = _cache(table, RANK + ROPE, dtype, generator)
@@ -109,24 +114,19 @@ def _attention(generator: torch.Generator) -> Iterator[Case]:
             pe = (0.3 * torch.randn(tokens, HEADS, ROPE, generator=generator)).to(dtype)
             chosen = torch.stack([torch.randperm(int(lengths.max()) + 1, generator=generator) for _ in range(tokens)])
             chosen = torch.nn.functional.pad(chosen[:, :256].int(), (0, 8), value=-1)
-            arguments = (
-                nope,
-                pe,
-                fused[..., :RANK],
-                fused[..., RANK:],
-                chosen,
-                starts,
-                lengths,
-                table,
-                0.0625,
-                rounded,
-            )
+            caches = fused[..., :RANK], fused[..., RANK:]
+            if not joined:
+                caches = caches[0].contiguous(), caches[1].contiguous()
+            arguments = nope, pe, *caches, chosen, starts, lengths, table, 0.0625, rounded
             values = _sums(dtype, RANK)
             if rounded:
                 values = Tolerance(2e-2, 2e-2, "probabilities rounded to bf16 before or after they are normalised")
             outputs = ("out", values), ("lse", Tolerance(2e-5, 1e-5, "fp32 sums and logarithm"))
             variant = f"{name}, {str(dtype)[6:]}" + (", bf16 P" if rounded else "")
-            yield Case("sparse_flash_attention", variant, arguments, outputs)
+            where = ", one cache" if joined else ", two caches"
+            yield Case("sparse_flash_attention", variant + where, arguments, outputs)
+            if not joined:
+                continue
             packed = nope, pe, pack_latents(fused[..., :RANK], fused[..., RANK:]), *arguments[4:]
             yield Case("sparse_flash_attention_quant", f"{variant}, int8 rows", packed, outputs)
 
@@ -156,9 +156,13 @@ def _preprocess(generator: torch.Generator) -> Iterator[Case]:
                     _quantized(mode, Q_LORA + RANK + ROPE, HIDDEN, dtype, generator),
                     _quantized(mode, HEADS * (NOPE + ROPE), Q_LORA, dtype, generator),
                     (torch.randn(HEADS, NOPE, RANK, generator=generator) * NOPE**-0.5).to(dtype),
-                    torch.ones(Q_LORA), torch.ones(RANK), slots, fused[..., :RANK], fused[..., RANK:], 1e-5,
+                    torch.ones(Q_LORA), torch.ones(RANK), slots, fused[..., :RANK], fused[..., RANK:], 1e-6,
                 )  # fmt: skip
                 allowed = _sums(dtype, HIDDEN)
+                if dtype == torch.bfloat16:
+                    allowed = Tolerance(
+                        2e-2, 2e-2, "bf16 between the steps; an int8 code on the border may go either way"
+                    )
                 outputs = tuple((name, allowed) for name in ("ql_nope", "q_pe", "q_c", "ckv_cache", "kpe_cache"))
                 variant = f"{mode}, {str(dtype)[6:]}, {tokens} tokens"
                 yield Case("mla_preprocess", variant, arguments, outputs, written=(9, 10))

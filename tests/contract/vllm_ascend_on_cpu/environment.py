@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +43,16 @@ class VllmAscend:
     @property
     def stubs(self) -> Path:
         return self.python.parents[1] / STUBS
+
+    def sources(self, folder: Path) -> Path:
+        """Its C++ sources, which no wheel holds, unpacked from the release on PyPI."""
+        flags = ["--quiet", "--no-deps", "--no-build-isolation", "--no-binary", "vllm-ascend", "--dest", str(folder)]
+        command = [str(self.python), "-m", "pip", "download", *flags, VLLM_ASCEND]
+        subprocess.run(command, check=True, env=os.environ | BUILD)
+        (archive,) = folder.glob("vllm_ascend-*.tar.gz")
+        with tarfile.open(archive) as packed:
+            packed.extractall(folder, filter="data")
+        return folder / archive.name.removesuffix(".tar.gz") / "csrc"
 
     def run(self, script: str, *arguments: object) -> None:
         """Run `vllm_ascend_on_cpu.<script>` in the environment, with absolute paths; it is silent unless it fails."""

@@ -1,0 +1,68 @@
+"""The official operators of an NPU: how they are found, and what all of them ask of their arguments.
+
+Signatures and limits: torch_npu 2.13 (`_op_plugin_docs.py`) for the namespace `npu`, vllm-ascend 0.23.0
+(`csrc/torch_binding.cpp` and the operators' READMEs) for `_C_ascend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from glm5_kernels.errors import KernelUnavailableError, UnsupportedVariantError
+
+HALF = (torch.bfloat16, torch.float16)
+#: How both attention operators are called: query tokens of all requests in a row, keys in pages.
+PAGED = {"layout_query": "TND", "sparse_mode": 3}
+
+
+def operator(namespace: str, name: str) -> Callable[..., Any]:
+    """`torch.ops.<namespace>.<name>`, after importing the package that registers it.
+
+    Raises:
+        KernelUnavailableError: the package is missing, or was built without this operator.
+    """
+    found = getattr(getattr(torch.ops, namespace), name, None)
+    if found is None:
+        try:
+            import_module("torch_npu")
+            if namespace == "_C_ascend":
+                import_module("vllm_ascend.utils").enable_custom_op()
+        except ImportError as error:
+            raise KernelUnavailableError(f"{namespace}::{name}: {error}; use the vllm-ascend image") from error
+        found = getattr(getattr(torch.ops, namespace), name, None)
+    if found is None:
+        raise KernelUnavailableError(
+            f"{namespace}::{name} is not registered: this build of vllm-ascend lacks its compiled operators"
+        )
+    function: Callable[..., Any] = found
+    return function
+
+
+def support(fits: bool, complaint: str) -> None:
+    """Raise `UnsupportedVariantError` unless `fits`."""
+    if not fits:
+        raise UnsupportedVariantError(f"the NPU kernel {complaint}")
+
+
+def support_pages(*caches: torch.Tensor) -> None:
+    """What the operators ask of a paged cache [num_blocks, block_size, D]."""
+    for cache in caches:
+        support(cache.is_contiguous(), "reads contiguous caches, this one is a view of a wider one")
+        size = cache.shape[1]
+        support(size % 16 == 0 and size <= 1024, f"wants a block_size of 16, 32, ... 1024, got {size}")
+
+
+def lengths(query_start_loc: torch.Tensor, seq_lens: torch.Tensor, block_table: torch.Tensor) -> dict[str, Any]:
+    """The arguments that say where requests start and their keys lie; without the names that differ per operator.
+
+    A missing block must lie beyond its request's length: the operators do not look for holes, so -1 becomes 0 here.
+    """
+    return {
+        "actual_seq_lengths_query": query_start_loc[1:].int(),  # sums, without the leading 0
+        "lengths": seq_lens.int(),
+        "block_table": block_table.int().clamp_min(0),
+    }

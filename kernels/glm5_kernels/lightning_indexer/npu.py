@@ -1,0 +1,79 @@
+"""Lightning Indexer by the official kernels: torch_npu's, for int8 keys vllm-ascend's."""
+
+from __future__ import annotations
+
+import torch
+
+from glm5_kernels.ascend import HALF, PAGED, lengths, operator, support, support_pages
+from glm5_kernels.lightning_indexer.reference import check, check_quant
+
+
+def lightning_indexer(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    weights: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    topk: int,
+) -> torch.Tensor:
+    """See the package docstring; bf16 or fp16, 128 dims, at most 64 heads, no holes in the block table."""
+    check(q, k_cache, weights, seq_lens, block_table, topk)
+    _support(q, k_cache, topk)
+    support(q.dtype in HALF and k_cache.dtype == q.dtype, f"takes bf16 or fp16, got {q.dtype} and {k_cache.dtype}")
+    where = lengths(query_start_loc, seq_lens, block_table)
+    chosen, _ = operator("npu", "npu_lightning_indexer")(
+        q.contiguous(),
+        k_cache[:, :, None],
+        weights.to(q.dtype),
+        actual_seq_lengths_key=where.pop("lengths"),
+        layout_key="PA_BSND",
+        sparse_count=topk,
+        **where,
+        **PAGED,
+    )
+    return _rows(chosen)
+
+
+def lightning_indexer_quant(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    weights: torch.Tensor,
+    q_scale: torch.Tensor,
+    k_scale_cache: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    topk: int,
+) -> torch.Tensor:
+    """See the package docstring; weights and scales are taken in fp16."""
+    check_quant(q, k_cache, q_scale, k_scale_cache)
+    check(q, k_cache, weights, seq_lens, block_table, topk)
+    _support(q, k_cache, topk)
+    where = lengths(query_start_loc, seq_lens, block_table)
+    chosen = operator("_C_ascend", "npu_lightning_indexer_quant")(
+        q.contiguous(),
+        k_cache[:, :, None],
+        weights.half(),
+        q_scale.half(),
+        k_scale_cache.half()[:, :, None],
+        actual_seq_lengths_key=where.pop("lengths"),
+        layout_key="PA_BSND",
+        sparse_count=topk,
+        query_quant_mode=0,
+        key_quant_mode=0,
+        **where,
+        **PAGED,
+    )
+    return _rows(chosen)
+
+
+def _support(q: torch.Tensor, k_cache: torch.Tensor, topk: int) -> None:
+    support_pages(k_cache)
+    support(q.shape[2] == 128 and q.shape[1] <= 64, f"takes at most 64 heads of 128, got {list(q.shape[1:])}")
+    support(topk <= 2048 or (topk <= 8192 and topk % 1024 == 0), f"chooses 1-2048, 3072, ... 8192, not {topk}")
+
+
+def _rows(chosen: torch.Tensor) -> torch.Tensor:
+    """[T, 1, topk] (one key head) as [T, topk]."""
+    return chosen[:, 0].int()

@@ -1,0 +1,96 @@
+"""Sparse Flash Attention by vllm-ascend's kernels, `_C_ascend::npu_sparse_flash_attention` and its int8 version."""
+
+from __future__ import annotations
+
+import torch
+
+from glm5_kernels.ascend import HALF, PAGED, lengths, operator, support, support_pages
+from glm5_kernels.sparse_flash_attention.reference import TILE, check, check_packed
+
+
+def sparse_flash_attention(
+    ql_nope: torch.Tensor,
+    q_pe: torch.Tensor,
+    ckv_cache: torch.Tensor,
+    kpe_cache: torch.Tensor,
+    topk_indices: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    scale: float,
+    round_probs: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See the package docstring; wants round_probs, two contiguous caches, no holes in the block table."""
+    check(ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, seq_lens, block_table)
+    _support(ql_nope, q_pe, round_probs)
+    support_pages(ckv_cache, kpe_cache)
+    keys, where = ckv_cache[:, :, None], lengths(query_start_loc, seq_lens, block_table)
+    out, peak, total = operator("_C_ascend", "npu_sparse_flash_attention")(
+        ql_nope.contiguous(),
+        keys,
+        keys,
+        topk_indices[:, None].int(),
+        scale,
+        actual_seq_lengths_kv=where.pop("lengths"),
+        query_rope=q_pe.contiguous(),
+        key_rope=kpe_cache[:, :, None],
+        layout_kv="PA_BSND",
+        sparse_block_size=1,
+        attention_mode=2,  # values are the keys' first columns
+        return_softmax_lse=True,
+        **where,
+        **PAGED,
+    )
+    return out, _lse(peak, total)
+
+
+def sparse_flash_attention_quant(
+    ql_nope: torch.Tensor,
+    q_pe: torch.Tensor,
+    kv_cache: torch.Tensor,
+    topk_indices: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    scale: float,
+    round_probs: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See the package docstring; wants round_probs, no holes in the block table."""
+    check_packed(ql_nope, q_pe, kv_cache, topk_indices, seq_lens, block_table)
+    _support(ql_nope, q_pe, round_probs)
+    support_pages(kv_cache)
+    rows, where = kv_cache[:, :, None], lengths(query_start_loc, seq_lens, block_table)
+    out, peak, total = operator("_C_ascend", "npu_kv_quant_sparse_flash_attention")(
+        torch.cat([ql_nope, q_pe], dim=-1),
+        rows,
+        rows,
+        topk_indices[:, None].int(),
+        scale,
+        actual_seq_lengths_kv=where.pop("lengths"),
+        layout_kv="PA_BSND",
+        sparse_block_size=1,
+        attention_mode=2,
+        key_quant_mode=2,  # a scale per tile
+        value_quant_mode=2,
+        quant_scale_repo_mode=1,  # which stands in the row
+        tile_size=TILE,
+        rope_head_dim=q_pe.shape[2],
+        return_softmax_lse=True,
+        **where,
+        **PAGED,
+    )
+    return out, _lse(peak, total)
+
+
+def _support(ql_nope: torch.Tensor, q_pe: torch.Tensor, round_probs: bool) -> None:
+    heads, rank, rope = ql_nope.shape[1], ql_nope.shape[2], q_pe.shape[2]
+    support(ql_nope.dtype in HALF, f"takes bf16 or fp16, got {ql_nope.dtype}")
+    support(round_probs, "rounds the probabilities before P @ V: ask for round_probs")
+    support((rank, rope) == (512, 64), f"is made for 512 + 64 columns, got {rank} + {rope}")
+    support(heads <= 128 and heads & (heads - 1) == 0, f"takes 1, 2, 4, ... 128 heads, got {heads}")
+
+
+def _lse(peak: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """The kernel's maxima and sums [1, T, H] as our log-sum-exp [T, H]; +inf where nothing was summed."""
+    found = peak[0].float() + torch.log(total[0].float())
+    return torch.where(total[0] > 0, found, torch.inf)

@@ -1,0 +1,50 @@
+"""The operators our NPU forwarders call are those of the real packages, argument by argument."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from vllm_ascend_on_cpu.environment import VllmAscend
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tests/ops"))
+from npu_operators import SCHEMAS  # noqa: E402
+
+pytestmark = pytest.mark.contract
+
+
+def normal(namespace: str, schema: str) -> str:
+    """A schema as torch writes it, whatever its spaces and quotes were."""
+    text = schema if "::" in schema.split("(")[0] else f"{namespace}::{schema}"
+    return str(torch._C.parse_schema(text))
+
+
+def declared(source: str) -> dict[str, str]:
+    """Schemas of `ops.def("..." "...");` in C++, by name."""
+    found = {}
+    for literals in re.findall(r'ops\.def\(\s*((?:"(?:[^"\\]|\\.)*"\s*)+)\)', source):
+        text = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', literals)).replace('\\"', '"')
+        found[text.split("(")[0].strip()] = text
+    return found
+
+
+def test_vllm_ascend_declares_the_operators_we_call(vllm_ascend: VllmAscend, tmp_path: Path) -> None:
+    found = declared((vllm_ascend.sources(tmp_path) / "torch_binding.cpp").read_text())
+    assert len(found) > 50
+    for schema in SCHEMAS["_C_ascend"]:
+        name = schema.split("(")[0]
+        assert normal("_C_ascend", schema) == normal("_C_ascend", found[name])
+
+
+def test_torch_npu_takes_our_arguments_and_answers_with_our_shape(vllm_ascend: VllmAscend, tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    vllm_ascend.run("schemas", ROOT / "kernels", out)
+    found = json.loads(out.read_text())
+    assert found["schemas"] == [normal("npu", SCHEMAS["npu"][0])]
+    assert any("Tensor" in schema and "int acl_format" in schema for schema in found["format_cast"])
+    assert found["lightning_indexer"] == {"shape": [7, 2048], "dtype": "torch.int32"}

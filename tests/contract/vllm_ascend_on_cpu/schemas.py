@@ -1,0 +1,43 @@
+"""Operators of the real torch_npu: `python -m vllm_ascend_on_cpu.schemas KERNELS OUT`.
+
+OUT gets their schemas as text, and what our forwarders give on meta tensors, which have shapes and dtypes alone: the
+real operator checks our arguments and answers with its own Meta kernel. KERNELS is the folder of glm5_kernels.
+"""
+
+from __future__ import annotations
+
+from vllm_ascend_on_cpu import shim  # isort: skip  # noqa: F401  # torch_npu without CANN
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+kernels, out = sys.argv[1:]
+sys.path.insert(0, kernels)
+
+from glm5_kernels.lightning_indexer import npu  # noqa: E402  # from that folder
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def answer(tensor: torch.Tensor) -> dict[str, Any]:
+    return {"shape": list(tensor.shape), "dtype": str(tensor.dtype)}
+
+
+half, tokens, requests = torch.bfloat16, 7, 3
+chosen = npu.lightning_indexer(
+    meta(tokens, 32, 128, dtype=half), meta(40, 128, 128, dtype=half), meta(tokens, 32, dtype=half),
+    meta(requests + 1), meta(requests), meta(requests, 16), 2048,
+)  # fmt: skip
+cast = torch.ops.npu.npu_format_cast
+found = {
+    "schemas": [str(torch.ops.npu.npu_lightning_indexer.default._schema)],
+    "format_cast": [str(getattr(cast, overload)._schema) for overload in cast.overloads()],
+    "lightning_indexer": answer(chosen),
+}
+Path(out).write_text(json.dumps(found))

@@ -1,0 +1,125 @@
+"""The forwarders to the official NPU operators: every argument by name, layout and dtype, and what comes back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import npu_operators
+import pytest
+import torch
+
+from glm5_kernels import ascend, ops, registry
+from glm5_kernels.errors import UnsupportedVariantError
+from glm5_kernels.parity import cases, run
+
+TESTS = Path(__file__).parents[1]
+FUSED = [op for op, found in registry.OPS.items() if "npu" in found]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def operators() -> None:
+    npu_operators.register()
+
+
+def test_five_ops_have_an_npu_kernel() -> None:
+    assert len(FUSED) == 5
+
+
+@pytest.mark.parametrize("op", FUSED)
+def test_the_forwarder_gives_what_the_reference_gives(op: str) -> None:
+    """On the operators' documented meaning, written without our code: bf16 and int8, batches of every kind."""
+    compared = 0
+    for case in cases.cases(0, [op]):
+        try:
+            got = run._results(case, "npu", "cpu")
+        except UnsupportedVariantError:
+            continue
+        rows = list(run._judge(case, "npu", got, run._results(case, "reference", "cpu")))
+        assert not [row for row in rows if not row.ok]
+        compared += 1
+    assert compared >= 3
+
+
+def test_parity_on_a_device() -> None:
+    """`parity --device npu` on a device that refuses to mix its tensors with the host's."""
+    paths = os.pathsep.join(str(TESTS / folder) for folder in ("ops", "quantize"))
+    done = subprocess.run(
+        [sys.executable, TESTS / "ops/npu_operators.py"], capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": paths},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert not [row for row in rows if not row["ok"]]
+    assert {row["op"] for row in rows if not row["skipped"]} == set(FUSED)
+    assert {row["implementation"] for row in rows} == {"npu"}
+
+
+def arguments(op: str, variant: str) -> list[Any]:
+    case = next(case for case in cases.cases(0, [op]) if variant in case.variant)
+    return [run._copied(argument, "cpu") for argument in case.arguments]
+
+
+@pytest.mark.parametrize(
+    ("op", "variant", "position", "value", "complaint"),
+    [
+        ("lightning_indexer", "decode, float32", None, None, "takes bf16 or fp16, got torch.float32"),
+        ("lightning_indexer", "decode, bfloat16", 6, 2500, "chooses 1-2048, 3072, ... 8192, not 2500"),
+        ("lightning_indexer", "decode, bfloat16", 1, torch.zeros(20, 24, 128).bfloat16(), "block_size of 16, 32"),
+        ("sparse_flash_attention", "decode, bfloat16, one cache", None, None, "rounds the probabilities"),
+        ("sparse_flash_attention", "decode, bfloat16, bf16 P, one", None, None, "contiguous caches"),
+        ("mla_preprocess", "per_token_quant_symm, bfloat16, 8", None, None, "static W8A8"),
+        ("mla_preprocess", "per_tensor_quant_asymm, bfloat16, 8", 11, 1e-5, "eps of 1e-06, not 1e-05"),
+    ],
+)
+def test_what_a_kernel_cannot_take_is_said(op: str, variant: str, position: int, value: Any, complaint: str) -> None:
+    given = arguments(op, variant)
+    if position is not None:
+        given[position] = value
+    with pytest.raises(UnsupportedVariantError, match=f"the NPU kernel .*{complaint}"):
+        registry.load(op, "npu")(*given)
+
+
+def test_variants_a_kernel_cannot_take_are_skipped_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "obstacle", lambda op, implementation, device: None)
+    rows = [row for row in run.parity("cpu", ("mla_preprocess",)) if row.implementation == "npu"]
+    assert {bool(row.skipped) for row in rows} == {True, False}
+    assert all(row.variant.startswith("per_tensor_quant_asymm, bfloat16") for row in rows if not row.skipped)
+
+
+def test_a_missing_operator_is_named() -> None:
+    with pytest.raises(ops.KernelUnavailableError, match="npu::npu_nothing: No module named 'torch_npu'"):
+        ascend.operator("npu", "npu_nothing")
+
+
+@pytest.mark.parametrize(
+    ("installed", "op", "reason"),
+    [
+        ((), "lightning_indexer", "torch_npu is not installed"),
+        (("torch_npu",), "lightning_indexer", None),
+        (("torch_npu",), "sparse_flash_attention", "vllm_ascend is not installed"),
+        (("torch_npu", "vllm_ascend"), "sparse_flash_attention", None),
+    ],
+)
+def test_what_an_npu_lacks(installed: tuple[str, ...], op: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_installed", lambda package: package in installed)
+    found = registry.obstacle(op, "npu", "npu")
+    assert found is None if reason is None else found is not None and found.startswith(reason)
+    assert registry.obstacle(op, "npu", "cpu") is not None
+
+
+def test_the_weights_of_mlapo_are_the_same_rows_in_the_kernels_order() -> None:
+    """NZ blocks and the row order: undone, they are the contract's matrix again."""
+    from glm5_kernels.mla_preprocess import npu
+
+    weight = torch.randint(-128, 128, (48, 96), dtype=torch.int8)
+    blocks = npu._blocked(weight)
+    assert blocks.shape == (1, 3, 48, 32) and int(blocks[0, 2, 17, 5]) == int(weight[17, 2 * 32 + 5])
+    assert npu._first_order(3, 2, 4, torch.device("cpu")).tolist() == [3, 4, 5, 7, 6, 8, 0, 1, 2]
+    assert npu._second_order(2, 1, 4, torch.device("cpu")).tolist() == [0, 1, 3, 2, 4, 5, 6, 8, 7, 9]
+    x = torch.arange(8.0)
+    assert torch.equal(npu._interleaved(torch.cat([x[0::2], x[1::2]])), x)
