@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import llvmlite.binding
 import torch
 from llvmlite import ir
 from numba import int64, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
-from glm5_kernels.simd import I32, I64, V16, WIDTH, Lanes, count, for_range, load_as_fp32, nothing, turn_sixteen
+from glm5_kernels.simd import GROUPS, I32, I64, V16, WIDTH, Lanes, count, for_range, load_as_fp32, nothing, turn_sixteen
 
 #: What elements a row may have, as the kernels' code for it.
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
@@ -67,14 +69,41 @@ def _addresses(builder: Any, table: Any) -> list[Any]:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def widen(_: Any, row: Any, dims: Any, kind: Any, out: Any) -> Any:
-    """out[0:dims] <- one row as fp32; `dims` is a multiple of 16, `kind` says what its elements are."""
+def widen(_: Any, row: Any, dims: Any, kind: Any, out: Any, pitch: Any) -> Any:
+    """One row as fp32, each STEP elements of it `pitch` after those before; `kind` says what its elements are.
+
+    `dims` is a multiple of 16; a `pitch` of STEP leaves the row in one piece.
+    """
 
     def generate(builder: Any, arguments: Any) -> None:
-        row, dims, kind, out = arguments
+        row, dims, kind, out, pitch = arguments
         v = Lanes(builder)
         with for_range(builder, builder.sdiv(dims, count(WIDTH))) as block:
             start = builder.mul(block, count(WIDTH))
-            v.store(load_as_fp32(v, row, start, kind), out, start)
+            piece = builder.mul(builder.udiv(block, count(GROUPS)), pitch)
+            place = builder.add(piece, builder.mul(builder.urem(block, count(GROUPS)), count(WIDTH)))
+            v.store(load_as_fp32(v, row, start, kind), out, place)
 
-    return types.void(int64, int64, int64, int64), nothing(generate)
+    return types.void(*[int64] * 5), nothing(generate)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(_: Any, address: Any, size: Any) -> Any:
+    """Ask for `size` bytes that will be read soon; memory is slow, and rows lie where no processor would guess."""
+
+    def generate(builder: Any, arguments: Any) -> None:
+        address, size = arguments
+        with for_range(builder, builder.sdiv(builder.add(size, count(63)), count(64))) as line:
+            prefetch_line(builder, builder.add(address, builder.mul(line, count(64))))
+
+    return types.void(int64, int64), nothing(generate)
+
+
+def prefetch_line(builder: Any, address: Any) -> None:
+    """Emit the request for the cache line at `address` (int64), which need not be readable."""
+    if llvmlite.binding.llvm_version_info[0] < 17:  # pointers had types, and the function another name for each
+        return
+    pointer, how = ir.IntType(8).as_pointer(), [ir.Constant(I32, value) for value in (0, 2, 1)]
+    kind = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
+    fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(fetch, [builder.inttoptr(address, pointer), *how])

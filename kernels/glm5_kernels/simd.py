@@ -13,6 +13,7 @@ from typing import Any
 
 import llvmlite.binding
 from llvmlite import ir
+from numba import njit
 from numba.core import cgutils
 
 WIDTH = 16
@@ -20,6 +21,19 @@ I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntTy
 V16 = ir.VectorType(F32, WIDTH)
 #: Rows times lane groups of a product held in registers: their sums, the groups and a broadcast fit 32 or 16 of them.
 HEADS, GROUPS = (8, 2) if llvmlite.binding.get_host_cpu_features().get("avx512f") else (4, 1)
+#: Terms of a sum in one turn of an innermost loop.
+UNROLLED = 4
+#: Columns of a product held in registers.
+STEP = WIDTH * GROUPS
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def lead(room: Any) -> Any:
+    """Bytes from the start of an array to the next line of the cache; a load across two lines takes twice as long.
+
+    Add it where the array's address is taken: an array that is only known by its address would be freed.
+    """
+    return -room.ctypes.data % 64
 
 
 class Lanes:

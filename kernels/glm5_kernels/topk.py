@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import int32, int64, njit, uint32, uint64
+from numba import int32, int64, njit, uint32
 
 _DIGIT = 12  # bits of the score that are counted
+_PASS = 11  # bits of a pass of the sort
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
@@ -20,32 +21,50 @@ def best_positions(scores: Any, seen: Any, k: Any, out: Any, keys: Any) -> None:
     Args:
         scores: fp32 [>= seen].
         out: int32 [k].
-        keys: uint64 [>= seen], scratch.
+        keys: uint32 [4, >= seen], scratch.
     """
-    bins = np.zeros(1 << _DIGIT, np.int32)
-    bits = scores[:seen].view(np.uint32)
+    bits, values, positions = scores[:seen].view(np.uint32), keys[0], keys[1]
     for position in range(seen):
-        if scores[position] == scores[position]:
-            bins[_ordered(bits[position]) >> uint32(32 - _DIGIT)] += 1
+        values[position] = _ordered(bits[position])
+    bins = np.zeros(1 << _DIGIT, np.int32)
+    for position in range(seen):
+        bins[values[position] >> uint32(32 - _DIGIT)] += 1
     threshold, above = (1 << _DIGIT) - 1, int64(0)
-    while threshold > 0 and above + bins[threshold] < k:
+    while threshold > 1 and above + bins[threshold] < k:  # bin 0 holds NaN alone
         above += bins[threshold]
         threshold -= 1
-    found = 0
-    for position in range(seen):
-        value = _ordered(bits[position])
-        if int64(value >> uint32(32 - _DIGIT)) >= threshold and scores[position] == scores[position]:
-            # Smallest key first: the largest score, then the lowest position.
-            keys[found] = (uint64(uint32(0xFFFFFFFF) - value) << uint64(32)) | uint64(position)
-            found += 1
-    chosen = np.sort(keys[:found])
+    found, least = int64(0), uint32(threshold << (32 - _DIGIT))
+    for position in range(seen):  # without a branch, which would be guessed wrong at every other candidate
+        value = values[position]
+        values[found], positions[found] = value, uint32(position)
+        found += int64(value >= least)
+    _sort_descending(keys, found)
     for place in range(k):
-        out[place] = int32(chosen[place] & uint64(0xFFFFFFFF)) if place < found else int32(-1)
+        out[place] = int32(positions[place]) if place < found else int32(-1)
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _sort_descending(keys: Any, n: Any) -> None:
+    """Rows 0 (values) and 1 (positions) of keys[:, :n] by value, largest first, equal ones in their order."""
+    mask = uint32((1 << _PASS) - 1)
+    for shift in range(0, 32, _PASS):
+        starts = np.zeros((1 << _PASS) + 1, np.int64)
+        for i in range(n):
+            starts[int64(mask - (keys[0, i] >> uint32(shift) & mask)) + 1] += 1
+        for digit in range(1 << _PASS):
+            starts[digit + 1] += starts[digit]
+        for i in range(n):
+            digit = int64(mask - (keys[0, i] >> uint32(shift) & mask))
+            keys[2, starts[digit]], keys[3, starts[digit]] = keys[0, i], keys[1, i]
+            starts[digit] += 1
+        keys[:2, :n] = keys[2:, :n]
 
 
 @njit(nogil=True, cache=True, inline="always")  # type: ignore[untyped-decorator]
 def _ordered(bits: Any) -> Any:
-    """The bits of an fp32 as an unsigned integer in the same order; -0.0 and 0.0 are one value."""
+    """The bits of an fp32 as an unsigned integer in the same order; -0.0 and 0.0 are one value, NaN is 0."""
+    if bits & uint32(0x7FFFFFFF) > uint32(0x7F800000):
+        return uint32(0)
     if bits == uint32(0x80000000):
         bits = uint32(0)
     return bits ^ uint32(0xFFFFFFFF) if bits >> uint32(31) else bits ^ uint32(0x80000000)

@@ -68,7 +68,7 @@ def test_best_positions_is_a_stable_sort(k: int) -> None:
     values = torch.tensor([0.0, -0.0, 1.0, -1.0, float("inf"), float("-inf"), 1e-40, -3.5, float("nan")])
     scores = values[torch.randint(0, 9, (700,))].numpy()
     out = np.empty(k, np.int32)
-    best_positions(scores, 650, k, out, np.empty(650, np.uint64))
+    best_positions(scores, 650, k, out, np.empty((4, 650), np.uint32))
     usable = [p for p in range(650) if scores[p] == scores[p]]
     want = sorted(usable, key=lambda p: (-float(scores[p]), p))[:k]
     assert out.tolist() == want + [-1] * (k - len(want))

@@ -6,6 +6,7 @@ Memory: fp32 scores of at most `SCORES` (token, position) pairs per thread, what
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,9 @@ from numba import float32, int64, njit
 
 from glm5_kernels.gather import KINDS, turn
 from glm5_kernels.lightning_indexer.reference import check, check_quant
-from glm5_kernels.lightning_indexer.vectors import TILE, tile_scores
+from glm5_kernels.lightning_indexer.vectors import tile_scores
 from glm5_kernels.paged import query_layout
-from glm5_kernels.simd import GROUPS, HEADS, WIDTH
+from glm5_kernels.simd import HEADS, STEP, WIDTH, lead
 from glm5_kernels.threads import each
 from glm5_kernels.topk import best_positions
 
@@ -24,6 +25,8 @@ from glm5_kernels.topk import best_positions
 SCORES = 2**23
 #: Query tokens that share a turned tile of keys.
 TOKENS = 64
+#: Keys of a part, where one request's keys are shared among threads.
+SPAN = 4096
 
 
 def lightning_indexer(
@@ -87,54 +90,87 @@ def _choose(
 
     table, kind = block_table.long().numpy(), KINDS[k_cache.dtype]
     block_bytes, row_bytes = (k_cache.stride(i) * k_cache.element_size() for i in (0, 1))
+    place = k_cache.data_ptr(), block_bytes, row_bytes, kind, k_cache.shape[1]
     factors = (torch.empty(0, 0) if k_scale is None else k_scale).numpy()
 
-    def one(number: int) -> None:
-        request, first, last = tasks[number]
-        _tokens(
-            query[first:last].numpy(), weight[first:last].numpy(), k_cache.data_ptr(), block_bytes, row_bytes, kind,
-            k_cache.shape[1], factors, table[request], visible[first:last].numpy(), out[first:last].numpy(),
-        )  # fmt: skip
+    def run(task: tuple[int, int, int], spread: Callable[[Callable[[int], object], int], None], span: int) -> None:
+        request, first, last = task
+        seen, length = visible[first:last].numpy(), int(visible[last - 1])
+        scores = np.empty((last - first, -(-length // STEP) * STEP), np.float32)
 
-    each(one, len(tasks))
+        def part(number: int) -> None:
+            _score(
+                query[first:last].numpy(), weight[first:last].numpy(), place, factors, table[request], seen,
+                number * span, min((number + 1) * span, length), scores,
+            )  # fmt: skip
+
+        spread(part, -(-length // span))
+        _best(scores, seen, out[first:last].numpy())
+
+    if len(tasks) < torch.get_num_threads():  # one long request at a time, its keys shared among the threads
+        for task in tasks:
+            run(task, each, SPAN)
+    else:
+        each(lambda number: run(tasks[number], _alone, 2**62), len(tasks))
     return out
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _tokens(
-    query: Any, weight: Any, cache: Any, block_bytes: Any, row_bytes: Any, kind: Any, block_size: Any, factors: Any,
-    table: Any, visible: Any, out: Any,
-) -> None:  # fmt: skip
-    """Rows of `out` for a few tokens of one request; its keys lie at `cache` and where `table` says.
+def _alone(function: Callable[[int], object], count: int) -> None:
+    for number in range(count):
+        function(number)
 
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _score(
+    query: Any, weight: Any, place: Any, factors: Any, table: Any, visible: Any, start: Any, stop: Any, scores: Any
+) -> None:
+    """scores[token, start:stop] of a few tokens of one request, whose keys lie where `place` and `table` say.
+
+    place: address of the cache, bytes from block to block and row to row, kind of element, rows of a block.
     factors: fp32 [num_blocks, block_size] scale of each key, or empty.
+    start: a multiple of STEP; scores may be written up to the next one after `stop`. A missing key's score is NaN.
     """
+    cache, block_bytes, row_bytes, kind, block_size = place
     tokens, heads, dims = query.shape
-    length = visible[tokens - 1]
-    scores = np.empty((tokens, -(-length // TILE) * TILE), np.float32)
-    keys, addresses = np.empty((dims, TILE), np.float32), np.empty(WIDTH, np.int64)
-    missing = np.zeros(length, np.bool_)
-    for start in range(0, length, TILE):
-        stop = min(start + TILE, length)
-        for first in range(start, stop, WIDTH):
-            for lane in range(WIDTH):
-                position = min(first + lane, length - 1)
-                block = table[position // block_size] if position // block_size < len(table) else int64(-1)
-                missing[position] = block < 0
-                addresses[lane] = cache + max(block, int64(0)) * block_bytes + position % block_size * row_bytes
-            turn(addresses.ctypes.data, dims, kind, keys.ctypes.data + 4 * (first - start), TILE)
-        for token in range(tokens):
-            for first in range(start, min(stop, visible[token]), WIDTH * GROUPS):
-                tile_scores(
-                    keys.ctypes.data + 4 * (first - start), query[token].ctypes.data, weight[token].ctypes.data,
-                    heads, dims, scores[token].ctypes.data + 4 * first,
-                )  # fmt: skip
-    scratch = np.empty(length, np.uint64)
-    for token in range(tokens):
-        seen = max(int64(0), visible[token])
-        for position in range(seen):
-            if missing[position]:
-                scores[token, position] = float32(np.nan)
+    keys = np.empty(dims * STEP + WIDTH, np.float32)
+    pad = lead(keys)
+    addresses, factor = np.empty(STEP, np.int64), np.empty(STEP, np.float32)
+    index, offset = start // block_size, start % block_size  # counted on: a division takes as long as many products
+    for first in range(start, stop, STEP):
+        n, plain = min(STEP, stop - first), factors.size == 0
+        for key in range(n):
+            block = table[index] if index < len(table) else int64(-1)
+            addresses[key] = cache + max(block, int64(0)) * block_bytes + offset * row_bytes
+            factor[key] = float32(1)
+            if block < 0:
+                factor[key], plain = float32(np.nan), False
             elif factors.size:
-                scores[token, position] *= factors[table[position // block_size], position % block_size]
-        best_positions(scores[token], seen, out.shape[1], out[token], scratch)
+                factor[key] = factors[block, offset]
+            offset += 1
+            if offset == block_size:
+                index, offset = index + 1, int64(0)
+        for key in range(n, STEP):
+            addresses[key] = addresses[n - 1]
+        for key in range(0, STEP, WIDTH):
+            turn(addresses.ctypes.data + 8 * key, dims, kind, keys.ctypes.data + pad + 4 * key, STEP)
+        ahead, stride = addresses[0], int64(0)
+        if index < len(table) and table[index] >= 0:
+            ahead = cache + table[index] * block_bytes + offset * row_bytes
+            stride = -(-STEP * row_bytes // (heads // HEADS * dims))
+        for token in range(tokens):
+            seen = min(n, visible[token] - first)
+            if seen > 0:
+                tile_scores(
+                    keys.ctypes.data + pad, query[token].ctypes.data, weight[token].ctypes.data, heads, dims,
+                    scores[token].ctypes.data + 4 * first, ahead, stride,
+                )  # fmt: skip
+            if not plain:
+                for key in range(seen):
+                    scores[token, first + key] *= factor[key]
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _best(scores: Any, visible: Any, out: Any) -> None:
+    scratch = np.empty((4, scores.shape[1]), np.uint32)
+    for token in range(len(out)):
+        best_positions(scores[token], max(int64(0), visible[token]), out.shape[1], out[token], scratch)

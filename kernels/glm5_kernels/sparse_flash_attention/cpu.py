@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from numba import float32, njit
 
-from glm5_kernels.gather import KINDS, turn, widen
+from glm5_kernels.gather import KINDS, prefetch, turn, widen
 from glm5_kernels.paged import query_layout
-from glm5_kernels.simd import GROUPS, HEADS, WIDTH
+from glm5_kernels.simd import HEADS, STEP, WIDTH, lead
 from glm5_kernels.sparse_flash_attention.reference import TILE as PER_SCALE
 from glm5_kernels.sparse_flash_attention.reference import check, check_packed, unpack_latents, usable_rows
 from glm5_kernels.sparse_flash_attention.vectors import accumulate, exponentials, scale_and_peak, unpacked
@@ -21,7 +21,9 @@ from glm5_kernels.threads import each
 TILE = 64
 #: Kind of element of a cache of packed rows.
 PACKED = 3
-#: Query tokens of a task.
+#: Columns of the queries that meet a tile at a time: with them it takes 16 KiB.
+DEPTH = 128
+#: Query tokens of a task, at most.
 TOKENS = 8
 
 
@@ -39,7 +41,7 @@ def sparse_flash_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the package docstring."""
     check(ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, seq_lens, block_table)
-    ckv, kpe = _readable(ckv_cache, WIDTH * GROUPS), _readable(kpe_cache, WIDTH)
+    ckv, kpe = _readable(ckv_cache, STEP), _readable(kpe_cache, WIDTH)
     if ckv.dtype != kpe.dtype:
         ckv, kpe = ckv.float(), kpe.float()
     place = (*_place(ckv), *_place(kpe), KINDS[ckv.dtype])
@@ -92,15 +94,17 @@ def _attend(
     attended, lse = torch.empty(num_tokens, query.shape[1], r), torch.empty(num_tokens, query.shape[1])
     to_bf16 = int(round_probs and ql_nope.dtype == torch.bfloat16)
 
+    size = max(1, min(TOKENS, num_tokens // (4 * torch.get_num_threads())))
+
     def one(number: int) -> None:
-        part = slice(TOKENS * number, min(TOKENS * (number + 1), num_tokens))
+        part = slice(size * number, min(size * (number + 1), num_tokens))
         rows = usable_rows(topk_indices[part], visible[part], block_table[request[part]], block_size)
         _tokens(
             query[part].numpy(), rows.numpy(), block_size, r, p, place, scale, to_bf16, attended[part].numpy(),
             lse[part].numpy(),
         )  # fmt: skip
 
-    each(one, -(-num_tokens // TOKENS))
+    each(one, -(-num_tokens // size))
     return attended[:, :heads, :rank].to(ql_nope.dtype).contiguous(), lse[:, :heads].contiguous()
 
 
@@ -123,13 +127,15 @@ def _tokens(
     query: Any, rows: Any, block_size: Any, r: Any, p: Any, place: Any, scale: Any, to_bf16: Any, out: Any, lse: Any
 ) -> None:
     ckv, ckv_block, ckv_row, kpe, kpe_block, kpe_row, kind = place
+    width = (4, 2, 1, 1)[kind]  # bytes of an element, by kind
     tokens, heads, dims = query.shape
-    turned, values = np.empty((dims, TILE), np.float32), np.empty((TILE, r), np.float32)
-    rotated = np.empty((TILE, p), np.float32)
+    # Both in pieces of STEP columns, so that a piece stays in the nearest cache for all heads.
+    turned, values = np.empty(dims * TILE + WIDTH, np.float32), np.empty(r * TILE + WIDTH, np.float32)
+    to_turned, to_values = lead(turned), lead(values)
+    plain, rotated = np.empty((TILE, r), np.float32), np.empty((TILE, p), np.float32)
     scores, lanes = np.empty((heads, TILE), np.float32), np.empty(WIDTH, np.float32)
     at_ckv, at_kpe = np.empty(TILE, np.int64), np.empty(TILE, np.int64)
     chosen, peak, total = np.empty(rows.shape[1], np.int64), np.empty(heads, np.float32), np.empty(heads, np.float32)
-    step = WIDTH * GROUPS
     for token in range(tokens):
         found = 0
         for row in rows[token]:
@@ -142,39 +148,43 @@ def _tokens(
         total[:] = float32(0)
         for start in range(0, found, TILE):
             n = min(TILE, found - start)
-            whole = -(-n // step) * step
+            whole = -(-n // STEP) * STEP
             for key in range(whole):
                 row = chosen[start + min(key, n - 1)]  # what fills the last lanes is a row that has been written
                 at_ckv[key] = ckv + row // block_size * ckv_block + row % block_size * ckv_row
                 at_kpe[key] = kpe + row // block_size * kpe_block + row % block_size * kpe_row
             stored = kind
-            for key in range(n):
-                if kind != PACKED:
-                    widen(at_ckv[key], r, kind, values[key].ctypes.data)
-                    continue
-                scales = at_kpe[key] + 2 * p
-                unpacked(at_ckv[key], r // PER_SCALE, PER_SCALE, scales, values[key].ctypes.data)
-                widen(at_kpe[key], p, 1, rotated[key].ctypes.data)
             if kind == PACKED:  # from here on the tile is what the cache would hold
                 stored = 0
+                for key in range(n):
+                    unpacked(at_ckv[key], r // PER_SCALE, PER_SCALE, at_kpe[key] + 2 * p, plain[key].ctypes.data)
+                    widen(at_kpe[key], p, 1, rotated[key].ctypes.data, STEP)
                 for key in range(whole):
-                    at_ckv[key] = values[min(key, n - 1)].ctypes.data
+                    at_ckv[key] = plain[min(key, n - 1)].ctypes.data
                     at_kpe[key] = rotated[min(key, n - 1)].ctypes.data
+            for key in range(whole):  # those that fill the last lanes get no weight
+                widen(at_ckv[key], r, stored, values.ctypes.data + to_values + 4 * STEP * key, STEP * TILE)
             for key in range(0, whole, WIDTH):
-                here = turned.ctypes.data + 4 * key
-                turn(at_ckv.ctypes.data + 8 * key, r, stored, here, TILE)
-                turn(at_kpe.ctypes.data + 8 * key, p, stored, here + 4 * r * TILE, TILE)
+                here = turned.ctypes.data + to_turned + 4 * (key // STEP * STEP * dims + key % STEP)
+                turn(at_ckv.ctypes.data + 8 * key, r, stored, here, STEP)
+                turn(at_kpe.ctypes.data + 8 * key, p, stored, here + 4 * r * STEP, STEP)
+            for key in range(start + n, min(start + 2 * TILE, found)):
+                row = chosen[key]
+                prefetch(ckv + row // block_size * ckv_block + row % block_size * ckv_row, r * width)
+                prefetch(kpe + row // block_size * kpe_block + row % block_size * kpe_row, p * width)
             scores[:, :whole] = float32(0)
-            for key in range(0, whole, step):
-                accumulate(
-                    turned.ctypes.data + 4 * key, TILE, query[token].ctypes.data, dims, heads, dims,
-                    scores.ctypes.data + 4 * key, TILE,
-                )  # fmt: skip
+            for key in range(0, whole, STEP):
+                for first in range(0, dims, DEPTH):
+                    accumulate(
+                        turned.ctypes.data + to_turned + 4 * (key * dims + first * STEP), STEP,
+                        query[token].ctypes.data + 4 * first, dims, heads, min(DEPTH, dims - first),
+                        scores.ctypes.data + 4 * key, TILE,
+                    )  # fmt: skip
             for head in range(heads):
                 _soften(scores[head], n, whole, scale, to_bf16, mixed[head], peak, total, head, lanes)
-            for column in range(0, r, step):
+            for column in range(0, r, STEP):
                 accumulate(
-                    values.ctypes.data + 4 * column, r, scores.ctypes.data, TILE, heads, n,
+                    values.ctypes.data + to_values + 4 * column * TILE, STEP, scores.ctypes.data, TILE, heads, whole,
                     mixed.ctypes.data + 4 * column, r,
                 )  # fmt: skip
         for head in range(heads):

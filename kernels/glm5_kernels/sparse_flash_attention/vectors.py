@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba import float32, int64, types
 from numba.extending import intrinsic
 
-from glm5_kernels.simd import GROUPS, HEADS, I32, V16, WIDTH, Lanes, count, for_range, load_as_fp32, nothing
+from glm5_kernels.simd import GROUPS, HEADS, I32, UNROLLED, V16, WIDTH, Lanes, count, for_range, load_as_fp32, nothing
 
 _WORDS = ir.VectorType(I32, WIDTH)
 #: exp(r) = 1 + r + r^2 p(r) for |r| <= ln(2) / 2; coefficients of Cephes' expf (S. L. Moshier), error below 2 ULP.
@@ -23,7 +23,7 @@ def accumulate(
 ) -> Any:
     """out[h, 0 : 16 GROUPS] += sum over k < depth of left[h, k] * matrix[k, :], in the order of k.
 
-    All fp32, addresses and pitches (in elements) int64; heads a multiple of HEADS.
+    All fp32, addresses and pitches (in elements) int64; heads a multiple of HEADS, depth of UNROLLED.
     """
 
     def generate(builder: Any, arguments: Any) -> None:
@@ -38,13 +38,15 @@ def accumulate(
             for totals, at in zip(sums, places, strict=True):
                 for total, place in zip(totals, at, strict=True):
                     builder.store(v.load(out, place), total)
-            with for_range(builder, depth) as k:
-                start = builder.mul(k, matrix_pitch)
-                columns = [v.load(matrix, builder.add(start, count(WIDTH * g))) for g in range(GROUPS)]
-                for row, totals in zip(rows, sums, strict=True):
-                    factor = v.splat(v.number(left, builder.add(builder.mul(row, left_pitch), k)))
-                    for total, column in zip(totals, columns, strict=True):
-                        builder.store(v.call("fmuladd", factor, column, builder.load(total)), total)
+            with for_range(builder, builder.sdiv(depth, count(UNROLLED))) as part:
+                for number in range(UNROLLED):
+                    k = builder.add(builder.mul(part, count(UNROLLED)), count(number))
+                    start = builder.mul(k, matrix_pitch)
+                    columns = [v.load(matrix, builder.add(start, count(WIDTH * g))) for g in range(GROUPS)]
+                    for row, totals in zip(rows, sums, strict=True):
+                        factor = v.splat(v.number(left, builder.add(builder.mul(row, left_pitch), k)))
+                        for total, column in zip(totals, columns, strict=True):
+                            builder.store(v.call("fmuladd", factor, column, builder.load(total)), total)
             for totals, at in zip(sums, places, strict=True):
                 for total, place in zip(totals, at, strict=True):
                     v.store(builder.load(total), out, place)
