@@ -139,19 +139,18 @@ def main() -> None:
     recipe = stock_recipe(args.peer, args.work / "stock.yaml", listed) if args.peer else None
     for round_number in range(args.rounds):
         for name in spent if round_number % 2 == 0 else reversed(spent):
-            out = outs[name]
+            out, log = outs[name], args.work / f"{name}.log"
+            if name == "msmodelslim" and (not args.peer or (round_number and args.rounds >= 4)):
+                continue  # what its one run wrote is compared below
             subprocess.run(["rm", "-rf", out], check=True)
-            log = args.work / f"{name}.log"
             if name == "ours":
                 command = [sys.executable, "-m", "glm5_ascend", "quantize", model, out, "--calib", listed, "--quiet"]
                 command += ["--samples", count, "--seq-len", length, "--recipe", recipe or "w4a8"]
                 result = measured([str(part) for part in command], log)
-            elif args.peer and (round_number == 0 or args.rounds < 4):
+            else:
                 command = [args.peer, HERE / "msmodelslim_cpu.py", "quant", "--model_path", model, "--save_path", out]
                 command += ["--model_type", "GLM-5", "--device", "cpu", "--config_path", recipe]
                 result = measured([str(part) for part in command], log)
-            else:
-                continue
             spent[name].append(result[0])
             peak[name] = max(peak.get(name, 0), result[1])
             print(f"round {round_number + 1}: {name} {result[0]:.1f} s, peak RSS {result[1] / 1e9:.2f} GB", flush=True)

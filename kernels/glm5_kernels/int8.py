@@ -13,9 +13,6 @@ import torch
 
 from glm5_kernels.errors import KernelInputError
 
-#: int8 [T, K], int8 [N, K] -> int32 [T, N], exact.
-Matmul = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
 NO_QUANT = "no_quant"
 PER_TOKEN = "per_token_quant_symm"  # W8A8_DYNAMIC
 PER_TENSOR = "per_tensor_quant_asymm"  # W8A8 with a static, calibrated input scale
@@ -58,7 +55,29 @@ def int8_matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch._int_mm(a, w.t())
 
 
-def quantize(x: torch.Tensor, w: LinearWeights, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
+def scale_back(y: torch.Tensor, x_scale: torch.Tensor | None, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """int32 [T, N] times the scales [T, 1] of its tokens, if any, and [N] of its rows -> [T, N] in `dtype`."""
+    scaled = y.float() if x_scale is None else y.float() * x_scale
+    return (scaled * scale.float()).to(dtype)
+
+
+class Arithmetic(NamedTuple):
+    """The three functions that take the time; implementations of an op differ in these alone.
+
+    matmul: int8 [T, K], int8 [N, K] -> int32 [T, N], exact.
+    """
+
+    matmul: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    quantize_per_token: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    scale_back: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.dtype], torch.Tensor]
+
+
+PLAIN = Arithmetic(int8_matmul, quantize_per_token, scale_back)
+
+
+def quantize(
+    x: torch.Tensor, w: LinearWeights, dtype: torch.dtype, arithmetic: Arithmetic = PLAIN
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """x [T, K] as what `multiply` takes: in `dtype` (no_quant) or int8, and scales [T, 1] if each token has its own."""
     if w.quant_mode == NO_QUANT:
         return x.to(dtype), None
@@ -67,7 +86,7 @@ def quantize(x: torch.Tensor, w: LinearWeights, dtype: torch.dtype) -> tuple[tor
     if w.quant_mode == PER_TOKEN:
         if w.scale is None:
             raise KernelInputError(f"quant mode {PER_TOKEN} needs scale (the weight_scale of each output row)")
-        return quantize_per_token(x)
+        return arithmetic.quantize_per_token(x)
     if w.quant_mode == PER_TENSOR:
         if w.scale is None or w.input_scale is None or w.input_offset is None or w.quant_bias is None:
             raise KernelInputError(f"quant mode {PER_TENSOR} needs scale, input_scale, input_offset and quant_bias")
@@ -75,26 +94,25 @@ def quantize(x: torch.Tensor, w: LinearWeights, dtype: torch.dtype) -> tuple[tor
     raise KernelInputError(f"unknown quant mode {w.quant_mode!r}; known: {', '.join(QUANT_MODES)}")
 
 
-def multiply(x_q: torch.Tensor, w: LinearWeights, matmul: Matmul = int8_matmul) -> torch.Tensor:
+def multiply(x_q: torch.Tensor, w: LinearWeights, arithmetic: Arithmetic = PLAIN) -> torch.Tensor:
     """x_q [T, K] times the weight [N, K] transposed, plus quant_bias: int32 [T, N], exact; no_quant: in its own dtype.
 
     quant_bias holds -input_offset * sum_k W_q[n, k], which undoes the zero point of static quantization.
     """
     if w.quant_mode == NO_QUANT:
         return torch.nn.functional.linear(x_q, w.weight)
-    y = matmul(x_q, w.weight)
+    y = arithmetic.matmul(x_q, w.weight)
     return y if w.quant_bias is None else y + w.quant_bias
 
 
-def scale_back(y: torch.Tensor, x_scale: torch.Tensor | None, w: LinearWeights, dtype: torch.dtype) -> torch.Tensor:
-    """int32 [T, N] times the scales of its tokens, if they have any, and of its rows -> [T, N] in `dtype`."""
-    if w.scale is None:
-        return y
-    scaled = y.float() if x_scale is None else y.float() * x_scale
-    return (scaled * w.scale.float()).to(dtype)
+def dequantize(
+    y: torch.Tensor, x_scale: torch.Tensor | None, w: LinearWeights, dtype: torch.dtype, arithmetic: Arithmetic = PLAIN
+) -> torch.Tensor:
+    """What `multiply` gave, scaled back to `dtype`; nothing to do for no_quant."""
+    return y if w.scale is None else arithmetic.scale_back(y, x_scale, w.scale, dtype)
 
 
-def apply_linear(x: torch.Tensor, w: LinearWeights, dtype: torch.dtype, matmul: Matmul = int8_matmul) -> torch.Tensor:
+def apply_linear(x: torch.Tensor, w: LinearWeights, dtype: torch.dtype, arithmetic: Arithmetic = PLAIN) -> torch.Tensor:
     """x [T, K] -> [T, N] in `dtype`, whatever the quant mode. no_quant multiplies in `dtype` itself."""
-    x_q, x_scale = quantize(x, w, dtype)
-    return scale_back(multiply(x_q, w, matmul), x_scale, w, dtype)
+    x_q, x_scale = quantize(x, w, dtype, arithmetic)
+    return dequantize(multiply(x_q, w, arithmetic), x_scale, w, dtype, arithmetic)

@@ -138,6 +138,15 @@ def load_as_fp32(v: Lanes, address: Any, index: Any, kind: Any) -> Any:
     return result
 
 
+def rounded_to_bf16(v: Lanes, x: Any) -> Any:
+    """To the nearest bf16, ties to even, as fp32; not for NaN."""
+    builder, words = v.builder, ir.VectorType(I32, WIDTH)
+    bits = builder.bitcast(x, words)
+    odd = builder.and_(builder.lshr(bits, ir.Constant(words, [16] * WIDTH)), ir.Constant(words, [1] * WIDTH))
+    bits = builder.add(bits, builder.add(odd, ir.Constant(words, [0x7FFF] * WIDTH)))
+    return builder.bitcast(builder.and_(bits, ir.Constant(words, [0xFFFF0000] * WIDTH)), V16)
+
+
 def count(value: int) -> Any:
     """An int64 constant."""
     return ir.Constant(I64, value)

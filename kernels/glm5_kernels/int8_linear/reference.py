@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from glm5_kernels.errors import require_shape
-from glm5_kernels.int8 import LinearWeights, Matmul, apply_linear, int8_matmul
+from glm5_kernels.int8 import PLAIN, Arithmetic, LinearWeights, apply_linear
 
 
-def int8_linear(x: torch.Tensor, w: LinearWeights, matmul: Matmul = int8_matmul) -> torch.Tensor:
+def int8_linear(x: torch.Tensor, w: LinearWeights, arithmetic: Arithmetic = PLAIN) -> torch.Tensor:
     """See the package docstring."""
     require_shape("weight", w.weight, (None, x.shape[-1]))
     rows = x.reshape(-1, x.shape[-1])
-    return apply_linear(rows, w, x.dtype, matmul).reshape(*x.shape[:-1], w.weight.shape[0])
+    return apply_linear(rows, w, x.dtype, arithmetic).reshape(*x.shape[:-1], w.weight.shape[0])

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from glm5_kernels.errors import KernelInputError, require_shape
-from glm5_kernels.int8 import LinearWeights, Matmul, int8_matmul, multiply, quantize, scale_back
+from glm5_kernels.int8 import PLAIN, Arithmetic, LinearWeights, dequantize, multiply, quantize
 from glm5_kernels.paged import write_rows
 
 
@@ -54,20 +54,20 @@ def steps(
     q_a_gamma: torch.Tensor,
     kv_a_gamma: torch.Tensor,
     eps: float,
-    matmul: Matmul = int8_matmul,
+    arithmetic: Arithmetic = PLAIN,
 ) -> Steps:
     """Steps 1 to 12 of arguments that fit (`check`)."""
     tokens, dtype = hidden_states.shape[0], hidden_states.dtype
     heads, nope, kv_lora = w_uk_t.shape
     rope = 2 * cos.shape[1]
-    x_q, x_scale = quantize(hidden_states, qkv_a, dtype)  # 1
-    y_q = multiply(x_q, qkv_a, matmul)  # 2
-    y = scale_back(y_q, x_scale, qkv_a, dtype)  # 3
+    x_q, x_scale = quantize(hidden_states, qkv_a, dtype, arithmetic)  # 1
+    y_q = multiply(x_q, qkv_a, arithmetic)  # 2
+    y = dequantize(y_q, x_scale, qkv_a, dtype, arithmetic)  # 3
     q, kv, k_pe = torch.split(y, [q_a_gamma.numel(), kv_lora, rope], dim=-1)  # 4
     q_c = rms_norm(q, q_a_gamma, eps)  # 5
-    q_c_q, q_c_scale = quantize(q_c, q_b, dtype)  # 6
-    z_q = multiply(q_c_q, q_b, matmul)  # 7
-    z = scale_back(z_q, q_c_scale, q_b, dtype).view(tokens, heads, nope + rope)  # 8
+    q_c_q, q_c_scale = quantize(q_c, q_b, dtype, arithmetic)  # 6
+    z_q = multiply(q_c_q, q_b, arithmetic)  # 7
+    z = dequantize(z_q, q_c_scale, q_b, dtype, arithmetic).view(tokens, heads, nope + rope)  # 8
     ql_nope = torch.bmm(z[..., :nope].transpose(0, 1), w_uk_t).transpose(0, 1).contiguous()  # 9
     q_pe = rope_interleaved(z[..., nope:], cos, sin)  # 10
     ckv = rms_norm(kv, kv_a_gamma, eps).to(dtype)  # 11
@@ -88,12 +88,12 @@ def mla_preprocess(
     ckv_cache: torch.Tensor,
     kpe_cache: torch.Tensor,
     eps: float,
-    matmul: Matmul = int8_matmul,
+    arithmetic: Arithmetic = PLAIN,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """See the package docstring."""
     operands = hidden_states, cos, sin, qkv_a, q_b, w_uk_t, q_a_gamma, kv_a_gamma
     check(*operands, slot_mapping, ckv_cache, kpe_cache)
-    made = steps(*operands, eps, matmul)
+    made = steps(*operands, eps, arithmetic)
     write_rows(ckv_cache, slot_mapping, made.ckv)  # 13
     write_rows(kpe_cache, slot_mapping, made.kpe)
     return made.ql_nope, made.q_pe, made.q_c.to(hidden_states.dtype)

@@ -8,7 +8,20 @@ from llvmlite import ir
 from numba import float32, int64, types
 from numba.extending import intrinsic
 
-from glm5_kernels.simd import GROUPS, HEADS, I32, UNROLLED, V16, WIDTH, Lanes, count, for_range, load_as_fp32, nothing
+from glm5_kernels.simd import (
+    GROUPS,
+    HEADS,
+    I32,
+    UNROLLED,
+    V16,
+    WIDTH,
+    Lanes,
+    count,
+    for_range,
+    load_as_fp32,
+    nothing,
+    rounded_to_bf16,
+)
 
 _WORDS = ir.VectorType(I32, WIDTH)
 #: exp(r) = 1 + r + r^2 p(r) for |r| <= ln(2) / 2; coefficients of Cephes' expf (S. L. Moshier), error below 2 ULP.
@@ -86,7 +99,7 @@ def exponentials(_: Any, row: Any, groups: Any, peak: Any, to_bf16: Any, out: An
             builder.store(builder.fadd(builder.load(total), p), total)
             v.store(p, row, place)
             with builder.if_then(builder.icmp_signed("!=", to_bf16, count(0))):
-                v.store(_rounded_to_bf16(v, p), row, place)
+                v.store(rounded_to_bf16(v, p), row, place)
         v.store(builder.load(total), out, count(0))
 
     return types.void(int64, int64, float32, int64, int64), nothing(generate)
@@ -104,7 +117,7 @@ def unpacked(_: Any, row: Any, tiles: Any, tile: Any, scales: Any, out: Any) -> 
             with for_range(builder, builder.sdiv(tile, count(WIDTH))) as group:
                 place = builder.add(builder.mul(number, tile), builder.mul(group, count(WIDTH)))
                 x = builder.fmul(load_as_fp32(v, row, place, count(2)), scale)
-                v.store(_rounded_to_bf16(v, x), out, place)
+                v.store(rounded_to_bf16(v, x), out, place)
 
     return types.void(*[int64] * 5), nothing(generate)
 
@@ -122,15 +135,6 @@ def _exp(v: Lanes, x: Any) -> Any:
     p = v.call("fmuladd", builder.fmul(r, r), p, builder.fadd(r, v.constant(1.0)))
     exponent = builder.shl(builder.add(builder.fptosi(n, _WORDS), _words(127)), _words(23))
     return builder.select(gone, v.constant(0.0), builder.fmul(p, builder.bitcast(exponent, V16)))
-
-
-def _rounded_to_bf16(v: Lanes, x: Any) -> Any:
-    """To the nearest bf16, ties to even; x is finite."""
-    builder = v.builder
-    bits = builder.bitcast(x, _WORDS)
-    odd = builder.and_(builder.lshr(bits, _words(16)), _words(1))
-    bits = builder.add(bits, builder.add(odd, _words(0x7FFF)))
-    return builder.bitcast(builder.and_(bits, _words(0xFFFF0000)), V16)
 
 
 def _words(value: int) -> Any:

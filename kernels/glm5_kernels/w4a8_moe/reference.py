@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from glm5_kernels.errors import KernelInputError, require_shape
-from glm5_kernels.int8 import Matmul, int8_matmul, quantize_per_token
+from glm5_kernels.int8 import PLAIN, Arithmetic
 
 
 def w4a8_moe(
@@ -16,7 +16,7 @@ def w4a8_moe(
     w13_scale: torch.Tensor,
     w2: torch.Tensor,
     w2_scale: torch.Tensor,
-    matmul: Matmul = int8_matmul,
+    arithmetic: Arithmetic = PLAIN,
 ) -> torch.Tensor:
     """See the package docstring."""
     experts, width2, hidden = w13.shape
@@ -32,9 +32,10 @@ def w4a8_moe(
         if e < 0:
             continue
         token, slot = torch.where(topk_ids == e)
-        x_q, x_scale = quantize_per_token(x[token])
-        gate, up = (matmul(x_q, w13[e]).float() * x_scale * w13_scale[e]).chunk(2, dim=-1)  # [n, I] each
-        a_q, a_scale = quantize_per_token(torch.nn.functional.silu(gate) * up)
-        y = matmul(a_q, w2[e]).float() * a_scale * w2_scale[e]  # [n, D]
+        x_q, x_scale = arithmetic.quantize_per_token(x[token])
+        z = arithmetic.scale_back(arithmetic.matmul(x_q, w13[e]), x_scale, w13_scale[e], torch.float32)
+        gate, up = z.chunk(2, dim=-1)  # [n, I] each
+        a_q, a_scale = arithmetic.quantize_per_token(torch.nn.functional.silu(gate) * up)
+        y = arithmetic.scale_back(arithmetic.matmul(a_q, w2[e]), a_scale, w2_scale[e], torch.float32)  # [n, D]
         out.index_add_(0, token, y * topk_weights[token, slot, None].float())
     return out.to(x.dtype)

@@ -1,0 +1,143 @@
+"""What stands around an int8 product, compiled: a row to int8 and its scale, int32 sums back to floats; one pass each.
+
+The same numbers as `int8`'s plain versions, bit for bit: the same divisions, products and roundings in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import float32, int64, njit, types
+from numba.extending import intrinsic
+
+from glm5_kernels import int8, vnni
+from glm5_kernels.gather import KINDS
+from glm5_kernels.simd import I8, I16, I32, V16, WIDTH, Lanes, count, for_range, load_as_fp32, nothing, rounded_to_bf16
+from glm5_kernels.threads import each
+
+#: Elements of a task.
+_ELEMENTS = 2**18
+_WORDS, _BYTES, _HALVES = (ir.VectorType(kind, WIDTH) for kind in (I32, I8, I16))
+
+
+def quantize_per_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `int8.quantize_per_token`."""
+    rows, columns = x.shape
+    if x.dtype not in (torch.float32, torch.bfloat16) or x.stride(-1) != 1 or columns % WIDTH or not rows:
+        return int8.quantize_per_token(x)
+    out, scale = torch.empty(rows, columns, dtype=torch.int8), torch.empty(rows, 1)
+    pitch, kind = x.stride(0) * x.element_size(), KINDS[x.dtype]
+
+    def part(first: int, last: int) -> None:
+        _quantize(x.data_ptr(), pitch, kind, first, last, out.numpy(), scale.numpy())
+
+    _in_parts(part, rows, columns)
+    return out, scale
+
+
+def scale_back(y: torch.Tensor, x_scale: torch.Tensor | None, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """See `int8.scale_back`."""
+    rows, columns = y.shape
+    fits = y.is_contiguous() and scale.is_contiguous() and scale.dtype == torch.float32 and not columns % WIDTH
+    if dtype not in (torch.float32, torch.bfloat16) or not fits or not rows:
+        return int8.scale_back(y, x_scale, scale, dtype)
+    out = torch.empty(rows, columns, dtype=dtype)
+    factors = (torch.ones(rows) if x_scale is None else x_scale.reshape(rows)).contiguous().numpy()
+    to_bf16 = int(dtype == torch.bfloat16)
+
+    def part(first: int, last: int) -> None:
+        _scale(y.data_ptr(), factors, scale.data_ptr(), columns, to_bf16, first, last, out.data_ptr())
+
+    _in_parts(part, rows, columns)
+    return out
+
+
+#: For `reference` functions that take an `int8.Arithmetic`.
+COMPILED = int8.Arithmetic(vnni.matmul, quantize_per_token, scale_back)
+
+
+def _in_parts(part: Any, rows: int, columns: int) -> None:
+    size = max(1, _ELEMENTS // columns)
+    each(lambda number: part(number * size, min((number + 1) * size, rows)), -(-rows // size))
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _largest(_: Any, row: Any, columns: Any, kind: Any, out: Any) -> Any:
+    """Lanes of max |x| of a row to out[0:16]; NaN if one is."""
+
+    def generate(builder: Any, arguments: Any) -> None:
+        row, columns, kind, out = arguments
+        v = Lanes(builder)
+        peak = v.variable(0.0)
+        with for_range(builder, builder.sdiv(columns, count(WIDTH))) as group:
+            x = load_as_fp32(v, row, builder.mul(group, count(WIDTH)), kind)
+            builder.store(v.call("maximum", builder.load(peak), v.call("fabs", x)), peak)
+        v.store(builder.load(peak), out, count(0))
+
+    return types.void(*[int64] * 4), nothing(generate)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _codes(_: Any, row: Any, columns: Any, kind: Any, scale: Any, out: Any) -> Any:
+    """out int8 <- x / scale, rounded to even, for a row; |x| / scale is at most 127."""
+
+    def generate(builder: Any, arguments: Any) -> None:
+        row, columns, kind, scale, out = arguments
+        v = Lanes(builder)
+        divisor = v.splat(scale)
+        with for_range(builder, builder.sdiv(columns, count(WIDTH))) as group:
+            place = builder.mul(group, count(WIDTH))
+            whole = v.call("rint", builder.fdiv(load_as_fp32(v, row, place, kind), divisor))
+            codes = builder.trunc(builder.fptosi(whole, _WORDS), _BYTES)
+            builder.store(codes, builder.inttoptr(builder.add(out, place), _BYTES.as_pointer())).align = 1
+
+    return types.void(int64, int64, int64, float32, int64), nothing(generate)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _scaled(_: Any, row: Any, columns: Any, factor: Any, scales: Any, to_bf16: Any, out: Any) -> Any:
+    """out fp32 or bf16 <- int32 * factor * scales for a row."""
+
+    def generate(builder: Any, arguments: Any) -> None:
+        row, columns, factor, scales, to_bf16, out = arguments
+        v = Lanes(builder)
+        factor = v.splat(factor)
+        narrow = builder.icmp_signed("!=", to_bf16, count(0))
+        with for_range(builder, builder.sdiv(columns, count(WIDTH))) as group:
+            place = builder.mul(group, count(WIDTH))
+            words = builder.bitcast(v.load(row, place), _WORDS)
+            x = builder.fmul(builder.fmul(builder.sitofp(words, V16), factor), v.load(scales, place))
+            with builder.if_else(narrow) as (bf16, fp32):
+                with bf16:
+                    bits = builder.lshr(
+                        builder.bitcast(rounded_to_bf16(v, x), _WORDS), ir.Constant(_WORDS, [16] * WIDTH)
+                    )
+                    at = builder.add(out, builder.mul(place, count(2)))
+                    builder.store(builder.trunc(bits, _HALVES), builder.inttoptr(at, _HALVES.as_pointer())).align = 2
+                with fp32:
+                    v.store(x, out, place)
+
+    return types.void(int64, int64, float32, int64, int64, int64), nothing(generate)
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _quantize(x: Any, pitch: Any, kind: Any, first: Any, last: Any, out: Any, scale: Any) -> None:
+    lanes, columns = np.empty(WIDTH, np.float32), out.shape[1]
+    for row in range(first, last):
+        _largest(x + row * pitch, columns, kind, lanes.ctypes.data)
+        highest = float32(1e-8)
+        for lane in range(WIDTH):
+            if lanes[lane] > highest or lanes[lane] != lanes[lane]:  # a NaN stays
+                highest = lanes[lane]
+        scale[row, 0] = highest / float32(127)
+        _codes(x + row * pitch, columns, kind, scale[row, 0], out[row].ctypes.data)
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _scale(y: Any, factors: Any, scales: Any, columns: Any, to_bf16: Any, first: Any, last: Any, out: Any) -> None:
+    size = 2 if to_bf16 else 4
+    for row in range(first, last):
+        _scaled(y + 4 * row * columns, columns, factors[row], scales, to_bf16, out + size * row * columns)
