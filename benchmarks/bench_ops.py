@@ -233,7 +233,7 @@ def plot(rows: list[dict[str, Any]], out: Path, title: str) -> None:
     axes.bar_label(bars, [f"{row['ratio']} x, {row['roofline']:.0%} of the roofline" for row in rows], padding=4)
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set(xlabel="baseline / compiled, one thread each", title=title)
-    axes.margins(x=0.35)
+    axes.set_xlim(0, 1.6 * max(row["ratio"] for row in rows))
     axes.invert_yaxis()
     figure.savefig(out)
 

@@ -1,7 +1,7 @@
 """What the compiled ops are worth to the server: one checkpoint through vLLM, with plain torch ops and with compiled.
 
     python benchmarks/make_model.py work/mid --preset mid && glm5-ascend quantize work/mid work/mid-w4a8
-    OMP_NUM_THREADS=1 python benchmarks/bench_server_ops.py work/mid-w4a8 [--requests 8] [--prompt 1024] [--new 32]
+    OMP_NUM_THREADS=1 python benchmarks/bench_server_ops.py work/mid-w4a8 [--requests 4] [--prompt 128] [--new 16]
 
 Each round starts a server engine with GLM5_KERNELS=reference and one with cpu, in turns, gives both the same prompts
 (random tokens) and takes the time of the first token (prefill) and of the rest (decode). Greedy; says how many of the
@@ -54,9 +54,9 @@ def child(directory: str, requests: int, prompt: int, new: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("directory", type=str)
-    parser.add_argument("--requests", type=int, default=8)
-    parser.add_argument("--prompt", type=int, default=1024)
-    parser.add_argument("--new", type=int, default=32)
+    parser.add_argument("--requests", type=int, default=4)
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--new", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

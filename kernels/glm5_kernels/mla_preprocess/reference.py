@@ -68,7 +68,8 @@ def steps(
     q_c_q, q_c_scale = quantize(q_c, q_b, dtype, arithmetic)  # 6
     z_q = multiply(q_c_q, q_b, arithmetic)  # 7
     z = dequantize(z_q, q_c_scale, q_b, dtype, arithmetic).view(tokens, heads, nope + rope)  # 8
-    ql_nope = torch.bmm(z[..., :nope].transpose(0, 1), w_uk_t).transpose(0, 1).contiguous()  # 9
+    ql_nope = z.new_empty(tokens, heads, kv_lora)
+    torch.bmm(z[..., :nope].transpose(0, 1), w_uk_t, out=ql_nope.transpose(0, 1))  # 9
     q_pe = rope_interleaved(z[..., nope:], cos, sin)  # 10
     ckv = rms_norm(kv, kv_a_gamma, eps).to(dtype)  # 11
     kpe = rope_interleaved(k_pe, cos, sin)  # 12
