@@ -15,8 +15,6 @@ import torch
 from glm5_kernels.errors import KernelUnavailableError, UnsupportedVariantError
 
 HALF = (torch.bfloat16, torch.float16)
-#: How both attention operators are called: query tokens of all requests in a row, keys in pages.
-PAGED = {"layout_query": "TND", "sparse_mode": 3}
 
 
 def operator(namespace: str, name: str) -> Callable[..., Any]:
@@ -56,13 +54,21 @@ def support_pages(*caches: torch.Tensor) -> None:
         support(size % 16 == 0 and size <= 1024, f"wants a block_size of 16, 32, ... 1024, got {size}")
 
 
-def lengths(query_start_loc: torch.Tensor, seq_lens: torch.Tensor, block_table: torch.Tensor) -> dict[str, Any]:
-    """The arguments that say where requests start and their keys lie; without the names that differ per operator.
+def paged(
+    query_start_loc: torch.Tensor, seq_lens: torch.Tensor, block_table: torch.Tensor, keys: str
+) -> dict[str, Any]:
+    """What all four operators are told of where things lie: query tokens in a row (TND), keys in pages (PA_BSND).
 
     A missing block must lie beyond its request's length: the operators do not look for holes, so -1 becomes 0 here.
+
+    Args:
+        keys: what the operator calls them in its arguments' names, `key` or `kv`.
     """
     return {
         "actual_seq_lengths_query": query_start_loc[1:].int(),  # sums, without the leading 0
-        "lengths": seq_lens.int(),
+        f"actual_seq_lengths_{keys}": seq_lens.int(),
         "block_table": block_table.int().clamp_min(0),
+        "layout_query": "TND",
+        f"layout_{keys}": "PA_BSND",
+        "sparse_mode": 3,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from glm5_kernels.ascend import HALF, PAGED, lengths, operator, support, support_pages
+from glm5_kernels.ascend import HALF, operator, paged, support, support_pages
 from glm5_kernels.lightning_indexer.reference import check, check_quant
 
 
@@ -21,16 +21,12 @@ def lightning_indexer(
     check(q, k_cache, weights, seq_lens, block_table, topk)
     _support(q, k_cache, topk)
     support(q.dtype in HALF and k_cache.dtype == q.dtype, f"takes bf16 or fp16, got {q.dtype} and {k_cache.dtype}")
-    where = lengths(query_start_loc, seq_lens, block_table)
     chosen, _ = operator("npu", "npu_lightning_indexer")(
         q.contiguous(),
         k_cache[:, :, None],
         weights.to(q.dtype),
-        actual_seq_lengths_key=where.pop("lengths"),
-        layout_key="PA_BSND",
         sparse_count=topk,
-        **where,
-        **PAGED,
+        **paged(query_start_loc, seq_lens, block_table, "key"),
     )
     return _rows(chosen)
 
@@ -50,20 +46,16 @@ def lightning_indexer_quant(
     check_quant(q, k_cache, q_scale, k_scale_cache)
     check(q, k_cache, weights, seq_lens, block_table, topk)
     _support(q, k_cache, topk)
-    where = lengths(query_start_loc, seq_lens, block_table)
     chosen = operator("_C_ascend", "npu_lightning_indexer_quant")(
         q.contiguous(),
         k_cache[:, :, None],
         weights.half(),
         q_scale.half(),
         k_scale_cache.half()[:, :, None],
-        actual_seq_lengths_key=where.pop("lengths"),
-        layout_key="PA_BSND",
         sparse_count=topk,
         query_quant_mode=0,
         key_quant_mode=0,
-        **where,
-        **PAGED,
+        **paged(query_start_loc, seq_lens, block_table, "key"),
     )
     return _rows(chosen)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from glm5_kernels.ascend import HALF, PAGED, lengths, operator, support, support_pages
+from glm5_kernels.ascend import HALF, operator, paged, support, support_pages
 from glm5_kernels.sparse_flash_attention.reference import TILE, check, check_packed
 
 
@@ -24,22 +24,19 @@ def sparse_flash_attention(
     check(ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, seq_lens, block_table)
     _support(ql_nope, q_pe, round_probs)
     support_pages(ckv_cache, kpe_cache)
-    keys, where = ckv_cache[:, :, None], lengths(query_start_loc, seq_lens, block_table)
+    keys = ckv_cache[:, :, None]
     out, peak, total = operator("_C_ascend", "npu_sparse_flash_attention")(
         ql_nope.contiguous(),
         keys,
         keys,
         topk_indices[:, None].int(),
         scale,
-        actual_seq_lengths_kv=where.pop("lengths"),
         query_rope=q_pe.contiguous(),
         key_rope=kpe_cache[:, :, None],
-        layout_kv="PA_BSND",
         sparse_block_size=1,
         attention_mode=2,  # values are the keys' first columns
         return_softmax_lse=True,
-        **where,
-        **PAGED,
+        **paged(query_start_loc, seq_lens, block_table, "kv"),
     )
     return out, _lse(peak, total)
 
@@ -59,15 +56,13 @@ def sparse_flash_attention_quant(
     check_packed(ql_nope, q_pe, kv_cache, topk_indices, seq_lens, block_table)
     _support(ql_nope, q_pe, round_probs)
     support_pages(kv_cache)
-    rows, where = kv_cache[:, :, None], lengths(query_start_loc, seq_lens, block_table)
+    rows = kv_cache[:, :, None]
     out, peak, total = operator("_C_ascend", "npu_kv_quant_sparse_flash_attention")(
         torch.cat([ql_nope, q_pe], dim=-1),
         rows,
         rows,
         topk_indices[:, None].int(),
         scale,
-        actual_seq_lengths_kv=where.pop("lengths"),
-        layout_kv="PA_BSND",
         sparse_block_size=1,
         attention_mode=2,
         key_quant_mode=2,  # a scale per tile
@@ -76,8 +71,7 @@ def sparse_flash_attention_quant(
         tile_size=TILE,
         rope_head_dim=q_pe.shape[2],
         return_softmax_lse=True,
-        **where,
-        **PAGED,
+        **paged(query_start_loc, seq_lens, block_table, "kv"),
     )
     return out, _lse(peak, total)
 
