@@ -6,7 +6,6 @@ Memory: fp32 scores of at most `SCORES` (token, position) pairs per thread, what
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -93,9 +92,11 @@ def _choose(
     place = k_cache.data_ptr(), block_bytes, row_bytes, kind, k_cache.shape[1]
     factors = (torch.empty(0, 0) if k_scale is None else k_scale).numpy()
 
-    def run(task: tuple[int, int, int], spread: Callable[[Callable[[int], object], int], None], span: int) -> None:
-        request, first, last = task
+    shared = len(tasks) < torch.get_num_threads()  # one long request at a time, its keys in parts for all threads
+
+    def run(request: int, first: int, last: int) -> None:
         seen, length = visible[first:last].numpy(), int(visible[last - 1])
+        span = SPAN if shared else length  # a single part runs where it is
         scores = np.empty((last - first, -(-length // STEP) * STEP), np.float32)
 
         def part(number: int) -> None:
@@ -104,20 +105,15 @@ def _choose(
                 number * span, min((number + 1) * span, length), scores,
             )  # fmt: skip
 
-        spread(part, -(-length // span))
+        each(part, -(-length // span))
         _best(scores, seen, out[first:last].numpy())
 
-    if len(tasks) < torch.get_num_threads():  # one long request at a time, its keys shared among the threads
+    if shared:
         for task in tasks:
-            run(task, each, SPAN)
+            run(*task)
     else:
-        each(lambda number: run(tasks[number], _alone, 2**62), len(tasks))
+        each(lambda number: run(*tasks[number]), len(tasks))
     return out
-
-
-def _alone(function: Callable[[int], object], count: int) -> None:
-    for number in range(count):
-        function(number)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]

@@ -151,8 +151,8 @@ def _tokens(
             whole = -(-n // STEP) * STEP
             for key in range(whole):
                 row = chosen[start + min(key, n - 1)]  # what fills the last lanes is a row that has been written
-                at_ckv[key] = ckv + row // block_size * ckv_block + row % block_size * ckv_row
-                at_kpe[key] = kpe + row // block_size * kpe_block + row % block_size * kpe_row
+                at_ckv[key] = _address(row, block_size, ckv, ckv_block, ckv_row)
+                at_kpe[key] = _address(row, block_size, kpe, kpe_block, kpe_row)
             stored = kind
             if kind == PACKED:  # from here on the tile is what the cache would hold
                 stored = 0
@@ -170,8 +170,8 @@ def _tokens(
                 turn(at_kpe.ctypes.data + 8 * key, p, stored, here + 4 * r * STEP, STEP)
             for key in range(start + n, min(start + 2 * TILE, found)):
                 row = chosen[key]
-                prefetch(ckv + row // block_size * ckv_block + row % block_size * ckv_row, r * width)
-                prefetch(kpe + row // block_size * kpe_block + row % block_size * kpe_row, p * width)
+                prefetch(_address(row, block_size, ckv, ckv_block, ckv_row), r * width)
+                prefetch(_address(row, block_size, kpe, kpe_block, kpe_row), p * width)
             scores[:, :whole] = float32(0)
             for key in range(0, whole, STEP):
                 for first in range(0, dims, DEPTH):
@@ -193,6 +193,12 @@ def _tokens(
                 lse[token, head] = peak[head] + np.log(total[head])
             else:
                 lse[token, head] = float32(np.inf)
+
+
+@njit(nogil=True, cache=True, inline="always")  # type: ignore[untyped-decorator]
+def _address(row: Any, block_size: Any, start: Any, block_bytes: Any, row_bytes: Any) -> Any:
+    """Where a physical row of a cache begins."""
+    return start + row // block_size * block_bytes + row % block_size * row_bytes
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
