@@ -8,12 +8,15 @@ TORCH_FLAGS := $(if $(TORCH_CPU_INDEX),--index-url $(TORCH_CPU_INDEX),)
 EXTRA_FLAGS := $(if $(TORCH_CPU_INDEX),--extra-index-url $(TORCH_CPU_INDEX),)
 DEMO ?= work/demo
 
-.PHONY: help install-cpu install-dev demo test test-contract lint style bench build clean
+KERNEL_TOOLS ?= work/kernel-tools
+
+.PHONY: help install-cpu install-dev demo test test-contract prove-kernels lint style bench build clean
 
 help:
 	@echo "make demo         install, write the demo model, quantize it to W4A8, verify, serve, chat"
 	@echo "make test         install what the tests need, check style and types, run all tests"
 	@echo "make test-contract  the peers' real code: msModelSlim, vllm-ascend, torch_npu (installs them from PyPI)"
+	@echo "make prove-kernels  the Triton kernels on three levels, as a table (triton-ascend from PyPI, Debian's MLIR 19)"
 	@echo "make lint         ruff and mypy"
 	@echo "make bench        the numbers of the README"
 	@echo "make install-cpu  vLLM on this CPU, in the order that works, into $(VENV)"
@@ -45,6 +48,9 @@ test: lint
 
 test-contract: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m contract $(PYTEST_ARGS)
+
+prove-kernels: $(VENV)/.dev
+	PYTHONPATH=tests:kernels $(BIN)/python -m proof.table $(KERNEL_TOOLS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

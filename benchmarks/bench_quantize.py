@@ -50,10 +50,15 @@ def measured(command: list[str], log: Path) -> tuple[float, int]:
     return time.perf_counter() - began, usage.ru_maxrss * 1024
 
 
-def texts(count: int, length: int) -> list[str]:
-    """`count` texts of `length` ASCII characters: one token per byte in the model's tokenizer."""
+def seed_text() -> str:
+    """ASCII: one token per character in the model's tokenizer."""
     records = [json.loads(line) for line in SEED_TEXT.read_text(encoding="utf-8").splitlines()]
-    whole = "\n".join(json.dumps(record, ensure_ascii=True) for record in records)
+    return "\n".join(json.dumps(record, ensure_ascii=True) for record in records)
+
+
+def texts(count: int, length: int) -> list[str]:
+    """`count` texts of `length` characters; the seed text over and over."""
+    whole = seed_text()
     whole *= 1 + count * length // len(whole)
     return [whole[i * length : (i + 1) * length] for i in range(count)]
 
@@ -69,15 +74,28 @@ def stock_recipe(peer: Path, out: Path, calibration: Path) -> Path:
     return out
 
 
-def errors(source: StoredModel, out: Path, sequences: list[torch.Tensor]) -> dict[str, Any]:
-    """KL of the logits to the source's, and relative error of the last layer's output before the head."""
+def held_out(used: int, count: int = 24, length: int = 128) -> list[torch.Tensor]:
+    """Token ids of texts that follow the first `used` characters, which calibrated; once all are used, none is new."""
+    after = texts(1, used + count * length)[0][used:]
+    return [torch.tensor(list(after[i : i + length].encode())) % 256 + 3 for i in range(0, len(after), length)]
+
+
+def errors(source: StoredModel, out: Path, sequences: list[torch.Tensor]) -> tuple[dict[str, Any], torch.Tensor]:
+    """Mean KL of the logits to the source's and their relative error; and the KL of each sequence."""
     got, want = StoredModel(out).logits(sequences), source.logits(sequences)
     kl = [
-        F.kl_div(a.log_softmax(-1), b.log_softmax(-1), log_target=True, reduction="none").sum(-1)
+        F.kl_div(a.log_softmax(-1), b.log_softmax(-1), log_target=True, reduction="none").sum(-1).mean()
         for a, b in zip(got, want, strict=True)
     ]
-    x, y = torch.cat(got), torch.cat(want)
-    return {"kl_mean": float(torch.cat(kl).mean()), "logits_relative_error": float((x - y).norm() / y.norm())}
+    x, y, each = torch.cat(got), torch.cat(want), torch.stack(kl)
+    return {"kl_mean": float(each.mean()), "logits_relative_error": float((x - y).norm() / y.norm())}, each
+
+
+def interval(values: torch.Tensor) -> tuple[float, float]:
+    """95 % of the means of samples drawn from `values` with replacement."""
+    drawn = torch.randint(0, len(values), (4000, len(values)), generator=torch.Generator().manual_seed(0))
+    low, high = values[drawn].mean(dim=1).quantile(torch.tensor([0.025, 0.975]))
+    return float(low), float(high)
 
 
 def disk_rate(path: Path, size: int = 2**28) -> float:
@@ -122,7 +140,7 @@ def main() -> None:
         "--peer", type=Path, help="python of a virtual environment with msmodelslim; without it only ours"
     )
     parser.add_argument("--work", type=Path, default=Path("work/bench-quantize"))
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="0: only compare what an earlier run left in --work")
     parser.add_argument("--texts", type=int, nargs=2, default=(8, 64), metavar=("COUNT", "LENGTH"))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -156,10 +174,16 @@ def main() -> None:
             print(f"round {round_number + 1}: {name} {result[0]:.1f} s, peak RSS {result[1] / 1e9:.2f} GB", flush=True)
     report: dict[str, Any] = {"tokens": count * length, "seconds": spent, "peak_rss": peak}
     source = StoredModel(model)
-    held = [torch.tensor(list(text.encode())) % 256 + 3 for text in texts(count + 4, 128)[-4:]]
+    held, each = held_out(count * length), {}
     for name, out in outs.items():
         if out.exists():
-            report[name] = errors(source, out, held)
+            report[name], each[name] = errors(source, out, held)
+            print(f"{name}: {report[name]}")
+    if len(each) == 2:
+        low, high = report["kl_difference"] = interval(each["ours"] - each["msmodelslim"])
+        print(f"KL of ours minus theirs on {len(held)} held-out texts: {low:+.5f} to {high:+.5f} (95 %, paired)")
+    if not args.rounds:
+        return
     bytes_moved = sum(p.stat().st_size for folder in (model, outs["ours"]) for p in folder.rglob("*.safetensors"))
     work = products(Plan(SourceCheckpoint(model), load_recipe(recipe or find_recipe("w4a8"))), count, length)
     disk, ours = disk_rate(args.work / "disk"), statistics.median(spent["ours"])
@@ -174,8 +198,6 @@ def main() -> None:
     if spent["msmodelslim"]:
         theirs = statistics.median(spent["msmodelslim"])
         print(f"{count * length} tokens: msModelSlim {theirs:.1f} s / ours {ours:.1f} s = {theirs / ours:.1f} x")
-    for name in outs:
-        print(f"{name}: {report.get(name)}")
     print(f"this script's own peak: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB")
     if args.json:
         args.json.write_text(json.dumps(report, indent=2) + "\n")

@@ -27,8 +27,8 @@ def query_layout(
             f" from 0 to the {num_tokens} query tokens"
         )
     lengths = starts.diff()
-    request = torch.repeat_interleave(torch.arange(seq_lens.numel()), lengths)  # [T]
-    offset = torch.arange(num_tokens) - starts[request]
+    request = torch.repeat_interleave(torch.arange(seq_lens.numel(), device=starts.device), lengths)  # [T]
+    offset = torch.arange(num_tokens, device=starts.device) - starts[request]
     visible = seq_lens.long()[request] - lengths[request] + offset + 1
     return request, visible
 

@@ -18,14 +18,15 @@ from glm5_kernels.errors import KernelUnavailableError
 
 VARIABLE = "GLM5_KERNELS"
 #: reference: plain torch, the definition. cpu: compiled by numba. npu: torch_npu's and vllm-ascend's operators.
-IMPLEMENTATIONS = ("reference", "cpu", "npu")
+#: triton: our kernels for Triton-Ascend.
+IMPLEMENTATIONS = ("reference", "cpu", "npu", "triton")
 #: What each op has; `glm5_kernels.<folder>.<implementation>` holds a function named like the op.
 OPS: dict[str, tuple[str, ...]] = {
-    "lightning_indexer": ("reference", "cpu", "npu"),
-    "lightning_indexer_quant": ("reference", "cpu", "npu"),
-    "sparse_flash_attention": ("reference", "cpu", "npu"),
-    "sparse_flash_attention_quant": ("reference", "cpu", "npu"),
-    "mla_preprocess": ("reference", "cpu", "npu"),
+    "lightning_indexer": ("reference", "cpu", "npu", "triton"),
+    "lightning_indexer_quant": ("reference", "cpu", "npu", "triton"),
+    "sparse_flash_attention": ("reference", "cpu", "npu", "triton"),
+    "sparse_flash_attention_quant": ("reference", "cpu", "npu", "triton"),
+    "mla_preprocess": ("reference", "cpu", "npu", "triton"),
     "int8_linear": ("reference", "cpu"),
     "w4a8_moe": ("reference", "cpu"),
     "hadamard": ("reference", "cpu"),
@@ -63,6 +64,8 @@ def missing(implementation: str) -> str | None:
         return "numba is not installed (pip install numba)"
     if implementation == "npu" and not _installed("torch_npu"):
         return "torch_npu is not installed (use the vllm-ascend image)"
+    if implementation == "triton" and not _installed("triton"):
+        return "triton is not installed (use the vllm-ascend image, which has Triton-Ascend)"
     return None
 
 
@@ -77,6 +80,8 @@ def obstacle(op: str, implementation: str, device: str) -> str | None:
         return f"{op} has no {implementation} implementation, only {', '.join(OPS[op])}"
     if implementation == "cpu" and device != "cpu":
         return f"cpu kernels cannot read tensors on {device}"
+    if implementation == "triton" and device == "cpu":
+        return "Triton kernels need a device; `make prove-kernels` runs them on a CPU"
     reason = missing(implementation)
     if implementation != "npu" or reason is not None:
         return reason

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from vllm_ascend_on_cpu.environment import VllmAscend
+from npu_schemas import USED, drift, schemas
+from peers import download
+from vllm_ascend_on_cpu.environment import VllmAscend, site_packages
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests/ops"))
@@ -48,3 +50,17 @@ def test_torch_npu_takes_our_arguments_and_answers_with_our_shape(vllm_ascend: V
     assert found["schemas"] == [normal("npu", SCHEMAS["npu"][0])]
     assert any("Tensor" in schema and "int acl_format" in schema for schema in found["format_cast"])
     assert found["lightning_indexer"] == {"shape": [7, 2048], "dtype": "torch.int32"}
+
+
+def test_what_changed_since_the_torch_npu_that_vllm_ascend_pins(vllm_ascend: VllmAscend, tmp_path: Path) -> None:
+    """0.23.0 pins 2.10.0.post4; its wheel wants a CUDA torch, so that its schemas are read, not loaded."""
+    pinned = schemas(download(vllm_ascend.python, "torch_npu==2.10.0.post4", tmp_path))
+    ours = schemas(site_packages(vllm_ascend.python) / "torch_npu")
+    (indexer,) = ours["npu_lightning_indexer"]
+    assert normal("npu", f"npu_lightning_indexer{indexer}") == normal("npu", SCHEMAS["npu"][0])  # it is read right
+    changes = {name: words for name, words in drift(pinned, ours).items() if words}
+    print(changes)
+    assert set(USED) <= pinned.keys() | {"npu_format_cast"}
+    assert changes == {
+        "npu_sparse_flash_attention": "`+ Tensor? value`, `+ Tensor? sinks=None`, `- Tensor value`",
+    }

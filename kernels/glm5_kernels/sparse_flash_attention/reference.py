@@ -156,7 +156,7 @@ def usable_rows(
 ) -> torch.Tensor:
     """Physical cache row of each usable entry of topk_indices [t, K], -1 where it must not be read."""
     positions = topk_indices.long()
-    column = torch.arange(positions.shape[1])
+    column = torch.arange(positions.shape[1], device=positions.device)
     before_end = (positions >= 0).cumprod(dim=-1).bool()  # the first negative entry ends the list
     usable = before_end & (column < visible[:, None]) & (positions < visible[:, None])
     rows = physical_rows(positions.masked_fill(~usable, 0), block_tables, block_size)

@@ -1,0 +1,117 @@
+"""Lightning Indexer by our Triton kernels (`triton_kernels`), for Triton-Ascend."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from glm5_kernels.lightning_indexer.reference import check, check_quant
+from glm5_kernels.lightning_indexer.triton_kernels import choose_positions, order_positions, score_pages
+from glm5_kernels.paged import query_layout
+from glm5_kernels.triton_launch import launch, padded, support, support_power
+
+#: Query rows (tokens times heads) of one matrix product.
+QUERY_ROWS = 128
+#: Tokens whose scores are held at once: 64 times 64k of them are 16 MB.
+TOKENS = 64
+TILE, SCAN, BI, BJ = 2048, 128, 64, 128
+
+
+def lightning_indexer(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    weights: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    topk: int,
+) -> torch.Tensor:
+    """See the package docstring; heads, dims and block_size are powers of two."""
+    check(q, k_cache, weights, seq_lens, block_table, topk)
+    support(q.dtype == k_cache.dtype, f"takes queries and keys of one dtype, got {q.dtype} and {k_cache.dtype}")
+    return _choose(q, k_cache, weights, None, None, query_start_loc, seq_lens, block_table, topk)
+
+
+def lightning_indexer_quant(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    weights: torch.Tensor,
+    q_scale: torch.Tensor,
+    k_scale_cache: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    topk: int,
+) -> torch.Tensor:
+    """See the package docstring."""
+    check_quant(q, k_cache, q_scale, k_scale_cache)
+    check(q, k_cache, weights, seq_lens, block_table, topk)
+    support(k_scale_cache.is_contiguous(), "reads contiguous key scales")
+    return _choose(q, k_cache, weights, q_scale, k_scale_cache, query_start_loc, seq_lens, block_table, topk)
+
+
+def _choose(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    weights: torch.Tensor,
+    q_scale: torch.Tensor | None,
+    k_scale: torch.Tensor | None,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    topk: int,
+) -> torch.Tensor:
+    tokens, heads, dim = q.shape
+    page = k_cache.shape[1]
+    support_power("heads, index_head_dim and block_size", heads, dim, page)
+    support(k_cache.stride(2) == 1, "reads keys whose elements follow each other")
+    device = q.device
+    _, visible = query_layout(query_start_loc, seq_lens, tokens)
+    seen = visible.clamp(0, block_table.shape[1] * page).int().to(device)
+    out = torch.full((tokens, topk), -1, dtype=torch.int32, device=device)
+    per_group = max(1, QUERY_ROWS // heads)
+    groups = _groups(query_start_loc.tolist(), per_group, TOKENS)
+    pages = -(-int(visible.max()) // page) if tokens else 0
+    q, weights, blocks = q.contiguous(), weights.contiguous(), block_table.int().contiguous()
+    # bf16 weights and scales are widened inside; what no int8 kernel reads is any tensor of the right device.
+    q_scale = weights if q_scale is None else q_scale.contiguous()
+    k_scale = weights if k_scale is None else k_scale
+    width = padded(topk, BI)
+    for part in groups:
+        lo, hi = part[0][0], part[-1][0] + part[-1][1]
+        scores = torch.full((hi - lo, max(pages, 1) * page), float("nan"), device=device)
+        positions = torch.empty(hi - lo, width, dtype=torch.int32, device=device)
+        chosen = torch.empty(hi - lo, width, dtype=torch.float32, device=device)
+        number = torch.zeros(hi - lo, dtype=torch.int32, device=device)
+        table = torch.tensor([(start - lo, count, owner) for start, count, owner in part], dtype=torch.int32)
+        launch(
+            score_pages, (len(part), pages),
+            q[lo:hi], k_cache, weights[lo:hi], q_scale[lo:hi], k_scale, blocks, table.to(device),
+            seen[lo:hi], scores, k_cache.stride(0), k_cache.stride(1), blocks.shape[1], scores.stride(0),
+            H=heads, D=dim, BT=per_group, PAGE=page, INT8=q.dtype == torch.int8,
+        )  # fmt: skip
+        launch(
+            choose_positions, (hi - lo,),
+            scores, seen[lo:hi], positions, chosen, number, scores.stride(0), width, topk, TILE=TILE, SCAN=SCAN,
+        )  # fmt: skip
+        launch(
+            order_positions, (hi - lo, width // BI),
+            positions, chosen, number, out[lo:hi], width, out.stride(0), BI=BI, BJ=BJ,
+        )  # fmt: skip
+    return out
+
+
+def _groups(starts: list[int], per_group: int, most: int) -> list[list[tuple[int, int, int]]]:
+    """(first token, count, request) of tokens in a row of one request, in lists of about `most` tokens."""
+    groups = [
+        (first, min(per_group, end - first), request)
+        for request, (start, end) in enumerate(itertools.pairwise(starts))
+        for first in range(start, end, per_group)
+    ]
+    parts: list[list[tuple[int, int, int]]] = []
+    for group in groups:
+        if not parts or group[0] + group[1] - parts[-1][0][0] > most:
+            parts.append([])
+        parts[-1].append(group)
+    return parts

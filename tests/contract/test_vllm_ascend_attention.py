@@ -1,0 +1,132 @@
+"""vllm-ascend 0.23.0's own attention code, run on our kernels, against attention written out in fp32.
+
+`AscendSFAImpl.forward` of the release runs unmodified on the real torch_npu's dispatcher, with our Lightning Indexer
+and Sparse Flash Attention behind the official schemas (`vllm_ascend_on_cpu/npu_kernels.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plain_attention import Attention
+from safetensors import safe_open
+from safetensors.torch import load_file
+from tiny_model import quantize_tiny, write_tiny_model
+from vllm_ascend_on_cpu.environment import VllmAscend
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tests/ops"))
+from npu_operators import SCHEMAS  # noqa: E402
+
+pytestmark = pytest.mark.contract
+SIZES: dict[str, Any] = {"qk_rope_head_dim": 16, "qk_head_dim": 32, "head_dim": 16, "index_head_dim": 32}
+STEPS = "prefill", "decode", "long prefill", "mixed"
+SPARSE = 2048  # sparse_count, fixed in vllm-ascend
+#: int8 activations of two layers in a row, and bf16 between them.
+ERROR = 0.02
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("attention")
+    return quantize_tiny(write_tiny_model(folder / "source", **SIZES), folder / "w4a8", "w4a8")
+
+
+@pytest.fixture(scope="module")
+def ran(vllm_ascend: VllmAscend, checkpoint: Path) -> Path:
+    schemas, out = checkpoint.parent / "schemas.json", checkpoint.parent / "ran.safetensors"
+    schemas.write_text(json.dumps(SCHEMAS["_C_ascend"]))
+    vllm_ascend.run("attention", checkpoint, ROOT / "kernels", schemas, out)
+    return out
+
+
+@dataclass
+class Asked:
+    """What one request asked in one step, and what came out.
+
+    Attributes:
+        states: hidden states of the request from its start, [L, D].
+        positions: of the new tokens, [n].
+        chosen: bool [n, L], the positions the indexer chose.
+        output: [n, D].
+    """
+
+    step: str
+    states: torch.Tensor
+    positions: torch.Tensor
+    chosen: torch.Tensor
+    output: torch.Tensor
+
+    @property
+    def causal(self) -> torch.Tensor:
+        return torch.arange(len(self.states)) <= self.positions[:, None]
+
+
+def asked(ran: Path) -> Iterator[Asked]:
+    """Every request of every step, in order."""
+    found, history = load_file(ran), {}
+    for step in STEPS:
+        values = {key: found[f"{step}.{key}"] for key in ("states", "positions", "owners", "chosen", "output")}
+        for owner in values["owners"].unique().tolist():
+            states, positions, chosen, output = (
+                values[key][values["owners"] == owner] for key in ("states", "positions", "chosen", "output")
+            )
+            history[owner] = states = torch.cat([history.get(owner, states[:0]), states])
+            mask = torch.zeros(len(positions), len(states) + 1, dtype=torch.bool)
+            mask.scatter_(1, chosen.long() % (len(states) + 1), True)  # -1 goes to the last column
+            yield Asked(step, states, positions, mask[:, :-1], output)
+
+
+def test_what_is_chosen_is_visible_and_complete(ran: Path) -> None:
+    for each in asked(ran):
+        assert not (each.chosen & ~each.causal).any()
+        assert torch.equal(each.chosen.sum(1), (each.positions + 1).clamp_max(SPARSE))
+
+
+def test_its_attention_on_our_kernels_is_attention(ran: Path, checkpoint: Path) -> None:
+    """Prefill, decode, and a mixed batch; up to 2048 positions dense, beyond them exactly the chosen ones."""
+    attention = Attention(checkpoint)
+    sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for each in asked(ran):
+        beyond = each.positions >= SPARSE
+        for kind, allowed in (("dense", each.causal), ("sparse", each.chosen)):
+            want = attention.forward(each.states, each.positions, allowed)
+            for part, rows in (("up to", ~beyond), ("beyond", beyond)):
+                sums[each.step, f"{kind}, {part} {SPARSE}"][0] += float((each.output - want)[rows].square().sum())
+                sums[each.step, f"{kind}, {part} {SPARSE}"][1] += float(want[rows].square().sum())
+    error = {key: (a / b) ** 0.5 for key, (a, b) in sums.items() if b}
+    print(*(f"{step}: {kind}: relative error {value:.4f}" for (step, kind), value in error.items()), sep="\n")
+    for step in STEPS:
+        assert error[step, f"dense, up to {SPARSE}"] < ERROR
+    for step in ("long prefill", "mixed"):
+        assert error[step, f"sparse, beyond {SPARSE}"] < ERROR
+        assert error[step, f"dense, beyond {SPARSE}"] > 2 * ERROR  # the choice matters
+
+
+def test_our_kernels_were_the_ones_that_ran(ran: Path) -> None:
+    with safe_open(ran, "pt") as file:
+        calls = json.loads(file.metadata()["calls"])
+    assert calls["npu_lightning_indexer"] == calls["npu_sparse_flash_attention"] == 4
+    assert calls["npu_kv_rmsnorm_rope_cache"] == calls["npu_interleave_rope"] == 4
+
+
+def test_without_triton_its_indexer_rotates_the_wrong_pairs(ran: Path, checkpoint: Path) -> None:
+    """Upstream bug of 0.23.0: GLM-5's indexer rotates neighbours; without Triton-Ascend it gets halves."""
+    attention = Attention(checkpoint)
+    (each,) = (each for each in asked(ran) if each.step == "long prefill")
+    beyond = each.positions >= SPARSE
+    missed = {}
+    for pairs in ("neighbours", "halves"):
+        scores = attention.index_scores(each.states, each.positions[beyond], pairs == "neighbours")
+        best = scores.masked_fill(~each.causal[beyond], -torch.inf).topk(SPARSE, dim=-1).indices
+        missed[pairs] = 1 - float(each.chosen[beyond].gather(1, best).float().mean())
+    print(f"missed of the choice by the rotation of {missed}")
+    assert missed["halves"] < 0.02 < missed["neighbours"]

@@ -1,0 +1,8 @@
+"""What the Triton kernels do, shown without an NPU on three levels (README, "How these kernels are proven").
+
+1. `interpreter`: their source run by upstream Triton's interpreter.
+2. `lowering`, `structure`: lowered by Triton-Ascend's own compiler, and what the result must look like.
+3. `execute`: the lowered text compiled for this CPU by MLIR and LLVM 19 and run.
+
+`levels` runs one level of one op in a process of its own, `table` all of them.
+"""

@@ -1,0 +1,126 @@
+"""One level of one op: `python -m proof.levels LEVEL OP TOOLS`, results as JSON lines on standard output.
+
+A process of its own, because TRITON_INTERPRET counts when the kernels are imported, because levels 2 and 3 want
+triton-ascend where level 1 wants upstream Triton, and because a wrong call at level 3 may end it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glm5_kernels.errors import UnsupportedVariantError
+from glm5_kernels.parity import run
+from glm5_kernels.parity.cases import Case, cases
+from glm5_kernels.triton_launch import launched_by
+from proof import execute, structure
+from proof.lowering import Lowered, lower
+from proof.shapes import REAL, quick_cases, real_cases
+from proof.tools import Tools
+
+ROOT = Path(__file__).parents[2]
+OPS = (
+    "lightning_indexer",
+    "lightning_indexer_quant",
+    "sparse_flash_attention",
+    "sparse_flash_attention_quant",
+    "mla_preprocess",
+)
+LEVELS = ("interpreted", "lowered")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the table.
+
+    Attributes:
+        level: 1, 2 or 3.
+        what: the variant of the op, at level 2 the kernel.
+        relative: error over the whole output, None at level 2.
+        asserted: what was compared or required.
+    """
+
+    op: str
+    level: int
+    what: str
+    ok: bool
+    relative: float | None
+    worst: str
+    asserted: str
+    skipped: str = ""
+
+
+def prove(level: str, op: str, tools: Tools | None) -> list[Result]:
+    """Run it in its process.
+
+    Args:
+        level: `interpreted` (1) or `lowered` (2 and 3).
+    Raises:
+        RuntimeError: the process ended before its last result.
+    """
+    paths = [str(ROOT / "tests"), str(ROOT / "kernels")]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    if level == "lowered":
+        if tools is None:
+            raise ValueError("levels 2 and 3 need the tools")
+        paths.insert(0, str(tools.triton_ascend))
+        environment.pop("TRITON_INTERPRET")
+    environment |= {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "proof.levels", level, op, str(tools.llvm if tools else "")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"{level} {op}: exit {done.returncode}\n{done.stderr[-3000:]}")
+    return [Result(**json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def _compared(cases: Iterable[Case], level: int) -> Iterator[Result]:
+    for case in cases:
+        try:
+            got = run._results(case, "triton", "cpu")
+        except UnsupportedVariantError as error:
+            yield Result(case.op, level, case.variant, True, None, "", "", str(error))
+            continue
+        for row in run._judge(case, "triton", got, run._results(case, "reference", "cpu")):
+            yield Result(case.op, level, f"{case.variant}: {row.output}", row.ok, row.relative, row.worst, row.allowed)
+
+
+def _interpreted(op: str) -> Iterator[Result]:
+    from proof import interpreter
+
+    interpreter.correct()
+    yield from _compared([*real_cases(op), *quick_cases(op)], 1)
+
+
+def _lowered(op: str, llvm: Path) -> Iterator[Result]:
+    made: dict[Any, Lowered] = {}
+
+    def launch(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
+        types = tuple(a.dtype if isinstance(a, torch.Tensor) else type(a) for a in arguments)
+        key = kernel.__name__, types, tuple(constants.items())
+        if key not in made:
+            made[key] = lower(kernel, arguments, constants)
+        execute.run(compiler.library(made[key]), made[key], grid, arguments)
+
+    with tempfile.TemporaryDirectory() as folder, launched_by(launch):
+        compiler = execute.Compiler(llvm, Path(folder))
+        yield from _compared(real_cases(op), 3)
+        for lowered in made.values():
+            wrong = structure.findings(lowered)
+            asserted = structure.expected(lowered).in_words()
+            yield Result(op, 2, f"{REAL}: {lowered.kernel}", not wrong, None, "; ".join(wrong), asserted)
+        yield from _compared(cases(0, [op]), 3)
+
+
+if __name__ == "__main__":
+    chosen, name, debian = sys.argv[1:]
+    for line in _interpreted(name) if chosen == "interpreted" else _lowered(name, Path(debian)):
+        print(json.dumps(asdict(line)), flush=True)

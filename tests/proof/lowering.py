@@ -1,0 +1,89 @@
+"""Level 2: a kernel lowered by Triton-Ascend's own compiler to the text that its device compiler takes.
+
+Runs where `import triton` is triton-ascend 3.2.0, without CANN: its stages are called one by one, since
+`triton.compile` would go on to the device. No argument is specialised on being 1 or a multiple of 16, as a launch on a
+device may do.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+#: torch's dtype: Triton's name of a pointer to it, MLIR's name of it.
+NAMES = {
+    torch.bfloat16: ("*bf16", "bf16"),
+    torch.float16: ("*fp16", "f16"),
+    torch.float32: ("*fp32", "f32"),
+    torch.int32: ("*i32", "i32"),
+    torch.int8: ("*i8", "i8"),
+}
+#: The name of an A3's die; that of an A2 is Ascend910B3 and gives the same text.
+ARCHITECTURE = "Ascend910_9382"
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """What came out: the kernel's name, Linalg text, and on which cores it runs: mix, aic (cube) or aiv (vector)."""
+
+    kernel: str
+    text: str
+    mix_mode: str
+
+    def check(self, arguments: Sequence[Any]) -> None:
+        """Raise `ValueError` unless the function takes these arguments: a wrong one would write anywhere."""
+        found = re.search(rf"func\.func @{self.kernel}\((.*?)\) attributes", self.text, re.S)
+        if found is None:
+            raise ValueError(f"{self.kernel}: no function of that name in the lowered text")
+        types = re.findall(r"%arg\d+: (memref<\?x\w+>|\w+)", found[1])
+        wanted = ["memref<?xi8>"] * 2 + [_type(a) for a in arguments] + ["i32"] * 6
+        if types != wanted:
+            raise ValueError(f"{self.kernel} takes {types}, not {wanted}")
+
+
+def _type(argument: Any) -> str:
+    if isinstance(argument, torch.Tensor):
+        return f"memref<?x{NAMES[argument.dtype][1]}>"
+    return "f32" if isinstance(argument, float) else "i32"
+
+
+def lower(kernel: Any, arguments: Sequence[Any], constants: dict[str, Any]) -> Lowered:
+    """`kernel` (decorated by triton.jit) for arguments of these types and these constants.
+
+    Raises:
+        RuntimeError: the compiler refuses the kernel; with what it says.
+    """
+    from triton._C.libtriton import ir
+    from triton.backends.ascend.compiler import _parse_linalg_metadata, make_ttir, ttir_to_linalg
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import ASTSource, make_backend
+
+    names = [name for name in kernel.arg_names if name not in constants]
+    signature = {name: _signature(value) for name, value in zip(names, arguments, strict=True)}
+    target = GPUTarget("npu", ARCHITECTURE, 0)
+    backend = make_backend(target)
+    source = ASTSource(fn=kernel, signature=signature, constants=constants)
+    options = backend.parse_options(source.parse_options())
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    module = source.make_ir(options, backend.get_codegen_implementation(), backend.get_module_map(), context)
+    metadata = {"hash": kernel.__name__, "target": target, **options.__dict__}
+    ttir = make_ttir(module, metadata, options)
+    try:
+        text = ttir_to_linalg(ttir, metadata, options, named_ops=True)
+    except subprocess.CalledProcessError as error:
+        raise RuntimeError(f"{kernel.__name__}: {error.stderr.decode()[:2000]}") from error
+    text, metadata = _parse_linalg_metadata(text, metadata)
+    return Lowered(kernel.__name__, text, metadata["mix_mode"])
+
+
+def _signature(argument: Any) -> str:
+    if isinstance(argument, torch.Tensor):
+        return NAMES[argument.dtype][0]
+    return "fp32" if isinstance(argument, float) else "i32"

@@ -1,0 +1,136 @@
+"""The cases of the proofs: those of the parity suite, and one of each op at GLM-5's real sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from glm5_kernels.int8 import PER_TENSOR, PER_TOKEN, LinearWeights
+from glm5_kernels.lightning_indexer.reference import quantize_indexer
+from glm5_kernels.parity.cases import Case, cases
+from glm5_kernels.parity.compare import Tolerance
+from glm5_kernels.sparse_flash_attention.reference import pack_latents
+
+REAL = "GLM-5"
+HEADS, RANK, ROPE, NOPE, Q_LORA, HIDDEN = 64, 512, 64, 192, 2048, 6144
+INDEX_HEADS, INDEX_DIM, TOPK, BLOCK = 32, 128, 2048, 128
+#: Decode: a long request, one shorter than TOPK, and one without a key.
+LENGTHS = (4096, 300, 0)
+#: What the real cases are, for the table.
+IN_WORDS = {
+    "lightning_indexer": "32 heads of 128, top 2048 of 4096, pages of 128, bf16",
+    "lightning_indexer_quant": "the same in int8",
+    "sparse_flash_attention": "64 heads, 512 + 64, 2048 rows, pages of 128, bf16",
+    "sparse_flash_attention_quant": "the same from packed rows of 656 bytes",
+    "mla_preprocess": "6144 -> 2048 / 512 + 64 -> 64 heads, dynamic and static W8A8",
+}
+#: Cases that take the interpreter minutes; level 3 runs them.
+SLOW = {
+    "lightning_indexer": ("prefill", "chunk"),
+    "lightning_indexer_quant": ("prefill", "chunk"),
+    "sparse_flash_attention": ("prefill", "chunk"),
+    "sparse_flash_attention_quant": ("prefill", "chunk"),
+    "mla_preprocess": ("40 tokens", "float32, 8 tokens", "no_quant, bfloat16, 8"),
+}
+
+
+def quick_cases(op: str) -> Iterator[Case]:
+    """The parity suite's cases of an op that the interpreter gets through in seconds."""
+    for case in cases(0, [op]):
+        if not any(text in case.variant for text in SLOW[op]):
+            yield case
+
+
+def real_cases(op: str) -> Iterator[Case]:
+    """GLM-5's heads, dims, pages of 128 and 2048 positions; every cache row that nobody owns is NaN."""
+    generator = torch.Generator().manual_seed(7)
+    if op.startswith("lightning_indexer"):
+        yield _indexer(op, generator)
+    elif op.startswith("sparse_flash_attention"):
+        yield _attention(op, generator)
+    else:
+        yield from (_preprocess(mode, generator) for mode in (PER_TOKEN, PER_TENSOR))
+
+
+def _pages(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """block_table [B, 32] of shuffled pages, the slots that are owned, and query_start_loc of one token each."""
+    needed = [-(-length // BLOCK) for length in LENGTHS]
+    order = torch.randperm(sum(needed) + 3, generator=generator).int()
+    table = torch.full((len(LENGTHS), max(needed)), -1, dtype=torch.int32)
+    owned = torch.zeros(len(order) * BLOCK, dtype=torch.bool)
+    for request, (length, count) in enumerate(zip(LENGTHS, needed, strict=True)):
+        start = sum(needed[:request])
+        table[request, :count] = order[start : start + count]
+        positions = torch.arange(length)
+        owned[table[request].long()[positions // BLOCK] * BLOCK + positions % BLOCK] = True
+    return table, owned, torch.arange(len(LENGTHS) + 1, dtype=torch.int32)
+
+
+def _cache(columns: int, owned: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    rows = torch.randn(len(owned), columns, generator=generator).bfloat16()
+    rows[~owned] = float("nan")
+    return rows.view(-1, BLOCK, columns)
+
+
+def _indexer(op: str, generator: torch.Generator) -> Case:
+    table, owned, starts = _pages(generator)
+    tokens, lengths = len(LENGTHS), torch.tensor(LENGTHS, dtype=torch.int32)
+    q = torch.randn(tokens, INDEX_HEADS, INDEX_DIM, generator=generator).bfloat16()
+    weights = torch.randn(tokens, INDEX_HEADS, generator=generator).bfloat16()
+    keys = _cache(INDEX_DIM, owned, generator)
+    step = starts, lengths, table, TOPK
+    if op == "lightning_indexer":
+        return Case(op, f"{REAL}, bfloat16", (q, keys, weights, *step), gap=1e-3)
+    (q_int, q_scale), (k_int, k_scale) = quantize_indexer(q), quantize_indexer(keys.nan_to_num())
+    k_scale.view(-1)[~owned] = float("nan")
+    return Case(op, f"{REAL}, int8", (q_int, k_int, weights.half(), q_scale, k_scale, *step), gap=1e-3)
+
+
+def _attention(op: str, generator: torch.Generator) -> Case:
+    table, owned, starts = _pages(generator)
+    tokens, lengths = len(LENGTHS), torch.tensor(LENGTHS, dtype=torch.int32)
+    nope = (0.3 * torch.randn(tokens, HEADS, RANK, generator=generator)).bfloat16()
+    pe = (0.3 * torch.randn(tokens, HEADS, ROPE, generator=generator)).bfloat16()
+    chosen = torch.full((tokens, TOPK), -1, dtype=torch.int32)
+    for token, length in enumerate(LENGTHS):
+        some = torch.randperm(length, generator=generator)[:TOPK].int()
+        chosen[token, : len(some)] = some
+    ckv, kpe = _cache(RANK, owned, generator), _cache(ROPE, owned, generator)
+    caches = (ckv, kpe) if op == "sparse_flash_attention" else (_packed(ckv, kpe, owned),)
+    rounded = Tolerance(2e-2, 2e-2, "probabilities rounded to bf16 before or after they are normalised")
+    outputs = ("out", rounded), ("lse", Tolerance(2e-5, 1e-5, "fp32 sums and logarithm"))
+    return Case(op, f"{REAL}, bfloat16", (nope, pe, *caches, chosen, starts, lengths, table, 0.0625, True), outputs)
+
+
+def _packed(ckv: torch.Tensor, kpe: torch.Tensor, owned: torch.Tensor) -> torch.Tensor:
+    packed = pack_latents(ckv.nan_to_num(), kpe.nan_to_num())
+    packed.view(len(owned), -1)[~owned] = -1  # bytes 0xff: NaN as bf16 and as fp32
+    return packed
+
+
+def _preprocess(mode: str, generator: torch.Generator) -> Case:
+    tokens = 2
+    angle = torch.rand(tokens, ROPE // 2, generator=generator) * 6
+    fused = torch.zeros(2, BLOCK, RANK + ROPE, dtype=torch.bfloat16)
+    arguments = (
+        torch.randn(tokens, HIDDEN, generator=generator).bfloat16(), angle.cos(), angle.sin(),
+        _quantized(mode, Q_LORA + RANK + ROPE, HIDDEN, generator),
+        _quantized(mode, HEADS * (NOPE + ROPE), Q_LORA, generator),
+        (torch.randn(HEADS, NOPE, RANK, generator=generator) * NOPE**-0.5).bfloat16(),
+        torch.rand(Q_LORA, generator=generator) + 0.5, torch.rand(RANK, generator=generator) + 0.5,
+        torch.tensor([200, 3]), fused[..., :RANK], fused[..., RANK:], 1e-5,
+    )  # fmt: skip
+    allowed = Tolerance(2e-2, 2e-2, "bf16 between the steps; an int8 code on the border may go either way")
+    names = "ql_nope", "q_pe", "q_c", "ckv_cache", "kpe_cache"
+    outputs = tuple((name, allowed) for name in names)
+    return Case("mla_preprocess", f"{REAL}, {mode}, bfloat16", arguments, outputs, written=(9, 10))
+
+
+def _quantized(mode: str, n: int, k: int, generator: torch.Generator) -> LinearWeights:
+    weight = torch.randint(-127, 128, (n, k), dtype=torch.int8, generator=generator)
+    scale = (torch.rand(n, generator=generator) + 0.5) * 0.014 * k**-0.5
+    if mode == PER_TOKEN:
+        return LinearWeights(weight, mode, scale)
+    step, offset = torch.tensor([0.03125]), torch.tensor([3.0])
+    return LinearWeights(weight, mode, scale * step, step, offset, (-3 * weight.long().sum(1)).int())

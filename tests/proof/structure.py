@@ -1,0 +1,135 @@
+"""What the lowered text of each kernel must look like: where it runs, what the cube multiplies, what is copied how.
+
+Sizes are those of one core of a 910B/910C. That every tile fits is necessary, not sufficient: what the device's
+compiler allocates beside it is not known here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import prod
+
+from proof.lowering import Lowered
+
+L0A, L0B, L0C, L1, UB = 2**16, 2**16, 2**17, 2**19, 196608
+_BYTES = {"i1": 1, "i8": 1, "bf16": 2, "f16": 2, "f32": 4, "i32": 4, "i64": 8}
+_TENSOR = r"(?:tensor|memref)<([\dx]+)x(bf16|f16|f32|i1|i8|i32|i64)"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Of one kernel in one mode.
+
+    Attributes:
+        mix_mode: mix (cube and vector cores) or aiv (vector cores alone).
+        matmuls: [M x K] x [K x N] of the cube's products, with the type of the operands.
+        rows: sizes of the rows that are gathered, each by one copy.
+        single: loops that load or store one element at a time.
+        through_vector: rows, without their 1x, that a mask may take through the vector cores.
+    """
+
+    mix_mode: str
+    matmuls: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    single: int = 0
+    through_vector: tuple[str, ...] = ()
+
+    def in_words(self) -> str:
+        """For the table."""
+        words = [f"runs on {self.mix_mode}", *self.matmuls]
+        words += [f"copies rows {row}" for row in self.rows]
+        if self.single:
+            words.append(f"{self.single} loops over single elements")
+        return "; ".join([*words, "no library call", "tiles fit L0A/B/C, L1, UB"])
+
+
+#: At GLM-5's real sizes, by kernel and quant mode.
+EXPECTED = {
+    "score_pages, bf16": Expected("mix", ("128x128 x 128x128 bf16 -> f32",)),
+    "score_pages, i8": Expected("mix", ("128x128 x 128x128 i8 -> i32",)),
+    "choose_positions": Expected("aiv", single=2),
+    "order_positions": Expected("aiv", single=1),
+    "attend": Expected(
+        "mix",
+        ("16x512 x 512x64 bf16 -> f32", "16x64 x 64x64 bf16 -> f32", "16x64 x 64x512 bf16 -> f32"),
+        ("1x512xbf16", "1x64xbf16"),
+    ),
+    "unpack_rows": Expected("aiv", rows=("1x128xi8",) * 4 + ("1x64xbf16",), single=4),  # a scale per row and tile
+    "quantize_rows": Expected("aiv"),
+    "linear": Expected("mix", ("16x512 x 512x64 i8 -> i32",)),
+    "absorb": Expected("mix", ("16x64 x 64x512 bf16 -> f32",)),
+    "rotate": Expected("aiv"),
+    "write_latents": Expected("aiv"),
+}
+
+
+def expected(lowered: Lowered) -> Expected:
+    """The entry of EXPECTED for this text."""
+    key = lowered.kernel
+    if key == "score_pages":
+        key += ", i8" if "xi8>, tensor" in lowered.text else ", bf16"
+    return EXPECTED[key]
+
+
+def matmuls(text: str) -> tuple[str, ...]:
+    """Every `linalg.matmul`, in order."""
+    tensor = r"tensor<(\d+x\d+)x(\w+)>"
+    found = re.findall(rf"linalg\.matmul .*?ins\(.*? : {tensor}, {tensor}\) outs\(.*? : {tensor}\)", text)
+    return tuple(f"{a} x {b} {kind} -> {result}" for a, kind, b, _, _, result in found)
+
+
+def scattered(text: str) -> tuple[tuple[str, ...], int]:
+    """The loops over scattered addresses: rows that are copied whole, and how many go element by element."""
+    rows, single = [], 0
+    for end in re.finditer(r"\} \{ExtractedLoadOrStore[^}]*\}", text):
+        body = text[text.rindex("scf.for", 0, end.start()) : end.start()]
+        copies = re.findall(r"memref\.copy .*? : memref<(1x[\dx]*\w+), strided", body)
+        if len(copies) == 1 and "parallel_loop" in end[0]:
+            rows.append(copies[0])
+        else:
+            single += 1
+    return tuple(rows), single
+
+
+def findings(lowered: Lowered) -> list[str]:
+    """What is not as expected; nothing if all is."""
+    want, text, found = expected(lowered), lowered.text, []
+    seen = matmuls(text)
+    if lowered.mix_mode != want.mix_mode:
+        found.append(f"runs on {lowered.mix_mode}, not {want.mix_mode}")
+    if seen != want.matmuls:
+        found.append(f"multiplies {seen}, not {want.matmuls}")
+    rows, single = scattered(text)
+    if rows != want.rows:
+        found.append(f"gathers {rows}, not {want.rows}")
+    if single != want.single:
+        found.append(f"has {single} loops over single elements, not {want.single}")
+    found += [f"calls {name}" for name in re.findall(r"call @(\w+)", text)]
+    for shape in {row.removeprefix("1x") for row in rows} - set(want.through_vector):
+        if re.search(rf"arith\.select .*tensor<\d+x{shape}>", text):
+            found.append(f"selects over a tile of gathered rows {shape}")
+    return found + _too_large(text, seen)
+
+
+def _too_large(text: str, products: tuple[str, ...]) -> list[str]:
+    found = []
+    for product in products:
+        a, b, kind, result = re.findall(r"(\S+) x (\S+) (\w+) -> (\w+)", product)[0]
+        (m, k), (_, n) = (tuple(map(int, size.split("x"))) for size in (a, b))
+        for name, size, limit in (
+            ("L0A", m * k * _BYTES[kind], L0A), ("L0B", k * n * _BYTES[kind], L0B), ("L0C", m * n * _BYTES[result], L0C)
+        ):  # fmt: skip
+            if size > limit:
+                found.append(f"{product}: {size} bytes in {name} of {limit}")
+    allocated = sum(_size(shape, kind) for shape, kind in re.findall(rf"memref\.alloc\(\) : {_TENSOR}", text))
+    if products and allocated > L1:
+        found.append(f"allocates {allocated} bytes, L1 has {L1}")
+    for shape, kind in set(re.findall(_TENSOR, text)):
+        if _size(shape, kind) > UB:
+            found.append(f"a tile {shape}x{kind} of {_size(shape, kind)} bytes, UB has {UB}")
+    return found
+
+
+def _size(shape: str, kind: str) -> int:
+    return prod(map(int, shape.split("x"))) * _BYTES[kind]

@@ -1,0 +1,123 @@
+"""The Triton kernels on three levels (README, "How these kernels are proven"), and that the levels can fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from proof import structure, tools
+from proof.levels import OPS, ROOT, Result, prove
+from proof.lowering import Lowered
+
+#: Kernels of each op at GLM-5's sizes; MLA preprocess in two quant modes.
+KERNELS = {
+    "lightning_indexer": {"score_pages", "choose_positions", "order_positions"},
+    "lightning_indexer_quant": {"score_pages", "choose_positions", "order_positions"},
+    "sparse_flash_attention": {"attend"},
+    "sparse_flash_attention_quant": {"attend", "unpack_rows"},
+    "mla_preprocess": {"quantize_rows", "linear", "absorb", "rotate", "write_latents"},
+}
+
+
+@pytest.fixture(scope="session")
+def proof_tools(tmp_path_factory: pytest.TempPathFactory) -> tools.Tools:
+    """PROOF_TOOLS names a folder that has them already (`python -m proof.tools FOLDER`)."""
+    missing = tools.obstacle()
+    if missing:
+        pytest.skip(missing)
+    named = os.environ.get("PROOF_TOOLS")
+    return tools.make_tools(Path(named) if named else tmp_path_factory.mktemp("proof-tools"))
+
+
+def passed(results: list[Result], level: int) -> list[Result]:
+    """Those of a level that were compared; all must be right."""
+    wrong = [r for r in results if not r.ok]
+    assert not wrong
+    found = [r for r in results if r.level == level and not r.skipped]
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_level_1_the_interpreted_source_gives_what_the_reference_gives(op: str) -> None:
+    found = passed(prove("interpreted", op, None), 1)
+    assert any(r.what.startswith("GLM-5") for r in found)
+    assert len(found) >= 5
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_levels_2_and_3_the_lowered_text_is_as_expected_and_gives_the_same(op: str, proof_tools: tools.Tools) -> None:
+    results = prove("lowered", op, proof_tools)
+    assert {r.what.removeprefix("GLM-5: ") for r in passed(results, 2)} == KERNELS[op]
+    compared = passed(results, 3)
+    assert any(r.what.startswith("GLM-5") for r in compared)
+    assert len(compared) >= 6
+
+
+def test_the_interpreter_still_has_the_errors_that_are_corrected() -> None:
+    """Else `proof/interpreter.py` can go."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT / "tests")}
+    done = subprocess.run(
+        [sys.executable, "-m", "proof.bf16_errors"], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == ["product", "wrong", "rounding", "wrong", "corrected:", "product", "rounding"]
+
+
+ROW = """
+  func.func @attend(%arg0: memref<?xi8>) attributes {SyncBlockLockArg = 0 : i64} {
+    scf.for %i = %c0 to %c64 step %c1 {
+      memref.copy %a, %b : memref<1x512xbf16, strided<[512, 1]>> to memref<1x512xbf16, strided<[512, 1]>>
+    } {ExtractedLoadOrStore, hivm.parallel_loop}
+    scf.for %i = %c0 to %c64 step %c1 {
+      memref.copy %a, %b : memref<1x64xbf16, strided<[64, 1]>> to memref<1x64xbf16, strided<[64, 1]>>
+    } {ExtractedLoadOrStore, hivm.parallel_loop}
+    %1 = linalg.matmul ins(%q, %k : tensor<16x512xbf16>, tensor<512x64xbf16>) outs(%c : tensor<16x64xf32>)
+    %2 = linalg.matmul ins(%q, %k : tensor<16x64xbf16>, tensor<64x64xbf16>) outs(%c : tensor<16x64xf32>)
+    %3 = linalg.matmul ins(%q, %k : tensor<16x64xbf16>, tensor<64x512xbf16>) outs(%c : tensor<16x512xf32>)
+  }
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (("", ""), None),
+        (("%1 =", "%s = arith.select %m, %k, %z : tensor<64x512xi1>, tensor<64x512xbf16>\n    %1 ="), "selects over"),
+        ((", hivm.parallel_loop", ""), "loops over single elements"),
+        (("tensor<16x512xf32>", "tensor<16x512xbf16>"), "multiplies"),
+        (("tensor<512x64xbf16>", "tensor<512x128xbf16>"), "bytes in L0B of 65536"),
+        (("%1 =", "call @triton_sort(%x)\n    %1 ="), "calls triton_sort"),
+        (("%1 =", "%big = memref.alloc() : memref<64x512x16xbf16>\n    %1 ="), "L1 has"),
+    ],
+)
+def test_what_level_2_refuses(change: tuple[str, str], complaint: str | None) -> None:
+    found = structure.findings(Lowered("attend", ROW.replace(*change) if change[0] else ROW, "mix"))
+    assert any(complaint in finding for finding in found) if complaint else not found
+
+
+def test_level_2_sees_on_which_cores_a_kernel_runs() -> None:
+    assert structure.findings(Lowered("attend", ROW, "aiv")) == ["runs on aiv, not mix"]
+
+
+def test_level_3_refuses_arguments_of_other_types() -> None:
+    """It would write into any memory otherwise."""
+    types = ["memref<?xi8>", "memref<?xi8>", "memref<?xbf16>", "f32", *["i32"] * 7]
+    text = ", ".join(f"%arg{i}: {kind}" for i, kind in enumerate(types))
+    lowered = Lowered("k", f"func.func @k({text}) attributes {{}} {{", "aiv")
+    lowered.check([torch.zeros(2, dtype=torch.bfloat16), 1.0, 3])
+    for wrong in ([torch.zeros(2), 1.0, 3], [torch.zeros(2, dtype=torch.bfloat16), 1, 3], [1.0, 3]):
+        with pytest.raises(ValueError, match="takes"):
+            lowered.check(wrong)
+
+
+def test_a_wrong_result_is_a_failed_line() -> None:
+    good = Result("attend", 3, "x", True, 0.0, "", "")
+    with pytest.raises(AssertionError):
+        passed([good, dataclasses.replace(good, ok=False)], 3)
