@@ -1,6 +1,7 @@
 """Runs one vLLM engine in this process and reports what the tests ask for.  python engine.py JOB.json RESULT.json
 
-A job: {"engine": {LLM arguments}, "prompts": [[token ids]], "new_tokens": 32, "passes": 1, "count_ops": bool}.
+A job: {"engine": {LLM arguments}, "prompts": [[token ids]], "new_tokens": 32, "passes": 1, "count_ops": bool,
+"score": bool}.
 conftest.py sets the environment; VLLM_ENABLE_V1_MULTIPROCESSING=0 lets dispatch modes and hooks see the model.
 """
 
@@ -58,6 +59,28 @@ def generate(llm: Any, prompts: list[list[int]], new_tokens: int) -> list[dict[s
     ]
 
 
+def scores(llm: Any, prompts: list[list[int]]) -> list[list[list[float]]]:
+    """Per prompt and position from the second on, the log-probability of every token of the vocabulary."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(max_tokens=1, prompt_logprobs=-1)
+    outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+    return [
+        [[position[token].logprob for token in range(len(position))] for position in output.prompt_logprobs[1:]]
+        for output in outputs
+    ]
+
+
+def cache_bytes(config: Any) -> dict[str, int]:
+    """Bytes per token of every layer's cache, by name."""
+    caches = {
+        name: layer.kv_cache
+        for name, layer in config.compilation_config.static_forward_context.items()
+        if hasattr(layer, "kv_cache")
+    }
+    return {name: cache[0, 0].numel() * cache.element_size() for name, cache in caches.items()}
+
+
 def spec_decode_metrics(llm: Any) -> dict[str, float]:
     return {m.name: m.value for m in llm.get_metrics() if "spec_decode" in m.name and hasattr(m, "value")}
 
@@ -85,10 +108,13 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "custom_ops": list(config.compilation_config.custom_ops),
         "chunked_prefill": config.scheduler_config.enable_chunked_prefill,
         "prefix_caching": config.cache_config.enable_prefix_caching,
+        "cache_bytes": cache_bytes(config),
         "passes": [generate(llm, job["prompts"], job["new_tokens"]) for _ in range(job.get("passes", 1))],
     }
     if job.get("count_ops"):
         result["counted"] = counted(llm, COUNTED_PROMPTS)
+    if job.get("score"):
+        result["scores"] = scores(llm, job["prompts"])
     if "speculative_config" in job["engine"]:
         result["spec_decode"] = spec_decode_metrics(llm)
     return result

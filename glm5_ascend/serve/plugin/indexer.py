@@ -1,7 +1,8 @@
 """The lightning indexer of one layer: project, rotate, store this step's keys, choose positions.
 
 vLLM's `Indexer` module is kept as the owner of the weights (so names in a checkpoint stay the same); its fp8 cache is
-turned into one in the model's dtype, and its forward, which needs a GPU, is replaced by `choose_positions`.
+turned into one in the model's dtype or in int8 (`caches`), and its forward, which needs a GPU, is replaced by
+`choose_positions`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import torch
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.models.deepseek_v2 import DeepseekV32IndexerCache, Indexer
 
+from glm5_ascend.serve.plugin import caches
 from glm5_ascend.serve.plugin.backend import IndexerBackend, SparseMLAMetadata
+from glm5_ascend.serve.plugin.switches import switches
 from glm5_kernels import ops
 
 
 class IndexerCache(DeepseekV32IndexerCache):  # type: ignore[misc]
-    """Key cache [num_blocks, block_size, index_head_dim] in the model's dtype."""
+    """Key cache [num_blocks, block_size, index_head_dim] in the model's dtype, or int8 with two bytes more."""
 
     def get_attn_backend(self) -> type[IndexerBackend]:
         return IndexerBackend
@@ -25,8 +28,11 @@ def adopt(indexer: Indexer) -> None:
     """Make vLLM's indexer cache ours. The object stays (vLLM has registered it by name); its class changes."""
     cache = indexer.k_cache
     cache.__class__ = IndexerCache
-    cache.head_dim = indexer.head_dim  # no room for fp8 scales
-    cache.dtype = get_current_vllm_config().model_config.dtype
+    config = get_current_vllm_config()
+    if switches(config).indexer:
+        cache.head_dim, cache.dtype = indexer.head_dim + caches.SCALE_BYTES, torch.int8
+    else:
+        cache.head_dim, cache.dtype = indexer.head_dim, config.model_config.dtype
 
 
 def choose_positions(
@@ -50,14 +56,13 @@ def choose_positions(
     q_pe, k_pe = rotary_emb(positions, q[..., :rope].contiguous(), k[..., :rope].contiguous())
     q = torch.cat([q_pe.view(-1, indexer.n_head, rope), q[..., rope:]], dim=-1)
     k = torch.cat([k_pe.view(-1, 1, rope), k[..., rope:]], dim=-1)[:, 0]  # [T, D]
+    cache = indexer.k_cache.kv_cache
+    scaled = weights.float() * (dim**-0.5 * indexer.n_head**-0.5)
+    step = metadata.query_start_loc, metadata.seq_lens, metadata.block_table, indexer.topk_tokens
     # Keys first: a token may choose itself.
-    ops.write_rows(indexer.k_cache.kv_cache, metadata.slot_mapping, k)
-    return ops.lightning_indexer(
-        q,
-        indexer.k_cache.kv_cache,
-        weights.float() * (dim**-0.5 * indexer.n_head**-0.5),
-        metadata.query_start_loc,
-        metadata.seq_lens,
-        metadata.block_table,
-        indexer.topk_tokens,
-    )
+    if cache.dtype != torch.int8:
+        ops.write_rows(cache, metadata.slot_mapping, k)
+        return ops.lightning_indexer(q, cache, scaled, *step)
+    caches.write_keys(cache, metadata.slot_mapping, k)
+    (queries, q_scale), (keys, k_scale) = ops.quantize_indexer(q), caches.split_keys(cache)
+    return ops.lightning_indexer_quant(queries, keys, scaled, q_scale, k_scale, *step)

@@ -15,6 +15,7 @@ from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot
 from vllm.model_executor.layers.mla import MultiHeadLatentAttentionWrapper
 
 from glm5_ascend.errors import MissingEnvironmentError
+from glm5_ascend.serve.plugin import caches
 from glm5_ascend.serve.plugin import indexer as indexer_module
 from glm5_ascend.serve.plugin.backend import SparseMLAMetadata, current_metadata
 from glm5_ascend.serve.plugin.linear import linear_weights
@@ -33,6 +34,7 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
             return
         if self.indexer is not None:
             indexer_module.adopt(self.indexer)
+        self.is_packed = caches.pack(self.mla_attn)
         self.topk_indices_buffer = self.mla_attn.impl.topk_indices_buffer
         for linear in (self.fused_qkv_a_proj, self.q_b_proj):
             linear._cpu_skip_gemm_dispatch = True  # keep the weight: mla_preprocess multiplies with it
@@ -59,7 +61,12 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
         """[T, hidden_size] -> [T, H * v_head_dim]; writes this step's rows into the caches."""
         tokens = hidden_states.shape[0]
         cos, sin = self.rotary_emb.cos_sin_cache[positions].chunk(2, dim=-1)
-        ckv_cache, kpe_cache = self.mla_attn.kv_cache.split([self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
+        cache, slots = self.mla_attn.kv_cache, metadata.slot_mapping
+        rows = cache
+        if self.is_packed:  # this step's rows as they come; int8 ones are made of them
+            width = self.kv_lora_rank + self.qk_rope_head_dim
+            rows, slots = hidden_states.new_empty(1, tokens, width), torch.arange(tokens)
+        ckv, kpe = rows.split([self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
         ql_nope, q_pe, q_c = ops.mla_preprocess(
             hidden_states,
             cos,
@@ -69,11 +76,13 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
             self.mla_attn.W_UK_T,
             self.q_a_layernorm.weight,
             self.kv_a_layernorm.weight,
-            metadata.slot_mapping,
-            ckv_cache,
-            kpe_cache,
+            slots,
+            ckv,
+            kpe,
             self.q_a_layernorm.variance_epsilon,
         )
+        if self.is_packed:
+            ops.write_rows(cache, metadata.slot_mapping, ops.pack_latents(ckv[0], kpe[0]))
         chosen = self.topk_indices_buffer[:tokens]
         if self.indexer is not None and not self.skip_topk:
             chosen.copy_(
@@ -81,17 +90,11 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
                     self.indexer, hidden_states, q_c, positions, self.indexer_rope_emb, metadata
                 )
             )
-        latent, _ = ops.sparse_flash_attention(
-            ql_nope,
-            q_pe,
-            ckv_cache,
-            kpe_cache,
-            chosen,
-            metadata.query_start_loc,
-            metadata.seq_lens,
-            metadata.block_table,
-            self.mla_attn.scale,
-        )  # [T, H, kv_lora_rank]
+        step = chosen, metadata.query_start_loc, metadata.seq_lens, metadata.block_table, self.mla_attn.scale
+        if self.is_packed:
+            latent, _ = ops.sparse_flash_attention_quant(ql_nope, q_pe, cache, *step)  # [T, H, kv_lora_rank]
+        else:
+            latent, _ = ops.sparse_flash_attention(ql_nope, q_pe, ckv, kpe, *step)
         values = torch.bmm(latent.transpose(0, 1), self.mla_attn.W_UV)  # [H, T, v_head_dim]
         return values.transpose(0, 1).reshape(tokens, -1)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.platforms.cpu import CpuPlatform
 
 from glm5_ascend.errors import ConfigError
+from glm5_ascend.serve.plugin.switches import switches
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -71,8 +72,9 @@ def refuse_unsupported(vllm_config: VllmConfig) -> None:
             f"tensor_parallel_size is {vllm_config.parallel_config.tensor_parallel_size}; GLM-5 on a CPU runs with 1",
             "drop --tensor-parallel-size",
         )
+    switches(vllm_config)
     if vllm_config.cache_config.cache_dtype not in ("auto", "bfloat16", "float16", "float32"):
         raise ConfigError(
             f"kv cache dtype {vllm_config.cache_config.cache_dtype!r} is not built for the CPU",
-            "drop --kv-cache-dtype",
+            "drop --kv-cache-dtype (int8 caches: --additional-config, see README)",
         )
