@@ -16,6 +16,7 @@ from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.environment import require_cpu_environment
 from glm5_ascend.errors import CheckpointError, ConfigError
 from glm5_ascend.serve.plugin.description import load_description
+from glm5_ascend.serve.schedule import topk_pattern
 
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
@@ -148,6 +149,7 @@ def check_directory(directory: Path) -> dict[str, Any]:
                 f"{path}: {key} is {config.get(key)!r}; vLLM would not compute GLM-5 without {value!r}",
                 f"restore config.json from the source checkpoint, or add {json.dumps({key: value})}",
             )
+    topk_pattern(config)
     if not any(directory.glob("*.safetensors")):
         raise CheckpointError(f"{directory} has no .safetensors file", "the weights are missing: copy them")
     if (directory / DESCRIPTION_NAME).exists():

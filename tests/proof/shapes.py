@@ -31,7 +31,7 @@ SLOW = {
     "lightning_indexer_quant": ("prefill", "chunk"),
     "sparse_flash_attention": ("prefill", "chunk"),
     "sparse_flash_attention_quant": ("prefill", "chunk"),
-    "mla_preprocess": ("40 tokens", "float32, 8 tokens", "no_quant, bfloat16, 8"),
+    "mla_preprocess": ("40 tokens", "8 tokens"),
 }
 
 

@@ -88,6 +88,14 @@ def test_dry_run_prints_a_line_a_shell_takes(directory: Path, capsys: pytest.Cap
         ({"architectures": None}, "architectures is None"),
         ({"scoring_func": None}, "scoring_func is None"),
         ({"indexer_rope_interleave": False}, "indexer_rope_interleave is False"),
+        (
+            {"num_hidden_layers": 4, "indexer_types": ["full", "full", "full", "full"], "index_topk_freq": 4},
+            "layer 2 'full', but index_topk_freq=4 says otherwise",
+        ),
+        (
+            {"num_hidden_layers": 2, "indexer_types": ["full", "shared"], "index_topk_pattern": "FF"},
+            "layer 1 'shared', but index_topk_pattern=FF",
+        ),
     ],
 )
 def test_configs_vllm_would_misread_are_refused(directory: Path, change: dict[str, Any], message: str) -> None:

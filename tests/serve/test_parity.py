@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +73,24 @@ def test_mtp_changes_no_token(
     assert report["spec_decode"]["vllm:spec_decode_num_draft_tokens"] > 0
 
 
+@pytest.mark.parametrize("types_only", [False, True])
 def test_layers_that_share_an_indexer(
     run_engine: Any,
     shared_indexer_checkpoint: Path,
     prompts: list[list[int]],
     shared_indexer_oracle: list[list[int]],
+    types_only: bool,
+    tmp_path: Path,
 ) -> None:
-    """GLM-5.2: one lightning_indexer call less per step, and the same tokens as transformers."""
-    engine = {"model": str(shared_indexer_checkpoint), "dtype": "float32"}
+    """GLM-5.2: one lightning_indexer call less per step, and the same tokens as transformers; also where config.json
+    has `indexer_types` alone, which vLLM does not read."""
+    model = shared_indexer_checkpoint
+    if types_only:
+        model = Path(shutil.copytree(shared_indexer_checkpoint, tmp_path / "types"))
+        config = json.loads((model / "config.json").read_text())
+        del config["index_topk_pattern"]
+        (model / "config.json").write_text(json.dumps(config))
+    engine = {"model": str(model), "dtype": "float32"}
     report = run_engine(engine=engine, prompts=prompts, new_tokens=NEW_TOKENS, count_ops=True)
     steps = report["counted"]["steps"]
     assert report["counted"]["ops"] == {

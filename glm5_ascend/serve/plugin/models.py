@@ -12,12 +12,20 @@ from vllm.model_executor.models.registry import ModelRegistry
 
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.serve.plugin.loading import SeenTensors, require_complete
+from glm5_ascend.serve.schedule import topk_pattern
 
 ROT = "rot.weight"
 
 
 class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
     """The target model. A rotated checkpoint's `rot.weight` is for the draft model only."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        config = vllm_config.model_config.hf_config
+        pattern = topk_pattern(config.to_dict())
+        if pattern is not None:
+            config.index_topk_pattern = pattern  # vLLM builds no indexer where this has an S
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         seen = SeenTensors(weights, hold_back=(ROT,))
