@@ -19,6 +19,7 @@ from oracle import hf_continue, hf_model
 
 HERE = Path(__file__).parent
 PROMPT_LENGTHS = (10, 150, 300, 33, 700)  # index_topk is 32: shorter, just longer, much longer
+API_KEY = "secret"
 Job = Callable[..., dict[str, Any]]
 #: One engine in one process and one thread: fast to start, and hooks and dispatch modes see the model.
 ENGINE_ENVIRONMENT = {
@@ -135,7 +136,8 @@ def server(rotated_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    flags = ["--max-num-seqs", "8", "--max-model-len", "2048"]
+    flags = ["--max-num-seqs", "8", "--max-model-len", "2048", "--block-size", "16", "--api-key", API_KEY]
+    flags += ["--enable-prompt-tokens-details"]
     flags += ["--speculative-config", '{"method": "mtp", "num_speculative_tokens": 3}']
     code = (
         "import sys; from pathlib import Path; from glm5_ascend.serve.launch import serve; "
@@ -150,6 +152,14 @@ def server(rotated_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
         finally:
             process.terminate()
             process.wait(timeout=60)
+
+
+@pytest.fixture(scope="session")
+def client(server: str) -> Any:
+    """The official client of that server."""
+    import openai
+
+    return openai.OpenAI(base_url=f"{server}/v1", api_key=API_KEY, timeout=60)
 
 
 def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log_path: Path, seconds: int = 180) -> None:

@@ -8,30 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from chat import NO_THINKING, WEATHER, ask
 
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")
 openai = pytest.importorskip("openai")
-
-NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the current weather for a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
-
-
-@pytest.fixture(scope="module")
-def client(server: str) -> Any:
-    return openai.OpenAI(base_url=f"{server}/v1", api_key="none", timeout=60)
-
-
-def ask(client: Any, question: str, **more: Any) -> Any:
-    messages = [{"role": "user", "content": question}]
-    return client.chat.completions.create(model="glm-5", messages=messages, temperature=0, max_tokens=128, **more)
 
 
 def test_model_name(client: Any) -> None:
@@ -73,20 +54,6 @@ def test_tool_call_is_chosen_and_parsed(client: Any, extra_body: dict[str, Any])
     (call,) = choice.message.tool_calls
     assert call.function.name == "get_weather"
     assert json.loads(call.function.arguments) == {"city": "Berlin"}
-
-
-def test_streamed_tool_call(client: Any) -> None:
-    stream = ask(client, "What is the weather in Berlin?", tools=[WEATHER], stream=True, extra_body=NO_THINKING)
-    name, arguments, content, finish = "", "", "", None
-    for chunk in stream:
-        for choice in chunk.choices:
-            finish = choice.finish_reason or finish
-            content += choice.delta.content or ""
-            for call in choice.delta.tool_calls or []:
-                name += call.function.name or ""
-                arguments += call.function.arguments or ""
-    assert (name, json.loads(arguments), finish) == ("get_weather", {"city": "Berlin"}, "tool_calls")
-    assert "<tool_call>" not in content
 
 
 def test_answers_do_not_depend_on_the_company(client: Any) -> None:
