@@ -1,7 +1,7 @@
 """Runs one vLLM engine in this process and reports what the tests ask for.  python engine.py JOB.json RESULT.json
 
 A job: {"engine": {LLM arguments}, "prompts": [[token ids]], "new_tokens": 32, "passes": 1, "count_ops": bool,
-"score": bool}.
+"score": bool, "drawn": {"prompt", "n", "temperature", "new_tokens"}}.
 conftest.py sets the environment; VLLM_ENABLE_V1_MULTIPROCESSING=0 lets dispatch modes and hooks see the model.
 """
 
@@ -34,7 +34,7 @@ class CountOps(TorchDispatchMode):
 def start(engine: dict[str, Any]) -> Any:
     from vllm import LLM
 
-    return LLM(max_model_len=2048, max_num_seqs=8, seed=0, disable_log_stats=False, **engine)
+    return LLM(**({"max_model_len": 2048, "max_num_seqs": 8, "seed": 0, "disable_log_stats": False} | engine))
 
 
 def model_of(llm: Any) -> Any:
@@ -69,6 +69,17 @@ def scores(llm: Any, prompts: list[list[int]]) -> list[list[list[float]]]:
         [[position[token].logprob for token in range(len(position))] for position in output.prompt_logprobs[1:]]
         for output in outputs
     ]
+
+
+def drawn(llm: Any, job: dict[str, Any]) -> list[list[list[int]]]:
+    """`n` samples of one prompt, twice with the same seed."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(
+        n=job["n"], temperature=job["temperature"], seed=1, max_tokens=job["new_tokens"], ignore_eos=True
+    )
+    passes = [llm.generate([job["prompt"]], params, use_tqdm=False)[0] for _ in range(2)]
+    return [[list(output.token_ids) for output in made.outputs] for made in passes]
 
 
 def cache_bytes(config: Any) -> dict[str, int]:
@@ -109,10 +120,16 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "chunked_prefill": config.scheduler_config.enable_chunked_prefill,
         "prefix_caching": config.cache_config.enable_prefix_caching,
         "cache_bytes": cache_bytes(config),
-        "passes": [generate(llm, job["prompts"], job["new_tokens"]) for _ in range(job.get("passes", 1))],
+        "passes": [generate(llm, job["prompts"], job["new_tokens"]) for _ in range(job.get("passes", 1))]
+        if "prompts" in job
+        else [],
     }
     if job.get("count_ops"):
         result["counted"] = counted(llm, COUNTED_PROMPTS)
+    if "drawn" in job:
+        result["drawn"] = drawn(llm, job["drawn"])
+        ids = llm.get_tokenizer().encode(job["drawn"]["prompt"], add_special_tokens=False)
+        result["greedy"] = generate(llm, [ids], job["drawn"]["new_tokens"])[0]["tokens"]
     if job.get("score"):
         result["scores"] = scores(llm, job["prompts"])
     if "speculative_config" in job["engine"]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.platforms.cpu import CpuPlatform
 
 from glm5_ascend.errors import ConfigError
+from glm5_ascend.serve.plugin import sampling
 from glm5_ascend.serve.plugin.switches import switches
 
 if TYPE_CHECKING:
@@ -28,6 +29,11 @@ class Glm5CpuPlatform(CpuPlatform):  # type: ignore[misc]
             return BACKEND_CLASS
         path: str = super().get_attn_backend_cls(selected_backend, attn_selector_config, num_heads)
         return path
+
+    @classmethod
+    def register_triton_kernel_overrides(cls) -> None:
+        sampling.correct()
+        super().register_triton_kernel_overrides()
 
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
