@@ -1,7 +1,7 @@
 """Runs one vLLM engine in this process and reports what the tests ask for.  python engine.py JOB.json RESULT.json
 
 A job: {"engine": {LLM arguments}, "prompts": [[token ids]], "new_tokens": 32, "passes": 1, "count_ops": bool,
-"score": bool, "drawn": {"prompt", "n", "temperature", "new_tokens"}}.
+"score": bool, "alone": bool, "drawn": {"prompt", "n", "temperature", "new_tokens"}}.
 conftest.py sets the environment; VLLM_ENABLE_V1_MULTIPROCESSING=0 lets dispatch modes and hooks see the model.
 """
 
@@ -44,7 +44,7 @@ def model_of(llm: Any) -> Any:
 def generate(llm: Any, prompts: list[list[int]], new_tokens: int) -> list[dict[str, Any]]:
     from vllm import SamplingParams
 
-    params = SamplingParams(temperature=0, max_tokens=new_tokens, min_tokens=new_tokens, logprobs=0)
+    params = SamplingParams(temperature=0, max_tokens=new_tokens, min_tokens=new_tokens, logprobs=2)
     outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
     return [
         {
@@ -53,10 +53,17 @@ def generate(llm: Any, prompts: list[list[int]], new_tokens: int) -> list[dict[s
                 step[token].logprob
                 for step, token in zip(output.outputs[0].logprobs, output.outputs[0].token_ids, strict=True)
             ],
+            "gaps": [gap(step) for step in output.outputs[0].logprobs],
             "cached": output.num_cached_tokens,
         }
         for output in outputs
     ]
+
+
+def gap(step: Any) -> float:
+    """How far the best token is ahead of the second."""
+    best, second, *_ = sorted((entry.logprob for entry in step.values()), reverse=True)
+    return float(best - second)
 
 
 def scores(llm: Any, prompts: list[list[int]]) -> list[list[list[float]]]:
@@ -124,6 +131,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         if "prompts" in job
         else [],
     }
+    if job.get("alone"):
+        result["alone"] = [generate(llm, [prompt], job["new_tokens"])[0] for prompt in job["prompts"]]
     if job.get("count_ops"):
         result["counted"] = counted(llm, COUNTED_PROMPTS)
     if "drawn" in job:

@@ -91,22 +91,23 @@ def _choose(
     block_bytes, row_bytes = (k_cache.stride(i) * k_cache.element_size() for i in (0, 1))
     place = k_cache.data_ptr(), block_bytes, row_bytes, kind, k_cache.shape[1]
     factors = (torch.empty(0, 0) if k_scale is None else k_scale).numpy()
+    queries, heads_weights, visible_to, chosen = (x.numpy() for x in (query, weight, visible, out))
 
     shared = len(tasks) < torch.get_num_threads()  # one long request at a time, its keys in parts for all threads
 
     def run(request: int, first: int, last: int) -> None:
-        seen, length = visible[first:last].numpy(), int(visible[last - 1])
+        seen, length = visible_to[first:last], int(visible_to[last - 1])
         span = SPAN if shared else length  # a single part runs where it is
         scores = np.empty((last - first, -(-length // STEP) * STEP), np.float32)
 
         def part(number: int) -> None:
             _score(
-                query[first:last].numpy(), weight[first:last].numpy(), place, factors, table[request], seen,
+                queries[first:last], heads_weights[first:last], place, factors, table[request], seen,
                 number * span, min((number + 1) * span, length), scores,
             )  # fmt: skip
 
         each(part, -(-length // span))
-        _best(scores, seen, out[first:last].numpy())
+        _best(scores, seen, chosen[first:last])
 
     if shared:
         for task in tasks:

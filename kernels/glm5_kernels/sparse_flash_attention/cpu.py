@@ -13,7 +13,7 @@ from glm5_kernels.gather import KINDS, prefetch, turn, widen
 from glm5_kernels.paged import query_layout
 from glm5_kernels.simd import HEADS, STEP, WIDTH, lead
 from glm5_kernels.sparse_flash_attention.reference import TILE as PER_SCALE
-from glm5_kernels.sparse_flash_attention.reference import check, check_packed, unpack_latents, usable_rows
+from glm5_kernels.sparse_flash_attention.reference import check, check_packed, unpack_latents
 from glm5_kernels.sparse_flash_attention.vectors import accumulate, exponentials, scale_and_peak, unpacked
 from glm5_kernels.threads import each
 
@@ -94,17 +94,16 @@ def _attend(
     attended, lse = torch.empty(num_tokens, query.shape[1], r), torch.empty(num_tokens, query.shape[1])
     to_bf16 = int(round_probs and ql_nope.dtype == torch.bfloat16)
 
-    size = max(1, min(TOKENS, num_tokens // (4 * torch.get_num_threads())))
+    threads = torch.get_num_threads()
+    size = num_tokens if threads == 1 else max(1, min(TOKENS, num_tokens // (4 * threads)))
+    arrays = [x.numpy() for x in (query, topk_indices.int(), visible, request, attended, lse)]
+    table = block_table.int().numpy()
 
     def one(number: int) -> None:
-        part = slice(size * number, min(size * (number + 1), num_tokens))
-        rows = usable_rows(topk_indices[part], visible[part], block_table[request[part]], block_size)
-        _tokens(
-            query[part].numpy(), rows.numpy(), block_size, r, p, place, scale, to_bf16, attended[part].numpy(),
-            lse[part].numpy(),
-        )  # fmt: skip
+        few, chosen, seen, owner, out, out_lse = (x[size * number : size * (number + 1)] for x in arrays)
+        _tokens(few, chosen, seen, owner, table, block_size, r, p, place, scale, to_bf16, out, out_lse)
 
-    each(one, -(-num_tokens // size))
+    each(one, -(-num_tokens // max(size, 1)))
     return attended[:, :heads, :rank].to(ql_nope.dtype).contiguous(), lse[:, :heads].contiguous()
 
 
@@ -124,8 +123,9 @@ def _place(cache: torch.Tensor) -> tuple[int, int, int]:
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _tokens(
-    query: Any, rows: Any, block_size: Any, r: Any, p: Any, place: Any, scale: Any, to_bf16: Any, out: Any, lse: Any
-) -> None:
+    query: Any, topk_indices: Any, visible: Any, request: Any, table: Any, block_size: Any, r: Any, p: Any, place: Any,
+    scale: Any, to_bf16: Any, out: Any, lse: Any,
+) -> None:  # fmt: skip
     ckv, ckv_block, ckv_row, kpe, kpe_block, kpe_row, kind = place
     width = (4, 2, 1, 1)[kind]  # bytes of an element, by kind
     tokens, heads, dims = query.shape
@@ -135,12 +135,17 @@ def _tokens(
     plain, rotated = np.empty((TILE, r), np.float32), np.empty((TILE, p), np.float32)
     scores, lanes = np.empty((heads, TILE), np.float32), np.empty(WIDTH, np.float32)
     at_ckv, at_kpe = np.empty(TILE, np.int64), np.empty(TILE, np.int64)
-    chosen, peak, total = np.empty(rows.shape[1], np.int64), np.empty(heads, np.float32), np.empty(heads, np.float32)
+    width_of_choice = topk_indices.shape[1]
+    chosen, peak, total = np.empty(width_of_choice, np.int64), np.empty(heads, np.float32), np.empty(heads, np.float32)
     for token in range(tokens):
-        found = 0
-        for row in rows[token]:
-            if row >= 0:
-                chosen[found] = row
+        found, blocks = 0, table[request[token]]
+        for column in range(min(width_of_choice, visible[token])):
+            position = topk_indices[token, column]
+            if position < 0:
+                break  # the first negative entry ends the list
+            block = position // block_size
+            if position < visible[token] and block < len(blocks) and blocks[block] >= 0:
+                chosen[found] = np.int64(blocks[block]) * block_size + position % block_size
                 found += 1
         mixed = out[token]
         mixed[:] = float32(0)
