@@ -36,6 +36,7 @@ def test_the_variable_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     ("value", "op", "device", "complaint"),
     [
         ("fast", "hadamard", "cpu", "GLM5_KERNELS=fast: unknown; use auto or one of reference, cpu, npu"),
+        ("triton", "lightning_indexer", "cpu", "GLM5_KERNELS=triton: Triton kernels need a device"),
         ("npu", "hadamard", "cpu", "GLM5_KERNELS=npu: hadamard has no npu implementation, only reference, cpu"),
         ("cpu", "hadamard", "npu", "GLM5_KERNELS=cpu: cpu kernels cannot read tensors on npu"),
     ],
