@@ -1,0 +1,196 @@
+"""Steady state of a deployment: latency, throughput, and what limits them.
+
+A closed system: `concurrency` requests are in it at all times. Their residence time fixes the throughput, the
+throughput fixes how many of them decode at once and how often a prefill holds them up, and that fixes the residence
+time: one unknown, found by bisection.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from glm5_ascend.plan import cache, memory
+from glm5_ascend.plan.efficiency import Efficiencies
+from glm5_ascend.plan.hardware import Hardware
+from glm5_ascend.plan.layout import Engine, Layout
+from glm5_ascend.plan.memory import Memory
+from glm5_ascend.plan.model import PlannedModel
+from glm5_ascend.plan.roofline import decode_step, prefill_chunk
+from glm5_ascend.plan.workload import Workload, accepted
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of one layout under one workload; seconds, tokens per second of the whole deployment.
+
+    Attributes:
+        running: requests that decode or prefill at once; the others wait.
+        limited_by: what the time of a decode step is mostly spent on.
+        bound: what stops throughput from growing: decode | prefill | memory | arrivals.
+        by_op: seconds of a decode step by operator.
+    """
+
+    ttft: float
+    tpot: float
+    output_per_second: float
+    running: float
+    limited_by: str
+    bound: str
+    step_seconds: float
+    prefill_seconds: float
+    by_op: dict[str, float]
+    by_limit: dict[str, float]
+    memory: Memory
+    prefill_memory: Memory | None = None
+
+
+def most_requests(held: Memory, engine: Engine, workload: Workload) -> float:
+    """Requests of one rank that fit: by its cache, with the shared prefix once, and by --max-num-seqs.
+
+    Not whole: requests come and go, and on the mean are only half through their output.
+    """
+    shared = cache.pages(workload.prompt * workload.prefix_hit) if workload.prefix_hit else 0
+    own = cache.pages(workload.prompt - shared) + workload.output / 2 + cache.PAGE / 2
+    room = held.tokens() - shared
+    return max(0.0, min(float(engine.sequences), room / own))
+
+
+def prefill_seconds(
+    model: PlannedModel, hardware: Hardware, engine: Engine, efficiency: Efficiencies, workload: Workload, ranks: float
+) -> float:
+    """A prompt's prefill in chunks, on an engine of which so many ranks prefill at once."""
+    fresh, done = workload.fresh, workload.prompt - workload.fresh
+    chunks = math.ceil(fresh / engine.batched_tokens)
+    size = fresh / chunks
+    # Time is linear in where a chunk starts but for the few tokens before index_topk: the middle stands for all.
+    if chunks > 4:
+        middle = prefill_chunk(model, hardware, engine, efficiency, size, done + fresh / 2 - size / 2, ranks)
+        return chunks * middle.seconds
+    starts = (done + size * i for i in range(chunks))
+    return sum(prefill_chunk(model, hardware, engine, efficiency, size, s, ranks).seconds for s in starts)
+
+
+def predict(
+    model: PlannedModel, hardware: Hardware, layout: Layout, efficiency: Efficiencies, workload: Workload,
+    acceptance: float | None = None,
+) -> Prediction | None:
+    """Steady state of one replica of `layout` under its share of the workload; None if not one request fits."""
+    n = layout.replicas
+    share = Workload(
+        workload.prompt, workload.output, workload.concurrency / n, workload.prefix_hit,
+        workload.rate / n if workload.rate else None,
+    )  # fmt: skip
+    solve = _together if layout.prefill is None else _apart
+    return solve(model, hardware, layout, efficiency, share, acceptance)
+
+
+def _together(
+    model: PlannedModel, hardware: Hardware, layout: Layout, efficiency: Efficiencies, load: Workload,
+    acceptance: float | None,
+) -> Prediction | None:  # fmt: skip
+    engine = layout.decode
+    held = memory.fit(model, hardware, engine)
+    room = most_requests(held, engine, load)
+    if room < 1:
+        return None
+    running = min(load.concurrency, room * engine.dp)
+    steps = max(1.0, load.output / accepted(engine.drafts, acceptance))
+    per_rank = max(1.0, running / engine.dp)
+    context = load.prompt + load.output / 2
+    step = decode_step(model, hardware, engine, efficiency, per_rank, context)
+    alone = prefill_seconds(model, hardware, engine, efficiency, load, 1.0)
+    ranks = min(float(engine.dp), running)
+
+    def residence(rate: float) -> tuple[float, float]:
+        """(seconds a request stays, seconds a prefill takes) if `rate` requests end per second."""
+        # A prefilling rank holds up all: they meet at the experts in every layer. Ranks prefill independently, so
+        # the share of time in which any does is less than the sum.
+        busy = min(0.999, rate * alone / ranks)
+        some = 1.0 - (1.0 - busy) ** ranks
+        together = max(1.0, busy * ranks / max(some, 1e-9))
+        one = prefill_seconds(model, hardware, engine, efficiency, load, together) if together > 1.05 else alone
+        busy = min(0.999, rate * one / ranks)
+        some = min(0.98, 1.0 - (1.0 - busy) ** ranks)
+        return one + steps * step.seconds / (1.0 - some), one
+
+    rate = _bisect(lambda x: x * residence(x)[0] - running, 1.0 / alone)
+    bound = "decode" if running >= load.concurrency else "memory"
+    if load.rate is not None and load.rate < rate:
+        rate, bound = load.rate, "arrivals"
+    stay, one = residence(rate)
+    wait = max(0.0, load.concurrency / rate - stay) if bound == "memory" else 0.0
+    if bound != "memory" and one * rate / ranks > 0.5:
+        bound = "prefill"
+    return Prediction(
+        one + wait, (stay - one) / max(1.0, load.output - 1), layout.replicas * rate * load.output,
+        layout.replicas * rate * stay, step.limit, bound, step.seconds, one, step.by_op, step.by_limit, held,
+    )  # fmt: skip
+
+
+def _apart(
+    model: PlannedModel, hardware: Hardware, layout: Layout, efficiency: Efficiencies, load: Workload,
+    acceptance: float | None,
+) -> Prediction | None:  # fmt: skip
+    engine, first = layout.decode, layout.prefill
+    assert first is not None
+    held = memory.fit(model, hardware, engine, decode_only=True, split=True)
+    ahead = memory.fit(model, hardware, first, split=True)
+    room = most_requests(held, engine, load)
+    if room < 1 or most_requests(ahead, first, load) < 1:
+        return None
+    steps = max(1.0, load.output / accepted(engine.drafts, acceptance))
+    context = load.prompt + load.output / 2
+    one = prefill_seconds(model, hardware, first, efficiency, load, float(first.dp))
+    moved = load.prompt * cache.bytes_per_token(model, engine.drafts > 0)
+    transfer = moved / (hardware.link(layout.decode.dies + first.dies).bandwidth * 0.6) / first.tp
+
+    def decoding(rate: float) -> float:
+        """Seconds of decode if `rate` requests end per second: the fixed point of batch and step."""
+        low, high = 1.0, engine.sequences * 1.0
+        for _ in range(30):
+            batch = (low + high) / 2
+            seconds = steps * decode_step(model, hardware, engine, efficiency, batch, context).seconds
+            low, high = (batch, high) if rate * seconds / engine.dp > batch else (low, batch)
+            if high - low < 1e-3 * high:
+                break
+        batch = (low + high) / 2
+        return steps * decode_step(model, hardware, engine, efficiency, batch, context).seconds
+
+    def before(rate: float) -> float:
+        """Seconds until the first token: waiting for a rank that is not busy, prefill, transfer."""
+        busy = min(0.98, rate * one / first.dp)
+        wait = one * busy ** math.sqrt(2.0 * (first.dp + 1)) / (first.dp * (1.0 - busy)) / 2  # fixed service time
+        return one * (1.0 + wait / one) + transfer
+
+    most_decoding = engine.dp * min(room, float(engine.sequences))
+    rate = _bisect(lambda x: x * (before(x) + decoding(x)) - load.concurrency, first.dp / one * 0.98)
+    bound = "prefill" if rate > 0.9 * first.dp / one else "decode"
+    if rate * decoding(rate) > most_decoding:
+        rate, bound = _bisect(lambda x: x * decoding(x) - most_decoding, rate), "memory"
+    if load.rate is not None and load.rate < rate:
+        rate, bound = load.rate, "arrivals"
+    batch = min(most_decoding, rate * decoding(rate)) / engine.dp
+    step = decode_step(model, hardware, engine, efficiency, max(1.0, batch), context)
+    stay = steps * step.seconds
+    wait = max(0.0, load.concurrency / rate - stay - before(rate)) if bound == "memory" else 0.0
+    return Prediction(
+        before(rate) + wait, stay / max(1.0, load.output - 1), layout.replicas * rate * load.output,
+        layout.replicas * rate * (stay + before(rate)), step.limit, bound, step.seconds, one, step.by_op,
+        dict(Counter(step.by_limit)), held, ahead,
+    )  # fmt: skip
+
+
+def _bisect(excess: object, high: float) -> float:
+    """The rate in (0, high] at which `excess` (growing in it) turns positive."""
+    assert callable(excess)
+    low = 0.0
+    if excess(high) <= 0:
+        return high
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (low, middle) if excess(middle) > 0 else (middle, high)
+        if high - low < 1e-4 * high:
+            break
+    return (low + high) / 2
