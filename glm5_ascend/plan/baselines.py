@@ -40,6 +40,7 @@ class Row(BaseModel):
     prompt: int
     output: int
     concurrency: int
+    requests: int
     out_tok_s: float
     drafts: int
     utilization: float
@@ -50,6 +51,7 @@ class Row(BaseModel):
     cache: str | None = None
     index_cache: bool = False
     prefix_hit: float = 0.0
+    warm_ranks: int = 0
     rate: float | None = None
     prefill_tp: int | None = None
     prefill_dp: int | None = None
@@ -81,6 +83,20 @@ class Case:
             raise ValueError(f"baseline {self.row.id} does not fit the machine it ran on")
         return found
 
+    def output_per_second(self, efficiency: Efficiencies) -> float:
+        """What the benchmark would print: its run ends when the last of `requests` has its answer."""
+        found, row = self.predict(efficiency), self.row
+        stay = found.residence
+        at_once = min(float(row.concurrency), found.running if found.bound == "memory" else float(row.concurrency))
+        rounds, last = divmod(row.requests - 1, at_once)
+        gap = 1.0 / row.rate if row.rate else 0.0
+        if found.bound == "memory":
+            seconds = row.requests / at_once * stay
+        else:
+            # Request i starts when it is sent, and not before the one `at_once` places ahead has ended.
+            seconds = max((row.requests - 1) * gap, last * gap + rounds * stay) + stay
+        return row.requests * row.output / seconds
+
 
 @functools.cache
 def load_rows() -> tuple[Row, ...]:
@@ -101,7 +117,10 @@ def case(row: Row) -> Case:
         decode = Engine(row.tp, row.dp, drafts=row.drafts, sequences=32, batched_tokens=164,
                         utilization=row.utilization, buffer_mb=256)  # fmt: skip
         layout = Layout(decode, first)
-    workload = Workload(row.prompt, row.output, row.concurrency, row.prefix_hit, row.rate)
+    ranks = row.dp if row.prefill_dp is None else row.prefill_dp
+    cold = max(0, min(ranks, row.concurrency) - row.warm_ranks)  # each computes the shared prefix once
+    hit = row.prefix_hit * (1 - cold / row.requests)
+    workload = Workload(row.prompt, row.output, row.concurrency, hit, row.rate)
     return Case(
         row, named(row.model, row.quant, row.cache, row.index_cache), load_hardware(row.hardware), layout, workload
     )

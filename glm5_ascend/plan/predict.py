@@ -11,6 +11,8 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
+import numpy as np
+
 from glm5_ascend.plan import cache, memory
 from glm5_ascend.plan.efficiency import Efficiencies
 from glm5_ascend.plan.hardware import Hardware
@@ -27,6 +29,7 @@ class Prediction:
 
     Attributes:
         running: requests that decode or prefill at once; the others wait.
+        residence: seconds a request is one of them.
         limited_by: what the time of a decode step is mostly spent on.
         bound: what stops throughput from growing: decode | prefill | memory | arrivals.
         by_op: seconds of a decode step by operator.
@@ -38,6 +41,7 @@ class Prediction:
     running: float
     limited_by: str
     bound: str
+    residence: float
     step_seconds: float
     prefill_seconds: float
     by_op: dict[str, float]
@@ -100,22 +104,23 @@ def _together(
     per_rank = max(1.0, running / engine.dp)
     context = load.prompt + load.output / 2
     step = decode_step(model, hardware, engine, efficiency, per_rank, context)
-    alone = prefill_seconds(model, hardware, engine, efficiency, load, 1.0)
     ranks = min(float(engine.dp), running)
+    alone = prefill_seconds(model, hardware, engine, efficiency, load, 1.0)
+    crowded = prefill_seconds(model, hardware, engine, efficiency, load, ranks)
 
     def residence(rate: float) -> tuple[float, float]:
         """(seconds a request stays, seconds a prefill takes) if `rate` requests end per second."""
         # A prefilling rank holds up all: they meet at the experts in every layer. Ranks prefill independently, so
         # the share of time in which any does is less than the sum.
-        busy = min(0.999, rate * alone / ranks)
-        some = 1.0 - (1.0 - busy) ** ranks
-        together = max(1.0, busy * ranks / max(some, 1e-9))
-        one = prefill_seconds(model, hardware, engine, efficiency, load, together) if together > 1.05 else alone
-        busy = min(0.999, rate * one / ranks)
-        some = min(0.98, 1.0 - (1.0 - busy) ** ranks)
-        return one + steps * step.seconds / (1.0 - some), one
+        one = alone
+        for _ in range(3):
+            busy = min(0.999, rate * one / ranks)
+            some = 1.0 - (1.0 - busy) ** ranks
+            together = busy * ranks / max(some, 1e-9)
+            one = alone + (crowded - alone) * (together - 1.0) / max(ranks - 1.0, 1e-9)
+        return one + steps * step.seconds / (1.0 - min(0.98, some)), one
 
-    rate = _bisect(lambda x: x * residence(x)[0] - running, 1.0 / alone)
+    rate = _bisect(lambda x: x * residence(x)[0] - running, ranks / crowded)
     bound = "decode" if running >= load.concurrency else "memory"
     if load.rate is not None and load.rate < rate:
         rate, bound = load.rate, "arrivals"
@@ -125,7 +130,7 @@ def _together(
         bound = "prefill"
     return Prediction(
         one + wait, (stay - one) / max(1.0, load.output - 1), layout.replicas * rate * load.output,
-        layout.replicas * rate * stay, step.limit, bound, step.seconds, one, step.by_op, step.by_limit, held,
+        layout.replicas * rate * stay, step.limit, bound, stay, step.seconds, one, step.by_op, step.by_limit, held,
     )  # fmt: skip
 
 
@@ -146,17 +151,16 @@ def _apart(
     moved = load.prompt * cache.bytes_per_token(model, engine.drafts > 0)
     transfer = moved / (hardware.link(layout.decode.dies + first.dies).bandwidth * 0.6) / first.tp
 
+    batches = np.geomspace(1.0, max(2.0, float(engine.sequences)), 9)
+    known = [steps * decode_step(model, hardware, engine, efficiency, float(n), context).seconds for n in batches]
+
     def decoding(rate: float) -> float:
         """Seconds of decode if `rate` requests end per second: the fixed point of batch and step."""
-        low, high = 1.0, engine.sequences * 1.0
+        low, high = 1.0, float(batches[-1])
         for _ in range(30):
             batch = (low + high) / 2
-            seconds = steps * decode_step(model, hardware, engine, efficiency, batch, context).seconds
-            low, high = (batch, high) if rate * seconds / engine.dp > batch else (low, batch)
-            if high - low < 1e-3 * high:
-                break
-        batch = (low + high) / 2
-        return steps * decode_step(model, hardware, engine, efficiency, batch, context).seconds
+            low, high = (batch, high) if rate * np.interp(batch, batches, known) / engine.dp > batch else (low, batch)
+        return float(np.interp((low + high) / 2, batches, known))
 
     def before(rate: float) -> float:
         """Seconds until the first token: waiting for a rank that is not busy, prefill, transfer."""
@@ -177,7 +181,7 @@ def _apart(
     wait = max(0.0, load.concurrency / rate - stay - before(rate)) if bound == "memory" else 0.0
     return Prediction(
         before(rate) + wait, stay / max(1.0, load.output - 1), layout.replicas * rate * load.output,
-        layout.replicas * rate * (stay + before(rate)), step.limit, bound, step.seconds, one, step.by_op,
+        layout.replicas * rate * (stay + before(rate)), step.limit, bound, stay + before(rate), step.seconds, one, step.by_op,
         dict(Counter(step.by_limit)), held, ahead,
     )  # fmt: skip
 
