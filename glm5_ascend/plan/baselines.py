@@ -61,10 +61,14 @@ class Row(BaseModel):
     def split(self) -> bool:
         return self.prefill_tp is not None
 
+    def group_key(self) -> tuple[object, ...]:
+        """What runs of the same workload on the same layout share, whatever the model's version and weights."""
+        return (self.hardware, self.nodes, self.tp, self.dp, self.prefill_tp, self.prefill_dp, self.prompt, self.output,
+                self.concurrency, self.prefix_hit)  # fmt: skip
+
     def twin_key(self) -> tuple[object, ...]:
         """What two runs share that differ in the model's version only."""
-        return (self.hardware, self.nodes, self.tp, self.dp, self.prefill_tp, self.prefill_dp, self.prompt, self.output,
-                self.concurrency, self.prefix_hit, self.quant, self.cache)  # fmt: skip
+        return (*self.group_key(), self.quant, self.cache)
 
 
 @dataclass(frozen=True)

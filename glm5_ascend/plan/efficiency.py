@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from glm5_ascend.errors import PlanError
+from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.resources import data_dir
 
 
@@ -48,3 +50,20 @@ def fitted() -> dict[str, Any]:
 
 def fitted_efficiencies() -> Efficiencies:
     return Efficiencies(**fitted()["efficiencies"])
+
+
+def efficiencies_of(hardware: Hardware) -> Efficiencies:
+    """The machine's own, or those fitted on public numbers.
+
+    Raises:
+        PlanError: the hardware file names others than the six.
+    """
+    if hardware.efficiencies is None:
+        return fitted_efficiencies()
+    try:
+        return Efficiencies(**hardware.efficiencies)
+    except TypeError:
+        wanted = ", ".join(Efficiencies.__dataclass_fields__)
+        raise PlanError(
+            f"hardware {hardware.name}: efficiencies must be exactly {wanted}", "correct the file"
+        ) from None

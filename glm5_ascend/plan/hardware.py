@@ -65,7 +65,7 @@ class Hardware(_Strict):
     peer_seconds: Figure
     pass_seconds_scale: Figure
     price_per_node_hour: Positive | None = None
-    measured_efficiencies: bool = False  # rates were measured with the operators themselves: nothing is fitted on top
+    efficiencies: dict[str, float] | None = None  # of a machine that was measured; None: those fitted on the A3
 
     def link(self, dies: int) -> Link:
         """The slowest link a group of so many dies, packed into as few nodes as possible, goes over."""

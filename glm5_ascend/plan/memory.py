@@ -50,7 +50,9 @@ def unknowns() -> dict[str, Any]:
     return value
 
 
-def fit(model: PlannedModel, hardware: Hardware, engine: Engine, decode_only: bool = False, split: bool = False) -> Memory:
+def fit(
+    model: PlannedModel, hardware: Hardware, engine: Engine, decode_only: bool = False, split: bool = False
+) -> Memory:
     """Memory of one die under `engine`; `split`: prefill and decode run on different nodes."""
     own = weights.per_die(model, engine.drafts > 0, engine.tp, engine.ep)
     total = hardware.memory_bytes.value

@@ -24,9 +24,9 @@ from glm5_ascend.resources import data_dir
 CACHES = ("none", "li", "li+sfa")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PlannedModel:
-    """What is to be served.
+    """What is to be served. Compared by identity, so that what is computed from it can be kept.
 
     Attributes:
         types: type of every linear by full module name; of a layer's routed experts only the first, which stands for

@@ -145,7 +145,9 @@ def _attention(sheet: _Sheet, step: Step, kinds: _Kinds, layers: int, full: int)
     # Lightning Indexer: every head scores every cached key; the chosen are the best index_topk.
     pairs = tokens * step.context
     keys = step.requests * step.context * cache.indexer_row(sheet.model)
-    sheet.linear("indexer projections", kinds.attention, c.index_n_heads * c.index_head_dim, c.q_lora_rank, tokens, full)
+    sheet.linear(
+        "indexer projections", kinds.attention, c.index_n_heads * c.index_head_dim, c.q_lora_rank, tokens, full
+    )
     scores = 2.0 * pairs * c.index_n_heads * c.index_head_dim * full
     int8 = sheet.model.cache != "none"
     sheet.ops.append(
@@ -197,7 +199,9 @@ def _moe(sheet: _Sheet, step: Step, kinds: _Kinds, layers: int) -> None:
     touched = local * (1.0 - (1.0 - c.num_experts_per_tok / c.n_routed_experts) ** everyone)
     pairs = total / engine.ep * imbalance(total / engine.ep, engine.ep)
     width = c.moe_intermediate_size
-    one = resident_linear(kinds.experts, 2 * width, c.hidden_size) + resident_linear(kinds.experts, c.hidden_size, width)
+    one = resident_linear(kinds.experts, 2 * width, c.hidden_size) + resident_linear(
+        kinds.experts, c.hidden_size, width
+    )
     operations = 6.0 * pairs * width * c.hidden_size * layers
     moved = touched * one + pairs * (2 * c.hidden_size + 6 * width) * BF16
     integer = kinds.experts != FLOAT

@@ -8,7 +8,7 @@ time: one unknown, found by bisection.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,7 +77,11 @@ def prefill_seconds(
 
 
 def predict(
-    model: PlannedModel, hardware: Hardware, layout: Layout, efficiency: Efficiencies, workload: Workload,
+    model: PlannedModel,
+    hardware: Hardware,
+    layout: Layout,
+    efficiency: Efficiencies,
+    workload: Workload,
     acceptance: float | None = None,
 ) -> Prediction | None:
     """Steady state of one replica of `layout` under its share of the workload; None if not one request fits."""
@@ -165,8 +169,10 @@ def _apart(
     def before(rate: float) -> float:
         """Seconds until the first token: waiting for a rank that is not busy, prefill, transfer."""
         busy = min(0.98, rate * one / first.dp)
-        wait = one * busy ** math.sqrt(2.0 * (first.dp + 1)) / (first.dp * (1.0 - busy)) / 2  # fixed service time
-        return one * (1.0 + wait / one) + transfer
+        wait: float = (
+            one * busy ** math.sqrt(2.0 * (first.dp + 1)) / (first.dp * (1.0 - busy)) / 2
+        )  # fixed service time
+        return one + wait + transfer
 
     most_decoding = engine.dp * min(room, float(engine.sequences))
     rate = _bisect(lambda x: x * (before(x) + decoding(x)) - load.concurrency, first.dp / one * 0.98)
@@ -181,14 +187,13 @@ def _apart(
     wait = max(0.0, load.concurrency / rate - stay - before(rate)) if bound == "memory" else 0.0
     return Prediction(
         before(rate) + wait, stay / max(1.0, load.output - 1), layout.replicas * rate * load.output,
-        layout.replicas * rate * (stay + before(rate)), step.limit, bound, stay + before(rate), step.seconds, one, step.by_op,
-        dict(Counter(step.by_limit)), held, ahead,
+        layout.replicas * rate * (stay + before(rate)), step.limit, bound, stay + before(rate), step.seconds, one,
+        step.by_op, step.by_limit, held, ahead,
     )  # fmt: skip
 
 
-def _bisect(excess: object, high: float) -> float:
+def _bisect(excess: Callable[[float], float], high: float) -> float:
     """The rate in (0, high] at which `excess` (growing in it) turns positive."""
-    assert callable(excess)
     low = 0.0
     if excess(high) <= 0:
         return high

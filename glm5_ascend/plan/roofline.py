@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -55,9 +55,12 @@ def _collective(op: Op, hardware: Hardware) -> tuple[float, str]:
     return wires + op.count * setup, name
 
 
-def time_ops(ops: Iterable[Op], hardware: Hardware, efficiency: Efficiencies) -> tuple[Counter[str], Counter[str]]:
+def time_ops(
+    ops: Iterable[Op], hardware: Hardware, efficiency: Efficiencies
+) -> tuple[dict[str, float], dict[str, float]]:
     """(seconds by limit, seconds by operator)."""
-    by_limit, by_op = Counter[str](), Counter[str]()
+    by_limit: dict[str, float] = defaultdict(float)
+    by_op: dict[str, float] = defaultdict(float)
     for op in ops:
         seconds, limit = op_seconds(op, hardware, efficiency)
         by_limit[limit] += seconds
@@ -83,28 +86,34 @@ def decode_step(
         tokens = requests * verified if draft == 0 else requests
         draft_step = Step(tokens, requests, context, engine.dp)
         more, more_ops = time_ops(draft_operators(model, engine, draft_step), hardware, efficiency)
-        by_limit += more
-        by_op["MTP drafts"] += more_ops.total()
+        for name, seconds in more.items():
+            by_limit[name] += seconds
+        by_op["MTP drafts"] += sum(more_ops.values())
         launch += efficiency.eager_seconds * scale
     by_limit["host"] += launch
     by_op["launch and synchronisation"] += launch
     tokens_time = layers * step.tokens * efficiency.token_seconds
     by_limit["vector"] += tokens_time
     by_op["per token"] += tokens_time
-    return Duration(by_limit.total(), dict(by_limit), dict(by_op))
+    return Duration(sum(by_limit.values()), dict(by_limit), dict(by_op))
 
 
 def prefill_chunk(
-    model: PlannedModel, hardware: Hardware, engine: Engine, efficiency: Efficiencies, tokens: float, start: float,
+    model: PlannedModel,
+    hardware: Hardware,
+    engine: Engine,
+    efficiency: Efficiencies,
+    tokens: float,
+    start: float,
     ranks: float = 1.0,
 ) -> Duration:
     """One chunk of `tokens` prompt tokens behind `start` cached ones, on so many ranks at once; the others wait."""
     step = Step(tokens, 1, start + tokens / 2, ranks, prefill=True)
     ops = step_operators(model, engine, step)
     by_limit, by_op = time_ops(ops, hardware, efficiency)
-    device = by_limit.total()
+    device = sum(by_limit.values())
     host = model.config.num_hidden_layers * efficiency.eager_seconds * hardware.pass_seconds_scale.value
     if host > device:  # the host launches ahead: only what it is slower by is seen
         by_limit["host"] += host - device
         by_op["launch and synchronisation"] += host - device
-    return Duration(by_limit.total(), dict(by_limit), dict(by_op))
+    return Duration(sum(by_limit.values()), dict(by_limit), dict(by_op))

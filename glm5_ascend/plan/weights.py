@@ -5,6 +5,7 @@ Source of the formats: vllm-ascend 182b75e `quantization/methods/`, msModelSlim 
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from dataclasses import dataclass
 
@@ -57,9 +58,7 @@ def stored_bytes(model: PlannedModel, fp32_head: bool = False, mtp_copies: bool 
         if isinstance(part, Vector):
             total += count * shape[0] * (BF16 if part.name in MTP_BF16 else FP32)
         elif mtp_copies or part.name not in S.MTP_COPIES:
-            stored = stored_linear(
-                model.types[prefix + part.name], shape[0], shape[1], part.name.endswith("down_proj")
-            )
+            stored = stored_linear(model.types[prefix + part.name], shape[0], shape[1], part.name.endswith("down_proj"))
             total += count * stored * (2 if fp32_head and part.name == "lm_head" else 1)
     return total
 
@@ -73,6 +72,7 @@ class WeightSum:
     nbytes: int
 
 
+@functools.lru_cache(maxsize=64)
 def weight_sums(model: PlannedModel, mtp: bool) -> tuple[WeightSum, ...]:
     """Resident weights by part; with or without the MTP layer."""
     size, found = S.sizes(model.config), Counter[tuple[str, str]]()

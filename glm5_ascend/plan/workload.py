@@ -78,7 +78,7 @@ def parse_workload(text: str) -> Workload:
         if key not in values:
             raise PlanError(f"--workload: {key}= is missing", "--workload in=3500,out=1500,concurrency=32")
     for key in ("in", "out", "concurrency", "rate"):
-        if key in values and values[key] <= 0 or (key in ("in", "out") and values[key] != int(values[key])):
+        if (key in values and values[key] <= 0) or (key in ("in", "out") and values[key] != int(values[key])):
             raise PlanError(f"--workload: {key} is {values[key]:g}, must be a number above 0", "correct it")
     hit = values.get("prefix_hit", 0.0)
     if not 0 <= hit < 1:
