@@ -40,6 +40,9 @@ def plan(
         float | None, typer.Option(help="Mean accepted length measured with 3 drafts (healthy: 3.16).")
     ] = None,
     price: Annotated[float | None, typer.Option(help="Of one machine and hour: adds the cost of a token.")] = None,
+    tails: Annotated[
+        bool, typer.Option("--tails", help="Also simulate the scheduler: percentiles of latency (a few seconds).")
+    ] = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a report that needs no network.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> int:
@@ -67,6 +70,11 @@ def plan(
             price,
         )
     )
+    simulated = None
+    if tails:
+        from glm5_ascend.plan.tails import tails as simulate
+
+        simulated = simulate(made)
     if html is not None:
         from glm5_ascend.plan.html import write
 
@@ -74,10 +82,10 @@ def plan(
     if as_json:
         from glm5_ascend.plan.text import to_json
 
-        print(json.dumps(to_json(made)))
+        print(json.dumps(to_json(made, simulated)))
     else:
         from glm5_ascend.plan.text import lines
 
-        for line in lines(made):
+        for line in lines(made, simulated):
             print(line)
     return 0

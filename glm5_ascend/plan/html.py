@@ -64,7 +64,7 @@ def page(plan: Plan) -> Iterator[str]:
     yield "<h2>Memory of one die</h2>"
     yield memory_bar(plan.chosen.prediction.memory)
     yield "<h2>Throughput and latency</h2>"
-    yield '<p class="soft">The chosen layout with fewer and more requests at a time, and the band of the prediction.</p>'
+    yield '<p class="soft">The chosen layout with fewer and more requests, and the band of the prediction.</p>'
     yield frontier_chart(frontier(plan), plan.numbers["output_tokens_per_s"], plan.slo.tpot)
     yield "<h2>What limits a decode step</h2>"
     yield share_bars(plan.chosen.prediction)

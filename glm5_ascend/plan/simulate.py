@@ -143,6 +143,13 @@ def _aggregated(arrival, fresh, cached, output, ranks, slots, room, chunk, gain,
                 count = min(count, max(1.0, np.ceil((arrival[came] - now) / seconds)))
             now += count * seconds
             gained += count * gain
+        for i in range(ranks):
+            if lane[i] >= 0 and left[i] <= 0:
+                who = lane[i]
+                first[who] = now
+                heapq.heappush(running, (gained + output[who] - 1, who))
+                lane[i] = -1
+                busy -= 1
         while len(running) and running[0][0] <= gained + 1e-9:
             i = heapq.heappop(running)[1]
             done[i] = now
@@ -151,11 +158,4 @@ def _aggregated(arrival, fresh, cached, output, ranks, slots, room, chunk, gain,
             if closed and came < n:
                 arrival[came] = now
                 came += 1
-        for i in range(ranks):
-            if lane[i] >= 0 and left[i] <= 0:
-                who = lane[i]
-                first[who] = now
-                heapq.heappush(running, (gained + output[who] - 1, who))
-                lane[i] = -1
-                busy -= 1
     return arrival, first, done

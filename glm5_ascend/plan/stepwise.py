@@ -86,6 +86,9 @@ def _stepwise(arrival, fresh, cached, output, ranks, slots, room, chunk, chances
                 if left[i] <= 0:
                     state[i], first[i] = 2, now
                     missing[i] -= 1
+                    if missing[i] <= 0:
+                        state[i], done[i] = 3, now
+                        newly += 1
         finished += newly
         if closed:
             for _ in range(newly):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from glm5_ascend.plan.efficiency import fitted
@@ -19,8 +19,8 @@ def span(number: Range, scale: float = 1.0, digits: int = 0) -> str:
     return value if low == high else f"{value} ({low} to {high})"
 
 
-def lines(plan: Plan) -> Iterator[str]:
-    """The report of a terminal."""
+def lines(plan: Plan, simulated: Mapping[str, float] | None = None) -> Iterator[str]:
+    """The report of a terminal; `simulated` is what tails.py found."""
     n, w, cluster = plan.numbers, plan.workload, plan.cluster
     hit = f", {100 * w.prefix_hit:.0f} % of the prompt cached" if w.prefix_hit else ""
     machines = f"{cluster.nodes} x {cluster.hardware.title} ({cluster.dies} dies)"
@@ -35,6 +35,10 @@ def lines(plan: Plan) -> Iterator[str]:
     yield f"TTFT      {span(n['ttft_ms'])} ms  [{n['ttft_ms'].basis}; no public number tests it alone]"
     if "cost_per_million_output_tokens" in n:
         yield f"cost      {span(n['cost_per_million_output_tokens'], digits=3)} per million output tokens"
+    if simulated:
+        for name, key, scale, unit in (("TPOT", "tpot", 1e3, "ms"), ("TTFT", "ttft", 1e3, "ms")):
+            values = ", ".join(f"p{share} {scale * simulated[f'{key}_p{share}']:,.0f}" for share in (50, 90, 99))
+            yield f"tails     {name} {values} {unit}  [simulated, with lengths spread by half]"
     yield f"limits    {_limits(plan)}"
     if not plan.within_slo:
         yield "SLO       not met by any layout found; this one comes closest"
@@ -93,8 +97,8 @@ def basis(plan: Plan) -> Iterator[str]:
     yield "guessed: no public number exists; the range says how far off it may be. We have run none of this on an NPU."
 
 
-def to_json(plan: Plan) -> dict[str, Any]:
-    """The same as one object; sizes in bytes, times in ms."""
+def to_json(plan: Plan, simulated: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """The same as one object; sizes in bytes, times in ms (of `simulated`: in seconds)."""
     layout, p = plan.chosen.layout, plan.chosen.prediction
     decode: dict[str, Any] = _engine(layout.decode)
     pd = None if layout.prefill is None else {"prefill": _engine(layout.prefill), "decode": _engine(layout.decode)}
@@ -115,6 +119,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
             for c in plan.others[:8]
         ],
         "command_lines": list(commands(plan)),
+        "simulated": None if simulated is None else dict(simulated),
     }  # fmt: skip
 
 
