@@ -60,6 +60,10 @@ def _divisors(number: int) -> list[int]:
 def layouts(model: PlannedModel, cluster: Cluster, workload: Workload, options: Options) -> Iterator[Layout]:
     """Everything the engine would accept on this cluster, with three drafts unless they are fixed."""
     hardware, experts = cluster.hardware, model.config.n_routed_experts
+    if hardware.dies_per_node > experts:  # a small model: several engines on a node
+        for dies in (d for d in _divisors(hardware.dies_per_node) if d <= experts):
+            yield from _whole(model, cluster, workload, options, dies, cluster.dies // dies)
+        return
     for nodes in _divisors(cluster.nodes):
         replicas, dies = cluster.nodes // nodes, nodes * hardware.dies_per_node
         yield from _whole(model, cluster, workload, options, dies, replicas)
