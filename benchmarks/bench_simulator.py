@@ -10,6 +10,7 @@ import time
 import numpy as np
 
 from glm5_ascend.plan.command import Request, run
+from glm5_ascend.plan.efficiency import fitted_efficiencies
 from glm5_ascend.plan.simulate import simulate
 from glm5_ascend.plan.stepwise import simulate_steps
 from glm5_ascend.plan.tails import engine_costs, make_trace
@@ -24,7 +25,8 @@ def request(layout: str, nodes: int, workload: str) -> Request:
 
 def main() -> None:
     plan = run(request("tp=4,dp=8", 2, "in=3500,out=1500,concurrency=64"))
-    table = engine_costs(plan, plan.chosen.layout.decode)
+    machine = plan.cluster.hardware
+    table = engine_costs(plan.model, machine, plan.chosen.layout.decode, fitted_efficiencies(), plan.workload)
     print("aggregated against step by step:\n")
     print("| arrivals | tokens/s | mean TTFT | p99 TTFT | mean TPOT | p99 TPOT |\n" + "|---" * 6 + "|")
     for name, rate, closed in (("0.6 per second", 0.6, 0), ("1.0 per second", 1.0, 0), ("64 clients", 1.0, 64)):

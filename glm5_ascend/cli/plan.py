@@ -22,7 +22,7 @@ def plan(
     hardware: Annotated[str, typer.Option(help="a3, a2, cpu, or a YAML file that describes a machine.")] = "a3",
     nodes: Annotated[int, typer.Option(help="How many machines.")] = 1,
     workload: Annotated[
-        str, typer.Option(help="in=TOKENS,out=TOKENS,concurrency=N,prefix_hit=SHARE,rate=PER_SECOND.")
+        str, typer.Option(help="in=TOKENS,out=TOKENS,concurrency=N,prefix_hit=SHARE,rate=PER_SECOND,requests=N.")
     ] = "in=3500,out=1500,concurrency=16",
     mtp: Annotated[int | None, typer.Option(help="Draft tokens per step; left out: the best is searched.")] = None,
     slo: Annotated[str | None, typer.Option(help="Limits on latency: tpot=50ms,ttft=2s.")] = None,

@@ -13,7 +13,7 @@ from glm5_ascend.plan.efficiency import Efficiencies
 from glm5_ascend.plan.hardware import Hardware, load_hardware
 from glm5_ascend.plan.layout import Engine, Layout
 from glm5_ascend.plan.model import PlannedModel, named
-from glm5_ascend.plan.predict import Prediction, predict
+from glm5_ascend.plan.predict import Prediction, predict, run_output
 from glm5_ascend.plan.workload import Workload
 from glm5_ascend.resources import data_dir
 
@@ -88,18 +88,8 @@ class Case:
         return found
 
     def output_per_second(self, efficiency: Efficiencies) -> float:
-        """What the benchmark would print: its run ends when the last of `requests` has its answer."""
-        found, row = self.predict(efficiency), self.row
-        stay = found.residence
-        at_once = min(float(row.concurrency), found.running if found.bound == "memory" else float(row.concurrency))
-        rounds, last = divmod(row.requests - 1, at_once)
-        gap = 1.0 / row.rate if row.rate else 0.0
-        if found.bound == "memory":
-            seconds = row.requests / at_once * stay
-        else:
-            # Request i starts when it is sent, and not before the one `at_once` places ahead has ended.
-            seconds = max((row.requests - 1) * gap, last * gap + rounds * stay) + stay
-        return row.requests * row.output / seconds
+        """What the benchmark would print."""
+        return run_output(self.predict(efficiency), self.workload)
 
 
 @functools.cache
@@ -124,7 +114,7 @@ def case(row: Row) -> Case:
     ranks = row.dp if row.prefill_dp is None else row.prefill_dp
     cold = max(0, min(ranks, row.concurrency) - row.warm_ranks)  # each computes the shared prefix once
     hit = row.prefix_hit * (1 - cold / row.requests)
-    workload = Workload(row.prompt, row.output, row.concurrency, hit, row.rate)
+    workload = Workload(row.prompt, row.output, row.concurrency, hit, row.rate, row.requests)
     return Case(
         row, named(row.model, row.quant, row.cache, row.index_cache), load_hardware(row.hardware), layout, workload
     )

@@ -54,7 +54,8 @@ def page(plan: Plan) -> Iterator[str]:
     yield f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>"
     hit = f", {100 * w.prefix_hit:.0f} % of the prompt cached" if w.prefix_hit else ""
     yield f"<h1>{escape(title)}</h1>"
-    yield f'<p class="soft">{w.prompt:,} tokens in, {w.output:,} out, {w.concurrency:g} requests at a time{hit}</p>'
+    run = f", a run of {w.requests:,}" if w.requests else ""
+    yield f'<p class="soft">{w.prompt:,} tokens in, {w.output:,} out, {w.concurrency:g} at a time{run}{hit}</p>'
     yield f"<p>Layout <strong>{escape(str(plan.chosen.layout))}</strong></p>"
     yield from _cards(plan)
     for note in plan.notes:

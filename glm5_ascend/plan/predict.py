@@ -19,7 +19,7 @@ from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.layout import Engine, Layout
 from glm5_ascend.plan.memory import Memory
 from glm5_ascend.plan.model import PlannedModel
-from glm5_ascend.plan.roofline import decode_step, prefill_chunk
+from glm5_ascend.plan.roofline import LINK, decode_step, prefill_chunk
 from glm5_ascend.plan.workload import Workload, accepted
 
 
@@ -59,6 +59,20 @@ def most_requests(held: Memory, engine: Engine, workload: Workload) -> float:
     own = cache.pages(workload.prompt - shared) + workload.output / 2 + cache.PAGE / 2
     room = held.tokens() - shared
     return max(0.0, min(float(engine.sequences), room / own))
+
+
+def run_output(found: Prediction, load: Workload) -> float:
+    """Output tokens per second of a run of `load.requests`: it ends when the last of them has its answer."""
+    if load.requests is None:
+        return found.output_per_second
+    if found.bound == "memory":
+        seconds = load.requests / found.running * found.residence
+    else:
+        # Request i starts when it is sent, and not before the one `concurrency` places ahead has ended.
+        rounds, last = divmod(load.requests - 1, load.concurrency)
+        gap = 1.0 / load.rate if load.rate else 0.0
+        seconds = max((load.requests - 1) * gap, last * gap + rounds * found.residence) + found.residence
+    return load.requests * load.output / seconds
 
 
 def prefill_seconds(
@@ -153,7 +167,7 @@ def _apart(
     context = load.prompt + load.output / 2
     one = prefill_seconds(model, hardware, first, efficiency, load, float(first.dp))
     moved = load.prompt * cache.bytes_per_token(model, engine.drafts > 0)
-    transfer = moved / (hardware.link(layout.decode.dies + first.dies).bandwidth * 0.6) / first.tp
+    transfer = moved / (hardware.link(layout.decode.dies + first.dies).bandwidth * LINK) / first.tp
 
     batches = np.geomspace(1.0, max(2.0, float(engine.sequences)), 9)
     known = [steps * decode_step(model, hardware, engine, efficiency, float(n), context).seconds for n in batches]

@@ -11,7 +11,7 @@ from glm5_ascend.plan import cache, memory, weights
 from glm5_ascend.plan.efficiency import efficiencies_of, fitted
 from glm5_ascend.plan.hardware import Cluster
 from glm5_ascend.plan.model import PlannedModel
-from glm5_ascend.plan.predict import predict
+from glm5_ascend.plan.predict import predict, run_output
 from glm5_ascend.plan.search import Candidate, Options, layouts, parse_layout, search
 from glm5_ascend.plan.workload import Slo, Workload
 
@@ -128,7 +128,7 @@ def _numbers(
     most = [float(_concurrency(held, b, chosen, workload)) for b in budgets]
     half = math.hypot(fitted()["band"], EXTRAPOLATION * math.sqrt(len(reasons)))
     speed, first = math.exp(half), math.exp(math.hypot(half, UNTESTED_TTFT))
-    out = p.output_per_second
+    out = run_output(p, workload)
     basis = "fitted" if cluster.hardware.efficiencies is None else "measured"
     token = held.bytes_per_token
     numbers = {

@@ -7,17 +7,19 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from glm5_ascend.plan import memory
 from glm5_ascend.plan.costs import Costs, costs
-from glm5_ascend.plan.efficiency import efficiencies_of
-from glm5_ascend.plan.layout import Engine
+from glm5_ascend.plan.efficiency import Efficiencies, efficiencies_of
+from glm5_ascend.plan.hardware import Hardware
+from glm5_ascend.plan.layout import Engine, Layout
+from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.result import Plan
-from glm5_ascend.plan.simulate import Outcome, Trace, simulate, simulate_apart
+from glm5_ascend.plan.roofline import LINK
+from glm5_ascend.plan.simulate import Trace, simulate, simulate_apart
 from glm5_ascend.plan.workload import Workload
 
 #: Requests of a simulation: enough for a 99th percentile.
 REQUESTS = 4000
-#: Share of a link's rate a transfer of caches reaches; a guess, as for collectives.
-_LINK = 0.6
 
 
 def make_trace(load: Workload, requests: int, rate: float, seed: int = 0, spread: float = 0.5) -> Trace:
@@ -35,38 +37,42 @@ def make_trace(load: Workload, requests: int, rate: float, seed: int = 0, spread
 
 
 def tails(plan: Plan, requests: int = REQUESTS, seed: int = 0) -> dict[str, float]:
-    """Means and percentiles (seconds) of one replica of the chosen layout.
+    """Means and percentiles (seconds) of one replica of the plan's layout.
 
     Arrivals are random at the workload's rate, or at the predicted throughput's where it names none; without a
     prefill engine and without a rate the workload's clients each ask again when they are answered.
     """
-    layout, load = plan.chosen.layout, plan.workload
-    rate = (load.rate or plan.chosen.prediction.output_per_second / load.output) / layout.replicas
-    trace = make_trace(load, requests, rate, seed)
-    table = engine_costs(plan, layout.decode)
+    load, hardware = plan.workload, plan.cluster.hardware
+    rate = load.rate or plan.chosen.prediction.output_per_second / load.output
+    closed = plan.chosen.layout.prefill is None and load.rate is None
+    return replica_tails(
+        plan.model, hardware, plan.chosen.layout, efficiencies_of(hardware), load, rate, closed, requests, seed
+    )
+
+
+def replica_tails(
+    model: PlannedModel, hardware: Hardware, layout: Layout, efficiency: Efficiencies, load: Workload, rate: float,
+    closed: bool = False, requests: int = REQUESTS, seed: int = 0,
+) -> dict[str, float]:  # fmt: skip
+    """The same for any layout; `rate` and the workload's concurrency are those of all replicas together."""
+    trace = make_trace(load, requests, rate / layout.replicas, seed)
+    split = layout.prefill is not None
+    table = engine_costs(model, hardware, layout.decode, efficiency, load, decode_only=split, split=split)
     if layout.prefill is None:
-        closed = 0 if load.rate else max(1, round(load.concurrency / layout.replicas))
-        return simulate(table, trace, closed).summary()
-    return _apart(plan, table, trace).summary()
+        clients = max(1, round(load.concurrency / layout.replicas)) if closed else 0
+        return simulate(table, trace, clients).summary()
+    ahead = engine_costs(model, hardware, layout.prefill, efficiency, load, split=True)
+    link = hardware.link(layout.decode.dies + layout.prefill.dies)
+    moved = load.prompt * memory.fit(model, hardware, layout.decode).bytes_per_token
+    return simulate_apart(ahead, table, trace, moved / (link.bandwidth * LINK) / layout.prefill.tp).summary()
 
 
-def _apart(plan: Plan, table: Costs, trace: Trace) -> Outcome:
-    first = plan.chosen.layout.prefill
-    assert first is not None
-    hardware = plan.cluster.hardware
-    link = hardware.link(plan.chosen.layout.decode.dies + first.dies)
-    moved = plan.workload.prompt * plan.chosen.prediction.memory.bytes_per_token
-    return simulate_apart(engine_costs(plan, first), table, trace, moved / (link.bandwidth * _LINK) / first.tp)
-
-
-def engine_costs(plan: Plan, engine: Engine) -> Costs:
-    split = plan.chosen.layout.prefill is not None
-    context = plan.workload.prompt + plan.workload.output / 2
-    table = costs(
-        plan.model, plan.cluster.hardware, engine, efficiencies_of(plan.cluster.hardware), context,
-        decode_only=split and engine is plan.chosen.layout.decode, split=split,
-    )  # fmt: skip
-    shared = int(plan.workload.prompt * plan.workload.prefix_hit)
+def engine_costs(
+    model: PlannedModel, hardware: Hardware, engine: Engine, efficiency: Efficiencies, load: Workload,
+    decode_only: bool = False, split: bool = False,
+) -> Costs:  # fmt: skip
+    """Tables of one engine for requests like the workload's."""
+    table = costs(model, hardware, engine, efficiency, load.prompt + load.output / 2, decode_only, split)
+    shared = int(load.prompt * load.prefix_hit)
     # The prefix all requests share is stored once per rank: room is counted as if each had its own copy.
-    copies = max(0, engine.sequences - 1)
-    return replace(table, room=table.room + shared * copies)
+    return replace(table, room=table.room + shared * max(0, engine.sequences - 1))

@@ -25,7 +25,9 @@ def lines(plan: Plan, simulated: Mapping[str, float] | None = None) -> Iterator[
     hit = f", {100 * w.prefix_hit:.0f} % of the prompt cached" if w.prefix_hit else ""
     machines = f"{cluster.nodes} x {cluster.hardware.title} ({cluster.dies} dies)"
     yield f"{plan.model.name} {plan.model.quantization} on {machines}"
-    yield f"workload  {w.prompt} in, {w.output} out, {w.concurrency:g} at a time{hit}"
+    run = f", a run of {w.requests}" if w.requests else ""
+    rate = f", at most {w.rate:g} per second" if w.rate else ""
+    yield f"workload  {w.prompt} in, {w.output} out, {w.concurrency:g} at a time{rate}{run}{hit}"
     yield f"layout    {plan.chosen.layout}"
     yield ""
     yield from _memory(plan)

@@ -20,6 +20,7 @@ class Workload:
         concurrency: clients that each wait for their answer before they ask again.
         prefix_hit: share of the prompt found in the prefix cache (and shared by the requests of a rank).
         rate: most requests per second that are sent, None: no limit.
+        requests: requests of a whole run, None: one that goes on. A short run fills up and empties, and prints less.
     """
 
     prompt: int
@@ -27,6 +28,7 @@ class Workload:
     concurrency: float
     prefix_hit: float = 0.0
     rate: float | None = None
+    requests: int | None = None
 
     @property
     def fresh(self) -> float:
@@ -59,7 +61,8 @@ def accepted(drafts: int, acceptance: float | None = None) -> float:
     return 1.0 + sum(positions[:drafts])
 
 
-_KEYS = {"in": "prompt", "out": "output", "concurrency": "concurrency", "prefix_hit": "prefix_hit", "rate": "rate"}
+_KEYS = {"in": "prompt", "out": "output", "concurrency": "concurrency", "prefix_hit": "prefix_hit", "rate": "rate",
+         "requests": "requests"}  # fmt: skip
 
 
 def parse_workload(text: str) -> Workload:
@@ -77,13 +80,17 @@ def parse_workload(text: str) -> Workload:
     for key in ("in", "out"):
         if key not in values:
             raise PlanError(f"--workload: {key}= is missing", "--workload in=3500,out=1500,concurrency=32")
-    for key in ("in", "out", "concurrency", "rate"):
-        if (key in values and values[key] <= 0) or (key in ("in", "out") and values[key] != int(values[key])):
+    for key in ("in", "out", "concurrency", "rate", "requests"):
+        if (key in values and values[key] <= 0) or (
+            key in ("in", "out", "requests") and key in values and values[key] != int(values[key])
+        ):
             raise PlanError(f"--workload: {key} is {values[key]:g}, must be a number above 0", "correct it")
     hit = values.get("prefix_hit", 0.0)
     if not 0 <= hit < 1:
         raise PlanError(f"--workload: prefix_hit is {hit:g}, a share from 0 to below 1 is meant", "90 % is 0.9")
-    return Workload(int(values["in"]), int(values["out"]), values.get("concurrency", 1.0), hit, values.get("rate"))
+    requests = int(values["requests"]) if "requests" in values else None
+    clients = values.get("concurrency", 1.0)
+    return Workload(int(values["in"]), int(values["out"]), clients, hit, values.get("rate"), requests)
 
 
 def parse_slo(text: str | None) -> Slo:

@@ -78,7 +78,7 @@ def test_a_limit_on_latency_is_kept_or_its_miss_is_said(capsys: pytest.CaptureFi
 def test_a_checkpoint_directory(capsys: pytest.CaptureFixture[str], tiny_w4a8: Path) -> None:
     found = plan(capsys, tiny_w4a8, "--workload", "in=64,out=32,concurrency=2", "--mtp", 1)
     stored = sum(path.stat().st_size for path in tiny_w4a8.glob("*.safetensors"))
-    assert found["weight_bytes_total"]["value"] == pytest.approx(stored, rel=0.05)  # type: ignore[index]
+    assert found["weight_bytes_total"]["value"] == pytest.approx(stored, rel=0.1)  # type: ignore[index]
     assert found["weight_bytes_total"]["basis"] == "measured"  # type: ignore[index]
     layout = found["layout"]
     assert isinstance(layout, dict)
@@ -89,6 +89,18 @@ def test_a_plan_by_name_needs_no_torch() -> None:
     code = "import sys; from glm5_ascend.cli import run; run(['plan']); sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_short_run_prints_less_than_one_that_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """The public 4 x A3 PD run: 1920 requests at 6.5 per second; a CI baseline of 8,235 tokens/s."""
+    common = ("--model", "glm-5.1", "--quant", "w8a8c8", "--cache", "none", "--index-cache", "--nodes", 4, "--mtp", 3,
+              "--layout", "tp=1,dp=32,prefill_tp=8,prefill_dp=4", "--utilization", 0.92)  # fmt: skip
+    load = "in=3500,out=1500,concurrency=480,rate=6.5"
+    steady = plan(capsys, *common, "--workload", load)["output_tokens_per_s"]
+    short = plan(capsys, *common, "--workload", load + ",requests=1920")["output_tokens_per_s"]
+    assert isinstance(steady, dict) and isinstance(short, dict)
+    assert short["low"] <= 8235 <= short["high"]
+    assert short["value"] < 0.95 * steady["value"]
 
 
 def test_tails_are_simulated_on_request(capsys: pytest.CaptureFixture[str]) -> None:
