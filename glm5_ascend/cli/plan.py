@@ -19,7 +19,7 @@ def plan(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Instead of DIR: glm-5, glm-5.1 or glm-5.2.")] = None,
     quant: Annotated[str, typer.Option(help="With --model: bf16, w8a8, w4a8, w8a8c8 or w4a8c8.")] = "w4a8",
-    hardware: Annotated[str, typer.Option(help="a3, a2, cpu, or a YAML file that describes a machine.")] = "a3",
+    hardware: Annotated[str, typer.Option(help="a3, a2, or a YAML file that describes a machine.")] = "a3",
     nodes: Annotated[int, typer.Option(help="How many machines.")] = 1,
     workload: Annotated[
         str, typer.Option(help="in=TOKENS,out=TOKENS,concurrency=N,prefix_hit=SHARE,rate=PER_SECOND,requests=N.")

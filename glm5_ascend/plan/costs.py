@@ -54,7 +54,7 @@ def costs(
     step[0] = 0.0
     lengths = [accepted(n, acceptance) for n in range(engine.drafts + 1)]
     gains = np.diff(lengths)  # chance that this many drafts are accepted
-    chances = tuple(float(g / before) for g, before in zip(gains, [1.0, *gains[:-1]], strict=True))
+    chances = tuple(float(g / before) for g, before in zip(gains, [1.0, *gains], strict=False))
     return Costs(
         engine.dp, engine.sequences, held.tokens(), engine.batched_tokens, lengths[-1], step,
         _prefill(model, hardware, engine, efficiency, context), chances,

@@ -23,7 +23,7 @@ class Point:
 
 def frontier(plan: Plan) -> list[Point]:
     """Points of the chosen layout at fractions and multiples of the workload's concurrency; at least one request."""
-    found, seen = [], set()
+    found, seen, hardware = [], set(), plan.cluster.hardware
     for factor in FACTORS:
         load = replace(plan.workload, concurrency=max(1.0, plan.workload.concurrency * factor), rate=None)
         if load.concurrency in seen:
@@ -32,13 +32,11 @@ def frontier(plan: Plan) -> list[Point]:
         layout = plan.chosen.layout
         needed = max(1, round(load.concurrency / layout.replicas / layout.decode.dp))
         grown = replace(layout.decode, sequences=max(layout.decode.sequences, needed))
-        p = predict(
-            plan.model,
-            plan.cluster.hardware,
-            replace(layout, decode=grown),
-            efficiencies_of(plan.cluster.hardware),
-            load,
-        )
-        if p is not None:
-            found.append(Point(load.concurrency, 1e3 * p.tpot, p.output_per_second, factor == 1.0))
+        if load.concurrency == plan.workload.concurrency:  # the plan itself, with its rate and the length of its run
+            n = plan.numbers
+            found.append(Point(load.concurrency, n["tpot_ms"].value, n["output_tokens_per_s"].value, True))
+            continue
+        wider = replace(layout, decode=grown)
+        if p := predict(plan.model, hardware, wider, efficiencies_of(hardware), load, plan.acceptance):
+            found.append(Point(load.concurrency, 1e3 * p.tpot, p.output_per_second, False))
     return found

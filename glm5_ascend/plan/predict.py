@@ -118,7 +118,7 @@ def _together(
     if room < 1:
         return None
     running = min(load.concurrency, room * engine.dp)
-    steps = max(1.0, load.output / accepted(engine.drafts, acceptance))
+    steps = (load.output - 1) / accepted(engine.drafts, acceptance)  # the first token comes from the prefill
     per_rank = max(1.0, running / engine.dp)
     context = load.prompt + load.output / 2
     step = decode_step(model, hardware, engine, efficiency, per_rank, context)
@@ -163,7 +163,7 @@ def _apart(
     room = most_requests(held, engine, load)
     if room < 1 or most_requests(ahead, first, load) < 1:
         return None
-    steps = max(1.0, load.output / accepted(engine.drafts, acceptance))
+    steps = (load.output - 1) / accepted(engine.drafts, acceptance)  # the first token comes from the prefill
     context = load.prompt + load.output / 2
     one = prefill_seconds(model, hardware, first, efficiency, load, float(first.dp))
     moved = load.prompt * cache.bytes_per_token(model, engine.drafts > 0)

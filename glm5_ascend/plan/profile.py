@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
 def commands(plan: Plan) -> Iterator[str]:
     """One line per kind of engine; addresses, ports and ranks are left to the launcher."""
-    if plan.cluster.hardware.name == "cpu":
-        yield "run it: glm5-ascend serve DIR"
-        return
     layout = plan.chosen.layout
     context = plan.workload.prompt + plan.workload.output
     if layout.prefill is None:

@@ -51,6 +51,7 @@ class Plan:
     extrapolated: list[str]
     within_slo: bool
     notes: list[str] = field(default_factory=list)
+    acceptance: float | None = None
 
 
 def make_plan(
@@ -82,7 +83,8 @@ def make_plan(
     reasons = extrapolations(model, cluster, workload, best)
     numbers = _numbers(model, cluster, workload, best, reasons, price)
     met = slo.met(best.prediction.tpot, best.prediction.ttft)
-    return Plan(model, cluster, workload, slo, best, candidates[1:], numbers, reasons, met, _notes(best))
+    return Plan(model, cluster, workload, slo, best, candidates[1:], numbers, reasons, met, _notes(best),
+                options.acceptance)  # fmt: skip
 
 
 def extrapolations(model: PlannedModel, cluster: Cluster, workload: Workload, chosen: Candidate) -> list[str]:

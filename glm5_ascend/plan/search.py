@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from glm5_ascend.errors import PlanError
-from glm5_ascend.plan.efficiency import Efficiencies
+from glm5_ascend.plan.efficiency import Efficiencies, fitted
 from glm5_ascend.plan.hardware import Cluster
 from glm5_ascend.plan.layout import Engine, Layout, check_engine
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.predict import Prediction, predict
 from glm5_ascend.plan.workload import Slo, Workload
 
-#: Draft tokens that are tried when none are named.
-DRAFTS = (0, 1, 3, 5)
+#: Draft tokens that are tried when none are named, and what everyone runs.
+DRAFTS, PROVEN_DRAFTS = (0, 1, 3, 5), 3
 #: Layouts of the first round that are tried with other numbers of drafts.
 FINALISTS = 4
 #: What the official prefill nodes run with (CI of vllm-ascend).
@@ -47,7 +47,7 @@ def engine(tp: int, dp: int, dcp: int, workload: Workload, replicas: int, option
     """An engine with the number of sequences its share of the workload needs."""
     needed = math.ceil(workload.concurrency / replicas / dp)
     return Engine(
-        tp, dp, dcp, 3 if options.drafts is None else options.drafts,
+        tp, dp, dcp, PROVEN_DRAFTS if options.drafts is None else options.drafts,
         options.sequences or max(1, min(MOST_SEQUENCES, needed)), options.batched_tokens, options.utilization,
         options.buffer_mb,
     )  # fmt: skip
@@ -122,10 +122,11 @@ def search(
 
 
 def rank(candidate: Candidate, slo: Slo) -> tuple[float, float]:
-    """Sorts best first."""
+    """Sorts best first. All public results draft 3 tokens: another number must gain more than the band of an error."""
     p = candidate.prediction
+    sure = 1.0 if candidate.layout.decode.drafts == PROVEN_DRAFTS else math.exp(-fitted()["band"])
     over = max(p.tpot / slo.tpot if slo.tpot else 0.0, p.ttft / slo.ttft if slo.ttft else 0.0)
-    return (0.0 if slo.met(p.tpot, p.ttft) else over, -p.output_per_second)
+    return (0.0 if slo.met(p.tpot, p.ttft) else over, -sure * p.output_per_second)
 
 
 _LAYOUT_KEYS = ("tp", "dp", "dcp", "replicas", "prefill_tp", "prefill_dp")

@@ -46,18 +46,20 @@ def tails(plan: Plan, requests: int = REQUESTS, seed: int = 0) -> dict[str, floa
     rate = load.rate or plan.chosen.prediction.output_per_second / load.output
     closed = plan.chosen.layout.prefill is None and load.rate is None
     return replica_tails(
-        plan.model, hardware, plan.chosen.layout, efficiencies_of(hardware), load, rate, closed, requests, seed
-    )
+        plan.model, hardware, plan.chosen.layout, efficiencies_of(hardware), load, rate, closed, requests, seed,
+        plan.acceptance,
+    )  # fmt: skip
 
 
 def replica_tails(
     model: PlannedModel, hardware: Hardware, layout: Layout, efficiency: Efficiencies, load: Workload, rate: float,
     closed: bool = False, requests: int = REQUESTS, seed: int = 0,
+    acceptance: float | None = None,
 ) -> dict[str, float]:  # fmt: skip
     """The same for any layout; `rate` and the workload's concurrency are those of all replicas together."""
     trace = make_trace(load, requests, rate / layout.replicas, seed)
     split = layout.prefill is not None
-    table = engine_costs(model, hardware, layout.decode, efficiency, load, decode_only=split, split=split)
+    table = engine_costs(model, hardware, layout.decode, efficiency, load, split, split, acceptance)
     if layout.prefill is None:
         clients = max(1, round(load.concurrency / layout.replicas)) if closed else 0
         return simulate(table, trace, clients).summary()
@@ -69,10 +71,11 @@ def replica_tails(
 
 def engine_costs(
     model: PlannedModel, hardware: Hardware, engine: Engine, efficiency: Efficiencies, load: Workload,
-    decode_only: bool = False, split: bool = False,
+    decode_only: bool = False, split: bool = False, acceptance: float | None = None,
 ) -> Costs:  # fmt: skip
     """Tables of one engine for requests like the workload's."""
-    table = costs(model, hardware, engine, efficiency, load.prompt + load.output / 2, decode_only, split)
+    context = load.prompt + load.output / 2
+    table = costs(model, hardware, engine, efficiency, context, decode_only, split, acceptance)
     shared = int(load.prompt * load.prefix_hit)
     # The prefix all requests share is stored once per rank: room is counted as if each had its own copy.
     return replace(table, room=table.room + shared * max(0, engine.sequences - 1))

@@ -91,6 +91,23 @@ def test_a_plan_by_name_needs_no_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_an_answer_of_one_token_has_no_time_between_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    found = plan(capsys, "--workload", "in=3500,out=1,concurrency=4", "--mtp", 0, "--tails", "--layout", "tp=16")
+    assert found["tpot_ms"]["value"] == 0 and found["ttft_ms"]["value"] > 0  # type: ignore[index]
+
+
+def test_lower_acceptance_is_slower_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("--layout", "tp=16", "--mtp", 3, "--tails", "--workload", "in=3500,out=300,concurrency=1")
+    healthy, poor = plan(capsys, *common), plan(capsys, *common, "--acceptance", 1.5)
+    for found in (healthy, poor):
+        assert found["simulated"]["tpot_p50"] == pytest.approx(  # type: ignore[index]
+            found["tpot_ms"]["value"] / 1e3,
+            rel=0.15,  # type: ignore[index]
+        )
+    ratio = poor["tpot_ms"]["value"] / healthy["tpot_ms"]["value"]  # type: ignore[index]
+    assert ratio == pytest.approx(3.157 / 1.5, rel=0.05)
+
+
 def test_a_short_run_prints_less_than_one_that_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     """The public 4 x A3 PD run: 1920 requests at 6.5 per second; a CI baseline of 8,235 tokens/s."""
     common = ("--model", "glm-5.1", "--quant", "w8a8c8", "--cache", "none", "--index-cache", "--nodes", 4, "--mtp", 3,
