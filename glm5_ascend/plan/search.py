@@ -114,7 +114,10 @@ def search(
     if options.drafts is None:
         for chosen in found[:FINALISTS]:
             for drafts in DRAFTS:
-                other = replace(chosen.layout, decode=replace(chosen.layout.decode, drafts=drafts))
+                decode = replace(chosen.layout.decode, drafts=drafts)
+                if chosen.layout.prefill is not None:
+                    decode = replace(decode, batched_tokens=decode.sequences * (drafts + 1))
+                other = replace(chosen.layout, decode=decode)
                 if drafts != chosen.layout.decode.drafts and (candidate := judged(other)):
                     found.append(candidate)
         found.sort(key=lambda c: rank(c, slo))
