@@ -2,8 +2,8 @@
 
     python benchmarks/npu_roofline.py
 
-Nothing here was measured on an NPU. The hardware figures are those of CANN's platform files for the 910B (cores, clock,
-products per cycle) and of the published memory rate; a 910C is two such dies.
+Nothing here was measured on an NPU. The hardware figures and their sources are those of the planner
+(glm5_ascend/plan/data/hardware/a3.yaml).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-#: Of one die.
-MEMORY = 1.6e12  # bytes per second
-CORES, CLOCK = 24, 1.8e9
-#: Multiply-adds of a core per cycle.
-PER_CYCLE = {"bf16": 16 * 16 * 16, "int8": 16 * 32 * 16}
+from glm5_ascend.plan.hardware import load_hardware
+
+#: Of one die, per second.
+RATES = load_hardware("a3").rates
+PEAK = {"bf16": RATES.bf16.value, "int8": RATES.int8.value}
 
 HIDDEN, HEADS, RANK, ROPE, NOPE, Q_LORA = 6144, 64, 512, 64, 192, 2048
 INDEX_HEADS, INDEX_DIM, TOPK = 32, 128, 2048
@@ -35,8 +35,8 @@ class Work:
     @property
     def seconds(self) -> tuple[float, float]:
         """By memory and by cube."""
-        cube = sum(count / (2 * CORES * CLOCK * PER_CYCLE[kind]) for kind, count in self.operations.items())
-        return self.moved / MEMORY, cube
+        cube = sum(count / PEAK[kind] for kind, count in self.operations.items())
+        return self.moved / RATES.memory.value, cube
 
 
 def indexer(tokens: int, requests: int, context: int, int8: bool) -> Work:

@@ -53,3 +53,7 @@ class MissingEnvironmentError(Glm5Error):
     """A package, device or version is missing or broken (exit code 3)."""
 
     exit_code = EXIT_ENVIRONMENT
+
+
+class PlanError(Glm5Error):
+    """A plan that cannot be made: unknown hardware, impossible layout, a context the model does not have."""

@@ -1,0 +1,91 @@
+"""`glm5-ascend plan`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command("plan")(plan)
+
+
+def plan(
+    directory: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="A checkpoint: its real types and bytes.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Instead of DIR: glm-5, glm-5.1 or glm-5.2.")] = None,
+    quant: Annotated[str, typer.Option(help="With --model: bf16, w8a8, w4a8, w8a8c8 or w4a8c8.")] = "w4a8",
+    hardware: Annotated[str, typer.Option(help="a3, a2, or a YAML file that describes a machine.")] = "a3",
+    nodes: Annotated[int, typer.Option(help="How many machines.")] = 1,
+    workload: Annotated[
+        str, typer.Option(help="in=TOKENS,out=TOKENS,concurrency=N,prefix_hit=SHARE,rate=PER_SECOND,requests=N.")
+    ] = "in=3500,out=1500,concurrency=16",
+    mtp: Annotated[int | None, typer.Option(help="Draft tokens per step; left out: the best is searched.")] = None,
+    slo: Annotated[str | None, typer.Option(help="Limits on latency: tpot=50ms,ttft=2s.")] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(help="Judge this one instead of searching: tp=16,dp=1[,dcp=,replicas=,prefill_tp=,prefill_dp=]."),
+    ] = None,
+    cache: Annotated[str | None, typer.Option(help="Caches in INT8: none, li, li+sfa.")] = None,
+    index_cache: Annotated[bool, typer.Option("--index-cache", help="Run-time reuse of the indexer's choice.")] = False,
+    seqs: Annotated[int | None, typer.Option(help="--max-num-seqs of a rank; left out: as many as are needed.")] = None,
+    batched_tokens: Annotated[int, typer.Option(help="--max-num-batched-tokens.")] = 4096,
+    utilization: Annotated[float, typer.Option(help="--gpu-memory-utilization.")] = 0.95,
+    buffer_mb: Annotated[int, typer.Option(help="HCCL_BUFFSIZE.")] = 200,
+    acceptance: Annotated[
+        float | None, typer.Option(help="Mean accepted length measured with 3 drafts (healthy: 3.16).")
+    ] = None,
+    price: Annotated[float | None, typer.Option(help="Of one machine and hour: adds the cost of a token.")] = None,
+    tails: Annotated[
+        bool, typer.Option("--tails", help="Also simulate the scheduler: percentiles of latency (a few seconds).")
+    ] = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a report that needs no network.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> int:
+    """Does it fit, which layout, how fast: memory, latency and throughput on paper, with their uncertainty."""
+    from glm5_ascend.plan.command import Request, run
+
+    made = run(
+        Request(
+            directory,
+            model,
+            quant,
+            hardware,
+            nodes,
+            workload,
+            mtp,
+            slo,
+            layout,
+            cache,
+            index_cache,
+            seqs,
+            batched_tokens,
+            utilization,
+            buffer_mb,
+            acceptance,
+            price,
+        )
+    )
+    simulated = None
+    if tails:
+        from glm5_ascend.plan.tails import tails as simulate
+
+        simulated = simulate(made)
+    if html is not None:
+        from glm5_ascend.plan.html import write
+
+        write(made, html)
+    if as_json:
+        from glm5_ascend.plan.text import to_json
+
+        print(json.dumps(to_json(made, simulated)))
+    else:
+        from glm5_ascend.plan.text import lines
+
+        for line in lines(made, simulated):
+            print(line)
+    return 0

@@ -1,0 +1,44 @@
+"""Bytes a token takes in the caches of one die. Source: vllm-ascend 182b75e `sfa_v1.py`, `kv_cache_interface.py`."""
+
+from __future__ import annotations
+
+from glm5_ascend.plan.model import PlannedModel
+
+#: Sequences take whole pages of so many tokens.
+PAGE = 128
+_BF16, _FP32, _FP16 = 2, 4, 2
+_SCALE_TILE = 128  # latent values that share a scale in a packed row
+
+
+def attention_row(model: PlannedModel) -> int:
+    """Bytes of a token's latent and rope part in one layer."""
+    c = model.config
+    if model.cache == "li+sfa":
+        return c.kv_lora_rank + _BF16 * c.qk_rope_head_dim + _FP32 * (c.kv_lora_rank // _SCALE_TILE)
+    return _BF16 * (c.kv_lora_rank + c.qk_rope_head_dim)
+
+
+def indexer_row(model: PlannedModel) -> int:
+    """Bytes of a token's indexer key in one layer."""
+    dim = model.config.index_head_dim
+    return _BF16 * dim if model.cache == "none" else dim + _FP16
+
+
+def layers(model: PlannedModel, mtp: bool) -> tuple[int, int]:
+    """(layers with a cache, layers with an indexer cache)."""
+    count = model.config.num_layers_with_mtp if mtp else model.config.num_hidden_layers
+    return count, sum(model.config.has_indexer(layer) for layer in range(count))
+
+
+def bytes_per_token(model: PlannedModel, mtp: bool, dcp: int = 1) -> float:
+    """On every die of a tensor-parallel group: there is one KV head, so TP does not divide it.
+
+    DCP divides the attention part; the indexer's stays whole.
+    """
+    count, indexers = layers(model, mtp)
+    return count * attention_row(model) / dcp + indexers * indexer_row(model)
+
+
+def pages(tokens: float) -> int:
+    """Tokens rounded up to whole pages."""
+    return PAGE * -int(-tokens // PAGE)

@@ -1,0 +1,79 @@
+"""From the words of a command line to a plan; every wrong word is refused here in one line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from glm5_ascend.errors import PlanError
+from glm5_ascend.plan.hardware import Cluster, load_hardware
+from glm5_ascend.plan.model import PlannedModel, from_directory, named
+from glm5_ascend.plan.result import Plan, make_plan
+from glm5_ascend.plan.search import Options
+from glm5_ascend.plan.workload import parse_slo, parse_workload
+
+#: More machines than anyone has in one deployment: a typing error, and a search without end.
+MOST_NODES = 4096
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of `glm5-ascend plan`, unchecked."""
+
+    directory: Path | None
+    model: str | None
+    quant: str
+    hardware: str
+    nodes: int
+    workload: str
+    mtp: int | None
+    slo: str | None
+    layout: str | None
+    cache: str | None
+    index_cache: bool
+    seqs: int | None
+    batched_tokens: int
+    utilization: float
+    buffer_mb: int
+    acceptance: float | None
+    price: float | None
+
+
+def run(request: Request) -> Plan:
+    """Check the request and make the plan."""
+    hardware = load_hardware(request.hardware)
+    if not 1 <= request.nodes <= MOST_NODES:
+        raise PlanError(f"--nodes {request.nodes}: must be 1 to {MOST_NODES}", "correct --nodes")
+    _check_numbers(request)
+    workload, slo = parse_workload(request.workload), parse_slo(request.slo)
+    model = _model(request)
+    if request.mtp and not model.config.num_nextn_predict_layers:
+        raise PlanError(f"--mtp {request.mtp}: {model.name} has no MTP layer", "--mtp 0")
+    drafts = 0 if not model.config.num_nextn_predict_layers else request.mtp
+    options = Options(
+        drafts, request.seqs, request.utilization, request.batched_tokens, request.buffer_mb, request.acceptance
+    )
+    price = hardware.price_per_node_hour if request.price is None else request.price
+    return make_plan(model, Cluster(hardware, request.nodes), workload, slo, options, request.layout, price)
+
+
+def _model(request: Request) -> PlannedModel:
+    if request.directory is not None and request.model is not None:
+        raise PlanError("both DIR and --model are given", "give one of them")
+    if request.directory is not None:
+        return from_directory(request.directory, request.cache, request.index_cache)
+    return named(request.model or "glm-5", request.quant, request.cache, request.index_cache)
+
+
+def _check_numbers(request: Request) -> None:
+    for option, value, low, high in (
+        ("--mtp", request.mtp, 0, 15),
+        ("--seqs", request.seqs, 1, 100_000),
+        ("--batched-tokens", request.batched_tokens, 1, 1_000_000),
+        ("--utilization", request.utilization, 0.01, 1.0),
+        ("--buffer-mb", request.buffer_mb, 0, 100_000),
+        ("--acceptance", request.acceptance, 1.0, 4.0),
+        ("--price", request.price, 0.0, 1e9),
+    ):
+        if value is not None and not low <= value <= high:
+            raise PlanError(f"{option} {value:g}: must be {low:g} to {high:g}", f"correct {option}")

@@ -1,0 +1,97 @@
+"""The memory of one die: what takes it, what is left for caches, and how many tokens and requests that is."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from glm5_ascend.checkpoint.types import W8A8
+from glm5_ascend.plan import cache, weights
+from glm5_ascend.plan.hardware import Hardware
+from glm5_ascend.plan.layout import Engine
+from glm5_ascend.plan.model import PlannedModel
+from glm5_ascend.resources import data_dir
+
+#: Kept twice for the fused MLA pre-processing unless the node only decodes, with few tokens (mla_v1.py:69).
+_FUSED = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.q_b_proj")
+_FUSED_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one die, `low` and `high` by the ranges of data/memory.yaml.
+
+    Attributes:
+        parts: what takes memory besides the cache, largest first.
+        budget: left for the caches of this rank; negative: it does not fit.
+    """
+
+    total: float
+    usable: float
+    parts: dict[str, float]
+    weights: dict[str, int]
+    bytes_per_token: float
+    budget: float
+    budget_low: float
+    budget_high: float
+
+    def tokens(self, budget: float | None = None) -> int:
+        """Cached tokens of one rank, in whole pages."""
+        left = self.budget if budget is None else budget
+        return max(0, int(left / self.bytes_per_token) // cache.PAGE * cache.PAGE)
+
+
+@functools.cache
+def unknowns() -> dict[str, Any]:
+    value: dict[str, Any] = yaml.safe_load((data_dir("plan/data") / "memory.yaml").read_text(encoding="utf-8"))
+    return value
+
+
+def fit(
+    model: PlannedModel, hardware: Hardware, engine: Engine, decode_only: bool = False, split: bool = False
+) -> Memory:
+    """Memory of one die under `engine`; `split`: prefill and decode run on different nodes."""
+    own = weights.per_die(model, engine.drafts > 0, engine.tp, engine.ep)
+    total = hardware.memory_bytes.value
+    usable = total * engine.utilization
+    fixed = {
+        "weights": float(sum(own.values())),
+        "MLAPO copies": 0.0 if decode_only and engine.batched_tokens <= _FUSED_TOKENS else _mlapo(model, engine),
+        "activations": _activations(model, engine),
+    }
+
+    def rest(which: str) -> dict[str, float]:
+        guess = {name: float(entry[which]) for name, entry in unknowns().items()}
+        groups = guess["communicators"] if engine.ep > 1 else 0
+        return {
+            "graphs": 0.0 if engine.eager_decode else guess["graphs_bytes"],
+            "communication buffers": 2e6 * engine.buffer_mb * groups,
+            "PD transfer": guess["prefill_decode_bytes"] if split else 0.0,
+            "margin": guess["margin_bytes"],
+        }
+
+    left = {which: usable - sum(fixed.values()) - sum(rest(which).values()) for which in ("value", "low", "high")}
+    return Memory(
+        total, usable, fixed | rest("value"), own, cache.bytes_per_token(model, engine.drafts > 0, engine.dcp),
+        left["value"], left["high"], left["low"],
+    )  # fmt: skip
+
+
+def _mlapo(model: PlannedModel, engine: Engine) -> float:
+    """Second copies of the fused projections; the kernel exists for static W8A8 alone."""
+    c, layers = model.config, range(model.config.num_hidden_layers)
+    static = sum(all(model.type_of(layer, part) == W8A8 for part in _FUSED) for layer in layers)
+    first = (c.q_lora_rank + c.kv_lora_rank + c.qk_rope_head_dim) * c.hidden_size
+    second = c.num_attention_heads * (c.qk_nope_head_dim + c.qk_rope_head_dim) * c.q_lora_rank // engine.tp
+    return float(static * (first + second))
+
+
+def _activations(model: PlannedModel, engine: Engine) -> float:
+    """Largest tensors alive in one MoE layer of a full prefill step: residuals, and the routed copies of its tokens."""
+    c = model.config
+    routed = c.num_experts_per_tok * (c.hidden_size + 4 * c.moe_intermediate_size + 2 * c.hidden_size)
+    logits = 4 * engine.sequences * (engine.drafts + 1) * c.vocab_size / engine.tp
+    return float(engine.batched_tokens * (6 * 2 * c.hidden_size + routed / engine.tp * 2) + logits)

@@ -1,0 +1,165 @@
+"""The model a plan is for: its sizes, the type of every linear, and how its caches are stored.
+
+Three ways to name it: a member of the family (`glm-5.2`) with a quantization, or a checkpoint directory.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from glm5_ascend.checkpoint import structure as S
+from glm5_ascend.checkpoint.structure import Linear, Vector
+from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT, QUANTIZED
+from glm5_ascend.config import ModelConfig, load_config, parse_config
+from glm5_ascend.errors import CheckpointError, PlanError
+from glm5_ascend.resources import data_dir
+
+CACHES = ("none", "li", "li+sfa")
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedModel:
+    """What is to be served. Compared by identity, so that what is computed from it can be kept.
+
+    Attributes:
+        types: type of every linear by full module name; of a layer's routed experts only the first, which stands for
+            all: the engine reads no other.
+        cache: which caches are INT8 at run time: none | li | li+sfa.
+        full_layers: main layers that compute a top-k of their own; more layers than these may own an indexer.
+        stored_bytes: bytes of all tensors of a real checkpoint, None for a model known by name only.
+    """
+
+    name: str
+    quantization: str
+    config: ModelConfig
+    types: Mapping[str, str]
+    cache: str
+    full_layers: int
+    stored_bytes: int | None = None
+
+    @property
+    def expert_type(self) -> str:
+        """Type of the main model's routed experts."""
+        moe = next((i for i in range(self.config.num_hidden_layers) if self.config.is_moe(i)), None)
+        if moe is None:
+            return FLOAT
+        return self.types[f"{S.layer_prefix(moe)}{S.expert_prefix(0)}.gate_proj"]
+
+    def type_of(self, layer: int, part: str) -> str:
+        return self.types[S.layer_prefix(layer) + part]
+
+
+@functools.cache
+def family() -> dict[str, Any]:
+    """The data file of known models and quantizations."""
+    value: dict[str, Any] = yaml.safe_load((data_dir("plan/data") / "models.yaml").read_text(encoding="utf-8"))
+    return value
+
+
+@functools.cache
+def named(name: str, quantization: str, cache: str | None = None, index_cache: bool = False) -> PlannedModel:
+    """A member of the family by name.
+
+    Args:
+        cache: overrides what the quantization's name says about INT8 caches.
+        index_cache: run-time reuse of the indexer's choice in three of four layers (vllm-ascend's `use_index_cache`).
+    """
+    known = family()
+    if name not in known["models"]:
+        raise PlanError(f"--model {name}: unknown model", f"known: {', '.join(known['models'])}, or give a directory")
+    if quantization not in known["quantizations"]:
+        raise PlanError(f"--quant {quantization}: unknown quantization", f"known: {', '.join(known['quantizations'])}")
+    # The rotary base decides no size and no time; the published values of GLM-5 and 5.1 are not confirmed.
+    raw = known["common"] | known["models"][name] | {"rope_theta": 1.0}
+    config = parse_config(raw, Path(f"{name} (models.yaml)"))
+    rules = known["quantizations"][quantization]
+    types = {prefix + part.name: _rule(rules, config, prefix, part.name) for prefix, part in _linears(config)}
+    model = PlannedModel(name, quantization, config, types, rules["cache"], config.indexer_types.count("full"))
+    return adjusted(model, cache, index_cache)
+
+
+def from_directory(directory: Path, cache: str | None = None, index_cache: bool = False) -> PlannedModel:
+    """A checkpoint: sizes from config.json, types from its description, bytes from the shards' headers.
+
+    Raises:
+        ConfigError, CheckpointError: what is missing or does not fit, by file.
+    """
+    config = load_config(directory)
+    path = directory / DESCRIPTION_NAME
+    said: dict[str, Any] = {}
+    if path.exists():
+        try:
+            said = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path}: not valid JSON: {error}", "copy the file again") from None
+        if not isinstance(said, dict):
+            raise CheckpointError(f"{path}: not a JSON object", "copy the file again")
+    types = {}
+    for prefix, part in _linears(config):
+        kind = said.get(f"{prefix}{part.name}.weight", FLOAT)
+        if kind not in (FLOAT, *QUANTIZED):
+            raise CheckpointError(f"{path}: {prefix}{part.name}.weight: unknown type {kind!r:.40}", "quantize again")
+        types[prefix + part.name] = kind
+    quantization = "bf16" if set(types.values()) == {FLOAT} else str(said.get("model_quant_type", "mixed"))
+    marked = any(str(key).endswith(".indexer.quant_type") for key in said)
+    model = PlannedModel(
+        directory.name, quantization, config, types, "li" if marked else "none",
+        config.indexer_types.count("full"), _stored_bytes(directory, config, types),
+    )  # fmt: skip
+    return adjusted(model, cache, index_cache)
+
+
+def adjusted(model: PlannedModel, cache: str | None, index_cache: bool) -> PlannedModel:
+    """The same model with other run-time flags."""
+    if cache is not None and cache not in CACHES:
+        raise PlanError(f"--cache {cache}: unknown", f"known: {', '.join(CACHES)}")
+    full = model.full_layers
+    if index_cache:
+        # The override sets a period of 4 and no offset: the engine's default offset is 2 (vllm-ascend 182b75e).
+        full = min(full, sum(max(i - 1, 0) % 4 == 0 for i in range(model.config.num_hidden_layers)))
+    return replace(model, cache=cache or model.cache, full_layers=full)
+
+
+def counted_parts(config: ModelConfig) -> Iterator[tuple[str, Linear | Vector, int]]:
+    """`(prefix, part, how many there are)` of the whole model; the first expert stands for all of its layer."""
+    yield from (("", part, 1) for part in S.GLOBAL)
+    for layer in range(config.num_layers_with_mtp):
+        yield from ((S.layer_prefix(layer), part, 1) for part in S.backbone(config, layer))
+        if config.is_moe(layer):
+            yield from ((S.layer_prefix(layer), part, config.n_routed_experts) for part in S.expert_linears(0))
+
+
+def _linears(config: ModelConfig) -> list[tuple[str, Linear]]:
+    return [(prefix, part) for prefix, part, _ in counted_parts(config) if isinstance(part, Linear)]
+
+
+def _rule(rules: Mapping[str, str], config: ModelConfig, prefix: str, part: str) -> str:
+    if part in S.ALWAYS_FLOAT or not prefix or config.is_mtp(int(prefix.split(".")[2])):
+        return FLOAT
+    if part.startswith("mlp.experts."):
+        return rules["experts"]
+    return rules["attention" if part.startswith("self_attn.") else "mlp"]
+
+
+def _stored_bytes(directory: Path, config: ModelConfig, types: Mapping[str, str]) -> int:
+    """Bytes of all tensors, and the check that the shards hold what the description says."""
+    from glm5_ascend.checkpoint.index import CheckpointDir  # brings torch: a plan by name does without
+
+    files = CheckpointDir(directory)
+    for module, kind in types.items():
+        entry = files.entries.get(f"{module}.weight")
+        integer = entry is not None and not entry.dtype.is_floating_point
+        if entry is not None and integer != (kind != FLOAT):
+            raise CheckpointError(
+                f"{directory}: {module}.weight is stored as {str(entry.dtype).removeprefix('torch.')} but "
+                f"{DESCRIPTION_NAME} says {kind}",
+                "run `glm5-ascend verify` on it",
+            )
+    return sum(entry.end - entry.start for entry in files.entries.values())

@@ -1,0 +1,226 @@
+"""Every operator of one step of the model, as the bytes and operations one die spends on it.
+
+Bytes and operations are those of kernels/glm5_kernels' definitions of the ops; nothing is timed here.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, field
+
+from glm5_ascend.checkpoint.types import FLOAT
+from glm5_ascend.plan import cache
+from glm5_ascend.plan.layout import Engine
+from glm5_ascend.plan.model import PlannedModel
+from glm5_ascend.plan.weights import BF16, FP32, resident_linear
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step of an engine works on, per DP rank.
+
+    Attributes:
+        tokens: new tokens.
+        requests: requests they belong to.
+        context: mean number of cached tokens a new token sees.
+        ranks: DP ranks that do the same at the same time; their tokens meet at the experts.
+        prefill: a chunk of prompts rather than the next tokens of many requests.
+    """
+
+    tokens: float
+    requests: float
+    context: float
+    ranks: float = 1.0
+    prefill: bool = False
+
+
+@dataclass(frozen=True)
+class Op:
+    """Work of one die in one operator, all its layers together.
+
+    Attributes:
+        stream: bytes read in long runs (weights, indexer keys) or written.
+        gather: bytes read row by row (chosen cache rows).
+        bf16, int8: cube operations, two per multiply-add. vector: element operations.
+        sent: bytes to other dies. group: how many dies take part. kind: allreduce | alltoall | gather.
+        count: calls.
+    """
+
+    name: str
+    stream: float = 0.0
+    gather: float = 0.0
+    bf16: float = 0.0
+    int8: float = 0.0
+    vector: float = 0.0
+    sent: float = 0.0
+    group: int = 1
+    kind: str = ""
+    count: int = 1
+
+
+@dataclass
+class _Sheet:
+    """Collects ops of one step."""
+
+    model: PlannedModel
+    engine: Engine
+    ops: list[Op] = field(default_factory=list)
+
+    def linear(self, name: str, kind: str, rows: float, columns: float, tokens: float, count: int) -> None:
+        """A weight of [rows, columns] of this die, with `tokens` inputs."""
+        operations = 2.0 * tokens * rows * columns * count
+        nbytes = resident_linear(kind, int(rows), int(columns)) + BF16 * tokens * (rows + columns)
+        if kind == FLOAT:
+            self.ops.append(Op(name, stream=nbytes * count, bf16=operations, count=count))
+        else:  # activations are quantized on the vector units
+            vector = 4.0 * tokens * columns * count
+            self.ops.append(Op(name, stream=nbytes * count, int8=operations, vector=vector, count=count))
+
+
+@dataclass(frozen=True)
+class _Kinds:
+    """Types of one group of layers."""
+
+    attention: str
+    mlp: str
+    experts: str
+
+
+def step_operators(model: PlannedModel, engine: Engine, step: Step) -> list[Op]:
+    """The main model's operators for one step, head included."""
+    c = model.config
+    sheet = _Sheet(model, engine)
+    dense, moe = _layer_counts(model)
+    first_moe = next((i for i in range(c.num_hidden_layers) if c.is_moe(i)), 0)
+    mlp = "mlp.shared_experts" if moe else "mlp"
+    kinds = _Kinds(
+        model.type_of(first_moe, "self_attn.o_proj"), model.type_of(first_moe, f"{mlp}.down_proj"), model.expert_type
+    )
+    _attention(sheet, step, kinds, c.num_hidden_layers, model.full_layers)
+    if dense:
+        _mlp(sheet, "dense MLP", c.intermediate_size, step, kinds.mlp, dense)
+    if moe:
+        _moe(sheet, step, kinds, moe)
+    _head(sheet, step.requests if step.prefill else step.tokens)
+    return sheet.ops
+
+
+def draft_operators(model: PlannedModel, engine: Engine, step: Step) -> list[Op]:
+    """One pass of the MTP layer, head included."""
+    c = model.config
+    sheet = _Sheet(model, engine)
+    layer = c.num_hidden_layers
+    kinds = _Kinds(
+        model.type_of(layer, "self_attn.o_proj"), model.type_of(layer, "mlp.shared_experts.down_proj"),
+        model.type_of(layer, "mlp.experts.0.gate_proj"),
+    )  # fmt: skip
+    sheet.linear("MTP input", FLOAT, c.hidden_size, 2 * c.hidden_size, step.tokens, 1)
+    _attention(sheet, step, kinds, 1, 1)
+    _moe(sheet, step, kinds, 1)
+    _head(sheet, step.requests)
+    return sheet.ops
+
+
+@functools.lru_cache(maxsize=64)
+def _moe_layers(types: tuple[str, ...]) -> tuple[int, int]:
+    return types.count("dense"), types.count("sparse")
+
+
+def _layer_counts(model: PlannedModel) -> tuple[int, int]:
+    return _moe_layers(model.config.mlp_layer_types)
+
+
+def _attention(sheet: _Sheet, step: Step, kinds: _Kinds, layers: int, full: int) -> None:
+    c, engine = sheet.model.config, sheet.engine
+    split = step.prefill and engine.split_prefill  # each die its share of the tokens, with all heads
+    tokens = step.tokens / engine.tp if split else step.tokens
+    heads = c.num_attention_heads if split else c.num_attention_heads / engine.tp
+    float_heads = c.num_attention_heads / engine.tp
+    qk = c.qk_nope_head_dim + c.qk_rope_head_dim
+    sheet.linear("MLA preprocess", kinds.attention, c.q_lora_rank + c.kv_lora_rank + c.qk_rope_head_dim,
+                 c.hidden_size, tokens, layers)  # fmt: skip
+    sheet.linear("MLA preprocess", kinds.attention, heads * qk, c.q_lora_rank, tokens, layers)
+    sheet.linear("MLA preprocess", FLOAT, heads * c.qk_nope_head_dim, c.kv_lora_rank, tokens, layers)
+    # Lightning Indexer: every head scores every cached key; the chosen are the best index_topk.
+    pairs = tokens * step.context
+    keys = step.requests * step.context * cache.indexer_row(sheet.model)
+    sheet.linear(
+        "indexer projections", kinds.attention, c.index_n_heads * c.index_head_dim, c.q_lora_rank, tokens, full
+    )
+    scores = 2.0 * pairs * c.index_n_heads * c.index_head_dim * full
+    int8 = sheet.model.cache != "none"
+    sheet.ops.append(
+        Op("lightning indexer", stream=keys * full, bf16=0.0 if int8 else scores, int8=scores if int8 else 0.0,
+           vector=3.0 * pairs * c.index_n_heads * full, count=full)
+    )  # fmt: skip
+    chosen = min(step.context, c.index_topk)
+    latent = c.kv_lora_rank + c.qk_rope_head_dim
+    sheet.ops.append(
+        Op("sparse attention", gather=tokens * chosen * cache.attention_row(sheet.model) / engine.dcp * layers,
+           stream=BF16 * tokens * heads * (latent + c.kv_lora_rank) * layers,
+           bf16=2.0 * tokens * heads * chosen * (latent + c.kv_lora_rank) / engine.dcp * layers,
+           vector=5.0 * tokens * heads * chosen / engine.dcp * layers, count=layers)
+    )  # fmt: skip
+    sheet.linear("value and output", FLOAT, heads * c.v_head_dim, c.kv_lora_rank, tokens, layers)
+    sheet.linear("value and output", kinds.attention, c.hidden_size, float_heads * c.v_head_dim, step.tokens, layers)
+    if engine.tp > 1:
+        sent = 2.0 * (engine.tp - 1) / engine.tp * step.tokens * c.hidden_size * BF16
+        sheet.ops.append(Op("all-reduce", sent=sent * layers, group=engine.tp, kind="allreduce", count=layers))
+    if engine.dcp > 1:
+        sent = (engine.dcp - 1) * tokens * heads * (c.kv_lora_rank + 1) * FP32 / engine.dcp
+        sheet.ops.append(Op("all-reduce", sent=sent * layers, group=engine.dcp, kind="allreduce", count=layers))
+
+
+def _mlp(sheet: _Sheet, name: str, width: int, step: Step, kind: str, layers: int) -> None:
+    c, tp = sheet.model.config, sheet.engine.tp
+    sheet.linear(name, kind, 2 * width / tp, c.hidden_size, step.tokens, layers)
+    sheet.linear(name, kind, c.hidden_size, width / tp, step.tokens, layers)
+
+
+def _moe(sheet: _Sheet, step: Step, kinds: _Kinds, layers: int) -> None:
+    c, engine = sheet.model.config, sheet.engine
+    _mlp(sheet, "shared expert", c.moe_intermediate_size * c.n_shared_experts, step, kinds.mlp, layers)
+    router = float(c.n_routed_experts * c.hidden_size)
+    own = step.tokens / engine.tp  # tokens of a DP rank are divided among its dies before they are sent out
+    # the router computes in fp32, on a cube that multiplies halves: counted as four products of halves
+    sheet.ops.append(
+        Op("router", stream=FP32 * router * layers, bf16=8.0 * own * router * layers,
+           vector=own * c.n_routed_experts * 12.0 * layers, count=layers)
+    )  # fmt: skip
+    if engine.ep > 1:
+        copies = own * c.num_experts_per_tok * (engine.ep - 1) / engine.ep
+        there = copies * c.hidden_size * (BF16 if kinds.experts == FLOAT else 1)
+        for name, sent in (("MoE dispatch", there), ("MoE combine", copies * c.hidden_size * BF16)):
+            sheet.ops.append(Op(name, sent=sent * layers, group=engine.ep, kind="alltoall", count=layers))
+    everyone = step.tokens * step.ranks
+    total = everyone * c.num_experts_per_tok  # (token, expert) pairs of the whole engine
+    local = c.n_routed_experts / engine.ep
+    touched = local * (1.0 - (1.0 - c.num_experts_per_tok / c.n_routed_experts) ** everyone)
+    pairs = total / engine.ep * imbalance(total / engine.ep, engine.ep)
+    width = c.moe_intermediate_size
+    one = resident_linear(kinds.experts, 2 * width, c.hidden_size) + resident_linear(
+        kinds.experts, c.hidden_size, width
+    )
+    operations = 6.0 * pairs * width * c.hidden_size * layers
+    moved = touched * one + pairs * (2 * c.hidden_size + 6 * width) * BF16
+    integer = kinds.experts != FLOAT
+    sheet.ops.append(
+        Op("experts", stream=moved * layers, int8=operations if integer else 0.0, bf16=0.0 if integer else operations,
+           vector=pairs * (6 * width + 4 * c.hidden_size) * layers, count=layers)
+    )  # fmt: skip
+
+
+def imbalance(mean: float, dies: int) -> float:
+    """Most loaded die over the mean, for tokens that choose experts at random (largest of `dies` Poisson counts)."""
+    if dies <= 1 or mean <= 0:
+        return 1.0
+    return 1.0 + math.sqrt(2.0 * math.log(dies) / mean)
+
+
+def _head(sheet: _Sheet, tokens: float) -> None:
+    c, tp = sheet.model.config, sheet.engine.tp
+    sheet.linear("head", FLOAT, c.vocab_size / tp, c.hidden_size, tokens, 1)
+    if tp > 1:
+        sent = tokens * c.vocab_size * BF16 * (tp - 1) / tp / tp
+        sheet.ops.append(Op("gather logits", sent=sent, group=tp, kind="gather"))

@@ -1,0 +1,186 @@
+"""A plan: the chosen layout, its memory and speed with ranges, and where each number comes from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from glm5_ascend.errors import PlanError
+from glm5_ascend.plan import cache, memory, weights
+from glm5_ascend.plan.efficiency import efficiencies_of, fitted
+from glm5_ascend.plan.hardware import Cluster
+from glm5_ascend.plan.model import PlannedModel
+from glm5_ascend.plan.predict import predict, run_output
+from glm5_ascend.plan.search import Candidate, Options, layouts, parse_layout, search
+from glm5_ascend.plan.workload import Slo, Workload
+
+#: Added to the logarithm's half width, root of squares, for each thing no public row covers. A guess.
+EXTRAPOLATION = 0.2
+#: The same for the first token's time: throughput rows test it only through the residence time.
+UNTESTED_TTFT = 0.35
+
+
+@dataclass(frozen=True)
+class Range:
+    """A number, the range it is believed in, and its basis: measured | derived | fitted | guessed."""
+
+    value: float
+    low: float
+    high: float
+    basis: str
+
+    def to_json(self) -> dict[str, Any]:
+        def clean(x: float) -> float | int:
+            return int(x) if float(x).is_integer() and abs(x) > 1000 else float(f"{x:.5g}")
+
+        return {"value": clean(self.value), "low": clean(self.low), "high": clean(self.high), "basis": self.basis}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer; `others` are the next best layouts, best first."""
+
+    model: PlannedModel
+    cluster: Cluster
+    workload: Workload
+    slo: Slo
+    chosen: Candidate
+    others: list[Candidate]
+    numbers: dict[str, Range]
+    extrapolated: list[str]
+    within_slo: bool
+    notes: list[str] = field(default_factory=list)
+    acceptance: float | None = None
+
+
+def make_plan(
+    model: PlannedModel, cluster: Cluster, workload: Workload, slo: Slo, options: Options, layout: str | None = None,
+    price: float | None = None,
+) -> Plan:  # fmt: skip
+    """Search, or judge the given layout.
+
+    Raises:
+        PlanError: the context is longer than the model's, or nothing fits; says how many bytes are missing.
+    """
+    context = workload.prompt + workload.output
+    if context > model.config.max_position_embeddings:
+        raise PlanError(
+            f"--workload: {workload.prompt} + {workload.output} tokens, {model.name} has "
+            f"{model.config.max_position_embeddings} positions",
+            "shorten in= or out=",
+        )
+    efficiency = efficiencies_of(cluster.hardware)
+    if layout is not None:
+        fixed = parse_layout(layout, model, cluster, workload, options)
+        found = predict(model, cluster.hardware, fixed, efficiency, workload, options.acceptance)
+        candidates = [Candidate(fixed, found)] if found else []
+    else:
+        candidates = search(model, cluster, workload, slo, efficiency, options)
+    if not candidates:
+        raise PlanError(*_nothing_fits(model, cluster, workload, options))
+    best = candidates[0]
+    reasons = extrapolations(model, cluster, workload, best)
+    numbers = _numbers(model, cluster, workload, best, reasons, price)
+    met = slo.met(best.prediction.tpot, best.prediction.ttft)
+    return Plan(model, cluster, workload, slo, best, candidates[1:], numbers, reasons, met, _notes(best),
+                options.acceptance)  # fmt: skip
+
+
+def extrapolations(model: PlannedModel, cluster: Cluster, workload: Workload, chosen: Candidate) -> list[str]:
+    """What this plan has and no public throughput row has."""
+    found = []
+    if cluster.hardware.efficiencies is not None:
+        return []
+    if model.expert_type == "FLOAT":
+        found.append("bf16 weights: all public rows are quantized")
+    if model.expert_type == "W4A8_DYNAMIC" and chosen.layout.prefill is None:
+        found.append("W4A8 without PD: the only public W4A8 row is a PD deployment")
+    if cluster.hardware.name == "a2":
+        found.append("A2: one public row, whose file contradicts itself about the machine")
+    elif cluster.hardware.name != "a3":
+        found.append(f"{cluster.hardware.name}: no public row, the A3's efficiencies are assumed")
+    per_replica = cluster.nodes // chosen.layout.replicas
+    if per_replica > 4:
+        found.append(f"an engine over {per_replica} nodes: public rows end at 4")
+    if chosen.layout.decode.drafts != 3:
+        found.append(f"{chosen.layout.decode.drafts} draft tokens: all public rows draft 3")
+    if workload.prompt > 131072:
+        found.append("prompts above 128k: no public row")
+    if chosen.layout.decode.dcp > 1:
+        found.append("DCP: no public row")
+    return found
+
+
+def _numbers(
+    model: PlannedModel, cluster: Cluster, workload: Workload, chosen: Candidate, reasons: list[str],
+    price: float | None,
+) -> dict[str, Range]:  # fmt: skip
+    held, p = chosen.prediction.memory, chosen.prediction
+    own = float(sum(held.weights.values()))
+    if model.stored_bytes is not None:
+        total = Range(model.stored_bytes, model.stored_bytes, model.stored_bytes, "measured")
+    else:
+        stored = [
+            weights.stored_bytes(model, head, copies) for head, copies in ((False, True), (False, False), (True, True))
+        ]
+        total = Range(stored[0], stored[1], stored[2], "derived")
+    budgets = [held.budget_low, held.budget, held.budget_high]
+    longest = [min(model.config.max_position_embeddings, held.tokens(b)) for b in budgets]
+    most = [float(_concurrency(held, b, chosen, workload)) for b in budgets]
+    half = math.hypot(fitted()["band"], EXTRAPOLATION * math.sqrt(len(reasons)))
+    speed, first = math.exp(half), math.exp(math.hypot(half, UNTESTED_TTFT))
+    out = run_output(p, workload)
+    basis = "fitted" if cluster.hardware.efficiencies is None else "measured"
+    token = held.bytes_per_token
+    numbers = {
+        "weight_bytes_total": total,
+        "weight_bytes_per_die": Range(own, own, own, "derived"),
+        "kv_bytes_per_token": Range(token, token, token, "derived"),
+        "kv_budget_bytes_per_die": Range(budgets[1], budgets[0], budgets[2], "guessed"),
+        "max_context_tokens": Range(longest[1], longest[0], longest[2], "guessed"),
+        "max_concurrency": Range(most[1], most[0], most[2], "guessed"),
+        "tpot_ms": Range(1e3 * p.tpot, 1e3 * p.tpot / speed, 1e3 * p.tpot * speed, basis),
+        "ttft_ms": Range(1e3 * p.ttft, 1e3 * p.ttft / first, 1e3 * p.ttft * first, basis),
+        "output_tokens_per_s": Range(out, out / speed, out * speed, basis),
+    }
+    if price is not None:
+        cost = price * cluster.nodes / 3600 / out * 1e6
+        numbers["cost_per_million_output_tokens"] = Range(cost, cost / speed, cost * speed, basis)
+    return numbers
+
+
+def _concurrency(held: memory.Memory, budget: float, chosen: Candidate, workload: Workload) -> int:
+    """Requests of this workload whose whole contexts fit at once, all ranks and replicas together."""
+    shared = cache.pages(workload.prompt * workload.prefix_hit) if workload.prefix_hit else 0
+    own = cache.pages(workload.prompt + workload.output - shared)
+    per_rank = max(0, (held.tokens(budget) - shared) // own)
+    return per_rank * chosen.layout.decode.dp * chosen.layout.replicas
+
+
+def _notes(chosen: Candidate) -> list[str]:
+    notes = []
+    held = chosen.prediction.memory
+    if held.budget_low < 0 < held.budget:
+        notes.append("it fits only if graphs, buffers and fragmentation take less than the high end of their range")
+    if chosen.prediction.bound == "memory":
+        notes.append(f"cache memory holds {chosen.prediction.running:.0f} requests at a time, the others wait")
+    return notes
+
+
+def _nothing_fits(model: PlannedModel, cluster: Cluster, workload: Workload, options: Options) -> tuple[str, str]:
+    best, most = None, -math.inf
+    for layout in layouts(model, cluster, workload, options):
+        held = memory.fit(model, cluster.hardware, layout.decode)
+        if held.budget - held.bytes_per_token * workload.prompt > most:
+            best, most = (layout, held), held.budget - held.bytes_per_token * workload.prompt
+    if best is None:
+        return f"no layout of {cluster.nodes} x {cluster.hardware.name} is possible", "use another number of nodes"
+    layout, held = best
+    need = cache.pages(workload.prompt + workload.output) * held.bytes_per_token
+    return (
+        f"{model.name} {model.quantization} does not fit {cluster.nodes} x {cluster.hardware.name}: best layout "
+        f"{layout.decode}, weights {sum(held.weights.values()) / 1e9:.1f} GB of {held.usable / 1e9:.1f} GB usable per "
+        f"die leave {held.budget / 1e9:.1f} GB, one request needs {need / 1e9:.1f} GB",
+        "use more nodes, a smaller --quant, or a shorter context",
+    )

@@ -1,0 +1,161 @@
+"""A discrete-event simulation of the scheduler: continuous batching, chunked prefill, prefix cache, PD.
+
+Requests wait in one queue, a rank with a free slot and enough cache takes the first one, prefills it in chunks while
+the others decode, and decodes it. All ranks step together (their tokens meet at the experts). Between two events
+nothing changes but how many tokens everyone has, so those steps are taken at once: the work grows with requests, not
+with tokens. `stepwise.py` does every step and every token by itself; this is checked against it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from glm5_ascend.plan.costs import Costs, Floats
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Requests in order of arrival (seconds), with tokens to prefill, tokens already cached, and output tokens."""
+
+    arrival: Floats
+    fresh: Ints
+    cached: Ints
+    output: Ints
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Seconds at which requests came, had their first token, and were finished."""
+
+    arrival: Floats
+    first: Floats
+    done: Floats
+    output: Ints
+
+    def summary(self) -> dict[str, float]:
+        """Tokens per second from the first arrival to the last end; means and tails of latency in seconds."""
+        ttft = self.first - self.arrival
+        tpot = (self.done - self.first) / np.maximum(1, self.output - 1)
+        values = {
+            "output_tokens_per_s": float(self.output.sum() / (self.done.max() - self.arrival.min())),
+            "ttft_mean": float(ttft.mean()),
+            "tpot_mean": float(tpot.mean()),
+        }
+        for share in (50, 90, 99):
+            values[f"ttft_p{share}"] = float(np.percentile(ttft, share))
+            values[f"tpot_p{share}"] = float(np.percentile(tpot, share))
+        return values
+
+
+def simulate(costs: Costs, trace: Trace, closed: int = 0) -> Outcome:
+    """Run the trace on one engine.
+
+    Args:
+        closed: so many clients that each ask again when they have their answer; arrival times are then ignored.
+    """
+    arrival, first, done = _aggregated(
+        trace.arrival.copy(), trace.fresh, trace.cached, trace.output, costs.ranks, costs.slots, costs.room,
+        costs.chunk, costs.gain, costs.step, np.array(costs.prefill), closed,
+    )  # fmt: skip
+    return Outcome(arrival, first, done, trace.output)
+
+
+def simulate_apart(ahead: Costs, behind: Costs, trace: Trace, transfer: float) -> Outcome:
+    """PD: prefill on one engine, `transfer` seconds for the cache, decode on the other."""
+    one = np.ones_like(trace.output)
+    started = simulate(ahead, Trace(trace.arrival, trace.fresh, trace.cached, one))
+    ready = started.first + transfer
+    order = np.argsort(ready, kind="stable")
+    whole = trace.fresh + trace.cached
+    decoded = simulate(behind, Trace(ready[order], np.zeros_like(whole), whole[order], trace.output[order]))
+    done = np.empty_like(ready)
+    done[order] = decoded.done
+    return Outcome(trace.arrival, ready, done, trace.output)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def step_seconds(table: Floats, per_rank: float) -> float:
+    low = int(per_rank)
+    if low + 1 >= len(table):
+        return float(table[-1])
+    return float(table[low] + (per_rank - low) * (table[low + 1] - table[low]))
+
+
+@njit(cache=True)
+def _aggregated(arrival, fresh, cached, output, ranks, slots, room, chunk, gain, step, prefill, closed):  # type: ignore[no-untyped-def]
+    n = len(fresh)
+    first, done = np.zeros(n), np.zeros(n)
+    lane, left, start = np.full(ranks, -1), np.zeros(ranks), np.zeros(ranks)
+    running = [(0.0, 0)]
+    running.pop()
+    came, taken, finished, busy = (min(closed, n) if closed else 0), 0, 0, 0
+    if closed:
+        arrival[:came] = 0.0
+    now, gained, held, limit = 0.0, 0.0, 0, room * ranks
+    while finished < n:
+        if not closed:
+            while came < n and arrival[came] <= now:
+                came += 1
+            if taken == came and busy == 0 and len(running) == 0:
+                now = arrival[came]
+                continue
+        # whoever is next and fits gets a rank; a prompt that is cached whole (PD) decodes at once
+        while taken < came and len(running) + busy < slots * ranks:
+            need = 128 * ((fresh[taken] + cached[taken] + output[taken] + 127) // 128)
+            if held + need > limit and held > 0:
+                break
+            if fresh[taken] == 0:
+                first[taken] = now
+                heapq.heappush(running, (gained + output[taken] - 1, taken))
+            else:
+                if busy == ranks:
+                    break
+                for i in range(ranks):
+                    if lane[i] < 0:
+                        lane[i], left[i], start[i] = taken, fresh[taken], cached[taken]
+                        break
+                busy += 1
+            held += need
+            taken += 1
+        seconds = step_seconds(step, len(running) / ranks) if len(running) else 0.0
+        if busy:
+            longest = 0.0
+            for i in range(ranks):
+                if lane[i] >= 0:
+                    size = min(left[i], chunk)
+                    took = prefill[0] + prefill[1] * size + prefill[2] * size * (start[i] + size / 2)
+                    longest = max(longest, took)
+                    left[i] -= size
+                    start[i] += size
+            now += seconds + longest
+            if len(running):
+                gained += gain
+        else:
+            count = max(1.0, np.ceil((running[0][0] - gained) / gain - 1e-9))
+            if not closed and came < n and taken == came:  # a later one may be let in between
+                count = min(count, max(1.0, np.ceil((arrival[came] - now) / seconds)))
+            now += count * seconds
+            gained += count * gain
+        for i in range(ranks):
+            if lane[i] >= 0 and left[i] <= 0:
+                who = lane[i]
+                first[who] = now
+                heapq.heappush(running, (gained + output[who] - 1, who))
+                lane[i] = -1
+                busy -= 1
+        while len(running) and running[0][0] <= gained + 1e-9:
+            i = heapq.heappop(running)[1]
+            done[i] = now
+            finished += 1
+            held -= 128 * ((fresh[i] + cached[i] + output[i] + 127) // 128)
+            if closed and came < n:
+                arrival[came] = now
+                came += 1
+    return arrival, first, done

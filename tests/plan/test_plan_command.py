@@ -1,0 +1,195 @@
+"""`glm5-ascend plan` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from glm5_ascend.cli import run
+from glm5_ascend.resources import data_dir
+
+NUMBERS = (
+    "weight_bytes_total", "weight_bytes_per_die", "kv_bytes_per_token", "kv_budget_bytes_per_die", "max_context_tokens",
+    "max_concurrency", "tpot_ms", "ttft_ms", "output_tokens_per_s",
+)  # fmt: skip
+
+
+def plan(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, object]:
+    assert run(["plan", *map(str, arguments), "--json"]) == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line that says what is wrong."""
+    assert run(["plan", *map(str, arguments)]) == 2
+    out, err = capsys.readouterr()
+    assert not out and "Traceback" not in err
+    first, fix = err.rstrip("\n").split("\n")
+    assert first.startswith("error: ") and fix.startswith("  fix: ")
+    return first
+
+
+def test_json_has_every_number_with_its_range(capsys: pytest.CaptureFixture[str]) -> None:
+    found = plan(capsys, "--model", "glm-5.2", "--quant", "w8a8", "--nodes", 2, "--price", 100)
+    for name in (*NUMBERS, "cost_per_million_output_tokens"):
+        number = found[name]
+        assert isinstance(number, dict)
+        assert number["low"] <= number["value"] <= number["high"], name
+        assert number["basis"] in ("measured", "derived", "fitted", "guessed")
+    assert found["weight_bytes_total"]["high"] == 773_778_904_680  # type: ignore[index]
+    assert {"tp", "dp", "ep", "dcp", "pd"} <= set(found["layout"])  # type: ignore[call-overload]
+
+
+def test_a_given_layout_is_judged_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    found = plan(capsys, "--quant", "w4a8", "--layout", "tp=16,dp=1", "--mtp", 3)
+    layout = found["layout"]
+    assert isinstance(layout, dict)
+    assert (layout["tp"], layout["dp"], layout["ep"], layout["dcp"], layout["pd"]) == (16, 1, 16, 1, None)
+    assert found["weight_bytes_per_die"]["value"] == pytest.approx(28.0e9, rel=0.01)  # type: ignore[index]
+    assert any("W4A8" in reason for reason in found["extrapolated"])  # type: ignore[attr-defined]
+
+
+def test_no_given_layout_beats_the_found_one(capsys: pytest.CaptureFixture[str]) -> None:
+    workload = ("--nodes", 2, "--quant", "w4a8", "--workload", "in=3500,out=1500,concurrency=64", "--mtp", 3)
+    best = plan(capsys, *workload)["output_tokens_per_s"]["value"]  # type: ignore[index]
+    for layout in ("tp=16,dp=2", "tp=4,dp=8", "tp=1,dp=32", "tp=8,dp=1,prefill_tp=8,prefill_dp=3"):
+        try_one = ["plan", *map(str, workload), "--layout", layout, "--json"]
+        if run(try_one) == 0:
+            other = json.loads(capsys.readouterr().out)
+            assert other["output_tokens_per_s"]["value"] <= 1.001 * best, layout
+
+
+def test_a_limit_on_latency_is_kept_or_its_miss_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("--nodes", 2, "--quant", "w8a8", "--workload", "in=3500,out=1500,concurrency=64")
+    kept = plan(capsys, *common, "--slo", "tpot=60ms")
+    assert kept["slo_met"] and kept["tpot_ms"]["value"] <= 60  # type: ignore[index]
+    missed = plan(capsys, *common, "--slo", "tpot=1ms")
+    assert missed["slo_met"] is False
+    assert run(["plan", *map(str, common), "--slo", "tpot=1ms"]) == 0
+    assert "SLO       not met" in capsys.readouterr().out
+
+
+def test_a_checkpoint_directory(capsys: pytest.CaptureFixture[str], tiny_w4a8: Path) -> None:
+    found = plan(capsys, tiny_w4a8, "--workload", "in=64,out=32,concurrency=2", "--mtp", 1)
+    stored = sum(path.stat().st_size for path in tiny_w4a8.glob("*.safetensors"))
+    assert found["weight_bytes_total"]["value"] == pytest.approx(stored, rel=0.1)  # type: ignore[index]
+    assert found["weight_bytes_total"]["basis"] == "measured"  # type: ignore[index]
+    layout = found["layout"]
+    assert isinstance(layout, dict)
+    assert layout["ep"] * layout["replicas"] == 16 and layout["ep"] <= 4, "a model of 4 experts: several on a node"
+
+
+def test_a_plan_by_name_needs_no_torch() -> None:
+    code = "import sys; from glm5_ascend.cli import run; run(['plan']); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_answer_of_one_token_has_no_time_between_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    found = plan(capsys, "--workload", "in=3500,out=1,concurrency=4", "--mtp", 0, "--tails", "--layout", "tp=16")
+    assert found["tpot_ms"]["value"] == 0 and found["ttft_ms"]["value"] > 0  # type: ignore[index]
+
+
+def test_lower_acceptance_is_slower_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("--layout", "tp=16", "--mtp", 3, "--tails", "--workload", "in=3500,out=300,concurrency=1")
+    healthy, poor = plan(capsys, *common), plan(capsys, *common, "--acceptance", 1.5)
+    for found in (healthy, poor):
+        assert found["simulated"]["tpot_p50"] == pytest.approx(  # type: ignore[index]
+            found["tpot_ms"]["value"] / 1e3,
+            rel=0.15,  # type: ignore[index]
+        )
+    ratio = poor["tpot_ms"]["value"] / healthy["tpot_ms"]["value"]  # type: ignore[index]
+    assert ratio == pytest.approx(3.157 / 1.5, rel=0.05)
+
+
+def test_a_short_run_prints_less_than_one_that_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """The public 4 x A3 PD run: 1920 requests at 6.5 per second; a CI baseline of 8,235 tokens/s."""
+    common = ("--model", "glm-5.1", "--quant", "w8a8c8", "--cache", "none", "--index-cache", "--nodes", 4, "--mtp", 3,
+              "--layout", "tp=1,dp=32,prefill_tp=8,prefill_dp=4", "--utilization", 0.92)  # fmt: skip
+    load = "in=3500,out=1500,concurrency=480,rate=6.5"
+    steady = plan(capsys, *common, "--workload", load)["output_tokens_per_s"]
+    short = plan(capsys, *common, "--workload", load + ",requests=1920")["output_tokens_per_s"]
+    assert isinstance(steady, dict) and isinstance(short, dict)
+    assert short["low"] <= 8235 <= short["high"]
+    assert short["value"] < 0.95 * steady["value"]
+
+
+def test_tails_are_simulated_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    found = plan(capsys, "--workload", "in=3500,out=300,concurrency=16,rate=0.5", "--tails", "--layout", "tp=16")
+    tails = found["simulated"]
+    assert isinstance(tails, dict)
+    assert tails["tpot_p50"] <= tails["tpot_p99"] and tails["ttft_p50"] <= tails["ttft_p99"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("--hardware", "a9"), "a9"),
+        (("--hardware", "no/such.yaml"), "no/such.yaml"),
+        (("--model", "glm-4.7"), "glm-4.7"),
+        (("--quant", "w2a2"), "w2a2"),
+        (("--nodes", 0), "--nodes"),
+        (("--workload", "in=100"), "out="),
+        (("--workload", "in=100,out=x"), "out='x'"),
+        (("--workload", "in=100,out=10,colour=3"), "colour"),
+        (("--workload", "in=100,out=10,prefix_hit=90"), "prefix_hit"),
+        (("--workload", "in=300000,out=10"), "202752"),
+        (("--slo", "tpot=50"), "unit"),
+        (("--layout", "tp=3,dp=5"), "tp 3"),
+        (("--layout", "tp=8,dp=1"), "8 dies"),
+        (("--layout", "tp=16,dcp=4"), "dcp 4"),
+        (("--layout", "tp=32,dp=1", "--nodes", 2), "tp 32"),
+        (("--layout", "tp=8,prefill_tp=8"), "prefill_dp"),
+        (("--mtp", 16), "--mtp"),
+        (("--utilization", 1.5), "--utilization"),
+        (("--cache", "fp4"), "fp4"),
+        (("--hardware", "a2", "--quant", "w8a8"), "does not fit"),
+        (("nowhere",), "nowhere"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    arguments: tuple[object, ...], word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert word in refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [({"dies_per_node": 0}, "dies_per_node"), ({"colour": 1}, "colour"), ({"rates": None}, "rates")],
+)
+def test_a_wrong_hardware_file_is_refused_by_key(
+    change: dict[str, object], word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw = yaml.safe_load((data_dir("plan/data") / "hardware" / "a3.yaml").read_text(encoding="utf-8"))
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(raw | change), encoding="utf-8")
+    line = refused(capsys, "--hardware", path)
+    assert word in line and "mine.yaml" in line
+
+
+def test_own_hardware_file_and_its_price(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = yaml.safe_load((data_dir("plan/data") / "hardware" / "a3.yaml").read_text(encoding="utf-8"))
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(raw | {"name": "mine", "price_per_node_hour": 36.0}), encoding="utf-8")
+    found = plan(capsys, "--hardware", path, "--layout", "tp=16")
+    speed = found["output_tokens_per_s"]["value"]  # type: ignore[index]
+    cost = found["cost_per_million_output_tokens"]["value"]  # type: ignore[index]
+    assert cost == pytest.approx(36.0 / 3600 / speed * 1e6, rel=1e-3)
+
+
+def test_weights_that_contradict_their_description(
+    tiny_w4a8: Path, editable: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert callable(editable)
+    copy = editable(tiny_w4a8)
+    path = copy / "quant_model_description.json"
+    said = json.loads(path.read_text(encoding="utf-8"))
+    said["model.layers.0.self_attn.o_proj.weight"] = "FLOAT"
+    path.write_text(json.dumps(said), encoding="utf-8")
+    assert "o_proj" in refused(capsys, copy)

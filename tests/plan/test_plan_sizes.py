@@ -1,0 +1,80 @@
+"""Bytes: against sizes known from elsewhere, against the writer's own tensor list, and against a real checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from glm5_ascend.checkpoint.index import CheckpointDir
+from glm5_ascend.checkpoint.schemes import stored_tensors
+from glm5_ascend.checkpoint.types import W4A8_DYNAMIC, W8A8_DYNAMIC
+from glm5_ascend.plan import cache, known, memory, weights
+from glm5_ascend.plan.hardware import load_hardware
+from glm5_ascend.plan.layout import Engine
+from glm5_ascend.plan.model import from_directory, named
+
+
+@pytest.mark.parametrize("item", list(known.sizes()), ids=lambda item: item.what)
+def test_known_size(item: known.Known) -> None:
+    assert item.computed == pytest.approx(item.known, rel=0.01)
+
+
+def test_published_checkpoint_to_the_byte() -> None:
+    assert weights.stored_bytes(named("glm-5.2", "w8a8"), fp32_head=True) == 773_778_904_680
+
+
+@pytest.mark.parametrize("scheme", [W8A8_DYNAMIC, W4A8_DYNAMIC])
+@pytest.mark.parametrize("module", ["up_proj", "down_proj"])
+def test_same_tensors_as_the_writer(scheme: str, module: str) -> None:
+    """The planner's byte formulas are its own, so that it runs without torch: they must be the writer's."""
+    tensors = stored_tensors(scheme, (64, 32), module)
+    written = sum(t.dtype.itemsize * t.shape[0] * (t.shape[1] if len(t.shape) > 1 else 1) for t in tensors)
+    assert weights.stored_linear(scheme, 64, 32, module == "down_proj") == written
+
+
+def test_checkpoint_directory_has_its_real_types_and_bytes(tiny_w4a8: Path) -> None:
+    model = from_directory(tiny_w4a8)
+    entries = CheckpointDir(tiny_w4a8).entries
+    assert model.stored_bytes == sum(entry.end - entry.start for entry in entries.values())
+    assert model.expert_type == W4A8_DYNAMIC
+    # By formula the same but for what the planner leaves out (rot) and the MTP layer's norms, which ours has in fp32.
+    rot = entries["rot.weight"]
+    mtp = f"model.layers.{model.config.num_hidden_layers}."
+    norms = [entries[f"{mtp}{name}.weight"] for name in weights.MTP_BF16]
+    extra = rot.end - rot.start + sum((e.end - e.start) // 2 for e in norms)
+    assert weights.stored_bytes(model) == model.stored_bytes - extra
+
+
+def test_tensor_parallelism_divides_weights_but_not_the_cache() -> None:
+    model = named("glm-5", "w4a8")
+    one, four = (weights.per_die(model, True, tp, 32) for tp in (1, 4))
+    assert four["routed experts"] == one["routed experts"]
+    assert four["indexer"] == one["indexer"]
+    assert four["shared experts"] == pytest.approx(one["shared experts"] / 4, rel=0.01)
+    assert four["embedding and head"] == pytest.approx(one["embedding and head"] / 4, rel=1e-6)
+
+
+def test_dcp_divides_the_attention_cache_only() -> None:
+    model = named("glm-5", "w4a8")
+    whole, split = cache.bytes_per_token(model, True), cache.bytes_per_token(model, True, dcp=16)
+    assert split == 79 * (1152 / 16 + 256)
+    assert whole == 79 * 1408
+
+
+def test_official_recipes_fit() -> None:
+    """A3 W4A8 with 200k, A3 W8A8 with 40,960 and A2 W4A8 with 32,768 tokens are documented to run; A2 W8A8 is not."""
+    a3, a2 = load_hardware("a3"), load_hardware("a2")
+    w4a8, w8a8 = named("glm-5", "w4a8"), named("glm-5", "w8a8")
+    assert memory.fit(w4a8, a3, Engine(16, 1, sequences=16)).tokens() >= 200_000
+    assert memory.fit(w8a8, a3, Engine(16, 1, sequences=16)).tokens() >= 40_960
+    assert memory.fit(w4a8, a2, Engine(8, 1, sequences=8)).tokens() >= 32_768
+    assert memory.fit(w8a8, a2, Engine(8, 1)).budget_high < 0
+
+
+def test_unknowns_have_a_range_around_their_value() -> None:
+    for name, entry in memory.unknowns().items():
+        assert entry["low"] <= entry["value"] <= entry["high"], name
+    held = memory.fit(named("glm-5", "w4a8"), load_hardware("a3"), Engine(16, 1))
+    assert held.budget_low < held.budget < held.budget_high
+    assert held.budget + sum(held.parts.values()) == pytest.approx(held.usable)

@@ -1,0 +1,123 @@
+"""Time: the model against public results, and against what must be true of any machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from glm5_ascend.plan import fitting
+from glm5_ascend.plan.baselines import cases, inconsistent, load_rows
+from glm5_ascend.plan.efficiency import PERFECT, fitted, fitted_efficiencies
+from glm5_ascend.plan.hardware import load_hardware
+from glm5_ascend.plan.layout import Engine, Layout
+from glm5_ascend.plan.model import named
+from glm5_ascend.plan.operators import Step, imbalance, step_operators
+from glm5_ascend.plan.predict import predict
+from glm5_ascend.plan.roofline import decode_step, prefill_chunk
+from glm5_ascend.plan.workload import Workload, accepted
+
+A3, ENGINE = load_hardware("a3"), Engine(4, 8)
+MODEL = named("glm-5.1", "w8a8c8", "li", True)
+
+
+def test_committed_constants_explain_the_public_rows() -> None:
+    errors = {
+        case.row.id: np.log(case.output_per_second(fitted_efficiencies()) / case.row.out_tok_s) for case in cases()
+    }
+    good = [abs(np.expm1(error)) for row, error in errors.items() if row not in inconsistent()]
+    assert np.median(good) <= 0.15
+    # What was written down for rows not seen can hardly be better than for rows seen.
+    unseen = fitted()["unseen"]
+    assert set(unseen) == set(errors)
+    assert np.median([abs(unseen[row] - 1) for row in unseen if row not in inconsistent()]) >= 0.8 * np.median(good)
+    assert np.mean([abs(np.log(ratio)) <= fitted()["band"] for ratio in unseen.values()]) >= 0.8
+
+
+def test_rule_for_rows_that_contradict_each_other() -> None:
+    assert set(inconsistent()) == {"5.1-2n-128k-50", "5.2-2n-128k-50"}
+    assert set(fitted()["fitted_on"]) == {row.id for row in load_rows()} - set(inconsistent())
+
+
+def test_every_row_names_its_source() -> None:
+    for row in load_rows():
+        assert row.source and row.version and row.quant and row.date.year >= 2026
+        assert row.out_tok_s > 1, "0 and 1 are placeholders in the source"
+
+
+def test_fit_finds_the_constants_that_made_the_data() -> None:
+    """Rows made by the model itself with other constants: the fit must predict them again."""
+    wanted = fitting.to_efficiencies(np.array([0.5, -0.4, -0.3, 0.3, -0.5, 0.4]))
+    some = [case for case in cases() if case.row.id.startswith("5.1")][:8]
+    made = [replace(c, row=c.row.model_copy(update={"out_tok_s": c.output_per_second(wanted)})) for c in some]
+    before = np.abs(fitting.residuals(np.zeros(6), made)).max()
+    after = np.abs(fitting.residuals(fitting.fit(made, steps=6), made)).max()
+    assert after < 0.05 < before
+
+
+def test_perfect_efficiency_is_a_lower_bound() -> None:
+    for batch in (1, 8, 32):
+        real = decode_step(MODEL, A3, ENGINE, fitted_efficiencies(), batch, 4000).seconds
+        assert decode_step(MODEL, A3, ENGINE, PERFECT, batch, 4000).seconds < real
+
+
+def test_faster_memory_never_slows_a_step() -> None:
+    rate = A3.rates.memory.model_copy(update={"value": 2 * A3.rates.memory.value})
+    faster = A3.model_copy(update={"rates": A3.rates.model_copy(update={"memory": rate})})
+    eff = fitted_efficiencies()
+    old, new = (decode_step(MODEL, hardware, ENGINE, eff, 8, 4000) for hardware in (A3, faster))
+    assert new.seconds < old.seconds
+    assert new.by_limit["host"] == old.by_limit["host"]
+
+
+def test_a_step_is_the_sum_of_its_limits_and_of_its_operators() -> None:
+    step = decode_step(MODEL, A3, ENGINE, fitted_efficiencies(), 8, 4000)
+    assert sum(step.by_limit.values()) == pytest.approx(step.seconds)
+    assert sum(step.by_op.values()) == pytest.approx(step.seconds)
+
+
+def test_operations_of_a_token_are_those_of_its_active_weights() -> None:
+    """Two operations per active parameter: 40.8 B without embedding, counted independently in the format document."""
+    model, engine = named("glm-5", "bf16"), Engine(1, 1, drafts=0)
+    ops = step_operators(model, engine, Step(1, 1, 1))
+    linear = sum(op.bf16 for op in ops if op.name not in ("lightning indexer", "sparse attention", "router"))
+    assert linear / 2 == pytest.approx(40.8e9, rel=0.02)
+
+
+def test_index_sharing_saves_long_prefills() -> None:
+    """GLM-5.2 scores in 21 of 78 layers: at 128k the indexer is most of GLM-5.1's prefill."""
+    old, new = named("glm-5.1", "w8a8"), named("glm-5.2", "w8a8")
+    engine = Engine(16, 2, split_prefill=False)
+    seconds = [prefill_chunk(m, A3, engine, fitted_efficiencies(), 4096, 120_000).seconds for m in (old, new)]
+    assert seconds[0] > 1.3 * seconds[1]
+
+
+@pytest.mark.parametrize("layout", [Layout(ENGINE), Layout(Engine(1, 32), Engine(8, 4, eager_decode=True))])
+def test_steady_state_obeys_littles_law(layout: Layout) -> None:
+    found = predict(MODEL, A3, layout, fitted_efficiencies(), Workload(3500, 1500, 64))
+    assert found is not None
+    assert found.output_per_second / 1500 * found.residence == pytest.approx(64, rel=0.02)
+    assert found.residence == pytest.approx(found.ttft + found.tpot * 1499, rel=0.005)
+
+
+def test_more_requests_give_more_tokens_at_longer_intervals() -> None:
+    found = [predict(MODEL, A3, Layout(ENGINE), fitted_efficiencies(), Workload(3500, 1500, n)) for n in (8, 32, 128)]
+    assert all(found)
+    speeds, waits = [p.output_per_second for p in found if p], [p.tpot for p in found if p]
+    assert speeds == sorted(speeds) and waits == sorted(waits)
+
+
+def test_acceptance_of_a_healthy_log() -> None:
+    assert accepted(3) == pytest.approx(3.157)
+    assert accepted(0) == 1.0
+    assert accepted(3, 2.5) == pytest.approx(2.5)
+    assert accepted(4) > accepted(3)
+
+
+def test_imbalance_of_random_choices() -> None:
+    """Against sampling: the largest of 32 Poisson counts over their mean."""
+    random = np.random.default_rng(0)
+    for mean in (50.0, 1000.0):
+        sampled = (random.poisson(mean, (2000, 32)).max(axis=1) / mean).mean()
+        assert imbalance(mean, 32) == pytest.approx(sampled, rel=0.1)
