@@ -1,0 +1,57 @@
+"""What a checkpoint directory holds, as far as a choice of profile depends on it. Reads two JSON files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT
+from glm5_ascend.serve.plugin.description import load_description
+
+MIXED = "mixed types"
+
+
+@dataclass(frozen=True)
+class Contents:
+    """experts, attention: type of the routed experts and of q_a, kv_a and q_b (MTP layer left out).
+
+    shared_indexers: layers without an indexer of their own (GLM-5.2); mtp: the checkpoint has the draft layer.
+    """
+
+    directory: Path
+    experts: str
+    attention: str
+    shared_indexers: bool
+    mtp: bool
+    config: dict[str, Any]
+
+
+def contents_of(directory: Path) -> Contents:
+    """Raises `CheckpointError` for a description that cannot be read."""
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    layers = config.get("num_hidden_layers", 0)
+    types: dict[str, str] = {}
+    if (directory / DESCRIPTION_NAME).is_file():
+        types = load_description(directory).types
+    mtp = tuple(f"model.layers.{layers + i}." for i in range(config.get("num_nextn_predict_layers") or 0))
+    own = {key: kind for key, kind in types.items() if key.endswith(".weight") and not key.startswith(mtp or ("-",))}
+    return Contents(
+        directory=directory,
+        experts=only(kind for key, kind in own.items() if ".mlp.experts." in key),
+        attention=only(
+            kind
+            for key, kind in own.items()
+            if key.removesuffix(".weight").endswith((".q_a_proj", ".kv_a_proj_with_mqa", ".q_b_proj"))
+        ),
+        shared_indexers="shared" in (config.get("indexer_types") or ()),
+        mtp=bool(mtp),
+        config=config,
+    )
+
+
+def only(kinds: Any) -> str:
+    """The one type of all, or that they differ."""
+    found = set(kinds)
+    return FLOAT if not found else next(iter(found)) if len(found) == 1 else MIXED
