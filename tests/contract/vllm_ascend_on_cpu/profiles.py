@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import traceback
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,6 @@ def configured(argv: list[str]) -> dict[str, Any]:
     parsed = parser.parse_args(argv[2:])
     parsed.model = parsed.model_tag
     validate_parsed_serve_args(parsed)
-    parsed.skip_tokenizer_init = True  # the tiny model has none
     config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
     from vllm_ascend.ascend_config import get_ascend_config
     from vllm_ascend.utils import enable_sp
@@ -114,7 +114,15 @@ def constant(node: ast.AST) -> Iterator[str]:
         yield node.value
 
 
+def stand_in_for_mooncake() -> None:
+    """The transfer library of PD needs the machine's network; configuring imports it and calls nothing."""
+    for name in ("mooncake", "mooncake.engine"):
+        sys.modules[name] = types.ModuleType(name)
+    sys.modules["mooncake.engine"].TransferEngine = type("TransferEngine", (), {})  # type: ignore[attr-defined]
+
+
 def main() -> None:
+    stand_in_for_mooncake()
     commands, out = map(Path, sys.argv[1:])
     registry._run_in_subprocess = lambda inspect: inspect()  # a process of its own would lack the shim
     answers = {name: in_child(**command) for name, command in json.loads(commands.read_text()).items()}
