@@ -32,7 +32,17 @@ ALLOWED = {
     "quantize": {"checkpoint", "config", "device", "errors", "glm5_kernels", "model", "resources"},
     "verify": {"checkpoint", "config", "errors", "quantize"},
     "serve": {"checkpoint", "config", "environment", "errors", "glm5_kernels", "profiles", "rules"},
-    "doctor": {"environment", "errors", "glm5_kernels", "profiles", "resources", "rules", "serve", "verify"},
+    "doctor": {
+        "checkpoint",
+        "environment",
+        "errors",
+        "glm5_kernels",
+        "profiles",
+        "resources",
+        "rules",
+        "serve",
+        "verify",
+    },
     "demo_model": {"device", "errors", "resources"},
     "demo": {"errors"},
     "cli": {
@@ -48,7 +58,7 @@ ALLOWED = {
         "serve",
         "smoke",
         "verify",
-    },  # fmt: skip
+    },
     "__main__": {"cli"},
     "glm5_kernels": set(),
 }

@@ -36,7 +36,7 @@ def serve(
     skip_verify: Annotated[bool, typer.Option("--skip-verify", help="Do not check a quantized DIR first.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print environment and command, start nothing.")] = False,
 ) -> int:
-    """Serve over the OpenAI API with vLLM: on this CPU, or by a deploy profile. What follows `--` goes to vLLM and wins."""
+    """Serve the OpenAI API with vLLM: on this CPU, or by a deploy profile. What follows `--` goes to vLLM, and wins."""
     from glm5_ascend.serve.launch import DEFAULT_HOST, DEFAULT_PORT, check_directory
     from glm5_ascend.serve.launch import serve as run
 

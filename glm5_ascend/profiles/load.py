@@ -13,7 +13,7 @@ import yaml
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.resources import data_dir
 
-#: What the GLM-5 report lists for serving on Ascend; every profile says of each whether it is on, why, and what it excludes.
+#: What the GLM-5 report lists for serving on Ascend; a profile says of each whether it is on, why, what it excludes.
 SCHEDULING = (
     "async_scheduling", "prefix_cache", "ram_tier", "attention_dp", "moe_ep", "flashcomm", "mtp", "graph", "mlapo",
 )  # fmt: skip

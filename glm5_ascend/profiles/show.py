@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from glm5_ascend.profiles.command import Command
 from glm5_ascend.profiles.load import Profile
 
-
 BREAK = " \\"
 
 

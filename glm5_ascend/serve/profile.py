@@ -28,7 +28,7 @@ def serve_profile(
     port: int | None = None,
     dry_run: bool = False,
 ) -> int:
-    """Replace this process by the profile's server; returns only for a dry run (0). `vllm_args` win over the profile."""
+    """Replace this process by the profile's server; returns only for a dry run (0). `vllm_args` win over it."""
     profile = load(name)
     check_directory(directory)
     check_weights(profile, contents_of(directory))

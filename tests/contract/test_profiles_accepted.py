@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +29,9 @@ ROLES = [
 ]
 #: Combinations the code must refuse: that it checks at all.
 BAD = {
-    "dsa_cp without FlashComm": {"additional-config": {"enable_dsa_cp": True}, "decode-context-parallel-size": 1},
+    "balance scheduling with PD": {
+        "kv-transfer-config": {"kv_connector": "MooncakeConnectorV1", "kv_role": "kv_producer"}
+    },
     "recompute without PD": {"additional-config": {"recompute_scheduler_enable": True}},
     "DCP unlike TP": {"decode-context-parallel-size": 8, "additional-config": {}},
 }

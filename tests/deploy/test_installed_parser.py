@@ -1,4 +1,4 @@
-"""The parser of the vLLM installed here takes every profile's flags; that of vLLM 0.23.0 is asked by a contract test."""
+"""The parser of the vLLM installed here takes every profile's flags; vLLM 0.23.0's is asked by a contract test."""
 
 from __future__ import annotations
 

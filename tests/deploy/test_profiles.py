@@ -1,4 +1,4 @@
-"""Deploy profiles: what each says about itself agrees with the flags it gives, and its cache fits beside its weights."""
+"""Deploy profiles: what each says about itself agrees with the flags it gives, and a cache fits beside its weights."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from glm5_ascend.profiles.load import SCHEDULING, Profile, Role, load, merge, na
 from glm5_ascend.resources import data_dir
 
 WANTED = {
-    "a3-single-w4a8", "a3-single-w4a8-mlapo", "a3-single-w8a8", "a2-single-w4a8", "a3-2node", "a3-pd", "a3-1m", "rollout",
-    "cpu",
+    "a3-single-w4a8", "a3-single-w4a8-mlapo", "a3-single-w8a8", "a2-single-w4a8", "a3-2node", "a3-pd", "a3-1m",
+    "rollout", "cpu",
 }  # fmt: skip
 ROLES = [(profile, role) for profile in map(load, names()) for role in profile.roles.values()]
 ON_ATLAS = [(profile, role) for profile, role in ROLES if profile.platform == "npu"]

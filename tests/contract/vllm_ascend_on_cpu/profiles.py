@@ -82,8 +82,10 @@ def in_child(env: dict[str, str], argv: list[str]) -> dict[str, Any]:
 
 
 def keys_read() -> list[str]:
-    """Constants that vllm-ascend's code looks up in a mapping: `x.get("key")`, `x["key"]`, `"key" in x`, and the keyword
-    arguments of the configuration classes, which take a part of additional_config each."""
+    """Constants that vllm-ascend's code looks up in a mapping: `x.get("key")`, `x["key"]`, `"key" in x`.
+
+    And the keyword arguments of its configuration classes, which take a part of additional_config each.
+    """
     found: set[str] = set()
     for path in Path(vllm_ascend.__file__).parent.rglob("*.py"):
         source = path.read_text(encoding="utf-8")
