@@ -55,6 +55,7 @@ ALLOWED = {
         "profiles",
         "quantize",
         "render",
+        "rules",
         "serve",
         "smoke",
         "verify",

@@ -48,11 +48,30 @@ def serve(
     extra = list(context.args)
     if profile is None:
         return run(directory, extra, host=host or DEFAULT_HOST, port=port or DEFAULT_PORT, dry_run=dry_run)
+    refuse_known_bad(profile, directory, role, extra, skip_verify)
     from glm5_ascend.profiles.command import Place
     from glm5_ascend.serve.profile import serve_profile
 
     place = Place(node=node, rank=rank, head=head, ip=ip, nic=nic)
     return serve_profile(directory, profile, extra, role=role, place=place, host=host, port=port, dry_run=dry_run)
+
+
+def refuse_known_bad(profile: str, directory: Path, role: str | None, extra: list[str], skip: bool) -> None:
+    """The rules of `doctor` over exactly what would run: warnings are printed, an error refuses."""
+    from glm5_ascend.doctor.preflight import preflight
+    from glm5_ascend.profiles.load import load
+    from glm5_ascend.rules.load import ERROR
+
+    loaded = load(profile)
+    (result,) = preflight(loaded, directory, loaded.role(role).name, extra)
+    for found in result.found:
+        print(f"{found.level} {found.id}: {found.message} ({found.source})\n  fix: {found.fix}", file=sys.stderr)
+    errors = [found.id for found in result.found if found.level == ERROR]
+    if errors and not skip:
+        raise CheckFailedError(
+            f"profile {profile}: known bad combination ({', '.join(errors)})",
+            "see the lines above, or --skip-verify to serve it all the same",
+        )
 
 
 def refuse_broken(directory: Path) -> None:

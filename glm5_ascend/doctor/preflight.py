@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from glm5_ascend.doctor import machine, sets, weights
 from glm5_ascend.profiles.command import open_command
@@ -37,18 +38,20 @@ def facts_for(profile: Profile, role: Role, directory: Path | None, extra: list[
         known |= weights.facts(directory)
     if not assumed:  # elsewhere the machine's devices and limits say nothing about the Atlas
         here = machine.facts()
-        if "cann" in here:
-            here["cann"] = Version(here["cann"])
+        with suppress(InvalidVersion, KeyError):
+            here["cann"] = Version(here.pop("cann"))
         known |= here
     return known, assumed
 
 
-def preflight(profile: Profile, directory: Path | None, role: str | None = None) -> list[Preflight]:
-    """One result per role; of all roles if none is named."""
+def preflight(
+    profile: Profile, directory: Path | None, role: str | None = None, extra: list[str] | None = None
+) -> list[Preflight]:
+    """One result per role; of all roles if none is named. extra: the user's vLLM flags, which win."""
     wanted = list(profile.roles.values()) if role is None else [profile.role(role)]
     results = []
     for each in wanted:
-        known, assumed = facts_for(profile, each, directory, [])
+        known, assumed = facts_for(profile, each, directory, extra or [])
         found, unchecked = judge(known) if profile.platform == "npu" else ([], {})
         results.append(Preflight(profile.name, each.name, found, unchecked, assumed))
     return results
