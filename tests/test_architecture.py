@@ -23,6 +23,7 @@ ALLOWED = {
     "config": {"errors"},
     "device": {"errors"},
     "environment": {"errors"},
+    "versions": {"environment", "resources"},
     "profiles": {"errors", "resources"},
     "rules": {"errors", "profiles", "resources"},
     "render": {"errors", "profiles", "resources"},
@@ -31,7 +32,7 @@ ALLOWED = {
     "model": {"checkpoint", "config", "glm5_kernels"},
     "quantize": {"checkpoint", "config", "device", "errors", "glm5_kernels", "model", "resources"},
     "verify": {"checkpoint", "config", "errors", "quantize"},
-    "serve": {"checkpoint", "config", "environment", "errors", "glm5_kernels", "profiles", "rules"},
+    "serve": {"checkpoint", "config", "environment", "errors", "glm5_kernels", "profiles", "rules", "versions"},
     "doctor": {
         "checkpoint",
         "environment",
@@ -42,6 +43,7 @@ ALLOWED = {
         "rules",
         "serve",
         "verify",
+        "versions",
     },
     "demo_model": {"device", "errors", "resources"},
     "demo": {"errors"},
@@ -68,8 +70,8 @@ THIRD_PARTY = {
     "vllm": ("glm5_ascend.serve.",),
     "transformers": ("glm5_ascend.demo_model.", "glm5_ascend.quantize.calibration", "glm5_ascend.serve."),
     "openai": ("glm5_ascend.demo",),
-    "torch_npu": ("glm5_ascend.device",),
-    "vllm_ascend": (),
+    "torch_npu": ("glm5_ascend.device", "glm5_ascend.serve.plugin.ascend"),
+    "vllm_ascend": ("glm5_ascend.serve.plugin.ascend",),
 }
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glm5_ascend import environment
-from glm5_ascend.doctor import machine, sets
+from glm5_ascend import versions as sets
+from glm5_ascend.doctor import machine
 from glm5_ascend.doctor.preflight import Preflight, preflight
 from glm5_ascend.profiles.load import Profile, load
 from glm5_ascend.rules.load import ERROR, Found, rules

@@ -10,7 +10,8 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from glm5_ascend.doctor import machine, sets, weights
+from glm5_ascend import versions as sets
+from glm5_ascend.doctor import machine, weights
 from glm5_ascend.profiles.command import open_command
 from glm5_ascend.profiles.load import Profile, Role
 from glm5_ascend.rules import facts as rule_facts

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend import doctor
-from glm5_ascend.doctor import machine, sets, weights
+from glm5_ascend import versions as sets
+from glm5_ascend.doctor import machine, weights
 from glm5_ascend.environment import version_of
 
 #: Two dies of an A3 as npu-smi prints them: vllm-ascend issue 12980.
