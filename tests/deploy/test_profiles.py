@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 from itertools import product
+from pathlib import Path
 
 import pytest
 import yaml
+from profile_table import table
 
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.profiles import show
@@ -174,3 +176,8 @@ def test_a_switch_is_set_in_one_place() -> None:
     """vllm-ascend ignores the variable where the key is in additional_config: never both."""
     for _, role in ON_ATLAS:
         assert not [name for name in role.env if name.startswith("VLLM_ASCEND_")]
+
+
+def test_the_readme_shows_the_profiles_as_they_are() -> None:
+    """`python tests/deploy/profile_table.py` prints the table."""
+    assert table() in (Path(__file__).parents[2] / "README.md").read_text()

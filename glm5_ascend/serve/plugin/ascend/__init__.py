@@ -17,6 +17,8 @@ logger = logging.getLogger("vllm.glm5_ascend")
 #: Releases whose code this was written against and tested with; main is read, not run.
 TESTED = "0.23.0"
 _MARK = "_glm5_ascend"
+#: The backend that vllm-ascend gives GLM-5.
+SPARSE_BACKEND = "AscendSFABackend"
 
 
 def register() -> None:
@@ -30,9 +32,9 @@ def register() -> None:
     asked = platform.get_attn_backend_cls
 
     @functools.wraps(asked.__func__)
-    def get_attn_backend_cls(cls: Any, selected_backend: Any, config: Any, *rest: Any, **named: Any) -> Any:
-        path = asked(selected_backend, config, *rest, **named)
-        if getattr(config, "use_sparse", False):
+    def get_attn_backend_cls(cls: Any, *arguments: Any, **named: Any) -> Any:
+        path = asked(*arguments, **named)
+        if str(path).endswith(SPARSE_BACKEND):
             from glm5_ascend.serve.plugin.ascend import attention
 
             attention.prepare()
