@@ -126,14 +126,16 @@ ROUTER = """\
 #!/usr/bin/env bash
 # Before several deployments of {name}: pip install vllm-router. WORKERS="http://a:8000 http://b:8000"
 # A conversation stays with the server that has its cache, by header x-session-id; a dead server is left out after two
-# failed heartbeats and taken back after one good one; a request it had not begun to answer goes to another.
+# failed heartbeats and taken back after one good one; a request it had not begun to answer goes to another. Retries must
+# outlast the heartbeats: until a server counts as dead, its conversations are sent to it again.
 set -euo pipefail
 read -r -a workers <<< "${{WORKERS:?URLs of the servers}}"
 exec vllm-router --worker-urls "${{workers[@]}}" \\
   --host 0.0.0.0 --port "${{PORT:-8080}}" \\
   --policy consistent_hash \\
-  --health-check-interval-secs 5 --health-failure-threshold 2 --health-success-threshold 1 \\
-  --retry-max-retries 5 --retry-initial-backoff-ms 50 \\
+  --health-check-interval-secs 2 --health-failure-threshold 2 --health-success-threshold 1 \\
+  --cb-failure-threshold 2 --cb-success-threshold 1 --cb-timeout-duration-secs 10 \\
+  --retry-max-retries 8 --retry-initial-backoff-ms 500 --retry-backoff-multiplier 2 --retry-max-backoff-ms 5000 \\
   --request-timeout-secs 3600 \\
   "$@"
 """
