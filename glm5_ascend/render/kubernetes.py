@@ -109,13 +109,10 @@ def pod(profile: Profile, role: Role, model: str, leader: bool) -> dict[str, Any
 
 
 def place_variables(role: Role) -> list[dict[str, Any]]:
-    """LeaderWorkerSet tells each pod its number and the leader's address by variables and labels of its own."""
+    """A LeaderWorkerSet gives LWS_WORKER_INDEX and LWS_LEADER_ADDRESS itself; the script reads them."""
     if role.nodes == 1:
         return []
-    number = "metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']"
     return [
-        {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": number}}},
-        {"name": "HEAD", "value": "$(LWS_LEADER_ADDRESS)"},
         {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "NIC", "value": "eth0"},  # the machines' interface: the pods are on their network
     ]

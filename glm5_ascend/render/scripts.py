@@ -14,8 +14,9 @@ VARIABLES = {
     "devices": "${DEVICES}", "port": "${PORT}",
 }  # fmt: skip
 PLACE = """\
-NODE="${{NODE:-0}}"                     # number of this machine within the role, from 0
-HEAD="${{HEAD:?address of node 0}}"
+# A LeaderWorkerSet tells its pods the first two by variables of its own.
+NODE="${{NODE:-${{LWS_WORKER_INDEX:-0}}}}"      # number of this machine within the role, from 0
+HEAD="${{HEAD:-${{LWS_LEADER_ADDRESS:?or HEAD: address of node 0}}}}"
 IP="${{IP:?address of this machine}}"
 NIC="${{NIC:?network interface that has it}}"
 """
@@ -135,7 +136,8 @@ exec vllm-router --worker-urls "${{workers[@]}}" \\
   --policy consistent_hash \\
   --health-check-interval-secs 2 --health-failure-threshold 2 --health-success-threshold 1 \\
   --cb-failure-threshold 2 --cb-success-threshold 1 --cb-timeout-duration-secs 10 \\
-  --retry-max-retries 8 --retry-initial-backoff-ms 500 --retry-backoff-multiplier 2 --retry-max-backoff-ms 5000 \\
+  --retry-max-retries 8 --retry-initial-backoff-ms 500 \\
+  --retry-backoff-multiplier 2 --retry-max-backoff-ms 5000 \\
   --request-timeout-secs 3600 \\
   "$@"
 """
