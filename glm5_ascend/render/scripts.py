@@ -127,8 +127,8 @@ ROUTER = """\
 #!/usr/bin/env bash
 # Before several deployments of {name}: pip install vllm-router. WORKERS="http://a:8000 http://b:8000"
 # A conversation stays with the server that has its cache, by header x-session-id; a dead server is left out after two
-# failed heartbeats and taken back after one good one; a request it had not begun to answer goes to another. Retries must
-# outlast the heartbeats: until a server counts as dead, its conversations are sent to it again.
+# failed heartbeats and taken back after one good one; a request it had not begun to answer goes to another. Retries
+# must outlast the heartbeats: until a server counts as dead, its conversations are sent to it again.
 set -euo pipefail
 read -r -a workers <<< "${{WORKERS:?URLs of the servers}}"
 exec vllm-router --worker-urls "${{workers[@]}}" \\

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-START_LIMIT_S = 400
+START_LIMIT_S = 600
 NO_BYTE, COMPLETE, BROKEN = "no first byte", "complete", "broken off"
 
 
