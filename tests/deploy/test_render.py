@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tools import checked, program, tool_environment
+from judges import checked, program, tool_environment
 
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.profiles.command import Place, command

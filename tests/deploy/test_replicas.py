@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from judges import tool_environment
 from replicas import COMPLETE, Program, Replica, Request, chat, free_port, healthy, replica, wait_for
-from tools import tool_environment
 
 from glm5_ascend.profiles.load import load
 from glm5_ascend.render import render

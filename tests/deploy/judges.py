@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import venv
 from functools import cache
 from pathlib import Path
@@ -43,6 +42,3 @@ def checked(*command: object, text: str | None = None) -> str:
     done = subprocess.run([*map(str, command)], input=text, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
-
-
-PYTHON = sys.executable
