@@ -93,7 +93,11 @@ def replica(directory: Path, log: Path) -> Replica:
 
 @dataclass
 class Request:
-    """One chat request and its fate. begun: a byte of the answer came before `killed` was set."""
+    """One chat request and its fate.
+
+    bytes_seen: the status line of the answer came. vLLM sends it before the first token, and the router passes it on: from
+    there on a stream can no longer go to another server.
+    """
 
     url: str
     session: str
@@ -103,7 +107,7 @@ class Request:
     detail: str = ""
     text: str = ""
     bytes_seen: bool = False
-    begun_before_kill: bool = False
+    begun: bool = False
 
     def run(self) -> None:
         host = self.url.removeprefix("http://")
@@ -112,10 +116,9 @@ class Request:
         try:
             connection.request("POST", "/v1/chat/completions", json.dumps(self.body), headers)
             reply = connection.getresponse()
-            self.status = reply.status
+            self.status, self.bytes_seen = reply.status, True
             done = False
             for line in reply:
-                self.bytes_seen = True
                 self.text += line.decode(errors="replace")
                 done = done or "[DONE]" in line.decode(errors="replace")
             self.fate = COMPLETE if self.status == 200 and (done or not self.body.get("stream")) else BROKEN
