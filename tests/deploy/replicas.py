@@ -95,8 +95,8 @@ def replica(directory: Path, log: Path) -> Replica:
 class Request:
     """One chat request and its fate.
 
-    bytes_seen: the status line of the answer came. vLLM sends it before the first token, and the router passes it on: from
-    there on a stream can no longer go to another server.
+    bytes_seen: the status line of the answer came. vLLM sends it before the first token, and the router passes it on:
+    from there on a stream can no longer go to another server.
     """
 
     url: str
