@@ -1,4 +1,4 @@
-"""`glm5-ascend serve DIR [-- vllm flags]`."""
+"""`glm5-ascend serve DIR [--profile NAME] [-- vllm flags]`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from glm5_ascend.errors import CheckFailedError
+from glm5_ascend.errors import CheckFailedError, ConfigError
+
+PROFILE_ONLY = "For --profile with several machines: "
 
 
 def register(app: typer.Typer) -> None:
@@ -18,27 +20,72 @@ def register(app: typer.Typer) -> None:
 def serve(
     context: typer.Context,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Checkpoint, quantized or not.")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (127.0.0.1, or the profile's).")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port to listen on (8000, or the profile's).")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Deploy profile; `glm5-ascend deploy list` shows them.")
+    ] = None,
+    role: Annotated[str | None, typer.Option(help=PROFILE_ONLY + "which role this one has.")] = None,
+    node: Annotated[int, typer.Option(min=0, help=PROFILE_ONLY + "its number within the role.")] = 0,
+    rank: Annotated[int, typer.Option(min=0, help=PROFILE_ONLY + "which of its servers.")] = 0,
+    head: Annotated[str, typer.Option(help=PROFILE_ONLY + "address of the role's node 0.")] = "",
+    ip: Annotated[str, typer.Option(help=PROFILE_ONLY + "this machine's address.")] = "",
+    nic: Annotated[str, typer.Option(help=PROFILE_ONLY + "its network interface.")] = "",
     skip_verify: Annotated[bool, typer.Option("--skip-verify", help="Do not check a quantized DIR first.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print environment and command, start nothing.")] = False,
 ) -> int:
-    """Serve over the OpenAI API with vLLM on this CPU. Everything after `--` goes to vLLM and wins."""
-    from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
-    from glm5_ascend.serve.launch import check_directory
+    """Serve the OpenAI API with vLLM: on this CPU, or by a deploy profile. What follows `--` goes to vLLM, and wins."""
+    from glm5_ascend.serve.launch import DEFAULT_HOST, DEFAULT_PORT, check_directory
     from glm5_ascend.serve.launch import serve as run
 
+    if profile is None and (role or node or rank or head or ip or nic):
+        raise ConfigError("--role, --node, --rank, --head, --ip and --nic belong to a profile", "add --profile NAME")
     check_directory(directory)
-    if not skip_verify and not dry_run and (directory / DESCRIPTION_NAME).is_file():
-        # vLLM's loader takes many broken checkpoints without a word; the headers alone tell most of them.
-        from glm5_ascend.verify import verify
+    if not skip_verify and not dry_run:
+        refuse_broken(directory)
+    extra = list(context.args)
+    if profile is None:
+        return run(directory, extra, host=host or DEFAULT_HOST, port=port or DEFAULT_PORT, dry_run=dry_run)
+    refuse_known_bad(profile, directory, role, extra, skip_verify)
+    from glm5_ascend.profiles.command import Place
+    from glm5_ascend.serve.profile import serve_profile
 
-        report = verify(directory, deep=False)
-        if not report.ok:
-            for line in report.lines(quiet=True):
-                print(line, file=sys.stderr)
-            raise CheckFailedError(
-                f"{directory}: broken checkpoint, it would serve garbage or fail to load",
-                "quantize again, or --skip-verify to serve it all the same",
-            )
-    return run(directory, list(context.args), host=host, port=port, dry_run=dry_run)
+    place = Place(node=node, rank=rank, head=head, ip=ip, nic=nic)
+    return serve_profile(directory, profile, extra, role=role, place=place, host=host, port=port, dry_run=dry_run)
+
+
+def refuse_known_bad(profile: str, directory: Path, role: str | None, extra: list[str], skip: bool) -> None:
+    """The rules of `doctor` over exactly what would run: warnings are printed, an error refuses."""
+    from glm5_ascend.doctor.preflight import preflight
+    from glm5_ascend.profiles.load import load
+    from glm5_ascend.rules.load import ERROR
+
+    loaded = load(profile)
+    (result,) = preflight(loaded, directory, loaded.role(role).name, extra)
+    for found in result.found:
+        print(f"{found.level} {found.id}: {found.message} ({found.source})\n  fix: {found.fix}", file=sys.stderr)
+    errors = [found.id for found in result.found if found.level == ERROR]
+    if errors and not skip:
+        raise CheckFailedError(
+            f"profile {profile}: known bad combination ({', '.join(errors)})",
+            "see the lines above, or --skip-verify to serve it all the same",
+        )
+
+
+def refuse_broken(directory: Path) -> None:
+    """vLLM's loader takes many broken checkpoints without a word; the headers alone tell most of them."""
+    from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
+    from glm5_ascend.verify import verify
+
+    if not (directory / DESCRIPTION_NAME).is_file():
+        return
+    report = verify(directory, deep=False)
+    if not report.ok:
+        for line in report.lines(quiet=True):
+            print(line, file=sys.stderr)
+        raise CheckFailedError(
+            f"{directory}: broken checkpoint, it would serve garbage or fail to load",
+            "quantize again, or --skip-verify to serve it all the same",
+        )

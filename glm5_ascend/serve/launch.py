@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import json
 import os
 import shlex
@@ -15,6 +14,8 @@ from typing import Any
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.environment import require_cpu_environment
 from glm5_ascend.errors import CheckpointError, ConfigError
+from glm5_ascend.profiles.flags import given_flags as given_flags
+from glm5_ascend.profiles.flags import value_of as value_of
 from glm5_ascend.serve.plugin.description import load_description
 from glm5_ascend.serve.schedule import topk_pattern
 
@@ -88,23 +89,6 @@ def build_command(
     wanted = ENVIRONMENT if on_ascend() else {**ENVIRONMENT, **CPU_ENVIRONMENT}
     env = {name: value for name, value in wanted.items() if name not in os.environ}
     return env, argv + extra
-
-
-def given_flags(extra: list[str]) -> set[str]:
-    """The flags in a vLLM command line, spelled as our defaults spell them."""
-    flags = {arg.split("=", 1)[0].replace("_", "-") for arg in extra if arg.startswith("--")}
-    flags |= {"--" + flag.removeprefix("--no-") for flag in flags if flag.startswith("--no-")}
-    return flags | ({"--quantization"} if "-q" in extra else set())
-
-
-def value_of(argv: list[str], flag: str) -> str:
-    """The value a flag has in the end: the last one given."""
-    value = ""
-    for arg, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
-        name, equals, inline = arg.partition("=")
-        if name.replace("_", "-") == flag:
-            value = inline if equals else following
-    return value
 
 
 def refuse_flags(extra: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""vLLM on a CPU: the two entry points that let stock vLLM serve GLM-5 (`glm_moe_dsa`) with its sparse attention.
+"""The two entry points: by them stock vLLM serves GLM-5 (`glm_moe_dsa`) on a CPU, and vllm-ascend is looked after.
 
 vLLM calls `register_platform` once per process while it looks for a platform, and `register` in the API server, the
 engine core and every worker. Importing this module imports neither torch nor vLLM.
@@ -26,7 +26,15 @@ def register_platform() -> str | None:
 
 
 def register() -> None:
-    """Entry point `vllm.general_plugins`: layers, models and the quantization method `ascend`. Safe to call twice."""
+    """Entry point `vllm.general_plugins`, safe to call twice.
+
+    On a CPU: layers, models and the quantization method `ascend`. Beside vllm-ascend: see `ascend`.
+    """
+    if not _opted_out() and _beside_vllm_ascend():
+        from glm5_ascend.serve.plugin import ascend
+
+        ascend.register()
+        return
     if not _wanted():
         return
     from vllm.platforms import current_platform
@@ -46,6 +54,12 @@ def register() -> None:
 
 def _wanted() -> bool:
     """False on an Ascend machine (vllm-ascend brings its own platform) and where the user opted out."""
-    if os.environ.get(OPT_OUT, "1").strip().lower() in ("0", "false", "no", "off"):
-        return False
-    return importlib.util.find_spec("vllm_ascend") is None
+    return not _opted_out() and not _beside_vllm_ascend()
+
+
+def _opted_out() -> bool:
+    return os.environ.get(OPT_OUT, "1").strip().lower() in ("0", "false", "no", "off")
+
+
+def _beside_vllm_ascend() -> bool:
+    return importlib.util.find_spec("vllm_ascend") is not None

@@ -1,0 +1,54 @@
+"""`glm5-ascend smoke URL`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from typing import Annotated
+
+import typer
+
+from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, ConfigError
+
+LONGEST_DEFAULT = 8192
+
+
+def register(app: typer.Typer) -> None:
+    app.command("smoke")(smoke)
+
+
+def smoke(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Of the server or router, http://HOST:PORT.")],
+    model: Annotated[str, typer.Option(help="Its name for the model; the first one it serves by default.")] = "",
+    long_tokens: Annotated[
+        int | None, typer.Option(min=0, help="Length of the long prompt; 0 leaves it out. [half the context, <= 8192]")
+    ] = None,
+    min_acceptance: Annotated[
+        float | None, typer.Option(help="Fail below this many tokens per step with MTP (else: warn below 2.5).")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for one answer.")] = 300.0,
+    key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="API key, if the server wants one.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Report as one JSON object on stdout.")] = False,
+) -> int:
+    """Ask a running server: canaries, tool call, thinking, streaming, a long prompt, MTP acceptance."""
+    from glm5_ascend.smoke import checks
+    from glm5_ascend.smoke.client import Client
+
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"{url}: not a URL", "give it as http://HOST:PORT")
+    client = Client(url.rstrip("/").removesuffix("/v1"), model, timeout, key)
+    served = client.models()
+    entry = next((each for each in served if model in ("", each["id"])), None)
+    if entry is None:
+        raise ConfigError(f"{url} does not serve {model!r}", f"it serves {', '.join(each['id'] for each in served)}")
+    if long_tokens is None:
+        long_tokens = min(LONGEST_DEFAULT, (entry.get("max_model_len") or 2 * LONGEST_DEFAULT) // 2)
+    lines = checks.run(replace(client, model=entry["id"]), checks.Wanted(long_tokens, min_acceptance))
+    code = EXIT_CHECK_FAILED if any(line.status == checks.FAILED for line in lines) else EXIT_OK
+    if as_json:
+        value = {"schema_version": 1, "command": "smoke", "ok": code == EXIT_OK, "exit_code": code}
+        print(json.dumps(value | {"url": url, "model": entry["id"], "checks": [asdict(line) for line in lines]}))
+        return code
+    for line in lines:
+        print(f"{line.check:<15} {line.status:<8} {line.detail}")
+    return code

@@ -1,0 +1,99 @@
+"""What this machine has, as facts for the rules. Looks at files and limits; imports neither torch nor torch_npu."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+GIB = 2**30
+TOOLKITS = ("usr/local/Ascend/ascend-toolkit/latest", "usr/local/Ascend/latest", "usr/local/Ascend/cann")
+DRIVER = "usr/local/Ascend/driver/version.info"
+
+
+def facts(root: Path = Path("/")) -> dict[str, Any]:
+    """Devices, memory and limits. What cannot be read is left out: then nobody knows."""
+    found: dict[str, Any] = {"device_count": len(devices(root))}
+    cann = cann_version(root)
+    if cann is not None:
+        found["cann"] = cann
+    hbm = hbm_gib(npu_smi())
+    if hbm is not None:
+        found["hbm_gib"] = hbm
+    shm = root / "dev/shm"
+    if shm.is_dir():
+        found["shm_gib"] = round(shutil.disk_usage(shm).total / GIB, 1)
+    found["memlock_unlimited"] = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY
+    open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    found["open_files"] = 2**31 if open_files == resource.RLIM_INFINITY else open_files
+    return found
+
+
+def devices(root: Path = Path("/")) -> list[str]:
+    return sorted(path.name for path in (root / "dev").glob("davinci[0-9]*"))
+
+
+def cann_version(root: Path = Path("/")) -> str | None:
+    """From the toolkit's install file, e.g. `version=9.1.0`."""
+    home = os.environ.get("ASCEND_HOME_PATH")
+    folders = [*([Path(home)] if home and root == Path("/") else []), *(root / name for name in TOOLKITS)]
+    for folder in folders:
+        for path in (*folder.glob("*-linux/ascend_toolkit_install.info"), folder / "version.cfg"):
+            found = version_in(path)
+            if found:
+                return found
+    return None
+
+
+def driver_version(root: Path = Path("/")) -> str | None:
+    return version_in(root / DRIVER)
+
+
+def version_in(path: Path) -> str | None:
+    """The first version number behind a line's `version` and `=`, in any case."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    match = re.search(r"^[\w ]*version[^=\n]*=\s*\[?[^\d\n]*(\d+(?:\.\w+)+)", text, re.MULTILINE | re.IGNORECASE)
+    return match[1] if match else None
+
+
+def npu_smi() -> str:
+    """The output of `npu-smi info`; empty where there is none."""
+    program = shutil.which("npu-smi")
+    if program is None:
+        return ""
+    try:
+        return subprocess.run([program, "info"], capture_output=True, text=True, timeout=30, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def hbm_gib(text: str) -> int | None:
+    """HBM per die from `npu-smi info`: the last `used / total` of a chip's row, in MB."""
+    totals = [int(total) for total in re.findall(r"\d+\s*/\s*(\d{5,6})\s*\|", text)]
+    return round(min(totals) / 1024) if totals else None
+
+
+def huge_pages(root: Path = Path("/")) -> str:
+    try:
+        text = (root / "proc/meminfo").read_text(encoding="utf-8")
+    except OSError:
+        return "unknown"
+    match = re.search(r"^HugePages_Total:\s*(\d+)", text, re.MULTILINE)
+    return match[1] if match else "unknown"
+
+
+def on_network_mount(directory: Path, mounts: str) -> bool:
+    """Whether the longest mount point above `directory` is a network file system, by the text of /proc/mounts."""
+    best, kind = "", ""
+    for line in mounts.splitlines():
+        _, point, file_system, *_ = line.split(" ")
+        if (str(directory) + "/").startswith(point.rstrip("/") + "/") and len(point) >= len(best):
+            best, kind = point, file_system
+    return kind in ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "glusterfs", "fuse.sshfs", "dpc")

@@ -1,0 +1,58 @@
+"""Beside vllm-ascend: versions are checked, its indexer's rotation is mended, and its kernels are replaced or compared.
+
+By default vllm-ascend computes with its own kernels and this says nothing. What we touch is touched late, when the
+platform is first asked for GLM-5's attention: vllm-ascend's own patches are in place by then.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+from glm5_ascend import versions
+from glm5_ascend.environment import version_of
+
+logger = logging.getLogger("vllm.glm5_ascend")
+#: Releases whose code this was written against and tested with; main is read, not run.
+TESTED = "0.23.0"
+_MARK = "_glm5_ascend"
+#: The backend that vllm-ascend gives GLM-5.
+SPARSE_BACKEND = "AscendSFABackend"
+
+
+def register() -> None:
+    """Hook into the platform, once per process. Other platforms than vllm-ascend's are left alone."""
+    from vllm.platforms import current_platform
+
+    platform = type(current_platform)
+    if not platform.__module__.startswith("vllm_ascend") or getattr(platform, _MARK, False):
+        return
+    warn_of_versions()
+    asked = platform.get_attn_backend_cls
+
+    @functools.wraps(asked.__func__)
+    def get_attn_backend_cls(cls: Any, *arguments: Any, **named: Any) -> Any:
+        path = asked(*arguments, **named)
+        if str(path).endswith(SPARSE_BACKEND):
+            from glm5_ascend.serve.plugin.ascend import attention
+
+            attention.prepare()
+        return path
+
+    platform.get_attn_backend_cls = classmethod(get_attn_backend_cls)
+    setattr(platform, _MARK, True)
+
+
+def warn_of_versions() -> None:
+    """One line where the installed packages are not one tested set; nothing otherwise."""
+    release = version_of("vllm-ascend")
+    if release is None:  # a source tree on sys.path has no version
+        return
+    name, wanted = versions.meant_by(release)
+    mixed = versions.differences(wanted, version_of, None)
+    if not versions.same(release, TESTED):
+        logger.warning("glm5-ascend was tested with vllm-ascend %s, this is %s (%s)", TESTED, release, name)
+    if mixed:
+        said = ", ".join(f"{package} {have} (the set: {want})" for package, have, want in mixed)
+        logger.warning("glm5-ascend: not the versions of %s: %s; `glm5-ascend doctor` says more", name, said)

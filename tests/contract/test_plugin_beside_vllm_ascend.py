@@ -1,0 +1,136 @@
+"""Our package beside the real vllm-ascend 0.23.0: both plugins active, its attention mended, compared, replaced.
+
+As in test_vllm_ascend_attention the NPU's operators are stood in for; `AscendSFAImpl.forward` is the release's own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peers import install
+from plain_attention import Attention
+from safetensors import safe_open
+from test_vllm_ascend_attention import ERROR, ROOT, SCHEMAS, SIZES, SPARSE, asked
+from tiny_model import quantize_tiny, write_tiny_model
+from vllm_ascend_on_cpu.environment import VllmAscend
+
+pytestmark = pytest.mark.contract
+Run = Callable[..., tuple[Path, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("beside")
+    return quantize_tiny(write_tiny_model(folder / "source", **SIZES), folder / "w4a8", "w4a8")
+
+
+@pytest.fixture(scope="module")
+def site(vllm_ascend: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """glm5-ascend as pip installs it, with its entry points, in a folder of its own."""
+    folder = tmp_path_factory.mktemp("site")
+    install(vllm_ascend.python, "--no-deps", "--target", str(folder), str(ROOT))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(vllm_ascend: VllmAscend, checkpoint: Path, site: Path) -> Run:
+    """Attention over all steps with some variables set: the .safetensors file, and the plugin's report."""
+    done: dict[str, tuple[Path, dict[str, Any]]] = {}
+
+    def ran(**variables: str) -> tuple[Path, dict[str, Any]]:
+        key = "-".join(f"{name}={value}" for name, value in variables.items()) or "plain"
+        if key not in done:
+            schemas, out = checkpoint.parent / "schemas.json", checkpoint.parent / f"{key}.safetensors"
+            schemas.write_text(json.dumps(SCHEMAS["_C_ascend"]))
+            with pytest.MonkeyPatch.context() as patch:
+                for name, value in variables.items():
+                    patch.setenv(name, value)
+                vllm_ascend.run("plugin", checkpoint, site, schemas, out)
+            done[key] = out, json.loads(out.with_suffix(".json").read_text())
+        return done[key]
+
+    return ran
+
+
+def calls(out: Path) -> dict[str, int]:
+    with safe_open(out, "pt") as file:
+        found: dict[str, int] = json.loads(file.metadata()["calls"])
+    return found
+
+
+def missed(out: Path, checkpoint: Path) -> float:
+    """Share of the right choice (neighbours rotated) that the indexer did not make, beyond 2048 positions."""
+    attention = Attention(checkpoint)
+    (each,) = (each for each in asked(out) if each.step == "long prefill")
+    beyond = each.positions >= SPARSE
+    scores = attention.index_scores(each.states, each.positions[beyond], True)
+    best = scores.masked_fill(~each.causal[beyond], -torch.inf).topk(SPARSE, dim=-1).indices
+    return 1 - float(each.chosen[beyond].gather(1, best).float().mean())
+
+
+def test_both_plugins_are_found_and_ours_leaves_the_platform_alone(run: Run) -> None:
+    _, report = run()
+    assert set(report["platforms"]) == {"ascend", "glm5_cpu"}
+    assert report["answers"]["glm5_cpu"] is None and report["answers"]["ascend"]
+    assert report["platform"] == "vllm_ascend.platform.NPUPlatform"
+    assert "glm5_ascend" in report["general"] and len(report["general"]) > 1
+
+
+def test_it_says_what_is_wrong_and_nothing_else(run: Run) -> None:
+    """Here torch and torch_npu are not the set's, and Triton-Ascend is missing: two lines, once."""
+    _, report = run()
+    versions, triton = report["said"]
+    assert "not the versions of vllm-ascend-0.23.0" in versions and "torch 2.13.0" in versions
+    assert "Triton-Ascend is missing" in triton
+
+
+def test_the_indexer_rotates_neighbours(run: Run, checkpoint: Path) -> None:
+    """test_without_triton_its_indexer_rotates_the_wrong_pairs shows the same code without our plugin."""
+    out, _ = run()
+    print(f"missed {missed(out, checkpoint):.4f}")
+    assert missed(out, checkpoint) < 0.02
+    assert calls(out)["npu_lightning_indexer"] == calls(out)["npu_sparse_flash_attention"] == 4
+    assert "npu_rotary_mul" not in calls(out)
+
+
+def compared(report: dict[str, Any], kind: str) -> list[float]:
+    pattern = {"indexer": r"positions differ \((\S+)\)", "attention": r"relative error (\S+)"}[kind]
+    return [float(found[1]) for line in report["said"] if (found := re.search(pattern, line))]
+
+
+def test_compare_mode_finds_right_kernels_right(run: Run) -> None:
+    _, report = run(GLM5_COMPARE="1", GLM5_COMPARE_STEPS="3")
+    indexer, attention = compared(report, "indexer"), compared(report, "attention")
+    assert len(indexer) == len(attention) == 3  # of four calls
+    assert max(indexer) < 0.01 and max(attention) < 0.01
+    lines = [line for line in report["said"] if "compare: " in line]
+    assert all("layers.1." in line for line in lines)
+
+
+def test_compare_mode_shows_a_wrong_kernel(run: Run) -> None:
+    _, report = run(GLM5_COMPARE="1", GLM5_TEST_WRONG="1")
+    assert max(compared(report, "indexer")) < 0.01
+    errors = compared(report, "attention")
+    assert len(errors) == 4 and min(errors) > 0.4  # 1.5 times the right answer
+
+
+def test_our_kernels_take_over_when_asked(run: Run, checkpoint: Path) -> None:
+    out, report = run(GLM5_KERNELS="reference")
+    assert "npu_lightning_indexer" not in calls(out) and "npu_sparse_flash_attention" not in calls(out)
+    assert any("GLM5_KERNELS=reference" in line for line in report["said"])
+    assert missed(out, checkpoint) < 0.02
+    attention = Attention(checkpoint)
+    for each in asked(out):
+        want = attention.forward(each.states, each.positions, each.chosen)
+        assert float((each.output - want).norm() / want.norm()) < 1.5 * ERROR
+
+
+def test_a_choice_that_an_npu_does_not_have_is_refused(run: Run) -> None:
+    with pytest.raises(RuntimeError, match="GLM5_KERNELS=cpu: not for an NPU"):
+        run(GLM5_KERNELS="cpu")

@@ -1,0 +1,122 @@
+"""Every deploy profile through vLLM 0.23's own parser and vllm-ascend 0.23.0's own configuration code, on a CPU.
+
+The configuration is built to its end (`create_engine_config`, with the NPU platform's checks); no engine starts. The
+model is a tiny GLM-5 with heads enough for TP16. Mooncake's library is stood in for: configuring calls nothing of it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import Any
+
+import pytest
+from tiny_model import write_tiny_model
+from vllm_ascend_on_cpu.environment import VllmAscend
+
+from glm5_ascend.demo_model.resources import write_demo_model
+from glm5_ascend.profiles.command import Place, command
+from glm5_ascend.profiles.load import Profile, Role, load, names
+
+pytestmark = pytest.mark.contract
+SIZES: dict[str, Any] = {"qk_rope_head_dim": 16, "qk_head_dim": 32, "head_dim": 16, "index_head_dim": 32}
+ROLES = [
+    (profile, role, node)
+    for profile in map(load, names())
+    if profile.versions == "vllm-ascend-0.23.0"
+    for role in profile.roles.values()
+    for node in sorted({0, role.nodes - 1})
+]
+#: Combinations the code must refuse: that it checks at all.
+BAD = {
+    "balance scheduling with PD": {
+        "kv-transfer-config": {"kv_connector": "MooncakeConnectorV1", "kv_role": "kv_producer"}
+    },
+    "recompute without PD": {"additional-config": {"recompute_scheduler_enable": True}},
+    "DCP unlike TP": {"decode-context-parallel-size": 8, "additional-config": {}},
+}
+
+
+def key(profile: Profile, role: Role, node: int) -> str:
+    return f"{profile.name} {role.name} {node}"
+
+
+@pytest.fixture(scope="module")
+def answers(vllm_ascend: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("profiles")
+    model = write_tiny_model(folder / "glm5", num_attention_heads=16, max_position_embeddings=1048576, **SIZES)
+    (model / "quant_model_description.json").write_text(json.dumps({"group_size": 0, "version": "1.0.0"}))
+    for path in write_demo_model(
+        folder / "demo"
+    ).iterdir():  # a tokenizer with GLM-5's special tokens, which parsers ask
+        if path.name.startswith(("tokenizer", "chat_template")):
+            shutil.copy(path, model)
+    commands: dict[str, Any] = {}
+    for profile, role, node in ROLES:
+        built = command(profile, role, Place(node, 0, "127.0.0.1", "127.0.0.1", "lo"), str(model), [])
+        commands[key(profile, role, node)] = {"env": built.env, "argv": built.argv}
+        for name, switch in profile.scheduling.items():
+            if switch.add and node == 0:
+                with_it = command(profile, role, Place(0, 0, "127.0.0.1", "127.0.0.1", "lo"), str(model), [*switch.add])
+                commands[f"{profile.name} + {name}"] = {"env": built.env, "argv": with_it.argv}
+    single = load("a3-single-w4a8")
+    for name, flags in BAD.items():
+        extra = [part for flag, value in flags.items() for part in (f"--{flag}", json.dumps(value))]
+        built = command(single, single.role(None), Place(), str(model), extra)
+        commands[name] = {"env": built.env, "argv": built.argv}
+    (folder / "commands.json").write_text(json.dumps(commands))
+    vllm_ascend.run("profiles", folder / "commands.json", folder / "out.json")
+    found: dict[str, Any] = json.loads((folder / "out.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize(("profile", "role", "node"), ROLES, ids=lambda v: getattr(v, "name", str(v)))
+def test_it_is_accepted_and_means_what_the_profile_says(
+    answers: dict[str, Any], profile: Profile, role: Role, node: int
+) -> None:
+    answer = answers["commands"][key(profile, role, node)]
+    assert "error" not in answer, answer["error"]
+    became = answer["became"]
+    on = {name: switch.on_for(role.name) for name, switch in profile.scheduling.items()}
+    assert became["quantization"] == "ascend" and became["block_size"] == 128
+    assert became["async_scheduling"] == on["async_scheduling"]
+    assert became["prefix_caching"] == on["prefix_cache"]
+    assert (became["data_parallel"] > 1) == on["attention_dp"]
+    assert became["expert_parallel"] == on["moe_ep"]
+    assert became["flashcomm"] == on["flashcomm"]
+    assert (became["draft_tokens"] > 0) == on["mtp"]
+    assert (became["graph"] == "FULL_DECODE_ONLY") == on["graph"]
+    if on["mlapo"]:
+        assert became["mlapo"]
+    assert became["tensor_parallel"] == role.args["tensor-parallel-size"]
+
+
+def test_the_optional_switches_are_accepted(answers: dict[str, Any]) -> None:
+    added = {name: answer for name, answer in answers["commands"].items() if " + " in name}
+    assert any("ram_tier" in name for name in added)
+    for name, answer in added.items():
+        assert "error" not in answer, f"{name}: {answer['error']}"
+        if "ram_tier" in name:
+            assert answer["became"]["connector"] == "OffloadingConnector"
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_combinations_are_refused_by_the_same_code(answers: dict[str, Any], name: str) -> None:
+    assert "error" in answers["commands"][name]
+
+
+def test_vllm_variables_exist(answers: dict[str, Any]) -> None:
+    used = {name for _, role, _ in ROLES for name in role.env if name.startswith("VLLM_")}
+    assert used <= set(answers["variables"])
+
+
+def test_keys_of_additional_config_are_read(answers: dict[str, Any]) -> None:
+    used = {name for _, role, _ in ROLES for name in all_keys(role.args.get("additional-config", {}))}
+    assert used <= set(answers["keys"])
+    assert "no_such_key" not in answers["keys"]
+
+
+def all_keys(value: Any) -> set[str]:
+    if not isinstance(value, dict):
+        return set()
+    return set(value) | {inner for each in value.values() for inner in all_keys(each)}

@@ -1,0 +1,136 @@
+"""What vLLM 0.23's parser and vllm-ascend 0.23.0's configuration code make of command lines.
+
+    python -m vllm_ascend_on_cpu.profiles COMMANDS OUT
+
+COMMANDS: JSON {name: {"env": {...}, "argv": ["vllm", "serve", MODEL, ...]}}. OUT gets what each became or the error it
+met, the names of all environment variables that the two packages define, and the keys of additional_config that the
+code of vllm-ascend reads.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import sys
+import traceback
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vllm_ascend_on_cpu import shim  # isort: skip  # noqa: F401  # before vLLM
+
+import vllm.envs
+import vllm_ascend
+import vllm_ascend.envs
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.model_executor.models import registry
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+
+def configured(argv: list[str]) -> dict[str, Any]:
+    """Parse as `vllm serve` does, then build the engine's configuration, which runs the platform's checks."""
+    parser = make_arg_parser(FlexibleArgumentParser())
+    parsed = parser.parse_args(argv[2:])
+    parsed.model = parsed.model_tag
+    validate_parsed_serve_args(parsed)
+    config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
+    from vllm_ascend.ascend_config import get_ascend_config
+    from vllm_ascend.utils import enable_sp
+
+    ascend = get_ascend_config()
+    return {
+        "model": parsed.model,
+        "quantization": config.model_config.quantization,
+        "async_scheduling": config.scheduler_config.async_scheduling,
+        "prefix_caching": config.cache_config.enable_prefix_caching,
+        "tensor_parallel": config.parallel_config.tensor_parallel_size,
+        "data_parallel": config.parallel_config.data_parallel_size,
+        "expert_parallel": config.parallel_config.enable_expert_parallel,
+        "graph": config.compilation_config.cudagraph_mode.name,
+        "draft_tokens": config.speculative_config.num_speculative_tokens if config.speculative_config else 0,
+        "flashcomm": enable_sp(config),
+        "mlapo": bool(ascend.enable_mlapo),
+        "li_c8": bool(ascend.enable_sparse_li_c8),
+        "block_size": config.cache_config.block_size,
+        "connector": config.kv_transfer_config.kv_connector if config.kv_transfer_config else None,
+    }
+
+
+def in_child(env: dict[str, str], argv: list[str]) -> dict[str, Any]:
+    """In a process of its own: both packages keep what they learn from the first configuration."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        os.environ.update(env)
+        try:
+            answer: dict[str, Any] = {"became": configured(argv)}
+        except BaseException as error:  # the parser exits
+            answer = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()[-3000:]}
+        with os.fdopen(writer, "w") as pipe:
+            pipe.write(json.dumps(answer))
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    answer = json.loads(text or '{"error": "the process died"}')
+    return answer
+
+
+def keys_read() -> list[str]:
+    """Constants that vllm-ascend's code looks up in a mapping: `x.get("key")`, `x["key"]`, `"key" in x`.
+
+    And the keyword arguments of its configuration classes, which take a part of additional_config each.
+    """
+    found: set[str] = set()
+    for path in Path(vllm_ascend.__file__).parent.rglob("*.py"):
+        source = path.read_text(encoding="utf-8")
+        if "additional_config" in source or path.name == "ascend_config.py":
+            found.update(looked_up(ast.parse(source)))
+    return sorted(found)
+
+
+def looked_up(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            named = getattr(node.func, "attr", "")
+            position = {"get": 0, "setdefault": 0, "_get_config_value": 1}.get(named)
+            if position is not None and len(node.args) > position:
+                yield from constant(node.args[position])
+        elif isinstance(node, ast.Subscript) and "config" in ast.unparse(node.value):
+            yield from constant(node.slice)
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In):
+            yield from constant(node.left)
+        elif isinstance(node, ast.ClassDef) and node.name.startswith("Ascend") and node.name.endswith("Config"):
+            for part in node.body:
+                if isinstance(part, ast.FunctionDef) and part.name == "__init__":
+                    yield from (argument.arg for argument in part.args.args)
+
+
+def constant(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+
+
+def stand_in_for_mooncake() -> None:
+    """The transfer library of PD needs the machine's network; configuring imports it and calls nothing."""
+    for name in ("mooncake", "mooncake.engine"):
+        sys.modules[name] = types.ModuleType(name)
+    sys.modules["mooncake.engine"].TransferEngine = type("TransferEngine", (), {})  # type: ignore[attr-defined]
+
+
+def main() -> None:
+    stand_in_for_mooncake()
+    commands, out = map(Path, sys.argv[1:])
+    registry._run_in_subprocess = lambda inspect: inspect()  # a process of its own would lack the shim
+    answers = {name: in_child(**command) for name, command in json.loads(commands.read_text()).items()}
+    variables = sorted({*vllm.envs.environment_variables, *vllm_ascend.envs.env_variables})
+    out.write_text(json.dumps({"commands": answers, "variables": variables, "keys": keys_read()}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

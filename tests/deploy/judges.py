@@ -1,0 +1,44 @@
+"""Programs that judge rendered files: installed by apt or pip where they are missing and that is possible."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import venv
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+
+@cache
+def program(name: str, package: str) -> str:
+    """Path of a Debian package's program; skips where it is missing and apt cannot install it."""
+    found = shutil.which(name)
+    if found is None and shutil.which("apt-get") and os.geteuid() == 0:
+        environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        for command in (["apt-get", "update", "-q"], ["apt-get", "install", "-y", "-q", package]):
+            subprocess.run(command, capture_output=True, check=False, env=environ)
+        found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed (apt-get install {package})")
+    return found
+
+
+def tool_environment(folder: Path, *packages: str) -> Path:
+    """Interpreter of a virtual environment that has `packages` from PyPI; skips where pip cannot get them."""
+    venv.create(folder, with_pip=True)
+    python = folder / "bin/python"
+    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"pip cannot install {' '.join(packages)}: {done.stderr.strip().splitlines()[-1:]}")
+    return python
+
+
+def checked(*command: object, text: str | None = None) -> str:
+    """Run a judge; its complaint is the failure."""
+    done = subprocess.run([*map(str, command)], input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout

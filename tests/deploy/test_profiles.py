@@ -1,0 +1,183 @@
+"""Deploy profiles: what each says about itself agrees with the flags it gives, and a cache fits beside its weights."""
+
+from __future__ import annotations
+
+import shlex
+from itertools import product
+from pathlib import Path
+
+import pytest
+import yaml
+from profile_table import table
+
+from glm5_ascend.errors import ConfigError
+from glm5_ascend.profiles import show
+from glm5_ascend.profiles.command import Place, command
+from glm5_ascend.profiles.flags import value_of
+from glm5_ascend.profiles.load import SCHEDULING, Profile, Role, load, merge, names
+from glm5_ascend.resources import data_dir
+
+WANTED = {
+    "a3-single-w4a8", "a3-single-w4a8-mlapo", "a3-single-w8a8", "a2-single-w4a8", "a3-2node", "a3-pd", "a3-1m",
+    "rollout", "cpu",
+}  # fmt: skip
+ROLES = [(profile, role) for profile in map(load, names()) for role in profile.roles.values()]
+ON_ATLAS = [(profile, role) for profile, role in ROLES if profile.platform == "npu"]
+HBM_GIB = 64  # per die of A2 and A3
+
+
+def ids(value: Profile | Role) -> str:
+    return value.name
+
+
+def switched_on(role: Role) -> dict[str, bool]:
+    """The scheduling list, read from the flags."""
+    args = role.args
+    additional = args.get("additional-config", {})
+    return {
+        "async_scheduling": args.get("async-scheduling") is True,
+        "prefix_cache": args.get("enable-prefix-caching") is True,
+        "ram_tier": "Offloading" in str(args.get("kv-transfer-config", "")),
+        "attention_dp": args.get("data-parallel-size", 1) > 1,
+        "moe_ep": args.get("enable-expert-parallel") is True,
+        "flashcomm": additional.get("enable_flashcomm1") is True,
+        "mtp": "speculative-config" in args,
+        "graph": "compilation-config" in args and not args.get("enforce-eager"),
+        "mlapo": additional.get("enable_mlapo") is True,
+    }
+
+
+def test_all_profiles_are_there() -> None:
+    assert set(names()) == WANTED
+
+
+@pytest.mark.parametrize(("profile", "role"), ROLES, ids=ids)
+def test_the_scheduling_list_tells_what_the_flags_do(profile: Profile, role: Role) -> None:
+    assert set(profile.scheduling) == set(SCHEDULING)
+    assert {key: switch.on_for(role.name) for key, switch in profile.scheduling.items()} == switched_on(role)
+    assert all(switch.why and switch.excludes for switch in profile.scheduling.values())
+
+
+@pytest.mark.parametrize(("profile", "role"), ON_ATLAS, ids=ids)
+def test_the_layout_uses_every_die_once(profile: Profile, role: Role) -> None:
+    per_node = 8 if role.name == "a2" or profile.hardware["node"] == "a2" else 16
+    assert role.local_ranks * role.rank_dies == per_node
+    assert role.local_ranks * role.nodes == role.args.get("data-parallel-size", 1)
+    if not profile.alternatives:
+        assert sum(r.nodes for r in profile.roles.values()) * per_node == profile.hardware["dies"]
+
+
+@pytest.mark.parametrize(("profile", "role"), ON_ATLAS, ids=ids)
+def test_one_request_of_full_length_fits(profile: Profile, role: Role) -> None:
+    """Weights, and what else is known to lie there, leave room for the cache of the longest request."""
+    memory = profile.memory
+    free = HBM_GIB * role.args["gpu-memory-utilization"] - memory["weights_gib"] - memory.get("other_gib", 0)
+    longest = role.args["max-model-len"] * memory["kv_bytes_per_token"] / 2**30
+    print(f"{profile.name} {role.name}: {free:.1f} GiB free, longest request {longest:.1f} GiB")
+    assert longest < free
+
+
+@pytest.mark.parametrize(("profile", "role"), ON_ATLAS, ids=ids)
+def test_pd_sizes_are_the_real_ones(profile: Profile, role: Role) -> None:
+    transfer = role.args.get("kv-transfer-config")
+    if transfer is None:
+        assert profile.name != "a3-pd"
+        return
+    for side in ("prefill", "decode"):
+        args = profile.roles[side].args
+        sizes = {"dp_size": args["data-parallel-size"], "tp_size": args["tensor-parallel-size"]}
+        assert transfer["kv_connector_extra_config"][side] == sizes
+
+
+def test_engine_ids_and_ports_of_pd_never_meet() -> None:
+    profile = load("a3-pd")
+    found = []
+    for role in profile.roles.values():
+        for node, rank in product(range(role.nodes), range(role.local_ranks)):
+            built = command(profile, role, Place(node, rank, "10.0.0.1", "10.0.0.2", "eth0"), "DIR", [])
+            (engine,) = (arg.split('"engine_id": "')[1].split('"')[0] for arg in built.argv if "engine_id" in arg)
+            found.append((engine, value_of(built.argv, "--data-parallel-rank"), role.name))
+            assert value_of(built.argv, "--port") == str(role.port + rank)
+            dies = [int(die) for die in built.env["ASCEND_RT_VISIBLE_DEVICES"].split(",")]
+            assert dies == list(range(rank * role.rank_dies, (rank + 1) * role.rank_dies))
+    assert len({engine for engine, _, _ in found}) == len(found) == 12
+    assert [rank for _, rank, role in found if role == "decode"] == list("01234567")
+
+
+def test_a_second_node_has_no_api_server() -> None:
+    profile = load("rollout")
+    place = Place(2, 0, "10.0.0.1", "10.0.0.3", "eth0")
+    argv = command(profile, profile.role("a3"), place, "DIR", []).argv
+    assert "--headless" in argv and "--api-server-count" not in argv
+    assert value_of(argv, "--data-parallel-start-rank") == "32"
+    first = command(profile, profile.role("a3"), Place(0, 0, "10.0.0.1", "10.0.0.1", "eth0"), "DIR", []).argv
+    assert "--headless" not in first and value_of(first, "--api-server-count") == "4"
+
+
+@pytest.mark.parametrize(
+    ("place", "role", "message"),
+    [
+        (Place(), None, "has several roles"),
+        (Place(), "prefil", "has no role 'prefil'"),
+        (Place(node=2, head="h", ip="i", nic="n"), "decode", "has nodes 0 to 1"),
+        (Place(rank=4, head="h", ip="i", nic="n"), "decode", "has servers 0 to 3"),
+        (Place(ip="i", nic="n"), "decode", "needs to know 'head'"),
+        (Place(head="h", ip="i"), "decode", "needs to know 'nic'"),
+    ],
+)
+def test_places_that_do_not_exist_are_refused(place: Place, role: str | None, message: str) -> None:
+    profile = load("a3-pd")
+    with pytest.raises(ConfigError, match=message) as caught:
+        command(profile, profile.role(role), place, "DIR", [])
+    assert caught.value.tip
+
+
+def test_an_unknown_profile_is_refused_with_a_guess() -> None:
+    with pytest.raises(ConfigError, match="no profile 'a3-single-w4a'") as caught:
+        load("a3-single-w4a")
+    assert "did you mean a3-single-w4a8" in caught.value.tip
+    with pytest.raises(ConfigError):
+        load("atlas")  # what the others share is none itself
+
+
+def test_the_users_flags_win() -> None:
+    profile = load("a3-single-w4a8")
+    extra = ["--max_model_len=8192", "--no-enable-prefix-caching", "--additional-config", "{}"]
+    argv = command(profile, profile.role(None), Place(), "DIR", extra).argv
+    assert argv[-4:] == extra
+    assert "--max-model-len" not in argv and "--enable-prefix-caching" not in argv
+    assert argv.count("--additional-config") == 1
+
+
+def test_what_is_printed_is_what_runs() -> None:
+    profile = load("a3-1m")
+    built = command(profile, profile.role(None), Place(), "a dir's name", [])
+    lines = show.script(profile, built).splitlines()
+    code = [line for line in lines if not line.startswith("#")]
+    exported = dict(line.removeprefix("export ").split("=", 1) for line in code if line.startswith("export "))
+    assert {name: shlex.split(value)[0] for name, value in exported.items()} == built.env
+    joined = "\n".join(line for line in code if not line.startswith("export ")).replace("\\\n", "")
+    assert shlex.split(joined) == built.argv
+
+
+def test_merging_takes_away_what_is_null() -> None:
+    assert merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": None, "e": 4}, "d": None}) == {"a": {"c": 2, "e": 4}}
+
+
+def test_every_variable_has_a_reader() -> None:
+    """VLLM_* are looked up in the packages by a contract test, the others in our list."""
+    listed = yaml.safe_load((data_dir("deploy") / "variables.yaml").read_text())
+    assert all(entry["reader"] and entry["source"] for entry in listed.values())
+    used = {name for _, role in ROLES for name in role.env}
+    assert {name for name in used if not name.startswith("VLLM_")} == set(listed)
+
+
+def test_a_switch_is_set_in_one_place() -> None:
+    """vllm-ascend ignores the variable where the key is in additional_config: never both."""
+    for _, role in ON_ATLAS:
+        assert not [name for name in role.env if name.startswith("VLLM_ASCEND_")]
+
+
+def test_the_readme_shows_the_profiles_as_they_are() -> None:
+    """`python tests/deploy/profile_table.py` prints the table."""
+    assert table() in (Path(__file__).parents[2] / "README.md").read_text()

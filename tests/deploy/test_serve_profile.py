@@ -1,0 +1,84 @@
+"""`glm5-ascend serve DIR --profile NAME` as a user's shell runs it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from glm5_ascend.profiles.flags import value_of
+from glm5_ascend.profiles.load import load, names
+
+
+def serve(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "glm5_ascend", "serve", *map(str, arguments)]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("HCCL_", "OMP_", "VLLM_"))}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=clean | environ)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tiny_quantized) -> dict[str, Path]:  # type: ignore[no-untyped-def]
+    return {recipe: tiny_quantized(recipe) for recipe in ("w4a8", "w8a8", "w4a8-mlapo")}
+
+
+def argv_of(text: str) -> list[str]:
+    lines = [line for line in text.splitlines() if not line.startswith(("#", "export "))]
+    return shlex.split("\n".join(lines).replace("\\\n", ""))
+
+
+@pytest.mark.parametrize("name", names())
+def test_dry_run_prints_the_exact_command(name: str, checkpoints: dict[str, Path]) -> None:
+    profile = load(name)
+    recipe = profile.weights["recipe"]
+    directory = checkpoints["w4a8" if recipe == "any" else recipe]
+    role = next(iter(profile.roles.values()))
+    where = ["--role", role.name, "--head", "10.0.0.1", "--ip", "10.0.0.1", "--nic", "eth0"]
+    done = serve(directory, "--profile", name, *where, "--dry-run", "--", "--max-num-seqs", "2")
+    assert done.returncode == 0, done.stderr
+    argv = argv_of(done.stdout)
+    if profile.platform == "cpu":
+        assert argv[1:5] == ["-m", "vllm.entrypoints.openai.api_server", "--model", str(directory)]
+    else:
+        assert argv[:3] == ["vllm", "serve", str(directory)]
+    assert argv[-2:] == ["--max-num-seqs", "2"]
+    assert argv.count("--max-num-seqs") == 1 and value_of(argv, "--port") == str(role.port)
+    exported = {line.split("=")[0].removeprefix("export ") for line in done.stdout.splitlines() if "export" in line}
+    assert exported == set(role.env)
+    checked = subprocess.run(["sh", "-n"], input=done.stdout, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_the_users_environment_stays_and_is_said(checkpoints: dict[str, Path]) -> None:
+    done = serve(checkpoints["w4a8"], "--profile", "a3-single-w4a8", "--dry-run", HCCL_BUFFSIZE="1024")
+    assert "export HCCL_BUFFSIZE=1024" in done.stdout
+    assert "kept from your environment: HCCL_BUFFSIZE=1024 (the profile: 200)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("recipe", "arguments", "code", "message"),
+    [
+        ("w4a8", ["--profile", "a3-singel-w4a8"], 2, "no profile 'a3-singel-w4a8'"),
+        ("w4a8", ["--profile", "a3-single-w4a8-mlapo"], 2, "is for attention in W8A8,"),
+        ("w8a8", ["--profile", "a3-single-w4a8"], 2, "is for experts in W4A8_DYNAMIC"),
+        ("w8a8", ["--profile", "a3-2node"], 2, "needs to know 'ip'"),
+        ("w8a8", ["--profile", "a3-pd"], 2, "has several roles"),
+        ("w4a8", ["--node", "1"], 2, "belong to a profile"),
+        ("w4a8", ["--profile", "a3-1m", "--", "--decode-context-parallel-size", "8"], 1, "known bad combination (P13)"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    checkpoints: dict[str, Path], recipe: str, arguments: list[str], code: int, message: str
+) -> None:
+    separator = arguments.index("--") if "--" in arguments else len(arguments)
+    done = serve(checkpoints[recipe], *arguments[:separator], "--dry-run", *arguments[separator:])
+    assert done.returncode == code and message in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and "fix:" in done.stderr
+
+
+def test_without_an_atlas_nothing_starts(checkpoints: dict[str, Path]) -> None:
+    done = serve(checkpoints["w4a8"], "--profile", "a3-single-w4a8")
+    assert done.returncode == 3 and "needs vllm-ascend" in done.stderr and "--dry-run" in done.stderr

@@ -1,0 +1,107 @@
+"""`glm5-ascend smoke` against the real server, and against servers that answer badly."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from glm5_ascend.smoke.checks import degenerate
+
+pytestmark = pytest.mark.server
+
+
+def smoke(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "glm5_ascend", "smoke", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_good_server_passes(server: str) -> None:
+    """`server` is the trained model in W4A8 with MTP, behind our launcher."""
+    done = smoke(server, "--json")
+    report = json.loads(done.stdout)
+    checks = {line["check"]: line for line in report["checks"]}
+    assert (done.returncode, report["ok"]) == (0, True), done.stdout
+    for check in ("canary answers", "tool call", "thinking", "streaming"):
+        assert checks[check]["status"] == "ok", checks[check]
+    assert checks["canary answers"]["values"] == {"right": 3, "asked": 3}
+    assert checks["long prompt"]["status"] in ("ok", "warning")
+    assert checks["long prompt"]["values"]["prompt_tokens"] >= 1024
+    assert checks["MTP acceptance"]["values"]["tokens_per_step"] > 1
+
+
+def test_the_table_and_a_bound_on_acceptance(server: str) -> None:
+    done = smoke(server, "--long-tokens", "0", "--min-acceptance", "4.5")  # three draft tokens: at most 4
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("canary answers") and len(lines) == 6
+    assert lines[4].split()[2] == "skipped" and lines[5].split()[2] == "failed"
+
+
+def test_an_unknown_model_is_refused(server: str) -> None:
+    done = smoke(server, "--model", "glm-4")
+    assert done.returncode == 2 and "it serves glm-5" in done.stderr
+
+
+def test_nobody_there() -> None:
+    done = smoke("http://127.0.0.1:9")
+    assert done.returncode == 3 and "no answer" in done.stderr and "Traceback" not in done.stderr
+    assert smoke("127.0.0.1:8000").returncode == 2
+
+
+@contextmanager
+def bad_server(content: str) -> Iterator[str]:
+    """Speaks the protocol and answers everything with one text: what a server with broken weights does."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer({"data": [{"id": "glm-5", "max_model_len": 4096}]} if "models" in self.path else {})
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            message = {"role": "assistant", "content": content}
+            usage = {"prompt_tokens": 9, "completion_tokens": 9}
+            self.answer({"choices": [{"message": message, "finish_reason": "length"}], "usage": usage})
+
+        def answer(self, value: dict[str, Any]) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(value).encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=listening.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.server_port}"
+    finally:
+        listening.shutdown()
+        listening.server_close()
+        thread.join()
+
+
+def test_garbage_fails_every_check() -> None:
+    with bad_server("!" * 200) as url:
+        done = smoke(url, "--json")
+    assert done.returncode == 1
+    checks = {line["check"]: line for line in json.loads(done.stdout)["checks"]}
+    failed = {name for name, line in checks.items() if line["status"] == "failed"}
+    assert failed == {"canary answers", "tool call", "thinking", "streaming", "long prompt"}
+    assert "degenerate" in checks["canary answers"]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_it"),
+    [("", True), ("!!!!!!!!!!!!!!!!", True), ("the " * 20, True), ("47 + 38 = 85.", False), ("1, 2, 3, 4, 5", False)],
+)
+def test_degenerate_texts(text: str, is_it: bool) -> None:
+    assert degenerate(text) is is_it
