@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+#: Of the session's server.
+API_KEY = "secret"
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 WEATHER = {
     "type": "function",

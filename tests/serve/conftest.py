@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 import tiny_checkpoints
+from chat import API_KEY
 from oracle import hf_continue, hf_model
 
 HERE = Path(__file__).parent
 PROMPT_LENGTHS = (10, 150, 300, 33, 700)  # index_topk is 32: shorter, just longer, much longer
-API_KEY = "secret"
 Job = Callable[..., dict[str, Any]]
 #: One engine in one process and one thread: fast to start, and hooks and dispatch modes see the model.
 ENGINE_ENVIRONMENT = {

@@ -9,8 +9,7 @@ import urllib.request
 from typing import Any
 
 import pytest
-from chat import NO_THINKING, WEATHER, ask, joined
-from conftest import API_KEY
+from chat import API_KEY, NO_THINKING, WEATHER, ask, joined
 
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")
