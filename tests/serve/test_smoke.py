@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from chat import API_KEY
 
 from glm5_ascend.smoke.checks import degenerate
 
@@ -25,7 +26,7 @@ def smoke(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_good_server_passes(server: str) -> None:
     """`server` is the trained model in W4A8 with MTP, behind our launcher."""
-    done = smoke(server, "--json")
+    done = smoke(server, "--key", API_KEY, "--json")
     report = json.loads(done.stdout)
     checks = {line["check"]: line for line in report["checks"]}
     assert (done.returncode, report["ok"]) == (0, True), done.stdout
@@ -38,7 +39,9 @@ def test_a_good_server_passes(server: str) -> None:
 
 
 def test_the_table_and_a_bound_on_acceptance(server: str) -> None:
-    done = smoke(server, "--long-tokens", "0", "--min-acceptance", "4.5")  # three draft tokens: at most 4
+    done = smoke(
+        server, "--key", API_KEY, "--long-tokens", "0", "--min-acceptance", "4.5"
+    )  # three draft tokens: at most 4
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     assert lines[0].startswith("canary answers") and len(lines) == 6
@@ -46,7 +49,7 @@ def test_the_table_and_a_bound_on_acceptance(server: str) -> None:
 
 
 def test_an_unknown_model_is_refused(server: str) -> None:
-    done = smoke(server, "--model", "glm-4")
+    done = smoke(server, "--key", API_KEY, "--model", "glm-4")
     assert done.returncode == 2 and "it serves glm-5" in done.stderr
 
 
