@@ -21,8 +21,6 @@ def before_vllm() -> dict[str, Any]:
     find_spec = importlib.util.find_spec
     importlib.util.find_spec = lambda name, *rest: object() if name == "vllm_ascend" else find_spec(name, *rest)
     seen["beside_vllm_ascend"] = plugin.register_platform()
-    plugin.register()
-    seen["registered_beside_vllm_ascend"] = "glm5_ascend.serve.plugin.mla" in sys.modules
     importlib.util.find_spec = find_spec
     return seen
 
