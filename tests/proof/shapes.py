@@ -42,13 +42,6 @@ def quick_cases(op: str) -> Iterator[Case]:
             yield case
 
 
-def compiled_cases(op: str) -> Iterator[Case]:
-    """The parity suite's cases of an op for level 3; 300 tokens of attention in one thread would be most of the time."""
-    for case in cases(0, [op]):
-        if not (op.startswith("sparse_flash_attention") and case.variant.startswith("prefill")):
-            yield case
-
-
 def real_cases(op: str) -> Iterator[Case]:
     """GLM-5's heads, dims, pages of 128 and 2048 positions; every cache row that nobody owns is NaN."""
     generator = torch.Generator().manual_seed(7)
