@@ -7,12 +7,13 @@ Signatures and limits: torch_npu 2.13 (`_op_plugin_docs.py`) for the namespace `
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
 
-from glm5_kernels.errors import KernelUnavailableError, UnsupportedVariantError
+from glm5_kernels.errors import KernelUnavailableError, require_supported
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -40,10 +41,8 @@ def operator(namespace: str, name: str) -> Callable[..., Any]:
     return function
 
 
-def support(fits: bool, complaint: str) -> None:
-    """Raise `UnsupportedVariantError` unless `fits`."""
-    if not fits:
-        raise UnsupportedVariantError(f"the NPU kernel {complaint}")
+#: `support(fits, complaint)` raises `UnsupportedVariantError` unless `fits`.
+support = partial(require_supported, "the NPU kernel")
 
 
 def support_pages(*caches: torch.Tensor) -> None:

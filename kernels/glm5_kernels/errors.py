@@ -20,6 +20,12 @@ class KernelUnavailableError(RuntimeError):
     """The implementation asked for cannot run here; the message names what is missing."""
 
 
+def require_supported(kernel: str, fits: bool, complaint: str) -> None:
+    """Raise `UnsupportedVariantError`, which says what `kernel` does instead, unless `fits`."""
+    if not fits:
+        raise UnsupportedVariantError(f"{kernel} {complaint}")
+
+
 def require_shape(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...]) -> None:
     """Raise `KernelInputError` unless `tensor.shape` fits `shape` (None = any size)."""
     fits = tensor.dim() == len(shape) and all(

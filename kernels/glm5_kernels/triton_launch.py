@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
-from glm5_kernels.errors import UnsupportedVariantError
+from glm5_kernels.errors import require_supported
 
 #: kernel, grid, arguments in order (tensors, ints, floats), compile-time constants by name.
 Launcher = Callable[[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]], None]
@@ -42,10 +43,8 @@ def launched_by(launcher: Launcher) -> Iterator[None]:
         _launcher = before
 
 
-def support(fits: bool, complaint: str) -> None:
-    """Raise `UnsupportedVariantError` unless `fits`."""
-    if not fits:
-        raise UnsupportedVariantError(f"the Triton kernel {complaint}")
+#: `support(fits, complaint)` raises `UnsupportedVariantError` unless `fits`.
+support = partial(require_supported, "the Triton kernel")
 
 
 def support_power(name: str, *values: int) -> None:

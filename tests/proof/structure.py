@@ -26,14 +26,12 @@ class Expected:
         matmuls: [M x K] x [K x N] of the cube's products, with the type of the operands.
         rows: sizes of the rows that are gathered, each by one copy.
         single: loops that load or store one element at a time.
-        through_vector: rows, without their 1x, that a mask may take through the vector cores.
     """
 
     mix_mode: str
     matmuls: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     single: int = 0
-    through_vector: tuple[str, ...] = ()
 
     def in_words(self) -> str:
         """For the table."""
@@ -106,7 +104,7 @@ def findings(lowered: Lowered) -> list[str]:
     if single != want.single:
         found.append(f"has {single} loops over single elements, not {want.single}")
     found += [f"calls {name}" for name in re.findall(r"call @(\w+)", text)]
-    for shape in {row.removeprefix("1x") for row in rows} - set(want.through_vector):
+    for shape in {row.removeprefix("1x") for row in rows}:
         if re.search(rf"arith\.select .*tensor<\d+x{shape}>", text):
             found.append(f"selects over a tile of gathered rows {shape}")
     return found + _too_large(text, seen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import cache
 
 import torch
 
@@ -50,12 +51,19 @@ def quantize_indexer(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     size = x.shape[-1]
     if size & (size - 1):
         raise KernelInputError(f"index_head_dim is {size}, the Hadamard rotation wants a power of two")
+    y = x.float() @ _rotation(size).to(x.device)
+    scale = (y.abs().amax(-1, keepdim=True).clamp_min(1e-6) / 127).to(torch.float16)
+    return torch.round(y / scale.float()).clamp_(-127, 127).to(torch.int8), scale[..., 0]
+
+
+@cache
+def _rotation(size: int) -> torch.Tensor:
+    """The orthogonal Hadamard matrix; made once, since a server with int8 keys asks twice per layer and step."""
     matrix = torch.ones(1, 1)
     while len(matrix) < size:
         matrix = torch.kron(matrix, torch.tensor([[1.0, 1.0], [1.0, -1.0]]))
-    y = x.float() @ (matrix.to(x.device) * size**-0.5)
-    scale = (y.abs().amax(-1, keepdim=True).clamp_min(1e-6) / 127).to(torch.float16)
-    return torch.round(y / scale.float()).clamp_(-127, 127).to(torch.int8), scale[..., 0]
+    rotation: torch.Tensor = matrix * size**-0.5
+    return rotation
 
 
 def _choose(
