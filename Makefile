@@ -9,6 +9,7 @@ EXTRA_FLAGS := $(if $(TORCH_CPU_INDEX),--extra-index-url $(TORCH_CPU_INDEX),)
 DEMO ?= work/demo
 
 KERNEL_TOOLS ?= work/kernel-tools
+TEST_PROCESSES ?= 2
 
 .PHONY: help install-cpu install-dev demo test test-contract prove-kernels lint style bench build clean
 
@@ -44,7 +45,7 @@ demo: $(VENV)/.cpu
 	$(BIN)/python -m glm5_ascend.demo $(DEMO)
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 test-contract: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m contract $(PYTEST_ARGS)

@@ -11,6 +11,7 @@ from glm5_ascend.checkpoint.structure import Linear
 from glm5_ascend.config import ModelConfig
 from glm5_ascend.errors import OutputError
 from glm5_ascend.model.layers import SCORES
+from glm5_ascend.quantize.compensation import FEEDBACK_ROWS
 from glm5_ascend.quantize.experts import CHUNK
 from glm5_ascend.quantize.forward import SEARCH_ROWS
 from glm5_ascend.quantize.plan import Plan
@@ -59,12 +60,22 @@ def memory(plan: Plan, seq_len: int) -> list[Memory]:
         rows = _FP32 * SEARCH_ROWS * widest
         sequence = _sequence(c, seq_len) if layer <= calibrated else 0
         search = 6 * rows if layer <= calibrated else 0
-        phases.append(Memory(_IMPORTS + weights + 4 * rows, max(block, sequence, search)))
+        names = plan.compensated(S.layer_prefix(layer), held)
+        compensated = {size[part.inp] for part in held if isinstance(part, Linear) and part.name in names}
+        feedback = 2 * sum(map(_feedback, compensated))
+        phases.append(Memory(_IMPORTS + weights + 4 * rows + feedback, max(block + feedback, sequence, search)))
     expert = 3 * _FP32 * c.hidden_size * c.moe_intermediate_size
     run = CHUNK * (c.hidden_size * 40 + c.moe_intermediate_size * 16)
     search = 8 * _FP32 * (SEARCH_ROWS + SEARCH_OUTPUTS) * c.moe_intermediate_size
+    if any(plan.compensated(S.layer_prefix(layer), S.expert_linears(0)) for layer in range(c.num_layers_with_mtp)):
+        block += 3 * (_feedback(c.hidden_size) + _feedback(c.moe_intermediate_size))
     phases.append(Memory(_IMPORTS, expert + max(block, run, search)))
     return phases
+
+
+def _feedback(columns: int) -> int:
+    """Bytes of the inputs and gains of a linear with so many columns."""
+    return 2 * _FP32 * FEEDBACK_ROWS * columns
 
 
 def _sequence(c: ModelConfig, length: int) -> int:

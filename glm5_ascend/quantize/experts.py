@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -9,10 +10,11 @@ import torch.nn.functional as F
 
 from glm5_ascend.checkpoint import structure as S
 from glm5_ascend.device import product
+from glm5_ascend.quantize.compensation import Feedback, kept
 from glm5_ascend.quantize.forward import SEARCH_ROWS, Routed
 from glm5_ascend.quantize.plan import Plan
 from glm5_ascend.quantize.smoothing import search_scale
-from glm5_ascend.quantize.statistics import InputStatistics
+from glm5_ascend.quantize.statistics import InputStatistics, spread
 from glm5_ascend.quantize.store import Store, WeightErrors
 from glm5_ascend.quantize.transforms import Tensors, move_scale
 from glm5_ascend.quantize.weights import FloatWeights
@@ -23,23 +25,47 @@ COLD_EXPERT_TOKENS = 8
 CHUNK = 512
 
 
+@dataclass
+class Inputs:
+    """What an expert's linears read: statistics of down_proj's input and, weighted as the router weighs the expert's
+    output, whole rows of both inputs for error feedback."""
+
+    down: InputStatistics
+    hidden_rows: list[torch.Tensor] = field(default_factory=list)
+    inner_rows: list[torch.Tensor] = field(default_factory=list)
+
+    def feedback(self, scale: torch.Tensor | None) -> tuple[Feedback | None, Feedback | None]:
+        """Of gate_proj and up_proj, and of down_proj, whose input is divided by `scale`."""
+        inner = torch.cat(self.inner_rows)
+        return Feedback.on(torch.cat(self.hidden_rows)), Feedback.on(inner if scale is None else inner / scale)
+
+
 def quantize_expert(
     plan: Plan, source: FloatWeights, store: Store, layer: int, expert: int, gains: Tensors, routed: Routed | None
 ) -> dict[str, Any]:
-    """Write one expert and add its output to the stream; returns {"cold": bool, "errors": sums by scheme}."""
+    """Write one expert and add its output to the stream; returns {"cold": bool, "errors": sums by scheme}.
+
+    A cold expert is rounded to nearest: what so few tokens say is noise.
+    """
     prefix, parts = S.layer_prefix(layer), S.expert_linears(expert)
     tensors = source.load_all(prefix, parts, gains)
-    cold = False
+    compensated = plan.compensated(prefix, parts)
+    cold, feedback = False, dict[str, Feedback | None]()
     if routed is not None:
-        seen = run_expert(tensors, expert, routed)
-        for search in plan.smoothing(layer, [S.expert_subgraph(expert)]):
-            cold = seen.tokens < COLD_EXPERT_TOKENS
-            if not cold:
-                scale = search_scale([tensors[f"{search.subgraph.targets[0]}.weight"]], seen, search)
-                move_scale(tensors, plan.config, search.subgraph, scale)
+        seen = run_expert(tensors, expert, routed, bool(compensated))
+        searches = list(plan.smoothing(layer, [S.expert_subgraph(expert)]))
+        cold = seen.down.tokens < COLD_EXPERT_TOKENS and bool(searches or compensated)
+        scale = None
+        for search in searches if not cold else []:
+            scale = search_scale([tensors[f"{search.subgraph.targets[0]}.weight"]], seen.down, search)
+            move_scale(tensors, plan.config, search.subgraph, scale)
+        if compensated and not cold:
+            outer, inner = seen.feedback(scale)
+            feedback = {part.name: inner if part is parts[2] else outer for part in parts if part.name in compensated}
     errors = WeightErrors()
     for part in parts:
-        errors.include(store.write(prefix, part, tensors.pop(S.tensor_name(part))).sums())
+        weight = tensors.pop(S.tensor_name(part))
+        errors.include(store.write(prefix, part, weight, feedback.get(part.name)).sums())
     return {"cold": cold, "errors": errors.sums()}
 
 
@@ -48,15 +74,28 @@ def rerun_expert(source: FloatWeights, layer: int, expert: int, gains: Tensors, 
     run_expert(source.load_all(S.layer_prefix(layer), S.expert_linears(expert), gains), expert, routed)
 
 
-def run_expert(tensors: Tensors, expert: int, routed: Routed) -> InputStatistics:
-    """Add the expert's output to the stream; returns the statistics of its down_proj's input."""
+def run_expert(tensors: Tensors, expert: int, routed: Routed, rows: bool = False) -> Inputs:
+    """Add the expert's output to the stream; returns what its linears read, with whole rows if `rows`."""
     gate, up, down = (tensors[S.tensor_name(part)] for part in S.expert_linears(expert))
-    seen = InputStatistics(SEARCH_ROWS)
+    seen = Inputs(InputStatistics(SEARCH_ROWS))
     token, slot = torch.where(routed.ids == expert)
-    for chosen, at in zip(token.split(CHUNK), slot.split(CHUNK), strict=True):
+    keep_hidden, keep_inner = (spread_mask(len(token), kept(len(token), w.shape[1])) for w in (gate, down))
+    for at in torch.arange(len(token)).split(CHUNK):
+        chosen, weight = token[at], routed.weight[token[at], slot[at], None]
         x = routed.inputs.gather(chosen).to(gate.device)
         inner = F.silu(product(x, gate)) * product(x, up)
-        seen.add(inner)
+        seen.down.add(inner)
+        if rows:
+            weighted = weight.to(x.device)
+            seen.hidden_rows.append((x * weighted)[keep_hidden[at]])
+            seen.inner_rows.append((inner * weighted)[keep_inner[at]])
         if routed.out is not None:
-            routed.out.add(chosen, product(inner, down).cpu() * routed.weight[chosen, at, None])
+            routed.out.add(chosen, product(inner, down).cpu() * weight)
     return seen
+
+
+def spread_mask(count: int, limit: int) -> torch.Tensor:
+    """bool [count]: True for `limit` of them, evenly spaced."""
+    chosen = torch.zeros(count, dtype=torch.bool)
+    chosen[spread(torch.arange(count), limit)] = True
+    return chosen

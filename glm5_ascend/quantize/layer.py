@@ -19,6 +19,7 @@ from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint import structure as S
 from glm5_ascend.checkpoint.structure import Linear, Vector
 from glm5_ascend.quantize.activations import RowFile, Stream
+from glm5_ascend.quantize.compensation import Feedback
 from glm5_ascend.quantize.experts import quantize_expert, rerun_expert
 from glm5_ascend.quantize.forward import Routed, Selections, forward_layer, partial_stream
 from glm5_ascend.quantize.journal import Journal
@@ -182,7 +183,7 @@ class LayerQuantizer:
         assert self.stream is not None and self.selections is not None
         reader = S.input_readers(self.parts)
         static = {p.name for p in self.parts if self.job.store.scheme(self.prefix, p) == schemes.W8A8}
-        wanted = static | {search.subgraph.targets[0] for search in searches}
+        wanted = static | {search.subgraph.targets[0] for search in searches} | set(self._compensated)
         statistics, routed = forward_layer(
             self.config, self.layer, tensors, self.stream, self.out, inputs, self.selections,
             {reader[name] for name in wanted}, self.job.workers,
@@ -205,6 +206,24 @@ class LayerQuantizer:
     def _quantized(self, name: str) -> bool:
         return self.plan.linears[self.prefix + name].scheme != schemes.FLOAT
 
+    @property
+    def _compensated(self) -> list[str]:
+        return self.plan.compensated(self.prefix, self.parts)
+
+    def _feedback(self, statistics: dict[str, InputStatistics], scales: Tensors) -> dict[str, Feedback | None]:
+        """By linear; one for those that read the same input after the same smoothing."""
+        reader = S.input_readers(self.parts)
+        alike: dict[tuple[str, int], list[str]] = {}
+        for name in self._compensated:
+            alike.setdefault((reader[name], id(scales.get(name))), []).append(name)
+
+        def one(names: list[str]) -> Feedback | None:
+            rows, scale = statistics[names[0]].rows, scales.get(names[0])
+            return Feedback.on(rows if scale is None else rows / scale)
+
+        found = zip(alike.values(), self.job.workers.map(one, alike.values()), strict=True)
+        return {name: feedback for names, feedback in found for name in names}
+
     # -- output -----------------------------------------------------------------------------------------------------
 
     def _write(self, name: str, tensors: Tensors, statistics: dict[str, InputStatistics], scales: Tensors) -> None:
@@ -213,10 +232,12 @@ class LayerQuantizer:
             if isinstance(part, Linear) and S.is_table(part):
                 write_table(self.job, self.prefix, part, self.gains)
 
+        feedback = self._feedback(statistics, scales) if statistics else {}
+
         def one(block: tuple[Linear | Vector, int, int]) -> WeightErrors:
             part, start, stop = block
-            rows = tensors[S.tensor_name(part)][start:stop]
-            return store.write_rows(self.prefix, part, rows, start, self._range(part, statistics, scales))
+            rows, seen = tensors[S.tensor_name(part)][start:stop], self._range(part, statistics, scales)
+            return store.write_rows(self.prefix, part, rows, start, seen, feedback.get(part.name))
 
         held = [part for part in self.parts if not S.is_table(part)]
         pieces = [(part, *block) for part in held for block in blocks(tuple(tensors[S.tensor_name(part)].shape))]

@@ -43,7 +43,7 @@ class OutputTensor:
 
 @dataclass(frozen=True)
 class LinearPlan:
-    """What one linear becomes; `method` is how its weight scale is found."""
+    """What one linear becomes; `method` is how its weight is rounded: minmax, ssz or gptq."""
 
     scheme: str
     method: str = "minmax"
@@ -189,18 +189,28 @@ class Plan:
             and any(select(S.layer_prefix(layer) + "self_attn.indexer") for select in selects)
         ]
 
+    def is_compensated(self, module: str) -> bool:
+        """Whether `module` exists and is rounded with error feedback."""
+        return module in self.linears and self.linears[module].method == "gptq"
+
+    def compensated(self, prefix: str, parts: Iterable[Linear | Vector]) -> list[str]:
+        """Names of the linears among `parts` that are rounded with error feedback."""
+        linears = [part for part in parts if isinstance(part, Linear)]
+        return [part.name for part in linears if self.is_compensated(prefix + part.name)]
+
     def needs_statistics(self, layer: int) -> bool:
         """True if something in this layer is decided by calibration data."""
-        subgraphs = list(S.subgraphs(self.config, layer))
+        subgraphs, parts = list(S.subgraphs(self.config, layer)), list(S.backbone(self.config, layer))
         if self.config.is_moe(layer):
             subgraphs.append(S.expert_subgraph(0))
+            parts += S.expert_linears(0)
         prefix = S.layer_prefix(layer)
         static = any(
             self.linears[prefix + part.name].scheme == schemes.W8A8
             for part in S.backbone(self.config, layer)
             if isinstance(part, Linear)
         )
-        return static or any(True for _ in self.smoothing(layer, subgraphs))
+        return static or bool(self.compensated(prefix, parts)) or any(True for _ in self.smoothing(layer, subgraphs))
 
     @cached_property
     def last_calibrated_layer(self) -> int:

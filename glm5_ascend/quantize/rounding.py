@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from glm5_ascend.checkpoint import schemes
+from glm5_ascend.quantize.compensation import Feedback
 from glm5_kernels import ops
 
 INT8_MAX, INT4_MAX = 127, 7
@@ -56,23 +57,36 @@ class Rounded(NamedTuple):
 
 
 def quantize_linear(
-    module: str, weight: torch.Tensor, scheme: str, method: str = "minmax", activation: ActivationRange | None = None
+    module: str,
+    weight: torch.Tensor,
+    scheme: str,
+    method: str = "minmax",
+    activation: ActivationRange | None = None,
+    feedback: Feedback | None = None,
 ) -> Rounded:
     """Round a linear's weight, or rows of it, under `scheme`.
 
     Args:
         module: module name; decides the columns of scale_bias.
-        method: how the weight scale is found: "minmax" or "ssz".
+        method: how the weight scale is found: "minmax", "ssz", or "gptq", which begins with minmax for INT8 and ssz for
+            INT4.
         activation: range of the input, for the static scheme W8A8 only.
+        feedback: for "gptq": of the linear's inputs. Without it, integers are the nearest ones.
     """
     bits = 4 if scheme == schemes.W4A8_DYNAMIC else 8
     largest = INT4_MAX if bits == 4 else INT8_MAX
-    scale = minmax_scale(weight, largest) if method == "minmax" else ssz_scale(weight, largest)
+    nearest = method == "minmax" or (method == "gptq" and bits == 8)
+    scale = minmax_scale(weight, largest) if nearest else ssz_scale(weight, largest)
     if bits == 8:
         # The engine rounds these scales to bf16 while loading: round first, then compute the integers from that scale.
         scale = bf16(scale)
     parts = schemes.partial_sums(module) if bits == 4 else 1
+    wanted = weight
+    if feedback is not None:
+        weight, scale = feedback.round(weight, scale, largest, refit=bits == 4)
     integers, sums, error, square = ops.round_rows(weight, scale, bits, parts)
+    if feedback is not None:
+        error, square = float((weight - wanted).square().sum()), float(wanted.square().sum())
     stored = {"weight": integers, "weight_scale": scale, "weight_offset": torch.zeros_like(scale)}
     if bits == 4:
         stored["scale_bias"] = 8.0 * sums * scale  # undoes the +8 shift of the NPU's unsigned-nibble matmul

@@ -11,6 +11,7 @@ from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint import structure as S
 from glm5_ascend.checkpoint.structure import Linear, Vector
 from glm5_ascend.checkpoint.writer import ShardWriter
+from glm5_ascend.quantize.compensation import Feedback
 from glm5_ascend.quantize.plan import Plan
 from glm5_ascend.quantize.rounding import ActivationRange, quantize_linear
 
@@ -59,7 +60,13 @@ class Store:
         return self.plan.linears[prefix + part.name].scheme if isinstance(part, Linear) else schemes.FLOAT
 
     def write_rows(
-        self, prefix: str, part: Linear | Vector, rows: torch.Tensor, start: int, seen: ActivationRange | None = None
+        self,
+        prefix: str,
+        part: Linear | Vector,
+        rows: torch.Tensor,
+        start: int,
+        seen: ActivationRange | None = None,
+        feedback: Feedback | None = None,
     ) -> WeightErrors:
         """Write rows of one part from row `start` on, quantized as planned; returns what that cost."""
         errors = WeightErrors()
@@ -68,7 +75,8 @@ class Store:
             dtype = torch.float32 if isinstance(part, Vector) else self.plan.source.dtype(name)
             self.writer.write_rows(name, start, rows.to(dtype))
             return errors
-        rounded = quantize_linear(part.name, rows, scheme, self.plan.linears[prefix + part.name].method, seen)
+        method = self.plan.linears[prefix + part.name].method
+        rounded = quantize_linear(part.name, rows, scheme, method, seen, feedback)
         for suffix, value in rounded.stored.items():
             if len(value) == 1 < len(rows):  # the static input's scale and offset: of the whole linear
                 self.writer.write_rows(f"{prefix}{part.name}.{suffix}", 0, value)
@@ -78,12 +86,12 @@ class Store:
         return errors
 
     def write(
-        self, prefix: str, part: Linear | Vector, tensor: torch.Tensor, seen: ActivationRange | None = None
+        self, prefix: str, part: Linear | Vector, tensor: torch.Tensor, feedback: Feedback | None = None
     ) -> WeightErrors:
         """Write a whole part."""
         errors = WeightErrors()
         for start, stop in blocks(tuple(tensor.shape)):
-            errors.include(self.write_rows(prefix, part, tensor[start:stop], start, seen).sums())
+            errors.include(self.write_rows(prefix, part, tensor[start:stop], start, feedback=feedback).sums())
         return errors
 
     def names(self, prefix: str, part: Linear | Vector) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
@@ -14,6 +15,7 @@ from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.structure import Linear
 from glm5_ascend.config import ModelConfig
 from glm5_ascend.device import product
+from glm5_ascend.quantize.compensation import FEEDBACK_ROWS, Feedback
 from glm5_ascend.quantize.forward import SEARCH_ROWS
 from glm5_ascend.quantize.plan import Plan
 from glm5_ascend.quantize.rotation import Rotations
@@ -73,12 +75,18 @@ def _passes(plan: Plan) -> float:
         if scheme == schemes.FLOAT:
             weight.to(torch.bfloat16)
             return
-        quantize_linear("down_proj", weight, scheme, method, ActivationRange(-1.0, 1.0))
+        feedback = _a_feedback(plan.config.hidden_size) if method == "gptq" else None
+        quantize_linear("down_proj", weight, scheme, method, ActivationRange(-1.0, 1.0), feedback)
 
     return sum(
         count / stored.numel() * _timed(lambda k=kind: once(*k))  # type: ignore[misc]
         for kind, count in weights.items()
     )
+
+
+@cache
+def _a_feedback(columns: int) -> Feedback | None:
+    return Feedback.on(torch.randn(FEEDBACK_ROWS, columns, generator=torch.Generator().manual_seed(0)))
 
 
 def search_columns(plan: Plan) -> Counter[tuple[str, str]]:

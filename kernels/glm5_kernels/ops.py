@@ -30,6 +30,7 @@ __all__ = [
     "Row",
     "choose",
     "fake_round",
+    "feedback_gains",
     "hadamard",
     "int8_linear",
     "keys_in_pages",
@@ -43,6 +44,7 @@ __all__ = [
     "queries_in_a_row",
     "report",
     "round_rows",
+    "round_with_feedback",
     "sparse_flash_attention",
     "sparse_flash_attention_quant",
     "ssz_scale",
@@ -198,4 +200,19 @@ def round_rows(weight: Tensor, scale: Tensor, bits: int, parts: int = 1) -> tupl
 def fake_round(weight: Tensor, factor: Tensor, largest: int, steps: int = 0) -> Tensor:
     """weight fp32 [N, K] times factor [K] after rounding, as integers times scales: fp32 [N, K]."""
     out: Tensor = _function("fake_round", weight.device.type)(weight, factor, largest, steps)
+    return out
+
+
+def feedback_gains(inputs: Tensor, damping: float) -> Tensor:
+    """What each column of a weight hands on of its error, for inputs fp32 [K, n]: fp32 [K, n]."""
+    out: Tensor = _function("feedback_gains", inputs.device.type)(inputs, damping)
+    return out
+
+
+def round_with_feedback(
+    weight: Tensor, scale: Tensor, largest: int, inputs: Tensor, gains: Tensor, damping: float, passes: int, refit: bool
+) -> tuple[Tensor, Tensor]:
+    """Integers (fp32 [N, K]) and scale [N, 1] of weight fp32 [N, K] that keep its outputs on inputs [K, n]."""
+    function = _function("round_with_feedback", weight.device.type)
+    out: tuple[Tensor, Tensor] = function(weight, scale, largest, inputs, gains, damping, passes, refit)
     return out

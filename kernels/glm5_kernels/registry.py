@@ -33,6 +33,8 @@ OPS: dict[str, tuple[str, ...]] = {
     "ssz_scale": ("reference", "cpu"),
     "round_rows": ("reference", "cpu"),
     "fake_round": ("reference", "cpu"),
+    "feedback_gains": ("reference", "cpu"),
+    "round_with_feedback": ("reference", "cpu"),
 }
 #: Ops that live in a folder of another name, because they share their code.
 FOLDERS = {
@@ -41,6 +43,8 @@ FOLDERS = {
     "ssz_scale": "weight_rounding",
     "round_rows": "weight_rounding",
     "fake_round": "weight_rounding",
+    "feedback_gains": "error_feedback",
+    "round_with_feedback": "error_feedback",
 }
 #: Ops whose NPU kernel is torch_npu's own; those of the others are compiled by vllm-ascend.
 TORCH_NPU_ALONE = ("lightning_indexer",)

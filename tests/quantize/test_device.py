@@ -17,7 +17,7 @@ from glm5_ascend.errors import Glm5Error, MissingEnvironmentError
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("recipe", ["w4a8", "w8a8"])
+@pytest.mark.parametrize("recipe", ["w4a8", "w8a8", "w4a8-best"])
 def test_the_same_bytes_on_another_device(
     recipe: str, tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

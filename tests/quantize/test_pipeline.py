@@ -75,7 +75,10 @@ def _global_rotation(out: Path) -> torch.Tensor:
     return load_file(out / "optional" / "quarot.safetensors")["global_rotation"]
 
 
-@pytest.mark.parametrize(("recipe", "limit"), [("w8a8", 0.15), ("w4a8", 0.3), ("rtn-w4a8", 0.35), ("w4a8-mlapo", 0.3)])
+@pytest.mark.parametrize(
+    ("recipe", "limit"),
+    [("w8a8", 0.15), ("w4a8", 0.3), ("rtn-w4a8", 0.35), ("w4a8-mlapo", 0.3), ("w4a8-best", 0.3), ("w8a8-best", 0.15)],
+)
 def test_quantized_model_stays_near_its_source(
     recipe: str, limit: float, tiny_quantized: Callable[..., Path], tiny_source: Path
 ) -> None:
@@ -105,14 +108,15 @@ def test_sequences_that_never_need_the_indexer(tiny_source: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("recipe", ["w4a8", "w4a8-best"])
 def test_any_number_of_threads_gives_the_same_bytes(
-    threads: int, tiny_source: Path, tiny_w4a8: Path, tmp_path: Path
+    recipe: str, threads: int, tiny_source: Path, tiny_quantized: Callable[..., Path], tmp_path: Path
 ) -> None:
-    calib = write_calibration(tmp_path / "calib.jsonl")
-    again = tmp_path / tiny_w4a8.name
-    options = QuantizeOptions(tiny_source, again, "w4a8", calib=calib, samples=4, seq_len=64, threads=threads)
+    calib, before = write_calibration(tmp_path / "calib.jsonl"), tiny_quantized(recipe)
+    again = tmp_path / before.name
+    options = QuantizeOptions(tiny_source, again, recipe, calib=calib, samples=4, seq_len=64, threads=threads)
     quantize(prepare(options), NoProgress())
-    assert digests(again) == digests(tiny_w4a8)
+    assert digests(again) == digests(before)
 
 
 def digests(directory: Path) -> dict[str, str]:

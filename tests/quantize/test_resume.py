@@ -38,18 +38,18 @@ def options(source: Path, out: Path, calib: Path, **changes: Any) -> QuantizeOpt
     return QuantizeOptions(source, out, **{"recipe": "w8a8", "calib": calib, "samples": 3, "seq_len": 64} | changes)
 
 
-@pytest.mark.parametrize("kind", ["plain", "shared indexer"])
-def test_stopped_after_every_few_experts(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "recipe"), [("plain", "w8a8"), ("shared indexer", "w8a8"), ("plain", "w4a8-best")])
+def test_stopped_after_every_few_experts(kind: str, recipe: str, tmp_path: Path) -> None:
     """Static W8A8 quantizes the MTP layer's attention too: the stream reaches the very last layer."""
     source = write_tiny_model(tmp_path / "source", **(SHARED_INDEXER if kind == "shared indexer" else {}))
     calib = write_calibration(tmp_path / "calib.jsonl")
     whole, broken = tmp_path / "whole" / "out", tmp_path / "broken" / "out"
     whole.parent.mkdir(), broken.parent.mkdir()
-    quantize(prepare(options(source, whole, calib)), NoProgress())
+    quantize(prepare(options(source, whole, calib, recipe=recipe)), NoProgress())
     stops = 0
     while not broken.exists():
         try:
-            quantize(prepare(options(source, broken, calib)), StopsAfter(5))  # a layer has four
+            quantize(prepare(options(source, broken, calib, recipe=recipe)), StopsAfter(5))  # a layer has four
         except KeyboardInterrupt:
             stops += 1
     assert stops >= 2

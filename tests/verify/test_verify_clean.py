@@ -33,7 +33,7 @@ def test_own_output_is_clean_and_matches_its_source(tiny_quantized: Quantized, t
         assert row.relative_error < row.limit / 2, row  # far from the limit: the limits are not tuned to pass
 
 
-@pytest.mark.parametrize("recipe", ["w4a8", "w8a8"])
+@pytest.mark.parametrize("recipe", ["w4a8", "w8a8", "w4a8-best", "w8a8-best"])
 def test_shared_indexer_layers_are_not_asked_for_an_indexer(
     tiny_quantized: Quantized, tmp_path_factory: pytest.TempPathFactory, recipe: str
 ) -> None:

@@ -1,0 +1,187 @@
+"""Error feedback compiled: sixteen rows of the weight are the lanes, eight columns share a pass over what is carried.
+
+What the rows carry of each input is read once for eight columns; among these, a column's error reaches the next ones
+through the products of their inputs and gains, which all rows share.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numba import float32, int64, njit, types
+from numba.extending import intrinsic
+
+from glm5_kernels.error_feedback.reference import check, feedback_gains
+from glm5_kernels.simd import WIDTH, Lanes, count, for_range, nothing
+
+__all__ = ["feedback_gains", "round_with_feedback"]
+
+GROUP = 8  # columns of a pass: their sums fit the registers
+
+
+def round_with_feedback(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    largest: int,
+    inputs: torch.Tensor,
+    gains: torch.Tensor,
+    damping: float,
+    passes: int,
+    refit: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See the package docstring."""
+    check(weight, scale, inputs, gains)
+    x, u = _grouped(inputs), _grouped(gains)
+    handed, shared = u.mT @ x, x.mT @ x
+    curvature = F.pad(inputs.float().square().sum(1), (0, -len(inputs) % GROUP)) + damping
+    q, found = torch.empty(weight.shape), scale.float().clone()
+    arrays = [t.contiguous().numpy() for t in (x, u, handed, shared, curvature)]
+    _round(weight.float().contiguous().numpy(), found.numpy(), largest, *arrays, damping, passes, refit, q.numpy())
+    return q, found
+
+
+def _grouped(rows: torch.Tensor) -> torch.Tensor:
+    """fp32 [K, n] -> [ceil(K / 8), n, 8]; the columns that fill up the last group are zero and change nothing."""
+    filled = F.pad(rows.float(), (0, 0, 0, -len(rows) % GROUP))
+    return filled.view(-1, GROUP, rows.shape[1]).mT.contiguous()
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _dots(_: Any, carried: Any, group: Any, n: Any, out: Any) -> Any:
+    """out[c, lane] = sum over i of carried[i, lane] * group[i, c]."""
+
+    def generate(builder: Any, arguments: Any) -> None:
+        carried, group, n, out = arguments
+        v = Lanes(builder)
+        sums = [v.variable(0.0) for _ in range(GROUP)]
+        with for_range(builder, n) as i:
+            found, first = v.load(carried, builder.mul(i, count(WIDTH))), builder.mul(i, count(GROUP))
+            for column, total in enumerate(sums):
+                factor = v.splat(v.number(group, builder.add(first, count(column))))
+                builder.store(v.call("fmuladd", found, factor, builder.load(total)), total)
+        for column, total in enumerate(sums):
+            v.store(builder.load(total), out, count(WIDTH * column))
+
+    return types.void(int64, int64, int64, int64), nothing(generate)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _add(_: Any, carried: Any, group: Any, n: Any, factors: Any) -> Any:
+    """carried[i, lane] += sum over c of group[i, c] * factors[c, lane], c in order."""
+
+    def generate(builder: Any, arguments: Any) -> None:
+        carried, group, n, factors = arguments
+        v = Lanes(builder)
+        held = [v.load(factors, count(WIDTH * column)) for column in range(GROUP)]
+        with for_range(builder, n) as i:
+            place, first = builder.mul(i, count(WIDTH)), builder.mul(i, count(GROUP))
+            total = v.load(carried, place)
+            for column, factor in enumerate(held):
+                total = v.call("fmuladd", factor, v.splat(v.number(group, builder.add(first, count(column)))), total)
+            v.store(total, carried, place)
+
+    return types.void(int64, int64, int64, int64), nothing(generate)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _first(w: Any, q: Any, s: Any, low: Any, high: Any, x: Any, u: Any, handed: Any, carried: Any, room: Any) -> None:
+    """Every column once, its error handed on to the columns behind it."""
+    n, errors = x.shape[1], room[GROUP:]
+    carried[:] = 0
+    for group in range(len(x)):
+        _dots(carried.ctypes.data, x[group].ctypes.data, n, room.ctypes.data)
+        for c in range(GROUP):
+            k = group * GROUP + c
+            for lane in range(WIDTH):
+                value = w[k, lane] + room[c, lane]
+                for before in range(c):
+                    value += errors[before, lane] * handed[group, before, c]
+                q[k, lane] = min(max(np.rint(value / s[lane]), low), high)
+                errors[c, lane] = value - q[k, lane] * s[lane]
+        _add(carried.ctypes.data, u[group].ctypes.data, n, errors.ctypes.data)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _outputs(w: Any, x: Any, out: Any) -> None:
+    """out [n, 16] = what sixteen rows w [K, 16] make of the inputs."""
+    out[:] = 0
+    for group in range(len(x)):
+        _add(out.ctypes.data, x[group].ctypes.data, x.shape[1], w[group * GROUP :].ctypes.data)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _refit(w: Any, q: Any, s: Any, wanted: Any, got: Any, damping: Any) -> None:
+    along, energy = np.zeros(WIDTH), np.zeros(WIDTH)
+    for i in range(len(wanted)):
+        for lane in range(WIDTH):
+            along[lane] += float(got[i, lane]) * wanted[i, lane]
+            energy[lane] += float(got[i, lane]) * got[i, lane]
+    for k in range(len(w)):
+        for lane in range(WIDTH):
+            along[lane] += damping * w[k, lane] * q[k, lane]
+            energy[lane] += damping * q[k, lane] * q[k, lane]
+    for lane in range(WIDTH):
+        if along[lane] > 0 and energy[lane] > 0:
+            s[lane] = float32(along[lane] / energy[lane])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _descend(
+    w: Any, q: Any, s: Any, low: Any, high: Any, x: Any, shared: Any, left: Any, curvature: Any, damping: Any, room: Any
+) -> None:
+    """Every column once, to its best integer while the others stay; `left` is what the outputs miss."""
+    n, moves = x.shape[1], room[GROUP:]
+    for group in range(len(x)):
+        _dots(left.ctypes.data, x[group].ctypes.data, n, room.ctypes.data)
+        moved = False
+        for c in range(GROUP):
+            k = group * GROUP + c
+            for lane in range(WIDTH):
+                along = room[c, lane] + damping * (w[k, lane] - q[k, lane] * s[lane])
+                for before in range(c):
+                    along += moves[before, lane] * shared[group, before, c]
+                better = min(max(np.rint(q[k, lane] + along / curvature[k] / s[lane]), low), high)
+                moves[c, lane] = (q[k, lane] - better) * s[lane]
+                moved |= better != q[k, lane]
+                q[k, lane] = better
+        if moved:
+            _add(left.ctypes.data, x[group].ctypes.data, n, moves.ctypes.data)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _round(
+    weight: Any, scale: Any, largest: Any, x: Any, u: Any, handed: Any, shared: Any, curvature: Any,
+    damping: Any, passes: Any, refit: Any, out: Any,
+) -> None:  # fmt: skip
+    rows, columns = weight.shape
+    n, low, high, strength = x.shape[1], float32(-largest - 1), float32(largest), float32(damping)
+    w, q = np.zeros((len(x) * GROUP, WIDTH), np.float32), np.zeros((len(x) * GROUP, WIDTH), np.float32)
+    wanted, got = np.empty((n, WIDTH), np.float32), np.empty((n, WIDTH), np.float32)
+    s, room = np.ones(WIDTH, np.float32), np.empty((2 * GROUP, WIDTH), np.float32)
+    for start in range(0, rows, WIDTH):
+        here = min(WIDTH, rows - start)
+        for lane in range(here):
+            s[lane] = scale[start + lane, 0]
+            for k in range(columns):
+                w[k, lane] = weight[start + lane, k]
+        _first(w, q, s, low, high, x, u, handed, got, room)
+        if passes > 0:
+            _outputs(w, x, wanted)
+        for _ in range(passes):
+            _outputs(q, x, got)
+            if refit:
+                _refit(w, q, s, wanted, got, strength)
+            for i in range(n):
+                for lane in range(WIDTH):
+                    got[i, lane] = wanted[i, lane] - s[lane] * got[i, lane]
+            _descend(w, q, s, low, high, x, shared, got, curvature, strength, room)
+        if refit and passes > 0:
+            _outputs(q, x, got)
+            _refit(w, q, s, wanted, got, strength)
+        for lane in range(here):
+            scale[start + lane, 0] = s[lane]
+            for k in range(columns):
+                out[start + lane, k] = q[k, lane]

@@ -1,0 +1,118 @@
+"""Rounding with error feedback: GPTQ as its paper has it, the cost it promises to lower, and the two versions agree."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+import torch
+
+from glm5_kernels import ops
+from glm5_kernels.error_feedback import cpu, reference
+
+
+def problem(n: int = 50, columns: int = 96, rows: int = 40) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
+    """weight [N, K], scale [N, 1], correlated inputs [K, n], damping."""
+    weight = torch.randn(rows, columns)
+    inputs = (torch.randn(n, columns) @ torch.randn(columns, columns)).T.contiguous()
+    scale = weight.abs().amax(1, keepdim=True) / 7
+    return weight, scale, inputs, 0.1 * float(inputs.square().sum()) / columns
+
+
+def cost(weight: torch.Tensor, got: torch.Tensor, inputs: torch.Tensor, damping: float) -> torch.Tensor:
+    miss = (weight - got).double()
+    return (miss @ inputs.double()).square().sum(1) + damping * miss.square().sum(1)
+
+
+def gptq(weight: torch.Tensor, scale: torch.Tensor, inputs: torch.Tensor, damping: float) -> torch.Tensor:
+    """Integers as arXiv 2210.17323, algorithm 1, chooses them: by the Cholesky factor of the inverse Hessian."""
+    x, w = inputs.double(), weight.double().clone()
+    inverse = torch.linalg.inv(x @ x.T + damping * torch.eye(len(x), dtype=torch.float64))
+    upper = torch.linalg.cholesky(inverse, upper=True)
+    q = torch.empty_like(w)
+    for k in range(len(x)):
+        q[:, k] = (w[:, k] / scale[:, 0]).round().clamp(-8, 7)
+        error = (w[:, k] - q[:, k] * scale[:, 0]) / upper[k, k]
+        w[:, k:] -= error[:, None] * upper[k, k:]
+    return q.float()
+
+
+@pytest.mark.parametrize(("n", "columns"), [(50, 96), (7, 33), (1, 8), (96, 96)])
+@pytest.mark.parametrize("module", [cpu, reference])
+def test_the_low_rank_form_is_gptq(module: ModuleType, n: int, columns: int) -> None:
+    weight, scale, inputs, damping = problem(n, columns)
+    gains = module.feedback_gains(inputs, damping)
+    got, same_scale = module.round_with_feedback(weight, scale, 7, inputs, gains, damping, 0, False)
+    want = gptq(weight, scale, inputs, damping)
+    assert torch.equal(same_scale, scale)
+    assert (got == want).float().mean() > 0.98  # a tie of rounding decides what comes behind it
+    paper, ours = cost(weight, want * scale, inputs, damping), cost(weight, got * scale, inputs, damping)
+    assert float(ours.sum()) == pytest.approx(float(paper.sum()), rel=0.02)
+
+
+@pytest.mark.parametrize("largest", [7, 127])
+@pytest.mark.parametrize(("passes", "refit"), [(0, False), (1, False), (2, True)])
+@pytest.mark.parametrize(("n", "columns", "rows"), [(50, 96, 40), (3, 5, 1), (130, 64, 16), (20, 17, 33)])
+def test_the_versions_agree(largest: int, passes: int, refit: bool, n: int, columns: int, rows: int) -> None:
+    weight, scale, inputs, damping = problem(n, columns, rows)
+    scale = scale * 7 / largest
+    gains = reference.feedback_gains(inputs, damping)
+    got, want = (
+        m.round_with_feedback(weight, scale, largest, inputs, gains, damping, passes, refit) for m in (cpu, reference)
+    )
+    assert got[0].min() >= -largest - 1 and got[0].max() <= largest and torch.equal(got[0], got[0].round())
+    assert (got[0] == want[0]).float().mean() > 0.9
+    costs = [float(cost(weight, q * s, inputs, damping).sum()) for q, s in (got, want)]
+    assert costs[0] == pytest.approx(costs[1], rel=0.05)
+
+
+def test_each_step_lowers_the_cost() -> None:
+    weight, scale, inputs, damping = problem()
+    gains = ops.feedback_gains(inputs, damping)
+    nearest = (weight / scale).round().clamp(-8, 7) * scale
+    costs = [float(cost(weight, nearest, inputs, damping).sum())]
+    for passes, refit in ((0, False), (1, False), (1, True), (4, True)):
+        q, s = ops.round_with_feedback(weight, scale, 7, inputs, gains, damping, passes, refit)
+        costs.append(float(cost(weight, q * s, inputs, damping).sum()))
+    assert costs == sorted(costs, reverse=True) and costs[1] < 0.7 * costs[0]
+
+
+def test_independent_inputs_leave_nothing_to_make_up_for() -> None:
+    """Without correlation between columns the nearest integers are the best ones."""
+    weight, scale, _, _ = problem(columns=64)
+    inputs = torch.diag(torch.rand(64) + 0.5)
+    gains = ops.feedback_gains(inputs, 0.1)
+    q, _ = ops.round_with_feedback(weight, scale, 7, inputs, gains, 0.1, 1, False)
+    assert torch.equal(q, (weight / scale).round().clamp(-8, 7))
+
+
+@pytest.mark.parametrize("module", [cpu, reference])
+def test_a_row_does_not_depend_on_the_others(module: ModuleType) -> None:
+    weight, scale, inputs, damping = problem(rows=48)
+    gains = module.feedback_gains(inputs, damping)
+    whole, scales = module.round_with_feedback(weight, scale, 7, inputs, gains, damping, 1, True)
+    for part in (slice(0, 16), slice(16, 48)):
+        q, s = module.round_with_feedback(weight[part], scale[part], 7, inputs, gains, damping, 1, True)
+        if module is cpu:
+            assert torch.equal(q, whole[part]) and torch.equal(s, scales[part])
+        else:
+            assert (q == whole[part]).float().mean() > 0.98
+
+
+def test_rows_of_zeros_stay_zero() -> None:
+    weight, scale, inputs, damping = problem()
+    weight[3], scale[3] = 0, 1
+    q, s = ops.round_with_feedback(weight, scale, 7, inputs, ops.feedback_gains(inputs, damping), damping, 1, True)
+    assert not q[3].any() and s[3] == 1
+
+
+def test_shapes_that_do_not_fit() -> None:
+    weight, scale, inputs, damping = problem()
+    gains = ops.feedback_gains(inputs, damping)
+    for wrong in ((weight[:, 1:], scale, inputs, gains), (weight, scale[1:], inputs, gains)):
+        with pytest.raises(ops.KernelInputError, match="shape"):
+            ops.round_with_feedback(wrong[0], wrong[1], 7, wrong[2], wrong[3], damping, 0, False)
+    with pytest.raises(ops.KernelInputError, match="shape"):
+        ops.round_with_feedback(weight, scale, 7, inputs, gains[:, 1:], damping, 0, False)
+    with pytest.raises(ops.KernelInputError, match="damping > 0"):
+        ops.feedback_gains(inputs, 0.0)
