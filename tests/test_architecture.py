@@ -31,8 +31,10 @@ ALLOWED = {
     "checkpoint": {"config", "errors"},
     "model": {"checkpoint", "config", "glm5_kernels"},
     "quantize": {"checkpoint", "config", "device", "errors", "glm5_kernels", "model", "resources"},
+    "evaluate": {"checkpoint", "config", "errors", "glm5_kernels", "model", "report", "smoke"},
     "verify": {"checkpoint", "config", "errors", "quantize"},
-    "plan": {"checkpoint", "config", "errors", "resources"},
+    "report": {"errors"},
+    "plan": {"checkpoint", "config", "errors", "report", "resources"},
     "serve": {"checkpoint", "config", "environment", "errors", "glm5_kernels", "profiles", "rules", "versions"},
     "doctor": {
         "checkpoint",
@@ -54,6 +56,7 @@ ALLOWED = {
         "device",
         "doctor",
         "errors",
+        "evaluate",
         "glm5_kernels",
         "plan",
         "profiles",
@@ -70,7 +73,7 @@ ALLOWED = {
 #: Heavy packages and the only places that may import them.
 THIRD_PARTY = {
     "vllm": ("glm5_ascend.serve.",),
-    "transformers": ("glm5_ascend.demo_model.", "glm5_ascend.quantize.calibration", "glm5_ascend.serve."),
+    "transformers": ("glm5_ascend.demo_model.", "glm5_ascend.checkpoint.texts", "glm5_ascend.serve."),
     "openai": ("glm5_ascend.demo",),
     "torch_npu": ("glm5_ascend.device", "glm5_ascend.serve.plugin.ascend"),
     "vllm_ascend": ("glm5_ascend.serve.plugin.ascend",),
