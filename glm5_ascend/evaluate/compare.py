@@ -2,7 +2,7 @@
 
 Memory: the residual streams of both (4 bytes x tokens x hidden each) and one copy more, the indexer's choices of both
 (1 byte x length^2 per window each), and the largest of: one layer's attention, one dense MLP, one routed expert, one
-block of the vocabulary, as fp32. Neither a whole layer, nor a head, nor the logits of more than 1024 tokens and 4096 ids.
+block of the vocabulary, as fp32. Never a whole layer or head, nor the logits of more than 1024 tokens and 4096 ids.
 """
 
 from __future__ import annotations

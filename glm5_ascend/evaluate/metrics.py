@@ -1,8 +1,8 @@
 """From per-position values to the figures that are reported.
 
-Flips as in "Accuracy is Not All You Need" (Dutta et al., arXiv 2407.09141): answers that change from right to wrong or
-from wrong to right. Teacher-forced, an answer is the most probable next token and right is the true one. Top-1 agreement
-also counts where one wrong token gives way to another: 1 - top-1 agreement is never below the flip rate.
+Flips as in "Accuracy is Not All You Need" (Dutta et al., arXiv 2407.09141): answers that change from right to wrong
+or from wrong to right. Teacher-forced, an answer is the most probable next token, and right is the true one. Top-1
+agreement also misses where one wrong token gives way to another: 1 - top-1 agreement is never below the flip rate.
 """
 
 from __future__ import annotations

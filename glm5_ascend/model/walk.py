@@ -63,14 +63,20 @@ class Walk:
             self.hidden[span] += M.mlp(weights, prefix, x[span])
         self.experts = None
         if config.is_moe(layer):
-            self._routed(layer, weights, x, expert_done)
+            weight, self.experts = M.route(config, weights, x)
+            del weights
+            self._routed(layer, x, weight, self.experts, expert_done)
 
-    def _routed(self, layer: int, weights: M.LayerWeights, x: torch.Tensor, expert_done: Callable[[int], None]) -> None:
-        weight, self.experts = M.route(self.model.config, weights, x)
-        del weights
-        for expert in self.experts.unique().tolist():
-            token, slot = torch.where(self.experts == expert)
-            one = self.model.weights(layer)
-            out = M.mlp(one, expert_prefix(expert), x[token]) * weight[token, slot, None]
-            self.hidden.index_add_(0, token, out)
+    def _routed(
+        self,
+        layer: int,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        ids: torch.Tensor,
+        expert_done: Callable[[int], None],
+    ) -> None:
+        for expert in ids.unique().tolist():
+            token, slot = torch.where(ids == expert)
+            out = M.mlp(self.model.weights(layer), expert_prefix(expert), x[token])
+            self.hidden.index_add_(0, token, out * weight[token, slot, None])
             expert_done(expert)
