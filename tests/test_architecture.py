@@ -32,6 +32,7 @@ ALLOWED = {
     "model": {"checkpoint", "config", "glm5_kernels"},
     "quantize": {"checkpoint", "config", "device", "errors", "glm5_kernels", "model", "resources"},
     "evaluate": {"checkpoint", "config", "errors", "glm5_kernels", "model", "report", "smoke"},
+    "analyze": {"checkpoint", "config", "errors", "model", "quantize", "report"},
     "verify": {"checkpoint", "config", "errors", "quantize"},
     "report": {"errors"},
     "plan": {"checkpoint", "config", "errors", "report", "resources"},
@@ -51,6 +52,7 @@ ALLOWED = {
     "demo_model": {"device", "errors", "resources"},
     "demo": {"errors"},
     "cli": {
+        "analyze",
         "checkpoint",
         "demo_model",
         "device",
