@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from glm5_ascend.analyze.units import Unit, fallbacks
 from glm5_ascend.errors import RecipeError
+from glm5_ascend.report.page import size
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ def propose(units: Iterable[Unit], spent: int, budget: int) -> list[Fallback]:
     """
     if spent > budget:
         raise RecipeError(
-            f"--budget {budget / 1e9:.3f} GB: the recipe itself makes {spent / 1e9:.3f} GB", "raise it, or take w4a8"
+            f"--budget of {budget} bytes: the recipe alone makes {spent} ({size(spent)})",
+            "raise the budget, or analyze a smaller recipe",
         )
     chosen: list[Fallback] = []
     waiting = {id(unit): step for unit in units if (step := _next(unit, unit.scheme)) is not None}

@@ -70,8 +70,8 @@ def analyze_expert(
     smooth = torch.ones(plan.config.moe_intermediate_size)
     for search in plan.smoothing(layer, [S.expert_subgraph(expert)]):
         if seen.tokens >= COLD_EXPERT_TOKENS:
-            down = f"{search.subgraph.targets[0]}.weight"
-            smooth = move_scale(tensors, plan.config, search.subgraph, search_scale([tensors[down]], seen, search))
+            target = tensors[f"{search.subgraph.targets[0]}.weight"]
+            smooth = move_scale(tensors, plan.config, search.subgraph, search_scale([target], seen, search))
     report = ExpertReport(expert, seen.tokens)
     token, slot = torch.where(routed.ids == expert)
     sample = routed.inputs.gather(spread(token, EXPERT_ROWS))

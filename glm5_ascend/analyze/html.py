@@ -30,9 +30,9 @@ def _body(found: Analysis, steps: list[Fallback], predicted: int) -> Iterator[st
     removed, total = removed_noise(found, steps)
     units = [unit for layer in found.layers for unit in layer.units]
     yield '<div class="cards">'
-    yield page.card("recipe_bytes", f"{found.plan.output_bytes / 1e9:.3f} GB", "as the recipe has it")
+    yield page.card("recipe_bytes", page.size(found.plan.output_bytes), "as the recipe has it")
     if steps:
-        yield page.card("predicted_bytes", f"{predicted / 1e9:.3f} GB", "with the fall-backs")
+        yield page.card("predicted_bytes", page.size(predicted), "with the fall-backs")
         yield page.card("noise_removed", f"{removed / total:.1%}", "of the noise goes", f"{len(steps)} steps")
     yield page.card("units", str(len(units)), "units that can change their type")
     yield "</div><h2>Noise by layer</h2>"

@@ -11,7 +11,7 @@ import torch
 from glm5_ascend.analyze.experts import ExpertNoise, ExpertReport, analyze_expert, candidates
 from glm5_ascend.analyze.measure import LinearErrors, Outliers, RoundedLinear, errors, rounded, scale_histogram
 from glm5_ascend.analyze.outliers import Unrotated, states
-from glm5_ascend.analyze.probe import Probe
+from glm5_ascend.analyze.probe import Probe, energy
 from glm5_ascend.analyze.units import Unit, units
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint import structure as S
@@ -70,16 +70,28 @@ class LayerAnalysis:
         self.gains = weights.gains(self.prefix, self.parts)
         self.report = LayerReport(layer, units=list(units(plan, layer)))
         self._rotated: dict[str, Outliers] = {}
+        self._behind_attention = torch.empty(0)
+        self._noise: dict[str, dict[str, torch.Tensor]] = {}  # by unit and type, energy of each probed token
 
     def run(self, unrotated: Unrotated, expert_done: Callable[[int], None]) -> LayerReport:
         if not self.config.is_moe(self.layer):
             self._backbone(unrotated, None)
+            self._relative()
             return self.report
         with RowFile(self.folder / "inputs", self.stream.tokens, self.config.hidden_size, torch.float32) as inputs:
-            routed, energy = self._backbone(unrotated, inputs)
+            routed = self._backbone(unrotated, inputs)
             assert routed is not None
-            self._experts(routed, energy, expert_done)
+            self._experts(routed, expert_done)
+        self._relative()
         return self.report
+
+    def _relative(self) -> None:
+        """Noise relative to the stream it is written to: the stream behind attention, or behind the whole layer."""
+        behind = torch.cat([energy(self.out.sequence(number)) for number in self._probe_numbers()])
+        for unit in self.report.units:
+            stream = self._behind_attention if unit.modules[0].startswith("self_attn.") else behind
+            for kind, tokens in self._noise.get(unit.label, {}).items():
+                unit.noise[kind] = float((tokens / stream.clamp_min(1e-30)).mean())
 
     def _quantized(self) -> list[Linear]:
         return [p for p in self.parts if isinstance(p, Linear) and self._scheme(p.name) != schemes.FLOAT]
@@ -87,8 +99,8 @@ class LayerAnalysis:
     def _scheme(self, name: str) -> str:
         return self.plan.linears[self.prefix + name].scheme
 
-    def _backbone(self, unrotated: Unrotated, inputs: RowFile | None) -> tuple[Routed | None, float]:
-        """Everything but the routed experts; what they need, and the energy of the probe's stream."""
+    def _backbone(self, unrotated: Unrotated, inputs: RowFile | None) -> Routed | None:
+        """Everything but the routed experts; what they need to go on."""
         tensors = self.weights.load_all(self.prefix, self.parts, self.gains, self.workers)
         reader = S.input_readers(self.parts)
         searches = list(self.plan.smoothing(self.layer, S.subgraphs(self.config, self.layer)))
@@ -109,7 +121,8 @@ class LayerAnalysis:
         for unit in self.report.units:
             if not unit.experts:
                 self._unit(unit, tensors, {name: seen[reader[name]] for name in unit.modules}, smooth, probe, unrotated)
-        return routed, probe.energy
+        self._behind_attention = probe.energy
+        return routed
 
     def _weight_states(self, name: str, smoothed: torch.Tensor) -> dict[str, Outliers]:
         source = Outliers.of(self.weights.source.read(f"{self.prefix}{name}.weight"))
@@ -138,9 +151,9 @@ class LayerAnalysis:
             found = LinearReport(name, unit.scheme, seen[name].tokens, errors(linear, weight, x), activations, weights)
             self.report.linears.append(found)
             self._count(unit.scheme, scale_histogram(linear.scales))
-        unit.noise[unit.scheme] = probe.noise(made)
+        self._noise[unit.label] = {unit.scheme: probe.noise(made)}
 
-    def _experts(self, routed: Routed, energy: float, expert_done: Callable[[int], None]) -> None:
+    def _experts(self, routed: Routed, expert_done: Callable[[int], None]) -> None:
         unit = next((unit for unit in self.report.units if unit.experts), None)
         kinds = candidates(unit.scheme) if unit is not None else ()
         probed = sum(self.stream.lengths[:PROBE_SEQUENCES])
@@ -156,9 +169,8 @@ class LayerAnalysis:
             if kinds:
                 self._count(kinds[0], found.scales[kinds[0]])
             expert_done(found.report.expert)
-        for kind in kinds:
-            assert unit is not None
-            unit.noise[kind] = float(change[kind].double().square().sum()) / max(energy, 1e-30)
+        if unit is not None:
+            self._noise[unit.label] = {kind: energy(change[kind]) for kind in kinds}
 
     def _count(self, scheme: str, histogram: torch.Tensor) -> None:
         self.report.scales[scheme] = self.report.scales.get(scheme, torch.zeros_like(histogram)) + histogram

@@ -13,6 +13,11 @@ from glm5_ascend.model import layers as M
 from glm5_ascend.quantize.transforms import Tensors
 
 
+def energy(x: torch.Tensor) -> torch.Tensor:
+    """|x|^2 of each row, fp64."""
+    return x.double().square().sum(-1)
+
+
 class ProbeLayer:
     """`LayerWeights` over smoothed fp32 tensors; `rounded` linears compute as the engine will."""
 
@@ -60,7 +65,8 @@ class Probe:
         self.own = config.has_indexer(layer)
         self.mlp = "mlp.shared_experts" if config.is_moe(layer) else "mlp"
         self.sequences = [self._float(hidden, shared) for hidden, shared in sequences]
-        self.energy = sum(float(s.after.double().square().sum()) for s in self.sequences)
+        #: Of the stream behind attention, fp64 [tokens of all sequences].
+        self.energy = torch.cat([energy(s.after) for s in self.sequences])
 
     def _float(self, hidden: torch.Tensor, shared: torch.Tensor | None) -> ProbeSequence:
         weights, eps = ProbeLayer(self.tensors, {}), self.config.rms_norm_eps
@@ -69,14 +75,14 @@ class Probe:
         inner = M.rms_norm(hidden + mixed, weights.vector("post_attention_layernorm.weight"), eps)
         return ProbeSequence(x, shared, mixed, hidden + mixed, inner, M.mlp(weights, self.mlp, inner))
 
-    def noise(self, rounded: Mapping[str, RoundedLinear]) -> float:
-        """Energy that rounding these linears adds to the stream, relative to the stream's own."""
-        weights, total = ProbeLayer(self.tensors, rounded), 0.0
+    def noise(self, rounded: Mapping[str, RoundedLinear]) -> torch.Tensor:
+        """Energy that rounding these linears adds to each token's stream, fp64 [tokens of all sequences]."""
+        weights, found = ProbeLayer(self.tensors, rounded), []
         attention = next(iter(rounded)).startswith("self_attn.")
         for s in self.sequences:
             if attention:
                 got, wanted = M.attention(self.config, weights, s.x, s.shared, self.own)[0], s.mixed
             else:
                 got, wanted = M.mlp(weights, self.mlp, s.inner), s.dense
-            total += float((got - wanted).double().square().sum())
-        return total / max(self.energy, 1e-30)
+            found.append(energy(got - wanted))
+        return torch.cat(found)

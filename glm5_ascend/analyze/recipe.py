@@ -11,9 +11,10 @@ import yaml
 from glm5_ascend.analyze.units import Unit
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.config import ModelConfig
 from glm5_ascend.errors import OutputError
-from glm5_ascend.quantize.plan import Plan
-from glm5_ascend.quantize.recipe import Recipe
+from glm5_ascend.quantize.plan import Plan, Selector
+from glm5_ascend.quantize.recipe import LinearQuant, Recipe
 
 _INT8 = {
     "act": {"scope": "per_token", "dtype": "int8", "symmetric": True},
@@ -21,18 +22,19 @@ _INT8 = {
 }
 
 
-def with_fallbacks(recipe: Path, changes: list[tuple[Unit, str]]) -> dict[str, Any]:
+def with_fallbacks(recipe: Path, config: ModelConfig, changes: list[tuple[Unit, str]]) -> dict[str, Any]:
     """The YAML of `recipe` with every unit of `changes` at its new type."""
     raw = yaml.safe_load(recipe.read_text(encoding="utf-8"))
     value: dict[str, Any] = copy.deepcopy({key: raw[key] for key in ("metadata", "spec")})  # no aliases
     value = {"apiversion": "glm5_ascend_v1"} | value
     value["metadata"]["config_id"] = f"{value['metadata']['config_id']}-fallbacks"
-    moved = [pattern for unit, _ in changes for pattern in unit.patterns]
     group: list[Any] = []
     for step in value["spec"]["process"]:
         group = step["configs"] if step["type"] == "group" else group
         for each in step["configs"] if step["type"] == "group" else [step]:
             if each["type"] == "linear_quant":
+                selects = Selector(LinearQuant.model_validate(each), config)
+                moved = [p for unit, _ in changes if selects(unit.full_names[0]) for p in unit.patterns]
                 each["exclude"] = [*each.get("exclude", []), *moved]
     int8 = [pattern for unit, scheme in changes if scheme == schemes.W8A8_DYNAMIC for pattern in unit.patterns]
     if int8:

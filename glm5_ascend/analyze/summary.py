@@ -10,6 +10,7 @@ from glm5_ascend.analyze.budget import Fallback, final_types
 from glm5_ascend.analyze.experts import ExpertReport
 from glm5_ascend.analyze.layer import LayerReport, LinearReport
 from glm5_ascend.analyze.run import Analysis
+from glm5_ascend.report.page import size
 
 #: Units and experts shown as text.
 SHOWN = 12
@@ -19,7 +20,7 @@ def lines(found: Analysis, steps: list[Fallback], predicted: int) -> Iterator[st
     """The report on a terminal."""
     plan = found.plan
     yield (
-        f"{found.options.source} under {plan.recipe.metadata.config_id}: {plan.output_bytes / 1e9:.3f} GB, "
+        f"{found.options.source} under {plan.recipe.metadata.config_id}: {size(plan.output_bytes)}, "
         f"{found.tokens} calibration tokens"
     )
     yield "noise each unit adds to its layer's residual stream (rms, relative):"
@@ -34,7 +35,7 @@ def lines(found: Analysis, steps: list[Fallback], predicted: int) -> Iterator[st
         yield f"{cold} experts saw no token: nothing is known of them (more text: --calib, --samples)"
     if steps:
         removed, total = removed_noise(found, steps)
-        yield f"fall-backs: {removed / total:.1%} of the noise goes, {predicted / 1e9:.3f} GB predicted"
+        yield f"fall-backs: {removed / total:.1%} of the noise goes, {size(predicted)} predicted"
         for unit, scheme in final_types(steps):
             yield f"  {unit.label:<60} {unit.scheme} -> {scheme}"
 

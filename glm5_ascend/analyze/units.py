@@ -18,8 +18,8 @@ class Unit:
     Attributes:
         modules: names relative to the layer.
         scheme: what the recipe makes of it.
-        noise: by type, the energy its rounding adds to the residual stream behind the layer's attention, relative to
-            the energy of that stream; FLOAT adds none.
+        noise: by type, the energy its rounding adds to the residual stream it is written to, relative to that of the
+            stream, token by token, mean over tokens: norms look at every token alone. FLOAT adds none.
         nbytes: by type, stored bytes.
     """
 
@@ -41,10 +41,13 @@ class Unit:
         return f"layer {self.layer} {'+'.join([self.modules[0], *rest])}"
 
     @property
+    def full_names(self) -> list[str]:
+        return [S.layer_prefix(self.layer) + name for name in self.modules]
+
+    @property
     def patterns(self) -> list[str]:
         """What selects it in a recipe."""
-        prefix = S.layer_prefix(self.layer)
-        return [f"{prefix}mlp.experts.*"] if self.experts else [prefix + name for name in self.modules]
+        return [f"{S.layer_prefix(self.layer)}mlp.experts.*"] if self.experts else self.full_names
 
 
 def units(plan: Plan, layer: int) -> Iterator[Unit]:

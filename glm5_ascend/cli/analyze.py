@@ -56,7 +56,7 @@ def analyze(
     predicted, steps = found.plan.output_bytes, []
     if limit is not None:
         steps = propose((unit for layer in found.layers for unit in layer.units), predicted, limit)
-        value = recipes.with_fallbacks(found.recipe_path, final_types(steps))
+        value = recipes.with_fallbacks(found.recipe_path, found.plan.config, final_types(steps))
         predicted = recipes.output_bytes(found.plan.source, value)
         if out is not None:
             removed, total = summary.removed_noise(found, steps)

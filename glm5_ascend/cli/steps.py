@@ -7,7 +7,8 @@ import time
 import psutil
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from glm5_ascend.cli.progress import console, size
+from glm5_ascend.cli.progress import console
+from glm5_ascend.report.page import size
 
 
 class LayerProgress:
