@@ -56,6 +56,18 @@ def _body(found: Analysis, steps: list[Fallback], predicted: int) -> Iterator[st
         yield from page.table(["unit", "from", "to"], [[u.label, u.scheme, kind] for u, kind in final_types(steps)])
 
 
+def _short(names: list[str]) -> list[str]:
+    places = (
+        ("self_attn.indexer.", "indexer "),
+        ("self_attn.", ""),
+        ("mlp.shared_experts.", "shared "),
+        ("mlp.", "dense "),
+    )
+    for long, short in places:
+        names = [name.replace(long, short) for name in names]
+    return names
+
+
 def _names(layers: list[LayerReport]) -> list[str]:
     return list(dict.fromkeys(linear.name for layer in layers for linear in layer.linears))
 
@@ -73,7 +85,7 @@ def _most(*grids: list[list[float | None]]) -> float:
 def _heat(layers: list[LayerReport], title: str, of: Callable[[LinearReport], float], unit: str) -> Iterator[str]:
     grid = _grid(layers, of)
     yield f"<h2>{escape(title)}</h2>"
-    yield plots.heat_map(title, _names(layers), grid, _most(grid), f"layer; {unit}")
+    yield plots.heat_map(title, _short(_names(layers)), grid, _most(grid), f"layer; {unit}")
 
 
 def _states(layers: list[LayerReport], what: str, of: Callable[[LinearReport], dict[str, Outliers]]) -> Iterator[str]:
@@ -84,7 +96,7 @@ def _states(layers: list[LayerReport], what: str, of: Callable[[LinearReport], d
     most = _most(*grids.values())  # one colour means one value in all three
     for state, grid in grids.items():
         yield f"<h3>{state}</h3>"
-        yield plots.heat_map(f"outliers of {what}, {state}", _names(layers), grid, most, "layer; max/rms")
+        yield plots.heat_map(f"outliers of {what}, {state}", _short(_names(layers)), grid, most, "layer; max/rms")
 
 
 def _scales(layers: list[LayerReport]) -> Iterator[str]:

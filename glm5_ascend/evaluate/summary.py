@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,14 +83,7 @@ class Summary:
         yield "</div>"
         if rows:
             yield "<h2>Figures and their intervals</h2>"
-            shares = [row for row in rows if row.percent]
-            for title, chosen in (
-                ("nats, and tokens", [row for row in rows if not row.percent]),
-                ("agreement", [row for row in shares if row.value > 0.5]),
-                ("changes", [row for row in shares if row.value <= 0.5]),
-            ):
-                if chosen:
-                    yield plots.intervals(title, [(r.label, r.value, r.interval, _value(r, r.value)) for r in chosen])
+            yield plots.intervals("figures and their intervals", [_plotted(row) for row in rows])
         if self.per_window is not None:
             yield "<h2>Mean KL of each window</h2>"
             yield plots.columns("mean KL by window", self.per_window.tolist(), "window")
@@ -123,6 +117,20 @@ def _value(row: Metric, value: float) -> str:
 
 def _span(row: Metric) -> str:
     return "" if row.interval is None else f"[{_value(row, row.interval[0])}, {_value(row, row.interval[1])}]"
+
+
+def _plotted(row: Metric) -> plots.Row:
+    """On an axis from zero, to 100 % for what is nearly all, and across zero for a change of either sign."""
+    low, high = row.interval or (row.value, row.value)
+    if row.percent and row.value > 0.5:
+        ends = (math.floor(20 * low) / 20, 1.0)
+    elif low < 0:
+        ends = (1.25 * min(low, -high), 1.25 * max(high, -low))
+    else:
+        ends = (0.0, 1.25 * high or 1.0)
+    return plots.Row(
+        row.label, row.value, row.interval, _value(row, row.value), ends, (_value(row, ends[0]), _value(row, ends[1]))
+    )
 
 
 def _line(row: Metric) -> str:

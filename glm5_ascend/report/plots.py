@@ -4,38 +4,49 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 
 from glm5_ascend.report.svg import WIDTH, svg
 
 
-def intervals(title: str, rows: Sequence[tuple[str, float, tuple[float, float] | None, str]]) -> str:
-    """Each row (label, value, interval, text) on a scale of its own that begins at zero, or ends there."""
+@dataclass(frozen=True)
+class Row:
+    """One line of an interval plot; `ends` are those of its axis, `end_labels` how they read."""
+
+    label: str
+    value: float
+    interval: tuple[float, float] | None
+    text: str
+    ends: tuple[float, float]
+    end_labels: tuple[str, str]
+
+
+def intervals(title: str, rows: Sequence[Row]) -> str:
+    """A dot for the value and a band for the interval, on the row's axis."""
     parts = []
-    left, right = 200.0, WIDTH - 90.0
-    for index, (label, value, span, text) in enumerate(rows):
-        y = 30 * index + 18
-        low, high = span if span is not None else (value, value)
-        least, most = min(0.0, low, value), max(0.0, high, value)
-        if least == 0 and low > 0.5 * most:  # far from zero an interval would be a dot
-            least, most = low - (high - low), high + (high - low)
-        room = (most - least) or 1.0
+    left, right = 190.0, WIDTH - 80.0
+    for index, row in enumerate(rows):
+        y, (least, most) = 36 * index + 12, row.ends
 
-        def at(number: float, least: float = least, room: float = room) -> float:
-            return left + (right - left) * (number - least) / room
+        def at(number: float, least: float = least, most: float = most) -> float:
+            return left + (right - left) * (number - least) / ((most - least) or 1.0)
 
-        parts.append(f'<text x="0" y="{y + 4}">{escape(_short(label, 34))}</text>')
+        parts.append(f'<text x="0" y="{y + 4}">{escape(_short(row.label, 34))}</text>')
         parts.append(f'<path d="M{left} {y}H{right}" stroke="var(--line)"/>')
-        if least <= 0 <= most:
+        if least < 0 < most:
             parts.append(f'<path d="M{at(0):.1f} {y - 8}V{y + 8}" stroke="var(--soft)"/>')
-        if span is not None:
+        if row.interval is not None:
+            low, high = row.interval
             parts.append(
-                f'<path class="interval" d="M{at(low):.1f} {y}H{at(high):.1f}" stroke="var(--one)" stroke-width="6" '
+                f'<path class="interval" d="M{at(low):.1f} {y}H{at(high):.1f}" stroke="var(--one)" stroke-width="7" '
                 'stroke-opacity="0.45"/>'
             )
-        parts.append(f'<circle cx="{at(value):.1f}" cy="{y}" r="4" fill="var(--one)"/>')
-        parts.append(f'<text x="{right + 10}" y="{y + 4}">{escape(text)}</text>')
-    return svg(30 * len(rows) + 8, title, parts)
+        parts.append(f'<circle cx="{at(row.value):.1f}" cy="{y}" r="4" fill="var(--one)"/>')
+        parts.append(f'<text x="{right + 10}" y="{y + 4}">{escape(row.text)}</text>')
+        for x, label, anchor in zip((left, right), row.end_labels, ("start", "end"), strict=True):
+            parts.append(f'<text class="soft" x="{x}" y="{y + 17}" text-anchor="{anchor}">{escape(label)}</text>')
+    return svg(36 * len(rows) + 4, title, parts)
 
 
 def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
