@@ -1,4 +1,4 @@
-"""Write questions.jsonl: lists the demo model never saw, each number in them a possible answer, for lm-evaluation-harness.
+"""Write questions.jsonl for lm-evaluation-harness: lists the demo model never saw, each number a possible answer.
 
     python benchmarks/lm_eval/make_questions.py > benchmarks/lm_eval/questions.jsonl
 
