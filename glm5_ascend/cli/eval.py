@@ -85,7 +85,7 @@ def evaluate(
             )
             for layer in found.layers
         ]
-        summary.window, summary.windows = window, len(read)
+        summary.window, summary.windows, summary.kl_is_bound = window, len(read), found.kl_is_bound
         summary.per_window = found.kl.mean(1) if "kl" in groups else None
     if asked:
         this, reference = (generate(server, asked, max_tokens) for server in servers)

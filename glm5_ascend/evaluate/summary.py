@@ -32,6 +32,7 @@ class Summary:
     window: int = 0
     windows: int = 0
     prompts: int = 0
+    kl_is_bound: bool = False
     per_window: torch.Tensor | None = None  # mean KL [windows]
 
     @property
@@ -61,7 +62,7 @@ class Summary:
         rows = [*self.rows, *self.generated]
         value |= {row.name: row.value for row in rows}
         value["intervals"] = {row.name: row.interval for row in rows if row.interval is not None}
-        value["kl_is_lower_bound"] = any("lower bound" in row.label for row in rows)
+        value["kl_is_lower_bound"] = self.kl_is_bound
         value["layers"] = [
             {"layer": layer.layer, "expert_agreement": _mean(layer.experts), "indexer_overlap": _mean(layer.indexer)}
             for layer in self.layers
