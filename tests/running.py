@@ -32,7 +32,7 @@ def started_server(checkpoint: Path, folder: Path, flags: list[str]) -> Iterator
             process.wait(timeout=60)
 
 
-def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log_path: Path, seconds: int = 180) -> None:
+def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log_path: Path, seconds: int = 600) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if process.poll() is not None:
