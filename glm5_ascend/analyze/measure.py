@@ -18,6 +18,7 @@ from glm5_ascend.quantize.statistics import InputStatistics
 
 #: Histograms of weight scales: log10 of a scale, this many bins between these ends.
 SCALE_BINS, SCALE_LOW, SCALE_HIGH = 48, -6.0, 0.0
+_BLOCK = 2**22
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,15 @@ class Outliers:
 
     @classmethod
     def of(cls, x: torch.Tensor) -> Outliers:
-        square = x.double().square()
-        mean = float(square.mean())
-        if mean == 0:
+        peak = second = fourth = 0.0
+        for piece in x.flatten().split(_BLOCK):  # fp64 copies of a whole weight would be the largest thing in memory
+            square = piece.double().square()
+            peak = max(peak, float(square.max()))
+            second, fourth = second + float(square.sum()), fourth + float(square.square().sum())
+        if second == 0:
             return cls(0.0, 0.0)
-        return cls(float(x.abs().max()) / mean**0.5, float(square.square().mean()) / mean**2)
+        mean = second / x.numel()
+        return cls((peak / mean) ** 0.5, fourth / x.numel() / mean**2)
 
 
 @dataclass
