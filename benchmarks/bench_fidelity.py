@@ -2,8 +2,8 @@
 
     python benchmarks/bench_fidelity.py [--work DIR] [--questions N] [--skip-answers] [--json FILE]
 
-NLL and KL are teacher-forced on the held-out text of the demo model, with the integer arithmetic the server runs
-(`glm5_ascend.model.stored`). Answers come from real vLLM on this CPU. Intervals: paired bootstrap over windows.
+NLL and KL are those of `glm5-ascend eval`: teacher-forced on the held-out text of the demo model, with the integer
+arithmetic the server runs. Answers come from real vLLM on this CPU. Intervals: paired bootstrap over windows.
 The second half repeats KL on the same model with planted activation outliers (same function, harder to quantize).
 """
 
@@ -19,10 +19,13 @@ from typing import Any
 
 import torch
 
-from glm5_ascend.demo_model.evaluate import validation_tokens
-from glm5_ascend.model.stored import StoredModel
+from glm5_ascend.config import load_config
+from glm5_ascend.demo_model.corpus import validation_texts
+from glm5_ascend.evaluate.compare import Comparison, compare
+from glm5_ascend.evaluate.metrics import metrics
+from glm5_ascend.evaluate.windows import read_windows
 
-WINDOW = 512
+WINDOW, ALL = 512, 10_000
 RECIPES = ("w8a8", "w4a8", "rtn-w4a8")
 
 
@@ -45,29 +48,6 @@ def make_checkpoints(work: Path, kind: str, factor: float) -> dict[str, Path]:
     return made
 
 
-def windows() -> list[torch.Tensor]:
-    tokens = validation_tokens()
-    return [torch.tensor(tokens[i : i + WINDOW]) for i in range(0, len(tokens) - WINDOW + 1, WINDOW)]
-
-
-def per_window(directory: Path, sequences: list[torch.Tensor], reference: list[torch.Tensor] | None) -> dict[str, Any]:
-    """Mean NLL and mean KL(reference || this) of each window, top-1 agreement, and the log-probabilities themselves."""
-    logp = [logits[:-1].log_softmax(-1) for logits in StoredModel(directory).logits(sequences)]
-    base = logp if reference is None else reference
-    nll = [-lp.gather(1, s[1:, None]).mean() for lp, s in zip(logp, sequences, strict=True)]
-    kl = [(b.exp() * (b - lp)).sum(-1).mean() for b, lp in zip(base, logp, strict=True)]
-    top1 = [(b.argmax(-1) == lp.argmax(-1)).float().mean() for b, lp in zip(base, logp, strict=True)]
-    return {"nll": torch.stack(nll), "kl": torch.stack(kl), "top1": torch.stack(top1), "logp": logp}
-
-
-def interval(difference: torch.Tensor, draws: int = 10_000) -> tuple[float, float]:
-    """95 % paired bootstrap interval of a mean over windows."""
-    generator = torch.Generator().manual_seed(0)
-    picks = torch.randint(len(difference), (draws, len(difference)), generator=generator)
-    means = difference[picks].mean(1)
-    return float(means.quantile(0.025)), float(means.quantile(0.975))
-
-
 def answers(directory: Path, questions: int) -> dict[str, Any]:
     """Share of held-out questions answered right by real vLLM, in a process of its own."""
     script = Path(__file__).with_name("answer_questions.py")
@@ -79,19 +59,23 @@ def answers(directory: Path, questions: int) -> dict[str, Any]:
 
 
 def table(checkpoints: dict[str, Path], questions: int) -> list[dict[str, Any]]:
-    sequences = windows()
+    source = checkpoints["bf16"]
+    windows = read_windows(None, validation_texts(), source, load_config(source), WINDOW, ALL)
+    found = {name: compare(path, source, windows) for name, path in checkpoints.items() if path != source}
+    # The reference against itself, which needs no second run: the figures are those of any comparison's reference.
+    first = next(iter(found.values()))
+    same, zero = torch.ones_like(first.same_top1), torch.zeros_like(first.kl)
+    nll, right = first.nll_reference, first.right_reference
+    found = {"bf16": Comparison(zero, nll, nll, same, right, right)} | found
     rows: list[dict[str, Any]] = []
-    reference: dict[str, Any] | None = None
     for name, directory in checkpoints.items():
-        found = per_window(directory, sequences, reference["logp"] if reference else None)
-        reference = reference or found
-        relative = (found["nll"] - reference["nll"]) / reference["nll"].mean()
-        low, high = interval(relative)
+        figures = {figure.name: figure for figure in metrics(found[name])}
+        low, high = figures["nll_change"].interval or (0.0, 0.0)
         row = {
-            "checkpoint": name, "positions": sum(len(s) - 1 for s in sequences), "nll": float(found["nll"].mean()),
-            "nll_change": float(relative.mean()), "nll_change_low": low, "nll_change_high": high,
-            "kl_mean": float(found["kl"].mean()), "kl_interval": interval(found["kl"]),
-            "top1_agreement": float(found["top1"].mean()),
+            "checkpoint": name, "positions": found[name].kl.numel(), "nll": figures["nll_quantized"].value,
+            "nll_change": figures["nll_change"].value, "nll_change_low": low, "nll_change_high": high,
+            "kl_mean": figures["kl_mean"].value, "kl_interval": figures["kl_mean"].interval,
+            "top1_agreement": figures["top1_agreement"].value,
         }  # fmt: skip
         if questions:
             row["answers"] = answers(directory, questions)

@@ -39,6 +39,14 @@ class RecipeError(Glm5Error):
     """A quantization recipe that cannot be honoured; the message names file, line and key."""
 
 
+class TextError(Glm5Error):
+    """A file of texts or prompts that cannot be read or holds too little; the message names file and line."""
+
+
+class EvaluationError(Glm5Error):
+    """Two models, or a model and a server, that cannot be compared."""
+
+
 class OutputError(Glm5Error):
     """The output place cannot be used: exists, overlaps the source, no space."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import torch
@@ -104,3 +105,12 @@ class CheckpointDir:
         if name not in self.file_of:
             raise CheckpointError(f"{self.directory}: no tensor {name}", "the checkpoint is incomplete: copy it again")
         return self.shards[self.file_of[name]].read(name)
+
+    def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Rows `start` to `stop` of a tensor in its stored dtype; nothing else of it is read."""
+        if name not in self.file_of:
+            raise CheckpointError(f"{self.directory}: no tensor {name}", "the checkpoint is incomplete: copy it again")
+        entry = self.entries[name]
+        width = math.prod(entry.shape[1:])
+        rows = self.shards[self.file_of[name]].read_span(entry, start * width, stop * width)
+        return rows.reshape(stop - start, *entry.shape[1:])

@@ -12,13 +12,9 @@ from rich.table import Table
 from glm5_ascend.quantize.budget import Prediction
 from glm5_ascend.quantize.layer import LayerReport
 from glm5_ascend.quantize.pipeline import Prepared, Result
+from glm5_ascend.report.page import size
 
 console = Console(stderr=True, highlight=False)
-
-
-def size(nbytes: float) -> str:
-    """12.3 MB or 418.0 GB (powers of ten, as disks are sold)."""
-    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
 
 
 def show_plan(job: Prepared) -> None:

@@ -135,13 +135,13 @@ def _either(name: str, value: Value | None, alias: str, other: Value | None, def
     return chosen
 
 
-def parse_size(text: str | None) -> int | None:
+def parse_size(text: str | None, option: str = "--max-ram") -> int | None:
     """Bytes behind "4GiB", "500MB" or a plain number."""
     if text is None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
     if not found:
-        raise typer.BadParameter(f"{text!r} is not a size such as 4GiB", param_hint="--max-ram")
+        raise typer.BadParameter(f"{text!r} is not a size such as 4GiB", param_hint=option)
     base = 1024 if found[3] else 1000
     return int(float(found[1]) * base ** " KMGT".index(found[2].upper() or " "))
 

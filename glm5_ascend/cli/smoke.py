@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, ConfigError
+from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK
 
 LONGEST_DEFAULT = 8192
 
@@ -32,15 +32,10 @@ def smoke(
 ) -> int:
     """Ask a running server: canaries, tool call, thinking, streaming, a long prompt, MTP acceptance."""
     from glm5_ascend.smoke import checks
-    from glm5_ascend.smoke.client import Client
+    from glm5_ascend.smoke.client import Client, server_address
 
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"{url}: not a URL", "give it as http://HOST:PORT")
-    client = Client(url.rstrip("/").removesuffix("/v1"), model, timeout, key)
-    served = client.models()
-    entry = next((each for each in served if model in ("", each["id"])), None)
-    if entry is None:
-        raise ConfigError(f"{url} does not serve {model!r}", f"it serves {', '.join(each['id'] for each in served)}")
+    client = Client(server_address(url), model, timeout, key)
+    entry = client.entry()
     if long_tokens is None:
         long_tokens = min(LONGEST_DEFAULT, (entry.get("max_model_len") or 2 * LONGEST_DEFAULT) // 2)
     lines = checks.run(replace(client, model=entry["id"]), checks.Wanted(long_tokens, min_acceptance))

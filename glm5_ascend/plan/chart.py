@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from html import escape
 
@@ -10,9 +9,7 @@ from glm5_ascend.plan.frontier import Point
 from glm5_ascend.plan.memory import Memory
 from glm5_ascend.plan.predict import Prediction
 from glm5_ascend.plan.result import Range
-
-_WIDTH = 420  # of a phone: text keeps its size there
-_SHADES = tuple(f"--{letter}" for letter in "abcdefghijkl")
+from glm5_ascend.report.svg import SHADES, WIDTH, svg, ticks
 
 
 def memory_bar(held: Memory) -> str:
@@ -25,11 +22,11 @@ def memory_bar(held: Memory) -> str:
              ("not used by the engine", held.total - held.usable)]  # fmt: skip
     x, bar, legend = 0.0, [], []
     for index, (name, nbytes) in enumerate(item for item in shown if item[1] > 0):
-        fill = {"cache": "--free", "not used by the engine": "--line"}.get(name, _SHADES[index % len(_SHADES)])
-        width = _WIDTH * nbytes / held.total
+        fill = {"cache": "--free", "not used by the engine": "--line"}.get(name, SHADES[index % len(SHADES)])
+        width = WIDTH * nbytes / held.total
         bar.append(f'<rect x="{x:.1f}" y="0" width="{width:.1f}" height="34" fill="var({fill})"/>')
         column, row = index % 2, index // 2
-        lx, ly = column * _WIDTH / 2, 52 + 20 * row
+        lx, ly = column * WIDTH / 2, 52 + 20 * row
         legend.append(
             f'<rect x="{lx}" y="{ly}" width="12" height="12" fill="var({fill})"/>'
             f'<text x="{lx + 18}" y="{ly + 10}">{escape(name)} {nbytes / 1e9:.2f} GB</text>'
@@ -37,7 +34,7 @@ def memory_bar(held: Memory) -> str:
         x += width
     height = 58 + 20 * -(-len(legend) // 2)
     title = f"memory of one die, {held.total / 1e9:.1f} GB"
-    return _svg(height, title, [*bar, *legend])
+    return svg(height, title, [*bar, *legend])
 
 
 def share_bars(prediction: Prediction) -> str:
@@ -52,12 +49,12 @@ def share_bars(prediction: Prediction) -> str:
         share = f"{1e3 * seconds:.1f} ms, {100 * seconds / prediction.step_seconds:.0f} %"
         parts.append(f'<text class="soft" x="{163 + width:.1f}" y="{y + 14}">{share}</text>')
     title = f"decode step of {1e3 * prediction.step_seconds:.0f} ms by operator"
-    return _svg(24 * len(rows) + 4, title, parts)
+    return svg(24 * len(rows) + 4, title, parts)
 
 
 def frontier_chart(points: Sequence[Point], band: Range, limit: float | None) -> str:
     """Tokens per second over milliseconds per token; the chosen point is marked, the SLO is a line."""
-    left, right, top, bottom = 48.0, _WIDTH - 12.0, 12.0, 230.0
+    left, right, top, bottom = 48.0, WIDTH - 12.0, 12.0, 230.0
     most_x = 1.1 * max([p.tpot_ms for p in points] + ([1e3 * limit] if limit else []))
     low, high = band.low / band.value, band.high / band.value
     most_y = 1.05 * high * max(p.output_per_second for p in points)
@@ -66,10 +63,10 @@ def frontier_chart(points: Sequence[Point], band: Range, limit: float | None) ->
         return left + (right - left) * x / most_x, bottom - (bottom - top) * y / most_y
 
     parts = [f'<path d="M{left} {top}V{bottom}H{right}" fill="none" stroke="var(--soft)"/>']
-    for value in _ticks(most_x):
+    for value in ticks(most_x):
         x, _ = at(value, 0)
         parts.append(f'<text class="soft" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{value:g}</text>')
-    for value in _ticks(most_y):
+    for value in ticks(most_y):
         _, y = at(0, value)
         parts.append(f'<path d="M{left} {y:.1f}H{right}" stroke="var(--line)"/>')
         parts.append(f'<text class="soft" x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{value:,.0f}</text>')
@@ -94,19 +91,4 @@ def frontier_chart(points: Sequence[Point], band: Range, limit: float | None) ->
             )
     parts.append(f'<text class="soft" x="{right}" y="{bottom + 34}" text-anchor="end">ms per output token</text>')
     parts.append(f'<text class="soft" x="{left + 6}" y="{top + 10}">output tokens per second</text>')
-    return _svg(270, "throughput over latency", parts)
-
-
-def _ticks(most: float) -> list[float]:
-    """Four to eight round values above zero."""
-    step = 10.0 ** math.floor(math.log10(most / 4))
-    for factor in (1, 2, 5, 10):
-        if most / (step * factor) <= 8:
-            step *= factor
-            break
-    return [step * i for i in range(1, int(most / step) + 1)]
-
-
-def _svg(height: float, title: str, parts: Sequence[str]) -> str:
-    head = f'<svg viewBox="0 0 {_WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">'
-    return head + f"<title>{escape(title)}</title>" + "".join(parts) + "</svg>"
+    return svg(270, "throughput over latency", parts)

@@ -14,10 +14,11 @@ from typing import Any
 import yaml
 
 from glm5_ascend.checkpoint.output import exclusive, publish, workshop
+from glm5_ascend.checkpoint.texts import SourceTokenizer
 from glm5_ascend.checkpoint.writer import write_json
 from glm5_ascend.config import ModelConfig
 from glm5_ascend.errors import CheckFailedError, MissingEnvironmentError
-from glm5_ascend.quantize.calibration import CalibrationSet, SourceTokenizer
+from glm5_ascend.quantize.calibration import CalibrationSet
 from glm5_ascend.quantize.plan import symbols
 from glm5_ascend.quantize.recipe import Recipe
 

@@ -90,9 +90,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
     source = SourceCheckpoint(options.source)
     check_output(options.source, options.out, options.overwrite)
     plan = Plan(source, recipe)
-    total = sum(tensor.nbytes for tensor in plan.outputs())
     if recipe.rotates:
-        total += 4 * source.config.hidden_size**2  # optional/quarot.safetensors
         Rotations(source.config, options.seed)  # sizes without a Hadamard matrix are refused here
     max_ram = options.max_ram or psutil.virtual_memory().total // 2 // Ranks().here
     threads = threads_within(
@@ -100,7 +98,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
     )
     dataset = _dataset(options, plan)
     return Prepared(
-        options, recipe_path, recipe, source, plan, total, threads, max_ram, device,
+        options, recipe_path, recipe, source, plan, plan.output_bytes, threads, max_ram, device,
         dataset.path if dataset is not None else None, _notes(source, dataset, device),
     )  # fmt: skip
 

@@ -225,6 +225,12 @@ class Plan:
             hidden = self.config.hidden_size
             yield OutputTensor(ROT_NAME, self.source.dtype("model.norm.weight"), (hidden, hidden), None)
 
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of all tensors of the output and of optional/quarot.safetensors."""
+        rotation = 4 * self.config.hidden_size**2 if self.recipe.rotates else 0
+        return sum(tensor.nbytes for tensor in self.outputs()) + rotation
+
     def stored(self, prefix: str, part: Linear | Vector) -> Iterator[OutputTensor]:
         """The tensors one part of the model becomes."""
         module, name, shape = prefix + part.name, prefix + S.tensor_name(part), S.shape(part, self._sizes)

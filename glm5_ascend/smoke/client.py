@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from glm5_ascend.errors import CheckFailedError, MissingEnvironmentError
+from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError
 
 
 @dataclass
@@ -43,6 +43,20 @@ class Client:
         found: list[dict[str, Any]] = json.loads(self.get("/v1/models"))["data"]
         return found
 
+    def entry(self) -> dict[str, Any]:
+        """What the server says of the model `self.model`, of its first one where that is empty.
+
+        Raises:
+            ConfigError: it does not serve that model.
+        """
+        served = self.models()
+        found = next((each for each in served if self.model in ("", each["id"])), None)
+        if found is None:
+            raise ConfigError(
+                f"{self.url} does not serve {self.model!r}", f"it serves {', '.join(each['id'] for each in served)}"
+            )
+        return found
+
     def metrics(self) -> dict[str, float]:
         """Prometheus samples by name, summed over engines and labels; empty where the server shows none."""
         try:
@@ -66,15 +80,21 @@ class Client:
         _count(answer, reply.get("usage"))
         return answer
 
+    def complete(self, prompt: list[int], **options: Any) -> dict[str, Any]:
+        """The first choice of /v1/completions for token ids; greedy unless `options` say otherwise."""
+        body = {"model": self.model, "prompt": prompt, "temperature": 0, **options}
+        choice: dict[str, Any] = json.loads(self._post(body, "/v1/completions").read())["choices"][0]
+        return choice
+
     def _events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for line in self._post({**body, "stream_options": {"include_usage": True}}):
             text = line.decode().strip()
             if text.startswith("data: ") and text != "data: [DONE]":
                 yield json.loads(text.removeprefix("data: "))
 
-    def _post(self, body: dict[str, Any]) -> Any:
+    def _post(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> Any:
         data = json.dumps(body).encode()
-        return self._open(urllib.request.Request(f"{self.url}/v1/chat/completions", data, self._headers()))
+        return self._open(urllib.request.Request(self.url + path, data, self._headers()))
 
     def _headers(self) -> dict[str, str]:
         return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
@@ -120,3 +140,14 @@ def _count(answer: Answer, usage: dict[str, Any] | None) -> None:
     if usage:
         answer.prompt_tokens = usage["prompt_tokens"]
         answer.completion_tokens = usage.get("completion_tokens") or 0
+
+
+def server_address(url: str) -> str:
+    """`url` without a trailing /v1.
+
+    Raises:
+        ConfigError: not a URL.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"{url}: not a URL", "give it as http://HOST:PORT")
+    return url.rstrip("/").removesuffix("/v1")

@@ -16,7 +16,7 @@ import pytest
 from tiny_model import write_calibration, write_tiny_model
 
 from glm5_ascend.checkpoint.source import SourceCheckpoint
-from glm5_ascend.errors import RecipeError
+from glm5_ascend.errors import RecipeError, TextError
 from glm5_ascend.quantize.calibration import find_dataset, load_calibration
 from glm5_ascend.quantize.layer import NoProgress
 from glm5_ascend.quantize.options import QuantizeOptions
@@ -125,7 +125,7 @@ def test_its_data_formats(tiny_source: Path, tmp_path: Path) -> None:
         assert all((a == b).all() for a, b in zip(found[0], sequences, strict=True))
     for name, content in {"d.json": "{}", "e.json": "[1,"}.items():
         (tmp_path / name).write_text(content)
-        with pytest.raises(RecipeError, match=r"\.json:\d+: not"):
+        with pytest.raises(TextError, match=r"\.json:\d+: not"):
             load_calibration(tmp_path / name, tiny_source, 320, 4, 64)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -26,6 +28,16 @@ def glm5_ascend(*arguments: object, **extra: str) -> subprocess.CompletedProcess
         timeout=300,
         stdin=subprocess.DEVNULL,
     )
+
+
+def in_process(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The same command line in this process: no second import of torch."""
+    from glm5_ascend.cli import run
+
+    words, out, err = list(map(str, arguments)), io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = run(words)
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
 def assert_one_clear_line(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:

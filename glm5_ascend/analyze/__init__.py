@@ -1,0 +1,1 @@
+"""Where a quantization loses accuracy, and which modules to keep in more bits under a budget of bytes."""

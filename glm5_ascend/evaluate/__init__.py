@@ -1,0 +1,1 @@
+"""How far a checkpoint is from its source: teacher-forced metrics, streamed, and generation through servers."""

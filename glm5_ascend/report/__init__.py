@@ -1,0 +1,1 @@
+"""What the HTML reports share: one self-contained page, and drawings as SVG."""
