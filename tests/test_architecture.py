@@ -47,7 +47,9 @@ ALLOWED = {
         "versions",
     },
     "demo_model": {"device", "errors", "resources"},
-    "demo": {"errors"},
+    "local_server": {"errors"},
+    "measure": {"checkpoint", "config", "errors", "glm5_kernels", "local_server", "plan"},
+    "demo": {"errors", "local_server"},
     "cli": {
         "checkpoint",
         "demo_model",
@@ -55,6 +57,7 @@ ALLOWED = {
         "doctor",
         "errors",
         "glm5_kernels",
+        "measure",
         "plan",
         "profiles",
         "quantize",

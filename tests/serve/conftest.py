@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ import pytest
 import tiny_checkpoints
 from chat import API_KEY
 from oracle import hf_continue, hf_model
+from server_process import free_port, running
 
 HERE = Path(__file__).parent
 PROMPT_LENGTHS = (10, 150, 300, 33, 700)  # index_topk is 32: shorter, just longer, much longer
@@ -100,7 +98,7 @@ def run_engine(tmp_path_factory: pytest.TempPathFactory) -> Job:
         arguments = list(argument) or [str(folder / "job.json")]
         command = [sys.executable, str(HERE / script), *arguments, str(folder / "result.json")]
         environment = {**os.environ, **ENGINE_ENVIRONMENT}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=1200, cwd=folder, env=environment)
         assert done.returncode == 0, f"{script} failed:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
         report: dict[str, Any] = json.loads((folder / "result.json").read_text())
         return report
@@ -133,9 +131,7 @@ def shared_indexer_oracle(shared_indexer_checkpoint: Path, prompts: list[list[in
 @pytest.fixture(scope="session")
 def server(rotated_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """`glm5-ascend serve` on the trained model, quantized to W4A8, with MTP; yields the base URL."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     flags = ["--max-num-seqs", "8", "--max-model-len", "2048", "--block-size", "16", "--api-key", API_KEY]
     flags += ["--enable-prompt-tokens-details"]
     flags += ["--speculative-config", '{"method": "mtp", "num_speculative_tokens": 3}']
@@ -143,15 +139,9 @@ def server(rotated_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
         "import sys; from pathlib import Path; from glm5_ascend.serve.launch import serve; "
         f"sys.exit(serve(Path({str(rotated_checkpoint)!r}), {flags!r}, port={port}))"
     )
-    log_path = tmp_path_factory.mktemp("server") / "server.log"
-    with log_path.open("w") as log:
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=log, stderr=subprocess.STDOUT)
-        try:
-            wait_until_healthy(f"http://127.0.0.1:{port}/health", process, log_path)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.wait(timeout=60)
+    log = tmp_path_factory.mktemp("server") / "server.log"
+    with running([sys.executable, "-c", code], port, log):
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture(scope="session")
@@ -160,16 +150,3 @@ def client(server: str) -> Any:
     import openai
 
     return openai.OpenAI(base_url=f"{server}/v1", api_key=API_KEY, timeout=60)
-
-
-def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log_path: Path, seconds: int = 180) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            break
-        try:
-            with urllib.request.urlopen(url, timeout=2):
-                return
-        except OSError:
-            time.sleep(0.5)
-    raise AssertionError(f"the server did not start:\n{log_path.read_text()[-6000:]}")
