@@ -55,6 +55,7 @@ ALLOWED = {
         "demo_model",
         "device",
         "doctor",
+        "environment",
         "errors",
         "glm5_kernels",
         "measure",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,19 @@ def measure(directory: Path, log: Path, rounds: int = 5) -> Hardware:
         ConfigError, CheckpointError: no GLM-5 checkpoint. MissingEnvironmentError: it cannot be served.
     """
     model = from_directory(directory, None, False)
-    torch.set_num_threads(threads())
     with server(directory, log, FLAGS) as port:
-        served = Timer(f"http://127.0.0.1:{port}", min(256, model.config.vocab_size)).measure(rounds)
+        served = Timer(f"http://127.0.0.1:{port}", token_ids(model)).measure(rounds)
+    return describe(model, directory, served)
+
+
+def token_ids(model: PlannedModel) -> int:
+    """How many to draw prompts from: the first ones are bytes in any of these tokenizers."""
+    return min(256, model.config.vocab_size)
+
+
+def describe(model: PlannedModel, directory: Path, served: Served) -> Hardware:
+    """This machine by its rates, measured now, and by what a server of `directory` took."""
+    torch.set_num_threads(threads())
     bare = _bare(model, directory)
     return bare.model_copy(update={"efficiencies": efficiencies(model, bare, served).to_json()})
 
@@ -71,7 +82,7 @@ def _bare(model: PlannedModel, directory: Path) -> Hardware:
                 "memory": _figure(memory, f"a copy of {rates.COPY_BYTES} bytes"),
                 "bf16": _figure(bf16, f"products of {shape}; in fp32 {fp32 / 1e9:.1f}e+9"),
                 "int8": _figure(int8, f"products of {shape}, inputs quantized"),
-                "vector": _figure(rates.vector_rate(), "fp32 multiply-adds in the nearest cache"),
+                "vector": _figure(rates.vector_rate(), "fp32 multiply-adds in the second cache"),
                 "operators": {name: _figure(rate, f"compiled kernel, {shape}") for name, rate in operators.items()},
             },
             "links": {"node": unused, "scale_out": unused},
@@ -111,6 +122,17 @@ def efficiencies(model: PlannedModel, hardware: Hardware, served: Served) -> Eff
         token, step = max(0.0, float(token)), max(0.0, float(np.mean(rest)))
         step = 0.0 if token > 0 else step
     return Efficiencies(1.0, 1.0, share, float(step), eager, float(token))
+
+
+def summary(found: Hardware) -> Iterator[str]:
+    """Lines for a person."""
+    own = found.rates
+    yield f"{found.title}, measured on {found.measured_on}"
+    products = f"bf16 {own.bf16.value / 1e9:.1f}, int8 {own.int8.value / 1e9:.1f} GOPS"
+    yield f"memory {own.memory.value / 1e9:.1f} GB/s; products {products}"
+    yield ", ".join(f"{name} {figure.value / 1e9:.1f} GOPS" for name, figure in own.operators.items())
+    for name, value in (found.efficiencies or {}).items():
+        yield f"{name:14} {value:.3g}" if "seconds" not in name else f"{name:14} {1e6 * value:.0f} us per layer"
 
 
 def write(found: Hardware, path: Path, *, replace: bool) -> None:

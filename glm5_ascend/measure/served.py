@@ -41,11 +41,11 @@ class Timer:
     def __init__(self, url: str, vocabulary: int) -> None:
         self.url, self.vocabulary, self.random = url, vocabulary, random.Random(0)
 
-    def measure(self, rounds: int) -> Served:
-        """All sizes in turn, `rounds` times after one round that warms up: what else runs hits all alike."""
+    def measure(self, rounds: int, warm: bool = True) -> Served:
+        """All sizes in turn, `rounds` times, with `warm` after one more: what else runs hits all alike."""
         first: dict[int, list[float]] = {length: [] for length in PROMPTS}
         step: dict[int, list[float]] = {batch: [] for batch in BATCHES}
-        for number in range(rounds + 1):
+        for number in range(0 if warm else 1, rounds + 1):
             for length in PROMPTS:
                 seconds = self.first_token(length)
                 if number:
