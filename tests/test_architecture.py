@@ -32,7 +32,7 @@ ALLOWED = {
     "model": {"checkpoint", "config", "glm5_kernels"},
     "quantize": {"checkpoint", "config", "device", "errors", "glm5_kernels", "model", "resources"},
     "verify": {"checkpoint", "config", "errors", "quantize"},
-    "plan": {"checkpoint", "config", "errors", "resources"},
+    "plan": {"checkpoint", "config", "errors", "profiles", "resources"},
     "serve": {"checkpoint", "config", "environment", "errors", "glm5_kernels", "profiles", "rules", "versions"},
     "doctor": {
         "checkpoint",

@@ -54,7 +54,7 @@ def token_ids(model: PlannedModel) -> int:
 def describe(model: PlannedModel, directory: Path, served: Served) -> Hardware:
     """This machine by its rates, measured now, and by what a server of `directory` took."""
     torch.set_num_threads(threads())
-    bare = _bare(model, directory)
+    bare = rated(model, directory)
     return bare.model_copy(update={"efficiencies": efficiencies(model, bare, served).to_json()})
 
 
@@ -64,7 +64,8 @@ def threads() -> int:
     return int(given) if given.isdecimal() and int(given) > 0 else 1
 
 
-def _bare(model: PlannedModel, directory: Path) -> Hardware:
+def rated(model: PlannedModel, directory: Path) -> Hardware:
+    """The rates alone, no efficiencies."""
     c = model.config
     operators = {"lightning indexer": rates.indexer_rate(c), "sparse attention": rates.attention_rate(c)}
     if model.expert_type != "FLOAT":
