@@ -2,10 +2,11 @@
 
     OMP_NUM_THREADS=1 python benchmarks/plan_cpu.py --work work/plan-cpu [--rounds 5] [--json FILE]
 
-For the float demo model and its W4A8 output: a server; in each round first the planner's measurements (`glm5-ascend
-plan --measure`: prompts of 128 to 512 tokens alone, 1 and 4 requests of 256), then 8 requests of 1024 tokens and 64 new
-ones by vLLM's load generator, so that what else runs on the machine hits both. Then the hardware file of the medians,
-and what `glm5-ascend plan --hardware FILE` says about the 8 requests. Exit 1 where it is more than 20 % off the median.
+For the float demo model and its W4A8 output: a server; in each round 8 requests of 1024 tokens and 64 new ones by vLLM's
+load generator, and before and after them the planner's measurements (`glm5-ascend plan --measure`: prompts of 128 to 512
+tokens alone, 1, 2 and 4 requests of 256), so that what else runs on the machine hits both. Then the hardware file of the
+medians, and what `glm5-ascend plan --hardware FILE` says about the 8 requests. Exit 1 where it is more than 20 % off the
+median of the rounds.
 """
 
 from __future__ import annotations
@@ -28,20 +29,21 @@ ALLOWED = 0.20
 REQUESTS, LENGTH, NEW_TOKENS = 8, 1024, 64
 
 
-def rounds_of(model: Path, rounds: int, work: Path) -> tuple[Served, list[float]]:
-    """The planner's measurements, medians of all rounds, and seconds of the load in each."""
-    planned, single, seconds = from_directory(model, None, False), [], []
+def rounds_of(model: Path, rounds: int, work: Path) -> tuple[Served, list[dict[str, float]]]:
+    """The planner's measurements, medians of all rounds, and what the load generator reports in each."""
+    planned, single, loads = from_directory(model, None, False), [], []
     with server(model, describe.threads(), work / f"{model.name}.log") as running:
         timer = Timer(running["url"], describe.token_ids(planned))
         for number in range(rounds + 1):
-            found = timer.measure(1) if number == 0 else timer.measure(1, warm=False)
-            spent = load(running["url"], model, REQUESTS, LENGTH, NEW_TOKENS, work / "load.json")
+            before = timer.measure(1, warm=number == 0)
+            seconds = load(running["url"], model, REQUESTS, LENGTH, NEW_TOKENS, work / "load.json")
             if number:  # the first round compiles and warms up
-                single.append(found)
-                seconds.append(spent)
+                single += [before, timer.measure(1, warm=False)]
+                told = json.loads((work / "load.json").read_text())
+                loads.append({"seconds": seconds, "ttft_ms": told["mean_ttft_ms"], "tpot_ms": told["mean_tpot_ms"]})
     first = {key: statistics.median(each.first[key] for each in single) for key in single[0].first}
     step = {key: statistics.median(each.step[key] for each in single) for key in single[0].step}
-    return Served(first, step, rounds), seconds
+    return Served(first, step, rounds), loads
 
 
 def predicted(model: Path, file: Path) -> dict[str, Any]:
@@ -73,17 +75,18 @@ def main() -> None:
     print("|---|---|---|---|---|")
     report, worst = {}, 0.0
     for model in (float_model, quantized):
-        served, seconds = rounds_of(model, args.rounds, args.work)
+        served, loads = rounds_of(model, args.rounds, args.work)
         file = args.work / f"{model.name}.yaml"
         describe.write(describe.describe(from_directory(model, None, False), model, served), file, replace=True)
-        told = predicted(model, file)["output_tokens_per_s"]["value"]
-        speeds = [REQUESTS * NEW_TOKENS / spent for spent in seconds]
+        plan = predicted(model, file)
+        told = plan["output_tokens_per_s"]["value"]
+        speeds = [REQUESTS * NEW_TOKENS / each["seconds"] for each in loads]
         middle = statistics.median(speeds)
         error = told / middle - 1
         worst = max(worst, abs(error))
         spread = f"{min(speeds):.1f} to {max(speeds):.1f}"
         print(f"| {model.name} | {told:.1f} | {middle:.1f} | {spread} | {100 * error:+.1f} % |")
-        report[model.name] = {"predicted": told, "measured": speeds, "first": served.first, "step": served.step}
+        report[model.name] = {"plan": plan, "loads": loads, "first": served.first, "step": served.step}
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n")
     print(f"\nworst {100 * worst:.0f} %, allowed {100 * ALLOWED:.0f} %")

@@ -2,7 +2,7 @@
 
 Copies, products and fused ops give the rates. What the served engine takes besides them is found with the planner's
 own arithmetic on other sizes than those it is asked about: prompts of up to 512 tokens alone give the share of products
-and the host's time of a prefill, one and four requests at once the host's time of a step and of a token.
+and the host's time of a prefill, one to four requests at once the host's time of a step and of a token.
 """
 
 from __future__ import annotations
@@ -117,11 +117,15 @@ def efficiencies(model: PlannedModel, hardware: Hardware, served: Served) -> Eff
     device = np.array(
         [decode_step(model, hardware, ENGINE, constants, n, served.step_context).seconds for n in batches]
     )
-    rest = (np.array(list(served.step.values())) - device) / layers
-    token, step = np.polyfit(batches, rest, 1)
-    if token < 0 or step < 0:
-        token, step = max(0.0, float(token)), max(0.0, float(np.mean(rest)))
-        step = 0.0 if token > 0 else step
+    took = np.array(list(served.step.values()))
+    # Step and token in units of a second per layer; the smaller of the two may come out below zero: then it is zero.
+    parts = layers * np.stack([np.ones_like(batches), batches], axis=1) / took[:, None]
+    target = (took - device) / took
+    step, token = np.linalg.lstsq(parts, target, rcond=None)[0]
+    if step < 0 or token < 0:
+        alone = [max(0.0, float(part @ target / (part @ part))) for part in parts.T]
+        errors = [float(np.sum((part * value - target) ** 2)) for part, value in zip(parts.T, alone, strict=True)]
+        step, token = (alone[0], 0.0) if errors[0] <= errors[1] else (0.0, alone[1])
     return Efficiencies(1.0, 1.0, share, float(step), eager, float(token))
 
 

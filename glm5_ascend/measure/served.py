@@ -15,8 +15,8 @@ from glm5_ascend.errors import CheckFailedError
 
 #: Prompts whose first token is timed, alone; requests at once whose steps are timed, of STEP_PROMPT tokens each.
 PROMPTS = (128, 256, 512)
-BATCHES = (1, 4)
-STEP_PROMPT, NEW_TOKENS = 256, 48
+BATCHES = (1, 2, 4)
+STEP_PROMPT, NEW_TOKENS = 256, 64
 #: Flags of the server: no answer may come from a cache.
 FLAGS = ("--no-enable-prefix-caching", "--max-num-seqs", "8", "--max-model-len", "4096")
 
