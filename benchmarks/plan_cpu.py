@@ -2,11 +2,11 @@
 
     OMP_NUM_THREADS=1 python benchmarks/plan_cpu.py --work work/plan-cpu [--rounds 5] [--json FILE]
 
-For the float demo model and its W4A8 output: a server; in each round 8 requests of 1024 tokens and 64 new ones by vLLM's
-load generator, and before and after them the planner's measurements (`glm5-ascend plan --measure`: prompts of 128 to 512
-tokens alone, 1, 2 and 4 requests of 256), so that what else runs on the machine hits both. Then the hardware file of the
-medians, and what `glm5-ascend plan --hardware FILE` says about the 8 requests. Exit 1 where it is more than 20 % off the
-median of the rounds.
+For the float demo model and its W4A8 output: a server; in each round 8 requests of 1024 tokens and 64 new ones by
+vLLM's load generator, and before and after them the planner's measurements (`glm5-ascend plan --measure`: prompts of
+128 to 512 tokens alone, 1, 2 and 4 requests of 256), so that what else runs on the machine hits both. Then the
+hardware file of the medians, and what `glm5-ascend plan --hardware FILE` says about the 8 requests. Exit 1 where it
+is more than 20 % off the median of the rounds.
 """
 
 from __future__ import annotations
