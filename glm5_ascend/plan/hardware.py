@@ -33,8 +33,7 @@ class Rates(_Strict):
     """Peaks of one die: bytes per second of memory, operations per second (two per multiply-add) of each unit.
 
     Attributes:
-        operators: what operators that were timed by themselves reach, by name; the unit's peak and the efficiency of
-            products do not apply to them.
+        operators: what operators that were timed by themselves reach, by name, in the place of the unit's peak.
     """
 
     memory: Figure

@@ -39,7 +39,7 @@ def op_seconds(op: Op, hardware: Hardware, efficiency: Efficiencies) -> tuple[fl
     memory = (op.stream / efficiency.stream + op.gather / efficiency.gather) / rates.memory.value
     own = rates.operators.get(op.name)
     if own is not None:
-        return max((memory, "HBM"), ((op.bf16 + op.int8) / own.value, "cube"))
+        return max((memory, "HBM"), ((op.bf16 + op.int8) / own.value / efficiency.compute, "cube"))
     cube = (op.bf16 / rates.bf16.value + op.int8 / rates.int8.value) / efficiency.compute
     vector = op.vector / rates.vector.value / efficiency.compute
     # Cube and vector units work side by side in the fused ops, and while the next data is on its way.
