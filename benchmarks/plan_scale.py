@@ -1,16 +1,17 @@
 """From 1 to 512 nodes on paper: throughput, cost, tails, and what limits them.
 
-    python benchmarks/plan_scale.py [--out benchmarks/results]     # table, CSV and (with matplotlib) two plots
+    python benchmarks/plan_scale.py [--out benchmarks/results] [--price 30]     # table, CSV and (with matplotlib) plots
 
 Requests grow with the machines: the same number per node. Ways to grow: engines of at most 4 nodes side by side,
 or engines as wide as their experts allow, within a supernode (UB) or over RoCE. Nothing here was run; beyond 4 nodes no
-public number checks it. For a price per node and hour, a million tokens cost price / 3600 / (tokens/s per node) * 1e6.
+public number checks it. With --price, of one node and hour, a column says what a million output tokens cost.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 
 from glm5_ascend.plan.efficiency import fitted_efficiencies
@@ -44,11 +45,11 @@ def layouts(nodes: int, dies: int) -> list[tuple[str, Layout]]:
     return found if nodes > 4 else [found[0], found[2]]
 
 
-def rows() -> list[dict[str, object]]:
+def rows(sizes: Sequence[int]) -> list[dict[str, object]]:
     model, pod, efficiency = named("glm-5", "w4a8"), load_hardware("a3"), fitted_efficiencies()
     apart = pod.model_copy(update={"links": pod.links.model_copy(update={"pod": None})})
     out: list[dict[str, object]] = []
-    for nodes in NODES:
+    for nodes in sizes:
         load = Workload(3500, 1500, PER_NODE * nodes)
         for way, layout in layouts(nodes, pod.dies_per_node):
             hardware = apart if way.endswith("RoCE") else pod
@@ -97,15 +98,23 @@ def plots(found: list[dict[str, object]], out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    out: Path = parser.parse_args().out
-    found = rows()
-    shown = [column for column in COLUMNS if column != "layout"]
+    parser.add_argument("--price", type=float, help="of one node and hour, in any currency")
+    parser.add_argument("--nodes", type=int, nargs="+", default=NODES)
+    args = parser.parse_args()
+    out: Path = args.out
+    found, columns = rows(args.nodes), list(COLUMNS)
+    if args.price is not None:
+        columns.append("cost_per_million")
+        for row in found:
+            per_second = float(str(row["tokens_per_s"]))
+            row["cost_per_million"] = round(args.price * int(str(row["nodes"])) / 3600 / per_second * 1e6, 3)
+    shown = [column for column in columns if column != "layout"]
     print("| " + " | ".join(shown) + " |\n" + "|---" * len(shown) + "|")
     for row in found:
         print("| " + " | ".join(str(row[column]) for column in shown) + " |")
     out.mkdir(parents=True, exist_ok=True)
     with (out / "plan_scale.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(found)
     try:

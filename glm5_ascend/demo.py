@@ -6,24 +6,17 @@ with the official OpenAI client and stops it.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shlex
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.errors import EXIT_INTERRUPTED, CheckFailedError, Glm5Error, MissingEnvironmentError, OutputError
+from glm5_ascend.errors import EXIT_INTERRUPTED, CheckFailedError, Glm5Error, OutputError
+from glm5_ascend.local_server import server
 
-START_TIMEOUT_S = 300
 WEATHER_TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -40,49 +33,6 @@ def run(*arguments: str) -> None:
     code = subprocess.call([sys.executable, "-m", "glm5_ascend", *arguments])
     if code:
         raise CheckFailedError(f"glm5-ascend {arguments[0]} ended with exit code {code}", "its message stands above")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextlib.contextmanager
-def server(directory: Path, log: Path) -> Iterator[int]:
-    """A running server on a free port of 127.0.0.1; ended when the block ends."""
-    port = free_port()
-    command = [sys.executable, "-m", "glm5_ascend", "serve", str(directory), "--port", str(port)]
-    print(f"\n$ glm5-ascend serve {directory} --port {port}     (log: {log})", flush=True)
-    with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
-        try:
-            _wait_until_ready(process, port, log)
-            yield port
-        finally:
-            _stop(process)
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            last = (log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
-            raise MissingEnvironmentError(f"the server ended with exit code {process.returncode}: {last}", f"see {log}")
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-            return
-        time.sleep(0.5)
-    raise MissingEnvironmentError(f"the server did not answer within {START_TIMEOUT_S} s", f"see {log}")
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server and its engine process, which share a process group of their own."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=30)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def chat(port: int) -> None:
@@ -134,7 +84,9 @@ def demo(directory: Path) -> None:
     run("demo-model", str(model))
     run("quantize", str(model), str(quantized), "--recipe", "w4a8")
     run("verify", str(quantized), "--against", str(model))
-    with server(quantized, directory / "serve.log") as port:
+    log = directory / "serve.log"
+    print(f"\n$ glm5-ascend serve {quantized}     (log: {log})", flush=True)
+    with server(quantized, log) as port:
         chat(port)
     print(f"\nThe W4A8 checkpoint is in {quantized}. Serve it: glm5-ascend serve {quantized}")
 

@@ -18,6 +18,8 @@ from glm5_ascend.errors import MissingEnvironmentError
 HARMFUL = ("torchvision", "torchaudio", "torchcodec")
 ENTRY_POINTS = {"vllm.platform_plugins": "glm5_cpu", "vllm.general_plugins": "glm5_ascend"}
 TESTED_VLLM = "0.32.0"
+#: Served with the same tokens by tests/contract/test_vllm_versions.py.
+ALSO_TESTED_VLLM = ("0.29.0",)
 INSTALL_CPU = "make install-cpu"
 
 

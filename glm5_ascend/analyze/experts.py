@@ -66,12 +66,17 @@ def analyze_expert(
     tensors = source.load_all(prefix, parts, gains)
     look = expert % max(1, plan.config.n_routed_experts // OUTLIER_EXPERTS) == 0
     before = {name: Outliers.of(tensor) for name, tensor in tensors.items()} if look else {}
-    seen = run_expert(tensors, expert, routed)
+    compensated = bool(plan.compensated(prefix, parts))
+    inputs = run_expert(tensors, expert, routed, compensated)
+    seen = inputs.down
     smooth = torch.ones(plan.config.moe_intermediate_size)
     for search in plan.smoothing(layer, [S.expert_subgraph(expert)]):
         if seen.tokens >= COLD_EXPERT_TOKENS:
             target = tensors[f"{search.subgraph.targets[0]}.weight"]
             smooth = move_scale(tensors, plan.config, search.subgraph, search_scale([target], seen, search))
+    warm = compensated and seen.tokens >= COLD_EXPERT_TOKENS
+    outer, inner = inputs.feedback(smooth) if warm else (None, None)
+    feedback = {part.name: inner if part is parts[2] else outer for part in parts}
     report = ExpertReport(expert, seen.tokens)
     token, slot = torch.where(routed.ids == expert)
     sample = routed.inputs.gather(spread(token, EXPERT_ROWS))
@@ -79,13 +84,22 @@ def analyze_expert(
     token, share = token[token < probed], share[token < probed]
     probe = routed.inputs.gather(token)
     names = [S.tensor_name(part) for part in parts]
+    methods = [plan.linears[prefix + part.name].method for part in parts]
     gate, up, down = (tensors[name] for name in names)
     change: dict[str, torch.Tensor] = {}
     scales: dict[str, torch.Tensor] = {}
     nobody = InputStatistics(1)
     for kind in kinds:
         made = [
-            rounded(part.name, tensors[name], kind, plan.linears[prefix + part.name].method, nobody, None)
+            rounded(
+                part.name,
+                tensors[name],
+                kind,
+                plan.linears[prefix + part.name].method,
+                nobody,
+                None,
+                feedback[part.name],
+            )
             for part, name in zip(parts, names, strict=True)
         ]
         scales[kind] = torch.stack([scale_histogram(each.scales) for each in made]).sum(0)
@@ -94,8 +108,8 @@ def analyze_expert(
             wanted = _float(gate, up, down, sample)
             report.output[kind] = float((_run(made, sample) - wanted).norm() / wanted.norm().clamp_min(1e-30))
             if kind == kinds[0]:
-                inner = F.silu(sample @ gate.T) * (sample @ up.T)
-                for part, linear, rows in zip(parts, made, (sample, sample, inner), strict=True):
+                read = F.silu(sample @ gate.T) * (sample @ up.T)
+                for part, linear, rows in zip(parts, made, (sample, sample, read), strict=True):
                     weight = tensors[S.tensor_name(part)]
                     report.linears[part.name.rsplit(".", 1)[1]] = errors(linear, weight, rows)
     if look:

@@ -17,6 +17,7 @@ from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint import structure as S
 from glm5_ascend.checkpoint.structure import Linear
 from glm5_ascend.quantize.activations import RowFile, Stream
+from glm5_ascend.quantize.compensation import Feedback
 from glm5_ascend.quantize.forward import Routed, Selections, forward_layer
 from glm5_ascend.quantize.plan import Plan
 from glm5_ascend.quantize.smoothing import search_scale
@@ -142,10 +143,11 @@ class LayerAnalysis:
         made: dict[str, RoundedLinear] = {}
         for name in unit.modules:
             weight, method = tensors[f"{name}.weight"], self.plan.linears[self.prefix + name].method
-            made[name] = linear = rounded(name, weight, unit.scheme, method, seen[name], smooth.get(name))
             rows, part = seen[name].rows, S.find(self.parts, name)
+            x = rows if name not in smooth else rows / smooth[name]
+            feedback = Feedback.on(x) if method == "gptq" else None
+            made[name] = linear = rounded(name, weight, unit.scheme, method, seen[name], smooth.get(name), feedback)
             assert isinstance(part, Linear)
-            x = rows / linear.smooth
             activations = states(unrotated(rows, part, self.gains), rows, x)
             weights = self._weight_states(name, weight)
             found = LinearReport(name, unit.scheme, seen[name].tokens, errors(linear, weight, x), activations, weights)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from glm5_ascend.checkpoint import schemes
+from glm5_ascend.quantize.compensation import Feedback
 from glm5_ascend.quantize.rounding import quantize_linear
 from glm5_ascend.quantize.smoothing import quantize_activation
 from glm5_ascend.quantize.statistics import InputStatistics
@@ -68,12 +69,18 @@ class RoundedLinear:
 
 
 def rounded(
-    module: str, weight: torch.Tensor, scheme: str, method: str, seen: InputStatistics, smooth: torch.Tensor | None
+    module: str,
+    weight: torch.Tensor,
+    scheme: str,
+    method: str,
+    seen: InputStatistics,
+    smooth: torch.Tensor | None,
+    feedback: Feedback | None = None,
 ) -> RoundedLinear:
     """Round `weight` [N, K], already multiplied by `smooth`, as the quantizer does."""
     scale = torch.ones(weight.shape[1]) if smooth is None else smooth
     activation = seen.range_after(scale) if scheme == schemes.W8A8 else None
-    stored = quantize_linear(module, weight, scheme, method, activation).stored
+    stored = quantize_linear(module, weight, scheme, method, activation, feedback).stored
     return RoundedLinear(scheme, schemes.dequantize(scheme, stored), stored["weight_scale"].flatten(), seen, scale)
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from glm5_ascend.errors import PlanError
 
 
 def register(app: typer.Typer) -> None:
@@ -19,7 +23,9 @@ def plan(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Instead of DIR: glm-5, glm-5.1 or glm-5.2.")] = None,
     quant: Annotated[str, typer.Option(help="With --model: bf16, w8a8, w4a8, w8a8c8 or w4a8c8.")] = "w4a8",
-    hardware: Annotated[str, typer.Option(help="a3, a2, or a YAML file that describes a machine.")] = "a3",
+    hardware: Annotated[
+        str, typer.Option(help="a3, a2, cpu (after --measure), or a YAML file that describes a machine.")
+    ] = "a3",
     nodes: Annotated[int, typer.Option(help="How many machines.")] = 1,
     workload: Annotated[
         str, typer.Option(help="in=TOKENS,out=TOKENS,concurrency=N,prefix_hit=SHARE,rate=PER_SECOND,requests=N.")
@@ -45,8 +51,19 @@ def plan(
     ] = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a report that needs no network.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="Describe this machine's CPU for --hardware cpu: serves DIR (or the demo model)."
+        ),
+    ] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="With --measure: write there instead.")] = None,
 ) -> int:
     """Does it fit, which layout, how fast: memory, latency and throughput on paper, with their uncertainty."""
+    if measure:
+        return _measure(directory, out)
+    if out is not None:
+        raise PlanError("--out goes with --measure", "the plan itself: --json, or --html FILE")
     from glm5_ascend.plan.command import Request, run
 
     made = run(
@@ -88,4 +105,33 @@ def plan(
 
         for line in lines(made, simulated):
             print(line)
+    return 0
+
+
+def _measure(directory: Path | None, out: Path | None) -> int:
+    """Measure this machine and write its description."""
+    from glm5_ascend.environment import require_cpu_environment
+    from glm5_ascend.errors import OutputError
+    from glm5_ascend.plan.hardware import measured_file
+
+    target = out or measured_file()
+    if out is not None and out.exists():
+        raise OutputError(f"{out} exists already", "name another file, or remove it")
+    require_cpu_environment()
+    from glm5_ascend.measure.describe import measure, summary, write
+
+    with tempfile.TemporaryDirectory() as folder:
+        if directory is None:
+            from glm5_ascend.demo_model.resources import write_demo_model
+
+            directory = write_demo_model(Path(folder) / "glm5-demo")
+        handle, log = tempfile.mkstemp(prefix="glm5-measure-", suffix=".log")  # kept where the server fails
+        os.close(handle)
+        found = measure(directory, Path(log))
+        os.unlink(log)
+    write(found, target, replace=out is None)
+    for line in summary(found):
+        print(line)
+    name = "cpu" if out is None else target
+    print(f"wrote {target}; use it: glm5-ascend plan {directory} --hardware {name} --mtp 0 --workload ...")
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -29,12 +30,17 @@ class Figure(_Strict):
 
 
 class Rates(_Strict):
-    """Peaks of one die: bytes per second of memory, operations per second (two per multiply-add) of each unit."""
+    """Peaks of one die: bytes per second of memory, operations per second (two per multiply-add) of each unit.
+
+    Attributes:
+        operators: what operators that were timed by themselves reach, by name, in the place of the unit's peak.
+    """
 
     memory: Figure
     bf16: Figure
     int8: Figure
     vector: Figure
+    operators: dict[str, Figure] = {}
 
 
 class Link(_Strict):
@@ -54,7 +60,13 @@ class Links(_Strict):
 
 
 class Hardware(_Strict):
-    """A kind of node, as a file of data/hardware/ describes it."""
+    """A kind of node, as a file of data/hardware/ describes it.
+
+    Attributes:
+        host_ahead: the host launches the operators of a prefill while the device is still busy with earlier ones;
+            false where both are one (a CPU): the times add.
+        measured_on: the model that `plan --measure` served, for a machine that was measured.
+    """
 
     name: str
     title: str
@@ -65,6 +77,8 @@ class Hardware(_Strict):
     peer_seconds: Figure
     pass_seconds_scale: Figure
     price_per_node_hour: Positive | None = None
+    host_ahead: bool = True
+    measured_on: str | None = None
     efficiencies: dict[str, float] | None = None  # of a machine that was measured; None: those fitted on the A3
 
     def link(self, dies: int) -> Link:
@@ -93,8 +107,14 @@ def known_hardware() -> list[str]:
     return sorted(path.stem for path in (data_dir("plan/data") / "hardware").glob("*.yaml"))
 
 
+def measured_file() -> Path:
+    """Where `plan --measure` writes what `--hardware cpu` reads."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "glm5-ascend" / "cpu.yaml"
+
+
 def load_hardware(name: str) -> Hardware:
-    """A shipped description by name, or a YAML file by path.
+    """A shipped description by name, this machine's CPU (`cpu`) once it was measured, or a YAML file by path.
 
     Raises:
         PlanError: unknown name, unreadable file, wrong or missing key; names file and key.
@@ -102,9 +122,16 @@ def load_hardware(name: str) -> Hardware:
     path = data_dir("plan/data") / "hardware" / f"{name}.yaml"
     if "/" in name or "." in name:
         path = Path(name)
+    if name == "cpu":
+        path = measured_file()
+        if not path.is_file():
+            raise PlanError(
+                f"--hardware cpu: this machine was not measured yet ({path} does not exist)",
+                "glm5-ascend plan DIR --measure",
+            )
     if not path.is_file():
         raise PlanError(
-            f"--hardware {name}: neither a known machine nor a file", f"known: {', '.join(known_hardware())}"
+            f"--hardware {name}: neither a known machine nor a file", f"known: {', '.join(known_hardware())}, cpu"
         )
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -1,4 +1,7 @@
-"""The `vllm serve` lines that run a plan: rendered from the layout, in the options of vllm-ascend 0.23."""
+"""What runs a plan: the profile of deploy/ with its layout, and `vllm serve` lines in the options of vllm-ascend 0.23.
+
+A profile is one if machine, number of nodes, types of the weights and the parallel sizes of every role are the plan's.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,23 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from glm5_ascend.plan.layout import Engine
+from glm5_ascend.profiles.load import Profile, Role, load, names
 
 if TYPE_CHECKING:
     from glm5_ascend.plan.result import Plan
 
 
 def commands(plan: Plan) -> Iterator[str]:
-    """One line per kind of engine; addresses, ports and ranks are left to the launcher."""
+    """The profile and how to render it, if there is one; and one line per kind of engine, whose addresses, ports and
+    ranks are left to the launcher."""
+    if plan.cluster.hardware.measured_on is not None:
+        yield "run it: glm5-ascend serve DIR"
+        return
+    name = profile_of(plan)
+    if name is not None:
+        yield f"profile: {name} (glm5-ascend serve DIR --profile {name}, or glm5-ascend deploy render {name})"
+    else:
+        yield "profile: none of deploy/profiles has this layout; these lines do:"
     layout = plan.chosen.layout
     context = plan.workload.prompt + plan.workload.output
     if layout.prefill is None:
@@ -21,6 +34,37 @@ def commands(plan: Plan) -> Iterator[str]:
         return
     yield f"prefill nodes: {_serve(plan, layout.prefill, context, role='kv_producer')}"
     yield f"decode nodes:  {_serve(plan, layout.decode, context, role='kv_consumer')}"
+
+
+def profile_of(plan: Plan) -> str | None:
+    """Name of the first profile of deploy/ that does the chosen layout; None if none does."""
+    return next((name for name in names() if _does(load(name), plan)), None)
+
+
+def _does(profile: Profile, plan: Plan) -> bool:
+    layout, cluster = plan.chosen.layout, plan.cluster
+    engines = {"decode": layout.decode} | ({"prefill": layout.prefill} if layout.prefill else {})
+    own = {
+        role.args.get("kv-transfer-config", {}).get("kv_role", "kv_consumer"): role for role in profile.roles.values()
+    }
+    roles = {"decode": own.get("kv_consumer"), "prefill": own.get("kv_producer")}
+    if profile.alternatives or len(profile.roles) != len(engines) or layout.replicas != 1:
+        return False
+    if (profile.hardware["node"], profile.hardware["nodes"]) != (cluster.hardware.name, cluster.nodes):
+        return False
+    if (profile.weights["experts"], profile.weights["attention"]) != (plan.model.expert_type, _attention(plan)):
+        return False
+    return all((role := roles[name]) is not None and _sizes(role) == (engine.tp, engine.dp, engine.dcp)
+               for name, engine in engines.items())  # fmt: skip
+
+
+def _attention(plan: Plan) -> str:
+    return plan.model.type_of(0, "self_attn.q_a_proj")
+
+
+def _sizes(role: Role) -> tuple[int, int, int]:
+    tp, dp, dcp = (int(role.args.get(f"{kind}-parallel-size", 1)) for kind in ("tensor", "data", "decode-context"))
+    return tp, dp, dcp
 
 
 def _serve(plan: Plan, engine: Engine, context: int, role: str | None = None) -> str:

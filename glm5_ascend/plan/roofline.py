@@ -37,6 +37,9 @@ def op_seconds(op: Op, hardware: Hardware, efficiency: Efficiencies) -> tuple[fl
     if op.kind:
         return _collective(op, hardware)
     memory = (op.stream / efficiency.stream + op.gather / efficiency.gather) / rates.memory.value
+    own = rates.operators.get(op.name)
+    if own is not None:
+        return max((memory, "HBM"), ((op.bf16 + op.int8) / own.value / efficiency.compute, "cube"))
     cube = (op.bf16 / rates.bf16.value + op.int8 / rates.int8.value) / efficiency.compute
     vector = op.vector / rates.vector.value / efficiency.compute
     # Cube and vector units work side by side in the fused ops, and while the next data is on its way.
@@ -113,7 +116,10 @@ def prefill_chunk(
     by_limit, by_op = time_ops(ops, hardware, efficiency)
     device = sum(by_limit.values())
     host = model.config.num_hidden_layers * efficiency.eager_seconds * hardware.pass_seconds_scale.value
-    if host > device:  # the host launches ahead: only what it is slower by is seen
+    if not hardware.host_ahead:
+        by_limit["host"] += host
+        by_op["launch and synchronisation"] += host
+    elif host > device:  # the host launches ahead: only what it is slower by is seen
         by_limit["host"] += host - device
         by_op["launch and synchronisation"] += host - device
     return Duration(sum(by_limit.values()), dict(by_limit), dict(by_op))

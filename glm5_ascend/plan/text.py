@@ -7,7 +7,7 @@ from typing import Any
 
 from glm5_ascend.plan.efficiency import fitted
 from glm5_ascend.plan.layout import Engine
-from glm5_ascend.plan.profile import commands
+from glm5_ascend.plan.profile import commands, profile_of
 from glm5_ascend.plan.result import Plan, Range
 
 _GB = 1e9
@@ -120,7 +120,7 @@ def to_json(plan: Plan, simulated: Mapping[str, float] | None = None) -> dict[st
              "tpot_ms": round(1e3 * c.prediction.tpot, 3), "ttft_ms": round(1e3 * c.prediction.ttft, 2)}
             for c in plan.others[:8]
         ],
-        "command_lines": list(commands(plan)),
+        "profile": profile_of(plan), "command_lines": list(commands(plan)),
         "simulated": None if simulated is None else dict(simulated),
     }  # fmt: skip
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from command import in_process
 from peers import install, named_interpreter, new_environment
-from running import started_server
+from server_process import started_server
 
 from glm5_ascend.demo_model.resources import write_demo_model
 

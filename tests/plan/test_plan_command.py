@@ -193,3 +193,34 @@ def test_weights_that_contradict_their_description(
     said["model.layers.0.self_attn.o_proj.weight"] = "FLOAT"
     path.write_text(json.dumps(said), encoding="utf-8")
     assert "o_proj" in refused(capsys, copy)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "profile"),
+    [
+        (("--quant", "w4a8", "--layout", "tp=16,dp=1"), "a3-single-w4a8"),
+        (("--quant", "w4a8", "--hardware", "a2", "--layout", "tp=8,dp=1"), "a2-single-w4a8"),
+        (("--quant", "w8a8", "--nodes", 2, "--layout", "tp=16,dp=2"), "a3-2node"),
+        (("--quant", "w8a8", "--nodes", 4, "--layout", "tp=4,dp=8,prefill_tp=8,prefill_dp=4"), "a3-pd"),
+        (("--quant", "w4a8", "--layout", "tp=8,dp=2"), None),
+        (("--quant", "w4a8", "--nodes", 2, "--layout", "tp=16,dp=2"), None),
+    ],
+)
+def test_the_profile_with_the_layout_is_named(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[object, ...], profile: str | None
+) -> None:
+    found = plan(capsys, *arguments)
+    assert found["profile"] == profile
+    assert str(found["command_lines"][0]).startswith(f"profile: {profile or 'none'}")  # type: ignore[index]
+
+
+def test_scale_with_a_price_has_costs(tmp_path: Path) -> None:
+    """A million tokens cost price x nodes / 3600 / (tokens per second) x 1e6."""
+    script = Path(__file__).parents[2] / "benchmarks" / "plan_scale.py"
+    command = [sys.executable, str(script), "--out", str(tmp_path), "--price", "36", "--nodes", "1", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    header, _, *rows = (line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("|"))
+    assert rows
+    for row in (dict(zip(header, row, strict=True)) for row in rows):
+        cost = 36 * int(row["nodes"]) / 3600 / float(row["tokens_per_s"]) * 1e6
+        assert float(row["cost_per_million"]) == pytest.approx(cost, rel=1e-3)

@@ -14,22 +14,11 @@ import pytest
 import tiny_checkpoints
 from chat import API_KEY
 from oracle import hf_continue, hf_model
-from running import started_server
+from server_process import ENGINE_ENVIRONMENT, started_server
 
 HERE = Path(__file__).parent
 PROMPT_LENGTHS = (10, 150, 300, 33, 700)  # index_topk is 32: shorter, just longer, much longer
 Job = Callable[..., dict[str, Any]]
-#: One engine in one process and one thread: fast to start, and hooks and dispatch modes see the model.
-ENGINE_ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-}
 
 
 @pytest.fixture(scope="session")
@@ -98,7 +87,7 @@ def run_engine(tmp_path_factory: pytest.TempPathFactory) -> Job:
         arguments = list(argument) or [str(folder / "job.json")]
         command = [sys.executable, str(HERE / script), *arguments, str(folder / "result.json")]
         environment = {**os.environ, **ENGINE_ENVIRONMENT}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=1200, cwd=folder, env=environment)
         assert done.returncode == 0, f"{script} failed:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
         report: dict[str, Any] = json.loads((folder / "result.json").read_text())
         return report

@@ -10,7 +10,7 @@ import pytest
 import torch
 from chat import API_KEY
 from command import glm5_ascend
-from running import started_server
+from server_process import started_server
 
 from glm5_ascend.demo_model.corpus import validation_texts
 from glm5_ascend.demo_model.held_out import held_out_questions

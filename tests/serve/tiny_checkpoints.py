@@ -19,7 +19,7 @@ SPECIALS = [
 ATTENTION = ("q_a_proj", "kv_a_proj_with_mqa", "q_b_proj", "o_proj", "indexer.wq_b")
 
 
-def write_float_checkpoint(directory: Path, indexers: str = "FFF") -> Path:
+def write_float_checkpoint(directory: Path, indexers: str = "FFF", context: int = 4096) -> Path:
     """Random fp32 model; `indexers`: F = layer with an indexer, S = layer that shares the last one's choice (GLM-5.2).
 
     16 index heads: with fewer, exact score ties sit at the top-k border (serving-cpu.md 6).
@@ -32,7 +32,7 @@ def write_float_checkpoint(directory: Path, indexers: str = "FFF") -> Path:
         vocab_size=512, hidden_size=192, intermediate_size=256, moe_intermediate_size=64, num_hidden_layers=3,
         num_attention_heads=4, num_key_value_heads=4, n_shared_experts=1, n_routed_experts=8, num_experts_per_tok=2,
         routed_scaling_factor=2.5, kv_lora_rank=512, q_lora_rank=96, qk_rope_head_dim=64, qk_nope_head_dim=32,
-        v_head_dim=32, n_group=1, topk_group=1, norm_topk_prob=True, max_position_embeddings=4096, index_topk=32,
+        v_head_dim=32, n_group=1, topk_group=1, norm_topk_prob=True, max_position_embeddings=context, index_topk=32,
         index_head_dim=128, index_n_heads=16, first_k_dense_replace=1, pad_token_id=0, bos_token_id=None,
         eos_token_id=[0, 4, 6], rope_parameters={"rope_type": "default", "rope_theta": 1e6},
         tie_word_embeddings=False, dtype="float32", scoring_func="sigmoid", topk_method="noaux_tc",

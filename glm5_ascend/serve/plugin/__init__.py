@@ -46,9 +46,9 @@ def register() -> None:
                 "glm5-ascend stays inactive: vLLM chose %s (is VLLM_TARGET_DEVICE=cpu set? unset it)", qualname
             )
         return
-    from glm5_ascend.serve.plugin import mla, models, quantization
+    from glm5_ascend.serve.plugin import compat, mla, models, quantization, tools
 
-    for part in (mla, models, quantization):
+    for part in (compat, mla, models, quantization, tools):
         part.register()
 
 

@@ -18,7 +18,7 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 
-from glm5_ascend.serve.plugin.compat import SparseMLAImplBase
+from glm5_ascend.serve.plugin.compat import SparseMLAImplBase, cache_shape
 
 
 @dataclass
@@ -89,6 +89,7 @@ class SparseMLABackend(AttentionBackend):  # type: ignore[misc]
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float32, torch.bfloat16, torch.float16]
     supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "bfloat16", "float16", "float32"]
     forward_includes_kv_cache_update: bool = True
+    get_kv_cache_shape = staticmethod(cache_shape)
 
     @staticmethod
     def get_name() -> str:

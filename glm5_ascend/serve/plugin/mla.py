@@ -35,7 +35,8 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
         if self.indexer is not None:
             indexer_module.adopt(self.indexer)
         self.is_packed = caches.pack(self.mla_attn)
-        self.topk_indices_buffer = self.mla_attn.impl.topk_indices_buffer
+        modules = kwargs["mla_modules"] if "mla_modules" in kwargs else args[8]
+        self.topk_indices_buffer = modules.topk_indices_buffer  # layers without an indexer get it here in all versions
         for linear in (self.fused_qkv_a_proj, self.q_b_proj):
             linear._cpu_skip_gemm_dispatch = True  # keep the weight: mla_preprocess multiplies with it
 

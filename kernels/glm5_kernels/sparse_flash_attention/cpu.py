@@ -25,6 +25,8 @@ PACKED = 3
 DEPTH = 128
 #: Query tokens of a task, at most.
 TOKENS = 8
+#: Query tokens whose padded fp32 queries and results are held at once: a long prompt has no more of them.
+SLAB = 1024
 
 
 def sparse_flash_attention(
@@ -84,27 +86,47 @@ def _attend(
     scale: float,
     round_probs: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """place: `_place` of latents and of rotated keys, kind of their elements; sizes: block, R, P."""
+    """place: `_place` of latents and of rotated keys, kind of their elements; sizes: block, R, P. Both SLAB by SLAB."""
     num_tokens, heads, rank = ql_nope.shape
     starts, seq_lens, block_table = step
-    block_size, r, p = sizes
     request, visible = query_layout(starts, seq_lens, num_tokens)
+    latents, lse = torch.empty(num_tokens, heads, rank, dtype=ql_nope.dtype), torch.empty(num_tokens, heads)
+    to_bf16 = int(round_probs and ql_nope.dtype == torch.bfloat16)
+    table = block_table.int().numpy()
+    for first in range(0, num_tokens, SLAB):
+        few = slice(first, first + SLAB)
+        layout = topk_indices[few].int().numpy(), visible[few].numpy(), request[few].numpy()
+        out, out_lse = _slab(ql_nope[few], q_pe[few], layout, table, sizes, place, scale, to_bf16)
+        latents[few], lse[few] = out[:, :heads, :rank], out_lse[:, :heads]
+    return latents, lse
+
+
+def _slab(
+    ql_nope: torch.Tensor,
+    q_pe: torch.Tensor,
+    layout: tuple[Any, Any, Any],
+    table: Any,
+    sizes: tuple[int, int, int],
+    place: tuple[int, ...],
+    scale: float,
+    to_bf16: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of at most SLAB tokens; fp32, heads and latents padded. layout: chosen positions, visible ones, request."""
+    num_tokens, heads, rank = ql_nope.shape
+    block_size, r, p = sizes
     query = torch.zeros(num_tokens, -(-heads // HEADS) * HEADS, r + p)
     query[:, :heads, :rank], query[:, :heads, r : r + q_pe.shape[-1]] = ql_nope, q_pe
     attended, lse = torch.empty(num_tokens, query.shape[1], r), torch.empty(num_tokens, query.shape[1])
-    to_bf16 = int(round_probs and ql_nope.dtype == torch.bfloat16)
-
     threads = torch.get_num_threads()
     size = num_tokens if threads == 1 else max(1, min(TOKENS, num_tokens // (4 * threads)))
-    arrays = [x.numpy() for x in (query, topk_indices.int(), visible, request, attended, lse)]
-    table = block_table.int().numpy()
+    arrays = [query.numpy(), *layout, attended.numpy(), lse.numpy()]
 
     def one(number: int) -> None:
         few, chosen, seen, owner, out, out_lse = (x[size * number : size * (number + 1)] for x in arrays)
         _tokens(few, chosen, seen, owner, table, block_size, r, p, place, scale, to_bf16, out, out_lse)
 
     each(one, -(-num_tokens // max(size, 1)))
-    return attended[:, :heads, :rank].to(ql_nope.dtype).contiguous(), lse[:, :heads].contiguous()
+    return attended, lse
 
 
 def _readable(cache: torch.Tensor, multiple: int) -> torch.Tensor:

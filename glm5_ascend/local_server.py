@@ -1,0 +1,69 @@
+"""`glm5-ascend serve` as a process of this machine: started on a free port, waited for, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from glm5_ascend.errors import MissingEnvironmentError
+
+START_TIMEOUT_S = 600
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def server(directory: Path, log: Path, flags: Sequence[str] = ()) -> Iterator[int]:
+    """A running server's port on 127.0.0.1; ended when the block ends.
+
+    Args:
+        log: file for its output. flags: of vLLM.
+
+    Raises:
+        MissingEnvironmentError: it ended or did not answer in time; quotes its last line.
+    """
+    port = free_port()
+    command = [sys.executable, "-m", "glm5_ascend", "serve", str(directory), "--port", str(port)]
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [*command, "--", *flags] if flags else command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            _wait_until_ready(process, port, log)
+            yield port
+        finally:
+            _stop(process)
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            last = (log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
+            raise MissingEnvironmentError(f"the server ended with exit code {process.returncode}: {last}", f"see {log}")
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+            return
+        time.sleep(0.5)
+    raise MissingEnvironmentError(f"the server did not answer within {START_TIMEOUT_S} s", f"see {log}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the server and its engine process, which share a process group of their own."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=30)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,103 @@
+"""This machine's CPU in the planner: the file `--measure` writes, what it is made of, and the command that reads it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from glm5_ascend.cli import run
+from glm5_ascend.demo_model.resources import write_demo_model
+from glm5_ascend.measure import describe, rates
+from glm5_ascend.measure.served import BATCHES, NEW_TOKENS, PROMPTS, STEP_PROMPT, Served
+from glm5_ascend.plan.efficiency import Efficiencies
+from glm5_ascend.plan.hardware import Hardware, load_hardware
+from glm5_ascend.plan.layout import Layout
+from glm5_ascend.plan.model import PlannedModel, from_directory
+from glm5_ascend.plan.predict import predict, run_output
+from glm5_ascend.plan.roofline import decode_step, prefill_chunk
+from glm5_ascend.plan.workload import Workload
+
+TRUE = Efficiencies(1.0, 1.0, 0.5, 2e-3, 4e-3, 3e-4)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_demo_model(tmp_path_factory.mktemp("demo") / "demo")
+
+
+@pytest.fixture(scope="module")
+def model(directory: Path) -> PlannedModel:
+    return from_directory(directory, None, False)
+
+
+@pytest.fixture(scope="module")
+def bare(model: PlannedModel, directory: Path) -> Hardware:
+    """Rates of this machine, measured for a moment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rates, "SECONDS", 0.02)
+        return describe.rated(model, directory)
+
+
+def imagined(model: PlannedModel, hardware: Hardware, noise: float = 0.0) -> Served:
+    """What a server with the constants TRUE would show."""
+    engine = describe.ENGINE
+    first = {n: prefill_chunk(model, hardware, engine, TRUE, n, 0.0).seconds for n in PROMPTS}
+    context = STEP_PROMPT + NEW_TOKENS / 2
+    step = {n: decode_step(model, hardware, engine, TRUE, n, context).seconds for n in BATCHES}
+    return Served({n: s * (1 + noise) for n, s in first.items()}, step, 1)
+
+
+def test_every_rate_is_a_plausible_measurement(bare: Hardware) -> None:
+    own = bare.rates
+    for figure in (own.memory, own.bf16, own.int8, own.vector, *own.operators.values()):
+        assert figure.quality == "measured" and 1e7 < figure.value < 1e14
+    assert set(own.operators) == {"lightning indexer", "sparse attention"}
+    assert not bare.host_ahead and bare.dies_per_node == 1
+
+
+def test_the_constants_are_found_again(model: PlannedModel, bare: Hardware) -> None:
+    found = describe.efficiencies(model, bare, imagined(model, bare))
+    assert found.compute == pytest.approx(TRUE.compute, rel=0.02)
+    for name in ("graph_seconds", "eager_seconds", "token_seconds"):
+        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.05), name
+
+
+def test_a_slower_machine_is_predicted_slower(model: PlannedModel, bare: Hardware) -> None:
+    load = Workload(1024, 64, 8, requests=8)
+
+    def speed(noise: float) -> float:
+        constants = describe.efficiencies(model, bare, imagined(model, bare, noise))
+        found = predict(model, bare, Layout(describe.ENGINE), constants, load)
+        assert found is not None
+        return run_output(found, load)
+
+    assert speed(1.0) < 0.8 * speed(0.0)
+
+
+def test_the_written_file_is_hardware_cpu(
+    model: PlannedModel, bare: Hardware, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert run(["plan", str(directory), "--hardware", "cpu"]) == 2
+    error = capsys.readouterr().err
+    assert "not measured yet" in error and "--measure" in error and "Traceback" not in error
+    constants = describe.efficiencies(model, bare, imagined(model, bare)).to_json()
+    made = bare.model_copy(update={"efficiencies": constants})
+    describe.write(made, tmp_path / "glm5-ascend/cpu.yaml", replace=False)
+    assert load_hardware("cpu") == made
+    workload = ["--workload", "in=256,out=32,concurrency=4", "--mtp", "0"]
+    assert run(["plan", str(directory), "--hardware", "cpu", *workload, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["output_tokens_per_s"]["basis"] == "measured" and report["extrapolated"] == []
+    assert report["command_lines"] == ["run it: glm5-ascend serve DIR"] and report["profile"] is None
+
+
+def test_nothing_of_the_users_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("mine\n")
+    assert run(["plan", "--measure", "--out", str(mine)]) == 2
+    assert "exists already" in capsys.readouterr().err and mine.read_text() == "mine\n"
+    assert run(["plan", "--out", str(mine)]) == 2
