@@ -6,13 +6,13 @@ linears. Used to measure what a quantization costs; serving itself is vLLM's wor
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.index import CheckpointDir, read_json_object
-from glm5_ascend.checkpoint.structure import layer_prefix
 from glm5_ascend.config import load_config
 from glm5_ascend.model import layers as M
 from glm5_kernels import ops
@@ -64,13 +64,4 @@ class StoredModel:
     @torch.no_grad()
     def logits(self, sequences: list[torch.Tensor]) -> list[torch.Tensor]:
         """fp32 [S, vocab] for each int64 sequence [S]; every layer is read once for all of them."""
-        top = StoredLayer(self.files, self.description, "")
-        embedding = top.vector("model.embed_tokens.weight")
-        hidden = [embedding[sequence] for sequence in sequences]
-        selections: list[torch.Tensor | None] = [None] * len(sequences)
-        for layer in range(self.config.num_hidden_layers):
-            weights = StoredLayer(self.files, self.description, layer_prefix(layer))
-            for i, h in enumerate(hidden):
-                hidden[i], selections[i] = M.decoder_layer(self.config, layer, weights, h, selections[i])
-        gain = top.vector("model.norm.weight")
-        return [top.linear("lm_head", M.rms_norm(h, gain, self.config.rms_norm_eps)) for h in hidden]
+        return M.logits(self.config, partial(StoredLayer, self.files, self.description), sequences)

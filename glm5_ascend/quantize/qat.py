@@ -1,0 +1,90 @@
+"""A float checkpoint that computes as its quantized self will, with gradients: the model of quantization-aware training.
+
+The forward is `model.layers`, the one that judges quantized checkpoints; the recipe's linears compute through
+`fake_quant`. Saved as bf16 and quantized with the same recipe, the weights give the integers training saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from glm5_ascend.checkpoint import schemes
+from glm5_ascend.checkpoint import structure as S
+from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.errors import RecipeError
+from glm5_ascend.model import layers as M
+from glm5_ascend.quantize.fake_quant import FakeWeight, fake_quant_linear, fake_quant_weight
+from glm5_ascend.quantize.plan import Plan
+from glm5_ascend.quantize.recipe import find_recipe, load_recipe
+
+TRAINABLE = (schemes.FLOAT, schemes.W8A8_DYNAMIC, schemes.W4A8_DYNAMIC)
+
+
+class TrainedLayer:
+    """`LayerWeights` of one forward pass: every weight is rounded once, when it is first asked for."""
+
+    def __init__(self, model: TrainableModel, prefix: str) -> None:
+        self.model, self.prefix = model, prefix
+        self._rounded: dict[str, FakeWeight] = {}
+
+    def vector(self, name: str) -> torch.Tensor:
+        return self.model.stored(self.prefix + name)
+
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        planned = self.model.plan.linears[self.prefix + name]
+        weight = self.model.stored(f"{self.prefix}{name}.weight")
+        if planned.scheme == schemes.FLOAT:
+            return x @ weight.T
+        if name not in self._rounded:
+            self._rounded[name] = fake_quant_weight(weight, planned.scheme, planned.method)
+        return fake_quant_linear(x, self._rounded[name])
+
+
+class TrainableModel:
+    """The main model of a checkpoint, its weights as fp32 parameters; the MTP layer is left as it is.
+
+    Args:
+        recipe: name or path of a recipe that only rounds, per token (`rtn-w4a8`).
+
+    Raises:
+        RecipeError: the recipe rotates, smooths, or has static activations: it would change what was trained.
+    """
+
+    def __init__(self, directory: Path, recipe: str) -> None:
+        source = SourceCheckpoint(directory)
+        path = find_recipe(recipe)
+        loaded = load_recipe(path)
+        self.plan, self.config = Plan(source, loaded), source.config
+        if loaded.rotates or loaded.smoothing_steps or any(
+            planned.scheme not in TRAINABLE for planned in self.plan.linears.values()
+        ):
+            raise RecipeError(
+                f"{path}: a recipe for training must only round, per token", "use rtn-w4a8, or a copy of it"
+            )
+        mtp = {S.layer_prefix(n) for n in range(self.config.num_hidden_layers, self.config.num_layers_with_mtp)}
+        self.weights = {
+            prefix + S.tensor_name(part): source.read(prefix + S.tensor_name(part)).requires_grad_()
+            for prefix, part in S.all_parts(self.config)
+            if prefix not in mtp
+        }
+        self.dtypes = {name: source.dtype(name) for name in self.weights}
+
+    def quantized(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and parameter of every weight that is rounded to integers."""
+        for name, weight in self.weights.items():
+            planned = self.plan.linears.get(name.removesuffix(".weight"))
+            if planned is not None and planned.scheme != schemes.FLOAT:
+                yield name, weight
+
+    def stored(self, name: str) -> torch.Tensor:
+        """A weight rounded to the dtype the checkpoint keeps it in; straight through for the gradient."""
+        weight = self.weights[name]
+        return weight + (weight.to(self.dtypes[name]).float() - weight).detach()
+
+    def logits(self, sequences: list[torch.Tensor]) -> list[torch.Tensor]:
+        """fp32 [S, vocab] for each int64 sequence [S], as `StoredModel` of the quantized checkpoint computes them."""
+        return M.logits(self.config, partial(TrainedLayer, self), sequences)
