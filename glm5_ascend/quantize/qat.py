@@ -7,7 +7,6 @@ The forward is `model.layers`, the one that judges quantized checkpoints; the re
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -86,5 +85,22 @@ class TrainableModel:
         return weight + (weight.to(self.dtypes[name]).float() - weight).detach()
 
     def logits(self, sequences: list[torch.Tensor]) -> list[torch.Tensor]:
-        """fp32 [S, vocab] for each int64 sequence [S], as `StoredModel` of the quantized checkpoint computes them."""
-        return M.logits(self.config, partial(TrainedLayer, self), sequences)
+        """fp32 [S, vocab] for each int64 sequence [S], as `StoredModel` of the quantized checkpoint computes them.
+
+        All sequences go through an MLP together: experts with few tokens each would take most of the time.
+        """
+        c, lengths = self.config, [len(sequence) for sequence in sequences]
+        top = TrainedLayer(self, "")
+        hidden = top.vector("model.embed_tokens.weight")[torch.cat(sequences)]
+        selections: list[torch.Tensor | None] = [None] * len(sequences)
+        for layer in range(c.num_hidden_layers):
+            weights = TrainedLayer(self, S.layer_prefix(layer))
+            x, mixed = M.rms_norm(hidden, weights.vector("input_layernorm.weight"), c.rms_norm_eps), []
+            for number, part in enumerate(x.split(lengths)):
+                out, selections[number] = M.attention(c, weights, part, selections[number], c.has_indexer(layer))
+                mixed.append(out)
+            hidden = hidden + torch.cat(mixed)
+            x = M.rms_norm(hidden, weights.vector("post_attention_layernorm.weight"), c.rms_norm_eps)
+            hidden = hidden + (M.moe(c, weights, x) if c.is_moe(layer) else M.mlp(weights, "mlp", x))
+        x = M.rms_norm(hidden, top.vector("model.norm.weight"), c.rms_norm_eps)
+        return list(top.linear("lm_head", x).split(lengths))
