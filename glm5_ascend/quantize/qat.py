@@ -47,7 +47,7 @@ class TrainableModel:
     """The main model of a checkpoint, its weights as fp32 parameters; the MTP layer is left as it is.
 
     Args:
-        recipe: name or path of a recipe that only rounds, per token (`rtn-w4a8`).
+        recipe: name or path of a recipe that only rounds, per token (`qat-w4a8`).
 
     Raises:
         RecipeError: the recipe rotates, smooths, or has static activations: it would change what was trained.
@@ -62,7 +62,7 @@ class TrainableModel:
             planned.scheme not in TRAINABLE for planned in self.plan.linears.values()
         ):
             raise RecipeError(
-                f"{path}: a recipe for training must only round, per token", "use rtn-w4a8, or a copy of it"
+                f"{path}: a recipe for training must only round, per token", "use qat-w4a8, or a copy of it"
             )
         mtp = {S.layer_prefix(n) for n in range(self.config.num_hidden_layers, self.config.num_layers_with_mtp)}
         self.weights = {

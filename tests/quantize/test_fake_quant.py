@@ -166,7 +166,7 @@ def test_bad_arguments_are_refused() -> None:
 def test_a_trained_model_is_what_its_checkpoint_computes(tmp_path: Path) -> None:
     """Train, save, quantize: the logits of the training forward are those of the stored integers, bit for bit."""
     source = write_tiny_model(tmp_path / "source", num_hidden_layers=2)
-    model, teacher = TrainableModel(source, "rtn-w4a8"), StoredModel(source)
+    model, teacher = TrainableModel(source, "qat-w4a8"), StoredModel(source)
     tokens = [torch.randint(0, 250, (40,), generator=torch.Generator().manual_seed(n)) for n in range(2)]
     wanted = [logits.log_softmax(-1) for logits in teacher.logits(tokens)]
     weights = dict(model.quantized())
@@ -186,7 +186,7 @@ def test_a_trained_model_is_what_its_checkpoint_computes(tmp_path: Path) -> None
         tensors = load_file(source / shard)
         tensors |= {name: weights[name].detach().to(t.dtype) for name, t in tensors.items() if name in weights}
         save_file(tensors, source / shard, metadata={"format": "pt"})
-    stored = StoredModel(quantize_tiny(source, tmp_path / "out", "rtn-w4a8"))
+    stored = StoredModel(quantize_tiny(source, tmp_path / "out", "qat-w4a8"))
     with torch.no_grad():
         for sequence in tokens:
             assert same_bits(model.logits([sequence])[0], stored.logits([sequence])[0])
