@@ -71,7 +71,7 @@ def difference(length: int, stage: str) -> float:
     for function in LOSSES.values():
         attention, index, visible = problem(length, stage)
         loss = function(attention, index, visible)
-        found.append((loss, *torch.autograd.grad(loss, index)))
+        found.append((loss.detach(), *torch.autograd.grad(loss, index)))
     return max(float((a - b).norm() / a.norm()) for a, b in zip(*found, strict=True))
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_fidelity import WINDOW, glm5_ascend, interval, per_window, windows
+from bench_fidelity import glm5_ascend, interval, per_window, windows
 
 from glm5_ascend.demo_model import chats, corpus
 from glm5_ascend.demo_model.export import save_tensors

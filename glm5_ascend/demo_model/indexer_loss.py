@@ -82,7 +82,7 @@ def indexer_loss(attention: Attention, index: Index, visible: Visible) -> Tensor
 
     Memory: tiles of [B, heads, QUERIES, KEYS] for any number of tokens.
     """
-    loss: Tensor = _Loss.apply(*(each.detach() for each in attention[:2]), attention.scale, visible, *index)
+    loss: Tensor = _Loss.apply(*(each.detach() for each in attention[:2]), attention.scale, visible, *index)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -96,14 +96,13 @@ def plain_indexer_loss(attention: Attention, index: Index, visible: Visible) -> 
     scores = _wide(torch.einsum("bqh,bqhk->bqk", index.w, dots))
     log_found = scores.masked_fill(~allowed, MASKED).log_softmax(-1)
     apart = torch.special.xlogy(wanted, wanted) - (wanted * log_found).masked_fill(~allowed, 0.0)
-    return apart.sum(-1).mean()
+    mean: Tensor = apart.sum(-1).mean()
+    return mean
 
 
 class _Loss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, scale: float, visible: Visible, *index: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, scale: float, visible: Visible, *index: Tensor) -> Tensor:
         attention, learner = Attention(q, k, scale), Index(*index)
         grads = Index(*(torch.zeros_like(each, dtype=_wide(each).dtype) for each in index))
         loss = _wide(index[0]).new_zeros(())

@@ -111,12 +111,12 @@ def fake_quant_weight(
     """
     if scheme not in (schemes.W8A8_DYNAMIC, schemes.W4A8_DYNAMIC):
         raise ValueError(f"fake quantization knows W8A8_DYNAMIC and W4A8_DYNAMIC, not {scheme}")
-    return FakeWeight(*_Weight.apply(weight, scale, scheme, method))
+    return FakeWeight(*_Weight.apply(weight, scale, scheme, method))  # type: ignore[no-untyped-call]
 
 
 def fake_quant_activation(x: torch.Tensor) -> torch.Tensor:
     """x [..., K] -> fp32 [..., K]: int8 with one scale per token, as `ops.int8_linear` rounds its input."""
-    rounded: torch.Tensor = _Activation.apply(x)
+    rounded: torch.Tensor = _Activation.apply(x)  # type: ignore[no-untyped-call]
     return rounded
 
 
@@ -124,7 +124,7 @@ def fake_quant_linear(x: torch.Tensor, weight: FakeWeight) -> torch.Tensor:
     """x [..., K] -> [..., N] in x's dtype: the server's integer product, bit for bit, with a gradient."""
     held = ops.LinearWeights(weight.integers, ops.PER_TOKEN, weight.scale.flatten())
     served = ops.int8_linear(x.detach(), held)
-    product: torch.Tensor = _Product.apply(fake_quant_activation(x), weight.dequantized, served)
+    product: torch.Tensor = _Product.apply(fake_quant_activation(x), weight.dequantized, served)  # type: ignore[no-untyped-call]
     return product
 
 

@@ -1,4 +1,4 @@
-"""A float checkpoint that computes as its quantized self will, with gradients: the model of quantization-aware training.
+"""A float checkpoint that computes as its quantized self will, with gradients: for quantization-aware training.
 
 The forward is `model.layers`, the one that judges quantized checkpoints; the recipe's linears compute through
 `fake_quant`. Saved as bf16 and quantized with the same recipe, the weights give the integers training saw.
@@ -58,8 +58,10 @@ class TrainableModel:
         path = find_recipe(recipe)
         loaded = load_recipe(path)
         self.plan, self.config = Plan(source, loaded), source.config
-        if loaded.rotates or loaded.smoothing_steps or any(
-            planned.scheme not in TRAINABLE for planned in self.plan.linears.values()
+        if (
+            loaded.rotates
+            or loaded.smoothing_steps
+            or any(planned.scheme not in TRAINABLE for planned in self.plan.linears.values())
         ):
             raise RecipeError(
                 f"{path}: a recipe for training must only round, per token", "use qat-w4a8, or a copy of it"

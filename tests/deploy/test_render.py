@@ -198,7 +198,10 @@ def test_kubernetes_objects_find_one_another(name: str, tmp_path: Path) -> None:
     )
     binding = objects["RoleBinding", f"{name}-router"]
     assert binding["subjects"][0]["name"] == router["serviceAccountName"]
-    assert ("ServiceAccount", router["serviceAccountName"]) in objects and ("Role", binding["roleRef"]["name"]) in objects
+    assert ("ServiceAccount", router["serviceAccountName"]) in objects and (
+        "Role",
+        binding["roleRef"]["name"],
+    ) in objects
 
 
 def test_the_proxy_is_told_of_every_pod(tmp_path: Path) -> None:

@@ -103,9 +103,7 @@ def test_activations_have_the_bits_of_the_server(name: str, dtype: torch.dtype) 
 def test_linear_is_the_server_s(scheme: str, dtype: torch.dtype) -> None:
     weight, x = torch.randn(N, K), torch.randn(2, 9, K).to(dtype)
     stored = quantize_linear("x.up_proj", weight, scheme).stored
-    held = ops.LinearWeights(
-        schemes.integer_weight(scheme, stored), ops.PER_TOKEN, stored["weight_scale"].flatten()
-    )
+    held = ops.LinearWeights(schemes.integer_weight(scheme, stored), ops.PER_TOKEN, stored["weight_scale"].flatten())
     fake = fake_quant_weight(weight, scheme)
     assert same_bits(fake_quant_linear(x, fake), ops.int8_linear(x, held))
     product = fake_quant_activation(x) @ fake.dequantized.T
@@ -174,7 +172,9 @@ def test_a_trained_model_is_what_its_checkpoint_computes(tmp_path: Path) -> None
     losses = []
     for _ in range(25):
         found = [logits.log_softmax(-1) for logits in model.logits(tokens)]
-        loss = torch.cat([(want.exp() * (want - have)).sum(-1) for want, have in zip(wanted, found, strict=True)]).mean()
+        loss = torch.cat(
+            [(want.exp() * (want - have)).sum(-1) for want, have in zip(wanted, found, strict=True)]
+        ).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
