@@ -58,10 +58,10 @@ def divergence(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
 
 def train(source: Path, options: argparse.Namespace) -> TrainableModel:
     """The model after training; every weight that is rounded has moved, nothing else has."""
-    model, teacher = TrainableModel(source, RECIPE), StoredModel(source)
+    model, teacher = TrainableModel(source, RECIPE), TrainableModel(source, None)
     groups = []
     for name, weight in model.quantized():
-        planned = model.plan.linears[name.removesuffix(".weight")]
+        planned = model.linears[name.removesuffix(".weight")]
         step = float(first_scale(weight, planned.scheme, planned.method).mean())
         groups.append({"params": [weight], "peak": options.lr * step})
     optimizer = torch.optim.Adam(groups, lr=0.0, betas=(0.9, 0.98))
@@ -71,7 +71,8 @@ def train(source: Path, options: argparse.Namespace) -> TrainableModel:
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * min(1.0, 20 * done + 0.05) * (1 - done)
         batch = [next(sequences) for _ in range(options.batch)]
-        wanted = teacher.logits(batch)
+        with torch.no_grad():
+            wanted = teacher.logits(batch)
         losses = [divergence(*pair) for pair in zip(wanted, model.logits(batch), strict=True)]
         loss = torch.stack(losses).mean()
         loss.backward()

@@ -17,9 +17,10 @@ from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.model import layers as M
 from glm5_ascend.quantize.fake_quant import FakeWeight, fake_quant_linear, fake_quant_weight
-from glm5_ascend.quantize.plan import Plan
+from glm5_ascend.quantize.plan import LinearPlan, Plan
 from glm5_ascend.quantize.recipe import find_recipe, load_recipe
 
+FLOAT_LINEAR = LinearPlan(schemes.FLOAT)
 TRAINABLE = (schemes.FLOAT, schemes.W8A8_DYNAMIC, schemes.W4A8_DYNAMIC)
 
 
@@ -34,7 +35,7 @@ class TrainedLayer:
         return self.model.stored(self.prefix + name)
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        planned = self.model.plan.linears[self.prefix + name]
+        planned = self.model.linears.get(self.prefix + name, FLOAT_LINEAR)
         weight = self.model.stored(f"{self.prefix}{name}.weight")
         if planned.scheme == schemes.FLOAT:
             return x @ weight.T
@@ -47,25 +48,16 @@ class TrainableModel:
     """The main model of a checkpoint, its weights as fp32 parameters; the MTP layer is left as it is.
 
     Args:
-        recipe: name or path of a recipe that only rounds, per token (`qat-w4a8`).
+        recipe: name or path of a recipe that only rounds, per token (`qat-w4a8`); None rounds nothing: a teacher.
 
     Raises:
         RecipeError: the recipe rotates, smooths, or has static activations: it would change what was trained.
     """
 
-    def __init__(self, directory: Path, recipe: str) -> None:
+    def __init__(self, directory: Path, recipe: str | None) -> None:
         source = SourceCheckpoint(directory)
-        path = find_recipe(recipe)
-        loaded = load_recipe(path)
-        self.plan, self.config = Plan(source, loaded), source.config
-        if (
-            loaded.rotates
-            or loaded.smoothing_steps
-            or any(planned.scheme not in TRAINABLE for planned in self.plan.linears.values())
-        ):
-            raise RecipeError(
-                f"{path}: a recipe for training must only round, per token", "use qat-w4a8, or a copy of it"
-            )
+        self.config = source.config
+        self.linears = {} if recipe is None else _rounded_linears(source, find_recipe(recipe))
         mtp = {S.layer_prefix(n) for n in range(self.config.num_hidden_layers, self.config.num_layers_with_mtp)}
         self.weights = {
             prefix + S.tensor_name(part): source.read(prefix + S.tensor_name(part)).requires_grad_()
@@ -77,8 +69,7 @@ class TrainableModel:
     def quantized(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and parameter of every weight that is rounded to integers."""
         for name, weight in self.weights.items():
-            planned = self.plan.linears.get(name.removesuffix(".weight"))
-            if planned is not None and planned.scheme != schemes.FLOAT:
+            if self.linears.get(name.removesuffix(".weight"), FLOAT_LINEAR).scheme != schemes.FLOAT:
                 yield name, weight
 
     def stored(self, name: str) -> torch.Tensor:
@@ -106,3 +97,12 @@ class TrainableModel:
             hidden = hidden + (M.moe(c, weights, x) if c.is_moe(layer) else M.mlp(weights, "mlp", x))
         x = M.rms_norm(hidden, top.vector("model.norm.weight"), c.rms_norm_eps)
         return list(top.linear("lm_head", x).split(lengths))
+
+
+def _rounded_linears(source: SourceCheckpoint, path: Path) -> dict[str, LinearPlan]:
+    recipe = load_recipe(path)
+    linears = Plan(source, recipe).linears
+    more = recipe.rotates or recipe.smoothing_steps
+    if more or any(planned.scheme not in TRAINABLE for planned in linears.values()):
+        raise RecipeError(f"{path}: a recipe for training must only round, per token", "use qat-w4a8, or a copy of it")
+    return linears
