@@ -104,6 +104,14 @@ def plugin_findings() -> list[Finding]:
     ]
 
 
+def beside_vllm_ascend(environ: Mapping[str, str]) -> bool:
+    """Whether vLLM would load our plugin on an NPU: the entry point is there and VLLM_PLUGINS does not leave it out."""
+    group = "vllm.general_plugins"
+    installed = {entry.name for entry in importlib.metadata.entry_points(group=group)}
+    named = {name.strip() for name in environ.get("VLLM_PLUGINS", ENTRY_POINTS[group]).split(",")}
+    return ENTRY_POINTS[group] in installed & named
+
+
 def variable_findings(environ: Mapping[str, str]) -> list[Finding]:
     """Environment variables that switch our plugin off, wholly or by half."""
     findings = []

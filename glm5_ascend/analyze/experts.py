@@ -91,16 +91,8 @@ def analyze_expert(
     nobody = InputStatistics(1)
     for kind in kinds:
         made = [
-            rounded(
-                part.name,
-                tensors[name],
-                kind,
-                plan.linears[prefix + part.name].method,
-                nobody,
-                None,
-                feedback[part.name],
-            )
-            for part, name in zip(parts, names, strict=True)
+            rounded(part.name, tensors[name], kind, method, nobody, None, feedback[part.name])
+            for part, name, method in zip(parts, names, methods, strict=True)
         ]
         scales[kind] = torch.stack([scale_histogram(each.scales) for each in made]).sum(0)
         change[kind] = (_run(made, probe) - _float(gate, up, down, probe)) * share[:, None]

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .indexer_loss import MASKED, QUERIES, Attention, Index, indexer_loss, seen_in
+
 Mode = Literal["dense", "warmup", "sparse"]
-MASKED = -1e30
 LEARNING_SHARE = 4  # with sparse attention the indexer learns on one row in so many: its gradient is dear
 
 
@@ -54,22 +55,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
 
 
-def index_scores(indexer: Any, hidden: Tensor, q_resid: Tensor, place: Packed, late: Tensor | None = None) -> Tensor:
-    """Scores of every token for Q queries (default all T): [B, T, hidden], [B, T, q_lora] -> [B, Q, T] float32."""
+def index_parts(indexer: Any, hidden: Tensor, q_resid: Tensor, place: Packed) -> Index:
+    """What the indexer's scores are made of: [B, T, hidden], [B, T, q_lora] -> queries, keys and head weights."""
     batch, length, _ = hidden.shape
     rope = indexer.qk_rope_head_dim
     k = indexer.k_norm(indexer.wk(hidden)).unsqueeze(2)
     k = torch.cat((rotate(k[..., :rope], place.cos, place.sin), k[..., rope:]), dim=-1).squeeze(2)
-    cos, sin = place.cos, place.sin
-    if late is not None:
-        hidden, q_resid, cos, sin = (each[:, late] for each in (hidden, q_resid, cos, sin))
-    q = indexer.wq_b(q_resid).view(batch, -1, indexer.n_heads, indexer.head_dim)
-    q = torch.cat((rotate(q[..., :rope], cos, sin), q[..., rope:]), dim=-1)
-    dots = F.relu(torch.matmul(q.flatten(1, 2), k.transpose(1, 2)), inplace=True)  # [B, Q * heads, T]
-    weights = indexer.weights_proj(hidden) * (indexer.n_heads**-0.5 * indexer.softmax_scale)
-    summed = torch.matmul(weights.unsqueeze(2), dots.view(batch, -1, indexer.n_heads, length))
-    scores: Tensor = summed.squeeze(2).float()
-    return scores
+    q = indexer.wq_b(q_resid).view(batch, length, indexer.n_heads, indexer.head_dim)
+    q = torch.cat((rotate(q[..., :rope], place.cos, place.sin), q[..., rope:]), dim=-1)
+    return Index(q, k, indexer.weights_proj(hidden) * (indexer.n_heads**-0.5 * indexer.softmax_scale))
 
 
 @torch.no_grad()
@@ -79,32 +73,16 @@ def select(indexer: Any, hidden: Tensor, q_resid: Tensor, place: Packed) -> Tens
     Queries that see no more than `index_topk` tokens need no scores: in rows of short chats most of them.
     """
     chosen = place.allowed.clone()
+    parts = index_parts(indexer, hidden, q_resid, place)
     for row, positions in enumerate(place.positions):
-        late = (positions >= indexer.index_topk).nonzero().squeeze(1)
-        if late.numel():
-            scores = index_scores(
-                indexer, hidden[row : row + 1], q_resid[row : row + 1], place.rows(slice(row, row + 1)), late
-            )[0]
+        for late in (positions >= indexer.index_topk).nonzero().squeeze(1).split(QUERIES):
+            queries, keys, weights = parts.q[row, late], parts.k[row], parts.w[row, late]
+            dots = F.relu(queries @ keys.T, inplace=True)  # [queries, index heads, T]
+            scores = (weights.unsqueeze(1) @ dots).squeeze(1).float()
             allowed = place.allowed[row, late]
             best = scores.masked_fill(~allowed, MASKED).topk(indexer.index_topk, dim=-1).indices
             chosen[row, late] = torch.zeros_like(allowed).scatter(-1, best, True) & allowed
     return chosen
-
-
-def divergence(target: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
-    """Mean KL(target || softmax(scores)) over the queries; both restricted to `allowed`.
-
-    Args:
-        target: [B, H, T, T] attention probabilities; summed over heads and normalised here.
-        scores: [B, T, T] index scores with gradient.
-        allowed: [B, T, T] bool.
-    """
-    wanted = target.detach().float().sum(1)
-    wanted = wanted / wanted.sum(-1, keepdim=True).clamp_min(1e-9)
-    log_found = scores.masked_fill(~allowed, MASKED).log_softmax(-1)
-    entropy = torch.special.xlogy(wanted, wanted).sum(-1)
-    apart: Tensor = entropy - (wanted * log_found).masked_fill(~allowed, 0.0).sum(-1)
-    return apart.mean()
 
 
 def attend(layer: Any, hidden: Tensor, place: Packed, mode: Mode, learn: bool) -> tuple[Tensor, Tensor | None]:
@@ -142,8 +120,6 @@ def attend(layer: Any, hidden: Tensor, place: Packed, mode: Mode, learn: bool) -
     if not learn or mode == "dense":
         return output, None
     pupils = batch if mode == "warmup" else max(1, batch // LEARNING_SHARE)
-    with torch.no_grad():
-        logits = torch.matmul(q[:pupils], k[:pupils].transpose(2, 3)).float() * layer.scaling
-        probabilities = logits.masked_fill(~allowed[:pupils, None], MASKED).softmax(-1)
-    scores = index_scores(layer.indexer, seen[:pupils], resid[:pupils], place.rows(slice(pupils)))
-    return output, divergence(probabilities, scores, allowed[:pupils])
+    parts = index_parts(layer.indexer, seen[:pupils], resid[:pupils], place.rows(slice(pupils)))
+    taught = Attention(q[:pupils].transpose(1, 2), k[:pupils].transpose(1, 2), layer.scaling)
+    return output, indexer_loss(taught, parts, seen_in(allowed[:pupils]))

@@ -12,6 +12,7 @@ from packaging.version import InvalidVersion, Version
 
 from glm5_ascend import versions as sets
 from glm5_ascend.doctor import machine, weights
+from glm5_ascend.environment import beside_vllm_ascend
 from glm5_ascend.profiles.command import open_command
 from glm5_ascend.profiles.load import Profile, Role
 from glm5_ascend.rules import facts as rule_facts
@@ -34,7 +35,8 @@ def facts_for(profile: Profile, role: Role, directory: Path | None, extra: list[
     argv = open_command(role, str(directory or "DIR"), extra).argv
     software, assumed = sets.facts(profile.versions)
     known = rule_facts.of_profile(profile, role)
-    known |= rule_facts.of_command(argv, {**os.environ, **role.env}) | software
+    environ = {**os.environ, **role.env}
+    known |= rule_facts.of_command(argv, environ) | software | {"our_plugin": beside_vllm_ascend(environ)}
     if directory is not None:
         known |= weights.facts(directory)
     if not assumed:  # elsewhere the machine's devices and limits say nothing about the Atlas

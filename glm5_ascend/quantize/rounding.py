@@ -56,6 +56,20 @@ class Rounded(NamedTuple):
     squared_weight: float
 
 
+def weight_bits(scheme: str) -> int:
+    """4 or 8."""
+    return 4 if scheme == schemes.W4A8_DYNAMIC else 8
+
+
+def held_scale(scheme: str, scale: torch.Tensor) -> torch.Tensor:
+    """`scale` [N, 1] as the engine holds it: scales of INT8 weights are rounded to bf16 while loading.
+
+    A row too small for any scale (its scale would be 0) is a row of zeros, with scale 1.
+    """
+    scale = bf16(scale) if weight_bits(scheme) == 8 else scale
+    return torch.where(scale > 0, scale, torch.ones_like(scale))
+
+
 def quantize_linear(
     module: str,
     weight: torch.Tensor,
@@ -63,6 +77,7 @@ def quantize_linear(
     method: str = "minmax",
     activation: ActivationRange | None = None,
     feedback: Feedback | None = None,
+    scale: torch.Tensor | None = None,
 ) -> Rounded:
     """Round a linear's weight, or rows of it, under `scheme`.
 
@@ -72,14 +87,17 @@ def quantize_linear(
             INT4.
         activation: range of the input, for the static scheme W8A8 only.
         feedback: for "gptq": of the linear's inputs. Without it, integers are the nearest ones.
+        scale: fp32 [N, 1], positive: a scale from elsewhere (learned in training) instead of `method`'s.
     """
-    bits = 4 if scheme == schemes.W4A8_DYNAMIC else 8
+    bits = weight_bits(scheme)
     largest = INT4_MAX if bits == 4 else INT8_MAX
-    nearest = method == "minmax" or (method == "gptq" and bits == 8)
-    scale = minmax_scale(weight, largest) if nearest else ssz_scale(weight, largest)
-    if bits == 8:
-        # The engine rounds these scales to bf16 while loading: round first, then compute the integers from that scale.
-        scale = bf16(scale)
+    if scale is None:
+        nearest = method == "minmax" or (method == "gptq" and bits == 8)
+        scale = minmax_scale(weight, largest) if nearest else ssz_scale(weight, largest)
+    elif not bool(((scale > 0) & scale.isfinite()).all()):
+        raise ValueError(f"{module}: a weight scale must be positive and finite")
+    # Rounded first, so that the integers are computed from the scale they will be multiplied by.
+    scale = held_scale(scheme, scale)
     parts = schemes.partial_sums(module) if bits == 4 else 1
     wanted = weight
     if feedback is not None:

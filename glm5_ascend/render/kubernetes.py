@@ -1,4 +1,7 @@
-"""Kubernetes: a Deployment for one machine, a LeaderWorkerSet per role of several; scripts in a ConfigMap."""
+"""Kubernetes: a Deployment for one machine, a LeaderWorkerSet per role of several; scripts in a ConfigMap.
+
+What stands before them is in `kubernetes_front`.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,26 @@ import yaml
 
 from glm5_ascend.profiles.load import Profile, Role
 from glm5_ascend.profiles.show import heading
-from glm5_ascend.render import image, scripts
+from glm5_ascend.render import image, kubernetes_front, scripts
+from glm5_ascend.render.kubernetes_front import ANSWERS, INSTANCE, PART_OF, full_name, service_name
 
 #: What the Ascend device plugin counts.
 RESOURCE = "huawei.com/Ascend910"
-LABEL = "app.kubernetes.io/instance"
 
 
 def files(profile: Profile, model: str) -> dict[str, str]:
     made: dict[str, str] = {}
     for role in profile.roles.values():
         objects = [config_map(profile, role, model), workload(profile, role, model), service(profile, role)]
-        text = yaml.safe_dump_all(objects, sort_keys=False, width=120)
-        made[f"{role.name}.yaml"] = "\n".join([*heading(profile), text])
+        made[f"{role.name}.yaml"] = document(profile, objects)
         docker = image.dockerfile(profile, role)
         made[docker[0]] = docker[1]
-    return made | scripts.front(profile)
+    file, objects, more = kubernetes_front.objects(profile)
+    return made | {file: document(profile, objects)} | more | scripts.front(profile)
 
 
-def full_name(profile: Profile, role: Role) -> str:
-    return profile.name if len(profile.roles) == 1 else f"{profile.name}-{role.name}"
+def document(profile: Profile, objects: list[dict[str, Any]]) -> str:
+    return "\n".join([*heading(profile), yaml.safe_dump_all(objects, sort_keys=False, width=120)])
 
 
 def config_map(profile: Profile, role: Role, model: str) -> dict[str, Any]:
@@ -49,7 +52,7 @@ def workload(profile: Profile, role: Role, model: str) -> dict[str, Any]:
             "spec": {
                 "replicas": 1,
                 "strategy": {"type": "Recreate"},  # two do not fit on one machine
-                "selector": {"matchLabels": {LABEL: name}},
+                "selector": {"matchLabels": {INSTANCE: name}},
                 "template": pod(profile, role, model, leader=True),
             },
         }
@@ -96,7 +99,7 @@ def pod(profile: Profile, role: Role, model: str, leader: bool) -> dict[str, Any
         container["startupProbe"] = {**probe, "periodSeconds": 30, "failureThreshold": 120}  # an hour to load
         container["readinessProbe"] = {**probe, "periodSeconds": 10}
         container["livenessProbe"] = {**probe, "periodSeconds": 30, "failureThreshold": 5}
-    labels = {LABEL: name} | ({"glm5-ascend/answers": "yes"} if leader else {})
+    labels = {INSTANCE: name, PART_OF: profile.name} | ({ANSWERS: "yes"} if leader else {})
     return {
         "metadata": {"labels": labels},
         "spec": {
@@ -119,14 +122,13 @@ def place_variables(role: Role) -> list[dict[str, Any]]:
 
 
 def service(profile: Profile, role: Role) -> dict[str, Any]:
-    name = full_name(profile, role)
     count = role.local_ranks if role.per_rank else 1
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": name},
+        "metadata": {"name": service_name(profile, role)},
         "spec": {
-            "selector": {LABEL: name, "glm5-ascend/answers": "yes"},
+            "selector": {INSTANCE: full_name(profile, role), ANSWERS: "yes"},
             "ports": [{"name": f"http-{i}", "port": role.port + i, "targetPort": role.port + i} for i in range(count)],
         },
     }

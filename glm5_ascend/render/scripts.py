@@ -125,13 +125,17 @@ def proxy(profile: Profile) -> str:
 
 ROUTER = """\
 #!/usr/bin/env bash
-# Before several deployments of {name}: pip install vllm-router. WORKERS="http://a:8000 http://b:8000"
+# Before several deployments of {name}: pip install vllm-router. WORKERS="http://a:8000 http://b:8000", or, in
+# Kubernetes, the flags of --service-discovery.
 # A conversation stays with the server that has its cache, by header x-session-id; a dead server is left out after two
 # failed heartbeats and taken back after one good one; a request it had not begun to answer goes to another. Retries
 # must outlast the heartbeats: until a server counts as dead, its conversations are sent to it again.
 set -euo pipefail
-read -r -a workers <<< "${{WORKERS:?URLs of the servers}}"
-exec vllm-router --worker-urls "${{workers[@]}}" \\
+if [[ " $* " != *" --service-discovery "* ]]; then
+  read -r -a workers <<< "${{WORKERS:?URLs of the servers}}"
+  set -- --worker-urls "${{workers[@]}}" "$@"
+fi
+exec vllm-router \\
   --host 0.0.0.0 --port "${{PORT:-8080}}" \\
   --policy consistent_hash \\
   --health-check-interval-secs 2 --health-failure-threshold 2 --health-success-threshold 1 \\

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from glm5_kernels.errors import KernelInputError, KernelUnavailableError
-from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, LinearWeights
+from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, LinearWeights, quantize_per_token
 from glm5_kernels.layouts import keys_in_pages, queries_in_a_row
 from glm5_kernels.library import NAMESPACE, as_list
 from glm5_kernels.lightning_indexer.reference import quantize_indexer
@@ -41,6 +41,7 @@ __all__ = [
     "pack_latents",
     "parity",
     "quantize_indexer",
+    "quantize_per_token",
     "queries_in_a_row",
     "report",
     "round_rows",

@@ -62,6 +62,19 @@ def test_what_nobody_knows_is_not_called_good(rule: str) -> None:
     assert judge({})[1][rule] == sorted(names_in(when))
 
 
+@pytest.mark.parametrize(
+    ("facts", "rule"),
+    [
+        ({"triton": False, "our_plugin": False}, {"P28"}),
+        ({"triton": False}, {"P28w"}),
+        ({"our_plugin": False}, set()),
+        ({"triton": False, "our_plugin": False, "max_model_len": 2048}, set()),
+    ],
+)
+def test_a_wrong_rotation_is_an_error_only_where_nothing_mends_it(facts: dict[str, Any], rule: set[str]) -> None:
+    assert found({**HEALTHY, **facts}) == rule
+
+
 def test_messages_have_their_values() -> None:
     (said,) = (each for each in judge({**HEALTHY, **CASES["P13"]["bad"]})[0] if each.id == "P13")
     assert said.message.startswith("decode context parallelism 8 must equal tensor parallelism 16")

@@ -1,4 +1,4 @@
-"""The two calls of vllm-ascend 0.23.0's DeviceOperator that matter to sparse attention, in our ops' terms.
+"""The calls of vllm-ascend 0.23.0's DeviceOperator that matter to sparse attention, in our ops' terms.
 
 Arguments are taken by name from its signatures, so another release's order does not matter; a missing name is told.
 """
@@ -14,6 +14,7 @@ import torch
 from glm5_ascend.errors import ConfigError
 
 INDEXER, ATTENTION = "indexer_select_post_process", "execute_sparse_flash_attention_process"
+PREPROCESS = "sfa_preprocess_with_mlapo"
 #: sparse_count is written into vllm-ascend's calls.
 TOPK = 2048
 
@@ -23,8 +24,10 @@ def named(method: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapp
     return dict(inspect.signature(method).bind(*arguments, **keywords).arguments)
 
 
-def layer_of(call: Mapping[str, Any]) -> str:
-    return str(getattr(call["sfa_impl"], "layer_name", "?"))
+def layer_of(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
+    """Whose call it is. The layer's implementation comes first, so nothing else has to be bound."""
+    implementation = arguments[0] if arguments else keywords["sfa_impl"]
+    return str(getattr(implementation, "layer_name", "?"))
 
 
 def quantized(call: Mapping[str, Any]) -> bool:
@@ -41,21 +44,47 @@ def indexer_arguments(call: Mapping[str, Any]) -> tuple[Any, ...]:
     """Of `lightning_indexer`."""
     return (
         call["q_li"],
-        call["kv_cache"][2][:, :, 0],
+        call["kv_cache"][behind_latents(call)][:, :, 0],
         call["weights"],
         *batch(call, call["attn_metadata"].block_table),
         TOPK,
     )
 
 
+def quantized_indexer_arguments(call: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Of `lightning_indexer_quant`."""
+    first = behind_latents(call)
+    keys, scales = call["kv_cache"][first][:, :, 0], call["kv_cache"][first + 1]
+    shape = tuple(call["q_li_shape_ori"])
+    return (
+        call["q_li"].view(shape),
+        keys,
+        call["weights"],
+        call["q_li_scale"].view(shape[:-1]),
+        scales.reshape(scales.shape[:2]),
+        *batch(call, call["attn_metadata"].block_table),
+        TOPK,
+    )
+
+
+def behind_latents(call: Mapping[str, Any]) -> int:
+    """Place of the indexer's keys among the caches (their scales come next): packed latents hold the rotated keys."""
+    return 1 if getattr(call["sfa_impl"], "enable_sparse_sfa_c8", False) else 2
+
+
 def attention_arguments(call: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Of `sparse_flash_attention`."""
+    """Of `sparse_flash_attention`; where the latents are packed int8 rows, of `sparse_flash_attention_quant`."""
     table = call.get("block_table")
     if table is None:
         table = call["attn_metadata"].block_table
-    latent, rope = call["kv_cache"][0][:, :, 0], call["kv_cache"][1][:, :, 0]
+    kept = call["kv_cache"][: 1 if packed_latents(call) else 2]
+    caches = [cache[:, :, 0] for cache in kept]
     chosen = call["topk_indices"].flatten(1)
-    return (call["ql_nope"], call["q_pe"], latent, rope, chosen, *batch(call, table), call["sfa_impl"].scale)
+    return (call["ql_nope"], call["q_pe"], *caches, chosen, *batch(call, table), call["sfa_impl"].scale)
+
+
+def packed_latents(call: Mapping[str, Any]) -> bool:
+    return bool(call["kv_cache"][0].dtype == torch.int8)
 
 
 def batch(call: Mapping[str, Any], table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

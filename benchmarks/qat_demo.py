@@ -1,0 +1,151 @@
+"""Quantization-aware training on the demo model: the KL of W4A8 to bf16 with and without it.
+
+    python benchmarks/qat_demo.py [--work DIR] [--steps N] [--json FILE]
+
+The bf16 model teaches its own rounded copy: KL between their next-token distributions on training texts and chats,
+never the held-out text all rows are measured on. The trained weights go through the command every model goes through
+(`quantize --recipe qat-w4a8`), and what is measured is that checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from bench_fidelity import glm5_ascend, interval, per_window, windows
+
+from glm5_ascend.demo_model import chats, corpus
+from glm5_ascend.demo_model.export import save_tensors
+from glm5_ascend.demo_model.loading import load_tensors, load_tokenizer
+from glm5_ascend.model.stored import StoredModel
+from glm5_ascend.quantize.fake_quant import first_scale
+from glm5_ascend.quantize.qat import TrainableModel
+
+RECIPE = "qat-w4a8"  # rounds and does nothing else: what was trained is what is stored
+BASELINES = ("w4a8", "rtn-w4a8", RECIPE)  # of the source, untrained
+CHATS = 0.25  # share of the sequences
+LENGTH = 256  # tokens of a sequence in training
+
+
+def training_sequences(folder: Path, seed: int) -> Iterator[torch.Tensor]:
+    """Windows of training documents, and training chats, without end."""
+    tokenizer, rng = load_tokenizer(folder), random.Random(seed)
+    start = tokenizer.convert_tokens_to_ids(["[gMASK]", "<sop>"])
+    texts = "\n\n".join(corpus.training_texts())
+    tokens = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    while True:
+        if rng.random() < CHATS:
+            ids = chats.render(tokenizer, *chats.training_chat(rng))[:LENGTH]
+        else:
+            first = rng.randrange(len(tokens) - LENGTH)
+            ids = start + tokens[first : first + LENGTH - len(start)]
+        yield torch.tensor(ids)
+
+
+def divergence(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
+    """Mean KL(teacher || student) of logits [S, vocab]."""
+    wanted = teacher.log_softmax(-1)
+    return (wanted.exp() * (wanted - student.log_softmax(-1))).sum(-1).mean()
+
+
+def train(source: Path, options: argparse.Namespace) -> TrainableModel:
+    """The model after training; every weight that is rounded has moved, nothing else has."""
+    model, teacher = TrainableModel(source, RECIPE), TrainableModel(source, None)
+    groups = []
+    for name, weight in model.quantized():
+        planned = model.linears[name.removesuffix(".weight")]
+        step = float(first_scale(weight, planned.scheme, planned.method).mean())
+        groups.append({"params": [weight], "peak": options.lr * step})
+    optimizer = torch.optim.Adam(groups, lr=0.0, betas=(0.9, 0.98))
+    sequences, started, mean = training_sequences(source, options.seed), time.monotonic(), 0.0
+    for step in range(options.steps):
+        done = step / options.steps
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * min(1.0, 20 * done + 0.05) * (1 - done)
+        batch = [next(sequences) for _ in range(options.batch)]
+        with torch.no_grad():
+            wanted = teacher.logits(batch)
+        losses = [divergence(*pair) for pair in zip(wanted, model.logits(batch), strict=True)]
+        loss = torch.stack(losses).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        mean = loss.item() if not step else 0.9 * mean + 0.1 * loss.item()
+        if (step + 1) % 10 == 0:
+            print(f"step {step + 1:4} KL on training text {mean:.5f} ({time.monotonic() - started:.0f} s)", flush=True)
+    return model
+
+
+def save(model: TrainableModel, source: Path, out: Path) -> None:
+    """The source with the trained weights in their places, bf16."""
+    shutil.copytree(source, out)
+    tensors = load_tensors(source)
+    for name, weight in model.quantized():
+        tensors[name] = weight.detach().to(tensors[name].dtype)
+    save_tensors(out, tensors)
+
+
+def gain(ours: torch.Tensor, theirs: torch.Tensor) -> dict[str, Any]:
+    """How much lower the mean of `ours` is than that of `theirs`, with its paired interval over windows."""
+    low, high = interval(theirs - ours)
+    base = float(theirs.mean())
+    return {"lower_by": 1 - float(ours.mean()) / base, "interval": (low / base, high / base)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=Path("work/qat"))
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--batch", type=int, default=8, help="sequences per step")
+    parser.add_argument("--lr", type=float, default=0.01, help="of Adam, in units of each weight's mean scale")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="also write the numbers here")
+    options = parser.parse_args()
+    torch.manual_seed(options.seed)
+    started = time.monotonic()
+
+    shutil.rmtree(options.work, ignore_errors=True)
+    options.work.mkdir(parents=True)
+    source, trained = options.work / "bf16", options.work / "qat-bf16"
+    glm5_ascend("demo-model", str(source))
+    model = train(source, options)
+    save(model, source, trained)
+    checkpoints = {name: (source, name) for name in BASELINES} | {"QAT": (trained, RECIPE)}
+    for name, (directory, recipe) in checkpoints.items():
+        glm5_ascend("quantize", str(directory), str(options.work / name), "--recipe", recipe, "--quiet")
+        glm5_ascend("verify", str(options.work / name), "--quiet")
+
+    print(f"trained, stored and verified after {(time.monotonic() - started) / 60:.1f} min")
+
+    sequences = windows()
+    with torch.no_grad():
+        seen, stored = model.logits(sequences[:1])[0], StoredModel(options.work / "QAT").logits(sequences[:1])[0]
+    same = torch.equal(seen, stored)
+    print(f"\nlogits of the trained model and of its checkpoint: {'the same bits' if same else 'DIFFERENT'}")
+
+    reference = per_window(source, sequences, None)
+    found = {name: per_window(options.work / name, sequences, reference["logp"]) for name in checkpoints}
+    print(f"\n{'checkpoint':10} {'KL to bf16':>11} {'top-1':>7} {'NLL':>8}   ({sum(map(len, sequences))} tokens)")
+    print(f"{'bf16':10} {'':11} {'':7} {float(reference['nll'].mean()):8.4f}")
+    for name, row in found.items():
+        print(f"{name:10} {row['kl'].mean():11.6f} {row['top1'].mean():7.2%} {row['nll'].mean():8.4f}")
+    gains = {name: gain(found["QAT"]["kl"], found[name]["kl"]) for name in BASELINES}
+    for name, each in gains.items():
+        low, high = each["interval"]
+        print(f"KL of QAT lower than {name}'s by {each['lower_by']:.1%} [{low:.1%}, {high:.1%}]")
+    if options.json:
+        numbers = {name: {key: float(row[key].mean()) for key in ("kl", "top1", "nll")} for name, row in found.items()}
+        options.json.write_text(json.dumps({"rows": numbers, "gains": gains, "same_bits": same}, indent=2) + "\n")
+    return 0 if same and gains["w4a8"]["lower_by"] >= 1 / 3 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
