@@ -7,13 +7,12 @@ Used to calibrate (float weights, inputs recorded) and to evaluate (integer weig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
-from glm5_ascend.checkpoint.structure import expert_prefix, layer_prefix
+from glm5_ascend.checkpoint.structure import expert_prefix
 from glm5_ascend.config import ModelConfig
 
 SCORES = 2**24  # attention scores held at a time
@@ -156,26 +155,6 @@ def decoder_layer(
     hidden = hidden + out
     x = rms_norm(hidden, weights.vector("post_attention_layernorm.weight"), eps)
     return hidden + (moe(config, weights, x) if config.is_moe(layer) else mlp(weights, "mlp", x)), selected
-
-
-def logits(
-    config: ModelConfig, weights_of: Callable[[str], LayerWeights], sequences: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
-    """fp32 [S, vocab] for each int64 sequence [S]: the main model, layer by layer for all sequences.
-
-    Args:
-        weights_of: the weights under a prefix (`model.layers.3.`; empty: those outside the layers), asked for once.
-    """
-    top = weights_of("")
-    embedding = top.vector("model.embed_tokens.weight")
-    hidden = [embedding[sequence] for sequence in sequences]
-    selections: list[torch.Tensor | None] = [None] * len(sequences)
-    for layer in range(config.num_hidden_layers):
-        weights = weights_of(layer_prefix(layer))
-        for i, h in enumerate(hidden):
-            hidden[i], selections[i] = decoder_layer(config, layer, weights, h, selections[i])
-    gain = top.vector("model.norm.weight")
-    return [top.linear("lm_head", rms_norm(h, gain, config.rms_norm_eps)) for h in hidden]
 
 
 def mtp_input(

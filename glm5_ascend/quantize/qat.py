@@ -78,7 +78,7 @@ class TrainableModel:
         return weight + (weight.to(self.dtypes[name]).float() - weight).detach()
 
     def logits(self, sequences: list[torch.Tensor]) -> list[torch.Tensor]:
-        """fp32 [S, vocab] for each int64 sequence [S], as `StoredModel` of the quantized checkpoint computes them.
+        """fp32 [S, vocab] for each int64 sequence [S], as its quantized checkpoint has them, to the order of sums.
 
         All sequences go through an MLP together: experts with few tokens each would take most of the time.
         """
