@@ -103,9 +103,9 @@ def gain(ours: torch.Tensor, theirs: torch.Tensor) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("work/qat"))
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=130)
     parser.add_argument("--batch", type=int, default=8, help="sequences per step")
-    parser.add_argument("--lr", type=float, default=0.01, help="of Adam, in units of each weight's mean scale")
+    parser.add_argument("--lr", type=float, default=0.003, help="of Adam, in units of each weight's mean scale")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="also write the numbers here")
     options = parser.parse_args()
