@@ -59,6 +59,9 @@ def sizes_from(config: dict[str, Any]) -> None:
         self.e_score_correction_bias = torch.nn.Parameter(torch.empty(args.n_routed_experts, dtype=torch.float32))
 
     model.Gate.__init__ = with_bias
+    shift = model_adapter.remove_zero_and_shift
+    # It sends the MTP layer's token ids through bf16, which rounds 1022 up to 1024: beyond a small vocabulary.
+    model_adapter.remove_zero_and_shift = lambda ids: shift(ids).clamp(max=config["vocab_size"] - 1)
     build = model_adapter.GLM5ModelAdapter.init_model
 
     def with_head(self: Any, *args: Any, **options: Any) -> Any:
