@@ -75,7 +75,11 @@ def analyze_expert(
             target = tensors[f"{search.subgraph.targets[0]}.weight"]
             smooth = move_scale(tensors, plan.config, search.subgraph, search_scale([target], seen, search))
     warm = compensated and seen.tokens >= COLD_EXPERT_TOKENS
-    outer, inner = inputs.feedback(smooth) if warm else (None, None)
+    outer, inner = (
+        inputs.feedback(smooth, *(plan.linears[prefix + part.name].steps for part in parts[1:]))
+        if warm
+        else (None, None)
+    )
     feedback = {part.name: inner if part is parts[2] else outer for part in parts}
     report = ExpertReport(expert, seen.tokens)
     token, slot = torch.where(routed.ids == expert)

@@ -142,11 +142,13 @@ class LayerAnalysis:
     ) -> None:  # fmt: skip
         made: dict[str, RoundedLinear] = {}
         for name in unit.modules:
-            weight, method = tensors[f"{name}.weight"], self.plan.linears[self.prefix + name].method
+            weight, planned = tensors[f"{name}.weight"], self.plan.linears[self.prefix + name]
             rows, part = seen[name].rows, S.find(self.parts, name)
             x = rows if name not in smooth else rows / smooth[name]
-            feedback = Feedback.on(x) if method == "gptq" else None
-            made[name] = linear = rounded(name, weight, unit.scheme, method, seen[name], smooth.get(name), feedback)
+            feedback = Feedback.on(x, planned.steps) if planned.method == "gptq" else None
+            made[name] = linear = rounded(
+                name, weight, unit.scheme, planned.method, seen[name], smooth.get(name), feedback
+            )
             assert isinstance(part, Linear)
             activations = states(unrotated(rows, part, self.gains), rows, x)
             weights = self._weight_states(name, weight)

@@ -22,8 +22,6 @@ FEEDBACK_ROWS = 512
 #: Tokens of a text are not independent, and texts to come differ from it: shrink more than the formula says.
 #: On the demo model 2 to 5 are alike and 1 is worse, for 32 tokens as for 2000 (relative output error of other texts).
 _CAUTION = 3.0
-#: Turns of coordinate descent after the first pass.
-_PASSES = 1
 
 
 @dataclass(frozen=True)
@@ -33,15 +31,17 @@ class Feedback:
     Attributes:
         order: int64 [K], columns by falling energy: what is rounded last cannot be made up for, so that is the least.
         inputs, gains: fp32 [K, n], in that order; `kernels/glm5_kernels/error_feedback`.
+        steps: turns of coordinate descent after the first pass, each at least as long as that.
     """
 
     order: torch.Tensor
     inputs: torch.Tensor
     gains: torch.Tensor
     damping: float
+    steps: int
 
     @classmethod
-    def on(cls, rows: torch.Tensor) -> Feedback | None:
+    def on(cls, rows: torch.Tensor, steps: int = 0) -> Feedback | None:
         """For inputs fp32 [n, K]; None if they say nothing about any direction."""
         rows = rows[rows.square().sum(1) > 0]
         if not len(rows):
@@ -51,13 +51,13 @@ class Feedback:
             rows = torch.linalg.qr(rows.double(), mode="r").R.float()  # the same second moments in K rows
         order = rows.square().sum(0).argsort(descending=True, stable=True)
         inputs = rows[:, order].T.contiguous()
-        return cls(order, inputs, ops.feedback_gains(inputs, damping), damping)
+        return cls(order, inputs, ops.feedback_gains(inputs, damping), damping, steps)
 
     def round(self, weight: torch.Tensor, scale: torch.Tensor, largest: int, refit: bool) -> tuple[torch.Tensor, ...]:
         """(integers times scale fp32 [N, K], scale [N, 1]) for weight fp32 [N, K]; `refit` may change the scale."""
         sorted_columns = weight[:, self.order]
         integers, scale = ops.round_with_feedback(
-            sorted_columns, scale, largest, self.inputs, self.gains, self.damping, _PASSES, refit
+            sorted_columns, scale, largest, self.inputs, self.gains, self.damping, self.steps, refit
         )
         return torch.empty_like(weight).index_copy_(1, self.order, integers * scale), scale
 

@@ -34,10 +34,13 @@ class Inputs:
     hidden_rows: list[torch.Tensor] = field(default_factory=list)
     inner_rows: list[torch.Tensor] = field(default_factory=list)
 
-    def feedback(self, scale: torch.Tensor | None) -> tuple[Feedback | None, Feedback | None]:
+    def feedback(
+        self, scale: torch.Tensor | None, outer_steps: int, inner_steps: int
+    ) -> tuple[Feedback | None, Feedback | None]:
         """Of gate_proj and up_proj, and of down_proj, whose input is divided by `scale`."""
         inner = torch.cat(self.inner_rows)
-        return Feedback.on(torch.cat(self.hidden_rows)), Feedback.on(inner if scale is None else inner / scale)
+        inner = inner if scale is None else inner / scale
+        return Feedback.on(torch.cat(self.hidden_rows), outer_steps), Feedback.on(inner, inner_steps)
 
 
 def quantize_expert(
@@ -60,7 +63,7 @@ def quantize_expert(
             scale = search_scale([tensors[f"{search.subgraph.targets[0]}.weight"]], seen.down, search)
             move_scale(tensors, plan.config, search.subgraph, scale)
         if compensated and not cold:
-            outer, inner = seen.feedback(scale)
+            outer, inner = seen.feedback(scale, *(plan.linears[prefix + part.name].steps for part in parts[1:]))
             feedback = {part.name: inner if part is parts[2] else outer for part in parts if part.name in compensated}
     errors = WeightErrors()
     for part in parts:

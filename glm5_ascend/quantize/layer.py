@@ -213,16 +213,18 @@ class LayerQuantizer:
     def _feedback(self, statistics: dict[str, InputStatistics], scales: Tensors) -> dict[str, Feedback | None]:
         """By linear; one for those that read the same input after the same smoothing."""
         reader = S.input_readers(self.parts)
-        alike: dict[tuple[str, int], list[str]] = {}
+        alike: dict[tuple[str, int, int], list[str]] = {}
         for name in self._compensated:
-            alike.setdefault((reader[name], id(scales.get(name))), []).append(name)
+            steps = self.plan.linears[self.prefix + name].steps
+            alike.setdefault((reader[name], id(scales.get(name)), steps), []).append(name)
 
-        def one(names: list[str]) -> Feedback | None:
-            rows, scale = statistics[names[0]].rows, scales.get(names[0])
-            return Feedback.on(rows if scale is None else rows / scale)
+        def one(key: tuple[str, int, int]) -> Feedback | None:
+            name = alike[key][0]
+            rows, scale = statistics[name].rows, scales.get(name)
+            return Feedback.on(rows if scale is None else rows / scale, key[2])
 
-        found = zip(alike.values(), self.job.workers.map(one, alike.values()), strict=True)
-        return {name: feedback for names, feedback in found for name in names}
+        found = zip(alike, self.job.workers.map(one, alike), strict=True)
+        return {name: feedback for key, feedback in found for name in alike[key]}
 
     # -- output -----------------------------------------------------------------------------------------------------
 

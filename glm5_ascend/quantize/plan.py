@@ -43,10 +43,11 @@ class OutputTensor:
 
 @dataclass(frozen=True)
 class LinearPlan:
-    """What one linear becomes; `method` is how its weight is rounded: minmax, ssz or gptq."""
+    """What one linear becomes; `method` is how its weight is rounded: minmax, ssz, or gptq with `steps` of descent."""
 
     scheme: str
     method: str = "minmax"
+    steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,8 @@ class Plan:
         scheme = chosen.qconfig.scheme
         assert scheme is not None  # load_recipe checked
         self._check_runnable(module, part, scheme, shape)
-        return LinearPlan(scheme, chosen.qconfig.weight.method)
+        weight = chosen.qconfig.weight
+        return LinearPlan(scheme, weight.method, weight.ext.get("step", 0) if weight.method == "gptq" else 0)
 
     def _check_runnable(self, module: str, part: Linear, scheme: str, shape: tuple[int, ...]) -> None:
         routed = ".mlp.experts." in module

@@ -17,7 +17,7 @@ from glm5_ascend.config import ModelConfig
 from glm5_ascend.device import product
 from glm5_ascend.quantize.compensation import FEEDBACK_ROWS, Feedback
 from glm5_ascend.quantize.forward import SEARCH_ROWS
-from glm5_ascend.quantize.plan import Plan
+from glm5_ascend.quantize.plan import LinearPlan, Plan
 from glm5_ascend.quantize.rotation import Rotations
 from glm5_ascend.quantize.rounding import ActivationRange, quantize_linear
 from glm5_ascend.quantize.smoothing import SEARCH_OUTPUTS, flex_awq_ssz, flex_smooth_quant
@@ -59,34 +59,35 @@ def source_bytes(source: SourceCheckpoint) -> int:
 
 def _passes(plan: Plan) -> float:
     """Reading, rotating, rounding and packing every weight once."""
-    weights: Counter[tuple[str, str]] = Counter()
+    weights: Counter[LinearPlan] = Counter()
     size = S.sizes(plan.config)
     for prefix, part in S.all_parts(plan.config):
         if isinstance(part, Linear):
             decided = plan.linears[prefix + part.name]
-            weights[decided.scheme, decided.method] += torch.Size(S.shape(part, size)).numel()
+            weights[decided] += torch.Size(S.shape(part, size)).numel()
     rotations = Rotations(plan.config, 0) if plan.recipe.rotates else None
     stored = torch.randn(_ROWS, plan.config.hidden_size).to(torch.bfloat16)
 
-    def once(scheme: str, method: str) -> None:
+    def once(decided: LinearPlan) -> None:
+        scheme, method = decided.scheme, decided.method
         weight = stored.float()
         if rotations is not None:
             rotations.rotate_weight(weight, S.HIDDEN, S.FIXED)
         if scheme == schemes.FLOAT:
             weight.to(torch.bfloat16)
             return
-        feedback = _a_feedback(plan.config.hidden_size) if method == "gptq" else None
+        feedback = _a_feedback(plan.config.hidden_size, decided.steps) if method == "gptq" else None
         quantize_linear("down_proj", weight, scheme, method, ActivationRange(-1.0, 1.0), feedback)
 
     return sum(
-        count / stored.numel() * _timed(lambda k=kind: once(*k))  # type: ignore[misc]
+        count / stored.numel() * _timed(lambda k=kind: once(k))  # type: ignore[misc]
         for kind, count in weights.items()
     )
 
 
 @cache
-def _a_feedback(columns: int) -> Feedback | None:
-    return Feedback.on(torch.randn(FEEDBACK_ROWS, columns, generator=torch.Generator().manual_seed(0)))
+def _a_feedback(columns: int, steps: int) -> Feedback | None:
+    return Feedback.on(torch.randn(FEEDBACK_ROWS, columns, generator=torch.Generator().manual_seed(0)), steps)
 
 
 def search_columns(plan: Plan) -> Counter[tuple[str, str]]:

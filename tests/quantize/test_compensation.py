@@ -59,6 +59,12 @@ def test_int8_scales_are_what_the_engine_holds() -> None:
     assert stored["weight"].abs().max() >= 126 and again["weight"].shape == stored["weight"].shape
 
 
+def test_descent_loses_less() -> None:
+    weight, seen = torch.randn(64, 128), draw(600)
+    errors = [output_error(weight, schemes.W4A8_DYNAMIC, Feedback.on(seen, steps), seen) for steps in (0, 1, 3)]
+    assert errors == sorted(errors, reverse=True) and errors[2] < 0.95 * errors[0]
+
+
 def test_inputs_that_say_nothing() -> None:
     assert Feedback.on(torch.zeros(5, 64)) is None
     weight = torch.randn(16, 64)
