@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from glm5_kernels.error_feedback.reference import feedback_gains
 from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, LinearWeights
 from glm5_kernels.lightning_indexer.reference import quantize_indexer
 from glm5_kernels.parity.compare import Tolerance
@@ -55,6 +56,7 @@ def cases(seed: int = 0, ops: Collection[str] = ()) -> Iterator[Case]:
         ({"w4a8_moe"}, _experts),
         ({"hadamard"}, _rotation),
         ({"ssz_scale", "round_rows", "fake_round"}, _rounding),
+        ({"feedback_gains", "round_with_feedback"}, _feedback),
     )
     for number, (makes, make) in enumerate(makers):
         if not ops or makes & set(ops):
@@ -210,3 +212,18 @@ def _rounding(generator: torch.Generator) -> Iterator[Case]:
         yield Case("round_rows", f"INT{bits}", (weight, scale, bits, 4), outputs)
         factor = torch.rand(400, generator=generator) + 0.5
         yield Case("fake_round", f"INT{bits}", (weight, factor, 2 ** (bits - 1) - 1, 0), (("w", exact),))
+
+
+def _feedback(generator: torch.Generator) -> Iterator[Case]:
+    """Small: a weight half way between two integers may go either way, and takes the columns behind it along."""
+    exact = Tolerance(0.0, 0.0, "the same integers")
+    sums = Tolerance(1e-6, 1e-4, "sums in another order")
+    inputs = (torch.randn(24, 64, generator=generator) @ torch.randn(64, 64, generator=generator)).T.contiguous() / 8
+    yield Case("feedback_gains", "64 columns, 24 inputs", (inputs, 0.5), (("gains", sums),))
+    gains = feedback_gains(inputs, 0.5)
+    for bits, passes, refit in ((4, 0, False), (4, 1, True), (8, 1, False)):
+        weight, largest = torch.randn(16, 64, generator=generator), 2 ** (bits - 1) - 1
+        scale = weight.abs().amax(1, keepdim=True) / largest
+        arguments = weight, scale, largest, inputs, gains, 0.5, passes, refit
+        outputs = ("integers", exact), ("scale", sums)
+        yield Case("round_with_feedback", f"INT{bits}, {passes} turns of descent", arguments, outputs)
