@@ -30,7 +30,7 @@ class Feedback:
 
     Attributes:
         order: int64 [K], columns by falling energy: what is rounded last cannot be made up for, so that is the least.
-        inputs, gains: fp32 [K, n], in that order; `kernels/glm5_kernels/error_feedback`.
+        inputs, gains: fp32 [K, n] on the host, in that order; `kernels/glm5_kernels/error_feedback`.
         steps: turns of coordinate descent after the first pass, each at least as long as that.
     """
 
@@ -43,6 +43,7 @@ class Feedback:
     @classmethod
     def on(cls, rows: torch.Tensor, steps: int = 0) -> Feedback | None:
         """For inputs fp32 [n, K]; None if they say nothing about any direction."""
+        rows = rows.cpu()  # an NPU has neither float64 nor these factorizations
         rows = rows[rows.square().sum(1) > 0]
         if not len(rows):
             return None
@@ -55,11 +56,11 @@ class Feedback:
 
     def round(self, weight: torch.Tensor, scale: torch.Tensor, largest: int, refit: bool) -> tuple[torch.Tensor, ...]:
         """(integers times scale fp32 [N, K], scale [N, 1]) for weight fp32 [N, K]; `refit` may change the scale."""
-        sorted_columns = weight[:, self.order]
+        order, inputs, gains = (tensor.to(weight.device) for tensor in (self.order, self.inputs, self.gains))
         integers, scale = ops.round_with_feedback(
-            sorted_columns, scale, largest, self.inputs, self.gains, self.damping, self.steps, refit
+            weight[:, order], scale, largest, inputs, gains, self.damping, self.steps, refit
         )
-        return torch.empty_like(weight).index_copy_(1, self.order, integers * scale), scale
+        return torch.empty_like(weight).index_copy_(1, order, integers * scale), scale
 
 
 def shrinkage(rows: torch.Tensor) -> float:

@@ -28,7 +28,7 @@ CHUNK = 512
 @dataclass
 class Inputs:
     """What an expert's linears read: statistics of down_proj's input and, weighted as the router weighs the expert's
-    output, whole rows of both inputs for error feedback."""
+    output, whole rows of both inputs for error feedback, on the host."""
 
     down: InputStatistics
     hidden_rows: list[torch.Tensor] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Inputs:
     ) -> tuple[Feedback | None, Feedback | None]:
         """Of gate_proj and up_proj, and of down_proj, whose input is divided by `scale`."""
         inner = torch.cat(self.inner_rows)
-        inner = inner if scale is None else inner / scale
+        inner = inner if scale is None else inner / scale.cpu()
         return Feedback.on(torch.cat(self.hidden_rows), outer_steps), Feedback.on(inner, inner_steps)
 
 
@@ -89,9 +89,8 @@ def run_expert(tensors: Tensors, expert: int, routed: Routed, rows: bool = False
         inner = F.silu(product(x, gate)) * product(x, up)
         seen.down.add(inner)
         if rows:
-            weighted = weight.to(x.device)
-            seen.hidden_rows.append((x * weighted)[keep_hidden[at]])
-            seen.inner_rows.append((inner * weighted)[keep_inner[at]])
+            for found, keep, to in ((x, keep_hidden[at], seen.hidden_rows), (inner, keep_inner[at], seen.inner_rows)):
+                to.append(found.cpu()[keep] * weight[keep])
         if routed.out is not None:
             routed.out.add(chosen, product(inner, down).cpu() * weight)
     return seen
