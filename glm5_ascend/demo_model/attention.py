@@ -80,7 +80,7 @@ def select(indexer: Any, hidden: Tensor, q_resid: Tensor, place: Packed) -> Tens
             dots = F.relu(queries @ keys.T, inplace=True)  # [queries, index heads, T]
             scores = (weights.unsqueeze(1) @ dots).squeeze(1).float()
             allowed = place.allowed[row, late]
-            best = scores.masked_fill(~allowed, MASKED).topk(indexer.index_topk, dim=-1).indices
+            best = scores.masked_fill(~allowed, MASKED).topk(min(indexer.index_topk, allowed.shape[-1]), dim=-1).indices
             chosen[row, late] = torch.zeros_like(allowed).scatter(-1, best, True) & allowed
     return chosen
 
