@@ -67,7 +67,8 @@ def memory(plan: Plan, seq_len: int) -> list[Memory]:
     expert = 3 * _FP32 * c.hidden_size * c.moe_intermediate_size
     run = CHUNK * (c.hidden_size * 40 + c.moe_intermediate_size * 16)
     search = 8 * _FP32 * (SEARCH_ROWS + SEARCH_OUTPUTS) * c.moe_intermediate_size
-    if any(plan.compensated(S.layer_prefix(layer), S.expert_linears(0)) for layer in range(c.num_layers_with_mtp)):
+    routed = (layer for layer in range(c.num_layers_with_mtp) if c.is_moe(layer))
+    if any(plan.compensated(S.layer_prefix(layer), S.expert_linears(0)) for layer in routed):
         block += 3 * (_feedback(c.hidden_size) + _feedback(c.moe_intermediate_size))
     phases.append(Memory(_IMPORTS, expert + max(block, run, search)))
     return phases

@@ -191,14 +191,10 @@ class Plan:
             and any(select(S.layer_prefix(layer) + "self_attn.indexer") for select in selects)
         ]
 
-    def is_compensated(self, module: str) -> bool:
-        """Whether `module` exists and is rounded with error feedback."""
-        return module in self.linears and self.linears[module].method == "gptq"
-
     def compensated(self, prefix: str, parts: Iterable[Linear | Vector]) -> list[str]:
         """Names of the linears among `parts` that are rounded with error feedback."""
         linears = [part for part in parts if isinstance(part, Linear)]
-        return [part.name for part in linears if self.is_compensated(prefix + part.name)]
+        return [part.name for part in linears if self.linears[prefix + part.name].method == "gptq"]
 
     def needs_statistics(self, layer: int) -> bool:
         """True if something in this layer is decided by calibration data."""

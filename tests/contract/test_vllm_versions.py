@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 from peers import install
-from server_process import ENGINE_ENVIRONMENT, free_port, running
+from server_process import ENGINE_ENVIRONMENT, running
 
 from glm5_ascend.demo_model.resources import write_demo_model
 from glm5_ascend.environment import ALSO_TESTED_VLLM, TESTED_VLLM
+from glm5_ascend.local_server import free_port
 
 pytestmark = pytest.mark.contract
 pytest.importorskip("vllm")

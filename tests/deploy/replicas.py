@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,14 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from glm5_ascend.local_server import free_port
+
 START_LIMIT_S = 600
 NO_BYTE, COMPLETE, BROKEN = "no first byte", "complete", "broken off"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for(what: Callable[[], bool], name: str, seconds: float = START_LIMIT_S) -> None:

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 from judges import tool_environment
-from replicas import BROKEN, COMPLETE, Program, Replica, Request, chat, free_port, healthy, replica, wait_for
+from replicas import BROKEN, COMPLETE, Program, Replica, Request, chat, healthy, replica, wait_for
 
+from glm5_ascend.local_server import free_port
 from glm5_ascend.profiles.load import load
 from glm5_ascend.render import render
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import tiny_checkpoints
-from server_process import free_port, peak_bytes, running
+from server_process import peak_bytes, running
+
+from glm5_ascend.local_server import free_port
 
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")

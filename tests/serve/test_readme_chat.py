@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from server_process import free_port, running
+from server_process import running
+
+from glm5_ascend.local_server import free_port
 
 pytestmark = pytest.mark.server
 for module in ("vllm", "openai", "anthropic"):

@@ -35,7 +35,8 @@ def round_with_feedback(
     """See the package docstring."""
     check(weight, scale, inputs, gains)
     x, u = _grouped(inputs), _grouped(gains)
-    handed, shared = u.mT @ x, x.mT @ x
+    handed = u.mT @ x
+    shared = x.mT @ x if passes else handed  # only descent reads it
     curvature = F.pad(inputs.float().square().sum(1), (0, -len(inputs) % GROUP)) + damping
     q, found = torch.empty(weight.shape), scale.float().clone()
     arrays = [t.contiguous().numpy() for t in (x, u, handed, shared, curvature)]
