@@ -43,7 +43,7 @@ def run(vllm_ascend: VllmAscend, checkpoint: Path, site: Path) -> Run:
     """Attention over all steps with some variables set: the .safetensors file, and the plugin's report."""
     done: dict[str, tuple[Path, dict[str, Any]]] = {}
 
-    def ran(**variables: str) -> tuple[Path, dict[str, Any]]:
+    def ran(model: Path = checkpoint, **variables: str) -> tuple[Path, dict[str, Any]]:
         key = "-".join(f"{name}={value}" for name, value in variables.items()) or "plain"
         if key not in done:
             schemas, out = checkpoint.parent / "schemas.json", checkpoint.parent / f"{key}.safetensors"
@@ -51,7 +51,7 @@ def run(vllm_ascend: VllmAscend, checkpoint: Path, site: Path) -> Run:
             with pytest.MonkeyPatch.context() as patch:
                 for name, value in variables.items():
                     patch.setenv(name, value)
-                vllm_ascend.run("plugin", checkpoint, site, schemas, out)
+                vllm_ascend.run("plugin", model, site, schemas, out)
             done[key] = out, json.loads(out.with_suffix(".json").read_text())
         return done[key]
 
@@ -127,6 +127,21 @@ def test_our_kernels_take_over_when_asked(run: Run, checkpoint: Path) -> None:
     assert missed(out, checkpoint) < 0.02
     attention = Attention(checkpoint)
     for each in asked(out):
+        want = attention.forward(each.states, each.positions, each.chosen)
+        assert float((each.output - want).norm() / want.norm()) < 1.5 * ERROR
+
+
+def test_our_triton_kernels_take_over_when_asked(run: Run, tmp_path: Path) -> None:
+    """Heads in sixteens, as the kernels take them; short steps, since an interpreter runs them."""
+    sizes = SIZES | {"num_attention_heads": 16, "num_key_value_heads": 16, "index_n_heads": 16}
+    model = quantize_tiny(write_tiny_model(tmp_path / "source", **sizes), tmp_path / "w4a8", "w4a8")
+    steps = "prefill", "decode"
+    out, report = run(model, GLM5_KERNELS="triton", TRITON_INTERPRET="1", GLM5_TEST_STEPS=",".join(steps))
+    assert "npu_lightning_indexer" not in calls(out) and "npu_sparse_flash_attention" not in calls(out)
+    assert any("GLM5_KERNELS=triton" in line for line in report["said"])
+    attention = Attention(model)
+    for each in asked(out, steps):
+        assert torch.equal(each.chosen, each.causal)
         want = attention.forward(each.states, each.positions, each.chosen)
         assert float((each.output - want).norm() / want.norm()) < 1.5 * ERROR
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,10 +70,10 @@ class Asked:
         return torch.arange(len(self.states)) <= self.positions[:, None]
 
 
-def asked(ran: Path) -> Iterator[Asked]:
+def asked(ran: Path, steps: Sequence[str] = STEPS) -> Iterator[Asked]:
     """Every request of every step, in order."""
     found, history = load_file(ran), {}
-    for step in STEPS:
+    for step in steps:
         values = {key: found[f"{step}.{key}"] for key in ("states", "positions", "owners", "chosen", "output")}
         for owner in values["owners"].unique().tolist():
             states, positions, chosen, output = (

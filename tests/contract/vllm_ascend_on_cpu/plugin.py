@@ -3,7 +3,8 @@
     python -m vllm_ascend_on_cpu.plugin CHECKPOINT SITE SCHEMAS OUT
 
 SITE: where pip installed glm5-ascend. OUT.json gets what our plugin logged and what it changed. GLM5_TEST_WRONG=1 makes
-the stand-in for the official attention kernel wrong, which `GLM5_COMPARE=1` must show.
+the stand-in for the official attention kernel wrong, which `GLM5_COMPARE=1` must show. With `GLM5_KERNELS=triton`
+the kernels run in Triton's interpreter, its errors in bf16 corrected.
 """
 
 from __future__ import annotations
@@ -34,7 +35,12 @@ def prepared(model: Any, hf: object, chosen: list[Any]) -> dict[str, Any]:
 
     from vllm_ascend_on_cpu import npu_kernels
 
-    if os.environ.get("GLM5_KERNELS") == "reference":  # the official kernel is not asked: keep what ours answers
+    if os.environ.get("GLM5_KERNELS") == "triton":
+        sys.path.append(str(Path(__file__).parents[2]))
+        from proof import interpreter
+
+        interpreter.correct()
+    if os.environ.get("GLM5_KERNELS") in ("reference", "triton"):  # the official kernel is not asked: keep what ours answers
         ours = DeviceOperator.indexer_select_post_process
 
         def kept(*arguments: Any, **named: Any) -> Any:
