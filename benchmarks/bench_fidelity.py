@@ -1,85 +1,89 @@
-"""What quantization costs: validation NLL, KL to bf16 and right answers of bf16 and of every recipe.
+"""What quantization costs: KL to bf16, NLL and right answers of every recipe, on several models and calibration texts.
 
-    python benchmarks/bench_fidelity.py [--work DIR] [--questions N] [--skip-answers] [--json FILE] [--peer PYTHON]
+    python benchmarks/bench_fidelity.py [--work DIR] [--second DIR] [--peer PYTHON] [--seeds N] [--json FILE]
 
-With `--peer`, the python of a virtual environment with msmodelslim==26.1.0 and transformers==5.4.0, msModelSlim makes
-W4A8 and W8A8 from the same source and calibration text, and KL is also printed as a ratio to its KL, window by window.
+Models: the demo model; the same with planted activation outliers (same function, harder to quantize); with --second,
+one trained with another seed on other data (`python -m glm5_ascend.demo_model.train DIR --seed 7 --text-share 0.6`).
+With --peer, the python of a virtual environment with msmodelslim==26.1.0 and transformers==5.4.0, msModelSlim makes
+W4A8 and W8A8 from the same sources and calibration texts, and KL is also given as a ratio to its KL, window by window.
 
 NLL and KL are those of `glm5-ascend eval`: teacher-forced on the held-out text of the demo model, with the integer
-arithmetic the server runs. Answers come from real vLLM on this CPU. Intervals: paired bootstrap over windows.
-The second half repeats KL on the same model with planted activation outliers (same function, harder to quantize).
+arithmetic the server runs. The first seed calibrates on the bundled text, the others on texts drawn from the training
+data. Below a recipe: KL with its activations in int8 and float weights (the floor of any choice of integers), and with
+its weights and float activations. Answers come from real vLLM on this CPU. Intervals: paired bootstrap over windows.
+
+What is in --work is kept: a second run goes on, or only measures.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from fidelity_checkpoints import (
+    calibration,
+    float_weights,
+    make_demo,
+    peer_program,
+    quantized,
+    quantized_by_peer,
+)  # fmt: skip
+from fidelity_parts import ActivationsOnly, WeightsOnly
 
 from glm5_ascend.config import load_config
 from glm5_ascend.demo_model.corpus import validation_texts
 from glm5_ascend.evaluate.compare import Comparison, compare
-from glm5_ascend.evaluate.intervals import mean_interval
+from glm5_ascend.evaluate.intervals import Interval, mean_interval
 from glm5_ascend.evaluate.metrics import metrics
 from glm5_ascend.evaluate.windows import read_windows
 
-WINDOW, ALL = 512, 10_000
-RECIPES = ("w8a8", "w8a8-best", "w4a8", "w4a8-best", "rtn-w4a8")
-PEER = ("w8a8", "w4a8")
-PEER_PROGRAM = """#!/bin/sh
-exec "{python}" "{script}" "$@"
-"""
+WINDOW = 512
+#: Recipe -> msModelSlim's with the same bits, and whether it is made for every seed.
+RECIPES = {
+    "w4a8-best": ("w4a8", True), "w4a8": ("w4a8", True), "rtn-w4a8": ("w4a8", False),
+    "w8a8-best": ("w8a8", False), "w8a8": ("w8a8", False),
+}  # fmt: skip
+PEER = {"w4a8": True, "w8a8": False}
+PARTS = "w4a8-best", "w8a8-best"
 
 
-def glm5_ascend(*arguments: str, path: Path | None = None) -> None:
-    """Run our program; `path` is searched first for other programs."""
-    environment = os.environ | ({"PATH": f"{path}:{os.environ['PATH']}"} if path else {})
-    command = [sys.executable, "-m", "glm5_ascend", *arguments]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+@dataclass
+class Row:
+    """One line of the table; `found`: per calibration text."""
 
+    name: str
+    found: list[Comparison]
+    ratio: float | None = None
+    ratio_interval: Interval = None
+    answers: dict[str, Any] | None = None
 
-def peer_program(python: Path, work: Path) -> Path:
-    """A folder with a program `msmodelslim` that runs on a CPU (`msmodelslim_cpu.py`)."""
-    program = work / "bin" / "msmodelslim"
-    program.parent.mkdir(parents=True, exist_ok=True)
-    script = Path(__file__).with_name("msmodelslim_cpu.py").resolve()
-    program.write_text(PEER_PROGRAM.format(python=python.absolute(), script=script))
-    program.chmod(0o755)
-    return program.parent.absolute()
+    @property
+    def kl(self) -> list[float]:
+        return [float(each.kl.mean()) for each in self.found]
 
+    @property
+    def by_window(self) -> torch.Tensor:
+        """Mean KL of every window over the calibration texts."""
+        return torch.stack([each.kl.mean(1) for each in self.found]).mean(0)
 
-def make_checkpoints(work: Path, kind: str, factor: float, peer: Path | None) -> dict[str, Path]:
-    """The float model and one checkpoint per recipe, made with the commands a user types."""
-    shutil.rmtree(work / kind, ignore_errors=True)
-    (work / kind).mkdir(parents=True)
-    source = work / kind / "bf16"
-    glm5_ascend("demo-model", str(source), *(["--outliers", str(factor)] if factor > 1 else []))
-    made = {"bf16": source}
-    for recipe in RECIPES:
-        made[recipe] = work / kind / recipe
-        glm5_ascend("quantize", str(source), str(made[recipe]), "--recipe", recipe, "--quiet")
-        glm5_ascend("verify", str(made[recipe]), "--quiet")
-    for recipe in PEER if peer else ():
-        made[f"peer {recipe}"] = out = work / kind / f"peer-{recipe}"
-        engine = ["--engine", "msmodelslim", "--device", "cpu"]
-        glm5_ascend("quantize", str(source), str(out), "--recipe", recipe, *engine, path=peer_program(peer, work))
-    return made
+    def compare_with(self, other: Row) -> None:
+        """Both over the texts that both have."""
+        shared = min(len(self.found), len(other.found))
+        ours, theirs = (Row(row.name, row.found[:shared]).by_window for row in (self, other))
+        self.ratio, self.ratio_interval = float(ours.mean() / theirs.mean()), mean_interval(ours, theirs)
 
-
-def ratio_to_peer(name: str, found: dict[str, Comparison]) -> dict[str, Any]:
-    """KL of one of our recipes over that of msModelSlim's with the same bits; paired interval over windows."""
-    theirs = found.get("peer w4a8" if "w4a8" in name else "peer w8a8")
-    if theirs is None or name not in RECIPES:
-        return {}
-    ours, base = found[name].kl.mean(1), theirs.kl.mean(1)
-    return {"kl_ratio": float(ours.mean() / base.mean()), "kl_ratio_interval": mean_interval(ours, base)}
+    def as_json(self) -> dict[str, Any]:
+        figures = {figure.name: (figure.value, figure.interval) for figure in metrics(self.found[0])}
+        return {
+            "checkpoint": self.name, "kl": self.kl, "kl_ratio": self.ratio, "kl_ratio_interval": self.ratio_interval,
+            "answers": self.answers, "first_seed": figures,
+        }  # fmt: skip
 
 
 def answers(directory: Path, questions: int) -> dict[str, Any]:
@@ -92,82 +96,110 @@ def answers(directory: Path, questions: int) -> dict[str, Any]:
     return result
 
 
-def table(checkpoints: dict[str, Path], questions: int) -> list[dict[str, Any]]:
-    source = checkpoints["bf16"]
-    windows = read_windows(None, validation_texts(), source, load_config(source), WINDOW, ALL)
-    found = {name: compare(path, source, windows) for name, path in checkpoints.items() if path != source}
-    # The reference against itself, which needs no second run: the figures are those of any comparison's reference.
-    first = next(iter(found.values()))
-    same, zero = torch.ones_like(first.same_top1), torch.zeros_like(first.kl)
-    nll, right = first.nll_reference, first.right_reference
-    found = {"bf16": Comparison(zero, nll, nll, same, right, right)} | found
-    rows: list[dict[str, Any]] = []
-    for name, directory in checkpoints.items():
-        figures = {figure.name: figure for figure in metrics(found[name])}
-        low, high = figures["nll_change"].interval or (0.0, 0.0)
-        row = {
-            "checkpoint": name, "positions": found[name].kl.numel(), "nll": figures["nll_quantized"].value,
-            "nll_change": figures["nll_change"].value, "nll_change_low": low, "nll_change_high": high,
-            "kl_mean": figures["kl_mean"].value, "kl_interval": figures["kl_mean"].interval,
-            "top1_agreement": figures["top1_agreement"].value,
-        }  # fmt: skip
-        row |= ratio_to_peer(name, found)
+def table(source: Path, work: Path, options: argparse.Namespace, questions: int) -> list[Row]:
+    """All recipes on one model."""
+    work.mkdir(exist_ok=True)
+    windows = read_windows(None, validation_texts(), source, load_config(source), WINDOW, options.windows)
+    texts = [calibration(options.work, seed) for seed in range(options.seeds)]
+    program = peer_program(options.peer, options.work) if options.peer else None
+    rows: dict[str, Row] = {}
+    for recipe, every_seed in PEER.items() if program else ():
+        chosen = list(enumerate(texts))[: None if every_seed else 1]
+        made = [quantized_by_peer(source, work / f"peer-{recipe}-{i}", recipe, text, program) for i, text in chosen]
+        rows[f"peer {recipe}"] = Row(f"msModelSlim {recipe}", [compare(each, source, windows) for each in made])
+    for recipe, (peer, every_seed) in RECIPES.items():
+        chosen = list(enumerate(texts))[: None if every_seed else 1]
+        made = [quantized(source, work / f"{recipe}-{i}", recipe, text) for i, text in chosen]
+        rows[recipe] = row = Row(recipe, [compare(each, source, windows) for each in made])
+        if f"peer {peer}" in rows:
+            row.compare_with(rows[f"peer {peer}"])
         if questions:
-            row["answers"] = answers(directory, questions)
-        rows.append(row)
-    return rows
+            row.answers = answers(made[0], questions)
+        if recipe in PARTS:
+            floats = float_weights(source, work / f"{recipe}-floats", recipe)
+            for name, model in (
+                ("  activations alone", ActivationsOnly(made[0], floats)),
+                ("  weights alone", WeightsOnly(made[0])),
+            ):
+                rows[recipe + name] = Row(name, [compare(model, source, windows)])
+    return list(rows.values())
 
 
-def show(title: str, rows: list[dict[str, Any]]) -> None:
-    print(f"\n{title} ({rows[0]['positions']} positions)")
+def show(title: str, rows: list[Row]) -> None:
+    first = rows[0].found[0]
+    print(f"\n{title} ({first.kl.numel()} positions; bf16: NLL {first.nll_reference.mean():.4f})")
     print(
-        f"{'checkpoint':12} {'NLL':>8} {'change':>9} {'95 % interval':>20} {'KL to bf16':>11} {'top-1':>7} "
-        f"{'right':>10} {'KL / msModelSlim':>24}"
+        f"{'':19} {'KL to bf16':>10} {'by seed':>24} {'of msModelSlim':>19} {'NLL':>7} {'95 % interval':>16} "
+        f"{'top-1':>6} {'right':>7}"
     )
     for row in rows:
-        right = f"{row['answers']['right']}/{row['answers']['n']}" if "answers" in row else "-"
-        low, high = row.get("kl_ratio_interval") or (0.0, 0.0)
-        ratio = f"{row['kl_ratio']:.2f} [{low:.2f}, {high:.2f}]" if "kl_ratio" in row else "-"
-        span = f"[{row['nll_change_low']:+.3%}, {row['nll_change_high']:+.3%}]"
+        figures = {figure.name: figure for figure in metrics(row.found[0])}
+        (low, high), change = figures["nll_change"].interval or (0.0, 0.0), figures["nll_change"].value
+        seeds = " ".join(f"{kl:.5f}" for kl in row.kl) if len(row.kl) > 1 else ""
+        ratio = ""
+        if row.ratio is not None:
+            a, b = row.ratio_interval or (0.0, 0.0)
+            ratio = f"{row.ratio:.2f} [{a:.2f}, {b:.2f}]"
+        right = f"{row.answers['right']}/{row.answers['n']}" if row.answers else ""
         print(
-            f"{row['checkpoint']:12} {row['nll']:8.4f} {row['nll_change']:+9.3%} {span:>20} {row['kl_mean']:11.6f} "
-            f"{row['top1_agreement']:7.2%} {right:>10} {ratio:>24}"
+            f"{row.name:19} {sum(row.kl) / len(row.kl):10.6f} {seeds:>24} {ratio:>19} {change:+7.2%} "
+            f"{f'[{low:+.2%}, {high:+.2%}]':>16} {figures['top1_agreement'].value:6.1%} {right:>7}",
+            flush=True,
         )
+
+
+def checks(tables: dict[str, list[Row]], peer: bool) -> dict[str, bool]:
+    by_name = {title: {row.name: row for row in rows} for title, rows in tables.items()}
+    plain, hard = by_name["demo model"], by_name["with outliers"]
+
+    def change(row: Row) -> float:
+        return abs(next(f.value for f in metrics(row.found[0]) if f.name == "nll_change"))
+
+    gain = hard["rtn-w4a8"].kl[0] / hard["w4a8"].kl[0]
+    made = {
+        "W8A8 NLL within 0.5 % of bf16": change(plain["w8a8"]) <= 0.005,
+        "W4A8 NLL within 2 % of bf16": change(plain["w4a8"]) <= 0.02,
+        f"KL of plain rounding >= 3x ours on outliers (is {gain:.1f}x)": gain >= 3,
+    }
+    for title, rows in by_name.items() if peer else ():
+        best, eight = rows["w4a8-best"], rows["w8a8-best"]
+        assert best.ratio is not None and eight.ratio is not None
+        made[f"{title}: KL of w4a8-best <= 0.7x msModelSlim's W4A8 (is {best.ratio:.2f}x)"] = best.ratio <= 0.7
+        made[f"{title}: KL of w8a8-best <= msModelSlim's W8A8 (is {eight.ratio:.2f}x)"] = eight.ratio <= 1
+    return made
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("work/fidelity"))
-    parser.add_argument("--questions", type=int, default=210)
-    parser.add_argument("--skip-answers", action="store_true")
+    parser.add_argument("--second", type=Path, help="another trained model, with the same vocabulary size")
+    parser.add_argument("--peer", type=Path, help="python of a virtual environment with msmodelslim")
+    parser.add_argument("--seeds", type=int, default=1, help="calibration texts (default %(default)s)")
+    parser.add_argument("--windows", type=int, default=10_000, help="of 512 tokens, at most; default: all")
+    parser.add_argument("--questions", type=int, default=210, help="for vLLM to answer, 0 for none")
     parser.add_argument("--outliers", type=float, default=32.0, help="factor of the planted outliers")
     parser.add_argument("--json", type=Path, help="also write the numbers here")
-    parser.add_argument("--peer", type=Path, help="python of a virtual environment with msmodelslim")
     options = parser.parse_args()
 
-    plain = table(
-        make_checkpoints(options.work, "plain", 1.0, options.peer), 0 if options.skip_answers else options.questions
-    )
-    show("demo model", plain)
-    planted = table(make_checkpoints(options.work, "outliers", options.outliers, options.peer), 0)
-    show(f"demo model with planted outliers x{options.outliers:.0f}", planted)
-
-    by_name, hard = ({row["checkpoint"]: row for row in rows} for rows in (plain, planted))
-    ratio = hard["rtn-w4a8"]["kl_mean"] / hard["w4a8"]["kl_mean"]
-    checks = {
-        "W8A8 NLL within 0.5 % of bf16": abs(by_name["w8a8"]["nll_change"]) <= 0.005,
-        "W4A8 NLL within 2 % of bf16": abs(by_name["w4a8"]["nll_change"]) <= 0.02,
-        f"KL of plain rounding >= 3x ours on outliers (is {ratio:.1f}x)": ratio >= 3,
+    options.work.mkdir(parents=True, exist_ok=True)
+    sources = {
+        "demo model": make_demo(options.work / "demo"),
+        "with outliers": make_demo(options.work / f"outliers-{options.outliers:g}", options.outliers),
     }
-    if options.peer:
-        worst = max(row["w4a8-best"]["kl_ratio"] for row in (by_name, hard))
-        checks[f"KL of w4a8-best <= 0.7x msModelSlim's W4A8 (is {worst:.2f}x at worst)"] = worst <= 0.7
-    print()
-    for text, ok in checks.items():
-        print(f"{'ok  ' if ok else 'FAIL'} {text}")
+    if options.second:
+        sources["second model"] = options.second
+    tables: dict[str, list[Row]] = {}
+    for title, source in sources.items():
+        tables[title] = table(
+            source, options.work / f"of-{source.name}", options, options.questions if title == "demo model" else 0
+        )
+        show(title, tables[title])
+    made = checks(tables, bool(options.peer))
+    print("\n" + "\n".join(f"{'ok  ' if ok else 'FAIL'} {text}" for text, ok in made.items()))
     if options.json:
-        options.json.write_text(json.dumps({"plain": plain, "outliers": planted, "checks": checks}, indent=2) + "\n")
-    return 0 if all(checks.values()) else 1
+        found = {title: [row.as_json() for row in rows] for title, rows in tables.items()}
+        options.json.write_text(json.dumps({"tables": found, "checks": made}, indent=2) + "\n")
+    return 0 if all(made.values()) else 1
 
 
 if __name__ == "__main__":

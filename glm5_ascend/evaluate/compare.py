@@ -91,14 +91,14 @@ def check_comparable(reference: ModelConfig, this: ModelConfig) -> None:
 
 @torch.no_grad()
 def compare(
-    directory: Path, against: Path, windows: list[torch.Tensor], progress: Progress | None = None
+    this: Path | StoredModel, against: Path, windows: list[torch.Tensor], progress: Progress | None = None
 ) -> Comparison:
-    """`directory` against the reference `against` on int64 windows, all of one length.
+    """`this` against the reference `against` on int64 windows, all of one length.
 
     Raises:
         EvaluationError: two different models. CheckFailedError: NaN or infinity, and the layer it came up in.
     """
-    reference, this = StoredModel(against), StoredModel(directory)
+    reference, this = StoredModel(against), StoredModel(this) if isinstance(this, Path) else this
     check_comparable(reference.config, this.config)
     progress = progress or NoProgress()
     progress.begin(reference.config.num_hidden_layers, 2 * reference.config.n_routed_experts)
@@ -112,7 +112,7 @@ def compare(
             done += 1
             progress.expert(layer, done)
 
-        for walk, path in zip(walks, (against, directory), strict=True):
+        for walk, path in zip(walks, (against, this.directory), strict=True):
             _step(walk, layer, path, expert_done)
         found = LayerAgreement(layer, _same_experts(walks), _same_keys(reference.config, layer, walks))
         layers.append(found)
@@ -122,7 +122,7 @@ def compare(
     true = _true_ids(windows)
     kl, first, second = divergence((reference, this), inputs, true)
     found_nll = [-side.log_probabilities[:, 0] for side in (first, second)]
-    _check_numbers(kl, f"{directory}: KL")
+    _check_numbers(kl, f"{this.directory}: KL")
     shape = (len(windows), -1)
     return Comparison(
         kl.view(shape), found_nll[0].view(shape), found_nll[1].view(shape), (first.best == second.best).view(shape),

@@ -40,7 +40,7 @@ def prepared(model: Any, hf: object, chosen: list[Any]) -> dict[str, Any]:
         from proof import interpreter
 
         interpreter.correct()
-    if os.environ.get("GLM5_KERNELS") in ("reference", "triton"):  # the official kernel is not asked: keep what ours answers
+    if os.environ.get("GLM5_KERNELS") in ("reference", "triton"):  # ours are asked: keep what they answer
         ours = DeviceOperator.indexer_select_post_process
 
         def kept(*arguments: Any, **named: Any) -> Any:

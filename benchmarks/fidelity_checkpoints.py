@@ -1,0 +1,108 @@
+"""The checkpoints that bench_fidelity.py compares, made with the commands a user types; one that is there is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from glm5_ascend.checkpoint import schemes
+from glm5_ascend.demo_model.chats import training_chat
+from glm5_ascend.demo_model.corpus import training_texts
+from glm5_ascend.quantize import pipeline
+from glm5_ascend.quantize.layer import NoProgress
+from glm5_ascend.quantize.options import QuantizeOptions
+from glm5_ascend.quantize.store import Store
+
+PEER_PROGRAM = """#!/bin/sh
+exec "{python}" "{script}" "$@"
+"""
+#: Records of a drawn calibration text: as many tokens as the bundled one has, half of them chats.
+TEXTS, CHATS, CHARACTERS = 32, 31, 500
+
+
+def glm5_ascend(*arguments: str, path: Path | None = None) -> None:
+    """Run our program; `path` is searched first for other programs."""
+    environment = os.environ | ({"PATH": f"{path}:{os.environ['PATH']}"} if path else {})
+    command = [sys.executable, "-m", "glm5_ascend", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: exit {done.returncode}\n{done.stderr[-2000:]}")
+
+
+def make_demo(out: Path, outliers: float = 1.0) -> Path:
+    if not out.is_dir():
+        glm5_ascend("demo-model", str(out), *(["--outliers", str(outliers)] if outliers > 1 else []))
+    return out
+
+
+def calibration(work: Path, seed: int) -> list[str]:
+    """Arguments of `quantize`: seed 0 is the bundled text, others are drawn from the demo model's training data."""
+    if seed == 0:
+        return []
+    path, rng = work / f"calibration-{seed}.jsonl", random.Random(seed)
+    records: list[dict[str, Any]] = []
+    for text in rng.sample(training_texts(), TEXTS):
+        start = rng.randrange(max(1, len(text) - CHARACTERS))
+        records.append({"text": text[start : start + CHARACTERS]})
+    for _ in range(CHATS):
+        messages, tools, _ = training_chat(rng)
+        records.append({"messages": messages} | ({"tools": tools} if tools else {}))
+    rng.shuffle(records)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return ["--calib", str(path), "--seed", str(seed)]
+
+
+def quantized(source: Path, out: Path, recipe: str, texts: list[str]) -> Path:
+    """By us, verified."""
+    if not out.is_dir():
+        glm5_ascend("quantize", str(source), str(out), "--recipe", recipe, "--quiet", *texts)
+        glm5_ascend("verify", str(out), "--quiet")
+    return out
+
+
+def quantized_by_peer(source: Path, out: Path, recipe: str, texts: list[str], program: Path) -> Path:
+    """By msModelSlim, from the same texts."""
+    if not out.is_dir():
+        engine = ["--engine", "msmodelslim", "--device", "cpu"]
+        glm5_ascend("quantize", str(source), str(out), "--recipe", recipe, *engine, *texts, path=program)
+    return out
+
+
+def peer_program(python: Path, work: Path) -> Path:
+    """A folder with a program `msmodelslim` that runs on a CPU (`msmodelslim_cpu.py`)."""
+    program = work / "bin" / "msmodelslim"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    script = Path(__file__).with_name("msmodelslim_cpu.py").resolve()
+    program.write_text(PEER_PROGRAM.format(python=python.absolute(), script=script))
+    program.chmod(0o755)
+    return program.parent.absolute()
+
+
+def float_weights(source: Path, out: Path, recipe: str) -> Path:
+    """The fp32 weights that the recipe rounds, rotated and smoothed, by module: OUT.safetensors, beside the result."""
+    path = out.with_suffix(".safetensors")
+    if path.is_file():
+        return path
+    kept: dict[str, dict[int, torch.Tensor]] = {}
+
+    class Keeping(Store):
+        def write_rows(self, prefix: str, part: Any, rows: torch.Tensor, start: int, *rest: Any, **named: Any) -> Any:
+            if self.scheme(prefix, part) != schemes.FLOAT:
+                kept.setdefault(prefix + part.name, {})[start] = rows.detach().float().clone()
+            return super().write_rows(prefix, part, rows, start, *rest, **named)
+
+    pipeline.Store = Keeping  # type: ignore[misc]
+    try:
+        pipeline.quantize(pipeline.prepare(QuantizeOptions(source, out, recipe, overwrite=True)), NoProgress())
+    finally:
+        pipeline.Store = Store  # type: ignore[misc]
+    save_file({name: torch.cat([rows[start] for start in sorted(rows)]) for name, rows in kept.items()}, path)
+    return path

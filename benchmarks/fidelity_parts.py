@@ -1,0 +1,70 @@
+"""What the weights cost alone, and what the activations: a checkpoint run with one side of its linears in float."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from glm5_ascend.checkpoint import schemes
+from glm5_ascend.checkpoint.structure import layer_prefix
+from glm5_ascend.model.stored import StoredLayer, StoredModel
+from glm5_ascend.quantize.fake_quant import fake_quant_activation
+
+
+class _FloatWeights(StoredLayer):
+    """int8 activations per token, weights as they were before they were rounded."""
+
+    floats: Path
+
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        module = self.prefix + name
+        scheme = str(self.description.get(f"{module}.weight", schemes.FLOAT))
+        if scheme == schemes.FLOAT:
+            return super().linear(name, x)
+        with safe_open(self.floats, "pt") as file:
+            weight = file.get_tensor(module)
+        if scheme == schemes.W8A8:  # one scale for all tokens
+            scale, offset = (self.files.read(f"{module}.input_{kind}").float() for kind in ("scale", "offset"))
+            rounded = ((x / scale + offset).round().clamp(-128, 127) - offset) * scale
+        else:
+            rounded = fake_quant_activation(x)
+        return rounded @ weight.T
+
+
+class _FloatActivations(StoredLayer):
+    """The rounded weights on activations as they are."""
+
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        module = self.prefix + name
+        scheme = str(self.description.get(f"{module}.weight", schemes.FLOAT))
+        if scheme == schemes.FLOAT:
+            return super().linear(name, x)
+        read = ("deq_scale", "input_scale") if scheme == schemes.W8A8 else ("weight_scale",)
+        stored = {suffix: self.files.read(f"{module}.{suffix}") for suffix in ("weight", *read)}
+        return x @ schemes.dequantize(scheme, stored).T
+
+
+class ActivationsOnly(StoredModel):
+    """The floor of every choice of integers.
+
+    Args:
+        floats: of `fidelity_checkpoints.float_weights`.
+    """
+
+    def __init__(self, directory: Path, floats: Path) -> None:
+        super().__init__(directory)
+        self.floats = floats
+
+    def weights(self, layer: int) -> StoredLayer:
+        made = _FloatWeights(self.files, self.description, layer_prefix(layer))
+        made.floats = self.floats
+        return made
+
+
+class WeightsOnly(StoredModel):
+    """What better activations could not mend."""
+
+    def weights(self, layer: int) -> StoredLayer:
+        return _FloatActivations(self.files, self.description, layer_prefix(layer))
