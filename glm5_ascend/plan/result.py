@@ -83,7 +83,7 @@ def make_plan(
     reasons = extrapolations(model, cluster, workload, best)
     numbers = _numbers(model, cluster, workload, best, reasons, price)
     met = slo.met(best.prediction.tpot, best.prediction.ttft)
-    return Plan(model, cluster, workload, slo, best, candidates[1:], numbers, reasons, met, _notes(best),
+    return Plan(model, cluster, workload, slo, best, candidates[1:], numbers, reasons, met, _notes(best, workload),
                 options.acceptance)  # fmt: skip
 
 
@@ -158,13 +158,15 @@ def _concurrency(held: memory.Memory, budget: float, chosen: Candidate, workload
     return per_rank * chosen.layout.decode.dp * chosen.layout.replicas
 
 
-def _notes(chosen: Candidate) -> list[str]:
+def _notes(chosen: Candidate, workload: Workload) -> list[str]:
     notes = []
     held = chosen.prediction.memory
     if held.budget_low < 0 < held.budget:
         notes.append("it fits only if graphs, buffers and fragmentation take less than the high end of their range")
     if chosen.prediction.bound == "memory":
         notes.append(f"cache memory holds {chosen.prediction.running:.0f} requests at a time, the others wait")
+    if workload.requests is not None and workload.requests <= 2 * workload.concurrency and workload.rate is None:
+        notes.append("in a run this short most requests wait for others' prefill: --tails has their TTFT")
     return notes
 
 

@@ -40,9 +40,12 @@ def tails(plan: Plan, requests: int = REQUESTS, seed: int = 0) -> dict[str, floa
     """Means and percentiles (seconds) of one replica of the plan's layout.
 
     Arrivals are random at the workload's rate, or at the predicted throughput's where it names none; without a
-    prefill engine and without a rate the workload's clients each ask again when they are answered.
+    prefill engine and without a rate the workload's clients each ask again when they are answered. A run of so many
+    requests is simulated as it is, with all lengths alike.
     """
     load, hardware = plan.workload, plan.cluster.hardware
+    if load.requests is not None:
+        requests = -(-load.requests // plan.chosen.layout.replicas)
     rate = load.rate or plan.chosen.prediction.output_per_second / load.output
     closed = plan.chosen.layout.prefill is None and load.rate is None
     return replica_tails(
@@ -57,7 +60,7 @@ def replica_tails(
     acceptance: float | None = None,
 ) -> dict[str, float]:  # fmt: skip
     """The same for any layout; `rate` and the workload's concurrency are those of all replicas together."""
-    trace = make_trace(load, requests, rate / layout.replicas, seed)
+    trace = make_trace(load, requests, rate / layout.replicas, seed, 0.5 if load.requests is None else 0.0)
     split = layout.prefill is not None
     table = engine_costs(model, hardware, layout.decode, efficiency, load, split, split, acceptance)
     if layout.prefill is None:

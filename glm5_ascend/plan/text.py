@@ -38,9 +38,10 @@ def lines(plan: Plan, simulated: Mapping[str, float] | None = None) -> Iterator[
     if "cost_per_million_output_tokens" in n:
         yield f"cost      {span(n['cost_per_million_output_tokens'], digits=3)} per million output tokens"
     if simulated:
+        how = "simulated, with lengths spread by half" if w.requests is None else "simulated, this run"
         for name, key, scale, unit in (("TPOT", "tpot", 1e3, "ms"), ("TTFT", "ttft", 1e3, "ms")):
             values = ", ".join(f"p{share} {scale * simulated[f'{key}_p{share}']:,.0f}" for share in (50, 90, 99))
-            yield f"tails     {name} {values} {unit}  [simulated, with lengths spread by half]"
+            yield f"tails     {name} {values} {unit}  [{how}]"
     yield f"limits    {_limits(plan)}"
     if not plan.within_slo:
         yield "SLO       not met by any layout found; this one comes closest"

@@ -127,6 +127,16 @@ def test_tails_are_simulated_on_request(capsys: pytest.CaptureFixture[str]) -> N
     assert tails["tpot_p50"] <= tails["tpot_p99"] and tails["ttft_p50"] <= tails["ttft_p99"]
 
 
+def test_tails_of_a_short_run_have_its_queue(capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight at once and one rank: the last one waits for seven prefills, the middle ones for three or four."""
+    load = "in=3500,out=1,concurrency=8,requests=8"
+    found = plan(capsys, "--workload", load, "--tails", "--layout", "tp=16", "--mtp", 0, "--seqs", 8)
+    tails, one = found["simulated"], found["ttft_ms"]["value"] / 1e3  # type: ignore[index]
+    assert isinstance(tails, dict) and any("--tails" in note for note in found["notes"])  # type: ignore[union-attr]
+    assert tails["ttft_p99"] == pytest.approx(8 * one, rel=0.05)
+    assert tails["ttft_p50"] == pytest.approx(4.5 * one, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
