@@ -10,7 +10,8 @@ W4A8 and W8A8 from the same sources and calibration texts, and KL is also given 
 NLL and KL are those of `glm5-ascend eval`: teacher-forced on the held-out text of the demo model, with the integer
 arithmetic the server runs. The first seed calibrates on the bundled text, the others on texts drawn from the training
 data. Below a recipe: KL with its activations in int8 and float weights (the floor of any choice of integers), and with
-its weights and float activations. Answers come from real vLLM on this CPU. Intervals: paired bootstrap over windows.
+its weights and float activations; with --ablate, w4a8-best without each of its techniques, as a ratio to the whole.
+Answers come from real vLLM on this CPU. Intervals: paired bootstrap over windows.
 
 What is in --work is kept: a second run goes on, or only measures.
 """
@@ -33,6 +34,7 @@ from fidelity_checkpoints import (
     peer_program,
     quantized,
     quantized_by_peer,
+    without,
 )  # fmt: skip
 from fidelity_parts import ActivationsOnly, WeightsOnly
 
@@ -122,6 +124,11 @@ def table(source: Path, work: Path, options: argparse.Namespace, questions: int)
                 ("  weights alone", WeightsOnly(made[0])),
             ):
                 rows[recipe + name] = Row(name, [compare(model, source, windows)])
+        if recipe == "w4a8-best":
+            for lacked, file in without(options.work).items() if options.ablate else ():
+                made = [quantized(source, work / f"{recipe}-{file.stem}", str(file), [])]
+                rows[file.stem] = Row(f"  without {lacked}", [compare(made[0], source, windows)])
+                rows[file.stem].compare_with(row)
     return list(rows.values())
 
 
@@ -129,7 +136,7 @@ def show(title: str, rows: list[Row]) -> None:
     first = rows[0].found[0]
     print(f"\n{title} ({first.kl.numel()} positions; bf16: NLL {first.nll_reference.mean():.4f})")
     print(
-        f"{'':19} {'KL to bf16':>10} {'by seed':>24} {'of msModelSlim':>19} {'NLL':>7} {'95 % interval':>16} "
+        f"{'':27} {'KL to bf16':>10} {'by seed':>24} {'ratio':>19} {'NLL':>7} {'95 % interval':>16} "
         f"{'top-1':>6} {'right':>7}"
     )
     for row in rows:
@@ -142,7 +149,7 @@ def show(title: str, rows: list[Row]) -> None:
             ratio = f"{row.ratio:.2f} [{a:.2f}, {b:.2f}]"
         right = f"{row.answers['right']}/{row.answers['n']}" if row.answers else ""
         print(
-            f"{row.name:19} {sum(row.kl) / len(row.kl):10.6f} {seeds:>24} {ratio:>19} {change:+7.2%} "
+            f"{row.name:27} {sum(row.kl) / len(row.kl):10.6f} {seeds:>24} {ratio:>19} {change:+7.2%} "
             f"{f'[{low:+.2%}, {high:+.2%}]':>16} {figures['top1_agreement'].value:6.1%} {right:>7}",
             flush=True,
         )
@@ -174,6 +181,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path("work/fidelity"))
     parser.add_argument("--second", type=Path, help="another trained model, with the same vocabulary size")
     parser.add_argument("--peer", type=Path, help="python of a virtual environment with msmodelslim")
+    parser.add_argument("--ablate", action="store_true", help="also w4a8-best without each of its techniques")
     parser.add_argument("--seeds", type=int, default=1, help="calibration texts (default %(default)s)")
     parser.add_argument("--windows", type=int, default=10_000, help="of 512 tokens, at most; default: all")
     parser.add_argument("--questions", type=int, default=210, help="for vLLM to answer, 0 for none")

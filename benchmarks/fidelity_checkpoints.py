@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from safetensors.torch import save_file
 
 from glm5_ascend.checkpoint import schemes
@@ -19,6 +20,7 @@ from glm5_ascend.demo_model.corpus import training_texts
 from glm5_ascend.quantize import pipeline
 from glm5_ascend.quantize.layer import NoProgress
 from glm5_ascend.quantize.options import QuantizeOptions
+from glm5_ascend.quantize.recipe import find_recipe
 from glm5_ascend.quantize.store import Store
 
 PEER_PROGRAM = """#!/bin/sh
@@ -74,6 +76,29 @@ def quantized_by_peer(source: Path, out: Path, recipe: str, texts: list[str], pr
         engine = ["--engine", "msmodelslim", "--device", "cpu"]
         glm5_ascend("quantize", str(source), str(out), "--recipe", recipe, *engine, *texts, path=program)
     return out
+
+
+def without(work: Path) -> dict[str, Path]:
+    """Recipes that are w4a8-best but for one thing, by what they lack."""
+    made = {}
+    for name in ("int8 feedback", "int4 feedback", "float down_proj", "rotation", "smoothing"):
+        recipe = yaml.safe_load(find_recipe("w4a8-best").read_text())
+        steps = recipe["spec"]["process"]
+        linears = next(step for step in steps if step["type"] == "group")["configs"]
+        if name.endswith("feedback"):  # plain rounding on the scales w4a8 has
+            dtype = name.split()[0]
+            for each in linears:
+                if each["qconfig"]["weight"]["dtype"] == dtype:
+                    each["qconfig"]["weight"]["method"] = "minmax" if dtype == "int8" else "ssz"
+        elif name == "float down_proj":
+            for each in linears:
+                each["exclude"] = [pattern for pattern in each["exclude"] if not pattern.endswith("down_proj")]
+        else:
+            dropped = "quarot" if name == "rotation" else "flex_"
+            recipe["spec"]["process"] = [step for step in steps if not step["type"].startswith(dropped)]
+        made[name] = work / f"without-{name.replace(' ', '-')}.yaml"
+        made[name].write_text(yaml.safe_dump(recipe, sort_keys=False))
+    return made
 
 
 def peer_program(python: Path, work: Path) -> Path:
