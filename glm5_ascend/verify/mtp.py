@@ -18,8 +18,9 @@ from glm5_ascend.verify.description import ROT_NAME
 from glm5_ascend.verify.report import Report
 from glm5_ascend.verify.tree import inside
 
-#: Q Q^T may differ from the identity by this much per element.
-ORTHOGONAL_TOLERANCE = 1e-3
+#: Q Q^T may differ from the identity by this much per element. msModelSlim rounds the entries of its Hadamard matrix,
+#: all of one size, to bf16: up to 2 x 2^-9 in the diagonal (0.0027 for 192 columns, 0.0002 for GLM-5's 6144).
+ORTHOGONAL_TOLERANCE = 5e-3
 #: rot is stored in bf16: an error of 2^-9 of each element, with room for the arithmetic behind it.
 ROT_TOLERANCE = 2.0**-7
 _AGAIN = "quantize again, or copy the file again"
