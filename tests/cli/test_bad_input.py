@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -187,7 +186,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(place)], capture_output=True, check=False
     )
     if mounted.returncode:
-        pytest.skip("mounting a tmpfs needs root; the ENOSPC shim below covers the same path")
+        pytest.skip("mounting a tmpfs needs root; the injected ENOSPC below covers the same path")
     yield place
     subprocess.run(["umount", str(place)], check=True)
 
@@ -199,12 +198,38 @@ def test_disk_too_small_is_said_before_any_work(tiny_source: Path, small_disk: P
     assert [path.name for path in small_disk.iterdir()] == ["other"]
 
 
-def test_disk_that_fills_while_running(tiny_source: Path, small_disk: Path, calib: Path) -> None:
-    """Someone else takes the last byte after our check passed: one line; with room again the same command finishes."""
+#: Put below the tool as a sitecustomize module: a disk that gets full at the n-th write, or takes its time.
+DISK = """
+import errno, os, time
+real, calls = os.pwrite, 0
+def pwrite(*arguments):
+    global calls
+    calls += 1
+    if calls > int(os.environ.get("FAIL_AFTER", "1000000")):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    time.sleep(float(os.environ.get("WRITE_SECONDS", "0")))
+    return real(*arguments)
+os.pwrite = pwrite
+"""
+
+
+def on_disk(folder: Path, **settings: str) -> dict[str, str]:
+    """Environment variables of a run on such a disk."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(DISK)
+    return {"PYTHONPATH": os.pathsep.join([str(folder), environment()["PYTHONPATH"]]), **settings}
+
+
+def test_disk_that_fills_while_running(tiny_source: Path, small_disk: Path, calib: Path, tmp_path: Path) -> None:
+    """Someone else takes the last byte after our check passed: one line; with room again the same command finishes.
+
+    The disk is slow, so that it is full before the run is over, whatever else the machine does.
+    """
     out = small_disk / "out"
     arguments = ["quantize", tiny_source, out, "--calib", calib, "--quiet", "--samples", "4", "--seq-len", "64"]
     command = [sys.executable, "-m", "glm5_ascend", *arguments]
-    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
+    slow = environment(**on_disk(tmp_path / "slow", WRITE_SECONDS="0.05"))
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=slow)
     while run.poll() is None and not left_over(small_disk):
         time.sleep(0.001)
     with (small_disk / "other").open("wb", buffering=0) as other:
@@ -223,28 +248,12 @@ def test_disk_that_fills_while_running(tiny_source: Path, small_disk: Path, cali
     assert [path.name for path in small_disk.iterdir()] == ["out"]
 
 
-SHIM = """
-import errno, os
-real, calls = os.pwrite, 0
-def pwrite(*arguments):
-    global calls
-    calls += 1
-    if calls > int(os.environ["FAIL_AFTER"]):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    return real(*arguments)
-os.pwrite = pwrite
-"""
-
-
 @pytest.mark.parametrize("fail_after", [0, 1, 150])
 def test_write_error_at_any_point(fail_after: int, tiny_source: Path, tmp_path: Path, calib: Path) -> None:
     """ENOSPC from the n-th write on, injected below the tool (a sitecustomize module replaces os.pwrite)."""
-    shim = tmp_path / "shim"
-    shim.mkdir()
-    (shim / "sitecustomize.py").write_text(SHIM)
-    path = os.pathsep.join([str(shim), environment()["PYTHONPATH"]])
+    disk = on_disk(tmp_path / "shim", FAIL_AFTER=str(fail_after))
     out = tmp_path / "out"
-    done = glm5_ascend("quantize", tiny_source, out, "--calib", calib, PYTHONPATH=path, FAIL_AFTER=str(fail_after))
+    done = glm5_ascend("quantize", tiny_source, out, "--calib", calib, **disk)
     assert_one_clear_line(done, 2, "no space left on the disk")
     assert not out.exists()
     # What was finished is kept for the same command; a run that finished nothing leaves nothing.
@@ -258,20 +267,16 @@ def test_write_error_at_any_point(fail_after: int, tiny_source: Path, tmp_path: 
 def test_interrupted_run_goes_on(stop: signal.Signals, tiny_source: Path, tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
-    # The bundled texts: every layer takes long enough for the signal to find the run at work.
     arguments = ["quantize", tiny_source, place / "out", "--samples", "8", "--seq-len", "512"]
     journal = place / ".out.partial" / "journal.jsonl"
-    for _ in range(10):  # on a busy machine the run may be over before the signal comes: then again
-        shutil.rmtree(place / "out", ignore_errors=True)
-        run = subprocess.Popen(
-            [sys.executable, "-m", "glm5_ascend", *arguments], stderr=subprocess.PIPE, text=True, env=environment()
-        )
-        while run.poll() is None and not (journal.is_file() and journal.read_text().count("\n") > 3):
-            time.sleep(0.001)
-        run.send_signal(stop)
-        _, stderr = run.communicate(timeout=60)
-        if run.returncode != 0:
-            break
+    # A slow disk: the signal finds the run at work, whatever else the machine does.
+    slow = environment(**on_disk(tmp_path / "slow", WRITE_SECONDS="0.05"))
+    command = [sys.executable, "-m", "glm5_ascend", *arguments]
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=slow)
+    while run.poll() is None and not (journal.is_file() and journal.read_text().count("\n") > 3):
+        time.sleep(0.001)
+    run.send_signal(stop)
+    _, stderr = run.communicate(timeout=120)
     assert run.returncode == 130, stderr
     assert "interrupted: " in stderr
     assert "the same command goes on" in stderr

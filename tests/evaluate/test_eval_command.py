@@ -132,11 +132,12 @@ def test_the_default_text_is_held_out(tiny_source: Path, tiny_w4a8: Path) -> Non
 
 
 def test_ctrl_c(tiny_source: Path, tmp_path: Path) -> None:
+    """Of a run that would take a minute, so that it is still at work when the signal comes."""
+    (tmp_path / "long.txt").write_text("all work and no play " * 10_000)
     command = [sys.executable, "-m", "glm5_ascend", "eval", str(tiny_source), "--against", str(tiny_source)]
-    process = subprocess.Popen(
-        [*command, "--windows", "64", "--html", str(tmp_path / "r.html")], stderr=subprocess.PIPE, text=True,
-        env=environment(), stdout=subprocess.PIPE,
-    )  # fmt: skip
+    command += ["--text", str(tmp_path / "long.txt"), "--windows", "400", "--html", str(tmp_path / "r.html")]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment())
     assert process.stderr is not None
     assert process.stderr.readline().startswith("layer 1/3")
     time.sleep(0.1)
