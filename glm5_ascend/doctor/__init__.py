@@ -180,7 +180,7 @@ def platform_row() -> DoctorRow:
         return DoctorRow("serving", "vllm-ascend", "info", "our CPU plugin stays out of the way; not run on an NPU")
     if environment.check_cpu_environment():
         return DoctorRow("serving", "not possible yet", "problem", "see below")
-    return DoctorRow("serving", "vLLM on the CPU, integer arithmetic, reference ops", "ok", "for small models")
+    return DoctorRow("serving", "vLLM on the CPU, integer arithmetic", "ok", "for small models")
 
 
 def finding_rows() -> list[DoctorRow]:
