@@ -23,6 +23,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from glm5_ascend.config import load_config
 from glm5_ascend.demo_model.corpus import validation_texts
 from glm5_ascend.evaluate.compare import Comparison, compare
 from glm5_ascend.evaluate.intervals import Interval, mean_interval
-from glm5_ascend.evaluate.metrics import metrics
+from glm5_ascend.evaluate.metrics import Metric, metrics
 from glm5_ascend.evaluate.windows import read_windows
 
 WINDOW = 512
@@ -65,6 +66,11 @@ class Row:
     ratio_interval: Interval = None
     answers: dict[str, Any] | None = None
 
+    @cached_property
+    def figures(self) -> dict[str, Metric]:
+        """Of the first calibration text, by name."""
+        return {figure.name: figure for figure in metrics(self.found[0])}
+
     @property
     def kl(self) -> list[float]:
         return [float(each.kl.mean()) for each in self.found]
@@ -81,7 +87,7 @@ class Row:
         self.ratio, self.ratio_interval = float(ours.mean() / theirs.mean()), mean_interval(ours, theirs)
 
     def as_json(self) -> dict[str, Any]:
-        figures = {figure.name: (figure.value, figure.interval) for figure in metrics(self.found[0])}
+        figures = {name: (figure.value, figure.interval) for name, figure in self.figures.items()}
         return {
             "checkpoint": self.name, "kl": self.kl, "kl_ratio": self.ratio, "kl_ratio_interval": self.ratio_interval,
             "answers": self.answers, "first_seed": figures,
@@ -140,8 +146,7 @@ def show(title: str, rows: list[Row]) -> None:
         f"{'top-1':>6} {'right':>7}"
     )
     for row in rows:
-        figures = {figure.name: figure for figure in metrics(row.found[0])}
-        (low, high), change = figures["nll_change"].interval or (0.0, 0.0), figures["nll_change"].value
+        (low, high), change = row.figures["nll_change"].interval or (0.0, 0.0), row.figures["nll_change"].value
         seeds = " ".join(f"{kl:.5f}" for kl in row.kl) if len(row.kl) > 1 else ""
         ratio = ""
         if row.ratio is not None:
@@ -150,7 +155,7 @@ def show(title: str, rows: list[Row]) -> None:
         right = f"{row.answers['right']}/{row.answers['n']}" if row.answers else ""
         print(
             f"{row.name:27} {sum(row.kl) / len(row.kl):10.6f} {seeds:>24} {ratio:>19} {change:+7.2%} "
-            f"{f'[{low:+.2%}, {high:+.2%}]':>16} {figures['top1_agreement'].value:6.1%} {right:>7}",
+            f"{f'[{low:+.2%}, {high:+.2%}]':>16} {row.figures['top1_agreement'].value:6.1%} {right:>7}",
             flush=True,
         )
 
@@ -160,7 +165,7 @@ def checks(tables: dict[str, list[Row]], peer: bool) -> dict[str, bool]:
     plain, hard = by_name["demo model"], by_name["with outliers"]
 
     def change(row: Row) -> float:
-        return abs(next(f.value for f in metrics(row.found[0]) if f.name == "nll_change"))
+        return abs(row.figures["nll_change"].value)
 
     gain = hard["rtn-w4a8"].kl[0] / hard["w4a8"].kl[0]
     made = {

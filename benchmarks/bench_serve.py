@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from glm5_ascend.local_server import free_port
 
 SIDE = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 QUESTION = "[gMASK]<sop><|user|>Who are you?<|assistant|></think>"
@@ -70,9 +71,7 @@ class Transformers:
 @contextmanager
 def server(model: Path, threads: int, log: Path) -> Iterator[dict[str, Any]]:
     """`glm5-ascend serve`, with what its start took."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "glm5_ascend", "serve", str(model), "--port", str(port)]
     command += ["--", "--max-num-seqs", "8", "--max-model-len", "4096", "--no-enable-prefix-caching"]
     began = time.perf_counter()

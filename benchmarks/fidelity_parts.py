@@ -18,11 +18,7 @@ class _FloatWeights(StoredLayer):
 
     floats: Path
 
-    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        module = self.prefix + name
-        scheme = str(self.description.get(f"{module}.weight", schemes.FLOAT))
-        if scheme == schemes.FLOAT:
-            return super().linear(name, x)
+    def quantized_linear(self, module: str, scheme: str, x: torch.Tensor) -> torch.Tensor:
         with safe_open(self.floats, "pt") as file:
             weight = file.get_tensor(module)
         if scheme == schemes.W8A8:  # one scale for all tokens
@@ -36,11 +32,7 @@ class _FloatWeights(StoredLayer):
 class _FloatActivations(StoredLayer):
     """The rounded weights on activations as they are."""
 
-    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        module = self.prefix + name
-        scheme = str(self.description.get(f"{module}.weight", schemes.FLOAT))
-        if scheme == schemes.FLOAT:
-            return super().linear(name, x)
+    def quantized_linear(self, module: str, scheme: str, x: torch.Tensor) -> torch.Tensor:
         read = ("deq_scale", "input_scale") if scheme == schemes.W8A8 else ("weight_scale",)
         stored = {suffix: self.files.read(f"{module}.{suffix}") for suffix in ("weight", *read)}
         return x @ schemes.dequantize(scheme, stored).T

@@ -51,6 +51,10 @@ class StoredLayer:
         scheme = str(self.description.get(f"{module}.weight", schemes.FLOAT))
         if scheme == schemes.FLOAT:
             return x @ self.vector(f"{name}.weight").T
+        return self.quantized_linear(module, scheme, x)
+
+    def quantized_linear(self, module: str, scheme: str, x: torch.Tensor) -> torch.Tensor:
+        """As the server computes it."""
         if module not in self._quantized:
             self._quantized[module] = self._integers(module, scheme)
         return ops.int8_linear(x, self._quantized[module])

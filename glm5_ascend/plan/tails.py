@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -40,12 +41,9 @@ def tails(plan: Plan, requests: int = REQUESTS, seed: int = 0) -> dict[str, floa
     """Means and percentiles (seconds) of one replica of the plan's layout.
 
     Arrivals are random at the workload's rate, or at the predicted throughput's where it names none; without a
-    prefill engine and without a rate the workload's clients each ask again when they are answered. A run of so many
-    requests is simulated as it is, with all lengths alike.
+    prefill engine and without a rate the workload's clients each ask again when they are answered.
     """
     load, hardware = plan.workload, plan.cluster.hardware
-    if load.requests is not None:
-        requests = -(-load.requests // plan.chosen.layout.replicas)
     rate = load.rate or plan.chosen.prediction.output_per_second / load.output
     closed = plan.chosen.layout.prefill is None and load.rate is None
     return replica_tails(
@@ -59,8 +57,14 @@ def replica_tails(
     closed: bool = False, requests: int = REQUESTS, seed: int = 0,
     acceptance: float | None = None,
 ) -> dict[str, float]:  # fmt: skip
-    """The same for any layout; `rate` and the workload's concurrency are those of all replicas together."""
-    trace = make_trace(load, requests, rate / layout.replicas, seed, 0.5 if load.requests is None else 0.0)
+    """The same for any layout; `rate` and the workload's concurrency are those of all replicas together.
+
+    A workload of so many requests is simulated as that run, all lengths alike.
+    """
+    spread = 0.5
+    if load.requests is not None:
+        requests, spread = math.ceil(load.requests / layout.replicas), 0.0
+    trace = make_trace(load, requests, rate / layout.replicas, seed, spread)
     split = layout.prefill is not None
     table = engine_costs(model, hardware, layout.decode, efficiency, load, split, split, acceptance)
     if layout.prefill is None:

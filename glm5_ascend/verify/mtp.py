@@ -18,9 +18,11 @@ from glm5_ascend.verify.description import ROT_NAME
 from glm5_ascend.verify.report import Report
 from glm5_ascend.verify.tree import inside
 
-#: Q Q^T may differ from the identity by this much per element. msModelSlim rounds the entries of its Hadamard matrix,
-#: all of one size, to bf16: up to 2 x 2^-9 in the diagonal (0.0027 for 192 columns, 0.0002 for GLM-5's 6144).
-ORTHOGONAL_TOLERANCE = 5e-3
+#: Q Q^T may differ from a multiple of the identity by this much per element.
+ORTHOGONAL_TOLERANCE = 1e-3
+#: That multiple from 1: msModelSlim rounds the entries of its Hadamard matrix, all of one size, to bf16 (2^-9, squared
+#: in the product: 0.0027 for 192 columns, 0.0002 for GLM-5's 6144).
+LENGTH_TOLERANCE = 2.0**-8
 #: rot is stored in bf16: an error of 2^-9 of each element, with room for the arithmetic behind it.
 ROT_TOLERANCE = 2.0**-7
 _AGAIN = "quantize again, or copy the file again"
@@ -105,7 +107,12 @@ def _global_rotation(contents: Contents, deep: bool, report: Report) -> torch.Te
         if not deep:
             return None
         q = shard.read("global_rotation")
-        if not float((q @ q.T - torch.eye(hidden)).abs().max()) <= ORTHOGONAL_TOLERANCE:  # `not <=` also catches NaN
+        product = q @ q.T
+        length = product.diagonal().mean()
+        off = float((product - length * torch.eye(hidden)).abs().max())
+        if not (
+            off <= ORTHOGONAL_TOLERANCE and float(abs(length - 1)) <= LENGTH_TOLERANCE
+        ):  # `not <=` also catches NaN
             raise CheckpointError("global_rotation is not orthogonal", _AGAIN)
     except CheckpointError as error:
         report.error("mtp.global_rotation", error.message, tensor="global_rotation", file=name, fix=error.tip)

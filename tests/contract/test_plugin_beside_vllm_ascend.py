@@ -41,19 +41,19 @@ def site(vllm_ascend: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.fixture(scope="module")
 def run(vllm_ascend: VllmAscend, checkpoint: Path, site: Path) -> Run:
     """Attention over all steps with some variables set: the .safetensors file, and the plugin's report."""
-    done: dict[str, tuple[Path, dict[str, Any]]] = {}
+    done: dict[Path, tuple[Path, dict[str, Any]]] = {}
 
     def ran(model: Path = checkpoint, **variables: str) -> tuple[Path, dict[str, Any]]:
         key = "-".join(f"{name}={value}" for name, value in variables.items()) or "plain"
-        if key not in done:
-            schemas, out = checkpoint.parent / "schemas.json", checkpoint.parent / f"{key}.safetensors"
+        schemas, out = model.parent / "schemas.json", model.parent / f"{key}.safetensors"
+        if out not in done:
             schemas.write_text(json.dumps(SCHEMAS["_C_ascend"]))
             with pytest.MonkeyPatch.context() as patch:
                 for name, value in variables.items():
                     patch.setenv(name, value)
                 vllm_ascend.run("plugin", model, site, schemas, out)
-            done[key] = out, json.loads(out.with_suffix(".json").read_text())
-        return done[key]
+            done[out] = out, json.loads(out.with_suffix(".json").read_text())
+        return done[out]
 
     return ran
 
