@@ -11,10 +11,29 @@ from numba import int64, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from glm5_kernels.simd import GROUPS, I32, I64, V16, WIDTH, Lanes, count, for_range, load_as_fp32, nothing, turn_sixteen
+from glm5_kernels.simd import (
+    GROUPS,
+    I32,
+    I64,
+    V16,
+    WIDTH,
+    Lanes,
+    count,
+    for_range,
+    load_as_fp32,
+    nothing,
+    store_as,
+    turn_sixteen,
+)
 
 #: What elements a row may have, as the kernels' code for it.
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+
+
+def place(cache: torch.Tensor) -> tuple[int, int, int]:
+    """Address, bytes from block to block and from row to row."""
+    size = cache.element_size()
+    return cache.data_ptr(), cache.stride(0) * size, cache.stride(1) * size
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -85,6 +104,20 @@ def widen(_: Any, row: Any, dims: Any, kind: Any, out: Any, pitch: Any) -> Any:
             v.store(load_as_fp32(v, row, start, kind), out, place)
 
     return types.void(*[int64] * 5), nothing(generate)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def narrow(_: Any, row: Any, dims: Any, kind: Any, out: Any) -> Any:
+    """fp32 row to fp32 (`kind` 0) or bf16 (1); `dims` is a multiple of 16. No NaN in bf16."""
+
+    def generate(builder: Any, arguments: Any) -> None:
+        row, dims, kind, out = arguments
+        v = Lanes(builder)
+        with for_range(builder, builder.sdiv(dims, count(WIDTH))) as block:
+            start = builder.mul(block, count(WIDTH))
+            store_as(v, v.load(row, start), out, start, kind)
+
+    return types.void(*[int64] * 4), nothing(generate)
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -62,36 +62,44 @@ def scale_back(y: torch.Tensor, x_scale: torch.Tensor | None, scale: torch.Tenso
 
 
 class Arithmetic(NamedTuple):
-    """The three functions that take the time; implementations of an op differ in these alone.
+    """The functions that take the time; implementations of an op differ in these alone.
 
     matmul: int8 [T, K], int8 [N, K] -> int32 [T, N], exact.
     """
 
     matmul: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     quantize_per_token: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    quantize_per_tensor: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     scale_back: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.dtype], torch.Tensor]
 
 
-PLAIN = Arithmetic(int8_matmul, quantize_per_token, scale_back)
+PLAIN = Arithmetic(int8_matmul, quantize_per_token, quantize_per_tensor, scale_back)
 
 
 def quantize(
     x: torch.Tensor, w: LinearWeights, dtype: torch.dtype, arithmetic: Arithmetic = PLAIN
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """x [T, K] as what `multiply` takes: in `dtype` (no_quant) or int8, and scales [T, 1] if each token has its own."""
+    check(w)
     if w.quant_mode == NO_QUANT:
         return x.to(dtype), None
+    if w.quant_mode == PER_TOKEN:
+        return arithmetic.quantize_per_token(x)
+    return arithmetic.quantize_per_tensor(x, w.input_scale, w.input_offset), None  # type: ignore[arg-type]
+
+
+def check(w: LinearWeights) -> None:
+    """Raise `KernelInputError` unless `w` has what its quant mode needs."""
+    if w.quant_mode not in QUANT_MODES:
+        raise KernelInputError(f"unknown quant mode {w.quant_mode!r}; known: {', '.join(QUANT_MODES)}")
+    if w.quant_mode == NO_QUANT:
+        return
     if w.weight.dtype != torch.int8:
         raise KernelInputError(f"quant mode {w.quant_mode} needs int8 weights, got {w.weight.dtype}")
-    if w.quant_mode == PER_TOKEN:
-        if w.scale is None:
-            raise KernelInputError(f"quant mode {PER_TOKEN} needs scale (the weight_scale of each output row)")
-        return arithmetic.quantize_per_token(x)
-    if w.quant_mode == PER_TENSOR:
-        if w.scale is None or w.input_scale is None or w.input_offset is None or w.quant_bias is None:
-            raise KernelInputError(f"quant mode {PER_TENSOR} needs scale, input_scale, input_offset and quant_bias")
-        return quantize_per_tensor(x, w.input_scale, w.input_offset), None
-    raise KernelInputError(f"unknown quant mode {w.quant_mode!r}; known: {', '.join(QUANT_MODES)}")
+    if w.scale is None and w.quant_mode == PER_TOKEN:
+        raise KernelInputError(f"quant mode {PER_TOKEN} needs scale (the weight_scale of each output row)")
+    if w.quant_mode == PER_TENSOR and any(x is None for x in (w.scale, w.input_scale, w.input_offset, w.quant_bias)):
+        raise KernelInputError(f"quant mode {PER_TENSOR} needs scale, input_scale, input_offset and quant_bias")
 
 
 def multiply(x_q: torch.Tensor, w: LinearWeights, arithmetic: Arithmetic = PLAIN) -> torch.Tensor:

@@ -15,27 +15,42 @@ from numba.extending import intrinsic
 
 from glm5_kernels import int8, vnni
 from glm5_kernels.gather import KINDS
-from glm5_kernels.simd import I8, I16, I32, V16, WIDTH, Lanes, count, for_range, load_as_fp32, nothing, rounded_to_bf16
+from glm5_kernels.simd import I8, I32, V16, WIDTH, Lanes, count, for_range, load_as_fp32, nothing, store_as
 from glm5_kernels.threads import each
 
 #: Elements of a task.
 _ELEMENTS = 2**18
-_WORDS, _BYTES, _HALVES = (ir.VectorType(kind, WIDTH) for kind in (I32, I8, I16))
+_WORDS, _BYTES = ir.VectorType(I32, WIDTH), ir.VectorType(I8, WIDTH)
 
 
 def quantize_per_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """See `int8.quantize_per_token`."""
     rows, columns = x.shape
-    if x.dtype not in (torch.float32, torch.bfloat16) or x.stride(-1) != 1 or columns % WIDTH or not rows:
+    if not _fits(x):
         return int8.quantize_per_token(x)
     out, scale = torch.empty(rows, columns, dtype=torch.int8), torch.empty(rows, 1)
     pitch, kind = x.stride(0) * x.element_size(), KINDS[x.dtype]
 
     def part(first: int, last: int) -> None:
-        _quantize(x.data_ptr(), pitch, kind, first, last, out.numpy(), scale.numpy())
+        quantize_rows(x.data_ptr(), pitch, kind, first, last, out.numpy(), scale.numpy())
 
     _in_parts(part, rows, columns)
     return out, scale
+
+
+def quantize_per_tensor(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+    """See `int8.quantize_per_tensor`."""
+    rows, columns = x.shape
+    if not _fits(x):
+        return int8.quantize_per_tensor(x, scale, offset)
+    out = torch.empty(rows, columns, dtype=torch.int8)
+    pitch, kind, step, zero = x.stride(0) * x.element_size(), KINDS[x.dtype], float(scale), float(offset)
+
+    def part(first: int, last: int) -> None:
+        quantize_rows_with(x.data_ptr(), pitch, kind, first, last, np.float32(step), np.float32(zero), out.numpy())
+
+    _in_parts(part, rows, columns)
+    return out
 
 
 def scale_back(y: torch.Tensor, x_scale: torch.Tensor | None, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -56,7 +71,12 @@ def scale_back(y: torch.Tensor, x_scale: torch.Tensor | None, scale: torch.Tenso
 
 
 #: For `reference` functions that take an `int8.Arithmetic`.
-COMPILED = int8.Arithmetic(vnni.matmul, quantize_per_token, scale_back)
+COMPILED = int8.Arithmetic(vnni.matmul, quantize_per_token, quantize_per_tensor, scale_back)
+
+
+def _fits(x: torch.Tensor) -> bool:
+    rows, columns = x.shape
+    return x.dtype in (torch.float32, torch.bfloat16) and x.stride(-1) == 1 and not columns % WIDTH and rows > 0
 
 
 def _in_parts(part: Any, rows: int, columns: int) -> None:
@@ -81,50 +101,42 @@ def _largest(_: Any, row: Any, columns: Any, kind: Any, out: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _codes(_: Any, row: Any, columns: Any, kind: Any, scale: Any, out: Any) -> Any:
-    """out int8 <- x / scale, rounded to even, for a row; |x| / scale is at most 127."""
+def _codes(_: Any, row: Any, columns: Any, kind: Any, scale: Any, offset: Any, out: Any) -> Any:
+    """out int8 <- x / scale + offset, rounded to even, saturating, for a row."""
 
     def generate(builder: Any, arguments: Any) -> None:
-        row, columns, kind, scale, out = arguments
+        row, columns, kind, scale, offset, out = arguments
         v = Lanes(builder)
-        divisor = v.splat(scale)
+        divisor, zero = v.splat(scale), v.splat(offset)
         with for_range(builder, builder.sdiv(columns, count(WIDTH))) as group:
             place = builder.mul(group, count(WIDTH))
-            whole = v.call("rint", builder.fdiv(load_as_fp32(v, row, place, kind), divisor))
+            whole = v.call("rint", builder.fadd(builder.fdiv(load_as_fp32(v, row, place, kind), divisor), zero))
+            whole = v.call("minnum", v.call("maxnum", whole, v.constant(-128.0)), v.constant(127.0))
             codes = builder.trunc(builder.fptosi(whole, _WORDS), _BYTES)
             builder.store(codes, builder.inttoptr(builder.add(out, place), _BYTES.as_pointer())).align = 1
 
-    return types.void(int64, int64, int64, float32, int64), nothing(generate)
+    return types.void(int64, int64, int64, float32, float32, int64), nothing(generate)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _scaled(_: Any, row: Any, columns: Any, factor: Any, scales: Any, to_bf16: Any, out: Any) -> Any:
+def scaled(_: Any, row: Any, columns: Any, factor: Any, scales: Any, to_bf16: Any, out: Any) -> Any:
     """out fp32 or bf16 <- int32 * factor * scales for a row."""
 
     def generate(builder: Any, arguments: Any) -> None:
         row, columns, factor, scales, to_bf16, out = arguments
         v = Lanes(builder)
         factor = v.splat(factor)
-        narrow = builder.icmp_signed("!=", to_bf16, count(0))
         with for_range(builder, builder.sdiv(columns, count(WIDTH))) as group:
             place = builder.mul(group, count(WIDTH))
             words = builder.bitcast(v.load(row, place), _WORDS)
             x = builder.fmul(builder.fmul(builder.sitofp(words, V16), factor), v.load(scales, place))
-            with builder.if_else(narrow) as (bf16, fp32):
-                with bf16:
-                    bits = builder.lshr(
-                        builder.bitcast(rounded_to_bf16(v, x), _WORDS), ir.Constant(_WORDS, [16] * WIDTH)
-                    )
-                    at = builder.add(out, builder.mul(place, count(2)))
-                    builder.store(builder.trunc(bits, _HALVES), builder.inttoptr(at, _HALVES.as_pointer())).align = 2
-                with fp32:
-                    v.store(x, out, place)
+            store_as(v, x, out, place, to_bf16)
 
     return types.void(int64, int64, float32, int64, int64, int64), nothing(generate)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _quantize(x: Any, pitch: Any, kind: Any, first: Any, last: Any, out: Any, scale: Any) -> None:
+def quantize_rows(x: Any, pitch: Any, kind: Any, first: Any, last: Any, out: Any, scale: Any) -> None:
     lanes, columns = np.empty(WIDTH, np.float32), out.shape[1]
     for row in range(first, last):
         _largest(x + row * pitch, columns, kind, lanes.ctypes.data)
@@ -133,11 +145,17 @@ def _quantize(x: Any, pitch: Any, kind: Any, first: Any, last: Any, out: Any, sc
             if lanes[lane] > highest or lanes[lane] != lanes[lane]:  # a NaN stays
                 highest = lanes[lane]
         scale[row, 0] = highest / float32(127)
-        _codes(x + row * pitch, columns, kind, scale[row, 0], out[row].ctypes.data)
+        _codes(x + row * pitch, columns, kind, scale[row, 0], float32(0), out[row].ctypes.data)
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def quantize_rows_with(x: Any, pitch: Any, kind: Any, first: Any, last: Any, scale: Any, offset: Any, out: Any) -> None:
+    for row in range(first, last):
+        _codes(x + row * pitch, out.shape[1], kind, scale, offset, out[row].ctypes.data)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _scale(y: Any, factors: Any, scales: Any, columns: Any, to_bf16: Any, first: Any, last: Any, out: Any) -> None:
     size = 2 if to_bf16 else 4
     for row in range(first, last):
-        _scaled(y + 4 * row * columns, columns, factors[row], scales, to_bf16, out + size * row * columns)
+        scaled(y + 4 * row * columns, columns, factors[row], scales, to_bf16, out + size * row * columns)

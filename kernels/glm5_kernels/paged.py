@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from glm5_kernels.errors import KernelInputError
@@ -20,17 +21,17 @@ def query_layout(
     Returns:
         request int64 [T], visible int64 [T]; visible <= 0 means the token sees nothing.
     """
-    starts = query_start_loc.long()
-    if starts.numel() != seq_lens.numel() + 1 or int(starts[0]) != 0 or int(starts[-1]) != num_tokens:
+    # On the host: a dozen operations on a few numbers, which as tensors would take as long as attention itself.
+    starts, lengths = query_start_loc.cpu().numpy().astype(np.int64), seq_lens.cpu().numpy().astype(np.int64)
+    if len(starts) != len(lengths) + 1 or starts[0] != 0 or starts[-1] != num_tokens:
         raise KernelInputError(
-            f"query_start_loc {starts.tolist()} must have {seq_lens.numel() + 1} entries"
+            f"query_start_loc {starts.tolist()} must have {len(lengths) + 1} entries"
             f" from 0 to the {num_tokens} query tokens"
         )
-    lengths = starts.diff()
-    request = torch.repeat_interleave(torch.arange(seq_lens.numel(), device=starts.device), lengths)  # [T]
-    offset = torch.arange(num_tokens, device=starts.device) - starts[request]
-    visible = seq_lens.long()[request] - lengths[request] + offset + 1
-    return request, visible
+    request = np.repeat(np.arange(len(lengths)), np.diff(starts))  # [T]
+    visible = lengths[request] - starts[1:][request] + np.arange(num_tokens) + 1
+    device = query_start_loc.device
+    return torch.from_numpy(request).to(device), torch.from_numpy(visible).to(device)
 
 
 def physical_rows(positions: torch.Tensor, block_tables: torch.Tensor, block_size: int) -> torch.Tensor:
@@ -54,7 +55,8 @@ def cache_rows(cache: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 def write_rows(cache: torch.Tensor, slot_mapping: torch.Tensor, values: torch.Tensor) -> None:
     """cache [num_blocks, block_size, D]: row slot_mapping[i] = values[i]; negative slots (padding) are skipped."""
     slots = slot_mapping.long()
-    keep = slots >= 0
-    slots = slots[keep]
+    if bool((slots < 0).any()):
+        keep = slots >= 0
+        slots, values = slots[keep], values[keep]
     block_size = cache.shape[1]
-    cache[slots // block_size, slots % block_size] = values[keep].to(cache.dtype)
+    cache[slots // block_size, slots % block_size] = values.to(cache.dtype)

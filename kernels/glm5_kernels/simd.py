@@ -138,6 +138,18 @@ def load_as_fp32(v: Lanes, address: Any, index: Any, kind: Any) -> Any:
     return result
 
 
+def store_as(v: Lanes, x: Any, address: Any, index: Any, kind: Any) -> None:
+    """Sixteen fp32 to element number `index` and on; kind (int64) is 0 for fp32, 1 for bf16 (`rounded_to_bf16`)."""
+    builder, words, halves = v.builder, ir.VectorType(I32, WIDTH), ir.VectorType(I16, WIDTH)
+    with builder.if_else(builder.icmp_signed("!=", kind, count(0))) as (bf16, fp32):
+        with bf16:
+            bits = builder.lshr(builder.bitcast(rounded_to_bf16(v, x), words), ir.Constant(words, [16] * WIDTH))
+            place = builder.add(address, builder.mul(index, count(2)))
+            builder.store(builder.trunc(bits, halves), builder.inttoptr(place, halves.as_pointer())).align = 2
+        with fp32:
+            v.store(x, address, index)
+
+
 def rounded_to_bf16(v: Lanes, x: Any) -> Any:
     """To the nearest bf16, ties to even, as fp32; not for NaN."""
     builder, words = v.builder, ir.VectorType(I32, WIDTH)

@@ -52,17 +52,6 @@ class Int8Experts(FusedMoEMethodBase):  # type: ignore[misc]
     def get_fused_moe_quant_config(self, layer: torch.nn.Module) -> None:
         return None
 
-    def codes(self, stored: torch.Tensor) -> torch.Tensor:
-        """One expert's stored bytes -> int8 codes [N, K]."""
-        return stored
-
-    def process_weights_after_loading(self, layer: Any) -> None:
-        for name in ("w13", "w2"):
-            stored = getattr(layer, f"{name}_weight").data
-            # [E, N, K] for the reader, [E, K, N] in memory: what torch's int8 matmul likes.
-            codes = torch.stack([self.codes(expert).t().contiguous() for expert in stored]).transpose(1, 2)
-            setattr(layer, f"{name}_weight", torch.nn.Parameter(codes, requires_grad=False))
-
     def apply(
         self, layer: Any, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, *args: Any, **kw: Any
     ) -> torch.Tensor:
@@ -91,8 +80,10 @@ class Int4Experts(Int8Experts):
             "w2_scale_bias": ((e, d, DOWN_PROJ_PARTIAL_SUMS), torch.float32),
         }
 
-    def codes(self, stored: torch.Tensor) -> torch.Tensor:
-        return unpack_int4(stored)
+    def process_weights_after_loading(self, layer: Any) -> None:
+        for name in ("w13_weight", "w2_weight"):
+            codes = torch.stack([unpack_int4(expert) for expert in getattr(layer, name).data])
+            setattr(layer, name, torch.nn.Parameter(codes, requires_grad=False))
 
 
 def expert_loader(name: str) -> Callable[..., bool | None]:

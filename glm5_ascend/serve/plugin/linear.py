@@ -49,8 +49,7 @@ class Int8Linear(LinearMethodBase):  # type: ignore[misc]
         return [("weight_scale", (rows, 1), torch.float32), ("weight_offset", (rows, 1), torch.float32)]
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        # [N, K] for the reader, [K, N] in memory: what torch's int8 matmul likes.
-        layer.weight = torch.nn.Parameter(layer.weight.data.t().contiguous().t(), requires_grad=False)
+        layer.op_weights = self.weights(layer)
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         y = ops.int8_linear(x, linear_weights(layer))
@@ -91,7 +90,8 @@ class W8A8StaticLinear(Int8Linear):
 def linear_weights(layer: Any) -> ops.LinearWeights:
     """The weights of a vLLM linear layer, quantized or not, as our ops take them."""
     if isinstance(layer.quant_method, Int8Linear):
-        return layer.quant_method.weights(layer)
+        held: ops.LinearWeights = layer.op_weights
+        return held
     return ops.LinearWeights(layer.weight)
 
 

@@ -93,28 +93,47 @@ def _choose(
     factors = (torch.empty(0, 0) if k_scale is None else k_scale).numpy()
     queries, heads_weights, visible_to, chosen = (x.numpy() for x in (query, weight, visible, out))
 
-    shared = len(tasks) < torch.get_num_threads()  # one long request at a time, its keys in parts for all threads
-
-    def run(request: int, first: int, last: int) -> None:
-        seen, length = visible_to[first:last], int(visible_to[last - 1])
-        span = SPAN if shared else length  # a single part runs where it is
-        scores = np.empty((last - first, -(-length // STEP) * STEP), np.float32)
-
-        def part(number: int) -> None:
-            _score(
-                queries[first:last], heads_weights[first:last], place, factors, table[request], seen,
-                number * span, min((number + 1) * span, length), scores,
-            )  # fmt: skip
-
-        each(part, -(-length // span))
-        _best(scores, seen, chosen[first:last])
-
-    if shared:
+    given = queries, heads_weights, place, factors, table, visible_to, chosen
+    threads = torch.get_num_threads()
+    if len(tasks) < threads:
         for task in tasks:
-            run(*task)
-    else:
-        each(lambda number: run(*tasks[number]), len(tasks))
+            _in_parts(task, *given)
+        return out
+    size = len(tasks) if threads == 1 else max(1, len(tasks) // (4 * threads))
+    rows = np.array(tasks)
+    each(lambda number: _whole(rows[number * size : (number + 1) * size], *given), -(-len(tasks) // size))
     return out
+
+
+def _in_parts(
+    task: tuple[int, int, int], queries: Any, weights: Any, place: Any, factors: Any, table: Any, visible: Any, out: Any
+) -> None:
+    """One long request: its keys in parts for all threads."""
+    request, first, last = task
+    length, seen = int(visible[last - 1]), visible[first:last]
+    scores = np.empty((last - first, -(-length // STEP) * STEP), np.float32)
+
+    def part(number: int) -> None:
+        _score(
+            queries[first:last], weights[first:last], place, factors, table[request], seen,
+            number * SPAN, min((number + 1) * SPAN, length), scores,
+        )  # fmt: skip
+
+    each(part, -(-length // SPAN))
+    _best(scores, seen, out[first:last])
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _whole(
+    tasks: Any, queries: Any, weights: Any, place: Any, factors: Any, table: Any, visible: Any, out: Any
+) -> None:
+    """Tasks [n, 3] of some tokens each: request, first token, the one after the last."""
+    for number in range(len(tasks)):
+        request, first, last = tasks[number]
+        length, seen = visible[last - 1], visible[first:last]
+        scores = np.empty((last - first, -(-length // STEP) * STEP), np.float32)
+        _score(queries[first:last], weights[first:last], place, factors, table[request], seen, 0, length, scores)
+        _best(scores, seen, out[first:last])
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from numba import float32, njit
 
+from glm5_kernels import gather
 from glm5_kernels.gather import KINDS, prefetch, turn, widen
 from glm5_kernels.paged import query_layout
 from glm5_kernels.simd import HEADS, STEP, WIDTH, lead
@@ -46,7 +47,7 @@ def sparse_flash_attention(
     ckv, kpe = _readable(ckv_cache, STEP), _readable(kpe_cache, WIDTH)
     if ckv.dtype != kpe.dtype:
         ckv, kpe = ckv.float(), kpe.float()
-    place = (*_place(ckv), *_place(kpe), KINDS[ckv.dtype])
+    place = (*gather.place(ckv), *gather.place(kpe), KINDS[ckv.dtype])
     sizes = ckv.shape[1], ckv.shape[2], kpe.shape[2]
     step = query_start_loc, seq_lens, block_table
     return _attend(ql_nope, q_pe, place, sizes, topk_indices, step, scale, round_probs)
@@ -71,7 +72,7 @@ def sparse_flash_attention_quant(
             ql_nope, q_pe, ckv, kpe, topk_indices, query_start_loc, seq_lens, block_table, scale, round_probs
         )
     rank, rope = ql_nope.shape[2], q_pe.shape[2]
-    place = (*_place(kv_cache), *_place(kv_cache[..., rank:]), PACKED)
+    place = (*gather.place(kv_cache), *gather.place(kv_cache[..., rank:]), PACKED)
     step = query_start_loc, seq_lens, block_table
     return _attend(ql_nope, q_pe, place, (kv_cache.shape[1], rank, rope), topk_indices, step, scale, round_probs)
 
@@ -86,7 +87,7 @@ def _attend(
     scale: float,
     round_probs: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """place: `_place` of latents and of rotated keys, kind of their elements; sizes: block, R, P. Both SLAB by SLAB."""
+    """place: `gather.place` of latents and of rotated keys, kind of elements; sizes: block, R, P. Both SLAB by SLAB."""
     num_tokens, heads, rank = ql_nope.shape
     starts, seq_lens, block_table = step
     request, visible = query_layout(starts, seq_lens, num_tokens)
@@ -135,12 +136,6 @@ def _readable(cache: torch.Tensor, multiple: int) -> torch.Tensor:
     if cache.dtype in (torch.bfloat16, torch.float32) and cache.stride(-1) == 1 and not missing:
         return cache
     return F.pad(cache.float(), (0, missing))
-
-
-def _place(cache: torch.Tensor) -> tuple[int, int, int]:
-    """Address, bytes from block to block and from row to row."""
-    size = cache.element_size()
-    return cache.data_ptr(), cache.stride(0) * size, cache.stride(1) * size
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]

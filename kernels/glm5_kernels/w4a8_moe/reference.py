@@ -19,14 +19,7 @@ def w4a8_moe(
     arithmetic: Arithmetic = PLAIN,
 ) -> torch.Tensor:
     """See the package docstring."""
-    experts, width2, hidden = w13.shape
-    require_shape("x", x, (None, hidden))
-    require_shape("w13_scale", w13_scale, (experts, width2))
-    require_shape("w2", w2, (experts, hidden, width2 // 2))
-    require_shape("w2_scale", w2_scale, (experts, hidden))
-    require_shape("topk_weights", topk_weights, (x.shape[0], topk_ids.shape[1]))
-    if topk_ids.numel() and int(topk_ids.max()) >= experts:
-        raise KernelInputError(f"topk_ids names expert {int(topk_ids.max())}, there are {experts}")
+    check(x, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale)
     out = torch.zeros(x.shape, dtype=torch.float32)
     for e in sorted(set(topk_ids.flatten().tolist())):
         if e < 0:
@@ -39,3 +32,23 @@ def w4a8_moe(
         y = arithmetic.scale_back(arithmetic.matmul(a_q, w2[e]), a_scale, w2_scale[e], torch.float32)  # [n, D]
         out.index_add_(0, token, y * topk_weights[token, slot, None].float())
     return out.to(x.dtype)
+
+
+def check(
+    x: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+) -> None:
+    """Raise `KernelInputError` unless the arguments fit."""
+    experts, width2, hidden = w13.shape
+    require_shape("x", x, (None, hidden))
+    require_shape("w13_scale", w13_scale, (experts, width2))
+    require_shape("w2", w2, (experts, hidden, width2 // 2))
+    require_shape("w2_scale", w2_scale, (experts, hidden))
+    require_shape("topk_weights", topk_weights, (x.shape[0], topk_ids.shape[1]))
+    if topk_ids.numel() and int(topk_ids.max()) >= experts:
+        raise KernelInputError(f"topk_ids names expert {int(topk_ids.max())}, there are {experts}")
