@@ -10,7 +10,8 @@ W4A8 and W8A8 from the same sources and calibration texts, and KL is also given 
 NLL and KL are those of `glm5-ascend eval`: teacher-forced on the held-out text of the demo model, with the integer
 arithmetic the server runs. The first seed calibrates on the bundled text, the others on texts drawn from the training
 data. Below a recipe: KL with its activations in int8 and float weights (the floor of any choice of integers), and with
-its weights and float activations; with --ablate, w4a8-best without each of its techniques, as a ratio to the whole.
+its weights and float activations; with --ablate, w4a8-best without each of its techniques, and with other rotations, as
+a ratio to the whole.
 Answers come from real vLLM on this CPU. Intervals: paired bootstrap over windows.
 
 What is in --work is kept: a second run goes on, or only measures.
@@ -53,6 +54,8 @@ RECIPES = {
     "w8a8-best": ("w8a8", False), "w8a8": ("w8a8", False),
 }  # fmt: skip
 PEER = {"w4a8": True, "w8a8": False}
+#: Other rotations of the same text: what a search among them could win.
+ROTATIONS = 3
 PARTS = "w4a8-best", "w8a8-best"
 #: What --models takes, and its title.
 MODELS = {"demo": "demo model", "outliers": "with outliers", "second": "second model"}
@@ -137,6 +140,10 @@ def table(source: Path, work: Path, options: argparse.Namespace, questions: int)
                 made = [quantized(source, work / f"{recipe}-{file.stem}", str(file), [])]
                 rows[file.stem] = Row(f"  without {lacked}", [compare(made[0], source, windows)])
                 rows[file.stem].compare_with(row)
+            for seed in range(1, ROTATIONS + 1) if options.ablate else ():
+                made = [quantized(source, work / f"{recipe}-rotation-{seed}", recipe, ["--seed", str(seed)])]
+                rows[f"rotation {seed}"] = Row(f"  with rotation {seed}", [compare(made[0], source, windows)])
+                rows[f"rotation {seed}"].compare_with(row)
     return list(rows.values())
 
 
