@@ -205,6 +205,8 @@ def main() -> int:
     options = parser.parse_args()
 
     options.work.mkdir(parents=True, exist_ok=True)
+    if "second" in (options.models or ()) and not options.second:
+        parser.error("--models second needs --second DIR")
     chosen = [name for name in options.models or MODELS if name != "second" or options.second]
     tables: dict[str, list[Row]] = {}
     for name in chosen:

@@ -80,13 +80,18 @@ def start_recipe(work: Path) -> Path:
     return path
 
 
+def stored_integers(files: Any, module: str, scheme: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """int8 [N, K] and scale [N, 1] of a checkpoint's linear."""
+    kept = {suffix: files.read(f"{module}.{suffix}") for suffix in ("weight", "weight_scale")}
+    return schemes.integer_weight(scheme, kept), kept["weight_scale"]
+
+
 def start_from(model: TrainableModel, checkpoint: Path) -> None:
     """Each weight to where it rounds to the checkpoint's integer, as near to its own place as `LOOSE` says."""
     files = StoredModel(checkpoint).files
     for name, weight in model.quantized():
         module = name.removesuffix(".weight")
-        kept = {suffix: files.read(f"{module}.{suffix}") for suffix in ("weight", "weight_scale")}
-        integers, scale = schemes.integer_weight(model.linears[module].scheme, kept).float(), kept["weight_scale"]
+        integers, scale = stored_integers(files, module, model.linears[module].scheme)
         offset = (weight.data / scale - integers).clamp(-0.5, 0.5)
         weight.data.copy_(scale * (integers + LOOSE * offset))
 
@@ -137,11 +142,11 @@ def same_integers(model: TrainableModel, checkpoint: Path) -> bool:
     """Whether every weight is stored as training rounded it."""
     files = StoredModel(checkpoint).files
     for name, _ in model.quantized():
-        planned, module = model.linears[name.removesuffix(".weight")], name.removesuffix(".weight")
+        module = name.removesuffix(".weight")
+        planned = model.linears[module]
         trained = fake_quant_weight(model.stored(name).detach(), planned.scheme, planned.method)
-        kept = {suffix: files.read(f"{module}.{suffix}") for suffix in ("weight", "weight_scale")}
-        integers = schemes.integer_weight(planned.scheme, kept)
-        if not torch.equal(integers, trained.integers) or not torch.equal(kept["weight_scale"], trained.scale):
+        integers, scale = stored_integers(files, module, planned.scheme)
+        if not torch.equal(integers, trained.integers) or not torch.equal(scale, trained.scale):
             return False
     return True
 

@@ -110,9 +110,8 @@ def _global_rotation(contents: Contents, deep: bool, report: Report) -> torch.Te
         product = q @ q.T
         length = product.diagonal().mean()
         off = float((product - length * torch.eye(hidden)).abs().max())
-        if not (
-            off <= ORTHOGONAL_TOLERANCE and float(abs(length - 1)) <= LENGTH_TOLERANCE
-        ):  # `not <=` also catches NaN
+        sound = off <= ORTHOGONAL_TOLERANCE and float(abs(length - 1)) <= LENGTH_TOLERANCE  # false for NaN, too
+        if not sound:
             raise CheckpointError("global_rotation is not orthogonal", _AGAIN)
     except CheckpointError as error:
         report.error("mtp.global_rotation", error.message, tensor="global_rotation", file=name, fix=error.tip)

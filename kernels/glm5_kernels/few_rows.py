@@ -14,14 +14,13 @@ from numba import njit
 
 from glm5_kernels import int8, vnni
 from glm5_kernels.gather import KINDS
-from glm5_kernels.int8_rows import COMPILED, quantize_rows, quantize_rows_with, scaled
+from glm5_kernels.int8_rows import COMPILED, FLOATS, fits, quantize_rows, quantize_rows_with, scaled
 from glm5_kernels.simd import WIDTH
 from glm5_kernels.threads import each
 
 #: Tasks for each thread, where there are several.
 _SHARE = 8
 _EVERY, _NOTHING = np.arange(vnni.TOKENS), np.empty(0, np.int32)
-FLOATS = torch.float32, torch.bfloat16
 
 
 def apply_linear(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
@@ -32,11 +31,6 @@ def apply_linear(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> 
         return int8.apply_linear(x, w, dtype, COMPILED)
     int8.check(w)
     return grouped(x, _EVERY[:tokens], np.array([0, tokens]), w.weight, w.scale, dtype, w)  # type: ignore[arg-type]
-
-
-def fits(x: torch.Tensor) -> bool:
-    """Whether `grouped` takes x [T, K]."""
-    return x.dtype in FLOATS and x.stride(-1) == 1
 
 
 def multiplies(weight: torch.Tensor, scale: torch.Tensor) -> bool:
@@ -55,7 +49,7 @@ def grouped(
 
     Args:
         x: [T, K]. rows: int64 [P], sorted by group. starts: int64 [E + 1], where the rows of each group begin.
-        weight: int8 [E, N, K]. scale: fp32 [E, N].
+        weight: int8 [E, N, K], or [N, K] of a single group. scale: fp32 [E, N].
         static: may hold one scale and offset for all of x, and a bias int32 [N] added before scaling back.
     """
     n, k = weight.shape[-2:]
@@ -67,7 +61,7 @@ def grouped(
         _per_tensor(*place, np.float32(static.input_scale), np.float32(static.input_offset), codes, factors)
         added = static.quant_bias.numpy()  # type: ignore[union-attr]
     out = torch.empty(len(rows), n, dtype=dtype)
-    weights = weight.data_ptr(), n * weight.stride(-2), weight.stride(-2), scale.data_ptr()
+    weights = weight.data_ptr(), weight.stride(0), weight.stride(-2), scale.data_ptr()
     tasks, threads = (len(starts) - 1) * -(-n // vnni.ROWS), torch.get_num_threads()
     size = tasks if threads == 1 else -(-tasks // (_SHARE * threads))
     narrow, target = int(dtype == torch.bfloat16), out.data_ptr()

@@ -18,6 +18,8 @@ from glm5_kernels.gather import KINDS
 from glm5_kernels.simd import I8, I32, V16, WIDTH, Lanes, count, for_range, load_as_fp32, nothing, store_as
 from glm5_kernels.threads import each
 
+#: What goes in and comes out.
+FLOATS = torch.float32, torch.bfloat16
 #: Elements of a task.
 _ELEMENTS = 2**18
 _WORDS, _BYTES = ir.VectorType(I32, WIDTH), ir.VectorType(I8, WIDTH)
@@ -26,7 +28,7 @@ _WORDS, _BYTES = ir.VectorType(I32, WIDTH), ir.VectorType(I8, WIDTH)
 def quantize_per_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """See `int8.quantize_per_token`."""
     rows, columns = x.shape
-    if not _fits(x):
+    if not fits(x):
         return int8.quantize_per_token(x)
     out, scale = torch.empty(rows, columns, dtype=torch.int8), torch.empty(rows, 1)
     pitch, kind = x.stride(0) * x.element_size(), KINDS[x.dtype]
@@ -41,7 +43,7 @@ def quantize_per_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def quantize_per_tensor(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
     """See `int8.quantize_per_tensor`."""
     rows, columns = x.shape
-    if not _fits(x):
+    if not fits(x):
         return int8.quantize_per_tensor(x, scale, offset)
     out = torch.empty(rows, columns, dtype=torch.int8)
     pitch, kind, step, zero = x.stride(0) * x.element_size(), KINDS[x.dtype], float(scale), float(offset)
@@ -56,8 +58,8 @@ def quantize_per_tensor(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tens
 def scale_back(y: torch.Tensor, x_scale: torch.Tensor | None, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """See `int8.scale_back`."""
     rows, columns = y.shape
-    fits = y.is_contiguous() and scale.is_contiguous() and scale.dtype == torch.float32 and not columns % WIDTH
-    if dtype not in (torch.float32, torch.bfloat16) or not fits or not rows:
+    aligned = y.is_contiguous() and scale.is_contiguous() and scale.dtype == torch.float32 and not columns % WIDTH
+    if dtype not in FLOATS or not aligned or not rows:
         return int8.scale_back(y, x_scale, scale, dtype)
     out = torch.empty(rows, columns, dtype=dtype)
     factors = (torch.ones(rows) if x_scale is None else x_scale.reshape(rows)).contiguous().numpy()
@@ -74,9 +76,10 @@ def scale_back(y: torch.Tensor, x_scale: torch.Tensor | None, scale: torch.Tenso
 COMPILED = int8.Arithmetic(vnni.matmul, quantize_per_token, quantize_per_tensor, scale_back)
 
 
-def _fits(x: torch.Tensor) -> bool:
+def fits(x: torch.Tensor) -> bool:
+    """Whether the compiled functions take x [T, K]."""
     rows, columns = x.shape
-    return x.dtype in (torch.float32, torch.bfloat16) and x.stride(-1) == 1 and not columns % WIDTH and rows > 0
+    return x.dtype in FLOATS and x.stride(-1) == 1 and not columns % WIDTH and rows > 0
 
 
 def _in_parts(part: Any, rows: int, columns: int) -> None:

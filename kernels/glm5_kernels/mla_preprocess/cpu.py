@@ -14,7 +14,7 @@ from numba import float32, njit
 from glm5_kernels.few_rows import apply_linear
 from glm5_kernels.gather import KINDS, narrow, place, widen
 from glm5_kernels.int8 import LinearWeights
-from glm5_kernels.int8_rows import COMPILED
+from glm5_kernels.int8_rows import COMPILED, FLOATS
 from glm5_kernels.mla_preprocess import reference
 from glm5_kernels.simd import STEP, WIDTH
 from glm5_kernels.threads import each
@@ -43,7 +43,7 @@ def mla_preprocess(
     (tokens, _), dtype, (heads, nope, kv_lora) = hidden_states.shape, hidden_states.dtype, w_uk_t.shape
     q_lora, rope = q_a_gamma.numel(), kpe_cache.shape[-1]
     caches = ckv_cache, kpe_cache
-    fits = dtype in _FLOATS and all(cache.dtype == dtype and cache.stride(-1) == 1 for cache in caches)
+    fits = dtype in FLOATS and all(cache.dtype == dtype and cache.stride(-1) == 1 for cache in caches)
     if not fits or not tokens or any(size % WIDTH for size in (q_lora, kv_lora, rope, nope)):
         return reference.mla_preprocess(*operands, eps, arithmetic=COMPILED)
     kind, angles = KINDS[dtype], tuple(part.float().contiguous().numpy() for part in (cos, sin))
@@ -69,9 +69,6 @@ def mla_preprocess(
     unrotated = z.view(tokens, heads, nope + rope)[..., :nope].transpose(0, 1)
     torch.bmm(unrotated, w_uk_t, out=ql_nope.transpose(0, 1))
     return ql_nope, q_pe, q_c.to(dtype)
-
-
-_FLOATS = torch.float32, torch.bfloat16
 
 
 def _part(number: int, tokens: int) -> tuple[int, int]:

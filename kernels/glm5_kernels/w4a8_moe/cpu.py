@@ -9,7 +9,7 @@ import torch
 from numba import njit
 
 from glm5_kernels import few_rows, vnni
-from glm5_kernels.int8_rows import COMPILED
+from glm5_kernels.int8_rows import COMPILED, fits
 from glm5_kernels.w4a8_moe import reference
 
 
@@ -27,8 +27,8 @@ def w4a8_moe(
     reference.check(*operands)
     token, weight, starts = _by_expert(topk_ids.long().numpy(), topk_weights.float().numpy(), len(w13))
     used = max(1, int(np.count_nonzero(np.diff(starts))))
-    fits = few_rows.multiplies(w13, w13_scale) and few_rows.multiplies(w2, w2_scale) and few_rows.fits(x)
-    if not fits or not 0 < len(token) <= vnni.TOKENS * used:
+    takes = few_rows.multiplies(w13, w13_scale) and few_rows.multiplies(w2, w2_scale) and fits(x)
+    if not takes or not 0 < len(token) <= vnni.TOKENS * used:
         return reference.w4a8_moe(*operands, arithmetic=COMPILED)
     gate, up = few_rows.grouped(x, token, starts, w13, w13_scale, torch.float32).chunk(2, dim=-1)  # [P, I] each
     hidden = torch.nn.functional.silu(gate) * up
