@@ -7,11 +7,13 @@ it every bit of it, does not depend on what the compiler's vectorizer makes of a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import llvmlite.binding
+import numpy as np
 from llvmlite import ir
 from numba import njit
 from numba.core import cgutils
@@ -28,12 +30,11 @@ STEP = WIDTH * GROUPS
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def lead(room: Any) -> Any:
-    """Bytes from the start of an array to the next line of the cache; a load across two lines takes twice as long.
-
-    Add it where the array's address is taken: an array that is only known by its address would be freed.
-    """
-    return -room.ctypes.data % 64
+def lined(size: Any) -> Any:
+    """fp32 [size], not set, from a line of the cache on; a load across two lines takes twice as long."""
+    room = np.empty(size + WIDTH, np.float32)
+    start = -room.ctypes.data % 64 // 4
+    return room[start : start + size]
 
 
 class Lanes:
@@ -64,6 +65,16 @@ class Lanes:
         """Lane i of the result is lane order[i] of `value`."""
         empty = ir.Constant(V16, ir.Undefined)
         return self.builder.shuffle_vector(value, empty, ir.Constant(ir.VectorType(I32, WIDTH), order))
+
+    def larger(self, x: Any, y: Any) -> Any:
+        """The larger of both, y where one is NaN: one instruction, while LLVM's maxnum is three and loses a NaN."""
+        return self.builder.select(self.builder.fcmp_ordered(">", x, y), x, y)
+
+    def together(self, combine: Callable[[Any, Any], Any], value: Any) -> Any:
+        """All lanes as one fp32: lane i with lane i + 8, and so on by halves."""
+        for distance in (8, 4, 2, 1):
+            value = combine(value, self.shuffle(value, [(lane + distance) % WIDTH for lane in range(WIDTH)]))
+        return self.builder.extract_element(value, ir.Constant(I32, 0))
 
     def number(self, address: Any, index: Any) -> Any:
         """fp32 number `index` at `address`."""
@@ -151,12 +162,13 @@ def store_as(v: Lanes, x: Any, address: Any, index: Any, kind: Any) -> None:
 
 
 def rounded_to_bf16(v: Lanes, x: Any) -> Any:
-    """To the nearest bf16, ties to even, as fp32; not for NaN."""
+    """To the nearest bf16, ties to even, as fp32; NaN stays."""
     builder, words = v.builder, ir.VectorType(I32, WIDTH)
     bits = builder.bitcast(x, words)
     odd = builder.and_(builder.lshr(bits, ir.Constant(words, [16] * WIDTH)), ir.Constant(words, [1] * WIDTH))
     bits = builder.add(bits, builder.add(odd, ir.Constant(words, [0x7FFF] * WIDTH)))
-    return builder.bitcast(builder.and_(bits, ir.Constant(words, [0xFFFF0000] * WIDTH)), V16)
+    rounded = builder.bitcast(builder.and_(bits, ir.Constant(words, [0xFFFF0000] * WIDTH)), V16)
+    return builder.select(builder.fcmp_unordered("uno", x, x), v.constant(math.nan), rounded)
 
 
 def count(value: int) -> Any:
@@ -169,6 +181,11 @@ def for_range(builder: Any, stop: Any) -> Iterator[Any]:
     """A loop whose index (int64) runs from 0 to `stop`."""
     with cgutils.for_range(builder, stop) as loop:
         yield loop.index
+
+
+def number(generate: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """`generate(builder, arguments)` as the code of an intrinsic that returns the number it gives."""
+    return lambda _context, builder, _signature, arguments: generate(builder, arguments)
 
 
 def nothing(generate: Callable[[Any, Any], None]) -> Callable[..., Any]:

@@ -129,3 +129,25 @@ def test_threads_change_no_bit(threads: None) -> None:
             q, q[..., :16].contiguous(), keys, keys[..., :16], chosen, *step, 0.1
         )))  # fmt: skip
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("where", ["query", "key"])
+def test_what_is_no_number_comes_through(where: str, bad: float, dtype: torch.dtype) -> None:
+    """A broken activation or cache row must be seen as the reference shows it, not become a plausible answer."""
+    batch = paged_batch([200], [2], block_size=16)
+    q, w, keys = torch.randn(2, 32, 128).to(dtype), torch.randn(2, 32).to(dtype), torch.randn(200, 128).to(dtype)
+    (q[1, 3] if where == "query" else keys[70])[5] = bad
+    step = batch.query_start_loc, batch.seq_lens, batch.block_table
+    got, want = (op.lightning_indexer(q, batch.cache([keys]), w, *step, 199) for op in (li_cpu, li))
+    assert torch.equal(got.sort().values, want.sort().values)
+
+    nope, pe, rows = (torch.randn(*size).to(dtype) for size in ((2, 8, 64), (2, 8, 32), (200, 96)))
+    (pe[1, 3] if where == "query" else rows[70])[5] = bad
+    cache = batch.cache([rows])
+    arguments = nope, pe, cache[..., :64], cache[..., 64:], torch.arange(150).int().expand(2, -1), *step, 0.1
+    (got, got_lse), (want, want_lse) = (op.sparse_flash_attention(*arguments) for op in (sfa_cpu, sfa))
+    assert not want.isfinite().all()
+    torch.testing.assert_close(got, want, atol=2e-2, rtol=2e-2, equal_nan=True)
+    assert torch.equal(got_lse.isfinite(), want_lse.isfinite())

@@ -16,7 +16,7 @@ from glm5_kernels.gather import KINDS, turn
 from glm5_kernels.lightning_indexer.reference import check, check_quant
 from glm5_kernels.lightning_indexer.vectors import tile_scores
 from glm5_kernels.paged import query_layout
-from glm5_kernels.simd import HEADS, STEP, WIDTH, lead
+from glm5_kernels.simd import HEADS, STEP, WIDTH, lined
 from glm5_kernels.threads import each
 from glm5_kernels.topk import best_positions
 
@@ -148,8 +148,7 @@ def _score(
     """
     cache, block_bytes, row_bytes, kind, block_size = place
     tokens, heads, dims = query.shape
-    keys = np.empty(dims * STEP + WIDTH, np.float32)
-    pad = lead(keys)
+    keys = lined(dims * STEP)
     addresses, factor = np.empty(STEP, np.int64), np.empty(STEP, np.float32)
     index, offset = start // block_size, start % block_size  # counted on: a division takes as long as many products
     for first in range(start, stop, STEP):
@@ -168,7 +167,7 @@ def _score(
         for key in range(n, STEP):
             addresses[key] = addresses[n - 1]
         for key in range(0, STEP, WIDTH):
-            turn(addresses.ctypes.data + 8 * key, dims, kind, keys.ctypes.data + pad + 4 * key, STEP)
+            turn(addresses.ctypes.data + 8 * key, dims, kind, keys.ctypes.data + 4 * key, STEP)
         ahead, stride = addresses[0], int64(0)
         if index < len(table) and table[index] >= 0:
             ahead = cache + table[index] * block_bytes + offset * row_bytes
@@ -177,7 +176,7 @@ def _score(
             seen = min(n, visible[token] - first)
             if seen > 0:
                 tile_scores(
-                    keys.ctypes.data + pad, query[token].ctypes.data, weight[token].ctypes.data, heads, dims,
+                    keys.ctypes.data, query[token].ctypes.data, weight[token].ctypes.data, heads, dims,
                     scores[token].ctypes.data + 4 * first, ahead, stride,
                 )  # fmt: skip
             if not plain:

@@ -50,7 +50,7 @@ def tile_scores(
             for h, row in enumerate(sums):
                 w = v.splat(v.number(weights, builder.add(first, count(h))))
                 for score, total in zip(scores, row, strict=True):
-                    positive = v.call("maxnum", builder.load(total), zero)
+                    positive = v.larger(zero, builder.load(total))  # NaN stays
                     builder.store(v.call("fmuladd", w, positive, builder.load(score)), score)
         for g, score in enumerate(scores):
             v.store(builder.load(score), out, count(WIDTH * g))

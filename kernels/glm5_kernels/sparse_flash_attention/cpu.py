@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from numba import float32, njit
 
 from glm5_kernels import gather
-from glm5_kernels.gather import KINDS, prefetch, turn, widen
+from glm5_kernels.gather import KINDS, narrow, prefetch, turn, widen
 from glm5_kernels.paged import query_layout
-from glm5_kernels.simd import HEADS, STEP, WIDTH, lead
+from glm5_kernels.simd import HEADS, STEP, WIDTH, lined
 from glm5_kernels.sparse_flash_attention.reference import TILE as PER_SCALE
 from glm5_kernels.sparse_flash_attention.reference import check, check_packed, unpack_latents
 from glm5_kernels.sparse_flash_attention.vectors import accumulate, exponentials, scale_and_peak, unpacked
@@ -26,8 +26,6 @@ PACKED = 3
 DEPTH = 128
 #: Query tokens of a task, at most.
 TOKENS = 8
-#: Query tokens whose padded fp32 queries and results are held at once: a long prompt has no more of them.
-SLAB = 1024
 
 
 def sparse_flash_attention(
@@ -44,7 +42,7 @@ def sparse_flash_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the package docstring."""
     check(ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, seq_lens, block_table)
-    ckv, kpe = _readable(ckv_cache, STEP), _readable(kpe_cache, WIDTH)
+    ckv, kpe = (_readable(x, _whole(x.shape[-1], n)) for x, n in ((ckv_cache, STEP), (kpe_cache, WIDTH)))
     if ckv.dtype != kpe.dtype:
         ckv, kpe = ckv.float(), kpe.float()
     place = (*gather.place(ckv), *gather.place(kpe), KINDS[ckv.dtype])
@@ -80,165 +78,145 @@ def sparse_flash_attention_quant(
 def _attend(
     ql_nope: torch.Tensor,
     q_pe: torch.Tensor,
-    place: tuple[int, ...],
+    caches: tuple[int, ...],
     sizes: tuple[int, int, int],
     topk_indices: torch.Tensor,
     step: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     scale: float,
     round_probs: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """place: `gather.place` of latents and of rotated keys, kind of elements; sizes: block, R, P. Both SLAB by SLAB."""
-    num_tokens, heads, rank = ql_nope.shape
+    """caches: `gather.place` of latents and of rotated keys, kind of elements; sizes: block, R, P. Both padded."""
+    (num_tokens, heads, rank), dtype = ql_nope.shape, ql_nope.dtype
     starts, seq_lens, block_table = step
     request, visible = query_layout(starts, seq_lens, num_tokens)
-    latents, lse = torch.empty(num_tokens, heads, rank, dtype=ql_nope.dtype), torch.empty(num_tokens, heads)
-    to_bf16 = int(round_probs and ql_nope.dtype == torch.bfloat16)
-    table = block_table.int().numpy()
-    for first in range(0, num_tokens, SLAB):
-        few = slice(first, first + SLAB)
-        layout = topk_indices[few].int().numpy(), visible[few].numpy(), request[few].numpy()
-        out, out_lse = _slab(ql_nope[few], q_pe[few], layout, table, sizes, place, scale, to_bf16)
-        latents[few], lse[few] = out[:, :heads, :rank], out_lse[:, :heads]
-    return latents, lse
-
-
-def _slab(
-    ql_nope: torch.Tensor,
-    q_pe: torch.Tensor,
-    layout: tuple[Any, Any, Any],
-    table: Any,
-    sizes: tuple[int, int, int],
-    place: tuple[int, ...],
-    scale: float,
-    to_bf16: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of at most SLAB tokens; fp32, heads and latents padded. layout: chosen positions, visible ones, request."""
-    num_tokens, heads, rank = ql_nope.shape
-    block_size, r, p = sizes
-    query = torch.zeros(num_tokens, -(-heads // HEADS) * HEADS, r + p)
-    query[:, :heads, :rank], query[:, :heads, r : r + q_pe.shape[-1]] = ql_nope, q_pe
-    attended, lse = torch.empty(num_tokens, query.shape[1], r), torch.empty(num_tokens, query.shape[1])
+    nope, pe = _readable(ql_nope, sizes[1]), _readable(q_pe, sizes[2])
+    latents, lse = torch.empty(num_tokens, heads, sizes[1], dtype=nope.dtype), torch.empty(num_tokens, heads)
+    queries = (*gather.place(nope), KINDS[nope.dtype], *gather.place(pe), KINDS[pe.dtype])
+    chosen = topk_indices.int().numpy(), visible.numpy(), request.numpy(), block_table.int().numpy()
+    to_bf16, out = int(round_probs and dtype == torch.bfloat16), latents.data_ptr()
     threads = torch.get_num_threads()
     size = num_tokens if threads == 1 else max(1, min(TOKENS, num_tokens // (4 * threads)))
-    arrays = [query.numpy(), *layout, attended.numpy(), lse.numpy()]
 
-    def one(number: int) -> None:
-        few, chosen, seen, owner, out, out_lse = (x[size * number : size * (number + 1)] for x in arrays)
-        _tokens(few, chosen, seen, owner, table, block_size, r, p, place, scale, to_bf16, out, out_lse)
+    def some(number: int) -> None:
+        few = size * number, min(size * (number + 1), num_tokens)
+        _tokens(*few, queries, caches, sizes, *chosen, scale, to_bf16, out, lse.numpy())
 
-    each(one, -(-num_tokens // max(size, 1)))
-    return attended, lse
+    each(some, -(-num_tokens // max(size, 1)))
+    return latents[..., :rank].to(dtype).contiguous(), lse
 
 
-def _readable(cache: torch.Tensor, multiple: int) -> torch.Tensor:
-    """The cache itself if its rows are bf16 or fp32 of a size the lanes divide, else a padded fp32 copy."""
-    missing = -cache.shape[-1] % multiple
-    if cache.dtype in (torch.bfloat16, torch.float32) and cache.stride(-1) == 1 and not missing:
-        return cache
-    return F.pad(cache.float(), (0, missing))
+def _readable(x: torch.Tensor, size: int) -> torch.Tensor:
+    """x itself if its rows are bf16 or fp32 and have this size, else an fp32 copy padded with zeros."""
+    if x.dtype in (torch.bfloat16, torch.float32) and x.stride(-1) == 1 and x.shape[-1] == size:
+        return x
+    return F.pad(x.float(), (0, size - x.shape[-1]))
+
+
+def _whole(size: int, part: int) -> int:
+    return -(-size // part) * part
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _tokens(
-    query: Any, topk_indices: Any, visible: Any, request: Any, table: Any, block_size: Any, r: Any, p: Any, place: Any,
-    scale: Any, to_bf16: Any, out: Any, lse: Any,
+    first: Any, last: Any, queries: Any, caches: Any, sizes: Any, topk_indices: Any, visible: Any, request: Any,
+    table: Any, scale: Any, to_bf16: Any, out: Any, lse: Any,
 ) -> None:  # fmt: skip
-    ckv, ckv_block, ckv_row, kpe, kpe_block, kpe_row, kind = place
-    width = (4, 2, 1, 1)[kind]  # bytes of an element, by kind
-    tokens, heads, dims = query.shape
+    """Tokens first..last. queries: `gather.place` and kind of both parts; out: address of latents, as the first part."""
+    (nope, nope_token, nope_head, nope_kind, pe, pe_token, pe_head, pe_kind), (block_size, r, p) = queries, sizes
+    kind, heads, dims = caches[6], lse.shape[1], r + p
+    whole_heads, width, out_row = -(-heads // HEADS) * HEADS, (4, 2, 1, 1)[kind], (4, 2)[nope_kind] * r
     # Both in pieces of STEP columns, so that a piece stays in the nearest cache for all heads.
-    turned, values = np.empty(dims * TILE + WIDTH, np.float32), np.empty(r * TILE + WIDTH, np.float32)
-    to_turned, to_values = lead(turned), lead(values)
-    plain, rotated = np.empty((TILE, r), np.float32), np.empty((TILE, p), np.float32)
-    scores, lanes = np.empty((heads, TILE), np.float32), np.empty(WIDTH, np.float32)
-    at_ckv, at_kpe = np.empty(TILE, np.int64), np.empty(TILE, np.int64)
-    width_of_choice = topk_indices.shape[1]
-    chosen, peak, total = np.empty(width_of_choice, np.int64), np.empty(heads, np.float32), np.empty(heads, np.float32)
-    for token in range(tokens):
-        found, blocks = 0, table[request[token]]
-        for column in range(min(width_of_choice, visible[token])):
-            position = topk_indices[token, column]
-            if position < 0:
-                break  # the first negative entry ends the list
-            block = position // block_size
-            if position < visible[token] and block < len(blocks) and blocks[block] >= 0:
-                chosen[found] = np.int64(blocks[block]) * block_size + position % block_size
-                found += 1
-        mixed = out[token]
+    turned, values = lined(dims * TILE), lined(r * TILE)
+    plain, rotated = lined(TILE * r).reshape(TILE, r), lined(TILE * p).reshape(TILE, p)
+    query, mixed = np.zeros((whole_heads, dims), np.float32), lined(whole_heads * r).reshape(whole_heads, r)
+    scores = lined(whole_heads * TILE).reshape(whole_heads, TILE)
+    at_ckv, at_kpe = np.empty(topk_indices.shape[1] + STEP, np.int64), np.empty(topk_indices.shape[1] + STEP, np.int64)
+    unpacked_ckv, unpacked_kpe = np.empty(TILE, np.int64), np.empty(TILE, np.int64)
+    for key in range(TILE):
+        unpacked_ckv[key], unpacked_kpe[key] = plain[key].ctypes.data, rotated[key].ctypes.data
+    peak, total = np.empty(whole_heads, np.float32), np.empty(whole_heads, np.float32)
+    for token in range(first, last):
+        blocks = table[request[token]]
+        found = _rows(topk_indices[token], visible[token], blocks, block_size, caches, at_ckv, at_kpe)
+        for head in range(heads):
+            widen(nope + token * nope_token + head * nope_head, r, nope_kind, query[head].ctypes.data, STEP)
+            widen(pe + token * pe_token + head * pe_head, p, pe_kind, query[head, r:].ctypes.data, STEP)
         mixed[:] = float32(0)
         peak[:] = float32(-np.inf)
         total[:] = float32(0)
         for start in range(0, found, TILE):
             n = min(TILE, found - start)
             whole = -(-n // STEP) * STEP
-            for key in range(whole):
-                row = chosen[start + min(key, n - 1)]  # what fills the last lanes is a row that has been written
-                at_ckv[key] = _address(row, block_size, ckv, ckv_block, ckv_row)
-                at_kpe[key] = _address(row, block_size, kpe, kpe_block, kpe_row)
-            stored = kind
+            stored, ckv, kpe = kind, at_ckv[start:].ctypes.data, at_kpe[start:].ctypes.data
             if kind == PACKED:  # from here on the tile is what the cache would hold
-                stored = 0
-                for key in range(n):
-                    unpacked(at_ckv[key], r // PER_SCALE, PER_SCALE, at_kpe[key] + 2 * p, plain[key].ctypes.data)
-                    widen(at_kpe[key], p, 1, rotated[key].ctypes.data, STEP)
-                for key in range(whole):
-                    at_ckv[key] = plain[min(key, n - 1)].ctypes.data
-                    at_kpe[key] = rotated[min(key, n - 1)].ctypes.data
+                for key in range(start, start + whole):
+                    scales = at_kpe[key] + 2 * p
+                    unpacked(at_ckv[key], r // PER_SCALE, PER_SCALE, scales, plain[key - start].ctypes.data)
+                    widen(at_kpe[key], p, 1, rotated[key - start].ctypes.data, STEP)
+                stored, ckv, kpe = 0, unpacked_ckv.ctypes.data, unpacked_kpe.ctypes.data
             for key in range(whole):  # those that fill the last lanes get no weight
-                widen(at_ckv[key], r, stored, values.ctypes.data + to_values + 4 * STEP * key, STEP * TILE)
+                row = plain[key].ctypes.data if kind == PACKED else at_ckv[start + key]
+                widen(row, r, stored, values.ctypes.data + 4 * STEP * key, STEP * TILE)
             for key in range(0, whole, WIDTH):
-                here = turned.ctypes.data + to_turned + 4 * (key // STEP * STEP * dims + key % STEP)
-                turn(at_ckv.ctypes.data + 8 * key, r, stored, here, STEP)
-                turn(at_kpe.ctypes.data + 8 * key, p, stored, here + 4 * r * STEP, STEP)
+                here = turned.ctypes.data + 4 * (key // STEP * STEP * dims + key % STEP)
+                turn(ckv + 8 * key, r, stored, here, STEP)
+                turn(kpe + 8 * key, p, stored, here + 4 * r * STEP, STEP)
             for key in range(start + n, min(start + 2 * TILE, found)):
-                row = chosen[key]
-                prefetch(_address(row, block_size, ckv, ckv_block, ckv_row), r * width)
-                prefetch(_address(row, block_size, kpe, kpe_block, kpe_row), p * width)
+                prefetch(at_ckv[key], r * width)
+                prefetch(at_kpe[key], p * width)
             scores[:, :whole] = float32(0)
             for key in range(0, whole, STEP):
-                for first in range(0, dims, DEPTH):
+                for dim in range(0, dims, DEPTH):
                     accumulate(
-                        turned.ctypes.data + to_turned + 4 * (key * dims + first * STEP), STEP,
-                        query[token].ctypes.data + 4 * first, dims, heads, min(DEPTH, dims - first),
-                        scores.ctypes.data + 4 * key, TILE,
+                        turned.ctypes.data + 4 * (key * dims + dim * STEP), STEP, query.ctypes.data + 4 * dim, dims,
+                        whole_heads, min(DEPTH, dims - dim), scores.ctypes.data + 4 * key, TILE,
                     )  # fmt: skip
-            for head in range(heads):
-                _soften(scores[head], n, whole, scale, to_bf16, mixed[head], peak, total, head, lanes)
+            for head in range(whole_heads):
+                _soften(scores[head], n, whole, scale, to_bf16, mixed[head], peak, total, head)
             for column in range(0, r, STEP):
                 accumulate(
-                    values.ctypes.data + to_values + 4 * column * TILE, STEP, scores.ctypes.data, TILE, heads, whole,
+                    values.ctypes.data + 4 * column * TILE, STEP, scores.ctypes.data, TILE, whole_heads, whole,
                     mixed.ctypes.data + 4 * column, r,
                 )  # fmt: skip
         for head in range(heads):
+            lse[token, head] = float32(np.inf)
             if found:
                 mixed[head] /= total[head]
                 lse[token, head] = peak[head] + np.log(total[head])
-            else:
-                lse[token, head] = float32(np.inf)
+            narrow(mixed[head].ctypes.data, r, nope_kind, out + (token * heads + head) * out_row)
 
 
-@njit(nogil=True, cache=True, inline="always")  # type: ignore[untyped-decorator]
-def _address(row: Any, block_size: Any, start: Any, block_bytes: Any, row_bytes: Any) -> Any:
-    """Where a physical row of a cache begins."""
-    return start + row // block_size * block_bytes + row % block_size * row_bytes
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _rows(topk_indices: Any, visible: Any, blocks: Any, block_size: Any, caches: Any, at_ckv: Any, at_kpe: Any) -> Any:
+    """How many of the chosen positions have a row, and where it begins in both caches; the last once more to STEP."""
+    ckv, ckv_block, ckv_row, kpe, kpe_block, kpe_row, _ = caches
+    found = 0
+    for column in range(min(len(topk_indices), visible)):
+        position = topk_indices[column]
+        if position < 0:
+            break  # the first negative entry ends the list
+        index = position // block_size
+        if position < visible and index < len(blocks) and blocks[index] >= 0:
+            block, offset = np.int64(blocks[index]), position - index * block_size
+            at_ckv[found] = ckv + block * ckv_block + offset * ckv_row
+            at_kpe[found] = kpe + block * kpe_block + offset * kpe_row
+            found += 1
+    for key in range(found, -(-found // STEP) * STEP):  # what fills the last lanes is a row that has been written
+        at_ckv[key], at_kpe[key] = at_ckv[found - 1], at_kpe[found - 1]
+    return found
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _soften(
-    row: Any, n: Any, whole: Any, scale: Any, to_bf16: Any, mixed: Any, peak: Any, total: Any, head: Any, lanes: Any
+    row: Any, n: Any, whole: Any, scale: Any, to_bf16: Any, mixed: Any, peak: Any, total: Any, head: Any
 ) -> None:
     """Scores of a tile to unnormalised probabilities; what was summed before is scaled to the new maximum."""
     for key in range(n, whole):
         row[key] = float32(-np.inf)
-    scale_and_peak(row.ctypes.data, whole // WIDTH, float32(scale), lanes.ctypes.data)
-    before, highest = peak[head], peak[head]
-    for lane in range(WIDTH):
-        highest = max(highest, lanes[lane])
-    exponentials(row.ctypes.data, whole // WIDTH, highest, to_bf16, lanes.ctypes.data)
+    before = peak[head]
+    highest = max(before, scale_and_peak(row.ctypes.data, whole // WIDTH, float32(scale)))
+    here = exponentials(row.ctypes.data, whole // WIDTH, highest, to_bf16)
     factor = np.exp(before - highest)
-    here = float32(0)
-    for lane in range(WIDTH):
-        here += lanes[lane]
     total[head] = total[head] * factor + here
     peak[head] = highest
     if factor != float32(1):

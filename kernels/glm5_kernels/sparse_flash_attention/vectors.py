@@ -20,6 +20,7 @@ from glm5_kernels.simd import (
     for_range,
     load_as_fp32,
     nothing,
+    number,
     rounded_to_bf16,
 )
 
@@ -52,8 +53,8 @@ def accumulate(
                 for total, place in zip(totals, at, strict=True):
                     builder.store(v.load(out, place), total)
             with for_range(builder, builder.sdiv(depth, count(UNROLLED))) as part:
-                for number in range(UNROLLED):
-                    k = builder.add(builder.mul(part, count(UNROLLED)), count(number))
+                for step in range(UNROLLED):
+                    k = builder.add(builder.mul(part, count(UNROLLED)), count(step))
                     start = builder.mul(k, matrix_pitch)
                     columns = [v.load(matrix, builder.add(start, count(WIDTH * g))) for g in range(GROUPS)]
                     for row, totals in zip(rows, sums, strict=True):
@@ -68,29 +69,29 @@ def accumulate(
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def scale_and_peak(_: Any, row: Any, groups: Any, factor: Any, out: Any) -> Any:
-    """row *= factor; lanes of its maximum to out[0:16]."""
+def scale_and_peak(_: Any, row: Any, groups: Any, factor: Any) -> Any:
+    """row *= factor, and its maximum; a NaN may or may not count."""
 
-    def generate(builder: Any, arguments: Any) -> None:
-        row, groups, factor, out = arguments
+    def generate(builder: Any, arguments: Any) -> Any:
+        row, groups, factor = arguments
         v = Lanes(builder)
         factor, peak = v.splat(factor), v.variable(float("-inf"))
         with for_range(builder, groups) as group:
             place = builder.mul(group, count(WIDTH))
             x = builder.fmul(v.load(row, place), factor)
             v.store(x, row, place)
-            builder.store(v.call("maxnum", builder.load(peak), x), peak)
-        v.store(builder.load(peak), out, count(0))
+            builder.store(v.larger(builder.load(peak), x), peak)
+        return v.together(v.larger, builder.load(peak))
 
-    return types.void(int64, int64, float32, int64), nothing(generate)
+    return float32(int64, int64, float32), number(generate)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def exponentials(_: Any, row: Any, groups: Any, peak: Any, to_bf16: Any, out: Any) -> Any:
-    """row = exp(row - peak), lanes of their sum to out[0:16]; then row rounded to bf16 if `to_bf16` is not 0."""
+def exponentials(_: Any, row: Any, groups: Any, peak: Any, to_bf16: Any) -> Any:
+    """row = exp(row - peak), and their sum; then row rounded to bf16 if `to_bf16` is not 0."""
 
-    def generate(builder: Any, arguments: Any) -> None:
-        row, groups, peak, to_bf16, out = arguments
+    def generate(builder: Any, arguments: Any) -> Any:
+        row, groups, peak, to_bf16 = arguments
         v = Lanes(builder)
         peak, total = v.splat(peak), v.variable(0.0)
         with for_range(builder, groups) as group:
@@ -100,9 +101,9 @@ def exponentials(_: Any, row: Any, groups: Any, peak: Any, to_bf16: Any, out: An
             v.store(p, row, place)
             with builder.if_then(builder.icmp_signed("!=", to_bf16, count(0))):
                 v.store(rounded_to_bf16(v, p), row, place)
-        v.store(builder.load(total), out, count(0))
+        return v.together(builder.fadd, builder.load(total))
 
-    return types.void(int64, int64, float32, int64, int64), nothing(generate)
+    return float32(int64, int64, float32, int64), number(generate)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -112,10 +113,10 @@ def unpacked(_: Any, row: Any, tiles: Any, tile: Any, scales: Any, out: Any) -> 
     def generate(builder: Any, arguments: Any) -> None:
         row, tiles, tile, scales, out = arguments
         v = Lanes(builder)
-        with for_range(builder, tiles) as number:
-            scale = v.splat(v.number(scales, number))
+        with for_range(builder, tiles) as run:
+            scale = v.splat(v.number(scales, run))
             with for_range(builder, builder.sdiv(tile, count(WIDTH))) as group:
-                place = builder.add(builder.mul(number, tile), builder.mul(group, count(WIDTH)))
+                place = builder.add(builder.mul(run, tile), builder.mul(group, count(WIDTH)))
                 x = builder.fmul(load_as_fp32(v, row, place, count(2)), scale)
                 v.store(rounded_to_bf16(v, x), out, place)
 
@@ -125,7 +126,7 @@ def unpacked(_: Any, row: Any, tiles: Any, tile: Any, scales: Any, out: Any) -> 
 def _exp(v: Lanes, x: Any) -> Any:
     builder = v.builder
     gone = builder.fcmp_ordered("<", x, v.constant(_SMALLEST))
-    x = v.call("maxnum", x, v.constant(_SMALLEST))
+    x = v.larger(v.constant(_SMALLEST), x)
     n = v.call("rint", builder.fmul(x, v.constant(_LOG2_E)))
     r = v.call("fmuladd", n, v.constant(-_LN2_HIGH), x)
     r = v.call("fmuladd", n, v.constant(-_LN2_LOW), r)
