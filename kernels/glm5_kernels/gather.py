@@ -28,6 +28,8 @@ from glm5_kernels.simd import (
 
 #: What elements a row may have, as the kernels' code for it.
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+#: bf16 that stay two by two, as 32 bits that are moved like an fp32: what `Lanes.add_pairs` multiplies.
+PAIRED = 4
 
 
 def place(cache: torch.Tensor) -> tuple[int, int, int]:
@@ -99,11 +101,31 @@ def widen(_: Any, row: Any, dims: Any, kind: Any, out: Any, pitch: Any) -> Any:
         v = Lanes(builder)
         with for_range(builder, builder.sdiv(dims, count(WIDTH))) as block:
             start = builder.mul(block, count(WIDTH))
-            piece = builder.mul(builder.udiv(block, count(GROUPS)), pitch)
-            place = builder.add(piece, builder.mul(builder.urem(block, count(GROUPS)), count(WIDTH)))
-            v.store(load_as_fp32(v, row, start, kind), out, place)
+            v.store(load_as_fp32(v, row, start, kind), out, _piece(builder, block, pitch))
 
     return types.void(*[int64] * 5), nothing(generate)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def interleave(_: Any, even: Any, odd: Any, dims: Any, out: Any, pitch: Any) -> Any:
+    """Two rows of bf16 as pairs, element by element, laid out as `widen` does."""
+
+    def generate(builder: Any, arguments: Any) -> None:
+        even, odd, dims, out, pitch = arguments
+        v, words = Lanes(builder), ir.VectorType(I32, WIDTH)
+        with for_range(builder, builder.sdiv(dims, count(WIDTH))) as block:
+            start = builder.mul(block, count(WIDTH))
+            low, high = (builder.bitcast(load_as_fp32(v, row, start, count(1)), words) for row in (even, odd))
+            pair = builder.or_(builder.lshr(low, ir.Constant(words, [16] * WIDTH)), high)
+            v.store(builder.bitcast(pair, V16), out, _piece(builder, block, pitch))
+
+    return types.void(*[int64] * 5), nothing(generate)
+
+
+def _piece(builder: Any, block: Any, pitch: Any) -> Any:
+    """Where lane group `block` of a row begins, each STEP elements `pitch` after those before."""
+    piece = builder.mul(builder.udiv(block, count(GROUPS)), pitch)
+    return builder.add(piece, builder.mul(builder.urem(block, count(GROUPS)), count(WIDTH)))
 
 
 @intrinsic  # type: ignore[untyped-decorator]

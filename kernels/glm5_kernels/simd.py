@@ -21,8 +21,11 @@ from numba.core import cgutils
 WIDTH = 16
 I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 V16 = ir.VectorType(F32, WIDTH)
+_FEATURES = llvmlite.binding.get_host_cpu_features()
+#: Whether the processor multiplies bf16 by itself, two products per lane and instruction.
+PAIRS = bool(_FEATURES.get("avx512bf16")) and llvmlite.binding.llvm_version_info[0] >= 16
 #: Rows times lane groups of a product held in registers: their sums, the groups and a broadcast fit 32 or 16 of them.
-HEADS, GROUPS = (8, 2) if llvmlite.binding.get_host_cpu_features().get("avx512f") else (4, 1)
+HEADS, GROUPS = (8, 2) if _FEATURES.get("avx512f") else (4, 1)
 #: Terms of a sum in one turn of an innermost loop.
 UNROLLED = 4
 #: Columns of a product held in registers.
@@ -35,6 +38,18 @@ def lined(size: Any) -> Any:
     room = np.empty(size + WIDTH, np.float32)
     start = -room.ctypes.data % 64 // 4
     return room[start : start + size]
+
+
+class _Bf16(ir.types._BaseFloatType):  # type: ignore[misc]
+    """LLVM's bfloat, which llvmlite lacks."""
+
+    null, intrinsic_name = "0.0", "bf16"
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+    def format_constant(self, value: float) -> str:
+        raise NotImplementedError("no constants of this type are made")
 
 
 class Lanes:
@@ -70,6 +85,30 @@ class Lanes:
         """The larger of both, y where one is NaN: one instruction, while LLVM's maxnum is three and loses a NaN."""
         return self.builder.select(self.builder.fcmp_ordered(">", x, y), x, y)
 
+    def add_products(self, a: Any, b: Any, total: Any) -> Any:
+        """total + a * b, rounded once."""
+        return self.call("fmuladd", a, b, total)
+
+    def add_pairs(self, a: Any, b: Any, total: Any, native: bool = PAIRS) -> Any:
+        """total + the products of two bf16 in each lane of a and b (fp32 in name only): odd ones first, then even ones.
+
+        Intel's VDPBF16PS; without it two roundings as well, so the same bits but for denormal numbers.
+        """
+        builder, words, pairs = self.builder, ir.VectorType(I32, WIDTH), ir.VectorType(_BF16, 2 * WIDTH)
+        if native:
+            kind = ir.FunctionType(V16, [V16, pairs, pairs])
+            add = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
+            return builder.call(add, [total, builder.bitcast(a, pairs), builder.bitcast(b, pairs)])
+        halves = []
+        for value in (a, b):
+            bits = builder.bitcast(value, words)
+            upper = builder.and_(bits, ir.Constant(words, [0xFFFF0000] * WIDTH))
+            lower = builder.shl(bits, ir.Constant(words, [16] * WIDTH))
+            halves.append([builder.bitcast(half, V16) for half in (upper, lower)])
+        for x, y in zip(*halves, strict=True):
+            total = self.call("fma", x, y, total)
+        return total
+
     def together(self, combine: Callable[[Any, Any], Any], value: Any) -> Any:
         """All lanes as one fp32: lane i with lane i + 8, and so on by halves."""
         for distance in (8, 4, 2, 1):
@@ -98,6 +137,10 @@ class Lanes:
         kind = ir.FunctionType(V16, [V16] * len(operands))
         found = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.{name}.v16f32")
         return self.builder.call(found, operands)
+
+
+_Bf16._create_instance()
+_BF16 = _Bf16()
 
 
 def turn_sixteen(v: Lanes, rows: list[Any]) -> list[Any]:

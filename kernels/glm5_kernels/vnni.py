@@ -16,6 +16,7 @@ from numba import int64, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from glm5_kernels.gather import prefetch_line
 from glm5_kernels.simd import I32, count, for_range, nothing
 from glm5_kernels.threads import each
 
@@ -64,11 +65,14 @@ def _totals(builder: Any, rows: list[Any]) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _dots(_: Any, x: Any, x_pitch: Any, w: Any, blocks: Any, out: Any, out_pitch: Any) -> Any:
-    """out[t, r] of a tile, int32; `w` holds the addresses of its weight rows."""
+def _dots(_: Any, x: Any, x_pitch: Any, w: Any, blocks: Any, out: Any, out_pitch: Any, ahead: Any, stride: Any) -> Any:
+    """out[t, r] of a tile, int32; `w` holds the addresses of its weight rows.
+
+    On the way it asks for the memory at `ahead`, two lines of the cache every `stride` bytes with each of the blocks.
+    """
 
     def generate(builder: Any, arguments: Any) -> None:
-        x, x_pitch, w, blocks, out, out_pitch = arguments
+        x, x_pitch, w, blocks, out, out_pitch, ahead, stride = arguments
         kind = ir.FunctionType(_WORDS, [_WORDS] * 3)
         multiply_add = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.vpdpbusd.512")
         zero, ones = ir.Constant(_WORDS, [0] * 16), ir.Constant(_WORDS, [0x01010101] * 16)
@@ -87,6 +91,8 @@ def _dots(_: Any, x: Any, x_pitch: Any, w: Any, blocks: Any, out: Any, out_pitch
                 builder.store(zero, place)
         with for_range(builder, blocks) as block:
             offset = builder.mul(block, count(STEP))
+            for half in (builder.mul(block, stride), builder.mul(builder.add(block, blocks), stride)):
+                prefetch_line(builder, builder.add(ahead, half))
             weights, inputs = [load(row, offset) for row in rows], [load(token, offset) for token in tokens]
             for places, unsigned in zip(sums, [*inputs, ones], strict=True):
                 for place, weight in zip(places, weights, strict=True):
@@ -97,7 +103,7 @@ def _dots(_: Any, x: Any, x_pitch: Any, w: Any, blocks: Any, out: Any, out_pitch
             target = builder.add(out, builder.mul(builder.mul(out_pitch, count(t)), count(4)))
             builder.store(builder.sub(totals[t], offset), builder.inttoptr(target, _FOUR.as_pointer())).align = 4
 
-    return types.void(*[int64] * 6), nothing(generate)
+    return types.void(*[int64] * 8), nothing(generate)
 
 
 if AVAILABLE:
@@ -106,14 +112,15 @@ if AVAILABLE:
     def rows(x: Any, tokens: Any, k: Any, w: Any, pitch: Any, first: Any, last: Any, out: Any) -> None:
         """out int32 [tokens, N] for weight rows first..last; `tokens` a multiple of TILE, x uint8 offset by 128."""
         addresses, tile = np.empty(TILE, np.int64), np.empty((TILE, TILE), np.int32)
+        table, pitch_out, stride = addresses.ctypes.data, out.shape[1], max(STEP, 2 * STEP * TILE // tokens)
         for row in range(first, last, TILE):
             for r in range(TILE):
                 addresses[r] = w + pitch * min(row + r, last - 1)
+            ahead, place = w + pitch * (row + TILE), out.ctypes.data + 4 * row
             for token in range(0, tokens, TILE):
                 if row + TILE <= last:
-                    place, pitch_out = out[token, row:].ctypes.data, out.shape[1]
+                    _dots(x + token * k, k, table, k // STEP, place + 4 * token * pitch_out, pitch_out, ahead, stride)
                 else:
-                    place, pitch_out = tile.ctypes.data, TILE
-                _dots(x + token * k, k, addresses.ctypes.data, k // STEP, place, pitch_out)
-                if row + TILE > last:
+                    _dots(x + token * k, k, table, k // STEP, tile.ctypes.data, TILE, ahead, stride)
                     out[token : token + TILE, row:last] = tile[:, : last - row]
+                ahead += 2 * stride * (k // STEP)

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from llvmlite import binding, ir
 from paged_batch import paged_batch
 
+from glm5_kernels import simd
 from glm5_kernels.lightning_indexer import cpu as li_cpu
 from glm5_kernels.lightning_indexer import reference as li
 from glm5_kernels.sparse_flash_attention import cpu as sfa_cpu
@@ -21,6 +23,15 @@ def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["numbers", "pairs"], autouse=True)
+def pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a processor that multiplies bf16 by itself, and as on others; the instruction may be emulated here."""
+    if request.param == "pairs" and simd.STEP != 32:
+        pytest.skip("pairs need 512-bit registers")
+    for module in (li_cpu, sfa_cpu):
+        monkeypatch.setattr(module, "PAIRS", request.param == "pairs")
 
 
 def same_choice(
@@ -151,3 +162,17 @@ def test_what_is_no_number_comes_through(where: str, bad: float, dtype: torch.dt
     assert not want.isfinite().all()
     torch.testing.assert_close(got, want, atol=2e-2, rtol=2e-2, equal_nan=True)
     assert torch.equal(got_lse.isfinite(), want_lse.isfinite())
+
+
+def test_the_instruction_for_pairs_is_the_processors_own() -> None:
+    """What `add_pairs` emits becomes VDPBF16PS on a processor that has it, and no call of a library."""
+    module = ir.Module()
+    function = ir.Function(module, ir.FunctionType(simd.V16, [simd.V16] * 3), "pairs")
+    builder = ir.IRBuilder(function.append_basic_block())
+    builder.ret(simd.Lanes(builder).add_pairs(*function.args, native=True))
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    parsed = binding.parse_assembly(str(module))
+    machine = binding.Target.from_triple("x86_64-unknown-linux-gnu").create_target_machine(cpu="sapphirerapids")
+    text = machine.emit_assembly(parsed)
+    assert text.count("vdpbf16ps") == 1 and "call" not in text

@@ -14,6 +14,10 @@ from paged_batch import paged_batch
 from glm5_kernels import library, ops, registry
 
 ROOT = Path(__file__).parents[2]
+#: Files compiled by numba.
+COMPILED = (
+    "cpu.py", "few_rows.py", "gather.py", "int8_rows.py", "panels.py", "simd.py", "topk.py", "vectors.py", "vnni.py"
+)  # fmt: skip
 
 
 def arguments(name: str) -> tuple[object, ...]:
@@ -84,8 +88,7 @@ def test_kernels_need_little() -> None:
     for path in (ROOT / "kernels").rglob("*.py"):
         allowed = known | (
             {"numba", "llvmlite"}
-            if path.name
-            in ("cpu.py", "few_rows.py", "gather.py", "int8_rows.py", "simd.py", "topk.py", "vectors.py", "vnni.py")
+            if path.name in COMPILED
             else {"triton"}
             if path.name == "triton_kernels.py"
             else set()

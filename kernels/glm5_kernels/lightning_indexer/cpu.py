@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from numba import float32, int64, njit
 
-from glm5_kernels.gather import KINDS, turn
+from glm5_kernels.gather import KINDS, PAIRED, turn
 from glm5_kernels.lightning_indexer.reference import check, check_quant
-from glm5_kernels.lightning_indexer.vectors import tile_scores
+from glm5_kernels.lightning_indexer.vectors import tile_scores, tile_scores_of_pairs
 from glm5_kernels.paged import query_layout
-from glm5_kernels.simd import HEADS, STEP, WIDTH, lined
+from glm5_kernels.simd import HEADS, PAIRS, STEP, WIDTH, lined
 from glm5_kernels.threads import each
 from glm5_kernels.topk import best_positions
 
@@ -73,7 +73,8 @@ def _choose(
     num_tokens, heads, dim = q.shape
     _, visible = query_layout(query_start_loc, seq_lens, num_tokens)
     padded = -(-heads // HEADS) * HEADS, -(-dim // WIDTH) * WIDTH  # zeros change no sum
-    query = torch.zeros(num_tokens, *padded)
+    pairs = PAIRS and q.dtype == k_cache.dtype == torch.bfloat16 and not dim % (2 * WIDTH) and k_cache.stride(-1) == 1
+    query = torch.zeros(num_tokens, *padded, dtype=torch.bfloat16 if pairs else torch.float32)
     query[:, :heads, :dim] = q
     weight = torch.zeros(num_tokens, padded[0])
     weight[:, :heads] = weights
@@ -87,11 +88,11 @@ def _choose(
         if length > 0:
             tasks += [(request, first, min(first + step, end)) for first in range(start, end, step)]
 
-    table, kind = block_table.long().numpy(), KINDS[k_cache.dtype]
+    table, kind = block_table.long().numpy(), PAIRED if pairs else KINDS[k_cache.dtype]
     block_bytes, row_bytes = (k_cache.stride(i) * k_cache.element_size() for i in (0, 1))
     place = k_cache.data_ptr(), block_bytes, row_bytes, kind, k_cache.shape[1]
     factors = (torch.empty(0, 0) if k_scale is None else k_scale).numpy()
-    queries, heads_weights, visible_to, chosen = (x.numpy() for x in (query, weight, visible, out))
+    queries, heads_weights, visible_to, chosen = (x.numpy() for x in (query.view(torch.float32), weight, visible, out))
 
     given = queries, heads_weights, place, factors, table, visible_to, chosen
     threads = torch.get_num_threads()
@@ -142,7 +143,8 @@ def _score(
 ) -> None:
     """scores[token, start:stop] of a few tokens of one request, whose keys lie where `place` and `table` say.
 
-    place: address of the cache, bytes from block to block and row to row, kind of element, rows of a block.
+    place: address of the cache, bytes from block to block and row to row, kind of element, rows of a block. Where the
+        kind is PAIRED, query holds two bf16 in the place of an fp32.
     factors: fp32 [num_blocks, block_size] scale of each key, or empty.
     start: a multiple of STEP; scores may be written up to the next one after `stop`. A missing key's score is NaN.
     """
@@ -167,18 +169,18 @@ def _score(
         for key in range(n, STEP):
             addresses[key] = addresses[n - 1]
         for key in range(0, STEP, WIDTH):
-            turn(addresses.ctypes.data + 8 * key, dims, kind, keys.ctypes.data + 4 * key, STEP)
+            turn(addresses.ctypes.data + 8 * key, dims, 0 if kind == PAIRED else kind, keys.ctypes.data + 4 * key, STEP)
         ahead, stride = addresses[0], int64(0)
         if index < len(table) and table[index] >= 0:
             ahead = cache + table[index] * block_bytes + offset * row_bytes
             stride = -(-STEP * row_bytes // (heads // HEADS * dims))
         for token in range(tokens):
             seen = min(n, visible[token] - first)
-            if seen > 0:
-                tile_scores(
-                    keys.ctypes.data, query[token].ctypes.data, weight[token].ctypes.data, heads, dims,
-                    scores[token].ctypes.data + 4 * first, ahead, stride,
-                )  # fmt: skip
+            operands = keys.ctypes.data, query[token].ctypes.data, weight[token].ctypes.data, heads, dims
+            if seen > 0 and kind == PAIRED:
+                tile_scores_of_pairs(*operands, scores[token].ctypes.data + 4 * first, ahead, stride)
+            elif seen > 0:
+                tile_scores(*operands, scores[token].ctypes.data + 4 * first, ahead, stride)
             if not plain:
                 for key in range(seen):
                     scores[token, first + key] *= factor[key]

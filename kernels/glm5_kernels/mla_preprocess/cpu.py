@@ -16,6 +16,7 @@ from glm5_kernels.gather import KINDS, narrow, place, widen
 from glm5_kernels.int8 import LinearWeights
 from glm5_kernels.int8_rows import COMPILED, FLOATS
 from glm5_kernels.mla_preprocess import reference
+from glm5_kernels.panels import per_head
 from glm5_kernels.simd import STEP, WIDTH
 from glm5_kernels.threads import each
 
@@ -65,10 +66,7 @@ def mla_preprocess(
         ),
         -(-tokens // _TOKENS),
     )  # fmt: skip
-    ql_nope = z.new_empty(tokens, heads, kv_lora)
-    unrotated = z.view(tokens, heads, nope + rope)[..., :nope].transpose(0, 1)
-    torch.bmm(unrotated, w_uk_t, out=ql_nope.transpose(0, 1))
-    return ql_nope, q_pe, q_c.to(dtype)
+    return per_head(z.view(tokens, heads, nope + rope)[..., :nope], w_uk_t), q_pe, q_c.to(dtype)
 
 
 def _part(number: int, tokens: int) -> tuple[int, int]:

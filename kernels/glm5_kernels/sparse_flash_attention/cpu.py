@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from numba import float32, njit
 
 from glm5_kernels import gather
-from glm5_kernels.gather import KINDS, narrow, prefetch, turn, widen
+from glm5_kernels.gather import KINDS, PAIRED, interleave, narrow, prefetch, turn, widen
 from glm5_kernels.paged import query_layout
-from glm5_kernels.simd import HEADS, STEP, WIDTH, lined
+from glm5_kernels.panels import accumulate, accumulate_pairs
+from glm5_kernels.simd import HEADS, PAIRS, STEP, WIDTH, lined
 from glm5_kernels.sparse_flash_attention.reference import TILE as PER_SCALE
 from glm5_kernels.sparse_flash_attention.reference import check, check_packed, unpack_latents
-from glm5_kernels.sparse_flash_attention.vectors import accumulate, exponentials, scale_and_peak, unpacked
+from glm5_kernels.sparse_flash_attention.vectors import exponentials, pair_up, scale_and_peak, unpacked
 from glm5_kernels.threads import each
 
 #: Keys of a tile: with 512 + 64 columns the tile, its turned copy, the query and the output fit a 1 MiB cache.
@@ -92,6 +93,9 @@ def _attend(
     nope, pe = _readable(ql_nope, sizes[1]), _readable(q_pe, sizes[2])
     latents, lse = torch.empty(num_tokens, heads, sizes[1], dtype=nope.dtype), torch.empty(num_tokens, heads)
     queries = (*gather.place(nope), KINDS[nope.dtype], *gather.place(pe), KINDS[pe.dtype])
+    bf16 = {queries[3], queries[7], caches[-1]} == {KINDS[torch.bfloat16]}
+    if PAIRS and bf16 and not any(size % (2 * WIDTH) for size in sizes[1:]):
+        caches = *caches[:-1], PAIRED
     chosen = topk_indices.int().numpy(), visible.numpy(), request.numpy(), block_table.int().numpy()
     to_bf16, out = int(round_probs and dtype == torch.bfloat16), latents.data_ptr()
     threads = torch.get_num_threads()
@@ -121,10 +125,17 @@ def _tokens(
     first: Any, last: Any, queries: Any, caches: Any, sizes: Any, topk_indices: Any, visible: Any, request: Any,
     table: Any, scale: Any, to_bf16: Any, out: Any, lse: Any,
 ) -> None:  # fmt: skip
-    """Tokens first..last. queries: `gather.place` and kind of both parts; out: address of latents, as the first part."""
+    """Tokens first..last. queries: `gather.place` and kind of both parts; out: latents, of the first part's kind.
+
+    Where the caches' kind is PAIRED, pairs of bf16 are multiplied: scores, and P V where P is rounded to bf16.
+    """
     (nope, nope_token, nope_head, nope_kind, pe, pe_token, pe_head, pe_kind), (block_size, r, p) = queries, sizes
-    kind, heads, dims = caches[6], lse.shape[1], r + p
-    whole_heads, width, out_row = -(-heads // HEADS) * HEADS, (4, 2, 1, 1)[kind], (4, 2)[nope_kind] * r
+    kind, heads = caches[6], lse.shape[1]
+    whole_heads, width, out_row = -(-heads // HEADS) * HEADS, (4, 2, 1, 1, 2)[kind], (4, 2)[nope_kind] * r
+    turn_kind, widen_kind = (0, 1, 0, 0, 0)[kind], (0, 1, 0, 0, 1)[kind]  # packed rows become fp32 first
+    paired, both = kind == PAIRED, kind == PAIRED and to_bf16 != 0
+    per = 2 if paired else 1  # columns in 32 bits
+    dims, rank = (r + p) // per, r // per
     # Both in pieces of STEP columns, so that a piece stays in the nearest cache for all heads.
     turned, values = lined(dims * TILE), lined(r * TILE)
     plain, rotated = lined(TILE * r).reshape(TILE, r), lined(TILE * p).reshape(TILE, p)
@@ -139,45 +150,56 @@ def _tokens(
         blocks = table[request[token]]
         found = _rows(topk_indices[token], visible[token], blocks, block_size, caches, at_ckv, at_kpe)
         for head in range(heads):
-            widen(nope + token * nope_token + head * nope_head, r, nope_kind, query[head].ctypes.data, STEP)
-            widen(pe + token * pe_token + head * pe_head, p, pe_kind, query[head, r:].ctypes.data, STEP)
+            start = query[head].ctypes.data
+            widen(nope + token * nope_token + head * nope_head, rank, 0 if paired else nope_kind, start, STEP)
+            widen(pe + token * pe_token + head * pe_head, p // per, 0 if paired else pe_kind, start + 4 * rank, STEP)
         mixed[:] = float32(0)
         peak[:] = float32(-np.inf)
         total[:] = float32(0)
         for start in range(0, found, TILE):
             n = min(TILE, found - start)
             whole = -(-n // STEP) * STEP
-            stored, ckv, kpe = kind, at_ckv[start:].ctypes.data, at_kpe[start:].ctypes.data
+            ckv, kpe = at_ckv[start:].ctypes.data, at_kpe[start:].ctypes.data
             if kind == PACKED:  # from here on the tile is what the cache would hold
                 for key in range(start, start + whole):
                     scales = at_kpe[key] + 2 * p
                     unpacked(at_ckv[key], r // PER_SCALE, PER_SCALE, scales, plain[key - start].ctypes.data)
                     widen(at_kpe[key], p, 1, rotated[key - start].ctypes.data, STEP)
-                stored, ckv, kpe = 0, unpacked_ckv.ctypes.data, unpacked_kpe.ctypes.data
-            for key in range(whole):  # those that fill the last lanes get no weight
-                row = plain[key].ctypes.data if kind == PACKED else at_ckv[start + key]
-                widen(row, r, stored, values.ctypes.data + 4 * STEP * key, STEP * TILE)
+                ckv, kpe = unpacked_ckv.ctypes.data, unpacked_kpe.ctypes.data
+            for key in range(0, whole, 2):  # those that fill the last lanes get no weight
+                for row in range(key, key + 2):
+                    address = plain[row].ctypes.data if kind == PACKED else at_ckv[start + row]
+                    if not both:
+                        widen(address, r, widen_kind, values.ctypes.data + 4 * STEP * row, STEP * TILE)
+                if both:
+                    here = values.ctypes.data + 4 * STEP * (key // 2)
+                    interleave(at_ckv[start + key], at_ckv[start + key + 1], r, here, STEP * TILE)
             for key in range(0, whole, WIDTH):
                 here = turned.ctypes.data + 4 * (key // STEP * STEP * dims + key % STEP)
-                turn(ckv + 8 * key, r, stored, here, STEP)
-                turn(kpe + 8 * key, p, stored, here + 4 * r * STEP, STEP)
+                turn(ckv + 8 * key, rank, turn_kind, here, STEP)
+                turn(kpe + 8 * key, p // per, turn_kind, here + 4 * rank * STEP, STEP)
             for key in range(start + n, min(start + 2 * TILE, found)):
                 prefetch(at_ckv[key], r * width)
                 prefetch(at_kpe[key], p * width)
             scores[:, :whole] = float32(0)
             for key in range(0, whole, STEP):
                 for dim in range(0, dims, DEPTH):
-                    accumulate(
-                        turned.ctypes.data + 4 * (key * dims + dim * STEP), STEP, query.ctypes.data + 4 * dim, dims,
-                        whole_heads, min(DEPTH, dims - dim), scores.ctypes.data + 4 * key, TILE,
-                    )  # fmt: skip
+                    matrix, left = turned.ctypes.data + 4 * (key * dims + dim * STEP), query.ctypes.data + 4 * dim
+                    depth, here = min(DEPTH, dims - dim), scores.ctypes.data + 4 * key
+                    if paired:
+                        accumulate_pairs(matrix, STEP, left, dims, whole_heads, depth, here, TILE)
+                    else:
+                        accumulate(matrix, STEP, left, dims, whole_heads, depth, here, TILE)
             for head in range(whole_heads):
                 _soften(scores[head], n, whole, scale, to_bf16, mixed[head], peak, total, head)
+                if both:
+                    pair_up(scores[head].ctypes.data, whole // 2)
             for column in range(0, r, STEP):
-                accumulate(
-                    values.ctypes.data + 4 * column * TILE, STEP, scores.ctypes.data, TILE, whole_heads, whole,
-                    mixed.ctypes.data + 4 * column, r,
-                )  # fmt: skip
+                matrix, here = values.ctypes.data + 4 * column * TILE, mixed.ctypes.data + 4 * column
+                if both:
+                    accumulate_pairs(matrix, STEP, scores.ctypes.data, TILE, whole_heads, whole // 2, here, r)
+                else:
+                    accumulate(matrix, STEP, scores.ctypes.data, TILE, whole_heads, whole, here, r)
         for head in range(heads):
             lse[token, head] = float32(np.inf)
             if found:

@@ -1,4 +1,4 @@
-"""The inner loops of Sparse Flash Attention: products with a tile, and the softmax of a row of scores."""
+"""The inner loops of Sparse Flash Attention around its products: the softmax of a row of scores, rows unpacked."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from numba import float32, int64, types
 from numba.extending import intrinsic
 
 from glm5_kernels.simd import (
-    GROUPS,
-    HEADS,
     I32,
-    UNROLLED,
     V16,
     WIDTH,
     Lanes,
@@ -29,43 +26,6 @@ _WORDS = ir.VectorType(I32, WIDTH)
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 _LOG2_E, _LN2_HIGH, _LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4
 _SMALLEST = -87.0  # exp of less counts as 0
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def accumulate(
-    _: Any, matrix: Any, matrix_pitch: Any, left: Any, left_pitch: Any, heads: Any, depth: Any, out: Any, out_pitch: Any
-) -> Any:
-    """out[h, 0 : 16 GROUPS] += sum over k < depth of left[h, k] * matrix[k, :], in the order of k.
-
-    All fp32, addresses and pitches (in elements) int64; heads a multiple of HEADS, depth of UNROLLED.
-    """
-
-    def generate(builder: Any, arguments: Any) -> None:
-        matrix, matrix_pitch, left, left_pitch, heads, depth, out, out_pitch = arguments
-        v = Lanes(builder)
-        sums = [[v.variable(0.0) for _ in range(GROUPS)] for _ in range(HEADS)]
-        with for_range(builder, builder.sdiv(heads, count(HEADS))) as block:
-            rows = [builder.add(builder.mul(block, count(HEADS)), count(h)) for h in range(HEADS)]
-            places = [
-                [builder.add(builder.mul(row, out_pitch), count(WIDTH * g)) for g in range(GROUPS)] for row in rows
-            ]
-            for totals, at in zip(sums, places, strict=True):
-                for total, place in zip(totals, at, strict=True):
-                    builder.store(v.load(out, place), total)
-            with for_range(builder, builder.sdiv(depth, count(UNROLLED))) as part:
-                for step in range(UNROLLED):
-                    k = builder.add(builder.mul(part, count(UNROLLED)), count(step))
-                    start = builder.mul(k, matrix_pitch)
-                    columns = [v.load(matrix, builder.add(start, count(WIDTH * g))) for g in range(GROUPS)]
-                    for row, totals in zip(rows, sums, strict=True):
-                        factor = v.splat(v.number(left, builder.add(builder.mul(row, left_pitch), k)))
-                        for total, column in zip(totals, columns, strict=True):
-                            builder.store(v.call("fmuladd", factor, column, builder.load(total)), total)
-            for totals, at in zip(sums, places, strict=True):
-                for total, place in zip(totals, at, strict=True):
-                    v.store(builder.load(total), out, place)
-
-    return types.void(*[int64] * 8), nothing(generate)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -104,6 +64,28 @@ def exponentials(_: Any, row: Any, groups: Any, peak: Any, to_bf16: Any) -> Any:
         return v.together(builder.fadd, builder.load(total))
 
     return float32(int64, int64, float32, int64), number(generate)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def pair_up(_: Any, row: Any, pairs: Any) -> Any:
+    """Each two neighbours of a row of fp32 that are bf16 numbers as one pair, from the row's start on.
+
+    `pairs` is a multiple of 16.
+    """
+
+    def generate(builder: Any, arguments: Any) -> None:
+        row, pairs = arguments
+        v = Lanes(builder)
+        with for_range(builder, builder.sdiv(pairs, count(WIDTH))) as group:
+            place = builder.mul(group, count(WIDTH))
+            both = [v.load(row, builder.add(builder.mul(place, count(2)), count(side * WIDTH))) for side in (0, 1)]
+            even, odd = (
+                builder.bitcast(builder.shuffle_vector(*both, ir.Constant(_WORDS, list(range(first, 32, 2)))), _WORDS)
+                for first in (0, 1)
+            )
+            v.store(builder.bitcast(builder.or_(builder.lshr(even, _words(16)), odd), V16), row, place)
+
+    return types.void(int64, int64), nothing(generate)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
