@@ -95,7 +95,7 @@ def attention(requests: int, tokens: int, context: int) -> Case:
     count = requests * tokens
     nope, rope = (torch.randn(count, HEADS, RANK) * 0.2).bfloat16(), (torch.randn(count, HEADS, ROPE) * 0.2).bfloat16()
     chosen = torch.stack([torch.randperm(context - tokens)[:TOPK] for _ in range(count)]).int()
-    where = chosen, *batch(requests, tokens, context), HEADS**-0.5 / 2
+    where = chosen, *batch(requests, tokens, context), HEADS**-0.5 / 2, True  # probabilities rounded, as an NPU does
     fast, plain = both("sparse_flash_attention", (nope, rope, cache[..., :RANK], cache[..., RANK:], *where))
     keys = count * min(TOPK, context - tokens)
     scores = 2.0 * keys * HEADS * (RANK + ROPE), (HEADS, RANK + ROPE, TOPK), FLOATS
