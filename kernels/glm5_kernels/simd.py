@@ -226,7 +226,7 @@ def for_range(builder: Any, stop: Any) -> Iterator[Any]:
         yield loop.index
 
 
-def number(generate: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+def result(generate: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     """`generate(builder, arguments)` as the code of an intrinsic that returns the number it gives."""
     return lambda _context, builder, _signature, arguments: generate(builder, arguments)
 

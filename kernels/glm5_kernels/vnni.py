@@ -68,7 +68,7 @@ def _totals(builder: Any, rows: list[Any]) -> Any:
 def _dots(_: Any, x: Any, x_pitch: Any, w: Any, blocks: Any, out: Any, out_pitch: Any, ahead: Any, stride: Any) -> Any:
     """out[t, r] of a tile, int32; `w` holds the addresses of its weight rows.
 
-    On the way it asks for the memory at `ahead`, two lines of the cache every `stride` bytes with each of the blocks.
+    On the way it asks for 2 `blocks` lines of the cache, `stride` bytes apart, from `ahead` on.
     """
 
     def generate(builder: Any, arguments: Any) -> None:
@@ -118,9 +118,10 @@ if AVAILABLE:
                 addresses[r] = w + pitch * min(row + r, last - 1)
             ahead, place = w + pitch * (row + TILE), out.ctypes.data + 4 * row
             for token in range(0, tokens, TILE):
+                reach = stride if token < 2 * TILE else 0  # by then all of the next rows are on their way
                 if row + TILE <= last:
-                    _dots(x + token * k, k, table, k // STEP, place + 4 * token * pitch_out, pitch_out, ahead, stride)
+                    _dots(x + token * k, k, table, k // STEP, place + 4 * token * pitch_out, pitch_out, ahead, reach)
                 else:
-                    _dots(x + token * k, k, table, k // STEP, tile.ctypes.data, TILE, ahead, stride)
+                    _dots(x + token * k, k, table, k // STEP, tile.ctypes.data, TILE, ahead, reach)
                     out[token : token + TILE, row:last] = tile[:, : last - row]
-                ahead += 2 * stride * (k // STEP)
+                ahead += 2 * reach * (k // STEP)

@@ -166,14 +166,13 @@ def _tokens(
                     unpacked(at_ckv[key], r // PER_SCALE, PER_SCALE, scales, plain[key - start].ctypes.data)
                     widen(at_kpe[key], p, 1, rotated[key - start].ctypes.data, STEP)
                 ckv, kpe = unpacked_ckv.ctypes.data, unpacked_kpe.ctypes.data
-            for key in range(0, whole, 2):  # those that fill the last lanes get no weight
-                for row in range(key, key + 2):
-                    address = plain[row].ctypes.data if kind == PACKED else at_ckv[start + row]
-                    if not both:
-                        widen(address, r, widen_kind, values.ctypes.data + 4 * STEP * row, STEP * TILE)
+            for key in range(0, whole, 2 if both else 1):  # those that fill the last lanes get no weight
+                here = values.ctypes.data + 4 * STEP * (key // 2 if both else key)
                 if both:
-                    here = values.ctypes.data + 4 * STEP * (key // 2)
                     interleave(at_ckv[start + key], at_ckv[start + key + 1], r, here, STEP * TILE)
+                else:
+                    row = plain[key].ctypes.data if kind == PACKED else at_ckv[start + key]
+                    widen(row, r, widen_kind, here, STEP * TILE)
             for key in range(0, whole, WIDTH):
                 here = turned.ctypes.data + 4 * (key // STEP * STEP * dims + key % STEP)
                 turn(ckv + 8 * key, rank, turn_kind, here, STEP)

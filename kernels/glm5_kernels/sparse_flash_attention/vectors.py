@@ -17,7 +17,7 @@ from glm5_kernels.simd import (
     for_range,
     load_as_fp32,
     nothing,
-    number,
+    result,
     rounded_to_bf16,
 )
 
@@ -43,7 +43,7 @@ def scale_and_peak(_: Any, row: Any, groups: Any, factor: Any) -> Any:
             builder.store(v.larger(builder.load(peak), x), peak)
         return v.together(v.larger, builder.load(peak))
 
-    return float32(int64, int64, float32), number(generate)
+    return float32(int64, int64, float32), result(generate)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -63,7 +63,7 @@ def exponentials(_: Any, row: Any, groups: Any, peak: Any, to_bf16: Any) -> Any:
                 v.store(rounded_to_bf16(v, p), row, place)
         return v.together(builder.fadd, builder.load(total))
 
-    return float32(int64, int64, float32, int64), number(generate)
+    return float32(int64, int64, float32, int64), result(generate)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
