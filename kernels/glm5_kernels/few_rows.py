@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numba import njit
 
-from glm5_kernels import int8, vnni
+from glm5_kernels import int8, int8_rows, vnni
 from glm5_kernels.gather import KINDS
-from glm5_kernels.int8_rows import COMPILED, FLOATS, fits, quantize_rows, quantize_rows_with, scaled
+from glm5_kernels.int8_rows import FLOATS, fits, quantize_rows, quantize_rows_with, scaled
 from glm5_kernels.simd import WIDTH
 from glm5_kernels.threads import each
 
@@ -28,7 +28,7 @@ def apply_linear(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> 
     tokens = len(x)
     few = w.quant_mode != int8.NO_QUANT and w.scale is not None and 0 < tokens <= vnni.TOKENS and dtype in FLOATS
     if not few or not fits(x) or not multiplies(w.weight, w.scale):  # type: ignore[arg-type]
-        return int8.apply_linear(x, w, dtype, COMPILED)
+        return int8_rows.apply_linear(x, w, dtype)
     int8.check(w)
     return grouped(x, _EVERY[:tokens], np.array([0, tokens]), w.weight, w.scale, dtype, w)  # type: ignore[arg-type]
 

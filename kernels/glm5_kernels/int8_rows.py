@@ -22,6 +22,9 @@ from glm5_kernels.threads import each
 FLOATS = torch.float32, torch.bfloat16
 #: Elements of a task.
 _ELEMENTS = 2**18
+#: int32 sums of a product made before they are scaled back, about what a cache holds; by so many weight rows, because
+#: torch's product is slow with fewer.
+_SUMS, _ROWS = 2**22, 512
 _WORDS, _BYTES = ir.VectorType(I32, WIDTH), ir.VectorType(I8, WIDTH)
 
 
@@ -57,23 +60,44 @@ def quantize_per_tensor(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tens
 
 def scale_back(y: torch.Tensor, x_scale: torch.Tensor | None, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """See `int8.scale_back`."""
+    out = torch.empty(y.shape, dtype=dtype)
+    _scale_back_to(out, y, x_scale, scale)
+    return out
+
+
+def _scale_back_to(out: torch.Tensor, y: torch.Tensor, x_scale: torch.Tensor | None, scale: torch.Tensor) -> None:
+    """`scale_back` to out [T, N], whose rows may lie apart."""
     rows, columns = y.shape
     aligned = y.is_contiguous() and scale.is_contiguous() and scale.dtype == torch.float32 and not columns % WIDTH
-    if dtype not in FLOATS or not aligned or not rows:
-        return int8.scale_back(y, x_scale, scale, dtype)
-    out = torch.empty(rows, columns, dtype=dtype)
+    if out.dtype not in FLOATS or not aligned or not rows:
+        out.copy_(int8.scale_back(y, x_scale, scale, out.dtype))
+        return
     factors = (torch.ones(rows) if x_scale is None else x_scale.reshape(rows)).contiguous().numpy()
-    to_bf16 = int(dtype == torch.bfloat16)
+    pitch, to_bf16 = out.stride(0) * out.element_size(), int(out.dtype == torch.bfloat16)
 
     def part(first: int, last: int) -> None:
-        _scale(y.data_ptr(), factors, scale.data_ptr(), columns, to_bf16, first, last, out.data_ptr())
+        _scale(y.data_ptr(), factors, scale.data_ptr(), columns, to_bf16, first, last, out.data_ptr(), pitch)
 
     _in_parts(part, rows, columns)
-    return out
 
 
 #: For `reference` functions that take an `int8.Arithmetic`.
 COMPILED = int8.Arithmetic(vnni.matmul, quantize_per_token, quantize_per_tensor, scale_back)
+
+
+def apply_linear(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
+    """See `int8.apply_linear`; of a large product only a part is ever held in int32."""
+    if w.quant_mode == int8.NO_QUANT or w.scale is None:
+        return int8.apply_linear(x, w, dtype)
+    x_q, x_scale = int8.quantize(x, w, dtype, COMPILED)
+    out = torch.empty(len(x), len(w.weight), dtype=dtype)
+    size = max(_ROWS, _SUMS // max(len(x), 1) // _ROWS * _ROWS)
+    for first in range(0, len(w.weight), size):
+        part = slice(first, first + size)
+        bias = None if w.quant_bias is None else w.quant_bias[part]
+        sums = int8.multiply(x_q, w._replace(weight=w.weight[part], quant_bias=bias), COMPILED)
+        _scale_back_to(out[:, part], sums, x_scale, w.scale[part])
+    return out
 
 
 def fits(x: torch.Tensor) -> bool:
@@ -158,7 +182,8 @@ def quantize_rows_with(x: Any, pitch: Any, kind: Any, first: Any, last: Any, sca
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _scale(y: Any, factors: Any, scales: Any, columns: Any, to_bf16: Any, first: Any, last: Any, out: Any) -> None:
-    size = 2 if to_bf16 else 4
+def _scale(
+    y: Any, factors: Any, scales: Any, columns: Any, to_bf16: Any, first: Any, last: Any, out: Any, pitch: Any
+) -> None:
     for row in range(first, last):
-        scaled(y + 4 * row * columns, columns, factors[row], scales, to_bf16, out + size * row * columns)
+        scaled(y + 4 * row * columns, columns, factors[row], scales, to_bf16, out + pitch * row)

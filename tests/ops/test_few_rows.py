@@ -29,9 +29,15 @@ def layer(mode: str, n: int, k: int) -> int8.LinearWeights:
 
 @pytest.mark.parametrize("mode", [int8.PER_TOKEN, int8.PER_TENSOR])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("tokens", "n", "k"), [(1, 16, 64), (3, 608, 192), (16, 1024, 128), (17, 32, 64), (5, 24, 80)])
+@pytest.mark.parametrize(
+    ("tokens", "n", "k"),
+    [(1, 16, 64), (3, 608, 192), (16, 1024, 128), (17, 32, 64), (5, 24, 80), (4100, 1000, 64), (4100, 1040, 80)],
+)
 def test_a_linear_layer(mode: str, dtype: torch.dtype, tokens: int, n: int, k: int) -> None:
-    """Some weight rows more than a task has; too many tokens, and sizes the lanes do not divide, go the other way."""
+    """Some weight rows more than a task has; too many tokens, and sizes the lanes do not divide, go the other way.
+
+    The last two are so large that they are multiplied in parts, of which the first one's last has odd rows.
+    """
     w, x = layer(mode, n, k), (torch.randn(tokens, 2 * k) * 3).to(dtype)
     for given in (x[:, :k], x[:, k:]):
         assert torch.equal(few_rows.apply_linear(given, w, dtype), int8.apply_linear(given, w, dtype))
