@@ -130,7 +130,7 @@ def _piece(builder: Any, block: Any, pitch: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def narrow(_: Any, row: Any, dims: Any, kind: Any, out: Any) -> Any:
-    """fp32 row to fp32 (`kind` 0) or bf16 (1); `dims` is a multiple of 16. No NaN in bf16."""
+    """fp32 row to fp32 (`kind` 0) or bf16 (1); `dims` is a multiple of 16."""
 
     def generate(builder: Any, arguments: Any) -> None:
         row, dims, kind, out = arguments
