@@ -1,10 +1,14 @@
 """Ask a checkpoint the demo model's held-out questions through vLLM on this CPU; prints the score as one JSON line.
 
 python benchmarks/answer_questions.py DIR [N]
+
+`tokens` counts what was generated, `digest` is that of all of it: where it is the same, every token is, as with
+GLM5_KERNELS=reference and cpu.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -30,10 +34,12 @@ def main() -> None:
         for q in questions
     ]
     greedy = SamplingParams(temperature=0, max_tokens=96, skip_special_tokens=False)
-    completions = [output.outputs[0].text for output in llm.generate(prompts, greedy, use_tqdm=False)]
-    result = score(questions, completions)
+    outputs = [output.outputs[0] for output in llm.generate(prompts, greedy, use_tqdm=False)]
+    tokens = [list(output.token_ids) for output in outputs]
+    result = score(questions, [output.text for output in outputs])
     result.pop("wrong")
-    print(json.dumps(result))
+    digest = hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
+    print(json.dumps({**result, "tokens": sum(map(len, tokens)), "digest": digest}))
 
 
 if __name__ == "__main__":
