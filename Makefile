@@ -42,7 +42,7 @@ install-cpu: $(VENV)/.cpu
 install-dev: $(VENV)/.dev
 
 demo: $(VENV)/.cpu
-	$(BIN)/python -m glm5_ascend.demo $(DEMO)
+	$(BIN)/python -m glm5_ascend.cli.demo $(DEMO)
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
@@ -51,7 +51,7 @@ test-contract: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m contract $(PYTEST_ARGS)
 
 prove-kernels: $(VENV)/.dev
-	PYTHONPATH=tests:kernels $(BIN)/python -m proof.table $(KERNEL_TOOLS)
+	PYTHONPATH=.:kernels $(BIN)/python -m tests.proof.table $(KERNEL_TOOLS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -40,12 +40,12 @@ from fidelity_checkpoints import (
 )  # fmt: skip
 from fidelity_parts import ActivationsOnly, WeightsOnly
 
-from glm5_ascend.config import load_config
 from glm5_ascend.demo_model.corpus import validation_texts
-from glm5_ascend.evaluate.compare import Comparison, compare
-from glm5_ascend.evaluate.intervals import Interval, mean_interval
-from glm5_ascend.evaluate.metrics import Metric, metrics
-from glm5_ascend.evaluate.windows import read_windows
+from glm5_ascend.fidelity.evaluation.compare import Comparison, compare
+from glm5_ascend.fidelity.evaluation.intervals import Interval, mean_interval
+from glm5_ascend.fidelity.evaluation.metrics import Metric, metrics
+from glm5_ascend.fidelity.evaluation.windows import read_windows
+from glm5_ascend.model.config import load_config
 
 WINDOW = 512
 #: Recipe -> msModelSlim's with the same bits, and whether it is made for every seed.

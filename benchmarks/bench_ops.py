@@ -26,7 +26,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from glm5_kernels import registry, vnni
+from glm5_kernels import registry
+from glm5_kernels.compiled import vnni
 from glm5_kernels.int8 import PER_TOKEN, LinearWeights
 
 HEADS, RANK, ROPE, NOPE, HIDDEN, Q_LORA = 64, 512, 64, 192, 6144, 2048

@@ -28,12 +28,12 @@ import torch
 import torch.nn.functional as F
 
 from glm5_ascend.checkpoint.source import SourceCheckpoint
-from glm5_ascend.model.stored import StoredModel
-from glm5_ascend.quantize.forward import SEARCH_ROWS
+from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
+from glm5_ascend.quantize.calibration.forward import SEARCH_ROWS
+from glm5_ascend.quantize.estimate.time import active_weights, attention_columns, search_columns
+from glm5_ascend.quantize.methods.smoothing import SEARCH_OUTPUTS
 from glm5_ascend.quantize.plan import Plan
 from glm5_ascend.quantize.recipe import find_recipe, load_recipe
-from glm5_ascend.quantize.smoothing import SEARCH_OUTPUTS
-from glm5_ascend.quantize.timing import active_weights, attention_columns, search_columns
 
 HERE = Path(__file__).parent
 SEED_TEXT = HERE.parent / "glm5_ascend/quantize/data/calibration.jsonl"

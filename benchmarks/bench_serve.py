@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 
-from glm5_ascend.local_server import free_port
+from glm5_ascend.serve.local_server import free_port
 
 SIDE = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 QUESTION = "[gMASK]<sop><|user|>Who are you?<|assistant|></think>"

@@ -18,10 +18,10 @@ from glm5_ascend.checkpoint import schemes
 from glm5_ascend.demo_model.chats import training_chat
 from glm5_ascend.demo_model.corpus import training_texts
 from glm5_ascend.quantize import pipeline
-from glm5_ascend.quantize.layer import NoProgress
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.recipe import find_recipe
-from glm5_ascend.quantize.store import Store
+from glm5_ascend.quantize.run.layer import NoProgress
+from glm5_ascend.quantize.run.writer import Store
 
 PEER_PROGRAM = """#!/bin/sh
 exec "{python}" "{script}" "$@"

@@ -8,9 +8,9 @@ import torch
 from safetensors import safe_open
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.checkpoint.structure import layer_prefix
-from glm5_ascend.model.stored import StoredLayer, StoredModel
-from glm5_ascend.quantize.fake_quant import fake_quant_activation
+from glm5_ascend.fidelity.evaluation.stored_model import StoredLayer, StoredModel
+from glm5_ascend.model.structure import layer_prefix
+from glm5_ascend.quantize.training.fake_quant import fake_quant_activation
 
 
 class _FloatWeights(StoredLayer):

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from glm5_ascend.checkpoint import structure as S
 from glm5_ascend.checkpoint.shards import DTYPE_NAMES
-from glm5_ascend.checkpoint.structure import Linear, Vector
-from glm5_ascend.config import ModelConfig, load_config
+from glm5_ascend.model import structure
+from glm5_ascend.model.config import ModelConfig, load_config
+from glm5_ascend.model.structure import Linear, Vector
 
 SHARD_BYTES = 1_000_000_000
 OUTLIERS = 6
@@ -148,7 +148,7 @@ def main() -> None:
     (args.out / "config.json").write_text(json.dumps(raw, indent=2) + "\n")
     write_tokenizer(args.out)
     config = load_config(args.out)
-    size = S.sizes(config)
+    size = structure.sizes(config)
     shard: dict[str, torch.Tensor] = {}
     weight_map: dict[str, str] = {}
     count = total = 0
@@ -161,11 +161,11 @@ def main() -> None:
         weight_map.update(dict.fromkeys(shard, file))
         shard = {}
 
-    for prefix, part in S.all_parts(config):
-        if part.name in S.MTP_COPIES:
+    for prefix, part in structure.all_parts(config):
+        if part.name in structure.MTP_COPIES:
             continue  # the hub's checkpoints leave them out; the model's own embedding and head serve
-        name = prefix + S.tensor_name(part)
-        shape = S.shape(part, size)
+        name = prefix + structure.tensor_name(part)
+        shape = structure.shape(part, size)
         x = torch.empty(shape, device="meta") if args.hollow else values(name, part, shape, config)
         shard |= stored(name, part, x, args.dtype)
         if sum(tensor.nbytes for tensor in shard.values()) >= SHARD_BYTES:

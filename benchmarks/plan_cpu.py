@@ -21,8 +21,8 @@ from typing import Any
 
 from bench_serve import load, server
 
-from glm5_ascend.measure import describe
-from glm5_ascend.measure.served import Served, Timer
+from glm5_ascend.plan.measure import describe
+from glm5_ascend.plan.measure.served import Served, Timer
 from glm5_ascend.plan.model import from_directory
 
 ALLOWED = 0.20

@@ -25,18 +25,18 @@ import yaml
 from fidelity_checkpoints import make_demo, quantized
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.config import load_config
 from glm5_ascend.demo_model import chats, corpus
 from glm5_ascend.demo_model.export import save_tensors
 from glm5_ascend.demo_model.loading import load_tensors, load_tokenizer
-from glm5_ascend.evaluate.compare import compare
-from glm5_ascend.evaluate.intervals import mean_interval
-from glm5_ascend.evaluate.metrics import metrics
-from glm5_ascend.evaluate.windows import read_windows
-from glm5_ascend.model.stored import StoredModel
-from glm5_ascend.quantize.fake_quant import fake_quant_weight, first_scale
-from glm5_ascend.quantize.qat import TrainableModel
+from glm5_ascend.fidelity.evaluation.compare import compare
+from glm5_ascend.fidelity.evaluation.intervals import mean_interval
+from glm5_ascend.fidelity.evaluation.metrics import metrics
+from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
+from glm5_ascend.fidelity.evaluation.windows import read_windows
+from glm5_ascend.model.config import load_config
 from glm5_ascend.quantize.recipe import find_recipe
+from glm5_ascend.quantize.training.fake_quant import fake_quant_weight, first_scale
+from glm5_ascend.quantize.training.qat import TrainableModel
 
 RECIPE = "qat-w4a8"  # rounds and does nothing else: what was trained is what is stored
 BASELINES = ("w4a8", "w4a8-best", "rtn-w4a8", RECIPE)  # of the source, untrained

@@ -9,7 +9,7 @@ from glm5_ascend.errors import MissingEnvironmentError
 
 
 def data_dir(name: str) -> Path:
-    """Directory `name` of the package, e.g. `quant_recipes`.
+    """Directory `name` of the package, e.g. `data/quant_recipes`.
 
     Raises:
         MissingEnvironmentError: the checkout lost its links (git's core.symlinks=false) or the install is incomplete.

@@ -23,7 +23,7 @@ def _fixed_seed() -> None:
 @pytest.fixture(scope="session")
 def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """bf16 source, two shards, dense + MoE + MTP layers. Read only."""
-    from tiny_model import write_tiny_model
+    from tests.support.tiny_model import write_tiny_model
 
     return write_tiny_model(tmp_path_factory.mktemp("tiny") / "source", shards=2)
 
@@ -31,7 +31,7 @@ def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_quantized(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path) -> Quantized:
     """`tiny_quantized(recipe, source=...)` -> output directory, made once per pair. Read only."""
-    from tiny_model import quantize_tiny
+    from tests.support.tiny_model import quantize_tiny
 
     made: dict[tuple[str, Path], Path] = {}
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 import typer
 
 from glm5_ascend.cli import app
+from tests.support.command import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "quant_recipes/README.md", "deploy/README.md"]
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 

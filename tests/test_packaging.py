@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.support.command import ROOT
+
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 VERSION_SETS = yaml.safe_load((ROOT / "deploy" / "versions.yaml").read_text(encoding="utf-8"))["sets"]
 
@@ -42,7 +43,7 @@ def test_kernels_cannot_be_imported_twice() -> None:
 
 def test_data_links_are_links_or_folders() -> None:
     for name in ("quant_recipes", "deploy"):
-        assert (ROOT / "glm5_ascend" / name).is_dir(), "core.symlinks=false checkout: links became text files"
+        assert (ROOT / "glm5_ascend" / "data" / name).is_dir(), "core.symlinks=false checkout: links became text files"
 
 
 @pytest.mark.parametrize("arguments", [["-c", "import glm5_ascend"], ["-m", "glm5_ascend", "--help"]])
@@ -91,7 +92,7 @@ def test_wheel_holds_code_and_data(wheel: zipfile.ZipFile) -> None:
     for folder in ("quant_recipes", "deploy"):
         for path in (ROOT / folder).rglob("*"):
             if path.is_file():
-                assert f"glm5_ascend/{path.relative_to(ROOT).as_posix()}" in names
+                assert f"glm5_ascend/data/{path.relative_to(ROOT).as_posix()}" in names
     for path in (ROOT / "glm5_ascend" / "demo_model" / "data").iterdir():
         assert f"glm5_ascend/demo_model/data/{path.name}" in names
     assert "glm5_ascend/quantize/data/calibration.jsonl" in names

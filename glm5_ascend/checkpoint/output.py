@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from glm5_ascend.checkpoint.writer import disk_error
 from glm5_ascend.errors import OutputError
@@ -139,3 +142,18 @@ def _sync(path: Path) -> None:
 def _sync_tree(directory: Path) -> None:
     for path in (*directory.rglob("*"), directory):
         _sync(path)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_facts(directory: Path, names: list[str]) -> dict[str, dict[str, Any]]:
+    """Size and sha256 of these files, several at a time: hashing does not hold the interpreter lock."""
+
+    def facts(name: str) -> dict[str, Any]:
+        return {"bytes": (directory / name).stat().st_size, "sha256": sha256(directory / name)}
+
+    with ThreadPoolExecutor(thread_name_prefix="hash") as pool:
+        return dict(zip(names, pool.map(facts, names), strict=True))

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from glm5_ascend.checkpoint.index import CheckpointDir
-from glm5_ascend.checkpoint.structure import MTP_COPIES, all_parts, layer_prefix, shape, sizes, tensor_name
-from glm5_ascend.config import ModelConfig, load_config
 from glm5_ascend.errors import CheckpointError
+from glm5_ascend.model.config import ModelConfig, load_config
+from glm5_ascend.model.structure import MTP_COPIES, all_parts, layer_prefix, shape, sizes, tensor_name
 
 #: Block of an FP8 e4m3 checkpoint (DeepSeek-V3 / GLM-5-FP8 convention): one fp32 scale per 128x128 weights.
 FP8_BLOCK = 128

@@ -34,11 +34,11 @@ def analyze(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> int:
     """Where a recipe loses accuracy, by layer, module and expert; what to keep in more bits under a budget."""
-    from glm5_ascend.analyze import recipe as recipes
-    from glm5_ascend.analyze import run, summary
-    from glm5_ascend.analyze.budget import final_types, propose
-    from glm5_ascend.analyze.html import document
     from glm5_ascend.cli.steps import LayerProgress
+    from glm5_ascend.fidelity.analysis import recipe as recipes
+    from glm5_ascend.fidelity.analysis import run, summary
+    from glm5_ascend.fidelity.analysis.budget import final_types, propose
+    from glm5_ascend.fidelity.analysis.html import document
     from glm5_ascend.report import page
 
     limit = parse_size(budget, "--budget")

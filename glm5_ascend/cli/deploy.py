@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 def list_profiles() -> int:
     """Show every profile: machine, version, and which switches of the GLM-5 report are on."""
-    from glm5_ascend.profiles.load import load, names
+    from glm5_ascend.deploy.profiles.load import load, names
 
     for profile in map(load, names()):
         on = [key.replace("_", "-") for key, switch in profile.scheduling.items() if switch.on]
@@ -34,8 +34,8 @@ def render(
     out: Annotated[Path | None, typer.Option(help="Folder for the files. [NAME-TARGET]")] = None,
 ) -> int:
     """Write a profile as scripts, containers, Kubernetes objects or units."""
-    from glm5_ascend.profiles.load import load
-    from glm5_ascend.render import render as rendered
+    from glm5_ascend.deploy.profiles.load import load
+    from glm5_ascend.deploy.render import render as rendered
 
     files = rendered(load(profile), to, model)
     folder = out or Path(f"{profile}-{to}")

@@ -12,7 +12,7 @@ import typer
 from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_OK
 
 if TYPE_CHECKING:
-    from glm5_ascend.doctor import DoctorRow
+    from glm5_ascend.deploy.doctor import DoctorRow
 
 
 def register(app: typer.Typer) -> None:
@@ -28,7 +28,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Rows as one JSON object on stdout.")] = False,
 ) -> int:
     """Check this machine, a checkpoint, a profile: versions, what serves here, and what mends the rest."""
-    from glm5_ascend.doctor import run_doctor
+    from glm5_ascend.deploy.doctor import run_doctor
 
     rows = run_doctor(directory, profile, role)
     code = exit_code(rows)

@@ -12,8 +12,8 @@ import typer
 from glm5_ascend.errors import EvaluationError
 
 if TYPE_CHECKING:
-    from glm5_ascend.evaluate.compare import Comparison
-    from glm5_ascend.smoke.client import Client
+    from glm5_ascend.fidelity.evaluation.compare import Comparison
+    from glm5_ascend.serve.client import Client
 
 
 def register(app: typer.Typer) -> None:
@@ -50,14 +50,14 @@ def evaluate(
     """What a quantization costs: KL, top-1, flips, NLL, routing and answers against the source, with intervals."""
     from glm5_ascend.cli.steps import LayerProgress
     from glm5_ascend.demo_model.corpus import validation_texts
-    from glm5_ascend.evaluate.compare import compare
-    from glm5_ascend.evaluate.generation import generate, generation_metrics, read_prompts
-    from glm5_ascend.evaluate.metrics import chosen_groups
-    from glm5_ascend.evaluate.metrics import metrics as figures
-    from glm5_ascend.evaluate.served import compare_served
-    from glm5_ascend.evaluate.summary import Summary
-    from glm5_ascend.evaluate.windows import read_windows
-    from glm5_ascend.model.stored import StoredModel
+    from glm5_ascend.fidelity.evaluation.compare import compare
+    from glm5_ascend.fidelity.evaluation.generation import generate, generation_metrics, read_prompts
+    from glm5_ascend.fidelity.evaluation.metrics import chosen_groups
+    from glm5_ascend.fidelity.evaluation.metrics import metrics as figures
+    from glm5_ascend.fidelity.evaluation.served import compare_served
+    from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
+    from glm5_ascend.fidelity.evaluation.summary import Summary
+    from glm5_ascend.fidelity.evaluation.windows import read_windows
     from glm5_ascend.report import page
 
     groups = chosen_groups(metrics)
@@ -115,7 +115,7 @@ def _check_arguments(
 
 
 def _client(address: str, model: str, key: str) -> Client:
-    from glm5_ascend.smoke.client import Client, server_address
+    from glm5_ascend.serve.client import Client, server_address
 
     client = Client(server_address(address), model, 600.0, key)
     return replace(client, model=client.entry()["id"])

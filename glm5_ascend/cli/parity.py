@@ -26,7 +26,7 @@ def parity(
 
     Exit code 1 if one differs by more than its tolerance, 3 if there is nothing to compare.
     """
-    from glm5_ascend.device import find_device
+    from glm5_ascend.model.device import find_device
     from glm5_kernels import ops
 
     where = str(find_device(device))

@@ -110,15 +110,15 @@ def plan(
 
 def _measure(directory: Path | None, out: Path | None) -> int:
     """Measure this machine and write its description."""
-    from glm5_ascend.environment import require_cpu_environment
     from glm5_ascend.errors import OutputError
     from glm5_ascend.plan.hardware import measured_file
+    from glm5_ascend.serve.environment import require_cpu_environment
 
     target = out or measured_file()
     if out is not None and out.exists():
         raise OutputError(f"{out} exists already", "name another file, or remove it")
     require_cpu_environment()
-    from glm5_ascend.measure.describe import measure, summary, write
+    from glm5_ascend.plan.measure.describe import measure, summary, write
 
     with tempfile.TemporaryDirectory() as folder:
         if directory is None:

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from glm5_ascend.quantize.budget import Prediction
-from glm5_ascend.quantize.layer import LayerReport
+from glm5_ascend.quantize.estimate.memory import Prediction
 from glm5_ascend.quantize.pipeline import Prepared, Result
+from glm5_ascend.quantize.run.layer import LayerReport
 from glm5_ascend.report.page import size
 
 console = Console(stderr=True, highlight=False)

@@ -114,7 +114,7 @@ def quantize(
 def _with_msmodelslim(job: Prepared, device: str) -> int:
     """The official tool writes, our verifier judges: its exit code is the command's."""
     from glm5_ascend.cli.verify import verify
-    from glm5_ascend.quantize.engine import run_msmodelslim
+    from glm5_ascend.quantize.msmodelslim import run_msmodelslim
     from glm5_ascend.quantize.pipeline import calibration_of
 
     o = job.options

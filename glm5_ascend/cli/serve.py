@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from glm5_ascend.errors import CheckFailedError, ConfigError
+from glm5_ascend.errors import ConfigError
 
 PROFILE_ONLY = "For --profile with several machines: "
 
@@ -37,6 +36,7 @@ def serve(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print environment and command, start nothing.")] = False,
 ) -> int:
     """Serve the OpenAI API with vLLM: on this CPU, or by a deploy profile. What follows `--` goes to vLLM, and wins."""
+    from glm5_ascend.deploy.serve_profile import refuse_broken, refuse_known_bad
     from glm5_ascend.serve.launch import DEFAULT_HOST, DEFAULT_PORT, check_directory
     from glm5_ascend.serve.launch import serve as run
 
@@ -49,43 +49,8 @@ def serve(
     if profile is None:
         return run(directory, extra, host=host or DEFAULT_HOST, port=port or DEFAULT_PORT, dry_run=dry_run)
     refuse_known_bad(profile, directory, role, extra, skip_verify)
-    from glm5_ascend.profiles.command import Place
-    from glm5_ascend.serve.profile import serve_profile
+    from glm5_ascend.deploy.profiles.command import Place
+    from glm5_ascend.deploy.serve_profile import serve_profile
 
     place = Place(node=node, rank=rank, head=head, ip=ip, nic=nic)
     return serve_profile(directory, profile, extra, role=role, place=place, host=host, port=port, dry_run=dry_run)
-
-
-def refuse_known_bad(profile: str, directory: Path, role: str | None, extra: list[str], skip: bool) -> None:
-    """The rules of `doctor` over exactly what would run: warnings are printed, an error refuses."""
-    from glm5_ascend.doctor.preflight import preflight
-    from glm5_ascend.profiles.load import load
-    from glm5_ascend.rules.load import ERROR
-
-    loaded = load(profile)
-    (result,) = preflight(loaded, directory, loaded.role(role).name, extra)
-    for found in result.found:
-        print(f"{found.level} {found.id}: {found.message} ({found.source})\n  fix: {found.fix}", file=sys.stderr)
-    errors = [found.id for found in result.found if found.level == ERROR]
-    if errors and not skip:
-        raise CheckFailedError(
-            f"profile {profile}: known bad combination ({', '.join(errors)})",
-            "see the lines above, or --skip-verify to serve it all the same",
-        )
-
-
-def refuse_broken(directory: Path) -> None:
-    """vLLM's loader takes many broken checkpoints without a word; the headers alone tell most of them."""
-    from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
-    from glm5_ascend.verify import verify
-
-    if not (directory / DESCRIPTION_NAME).is_file():
-        return
-    report = verify(directory, deep=False)
-    if not report.ok:
-        for line in report.lines(quiet=True):
-            print(line, file=sys.stderr)
-        raise CheckFailedError(
-            f"{directory}: broken checkpoint, it would serve garbage or fail to load",
-            "quantize again, or --skip-verify to serve it all the same",
-        )

@@ -31,8 +31,8 @@ def smoke(
     as_json: Annotated[bool, typer.Option("--json", help="Report as one JSON object on stdout.")] = False,
 ) -> int:
     """Ask a running server: canaries, tool call, thinking, streaming, a long prompt, MTP acceptance."""
-    from glm5_ascend.smoke import checks
-    from glm5_ascend.smoke.client import Client, server_address
+    from glm5_ascend.serve import smoke as checks
+    from glm5_ascend.serve.client import Client, server_address
 
     client = Client(server_address(url), model, timeout, key)
     entry = client.entry()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glm5_ascend.device import native_bf16
+from glm5_ascend.model.device import native_bf16
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # quintic of the Muon method: quick, singular values land near 1
 

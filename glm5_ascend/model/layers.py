@@ -12,8 +12,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from glm5_ascend.checkpoint.structure import expert_prefix
-from glm5_ascend.config import ModelConfig
+from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.structure import expert_prefix
 
 SCORES = 2**24  # attention scores held at a time
 INDEXER_NORM_EPS = 1e-6  # LayerNorm of the indexer key: fixed by the architecture, not in config.json

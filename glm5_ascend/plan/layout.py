@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glm5_ascend.config import ModelConfig
 from glm5_ascend.errors import PlanError
+from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.plan.hardware import Hardware
 
 #: vllm-ascend refuses more draft tokens: one more than them must be at most 16 (sfa_v1.py:240).

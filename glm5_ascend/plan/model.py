@@ -14,11 +14,11 @@ from typing import Any
 
 import yaml
 
-from glm5_ascend.checkpoint import structure as S
-from glm5_ascend.checkpoint.structure import Linear, Vector
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT, QUANTIZED
-from glm5_ascend.config import ModelConfig, load_config, parse_config
 from glm5_ascend.errors import CheckpointError, PlanError
+from glm5_ascend.model import structure
+from glm5_ascend.model.config import ModelConfig, load_config, parse_config
+from glm5_ascend.model.structure import Linear, Vector
 from glm5_ascend.resources import data_dir
 
 CACHES = ("none", "li", "li+sfa")
@@ -50,10 +50,10 @@ class PlannedModel:
         moe = next((i for i in range(self.config.num_hidden_layers) if self.config.is_moe(i)), None)
         if moe is None:
             return FLOAT
-        return self.types[f"{S.layer_prefix(moe)}{S.expert_prefix(0)}.gate_proj"]
+        return self.types[f"{structure.layer_prefix(moe)}{structure.expert_prefix(0)}.gate_proj"]
 
     def type_of(self, layer: int, part: str) -> str:
-        return self.types[S.layer_prefix(layer) + part]
+        return self.types[structure.layer_prefix(layer) + part]
 
 
 @functools.cache
@@ -129,11 +129,13 @@ def adjusted(model: PlannedModel, cache: str | None, index_cache: bool) -> Plann
 
 def counted_parts(config: ModelConfig) -> Iterator[tuple[str, Linear | Vector, int]]:
     """`(prefix, part, how many there are)` of the whole model; the first expert stands for all of its layer."""
-    yield from (("", part, 1) for part in S.GLOBAL)
+    yield from (("", part, 1) for part in structure.GLOBAL)
     for layer in range(config.num_layers_with_mtp):
-        yield from ((S.layer_prefix(layer), part, 1) for part in S.backbone(config, layer))
+        yield from ((structure.layer_prefix(layer), part, 1) for part in structure.backbone(config, layer))
         if config.is_moe(layer):
-            yield from ((S.layer_prefix(layer), part, config.n_routed_experts) for part in S.expert_linears(0))
+            yield from (
+                (structure.layer_prefix(layer), part, config.n_routed_experts) for part in structure.expert_linears(0)
+            )
 
 
 def _linears(config: ModelConfig) -> list[tuple[str, Linear]]:
@@ -141,7 +143,7 @@ def _linears(config: ModelConfig) -> list[tuple[str, Linear]]:
 
 
 def _rule(rules: Mapping[str, str], config: ModelConfig, prefix: str, part: str) -> str:
-    if part in S.ALWAYS_FLOAT or not prefix or config.is_mtp(int(prefix.split(".")[2])):
+    if part in structure.ALWAYS_FLOAT or not prefix or config.is_mtp(int(prefix.split(".")[2])):
         return FLOAT
     if part.startswith("mlp.experts."):
         return rules["experts"]

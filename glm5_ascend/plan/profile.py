@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
 from glm5_ascend.plan.layout import Engine
-from glm5_ascend.profiles.load import Profile, Role, load, names
 
 if TYPE_CHECKING:
     from glm5_ascend.plan.result import Plan

@@ -9,9 +9,9 @@ import functools
 from collections import Counter
 from dataclasses import dataclass
 
-from glm5_ascend.checkpoint import structure as S
-from glm5_ascend.checkpoint.structure import Linear, Vector
 from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
+from glm5_ascend.model import structure
+from glm5_ascend.model.structure import Linear, Vector
 from glm5_ascend.plan.model import PlannedModel, counted_parts
 
 BF16, FP32 = 2, 4
@@ -20,7 +20,7 @@ PARTIAL_SUMS = 16
 #: Whole on every die (vLLM's ReplicatedLinear); everything else of a layer is cut by tensor parallelism.
 REPLICATED = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.indexer.", "mlp.gate", "eh_proj")
 #: Copies of the main model's tables that the engine shares at run time.
-SHARED_AT_RUN_TIME = tuple(S.MTP_COPIES)
+SHARED_AT_RUN_TIME = tuple(structure.MTP_COPIES)
 #: Norms of the MTP layer that msModelSlim writes in bf16; all other vectors are fp32.
 MTP_BF16 = ("enorm", "hnorm", "shared_head.norm")
 
@@ -52,12 +52,12 @@ def stored_bytes(model: PlannedModel, fp32_head: bool = False, mtp_copies: bool 
         fp32_head: msModelSlim stores `lm_head` in fp32; ours keeps the source's bf16.
         mtp_copies: whether the MTP layer brings its own embedding and head.
     """
-    size, total = S.sizes(model.config), 0
+    size, total = structure.sizes(model.config), 0
     for prefix, part, count in counted_parts(model.config):
-        shape = S.shape(part, size)
+        shape = structure.shape(part, size)
         if isinstance(part, Vector):
             total += count * shape[0] * (BF16 if part.name in MTP_BF16 else FP32)
-        elif mtp_copies or part.name not in S.MTP_COPIES:
+        elif mtp_copies or part.name not in structure.MTP_COPIES:
             stored = stored_linear(model.types[prefix + part.name], shape[0], shape[1], part.name.endswith("down_proj"))
             total += count * stored * (2 if fp32_head and part.name == "lm_head" else 1)
     return total
@@ -75,12 +75,12 @@ class WeightSum:
 @functools.lru_cache(maxsize=64)
 def weight_sums(model: PlannedModel, mtp: bool) -> tuple[WeightSum, ...]:
     """Resident weights by part; with or without the MTP layer."""
-    size, found = S.sizes(model.config), Counter[tuple[str, str]]()
+    size, found = structure.sizes(model.config), Counter[tuple[str, str]]()
     for prefix, part, count in counted_parts(model.config):
         drafts = bool(prefix) and model.config.is_mtp(int(prefix.split(".")[2]))
         if drafts and (not mtp or part.name in SHARED_AT_RUN_TIME):
             continue
-        shape = S.shape(part, size)
+        shape = structure.shape(part, size)
         if isinstance(part, Linear):
             nbytes = resident_linear(model.types[prefix + part.name], shape[0], shape[1])
             nbytes *= 2 if part.name == "mlp.gate" else 1  # the router computes in fp32

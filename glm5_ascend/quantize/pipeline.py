@@ -15,17 +15,16 @@ import psutil
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.checkpoint import structure as S
 from glm5_ascend.checkpoint.output import check_output, copy_serving_files, exclusive, publish, workshop
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.writer import ShardWriter, check_free_space, disk_error, write_json
-from glm5_ascend.device import ON_HOST, find_device
 from glm5_ascend.errors import RecipeError
-from glm5_ascend.quantize.budget import Prediction, disk_bytes, peak_bytes, threads_within
-from glm5_ascend.quantize.calibration import CalibrationSet, Dataset, find_dataset, load_calibration
-from glm5_ascend.quantize.helper import help_with_experts
-from glm5_ascend.quantize.journal import Journal
-from glm5_ascend.quantize.layer import Job, LayerReport, NoProgress, Progress
+from glm5_ascend.model import structure
+from glm5_ascend.model.device import ON_HOST, find_device
+from glm5_ascend.model.rotation import Rotations
+from glm5_ascend.quantize.calibration.dataset import CalibrationSet, Dataset, find_dataset, load_calibration
+from glm5_ascend.quantize.estimate.memory import Prediction, disk_bytes, peak_bytes, threads_within
+from glm5_ascend.quantize.estimate.time import seconds, source_bytes
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.plan import GIB, Plan
 from glm5_ascend.quantize.provenance import (
@@ -37,13 +36,14 @@ from glm5_ascend.quantize.provenance import (
     provenance,
     write_provenance,
 )
-from glm5_ascend.quantize.ranks import Ranks
 from glm5_ascend.quantize.recipe import Recipe, find_recipe, load_recipe
-from glm5_ascend.quantize.rotation import Rotations
-from glm5_ascend.quantize.store import Store
-from glm5_ascend.quantize.tensors import write_tensors
-from glm5_ascend.quantize.timing import seconds, source_bytes
-from glm5_ascend.quantize.weights import FloatWeights
+from glm5_ascend.quantize.run.helper_rank import help_with_experts
+from glm5_ascend.quantize.run.journal import Journal
+from glm5_ascend.quantize.run.layer import Job, LayerReport, NoProgress, Progress
+from glm5_ascend.quantize.run.ranks import Ranks
+from glm5_ascend.quantize.run.source_weights import FloatWeights
+from glm5_ascend.quantize.run.whole_model import write_tensors
+from glm5_ascend.quantize.run.writer import Store
 from glm5_ascend.quantize.workers import Workers
 
 
@@ -283,7 +283,7 @@ def description(plan: Plan) -> dict[str, object]:
     entries |= {"model_quant_type": schemes.W8A8 if static else schemes.W8A8_DYNAMIC} | schemes.DESCRIPTION_META
     for layer in plan.cache_layers():
         entries["indexer_quant_type"] = "INT8_DYNAMIC"
-        entries[f"{S.layer_prefix(layer)}self_attn.indexer.quant_type"] = "QK_INT8_DYNAMIC"
+        entries[f"{structure.layer_prefix(layer)}self_attn.indexer.quant_type"] = "QK_INT8_DYNAMIC"
     if plan.recipe.rotates:
         entries["is_rot_used"] = True
         entries["optional"] = {"quarot": {"rotation_map": {"global_rotation": "optional/quarot.safetensors"}}}

@@ -14,14 +14,14 @@ from functools import cached_property
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.checkpoint import structure as S
 from glm5_ascend.checkpoint.packing import DOWN_PROJ_PARTIAL_SUMS
 from glm5_ascend.checkpoint.source import SourceCheckpoint
-from glm5_ascend.checkpoint.structure import Linear, Subgraph, Vector
-from glm5_ascend.config import ModelConfig
 from glm5_ascend.errors import RecipeError
+from glm5_ascend.model import structure
+from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.structure import Linear, Subgraph, Vector
 from glm5_ascend.quantize.recipe import FlexAwqSsz, LinearQuant, Recipe, Selection
-from glm5_ascend.quantize.stock import check_literal_layers
+from glm5_ascend.quantize.stock_recipe import check_literal_layers
 
 GIB = 1024**3
 ROT_NAME = "rot.weight"
@@ -110,10 +110,12 @@ class Plan:
         self._steps = [(Selector(step, self.config), step) for step in recipe.linear_steps]
         self._smoothing = [(Selector(step, self.config), step) for step in recipe.smoothing_steps]
         self.linears: dict[str, LinearPlan] = {}
-        self._sizes = S.sizes(self.config)
-        for prefix, part in S.all_parts(self.config):
+        self._sizes = structure.sizes(self.config)
+        for prefix, part in structure.all_parts(self.config):
             if isinstance(part, Linear):
-                self.linears[prefix + part.name] = self._decide(prefix + part.name, part, S.shape(part, self._sizes))
+                self.linears[prefix + part.name] = self._decide(
+                    prefix + part.name, part, structure.shape(part, self._sizes)
+                )
         self._check_fused()
         check_literal_layers(recipe, self.config)
 
@@ -136,7 +138,7 @@ class Plan:
 
     def _check_runnable(self, module: str, part: Linear, scheme: str, shape: tuple[int, ...]) -> None:
         routed = ".mlp.experts." in module
-        if part.name in S.ALWAYS_FLOAT:
+        if part.name in structure.ALWAYS_FLOAT:
             raise RecipeError(
                 f"recipe: {module} cannot be quantized, the engine keeps it FLOAT", f'add "*{part.name}" to exclude'
             )
@@ -156,7 +158,7 @@ class Plan:
     def _check_fused(self) -> None:
         """Modules the engine fuses must have one type; of the experts it reads only expert 0's."""
         for layer in range(self.config.num_layers_with_mtp):
-            for group in S.fused_groups(self.config, layer):
+            for group in structure.fused_groups(self.config, layer):
                 kinds = {self.linears[module].scheme for module in group}
                 if len(kinds) > 1:
                     raise RecipeError(
@@ -167,7 +169,7 @@ class Plan:
 
     def smoothing(self, layer: int, subgraphs: Iterable[Subgraph]) -> Iterator[SmoothPlan]:
         """Searches to run for `subgraphs` of one layer; pairs without a quantized target are left alone."""
-        prefix = S.layer_prefix(layer)
+        prefix = structure.layer_prefix(layer)
         for subgraph in subgraphs:
             kinds = {self.linears[prefix + target].scheme for target in subgraph.targets} - {schemes.FLOAT}
             for selects, step in self._smoothing:
@@ -188,7 +190,7 @@ class Plan:
             layer
             for layer in layers
             if self.config.has_indexer(layer)
-            and any(select(S.layer_prefix(layer) + "self_attn.indexer") for select in selects)
+            and any(select(structure.layer_prefix(layer) + "self_attn.indexer") for select in selects)
         ]
 
     def compensated(self, prefix: str, parts: Iterable[Linear | Vector]) -> list[str]:
@@ -198,14 +200,14 @@ class Plan:
 
     def needs_statistics(self, layer: int) -> bool:
         """True if something in this layer is decided by calibration data."""
-        subgraphs, parts = list(S.subgraphs(self.config, layer)), list(S.backbone(self.config, layer))
+        subgraphs, parts = list(structure.subgraphs(self.config, layer)), list(structure.backbone(self.config, layer))
         if self.config.is_moe(layer):
-            subgraphs.append(S.expert_subgraph(0))
-            parts += S.expert_linears(0)
-        prefix = S.layer_prefix(layer)
+            subgraphs.append(structure.expert_subgraph(0))
+            parts += structure.expert_linears(0)
+        prefix = structure.layer_prefix(layer)
         static = any(
             self.linears[prefix + part.name].scheme == schemes.W8A8
-            for part in S.backbone(self.config, layer)
+            for part in structure.backbone(self.config, layer)
             if isinstance(part, Linear)
         )
         return static or bool(self.compensated(prefix, parts)) or any(True for _ in self.smoothing(layer, subgraphs))
@@ -217,7 +219,7 @@ class Plan:
 
     def outputs(self) -> Iterator[OutputTensor]:
         """All tensors of the output, in the order they are written."""
-        for prefix, part in S.all_parts(self.config):
+        for prefix, part in structure.all_parts(self.config):
             yield from self.stored(prefix, part)
         if self.recipe.rotates:
             hidden = self.config.hidden_size
@@ -231,7 +233,11 @@ class Plan:
 
     def stored(self, prefix: str, part: Linear | Vector) -> Iterator[OutputTensor]:
         """The tensors one part of the model becomes."""
-        module, name, shape = prefix + part.name, prefix + S.tensor_name(part), S.shape(part, self._sizes)
+        module, name, shape = (
+            prefix + part.name,
+            prefix + structure.tensor_name(part),
+            structure.shape(part, self._sizes),
+        )
         if isinstance(part, Vector):
             # fp32 as msModelSlim writes them: a smoothed gain must not be rounded twice.
             yield OutputTensor(name, torch.float32, shape, schemes.FLOAT)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,32 +11,17 @@ from typing import Any
 import torch
 
 import glm5_ascend
-from glm5_ascend.checkpoint.output import PROVENANCE_NAME
+from glm5_ascend.checkpoint.output import PROVENANCE_NAME, file_facts, sha256
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.writer import write_json
-from glm5_ascend.device import cpu_facts
-from glm5_ascend.quantize.calibration import CalibrationSet
-from glm5_ascend.quantize.layer import LayerReport
+from glm5_ascend.model.device import cpu_facts
+from glm5_ascend.quantize.calibration.dataset import CalibrationSet
 from glm5_ascend.quantize.options import QuantizeOptions
+from glm5_ascend.quantize.run.layer import LayerReport
 from glm5_kernels import ops
 
 _OPS = ("hadamard", "ssz_scale", "fake_round", "round_rows")  # the kernels a quantization uses
 RECIPE_NAME = "glm5_ascend_recipe.yaml"
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def file_facts(directory: Path, names: list[str]) -> dict[str, dict[str, Any]]:
-    """Size and sha256 of these files, several at a time: hashing does not hold the interpreter lock."""
-
-    def facts(name: str) -> dict[str, Any]:
-        return {"bytes": (directory / name).stat().st_size, "sha256": sha256(directory / name)}
-
-    with ThreadPoolExecutor(thread_name_prefix="hash") as pool:
-        return dict(zip(names, pool.map(facts, names), strict=True))
 
 
 def shard_facts(source: SourceCheckpoint) -> dict[str, dict[str, Any]]:

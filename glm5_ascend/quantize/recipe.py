@@ -16,7 +16,7 @@ from glm5_ascend.checkpoint import schemes
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.resources import data_dir
 
-RECIPE_DIR = "quant_recipes"
+RECIPE_DIR = "data/quant_recipes"
 
 
 class _Strict(BaseModel):

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
-from glm5_ascend.environment import require_cpu_environment
 from glm5_ascend.errors import CheckpointError, ConfigError
-from glm5_ascend.profiles.flags import given_flags as given_flags
-from glm5_ascend.profiles.flags import value_of as value_of
+from glm5_ascend.serve.environment import require_cpu_environment
+from glm5_ascend.serve.flags import given_flags as given_flags
+from glm5_ascend.serve.flags import value_of as value_of
 from glm5_ascend.serve.plugin.description import load_description
 from glm5_ascend.serve.schedule import topk_pattern
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import Counter
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.checkpoint import structure as S
 from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME, FLOAT, QUANTIZED, W4A8_DYNAMIC, W8A8
-from glm5_ascend.checkpoint.structure import Linear
-from glm5_ascend.config import ModelConfig
-from glm5_ascend.verify.contents import Contents
+from glm5_ascend.model import structure
+from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.structure import Linear
+from glm5_ascend.verify.loaded_checkpoint import Contents
 from glm5_ascend.verify.report import Report
 
 ROT_NAME = "rot.weight"
@@ -41,13 +41,13 @@ def check_description(contents: Contents, report: Report) -> dict[str, str]:
     _check_meta(description, report)
     _check_keys(contents, description, report)
     types: dict[str, str] = {}
-    for prefix, part in S.all_parts(contents.config):
+    for prefix, part in structure.all_parts(contents.config):
         if isinstance(part, Linear):
             module = prefix + part.name
             kind = description.get(f"{module}.weight")
             types[module] = kind if isinstance(kind, str) and kind in QUANTIZED else FLOAT
             _check_runnable(module, part, types[module], report)
-        elif description.get(key := prefix + S.tensor_name(part), FLOAT) in QUANTIZED:
+        elif description.get(key := prefix + structure.tensor_name(part), FLOAT) in QUANTIZED:
             report.error(
                 "description.not_runnable",
                 f"{description[key]}: norms and biases exist in FLOAT only",
@@ -60,7 +60,7 @@ def check_description(contents: Contents, report: Report) -> dict[str, str]:
         module
         for layer in range(contents.config.num_hidden_layers, contents.config.num_layers_with_mtp)
         for module in types
-        if types[module] != FLOAT and module.startswith(S.layer_prefix(layer))
+        if types[module] != FLOAT and module.startswith(structure.layer_prefix(layer))
     ]
     if quantized_mtp:
         report.warning(
@@ -152,7 +152,7 @@ def _check_keys(contents: Contents, description: dict[str, object], report: Repo
 def _check_cache_key(config: ModelConfig, key: str, kind: object, report: Report) -> None:
     problem = None
     layers = (layer for layer in range(config.num_layers_with_mtp) if config.has_indexer(layer))
-    if key.removesuffix(_CACHE) not in (f"{S.layer_prefix(layer)}self_attn" for layer in layers):
+    if key.removesuffix(_CACHE) not in (f"{structure.layer_prefix(layer)}self_attn" for layer in layers):
         problem = "this layer has none"
     elif not isinstance(kind, str) or "INT8" not in kind:
         problem = f"{kind!r:.60} is no INT8 type"
@@ -165,7 +165,7 @@ def _check_cache_key(config: ModelConfig, key: str, kind: object, report: Report
 def _check_runnable(module: str, part: Linear, kind: str, report: Report) -> None:
     routed = ".mlp.experts." in module
     reason = None
-    if kind != FLOAT and part.name in S.ALWAYS_FLOAT:
+    if kind != FLOAT and part.name in structure.ALWAYS_FLOAT:
         reason = "the engine can run this module in FLOAT only"
     elif kind == W4A8_DYNAMIC and not routed:
         reason = "W4A8_DYNAMIC exists for routed experts only"
@@ -185,7 +185,7 @@ def _check_siblings(contents: Contents, types: dict[str, str], report: Report) -
     """Modules the engine fuses must agree; of all experts it looks at expert 0's keys only."""
     config, description = contents.config, contents.description or {}
     for layer in range(config.num_layers_with_mtp):
-        for group in S.fused_groups(config, layer):
+        for group in structure.fused_groups(config, layer):
             # A missing or unknown key is reported as such.
             stated = [module for module in group if description.get(f"{module}.weight") in (FLOAT, *QUANTIZED)]
             if not stated:

@@ -9,15 +9,15 @@ import torch
 from glm5_ascend.checkpoint.schemes import FLOAT
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.verify.against import compare
+from glm5_ascend.verify.compare_same_job import compare_twin, is_twin, read_twin
+from glm5_ascend.verify.compare_source import compare
+from glm5_ascend.verify.derived_tensors import check_finite, check_linear, check_shared_input
 from glm5_ascend.verify.description import check_description
-from glm5_ascend.verify.files import open_directory
-from glm5_ascend.verify.mtp import check_mtp
-from glm5_ascend.verify.recorded import check_hashes, read_record
+from glm5_ascend.verify.file_hashes import check_hashes, read_record
+from glm5_ascend.verify.mtp_rotation import check_mtp
+from glm5_ascend.verify.open_checkpoint import open_directory
 from glm5_ascend.verify.report import Report
 from glm5_ascend.verify.tensors import check_tensors
-from glm5_ascend.verify.twin import compare_twin, is_twin, read_twin
-from glm5_ascend.verify.values import check_finite, check_linear, check_shared_input
 
 
 @torch.no_grad()

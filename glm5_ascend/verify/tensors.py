@@ -6,11 +6,11 @@ from collections.abc import Collection
 
 import torch
 
-from glm5_ascend.checkpoint import structure as S
 from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, W8A8, Stored, stored_tensors
-from glm5_ascend.checkpoint.structure import Linear
-from glm5_ascend.verify.contents import FLOATS, Contents
+from glm5_ascend.model import structure
+from glm5_ascend.model.structure import Linear
 from glm5_ascend.verify.description import ROT_NAME
+from glm5_ascend.verify.loaded_checkpoint import FLOATS, Contents
 from glm5_ascend.verify.report import Report
 
 #: Not stored by msModelSlim under static W8A8; the engine then never reads them. Ours stores them for all or none.
@@ -23,14 +23,14 @@ def check_tensors(contents: Contents, types: dict[str, str], report: Report) -> 
     static = [module for module, kind in types.items() if kind == W8A8]
     stored = {s: sum(f"{module}.{s}" in contents.entries for module in static) for s in _OPTIONAL_STATIC}
     checker = _Checker(contents, report, {s for s, count in stored.items() if 2 * count <= len(static)})
-    size = S.sizes(contents.config)
+    size = structure.sizes(contents.config)
     complete: set[str] = set()
-    for prefix, part in S.all_parts(contents.config):
-        module, shape = prefix + part.name, S.shape(part, size)
+    for prefix, part in structure.all_parts(contents.config):
+        module, shape = prefix + part.name, structure.shape(part, size)
         kind = types[module] if isinstance(part, Linear) else FLOAT
         if kind == FLOAT:
-            if checker.floating(prefix + S.tensor_name(part), shape):
-                complete.add(module if isinstance(part, Linear) else prefix + S.tensor_name(part))
+            if checker.floating(prefix + structure.tensor_name(part), shape):
+                complete.add(module if isinstance(part, Linear) else prefix + structure.tensor_name(part))
         elif checker.linear(module, kind, (shape[0], shape[1])):
             complete.add(module)
     _check_unexpected(contents, checker.known | {ROT_NAME}, report)
@@ -105,7 +105,7 @@ class _Checker:
 
 def _check_unexpected(contents: Contents, known: set[str], report: Report) -> None:
     shared = tuple(
-        f"{S.layer_prefix(layer)}self_attn.indexer."
+        f"{structure.layer_prefix(layer)}self_attn.indexer."
         for layer in range(contents.config.num_layers_with_mtp)
         if not contents.config.has_indexer(layer)
     )

@@ -11,10 +11,9 @@ import torch
 
 from glm5_kernels.errors import KernelInputError, KernelUnavailableError
 from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, LinearWeights, quantize_per_token
-from glm5_kernels.layouts import keys_in_pages, queries_in_a_row
 from glm5_kernels.library import NAMESPACE, as_list
 from glm5_kernels.lightning_indexer.reference import quantize_indexer
-from glm5_kernels.paged import write_rows
+from glm5_kernels.paged_cache import keys_in_pages, queries_in_a_row, write_rows
 from glm5_kernels.parity.run import Row, parity
 from glm5_kernels.registry import choose, names, report
 from glm5_kernels.registry import function as _function

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from command import assert_one_clear_line, environment, glm5_ascend
-from tiny_model import write_calibration, write_tiny_model
+
+from tests.support.command import ROOT, assert_one_clear_line, environment, glm5_ascend
+from tests.support.tiny_model import write_calibration, write_tiny_model
 
 Copy = Callable[[Path], Path]
 
@@ -100,7 +101,7 @@ def test_unknown_recipe_lists_the_known(tiny_source: Path, out: Path) -> None:
 def test_unknown_recipe_key_names_file_line_and_key(tiny_source: Path, tmp_path: Path, out: Path) -> None:
     shipped = glm5_ascend("quantize", tiny_source, out, "--dry-run")
     assert shipped.returncode == 0
-    text = (Path(__file__).parents[2] / "quant_recipes" / "w4a8.yaml").read_text()
+    text = (ROOT / "quant_recipes" / "w4a8.yaml").read_text()
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(text.replace("  dataset: default", "  datasett: default"))
     line = next(i for i, row in enumerate(recipe.read_text().splitlines(), 1) if "datasett" in row)
@@ -109,7 +110,7 @@ def test_unknown_recipe_key_names_file_line_and_key(tiny_source: Path, tmp_path:
 
 
 def test_recipe_that_quantizes_what_the_engine_cannot(tiny_source: Path, tmp_path: Path, out: Path) -> None:
-    text = (Path(__file__).parents[2] / "quant_recipes" / "w4a8.yaml").read_text()
+    text = (ROOT / "quant_recipes" / "w4a8.yaml").read_text()
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(text.replace('"*kv_b_proj", ', ""))
     assert_one_clear_line(glm5_ascend("quantize", tiny_source, out, "--recipe", recipe), 2, "kv_b_proj")
@@ -201,6 +202,7 @@ def test_disk_too_small_is_said_before_any_work(tiny_source: Path, small_disk: P
 #: Put below the tool as a sitecustomize module: a disk that gets full at the n-th write, or takes its time.
 DISK = """
 import errno, os, time
+from tests.support.command import ROOT
 real, calls = os.pwrite, 0
 def pwrite(*arguments):
     global calls

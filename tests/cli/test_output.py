@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from command import glm5_ascend
-from tiny_model import write_calibration
+
+from tests.support.command import glm5_ascend
+from tests.support.tiny_model import write_calibration
 
 COMMANDS = {
     "quantize": [

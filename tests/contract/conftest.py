@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from peers import install, named_interpreter, new_environment
-from vllm_ascend_on_cpu.environment import VllmAscend, make_environment
 
-ROOT = Path(__file__).parents[2]
+from tests.contract.support.peers import install, named_interpreter, new_environment
+from tests.contract.support.vllm_ascend import VllmAscend, make_environment
+from tests.support.command import ROOT
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +35,7 @@ def vllm_ascend(tmp_path_factory: pytest.TempPathFactory) -> VllmAscend:
     """The real 0.23.0 without an NPU, 4 GB.
 
     VLLM_ASCEND_PYTHON names the interpreter of an environment made before, by
-    `cd tests/contract && python -m vllm_ascend_on_cpu.environment FOLDER`.
+    `python -m tests.contract.support.vllm_ascend FOLDER`.
     """
     python = named_interpreter("VLLM_ASCEND_PYTHON")
     return VllmAscend(python) if python else make_environment(tmp_path_factory.mktemp("vllm_ascend") / "venv")

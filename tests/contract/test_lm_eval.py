@@ -12,14 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command import in_process
-from peers import install, named_interpreter, new_environment
-from server_process import started_server
 
 from glm5_ascend.demo_model.resources import write_demo_model
+from tests.contract.support.peers import install, named_interpreter, new_environment
+from tests.support.command import ROOT, in_process
+from tests.support.server_process import started_server
 
 pytestmark = pytest.mark.contract
-ROOT = Path(__file__).parents[2]
 COMMAND = re.search(
     r"^    (lm_eval .*(?:\n      .*)*)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE
 )

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from glm5_ascend.checkpoint.index import CheckpointDir
-from glm5_ascend.model.stored import StoredModel
+from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 
 pytestmark = pytest.mark.contract
 RECIPES = ("w4a8", "w8a8")

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from npu_schemas import USED, drift, schemas
-from peers import download
-from vllm_ascend_on_cpu.environment import VllmAscend, site_packages
 
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "tests/ops"))
-from npu_operators import SCHEMAS  # noqa: E402
+from tests.contract.support.npu_schemas import USED, drift, schemas
+from tests.contract.support.peers import download
+from tests.contract.support.vllm_ascend import VllmAscend, site_packages
+from tests.ops.support.npu_operators import SCHEMAS
+from tests.support.command import ROOT
 
 pytestmark = pytest.mark.contract
 

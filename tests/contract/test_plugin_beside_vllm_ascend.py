@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from peers import install
-from plain_attention import Attention
 from safetensors import safe_open
-from test_vllm_ascend_attention import ERROR, ROOT, SCHEMAS, SIZES, SPARSE, asked
-from tiny_model import quantize_tiny, write_tiny_model
-from vllm_ascend_on_cpu.environment import VllmAscend
+
+from tests.contract.support.peers import install
+from tests.contract.support.plain_attention import Attention
+from tests.contract.support.vllm_ascend import VllmAscend
+from tests.contract.test_vllm_ascend_attention import ERROR, ROOT, SCHEMAS, SIZES, SPARSE, asked
+from tests.support.tiny_model import quantize_tiny, write_tiny_model
 
 pytestmark = pytest.mark.contract
 Run = Callable[..., tuple[Path, dict[str, Any]]]

@@ -11,12 +11,12 @@ import shutil
 from typing import Any
 
 import pytest
-from tiny_model import write_tiny_model
-from vllm_ascend_on_cpu.environment import VllmAscend
 
 from glm5_ascend.demo_model.resources import write_demo_model
-from glm5_ascend.profiles.command import Place, command
-from glm5_ascend.profiles.load import Profile, Role, load, names
+from glm5_ascend.deploy.profiles.command import Place, command
+from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
+from tests.contract.support.vllm_ascend import VllmAscend
+from tests.support.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.contract
 SIZES: dict[str, Any] = {"qk_rope_head_dim": 16, "qk_head_dim": 32, "head_dim": 16, "index_head_dim": 32}

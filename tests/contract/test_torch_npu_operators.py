@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
-from vllm_ascend_on_cpu.environment import VllmAscend
+
+from tests.contract.support.vllm_ascend import VllmAscend
+from tests.support.command import ROOT
+from tests.support.tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
 
 pytestmark = pytest.mark.contract
-DEVICE = Path(__file__).parents[1] / "quantize/python_device.py"
+DEVICE = ROOT / "tests/quantize/support/python_device.py"
 
 
 @pytest.mark.parametrize("recipe", ["w4a8", "w8a8"])

@@ -7,7 +7,6 @@ and Sparse Flash Attention behind the official schemas (`vllm_ascend_on_cpu/npu_
 from __future__ import annotations
 
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,15 +15,14 @@ from typing import Any
 
 import pytest
 import torch
-from plain_attention import Attention
 from safetensors import safe_open
 from safetensors.torch import load_file
-from tiny_model import quantize_tiny, write_tiny_model
-from vllm_ascend_on_cpu.environment import VllmAscend
 
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "tests/ops"))
-from npu_operators import SCHEMAS  # noqa: E402
+from tests.contract.support.plain_attention import Attention
+from tests.contract.support.vllm_ascend import VllmAscend
+from tests.ops.support.npu_operators import SCHEMAS
+from tests.support.command import ROOT
+from tests.support.tiny_model import quantize_tiny, write_tiny_model
 
 pytestmark = pytest.mark.contract
 SIZES: dict[str, Any] = {"qk_rope_head_dim": 16, "qk_head_dim": 32, "head_dim": 16, "index_head_dim": 32}

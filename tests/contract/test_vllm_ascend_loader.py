@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 import torch
-from loaded import Checkpoint, Loaded, equal, read_loaded
 from safetensors.torch import load_file, save_file
-from tiny_model import SHARED_INDEXER, write_tiny_model
-from vllm_ascend_on_cpu.environment import VllmAscend
 
 from glm5_ascend.checkpoint.index import INDEX_NAME, CheckpointDir
 from glm5_ascend.checkpoint.packing import unpack_int4
 from glm5_ascend.checkpoint.schemes import W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
+from tests.contract.support.loaded import Checkpoint, Loaded, equal, read_loaded
+from tests.contract.support.vllm_ascend import VllmAscend
+from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
 
 pytestmark = pytest.mark.contract
 Load = Callable[[Path], dict[str, Loaded]]

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from peers import install
-from server_process import ENGINE_ENVIRONMENT, running
 
 from glm5_ascend.demo_model.resources import write_demo_model
-from glm5_ascend.environment import ALSO_TESTED_VLLM, TESTED_VLLM
-from glm5_ascend.local_server import free_port
+from glm5_ascend.serve.environment import ALSO_TESTED_VLLM, TESTED_VLLM
+from glm5_ascend.serve.local_server import free_port
+from tests.contract.support.peers import install
+from tests.serve.support import engine
+from tests.support.server_process import ENGINE_ENVIRONMENT, running
 
 pytestmark = pytest.mark.contract
 pytest.importorskip("vllm")
@@ -123,7 +124,7 @@ def run_engine(checkpoint: Path, folder: Path, paths: list[Path]) -> list[list[i
         "prompts": [list(text[n : 2 * n]) for n in (10, 150, 300, 33, 500)], "new_tokens": 8,
     }  # fmt: skip
     (folder / "job.json").write_text(json.dumps(job))
-    script = Path(__file__).parents[1] / "serve" / "engine.py"
+    script = Path(engine.__file__)
     command = [sys.executable, str(script), str(folder / "job.json"), str(folder / "result.json")]
     given = os.environ.get("PYTHONPATH", "")
     search = os.pathsep.join([*map(str, paths), given]).rstrip(os.pathsep)

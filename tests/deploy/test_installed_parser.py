@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from glm5_ascend.profiles.command import Place, command
-from glm5_ascend.profiles.load import load, names
+from glm5_ascend.deploy.profiles.command import Place, command
+from glm5_ascend.deploy.profiles.load import load, names
 
 pytest.importorskip("vllm")
 #: vLLM 0.32 parses in a process of its own: importing it changes torch and logging for all tests.

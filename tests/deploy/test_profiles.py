@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import shlex
 from itertools import product
-from pathlib import Path
 
 import pytest
 import yaml
-from profile_table import table
 
+from glm5_ascend.deploy.profiles import show
+from glm5_ascend.deploy.profiles.command import Place, command
+from glm5_ascend.deploy.profiles.load import SCHEDULING, Profile, Role, load, merge, names
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.profiles import show
-from glm5_ascend.profiles.command import Place, command
-from glm5_ascend.profiles.flags import value_of
-from glm5_ascend.profiles.load import SCHEDULING, Profile, Role, load, merge, names
 from glm5_ascend.resources import data_dir
+from glm5_ascend.serve.flags import value_of
+from tests.deploy.support.profile_table import table
+from tests.support.command import ROOT
 
 WANTED = {
     "a3-single-w4a8", "a3-single-w4a8-mlapo", "a3-single-w8a8", "a2-single-w4a8", "a3-2node", "a3-pd", "a3-1m",
@@ -166,7 +166,7 @@ def test_merging_takes_away_what_is_null() -> None:
 
 def test_every_variable_has_a_reader() -> None:
     """VLLM_* are looked up in the packages by a contract test, the others in our list."""
-    listed = yaml.safe_load((data_dir("deploy") / "variables.yaml").read_text())
+    listed = yaml.safe_load((data_dir("data/deploy") / "variables.yaml").read_text())
     assert all(entry["reader"] and entry["source"] for entry in listed.values())
     used = {name for _, role in ROLES for name in role.env}
     assert {name for name in used if not name.startswith("VLLM_")} == set(listed)
@@ -179,5 +179,5 @@ def test_a_switch_is_set_in_one_place() -> None:
 
 
 def test_the_readme_shows_the_profiles_as_they_are() -> None:
-    """`python tests/deploy/profile_table.py` prints the table."""
-    assert table() in (Path(__file__).parents[2] / "README.md").read_text()
+    """`python tests/deploy/support/profile_table.py` prints the table."""
+    assert table() in (ROOT / "README.md").read_text()

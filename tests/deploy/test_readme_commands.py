@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend.cli import run
+from tests.support.command import ROOT
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 SECTIONS = README[README.index("## On an Atlas") : README.index("## What runs where")]
 LINES = [
     line.split("  #")[0].split(" # ")[0].strip()

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from judges import checked, program, tool_environment
 
+from glm5_ascend.deploy.profiles.command import Place, command
+from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
+from glm5_ascend.deploy.render import TARGETS, render
+from glm5_ascend.deploy.render.kubernetes import RESOURCE
+from glm5_ascend.deploy.render.kubernetes_front import ROUTER_VERSION
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.profiles.command import Place, command
-from glm5_ascend.profiles.load import Profile, Role, load, names
-from glm5_ascend.render import TARGETS, render
-from glm5_ascend.render.kubernetes import RESOURCE
-from glm5_ascend.render.kubernetes_front import ROUTER_VERSION
+from tests.deploy.support.judges import checked, program, tool_environment
 
 ATLAS = [name for name in names() if load(name).platform == "npu"]
 PLACES = [
@@ -131,7 +131,7 @@ def test_kubernetes_objects_fit_their_schemas(name: str, tmp_path: Path, kuberne
         "for each in given['groups']: jsonschema.validate(each, given['schema'])\n"
         "print(len(given['core']), len(given['groups']))\n"
     )
-    schema = json.loads((Path(__file__).parent / "leaderworkerset.json").read_text())
+    schema = json.loads((Path(__file__).parent / "support" / "leaderworkerset.json").read_text())
     text = json.dumps({"core": core, "groups": groups, "schema": schema})
     assert checked(kubernetes_python, "-c", code, text=text).split() == [str(len(core)), str(len(groups))]
     roles = load(name).roles.values()

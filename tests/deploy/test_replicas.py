@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from judges import tool_environment
-from replicas import BROKEN, COMPLETE, Program, Replica, Request, chat, healthy, replica, wait_for
 
-from glm5_ascend.local_server import free_port
-from glm5_ascend.profiles.load import load
-from glm5_ascend.render import render
+from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.deploy.render import render
+from glm5_ascend.serve.local_server import free_port
+from tests.deploy.support.judges import tool_environment
+from tests.deploy.support.replicas import BROKEN, COMPLETE, Program, Replica, Request, chat, healthy, replica, wait_for
 
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from glm5_ascend.profiles.flags import value_of
-from glm5_ascend.profiles.load import load, names
+from glm5_ascend.deploy.profiles.load import load, names
+from glm5_ascend.serve.flags import value_of
 
 
 def serve(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:

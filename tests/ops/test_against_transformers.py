@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from paged_batch import paged_batch
 
 from glm5_kernels import ops
+from tests.ops.support.paged_batch import paged_batch
 
 modeling = pytest.importorskip("transformers.models.glm_moe_dsa.modeling_glm_moe_dsa")
 EPS = 1e-5

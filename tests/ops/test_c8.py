@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paged_batch import paged_batch
 
 from glm5_kernels import ops
+from tests.ops.support.paged_batch import paged_batch
 
 pytestmark = pytest.mark.usefixtures("implementation")
 

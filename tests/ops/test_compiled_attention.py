@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 from llvmlite import binding, ir
-from paged_batch import paged_batch
 
-from glm5_kernels import simd
+from glm5_kernels.compiled import simd
+from glm5_kernels.compiled.topk import best_positions
 from glm5_kernels.lightning_indexer import cpu as li_cpu
 from glm5_kernels.lightning_indexer import reference as li
 from glm5_kernels.sparse_flash_attention import cpu as sfa_cpu
 from glm5_kernels.sparse_flash_attention import reference as sfa
-from glm5_kernels.topk import best_positions
+from tests.ops.support.paged_batch import paged_batch
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glm5_kernels import int8, int8_rows
+from glm5_kernels import int8
+from glm5_kernels.compiled import int8_rows
 
 ROWS = [1, 3, 300]
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from paged_batch import PagedBatch, paged_batch
 
 from glm5_kernels import ops
+from tests.ops.support.paged_batch import PagedBatch, paged_batch
 
 pytestmark = pytest.mark.usefixtures("implementation")
 HEADS, RANK, ROPE, TOPK = 4, 32, 16, 6

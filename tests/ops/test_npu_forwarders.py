@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
-import npu_operators
 import pytest
 import torch
 
-from glm5_kernels import ascend, ops, registry
+from glm5_kernels import npu_operators as ascend
+from glm5_kernels import ops, registry
 from glm5_kernels.errors import UnsupportedVariantError
 from glm5_kernels.parity import cases, run
+from tests.ops.support import npu_operators
+from tests.support.command import ROOT, environment
 
-TESTS = Path(__file__).parents[1]
 FUSED = [op for op, found in registry.OPS.items() if "npu" in found]
 
 
@@ -47,10 +46,9 @@ def test_the_forwarder_gives_what_the_reference_gives(op: str) -> None:
 
 def test_parity_on_a_device() -> None:
     """`parity --device npu` on a device that refuses to mix its tensors with the host's."""
-    paths = os.pathsep.join(str(TESTS / folder) for folder in ("ops", "quantize"))
     done = subprocess.run(
-        [sys.executable, TESTS / "ops/npu_operators.py"], capture_output=True, text=True, check=False,
-        env=os.environ | {"PYTHONPATH": paths},
+        [sys.executable, "-m", "tests.ops.support.npu_operators"], capture_output=True, text=True, check=False,
+        cwd=ROOT, env=environment(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     rows = [json.loads(line) for line in done.stdout.splitlines()]

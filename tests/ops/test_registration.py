@@ -5,15 +5,14 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from paged_batch import paged_batch
 
 from glm5_kernels import library, ops, registry
+from tests.ops.support.paged_batch import paged_batch
+from tests.support.command import ROOT
 
-ROOT = Path(__file__).parents[2]
 #: Files compiled by numba.
 COMPILED = (
     "cpu.py", "few_rows.py", "gather.py", "int8_rows.py", "panels.py", "simd.py", "topk.py", "vectors.py", "vnni.py"

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from paged_batch import PagedBatch, paged_batch
 
 from glm5_kernels import ops
+from tests.ops.support.paged_batch import PagedBatch, paged_batch
 
 pytestmark = pytest.mark.usefixtures("implementation")
 

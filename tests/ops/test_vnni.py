@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glm5_kernels import vnni
+from glm5_kernels.compiled import vnni
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 3, 4, 8, 16, 17])

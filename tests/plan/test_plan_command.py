@@ -12,6 +12,7 @@ import yaml
 
 from glm5_ascend.cli import run
 from glm5_ascend.resources import data_dir
+from tests.support.command import ROOT
 
 NUMBERS = (
     "weight_bytes_total", "weight_bytes_per_die", "kv_bytes_per_token", "kv_budget_bytes_per_die", "max_context_tokens",
@@ -226,7 +227,7 @@ def test_the_profile_with_the_layout_is_named(
 
 def test_scale_with_a_price_has_costs(tmp_path: Path) -> None:
     """A million tokens cost price x nodes / 3600 / (tokens per second) x 1e6."""
-    script = Path(__file__).parents[2] / "benchmarks" / "plan_scale.py"
+    script = ROOT / "benchmarks" / "plan_scale.py"
     command = [sys.executable, str(script), "--out", str(tmp_path), "--price", "36", "--nodes", "1", "4"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     header, _, *rows = (line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("|"))

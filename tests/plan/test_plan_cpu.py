@@ -9,11 +9,11 @@ import pytest
 
 from glm5_ascend.cli import run
 from glm5_ascend.demo_model.resources import write_demo_model
-from glm5_ascend.measure import describe, rates
-from glm5_ascend.measure.served import BATCHES, NEW_TOKENS, PROMPTS, STEP_PROMPT, Served
 from glm5_ascend.plan.efficiency import Efficiencies
 from glm5_ascend.plan.hardware import Hardware, load_hardware
 from glm5_ascend.plan.layout import Layout
+from glm5_ascend.plan.measure import describe, rates
+from glm5_ascend.plan.measure.served import BATCHES, NEW_TOKENS, PROMPTS, STEP_PROMPT, Served
 from glm5_ascend.plan.model import PlannedModel, from_directory
 from glm5_ascend.plan.predict import predict, run_output
 from glm5_ascend.plan.roofline import decode_step, prefill_chunk

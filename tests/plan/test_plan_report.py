@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from report_page import assert_self_contained, needs_chromium, shown
 
 from glm5_ascend.cli import run
+from tests.support.report_page import assert_self_contained, needs_chromium, shown
 
 ARGUMENTS = ["plan", "--model", "glm-5.1", "--quant", "w8a8c8", "--nodes", "4", "--slo", "tpot=50ms",
              "--workload", "in=3500,out=1500,concurrency=480", "--price", "80"]  # fmt: skip

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from proof import interpreter
+from tests.proof import interpreter
 
 
 @triton.jit

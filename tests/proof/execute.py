@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from proof.lowering import Lowered
+from tests.proof.lowering import Lowered
 
 #: tensors -> loops -> LLVM. bf16 arithmetic is expanded, since LLVM 19 has no bf16 conversions for every CPU.
 PASSES = (

@@ -1,4 +1,4 @@
-"""One level of one op: `python -m proof.levels LEVEL OP TOOLS`, results as JSON lines on standard output.
+"""One level of one op: `python -m tests.proof.levels LEVEL OP TOOLS`, results as JSON lines on standard output.
 
 A process of its own, because TRITON_INTERPRET counts when the kernels are imported, because levels 2 and 3 want
 triton-ascend where level 1 wants upstream Triton, and because a wrong call at level 3 may end it.
@@ -22,10 +22,10 @@ from glm5_kernels.errors import UnsupportedVariantError
 from glm5_kernels.parity import run
 from glm5_kernels.parity.cases import Case, cases
 from glm5_kernels.triton_launch import launched_by
-from proof import execute, structure
-from proof.lowering import Lowered, lower
-from proof.shapes import REAL, quick_cases, real_cases
-from proof.tools import Tools
+from tests.proof import execute, structure
+from tests.proof.lowering import Lowered, lower
+from tests.proof.shapes import REAL, quick_cases, real_cases
+from tests.proof.tools import Tools
 
 ROOT = Path(__file__).parents[2]
 OPS = (
@@ -67,7 +67,7 @@ def prove(level: str, op: str, tools: Tools | None) -> list[Result]:
     Raises:
         RuntimeError: the process ended before its last result.
     """
-    paths = [str(ROOT / "tests"), str(ROOT / "kernels")]
+    paths = [str(ROOT), str(ROOT / "kernels")]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     if level == "lowered":
         if tools is None:
@@ -75,7 +75,7 @@ def prove(level: str, op: str, tools: Tools | None) -> list[Result]:
         paths.insert(0, str(tools.triton_ascend))
         environment.pop("TRITON_INTERPRET")
     environment |= {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "proof.levels", level, op, str(tools.llvm if tools else "")]
+    command = [sys.executable, "-m", "tests.proof.levels", level, op, str(tools.llvm if tools else "")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise RuntimeError(f"{level} {op}: exit {done.returncode}\n{done.stderr[-3000:]}")
@@ -94,7 +94,7 @@ def _compared(cases: Iterable[Case], level: int) -> Iterator[Result]:
 
 
 def _interpreted(op: str) -> Iterator[Result]:
-    from proof import interpreter
+    from tests.proof import interpreter
 
     interpreter.correct()
     yield from _compared([*real_cases(op), *quick_cases(op)], 1)

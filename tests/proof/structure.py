@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from math import prod
 
-from proof.lowering import Lowered
+from tests.proof.lowering import Lowered
 
 L0A, L0B, L0C, L1, UB = 2**16, 2**16, 2**17, 2**19, 196608
 _BYTES = {"i1": 1, "i8": 1, "bf16": 2, "f16": 2, "f32": 4, "i32": 4, "i64": 8}

@@ -1,4 +1,4 @@
-"""All levels of all kernels: `python -m proof.table TOOLS [--markdown FILE]` (`make prove-kernels`).
+"""All levels of all kernels: `python -m tests.proof.table TOOLS [--markdown FILE]` (`make prove-kernels`).
 
 Exit code 1 if anything differs from what is expected.
 """
@@ -9,9 +9,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from proof.levels import LEVELS, OPS, Result, prove
-from proof.shapes import IN_WORDS
-from proof.tools import make_tools
+from tests.proof.levels import LEVELS, OPS, Result, prove
+from tests.proof.shapes import IN_WORDS
+from tests.proof.tools import make_tools
 
 
 def summary(results: list[Result]) -> list[str]:

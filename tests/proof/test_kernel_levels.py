@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from proof import structure, tools
-from proof.levels import OPS, ROOT, Result, prove
-from proof.lowering import Lowered
+from tests.proof import structure, tools
+from tests.proof.levels import OPS, ROOT, Result, prove
+from tests.proof.lowering import Lowered
 
 #: Kernels of each op at GLM-5's sizes; MLA preprocess in two quant modes.
 KERNELS = {
@@ -27,7 +27,7 @@ KERNELS = {
 
 @pytest.fixture(scope="session")
 def proof_tools(tmp_path_factory: pytest.TempPathFactory) -> tools.Tools:
-    """PROOF_TOOLS names a folder that has them already (`python -m proof.tools FOLDER`)."""
+    """PROOF_TOOLS names a folder that has them already (`python -m tests.proof.tools FOLDER`)."""
     missing = tools.obstacle()
     if missing:
         pytest.skip(missing)
@@ -62,9 +62,9 @@ def test_levels_2_and_3_the_lowered_text_is_as_expected_and_gives_the_same(op: s
 
 def test_the_interpreter_still_has_the_errors_that_are_corrected() -> None:
     """Else `proof/interpreter.py` can go."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT / "tests")}
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-m", "proof.bf16_errors"], capture_output=True, text=True, env=environment, check=False
+        [sys.executable, "-m", "tests.proof.bf16_errors"], capture_output=True, text=True, env=environment, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split() == ["product", "wrong", "rounding", "wrong", "corrected:", "product", "rounding"]

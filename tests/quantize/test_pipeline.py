@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
 
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.source import SourceCheckpoint
-from glm5_ascend.model import layers as M
-from glm5_ascend.model.stored import StoredLayer, StoredModel
-from glm5_ascend.quantize.layer import NoProgress
+from glm5_ascend.fidelity.evaluation.stored_model import StoredLayer, StoredModel
+from glm5_ascend.model import layers
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import prepare, quantize
 from glm5_ascend.quantize.recipe import find_recipe
+from glm5_ascend.quantize.run.layer import NoProgress
+from tests.support.tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
 
 SEQUENCES = [torch.arange(5, 45), torch.arange(60, 20, -1), torch.arange(100, 228, 2)]
 
@@ -53,18 +53,18 @@ def test_mtp_rot_undoes_the_folded_final_norm(fp32_source: Path, tiny_quantized:
     models = [StoredModel(fp32_source), StoredModel(out)]
     source, config = SourceCheckpoint(fp32_source), StoredModel(fp32_source).config
     hidden = torch.randn(12, config.hidden_size, generator=torch.Generator().manual_seed(3))
-    normed = M.rms_norm(hidden, source.read("model.norm.weight"), config.rms_norm_eps)
+    normed = layers.rms_norm(hidden, source.read("model.norm.weight"), config.rms_norm_eps)
     rotation = _global_rotation(out)
-    rotated = M.rms_norm(hidden @ rotation, torch.ones(config.hidden_size), config.rms_norm_eps)
+    rotated = layers.rms_norm(hidden @ rotation, torch.ones(config.hidden_size), config.rms_norm_eps)
     inputs = [normed, rotated @ CheckpointDir(out).read("rot.weight").float().T]
     prefix = f"model.layers.{config.num_hidden_layers}."
     results = []
     for model, previous in zip(models, inputs, strict=True):
         weights = StoredLayer(model.files, model.description, prefix)
         table = model.files.read(prefix + "embed_tokens.weight").float()
-        x = M.mtp_input(config, weights, table[torch.arange(12)], previous)
-        x, _ = M.decoder_layer(config, config.num_hidden_layers, weights, x)
-        x = M.rms_norm(x, weights.vector("shared_head.norm.weight"), config.rms_norm_eps)
+        x = layers.mtp_input(config, weights, table[torch.arange(12)], previous)
+        x, _ = layers.decoder_layer(config, config.num_hidden_layers, weights, x)
+        x = layers.rms_norm(x, weights.vector("shared_head.norm.weight"), config.rms_norm_eps)
         results.append(weights.linear("shared_head.head", x))
     assert relative_error([results[1]], [results[0]]) < 1e-4
 
@@ -167,8 +167,10 @@ def _source_logits(source: Path) -> list[torch.Tensor]:
     for sequence in SEQUENCES:
         hidden, selected = files.read("model.embed_tokens.weight")[sequence], None
         for layer in range(files.config.num_hidden_layers):
-            hidden, selected = M.decoder_layer(files.config, layer, Weights(f"model.layers.{layer}."), hidden, selected)
-        normed = M.rms_norm(hidden, files.read("model.norm.weight"), files.config.rms_norm_eps)
+            hidden, selected = layers.decoder_layer(
+                files.config, layer, Weights(f"model.layers.{layer}."), hidden, selected
+            )
+        normed = layers.rms_norm(hidden, files.read("model.norm.weight"), files.config.rms_norm_eps)
         found.append(normed @ files.read("lm_head.weight").T)
     return found
 

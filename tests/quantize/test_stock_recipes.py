@@ -13,16 +13,16 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tiny_model import write_calibration, write_tiny_model
 
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import RecipeError, TextError
-from glm5_ascend.quantize.calibration import find_dataset, load_calibration
-from glm5_ascend.quantize.layer import NoProgress
+from glm5_ascend.quantize.calibration.dataset import find_dataset, load_calibration
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import description, prepare, quantize
 from glm5_ascend.quantize.plan import Plan
 from glm5_ascend.quantize.recipe import load_recipe
+from glm5_ascend.quantize.run.layer import NoProgress
+from tests.support.tiny_model import write_calibration, write_tiny_model
 
 STOCK = """\
 apiversion: modelslim_v1

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_checkpoints
-from chat import API_KEY
-from oracle import hf_continue, hf_model
-from server_process import ENGINE_ENVIRONMENT, started_server
 
-HERE = Path(__file__).parent
+from tests.serve.support import tiny_checkpoints
+from tests.serve.support.chat import API_KEY
+from tests.serve.support.oracle import hf_continue, hf_model
+from tests.support.command import environment
+from tests.support.server_process import ENGINE_ENVIRONMENT, started_server
+
+SUPPORT = Path(__file__).parent / "support"
 PROMPT_LENGTHS = (10, 150, 300, 33, 700)  # index_topk is 32: shorter, just longer, much longer
 Job = Callable[..., dict[str, Any]]
 
@@ -73,7 +75,7 @@ def quantize_by_command(source: Path, out: Path, recipe: str) -> Path:
 @pytest.fixture(scope="session")
 def prompts() -> list[list[int]]:
     """Byte-level text as token ids; every prompt differs from the first token on."""
-    text = (HERE / "tiny_checkpoints.py").read_bytes()
+    text = (SUPPORT / "tiny_checkpoints.py").read_bytes()
     return [[15 + b for b in text[100 + n : 100 + 2 * n]] for n in PROMPT_LENGTHS]
 
 
@@ -85,9 +87,9 @@ def run_engine(tmp_path_factory: pytest.TempPathFactory) -> Job:
         folder = tmp_path_factory.mktemp("engine")
         (folder / "job.json").write_text(json.dumps(job))
         arguments = list(argument) or [str(folder / "job.json")]
-        command = [sys.executable, str(HERE / script), *arguments, str(folder / "result.json")]
-        environment = {**os.environ, **ENGINE_ENVIRONMENT}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=1200, cwd=folder, env=environment)
+        command = [sys.executable, str(SUPPORT / script), *arguments, str(folder / "result.json")]
+        variables = environment(**ENGINE_ENVIRONMENT)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=1200, cwd=folder, env=variables)
         assert done.returncode == 0, f"{script} failed:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
         report: dict[str, Any] = json.loads((folder / "result.json").read_text())
         return report

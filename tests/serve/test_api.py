@@ -9,7 +9,8 @@ import urllib.request
 from typing import Any
 
 import pytest
-from chat import API_KEY, NO_THINKING, WEATHER, ask, joined
+
+from tests.serve.support.chat import API_KEY, NO_THINKING, WEATHER, ask, joined
 
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.command import ROOT
+
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")
 
@@ -18,7 +20,7 @@ LONG = 300  # tokens, of which each sees 64
 
 
 def run(run_engine: Any, checkpoint: Path, switches: dict[str, bool]) -> dict[str, Any]:
-    text = (Path(__file__).parents[2] / "README.md").read_bytes()
+    text = (ROOT / "README.md").read_bytes()
     prompts = [list(text[start : start + LONG]) for start in (0, 2000)]
     engine = {"model": str(checkpoint), "additional_config": switches, "max_logprobs": -1}
     report: dict[str, Any] = run_engine(engine=engine, prompts=prompts, new_tokens=4, score=True)

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from glm5_ascend import doctor, environment
+from glm5_ascend.deploy import doctor
+from glm5_ascend.serve import environment
 
 
 def problems(findings: list[environment.Finding]) -> str:

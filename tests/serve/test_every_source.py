@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_checkpoints
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_model import fp8_blocks
 
-from glm5_ascend.model.stored import StoredModel
+from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
+from tests.serve.support import tiny_checkpoints
+from tests.support.tiny_model import fp8_blocks
 
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")

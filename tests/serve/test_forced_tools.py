@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_checkpoints
+
+from tests.serve.support import tiny_checkpoints
 
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")
@@ -28,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def probe(folder: Path, whose: str) -> dict[str, Any]:
-    script = Path(__file__).with_name("tool_stream_probe.py")
+    script = Path(__file__).parent / "support" / "tool_stream_probe.py"
     command = [sys.executable, str(script), str(folder), whose]
     environment = os.environ | {"VLLM_PLUGINS": "", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)

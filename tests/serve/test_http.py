@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from chat import NO_THINKING, WEATHER, ask
+
+from tests.serve.support.chat import NO_THINKING, WEATHER, ask
 
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")

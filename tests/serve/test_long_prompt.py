@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_checkpoints
-from server_process import peak_bytes, running
 
-from glm5_ascend.local_server import free_port
+from glm5_ascend.serve.local_server import free_port
+from tests.serve.support import tiny_checkpoints
+from tests.support.server_process import peak_bytes, running
 
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")

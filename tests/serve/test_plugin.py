@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from glm5_ascend.environment import ENTRY_POINTS
+from glm5_ascend.serve.environment import ENTRY_POINTS
 
-HERE = Path(__file__).parent
+PROBE = Path(__file__).parent / "support" / "plugin_probe.py"
 needs_vllm = pytest.mark.server
 
 
 def test_import_is_light() -> None:
     """vLLM imports this in every process, often before it has chosen a platform."""
     code = (
-        "import sys, glm5_ascend, glm5_ascend.serve.plugin, glm5_ascend.serve.launch, glm5_ascend.doctor; "
+        "import sys, glm5_ascend, glm5_ascend.serve.plugin, glm5_ascend.serve.launch, glm5_ascend.deploy.doctor; "
         "print({'torch', 'vllm', 'transformers'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -40,7 +40,7 @@ def seen(float_checkpoint: Path) -> dict[str, Any]:
     environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
     environment.pop("VLLM_TARGET_DEVICE", None)
     done = subprocess.run(
-        [sys.executable, str(HERE / "plugin_probe.py"), str(float_checkpoint)],
+        [sys.executable, str(PROBE), str(float_checkpoint)],
         capture_output=True, text=True, timeout=180, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

@@ -11,15 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from server_process import running
 
-from glm5_ascend.local_server import free_port
+from glm5_ascend.serve.local_server import free_port
+from tests.support.command import ROOT
+from tests.support.server_process import running
 
 pytestmark = pytest.mark.server
 for module in ("vllm", "openai", "anthropic"):
     pytest.importorskip(module)
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 SECTION = README[README.index("## Chat with it") : README.index("## Quantize GLM-5 for real")]
 #: The indented blocks; an empty line belongs to one if the next line is indented too.
 BLOCKS = [

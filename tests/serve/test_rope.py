@@ -16,7 +16,7 @@ pytest.importorskip("vllm")
 
 @pytest.fixture(scope="module")
 def probe() -> dict[str, Any]:
-    script = Path(__file__).with_name("rope_probe.py")
+    script = Path(__file__).parent / "support" / "rope_probe.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

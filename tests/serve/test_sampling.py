@@ -19,7 +19,7 @@ DRAWN = 160
 
 
 def expanded(whose: str) -> dict[str, Any]:
-    script = Path(__file__).with_name("expand_probe.py")
+    script = Path(__file__).parent / "support" / "expand_probe.py"
     done = subprocess.run([sys.executable, str(script), whose], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

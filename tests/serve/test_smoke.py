@@ -12,9 +12,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from chat import API_KEY
 
-from glm5_ascend.smoke.checks import degenerate
+from glm5_ascend.serve.smoke import degenerate
+from tests.serve.support.chat import API_KEY
 
 pytestmark = pytest.mark.server
 

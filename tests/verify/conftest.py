@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from checkpoints import Shelf
+
+from tests.verify.support.checkpoints import Shelf
 
 
 @pytest.fixture(scope="session")

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from editor import PROVENANCE, Checkpoint
-from hostile_contents import CASES
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.command import ROOT
+from tests.verify.mutations.hostile_contents import CASES
+from tests.verify.support.editor import PROVENANCE, Checkpoint
+
 LIBRARIES = tuple(
     os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, ROOT / "glm5_ascend", ROOT / "kernels")
 )
@@ -38,7 +39,7 @@ def outcome(tiny_w4a8: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         named[name] = make(Checkpoint(copy), outside)
     report = folder / "report.json"
     directories = [folder / name / "copy" / name for name in CASES]
-    command = [sys.executable, Path(__file__).with_name("watch.py"), report, tiny_w4a8, *directories]
+    command = [sys.executable, Path(__file__).parent / "support" / "watch.py", report, tiny_w4a8, *directories]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]),
         "OMP_NUM_THREADS": "1",

@@ -7,13 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from checkpoints import LAYOUTS, Shelf
-from trial import KINDS, ImpossibleError, kind_names, trial
+
+from tests.verify.mutations.trial import KINDS, ImpossibleError, kind_names, trial
+from tests.verify.support.checkpoints import LAYOUTS, Shelf
 
 HERE = Path(__file__).parent
 #: Of every kind on every checkpoint; mutation_table.py --positions 50 tries more.
 POSITIONS = 3
-MUTATOR = sorted([*HERE.glob("kinds_*.py"), *(HERE / name for name in ("editor.py", "integers.py", "mutator.py"))])
+MUTATOR = [*sorted((HERE / "mutations").glob("kinds_*.py")), HERE / "mutations" / "mutator.py",
+           HERE / "support" / "editor.py", HERE / "support" / "integers.py"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", kind_names())

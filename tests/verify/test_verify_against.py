@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from editor import PROVENANCE, Checkpoint
 from safetensors.torch import load_file, save_file
-from tiny_model import write_tiny_model
 
 from glm5_ascend.verify import verify
+from tests.support.tiny_model import write_tiny_model
+from tests.verify.support.editor import PROVENANCE, Checkpoint
 
 Quantized = Callable[..., Path]
 LAYER = "model.layers.1."

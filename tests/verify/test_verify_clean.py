@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import LAYOUTS, RECIPES, Shelf
 from safetensors.torch import load_file, save_file
-from tiny_model import SHARED_INDEXER, write_tiny_model
 
 from glm5_ascend.errors import CheckpointError, ConfigError
 from glm5_ascend.verify import Report, verify
+from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
+from tests.verify.support.checkpoints import LAYOUTS, RECIPES, Shelf
 
 Quantized = Callable[..., Path]
 
@@ -121,8 +121,8 @@ def test_shallow_reads_no_values(tiny_w4a8: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_large_tensors_are_read_in_pieces(tiny_w4a8: Path, tiny_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = verify(tiny_w4a8, tiny_source)
-    monkeypatch.setattr("glm5_ascend.verify.contents.PIECE", 1000)
-    monkeypatch.setattr("glm5_ascend.verify.reference.PIECE", 1000)
+    monkeypatch.setattr("glm5_ascend.verify.loaded_checkpoint.PIECE", 1000)
+    monkeypatch.setattr("glm5_ascend.verify.expected_weight.PIECE", 1000)
     pieces = verify(tiny_w4a8, tiny_source)
     assert_clean(pieces)
     for a, b in zip(whole.errors_by_tensor or (), pieces.errors_by_tensor or (), strict=True):

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from editor import DESCRIPTION, INDEX, PROVENANCE
 
 from glm5_ascend.errors import Glm5Error
 from glm5_ascend.verify import verify
+from tests.verify.support.editor import DESCRIPTION, INDEX, PROVENANCE
 
 SHARD = "quant_model_weights-00001-of-00001.safetensors"
 ODD: list[Any] = [None, True, -1, 0, 2.5, "", "x", "../x.safetensors", [], [[]], {}, {"a": 1}, 10**30, "FLOAT"]

@@ -13,14 +13,14 @@ from random import Random
 
 import pytest
 import torch
-from editor import INDEX, PROVENANCE, Checkpoint
-from integers import integers, linear, weight_scale
-from tiny_model import write_calibration
 
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.verify import Report, verify
+from tests.support.command import ROOT
+from tests.support.tiny_model import write_calibration
+from tests.verify.support.editor import INDEX, PROVENANCE, Checkpoint
+from tests.verify.support.integers import integers, linear, weight_scale
 
-ROOT = Path(__file__).resolve().parents[2]
 Copy = Callable[[Path], Path]
 UP = "model.layers.1.mlp.experts.2.up_proj"
 

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from numba import float32, int64, njit, types
 from numba.extending import intrinsic
 
+from glm5_kernels.compiled.simd import WIDTH, Lanes, count, for_range, nothing
 from glm5_kernels.error_feedback.reference import check, feedback_gains
-from glm5_kernels.simd import WIDTH, Lanes, count, for_range, nothing
 
 __all__ = ["feedback_gains", "round_with_feedback"]
 

@@ -14,8 +14,8 @@ import torch
 from numba import njit, types
 from numba.extending import intrinsic
 
+from glm5_kernels.compiled.simd import WIDTH, Lanes, count, for_range, nothing
 from glm5_kernels.hadamard import reference
-from glm5_kernels.simd import WIDTH, Lanes, count, for_range, nothing
 
 #: Columns worked on side by side: whole cache lines are read, and n of them stay in the second-level cache.
 PANEL = 32

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from numba import float32, int64, njit
 
-from glm5_kernels.gather import KINDS, PAIRED, turn
+from glm5_kernels.compiled.rows import KINDS, PAIRED, turn
+from glm5_kernels.compiled.simd import HEADS, PAIRS, STEP, WIDTH, lined
+from glm5_kernels.compiled.threads import each
+from glm5_kernels.compiled.topk import best_positions
+from glm5_kernels.lightning_indexer.cpu_intrinsics import tile_scores, tile_scores_of_pairs
 from glm5_kernels.lightning_indexer.reference import check, check_quant
-from glm5_kernels.lightning_indexer.vectors import tile_scores, tile_scores_of_pairs
-from glm5_kernels.paged import query_layout
-from glm5_kernels.simd import HEADS, PAIRS, STEP, WIDTH, lined
-from glm5_kernels.threads import each
-from glm5_kernels.topk import best_positions
+from glm5_kernels.paged_cache import query_layout
 
 #: 32 MiB of scores.
 SCORES = 2**23

@@ -8,7 +8,7 @@ import torch
 
 from glm5_kernels.lightning_indexer.reference import check, check_quant
 from glm5_kernels.lightning_indexer.triton_kernels import choose_positions, order_positions, score_pages
-from glm5_kernels.paged import query_layout
+from glm5_kernels.paged_cache import query_layout
 from glm5_kernels.triton_launch import launch, padded, support, support_power
 
 #: Query rows (tokens times heads) of one matrix product.

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from numba import float32, njit
 
-from glm5_kernels.few_rows import apply_linear
-from glm5_kernels.gather import KINDS, narrow, place, widen
+from glm5_kernels.compiled.fp32_product import per_head
+from glm5_kernels.compiled.int8_product import apply_linear
+from glm5_kernels.compiled.int8_rows import COMPILED, FLOATS
+from glm5_kernels.compiled.rows import KINDS, narrow, place, widen
+from glm5_kernels.compiled.simd import STEP, WIDTH
+from glm5_kernels.compiled.threads import each
 from glm5_kernels.int8 import LinearWeights
-from glm5_kernels.int8_rows import COMPILED, FLOATS
 from glm5_kernels.mla_preprocess import reference
-from glm5_kernels.panels import per_head
-from glm5_kernels.simd import STEP, WIDTH
-from glm5_kernels.threads import each
 
 #: Tokens of a task.
 _TOKENS = 32

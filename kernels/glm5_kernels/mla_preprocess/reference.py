@@ -8,7 +8,7 @@ import torch
 
 from glm5_kernels.errors import KernelInputError, require_shape
 from glm5_kernels.int8 import PLAIN, Arithmetic, LinearWeights, dequantize, multiply, quantize
-from glm5_kernels.paged import write_rows
+from glm5_kernels.paged_cache import write_rows
 
 
 def rms_norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:

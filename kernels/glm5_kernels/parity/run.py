@@ -11,7 +11,7 @@ import torch
 from glm5_kernels import registry
 from glm5_kernels.errors import UnsupportedVariantError
 from glm5_kernels.int8 import LinearWeights
-from glm5_kernels.paged import cache_rows, physical_rows, query_layout
+from glm5_kernels.paged_cache import cache_rows, physical_rows, query_layout
 from glm5_kernels.parity.cases import Case, cases
 from glm5_kernels.parity.compare import Difference, Tolerance, compare_choice, compare_values
 

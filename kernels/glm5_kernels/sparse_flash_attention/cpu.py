@@ -9,15 +9,15 @@ import torch
 import torch.nn.functional as F
 from numba import float32, njit
 
-from glm5_kernels import gather
-from glm5_kernels.gather import KINDS, PAIRED, interleave, narrow, prefetch, turn, widen
-from glm5_kernels.paged import query_layout
-from glm5_kernels.panels import accumulate, accumulate_pairs
-from glm5_kernels.simd import HEADS, PAIRS, STEP, WIDTH, lined
+from glm5_kernels.compiled import rows as gather
+from glm5_kernels.compiled.fp32_product import accumulate, accumulate_pairs
+from glm5_kernels.compiled.rows import KINDS, PAIRED, interleave, narrow, prefetch, turn, widen
+from glm5_kernels.compiled.simd import HEADS, PAIRS, STEP, WIDTH, lined
+from glm5_kernels.compiled.threads import each
+from glm5_kernels.paged_cache import query_layout
+from glm5_kernels.sparse_flash_attention.cpu_intrinsics import exponentials, pair_up, scale_and_peak, unpacked
 from glm5_kernels.sparse_flash_attention.reference import TILE as PER_SCALE
 from glm5_kernels.sparse_flash_attention.reference import check, check_packed, unpack_latents
-from glm5_kernels.sparse_flash_attention.vectors import exponentials, pair_up, scale_and_peak, unpacked
-from glm5_kernels.threads import each
 
 #: Keys of a tile: with 512 + 64 columns the tile, its turned copy, the query and the output fit a 1 MiB cache.
 TILE = 64

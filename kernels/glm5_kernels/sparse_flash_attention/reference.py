@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from glm5_kernels.errors import KernelInputError, require_shape
-from glm5_kernels.paged import cache_rows, physical_rows, query_layout
+from glm5_kernels.paged_cache import cache_rows, physical_rows, query_layout
 
 #: fp32 elements of one block's gathered [rows, K, R + P] keys; 2**24 is 64 MiB.
 BLOCK_ELEMENTS = 2**24

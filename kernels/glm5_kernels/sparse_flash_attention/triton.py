@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from glm5_kernels.paged import query_layout
+from glm5_kernels.paged_cache import query_layout
 from glm5_kernels.sparse_flash_attention.reference import TILE, check, check_packed, usable_rows
 from glm5_kernels.sparse_flash_attention.triton_kernels import attend, unpack_rows
 from glm5_kernels.triton_launch import launch, padded, row_stride, support, support_power

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from numba import njit
 
-from glm5_kernels import few_rows, vnni
-from glm5_kernels.int8_rows import COMPILED, fits
+from glm5_kernels.compiled import int8_product as few_rows
+from glm5_kernels.compiled import vnni
+from glm5_kernels.compiled.int8_rows import COMPILED, fits
 from glm5_kernels.w4a8_moe import reference
 
 

@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import float32, int64, types
 from numba.extending import intrinsic
 
-from glm5_kernels.simd import I8, I32, WIDTH, Lanes, count, for_range, nothing
+from glm5_kernels.compiled.simd import I8, I32, WIDTH, Lanes, count, for_range, nothing
 
 UNROLL = 4
 _INTEGERS, _BYTES = ir.VectorType(I32, WIDTH), ir.VectorType(I8, WIDTH)

@@ -21,7 +21,6 @@ from safetensors.torch import save_file
 from vllm_ascend_on_cpu import shim  # isort: skip  # noqa: F401  # before vLLM
 
 from vllm.config import set_current_vllm_config
-
 from vllm_ascend_on_cpu.load import engine_config, load, start_worker
 
 LAYER = 1

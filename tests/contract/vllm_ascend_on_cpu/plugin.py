@@ -32,12 +32,11 @@ class Keep(logging.Handler):
 
 def prepared(model: Any, hf: object, chosen: list[Any]) -> dict[str, Any]:
     from vllm_ascend.device.device_op import DeviceOperator
-
     from vllm_ascend_on_cpu import npu_kernels
 
     if os.environ.get("GLM5_KERNELS") == "triton":
-        sys.path.append(str(Path(__file__).parents[2]))
-        from proof import interpreter
+        sys.path.append(str(Path(__file__).parents[3]))
+        from tests.proof import interpreter
 
         interpreter.correct()
     if os.environ.get("GLM5_KERNELS") in ("reference", "triton"):  # ours are asked: keep what they answer

@@ -10,8 +10,8 @@ import functools
 import logging
 from typing import Any
 
-from glm5_ascend import versions
-from glm5_ascend.environment import version_of
+from glm5_ascend.serve import versions
+from glm5_ascend.serve.environment import version_of
 
 logger = logging.getLogger("vllm.glm5_ascend")
 #: Releases whose code this was written against and tested with; main is read, not run.

@@ -1,0 +1,74 @@
+"""What a checkpoint directory holds, as far as a choice of profile depends on it. Reads two JSON files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT
+from glm5_ascend.errors import CheckpointError
+
+MIXED = "mixed types"
+
+
+@dataclass(frozen=True)
+class CheckpointSummary:
+    """experts, attention: type of the routed experts and of q_a, kv_a and q_b (MTP layer left out).
+
+    shared_indexers: layers without an indexer of their own (GLM-5.2); mtp: the checkpoint has the draft layer;
+    types: of every tensor, empty if not quantized; group_size: of the description, None if it is absent.
+    """
+
+    directory: Path
+    experts: str
+    attention: str
+    shared_indexers: bool
+    mtp: bool
+    config: dict[str, Any]
+    types: dict[str, str]
+    group_size: int | None
+
+
+def summarize(directory: Path) -> CheckpointSummary:
+    """Raises `CheckpointError` for a description that cannot be read."""
+    config = read_json(directory / "config.json")
+    layers = config.get("num_hidden_layers", 0)
+    content: dict[str, Any] = {}
+    path = directory / DESCRIPTION_NAME
+    if path.is_file():
+        content = read_json(path)
+    types = {key: kind for key, kind in content.items() if "." in key and isinstance(kind, str)}
+    mtp = tuple(f"model.layers.{layers + i}." for i in range(config.get("num_nextn_predict_layers") or 0))
+    own = {key: kind for key, kind in types.items() if key.endswith(".weight") and not key.startswith(mtp or ("-",))}
+    return CheckpointSummary(
+        directory=directory,
+        experts=only(kind for key, kind in own.items() if ".mlp.experts." in key),
+        attention=only(
+            kind
+            for key, kind in own.items()
+            if key.removesuffix(".weight").endswith((".q_a_proj", ".kv_a_proj_with_mqa", ".q_b_proj"))
+        ),
+        shared_indexers="shared" in (config.get("indexer_types") or ()),
+        mtp=bool(mtp),
+        config=config,
+        types=types,
+        group_size=content.get("group_size"),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}", "re-create the checkpoint") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is not a JSON object", "re-create the checkpoint")
+    return content
+
+
+def only(kinds: Any) -> str:
+    """The one type of all, or that they differ."""
+    found = set(kinds)
+    return FLOAT if not found else next(iter(found)) if len(found) == 1 else MIXED

@@ -1,0 +1,181 @@
+"""A deploy profile as `deploy/profiles/NAME.yaml` says it, with what it inherits."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from glm5_ascend.errors import ConfigError
+from glm5_ascend.resources import data_dir
+
+#: What the GLM-5 report lists for serving on Ascend; a profile says of each whether it is on, why, what it excludes.
+SCHEDULING = (
+    "async_scheduling", "prefix_cache", "ram_tier", "attention_dp", "moe_ep", "flashcomm", "mtp", "graph", "mlapo",
+)  # fmt: skip
+PER_RANK = "per_rank"
+
+
+@dataclass(frozen=True)
+class Switch:
+    """One line of the scheduling list. on: for all roles, for none, or the roles; add: flags that switch it on."""
+
+    on: bool | tuple[str, ...]
+    why: str
+    excludes: str
+    add: tuple[str, ...] = ()
+
+    def on_for(self, role: str) -> bool:
+        return self.on if isinstance(self.on, bool) else role in self.on
+
+
+@dataclass(frozen=True)
+class Role:
+    """What the nodes of one kind run.
+
+    Attributes:
+        nodes: how many machines run it.
+        per_rank: every DP rank is a server of its own, with `ports` from `port` on; else one command per node.
+        env: variables; values may hold `{words}` (see `command.WORDS`).
+        args: vLLM flags without dashes -> value; true and false are flags without value (`--x`, `--no-x`).
+    """
+
+    name: str
+    nodes: int
+    per_rank: bool
+    port: int
+    env: dict[str, str]
+    args: dict[str, Any]
+
+    @property
+    def local_ranks(self) -> int:
+        """DP ranks per node."""
+        if self.per_rank:
+            return int(self.args["data-parallel-size"]) // self.nodes
+        return int(self.args.get("data-parallel-size-local", self.args.get("data-parallel-size", 1)))
+
+    @property
+    def rank_dies(self) -> int:
+        """Dies of one DP rank."""
+        return int(self.args.get("tensor-parallel-size", 1)) * int(self.args.get("pipeline-parallel-size", 1))
+
+
+@dataclass(frozen=True)
+class Profile:
+    """See `deploy/README.md` for the meaning of every key."""
+
+    name: str
+    title: str
+    platform: str
+    versions: str
+    status: str
+    source: str
+    models: tuple[str, ...]
+    hardware: dict[str, Any]
+    weights: dict[str, str]
+    memory: dict[str, float]
+    roles: dict[str, Role]
+    alternatives: bool
+    proxy: dict[str, Any]
+    scheduling: dict[str, Switch]
+    on_main: tuple[str, ...] = field(default=())
+
+    def role(self, name: str | None) -> Role:
+        """The named role, or the only one."""
+        if name is None and len(self.roles) == 1:
+            return next(iter(self.roles.values()))
+        if name not in self.roles:
+            said = "has several roles" if name is None else f"has no role {name!r}"
+            raise ConfigError(f"profile {self.name} {said}", f"choose one with --role: {', '.join(self.roles)}")
+        return self.roles[name]
+
+
+def directory() -> Path:
+    return data_dir("data/deploy/profiles")
+
+
+def names() -> list[str]:
+    """All profiles that can be served, the abstract ones left out."""
+    return sorted(path.stem for path in directory().glob("*.yaml") if not _read(path.stem).get("abstract"))
+
+
+@cache
+def load(name: str) -> Profile:
+    """Raises `ConfigError` for a name that is not a profile's."""
+    known = names()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        guess = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"no profile {name!r}", f"{guess}profiles: {', '.join(known)}")
+    return _profile(_inherited(name))
+
+
+def merge(below: Any, above: Any) -> Any:
+    """`above` laid over `below`: maps by key, None takes a key away, everything else replaces."""
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return above
+    merged = {key: merge(below.get(key), value) for key, value in above.items() if value is not None}
+    return {key: merged.get(key, value) for key, value in {**below, **merged}.items() if above.get(key, 0) is not None}
+
+
+def _read(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((directory() / f"{name}.yaml").read_text(encoding="utf-8"))
+    return loaded
+
+
+def _inherited(name: str) -> dict[str, Any]:
+    own = _read(name)
+    below = own.pop("extends", None)
+    if below is None:
+        return own
+    inherited = _inherited(below)
+    inherited.pop("abstract", None)
+    merged: dict[str, Any] = merge(inherited, own)
+    # A null says "not this one" to what `base` gives the role, so it must survive until then.
+    merged["roles"] = _keep_nulls(inherited.get("roles", {}), own.get("roles", {}))
+    return merged
+
+
+def _keep_nulls(below: Any, above: Any) -> Any:
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return above
+    return {**below, **{key: _keep_nulls(below.get(key), value) for key, value in above.items()}}
+
+
+def _profile(data: dict[str, Any]) -> Profile:
+    roles = {name: _role(name, data, own) for name, own in data["roles"].items()}
+    switches = {
+        key: Switch(
+            on=value["on"] if isinstance(value["on"], bool) else tuple(value["on"]),
+            why=value["why"],
+            excludes=value["excludes"],
+            add=tuple(value.get("add") or ()),
+        )
+        for key, value in data["scheduling"].items()
+    }
+    return Profile(
+        name=data["name"], title=data["title"], platform=data["platform"], versions=data["versions"],
+        status=data["status"], source=data["source"], models=tuple(data["models"]), hardware=data["hardware"],
+        weights=data["weights"], memory=data.get("memory", {}), roles=roles,
+        alternatives=data.get("alternatives", False), proxy=data.get("proxy", {}), scheduling=switches,
+        on_main=tuple(data["on_main"]),
+    )  # fmt: skip
+
+
+def _role(name: str, data: dict[str, Any], own: dict[str, Any]) -> Role:
+    layers = [data["base"]]
+    if own.get("nodes", 1) > 1:
+        layers.append(data["multi_node"])
+    if "uses" in own:
+        layers.append(data["shared"][own["uses"]])
+    merged: dict[str, Any] = {}
+    for layer in (*layers, own):
+        merged = merge(merged, layer)
+    return Role(
+        name=name, nodes=merged["nodes"], per_rank=merged.get("launch") == PER_RANK, port=merged["port"],
+        env={key: str(value) for key, value in merged.get("env", {}).items()}, args=merged["args"],
+    )  # fmt: skip

@@ -1,0 +1,42 @@
+"""A command as lines that a shell takes."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+
+from glm5_ascend.deploy.profiles.command import Command
+from glm5_ascend.deploy.profiles.load import Profile
+
+BREAK = " \\"
+
+
+def heading(profile: Profile) -> list[str]:
+    """What the profile is, as comments."""
+    return [
+        f"# {profile.name}: {profile.title}",
+        f"# for {profile.versions}; {profile.status}",
+        f"# source: {profile.source}",
+        *(f"# on vllm-ascend main: {line}" for line in profile.on_main),
+    ]
+
+
+def exports(env: Mapping[str, str], quote: Callable[[str], str] = shlex.quote) -> list[str]:
+    return [f"export {name}={quote(value)}" for name, value in env.items()]
+
+
+def call(argv: list[str], quote: Callable[[str], str] = shlex.quote, end: str = "") -> list[str]:
+    """One flag per line, joined by backslashes."""
+    groups: list[list[str]] = []
+    for position, arg in enumerate(argv):
+        if position == 0 or arg.startswith("--"):
+            groups.append([])
+        groups[-1].append(quote(arg))
+    lines = [" ".join(group) for group in groups]
+    if end:
+        lines.append(end)
+    return [("  " if i else "") + line + (BREAK if i < len(lines) - 1 else "") for i, line in enumerate(lines)]
+
+
+def script(profile: Profile, command: Command) -> str:
+    return "\n".join([*heading(profile), *exports(command.env), *call(command.argv)])

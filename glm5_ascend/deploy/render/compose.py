@@ -1,0 +1,45 @@
+"""docker compose: one service per role, on the host's network. The same file goes to every machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from glm5_ascend.deploy.profiles.load import Profile, Role
+from glm5_ascend.deploy.profiles.show import heading
+from glm5_ascend.deploy.render import image, scripts
+
+
+def files(profile: Profile, model: str) -> dict[str, str]:
+    services = {role.name: service(profile, role, model) for role in profile.roles.values()}
+    text = yaml.safe_dump({"version": "2.4", "services": services}, sort_keys=False, width=120)
+    note = ["# Start what a machine is for: NODE=0 HEAD=... IP=... NIC=... docker compose up ROLE"]
+    made = {"compose.yaml": "\n".join([*heading(profile), *note, text])}
+    made |= dict(image.dockerfile(profile, role) for role in profile.roles.values())
+    return made | scripts.files(profile, model)
+
+
+def service(profile: Profile, role: Role, model: str) -> dict[str, Any]:
+    name = scripts.script_name(role)
+    variables = ["NODE=${NODE:-0}", "HEAD=${HEAD:-}", "IP=${IP:-}", "NIC=${NIC:-}"] if role.nodes > 1 else []
+    port = role.port
+    return {
+        "image": image.tag(profile, role),
+        "build": {"context": ".", "dockerfile": image.dockerfile(profile, role)[0]},
+        "command": [f"/glm5/{name}"],
+        "network_mode": "host",
+        "shm_size": f"{image.SHM_GIB}g",
+        "ulimits": {"memlock": -1, "nofile": 1048576},
+        "devices": [f"/dev/davinci{i}" for i in range(image.dies(role))] + list(image.MANAGERS),
+        "volumes": [f"{path}:{path}:ro" for path in (*image.MOUNTS, model)] + [f"./{name}:/glm5/{name}:ro"],
+        "environment": variables,
+        "restart": "on-failure",
+        "healthcheck": {
+            "test": ["CMD-SHELL", f'[ "$${{NODE:-0}}" -gt 0 ] || curl -sf http://127.0.0.1:{port}/health'],
+            "interval": "30s",
+            "timeout": "10s",
+            "retries": 3,
+            "start_period": "3600s",
+        },
+    }

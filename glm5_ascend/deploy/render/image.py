@@ -1,0 +1,44 @@
+"""The container: image, devices and mounts that vllm-ascend's installation page names, and our Dockerfile."""
+
+from __future__ import annotations
+
+from glm5_ascend.deploy.profiles.load import Profile, Role
+
+#: Release of the image by version set; the node's kind adds its suffix.
+RELEASES = {"vllm-ascend-0.23.0": "v0.23.0"}
+SUFFIX = {"a3": "-a3", "a2": ""}
+MANAGERS = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
+MOUNTS = (
+    "/usr/local/dcmi", "/usr/local/bin/npu-smi", "/usr/local/Ascend/driver/lib64",
+    "/usr/local/Ascend/driver/version.info", "/usr/local/Ascend/driver/tools/hccn_tool", "/etc/ascend_install.info",
+    "/etc/hccn.conf",
+)  # fmt: skip
+SHM_GIB = 512
+
+
+def node_kind(profile: Profile, role: Role) -> str:
+    """a2 or a3; profiles with alternatives name their roles so."""
+    return role.name if profile.alternatives else str(profile.hardware["node"])
+
+
+def dies(role: Role) -> int:
+    """Per machine."""
+    return role.local_ranks * role.rank_dies
+
+
+def tag(profile: Profile, role: Role) -> str:
+    return f"glm5-ascend:{RELEASES[profile.versions]}{SUFFIX[node_kind(profile, role)]}"
+
+
+def dockerfile(profile: Profile, role: Role) -> tuple[str, str]:
+    """(name, text). The wheel is `make build`'s; the image keeps the versions it brings."""
+    kind = node_kind(profile, role)
+    base = f"quay.io/ascend/vllm-ascend:{RELEASES[profile.versions]}{SUFFIX[kind]}"
+    text = f"""\
+# vllm-ascend with this package beside it: its plugin, doctor and smoke. Put the wheel of `make build` into dist/.
+FROM {base}
+COPY dist/glm5_ascend-*.whl /tmp/
+RUN python -m pip install --no-cache-dir --no-deps /tmp/glm5_ascend-*.whl && rm /tmp/glm5_ascend-*.whl
+ENTRYPOINT ["/bin/bash"]
+"""
+    return f"Dockerfile.{kind}", text

@@ -1,0 +1,142 @@
+"""Kubernetes: what stands before the servers. A router that finds them by their labels, or the proxy of PD.
+
+Neither needs an NPU. The scripts are those of the other targets, in a ConfigMap.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from glm5_ascend.deploy.profiles.load import Profile, Role
+from glm5_ascend.deploy.render import image, scripts
+
+INSTANCE, PART_OF, ANSWERS = "app.kubernetes.io/instance", "app.kubernetes.io/part-of", "glm5-ascend/answers"
+ROUTER_PORT = 8080
+ROUTER_VERSION = "0.1.17"
+#: Where vllm-ascend's images keep its sources (Dockerfile.a3 of v0.23.0).
+SOURCES = "/vllm-workspace/vllm-ascend"
+DOCKERFILE = f"""\
+# vllm-router: finds the servers by their labels, spreads requests over them and leaves dead ones out.
+FROM python:3.12-slim
+RUN pip install --no-cache-dir vllm-router=={ROUTER_VERSION}
+USER nobody
+ENTRYPOINT ["/bin/bash"]
+"""
+
+
+def objects(profile: Profile) -> tuple[str, list[dict[str, Any]], dict[str, str]]:
+    """(name of the file, its objects, further files)."""
+    if profile.proxy:
+        return "proxy.yaml", proxy(profile), {}
+    return "router.yaml", router(profile), {"Dockerfile.router": DOCKERFILE}
+
+
+def router(profile: Profile) -> list[dict[str, Any]]:
+    """Several replicas of the profile, as many as the objects of the servers say, behind one address."""
+    name = f"{profile.name}-router"
+    (port,) = {role.port for role in profile.roles.values()}
+    flags = [
+        "--service-discovery", "--service-discovery-namespace", "$(NAMESPACE)", "--service-discovery-port", str(port),
+        "--selector", f"{PART_OF}={profile.name}", f"{ANSWERS}=yes",
+    ]  # fmt: skip
+    container = {
+        "name": "router",
+        "image": f"glm5-ascend-router:{ROUTER_VERSION}",
+        "args": ["/glm5/router.sh", *flags],
+        "env": [{"name": "NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}],
+        "readinessProbe": {"httpGet": {"path": "/liveness", "port": ROUTER_PORT}, "periodSeconds": 10},
+    }
+    # One router: which server has a conversation's cache is known to it alone.
+    made = front(name, "router.sh", scripts.front(profile)["router.sh"], container, ROUTER_PORT, name)
+    return [*watching_pods(name), *made]
+
+
+def watching_pods(name: str) -> list[dict[str, Any]]:
+    """An account that may see the pods of its namespace, and nothing else."""
+    group = "rbac.authorization.k8s.io"
+    rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+    account = {"kind": "ServiceAccount", "name": name}
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}},
+        {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": {"name": name}, "rules": [rule]},
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": name},
+            "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
+            "subjects": [account],
+        },
+    ]
+
+
+def proxy(profile: Profile) -> list[dict[str, Any]]:
+    """vllm-ascend's example proxy, from the image the servers run."""
+    name, port = f"{profile.name}-proxy", profile.proxy["port"]
+    first = next(iter(profile.roles.values()))
+    container = {
+        "name": "proxy",
+        "image": image.tag(profile, first),
+        "args": ["/glm5/proxy.sh"],
+        "env": [
+            {"name": "PROXY", "value": f"{SOURCES}/{profile.proxy['program']}"},
+            *(
+                {"name": f"{side.upper()}_NODES", "value": " ".join(hosts(profile, profile.roles[side]))}
+                for side in ("prefill", "decode")
+            ),
+        ],
+        "readinessProbe": {"httpGet": {"path": "/healthcheck", "port": port}, "periodSeconds": 10},
+    }
+    return front(name, "proxy.sh", scripts.front(profile)["proxy.sh"], container, port, None)
+
+
+def hosts(profile: Profile, role: Role) -> list[str]:
+    """DNS names of a role's pods, in order: those that the LeaderWorkerSet's headless Service gives, group 0."""
+    name = full_name(profile, role)
+    if role.nodes == 1:
+        return [service_name(profile, role)]
+    return [f"{name}-0.{name}", *(f"{name}-0-{worker}.{name}" for worker in range(1, role.nodes))]
+
+
+def full_name(profile: Profile, role: Role) -> str:
+    return profile.name if len(profile.roles) == 1 else f"{profile.name}-{role.name}"
+
+
+def service_name(profile: Profile, role: Role) -> str:
+    """Not the workload's own name: a LeaderWorkerSet makes a headless Service of that name, unless there is one."""
+    return f"{full_name(profile, role)}-http"
+
+
+def front(
+    name: str, file: str, script: str, container: dict[str, Any], port: int, account: str | None
+) -> list[dict[str, Any]]:
+    """ConfigMap, Deployment and Service of one container that runs `script`."""
+    container |= {
+        "ports": [{"containerPort": port}],
+        "volumeMounts": [{"name": "scripts", "mountPath": "/glm5"}],
+    }
+    spec: dict[str, Any] = {
+        "containers": [container],
+        "volumes": [{"name": "scripts", "configMap": {"name": name}}],
+    }
+    if account:
+        spec["serviceAccountName"] = account
+    labels = {INSTANCE: name}
+    return [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {file: script}},
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": name},
+            "spec": {
+                "replicas": 1,
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels}, "spec": spec},
+            },
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": name},
+            "spec": {"selector": labels, "ports": [{"name": "http", "port": port, "targetPort": port}]},
+        },
+    ]

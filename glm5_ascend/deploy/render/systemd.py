@@ -1,0 +1,36 @@
+"""systemd: one unit per role, which runs its script; addresses come from an environment file."""
+
+from __future__ import annotations
+
+from glm5_ascend.deploy.profiles.load import Profile, Role
+from glm5_ascend.deploy.render import scripts
+
+FOLDER = "/opt/glm5-ascend"
+
+
+def files(profile: Profile, model: str) -> dict[str, str]:
+    units = {f"glm5-{profile.name}-{role.name}.service": unit(profile, role) for role in profile.roles.values()}
+    return units | scripts.files(profile, model)
+
+
+def unit(profile: Profile, role: Role) -> str:
+    needs = "NODE, HEAD, IP, NIC" if role.nodes > 1 else "MODEL, PORT if others than the script's"
+    return f"""\
+# {profile.name}: {profile.title}. The script goes to {FOLDER}; {needs}: to /etc/glm5-ascend/{role.name}.env
+[Unit]
+Description=GLM-5, profile {profile.name}, role {role.name}
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+EnvironmentFile=-/etc/glm5-ascend/{role.name}.env
+ExecStart=/bin/bash {FOLDER}/{scripts.script_name(role)}
+Restart=on-failure
+RestartSec=30
+TimeoutStopSec=60
+LimitMEMLOCK=infinity
+LimitNOFILE=1048576
+
+[Install]
+WantedBy=multi-user.target
+"""

@@ -1,0 +1,139 @@
+"""One routed expert after the other: its tokens, its errors, and what its rounding adds to the residual stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+from glm5_ascend.checkpoint import schemes
+from glm5_ascend.fidelity.analysis.measure import (
+    LinearErrors,
+    Outliers,
+    RoundedLinear,
+    errors,
+    rounded,
+    scale_histogram,
+)
+from glm5_ascend.fidelity.analysis.outliers import states
+from glm5_ascend.model import structure
+from glm5_ascend.quantize.calibration.forward import Routed
+from glm5_ascend.quantize.methods.input_statistics import InputStatistics, spread
+from glm5_ascend.quantize.methods.smoothing import search_scale
+from glm5_ascend.quantize.methods.transforms import Tensors, move_scale
+from glm5_ascend.quantize.plan import Plan
+from glm5_ascend.quantize.run.expert import COLD_EXPERT_TOKENS, run_expert
+from glm5_ascend.quantize.run.source_weights import FloatWeights
+
+#: Tokens of an expert its errors are measured on.
+EXPERT_ROWS = 128
+#: Experts of a layer whose weights' outliers are looked at, evenly spaced: the source is read once more for them.
+OUTLIER_EXPERTS = 8
+
+
+@dataclass
+class ExpertReport:
+    """One expert; errors are empty where it saw no token.
+
+    Attributes:
+        linears: by "gate_proj", "up_proj", "down_proj", as the recipe rounds them.
+        output: relative error of the whole expert's output, by type.
+        weights, activations: outliers by linear and state, for some of the experts.
+    """
+
+    expert: int
+    tokens: int
+    linears: dict[str, LinearErrors] = field(default_factory=dict)
+    output: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, dict[str, Outliers]] = field(default_factory=dict)
+    activations: dict[str, dict[str, Outliers]] = field(default_factory=dict)
+
+
+@dataclass
+class ExpertNoise:
+    """What one expert's rounding changes: for the probe's `tokens`, by type, [tokens, hidden]."""
+
+    report: ExpertReport
+    tokens: torch.Tensor
+    change: dict[str, torch.Tensor]
+    scales: dict[str, torch.Tensor]
+
+
+def analyze_expert(
+    plan: Plan, source: FloatWeights, layer: int, expert: int, gains: Tensors, routed: Routed, kinds: tuple[str, ...],
+    probed: int,
+) -> ExpertNoise:  # fmt: skip
+    """Run, smooth and round one expert.
+
+    Args:
+        kinds: types to try, the recipe's first. probed: the first so many tokens are the probe.
+    """
+    prefix, parts = structure.layer_prefix(layer), structure.expert_linears(expert)
+    tensors = source.load_all(prefix, parts, gains)
+    look = expert % max(1, plan.config.n_routed_experts // OUTLIER_EXPERTS) == 0
+    before = {name: Outliers.of(tensor) for name, tensor in tensors.items()} if look else {}
+    compensated = bool(plan.compensated(prefix, parts))
+    inputs = run_expert(tensors, expert, routed, compensated)
+    seen = inputs.down
+    smooth = torch.ones(plan.config.moe_intermediate_size)
+    for search in plan.smoothing(layer, [structure.expert_subgraph(expert)]):
+        if seen.tokens >= COLD_EXPERT_TOKENS:
+            target = tensors[f"{search.subgraph.targets[0]}.weight"]
+            smooth = move_scale(tensors, plan.config, search.subgraph, search_scale([target], seen, search))
+    warm = compensated and seen.tokens >= COLD_EXPERT_TOKENS
+    outer, inner = (
+        inputs.feedback(smooth, *(plan.linears[prefix + part.name].steps for part in parts[1:]))
+        if warm
+        else (None, None)
+    )
+    feedback = {part.name: inner if part is parts[2] else outer for part in parts}
+    report = ExpertReport(expert, seen.tokens)
+    token, slot = torch.where(routed.ids == expert)
+    sample = routed.inputs.gather(spread(token, EXPERT_ROWS))
+    share = routed.weight[token, slot]
+    token, share = token[token < probed], share[token < probed]
+    probe = routed.inputs.gather(token)
+    names = [structure.tensor_name(part) for part in parts]
+    methods = [plan.linears[prefix + part.name].method for part in parts]
+    gate, up, down = (tensors[name] for name in names)
+    change: dict[str, torch.Tensor] = {}
+    scales: dict[str, torch.Tensor] = {}
+    nobody = InputStatistics(1)
+    for kind in kinds:
+        made = [
+            rounded(part.name, tensors[name], kind, method, nobody, None, feedback[part.name])
+            for part, name, method in zip(parts, names, methods, strict=True)
+        ]
+        scales[kind] = torch.stack([scale_histogram(each.scales) for each in made]).sum(0)
+        change[kind] = (_run(made, probe) - _float(gate, up, down, probe)) * share[:, None]
+        if len(sample):
+            wanted = _float(gate, up, down, sample)
+            report.output[kind] = float((_run(made, sample) - wanted).norm() / wanted.norm().clamp_min(1e-30))
+            if kind == kinds[0]:
+                read = F.silu(sample @ gate.T) * (sample @ up.T)
+                for part, linear, rows in zip(parts, made, (sample, sample, read), strict=True):
+                    weight = tensors[structure.tensor_name(part)]
+                    report.linears[part.name.rsplit(".", 1)[1]] = errors(linear, weight, rows)
+    if look:
+        for part in parts:
+            name, raw = structure.tensor_name(part), source.source.read(prefix + structure.tensor_name(part))
+            known = {"source": Outliers.of(raw), "rotated": before[name], "smoothed": Outliers.of(tensors[name])}
+            report.weights[part.name.rsplit(".", 1)[1]] = known
+        if seen.tokens:
+            report.activations["down_proj"] = states(seen.rows, seen.rows, seen.rows / smooth)
+    return ExpertNoise(report, token, change, scales)
+
+
+def candidates(scheme: str) -> tuple[str, ...]:
+    """Types to round experts to: the recipe's, and INT8 where that is not it already."""
+    return (scheme, schemes.W8A8_DYNAMIC) if scheme == schemes.W4A8_DYNAMIC else (scheme,)
+
+
+def _float(gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+
+def _run(made: list[RoundedLinear], x: torch.Tensor) -> torch.Tensor:
+    gate, up, down = made
+    return down(F.silu(gate(x)) * up(x))

@@ -1,0 +1,88 @@
+"""A layer with one unit rounded and the rest in float: what that unit alone adds to the residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from glm5_ascend.fidelity.analysis.measure import RoundedLinear
+from glm5_ascend.model import layers
+from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.quantize.methods.transforms import Tensors
+
+
+def energy(x: torch.Tensor) -> torch.Tensor:
+    """|x|^2 of each row, fp64."""
+    return x.double().square().sum(-1)
+
+
+class ProbeLayer:
+    """`LayerWeights` over smoothed fp32 tensors; `rounded` linears compute as the engine will."""
+
+    def __init__(self, tensors: Tensors, rounded: Mapping[str, RoundedLinear]) -> None:
+        self.tensors, self.rounded = tensors, rounded
+
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        if name in self.rounded:
+            return self.rounded[name](x)
+        return x @ self.tensors[f"{name}.weight"].T
+
+    def vector(self, name: str) -> torch.Tensor:
+        return self.tensors[name]
+
+
+@dataclass
+class ProbeSequence:
+    """One calibration sequence in front of and inside the layer, in float.
+
+    Attributes:
+        x: normalised input [S, hidden]. shared: the choice of an earlier indexer.
+        mixed: output of attention. after: residual stream behind attention. inner: normalised input of the MLP.
+        dense: output of the dense MLP or the shared expert.
+    """
+
+    x: torch.Tensor
+    shared: torch.Tensor | None
+    mixed: torch.Tensor
+    after: torch.Tensor
+    inner: torch.Tensor
+    dense: torch.Tensor
+
+
+class Probe:
+    """A few sequences through one layer, again and again."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        tensors: Tensors,
+        sequences: list[tuple[torch.Tensor, torch.Tensor | None]],
+    ) -> None:
+        self.config, self.tensors = config, tensors
+        self.own = config.has_indexer(layer)
+        self.mlp = "mlp.shared_experts" if config.is_moe(layer) else "mlp"
+        self.sequences = [self._float(hidden, shared) for hidden, shared in sequences]
+        #: Of the stream behind attention, fp64 [tokens of all sequences].
+        self.energy = torch.cat([energy(s.after) for s in self.sequences])
+
+    def _float(self, hidden: torch.Tensor, shared: torch.Tensor | None) -> ProbeSequence:
+        weights, eps = ProbeLayer(self.tensors, {}), self.config.rms_norm_eps
+        x = layers.rms_norm(hidden, weights.vector("input_layernorm.weight"), eps)
+        mixed, _ = layers.attention(self.config, weights, x, shared, self.own)
+        inner = layers.rms_norm(hidden + mixed, weights.vector("post_attention_layernorm.weight"), eps)
+        return ProbeSequence(x, shared, mixed, hidden + mixed, inner, layers.mlp(weights, self.mlp, inner))
+
+    def noise(self, rounded: Mapping[str, RoundedLinear]) -> torch.Tensor:
+        """Energy that rounding these linears adds to each token's stream, fp64 [tokens of all sequences]."""
+        weights, found = ProbeLayer(self.tensors, rounded), []
+        attention = next(iter(rounded)).startswith("self_attn.")
+        for s in self.sequences:
+            if attention:
+                got, wanted = layers.attention(self.config, weights, s.x, s.shared, self.own)[0], s.mixed
+            else:
+                got, wanted = layers.mlp(weights, self.mlp, s.inner), s.dense
+            found.append(energy(got - wanted))
+        return torch.cat(found)

@@ -1,0 +1,73 @@
+"""A recipe file with fall-backs: the recipe that was analysed, its linear_quant steps changed."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from glm5_ascend.checkpoint import schemes
+from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.errors import OutputError
+from glm5_ascend.fidelity.analysis.units import Unit
+from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.quantize.plan import Plan, Selector
+from glm5_ascend.quantize.recipe import LinearQuant, Recipe
+
+_INT8 = {
+    "act": {"scope": "per_token", "dtype": "int8", "symmetric": True},
+    "weight": {"scope": "per_channel", "dtype": "int8", "symmetric": True},
+}
+
+
+def with_fallbacks(recipe: Path, config: ModelConfig, changes: list[tuple[Unit, str]]) -> dict[str, Any]:
+    """The YAML of `recipe` with every unit of `changes` at its new type."""
+    raw = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    value: dict[str, Any] = copy.deepcopy({key: raw[key] for key in ("metadata", "spec")})  # no aliases
+    value = {"apiversion": "glm5_ascend_v1"} | value
+    value["metadata"]["config_id"] = f"{value['metadata']['config_id']}-fallbacks"
+    group: list[Any] = []
+    for step in value["spec"]["process"]:
+        group = step["configs"] if step["type"] == "group" else group
+        for each in step["configs"] if step["type"] == "group" else [step]:
+            if each["type"] == "linear_quant":
+                selects = Selector(LinearQuant.model_validate(each), config)
+                moved = [p for unit, _ in changes if selects(unit.full_names[0]) for p in unit.patterns]
+                each["exclude"] = [*each.get("exclude", []), *moved]
+    int8 = [pattern for unit, scheme in changes if scheme == schemes.W8A8_DYNAMIC for pattern in unit.patterns]
+    if int8:
+        more = {"type": "linear_quant", "qconfig": copy.deepcopy(_INT8), "include": int8}
+        (group if group else value["spec"]["process"]).append(more)
+    return value
+
+
+def check_place(path: Path) -> None:
+    """Raises `OutputError` where the recipe cannot be written; nothing is replaced."""
+    if path.exists():
+        raise OutputError(f"{path}: exists", "name another file with --out, or remove it")
+    if not path.parent.is_dir():
+        raise OutputError(f"{path.parent}: no such directory", "create it, or name another file with --out")
+
+
+def output_bytes(source: SourceCheckpoint, value: dict[str, Any]) -> int:
+    """What `quantize` with this recipe writes, by the quantizer's own plan; a bad recipe is refused here."""
+    return Plan(source, Recipe.model_validate(value)).output_bytes
+
+
+def write(path: Path, value: dict[str, Any], comment: list[str]) -> None:
+    """Write the recipe under a comment.
+
+    Raises:
+        OutputError: the file exists.
+    """
+    check_place(path)
+    head = "".join(f"# {line}".rstrip() + "\n" for line in comment)
+
+    class Plain(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    body = yaml.dump(value, Dumper=Plain, sort_keys=False, width=110)
+    path.write_text(head + body, encoding="utf-8")

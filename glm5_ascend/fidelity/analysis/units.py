@@ -1,0 +1,85 @@
+"""What can change its type on its own: a linear, linears the engine fuses, or all routed experts of a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from glm5_ascend.checkpoint import schemes
+from glm5_ascend.model import structure
+from glm5_ascend.model.structure import Linear
+from glm5_ascend.quantize.plan import Plan
+
+
+@dataclass
+class Unit:
+    """One unit of one layer.
+
+    Attributes:
+        modules: names relative to the layer.
+        scheme: what the recipe makes of it.
+        noise: by type, the energy its rounding adds to the residual stream it is written to, relative to that of the
+            stream, token by token, mean over tokens: norms look at every token alone. FLOAT adds none.
+        nbytes: by type, stored bytes.
+    """
+
+    layer: int
+    modules: tuple[str, ...]
+    scheme: str
+    noise: dict[str, float] = field(default_factory=dict)
+    nbytes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def experts(self) -> bool:
+        return ".experts." in self.modules[0]
+
+    @property
+    def label(self) -> str:
+        if self.experts:
+            return f"layer {self.layer} routed experts"
+        rest = [name.rsplit(".", 1)[1] for name in self.modules[1:]]
+        return f"layer {self.layer} {'+'.join([self.modules[0], *rest])}"
+
+    @property
+    def full_names(self) -> list[str]:
+        return [structure.layer_prefix(self.layer) + name for name in self.modules]
+
+    @property
+    def patterns(self) -> list[str]:
+        """What selects it in a recipe."""
+        return [f"{structure.layer_prefix(self.layer)}mlp.experts.*"] if self.experts else self.full_names
+
+
+def units(plan: Plan, layer: int) -> Iterator[Unit]:
+    """The quantized units of a layer, routed experts last, with the bytes of every type they could have."""
+    prefix, parts = structure.layer_prefix(layer), list(structure.layer_parts(plan.config, layer))
+    linears = {prefix + part.name: part for part in parts if isinstance(part, Linear)}
+    groups = list(structure.fused_groups(plan.config, layer))
+    grouped = {name for group in groups for name in group}
+    for modules in sorted([*((name,) for name in linears if name not in grouped), *groups], key=len):
+        scheme = plan.linears[modules[0]].scheme
+        if scheme != schemes.FLOAT:
+            unit = Unit(layer, tuple(name.removeprefix(prefix) for name in modules), scheme)
+            for choice in (scheme, *fallbacks(scheme)):
+                unit.nbytes[choice] = sum(stored_bytes(plan, prefix, linears[name], choice) for name in modules)
+            unit.noise[schemes.FLOAT] = 0.0
+            yield unit
+
+
+def fallbacks(scheme: str) -> tuple[str, ...]:
+    """Types with more bits, the next one first."""
+    return (schemes.W8A8_DYNAMIC, schemes.FLOAT) if scheme == schemes.W4A8_DYNAMIC else (schemes.FLOAT,)
+
+
+def stored_bytes(plan: Plan, prefix: str, part: Linear, scheme: str) -> int:
+    """Bytes a linear takes as `scheme`."""
+    out, inp = structure.shape(part, structure.sizes(plan.config))
+    if scheme == schemes.FLOAT:
+        return int(plan.source.dtype(prefix + structure.tensor_name(part)).itemsize * out * inp)
+    total = 0
+    for stored in schemes.stored_tensors(scheme, (out, inp), part.name):
+        size = stored.dtype.itemsize
+        for length in stored.shape:
+            size *= length
+        total += size
+    return total

@@ -1,0 +1,103 @@
+"""A running server against the reference computed here: NLL and top-1 exactly, KL from below.
+
+vLLM's `prompt_logprobs: k` gives, for every token of a prompt, its log-probability and those of the k most probable
+ids. What is outside of these K ids is known as a sum only. With p the reference, known everywhere, and q the server's,
+the log-sum inequality bounds that part from below: sum p log(p/q) >= P log(P/Q), P and Q being what both leave outside:
+
+    KL(p || q) >= sum over the K ids of p log(p/q) + P log(P/Q),
+
+with equality where the two tails have the same shape; a larger k closes the gap.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from glm5_ascend.errors import CheckFailedError, EvaluationError
+from glm5_ascend.fidelity.evaluation.compare import Comparison, Progress, reference_at
+from glm5_ascend.serve.client import Client
+
+
+@dataclass
+class Answers:
+    """What a server says of every predicted position.
+
+    Attributes:
+        ids: int64 [T, K]; column 0 is the true next token, the others the server's most probable ones, repeats padded
+            with the true token.
+        log_probabilities: fp64 [T, K]; -inf in padding.
+        best: int64 [T].
+    """
+
+    ids: torch.Tensor
+    log_probabilities: torch.Tensor
+    best: torch.Tensor
+
+
+def compare_served(
+    client: Client, against: Path, windows: list[torch.Tensor], k: int, progress: Progress | None = None
+) -> Comparison:
+    """The server behind `client` against `against` on `windows`, all of one length.
+
+    Raises:
+        MissingEnvironmentError: nothing answers. CheckFailedError: an HTTP error, or NaN or infinity in an answer.
+        EvaluationError: the server does not give log-probabilities of prompts.
+    """
+    pieces = [ask(client, window.tolist(), k) for window in windows]
+    answers = Answers(
+        torch.cat([piece.ids for piece in pieces]),
+        torch.cat([piece.log_probabilities for piece in pieces]),
+        torch.cat([piece.best for piece in pieces]),
+    )
+    reference = reference_at(against, windows, answers.ids, progress)
+    kl = lower_bound(reference.log_probabilities, answers.log_probabilities)
+    true, shape = answers.ids[:, 0], (len(windows), -1)
+    return Comparison(
+        kl.view(shape), -reference.log_probabilities[:, 0].view(shape), -answers.log_probabilities[:, 0].view(shape),
+        (reference.best == answers.best).view(shape), (reference.best == true).view(shape),
+        (answers.best == true).view(shape), kl_is_bound=True,
+    )  # fmt: skip
+
+
+def lower_bound(reference: torch.Tensor, served: torch.Tensor) -> torch.Tensor:
+    """Lower bound of KL(reference || served), fp64 [T], from log-probabilities [T, K] of the same ids.
+
+    Columns where `served` is -inf are padding.
+    """
+    known = served > -torch.inf
+    p = torch.where(known, reference, -torch.inf).exp()
+    inside = torch.where(known, p * (reference - served), 0.0).sum(1)
+    tail_p = (1 - p.sum(1)).clamp_min(0)
+    tail_q = (1 - torch.where(known, served, -torch.inf).exp().sum(1)).clamp_min(1e-12)
+    outside = torch.where(tail_p > 0, tail_p * (tail_p.clamp_min(1e-300) / tail_q).log(), 0.0)
+    return (inside + outside).clamp_min(0)
+
+
+def ask(client: Client, prompt: list[int], k: int) -> Answers:
+    """The log-probabilities of one prompt's tokens but the first."""
+    choice = client.complete(prompt, max_tokens=1, prompt_logprobs=k)
+    entries = choice.get("prompt_logprobs")
+    if not isinstance(entries, list) or len(entries) != len(prompt):
+        raise EvaluationError(
+            f"{client.url}: no prompt_logprobs in its answer", "give the URL of a vLLM server with /v1/completions"
+        )
+    ids = torch.tensor(prompt[1:])[:, None].repeat(1, k + 1)
+    values = torch.full((len(prompt) - 1, k + 1), -torch.inf, dtype=torch.float64)
+    best = torch.empty(len(prompt) - 1, dtype=torch.int64)
+    for row, (token, entry) in enumerate(zip(prompt[1:], entries[1:], strict=True)):
+        found = {int(name): (float(each["logprob"]), each.get("rank")) for name, each in entry.items()}
+        if token not in found or not all(torch.isfinite(torch.tensor([value for value, _ in found.values()]))):
+            raise CheckFailedError(
+                f"{client.url}: position {row + 1}: NaN, infinity or no log-probability: {json.dumps(entry)[:120]}",
+                "see the server's log",
+            )
+        values[row, 0] = found[token][0]
+        others = [each for each in found if each != token][:k]
+        for column, each in enumerate(others, start=1):
+            ids[row, column], values[row, column] = each, found[each][0]
+        best[row] = min(found, key=lambda each: (-found[each][0], each))
+    return Answers(ids, values, best)

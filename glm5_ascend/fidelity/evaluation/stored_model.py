@@ -1,0 +1,124 @@
+"""A checkpoint on disk as a running model, one piece of a layer in memory at a time; quantized linears compute with
+integers.
+
+The arithmetic is that of the served model (same ops, per-token int8 activations, int32 sums), in fp32 between the
+linears. Used to measure what a quantization costs; serving itself is vLLM's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from glm5_ascend.checkpoint import schemes
+from glm5_ascend.checkpoint.index import CheckpointDir, read_json_object
+from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.fidelity.evaluation.walk import Walk
+from glm5_ascend.model import layers
+from glm5_ascend.model.config import load_config
+from glm5_ascend.model.structure import layer_prefix
+from glm5_kernels import ops
+
+#: Rows of the embedding or the head that are in memory at a time.
+VOCABULARY_BLOCK = 4096
+
+
+class Tensors(Protocol):
+    """Where tensors are read from, by full name."""
+
+    def read(self, name: str) -> torch.Tensor: ...
+    def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor: ...
+
+
+class StoredLayer:
+    """`LayerWeights` that reads a tensor when it is first asked for and keeps it as long as this object lives."""
+
+    def __init__(self, files: Tensors, description: dict[str, object], prefix: str) -> None:
+        self.files, self.description, self.prefix = files, description, prefix
+        self._floats: dict[str, torch.Tensor] = {}
+        self._quantized: dict[str, ops.LinearWeights] = {}
+
+    def vector(self, name: str) -> torch.Tensor:
+        if name not in self._floats:
+            self._floats[name] = self.files.read(self.prefix + name).float()
+        return self._floats[name]
+
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        module = self.prefix + name
+        scheme = str(self.description.get(f"{module}.weight", schemes.FLOAT))
+        if scheme == schemes.FLOAT:
+            return x @ self.vector(f"{name}.weight").T
+        return self.quantized_linear(module, scheme, x)
+
+    def quantized_linear(self, module: str, scheme: str, x: torch.Tensor) -> torch.Tensor:
+        """As the server computes it."""
+        if module not in self._quantized:
+            self._quantized[module] = self._integers(module, scheme)
+        return ops.int8_linear(x, self._quantized[module])
+
+    def _integers(self, module: str, scheme: str) -> ops.LinearWeights:
+        def read(suffix: str) -> torch.Tensor:
+            return self.files.read(f"{module}.{suffix}")
+
+        weight = schemes.integer_weight(scheme, {"weight": read("weight")})
+        if scheme == schemes.W8A8:
+            scale = read("deq_scale")
+            inputs = [read(suffix) for suffix in ("input_scale", "input_offset", "quant_bias")]
+            return ops.LinearWeights(weight, ops.PER_TENSOR, scale, *inputs)
+        return ops.LinearWeights(weight, ops.PER_TOKEN, read("weight_scale").flatten())
+
+
+class StoredModel:
+    """A float (bf16, fp16, fp32, block FP8) or quantized checkpoint directory.
+
+    Raises:
+        ConfigError, CheckpointError: what is missing or does not fit.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.config = load_config(directory)
+        path = directory / schemes.DESCRIPTION_NAME
+        self.description = read_json_object(path) if path.is_file() else {}
+        self.files: Tensors = CheckpointDir(directory) if self.description else SourceCheckpoint(directory)
+
+    def weights(self, layer: int) -> StoredLayer:
+        """Fresh access to a layer's weights: nothing is read yet, and all goes when the caller lets go."""
+        return StoredLayer(self.files, self.description, layer_prefix(layer))
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """fp32 [T, hidden] for ids int64 [T]; the table is read in blocks of rows."""
+        out = torch.empty(len(ids), self.config.hidden_size)
+        for start, stop in self._blocks():
+            chosen = (ids >= start) & (ids < stop)
+            if chosen.any():
+                rows = self.files.read_rows("model.embed_tokens.weight", start, stop).float()
+                out[chosen] = rows[ids[chosen] - start]
+        return out
+
+    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What the head reads, fp32 [T, hidden]."""
+        return layers.rms_norm(hidden, self.files.read("model.norm.weight").float(), self.config.rms_norm_eps)
+
+    def head(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """(first id, fp32 [<= VOCABULARY_BLOCK, hidden]) of every block of the head's rows."""
+        for start, stop in self._blocks():
+            yield start, self.files.read_rows("lm_head.weight", start, stop).float()
+
+    def _blocks(self) -> Iterator[tuple[int, int]]:
+        size = self.config.vocab_size
+        for start in range(0, size, VOCABULARY_BLOCK):
+            yield start, min(start + VOCABULARY_BLOCK, size)
+
+    @torch.no_grad()
+    def logits(self, sequences: list[torch.Tensor]) -> list[torch.Tensor]:
+        """fp32 [S, vocab] for each int64 sequence [S]; for small models: all of them are held."""
+        walk = Walk(self, sequences)
+        for layer in range(self.config.num_hidden_layers):
+            walk.step(layer)
+        normed = self.final_norm(walk.hidden)
+        logits = torch.cat([normed @ rows.T for _, rows in self.head()], dim=-1)
+        return list(logits.split([len(sequence) for sequence in sequences]))

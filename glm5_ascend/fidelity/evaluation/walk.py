@@ -1,0 +1,82 @@
+"""All sequences through a model layer by layer, holding one piece of one layer: attention, then the dense MLP or the
+shared expert, then one routed expert after the other.
+
+What stays in memory: the residual stream and, inside a layer, its normalised copy (4 bytes x tokens x hidden each), and
+the indexer's choice of every sequence (1 byte x length^2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from glm5_ascend.model import layers
+from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.structure import expert_prefix
+
+
+class Model(Protocol):
+    """Where a walk gets its weights; every `weights` call gives a fresh object that is dropped after its piece."""
+
+    config: ModelConfig
+
+    def weights(self, layer: int) -> layers.LayerWeights: ...
+    def embed(self, ids: torch.Tensor) -> torch.Tensor: ...
+
+
+class Walk:
+    """The residual stream of all sequences at one depth.
+
+    Attributes:
+        hidden: fp32 [tokens, hidden], the sequences one behind the other.
+        selections: per sequence bool [S, S], which keys each query of the last layer attended to.
+        experts: int64 [tokens, num_experts_per_tok] of the last layer, None if it was dense.
+    """
+
+    def __init__(self, model: Model, sequences: list[torch.Tensor]) -> None:
+        self.model = model
+        self.spans: list[slice] = []
+        start = 0
+        for sequence in sequences:
+            self.spans.append(slice(start, start + len(sequence)))
+            start += len(sequence)
+        self.hidden = model.embed(torch.cat(sequences))
+        self.selections: list[torch.Tensor | None] = [None] * len(sequences)
+        self.experts: torch.Tensor | None = None
+
+    def step(self, layer: int, expert_done: Callable[[int], None] = lambda expert: None) -> None:
+        """One layer on all sequences."""
+        config, eps = self.model.config, self.model.config.rms_norm_eps
+        weights = self.model.weights(layer)
+        gain = weights.vector("input_layernorm.weight")
+        own = config.has_indexer(layer)
+        for number, span in enumerate(self.spans):
+            x = layers.rms_norm(self.hidden[span], gain, eps)
+            mixed, self.selections[number] = layers.attention(config, weights, x, self.selections[number], own)
+            self.hidden[span] += mixed
+        weights = self.model.weights(layer)
+        x = layers.rms_norm(self.hidden, weights.vector("post_attention_layernorm.weight"), eps)
+        prefix = "mlp.shared_experts" if config.is_moe(layer) else "mlp"
+        for span in self.spans:
+            self.hidden[span] += layers.mlp(weights, prefix, x[span])
+        self.experts = None
+        if config.is_moe(layer):
+            weight, self.experts = layers.route(config, weights, x)
+            del weights
+            self._routed(layer, x, weight, self.experts, expert_done)
+
+    def _routed(
+        self,
+        layer: int,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        ids: torch.Tensor,
+        expert_done: Callable[[int], None],
+    ) -> None:
+        for expert in ids.unique().tolist():
+            token, slot = torch.where(ids == expert)
+            out = layers.mlp(self.model.weights(layer), expert_prefix(expert), x[token])
+            self.hidden.index_add_(0, token, out * weight[token, slot, None])
+            expert_done(expert)

@@ -1,0 +1,153 @@
+"""What was measured, as the planner's description of this machine.
+
+Copies, products and fused ops give the rates. What the served engine takes besides them is found with the planner's
+own arithmetic on other sizes than those it is asked about: prompts of up to 512 tokens alone give the share of products
+and the host's time of a prefill, one to four requests at once the host's time of a step and of a token.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+import yaml
+
+from glm5_ascend.errors import OutputError
+from glm5_ascend.plan.efficiency import Efficiencies
+from glm5_ascend.plan.hardware import Hardware
+from glm5_ascend.plan.layout import Engine
+from glm5_ascend.plan.measure import rates
+from glm5_ascend.plan.measure.served import FLAGS, Served, Timer
+from glm5_ascend.plan.model import PlannedModel, from_directory
+from glm5_ascend.plan.roofline import decode_step, prefill_chunk
+from glm5_ascend.serve.local_server import server
+
+#: Shares of the products' rate that are tried.
+SHARES = np.geomspace(0.02, 8.0, 600)
+ENGINE = Engine(tp=1, dp=1, drafts=0, split_prefill=False)
+
+
+def measure(directory: Path, log: Path, rounds: int = 5) -> Hardware:
+    """Serve `directory` here and describe this machine; takes about two minutes. `log`: file for the server's output.
+
+    Raises:
+        ConfigError, CheckpointError: no GLM-5 checkpoint. MissingEnvironmentError: it cannot be served.
+    """
+    model = from_directory(directory, None, False)
+    with server(directory, log, FLAGS) as port:
+        served = Timer(f"http://127.0.0.1:{port}", token_ids(model)).measure(rounds)
+    return describe(model, directory, served)
+
+
+def token_ids(model: PlannedModel) -> int:
+    """How many to draw prompts from: the first ones are bytes in any of these tokenizers."""
+    return min(256, model.config.vocab_size)
+
+
+def describe(model: PlannedModel, directory: Path, served: Served) -> Hardware:
+    """This machine by its rates, measured now, and by what a server of `directory` took."""
+    torch.set_num_threads(threads())
+    bare = rated(model, directory)
+    return bare.model_copy(update={"efficiencies": efficiencies(model, bare, served).to_json()})
+
+
+def threads() -> int:
+    """The server's: OMP_NUM_THREADS, or its default of 1."""
+    given = os.environ.get("OMP_NUM_THREADS", "1")
+    return int(given) if given.isdecimal() and int(given) > 0 else 1
+
+
+def rated(model: PlannedModel, directory: Path) -> Hardware:
+    """The rates alone, no efficiencies."""
+    c = model.config
+    operators = {"lightning indexer": rates.indexer_rate(c), "sparse attention": rates.attention_rate(c)}
+    if model.expert_type != "FLOAT":
+        operators["experts"] = rates.expert_rate(c)
+    memory = rates.memory_rate()
+    where = f"{platform.machine()}, {threads()} thread(s), {datetime.date.today()}"
+    shape = f"{rates.TOKENS} tokens at the shapes of {directory.name}"
+    bf16, fp32, int8 = (rates.product_rate(c, kind) for kind in (torch.bfloat16, torch.float32, torch.int8))
+    unused = {"bandwidth": memory, "latency": 1e-6, "quality": "derived", "source": "one die: no link is used"}
+    return Hardware.model_validate(
+        {
+            "name": "cpu", "title": f"this CPU ({where})", "dies_per_node": 1,
+            "memory_bytes": _figure(psutil.virtual_memory().total, "memory of the machine"),
+            "rates": {
+                "memory": _figure(memory, f"a copy of {rates.COPY_BYTES} bytes"),
+                "bf16": _figure(bf16, f"products of {shape}; in fp32 {fp32 / 1e9:.1f}e+9"),
+                "int8": _figure(int8, f"products of {shape}, inputs quantized"),
+                "vector": _figure(rates.vector_rate(), "fp32 multiply-adds in the second cache"),
+                "operators": {name: _figure(rate, f"compiled kernel, {shape}") for name, rate in operators.items()},
+            },
+            "links": {"node": unused, "scale_out": unused},
+            "peer_seconds": _figure(1e-9, "one die: not used"),
+            "pass_seconds_scale": _figure(1.0, "the overheads are this machine's"),
+            "host_ahead": False,
+            "measured_on": f"{directory.name}, {model.quantization}",
+        }
+    )  # fmt: skip
+
+
+def _figure(value: float, source: str) -> dict[str, Any]:
+    return {"value": float(f"{value:.5g}"), "quality": "measured", "source": source}
+
+
+def efficiencies(model: PlannedModel, hardware: Hardware, served: Served) -> Efficiencies:
+    """The planner's constants that explain what was served; relative errors count."""
+    layers = model.config.num_hidden_layers
+    lengths = np.array(list(served.first), dtype=float)
+    first = np.array(list(served.first.values()))
+    best, share, eager = np.inf, 1.0, 0.0
+    for tried in SHARES:
+        constants = Efficiencies(1.0, 1.0, float(tried), 0.0, 0.0, 0.0)
+        device = np.array([prefill_chunk(model, hardware, ENGINE, constants, n, 0.0).seconds for n in lengths])
+        host = max(0.0, float(np.sum((first - device) / first**2) / np.sum(layers / first**2)))
+        error = float(np.sum(((device + layers * host) / first - 1.0) ** 2))
+        if error < best:
+            best, share, eager = error, float(tried), host
+    constants = Efficiencies(1.0, 1.0, share, 0.0, 0.0, 0.0)
+    batches = np.array(list(served.step), dtype=float)
+    device = np.array(
+        [decode_step(model, hardware, ENGINE, constants, n, served.step_context).seconds for n in batches]
+    )
+    took = np.array(list(served.step.values()))
+    # Step and token in units of a second per layer; the smaller of the two may come out below zero: then it is zero.
+    parts = layers * np.stack([np.ones_like(batches), batches], axis=1) / took[:, None]
+    target = (took - device) / took
+    step, token = np.linalg.lstsq(parts, target, rcond=None)[0]
+    if step < 0 or token < 0:
+        alone = [max(0.0, float(part @ target / (part @ part))) for part in parts.T]
+        errors = [float(np.sum((part * value - target) ** 2)) for part, value in zip(parts.T, alone, strict=True)]
+        step, token = (alone[0], 0.0) if errors[0] <= errors[1] else (0.0, alone[1])
+    return Efficiencies(1.0, 1.0, share, float(step), eager, float(token))
+
+
+def summary(found: Hardware) -> Iterator[str]:
+    """Lines for a person."""
+    own = found.rates
+    yield f"{found.title}, measured on {found.measured_on}"
+    products = f"bf16 {own.bf16.value / 1e9:.1f}, int8 {own.int8.value / 1e9:.1f} GOPS"
+    yield f"memory {own.memory.value / 1e9:.1f} GB/s; products {products}"
+    yield ", ".join(f"{name} {figure.value / 1e9:.1f} GOPS" for name, figure in own.operators.items())
+    for name, value in (found.efficiencies or {}).items():
+        yield f"{name:14} {value:.3g}" if "seconds" not in name else f"{name:14} {1e6 * value:.0f} us per layer"
+
+
+def write(found: Hardware, path: Path, *, replace: bool) -> None:
+    """As YAML with a heading. Raises `OutputError` if the file is there and may not be replaced, or cannot be made."""
+    if path.exists() and not replace:
+        raise OutputError(f"{path} exists already", "name another file, or remove it")
+    heading = "# Written by `glm5-ascend plan --measure`. Every rate is of one die: this machine's CPU.\n"
+    text = yaml.safe_dump(found.model_dump(mode="json", exclude_none=True), sort_keys=False, width=110)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(heading + text, encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}", "name another file") from None

@@ -1,0 +1,113 @@
+"""What a quantization will need of memory, per phase, and of disk: from the plan alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from glm5_ascend.errors import OutputError
+from glm5_ascend.model import structure
+from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.layers import SCORES
+from glm5_ascend.model.structure import Linear
+from glm5_ascend.quantize.calibration.forward import SEARCH_ROWS
+from glm5_ascend.quantize.methods.error_feedback import FEEDBACK_ROWS
+from glm5_ascend.quantize.methods.smoothing import SEARCH_OUTPUTS
+from glm5_ascend.quantize.plan import Plan
+from glm5_ascend.quantize.run.expert import CHUNK
+from glm5_ascend.quantize.run.writer import BLOCK
+
+GIB = 1024**3
+_IMPORTS = 560 * 1024**2  # interpreter, torch, transformers' tokenizer (measured)
+_FP32 = 4
+_BLOCK_COPIES = 8  # fp32 copies of a block alive while it is rotated or rounded
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What `--dry-run` says about a run."""
+
+    seconds: float
+    threads: int
+    peak_rss_bytes: int
+    output_bytes: int
+    activation_bytes: int
+    source_bytes: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Predicted peak in bytes: `fixed` whatever the threads, `per_thread` for each; the worst phase."""
+
+    fixed: int
+    per_thread: int
+
+    def peak(self, threads: int) -> int:
+        return self.fixed + threads * self.per_thread
+
+
+def memory(plan: Plan, seq_len: int) -> list[Memory]:
+    """One entry per phase: tables, each kind of layer's backbone, experts."""
+    c, size = plan.config, structure.sizes(plan.config)
+    block = _BLOCK_COPIES * _FP32 * BLOCK
+    phases = [Memory(_IMPORTS + 3 * _FP32 * c.hidden_size**2, block)]
+    calibrated = plan.last_calibrated_layer
+    for layer in range(c.num_layers_with_mtp):
+        held = [part for part in structure.backbone(c, layer) if not structure.is_table(part)]
+        weights = sum(_FP32 * torch.Size(structure.shape(part, size)).numel() for part in held)
+        widest = max(size[part.inp] for part in held if isinstance(part, Linear))
+        rows = _FP32 * SEARCH_ROWS * widest
+        sequence = _sequence(c, seq_len) if layer <= calibrated else 0
+        search = 6 * rows if layer <= calibrated else 0
+        names = plan.compensated(structure.layer_prefix(layer), held)
+        compensated = {size[part.inp] for part in held if isinstance(part, Linear) and part.name in names}
+        feedback = 2 * sum(map(_feedback, compensated))
+        phases.append(Memory(_IMPORTS + weights + 4 * rows + feedback, max(block + feedback, sequence, search)))
+    expert = 3 * _FP32 * c.hidden_size * c.moe_intermediate_size
+    run = CHUNK * (c.hidden_size * 40 + c.moe_intermediate_size * 16)
+    search = 8 * _FP32 * (SEARCH_ROWS + SEARCH_OUTPUTS) * c.moe_intermediate_size
+    routed = (layer for layer in range(c.num_layers_with_mtp) if c.is_moe(layer))
+    if any(plan.compensated(structure.layer_prefix(layer), structure.expert_linears(0)) for layer in routed):
+        block += 3 * (_feedback(c.hidden_size) + _feedback(c.moe_intermediate_size))
+    phases.append(Memory(_IMPORTS, expert + max(block, run, search)))
+    return phases
+
+
+def _feedback(columns: int) -> int:
+    """Bytes of the inputs and gains of a linear with so many columns."""
+    return 2 * _FP32 * FEEDBACK_ROWS * columns
+
+
+def _sequence(c: ModelConfig, length: int) -> int:
+    """Bytes one sequence's forward holds at a time."""
+    heads = c.num_attention_heads * (2 * c.qk_nope_head_dim + c.qk_rope_head_dim + 2 * c.v_head_dim)
+    scores = min(SCORES, c.num_attention_heads * length**2)
+    index = length**2 if length > c.index_topk else 0
+    widest = max(c.intermediate_size, c.n_shared_experts * c.moe_intermediate_size)
+    return _FP32 * (2 * length * heads + 4 * scores + 4 * index + length * (3 * widest + 8 * c.hidden_size))
+
+
+def peak_bytes(plan: Plan, seq_len: int, threads: int) -> int:
+    """Predicted peak RSS."""
+    return max(phase.peak(threads) for phase in memory(plan, seq_len))
+
+
+def threads_within(plan: Plan, seq_len: int, threads: int, max_ram: int) -> int:
+    """The most threads, up to `threads`, whose predicted peak stays within `max_ram` bytes.
+
+    Raises:
+        OutputError: not even one does.
+    """
+    fitting = [n for n in range(1, threads + 1) if peak_bytes(plan, seq_len, n) <= max_ram]
+    if not fitting:
+        raise OutputError(
+            f"--max-ram {max_ram / GIB:.1f} GiB: this model needs {peak_bytes(plan, seq_len, 1) / GIB:.1f} GiB",
+            "raise --max-ram or shorten --seq-len",
+        )
+    return fitting[-1]
+
+
+def disk_bytes(plan: Plan, tokens: int) -> int:
+    """Bytes of calibration activations on disk at their most: two streams of int64 and the experts' inputs in fp32."""
+    return tokens * plan.config.hidden_size * (8 + 8 + _FP32) if plan.last_calibrated_layer >= 0 else 0

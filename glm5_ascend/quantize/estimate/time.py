@@ -1,0 +1,159 @@
+"""How long a quantization will take: its steps counted from the plan, each at a rate measured here and now."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+
+import torch
+
+from glm5_ascend.checkpoint import schemes
+from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.model import structure
+from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.device import product
+from glm5_ascend.model.rotation import Rotations
+from glm5_ascend.model.structure import Linear
+from glm5_ascend.quantize.calibration.forward import SEARCH_ROWS
+from glm5_ascend.quantize.methods.error_feedback import FEEDBACK_ROWS, Feedback
+from glm5_ascend.quantize.methods.input_statistics import InputStatistics
+from glm5_ascend.quantize.methods.rounding import ActivationRange, quantize_linear
+from glm5_ascend.quantize.methods.smoothing import SEARCH_OUTPUTS, flex_awq_ssz, flex_smooth_quant
+from glm5_ascend.quantize.plan import LinearPlan, Plan
+
+_ROWS = 512  # of the weights and inputs the rates are measured on
+_WIDTH = 2048  # and their columns
+_SHARED = 1.2  # threads slow each other down at the memory bus (two of them, measured at GLM-5's width)
+_READ = 2**26  # bytes of the source read to learn the disk's rate
+
+
+def seconds(plan: Plan, tokens: int, seq_len: int, threads: int) -> float:
+    """Predicted wall time with `threads` threads; measures rates for about a second.
+
+    What is not in it: the start of the program, and writing, which on most machines is quicker than computing what is
+    written.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad():
+            spent = _passes(plan) + _searches(plan) + _forward(plan, tokens, seq_len)
+    finally:
+        torch.set_num_threads(before)
+    return spent / threads * (_SHARED if threads > 1 else 1.0) + source_bytes(plan.source) / _read_rate(plan.source)
+
+
+def active_weights(c: ModelConfig, layer: int) -> int:
+    """Weights a token meets in one layer."""
+    size = structure.sizes(c)
+    held = [part for part in structure.backbone(c, layer) if isinstance(part, Linear) and not structure.is_table(part)]
+    experts = 3 * c.hidden_size * c.moe_intermediate_size * c.num_experts_per_tok if c.is_moe(layer) else 0
+    return sum(size[part.out] * size[part.inp] for part in held) + experts
+
+
+def source_bytes(source: SourceCheckpoint) -> int:
+    return sum(entry.end - entry.start for entry in source.files.entries.values())
+
+
+def _passes(plan: Plan) -> float:
+    """Reading, rotating, rounding and packing every weight once."""
+    weights: Counter[LinearPlan] = Counter()
+    size = structure.sizes(plan.config)
+    for prefix, part in structure.all_parts(plan.config):
+        if isinstance(part, Linear):
+            decided = plan.linears[prefix + part.name]
+            weights[decided] += torch.Size(structure.shape(part, size)).numel()
+    rotations = Rotations(plan.config, 0) if plan.recipe.rotates else None
+    stored = torch.randn(_ROWS, plan.config.hidden_size).to(torch.bfloat16)
+
+    def once(decided: LinearPlan) -> None:
+        scheme, method = decided.scheme, decided.method
+        weight = stored.float()
+        if rotations is not None:
+            rotations.rotate_weight(weight, structure.HIDDEN, structure.FIXED)
+        if scheme == schemes.FLOAT:
+            weight.to(torch.bfloat16)
+            return
+        feedback = _a_feedback(plan.config.hidden_size, decided.steps) if method == "gptq" else None
+        quantize_linear("down_proj", weight, scheme, method, ActivationRange(-1.0, 1.0), feedback)
+
+    return sum(
+        count / stored.numel() * _timed(lambda k=kind: once(k))  # type: ignore[misc]
+        for kind, count in weights.items()
+    )
+
+
+@cache
+def _a_feedback(columns: int, steps: int) -> Feedback | None:
+    return Feedback.on(torch.randn(FEEDBACK_ROWS, columns, generator=torch.Generator().manual_seed(0)), steps)
+
+
+def search_columns(plan: Plan) -> Counter[tuple[str, str]]:
+    """Columns of all inputs that are searched, by (algorithm, scheme)."""
+    columns: Counter[tuple[str, str]] = Counter()
+    c, size = plan.config, structure.sizes(plan.config)
+    for layer in range(plan.last_calibrated_layer + 1):
+        pairs = [(search, 1) for search in plan.smoothing(layer, structure.subgraphs(c, layer))]
+        if c.is_moe(layer):
+            pairs += [(s, c.n_routed_experts) for s in plan.smoothing(layer, [structure.expert_subgraph(0)])]
+        parts = [*structure.backbone(c, layer), *structure.expert_linears(0)]
+        for search, times in pairs:
+            target = structure.find(parts, search.subgraph.targets[0])
+            assert isinstance(target, Linear)
+            columns[search.algorithm, search.scheme] += times * size[target.inp]
+    return columns
+
+
+def attention_columns(c: ModelConfig) -> int:
+    """Products per pair of tokens in one layer's attention."""
+    return c.num_attention_heads * (c.qk_nope_head_dim + c.qk_rope_head_dim + c.v_head_dim)
+
+
+def _searches(plan: Plan) -> float:
+    """All searches: their time grows with the columns."""
+    columns = search_columns(plan)
+    seen = InputStatistics(SEARCH_ROWS)
+    seen.add(torch.randn(SEARCH_ROWS, _WIDTH))
+    weight = torch.randn(SEARCH_OUTPUTS, _WIDTH)
+
+    def once(algorithm: str, scheme: str) -> None:
+        if algorithm == "flex_awq_ssz":
+            flex_awq_ssz(weight, seen, scheme, 10)
+        else:
+            flex_smooth_quant([weight], seen, scheme)
+
+    return sum(
+        count / _WIDTH * _timed(lambda k=kind: once(*k), repeats=1)  # type: ignore[misc]
+        for kind, count in columns.items()
+    )
+
+
+def _forward(plan: Plan, tokens: int, seq_len: int) -> float:
+    c, layers = plan.config, range(plan.last_calibrated_layer + 1)
+    x, weight = torch.randn(_ROWS, _WIDTH), torch.randn(2 * _WIDTH, _WIDTH)
+    linear = _timed(lambda: product(x, weight)) / (x.shape[0] * weight.numel())  # per token and weight
+    plain = _timed(lambda: x @ weight.T) / (x.shape[0] * weight.numel())
+    scores = plain * len(layers) * seq_len * attention_columns(c)
+    return tokens * (linear * sum(active_weights(c, n) for n in layers) + scores)
+
+
+def _read_rate(source: SourceCheckpoint) -> float:
+    """Bytes per second from the middle of the largest shard, as the disk and its cache give them now."""
+    path = max((shard.path for shard in source.files.shards.values()), key=lambda p: p.stat().st_size)
+    began = time.perf_counter()
+    with path.open("rb", buffering=0) as file:
+        file.seek(max(0, path.stat().st_size // 2 - _READ // 2))
+        count = len(file.read(_READ))
+    return max(count, 1) / max(time.perf_counter() - began, 1e-6)
+
+
+def _timed(function: Callable[[], object], repeats: int = 3) -> float:
+    function()
+    spent = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        function()
+        spent.append(time.perf_counter() - began)
+    return sorted(spent)[len(spent) // 2]

@@ -1,0 +1,141 @@
+"""From fp32 weights to stored integers and scales: the one place where a weight is rounded.
+
+Every function takes W fp32 [N, K] (one row per output channel). Source: msModelSlim 26.1.0 (minmax, SSZ), at fp32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from glm5_ascend.checkpoint import schemes
+from glm5_ascend.quantize.methods.error_feedback import Feedback
+from glm5_kernels import ops
+
+INT8_MAX, INT4_MAX = 127, 7
+_GRID = torch.linspace(0.2, 1.0, 24)  # below 0.2 nothing is gained, above it heavy-tailed rows lose
+_STEPS = 8  # refits after the grid
+
+
+@dataclass(frozen=True)
+class ActivationRange:
+    """Smallest and largest value a linear's input took over all calibration tokens."""
+
+    low: float
+    high: float
+
+
+def bf16(x: torch.Tensor) -> torch.Tensor:
+    """`x` rounded to what the engine's bf16 parameter will hold, as fp32."""
+    return x.to(torch.bfloat16).to(torch.float32)
+
+
+def minmax_scale(weight: torch.Tensor, largest: int) -> torch.Tensor:
+    """max|row| / largest, [N, 1]; 1 for a row of zeros (its integers are zero whatever the scale)."""
+    peak = torch.maximum(weight.amax(dim=1, keepdim=True), -weight.amin(dim=1, keepdim=True))
+    return torch.where(peak > 0, peak / largest, torch.ones_like(peak))
+
+
+def ssz_scale(weight: torch.Tensor, largest: int) -> torch.Tensor:
+    """Per-row scale [N, 1] that minimises the squared error."""
+    return ops.ssz_scale(weight, largest, _STEPS, _GRID)
+
+
+def round_int(weight: torch.Tensor, scale: torch.Tensor, largest: int) -> torch.Tensor:
+    """round-half-even(W / scale) clipped to [-largest-1, largest], still fp32."""
+    return torch.round(weight / scale).clamp_(-largest - 1, largest)
+
+
+class Rounded(NamedTuple):
+    """The stored tensors of a linear by suffix (`checkpoint/schemes.py` says which), and what rounding cost."""
+
+    stored: dict[str, torch.Tensor]
+    squared_error: float
+    squared_weight: float
+
+
+def weight_bits(scheme: str) -> int:
+    """4 or 8."""
+    return 4 if scheme == schemes.W4A8_DYNAMIC else 8
+
+
+def held_scale(scheme: str, scale: torch.Tensor) -> torch.Tensor:
+    """`scale` [N, 1] as the engine holds it: scales of INT8 weights are rounded to bf16 while loading.
+
+    A row too small for any scale (its scale would be 0) is a row of zeros, with scale 1.
+    """
+    scale = bf16(scale) if weight_bits(scheme) == 8 else scale
+    return torch.where(scale > 0, scale, torch.ones_like(scale))
+
+
+def quantize_linear(
+    module: str,
+    weight: torch.Tensor,
+    scheme: str,
+    method: str = "minmax",
+    activation: ActivationRange | None = None,
+    feedback: Feedback | None = None,
+    scale: torch.Tensor | None = None,
+) -> Rounded:
+    """Round a linear's weight, or rows of it, under `scheme`.
+
+    Args:
+        module: module name; decides the columns of scale_bias.
+        method: how the weight scale is found: "minmax", "ssz", or "gptq", which begins with minmax for INT8 and ssz for
+            INT4.
+        activation: range of the input, for the static scheme W8A8 only.
+        feedback: for "gptq": of the linear's inputs. Without it, integers are the nearest ones.
+        scale: fp32 [N, 1], positive: a scale from elsewhere (learned in training) instead of `method`'s.
+    """
+    bits = weight_bits(scheme)
+    largest = INT4_MAX if bits == 4 else INT8_MAX
+    if scale is None:
+        nearest = method == "minmax" or (method == "gptq" and bits == 8)
+        scale = minmax_scale(weight, largest) if nearest else ssz_scale(weight, largest)
+    elif not bool(((scale > 0) & scale.isfinite()).all()):
+        raise ValueError(f"{module}: a weight scale must be positive and finite")
+    # Rounded first, so that the integers are computed from the scale they will be multiplied by.
+    scale = held_scale(scheme, scale)
+    parts = schemes.partial_sums(module) if bits == 4 else 1
+    wanted = weight
+    if feedback is not None:
+        weight, scale = feedback.round(weight, scale, largest, refit=bits == 4)
+    integers, sums, error, square = ops.round_rows(weight, scale, bits, parts)
+    if feedback is not None:
+        error, square = float((weight - wanted).square().sum()), float(wanted.square().sum())
+    stored = {"weight": integers, "weight_scale": scale, "weight_offset": torch.zeros_like(scale)}
+    if bits == 4:
+        stored["scale_bias"] = 8.0 * sums * scale  # undoes the +8 shift of the NPU's unsigned-nibble matmul
+    if scheme == schemes.W8A8:
+        if activation is None:
+            raise ValueError(f"{module}: W8A8 needs an activation range")
+        stored |= _static_input(sums, scale, activation)
+    return Rounded(stored, error, square)
+
+
+def _static_input(sums: torch.Tensor, scale: torch.Tensor, activation: ActivationRange) -> dict[str, torch.Tensor]:
+    """Per-tensor asymmetric input quantization: x_q = round(x / input_scale + input_offset) in [-128, 127]."""
+    input_scale, input_offset = static_input(activation)
+    input_scale, input_offset = input_scale.to(scale.device), input_offset.to(scale.device)
+    deq_scale = input_scale * scale.flatten()
+    quant_bias = -input_offset.to(torch.int64) * sums[:, 0].to(torch.int64)
+    return {
+        "input_scale": input_scale,
+        "input_offset": input_offset,
+        "deq_scale": deq_scale,
+        "quant_bias": quant_bias.to(torch.int32),
+    }
+
+
+def static_input(activation: ActivationRange) -> tuple[torch.Tensor, torch.Tensor]:
+    """(input_scale, input_offset), both fp32 [1]; the scale is bf16-representable and never narrower than the range."""
+    low, high = min(activation.low, 0.0), max(activation.high, 0.0)
+    exact = torch.tensor([(high - low) / 255 if high > low else 1.0])
+    scale = exact.to(torch.bfloat16)
+    if scale.float() < exact:
+        scale = torch.nextafter(scale, torch.full_like(scale, torch.inf))
+    input_scale = scale.float()
+    offset = (torch.round(-low / input_scale) - 128).clamp(-128, 127)
+    return input_scale, offset

@@ -1,0 +1,91 @@
+"""`--engine msmodelslim`: the same recipe and texts through an installed msModelSlim, the official tool.
+
+Its CLI runs as a process of its own (importing it patches torch). It writes into our workshop, never into SRC or OUT:
+26.1.0 deletes every *.safetensors of its save path before it starts, and with SRC as save path the source is gone.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from glm5_ascend.checkpoint.output import exclusive, publish, workshop
+from glm5_ascend.checkpoint.texts import SourceTokenizer
+from glm5_ascend.checkpoint.writer import write_json
+from glm5_ascend.errors import CheckFailedError, MissingEnvironmentError
+from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.quantize.calibration.dataset import CalibrationSet
+from glm5_ascend.quantize.plan import symbols
+from glm5_ascend.quantize.recipe import Recipe
+
+PROGRAM = "msmodelslim"
+MODEL_TYPE = "GLM-5"
+
+
+def stock_recipe(recipe: Recipe, config: ModelConfig, dataset: Path) -> dict[str, Any]:
+    """A recipe as msModelSlim reads it: every default spelled out, numbers instead of symbols, no keys of ours."""
+    raw = recipe.model_dump(mode="json", exclude_none=True)
+    numbers = symbols(config)
+
+    def expand(pattern: str) -> list[str]:
+        for name, layers in numbers.items():
+            if f"{{{name}}}" in pattern:
+                return [made for layer in layers for made in expand(pattern.replace(f"{{{name}}}", str(layer)))]
+        return [pattern]
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, list):
+            return [walk(item) for item in value]
+        if isinstance(value, dict):
+            return {
+                key: [made for pattern in item for made in expand(pattern)]
+                if key in ("include", "exclude")
+                else walk(item)
+                for key, item in value.items()
+            }
+        return value
+
+    metadata = {key: value for key, value in raw["metadata"].items() if key != "format_version"}
+    spec = walk(raw["spec"]) | {"dataset": str(dataset)}
+    return {"apiversion": "modelslim_v1", "metadata": {"score": 90, **metadata}, "spec": spec}
+
+
+def run_msmodelslim(
+    source: Path, out: Path, recipe: Recipe, config: ModelConfig, calibration: CalibrationSet | None, device: str
+) -> None:
+    """Quantize SRC to OUT with msModelSlim; OUT appears when its process has ended well.
+
+    Args:
+        device: as its own `--device`: "npu", "npu:0,1", "cpu".
+    Raises:
+        MissingEnvironmentError: no `msmodelslim` on PATH. CheckFailedError: it ended with an error.
+    """
+    program = shutil.which(PROGRAM)
+    if program is None:
+        raise MissingEnvironmentError(
+            f"--engine msmodelslim: no program {PROGRAM!r} on PATH",
+            "pip install msmodelslim==26.1.0, or leave out --engine",
+        )
+    place = workshop(out)
+    with exclusive(place):
+        work, log = place / "checkpoint", place / "msmodelslim.log"
+        shutil.rmtree(work, ignore_errors=True)
+        texts = place / "calibration.json"
+        tokenizer = SourceTokenizer(source)
+        sequences = calibration.sequences if calibration is not None else ()
+        write_json(texts, [tokenizer.decode(sequence) for sequence in sequences] or ["nothing to calibrate"])
+        chosen = place / "recipe.yaml"
+        raw = stock_recipe(recipe, config, texts.resolve())
+        chosen.write_text(yaml.safe_dump(raw, sort_keys=False), encoding="utf-8")
+        command = [program, "quant", "--model_type", MODEL_TYPE, "--model_path", source, "--save_path", work]
+        command += ["--config_path", chosen, "--device", device]
+        with log.open("w") as file:
+            code = subprocess.run([str(part) for part in command], stdout=file, stderr=file, check=False).returncode
+        if code or not any(work.glob("*.safetensors")):
+            raise CheckFailedError(f"msmodelslim ended with exit status {code}", f"its output is in {log}")
+        publish(work, out)
+    shutil.rmtree(place, ignore_errors=True)

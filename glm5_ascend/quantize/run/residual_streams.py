@@ -1,0 +1,106 @@
+"""The residual streams between the layers: which exist, where each comes from, and when it may go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from glm5_ascend.model import layers, structure
+from glm5_ascend.quantize.calibration.dataset import CalibrationSet
+from glm5_ascend.quantize.calibration.forward import FloatLayer, Selections
+from glm5_ascend.quantize.calibration.row_file import Stream
+from glm5_ascend.quantize.run.layer import Job, unit
+
+
+class Depth:
+    """Hands every layer its input stream; a stopped run finds the last one on disk.
+
+    Args:
+        calibration: None if no layer needs any.
+    """
+
+    def __init__(self, job: Job, calibration: CalibrationSet | None) -> None:
+        self.job, self.config = job, job.plan.config
+        self.calibration = calibration
+        self._here: Stream | None = None
+        self._next: Stream | None = None
+        self._mtp: Stream | None = None
+        self.selections: Selections | None = None
+        if calibration is not None:
+            self.lengths = tuple(len(sequence) for sequence in calibration.sequences)
+            self.selections = Selections(self.config, job.folder, self.lengths)
+
+    def __enter__(self) -> Depth:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        files = [stream.file for stream in (self._here, self._next, self._mtp) if stream is not None]
+        if self.selections is not None and self.selections.file is not None:
+            files.append(self.selections.file)
+        for file in files:
+            file.close()
+
+    def around(self, layer: int) -> tuple[Stream | None, Stream | None, Selections | None]:
+        """(stream in front of the layer, stream to fill behind it, selections); None where nobody needs one."""
+        if self.calibration is None or layer > self.job.plan.last_calibrated_layer:
+            return None, None, None
+        if self.config.is_mtp(layer):
+            self._mtp = self._mtp_stream(layer)
+            return self._mtp, None, self.selections
+        if self._here is None:
+            self._here = self._stream(layer) if self._stored(layer) else self._embedded(layer)
+        if layer < self.job.plan.last_calibrated_layer:
+            self._next = Stream(self._path(layer + 1), self.lengths, self.config.hidden_size)
+        return self._here, self._next, self.selections
+
+    def leave(self) -> None:
+        """The journal has the layer: what lies behind it is what comes next."""
+        if self._next is not None:
+            if self._here is not None:
+                self._here.file.remove()
+            self._here, self._next = self._next, None
+
+    def _path(self, layer: int) -> Path:
+        return self.job.folder / f"stream-{layer}"
+
+    def _stored(self, layer: int) -> bool:
+        return layer > 0 and unit(layer - 1) in self.job.journal.done
+
+    def _stream(self, layer: int) -> Stream:
+        return Stream(self._path(layer), self.lengths, self.config.hidden_size, keep=True)
+
+    def _embedded(self, layer: int) -> Stream:
+        assert self.calibration is not None
+        stream = Stream(self._path(layer), self.lengths, self.config.hidden_size)
+        table = structure.find(structure.GLOBAL, "model.embed_tokens")
+
+        def one(number: int) -> None:
+            assert self.calibration is not None
+            stream.set_sequence(number, self.job.weights.lookup("", table, self.calibration.sequences[number]))
+
+        self.job.workers.each(one, range(len(self.lengths)))
+        return stream
+
+    def _mtp_stream(self, layer: int) -> Stream:
+        """The MTP layer reads the main model's normalised output at i and the embedding of token i+1."""
+        assert self.calibration is not None
+        job, config, sequences = self.job, self.config, self.calibration.sequences
+        main = self._here or self._stream(config.num_hidden_layers)
+        self._here = main
+        prefix, weights = structure.layer_prefix(layer), job.weights
+        parts, gain = structure.backbone(config, layer), weights.gains("", structure.GLOBAL)
+        gains = weights.gains(prefix, parts)
+        own = FloatLayer(weights.load_all(prefix, [structure.find(parts, name) for name in structure.MTP_INPUT], gains))
+        final = weights.load("", structure.find(structure.GLOBAL, "model.norm"), gain)
+        rot = weights.rotations.mtp_rotation(gain["model.norm"]) if weights.rotations is not None else None
+        stream = Stream(job.folder / "stream-mtp", tuple(n - 1 for n in self.lengths), config.hidden_size)
+        table = structure.find(parts, "embed_tokens")
+
+        def one(number: int) -> None:
+            normed = layers.rms_norm(main.sequence(number).to(weights.device), final, config.rms_norm_eps)
+            if rot is not None:
+                normed = normed @ rot.T  # what the engine's `rot` linear does
+            embedding = weights.lookup(prefix, table, sequences[number][1:]).to(weights.device)
+            stream.set_sequence(number, layers.mtp_input(config, own, embedding, normed[:-1]))
+
+        job.workers.each(one, range(len(sequences)))
+        return stream

@@ -1,0 +1,93 @@
+"""Reading a part of the source into fp32, fused and rotated, a block of rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.model import structure
+from glm5_ascend.model.rotation import Rotations
+from glm5_ascend.model.structure import Linear, Vector
+from glm5_ascend.quantize.methods.transforms import Tensors, fuse_norms, gains_of, rotate
+from glm5_ascend.quantize.run.writer import blocks
+from glm5_ascend.quantize.workers import Workers
+
+#: Rows of a table further apart than this are read one by one.
+_GAP = 32
+
+
+class FloatWeights:
+    """The source's weights as the rotated model has them.
+
+    Args:
+        rotations: None for a recipe without quarot: then norms keep their gains, too.
+        device: where they are wanted.
+    """
+
+    def __init__(self, source: SourceCheckpoint, rotations: Rotations | None, device: torch.device) -> None:
+        self.source, self.rotations, self.device = source, rotations, device
+        self._size = structure.sizes(source.config)
+
+    def gains(self, prefix: str, parts: Iterable[Linear | Vector]) -> Tensors:
+        """The norms' gains as stored, by module name."""
+        norms = [part for part in parts if isinstance(part, Vector) and part.role == "norm"]
+        read = {
+            structure.tensor_name(p): self.source.read(prefix + structure.tensor_name(p)).to(self.device) for p in norms
+        }
+        return gains_of(read, norms)
+
+    def load(self, prefix: str, part: Linear | Vector, gains: Tensors) -> torch.Tensor:
+        """One whole part, fp32."""
+        name = structure.tensor_name(part)
+        tensor = torch.empty(structure.shape(part, self._size), device=self.device)
+        for start, stop in blocks(tuple(tensor.shape)):
+            tensor[start:stop] = self.source.read_rows(prefix + name, start, stop)
+        self._transform({name: tensor}, part, gains)
+        return tensor
+
+    def load_all(
+        self, prefix: str, parts: Iterable[Linear | Vector], gains: Tensors, workers: Workers | None = None
+    ) -> Tensors:
+        """Several parts by tensor name, read side by side if there are workers."""
+        # The largest first: the threads end at about the same time.
+        parts = sorted(parts, key=lambda part: -torch.Size(structure.shape(part, self._size)).numel())
+
+        def load(part: Linear | Vector) -> torch.Tensor:
+            return self.load(prefix, part, gains)
+
+        loaded = workers.map(load, parts) if workers is not None else map(load, parts)
+        return {structure.tensor_name(part): tensor for part, tensor in zip(parts, loaded, strict=True)}
+
+    def rows(self, prefix: str, part: Linear | Vector, gains: Tensors, start: int, stop: int) -> torch.Tensor:
+        """Rows of a linear whose output side is not rotated (embedding tables, heads)."""
+        rows = self.source.read_rows(prefix + structure.tensor_name(part), start, stop).to(self.device)
+        self._transform({structure.tensor_name(part): rows}, part, gains)
+        return rows
+
+    def lookup(self, prefix: str, part: Linear | Vector, ids: torch.Tensor) -> torch.Tensor:
+        """fp32 [len(ids), hidden] on the host: the rows `ids` of an embedding table; only they are read."""
+        wanted, place = ids.unique(return_inverse=True)
+        found = torch.cat(
+            [
+                self.rows(prefix, part, {}, run[0], run[-1] + 1).cpu()[torch.tensor(run) - run[0]]
+                for run in _runs(wanted)
+            ]
+        )
+        return found[place]
+
+    def _transform(self, tensors: Tensors, part: Linear | Vector, gains: Tensors) -> None:
+        if self.rotations is not None:
+            fuse_norms(tensors, [part], gains)
+            rotate(tensors, [part], self.rotations)
+
+
+def _runs(ids: torch.Tensor) -> Iterator[list[int]]:
+    run: list[int] = []
+    for number in ids.tolist():
+        if run and number - run[-1] > _GAP:
+            yield run
+            run = []
+        run.append(number)
+    yield run

@@ -1,0 +1,134 @@
+"""Quantization-aware training: what `rounding` stores and the server computes, with gradients.
+
+The numbers are those of the one quantizer and of the one int8 matmul, called here; only the gradients are this file's:
+
+    weight      straight through where rounding did not clip, 0 where it did
+    scale       LSQ (arXiv 1902.08153), if the scale is learned: d(q s)/ds = q - w/s inside the range, q outside, times
+                1 / sqrt(K * largest) per row
+    activation  straight through: a per-token scale clips nothing
+
+Weights are [N, K], one row per output channel, in fp32 or bf16; schemes are W8A8_DYNAMIC and W4A8_DYNAMIC (N even).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from glm5_ascend.checkpoint import schemes
+from glm5_ascend.quantize.methods.rounding import INT4_MAX, INT8_MAX, quantize_linear, weight_bits
+from glm5_kernels import ops
+
+#: The rounding does not depend on the module's name, only the columns of scale_bias do.
+_MODULE = "fake_quant"
+
+
+class FakeWeight(NamedTuple):
+    """A weight as the server holds it.
+
+    dequantized: fp32 [N, K], integers times scale, with a gradient.
+    integers: int8 [N, K].
+    scale: fp32 [N, 1], as the engine holds it.
+    """
+
+    dequantized: torch.Tensor
+    integers: torch.Tensor
+    scale: torch.Tensor
+
+
+class _Weight(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, weight: torch.Tensor, learned: torch.Tensor | None, scheme: str, method: str
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        given = None if learned is None else learned.detach().float()
+        stored = quantize_linear(_MODULE, weight.float(), scheme, method, scale=given).stored
+        integers, scale = schemes.integer_weight(scheme, stored), stored["weight_scale"]
+        ctx.save_for_backward(weight, integers, scale)
+        ctx.scheme, ctx.learned = scheme, learned
+        ctx.mark_non_differentiable(integers, scale)
+        return schemes.dequantize(scheme, stored), integers, scale
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (weight, integers, scale), grad = ctx.saved_tensors, grads[0]
+        largest = INT4_MAX if weight_bits(ctx.scheme) == 4 else INT8_MAX
+        ratio = weight.float() / scale
+        whole = ratio.round()
+        inside = (whole >= -largest - 1) & (whole <= largest)
+        of_weight = of_scale = None
+        if ctx.needs_input_grad[0]:
+            of_weight = torch.where(inside, grad, 0.0).to(weight.dtype)
+        if ctx.needs_input_grad[1]:
+            slope = torch.where(inside, integers - ratio, integers.float())
+            damping = (weight.shape[1] * largest) ** -0.5
+            of_scale = ((grad * slope).sum(1, keepdim=True) * damping).to(ctx.learned.dtype)
+        return of_weight, of_scale, None, None
+
+
+class _Activation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.dtype = x.dtype
+        integers, scale = ops.quantize_per_token(x.reshape(-1, x.shape[-1]))
+        return (integers.float() * scale).view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return grads[0].to(ctx.dtype)
+
+
+class _Product(torch.autograd.Function):
+    """The server's output, with the gradient of the float product of what both sides stand for."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dequantized: torch.Tensor, served: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, dequantized)
+        return served.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        (x, dequantized), grad = ctx.saved_tensors, grads[0].float()
+        of_weight = grad.reshape(-1, grad.shape[-1]).T @ x.reshape(-1, x.shape[-1])
+        return grad @ dequantized, of_weight, None
+
+
+def fake_quant_weight(
+    weight: torch.Tensor, scheme: str, method: str = "minmax", scale: torch.Tensor | None = None
+) -> FakeWeight:
+    """Round a weight in training.
+
+    Args:
+        weight: [N, K], fp32 or bf16.
+        scheme: W8A8_DYNAMIC or W4A8_DYNAMIC.
+        method: how the scale follows from the weight, as in a recipe: "minmax" or "ssz".
+        scale: [N, 1], a scale that is learned instead, positive; start it with `first_scale`. What it ends as goes to
+            `quantize_linear(scale=...)`: the recipes of `quantize` find their scales themselves.
+
+    Raises:
+        ValueError: another scheme, or a scale that is not positive.
+    """
+    if scheme not in (schemes.W8A8_DYNAMIC, schemes.W4A8_DYNAMIC):
+        raise ValueError(f"fake quantization knows W8A8_DYNAMIC and W4A8_DYNAMIC, not {scheme}")
+    return FakeWeight(*_Weight.apply(weight, scale, scheme, method))  # type: ignore[no-untyped-call]
+
+
+def fake_quant_activation(x: torch.Tensor) -> torch.Tensor:
+    """x [..., K] -> fp32 [..., K]: int8 with one scale per token, as `ops.int8_linear` rounds its input."""
+    rounded: torch.Tensor = _Activation.apply(x)  # type: ignore[no-untyped-call]
+    return rounded
+
+
+def fake_quant_linear(x: torch.Tensor, weight: FakeWeight) -> torch.Tensor:
+    """x [..., K] -> [..., N] in x's dtype: the server's integer product, bit for bit, with a gradient."""
+    held = ops.LinearWeights(weight.integers, ops.PER_TOKEN, weight.scale.flatten())
+    served = ops.int8_linear(x.detach(), held)
+    product: torch.Tensor = _Product.apply(fake_quant_activation(x), weight.dequantized, served)  # type: ignore[no-untyped-call]
+    return product
+
+
+def first_scale(weight: torch.Tensor, scheme: str, method: str = "ssz") -> torch.Tensor:
+    """fp32 [N, 1]: the scale the quantizer would choose, to start a learned one with."""
+    stored = quantize_linear(_MODULE, weight.detach().float(), scheme, method).stored
+    return stored["weight_scale"]

@@ -1,0 +1,170 @@
+"""What is asked, and what counts as sensible. Each check returns one line for the table."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from glm5_ascend.errors import CheckFailedError
+from glm5_ascend.serve.client import Answer, Client
+
+OK, FAILED, WARNING, SKIPPED = "ok", "failed", "warning", "skipped"
+#: Questions with one right answer that the real GLM-5 and the demo model both know.
+CANARIES = {"What is 47 + 38?": "85", "What is 36 + 45?": "81", "What is 52 + 19?": "71"}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather in a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
+MARKUP = ("<think>", "</think>", "<tool_call>", "<arg_key>", "<|assistant|>", "<|user|>", "[gMASK]")
+DRAFTS, ACCEPTED = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total"
+#: Of three draft tokens; a healthy GLM-5 W4A8 server accepts 3.16-3.19 per step (vllm-ascend #9803).
+LOW_ACCEPTANCE = 2.5
+
+
+@dataclass(frozen=True)
+class Line:
+    """One check's outcome. values: numbers for the JSON report."""
+
+    check: str
+    status: str
+    detail: str
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """long_tokens: least length of the long prompt; min_acceptance: fail below it, instead of a warning."""
+
+    long_tokens: int
+    min_acceptance: float | None = None
+
+
+def user(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+def degenerate(text: str) -> bool:
+    """Nothing, one sign again and again ("!!!!!!"), or one piece repeated to the end: what broken weights write."""
+    stripped = text.strip()
+    return not stripped or re.search(r"(.{1,12}?)\1{11,}", stripped, re.DOTALL) is not None
+
+
+def markup_in(answer: Answer) -> list[str]:
+    return [mark for mark in MARKUP if mark in answer.content]
+
+
+def canary(client: Client, wanted: Wanted) -> Line:
+    wrong = []
+    for question, right in CANARIES.items():
+        content = client.chat(user(question)).content
+        if right not in content:
+            wrong.append(f"{question} -> {content.strip()[:60]!r}" + (" (degenerate)" if degenerate(content) else ""))
+    good = len(CANARIES) - len(wrong)
+    detail = f"{good} of {len(CANARIES)} right" + "".join(f"; {each}" for each in wrong)
+    return Line("canary answers", FAILED if wrong else OK, detail, {"right": good, "asked": len(CANARIES)})
+
+
+def tool_call(client: Client, wanted: Wanted) -> Line:
+    """Chosen by the model itself, parsed, whole and streamed."""
+    for stream in (False, True):
+        answer = client.chat(user("What is the weather in Oslo?"), tools=[WEATHER], tool_choice="auto", stream=stream)
+        how = "streamed" if stream else "whole"
+        if len(answer.tool_calls) != 1:
+            return Line("tool call", FAILED, f"{how}: {len(answer.tool_calls)} calls, text {answer.content[:60]!r}")
+        name, arguments = answer.tool_calls[0]
+        try:
+            given = json.loads(arguments)
+        except ValueError:
+            return Line("tool call", FAILED, f"{how}: arguments are no JSON: {arguments[:60]!r}")
+        if name != "get_weather" or "oslo" not in str(given.get("city")).lower() or markup_in(answer):
+            return Line("tool call", FAILED, f"{how}: {name}({given}) {markup_in(answer) or ''}")
+        if answer.finish != "tool_calls":
+            return Line("tool call", FAILED, f"{how}: finish_reason {answer.finish!r}, not 'tool_calls'")
+    return Line("tool call", OK, "get_weather(city='Oslo'), whole and streamed")
+
+
+def thinking(client: Client, wanted: Wanted) -> Line:
+    """Thoughts apart from the answer, and gone when switched off."""
+    question = next(iter(CANARIES))
+    on, off = client.chat(user(question)), client.chat(user(question), **NO_THINKING)
+    if not on.reasoning:
+        return Line("thinking", FAILED, "no reasoning in the answer: is --reasoning-parser glm45 set?")
+    if markup_in(on) or markup_in(off):
+        return Line("thinking", FAILED, f"markup in the answer: {markup_in(on) or markup_in(off)}")
+    if off.reasoning:
+        return Line("thinking", WARNING, "enable_thinking=false still thinks (as GLM-5.3 does)")
+    return Line("thinking", OK, f"{len(on.reasoning)} characters of thought, none when switched off")
+
+
+def streaming(client: Client, wanted: Wanted) -> Line:
+    question, right = next(iter(CANARIES.items()))
+    answer = client.chat(user(question), stream=True)
+    good = right in answer.content and answer.chunks > 1 and answer.finish == "stop" and answer.completion_tokens > 0
+    detail = f"{answer.chunks} pieces, {answer.completion_tokens} tokens, finish_reason {answer.finish!r}"
+    return Line("streaming", OK if good else FAILED, detail if good else f"{detail}, text {answer.content[:60]!r}")
+
+
+def long_prompt(client: Client, wanted: Wanted) -> Line:
+    """A long conversation of sums, then one more. Beyond 2048 tokens the indexer must choose."""
+    if wanted.long_tokens <= 0:
+        return Line("long prompt", SKIPPED, "not asked for")
+    turns = conversation(48)
+    per_turn = client.chat(turns, max_tokens=1).prompt_tokens / len(turns)
+    turns = conversation(int(wanted.long_tokens / per_turn) // 2 * 2 + 2)
+    question, right = next(iter(CANARIES.items()))
+    answer = client.chat([*turns, *user(question)], **NO_THINKING)
+    values = {"prompt_tokens": answer.prompt_tokens, "right": right in answer.content}
+    detail = f"{answer.prompt_tokens} tokens, answer {answer.content.strip()[:40]!r}"
+    if degenerate(answer.content) or answer.prompt_tokens < wanted.long_tokens:
+        return Line("long prompt", FAILED, detail, values)
+    return Line("long prompt", OK if values["right"] else WARNING, detail, values)
+
+
+def conversation(turns: int) -> list[dict[str, Any]]:
+    """Questions and right answers, alternating; sums that differ from every canary."""
+    said: list[dict[str, Any]] = []
+    for i in range(turns // 2):
+        a, b = 11 + i * 7 % 40, 12 + i * 11 % 34
+        said += user(f"What is {a} + {b}?")
+        said.append({"role": "assistant", "content": f"{a} + {b} = {a + b}."})
+    return said
+
+
+def acceptance(client: Client, wanted: Wanted, before: dict[str, float]) -> Line:
+    """Tokens per step with MTP, over the checks before this one."""
+    after = client.metrics()
+    drafts = after.get(DRAFTS, 0.0) - before.get(DRAFTS, 0.0)
+    if DRAFTS not in after or not drafts:
+        missing = wanted.min_acceptance is not None
+        return Line(
+            "MTP acceptance", FAILED if missing else SKIPPED, "no draft was counted: MTP is off, or /metrics is"
+        )
+    length = 1 + (after.get(ACCEPTED, 0.0) - before.get(ACCEPTED, 0.0)) / drafts
+    low = FAILED if wanted.min_acceptance is not None and length < wanted.min_acceptance else OK
+    if low == OK and wanted.min_acceptance is None and length < LOW_ACCEPTANCE:
+        low = WARNING
+    detail = f"{length:.2f} tokens per step over {drafts:.0f} steps"
+    return Line("MTP acceptance", low, detail, {"tokens_per_step": round(length, 3), "steps": int(drafts)})
+
+
+CHECKS: tuple[Callable[[Client, Wanted], Line], ...] = (canary, tool_call, thinking, streaming, long_prompt)
+
+
+def run(client: Client, wanted: Wanted) -> list[Line]:
+    """All checks; one that the server answers with an error fails, the others still run."""
+    before = client.metrics()
+    lines = []
+    for check in CHECKS:
+        try:
+            lines.append(check(client, wanted))
+        except CheckFailedError as error:
+            lines.append(Line(check.__name__.replace("_", " "), FAILED, error.message))
+    return [*lines, acceptance(client, wanted, before)]

@@ -1,0 +1,79 @@
+"""Installed versions against deploy/versions.yaml: packages of an Atlas belong together as one set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import yaml
+from packaging.version import InvalidVersion, Version
+
+from glm5_ascend.resources import data_dir
+from glm5_ascend.serve.environment import version_of
+
+#: Facts about software that the rules know, and their distributions.
+SOFTWARE = {"transformers": "transformers", "vllm_ascend": "vllm-ascend", "triton": "triton-ascend"}
+Installed = Callable[[str], str | None]
+
+
+@cache
+def _file() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((data_dir("data/deploy") / "versions.yaml").read_text(encoding="utf-8"))
+    return loaded
+
+
+def version_set(name: str) -> dict[str, str] | None:
+    """Packages and CANN of a set, by distribution; None for a name that is no set."""
+    for entry in _file()["sets"]:
+        if entry["name"] == name:
+            return {**entry["packages"], "cann": entry["cann"]}
+    return None
+
+
+def meant_by(vllm_ascend: str) -> tuple[str, dict[str, str]]:
+    """The set that an installed vllm-ascend belongs to: its name, and the versions of the others."""
+    release = Version(vllm_ascend)
+    for row in _file()["older"]:
+        if Version(row["vllm-ascend"]) == release:
+            return f"vllm-ascend {release}", row
+    main, released = "vllm-ascend-main", "vllm-ascend-0.23.0"
+    name = main if release >= Version("0.24") else released
+    return name, version_set(name) or {}
+
+
+def differences(wanted: Mapping[str, str], installed: Installed, cann: str | None) -> list[tuple[str, str, str]]:
+    """(package, installed, wanted) of everything that is installed in another version than the set's."""
+    found = []
+    for package, version in wanted.items():
+        have = cann if package == "cann" else installed(package)
+        if have is not None and not same(have, version):
+            found.append((package, have, version))
+    return found
+
+
+def same(have: str, wanted: str) -> bool:
+    """Equal but for local parts and post releases the set does not name (0.23.0.post1 is 0.23.0)."""
+    try:
+        left, right = Version(have), Version(wanted)
+    except InvalidVersion:
+        return have == wanted
+    if right.is_postrelease or right.is_prerelease or right.local:
+        return left == right or left.public == right.public
+    return left.release == right.release and not left.is_prerelease
+
+
+def facts(profile_set: str, installed: Installed = version_of) -> tuple[dict[str, Any], bool]:
+    """Versions as facts; and whether they are assumed, because this machine has no vllm-ascend: then the profile's."""
+    wanted = version_set(profile_set) or {}
+    assumed = installed("vllm-ascend") is None
+    found: dict[str, Any] = {"wanted_triton": wanted.get("triton-ascend", "3.2.2")}
+    for fact, package in SOFTWARE.items():
+        version = wanted.get(package) if assumed else installed(package)
+        if fact == "triton":
+            found[fact] = version is not None
+        elif version is not None:
+            found[fact] = Version(version)
+    if assumed and "cann" in wanted:
+        found["cann"] = Version(wanted["cann"])
+    return found, assumed

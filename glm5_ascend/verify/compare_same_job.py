@@ -1,0 +1,174 @@
+"""The same job done twice, perhaps on two machines: is a difference damage, or the other machine's arithmetic?
+
+The rule. A quantization is deterministic: equal inputs (source, recipe, calibration texts, seed, version of this tool)
+on an equal build (torch, instruction set, device) give equal bytes, and every output records the hashes of its files.
+
+    a file's bytes are not the recorded ones      damage or edited since: error (recorded.py)
+    other inputs                                  not the same job: error
+    equal inputs, equal build, other hashes       one of the two runs went wrong: error, by file
+    equal inputs, other build, other hashes       another instruction set rounds sums in another order: warning, with
+                                                  the number of integers that differ ...
+    ... but a weight that means something else    no rounding: error, by tensor
+
+"Means something else" is judged as against a source, by the limits of judge.py. Integers alone would not do: a sum that
+is rounded differently can let a search for a smoothing scale end one step further, and then a whole row of up_proj and
+a column of down_proj have other integers and the same product. Measured on the demo model in W4A8, AVX512 against none:
+14 % of all integers, by up to 42 steps.
+
+Without the other's tensors, from its provenance file alone, the last two cannot be told apart: the warning says so.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glm5_ascend.checkpoint.index import read_json_object
+from glm5_ascend.checkpoint.output import PROVENANCE_NAME
+from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME, FLOAT, W4A8_DYNAMIC, dequantize
+from glm5_ascend.errors import CheckpointError
+from glm5_ascend.verify.compare_source import compare_weights
+from glm5_ascend.verify.derived_tensors import read_linear
+from glm5_ascend.verify.description import check_description
+from glm5_ascend.verify.expected_weight import Reference, Unrotated
+from glm5_ascend.verify.file_hashes import check_hashes, is_format_file
+from glm5_ascend.verify.loaded_checkpoint import Contents
+from glm5_ascend.verify.open_checkpoint import open_directory
+from glm5_ascend.verify.report import Report
+from glm5_ascend.verify.tensors import check_tensors
+
+
+def is_twin(path: Path) -> bool:
+    """Whether `--against` names a quantized checkpoint, or the provenance file of one, rather than a source."""
+    return path.is_file() or (path / DESCRIPTION_NAME).is_file()
+
+
+def read_twin(path: Path) -> dict[str, object]:
+    """The provenance of the other checkpoint.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    return read_json_object(path if path.is_file() else path / PROVENANCE_NAME)
+
+
+def compare_twin(
+    contents: Contents,
+    types: dict[str, str],
+    complete: set[str],
+    ours: dict[str, Any],
+    other: Path,
+    theirs: dict[str, Any],
+    report: Report,
+) -> None:
+    """Report what the rule says about the two.
+
+    Raises:
+        CheckpointError: the other checkpoint is damaged itself.
+    """
+    twin = None if other.is_file() else _open_twin(other, theirs)
+    changed = [
+        key for key in ("tool", "source", "recipe", "calibration", "seed") if _input(ours, key) != _input(theirs, key)
+    ]
+    if changed or not ours:
+        report.error(
+            "twin.inputs",
+            f"not the same job as {other}: " + (f"other {', '.join(changed)}" if ours else "no provenance here"),
+            file=PROVENANCE_NAME,
+            fix="compare outputs of one source, recipe, calibration text and seed",
+        )
+        return
+    mine, its = ours.get("outputs"), theirs.get("outputs")
+    if not isinstance(mine, dict) or not isinstance(its, dict):
+        report.error("twin.inputs", "no hashes recorded in one of the two", file=PROVENANCE_NAME, fix="quantize again")
+        return
+    names = sorted(name for name in mine.keys() | its.keys() if is_format_file(name))
+    differ = [name for name in names if mine.get(name) != its.get(name)]
+    if not differ:
+        return
+    if _build(ours) == _build(theirs):
+        for name in differ:
+            report.error(
+                "twin.differs",
+                f"other bytes than in {other}, although both were made by {_build(ours)}",
+                file=name,
+                fix="one of the two runs went wrong: quantize again (or the sources differ: only headers are recorded)",
+            )
+        return
+    where = f"{len(differ)} of {len(names)} files differ from {other}, made by {_build(theirs)}, here {_build(ours)}"
+    if twin is None:
+        report.warning(
+            "twin.build",
+            f"{where}: another instruction set rounds sums in another order",
+            file=PROVENANCE_NAME,
+            fix="give the other checkpoint's directory to count the integers that differ, or the source to check all",
+        )
+        return
+    report.warning(
+        "twin.build",
+        f"{where}: {_count_integers(contents, twin.files)}",
+        file=PROVENANCE_NAME,
+        fix="expected between machines; the same build gives the same bytes",
+    )
+    compare_weights(contents, Reference(twin, contents, Unrotated()), types, complete, report)
+
+
+def _input(record: dict[str, Any], key: str) -> Any:
+    """What defines the job, without the names a user may choose."""
+    value = record.get(key)
+    free = {"source": "path", "recipe": "name", "calibration": "file"}.get(key)
+    return {k: v for k, v in value.items() if k != free} if isinstance(value, dict) else value
+
+
+def _build(record: dict[str, Any]) -> str:
+    """What the bits of a sum depend on, as text."""
+    versions, machine = record.get("versions"), record.get("machine")
+    torch_build = [versions.get(key) for key in ("torch", "torch_build")] if isinstance(versions, dict) else []
+    facts = list(machine.values()) if isinstance(machine, dict) else []
+    return f"torch {' '.join(str(x)[:12] for x in torch_build)} on {' '.join(map(str, facts))}"
+
+
+class _Dequantized:
+    """What the tensors of a quantized checkpoint mean, in the basis they are stored in."""
+
+    def __init__(self, files: Contents, types: dict[str, str]) -> None:
+        self.files, self.types = files, types
+
+    def resolve(self, name: str) -> str:
+        return name
+
+    def read(self, name: str) -> torch.Tensor:
+        module = name.removesuffix(".weight")
+        kind = self.types.get(module, FLOAT)
+        return (
+            dequantize(kind, read_linear(self.files, module, kind)) if kind != FLOAT else self.files.read(name).float()
+        )
+
+
+def _open_twin(other: Path, record: dict[str, object]) -> _Dequantized:
+    report = Report(other)
+    contents = open_directory(other, report)
+    types = check_description(contents, report)
+    check_tensors(contents, types, report)
+    check_hashes(contents, record, report)
+    if not report.ok:
+        raise CheckpointError(f"{other}: {report.findings[0].line()}", "verify the other checkpoint first")
+    return _Dequantized(contents, types)
+
+
+def _count_integers(a: Contents, b: Contents) -> str:
+    """How many integers of the weights differ, and by how much, as text."""
+    total = changed = furthest = 0
+    for name, entry in a.entries.items():
+        if entry.dtype is not torch.int8 or b.entries.get(name) is None or b.entries[name].shape != entry.shape:
+            continue
+        packed = (a.description or {}).get(name) == W4A8_DYNAMIC
+        for mine, its in zip(a.pieces(name), b.pieces(name), strict=True):
+            halves = [(mine >> 4, its >> 4), ((mine << 4) >> 4, (its << 4) >> 4)] if packed else [(mine, its)]
+            for x, y in halves:
+                distance = (x.to(torch.int16) - y.to(torch.int16)).abs()
+                total, changed = total + len(x), changed + int(distance.count_nonzero())
+                furthest = max(furthest, int(distance.max()))
+    return f"{changed} of {total} integers differ, by at most {furthest} step{'s' * (furthest != 1)}"

@@ -1,0 +1,178 @@
+"""What the numbers must satisfy, whatever the model: finite, positive scales, offsets, and the derived tensors.
+
+The derived ones (scale_bias, quant_bias, deq_scale) are recomputed from the integers: a wrong nibble order, packing
+axis, or a scale of another module cannot agree with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from glm5_ascend.checkpoint.packing import scale_bias
+from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, W8A8, integer_weight, partial_sums, stored_tensors
+from glm5_ascend.errors import CheckpointError
+from glm5_ascend.model import structure
+from glm5_ascend.verify.loaded_checkpoint import FLOATS, Contents
+from glm5_ascend.verify.report import Report
+
+#: msModelSlim multiplies in bf16: deq_scale may be off by one bf16 rounding, and once more for the factors.
+DEQ_SCALE_TOLERANCE = 2.0**-8
+#: scale_bias, relative to the sum of magnitudes: room for fp32 sums in any order, but one integer off by one shows
+#: (at 6144 columns it is 2^-15). msModelSlim's values agree exactly (measured).
+SCALE_BIAS_TOLERANCE = 2.0**-17
+#: quant_bias: an integer; msModelSlim computes it in fp32, which is exact only up to 2^24.
+QUANT_BIAS_TOLERANCE = 2.0**-22
+_AGAIN = "quantize again: the engine would compute wrong values silently"
+_COPY = "copy the file again, or quantize again"
+
+
+def check_finite(contents: Contents, report: Report) -> set[str]:
+    """Every float tensor, piece by piece; returns the names of those that are not finite or not readable."""
+    bad: set[str] = set()
+    for name, entry in contents.entries.items():
+        try:
+            if entry.dtype in FLOATS and not all(bool(piece.isfinite().all()) for piece in contents.pieces(name)):
+                bad.add(name)
+                report.error(
+                    "value.not_finite", "holds NaN or infinity", tensor=name, file=contents.file_of[name], fix=_COPY
+                )
+        except CheckpointError as error:
+            bad.add(name)
+            report.error("shard.damaged", error.message, tensor=name, file=contents.file_of[name], fix=error.tip)
+    return bad
+
+
+def check_linear(contents: Contents, module: str, kind: str, report: Report) -> None:
+    """One quantized linear whose tensors are all there with the right dtypes and shapes, and finite."""
+    tensors = read_linear(contents, module, kind)
+    check = _LinearCheck(contents, module, tensors, report)
+    check.scales(kind)
+    q = integer_weight(kind, tensors)
+    if not q.any():
+        report.warning(
+            "value.all_zero",
+            "every integer is zero: a dead module, or a shard that was never filled",
+            tensor=f"{module}.weight",
+            file=check.file("weight"),
+            fix="compare with the source: --against",
+        )
+    if kind == W4A8_DYNAMIC:
+        check.scale_bias(q)
+    if kind == W8A8:
+        check.static_input(q)
+
+
+def read_linear(contents: Contents, module: str, kind: str) -> dict[str, torch.Tensor]:
+    """All stored tensors of a linear by suffix; deq_scale as fp32 however it is stored."""
+    suffixes = ["weight"] if kind == FLOAT else [stored.suffix for stored in stored_tensors(kind, (8, 16), module)]
+    names = {suffix: f"{module}.{suffix}" for suffix in suffixes}
+    tensors = {suffix: contents.read(name) for suffix, name in names.items() if name in contents.entries}
+    deq = tensors.get("deq_scale")
+    if deq is not None and deq.dtype is torch.int64:
+        tensors["deq_scale"] = deq.to(torch.int32).view(torch.float32)
+    return tensors
+
+
+class _LinearCheck:
+    def __init__(self, contents: Contents, module: str, tensors: Mapping[str, torch.Tensor], report: Report) -> None:
+        self.contents, self.module, self.tensors, self.report = contents, module, tensors, report
+
+    def file(self, suffix: str) -> str:
+        return self.contents.file_of[f"{self.module}.{suffix}"]
+
+    def _error(self, id: str, suffix: str, message: str) -> None:
+        self.report.error(id, message, tensor=f"{self.module}.{suffix}", file=self.file(suffix), fix=_AGAIN)
+
+    def scales(self, kind: str) -> None:
+        for suffix in ("weight_scale", "input_scale", "deq_scale"):
+            scale = self.tensors.get(suffix)
+            if scale is None:
+                continue
+            if bool((scale <= 0).any()):
+                self._error("value.scale", suffix, f"{_first(scale <= 0, scale)}: scales must be > 0")
+            rounded_at_load = suffix != "deq_scale" and kind != W4A8_DYNAMIC
+            off = scale.to(torch.bfloat16).float() != scale
+            if rounded_at_load and bool(off.any()):
+                self.report.warning(
+                    "value.not_bf16",
+                    f"{int(off.sum())} of {scale.numel()} values are not bf16-representable, the engine rounds them",
+                    tensor=f"{self.module}.{suffix}",
+                    file=self.file(suffix),
+                    fix="compute the integers from a scale already rounded to bf16",
+                )
+        offset = self.tensors.get("weight_offset")
+        if offset is not None and bool((offset != 0).any()):
+            self._error(
+                "value.offset",
+                "weight_offset",
+                f"{_first(offset != 0, offset)}: the format is symmetric, all must be 0",
+            )
+
+    def scale_bias(self, q: torch.Tensor) -> None:
+        scale, stored, columns = self.tensors["weight_scale"], self.tensors["scale_bias"], partial_sums(self.module)
+        wanted, magnitude = scale_bias(q, scale, columns), scale_bias(q.abs(), scale.abs(), columns)
+        off = (stored - wanted).abs() > SCALE_BIAS_TOLERANCE * magnitude
+        if bool(off.any()):
+            rows = int(off.any(dim=1).sum())
+            row, column = (int(i) for i in off.nonzero()[0])
+            self._error(
+                "value.scale_bias",
+                "scale_bias",
+                f"{rows} of {len(q)} rows differ from 8 * sum(w), first row {row} column {column}: "
+                f"{stored[row, column]:.6g}, expected {wanted[row, column]:.6g} "
+                "(wrong nibble order, packing axis, or scale of another module?)",
+            )
+
+    def static_input(self, q: torch.Tensor) -> None:
+        input_scale, offset = self.tensors["input_scale"], self.tensors["input_offset"]
+        if bool((offset != offset.round()).any() | (offset < -128).any() | (offset > 127).any()):
+            self._error("value.input_offset", "input_offset", f"{float(offset[0])}: must be an integer in [-128, 127]")
+            return
+        wanted = -int(offset[0]) * q.sum(dim=1, dtype=torch.int64)
+        stored = self.tensors["quant_bias"].to(torch.int64)
+        off = (stored - wanted).abs() > (wanted.abs() * QUANT_BIAS_TOLERANCE).clamp_min(1)
+        if bool(off.any()):
+            row = int(off.nonzero()[0])
+            self._error(
+                "value.quant_bias",
+                "quant_bias",
+                f"{int(off.sum())} of {len(q)} rows differ from -input_offset * sum(q), first row {row}: "
+                f"{int(stored[row])}, expected {int(wanted[row])}",
+            )
+        if "weight_scale" in self.tensors:  # msModelSlim stores only the product
+            product = input_scale * self.tensors["weight_scale"].flatten()
+            deq = self.tensors["deq_scale"]
+            off = (deq - product).abs() > DEQ_SCALE_TOLERANCE * product.abs()
+            if bool(off.any()):
+                row = int(off.nonzero()[0])
+                self._error(
+                    "value.deq_scale",
+                    "deq_scale",
+                    f"{int(off.sum())} of {len(q)} rows differ from input_scale * weight_scale, first row {row}: "
+                    f"{float(deq[row]):.6g}, expected {float(product[row]):.6g}",
+                )
+
+
+def check_shared_input(contents: Contents, types: dict[str, str], complete: set[str], report: Report) -> None:
+    """q_a_proj and kv_a_proj_with_mqa become one module with one input scale: their values must be equal."""
+    for layer in range(contents.config.num_layers_with_mtp):
+        first, second = (structure.layer_prefix(layer) + name for name in structure.FUSED[0])
+        if not {first, second} <= complete or {types[first], types[second]} != {W8A8}:
+            continue
+        for suffix in ("input_scale", "input_offset"):
+            a, b = contents.read(f"{first}.{suffix}"), contents.read(f"{second}.{suffix}")
+            if not bool((a == b).all()):
+                report.error(
+                    "value.shared_input",
+                    f"{float(b[0]):.6g}, but {first} has {float(a[0]):.6g}: the engine keeps only one of them",
+                    tensor=f"{second}.{suffix}",
+                    file=contents.file_of[f"{second}.{suffix}"],
+                    fix="both read the same input: quantize again with one range for both",
+                )
+
+
+def _first(where: torch.Tensor, values: torch.Tensor) -> str:
+    row = int(where.flatten().nonzero()[0])
+    return f"{int(where.sum())} of {values.numel()} values, first at {row}: {float(values.flatten()[row]):.6g}"

@@ -1,0 +1,150 @@
+"""What a weight should be: the source's weight after norm fusion, rotation and smoothing, all of them undone-able.
+
+norm fusion and norm-linear smoothing  the stored norm gain says it all: W' diag(g') = R_out^T W diag(g) R_in
+rotation                               from the seed in the provenance; without it only Q of the residual stream
+ov and up-down smoothing               the scale is the ratio, row by row, of the stored source weight to its reference
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+
+from glm5_ascend.checkpoint.output import PROVENANCE_NAME
+from glm5_ascend.checkpoint.shards import Shard, TensorEntry
+from glm5_ascend.errors import RecipeError
+from glm5_ascend.model import structure
+from glm5_ascend.model.rotation import Rotations
+from glm5_ascend.model.structure import Linear
+from glm5_ascend.verify.description import ROT_NAME
+from glm5_ascend.verify.loaded_checkpoint import FLOATS, PIECE, Contents
+from glm5_ascend.verify.report import Report
+
+#: fp32 round-off between the stored Q and the one made again from the seed.
+_SAME_ROTATION = 1e-4
+
+
+class Files(Protocol):
+    """Where the tensors of a checkpoint lie."""
+
+    shards: dict[str, Shard]
+    entries: dict[str, TensorEntry]
+    file_of: dict[str, str]
+
+
+class Weights(Protocol):
+    """What a checkpoint is compared with: fp32 weights by name."""
+
+    @property
+    def files(self) -> Files: ...
+    def resolve(self, name: str) -> str: ...
+    def read(self, name: str) -> torch.Tensor: ...
+
+
+class Basis(Protocol):
+    """The orthogonal maps of a checkpoint, as far as they are known."""
+
+    def knows(self, part: Linear) -> bool: ...
+    def rotate(self, x: torch.Tensor, basis: str) -> torch.Tensor: ...
+    def rotate_weight(self, weight: torch.Tensor, basis_in: str, basis_out: str) -> torch.Tensor: ...
+
+
+class Unrotated:
+    def knows(self, part: Linear) -> bool:
+        return True
+
+    def rotate(self, x: torch.Tensor, basis: str) -> torch.Tensor:
+        return x
+
+    def rotate_weight(self, weight: torch.Tensor, basis_in: str, basis_out: str) -> torch.Tensor:
+        return weight
+
+
+class FromSeed(Rotations):
+    def knows(self, part: Linear) -> bool:
+        return True
+
+
+class HiddenOnly:
+    """Only Q, the rotation of the residual stream, from `optional/quarot.safetensors` (msModelSlim's output)."""
+
+    def __init__(self, q: torch.Tensor) -> None:
+        self.q = q
+
+    def knows(self, part: Linear) -> bool:
+        return {part.basis_in, part.basis_out} <= {structure.FIXED, structure.HIDDEN, structure.HIDDEN_PAIR}
+
+    def rotate(self, x: torch.Tensor, basis: str) -> torch.Tensor:
+        if basis == structure.FIXED:
+            return x
+        return (x.reshape(*x.shape[:-1], -1, len(self.q)) @ self.q).reshape(x.shape)  # a pair is two hidden vectors
+
+    def rotate_weight(self, weight: torch.Tensor, basis_in: str, basis_out: str) -> torch.Tensor:
+        weight = self.rotate(weight, basis_in)
+        return weight if basis_out == structure.FIXED else self.rotate(weight.T, basis_out).T.contiguous()
+
+
+def find_basis(contents: Contents, record: dict[str, object], q: torch.Tensor | None, report: Report) -> Basis | None:
+    """The maps this checkpoint was made with; None if it is rotated by something unknown."""
+    description = contents.description or {}
+    if q is None and description.get("is_rot_used") is not True and ROT_NAME not in contents.entries:
+        return Unrotated()
+    seed = record.get("seed")
+    if type(seed) is int:
+        try:
+            made = FromSeed(contents.config, seed)
+        except RecipeError:  # sizes our Hadamard matrices do not have: not written by this tool
+            return HiddenOnly(q) if q is not None else None
+        if q is None or float((made.global_rotation() - q).abs().max()) <= _SAME_ROTATION:
+            return made
+        report.error(
+            "against.rotation",
+            f"global_rotation is not the one that seed {seed} of {PROVENANCE_NAME} gives",
+            tensor="global_rotation",
+            file="optional/quarot.safetensors",
+            fix="files of different runs: quantize again",
+        )
+    return HiddenOnly(q) if q is not None else None
+
+
+class Reference:
+    """Reference weights of `source` in the basis of `contents`, before `ov` and `up-down` smoothing."""
+
+    def __init__(self, source: Weights, contents: Contents, basis: Basis) -> None:
+        self.source, self.contents, self.basis = source, contents, basis
+
+    def rows(self, prefix: str, part: Linear, whole: bool) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """(first row, row behind the last, W_ref of these rows); one piece if `whole` or where rows mix."""
+        name = prefix + structure.tensor_name(part)
+        entry = self.source.files.entries[self.source.resolve(name)]
+        before, after = self._gains(prefix, part)
+        count, columns = entry.shape
+        if whole or part.basis_out != structure.FIXED or entry.dtype not in FLOATS or count * columns <= PIECE:
+            weight = self.source.read(name) * before
+            yield 0, count, self.basis.rotate_weight(weight, part.basis_in, part.basis_out) * after
+            return
+        shard, step = self.source.files.shards[self.source.files.file_of[entry.name]], max(PIECE // columns, 1)
+        for first in range(0, count, step):
+            last = min(first + step, count)
+            weight = shard.read_span(entry, first * columns, last * columns).reshape(-1, columns).float() * before
+            yield first, last, self.basis.rotate(weight, part.basis_in) * after
+
+    def _gains(self, prefix: str, part: Linear) -> tuple[torch.Tensor, torch.Tensor]:
+        """Factors of the columns before and after the rotation."""
+        if not part.norm:
+            return torch.ones(1), torch.ones(1)
+        source = torch.cat([self.source.read(f"{prefix}{norm}.weight") for norm in part.norm])
+        stored = torch.cat([self.contents.read(f"{prefix}{norm}.weight").float() for norm in part.norm])
+        if isinstance(self.basis, Unrotated):
+            # Not fused: equal gains cancel exactly, also where a dead channel has 0.
+            ratio = torch.where(stored != 0, source / stored, (source == 0).float())
+            return torch.ones(1), ratio
+        return source, torch.where(stored != 0, 1 / stored, torch.zeros_like(stored))
+
+
+def moved_scale(reference: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+    """Per row, the s with stored = reference / s in the least-squares sense; 1 where a row says nothing."""
+    ratio = (stored * reference).sum(1) / reference.square().sum(1)
+    return torch.where(ratio.isfinite() & (ratio != 0), 1 / ratio, torch.ones_like(ratio))

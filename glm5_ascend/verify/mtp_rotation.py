@@ -1,0 +1,126 @@
+"""The rotation a rotated model hands to its MTP layer: `rot.weight` and `optional/quarot.safetensors`.
+
+rot = Q^T diag(g) Q, g the source's final norm gain: symmetric, and diagonal once Q is undone (vllm-ascend
+`models/deepseek_mtp.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME
+from glm5_ascend.checkpoint.shards import Shard
+from glm5_ascend.errors import CheckpointError
+from glm5_ascend.verify.description import ROT_NAME
+from glm5_ascend.verify.loaded_checkpoint import FLOATS, Contents
+from glm5_ascend.verify.report import Report
+from glm5_ascend.verify.stray_files import inside
+
+#: Q Q^T may differ from a multiple of the identity by this much per element.
+ORTHOGONAL_TOLERANCE = 1e-3
+#: That multiple from 1: msModelSlim rounds the entries of its Hadamard matrix, all of one size, to bf16 (2^-9, squared
+#: in the product: 0.0027 for 192 columns, 0.0002 for GLM-5's 6144).
+LENGTH_TOLERANCE = 2.0**-8
+#: rot is stored in bf16: an error of 2^-9 of each element, with room for the arithmetic behind it.
+ROT_TOLERANCE = 2.0**-7
+_AGAIN = "quantize again, or copy the file again"
+
+
+def check_mtp(contents: Contents, bad: set[str], deep: bool, report: Report) -> torch.Tensor | None:
+    """Check both rotations; returns Q if it is there and usable."""
+    description = contents.description or {}
+    used, here = description.get("is_rot_used") is True, ROT_NAME in contents.entries
+    if used and not here and ROT_NAME not in contents.unreadable:
+        report.error(
+            "mtp.rot_missing",
+            "is_rot_used is true but no loaded shard holds it: drafts would be random",
+            tensor=ROT_NAME,
+            file=DESCRIPTION_NAME,
+            fix="copy rot.safetensors and list it in the index, or quantize again",
+        )
+    if not used and (here or "optional" in description):
+        report.error(
+            "mtp.rot_unused",
+            "the model is rotated but is_rot_used is not true: drafts lose the final norm's gain",
+            tensor=ROT_NAME if here else None,
+            file=DESCRIPTION_NAME,
+            fix="set is_rot_used to true",
+        )
+    q = _global_rotation(contents, deep, report) if "optional" in description else None
+    if here and _shape_ok(contents, report) and deep and ROT_NAME not in bad:
+        _check_rot(contents, q, report)
+    return q
+
+
+def _shape_ok(contents: Contents, report: Report) -> bool:
+    entry, hidden = contents.entries[ROT_NAME], contents.config.hidden_size
+    if entry.shape == (hidden, hidden) and entry.dtype in FLOATS:
+        return True
+    report.error(
+        "mtp.rot_shape",
+        f"{str(entry.dtype).removeprefix('torch.')} {list(entry.shape)}, expected float [{hidden}, {hidden}]",
+        tensor=ROT_NAME,
+        file=contents.file_of[ROT_NAME],
+        fix=_AGAIN,
+    )
+    return False
+
+
+def _check_rot(contents: Contents, q: torch.Tensor | None, report: Report) -> None:
+    rot = contents.read(ROT_NAME).float()
+    size = float(rot.norm())
+    problem = None
+    if size == 0:
+        problem = "all zero"
+    elif float((rot - rot.T).norm()) > ROT_TOLERANCE * size:
+        problem = "not symmetric: it cannot be Q^T diag(g) Q"
+    elif q is not None:
+        undone = q @ rot @ q.T
+        rest = float((undone - torch.diag(undone.diagonal())).norm()) / size
+        if rest > ROT_TOLERANCE:
+            problem = (
+                f"does not belong to the global rotation: Q rot Q^T is not diagonal ({rest:.3f} of it lies beside)"
+            )
+    if problem:
+        report.error("mtp.rot_wrong", problem, tensor=ROT_NAME, file=contents.file_of[ROT_NAME], fix=_AGAIN)
+
+
+def _global_rotation(contents: Contents, deep: bool, report: Report) -> torch.Tensor | None:
+    name = _mapped_file(contents)
+    path = contents.directory / (name or "")
+    if name is None or not path.is_file() or not inside(path, contents.directory):
+        report.error(
+            "mtp.global_rotation",
+            f"the description's `optional` names {name!r}, which is not a file of this checkpoint",
+            tensor="global_rotation",
+            file=DESCRIPTION_NAME,
+            fix="copy optional/quarot.safetensors",
+        )
+        return None
+    try:
+        shard, hidden = Shard(path), contents.config.hidden_size
+        entry = shard.entries.get("global_rotation")
+        if entry is None or entry.shape != (hidden, hidden) or entry.dtype is not torch.float32:
+            raise CheckpointError(f"global_rotation must be float32 [{hidden}, {hidden}]", _AGAIN)
+        if not deep:
+            return None
+        q = shard.read("global_rotation")
+        product = q @ q.T
+        length = product.diagonal().mean()
+        off = float((product - length * torch.eye(hidden)).abs().max())
+        sound = off <= ORTHOGONAL_TOLERANCE and float(abs(length - 1)) <= LENGTH_TOLERANCE  # false for NaN, too
+        if not sound:
+            raise CheckpointError("global_rotation is not orthogonal", _AGAIN)
+    except CheckpointError as error:
+        report.error("mtp.global_rotation", error.message, tensor="global_rotation", file=name, fix=error.tip)
+        return None
+    return q
+
+
+def _mapped_file(contents: Contents) -> str | None:
+    value: object = (contents.description or {}).get("optional")
+    for key in ("quarot", "rotation_map", "global_rotation"):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, str) and not Path(value).is_absolute() else None

@@ -1,0 +1,218 @@
+"""config.json, description, index and shards, as vLLM's default loader finds them.
+
+Source: vLLM 0.27.1 `default_loader.py`, `weight_utils.py` (which files are loaded); vllm-ascend `modelslim_config.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from glm5_ascend.checkpoint.index import INDEX_NAME, read_json_object, read_weight_map
+from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME
+from glm5_ascend.checkpoint.shards import Shard
+from glm5_ascend.errors import CheckpointError, ConfigError
+from glm5_ascend.model.config import indexer_schedule, load_config
+from glm5_ascend.verify.loaded_checkpoint import Contents
+from glm5_ascend.verify.report import Report
+from glm5_ascend.verify.stray_files import check_tree, inside
+
+#: msModelSlim's index; vLLM does not know this name.
+REFERENCE_INDEX = "quant_model_weights.safetensors.index.json"
+_COPY = "copy the file again"
+
+
+def open_directory(directory: Path, report: Report) -> Contents:
+    """Read everything that can be read; defects go into `report`.
+
+    Raises:
+        ConfigError: not the directory of a GLM-5 checkpoint at all.
+    """
+    if not inside(directory / "config.json", directory):
+        raise ConfigError(
+            f"{directory / 'config.json'}: a link to the outside is not followed", "replace the link by the file"
+        )
+    config = load_config(directory)
+    contents = Contents(directory, config, json.loads((directory / "config.json").read_text(encoding="utf-8")))
+    _check_config(contents.raw, report)
+    outside = check_tree(directory, report)
+    try:
+        contents.description = contents.read_json(DESCRIPTION_NAME)
+    except CheckpointError as error:
+        report.error(
+            "description.unreadable", error.message, file=DESCRIPTION_NAME, fix="without it nothing is known: " + _COPY
+        )
+    _open_shards(contents, outside, report)
+    report.tensors = len(contents.entries)
+    report.bytes = sum(entry.end - entry.start for entry in contents.entries.values())
+    return contents
+
+
+def _check_config(raw: dict[str, Any], report: Report) -> None:
+    text_config = raw.get("text_config")
+    for where, part in (("", raw), ("text_config.", text_config if isinstance(text_config, dict) else {})):
+        if "quantization_config" in part:
+            report.error(
+                "config.quantization_config",
+                f"{where}quantization_config is present: the engine would never open {DESCRIPTION_NAME}",
+                file="config.json",
+                fix="remove the key",
+            )
+    _check_indexer_schedule(raw, report)
+
+
+def _check_indexer_schedule(raw: dict[str, Any], report: Report) -> None:
+    """A layer owns no indexer in the engine only if freq/offset/pattern skip it AND indexer_types says "shared"."""
+    types, computes = raw.get("indexer_types"), indexer_schedule(raw, raw["num_hidden_layers"])
+    if types is None:
+        if not all(computes):
+            report.warning(
+                "config.indexer_types",
+                "indexer_types is not given: vllm-ascend would build an indexer in every layer and leave it unfilled",
+                file="config.json",
+                fix="write indexer_types into config.json",
+            )
+        return
+    wrong = [i for i, kind in enumerate(types) if kind == "shared" and computes[i]]
+    if wrong:
+        report.error(
+            "config.indexer_schedule",
+            f"layers {wrong[:8]} are 'shared' in indexer_types, but index_topk_freq and index_skip_topk_offset (or "
+            "index_topk_pattern) let them compute: their indexers would stay uninitialised",
+            file="config.json",
+            fix="restore index_topk_freq and index_skip_topk_offset from the source's config.json",
+        )
+
+
+def _open_shards(contents: Contents, outside: set[str], report: Report) -> None:
+    directory = contents.directory
+    present = {path.name for path in directory.glob("*.safetensors")}
+    weight_map = _weight_map(directory, report) if INDEX_NAME not in outside else None
+    promised = weight_map
+    if weight_map is None and REFERENCE_INDEX not in outside:
+        promised = _reference_weight_map(directory, report)
+    loaded = set(weight_map.values()) if weight_map is not None else present
+    promised = promised or {}
+    for name in sorted(present - set(promised.values()) if promised else ()):
+        report.error(
+            "files.unlisted_shard",
+            "not in the index: stale, or forgotten; "
+            + ("it is not loaded" if weight_map is not None else "it is loaded as well"),
+            file=name,
+            fix="remove the file if it belongs to an earlier run, else put its tensors into the index",
+        )
+    if not loaded:
+        report.error("files.no_shards", "no *.safetensors files", file=INDEX_NAME, fix="copy the checkpoint again")
+    in_file: dict[str, set[str]] = {}
+    for tensor, name in promised.items():
+        in_file.setdefault(name, set()).add(tensor)
+    for name in sorted(loaded | in_file.keys()):
+        tensors = in_file.get(name, set())
+        if name not in present:
+            report.error(
+                "index.file_missing",
+                f"not found, the index expects {len(tensors)} tensors in it",
+                file=name,
+                fix="download or copy the missing shard",
+            )
+        elif name not in outside:
+            try:
+                contents.shards[name] = Shard(directory / name)
+                continue
+            except CheckpointError as error:
+                report.error(
+                    "shard.damaged", f"{error.message} ({len(tensors)} tensors lost)", file=name, fix=error.tip
+                )
+        contents.unreadable |= tensors
+        contents.file_of.update(dict.fromkeys(tensors, name))
+    _locate(contents, promised, report)
+    _check_total_size(contents, promised, INDEX_NAME if weight_map is not None else REFERENCE_INDEX, report)
+
+
+def _weight_map(directory: Path, report: Report) -> dict[str, str] | None:
+    try:
+        weight_map = read_weight_map(directory)
+    except CheckpointError as error:
+        report.error("index.damaged", error.message, file=INDEX_NAME, fix=error.tip)
+        return None
+    if weight_map is None:
+        report.warning(
+            "index.missing",
+            "not found: vLLM loads every *.safetensors of the directory and cannot notice a missing one",
+            file=INDEX_NAME,
+            fix=f"if {REFERENCE_INDEX} exists, copy it to {INDEX_NAME}",
+        )
+    return weight_map
+
+
+def _reference_weight_map(directory: Path, report: Report) -> dict[str, str] | None:
+    """msModelSlim's index, used only to know what should be there."""
+    try:
+        weight_map = read_json_object(directory / REFERENCE_INDEX).get("weight_map")
+    except CheckpointError as error:
+        if (directory / REFERENCE_INDEX).is_file():
+            report.error("index.damaged", error.message, file=REFERENCE_INDEX, fix=error.tip)
+        return None
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(file, str) and Path(file).name == file and file.endswith(".safetensors")
+        for file in weight_map.values()
+    ):
+        report.error("index.damaged", "weight_map is not a map of tensors to shards", file=REFERENCE_INDEX, fix=_COPY)
+        return None
+    return weight_map
+
+
+def _locate(contents: Contents, promised: dict[str, str], report: Report) -> None:
+    """Fill entries from what the shards hold, and compare with what the index promises."""
+    for file, shard in contents.shards.items():
+        for name, entry in shard.entries.items():
+            if name in contents.entries:
+                other = contents.file_of[name]
+                report.error(
+                    "tensor.duplicate",
+                    f"also in {other}: which one is loaded is a matter of chance",
+                    tensor=name,
+                    file=file,
+                    fix="remove the stale shard",
+                )
+                if promised.get(name) != file:
+                    continue
+            elif promised and name not in promised:
+                report.error(
+                    "index.tensor_unlisted",
+                    "in the shard but not in the index",
+                    tensor=name,
+                    file=file,
+                    fix="index and shard belong to different runs: copy both again",
+                )
+            contents.entries[name], contents.file_of[name] = entry, file
+            contents.unreadable.discard(name)
+    for name, file in promised.items():
+        if file in contents.shards and name not in contents.shards[file].entries:
+            report.error(
+                "index.tensor_missing",
+                "the index lists it, the shard does not hold it",
+                tensor=name,
+                file=file,
+                fix="index and shard belong to different runs: copy both again",
+            )
+
+
+def _check_total_size(contents: Contents, promised: dict[str, str], index: str, report: Report) -> None:
+    if not promised or contents.unreadable:
+        return
+    try:
+        metadata = contents.read_json(index).get("metadata")
+    except CheckpointError:
+        return  # reported when the map was read
+    stated = metadata.get("total_size") if isinstance(metadata, dict) else None
+    total = {name: entry.end - entry.start for name, entry in contents.entries.items()}
+    # msModelSlim adds rot.weight after it has summed up.
+    if stated not in (sum(total.values()), sum(total.values()) - total.get("rot.weight", 0)):
+        report.warning(
+            "index.total_size",
+            f"metadata.total_size is {stated}, the tensors have {sum(total.values())} bytes",
+            file=index,
+            fix="harmless for the engine; index and shards may be of different runs",
+        )

@@ -1,0 +1,121 @@
+"""Products in fp32 by panels: STEP columns of a matrix, all its rows, meet HEADS rows of the other at a time.
+
+Every sum is added in the order of its terms, whatever the shapes and the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from numba import int64, njit, types
+from numba.extending import intrinsic
+
+from glm5_kernels.compiled.rows import KINDS, narrow, place, widen
+from glm5_kernels.compiled.simd import GROUPS, HEADS, STEP, UNROLLED, WIDTH, Lanes, count, for_range, lined, nothing
+from glm5_kernels.compiled.threads import each
+
+#: Rows of a weight that are widened together; tokens that share them.
+DEPTH, TOKENS = 64, 128
+#: Up to so many tokens a library is slower, whatever the processor multiplies by itself.
+FEW = 16
+#: Tasks for each thread, where there are several.
+_SHARE = 8
+
+
+def _accumulates(add: Callable[..., Any]) -> Any:
+    """The intrinsic out[h, 0:STEP] += sum over k < depth of left[h, k] * matrix[k, :], in the order of k.
+
+    32 bits each, fp32 or, where `add` is `Lanes.add_pairs`, two bf16; out fp32. Addresses and pitches (in elements of
+    32 bits) int64; heads a multiple of HEADS, depth of UNROLLED.
+    """
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def accumulate(
+        _: Any, matrix: Any, matrix_pitch: Any, left: Any, left_pitch: Any, heads: Any, depth: Any, out: Any,
+        out_pitch: Any,
+    ) -> Any:  # fmt: skip
+        def generate(builder: Any, arguments: Any) -> None:
+            matrix, matrix_pitch, left, left_pitch, heads, depth, out, out_pitch = arguments
+            v = Lanes(builder)
+            sums = [[v.variable(0.0) for _ in range(GROUPS)] for _ in range(HEADS)]
+            with for_range(builder, builder.sdiv(heads, count(HEADS))) as block:
+                rows = [builder.add(builder.mul(block, count(HEADS)), count(h)) for h in range(HEADS)]
+                places = [
+                    [builder.add(builder.mul(row, out_pitch), count(WIDTH * g)) for g in range(GROUPS)] for row in rows
+                ]
+                for totals, at in zip(sums, places, strict=True):
+                    for total, where in zip(totals, at, strict=True):
+                        builder.store(v.load(out, where), total)
+                with for_range(builder, builder.sdiv(depth, count(UNROLLED))) as part:
+                    for step in range(UNROLLED):
+                        k = builder.add(builder.mul(part, count(UNROLLED)), count(step))
+                        start = builder.mul(k, matrix_pitch)
+                        columns = [v.load(matrix, builder.add(start, count(WIDTH * g))) for g in range(GROUPS)]
+                        for row, totals in zip(rows, sums, strict=True):
+                            factor = v.splat(v.number(left, builder.add(builder.mul(row, left_pitch), k)))
+                            for total, column in zip(totals, columns, strict=True):
+                                builder.store(add(v, factor, column, builder.load(total)), total)
+                for totals, at in zip(sums, places, strict=True):
+                    for total, where in zip(totals, at, strict=True):
+                        v.store(builder.load(total), out, where)
+
+        return types.void(*[int64] * 8), nothing(generate)
+
+    return accumulate
+
+
+accumulate, accumulate_pairs = _accumulates(Lanes.add_products), _accumulates(Lanes.add_pairs)
+
+
+def per_head(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """x [T, H, N] times w [H, N, R] -> [T, H, R] in x's dtype, summed in fp32."""
+    (tokens, heads, n), r = x.shape, w.shape[2]
+    out = x.new_empty(tokens, heads, r)
+    if not _takes(x, w):
+        torch.bmm(x.transpose(0, 1), w, out=out.transpose(0, 1))
+        return out
+    blocks, threads = -(-tokens // TOKENS), torch.get_num_threads()
+    tasks = heads * blocks
+    size = tasks if threads == 1 else -(-tasks // (_SHARE * threads))
+    operands = (tokens, n, r), (*place(x), KINDS[x.dtype]), (*place(w), KINDS[w.dtype]), place(out)
+    each(lambda part: _per_head(part * size, min((part + 1) * size, tasks), blocks, *operands), -(-tasks // size))
+    return out
+
+
+def _takes(x: torch.Tensor, w: torch.Tensor) -> bool:
+    """Whether this is better here than torch's product, and can be done."""
+    (tokens, _, n), r, types = x.shape, w.shape[2], {x.dtype, w.dtype}
+    aligned = not n % WIDTH and not r % STEP and x.stride(2) == 1 and w.stride(2) == 1
+    native = types == {torch.float32} or torch.cpu._is_avx512_bf16_supported()
+    useful = tokens > 1 and (not native or tokens <= FEW)
+    return types <= {torch.float32, torch.bfloat16} and aligned and useful
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _per_head(first_task: Any, last_task: Any, blocks: Any, sizes: Any, x: Any, w: Any, out: Any) -> None:
+    """Tasks of TOKENS tokens of one head; x, w, out: `gather.place`, the first two with their kind."""
+    (all_tokens, n, r), (x, x_token, x_head, x_kind), (w, w_head, w_row, w_kind) = sizes, x, w
+    most = -(-min(TOKENS, all_tokens) // HEADS) * HEADS
+    left, total, panel = lined(most * n), lined(most * r), lined(DEPTH * r)
+    for task in range(first_task, last_task):
+        head, first = task // blocks, task % blocks * TOKENS
+        tokens = min(TOKENS, all_tokens - first)
+        left[tokens * n :] = 0
+        total[:] = 0
+        for token in range(tokens):
+            widen(x + (first + token) * x_token + head * x_head, n, x_kind, left.ctypes.data + 4 * n * token, STEP)
+        for start in range(0, n, DEPTH):
+            depth = min(DEPTH, n - start)
+            for k in range(depth):
+                here = panel.ctypes.data + 4 * STEP * k
+                widen(w + head * w_head + (start + k) * w_row, r, w_kind, here, STEP * DEPTH)
+            for column in range(0, r, STEP):
+                accumulate(
+                    panel.ctypes.data + 4 * column * DEPTH, STEP, left.ctypes.data + 4 * start, n,
+                    -(-tokens // HEADS) * HEADS, depth, total.ctypes.data + 4 * column, r,
+                )  # fmt: skip
+        for token in range(tokens):
+            target = out[0] + (first + token) * out[1] + head * out[2]
+            narrow(total.ctypes.data + 4 * r * token, r, x_kind, target)

@@ -1,0 +1,81 @@
+"""Where the rows of a paged cache are: from request positions to physical rows of (strided) caches."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from glm5_kernels.errors import KernelInputError
+
+
+def query_layout(
+    query_start_loc: torch.Tensor, seq_lens: torch.Tensor, num_tokens: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which request each query token belongs to, and how many positions it may see.
+
+    Queries are aligned to the end of their request: query i of n sees positions 0 .. seq_len - n + i.
+
+    Args:
+        query_start_loc: int [B + 1], prefix sums of the query tokens per request, from 0 to `num_tokens`.
+        seq_lens: int [B], total length of each request including this step's tokens.
+    Returns:
+        request int64 [T], visible int64 [T]; visible <= 0 means the token sees nothing.
+    """
+    # On the host: a dozen operations on a few numbers, which as tensors would take as long as attention itself.
+    starts, lengths = query_start_loc.cpu().numpy().astype(np.int64), seq_lens.cpu().numpy().astype(np.int64)
+    if len(starts) != len(lengths) + 1 or starts[0] != 0 or starts[-1] != num_tokens:
+        raise KernelInputError(
+            f"query_start_loc {starts.tolist()} must have {len(lengths) + 1} entries"
+            f" from 0 to the {num_tokens} query tokens"
+        )
+    request = np.repeat(np.arange(len(lengths)), np.diff(starts))  # [T]
+    visible = lengths[request] - starts[1:][request] + np.arange(num_tokens) + 1
+    device = query_start_loc.device
+    return torch.from_numpy(request).to(device), torch.from_numpy(visible).to(device)
+
+
+def physical_rows(positions: torch.Tensor, block_tables: torch.Tensor, block_size: int) -> torch.Tensor:
+    """Rows of the flattened cache for positions [t, K] >= 0, given one block table [t, max_blocks] per token.
+
+    A position beyond the table, or whose block is negative, has no row: -1. Never reads outside the table.
+    """
+    block = positions // block_size
+    inside = block < block_tables.shape[1]
+    block = block_tables.long().gather(1, block.clamp_max(max(block_tables.shape[1] - 1, 0)))
+    rows = block * block_size + positions % block_size
+    return torch.where(inside & (block >= 0), rows, -1)
+
+
+def cache_rows(cache: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """cache [num_blocks, block_size, D] (any strides), rows [...] >= 0 -> [..., D]."""
+    block_size = cache.shape[1]
+    return cache[rows // block_size, rows % block_size]
+
+
+def write_rows(cache: torch.Tensor, slot_mapping: torch.Tensor, values: torch.Tensor) -> None:
+    """cache [num_blocks, block_size, D]: row slot_mapping[i] = values[i]; negative slots (padding) are skipped."""
+    slots = slot_mapping.long()
+    if bool((slots < 0).any()):
+        keep = slots >= 0
+        slots, values = slots[keep], values[keep]
+    block_size = cache.shape[1]
+    cache[slots // block_size, slots % block_size] = values.to(cache.dtype)
+
+
+def queries_in_a_row(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [B, S, ...] (BSND) -> [B * S, ...] (TND) and query_start_loc int32 [B + 1]."""
+    batch, length = x.shape[:2]
+    return x.flatten(0, 1), torch.arange(batch + 1, dtype=torch.int32, device=x.device) * length
+
+
+def keys_in_pages(x: torch.Tensor, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [B, S, D] (BSND without its one head) as a cache [B * S / block_size, block_size, D] and its block_table.
+
+    Raises:
+        KernelInputError: S is no multiple of block_size.
+    """
+    batch, length, dim = x.shape
+    if length % block_size:
+        raise KernelInputError(f"{length} keys per request do not fill blocks of {block_size}: pad them")
+    blocks = torch.arange(batch * length // block_size, dtype=torch.int32, device=x.device)
+    return x.reshape(-1, block_size, dim), blocks.view(batch, -1)

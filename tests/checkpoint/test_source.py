@@ -1,0 +1,174 @@
+"""The float source: every stored dtype comes out as fp32, and what is missing is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.errors import CheckpointError
+from tests.support.tiny_model import SHARED_INDEXER, fp8_blocks, write_tiny_model
+
+SHARD = "model-00001-of-00001.safetensors"
+
+
+def edit(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+    tensors = load_file(directory / SHARD)
+    change(tensors)
+    save_file(tensors, directory / SHARD)
+    return directory
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_plain_dtypes(tmp_path: Path, dtype: str) -> None:
+    source = SourceCheckpoint(write_tiny_model(tmp_path, dtype=dtype))
+    name = "model.layers.1.self_attn.q_a_proj.weight"
+    stored = load_file(tmp_path / SHARD)[name]
+    assert source.read(name).dtype is torch.float32
+    assert torch.equal(source.read(name), stored.float())
+    assert source.dtype(name) is stored.dtype
+
+
+@pytest.mark.parametrize("shape", [(128, 128), (130, 257), (1, 300), (300, 1)])
+def test_fp8_blocks_with_a_cut_off_rest(tmp_path: Path, shape: tuple[int, int]) -> None:
+    """w = weight * scale of its own 128x128 block; a scale of the neighbouring block would be far off."""
+    n, k = shape
+    weight = torch.randn(n, k) * torch.logspace(0, 3, n)[:, None] * torch.logspace(0, 2, k)
+    stored, scale = fp8_blocks(weight)
+    write_tiny_model(tmp_path, index=False)
+    name = "model.embed_tokens.weight"  # any name: the shape is not checked when it is read
+    source = SourceCheckpoint(tmp_path)
+    edit(tmp_path, lambda t: t.update({name: stored, f"{name}_scale_inv": scale}))
+    source.files = type(source.files)(tmp_path)
+    found = source.read(name)
+    wanted = torch.empty(n, k)
+    for i in range(n):  # element by element, the definition
+        for j in range(0, k, 128):
+            wanted[i, j : j + 128] = stored[i, j : j + 128].float() * scale[i // 128, j // 128]
+    assert torch.equal(found, wanted)
+    spread = scale.repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
+    assert bool(((found - weight).abs() <= 2**-4 * weight.abs() + 2**-10 * spread).all())  # 3 mantissa bits, subnormals
+    assert source.dtype(name) is torch.bfloat16
+
+
+def test_fp8_model(tmp_path: Path) -> None:
+    fp8 = SourceCheckpoint(write_tiny_model(tmp_path / "fp8", dtype="fp8"))
+    plain = SourceCheckpoint(write_tiny_model(tmp_path / "fp32", dtype="float32"))
+    assert fp8.config.quantization_config is not None
+    for name in ("model.layers.0.mlp.down_proj.weight", "model.layers.1.self_attn.indexer.wk.weight", "lm_head.weight"):
+        a, b = fp8.read(name), plain.read(name)
+        assert 0 < float((a - b).norm() / b.norm()) < 0.04
+
+
+def test_fp8_without_its_scale(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.down_proj.weight"
+    edit(write_tiny_model(tmp_path, dtype="fp8", index=False), lambda t: t.pop(f"{name}_scale_inv"))
+    with pytest.raises(CheckpointError, match=f"{name}_scale_inv is missing"):
+        SourceCheckpoint(tmp_path)
+
+
+def test_fp8_scale_of_the_wrong_shape(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.down_proj.weight"
+    edit(
+        write_tiny_model(tmp_path, dtype="fp8", index=False),
+        lambda t: t.update({f"{name}_scale_inv": torch.ones(2, 1)}),
+    )
+    with pytest.raises(CheckpointError, match="_scale_inv has shape"):
+        SourceCheckpoint(tmp_path).read(name)
+
+
+def test_mtp_copies_may_be_absent(tmp_path: Path) -> None:
+    source = SourceCheckpoint(write_tiny_model(tmp_path, mtp_copies=False))
+    assert torch.equal(source.read("model.layers.3.embed_tokens.weight"), source.read("model.embed_tokens.weight"))
+    assert torch.equal(source.read("model.layers.3.shared_head.head.weight"), source.read("lm_head.weight"))
+
+
+def test_shared_layers_need_no_indexer(tmp_path: Path) -> None:
+    source = SourceCheckpoint(write_tiny_model(tmp_path, **SHARED_INDEXER))
+    assert "model.layers.3.self_attn.indexer.wk.weight" not in source.files
+    assert "model.layers.4.self_attn.indexer.wk.weight" in source.files  # the MTP layer always has one
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lm_head.weight",
+        "model.layers.0.self_attn.indexer.k_norm.bias",
+        "model.layers.2.mlp.experts.3.down_proj.weight",
+        "model.layers.1.mlp.gate.e_score_correction_bias",
+        "model.layers.3.eh_proj.weight",
+    ],
+)
+def test_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
+    edit(write_tiny_model(tmp_path, index=False), lambda t: t.pop(name))
+    with pytest.raises(CheckpointError, match=f"tensor {name} is missing"):
+        SourceCheckpoint(tmp_path)
+
+
+def test_wrong_shape_names_both(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"q_lora_rank": 32}))
+    with pytest.raises(CheckpointError, match=r"q_a_proj.weight has shape \[64, 64\], config.json says \[32, 64\]"):
+        SourceCheckpoint(tmp_path)
+
+
+def test_quantized_source_is_refused(tiny_w4a8: Path) -> None:
+    with pytest.raises(CheckpointError, match="stored as int8: already quantized"):
+        SourceCheckpoint(tiny_w4a8)
+
+
+@pytest.fixture
+def split_mtp(tmp_path: Path) -> Path:
+    """The MTP layer (3) in a shard of its own that the index does not list."""
+    write_tiny_model(tmp_path)
+    tensors = load_file(tmp_path / SHARD)
+    mtp = {name: tensors.pop(name) for name in sorted(tensors) if name.startswith("model.layers.3.")}
+    save_file(tensors, tmp_path / SHARD)
+    save_file(mtp, tmp_path / "mtp.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(tensors, SHARD)}))
+    return tmp_path
+
+
+def test_mtp_layer_in_a_shard_the_index_forgets(split_mtp: Path) -> None:
+    source = SourceCheckpoint(split_mtp)
+    assert source.unlisted == ["mtp.safetensors"]
+    stored = load_file(split_mtp / "mtp.safetensors")
+    for name in ("model.layers.3.eh_proj.weight", "model.layers.3.embed_tokens.weight"):
+        assert torch.equal(source.read(name), stored[name].float())
+
+
+def test_a_stray_shard_replaces_nothing(split_mtp: Path) -> None:
+    """The main model comes from the index alone, and a stray shard is not even opened if nothing is missing."""
+    other = load_file(split_mtp / SHARD)
+    save_file({name: tensor * 0 for name, tensor in other.items()}, split_mtp / "stale.safetensors")
+    source = SourceCheckpoint(split_mtp)
+    assert source.unlisted == ["mtp.safetensors"]
+    assert torch.equal(source.read("lm_head.weight"), other["lm_head.weight"].float())
+    (split_mtp / "stale.safetensors").write_bytes(b"no shard")
+    index = split_mtp / "model.safetensors.index.json"
+    files = dict.fromkeys(other, SHARD) | dict.fromkeys(load_file(split_mtp / "mtp.safetensors"), "mtp.safetensors")
+    index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    assert SourceCheckpoint(split_mtp).unlisted == []
+
+
+def test_index_that_forgets_the_main_model(tmp_path: Path) -> None:
+    index = write_tiny_model(tmp_path) / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    save_file({"lm_head.weight": load_file(tmp_path / SHARD)["lm_head.weight"]}, tmp_path / "more.safetensors")
+    del content["weight_map"]["lm_head.weight"]
+    index.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"more.safetensors: holds lm_head.weight, but the index does not list"):
+        SourceCheckpoint(tmp_path)
+
+
+def test_mtp_layer_that_is_nowhere(split_mtp: Path) -> None:
+    (split_mtp / "mtp.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"tensor model.layers.3.\S+ is missing"):
+        SourceCheckpoint(split_mtp)

@@ -1,0 +1,35 @@
+"""`make demo` ends with a chat answer and a tool call from the W4A8 model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.server
+pytest.importorskip("vllm")
+
+
+def run_demo(directory: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "glm5_ascend.cli.demo", str(directory)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+
+
+def test_demo_answers_and_calls_a_tool(tmp_path: Path) -> None:
+    done = run_demo(tmp_path / "demo")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "answer    47 + 38 = 85" in done.stdout
+    assert "tool call get_weather(city='Oslo')" in done.stdout
+    assert "thinking" in done.stdout
+    log = (tmp_path / "demo" / "serve.log").read_text()
+    assert "quantization=ascend" in log or "--quantization ascend" in log
+
+
+def test_demo_does_not_touch_other_files(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("mine")
+    done = run_demo(tmp_path)
+    assert done.returncode == 2
+    assert "not the demo's" in done.stderr
+    assert (tmp_path / "letter.txt").read_text() == "mine"

@@ -1,0 +1,131 @@
+"""What doctor reads from a machine: recorded outputs and files, and this machine itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from glm5_ascend.deploy import doctor
+from glm5_ascend.deploy.doctor import machine, weights
+from glm5_ascend.serve import versions as sets
+from glm5_ascend.serve.environment import version_of
+
+#: Two dies of an A3 as npu-smi prints them: vllm-ascend issue 12980.
+NPU_SMI = (Path(__file__).parent / "npu_smi.txt").read_text()
+#: The toolkit's install file, in the form vllm-ascend's collect_env.py prints it.
+TOOLKIT = "package_name=Ascend-cann-toolkit\nversion={}\ninnerversion=V100R001C23SPC001B235\narch=aarch64\nos=linux\n"
+MOUNTS = "/dev/sda1 / ext4 rw 0 0\nserver:/models /mnt/models nfs4 rw 0 0\n/dev/sdb /mnt/models/local ext4 rw 0 0\n"
+
+
+def atlas(root: Path, dies: int, cann: str) -> Path:
+    (root / "dev").mkdir()
+    for name in [*(f"davinci{i}" for i in range(dies)), "davinci_manager"]:
+        (root / "dev" / name).touch()
+    folder = root / "usr/local/Ascend/ascend-toolkit/latest/aarch64-linux"
+    folder.mkdir(parents=True)
+    (folder / "ascend_toolkit_install.info").write_text(TOOLKIT.format(cann))
+    driver = root / machine.DRIVER
+    driver.parent.mkdir(parents=True)
+    driver.write_text("Version=25.5.1\nascendhal_version=7.35.23\n")
+    return root
+
+
+def test_an_atlas_is_read(tmp_path: Path) -> None:
+    root = atlas(tmp_path, 16, "9.1.0")
+    facts = machine.facts(root)
+    assert facts["device_count"] == 16 and facts["cann"] == "9.1.0"
+    assert machine.driver_version(root) == "25.5.1"
+
+
+def test_a_release_candidate_of_cann(tmp_path: Path) -> None:
+    assert machine.cann_version(atlas(tmp_path, 0, "8.2.RC1")) == "8.2.RC1"
+
+
+def test_hbm_from_npu_smi() -> None:
+    assert machine.hbm_gib(NPU_SMI) == 64
+    assert machine.hbm_gib("") is None
+
+
+@pytest.mark.parametrize(
+    ("directory", "network"),
+    [("/mnt/models/glm5", True), ("/mnt/models/local/glm5", False), ("/mnt/modelsx", False), ("/data", False)],
+)
+def test_network_mounts(directory: str, network: bool) -> None:
+    assert machine.on_network_mount(Path(directory), MOUNTS) is network
+
+
+def test_an_empty_machine_is_not_called_an_atlas(tmp_path: Path) -> None:
+    facts = machine.facts(tmp_path)
+    assert facts["device_count"] == 0 and "cann" not in facts and "shm_gib" not in facts
+
+
+IMAGE = {"vllm-ascend": "0.23.0.post1", "vllm": "0.23.0+empty", "torch": "2.10.0+cpu", "torch-npu": "2.10.0.post4"}
+
+
+@pytest.mark.parametrize(
+    ("change", "cann", "wrong"),
+    [
+        ({}, "9.1.0", []),
+        ({"torch-npu": "2.13.0"}, "9.1.0", ["torch-npu"]),
+        ({"vllm": "0.21.0", "transformers": "5.19.0"}, "9.1.0", ["vllm", "transformers"]),
+        ({}, "9.0.0", ["cann"]),
+    ],
+)
+def test_a_mixed_set_is_told(change: dict[str, str], cann: str, wrong: list[str]) -> None:
+    installed = IMAGE | change
+    name, wanted = sets.meant_by(installed["vllm-ascend"])
+    assert name == "vllm-ascend-0.23.0"
+    assert [package for package, *_ in sets.differences(wanted, installed.get, cann)] == wrong
+
+
+def test_older_rows_and_main_are_found() -> None:
+    assert sets.meant_by("0.21.0rc1")[1]["cann"] == "9.0.0"
+    assert sets.meant_by("0.27.1.dev0+g182b75e")[0] == "vllm-ascend-main"
+
+
+def test_facts_of_a_checkpoint(tiny_w4a8: Path, editable: Callable[[Path], Path]) -> None:
+    facts = weights.facts(tiny_w4a8)
+    assert (facts["weights"], facts["attention"], facts["group_size"]) == ("w4a8", "W8A8_DYNAMIC", 0)
+    assert facts["mtp_layers"] == 1 and facts["mtp_tensors"] > 0 and facts["layers_without_indexer"] == 0
+    assert not facts["kv_b_quantized"] and not facts["shared_indexers"]
+    broken = editable(tiny_w4a8)
+    path = broken / "quant_model_description.json"
+    description = json.loads(path.read_text())
+    name = next(key for key in description if key.endswith(".kv_b_proj.weight"))
+    path.write_text(json.dumps({**description, name: "W8A8_DYNAMIC", "group_size": 256}))
+    assert weights.facts(broken)["kv_b_quantized"] and weights.facts(broken)["group_size"] == 256
+
+
+def test_doctor_tells_the_truth_about_this_machine() -> None:
+    """Against what can be seen without doctor: device files, installed distributions."""
+    rows = {row.item: row for row in doctor.run_doctor()}
+    here = len(list(Path("/dev").glob("davinci[0-9]*")))
+    assert rows["NPUs"].value == (str(here) if here else "none")
+    assert rows["torch"].value == version_of("torch")
+    assert ("set" in rows) == (version_of("vllm-ascend") is not None)
+
+
+def test_a_profile_is_judged_with_the_checkpoint(tiny_w4a8: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "glm5_ascend", "doctor", str(tiny_w4a8), "--profile", "a3-single-w8a8", "--json"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    report = json.loads(done.stdout)
+    rows = {row["item"]: row for row in report["rows"]}
+    assert rows["checkpoint"]["status"] == "ok"
+    assert {"P7w", "C3"} <= set(rows)  # W8A8's flags on a W4A8 checkpoint: FlashComm with MTP, MLAPO without effect
+    assert rows["C3"]["source"] and rows["C3"]["note"]
+    assert done.returncode == report["exit_code"]
+
+
+def test_a_profile_that_the_checkpoint_rules_out(tiny_w4a8: Path, editable: Callable[[Path], Path]) -> None:
+    broken = editable(tiny_w4a8)
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 0}))
+    rows = doctor.profile_rows(doctor.load("a3-single-w4a8"), broken, None)
+    assert [row.status for row in rows if row.id == "C1"] == ["problem"]

@@ -1,0 +1,138 @@
+"""Rule by rule: each finds the environment it was written for, and nothing once the one thing is put right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.version import Version
+
+from glm5_ascend.deploy.profiles.command import open_command
+from glm5_ascend.deploy.profiles.load import load, names
+from glm5_ascend.deploy.rules.expression import holds, names_in
+from glm5_ascend.deploy.rules.facts import FACTS, of_command, of_profile
+from glm5_ascend.deploy.rules.load import ERROR, WARNING, judge, rules
+
+
+class Recorded(yaml.SafeLoader):
+    """YAML with `!v 1.2.3` for versions."""
+
+
+Recorded.add_constructor("!v", lambda loader, node: Version(loader.construct_scalar(node)))
+RECORDED: dict[str, Any] = yaml.load((Path(__file__).parent / "recorded.yaml").read_text(), Recorded)
+HEALTHY, CASES = RECORDED["healthy"], RECORDED["cases"]
+
+
+def found(facts: dict[str, Any]) -> set[str]:
+    return {each.id for each in judge(facts)[0]}
+
+
+def test_every_rule_has_a_case_and_every_case_a_rule() -> None:
+    assert [rule.id for rule in rules()] == list(dict.fromkeys(rule.id for rule in rules()))
+    assert set(CASES) == {rule.id for rule in rules()}
+
+
+def test_rules_are_complete_and_speak_of_known_facts() -> None:
+    for rule in rules():
+        assert rule.level in (ERROR, WARNING) and rule.message and rule.fix and rule.source, rule.id
+        assert names_in(rule.when) <= set(FACTS), rule.id
+    assert set(HEALTHY) == set(FACTS)
+
+
+def test_a_healthy_environment_breaks_no_rule() -> None:
+    assert judge(HEALTHY) == ([], {})
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_the_rule_finds_its_case_and_only_that(rule: str) -> None:
+    case = CASES[rule]
+    assert case["source"]
+    bad = {**HEALTHY, **case["bad"]}
+    assert rule in found(bad)
+    assert rule not in found({**bad, **case["good"]})
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_what_nobody_knows_is_not_called_good(rule: str) -> None:
+    """Without the facts of its own the rule says that it was not checked."""
+    (when,) = (each.when for each in rules() if each.id == rule)
+    assert rule in judge({})[1]
+    assert judge({})[1][rule] == sorted(names_in(when))
+
+
+@pytest.mark.parametrize(
+    ("facts", "rule"),
+    [
+        ({"triton": False, "our_plugin": False}, {"P28"}),
+        ({"triton": False}, {"P28w"}),
+        ({"our_plugin": False}, set()),
+        ({"triton": False, "our_plugin": False, "max_model_len": 2048}, set()),
+    ],
+)
+def test_a_wrong_rotation_is_an_error_only_where_nothing_mends_it(facts: dict[str, Any], rule: set[str]) -> None:
+    assert found({**HEALTHY, **facts}) == rule
+
+
+def test_messages_have_their_values() -> None:
+    (said,) = (each for each in judge({**HEALTHY, **CASES["P13"]["bad"]})[0] if each.id == "P13")
+    assert said.message.startswith("decode context parallelism 8 must equal tensor parallelism 16")
+    for rule, case in CASES.items():
+        (each,) = (each for each in judge({**HEALTHY, **case["bad"]})[0] if each.id == rule)
+        assert "{" not in each.message and "unknown)" not in each.message, each.message
+
+
+@pytest.mark.parametrize(
+    ("text", "facts", "answer"),
+    [
+        ("a and b", {"a": False}, False),
+        ("a and b", {"a": True}, None),
+        ("a or b", {"a": True}, True),
+        ("a or b", {"a": False}, None),
+        ("not a", {}, None),
+        ("a > 1", {"a": 2}, True),
+        ("a % 128 != 0", {"a": 256}, False),
+        ("a in (1, 2)", {"a": 3}, False),
+        ("v < '0.24'", {"v": Version("0.23.0.post1")}, True),
+        ("v == '0.21.0rc1'", {"v": Version("0.21.0rc1")}, True),
+        ("v >= '0.24'", {"v": Version("0.27.1.dev0")}, True),
+        ("v < '1'", {"v": "no version"}, False),
+    ],
+)
+def test_logic_with_unknown_facts(text: str, facts: dict[str, Any], answer: bool | None) -> None:
+    assert holds(text, facts) is answer
+
+
+@pytest.mark.parametrize("text", ["__import__('os')", "a.b", "[x for x in a]", "a if b else c"])
+def test_rules_are_no_programs(text: str) -> None:
+    with pytest.raises(ValueError, match="rules have no"):
+        holds(text, {"a": 1, "b": True})
+
+
+@pytest.mark.parametrize("profile", [name for name in names() if load(name).platform == "npu"])
+def test_no_profile_breaks_a_rule(profile: str) -> None:
+    """Every one of ours, on a healthy machine with the checkpoint it is for; warnings are the ones it names itself."""
+    loaded = load(profile)
+    named = {"a3-1m": {"P7w"}}
+    for role in loaded.roles.values():
+        facts = {**HEALTHY, **of_profile(loaded, role), **of_command(open_command(role, "DIR", []).argv, role.env)}
+        facts["device_count"] = facts["dies"]
+        broken = judge(facts)[0]
+        assert not [each for each in broken if each.level == ERROR]
+        assert {each.id for each in broken} == named.get(profile, set())
+
+
+def test_the_users_flags_are_judged_too() -> None:
+    role = load("a3-single-w4a8").role(None)
+    extra = ["--decode-context-parallel-size=4", "--additional-config", '{"enable_dsa_cp": true}', "--enforce-eager"]
+    facts = {**HEALTHY, **of_command(open_command(role, "DIR", extra).argv, {})}
+    assert facts["graph"] == "NONE"
+    assert {"P13", "P48", "P37", "P15w"} == found(facts)
+
+
+def test_the_old_variable_counts_where_the_key_is_not_given() -> None:
+    argv = ["vllm", "serve", "DIR"]
+    assert of_command(argv, {"VLLM_ASCEND_ENABLE_FLASHCOMM1": "1"})["flashcomm1"] is True
+    argv += ["--additional-config", '{"enable_flashcomm1": false}']
+    assert of_command(argv, {"VLLM_ASCEND_ENABLE_FLASHCOMM1": "1"})["flashcomm1"] is False

@@ -1,0 +1,30 @@
+"""The README's table of profiles, from the profiles: `python tests/deploy/support/profile_table.py` prints it."""
+
+from __future__ import annotations
+
+from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
+
+HEAD = (
+    "| profile | weights | TP / DP / DCP | tokens | on | accepted by | run on an NPU |\n"
+    "|---|---|---|---|---|---|---|\n"
+)  # fmt: skip
+
+
+def row(profile: Profile, role: Role) -> str:
+    args = role.args
+    name = profile.name if len(profile.roles) == 1 else f"{profile.name}, {role.name}"
+    machines = f"{role.nodes} x {role.name if profile.alternatives else profile.hardware['node']}"
+    weights = profile.weights["recipe"]
+    layout = " / ".join(str(args.get(f"{kind}-parallel-size", 1)) for kind in ("tensor", "data", "decode-context"))
+    on = ", ".join(key.replace("_", " ") for key, switch in profile.scheduling.items() if switch.on_for(role.name))
+    accepted = "vllm-ascend 0.23.0, vLLM 0.32" if profile.platform == "npu" else "vLLM 0.32"
+    run = "no" if profile.platform == "npu" else "runs in CI"
+    return f"| {name} ({machines}) | {weights} | {layout} | {args['max-model-len']:,} | {on} | {accepted} | {run} |\n"
+
+
+def table() -> str:
+    return HEAD + "".join(row(profile, role) for profile in map(load, names()) for role in profile.roles.values())
+
+
+if __name__ == "__main__":
+    print(table(), end="")

@@ -1,0 +1,127 @@
+"""Replicas of our CPU server behind the rendered router script, and clients that note what became of each request."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from glm5_ascend.serve.local_server import free_port
+
+START_LIMIT_S = 600
+NO_BYTE, COMPLETE, BROKEN = "no first byte", "complete", "broken off"
+
+
+def wait_for(what: Callable[[], bool], name: str, seconds: float = START_LIMIT_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, f"waited {seconds} s for {name}"
+        time.sleep(0.2)
+
+
+def healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        return False
+
+
+@dataclass
+class Program:
+    """A program in a process group of its own, ended with all its children."""
+
+    command: list[str]
+    log: Path
+    environ: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                self.command, stdout=out, stderr=out, start_new_session=True, env={**os.environ, **self.environ}
+            )
+
+    def kill(self) -> None:
+        """kill -9 of every process of the group."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+
+@dataclass
+class Replica(Program):
+    port: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def metric(self, name: str) -> float:
+        """Sum over labels; 0 where nobody answers."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as reply:
+                text = reply.read().decode()
+        except OSError:
+            return 0.0
+        return sum(float(value) for value in re.findall(rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE))
+
+
+def replica(directory: Path, log: Path) -> Replica:
+    port = free_port()
+    command = [sys.executable, "-m", "glm5_ascend", "serve", str(directory), "--profile", "cpu", "--port", str(port)]
+    return Replica(command, log, {"OMP_NUM_THREADS": "1"}, port=port)
+
+
+@dataclass
+class Request:
+    """One chat request and its fate.
+
+    bytes_seen: the status line of the answer came. vLLM sends it before the first token, and the router passes it on:
+    from there on a stream can no longer go to another server.
+    """
+
+    url: str
+    session: str
+    body: dict[str, Any]
+    fate: str = NO_BYTE
+    status: int = 0
+    detail: str = ""
+    text: str = ""
+    bytes_seen: bool = False
+    begun: bool = False
+
+    def run(self) -> None:
+        host = self.url.removeprefix("http://")
+        connection = http.client.HTTPConnection(host, timeout=300)
+        headers = {"Content-Type": "application/json", "X-Session-ID": self.session}
+        try:
+            connection.request("POST", "/v1/chat/completions", json.dumps(self.body), headers)
+            reply = connection.getresponse()
+            self.status, self.bytes_seen = reply.status, True
+            done = False
+            for line in reply:
+                self.text += line.decode(errors="replace")
+                done = done or "[DONE]" in line.decode(errors="replace")
+            self.fate = COMPLETE if self.status == 200 and (done or not self.body.get("stream")) else BROKEN
+        except (OSError, http.client.HTTPException) as error:
+            self.fate, self.detail = BROKEN, f"{type(error).__name__}: {error}"
+        finally:
+            connection.close()
+
+
+def chat(messages: list[dict[str, str]], **options: Any) -> dict[str, Any]:
+    return {"model": "glm-5", "messages": messages, "temperature": 0, "max_tokens": 64, **options}

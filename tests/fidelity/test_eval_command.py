@@ -1,0 +1,148 @@
+"""`glm5-ascend eval` as a user types it: its report, and one clear line for whatever cannot be compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.command import assert_one_clear_line, environment, in_process
+from tests.support.report_page import CHROMIUM, SCHEMES_AND_WIDTHS, assert_self_contained, shown
+from tests.support.tiny_model import write_tiny_model
+
+Copy = Callable[[Path], Path]
+WORDS = "The residual stream of a transformer carries few very large channels. " * 8  # one token a byte
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.jsonl"
+    path.write_text("".join(json.dumps({"text": WORDS}) + "\n" for _ in range(2)))
+    return path
+
+
+def evaluate(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return in_process("eval", *arguments)
+
+
+def test_the_report(tiny_source: Path, tiny_w4a8: Path, text: Path, tmp_path: Path) -> None:
+    html = tmp_path / "report.html"
+    done = evaluate(tiny_w4a8, "--against", tiny_source, "--text", text, "--window", 64, "--json", "--html", html)
+    report = json.loads(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert {"kl_mean", "kl_p99", "top1_agreement", "nll_source", "nll_quantized", "tokens"} <= set(report)
+    windows = 2 * len(WORDS) // 64
+    assert (report["ok"], report["tokens"], report["windows"]) == (True, windows * 63, windows)
+    low, high = report["intervals"]["kl_mean"]
+    assert 0 < low < report["kl_mean"] < high < report["kl_p99"] <= report["kl_max"]
+    assert len(report["layers"]) == 3 and report["layers"][0]["expert_agreement"] is None
+    lines = [line for line in done.stderr.splitlines() if line.startswith("layer ")]
+    assert [line.split()[1] for line in lines] == ["1/3", "2/3", "3/3"] and "eta" in lines[0]
+    assert_self_contained(html)
+    if CHROMIUM is not None:
+        for scheme, width in SCHEMES_AND_WIDTHS:
+            with shown(html, scheme, width) as page:
+                assert f"{report['kl_mean']:.6f}" in page.inner_text("#kl_mean")
+                bands = page.locator("svg[aria-label='figures and their intervals'] path.interval")
+                assert bands.count() == len(report["intervals"])
+                assert page.locator("svg").count() == 4
+    # A second report replaces the first; another kind of file is kept.
+    again = ["--against", tiny_source, "--text", text, "--window", 64, "--windows", 1, "--quiet", "--html"]
+    done = evaluate(tiny_w4a8, *again, html)
+    assert done.returncode == 0 and "no intervals" in done.stdout and done.stderr == ""
+    assert_one_clear_line(evaluate(tiny_w4a8, *again, text), 2, "text.jsonl", "no report")
+    assert WORDS in text.read_text()
+
+
+def test_only_some_metrics(tiny_source: Path, tiny_w4a8: Path, text: Path) -> None:
+    few = ["--against", tiny_source, "--text", text, "--window", 32, "--windows", 2, "--json", "--metrics"]
+    report = json.loads(evaluate(tiny_w4a8, *few, "kl,routing").stdout)
+    assert {"kl_mean", "expert_agreement"} <= set(report) and not {"flip_rate", "nll_source"} & set(report)
+    assert_one_clear_line(evaluate(tiny_w4a8, *few, "kl,perplexity"), 2, "perplexity")
+
+
+def test_another_model(tiny_source: Path, tiny_w4a8: Path, tmp_path: Path, text: Path) -> None:
+    for key, value in {"vocab_size": 328, "num_hidden_layers": 4, "n_routed_experts": 8}.items():
+        other = write_tiny_model(tmp_path / key, **{key: value})
+        done = evaluate(tiny_w4a8, "--against", other, "--text", text, "--window", 64)
+        assert_one_clear_line(done, 2, f"{key} is", str(value))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("", ("0 tokens",)), ("\n\n", ("0 tokens",)), ('"short"\n', ("5 tokens", "64")), ("{]\n", ("text.jsonl:1",))],
+)
+def test_text_that_cannot_serve(content: str, words: tuple[str, ...], tiny_source: Path, text: Path) -> None:
+    text.write_text(content)
+    done = evaluate(tiny_source, "--against", tiny_source, "--text", text, "--window", 64)
+    assert_one_clear_line(done, 2, "text.jsonl", *words)
+
+
+def test_other_bad_input(tiny_source: Path, tiny_w4a8: Path, text: Path, tmp_path: Path) -> None:
+    against = ["--against", tiny_source]
+    assert_one_clear_line(evaluate(tmp_path / "nowhere", *against), 2, "nowhere", "no such directory")
+    assert_one_clear_line(evaluate(tiny_w4a8, *against, "--text", tmp_path / "no.txt"), 2, "no.txt")
+    assert_one_clear_line(evaluate(tiny_w4a8), 2, "nothing to compare")
+    assert_one_clear_line(evaluate(*against), 2, "DIR or --url")
+    assert_one_clear_line(evaluate(tiny_w4a8, *against, "--prompts", text), 2, "--against-url")
+    assert_one_clear_line(evaluate(tiny_w4a8, *against, "--window", 513, "--text", text), 2, "513", "512 positions")
+    done = evaluate(*against, "--text", text, "--window", 64, "--url", "http://127.0.0.1:9")
+    assert_one_clear_line(done, 3, "127.0.0.1:9", "no answer")
+    assert_one_clear_line(evaluate(*against, "--url", "127.0.0.1:9"), 2, "not a URL")
+    bare = write_tiny_model(tmp_path / "bare", tokenizer=False)
+    assert_one_clear_line(evaluate(bare, "--against", bare, "--text", text, "--window", 64), 2, "tokenizer")
+    assert_one_clear_line(evaluate(tiny_source, "--against", tiny_w4a8, "--html", tmp_path / "no" / "r.html"), 2, "no")
+
+
+@pytest.mark.parametrize("tensor", ["model.layers.1.mlp.shared_experts.up_proj.weight_scale", "lm_head.weight"])
+def test_not_a_number_fails_the_check(
+    tensor: str, tiny_source: Path, tiny_w4a8: Path, editable: Copy, text: Path
+) -> None:
+    broken = editable(tiny_w4a8)
+    for path in broken.glob("*.safetensors"):
+        tensors = load_file(path)
+        if tensor in tensors:
+            tensors[tensor].view(-1)[3] = torch.inf
+            save_file(tensors, path, {"format": "pt"})
+    done = evaluate(broken, "--against", tiny_source, "--text", text, "--window", 64, "--json")
+    assert_one_clear_line(done, 1, "NaN or infinity", *(["layer 1"] if "layers" in tensor else ["KL"]))
+    assert json.loads(done.stdout)["ok"] is False
+
+
+def test_the_default_text_is_held_out(tiny_source: Path, tiny_w4a8: Path) -> None:
+    """Python's documentation, of which neither the calibration nor the demo model's training has seen a window."""
+    from glm5_ascend.demo_model.corpus import training_texts, validation_texts
+    from glm5_ascend.quantize.calibration.dataset import default_calibration_file
+
+    done = evaluate(tiny_w4a8, "--against", tiny_source, "--windows", 2, "--window", 256, "--json")
+    assert json.loads(done.stdout)["tokens"] == 2 * 255
+    seen = default_calibration_file().read_text() + "\n".join(training_texts())
+    text = "\n\n".join(validation_texts())
+    pieces = [text[start : start + 200] for start in range(0, len(text) - 200, 200)]
+    assert not any(piece in default_calibration_file().read_text() for piece in pieces)
+    assert sum(piece in seen for piece in pieces) < 0.05 * len(pieces)  # stock phrases of generated docstrings
+
+
+def test_ctrl_c(tiny_source: Path, tmp_path: Path) -> None:
+    """Of a run that would take a minute, so that it is still at work when the signal comes."""
+    (tmp_path / "long.txt").write_text("all work and no play " * 10_000)
+    command = [sys.executable, "-m", "glm5_ascend", "eval", str(tiny_source), "--against", str(tiny_source)]
+    command += ["--text", str(tmp_path / "long.txt"), "--windows", "400", "--html", str(tmp_path / "r.html")]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment())
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("layer 1/3")
+    time.sleep(0.1)
+    os.kill(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in said
+    assert not (tmp_path / "r.html").exists()

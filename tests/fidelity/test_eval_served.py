@@ -1,0 +1,119 @@
+"""`glm5-ascend eval --url`: a served checkpoint against its source, by the server's own log-probabilities."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from glm5_ascend.demo_model.corpus import validation_texts
+from glm5_ascend.demo_model.held_out import held_out_questions
+from glm5_ascend.fidelity.evaluation.compare import compare
+from glm5_ascend.fidelity.evaluation.metrics import metrics
+from glm5_ascend.fidelity.evaluation.served import ask, lower_bound
+from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
+from glm5_ascend.fidelity.evaluation.windows import read_windows
+from glm5_ascend.serve.client import Client
+from tests.serve.support.chat import API_KEY
+from tests.support.command import glm5_ascend
+from tests.support.server_process import started_server
+
+pytestmark = pytest.mark.server
+WINDOW, WINDOWS = 128, 4
+
+
+@pytest.fixture(scope="module")
+def source_server(trained_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The source itself behind `glm5-ascend serve`."""
+    yield from started_server(trained_checkpoint, tmp_path_factory.mktemp("source-server"), [])
+
+
+def windows(source: Path) -> list[torch.Tensor]:
+    return read_windows(None, validation_texts(), source, StoredModel(source).config, WINDOW, WINDOWS)
+
+
+def test_a_server_is_as_far_as_its_files(server: str, trained_checkpoint: Path, rotated_checkpoint: Path) -> None:
+    """NLL and top-1 from the server against those computed from the files it serves; it rounds to bf16, we do not."""
+    arguments = ["--against", trained_checkpoint, "--window", WINDOW, "--windows", WINDOWS, "--json", "--quiet"]
+    done = glm5_ascend("eval", *arguments, "--url", server, "--key", API_KEY)
+    assert done.returncode == 0, done.stderr
+    served = json.loads(done.stdout)
+    found = compare(rotated_checkpoint, trained_checkpoint, windows(trained_checkpoint))
+    here = {row.name: row.value for row in metrics(found)}
+    assert served["nll_source"] == pytest.approx(here["nll_source"], rel=1e-6)
+    assert served["nll_quantized"] == pytest.approx(here["nll_quantized"], abs=0.02)
+    assert served["top1_agreement"] == pytest.approx(here["top1_agreement"], abs=0.04)
+    assert served["kl_is_lower_bound"] and 0.3 * here["kl_mean"] < served["kl_mean"] < 3 * here["kl_mean"]
+    assert "expert_agreement" not in served
+
+
+def test_the_bound_is_one(server: str, trained_checkpoint: Path) -> None:
+    """Asked for fewer and fewer ids, the bound falls."""
+    client = Client(server, "glm-5", key=API_KEY)
+    window = windows(trained_checkpoint)[0]
+    reference = StoredModel(trained_checkpoint).logits([window])[0][:-1].double().log_softmax(-1)
+    bounds = []
+    for k in (20, 5, 1):
+        answers = ask(client, window.tolist(), k)
+        bounds.append(lower_bound(reference.gather(1, answers.ids), answers.log_probabilities))
+        padding = answers.log_probabilities == -torch.inf
+        assert padding.sum(1).min() == 0 and (answers.ids[:, 0] == window[1:]).all()
+    assert float(bounds[0].mean()) > float(bounds[1].mean()) > float(bounds[2].mean()) >= 0
+
+
+def test_bound_against_whole_distributions() -> None:
+    generator = torch.Generator().manual_seed(0)
+    p, q = (torch.randn(64, 50, generator=generator, dtype=torch.float64).log_softmax(-1) for _ in range(2))
+    kl = (p.exp() * (p - q)).sum(1)
+    ids = q.topk(8, dim=1).indices
+    bound = lower_bound(p.gather(1, ids), q.gather(1, ids))
+    assert (bound <= kl + 1e-12).all() and (bound > 0).all()
+    torch.testing.assert_close(lower_bound(p, q), kl)
+    padded = torch.cat([q, torch.full((64, 1), -torch.inf, dtype=torch.float64)], 1)
+    torch.testing.assert_close(lower_bound(torch.cat([p, p[:, :1]], 1), padded), kl)
+    # Tails of one shape: nothing is lost.
+    inside, tail = 0.7 * p[:, :10].softmax(1), 0.3 * torch.ones(64, 40, dtype=torch.float64) / 40
+    other = 0.6 * q[:, :10].softmax(1)
+    whole_a, whole_b = torch.cat([inside, tail], 1).log(), torch.cat([other, tail * 4 / 3], 1).log()
+    want = (whole_a.exp() * (whole_a - whole_b)).sum(1)
+    torch.testing.assert_close(lower_bound(whole_a[:, :10], whole_b[:, :10]), want)
+
+
+def test_answers_of_two_servers(server: str, source_server: str, tmp_path: Path) -> None:
+    """Length inflation and score on the demo model's held-out questions, both checkpoints behind real servers."""
+    path, html = tmp_path / "prompts.jsonl", tmp_path / "report.html"
+    questions = [q for q in held_out_questions(n=60) if isinstance(q.expected, str) and not q.tools][:16]
+    path.write_text("".join(json.dumps({"messages": q.messages, "expected": q.expected}) + "\n" for q in questions))
+    both = ["--url", server, "--against-url", source_server, "--key", API_KEY, "--prompts", path]
+    done = glm5_ascend("eval", *both, "--max-tokens", 96, "--json", "--html", html)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["prompts"] == len(questions) == 16
+    assert report["length_inflation"] == pytest.approx(report["length_quantized"] / report["length_source"] - 1)
+    assert 0.7 < report["score_source"] <= 1 and abs(report["score_change"]) < 0.3
+    low, high = report["intervals"]["length_inflation"]
+    assert low <= report["length_inflation"] <= high
+    assert "longer answers" in html.read_text()
+    cut = json.loads(glm5_ascend("eval", *both, "--max-tokens", 2, "--json").stdout)
+    assert cut["length_source"] == cut["length_quantized"] == 2 and cut["score_source"] == 0
+
+
+def test_same_server_twice_is_exact(server: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"prompt": "What is 47 + 38?", "expected": "85.", "match": "contains"}) + "\n")
+    done = glm5_ascend("eval", "--url", server, "--against-url", server, "--key", API_KEY, "--prompts", path, "--json")
+    report = json.loads(done.stdout)
+    assert (report["length_inflation"], report["score_change"], report["score_source"]) == (0, 0, 1)
+
+
+def test_wrong_prompts(server: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    for content, word in (("", "no prompts"), ('{"question": "?"}\n', ":1"), ('{"prompt": "a", "match": "?"}\n', ":1")):
+        path.write_text(content)
+        done = glm5_ascend("eval", "--url", server, "--against-url", server, "--key", API_KEY, "--prompts", path)
+        assert done.returncode == 2 and word in done.stderr and "Traceback" not in done.stderr
+    done = glm5_ascend("eval", "--url", server, "--against-url", "http://127.0.0.1:9", "--prompts", path)
+    assert done.returncode in (2, 3) and "Traceback" not in done.stderr

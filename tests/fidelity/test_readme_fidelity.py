@@ -1,0 +1,38 @@
+"""The README's commands of its two sections on accuracy, typed as they stand (servers: tests/serve, tests/contract)."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import ROOT, in_process
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SECTIONS = README[README.index("## How far from bf16") : README.index("## On an Atlas")]
+LINES = re.findall(r"^    glm5-ascend (.*)$", SECTIONS, re.MULTILINE)
+
+
+def test_they_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "work").mkdir()
+    assert in_process("demo-model", "work/glm5").returncode == 0
+    assert in_process("quantize", "work/glm5", "work/glm5-w4a8", "--quiet").returncode == 0
+    local = [shlex.split(line) for line in LINES if "--url" not in line]
+    assert [words[0] for words in local] == ["eval", "analyze", "quantize"]
+    for words in local:
+        small = {"eval": ["--windows", "2"], "analyze": ["--samples", "4"]}.get(words[0], [])
+        done = in_process(*words, *small)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "work/eval.html").is_file() and (tmp_path / "work/analyze.html").is_file()
+    assert (tmp_path / "work/glm5-mine/quant_model_description.json").is_file()
+
+
+def test_the_others_are_tested_with_servers() -> None:
+    with_servers = [line for line in LINES if "--url" in line]
+    assert with_servers == [
+        "eval --against work/glm5 --url http://127.0.0.1:8000",
+        "eval --url http://127.0.0.1:8000 --against-url http://127.0.0.1:8001 --prompts work/prompts.jsonl",
+    ]

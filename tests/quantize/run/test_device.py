@@ -1,0 +1,59 @@
+"""`--device npu` takes the code path of the CPU: shown on a simulated device that refuses what a real one refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from glm5_ascend.errors import Glm5Error, MissingEnvironmentError
+from glm5_ascend.model.device import find_device
+from tests.quantize.support import python_device
+from tests.support.tiny_model import SHARED_INDEXER, quantize_tiny, write_calibration, write_tiny_model
+
+DEVICE = Path(python_device.__file__)
+
+
+@pytest.mark.parametrize("recipe", ["w4a8", "w8a8", "w4a8-best"])
+def test_the_same_bytes_on_another_device(
+    recipe: str, tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device computes with the plain versions of the kernels; the host does when told to."""
+    monkeypatch.setenv("GLM5_KERNELS", "reference")
+    calib, operators = write_calibration(tmp_path / "calib.jsonl"), tmp_path / "operators.json"
+    out = tmp_path / "out"
+    command = [sys.executable, DEVICE, tiny_source, out, recipe, calib, operators]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {"aten::mm", "aten::amax", "aten::round"} <= set(json.loads(operators.read_text()))  # it did compute there
+    (shard,) = out.glob("*.safetensors")
+    found, wanted = (
+        load_file(shard),
+        load_file(next(quantize_tiny(tiny_source, tmp_path / recipe, recipe).glob("*.safetensors"))),
+    )
+    assert found.keys() == wanted.keys()
+    assert not [name for name in found if not found[name].equal(wanted[name])]
+
+
+def test_an_fp8_source_with_shared_indexers(tmp_path: Path) -> None:
+    source = write_tiny_model(tmp_path / "source", dtype="fp8", **SHARED_INDEXER)
+    calib = write_calibration(tmp_path / "calib.jsonl")
+    command = [sys.executable, DEVICE, source, tmp_path / "out", "w4a8", calib, tmp_path / "ops"]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["npu", "npu:1"])
+def test_a_machine_without_npu_says_so(name: str) -> None:
+    with pytest.raises(MissingEnvironmentError, match="torch_npu does not load"):
+        find_device(name)
+
+
+@pytest.mark.parametrize("name", ["gpu", "npu:x", "cuda"])
+def test_unknown_devices(name: str) -> None:
+    with pytest.raises(Glm5Error, match="unknown device"):
+        find_device(name)

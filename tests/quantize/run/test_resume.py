@@ -1,0 +1,107 @@
+"""A run that was stopped anywhere goes on and ends with the bytes of one that was not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glm5_ascend.checkpoint.output import workshop
+from glm5_ascend.errors import OutputError
+from glm5_ascend.quantize.options import QuantizeOptions
+from glm5_ascend.quantize.pipeline import prepare, quantize
+from glm5_ascend.quantize.run.journal import Journal
+from glm5_ascend.quantize.run.layer import NoProgress
+from tests.quantize.support import kill_runs
+from tests.quantize.support.kill_runs import digest
+from tests.support.tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
+
+
+class StopsAfter(NoProgress):
+    """Presses Ctrl-C after so many finished experts."""
+
+    def __init__(self, experts: int) -> None:
+        self.left = experts
+
+    def expert(self, layer: int, expert: int) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+def options(source: Path, out: Path, calib: Path, **changes: Any) -> QuantizeOptions:
+    return QuantizeOptions(source, out, **{"recipe": "w8a8", "calib": calib, "samples": 3, "seq_len": 64} | changes)
+
+
+@pytest.mark.parametrize(("kind", "recipe"), [("plain", "w8a8"), ("shared indexer", "w8a8"), ("plain", "w4a8-best")])
+def test_stopped_after_every_few_experts(kind: str, recipe: str, tmp_path: Path) -> None:
+    """Static W8A8 quantizes the MTP layer's attention too: the stream reaches the very last layer."""
+    source = write_tiny_model(tmp_path / "source", **(SHARED_INDEXER if kind == "shared indexer" else {}))
+    calib = write_calibration(tmp_path / "calib.jsonl")
+    whole, broken = tmp_path / "whole" / "out", tmp_path / "broken" / "out"
+    whole.parent.mkdir(), broken.parent.mkdir()
+    quantize(prepare(options(source, whole, calib, recipe=recipe)), NoProgress())
+    stops = 0
+    while not broken.exists():
+        try:
+            quantize(prepare(options(source, broken, calib, recipe=recipe)), StopsAfter(5))  # a layer has four
+        except KeyboardInterrupt:
+            stops += 1
+    assert stops >= 2
+    assert digest(broken) == digest(whole)
+    assert list(broken.parent.iterdir()) == [broken]
+
+
+def test_killed_twenty_times(tiny_source: Path, tmp_path: Path) -> None:
+    calib = write_calibration(tmp_path / "calib.jsonl")
+    script = Path(kill_runs.__file__)
+    command = [sys.executable, str(script), str(tiny_source), str(calib), str(tmp_path / "runs"), "--kills", "20"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert "same: True" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "word"), [({"seed": 7}, "seed"), ({"samples": 2}, "calibration"), ({"recipe": "w4a8"}, "recipe")]
+)
+def test_another_job_does_not_go_on(change: dict[str, Any], word: str, tiny_source: Path, tmp_path: Path) -> None:
+    calib, out = write_calibration(tmp_path / "calib.jsonl"), tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        quantize(prepare(options(tiny_source, out, calib)), StopsAfter(2))
+    with pytest.raises(OutputError, match=f"unfinished run with another {word}") as error:
+        quantize(prepare(options(tiny_source, out, calib, **change)), NoProgress())
+    assert "--restart" in error.value.tip
+    assert not out.exists()
+    quantize(prepare(options(tiny_source, out, calib, **change, restart=True)), NoProgress())
+    assert out.exists()
+    assert not workshop(out).exists()
+
+
+def test_a_touched_source_does_not_go_on(tmp_path: Path) -> None:
+    source = write_tiny_model(tmp_path / "source")
+    calib, out = write_calibration(tmp_path / "calib.jsonl"), tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        quantize(prepare(options(source, out, calib)), StopsAfter(2))
+    next(source.glob("*.safetensors")).touch()
+    with pytest.raises(OutputError, match="modification times of the source"):
+        quantize(prepare(options(source, out, calib)), NoProgress())
+
+
+def test_a_torn_line_does_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path, {"seed": 1})
+    journal.finish("globals")
+    journal.finish("layer 0", errors={"W8A8": [1.5, 2.5]})
+    journal.close()
+    whole = path.read_bytes()
+    for cut in range(1, len(whole)):
+        path.write_bytes(whole[:-cut])
+        again = Journal(path, {"seed": 1})
+        assert len(again.done) == whole[:-cut].count(b"\n") - 1 or not again.done
+        again.finish("after")
+        again.close()
+        assert json.loads(path.read_text().splitlines()[-1]) == {"unit": "after"}

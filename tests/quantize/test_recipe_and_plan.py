@@ -1,0 +1,183 @@
+"""Recipes and plans: what a recipe selects, and that every mistake names file, line and key (or the module)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.errors import RecipeError
+from glm5_ascend.quantize.plan import Plan, Selector
+from glm5_ascend.quantize.recipe import Selection, find_recipe, load_recipe
+from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
+
+DYNAMIC = {"scope": "per_token", "dtype": "int8", "symmetric": True}
+STATIC = {"scope": "per_tensor", "dtype": "int8", "symmetric": False}
+INT8 = {"scope": "per_channel", "dtype": "int8", "symmetric": True}
+INT4 = {"scope": "per_channel", "dtype": "int4", "symmetric": True}
+
+
+def linear(act: dict[str, Any], weight: dict[str, Any], *include: str, exclude: tuple[str, ...] = ()) -> dict[str, Any]:
+    qconfig = {"act": act, "weight": weight}
+    return {"type": "linear_quant", "qconfig": qconfig, "include": list(include), "exclude": list(exclude)}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    def write_recipe(*steps: dict[str, Any]) -> Path:
+        path = tmp_path / "mine.yaml"
+        metadata = {"config_id": "mine"}
+        path.write_text(
+            yaml.safe_dump({"apiversion": "glm5_ascend_v1", "metadata": metadata, "spec": {"process": list(steps)}})
+        )
+        return path
+
+    return write_recipe
+
+
+@pytest.mark.parametrize("name", ["w4a8", "w8a8", "w4a8-mlapo", "w4a8c8", "w8a8c8", "rtn-w4a8", "qat-w4a8"])
+def test_shipped_recipes_plan_every_config(tmp_path: Path, tiny_source: Path, name: str) -> None:
+    recipe = load_recipe(find_recipe(name))
+    for source in (tiny_source, write_tiny_model(tmp_path / "52", **SHARED_INDEXER)):
+        plan = Plan(SourceCheckpoint(source), recipe)
+        mtp = plan.config.num_hidden_layers
+        assert {plan.linears[m].scheme for m in plan.linears if m.startswith(f"model.layers.{mtp}.")} == {"FLOAT"}
+        attention = "W8A8" if name.startswith("w8a8") else "W8A8_DYNAMIC"
+        latent = "W8A8" if name == "w4a8-mlapo" else attention
+        assert plan.linears["model.layers.1.self_attn.q_b_proj"].scheme == latent
+        assert plan.linears["model.layers.1.self_attn.indexer.wq_b"].scheme == attention
+        experts = "W8A8_DYNAMIC" if name.startswith("w8a8") else "W4A8_DYNAMIC"
+        assert plan.linears["model.layers.2.mlp.experts.3.up_proj"].scheme == experts
+        assert plan.cache_layers() == ([1, 2] if name.endswith("c8") else [])
+
+
+@pytest.mark.parametrize("name", ["w4a8", "w8a8"])
+def test_c8_recipes_differ_by_one_step(name: str) -> None:
+    """Their weights are those of the recipe they are named after."""
+    plain, cached = (load_recipe(find_recipe(n)) for n in (name, f"{name}c8"))
+    steps = [step for step in cached.spec.process if step.type != "fa3_quant"]
+    assert steps == list(plain.spec.process)
+    assert len(steps) == len(cached.spec.process) - 1
+
+
+def test_unknown_recipe_lists_the_known() -> None:
+    with pytest.raises(RecipeError) as error:
+        find_recipe("w3a8")
+    assert "w4a8" in error.value.tip
+
+
+HEAD = "apiversion: glm5_ascend_v1\nmetadata: {config_id: x}\nspec:\n  process:"
+BROKEN = {
+    "apiversion: x\nspec: [": r":2: not valid YAML",
+    "apiversion: v9\nmetadata: {config_id: x}\nspec: {process: []}": r":1: apiversion: ",
+    "apiversion: glm5_ascend_v1\nspec: {process: []}": r":1: metadata: key is missing",
+    f"{HEAD} []\n  speed: 3": r":5: spec\.speed: unknown key",
+    f"{HEAD}\n    - type: awq": r":5: spec\.process\.0.*unknown step",
+    f"{HEAD}\n    - include: [a]": r":5: spec.*without a type",
+    f"{HEAD}\n    - type: quarot\n      block_size: 4": r":6: spec\.process\.0\.block_size",
+    f"{HEAD} []\n  save:\n    - {{type: ascendv1_saver, part_file_size: 9}}": r":6: spec\.save\.0\.part_file_size",
+    "- 1": r":1: ",
+    "": r":1: ",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN, ids=range(len(BROKEN)))
+def test_recipe_errors_name_file_line_and_key(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=r"broken\.yaml" + BROKEN[text]) as error:
+        load_recipe(path)
+    assert "\n" not in error.value.message and error.value.tip
+
+
+def test_pair_without_a_type(write: Callable[..., Path]) -> None:
+    path = write(linear(STATIC, INT4, "*mlp.experts.*"))
+    with pytest.raises(RecipeError, match=r"mine\.yaml:\d+: spec\.process\.0\.qconfig: the format has no type"):
+        load_recipe(path)
+
+
+def test_binary_recipe(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RecipeError, match=r"x\.yaml"):
+        load_recipe(tmp_path / "x.yaml")
+
+
+def test_selectors_are_layer_numbers(tiny_source: Path) -> None:
+    config = SourceCheckpoint(tiny_source).config
+    selects = Selector(
+        Selection(include=("model.layers.{moe}.*", "model.layers.{dense}.mlp.*"), exclude=("*.up_proj",)), config
+    )
+    assert selects("model.layers.1.mlp.experts.0.down_proj")
+    assert selects("model.layers.2.self_attn.q_a_proj")
+    assert selects("model.layers.0.mlp.down_proj")
+    assert not selects("model.layers.0.self_attn.q_a_proj")
+    assert not selects("model.layers.3.mlp.experts.0.down_proj")  # the MTP layer is not {moe}
+    assert not selects("model.layers.1.mlp.experts.0.up_proj")
+    mtp = Selector(Selection(include=("model.layers.{mtp}.*",)), config)
+    assert mtp("model.layers.3.eh_proj") and not mtp("model.layers.2.self_attn.o_proj")
+    with pytest.raises(RecipeError, match=r"unknown selector \{odd\}"):
+        Selector(Selection(include=("model.layers.{odd}.*",)), config)
+
+
+def test_selector_of_a_kind_the_model_lacks_selects_nothing(tmp_path: Path) -> None:
+    source = write_tiny_model(tmp_path, num_nextn_predict_layers=0)
+    selects = Selector(Selection(include=("model.layers.{mtp}.*",)), SourceCheckpoint(source).config)
+    assert not any(selects(f"model.layers.{i}.self_attn.q_a_proj") for i in range(5))
+
+
+def test_gate_means_the_router_and_wk_the_indexer(tiny_source: Path) -> None:
+    """`*gate` must not take gate_proj out, `*wk` must take indexer.wk out."""
+    selects = Selector(Selection(include=("*",), exclude=("*gate", "*wk")), SourceCheckpoint(tiny_source).config)
+    assert selects("model.layers.1.mlp.experts.0.gate_proj")
+    assert not selects("model.layers.1.mlp.gate")
+    assert not selects("model.layers.1.self_attn.indexer.wk")
+
+
+NOT_MTP = ("model.layers.{mtp}.*",)
+REFUSED: list[tuple[str, list[dict[str, Any]]]] = [
+    (r"layers\.0\.self_attn\.kv_b_proj cannot be quantized", [linear(DYNAMIC, INT8, "*kv_b_proj")]),
+    (r"layers\.1\.mlp\.gate cannot be quantized", [linear(DYNAMIC, INT8, "*gate")]),
+    (r"lm_head cannot be quantized", [linear(DYNAMIC, INT8, "lm_head")]),
+    (r"o_proj: W4A8_DYNAMIC exists for routed experts only", [linear(DYNAMIC, INT4, "*o_proj")]),
+    (r"shared_experts\..*routed experts only", [linear(DYNAMIC, INT4, "*shared_experts*")]),
+    (r"experts\.0\.gate_proj: static W8A8 does not exist", [linear(STATIC, INT8, "*mlp.experts.*")]),
+    (r"q_a_proj and its siblings .* FLOAT, W8A8_DYNAMIC", [linear(DYNAMIC, INT8, "*q_a_proj")]),
+    (r"experts\.0\.gate_proj and its siblings", [linear(DYNAMIC, INT4, "*mlp.experts.*", exclude=("*experts.2.*",))]),
+    (
+        r"two linear_quant steps disagree on .*o_proj",
+        [linear(DYNAMIC, INT8, "*o_proj"), linear(STATIC, INT8, "*o_proj")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "steps"), REFUSED, ids=[message for message, _ in REFUSED])
+def test_plan_refuses_what_the_engine_cannot_run(
+    tiny_source: Path, write: Callable[..., Path], message: str, steps: list[dict[str, Any]]
+) -> None:
+    with pytest.raises(RecipeError, match=message) as error:
+        Plan(SourceCheckpoint(tiny_source), load_recipe(write(*steps)))
+    assert "\n" not in error.value.message and error.value.tip
+
+
+def test_int4_needs_rows_of_eight(tmp_path: Path, write: Callable[..., Path]) -> None:
+    source = SourceCheckpoint(write_tiny_model(tmp_path / "odd", moe_intermediate_size=20))
+    with pytest.raises(RecipeError, match=r"gate_proj \[20, 64\]: INT4 needs rows in multiples of 8"):
+        Plan(source, load_recipe(write(linear(DYNAMIC, INT4, "*mlp.experts.*", exclude=NOT_MTP))))
+
+
+def test_plan_promises_exactly_what_is_written(tiny_w4a8: Path, tiny_source: Path) -> None:
+    plan = Plan(SourceCheckpoint(tiny_source), load_recipe(find_recipe("w4a8")))
+    promised = {t.name: (t.dtype, t.shape) for t in plan.outputs()}
+    stored: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    for path in tiny_w4a8.glob("*.safetensors"):
+        stored |= {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in load_file(path).items()}
+    assert stored == promised
+    rows = plan.summary()
+    assert sum(row[3] for row in rows) == sum(t.nbytes for t in plan.outputs())
+    assert ("routed experts", "W4A8_DYNAMIC", 2 * 4 * 3) in [row[:3] for row in rows]

@@ -1,0 +1,115 @@
+"""Tensors of another place, with everything that belongs to them: only the source tells."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+
+import torch
+
+from tests.verify.mutations.kinds_source import quantized, wrong
+from tests.verify.mutations.mutator import Place, kind, pick, place
+from tests.verify.support.editor import Checkpoint
+from tests.verify.support.integers import integers, linear, weight_scale
+
+
+def moved(ck: Checkpoint, source: str, target: str) -> dict[str, torch.Tensor | None]:
+    """The tensors under prefix `source`, to be stored under `target`."""
+    return {target + name[len(source) :]: ck.read(name) for name in ck.names(rf"^{re.escape(source)}\.")}
+
+
+def modules_under(ck: Checkpoint, *prefixes: str) -> Place:
+    return wrong(ck, *(m for m in ck.modules() if m.startswith(tuple(f"{prefix}." for prefix in prefixes))))
+
+
+@kind(against=True)
+def expert_copied_onto_another(ck: Checkpoint, chance: Random) -> Place:
+    first = pick(chance, ck.experts())
+    layer = first.rpartition(".")[0]
+    second = pick(chance, [e for e in ck.experts() if e != first and e.startswith(f"{layer}.")])
+    ck.store(moved(ck, first, second))
+    return modules_under(ck, second)
+
+
+@kind(against=True)
+def experts_of_two_layers_swapped(ck: Checkpoint, chance: Random) -> Place:
+    kinds = {expert: ck.kind(f"{expert}.up_proj.weight") for expert in ck.experts()}
+
+    def others(first: str) -> list[str]:
+        layer = first.rpartition(".")[0]
+        return [e for e in kinds if kinds[e] == kinds[first] and not e.startswith(f"{layer}.")]
+
+    first = pick(chance, [expert for expert in kinds if others(expert)])
+    second = pick(chance, others(first))
+    ck.store(moved(ck, first, second) | moved(ck, second, first))
+    return modules_under(ck, first, second)
+
+
+@kind(against=True)
+def experts_permuted(ck: Checkpoint, chance: Random) -> Place:
+    """All experts of a layer, by name: the router no longer means the same ones."""
+    layer = pick(chance, ck.experts()).rpartition(".")[0]
+    old = [expert for expert in ck.experts() if expert.startswith(f"{layer}.")]
+    by = chance.randrange(1, len(old))
+    changes: dict[str, torch.Tensor | None] = {}
+    for source, target in zip(old, old[by:] + old[:by], strict=True):
+        changes |= moved(ck, source, target)
+    ck.store(changes)
+    return modules_under(ck, *old)
+
+
+@kind(against=True)
+def layer_copied_from_another(ck: Checkpoint, chance: Random) -> Place:
+    """Same types, same shapes."""
+
+    def form(layer: int) -> list[tuple[str, str, list[int]]]:
+        prefix = f"model.layers.{layer}."
+        return [(n[len(prefix) :], ck.kind(n), ck.shape(n)) for n in ck.names(rf"^{re.escape(prefix)}")]
+
+    pairs = [(a, b) for a in ck.layers for b in ck.layers if a != b and form(a) == form(b)]
+    first, second = pick(chance, pairs)
+    ck.store(moved(ck, f"model.layers.{first}", f"model.layers.{second}"))
+    # Every tensor of the layer is wrong, its norms and the router's bias among them.
+    return place(ck.names(rf"^model\.layers\.{second}\..*weight$"), ck.names(rf"^model\.layers\.{second}\."))
+
+
+@kind(against=True)
+def gate_and_up_swapped(ck: Checkpoint, chance: Random) -> Place:
+    gate = pick(chance, ck.modules(pattern=r"\.gate_proj$"))
+    up = gate.replace("gate_proj", "up_proj")
+    ck.store(moved(ck, gate, up) | moved(ck, up, gate))
+    return wrong(ck, gate, up)
+
+
+@kind(against=True)
+def weights_of_two_linears_swapped(ck: Checkpoint, chance: Random) -> Place:
+    """One shape, one type, anywhere in the model, with everything that belongs to them."""
+    first = pick(chance, [m for m in quantized(ck) if twins(ck, m)])
+    second = pick(chance, twins(ck, first))
+    names = ["weight", "weight_scale", "scale_bias"]
+    if ck.kind(f"{first}.weight") == "W8A8":  # the input belongs to the place, not to the weight
+        changes = linear(ck, first, integers(ck, second), weight_scale(ck, second))
+        changes |= linear(ck, second, integers(ck, first), weight_scale(ck, first))
+    else:
+        both = ((first, second), (second, first))
+        changes = {f"{a}.{s}": ck.read(f"{b}.{s}") for a, b in both for s in names if f"{b}.{s}" in ck.file_of}
+    ck.store(changes)
+    return wrong(ck, first, second)
+
+
+def twins(ck: Checkpoint, module: str) -> list[str]:
+    facts = ck.kind(f"{module}.weight"), ck.shape(f"{module}.weight")
+    down = module.endswith("down_proj")
+    return [
+        other
+        for other in quantized(ck)
+        if other != module and (ck.kind(f"{other}.weight"), ck.shape(f"{other}.weight")) == facts
+        if other.endswith("down_proj") == down
+    ]
+
+
+@kind(against=True)
+def head_tied_to_the_embedding(ck: Checkpoint, chance: Random) -> Place:
+    name = pick(chance, ck.names(r"(lm_head|shared_head\.head)\.weight$"))
+    ck.store({name: ck.read("model.embed_tokens.weight").to(ck.read(name).dtype)})
+    return place([name])

@@ -1,0 +1,219 @@
+"""Wrong numbers in the right places: scales, offsets, derived tensors, and how INT4 is packed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import torch
+
+from tests.verify.mutations.mutator import Place, kind, pick, place
+from tests.verify.support.editor import Checkpoint, module_of
+from tests.verify.support.integers import linear, nibbles, pack, unpacked, weight_scale
+
+INT4 = "W4A8_DYNAMIC"
+FLOATS = ("BF16", "F16", "F32")
+
+
+def put(ck: Checkpoint, chance: Random, name: str, value: float) -> str:
+    """One element at random."""
+    tensor = ck.read(name)
+    tensor.view(-1)[chance.randrange(tensor.numel())] = value
+    ck.store({name: tensor})
+    return name
+
+
+@kind()
+def not_a_number(ck: Checkpoint, chance: Random) -> str:
+    name = pick(chance, [name for name in ck.names() if ck.facts[name]["dtype"] in FLOATS])
+    return put(ck, chance, name, float("nan"))
+
+
+@kind()
+def infinite(ck: Checkpoint, chance: Random) -> str:
+    name = pick(chance, [name for name in ck.names() if ck.facts[name]["dtype"] in FLOATS])
+    return put(ck, chance, name, pick(chance, [float("inf"), float("-inf")]))
+
+
+@kind()
+def scale_not_positive(ck: Checkpoint, chance: Random) -> Place:
+    name = pick(chance, ck.names(r"\.(weight_scale|input_scale|deq_scale)$"))
+    put(ck, chance, name, pick(chance, [0.0, -0.0, -0.01, -1e30]))
+    return place([name], ck.partner(module_of(name)))
+
+
+@kind()
+def offset_not_zero(ck: Checkpoint, chance: Random) -> str:
+    return put(ck, chance, pick(chance, ck.names(r"\.weight_offset$")), pick(chance, [1.0, -3.0, 1e-3, 128.0]))
+
+
+@kind()
+def scale_and_offset_swapped(ck: Checkpoint, chance: Random) -> list[str]:
+    module = module_of(pick(chance, ck.names(r"\.weight_offset$")))
+    a, b = f"{module}.weight_scale", f"{module}.weight_offset"
+    ck.store({a: ck.read(b), b: ck.read(a)})
+    return [a, b]
+
+
+def packed_anew(repack: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Checkpoint, Random], list[str]]:
+    """The packed weight of some INT4 linear, repacked: its scale_bias no longer fits, or its shape."""
+
+    def plant(ck: Checkpoint, chance: Random) -> list[str]:
+        module = pick(chance, ck.modules(INT4))
+        ck.store({f"{module}.weight": repack(ck.read(f"{module}.weight"))})
+        return [f"{module}.weight", f"{module}.scale_bias"]
+
+    return plant
+
+
+@kind()
+def nibbles_swapped(ck: Checkpoint, chance: Random) -> list[str]:
+    return packed_anew(lambda packed: pack(*reversed(nibbles(packed))))(ck, chance)
+
+
+@kind()
+def nibbles_unsigned(ck: Checkpoint, chance: Random) -> list[str]:
+    """Stored as q + 8, as the kernel multiplies them."""
+    return packed_anew(lambda packed: packed ^ -120)(ck, chance)  # 0x88: the top bit of both nibbles
+
+
+@kind()
+def not_packed(ck: Checkpoint, chance: Random) -> list[str]:
+    return packed_anew(unpacked)(ck, chance)
+
+
+@kind()
+def packed_along_the_input(ck: Checkpoint, chance: Random) -> list[str]:
+    return packed_anew(lambda packed: pack(unpacked(packed)[:, 0::2], unpacked(packed)[:, 1::2]))(ck, chance)
+
+
+@kind()
+def packed_along_the_input_in_the_right_shape(ck: Checkpoint, chance: Random) -> list[str]:
+    def repack(packed: torch.Tensor) -> torch.Tensor:
+        return pack(unpacked(packed)[:, 0::2], unpacked(packed)[:, 1::2]).reshape(packed.shape)
+
+    return packed_anew(repack)(ck, chance)
+
+
+@kind()
+def packed_by_halves(ck: Checkpoint, chance: Random) -> list[str]:
+    """Row i with row i + N/2 instead of two neighbours."""
+    return packed_anew(lambda packed: pack(*unpacked(packed).chunk(2)))(ck, chance)
+
+
+@kind()
+def packed_byte_changed(ck: Checkpoint, chance: Random) -> list[str]:
+    """One integer of one expert is one off."""
+
+    def repack(packed: torch.Tensor) -> torch.Tensor:
+        packed.view(-1)[chance.randrange(packed.numel())] ^= pick(chance, [1, 16])
+        return packed
+
+    return packed_anew(repack)(ck, chance)
+
+
+@kind()
+def scale_bias_value(ck: Checkpoint, chance: Random) -> str:
+    """One value differs by a thousandth of its row's weights, or has the wrong sign."""
+    name = pick(chance, ck.names(r"\.scale_bias$"))
+    tensor, scale = ck.read(name), ck.read(f"{module_of(name)}.weight_scale")
+    row, column = chance.randrange(len(tensor)), chance.randrange(tensor.shape[1])
+    tensor[row, column] += pick(chance, [-8, 8, 4, 100]) * scale[row, 0]
+    ck.store({name: tensor})
+    return name
+
+
+@kind()
+def scale_bias_of_another_rule(ck: Checkpoint, chance: Random) -> str:
+    """Without the factor 8, from the integers alone, summed up, spread evenly, or with its columns turned."""
+    name = pick(chance, ck.names(r"\.scale_bias$"))
+    tensor, scale = ck.read(name), ck.read(f"{module_of(name)}.weight_scale")
+    wrong = [tensor / 8, tensor * 2, -tensor, tensor / scale, torch.zeros_like(tensor), tensor.roll(1, 0)]
+    if tensor.shape[1] > 1:
+        total = tensor.sum(1, keepdim=True)
+        wrong += [total, total.expand_as(tensor) / tensor.shape[1], tensor.roll(1, 1), tensor.flip(1)]
+    ck.store({name: pick(chance, wrong)})
+    return name
+
+
+@kind()
+def int4_scale_wrong(ck: Checkpoint, chance: Random) -> list[str]:
+    """Inverted, rounded to bf16, rolled by a row, doubled."""
+    module = pick(chance, ck.modules(INT4))
+    scale = ck.read(f"{module}.weight_scale")
+    wrong = [1 / scale, scale.bfloat16().float(), scale.roll(1, 0), scale * 2, scale.flip(0)]
+    ck.store({f"{module}.weight_scale": pick(chance, wrong)})
+    return [f"{module}.weight_scale", f"{module}.scale_bias"]
+
+
+@kind()
+def int4_scales_swapped(ck: Checkpoint, chance: Random) -> list[str]:
+    """Of two linears of one shape, anywhere in the model."""
+    first = pick(chance, ck.modules(INT4))
+    shape = ck.shape(f"{first}.weight")
+    second = pick(chance, [m for m in ck.modules(INT4) if m != first and ck.shape(f"{m}.weight") == shape])
+    a, b = f"{first}.weight_scale", f"{second}.weight_scale"
+    ck.store({a: ck.read(b), b: ck.read(a)})
+    return [f"{first}.scale_bias", f"{second}.scale_bias"]
+
+
+def static_with_scale(ck: Checkpoint) -> list[str]:
+    return [module for module in ck.modules("W8A8") if f"{module}.weight_scale" in ck.file_of]
+
+
+@kind()
+def deq_scale_wrong(ck: Checkpoint, chance: Random) -> list[str]:
+    """No longer input_scale * weight_scale; without the stored weight_scale only the source tells."""
+    module = pick(chance, static_with_scale(ck))
+    deq = ck.read(f"{module}.deq_scale")
+    one = deq.clone()
+    one[chance.randrange(len(one))] *= 1.02
+    ck.store({f"{module}.deq_scale": pick(chance, [one, deq * 2, weight_scale(ck, module).flatten(), 1 / deq])})
+    return [f"{module}.deq_scale"]
+
+
+@kind()
+def static_weight_scale_wrong(ck: Checkpoint, chance: Random) -> Place:
+    module = pick(chance, static_with_scale(ck))
+    scale = ck.read(f"{module}.weight_scale")
+    ck.store({f"{module}.weight_scale": pick(chance, [scale * 2, 1 / scale, scale.clamp_min(float(scale.max()) * 2)])})
+    return place([f"{module}.weight_scale", f"{module}.deq_scale"])
+
+
+@kind()
+def quant_bias_wrong(ck: Checkpoint, chance: Random) -> str:
+    """Forgotten, with the wrong sign, of another order of rows, or one value two off."""
+    name = pick(chance, [n for n in ck.names(r"\.quant_bias$") if int(ck.read(n).abs().max()) > 1])
+    tensor = ck.read(name)
+    one = tensor.clone()
+    one[chance.randrange(len(one))] += pick(chance, [-2, 2, 1000])
+    ck.store({name: pick(chance, [one, -tensor, torch.zeros_like(tensor), tensor * 2])})
+    return name
+
+
+@kind()
+def input_offset_impossible(ck: Checkpoint, chance: Random) -> Place:
+    name = pick(chance, ck.names(r"\.input_offset$"))
+    put(ck, chance, name, pick(chance, [0.5, -128.5, 128.0, -129.0, 255.0, 1e6]))
+    return place([name], ck.partner(module_of(name)))
+
+
+@kind()
+def input_offset_moved(ck: Checkpoint, chance: Random) -> Place:
+    """A possible value, but quant_bias was computed from another one."""
+    name = pick(chance, ck.names(r"\.input_offset$"))
+    old = float(ck.read(name))
+    put(ck, chance, name, pick(chance, [value for value in (-128.0, -7.0, 0.0, 30.0, 127.0) if value != old]))
+    module = module_of(name)
+    return place([name, f"{module}.quant_bias"], ck.partner(module))
+
+
+@kind()
+def input_scales_of_fused_linears_differ(ck: Checkpoint, chance: Random) -> list[str]:
+    """q_a and kv_a become one module with one input scale; each is correct on its own."""
+    module = pick(chance, [module for module in ck.modules("W8A8") if ck.partner(module)])
+    scale = ck.read(f"{module}.input_scale")
+    old = weight_scale(ck, module)
+    ck.store({f"{module}.input_scale": scale * 2})
+    ck.store(linear(ck, module, scale=old))
+    return [f"{module}.input_scale", *ck.partner(module)]
