@@ -29,10 +29,9 @@ import torch.nn.functional as F
 
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
-from glm5_ascend.quantize.calibration.forward import SEARCH_ROWS
 from glm5_ascend.quantize.estimate.time import active_weights, attention_columns, search_columns
-from glm5_ascend.quantize.methods.smoothing import SEARCH_OUTPUTS
-from glm5_ascend.quantize.plan import Plan
+from glm5_ascend.quantize.limits import SEARCH_OUTPUTS, SEARCH_ROWS
+from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import find_recipe, load_recipe
 
 HERE = Path(__file__).parent
@@ -123,7 +122,7 @@ def gemm_rate(dtype: torch.dtype) -> float:
     return 10 * 2 * 2048**3 / (time.perf_counter() - began)
 
 
-def products(plan: Plan, count: int, length: int) -> float:
+def products(plan: QuantizationPlan, count: int, length: int) -> float:
     """Operations of all matrix products that the recipe asks for on `count` texts of `length` tokens."""
     c, layers = plan.config, range(plan.last_calibrated_layer + 1)
     per_token = sum(active_weights(c, layer) for layer in layers) + len(layers) * length * attention_columns(c)
@@ -185,7 +184,9 @@ def main() -> None:
     if not args.rounds:
         return
     bytes_moved = sum(p.stat().st_size for folder in (model, outs["ours"]) for p in folder.rglob("*.safetensors"))
-    work = products(Plan(SourceCheckpoint(model), load_recipe(recipe or find_recipe("w4a8"))), count, length)
+    work = products(
+        QuantizationPlan(SourceCheckpoint(model), load_recipe(recipe or find_recipe("w4a8"))), count, length
+    )
     disk, ours = disk_rate(args.work / "disk"), statistics.median(spent["ours"])
     print(f"{bytes_moved / 1e9:.2f} GB at {disk / 1e9:.2f} GB/s, {work / 1e12:.2f} TFLOP of products")
     for dtype in (torch.float32, torch.bfloat16):

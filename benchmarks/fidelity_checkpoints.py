@@ -19,8 +19,8 @@ from glm5_ascend.demo_model.chats import training_chat
 from glm5_ascend.demo_model.corpus import training_texts
 from glm5_ascend.quantize import pipeline
 from glm5_ascend.quantize.options import QuantizeOptions
+from glm5_ascend.quantize.progress import silent
 from glm5_ascend.quantize.recipe import find_recipe
-from glm5_ascend.quantize.run.layer import NoProgress
 from glm5_ascend.quantize.run.writer import Store
 
 PEER_PROGRAM = """#!/bin/sh
@@ -126,7 +126,7 @@ def float_weights(source: Path, out: Path, recipe: str) -> Path:
 
     pipeline.Store = Keeping  # type: ignore[misc]
     try:
-        pipeline.quantize(pipeline.prepare(QuantizeOptions(source, out, recipe, overwrite=True)), NoProgress())
+        pipeline.quantize(pipeline.prepare(QuantizeOptions(source, out, recipe, overwrite=True)), silent)
     finally:
         pipeline.Store = Store  # type: ignore[misc]
     save_file({name: torch.cat([rows[start] for start in sorted(rows)]) for name, rows in kept.items()}, path)

@@ -30,7 +30,7 @@ EDGES_BETWEEN_PACKAGES = {
     "quantize": {"checkpoint", "errors", "glm5_kernels", "model", "resources"},
     "serve": {"checkpoint", "errors", "glm5_kernels", "model", "resources"},
     "deploy": {"checkpoint", "errors", "glm5_kernels", "resources", "serve", "verify"},
-    "fidelity": {"checkpoint", "errors", "glm5_kernels", "model", "quantize", "report", "serve"},
+    "fidelity": {"checkpoint", "demo_model", "errors", "glm5_kernels", "model", "quantize", "report", "serve"},
     "plan": {"checkpoint", "deploy", "errors", "glm5_kernels", "model", "report", "resources", "serve"},
     "cli": {
         "demo_model",

@@ -99,6 +99,8 @@ class ShardWriter:
         shard, offset, spec = self._place[name]
         if rows.dtype is not spec.dtype or tuple(rows.shape[1:]) != tuple(spec.shape[1:]):
             raise ValueError(f"{name}: {rows.dtype} {list(rows.shape)}, planned {spec.dtype} {list(spec.shape)}")
+        if start < 0 or start + len(rows) > spec.shape[0]:  # beyond its end lies the next tensor
+            raise ValueError(f"{name}: rows {start} to {start + len(rows)}, planned {spec.shape[0]}")
         data = rows.cpu().contiguous().flatten().view(torch.uint8).numpy()
         row_bytes = spec.nbytes // spec.shape[0]
         try:

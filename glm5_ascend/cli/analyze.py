@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-from glm5_ascend.cli.quantize import parse_size
-
 
 def register(app: typer.Typer) -> None:
     app.command("analyze")(analyze)
@@ -34,44 +32,28 @@ def analyze(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> int:
     """Where a recipe loses accuracy, by layer, module and expert; what to keep in more bits under a budget."""
-    from glm5_ascend.cli.steps import LayerProgress
-    from glm5_ascend.fidelity.analysis import recipe as recipes
-    from glm5_ascend.fidelity.analysis import run, summary
-    from glm5_ascend.fidelity.analysis.budget import final_types, propose
-    from glm5_ascend.fidelity.analysis.html import document
-    from glm5_ascend.report import page
+    from glm5_ascend.cli.progress import ProgressBar, console
+    from glm5_ascend.fidelity.api import analyze as run
 
-    limit = parse_size(budget, "--budget")
-    if out is not None:
-        if limit is None:
-            raise typer.BadParameter("a recipe is written for a budget: give --budget as well", param_hint="--out")
-        recipes.check_place(out)
-    if html is not None:
-        page.check_place(html)
-    job = run.prepare(run.Options(source, recipe, calib, samples, seq_len, seed, threads))
-    if limit is not None:
-        propose([], job.plan.output_bytes, limit)  # a budget that is too small is said before the work
-    with LayerProgress(quiet) as progress:
-        found = run.analyze(job, progress)
-    predicted, steps = found.plan.output_bytes, []
-    if limit is not None:
-        steps = propose((unit for layer in found.layers for unit in layer.units), predicted, limit)
-        value = recipes.with_fallbacks(found.recipe_path, found.plan.config, final_types(steps))
-        predicted = recipes.output_bytes(found.plan.source, value)
-        if out is not None:
-            removed, total = summary.removed_noise(found, steps)
-            comment = [
-                f"{recipe} with fall-backs, by glm5-ascend analyze: {predicted} bytes within a budget of {limit}.",
-                f"Measured on {found.tokens} calibration tokens: {removed / total:.1%} of the noise that rounding adds "
-                "to the",
-                "residual streams goes. Assumed: units add up, and noise costs the same in every layer.",
-            ]
-            recipes.write(out, value, comment)
-    if html is not None:
-        page.write(html, document(found, steps, predicted))
+    with ProgressBar(quiet) as progress:
+        report = run(
+            source,
+            recipe=recipe,
+            budget=budget,
+            out=out,
+            html=html,
+            calib=calib,
+            samples=samples,
+            seq_len=seq_len,
+            seed=seed,
+            threads=threads,
+            progress=progress,
+        )
+    for note in report.analysis.notes:
+        console.print(f"note: {note}", soft_wrap=True, markup=False)
     if as_json:
-        print(json.dumps(summary.to_json(found, steps, predicted)))
+        print(json.dumps(report.to_dict()))
     else:
-        for line in summary.lines(found, steps, predicted):
+        for line in report.lines():
             print(line)
     return 0

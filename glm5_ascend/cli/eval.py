@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-from glm5_ascend.errors import EvaluationError
-
-if TYPE_CHECKING:
-    from glm5_ascend.fidelity.evaluation.compare import Comparison
-    from glm5_ascend.serve.client import Client
 
 
 def register(app: typer.Typer) -> None:
@@ -48,74 +41,30 @@ def evaluate(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> int:
     """What a quantization costs: KL, top-1, flips, NLL, routing and answers against the source, with intervals."""
-    from glm5_ascend.cli.steps import LayerProgress
-    from glm5_ascend.demo_model.corpus import validation_texts
-    from glm5_ascend.fidelity.evaluation.compare import compare
-    from glm5_ascend.fidelity.evaluation.generation import generate, generation_metrics, read_prompts
-    from glm5_ascend.fidelity.evaluation.metrics import chosen_groups
-    from glm5_ascend.fidelity.evaluation.metrics import metrics as figures
-    from glm5_ascend.fidelity.evaluation.served import compare_served
-    from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
-    from glm5_ascend.fidelity.evaluation.summary import Summary
-    from glm5_ascend.fidelity.evaluation.windows import read_windows
-    from glm5_ascend.report import page
+    from glm5_ascend.cli.progress import ProgressBar
+    from glm5_ascend.fidelity.api import evaluate as run
 
-    groups = chosen_groups(metrics)
-    _check_arguments(directory, against, url, prompts, against_url)
-    if html is not None:
-        page.check_place(html)
-    asked = read_prompts(prompts) if prompts is not None else []
-    servers = [_client(address, model, key) for address in (url, against_url) if address is not None]
-    summary = Summary(url or str(directory), str(against or against_url))
-    if against is not None:
-        config = StoredModel(against).config
-        read = read_windows(text, validation_texts() if text is None else (), against, config, window, windows)
-        found: Comparison
-        with LayerProgress(quiet) as progress:
-            if directory is not None:
-                found = compare(directory, against, read, progress)
-            else:
-                found = compare_served(servers[0], against, read, top_logprobs, progress)
-        summary.rows = [row for row in figures(found) if row.group in groups]
-        summary.layers = [
-            replace(
-                layer,
-                experts=layer.experts if "routing" in groups else None,
-                indexer=layer.indexer if "indexer" in groups else None,
-            )
-            for layer in found.layers
-        ]
-        summary.window, summary.windows, summary.kl_is_bound = window, len(read), found.kl_is_bound
-        summary.per_window = found.kl.mean(1) if "kl" in groups else None
-    if asked:
-        this, reference = (generate(server, asked, max_tokens) for server in servers)
-        summary.prompts, summary.generated = len(asked), generation_metrics(asked, reference, this)
-    if html is not None:
-        page.write(html, summary.html())
+    with ProgressBar(quiet) as progress:
+        found = run(
+            directory,
+            against=against,
+            text=text,
+            window=window,
+            windows=windows,
+            metrics=metrics,
+            url=url,
+            top_logprobs=top_logprobs,
+            prompts=prompts,
+            against_url=against_url,
+            max_tokens=max_tokens,
+            model=model,
+            key=key,
+            html=html,
+            progress=progress,
+        )
     if as_json:
-        print(json.dumps(summary.to_json()))
+        print(json.dumps(found.to_dict()))
     else:
-        for line in summary.lines():
+        for line in found.lines():
             print(line)
     return 0
-
-
-def _check_arguments(
-    directory: Path | None, against: Path | None, url: str | None, prompts: Path | None, against_url: str | None
-) -> None:
-    if (directory is None) == (url is None):
-        raise EvaluationError("give either DIR or --url", "DIR is computed here, --url is asked")
-    if (prompts is None) != (against_url is None) or (prompts is not None and url is None):
-        raise EvaluationError(
-            "--prompts, --url and --against-url go together: two running servers answer the prompts",
-            "start both with glm5-ascend serve",
-        )
-    if against is None and prompts is None:
-        raise EvaluationError("nothing to compare with", "give the source checkpoint with --against SRC")
-
-
-def _client(address: str, model: str, key: str) -> Client:
-    from glm5_ascend.serve.client import Client, server_address
-
-    client = Client(server_address(address), model, 600.0, key)
-    return replace(client, model=client.entry()["id"])

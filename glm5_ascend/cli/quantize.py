@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import shlex
-import sys
-from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from glm5_ascend.errors import OutputError, StoppedError
+from glm5_ascend.quantize.options import Engine
 
 if TYPE_CHECKING:
-    from glm5_ascend.quantize.pipeline import Prepared, Result
-
-
-class Engine(StrEnum):
-    """Who quantizes."""
-
-    own = "own"
-    msmodelslim = "msmodelslim"
+    from glm5_ascend.errors import Glm5Error
+    from glm5_ascend.quantize.api import QuantizeReport
+    from glm5_ascend.quantize.pipeline import PreparedJob
 
 
 def register(app: typer.Typer) -> None:
@@ -62,64 +51,76 @@ def quantize(
     quant_type: Annotated[str | None, typer.Option("--quant_type", help="--recipe, as msModelSlim spells it.")] = None,
 ) -> int:
     """Quantize GLM-5 to the format vllm-ascend loads (msModelSlim's). A stopped run goes on with the same command."""
-    from glm5_ascend.cli.progress import ConsoleProgress, show_plan, show_prediction, show_result
-    from glm5_ascend.quantize import pipeline
-    from glm5_ascend.quantize.options import QuantizeOptions
+    from glm5_ascend.cli.progress import ProgressBar
+    from glm5_ascend.cli.quantize_output import show_plan, show_prediction, show_result
+    from glm5_ascend.quantize.api import is_helper
+    from glm5_ascend.quantize.api import quantize as run
 
     source = _either("SRC", source, "--model_path", model_path)
     out = _either("OUT", out, "--save_path", save_path)
-    recipe = _either("--recipe", recipe, "--quant_type", quant_type, "w4a8")
-    command = shlex.join(["glm5-ascend", *sys.argv[1:]])
-    quiet = quiet or os.environ.get("RANK", "0") != "0"  # the helping ranks of a torchrun
-    options = QuantizeOptions(
-        source, out, recipe, calib, samples, seq_len, seed, overwrite, command, threads, parse_size(max_ram), restart,
-        device or "cpu" if engine is Engine.own else "cpu",
-    )  # fmt: skip
-    job = pipeline.prepare(options)
-    if not quiet:
-        show_plan(job)
-    if dry_run:
-        prediction = pipeline.predict(job)
+    quiet = quiet or is_helper()
+
+    def on_plan(prepared: PreparedJob) -> None:
         if not quiet:
-            show_prediction(prediction)
-        problem = None
-        try:
-            pipeline.check_space(job)  # last: the numbers are wanted most where the disk is too small
-        except OutputError as error:
-            if not as_json:
-                raise
-            problem = error
-        if as_json:
-            print(json.dumps(_plan_json(job, problem) | {"prediction": asdict(prediction)}))
-        return problem.exit_code if problem else 0
-    if engine is Engine.msmodelslim:
-        pipeline.check_space(job)
-        return _with_msmodelslim(job, device or "npu")
-    with ConsoleProgress(quiet) as progress:
-        try:
-            result = pipeline.quantize(job, progress)
-        except KeyboardInterrupt:
-            raise StoppedError(f"{out} is not finished", "the same command goes on where this one stopped") from None
-    if result is None:
+            show_plan(prepared)
+
+    with ProgressBar(quiet) as progress:
+        report = run(
+            source,
+            out,
+            recipe=_either("--recipe", recipe, "--quant_type", quant_type, "w4a8"),
+            calib=calib,
+            samples=samples,
+            seq_len=seq_len,
+            seed=seed,
+            overwrite=overwrite,
+            threads=threads,
+            max_ram=max_ram,
+            restart=restart,
+            engine=engine,
+            device=device,
+            dry_run=dry_run,
+            progress=progress,
+            on_plan=on_plan,
+        )
+    if report is None:
         return 0
+    if report.prediction is not None and not quiet:
+        show_prediction(report.prediction)
+    if report.problem is not None and not as_json:
+        raise report.problem
+    if report.result is not None and not quiet:
+        show_result(report.result)
+    if engine is Engine.msmodelslim and not dry_run:
+        return _judged(report, source, as_json, quiet)
     if as_json:
-        print(json.dumps(_result_json(job, result)))
-    elif quiet:
-        print(result.out)
-    if not quiet:
-        show_result(result)
-    return 0
+        print(json.dumps(_as_json(report, report.problem)))
+    elif quiet and report.out is not None:
+        print(report.out)
+    return report.problem.exit_code if report.problem else 0
 
 
-def _with_msmodelslim(job: Prepared, device: str) -> int:
-    """The official tool writes, our verifier judges: its exit code is the command's."""
-    from glm5_ascend.cli.verify import verify
-    from glm5_ascend.quantize.msmodelslim import run_msmodelslim
-    from glm5_ascend.quantize.pipeline import calibration_of
+def _judged(report: QuantizeReport, source: Path, as_json: bool, quiet: bool) -> int:
+    """The official tool wrote, our verifier judges: its exit code is the command's."""
+    from glm5_ascend.verify import verify
 
-    o = job.options
-    run_msmodelslim(o.source, o.out, job.recipe, job.source.config, calibration_of(job), device)
-    return verify(o.out, against=o.source)
+    assert report.out is not None
+    verdict = verify(report.out, source)
+    code = 0 if verdict.ok else 1
+    if as_json:
+        frame = {"ok": verdict.ok, "exit_code": code, "verify": verdict.to_json()}
+        print(json.dumps(_as_json(report, None) | frame))
+    else:
+        for line in verdict.lines(quiet):
+            print(line)
+    return code
+
+
+def _as_json(report: QuantizeReport, problem: Glm5Error | None) -> dict[str, object]:
+    frame: dict[str, object] = {"schema_version": 1, "command": "quantize", "ok": problem is None, "exit_code": 0}
+    if problem is not None:
+        frame |= {"exit_code": problem.exit_code, "error": {"message": problem.message, "fix": problem.tip}}
+    return frame | report.to_dict()
 
 
 Value = TypeVar("Value", Path, str)
@@ -133,41 +134,3 @@ def _either(name: str, value: Value | None, alias: str, other: Value | None, def
     if chosen is None:
         raise typer.BadParameter(f"missing: give {name} (or {alias})", param_hint=name)
     return chosen
-
-
-def parse_size(text: str | None, option: str = "--max-ram") -> int | None:
-    """Bytes behind "4GiB", "500MB" or a plain number."""
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
-    if not found:
-        raise typer.BadParameter(f"{text!r} is not a size such as 4GiB", param_hint=option)
-    base = 1024 if found[3] else 1000
-    return int(float(found[1]) * base ** " KMGT".index(found[2].upper() or " "))
-
-
-def _plan_json(job: Prepared, error: OutputError | None = None) -> dict[str, Any]:
-    rows = [
-        {"modules": kind, "type": scheme, "count": count, "bytes": nbytes}
-        for kind, scheme, count, nbytes in job.plan.summary()
-    ]
-    return {
-        "schema_version": 1, "command": "quantize", "ok": error is None, "exit_code": error.exit_code if error else 0,
-        **({"error": {"message": error.message, "fix": error.tip}} if error else {}), "dry_run": True,
-        "recipe": job.recipe.metadata.config_id, "output_bytes": job.output_bytes, "plan": rows,
-    }  # fmt: skip
-
-
-def _result_json(job: Prepared, result: Result) -> dict[str, Any]:
-    return _plan_json(job) | {
-        "dry_run": False,
-        "out": str(result.out),
-        "seconds": round(result.seconds, 2),
-        "peak_rss_bytes": result.peak_rss_bytes,
-        "source_bytes": result.source_bytes,
-        "calibration_tokens": result.calibration_tokens,
-        "layers": [
-            {"layer": r.layer, "cold_experts": r.cold_experts, "relative_weight_error": r.errors.relative()}
-            for r in result.reports
-        ],
-    }

@@ -55,18 +55,3 @@ def cpu_facts() -> dict[str, str]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "bf16": bf16,
     }
-
-
-def product(x: torch.Tensor, weight: torch.Tensor, rows: int = 2048) -> torch.Tensor:
-    """x [..., K] @ weight [N, K]^T -> fp32 [..., N], with operands and result rounded to bf16 where that is native.
-
-    That is what the bf16 model itself computes; sums are fp32 inside. The weight is rounded `rows` rows at a time, so
-    no second copy of it is held.
-    """
-    if not native_bf16(x.device):
-        return x @ weight.T
-    low = x.to(torch.bfloat16)
-    out = torch.empty(*x.shape[:-1], len(weight), device=x.device)
-    for some, columns in zip(weight.split(rows), out.split(rows, dim=-1), strict=True):
-        columns.copy_(low @ some.to(torch.bfloat16).T)
-    return out

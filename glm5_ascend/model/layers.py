@@ -135,26 +135,50 @@ def mlp(weights: LayerWeights, prefix: str, x: torch.Tensor) -> torch.Tensor:
     return weights.linear(f"{prefix}.down_proj", gate * weights.linear(f"{prefix}.up_proj", x))
 
 
-def moe(config: ModelConfig, weights: LayerWeights, x: torch.Tensor) -> torch.Tensor:
-    """Shared expert plus routed experts on x [T, hidden], all experts' weights at hand."""
-    out = mlp(weights, "mlp.shared_experts", x)
-    weight, ids = route(config, weights, x)
-    for expert in ids.unique().tolist():
-        token, slot = torch.where(ids == expert)
-        out.index_add_(0, token, mlp(weights, expert_prefix(expert), x[token]) * weight[token, slot, None])
+def attention_input(config: ModelConfig, weights: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
+    """What attention reads of the residual stream [..., hidden]."""
+    return rms_norm(hidden, weights.vector("input_layernorm.weight"), config.rms_norm_eps)
+
+
+def attention_block(
+    config: ModelConfig, layer: int, weights: LayerWeights, hidden: torch.Tensor, shared: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first half of a layer on one sequence: residual stream [S, hidden] in front of and behind attention.
+
+    Args:
+        shared: selection [S, S] of the layer whose indexer this one shares; unused where it has its own.
+    Returns:
+        the stream behind attention, and the selection for layers that share this one's indexer.
+    """
+    x = attention_input(config, weights, hidden)
+    mixed, selected = attention(config, weights, x, shared, config.has_indexer(layer))
+    return hidden + mixed, selected
+
+
+def mlp_input(config: ModelConfig, weights: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
+    """What the MLP, the router and the experts read of the residual stream [..., hidden]."""
+    return rms_norm(hidden, weights.vector("post_attention_layernorm.weight"), config.rms_norm_eps)
+
+
+def unrouted_mlp(config: ModelConfig, layer: int, weights: LayerWeights, x: torch.Tensor) -> torch.Tensor:
+    """What every token passes through: the dense MLP, or the shared experts of a MoE layer."""
+    return mlp(weights, "mlp.shared_experts" if config.is_moe(layer) else "mlp", x)
+
+
+def whole_mlp(config: ModelConfig, layer: int, weights: LayerWeights, x: torch.Tensor) -> torch.Tensor:
+    """What a layer's MLP adds for its inputs x [T, hidden], all experts' weights at hand."""
+    out = unrouted_mlp(config, layer, weights, x)
+    if config.is_moe(layer):
+        weight, ids = route(config, weights, x)
+        for expert in ids.unique().tolist():
+            token, slot = torch.where(ids == expert)
+            out.index_add_(0, token, mlp(weights, expert_prefix(expert), x[token]) * weight[token, slot, None])
     return out
 
 
-def decoder_layer(
-    config: ModelConfig, layer: int, weights: LayerWeights, hidden: torch.Tensor, shared: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One whole layer on one sequence: hidden [S, hidden] -> (hidden, selection)."""
-    eps = config.rms_norm_eps
-    x = rms_norm(hidden, weights.vector("input_layernorm.weight"), eps)
-    out, selected = attention(config, weights, x, shared, config.has_indexer(layer))
-    hidden = hidden + out
-    x = rms_norm(hidden, weights.vector("post_attention_layernorm.weight"), eps)
-    return hidden + (moe(config, weights, x) if config.is_moe(layer) else mlp(weights, "mlp", x)), selected
+def mlp_block(config: ModelConfig, layer: int, weights: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
+    """The second half of a layer: the residual stream [T, hidden] behind it."""
+    return hidden + whole_mlp(config, layer, weights, mlp_input(config, weights, hidden))
 
 
 def mtp_input(

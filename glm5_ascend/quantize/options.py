@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
+
+
+class Engine(StrEnum):
+    """Who quantizes: this package, or an installed msModelSlim."""
+
+    own = "own"
+    msmodelslim = "msmodelslim"
 
 
 @dataclass(frozen=True)

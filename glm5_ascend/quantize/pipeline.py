@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -23,23 +24,24 @@ from glm5_ascend.model import structure
 from glm5_ascend.model.device import ON_HOST, find_device
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet, Dataset, find_dataset, load_calibration
-from glm5_ascend.quantize.estimate.memory import Prediction, disk_bytes, peak_bytes, threads_within
+from glm5_ascend.quantize.estimate.memory import RunPrediction, disk_bytes, peak_bytes, threads_within
 from glm5_ascend.quantize.estimate.time import seconds, source_bytes
 from glm5_ascend.quantize.options import QuantizeOptions
-from glm5_ascend.quantize.plan import GIB, Plan
+from glm5_ascend.quantize.plan import GIB, QuantizationPlan
+from glm5_ascend.quantize.progress import Progress, silent
 from glm5_ascend.quantize.provenance import (
     RECIPE_NAME,
     file_list,
     identity,
     inputs,
-    kernels,
     provenance,
+    require_kernels,
     write_provenance,
 )
 from glm5_ascend.quantize.recipe import Recipe, find_recipe, load_recipe
 from glm5_ascend.quantize.run.helper_rank import help_with_experts
+from glm5_ascend.quantize.run.job import QuantizedLayer, RunContext
 from glm5_ascend.quantize.run.journal import Journal
-from glm5_ascend.quantize.run.layer import Job, LayerReport, NoProgress, Progress
 from glm5_ascend.quantize.run.ranks import Ranks
 from glm5_ascend.quantize.run.source_weights import FloatWeights
 from glm5_ascend.quantize.run.whole_model import write_tensors
@@ -48,14 +50,14 @@ from glm5_ascend.quantize.workers import Workers
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedJob:
     """A checked job: nothing has been written yet."""
 
     options: QuantizeOptions
     recipe_path: Path
     recipe: Recipe
     source: SourceCheckpoint
-    plan: Plan
+    plan: QuantizationPlan
     output_bytes: int
     threads: int
     max_ram: int
@@ -65,7 +67,7 @@ class Prepared:
 
 
 @dataclass
-class Result:
+class QuantizeResult:
     """What a finished run reports."""
 
     out: Path
@@ -74,22 +76,35 @@ class Result:
     seconds: float
     peak_rss_bytes: int
     calibration_tokens: int
-    reports: list[LayerReport] = field(default_factory=list)
+    layers: list[QuantizedLayer] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `--json` says of a run."""
+        return {
+            "seconds": round(self.seconds, 2),
+            "peak_rss_bytes": self.peak_rss_bytes,
+            "source_bytes": self.source_bytes,
+            "calibration_tokens": self.calibration_tokens,
+            "layers": [
+                {"layer": r.layer, "cold_experts": r.cold_experts, "relative_weight_error": r.errors.relative()}
+                for r in self.layers
+            ],
+        }
 
 
-def prepare(options: QuantizeOptions) -> Prepared:
+def prepare(options: QuantizeOptions) -> PreparedJob:
     """Check source, recipe, plan and output place.
 
     Raises:
         Glm5Error: the first thing that would make the run fail; nothing has been written.
     """
     device = find_device(options.device)
-    kernels(device.type)  # what cannot run is said before anything is read
+    require_kernels(device.type)  # what cannot run is said before anything is read
     recipe_path = find_recipe(options.recipe)
     recipe = load_recipe(recipe_path)
     source = SourceCheckpoint(options.source)
     check_output(options.source, options.out, options.overwrite)
-    plan = Plan(source, recipe)
+    plan = QuantizationPlan(source, recipe)
     if recipe.rotates:
         Rotations(source.config, options.seed)  # sizes without a Hadamard matrix are refused here
     max_ram = options.max_ram or psutil.virtual_memory().total // 2 // Ranks().here
@@ -97,33 +112,33 @@ def prepare(options: QuantizeOptions) -> Prepared:
         plan, options.seq_len, options.threads or max(1, len(os.sched_getaffinity(0)) // Ranks().here), max_ram
     )
     dataset = _dataset(options, plan)
-    return Prepared(
+    return PreparedJob(
         options, recipe_path, recipe, source, plan, plan.output_bytes, threads, max_ram, device,
         dataset.path if dataset is not None else None, _notes(source, dataset, device),
     )  # fmt: skip
 
 
-def check_space(job: Prepared) -> None:
+def check_space(prepared: PreparedJob) -> None:
     """Refuse a disk that is too small for the output and the activations.
 
     Raises:
         OutputError: how much is needed and how much there is.
     """
-    options = job.options
-    needed = job.output_bytes + disk_bytes(job.plan, options.samples * options.seq_len)
+    options = prepared.options
+    needed = prepared.output_bytes + disk_bytes(prepared.plan, options.samples * options.seq_len)
     check_free_space(options.out.resolve().parent, needed - _allocated(workshop(options.out)))
 
 
-def predict(job: Prepared) -> Prediction:
+def predict(prepared: PreparedJob) -> RunPrediction:
     """What the job will need; measures this machine's rates for some seconds."""
-    options, tokens = job.options, job.options.samples * job.options.seq_len
-    return Prediction(
-        seconds(job.plan, tokens, options.seq_len, job.threads),
-        job.threads,
-        peak_bytes(job.plan, options.seq_len, job.threads),
-        job.output_bytes,
-        disk_bytes(job.plan, tokens),
-        source_bytes(job.source),
+    options, tokens = prepared.options, prepared.options.samples * prepared.options.seq_len
+    return RunPrediction(
+        seconds(prepared.plan, tokens, options.seq_len, prepared.threads),
+        prepared.threads,
+        peak_bytes(prepared.plan, options.seq_len, prepared.threads),
+        prepared.output_bytes,
+        disk_bytes(prepared.plan, tokens),
+        source_bytes(prepared.source),
     )
 
 
@@ -132,35 +147,35 @@ def _allocated(place: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in place.rglob("*") if path.is_file())
 
 
-def quantize(job: Prepared, progress: Progress) -> Result | None:
+def quantize(prepared: PreparedJob, progress: Progress = silent) -> QuantizeResult | None:
     """Run a prepared job, or finish it where a stopped run of the same job left off.
 
     OUT appears when everything is on disk, or not at all; until then the work lies in `workshop(OUT)`.
     Returns None in the helping ranks of a torchrun.
     """
     began = time.monotonic()
-    check_space(job)
-    calibration = calibration_of(job)
-    place = workshop(job.options.out)
+    check_space(prepared)
+    calibration = calibration_of(prepared)
+    place = workshop(prepared.options.out)
     with torch.no_grad(), Ranks() as ranks:
         if ranks.rank:
-            _help(job, calibration, ranks, place)
+            _help(prepared, calibration, ranks, place)
             return None
         with exclusive(place):
-            if job.options.restart:
+            if prepared.options.restart:
                 _clear(place)
-            reports = _work(job, calibration, ranks, place, progress)
-            publish(place / "checkpoint", job.options.out)
+            layers = _work(prepared, calibration, ranks, place, progress)
+            publish(place / "checkpoint", prepared.options.out)
             _clear(place)
         shutil.rmtree(place, ignore_errors=True)
-    return Result(
-        out=job.options.out,
-        output_bytes=job.output_bytes,
-        source_bytes=source_bytes(job.source),
+    return QuantizeResult(
+        out=prepared.options.out,
+        output_bytes=prepared.output_bytes,
+        source_bytes=source_bytes(prepared.source),
         seconds=time.monotonic() - began,
         peak_rss_bytes=_peak_rss(),
         calibration_tokens=calibration.tokens if calibration else 0,
-        reports=reports,
+        layers=layers,
     )
 
 
@@ -174,61 +189,67 @@ def _peak_rss() -> int:
 
 
 def _work(
-    job: Prepared, calibration: CalibrationSet | None, ranks: Ranks, place: Path, progress: Progress
-) -> list[LayerReport]:
+    prepared: PreparedJob, calibration: CalibrationSet | None, ranks: Ranks, place: Path, progress: Progress
+) -> list[QuantizedLayer]:
     """Everything in `place`, ready to be published."""
-    options, work = job.options, place / "checkpoint"
-    known = inputs(job.source, job.recipe_path, options, calibration)
-    journal = Journal(place / "journal.jsonl", identity(known, job.source))
+    options, work = prepared.options, place / "checkpoint"
+    known = inputs(prepared.source, prepared.recipe_path, options, calibration)
+    journal = Journal(place / "journal.jsonl", identity(known, prepared.source))
     try:
         journal.refresh()
         work.mkdir(exist_ok=True)
         (place / "activations").mkdir(exist_ok=True)
-        with _tools(job, work, journal, ranks, progress) as tools:
+        with _open_run(prepared, work, journal, ranks, progress) as run:
             ranks.meet()  # the workshop is ready for the others ...
             ranks.meet()  # ... and they have read what is done
-            reports = write_tensors(tools, calibration)
+            layers = write_tensors(run, calibration)
         ranks.meet()
     except BaseException:
-        if not journal.done:  # nothing to go on from: leave nothing
+        if not len(journal):  # nothing to go on from: leave nothing
             shutil.rmtree(place)
         raise
     finally:
         journal.close()
     copy_serving_files(options.source, work)
     try:
-        shutil.copyfile(job.recipe_path, work / RECIPE_NAME)
+        shutil.copyfile(prepared.recipe_path, work / RECIPE_NAME)
     except OSError as error:
         raise disk_error(work, error) from None
-    write_json(work / schemes.DESCRIPTION_NAME, description(job.plan))
-    write_provenance(work, provenance(known, options, job.notes, reports), file_list(work))
-    return reports
+    write_json(work / schemes.DESCRIPTION_NAME, description(prepared.plan))
+    write_provenance(work, provenance(known, options, prepared.notes, layers), file_list(work))
+    return layers
 
 
-def _help(job: Prepared, calibration: CalibrationSet | None, ranks: Ranks, place: Path) -> None:
+def _help(prepared: PreparedJob, calibration: CalibrationSet | None, ranks: Ranks, place: Path) -> None:
     """A helping rank: its share of the experts, in the workshop that rank 0 has made."""
     ranks.meet()
-    known = inputs(job.source, job.recipe_path, job.options, calibration)
-    journal = Journal(place / f"journal-{ranks.rank}.jsonl", identity(known, job.source))
+    known = inputs(prepared.source, prepared.recipe_path, prepared.options, calibration)
+    journal = Journal(place / f"journal-{ranks.rank}.jsonl", identity(known, prepared.source))
     try:
         journal.refresh()
-        with _tools(job, place / "checkpoint", journal, ranks, NoProgress()) as tools:
+        with _open_run(prepared, place / "checkpoint", journal, ranks, silent) as run:
             ranks.meet()
-            help_with_experts(tools, calibration is not None)
+            help_with_experts(run, calibration is not None)
         ranks.meet()
     finally:
         journal.close()
 
 
 @contextmanager
-def _tools(job: Prepared, work: Path, journal: Journal, ranks: Ranks, progress: Progress) -> Iterator[Job]:
+def _open_run(
+    prepared: PreparedJob, work: Path, journal: Journal, ranks: Ranks, progress: Progress
+) -> Iterator[RunContext]:
     """What the steps of the run share, open."""
-    rotations = Rotations(job.source.config, job.options.seed, job.device) if job.recipe.rotates else None
-    writer = ShardWriter(work, job.plan.outputs(), int(job.recipe.spec.save[0].part_file_size * GIB))
+    rotations = (
+        Rotations(prepared.source.config, prepared.options.seed, prepared.device) if prepared.recipe.rotates else None
+    )
+    writer = ShardWriter(work, prepared.plan.outputs(), int(prepared.recipe.spec.save[0].part_file_size * GIB))
     try:
-        with Workers(job.threads) as workers:
-            weights, store = FloatWeights(job.source, rotations, job.device), Store(job.plan, writer)
-            yield Job(job.plan, weights, store, journal, workers, ranks, progress, work.parent / "activations")
+        with Workers(prepared.threads) as workers:
+            weights, store = FloatWeights(prepared.source, rotations, prepared.device), Store(prepared.plan, writer)
+            yield RunContext(
+                prepared.plan, weights, store, journal, workers, ranks, progress, work.parent / "activations"
+            )
     finally:
         writer.close()
 
@@ -242,15 +263,17 @@ def _clear(place: Path) -> None:
             path.unlink()
 
 
-def calibration_of(job: Prepared) -> CalibrationSet | None:
+def calibration_of(prepared: PreparedJob) -> CalibrationSet | None:
     """The token sequences of a job; None if its recipe decides nothing by data."""
-    if job.calibration_file is None:
+    if prepared.calibration_file is None:
         return None
-    o = job.options
-    return load_calibration(job.calibration_file, o.source, job.source.config.vocab_size, o.samples, o.seq_len)
+    o = prepared.options
+    return load_calibration(
+        prepared.calibration_file, o.source, prepared.source.config.vocab_size, o.samples, o.seq_len
+    )
 
 
-def _dataset(options: QuantizeOptions, plan: Plan) -> Dataset | None:
+def _dataset(options: QuantizeOptions, plan: QuantizationPlan) -> Dataset | None:
     """The calibration text; None if the recipe decides nothing by data."""
     if plan.last_calibrated_layer < 0:
         return None
@@ -269,14 +292,12 @@ def _notes(source: SourceCheckpoint, dataset: Dataset | None, device: torch.devi
         notes.append(f"on {device}; on the host stay " + "; ".join(f"{what} ({why})" for what, why in ON_HOST.items()))
     if source.unlisted:
         notes.append(f"the MTP layer comes from {', '.join(source.unlisted)}, which the index does not list")
-    if dataset is not None and dataset.instead_of:
-        notes.append(
-            f"dataset {dataset.instead_of} comes with msmodelslim, which is not installed: the bundled texts serve"
-        )
+    if dataset is not None and dataset.note:
+        notes.append(dataset.note)
     return notes
 
 
-def description(plan: Plan) -> dict[str, object]:
+def description(plan: QuantizationPlan) -> dict[str, object]:
     """Content of quant_model_description.json: one type per tensor, then the meta keys."""
     entries: dict[str, object] = {t.name: t.scheme for t in plan.outputs() if t.scheme is not None}
     static = schemes.W8A8 in entries.values()

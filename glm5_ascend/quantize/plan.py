@@ -98,7 +98,7 @@ class Selector:
         return bool(self.include.match(module)) and not self.exclude.match(module)
 
 
-class Plan:
+class QuantizationPlan:
     """The decisions for one source and one recipe.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ from glm5_ascend.checkpoint.writer import write_json
 from glm5_ascend.model.device import cpu_facts
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
 from glm5_ascend.quantize.options import QuantizeOptions
-from glm5_ascend.quantize.run.layer import LayerReport
+from glm5_ascend.quantize.run.job import QuantizedLayer
 from glm5_kernels import ops
 
-_OPS = ("hadamard", "ssz_scale", "fake_round", "round_rows")  # the kernels a quantization uses
+#: The kernels that a quantization may use.
+_OPS = ("hadamard", "ssz_scale", "fake_round", "round_rows", "feedback_gains", "round_with_feedback")
 RECIPE_NAME = "glm5_ascend_recipe.yaml"
 
 
@@ -34,12 +35,20 @@ def shard_facts(source: SourceCheckpoint) -> dict[str, dict[str, Any]]:
     return facts
 
 
+def _version_of(distribution: str) -> str | None:
+    """None where it is not installed: the plain versions of the kernels do without numba."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def kernels(device: str) -> str:
-    """Which implementations round the weights, e.g. "cpu". Raises as `ops.choose` does."""
+def require_kernels(device: str) -> str:
+    """Which implementations round the weights, e.g. "cpu". Raises as `ops.choose` does where one cannot run."""
     return " ".join(sorted({ops.choose(op, device).implementation for op in _OPS}))
 
 
@@ -54,9 +63,9 @@ def inputs(
             "python": platform.python_version(),
             "torch": torch.__version__,
             "torch_build": torch.version.git_version,
-            "numba": version("numba"),
+            "numba": _version_of("numba"),
         },
-        "machine": cpu_facts() | {"device": device, "kernels": kernels(device)},
+        "machine": cpu_facts() | {"device": device, "kernels": require_kernels(device)},
         "seed": options.seed,
         "recipe": {"name": options.recipe, "sha256": sha256(recipe_path)},
         "source": {
@@ -84,7 +93,7 @@ def identity(known: dict[str, Any], source: SourceCheckpoint) -> dict[str, Any]:
 
 
 def provenance(
-    known: dict[str, Any], options: QuantizeOptions, notes: list[str], reports: list[LayerReport]
+    known: dict[str, Any], options: QuantizeOptions, notes: list[str], layers: list[QuantizedLayer]
 ) -> dict[str, Any]:
     """The content of the provenance file, without its list of files; `known` are the `inputs`."""
     return {
@@ -94,7 +103,7 @@ def provenance(
         "notes": notes,
         "layers": [
             {"layer": r.layer, "cold_experts": r.cold_experts, "relative_weight_error": r.errors.relative()}
-            for r in reports
+            for r in layers
         ],
     }
 

@@ -10,20 +10,21 @@ import torch
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.fidelity.analysis.measure import SCALE_BINS, Outliers, errors, rounded, scale_histogram
 from glm5_ascend.fidelity.analysis.outliers import Unrotated
-from glm5_ascend.fidelity.analysis.run import Analysis, Options, analyze, prepare
-from glm5_ascend.fidelity.evaluation.compare import NoProgress
+from glm5_ascend.fidelity.analysis.run import Analysis, AnalyzeOptions, analyze, prepare
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.model import layers, structure
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
+from glm5_ascend.quantize.progress import silent
 from glm5_kernels import ops
+from tests.support.decoder_layer import decoder_layer
 from tests.support.tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
 
 
 @pytest.fixture(scope="module")
 def found(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     calib = write_calibration(tmp_path_factory.mktemp("analyze") / "calib.jsonl")
-    return analyze(prepare(Options(tiny_source, "w4a8", calib, samples=4, seq_len=64)), NoProgress())
+    return analyze(prepare(AnalyzeOptions(tiny_source, "w4a8", calib, samples=4, seq_len=64)), silent)
 
 
 @pytest.mark.parametrize("scheme", [schemes.W8A8_DYNAMIC, schemes.W8A8, schemes.W4A8_DYNAMIC])
@@ -121,14 +122,14 @@ def test_noise_is_what_the_layer_shows(tiny_source: Path, found: Analysis) -> No
     for sequence in sequences:
         hidden, selected = source.embed(sequence), None
         for number in range(layer):
-            hidden, selected = layers.decoder_layer(config, number, source.weights(number), hidden, selected)
+            hidden, selected = decoder_layer(config, number, source.weights(number), hidden, selected)
         weights, quantized = source.weights(layer), stored.weights(layer)
         x = layers.rms_norm(hidden, weights.vector("input_layernorm.weight"), config.rms_norm_eps)
         after = hidden + layers.attention(config, weights, x, selected, True)[0]
         gain = weights.vector("post_attention_layernorm.weight")
-        wanted = layers.moe(config, weights, layers.rms_norm(after, gain, config.rms_norm_eps))
+        wanted = layers.whole_mlp(config, layer, weights, layers.rms_norm(after, gain, config.rms_norm_eps))
         rotated = layers.rms_norm(after @ rotation, torch.ones(config.hidden_size), config.rms_norm_eps)
-        got = layers.moe(config, quantized, rotated) @ rotation.T
+        got = layers.whole_mlp(config, layer, quantized, rotated) @ rotation.T
         ratios.append((got - wanted).square().sum(-1) / (after + wanted).square().sum(-1))
     mlp = [unit for unit in found.layers[layer].units if unit.modules[0].startswith("mlp.")]
     predicted = sum(unit.noise[unit.scheme] for unit in mlp)
@@ -138,11 +139,11 @@ def test_noise_is_what_the_layer_shows(tiny_source: Path, found: Analysis) -> No
 def test_shared_indexers_and_a_recipe_without_rotation(tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "source", **SHARED_INDEXER)
     calib = write_calibration(tmp_path / "calib.jsonl")
-    found = analyze(prepare(Options(source, "rtn-w4a8", calib, samples=3, seq_len=48)), NoProgress())
+    found = analyze(prepare(AnalyzeOptions(source, "rtn-w4a8", calib, samples=3, seq_len=48)), silent)
     assert len(found.layers) == 4
     assert "self_attn.indexer.wq_b" not in {linear.name for linear in found.layers[3].linears}
     for layer in found.layers:
         for linear in layer.linears:
             assert linear.activations["source"] == linear.activations["rotated"] == linear.activations["smoothed"]
-    static = analyze(prepare(Options(source, "w8a8", calib, samples=3, seq_len=48)), NoProgress())
+    static = analyze(prepare(AnalyzeOptions(source, "w8a8", calib, samples=3, seq_len=48)), silent)
     assert {linear.scheme for linear in static.layers[0].linears} == {schemes.W8A8, schemes.W8A8_DYNAMIC}

@@ -12,11 +12,12 @@ import torch
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.fidelity.evaluation import head, walk
 from glm5_ascend.fidelity.evaluation import stored_model as stored
-from glm5_ascend.fidelity.evaluation.compare import Comparison, compare
+from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, compare
 from glm5_ascend.fidelity.evaluation.intervals import mean_interval
 from glm5_ascend.fidelity.evaluation.metrics import metrics, p99
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.model import layers
+from tests.support.decoder_layer import decoder_layer
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
 
 WINDOWS = list(torch.randint(7, 263, (5, 48), generator=torch.Generator().manual_seed(1)))  # index_topk is 16
@@ -36,7 +37,7 @@ def plain_logits(directory: Path) -> torch.Tensor:
     for window in WINDOWS:
         hidden, selected = model.files.read("model.embed_tokens.weight").float()[window], None
         for layer in range(model.config.num_hidden_layers):
-            hidden, selected = layers.decoder_layer(model.config, layer, model.weights(layer), hidden, selected)
+            hidden, selected = decoder_layer(model.config, layer, model.weights(layer), hidden, selected)
         normed = layers.rms_norm(hidden, model.files.read("model.norm.weight").float(), model.config.rms_norm_eps)
         found.append(normed @ model.files.read("lm_head.weight").float().T)
     return torch.stack(found)
@@ -48,7 +49,7 @@ def choices(directory: Path, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
     for window in WINDOWS:
         hidden, selected = model.files.read("model.embed_tokens.weight").float()[window], None
         for number in range(layer):
-            hidden, selected = layers.decoder_layer(model.config, number, model.weights(number), hidden, selected)
+            hidden, selected = decoder_layer(model.config, number, model.weights(number), hidden, selected)
         weights, eps = model.weights(layer), model.config.rms_norm_eps
         x = layers.rms_norm(hidden, weights.vector("input_layernorm.weight"), eps)
         mixed, selected = layers.attention(model.config, weights, x, selected, model.config.has_indexer(layer))
@@ -136,7 +137,7 @@ def test_the_walk_is_the_plain_forward(made: dict[str, object], tmp_path: Path) 
     for window, logits in zip(WINDOWS, got, strict=True):
         hidden, selected = files.read("model.embed_tokens.weight")[window], None
         for layer in range(files.config.num_hidden_layers):
-            hidden, selected = layers.decoder_layer(files.config, layer, Weights(layer), hidden, selected)
+            hidden, selected = decoder_layer(files.config, layer, Weights(layer), hidden, selected)
         normed = layers.rms_norm(hidden, files.read("model.norm.weight"), files.config.rms_norm_eps)
         torch.testing.assert_close(logits, normed @ files.read("lm_head.weight").T, rtol=1e-4, atol=1e-4)
 
@@ -169,7 +170,7 @@ def test_paired_bootstrap() -> None:
     assert (low, high) == pytest.approx((float(values.mean()) - wide, float(values.mean()) + wide), abs=0.15 * wide)
     hard = 10 * torch.rand(400, 1, generator=generator, dtype=torch.float64)  # windows differ far more than models
     none = torch.zeros(400, 1, dtype=torch.bool)
-    found = Comparison(hard, hard, hard + 0.1, none, none, none)
+    found = FidelityComparison(hard, hard, hard + 0.1, none, none, none)
     rows = {row.name: row for row in metrics(found)}
     delta, nll = rows["nll_delta"].interval, rows["nll_source"].interval
     assert delta is not None and nll is not None

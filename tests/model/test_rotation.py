@@ -14,6 +14,7 @@ from glm5_ascend.model import layers, structure
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.quantize.methods.transforms import Tensors, fuse_norms, gains_of, move_scale, rotate
+from tests.support.decoder_layer import decoder_layer
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
 
 Change = Callable[[ModelConfig, Tensors, tuple[structure.Linear | structure.Vector, ...], int], None]
@@ -75,14 +76,14 @@ def logits(
     change(config, top, structure.GLOBAL, -1)
     hidden, shared = top["model.embed_tokens.weight"][ids], None
     for layer in range(config.num_hidden_layers):
-        hidden, shared = layers.decoder_layer(config, layer, changed_layer(source, change, layer), hidden, shared)
+        hidden, shared = decoder_layer(config, layer, changed_layer(source, change, layer), hidden, shared)
     final = layers.rms_norm(hidden, top["model.norm.weight"], config.rms_norm_eps)
     main = final @ top["lm_head.weight"].T
     mtp = config.num_hidden_layers
     weights = changed_layer(source, change, mtp)
     given = final if rot is None else final @ rot.T
     drafted = layers.mtp_input(config, weights, weights.tensors["embed_tokens.weight"][ids], given)
-    out, _ = layers.decoder_layer(config, mtp, weights, drafted)
+    out, _ = decoder_layer(config, mtp, weights, drafted)
     out = layers.rms_norm(out, weights.vector("shared_head.norm.weight"), config.rms_norm_eps)
     return main, weights.linear("shared_head.head", out)
 

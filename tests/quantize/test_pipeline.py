@@ -17,8 +17,9 @@ from glm5_ascend.fidelity.evaluation.stored_model import StoredLayer, StoredMode
 from glm5_ascend.model import layers
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import prepare, quantize
+from glm5_ascend.quantize.progress import silent
 from glm5_ascend.quantize.recipe import find_recipe
-from glm5_ascend.quantize.run.layer import NoProgress
+from tests.support.decoder_layer import decoder_layer
 from tests.support.tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
 
 SEQUENCES = [torch.arange(5, 45), torch.arange(60, 20, -1), torch.arange(100, 228, 2)]
@@ -41,7 +42,7 @@ def test_rotation_alone_keeps_the_function(fp32_source: Path, tmp_path: Path) ->
         "apiversion: glm5_ascend_v1\nmetadata: {config_id: rotate}\nspec:\n  process:\n    - {type: quarot}\n"
     )
     out = tmp_path / "out"
-    quantize(prepare(QuantizeOptions(fp32_source, out, str(recipe))), NoProgress())
+    quantize(prepare(QuantizeOptions(fp32_source, out, str(recipe))), silent)
     assert relative_error(StoredModel(out).logits(SEQUENCES), StoredModel(fp32_source).logits(SEQUENCES)) < 1e-5
     embedding = CheckpointDir(out).read("model.embed_tokens.weight")
     assert not torch.allclose(embedding, CheckpointDir(fp32_source).read("model.embed_tokens.weight"), atol=0.1)
@@ -63,7 +64,7 @@ def test_mtp_rot_undoes_the_folded_final_norm(fp32_source: Path, tiny_quantized:
         weights = StoredLayer(model.files, model.description, prefix)
         table = model.files.read(prefix + "embed_tokens.weight").float()
         x = layers.mtp_input(config, weights, table[torch.arange(12)], previous)
-        x, _ = layers.decoder_layer(config, config.num_hidden_layers, weights, x)
+        x, _ = decoder_layer(config, config.num_hidden_layers, weights, x)
         x = layers.rms_norm(x, weights.vector("shared_head.norm.weight"), config.rms_norm_eps)
         results.append(weights.linear("shared_head.head", x))
     assert relative_error([results[1]], [results[0]]) < 1e-4
@@ -93,14 +94,14 @@ def test_quantized_model_stays_near_its_source(
 def test_same_command_gives_the_same_bytes(tiny_source: Path, tiny_w4a8: Path, tmp_path: Path) -> None:
     calib = write_calibration(tmp_path / "calib.jsonl")
     again = tmp_path / tiny_w4a8.name
-    quantize(prepare(QuantizeOptions(tiny_source, again, "w4a8", calib=calib, samples=4, seq_len=64)), NoProgress())
+    quantize(prepare(QuantizeOptions(tiny_source, again, "w4a8", calib=calib, samples=4, seq_len=64)), silent)
     assert digests(again) == digests(tiny_w4a8)
 
 
 def test_sequences_that_never_need_the_indexer(tiny_source: Path, tmp_path: Path) -> None:
     """Up to index_topk tokens the indexer does not run; its static input range is that of q_b_proj, the same input."""
     calib, out = write_calibration(tmp_path / "calib.jsonl"), tmp_path / "out"
-    quantize(prepare(QuantizeOptions(tiny_source, out, "w8a8", calib=calib, samples=8, seq_len=16)), NoProgress())
+    quantize(prepare(QuantizeOptions(tiny_source, out, "w8a8", calib=calib, samples=8, seq_len=16)), silent)
     files = CheckpointDir(out)
     attention = "model.layers.1.self_attn."
     for suffix in ("input_scale", "input_offset"):
@@ -115,7 +116,7 @@ def test_any_number_of_threads_gives_the_same_bytes(
     calib, before = write_calibration(tmp_path / "calib.jsonl"), tiny_quantized(recipe)
     again = tmp_path / before.name
     options = QuantizeOptions(tiny_source, again, recipe, calib=calib, samples=4, seq_len=64, threads=threads)
-    quantize(prepare(options), NoProgress())
+    quantize(prepare(options), silent)
     assert digests(again) == digests(before)
 
 
@@ -138,7 +139,7 @@ def test_every_kind_of_source(kind: str, tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "source", **options)  # type: ignore[arg-type]
     calib = write_calibration(tmp_path / "calib.jsonl")
     out = tmp_path / "out"
-    quantize(prepare(QuantizeOptions(source, out, "w4a8", calib=calib, samples=2, seq_len=64)), NoProgress())
+    quantize(prepare(QuantizeOptions(source, out, "w4a8", calib=calib, samples=2, seq_len=64)), silent)
     config = json.loads((out / "config.json").read_text())
     assert "quantization_config" not in config
     names = CheckpointDir(out).entries
@@ -167,9 +168,7 @@ def _source_logits(source: Path) -> list[torch.Tensor]:
     for sequence in SEQUENCES:
         hidden, selected = files.read("model.embed_tokens.weight")[sequence], None
         for layer in range(files.config.num_hidden_layers):
-            hidden, selected = layers.decoder_layer(
-                files.config, layer, Weights(f"model.layers.{layer}."), hidden, selected
-            )
+            hidden, selected = decoder_layer(files.config, layer, Weights(f"model.layers.{layer}."), hidden, selected)
         normed = layers.rms_norm(hidden, files.read("model.norm.weight"), files.config.rms_norm_eps)
         found.append(normed @ files.read("lm_head.weight").T)
     return found
@@ -200,7 +199,7 @@ def test_shards_stay_below_the_limit(tiny_source: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "small-parts.yaml"
     recipe.write_text(yaml.safe_dump(raw))
     out = tmp_path / "out"
-    quantize(prepare(QuantizeOptions(tiny_source, out, str(recipe))), NoProgress())
+    quantize(prepare(QuantizeOptions(tiny_source, out, str(recipe))), silent)
     shards = CheckpointDir(out).shards.values()
     assert len(shards) > 3
     for shard in shards:

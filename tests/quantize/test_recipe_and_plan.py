@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import RecipeError
-from glm5_ascend.quantize.plan import Plan, Selector
+from glm5_ascend.quantize.plan import QuantizationPlan, Selector
 from glm5_ascend.quantize.recipe import Selection, find_recipe, load_recipe
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
 
@@ -45,7 +45,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 def test_shipped_recipes_plan_every_config(tmp_path: Path, tiny_source: Path, name: str) -> None:
     recipe = load_recipe(find_recipe(name))
     for source in (tiny_source, write_tiny_model(tmp_path / "52", **SHARED_INDEXER)):
-        plan = Plan(SourceCheckpoint(source), recipe)
+        plan = QuantizationPlan(SourceCheckpoint(source), recipe)
         mtp = plan.config.num_hidden_layers
         assert {plan.linears[m].scheme for m in plan.linears if m.startswith(f"model.layers.{mtp}.")} == {"FLOAT"}
         attention = "W8A8" if name.startswith("w8a8") else "W8A8_DYNAMIC"
@@ -161,18 +161,18 @@ def test_plan_refuses_what_the_engine_cannot_run(
     tiny_source: Path, write: Callable[..., Path], message: str, steps: list[dict[str, Any]]
 ) -> None:
     with pytest.raises(RecipeError, match=message) as error:
-        Plan(SourceCheckpoint(tiny_source), load_recipe(write(*steps)))
+        QuantizationPlan(SourceCheckpoint(tiny_source), load_recipe(write(*steps)))
     assert "\n" not in error.value.message and error.value.tip
 
 
 def test_int4_needs_rows_of_eight(tmp_path: Path, write: Callable[..., Path]) -> None:
     source = SourceCheckpoint(write_tiny_model(tmp_path / "odd", moe_intermediate_size=20))
     with pytest.raises(RecipeError, match=r"gate_proj \[20, 64\]: INT4 needs rows in multiples of 8"):
-        Plan(source, load_recipe(write(linear(DYNAMIC, INT4, "*mlp.experts.*", exclude=NOT_MTP))))
+        QuantizationPlan(source, load_recipe(write(linear(DYNAMIC, INT4, "*mlp.experts.*", exclude=NOT_MTP))))
 
 
 def test_plan_promises_exactly_what_is_written(tiny_w4a8: Path, tiny_source: Path) -> None:
-    plan = Plan(SourceCheckpoint(tiny_source), load_recipe(find_recipe("w4a8")))
+    plan = QuantizationPlan(SourceCheckpoint(tiny_source), load_recipe(find_recipe("w4a8")))
     promised = {t.name: (t.dtype, t.shape) for t in plan.outputs()}
     stored: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
     for path in tiny_w4a8.glob("*.safetensors"):

@@ -19,9 +19,9 @@ from glm5_ascend.errors import RecipeError, TextError
 from glm5_ascend.quantize.calibration.dataset import find_dataset, load_calibration
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import description, prepare, quantize
-from glm5_ascend.quantize.plan import Plan
+from glm5_ascend.quantize.plan import QuantizationPlan
+from glm5_ascend.quantize.progress import silent
 from glm5_ascend.quantize.recipe import load_recipe
-from glm5_ascend.quantize.run.layer import NoProgress
 from tests.support.tiny_model import write_calibration, write_tiny_model
 
 STOCK = """\
@@ -67,7 +67,7 @@ def recipe(tmp_path: Path) -> Path:
 def test_a_stock_file_runs_unchanged(recipe: Path, tiny_source: Path, tmp_path: Path) -> None:
     calib, out = write_calibration(tmp_path / "calib.jsonl"), tmp_path / "out"
     options = QuantizeOptions(tiny_source, out, str(recipe), calib=calib, samples=2, seq_len=64)
-    quantize(prepare(options), NoProgress())
+    quantize(prepare(options), silent)
     written = json.loads((out / "quant_model_description.json").read_text())
     assert written["indexer_quant_type"] == "INT8_DYNAMIC"
     marked = {key for key in written if key.endswith(".indexer.quant_type")}
@@ -87,7 +87,7 @@ def test_foreign_layer_numbers_are_refused(layer: str, tiny_source: Path, tmp_pa
     with pytest.raises(
         RecipeError, match=rf"layers {layer} are named.*the dense layers are 0 and the MTP layers 3"
     ) as e:
-        Plan(SourceCheckpoint(tiny_source), load_recipe(path))
+        QuantizationPlan(SourceCheckpoint(tiny_source), load_recipe(path))
     assert "{mtp}" in e.value.tip
 
 
@@ -110,7 +110,7 @@ def test_the_user_is_told_of_another_dataset(recipe: Path, tiny_source: Path, tm
     recipe.write_text(recipe.read_text().replace('    - type: "group"', smooth + '    - type: "group"'))
     job = prepare(QuantizeOptions(tiny_source, tmp_path / "out", str(recipe), samples=1, seq_len=16))
     assert any("mix_calib.jsonl" in note for note in job.notes)
-    quantize(job, NoProgress())
+    quantize(job, silent)
     assert json.loads((tmp_path / "out/glm5_ascend_provenance.json").read_text())["notes"] == job.notes
 
 
@@ -154,7 +154,7 @@ def test_all_recipes_of_msmodelslim(
                 load_recipe(path)
             continue
         recipe = load_recipe(path)
-        assert len(Plan(source, recipe).cache_layers()) == (69 if "c8" in path.name else 0)
+        assert len(QuantizationPlan(source, recipe).cache_layers()) == (69 if "c8" in path.name else 0)
         dataset = find_dataset(recipe.spec.dataset, stock=True).path
         assert dataset.is_relative_to(msmodelslim)
         assert load_calibration(dataset, tiny_source, 320, 4, 64).tokens == 256

@@ -221,9 +221,9 @@ def write_calibration(path: Path) -> Path:
 def quantize_tiny(source: Path, out: Path, recipe: str) -> Path:
     """Quantize `source` with a small calibration text into `out`; returns `out`."""
     from glm5_ascend.quantize.pipeline import QuantizeOptions, prepare, quantize
-    from glm5_ascend.quantize.run.layer import NoProgress
+    from glm5_ascend.quantize.progress import silent
 
     calib = write_calibration(out.parent / "calib.jsonl")
     options = QuantizeOptions(source, out, recipe, calib=calib, samples=4, seq_len=64)
-    quantize(prepare(options), NoProgress())
+    quantize(prepare(options), silent)
     return out

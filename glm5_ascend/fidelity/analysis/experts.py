@@ -20,10 +20,9 @@ from glm5_ascend.fidelity.analysis.outliers import states
 from glm5_ascend.model import structure
 from glm5_ascend.quantize.calibration.forward import Routed
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics, spread
-from glm5_ascend.quantize.methods.smoothing import search_scale
-from glm5_ascend.quantize.methods.transforms import Tensors, move_scale
-from glm5_ascend.quantize.plan import Plan
-from glm5_ascend.quantize.run.expert import COLD_EXPERT_TOKENS, run_expert
+from glm5_ascend.quantize.methods.transforms import Tensors
+from glm5_ascend.quantize.plan import QuantizationPlan
+from glm5_ascend.quantize.run.expert import smooth_expert
 from glm5_ascend.quantize.run.source_weights import FloatWeights
 
 #: Tokens of an expert its errors are measured on.
@@ -61,9 +60,15 @@ class ExpertNoise:
 
 
 def analyze_expert(
-    plan: Plan, source: FloatWeights, layer: int, expert: int, gains: Tensors, routed: Routed, kinds: tuple[str, ...],
+    plan: QuantizationPlan,
+    source: FloatWeights,
+    layer: int,
+    expert: int,
+    gains: Tensors,
+    routed: Routed,
+    kinds: tuple[str, ...],
     probed: int,
-) -> ExpertNoise:  # fmt: skip
+) -> ExpertNoise:
     """Run, smooth and round one expert.
 
     Args:
@@ -73,21 +78,9 @@ def analyze_expert(
     tensors = source.load_all(prefix, parts, gains)
     look = expert % max(1, plan.config.n_routed_experts // OUTLIER_EXPERTS) == 0
     before = {name: Outliers.of(tensor) for name, tensor in tensors.items()} if look else {}
-    compensated = bool(plan.compensated(prefix, parts))
-    inputs = run_expert(tensors, expert, routed, compensated)
-    seen = inputs.down
-    smooth = torch.ones(plan.config.moe_intermediate_size)
-    for search in plan.smoothing(layer, [structure.expert_subgraph(expert)]):
-        if seen.tokens >= COLD_EXPERT_TOKENS:
-            target = tensors[f"{search.subgraph.targets[0]}.weight"]
-            smooth = move_scale(tensors, plan.config, search.subgraph, search_scale([target], seen, search))
-    warm = compensated and seen.tokens >= COLD_EXPERT_TOKENS
-    outer, inner = (
-        inputs.feedback(smooth, *(plan.linears[prefix + part.name].steps for part in parts[1:]))
-        if warm
-        else (None, None)
-    )
-    feedback = {part.name: inner if part is parts[2] else outer for part in parts}
+    smoothed = smooth_expert(plan, tensors, layer, expert, routed)
+    seen, feedback = smoothed.inputs.down, smoothed.feedback
+    smooth = torch.ones(plan.config.moe_intermediate_size) if smoothed.scale is None else smoothed.scale
     report = ExpertReport(expert, seen.tokens)
     token, slot = torch.where(routed.ids == expert)
     sample = routed.inputs.gather(spread(token, EXPERT_ROWS))
@@ -102,7 +95,7 @@ def analyze_expert(
     nobody = InputStatistics(1)
     for kind in kinds:
         made = [
-            rounded(part.name, tensors[name], kind, method, nobody, None, feedback[part.name])
+            rounded(part.name, tensors[name], kind, method, nobody, None, feedback.get(part.name))
             for part, name, method in zip(parts, names, methods, strict=True)
         ]
         scales[kind] = torch.stack([scale_histogram(each.scales) for each in made]).sum(0)

@@ -8,7 +8,7 @@ from html import escape
 import torch
 
 from glm5_ascend.fidelity.analysis.budget import Fallback, final_types
-from glm5_ascend.fidelity.analysis.layer import LayerReport, LinearReport
+from glm5_ascend.fidelity.analysis.layer import AnalyzedLayer, LinearReport
 from glm5_ascend.fidelity.analysis.measure import SCALE_HIGH, SCALE_LOW, Outliers
 from glm5_ascend.fidelity.analysis.outliers import STATES
 from glm5_ascend.fidelity.analysis.run import Analysis
@@ -68,11 +68,11 @@ def _short(names: list[str]) -> list[str]:
     return names
 
 
-def _names(layers: list[LayerReport]) -> list[str]:
+def _names(layers: list[AnalyzedLayer]) -> list[str]:
     return list(dict.fromkeys(linear.name for layer in layers for linear in layer.linears))
 
 
-def _grid(layers: list[LayerReport], of: Callable[[LinearReport], float]) -> list[list[float | None]]:
+def _grid(layers: list[AnalyzedLayer], of: Callable[[LinearReport], float]) -> list[list[float | None]]:
     """[modules, layers]."""
     found = {(layer.layer, linear.name): of(linear) for layer in layers for linear in layer.linears}
     return [[found.get((layer.layer, name)) for layer in layers] for name in _names(layers)]
@@ -82,13 +82,13 @@ def _most(*grids: list[list[float | None]]) -> float:
     return max((value for grid in grids for row in grid for value in row if value is not None), default=0.0)
 
 
-def _heat(layers: list[LayerReport], title: str, of: Callable[[LinearReport], float], unit: str) -> Iterator[str]:
+def _heat(layers: list[AnalyzedLayer], title: str, of: Callable[[LinearReport], float], unit: str) -> Iterator[str]:
     grid = _grid(layers, of)
     yield f"<h2>{escape(title)}</h2>"
     yield plots.heat_map(title, _short(_names(layers)), grid, _most(grid), f"layer; {unit}")
 
 
-def _states(layers: list[LayerReport], what: str, of: Callable[[LinearReport], dict[str, Outliers]]) -> Iterator[str]:
+def _states(layers: list[AnalyzedLayer], what: str, of: Callable[[LinearReport], dict[str, Outliers]]) -> Iterator[str]:
     def peaks(state: str) -> list[list[float | None]]:
         return _grid(layers, lambda linear: of(linear)[state].peak)
 
@@ -99,7 +99,7 @@ def _states(layers: list[LayerReport], what: str, of: Callable[[LinearReport], d
         yield plots.heat_map(f"outliers of {what}, {state}", _short(_names(layers)), grid, most, "layer; max/rms")
 
 
-def _scales(layers: list[LayerReport]) -> Iterator[str]:
+def _scales(layers: list[AnalyzedLayer]) -> Iterator[str]:
     total: dict[str, torch.Tensor] = {}
     for layer in layers:
         for scheme, counts in layer.scales.items():
@@ -110,7 +110,7 @@ def _scales(layers: list[LayerReport]) -> Iterator[str]:
         yield plots.columns(f"weight scales of {scheme}", [float(n) for n in counts.tolist()], "scale, rows", ends)
 
 
-def _experts(layers: list[LayerReport]) -> Iterator[str]:
+def _experts(layers: list[AnalyzedLayer]) -> Iterator[str]:
     moe = [layer for layer in layers if layer.experts]
     if not moe:
         return

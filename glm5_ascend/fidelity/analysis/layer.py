@@ -23,13 +23,13 @@ from glm5_ascend.fidelity.analysis.probe import Probe, energy
 from glm5_ascend.fidelity.analysis.units import Unit, units
 from glm5_ascend.model import structure
 from glm5_ascend.model.structure import Linear
-from glm5_ascend.quantize.calibration.forward import Routed, Selections, forward_layer
+from glm5_ascend.quantize.calibration.forward import LayerStreams, Routed, Selections, forward_layer
 from glm5_ascend.quantize.calibration.row_file import RowFile, Stream
 from glm5_ascend.quantize.methods.error_feedback import Feedback
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
 from glm5_ascend.quantize.methods.smoothing import search_scale
 from glm5_ascend.quantize.methods.transforms import Tensors, move_scale
-from glm5_ascend.quantize.plan import Plan
+from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.run.source_weights import FloatWeights
 from glm5_ascend.quantize.workers import Workers
 
@@ -50,7 +50,7 @@ class LinearReport:
 
 
 @dataclass
-class LayerReport:
+class AnalyzedLayer:
     """What is known of one layer; `scales` are histograms of weight scales by type."""
 
     layer: int
@@ -69,19 +69,26 @@ class LayerAnalysis:
     """Args: stream, out: residual stream in front of and behind the layer; folder: for the experts' inputs."""
 
     def __init__(
-        self, plan: Plan, weights: FloatWeights, layer: int, stream: Stream, out: Stream, selections: Selections,
-        workers: Workers, folder: Path,
-    ) -> None:  # fmt: skip
+        self,
+        plan: QuantizationPlan,
+        weights: FloatWeights,
+        layer: int,
+        stream: Stream,
+        out: Stream,
+        selections: Selections,
+        workers: Workers,
+        folder: Path,
+    ) -> None:
         self.plan, self.config, self.weights, self.layer = plan, plan.config, weights, layer
         self.stream, self.out, self.selections, self.workers, self.folder = stream, out, selections, workers, folder
         self.prefix, self.parts = structure.layer_prefix(layer), structure.backbone(self.config, layer)
         self.gains = weights.gains(self.prefix, self.parts)
-        self.report = LayerReport(layer, units=list(units(plan, layer)))
+        self.report = AnalyzedLayer(layer, units=list(units(plan, layer)))
         self._rotated: dict[str, Outliers] = {}
         self._behind_attention = torch.empty(0)
         self._noise: dict[str, dict[str, torch.Tensor]] = {}  # by unit and type, energy of each probed token
 
-    def run(self, unrotated: Unrotated, expert_done: Callable[[int], None]) -> LayerReport:
+    def run(self, unrotated: Unrotated, expert_done: Callable[[int], None]) -> AnalyzedLayer:
         if not self.config.is_moe(self.layer):
             self._backbone(unrotated, None)
             self._relative()
@@ -113,9 +120,10 @@ class LayerAnalysis:
         reader = structure.input_readers(self.parts)
         searches = list(self.plan.smoothing(self.layer, structure.subgraphs(self.config, self.layer)))
         wanted = {part.name for part in self._quantized()} | {search.subgraph.targets[0] for search in searches}
+        streams = LayerStreams(self.stream, self.out, self.selections)
         seen, routed = forward_layer(
-            self.config, self.layer, tensors, self.stream, self.out, inputs, self.selections,
-            {reader[name] for name in wanted}, self.workers,
+            self.config, self.layer, tensors, streams, inputs,
+            record={reader[name] for name in wanted}, workers=self.workers,
         )  # fmt: skip
         self._rotated = {part.name: Outliers.of(tensors[structure.tensor_name(part)]) for part in self._quantized()}
         smooth: Tensors = {}

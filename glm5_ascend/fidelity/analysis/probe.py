@@ -61,19 +61,19 @@ class Probe:
         tensors: Tensors,
         sequences: list[tuple[torch.Tensor, torch.Tensor | None]],
     ) -> None:
-        self.config, self.tensors = config, tensors
+        self.config, self.layer, self.tensors = config, layer, tensors
         self.own = config.has_indexer(layer)
-        self.mlp = "mlp.shared_experts" if config.is_moe(layer) else "mlp"
         self.sequences = [self._float(hidden, shared) for hidden, shared in sequences]
         #: Of the stream behind attention, fp64 [tokens of all sequences].
         self.energy = torch.cat([energy(s.after) for s in self.sequences])
 
     def _float(self, hidden: torch.Tensor, shared: torch.Tensor | None) -> ProbeSequence:
-        weights, eps = ProbeLayer(self.tensors, {}), self.config.rms_norm_eps
-        x = layers.rms_norm(hidden, weights.vector("input_layernorm.weight"), eps)
-        mixed, _ = layers.attention(self.config, weights, x, shared, self.own)
-        inner = layers.rms_norm(hidden + mixed, weights.vector("post_attention_layernorm.weight"), eps)
-        return ProbeSequence(x, shared, mixed, hidden + mixed, inner, layers.mlp(weights, self.mlp, inner))
+        config, weights = self.config, ProbeLayer(self.tensors, {})
+        x = layers.attention_input(config, weights, hidden)
+        mixed, _ = layers.attention(config, weights, x, shared, self.own)
+        inner = layers.mlp_input(config, weights, hidden + mixed)
+        dense = layers.unrouted_mlp(config, self.layer, weights, inner)
+        return ProbeSequence(x, shared, mixed, hidden + mixed, inner, dense)
 
     def noise(self, rounded: Mapping[str, RoundedLinear]) -> torch.Tensor:
         """Energy that rounding these linears adds to each token's stream, fp64 [tokens of all sequences]."""
@@ -83,6 +83,6 @@ class Probe:
             if attention:
                 got, wanted = layers.attention(self.config, weights, s.x, s.shared, self.own)[0], s.mixed
             else:
-                got, wanted = layers.mlp(weights, self.mlp, s.inner), s.dense
+                got, wanted = layers.unrouted_mlp(self.config, self.layer, weights, s.inner), s.dense
             found.append(energy(got - wanted))
         return torch.cat(found)

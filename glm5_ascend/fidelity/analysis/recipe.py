@@ -13,7 +13,7 @@ from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import OutputError
 from glm5_ascend.fidelity.analysis.units import Unit
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.quantize.plan import Plan, Selector
+from glm5_ascend.quantize.plan import QuantizationPlan, Selector
 from glm5_ascend.quantize.recipe import LinearQuant, Recipe
 
 _INT8 = {
@@ -53,7 +53,7 @@ def check_place(path: Path) -> None:
 
 def output_bytes(source: SourceCheckpoint, value: dict[str, Any]) -> int:
     """What `quantize` with this recipe writes, by the quantizer's own plan; a bad recipe is refused here."""
-    return Plan(source, Recipe.model_validate(value)).output_bytes
+    return QuantizationPlan(source, Recipe.model_validate(value)).output_bytes
 
 
 def write(path: Path, value: dict[str, Any], comment: list[str]) -> None:

@@ -11,13 +11,12 @@ import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import CheckFailedError, RecipeError
-from glm5_ascend.fidelity.analysis.layer import LayerAnalysis, LayerReport
+from glm5_ascend.fidelity.analysis.layer import AnalyzedLayer, LayerAnalysis
 from glm5_ascend.fidelity.analysis.outliers import Unrotated
 from glm5_ascend.model import structure
 from glm5_ascend.model.rotation import Rotations
@@ -25,22 +24,15 @@ from glm5_ascend.model.structure import Linear
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet, find_dataset, load_calibration
 from glm5_ascend.quantize.calibration.forward import Selections
 from glm5_ascend.quantize.calibration.row_file import Stream
-from glm5_ascend.quantize.plan import Plan
+from glm5_ascend.quantize.plan import QuantizationPlan
+from glm5_ascend.quantize.progress import Progress, silent
 from glm5_ascend.quantize.recipe import find_recipe, load_recipe
 from glm5_ascend.quantize.run.source_weights import FloatWeights
 from glm5_ascend.quantize.workers import Workers
 
 
-class Progress(Protocol):
-    """Where progress goes."""
-
-    def begin(self, layers: int, experts: int) -> None: ...
-    def expert(self, layer: int, expert: int) -> None: ...
-    def layer(self, layer: int, note: str) -> None: ...
-
-
 @dataclass(frozen=True)
-class Options:
+class AnalyzeOptions:
     """`calib`, `samples`, `seq_len`, `seed`, `threads`: as for quantize."""
 
     source: Path
@@ -56,24 +48,26 @@ class Options:
 class Analysis:
     """What was found; `recipe_path` and `plan` are those of the recipe that was looked at."""
 
-    options: Options
+    options: AnalyzeOptions
     recipe_path: Path
-    plan: Plan
+    plan: QuantizationPlan
     tokens: int
-    layers: list[LayerReport] = field(default_factory=list)
+    layers: list[AnalyzedLayer] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedAnalysis:
     """A checked job: nothing has been computed yet."""
 
-    options: Options
+    options: AnalyzeOptions
     recipe_path: Path
-    plan: Plan
+    plan: QuantizationPlan
     calibration: CalibrationSet
+    notes: list[str] = field(default_factory=list)
 
 
-def prepare(options: Options) -> Prepared:
+def prepare(options: AnalyzeOptions) -> PreparedAnalysis:
     """Check source, recipe and text.
 
     Raises:
@@ -81,30 +75,31 @@ def prepare(options: Options) -> Prepared:
     """
     path = find_recipe(options.recipe)
     recipe, source = load_recipe(path), SourceCheckpoint(options.source)
-    plan = Plan(source, recipe)
-    dataset = find_dataset(recipe.spec.dataset, stock=recipe.apiversion == "modelslim_v1").path
-    calib = options.calib or dataset
+    plan = QuantizationPlan(source, recipe)
+    dataset = find_dataset(recipe.spec.dataset, stock=recipe.apiversion == "modelslim_v1")
+    notes = [dataset.note] if options.calib is None and dataset.note else []
+    calib = options.calib or dataset.path
     if not calib.is_file():
         raise RecipeError(f"{calib}: no such calibration file", "give one with --calib")
     text = load_calibration(calib, options.source, source.config.vocab_size, options.samples, options.seq_len)
-    return Prepared(options, path, plan, text)
+    return PreparedAnalysis(options, path, plan, text, notes)
 
 
 @torch.no_grad()
-def analyze(job: Prepared, progress: Progress) -> Analysis:
+def analyze(prepared: PreparedAnalysis, progress: Progress = silent) -> Analysis:
     """Run a prepared job; activations lie in a temporary folder (TMPDIR) meanwhile.
 
     Raises:
         CheckFailedError: NaN or infinity in the residual stream.
     """
-    plan, config, calibration = job.plan, job.plan.config, job.calibration
-    rotations = Rotations(config, job.options.seed) if plan.recipe.rotates else None
+    plan, config, calibration = prepared.plan, prepared.plan.config, prepared.calibration
+    rotations = Rotations(config, prepared.options.seed) if plan.recipe.rotates else None
     weights = FloatWeights(plan.source, rotations, torch.device("cpu"))
     unrotated = Unrotated(rotations)
-    found = Analysis(job.options, job.recipe_path, plan, calibration.tokens)
+    found = Analysis(prepared.options, prepared.recipe_path, plan, calibration.tokens, notes=prepared.notes)
     lengths = tuple(len(sequence) for sequence in calibration.sequences)
-    threads = job.options.threads or len(os.sched_getaffinity(0))
-    progress.begin(config.num_hidden_layers, config.n_routed_experts)
+    threads = prepared.options.threads or len(os.sched_getaffinity(0))
+    count, experts = config.num_hidden_layers, config.n_routed_experts
     with tempfile.TemporaryDirectory(prefix="glm5-analyze-") as name, Workers(threads) as workers:
         folder = Path(name)
         selections = Selections(config, folder, lengths)
@@ -116,13 +111,17 @@ def analyze(job: Prepared, progress: Progress) -> Analysis:
         for layer in range(config.num_hidden_layers):
             out = Stream(folder / f"stream-{layer + 1}", lengths, config.hidden_size)
             step = LayerAnalysis(plan, weights, layer, here, out, selections, workers, folder)
-            report = step.run(unrotated, lambda expert, layer=layer: progress.expert(layer, expert + 1))  # type: ignore[misc]
+
+            def expert_done(expert: int, layer: int = layer) -> None:
+                progress(f"layer {layer} expert {expert}", layer + (expert + 0.5) / experts, count)
+
+            report = step.run(unrotated, expert_done)
             if not all(torch.isfinite(torch.tensor(list(unit.noise.values()))).all() for unit in report.units):
-                raise CheckFailedError(f"{job.options.source}: layer {layer}: NaN or infinity", "check the source")
+                raise CheckFailedError(f"{prepared.options.source}: layer {layer}: NaN or infinity", "check the source")
             found.layers.append(report)
             here.file.remove()
             here = out
-            progress.layer(layer, f"noise {report.noise**0.5:.4f}")
+            progress(f"noise {report.noise**0.5:.4f}", layer + 1, count)
         here.file.remove()
         if selections.file is not None:
             selections.file.close()

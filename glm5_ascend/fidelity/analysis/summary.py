@@ -8,7 +8,7 @@ from typing import Any
 
 from glm5_ascend.fidelity.analysis.budget import Fallback, final_types
 from glm5_ascend.fidelity.analysis.experts import ExpertReport
-from glm5_ascend.fidelity.analysis.layer import LayerReport, LinearReport
+from glm5_ascend.fidelity.analysis.layer import AnalyzedLayer, LinearReport
 from glm5_ascend.fidelity.analysis.run import Analysis
 from glm5_ascend.report.page import size
 
@@ -60,7 +60,7 @@ def to_json(found: Analysis, steps: list[Fallback], predicted: int) -> dict[str,
     }  # fmt: skip
 
 
-def _layer(layer: LayerReport) -> dict[str, Any]:
+def _layer(layer: AnalyzedLayer) -> dict[str, Any]:
     return {
         "layer": layer.layer,
         "noise": layer.noise,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.model import structure
 from glm5_ascend.model.structure import Linear
-from glm5_ascend.quantize.plan import Plan
+from glm5_ascend.quantize.plan import QuantizationPlan
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Unit:
         return [f"{structure.layer_prefix(self.layer)}mlp.experts.*"] if self.experts else self.full_names
 
 
-def units(plan: Plan, layer: int) -> Iterator[Unit]:
+def units(plan: QuantizationPlan, layer: int) -> Iterator[Unit]:
     """The quantized units of a layer, routed experts last, with the bytes of every type they could have."""
     prefix, parts = structure.layer_prefix(layer), list(structure.layer_parts(plan.config, layer))
     linears = {prefix + part.name: part for part in parts if isinstance(part, Linear)}
@@ -71,7 +71,7 @@ def fallbacks(scheme: str) -> tuple[str, ...]:
     return (schemes.W8A8_DYNAMIC, schemes.FLOAT) if scheme == schemes.W4A8_DYNAMIC else (schemes.FLOAT,)
 
 
-def stored_bytes(plan: Plan, prefix: str, part: Linear, scheme: str) -> int:
+def stored_bytes(plan: QuantizationPlan, prefix: str, part: Linear, scheme: str) -> int:
     """Bytes a linear takes as `scheme`."""
     out, inp = structure.shape(part, structure.sizes(plan.config))
     if scheme == schemes.FLOAT:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -19,22 +18,7 @@ from glm5_ascend.fidelity.evaluation.head import divergence, softmax_of
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.evaluation.walk import Walk
 from glm5_ascend.model.config import ModelConfig
-
-
-class Progress(Protocol):
-    """Where progress goes."""
-
-    def begin(self, layers: int, experts: int) -> None: ...
-    def expert(self, layer: int, expert: int) -> None: ...
-    def layer(self, layer: int, note: str) -> None: ...
-
-
-class NoProgress:
-    """A `Progress` that shows nothing."""
-
-    def begin(self, layers: int, experts: int) -> None: ...
-    def expert(self, layer: int, expert: int) -> None: ...
-    def layer(self, layer: int, note: str) -> None: ...
+from glm5_ascend.quantize.progress import Progress, silent
 
 
 @dataclass
@@ -52,7 +36,7 @@ class LayerAgreement:
 
 
 @dataclass
-class Comparison:
+class FidelityComparison:
     """Per predicted position, [windows, window - 1]; nats.
 
     Attributes:
@@ -91,8 +75,8 @@ def check_comparable(reference: ModelConfig, this: ModelConfig) -> None:
 
 @torch.no_grad()
 def compare(
-    this: Path | StoredModel, against: Path, windows: list[torch.Tensor], progress: Progress | None = None
-) -> Comparison:
+    this: Path | StoredModel, against: Path, windows: list[torch.Tensor], progress: Progress = silent
+) -> FidelityComparison:
     """`this` against the reference `against` on int64 windows, all of one length.
 
     Raises:
@@ -100,23 +84,15 @@ def compare(
     """
     reference, this = StoredModel(against), StoredModel(this) if isinstance(this, Path) else this
     check_comparable(reference.config, this.config)
-    progress = progress or NoProgress()
-    progress.begin(reference.config.num_hidden_layers, 2 * reference.config.n_routed_experts)
+    count, experts = reference.config.num_hidden_layers, reference.config.n_routed_experts
     walks = Walk(reference, windows), Walk(this, windows)
     layers = []
-    for layer in range(reference.config.num_hidden_layers):
-        done = 0
-
-        def expert_done(_: int, layer: int = layer) -> None:
-            nonlocal done
-            done += 1
-            progress.expert(layer, done)
-
-        for walk, path in zip(walks, (against, this.directory), strict=True):
-            _step(walk, layer, path, expert_done)
-        found = LayerAgreement(layer, _same_experts(walks), _same_keys(reference.config, layer, walks))
-        layers.append(found)
-        progress.layer(layer, _note(found))
+    for layer in range(count):
+        for half, (walk, path) in enumerate(zip(walks, (against, this.directory), strict=True)):
+            _step(walk, layer, path, _expert_progress(progress, layer, count, half * experts, 2 * experts))
+        agreement = LayerAgreement(layer, _same_experts(walks), _same_keys(reference.config, layer, walks))
+        layers.append(agreement)
+        progress(_note(agreement), layer + 1, count)
     inputs = _head_inputs(reference, walks[0], windows), _head_inputs(this, walks[1], windows)
     del walks
     true = _true_ids(windows)
@@ -124,14 +100,14 @@ def compare(
     found_nll = [-side.log_probabilities[:, 0] for side in (first, second)]
     _check_numbers(kl, f"{this.directory}: KL")
     shape = (len(windows), -1)
-    return Comparison(
+    return FidelityComparison(
         kl.view(shape), found_nll[0].view(shape), found_nll[1].view(shape), (first.best == second.best).view(shape),
         (first.best == true[:, 0]).view(shape), (second.best == true[:, 0]).view(shape), layers,
     )  # fmt: skip
 
 
 @dataclass
-class Reference:
+class ReferencePositions:
     """The reference at every predicted position of `windows`: log-probabilities fp64 [T, K] of chosen ids, and the
     most probable id [T]."""
 
@@ -141,27 +117,31 @@ class Reference:
 
 @torch.no_grad()
 def reference_at(
-    against: Path, windows: list[torch.Tensor], wanted: torch.Tensor, progress: Progress | None = None
-) -> Reference:
+    against: Path, windows: list[torch.Tensor], wanted: torch.Tensor, progress: Progress = silent
+) -> ReferencePositions:
     """The reference alone, for comparisons with what a server says; `wanted` int64 [T, K].
 
     Raises:
         CheckFailedError: NaN or infinity.
     """
     model = StoredModel(against)
-    progress = progress or NoProgress()
-    progress.begin(model.config.num_hidden_layers, model.config.n_routed_experts)
+    count, experts = model.config.num_hidden_layers, model.config.n_routed_experts
     walk = Walk(model, windows)
-    for layer in range(model.config.num_hidden_layers):
-
-        def expert_done(expert: int, layer: int = layer) -> None:
-            progress.expert(layer, expert)
-
-        _step(walk, layer, against, expert_done)
-        progress.layer(layer, "")
+    for layer in range(count):
+        _step(walk, layer, against, _expert_progress(progress, layer, count, 0, experts))
+        progress("reference", layer + 1, count)
     found = softmax_of(model, _head_inputs(model, walk, windows), wanted)
     _check_numbers(found.log_sum, f"{against}: logits")
-    return Reference(found.log_probabilities, found.best)
+    return ReferencePositions(found.log_probabilities, found.best)
+
+
+def _expert_progress(progress: Progress, layer: int, layers: int, before: int, experts: int) -> Callable[[int], None]:
+    """Reports the routed experts of a layer, of which `before` of `experts` are done."""
+
+    def expert_done(expert: int) -> None:
+        progress(f"layer {layer} expert {expert}", layer + (before + expert + 0.5) / (experts + 1), layers)
+
+    return expert_done
 
 
 def _step(walk: Walk, layer: int, path: Path, expert_done: Callable[[int], None]) -> None:

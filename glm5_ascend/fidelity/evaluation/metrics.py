@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from glm5_ascend.errors import EvaluationError
-from glm5_ascend.fidelity.evaluation.compare import Comparison, LayerAgreement
+from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, LayerAgreement
 from glm5_ascend.fidelity.evaluation.intervals import Interval, interval, mean_interval
 
 #: Groups `--metrics` knows.
@@ -52,7 +52,7 @@ def p99(values: torch.Tensor) -> torch.Tensor:
     return values.kthvalue(-(-99 * len(values) // 100))[0]  # torch.quantile refuses more than 2^24 values
 
 
-def metrics(found: Comparison) -> list[Metric]:
+def metrics(found: FidelityComparison) -> list[Metric]:
     """All figures of a comparison."""
     kl, a, b = found.kl, found.nll_reference, found.nll_this
     flips = (found.right_reference != found.right_this).double()

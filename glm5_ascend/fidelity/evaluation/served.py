@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 
 from glm5_ascend.errors import CheckFailedError, EvaluationError
-from glm5_ascend.fidelity.evaluation.compare import Comparison, Progress, reference_at
+from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, reference_at
+from glm5_ascend.quantize.progress import Progress, silent
 from glm5_ascend.serve.client import Client
 
 
@@ -39,8 +40,8 @@ class Answers:
 
 
 def compare_served(
-    client: Client, against: Path, windows: list[torch.Tensor], k: int, progress: Progress | None = None
-) -> Comparison:
+    client: Client, against: Path, windows: list[torch.Tensor], k: int, progress: Progress = silent
+) -> FidelityComparison:
     """The server behind `client` against `against` on `windows`, all of one length.
 
     Raises:
@@ -56,7 +57,7 @@ def compare_served(
     reference = reference_at(against, windows, answers.ids, progress)
     kl = lower_bound(reference.log_probabilities, answers.log_probabilities)
     true, shape = answers.ids[:, 0], (len(windows), -1)
-    return Comparison(
+    return FidelityComparison(
         kl.view(shape), -reference.log_probabilities[:, 0].view(shape), -answers.log_probabilities[:, 0].view(shape),
         (reference.best == answers.best).view(shape), (reference.best == true).view(shape),
         (answers.best == true).view(shape), kl_is_bound=True,

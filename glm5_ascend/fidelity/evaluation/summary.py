@@ -53,7 +53,7 @@ class Summary:
         if self.windows == 1 or self.prompts == 1:
             yield "note: no intervals from a single window or prompt"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         value: dict[str, Any] = {
             "schema_version": 1, "command": "eval", "ok": True, "exit_code": 0, "this": self.this,
             "reference": self.reference, "tokens": self.tokens, "windows": self.windows, "window": self.window,

@@ -48,19 +48,16 @@ class Walk:
 
     def step(self, layer: int, expert_done: Callable[[int], None] = lambda expert: None) -> None:
         """One layer on all sequences."""
-        config, eps = self.model.config, self.model.config.rms_norm_eps
+        config = self.model.config
         weights = self.model.weights(layer)
-        gain = weights.vector("input_layernorm.weight")
-        own = config.has_indexer(layer)
         for number, span in enumerate(self.spans):
-            x = layers.rms_norm(self.hidden[span], gain, eps)
-            mixed, self.selections[number] = layers.attention(config, weights, x, self.selections[number], own)
-            self.hidden[span] += mixed
+            self.hidden[span], self.selections[number] = layers.attention_block(
+                config, layer, weights, self.hidden[span], self.selections[number]
+            )
         weights = self.model.weights(layer)
-        x = layers.rms_norm(self.hidden, weights.vector("post_attention_layernorm.weight"), eps)
-        prefix = "mlp.shared_experts" if config.is_moe(layer) else "mlp"
+        x = layers.mlp_input(config, weights, self.hidden)
         for span in self.spans:
-            self.hidden[span] += layers.mlp(weights, prefix, x[span])
+            self.hidden[span] += layers.unrouted_mlp(config, layer, weights, x[span])
         self.experts = None
         if config.is_moe(layer):
             weight, self.experts = layers.route(config, weights, x)

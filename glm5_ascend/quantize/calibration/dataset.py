@@ -39,6 +39,13 @@ class Dataset:
     path: Path
     instead_of: str = ""
 
+    @property
+    def note(self) -> str:
+        """What the user should know of the choice; empty if nothing."""
+        if not self.instead_of:
+            return ""
+        return f"dataset {self.instead_of} comes with msmodelslim, which is not installed: the bundled texts serve"
+
 
 def find_dataset(name: str, stock: bool = False) -> Dataset:
     """The file behind a recipe's `dataset`: "default", a path, or for a `stock` recipe of msModelSlim a file of an

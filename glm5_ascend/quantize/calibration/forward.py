@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from glm5_ascend.model import layers
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.model.device import product
+from glm5_ascend.quantize.calibration.product import product
 from glm5_ascend.quantize.calibration.row_file import RowFile, Stream
+from glm5_ascend.quantize.limits import SEARCH_ROWS
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
 from glm5_ascend.quantize.methods.transforms import Tensors
 from glm5_ascend.quantize.workers import Workers
 
-#: Rows of an input kept for the smoothing searches, all sequences together.
-SEARCH_ROWS = 512
 ROUTER = "mlp.gate"
 
 
@@ -89,57 +89,80 @@ class Selections:
             self.file.write(self.starts[number], rows)
 
 
+@dataclass(frozen=True)
+class LayerStreams:
+    """The residual streams around a layer.
+
+    Attributes:
+        before: in front of the layer.
+        out: gets the stream behind it; None if nobody reads that.
+        selections: of the layers whose indexer others share.
+    """
+
+    before: Stream
+    out: Stream | None
+    selections: Selections
+
+
+class _SequenceResult(NamedTuple):
+    """Of one sequence: statistics by linear, and the routing [S, num_experts_per_tok], empty in a dense layer."""
+
+    statistics: dict[str, InputStatistics]
+    weight: torch.Tensor
+    ids: torch.Tensor
+
+
 def forward_layer(
     config: ModelConfig,
     layer: int,
     tensors: Tensors,
-    stream: Stream,
-    out: Stream | None,
+    streams: LayerStreams,
     inputs: RowFile | None,
-    selections: Selections,
+    *,
     record: Iterable[str],
     workers: Workers,
 ) -> tuple[dict[str, InputStatistics], Routed | None]:
-    """Attention and everything of the MLP but the routed experts, on all sequences of `stream`.
+    """Attention and everything of the MLP but the routed experts, on all sequences of the stream before the layer.
 
     Args:
-        out: gets the residual stream behind the layer, without the routed experts' part.
-        inputs: gets the routed experts' inputs, in a MoE layer.
+        inputs: gets the routed experts' inputs, in a MoE layer; None in a dense one.
         record: linears whose inputs to gather statistics of.
     """
     names = sorted(record)
-    limit = max(1, SEARCH_ROWS // len(stream.lengths))
-    eps, own = config.rms_norm_eps, config.has_indexer(layer)
+    limit = max(1, SEARCH_ROWS // len(streams.before.lengths))
     device = tensors["input_layernorm.weight"].device
 
-    def one(number: int) -> tuple[FloatLayer, torch.Tensor, torch.Tensor]:
+    def forward_sequence(number: int) -> _SequenceResult:
         weights = FloatLayer(tensors, names, limit)
-        hidden = stream.sequence(number).to(device)
-        x = layers.rms_norm(hidden, weights.vector("input_layernorm.weight"), eps)
-        shared = None if own else selections.load(number)
-        mixed, selected = layers.attention(config, weights, x, shared if shared is None else shared.to(device), own)
-        if own and not config.is_mtp(layer):
-            selections.keep(number, selected)
-        hidden = hidden + mixed
-        x = layers.rms_norm(hidden, weights.vector("post_attention_layernorm.weight"), eps)
-        nothing = torch.empty(0)
-        if inputs is None:
-            weight, ids, hidden = nothing, nothing, hidden + layers.mlp(weights, "mlp", x)
-        else:
+        hidden = _attend(config, layer, weights, streams, number, device)
+        x = layers.mlp_input(config, weights, hidden)
+        weight = ids = torch.empty(0)
+        if inputs is not None:
             weight, ids = layers.route(config, weights, x)
-            inputs.write(stream.starts[number], x)
-            hidden = hidden + layers.mlp(weights, "mlp.shared_experts", x)
-        if out is not None:
-            out.set_sequence(number, hidden)
-        weights.tensors = {}
-        return weights, weight.cpu(), ids.cpu()
+            inputs.write(streams.before.starts[number], x)
+        hidden = hidden + layers.unrouted_mlp(config, layer, weights, x)
+        if streams.out is not None:
+            streams.out.set_sequence(number, hidden)
+        return _SequenceResult(weights.statistics, weight.cpu(), ids.cpu())
 
-    done = list(workers.map(one, range(len(stream.lengths))))
-    statistics = {
-        name: InputStatistics.merged(SEARCH_ROWS, [weights.statistics[name] for weights, _, _ in done])
-        for name in names
-    }
+    results = list(workers.map(forward_sequence, range(len(streams.before.lengths))))
+    statistics = {name: InputStatistics.merged(SEARCH_ROWS, [r.statistics[name] for r in results]) for name in names}
     if inputs is None:
         return statistics, None
-    weight, ids = torch.cat([weight for _, weight, _ in done]), torch.cat([ids for _, _, ids in done])
-    return statistics, Routed(inputs, out, weight, ids)
+    weight, ids = torch.cat([r.weight for r in results]), torch.cat([r.ids for r in results])
+    return statistics, Routed(inputs, streams.out, weight, ids)
+
+
+def _attend(
+    config: ModelConfig, layer: int, weights: FloatLayer, streams: LayerStreams, number: int, device: torch.device
+) -> torch.Tensor:
+    """The stream behind attention, of one sequence; its selection is kept for the layers that share the indexer."""
+    own = config.has_indexer(layer)
+    shared = None if own else streams.selections.load(number)
+    shared = None if shared is None else shared.to(device)
+    hidden, selected = layers.attention_block(
+        config, layer, weights, streams.before.sequence(number).to(device), shared
+    )
+    if own and not config.is_mtp(layer):
+        streams.selections.keep(number, selected)
+    return hidden

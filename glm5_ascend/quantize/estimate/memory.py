@@ -11,12 +11,9 @@ from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.layers import SCORES
 from glm5_ascend.model.structure import Linear
-from glm5_ascend.quantize.calibration.forward import SEARCH_ROWS
+from glm5_ascend.quantize.limits import BLOCK_WEIGHTS, EXPERT_TOKENS, SEARCH_OUTPUTS, SEARCH_ROWS
 from glm5_ascend.quantize.methods.error_feedback import FEEDBACK_ROWS
-from glm5_ascend.quantize.methods.smoothing import SEARCH_OUTPUTS
-from glm5_ascend.quantize.plan import Plan
-from glm5_ascend.quantize.run.expert import CHUNK
-from glm5_ascend.quantize.run.writer import BLOCK
+from glm5_ascend.quantize.plan import QuantizationPlan
 
 GIB = 1024**3
 _IMPORTS = 560 * 1024**2  # interpreter, torch, transformers' tokenizer (measured)
@@ -25,7 +22,7 @@ _BLOCK_COPIES = 8  # fp32 copies of a block alive while it is rotated or rounded
 
 
 @dataclass(frozen=True)
-class Prediction:
+class RunPrediction:
     """What `--dry-run` says about a run."""
 
     seconds: float
@@ -37,7 +34,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Memory:
+class PhaseMemory:
     """Predicted peak in bytes: `fixed` whatever the threads, `per_thread` for each; the worst phase."""
 
     fixed: int
@@ -47,11 +44,11 @@ class Memory:
         return self.fixed + threads * self.per_thread
 
 
-def memory(plan: Plan, seq_len: int) -> list[Memory]:
+def memory(plan: QuantizationPlan, seq_len: int) -> list[PhaseMemory]:
     """One entry per phase: tables, each kind of layer's backbone, experts."""
     c, size = plan.config, structure.sizes(plan.config)
-    block = _BLOCK_COPIES * _FP32 * BLOCK
-    phases = [Memory(_IMPORTS + 3 * _FP32 * c.hidden_size**2, block)]
+    block = _BLOCK_COPIES * _FP32 * BLOCK_WEIGHTS
+    phases = [PhaseMemory(_IMPORTS + 3 * _FP32 * c.hidden_size**2, block)]
     calibrated = plan.last_calibrated_layer
     for layer in range(c.num_layers_with_mtp):
         held = [part for part in structure.backbone(c, layer) if not structure.is_table(part)]
@@ -63,14 +60,14 @@ def memory(plan: Plan, seq_len: int) -> list[Memory]:
         names = plan.compensated(structure.layer_prefix(layer), held)
         compensated = {size[part.inp] for part in held if isinstance(part, Linear) and part.name in names}
         feedback = 2 * sum(map(_feedback, compensated))
-        phases.append(Memory(_IMPORTS + weights + 4 * rows + feedback, max(block + feedback, sequence, search)))
+        phases.append(PhaseMemory(_IMPORTS + weights + 4 * rows + feedback, max(block + feedback, sequence, search)))
     expert = 3 * _FP32 * c.hidden_size * c.moe_intermediate_size
-    run = CHUNK * (c.hidden_size * 40 + c.moe_intermediate_size * 16)
+    run = EXPERT_TOKENS * (c.hidden_size * 40 + c.moe_intermediate_size * 16)
     search = 8 * _FP32 * (SEARCH_ROWS + SEARCH_OUTPUTS) * c.moe_intermediate_size
     routed = (layer for layer in range(c.num_layers_with_mtp) if c.is_moe(layer))
     if any(plan.compensated(structure.layer_prefix(layer), structure.expert_linears(0)) for layer in routed):
         block += 3 * (_feedback(c.hidden_size) + _feedback(c.moe_intermediate_size))
-    phases.append(Memory(_IMPORTS, expert + max(block, run, search)))
+    phases.append(PhaseMemory(_IMPORTS, expert + max(block, run, search)))
     return phases
 
 
@@ -88,12 +85,12 @@ def _sequence(c: ModelConfig, length: int) -> int:
     return _FP32 * (2 * length * heads + 4 * scores + 4 * index + length * (3 * widest + 8 * c.hidden_size))
 
 
-def peak_bytes(plan: Plan, seq_len: int, threads: int) -> int:
+def peak_bytes(plan: QuantizationPlan, seq_len: int, threads: int) -> int:
     """Predicted peak RSS."""
     return max(phase.peak(threads) for phase in memory(plan, seq_len))
 
 
-def threads_within(plan: Plan, seq_len: int, threads: int, max_ram: int) -> int:
+def threads_within(plan: QuantizationPlan, seq_len: int, threads: int, max_ram: int) -> int:
     """The most threads, up to `threads`, whose predicted peak stays within `max_ram` bytes.
 
     Raises:
@@ -108,6 +105,6 @@ def threads_within(plan: Plan, seq_len: int, threads: int, max_ram: int) -> int:
     return fitting[-1]
 
 
-def disk_bytes(plan: Plan, tokens: int) -> int:
+def disk_bytes(plan: QuantizationPlan, tokens: int) -> int:
     """Bytes of calibration activations on disk at their most: two streams of int64 and the experts' inputs in fp32."""
     return tokens * plan.config.hidden_size * (8 + 8 + _FP32) if plan.last_calibrated_layer >= 0 else 0

@@ -13,15 +13,15 @@ from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.model.device import product
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.structure import Linear
-from glm5_ascend.quantize.calibration.forward import SEARCH_ROWS
+from glm5_ascend.quantize.calibration.product import product
+from glm5_ascend.quantize.limits import SEARCH_OUTPUTS, SEARCH_ROWS
 from glm5_ascend.quantize.methods.error_feedback import FEEDBACK_ROWS, Feedback
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
 from glm5_ascend.quantize.methods.rounding import ActivationRange, quantize_linear
-from glm5_ascend.quantize.methods.smoothing import SEARCH_OUTPUTS, flex_awq_ssz, flex_smooth_quant
-from glm5_ascend.quantize.plan import LinearPlan, Plan
+from glm5_ascend.quantize.methods.smoothing import flex_awq_ssz, flex_smooth_quant
+from glm5_ascend.quantize.plan import LinearPlan, QuantizationPlan
 
 _ROWS = 512  # of the weights and inputs the rates are measured on
 _WIDTH = 2048  # and their columns
@@ -29,7 +29,7 @@ _SHARED = 1.2  # threads slow each other down at the memory bus (two of them, me
 _READ = 2**26  # bytes of the source read to learn the disk's rate
 
 
-def seconds(plan: Plan, tokens: int, seq_len: int, threads: int) -> float:
+def seconds(plan: QuantizationPlan, tokens: int, seq_len: int, threads: int) -> float:
     """Predicted wall time with `threads` threads; measures rates for about a second.
 
     What is not in it: the start of the program, and writing, which on most machines is quicker than computing what is
@@ -57,7 +57,7 @@ def source_bytes(source: SourceCheckpoint) -> int:
     return sum(entry.end - entry.start for entry in source.files.entries.values())
 
 
-def _passes(plan: Plan) -> float:
+def _passes(plan: QuantizationPlan) -> float:
     """Reading, rotating, rounding and packing every weight once."""
     weights: Counter[LinearPlan] = Counter()
     size = structure.sizes(plan.config)
@@ -90,7 +90,7 @@ def _a_feedback(columns: int, steps: int) -> Feedback | None:
     return Feedback.on(torch.randn(FEEDBACK_ROWS, columns, generator=torch.Generator().manual_seed(0)), steps)
 
 
-def search_columns(plan: Plan) -> Counter[tuple[str, str]]:
+def search_columns(plan: QuantizationPlan) -> Counter[tuple[str, str]]:
     """Columns of all inputs that are searched, by (algorithm, scheme)."""
     columns: Counter[tuple[str, str]] = Counter()
     c, size = plan.config, structure.sizes(plan.config)
@@ -111,7 +111,7 @@ def attention_columns(c: ModelConfig) -> int:
     return c.num_attention_heads * (c.qk_nope_head_dim + c.qk_rope_head_dim + c.v_head_dim)
 
 
-def _searches(plan: Plan) -> float:
+def _searches(plan: QuantizationPlan) -> float:
     """All searches: their time grows with the columns."""
     columns = search_columns(plan)
     seen = InputStatistics(SEARCH_ROWS)
@@ -130,7 +130,7 @@ def _searches(plan: Plan) -> float:
     )
 
 
-def _forward(plan: Plan, tokens: int, seq_len: int) -> float:
+def _forward(plan: QuantizationPlan, tokens: int, seq_len: int) -> float:
     c, layers = plan.config, range(plan.last_calibrated_layer + 1)
     x, weight = torch.randn(_ROWS, _WIDTH), torch.randn(2 * _WIDTH, _WIDTH)
     linear = _timed(lambda: product(x, weight)) / (x.shape[0] * weight.numel())  # per token and weight

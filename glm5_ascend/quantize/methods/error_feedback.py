@@ -78,6 +78,6 @@ def shrinkage(rows: torch.Tensor) -> float:
     return _CAUTION * share / (1 - share)
 
 
-def kept(tokens: int, columns: int) -> int:
+def rows_kept(tokens: int, columns: int) -> int:
     """Rows to keep of an input of `columns` seen on `tokens` tokens."""
     return tokens if columns <= FEEDBACK_ROWS else min(tokens, FEEDBACK_ROWS)

@@ -43,17 +43,24 @@ def ssz_scale(weight: torch.Tensor, largest: int) -> torch.Tensor:
     return ops.ssz_scale(weight, largest, _STEPS, _GRID)
 
 
-def round_int(weight: torch.Tensor, scale: torch.Tensor, largest: int) -> torch.Tensor:
-    """round-half-even(W / scale) clipped to [-largest-1, largest], still fp32."""
-    return torch.round(weight / scale).clamp_(-largest - 1, largest)
-
-
 class Rounded(NamedTuple):
-    """The stored tensors of a linear by suffix (`checkpoint/schemes.py` says which), and what rounding cost."""
+    """The stored tensors of a linear by suffix (`checkpoint/schemes.py` says which), and what rounding cost.
 
-    stored: dict[str, torch.Tensor]
+    Attributes:
+        per_row: one row, or half a packed one, for each row of the weight that was given.
+        per_tensor: one value for the whole linear.
+        squared_error, squared_weight: sums of (W_deq - W)^2 and W^2.
+    """
+
+    per_row: dict[str, torch.Tensor]
+    per_tensor: dict[str, torch.Tensor]
     squared_error: float
     squared_weight: float
+
+    @property
+    def stored(self) -> dict[str, torch.Tensor]:
+        """Both."""
+        return self.per_row | self.per_tensor
 
 
 def weight_bits(scheme: str) -> int:
@@ -105,28 +112,19 @@ def quantize_linear(
     integers, sums, error, square = ops.round_rows(weight, scale, bits, parts)
     if feedback is not None:
         error, square = float((weight - wanted).square().sum()), float(wanted.square().sum())
-    stored = {"weight": integers, "weight_scale": scale, "weight_offset": torch.zeros_like(scale)}
+    per_row = {"weight": integers, "weight_scale": scale, "weight_offset": torch.zeros_like(scale)}
+    per_tensor: dict[str, torch.Tensor] = {}
     if bits == 4:
-        stored["scale_bias"] = 8.0 * sums * scale  # undoes the +8 shift of the NPU's unsigned-nibble matmul
+        per_row["scale_bias"] = 8.0 * sums * scale  # undoes the +8 shift of the NPU's unsigned-nibble matmul
     if scheme == schemes.W8A8:
         if activation is None:
             raise ValueError(f"{module}: W8A8 needs an activation range")
-        stored |= _static_input(sums, scale, activation)
-    return Rounded(stored, error, square)
-
-
-def _static_input(sums: torch.Tensor, scale: torch.Tensor, activation: ActivationRange) -> dict[str, torch.Tensor]:
-    """Per-tensor asymmetric input quantization: x_q = round(x / input_scale + input_offset) in [-128, 127]."""
-    input_scale, input_offset = static_input(activation)
-    input_scale, input_offset = input_scale.to(scale.device), input_offset.to(scale.device)
-    deq_scale = input_scale * scale.flatten()
-    quant_bias = -input_offset.to(torch.int64) * sums[:, 0].to(torch.int64)
-    return {
-        "input_scale": input_scale,
-        "input_offset": input_offset,
-        "deq_scale": deq_scale,
-        "quant_bias": quant_bias.to(torch.int32),
-    }
+        input_scale, input_offset = (value.to(scale.device) for value in static_input(activation))
+        # x_q = round(x / input_scale + input_offset) in [-128, 127]; the offset's part of every sum is taken back.
+        quant_bias = -input_offset.to(torch.int64) * sums[:, 0].to(torch.int64)
+        per_row |= {"deq_scale": input_scale * scale.flatten(), "quant_bias": quant_bias.to(torch.int32)}
+        per_tensor = {"input_scale": input_scale, "input_offset": input_offset}
+    return Rounded(per_row, per_tensor, error, square)
 
 
 def static_input(activation: ActivationRange) -> tuple[torch.Tensor, torch.Tensor]:

@@ -54,7 +54,7 @@ def move_scale(tensors: Tensors, config: ModelConfig, subgraph: Subgraph, scale:
         if rows is None:
             tensors[source] /= scale[:, None]
         else:
-            tensors[source][torch.tensor(rows, device=scale.device)] /= scale[:, None]
+            tensors[source][torch.tensor(rows).to(scale.device)] /= scale[:, None]
     for target in subgraph.targets:
         tensors[f"{target}.weight"] *= scale
     return scale

@@ -4,13 +4,53 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from glm5_ascend.checkpoint.writer import disk_error
 from glm5_ascend.errors import OutputError
+from glm5_ascend.quantize.run.blocks import ErrorSums
 
 FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit of work by its name in the journal."""
+
+    name: str
+
+    @classmethod
+    def layer(cls, layer: int) -> Unit:
+        """A whole layer, its residual stream included."""
+        return cls(f"layer {layer}")
+
+    @classmethod
+    def backbone(cls, layer: int) -> Unit:
+        """Everything of a layer but the routed experts."""
+        return cls(f"layer {layer} backbone")
+
+    @classmethod
+    def expert(cls, layer: int, expert: int) -> Unit:
+        return cls(f"layer {layer} expert {expert}")
+
+
+#: What lies outside the layers: embedding, head, final norm, rotation.
+GLOBALS = Unit("globals")
+
+
+@dataclass(frozen=True)
+class UnitRecord:
+    """What the journal keeps of a unit whose weights were rounded.
+
+    Attributes:
+        errors: sums over its linears.
+        cold: an expert that saw too few tokens for a search.
+    """
+
+    errors: ErrorSums = field(default_factory=dict)
+    cold: bool = False
 
 
 class Journal:
@@ -27,12 +67,12 @@ class Journal:
 
     def __init__(self, path: Path, identity: dict[str, Any]) -> None:
         self.path = path
-        self.done: dict[str, dict[str, Any]] = {}  # by unit
+        self._done: dict[str, UnitRecord] = {}  # by the unit's name
         try:
             lines = _whole_lines(path)
             if lines:
                 _compare(path, lines[0], {"format": FORMAT, **identity})
-                self.done = {line["unit"]: line for line in lines[1:]}
+                self._take(lines[1:])
             self._file = path.open("r+b" if path.exists() else "x+b")
             self._file.truncate(sum(len(_encode(line)) for line in lines))
             self._file.seek(0, os.SEEK_END)
@@ -41,15 +81,30 @@ class Journal:
         if not lines:
             self._append({"format": FORMAT, **identity})
 
+    def __contains__(self, unit: Unit) -> bool:
+        return unit.name in self._done
+
+    def __len__(self) -> int:
+        return len(self._done)
+
+    def record(self, unit: Unit) -> UnitRecord:
+        """Of a finished unit; KeyError for another."""
+        return self._done[unit.name]
+
     def refresh(self) -> None:
         """Take over what the other ranks, of this run or a stopped one, have finished."""
         for path in sorted(self.path.parent.glob("journal*.jsonl")):
-            self.done |= {line["unit"]: line for line in _whole_lines(path)[1:]}
+            self._take(_whole_lines(path)[1:])
 
-    def finish(self, unit: str, **facts: Any) -> None:
+    def finish(self, unit: Unit, record: UnitRecord | None = None) -> None:
         """Record a unit whose data is on disk."""
-        self.done[unit] = {"unit": unit, **facts}
-        self._append(self.done[unit])
+        self._done[unit.name] = record or UnitRecord()
+        facts = {} if record is None else {"errors": record.errors, "cold": record.cold}
+        self._append({"unit": unit.name, **facts})
+
+    def _take(self, lines: list[dict[str, Any]]) -> None:
+        for line in lines:
+            self._done[line["unit"]] = UnitRecord(line.get("errors", {}), line.get("cold", False))
 
     def _append(self, value: dict[str, Any]) -> None:
         try:
@@ -68,9 +123,9 @@ def _encode(value: dict[str, Any]) -> bytes:
 
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     if not path.is_file():
-        return found
+        return lines
     for line in path.read_bytes().splitlines(keepends=True):
         try:
             value = json.loads(line)
@@ -78,8 +133,8 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
             break
         if not line.endswith(b"\n") or not isinstance(value, dict) or _encode(value) != line:
             break
-        found.append(value)
-    return found
+        lines.append(value)
+    return lines
 
 
 def _compare(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:

@@ -7,201 +7,115 @@ experts, a restart, or another recipe for one layer change nothing elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from functools import cached_property
 
 import torch
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.model import structure
 from glm5_ascend.model.structure import Linear, Vector
-from glm5_ascend.quantize.calibration.forward import Routed, Selections, forward_layer, partial_stream
-from glm5_ascend.quantize.calibration.row_file import RowFile, Stream
+from glm5_ascend.quantize.calibration.forward import LayerStreams, Routed, forward_layer, partial_stream
+from glm5_ascend.quantize.calibration.row_file import RowFile
 from glm5_ascend.quantize.methods.error_feedback import Feedback
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
 from glm5_ascend.quantize.methods.rounding import ActivationRange
 from glm5_ascend.quantize.methods.smoothing import search_scale
 from glm5_ascend.quantize.methods.transforms import Tensors, move_scale
-from glm5_ascend.quantize.plan import Plan, SmoothPlan
+from glm5_ascend.quantize.plan import SmoothPlan
+from glm5_ascend.quantize.run.blocks import WeightErrors, blocks
 from glm5_ascend.quantize.run.expert import quantize_expert, rerun_expert
-from glm5_ascend.quantize.run.journal import Journal
-from glm5_ascend.quantize.run.ranks import Ranks
-from glm5_ascend.quantize.run.source_weights import FloatWeights
-from glm5_ascend.quantize.run.writer import Store, WeightErrors, blocks
-from glm5_ascend.quantize.workers import Workers
+from glm5_ascend.quantize.run.job import QuantizedLayer, RunContext
+from glm5_ascend.quantize.run.journal import Unit, UnitRecord
 
-
-@dataclass
-class LayerReport:
-    """What is worth knowing about one finished layer."""
-
-    layer: int
-    cold_experts: list[int] = field(default_factory=list)
-    errors: WeightErrors = field(default_factory=WeightErrors)
-
-
-class Progress(Protocol):
-    """Where progress goes; the command line draws it, tests ignore it."""
-
-    def begin(self, layers: int, experts: int, done: int) -> None: ...
-    def expert(self, layer: int, expert: int) -> None: ...
-    def layer(self, report: LayerReport) -> None: ...
-
-
-class NoProgress:
-    """A `Progress` that shows nothing."""
-
-    def begin(self, layers: int, experts: int, done: int) -> None: ...
-    def expert(self, layer: int, expert: int) -> None: ...
-    def layer(self, report: LayerReport) -> None: ...
-
-
-@dataclass(frozen=True)
-class Job:
-    """What the steps of one run share."""
-
-    plan: Plan
-    weights: FloatWeights
-    store: Store
-    journal: Journal
-    workers: Workers
-    ranks: Ranks
-    progress: Progress
-    folder: Path  # activations
-
-
-def unit(layer: int, part: str = "") -> str:
-    """Name of a unit of work in the journal."""
-    return f"layer {layer} {part}".rstrip()
-
-
-def report_of(job: Job, layer: int) -> LayerReport:
-    """The report of a finished layer, from the journal: the same whether it was done in one run or several."""
-    report = LayerReport(layer)
-    report.errors.include(job.journal.done[unit(layer, "backbone")]["errors"])
-    for expert in range(job.plan.config.n_routed_experts if job.plan.config.is_moe(layer) else 0):
-        record = job.journal.done[unit(layer, f"expert {expert}")]
-        report.errors.include(record["errors"])
-        if record["cold"]:
-            report.cold_experts.append(expert)
-    return report
-
-
-def accept_written(job: Job, layer: int) -> None:
-    """What the journal has of a layer, by another run or another rank, is not missing."""
-    names: list[str] = []
-    if unit(layer, "backbone") in job.journal.done:
-        names += _names(job, layer, structure.backbone(job.plan.config, layer))
-    for expert in range(job.plan.config.n_routed_experts if job.plan.config.is_moe(layer) else 0):
-        if unit(layer, f"expert {expert}") in job.journal.done:
-            names += _names(job, layer, structure.expert_linears(expert))
-    job.store.writer.expect_no_more(*names)
-
-
-def _names(job: Job, layer: int, parts: Iterable[Linear | Vector]) -> list[str]:
-    return [name for part in parts for name in job.store.names(structure.layer_prefix(layer), part)]
-
-
-def write_table(job: Job, prefix: str, part: Linear, gains: Tensors) -> None:
-    """An embedding table or a head, in blocks of rows."""
-
-    def one(block: tuple[int, int]) -> None:
-        job.store.write_rows(prefix, part, job.weights.rows(prefix, part, gains, *block), block[0])
-
-    shape = structure.shape(part, structure.sizes(job.plan.config))
-    job.workers.each(one, blocks(shape))
+Statistics = dict[str, InputStatistics]
 
 
 class LayerQuantizer:
     """Quantizes and writes one layer.
 
     Args:
-        stream: the residual stream in front of the layer; None without calibration.
-        out: gets the stream behind it; None if nobody reads that.
+        streams: the residual streams around it; None without calibration.
     """
 
-    def __init__(
-        self, job: Job, layer: int, stream: Stream | None, out: Stream | None, selections: Selections | None
-    ) -> None:
-        self.job, self.layer, self.stream, self.out, self.selections = job, layer, stream, out, selections
-        self.plan, self.config = job.plan, job.plan.config
+    def __init__(self, run: RunContext, layer: int, streams: LayerStreams | None) -> None:
+        self.context, self.layer, self.streams = run, layer, streams
+        self.plan, self.config = run.plan, run.plan.config
         self.prefix = structure.layer_prefix(layer)
         self.parts = structure.backbone(self.config, layer)
-        self.gains = job.weights.gains(self.prefix, self.parts)
+        self.gains = run.weights.gains(self.prefix, self.parts)
 
-    def run(self) -> LayerReport:
+    def run(self) -> QuantizedLayer:
         """Do what the journal does not have yet."""
-        with self._inputs() as inputs:
-            routed = self._backbone(unit(self.layer, "backbone"), inputs)
+        with self._expert_inputs() as inputs:
+            routed = self._backbone(inputs)
             if self.config.is_moe(self.layer):
                 self._all_experts(routed)
-        if self.out is not None:
-            self.out.file.sync()
-        self.job.journal.finish(unit(self.layer))
-        return report_of(self.job, self.layer)
-
-    def _names(self, parts: Iterable[Linear | Vector]) -> list[str]:
-        return _names(self.job, self.layer, parts)
+        if self.streams is not None and self.streams.out is not None:
+            self.streams.out.file.sync()
+        self.context.journal.finish(Unit.layer(self.layer))
+        return QuantizedLayer.of(self.context, self.layer)
 
     @contextmanager
-    def _inputs(self) -> Iterator[RowFile | None]:
+    def _expert_inputs(self) -> Iterator[RowFile | None]:
         """Room for the inputs of the routed experts, if this layer has some that are calibrated."""
-        if self.stream is None or not self.config.is_moe(self.layer):
+        if self.streams is None or not self.config.is_moe(self.layer):
             yield None
             return
-        path = self.job.folder / "expert-inputs"
-        with RowFile(path, self.stream.tokens, self.config.hidden_size, torch.float32) as file:
+        path = self.context.folder / "expert-inputs"
+        with RowFile(path, self.streams.before.tokens, self.config.hidden_size, torch.float32) as file:
             yield file
         path.unlink()
 
-    def _backbone(self, name: str, inputs: RowFile | None) -> Routed | None:
+    def _backbone(self, inputs: RowFile | None) -> Routed | None:
         """Everything but the routed experts; what they need to go on."""
         routed: Routed | None = None
-        written = name in self.job.journal.done
-        if self.stream is None and written:
+        written = Unit.backbone(self.layer) in self.context.journal
+        if self.streams is None and written:
             return None
-        held = [part for part in self.parts if not structure.is_table(part)]
-        tensors = self.job.weights.load_all(self.prefix, held, self.gains, self.job.workers)
-        statistics: dict[str, InputStatistics] = {}
-        if self.stream is not None:
-            statistics, routed = self._forward(tensors, inputs, [] if written else self._searches())
+        read = [part for part in self.parts if not structure.is_table(part)]
+        tensors = self.context.weights.load_all(self.prefix, read, self.gains, self.context.workers)
+        statistics: Statistics = {}
+        if self.streams is not None:
+            statistics, routed = self._forward(tensors, self.streams, inputs, searched=not written)
         if not written:
-            self._write(name, tensors, statistics, self._smooth(tensors, statistics) if statistics else {})
+            scales = self._smooth(tensors, statistics) if statistics else {}
+            self._write(tensors, statistics, scales)
         return routed
 
     # -- calibration ------------------------------------------------------------------------------------------------
 
+    @cached_property
     def _searches(self) -> list[SmoothPlan]:
         return list(self.plan.smoothing(self.layer, structure.subgraphs(self.config, self.layer)))
 
     def _forward(
-        self, tensors: Tensors, inputs: RowFile | None, searches: Iterable[SmoothPlan]
-    ) -> tuple[dict[str, InputStatistics], Routed | None]:
-        assert self.stream is not None and self.selections is not None
+        self, tensors: Tensors, streams: LayerStreams, inputs: RowFile | None, searched: bool
+    ) -> tuple[Statistics, Routed | None]:
+        """Run the layer in float; statistics of the inputs that something is decided by, by linear."""
         reader = structure.input_readers(self.parts)
-        static = {p.name for p in self.parts if self.job.store.scheme(self.prefix, p) == schemes.W8A8}
-        wanted = static | {search.subgraph.targets[0] for search in searches} | set(self._compensated)
+        static = {p.name for p in self.parts if self.context.store.scheme(self.prefix, p) == schemes.W8A8}
+        targets = {search.subgraph.targets[0] for search in self._searches} if searched else set()
+        recorded = static | targets | set(self._compensated)
+        names = {reader[name] for name in recorded}
         statistics, routed = forward_layer(
-            self.config, self.layer, tensors, self.stream, self.out, inputs, self.selections,
-            {reader[name] for name in wanted}, self.job.workers,
-        )  # fmt: skip
-        return {name: statistics[reader[name]] for name in wanted}, routed
+            self.config, self.layer, tensors, streams, inputs, record=names, workers=self.context.workers
+        )
+        return {name: statistics[reader[name]] for name in recorded}, routed
 
-    def _smooth(self, tensors: Tensors, statistics: dict[str, InputStatistics]) -> Tensors:
+    def _smooth(self, tensors: Tensors, statistics: Statistics) -> Tensors:
         """Search and move the scales of the layer's pairs, which share no tensor; returns them by target."""
 
-        def one(search: SmoothPlan) -> torch.Tensor:
+        def search_and_move(search: SmoothPlan) -> torch.Tensor:
             targets = search.subgraph.targets
             weights = [tensors[f"{t}.weight"] for t in targets if self._quantized(t)]  # FLOAT ones lose nothing
             scale = search_scale(weights, statistics[targets[0]], search)
             return move_scale(tensors, self.config, search.subgraph, scale)
 
-        searches = self._searches()
-        found = zip(searches, self.job.workers.map(one, searches), strict=True)
-        return {target: scale for search, scale in found for target in search.subgraph.targets}
+        scales = self.context.workers.map(search_and_move, self._searches)
+        pairs = zip(self._searches, scales, strict=True)
+        return {target: scale for search, scale in pairs for target in search.subgraph.targets}
 
     def _quantized(self, name: str) -> bool:
         return self.plan.linears[self.prefix + name].scheme != schemes.FLOAT
@@ -210,7 +124,7 @@ class LayerQuantizer:
     def _compensated(self) -> list[str]:
         return self.plan.compensated(self.prefix, self.parts)
 
-    def _feedback(self, statistics: dict[str, InputStatistics], scales: Tensors) -> dict[str, Feedback | None]:
+    def _feedback(self, statistics: Statistics, scales: Tensors) -> dict[str, Feedback | None]:
         """By linear; one for those that read the same input after the same smoothing."""
         reader = structure.input_readers(self.parts)
         alike: dict[tuple[str, int, int], list[str]] = {}
@@ -218,74 +132,77 @@ class LayerQuantizer:
             steps = self.plan.linears[self.prefix + name].steps
             alike.setdefault((reader[name], id(scales.get(name)), steps), []).append(name)
 
-        def one(key: tuple[str, int, int]) -> Feedback | None:
-            name = alike[key][0]
+        def feedback_of(key: tuple[str, int, int]) -> Feedback | None:
+            name, steps = alike[key][0], key[2]
             rows, scale = statistics[name].rows, scales.get(name)
-            return Feedback.on(rows if scale is None else rows / scale, key[2])
+            return Feedback.on(rows if scale is None else rows / scale, steps)
 
-        found = zip(alike, self.job.workers.map(one, alike), strict=True)
-        return {name: feedback for key, feedback in found for name in alike[key]}
+        made = zip(alike, self.context.workers.map(feedback_of, alike), strict=True)
+        return {name: feedback for key, feedback in made for name in alike[key]}
 
     # -- output -----------------------------------------------------------------------------------------------------
 
-    def _write(self, name: str, tensors: Tensors, statistics: dict[str, InputStatistics], scales: Tensors) -> None:
-        store = self.job.store
+    def _write(self, tensors: Tensors, statistics: Statistics, scales: Tensors) -> None:
+        run, store = self.context, self.context.store
         for part in self.parts:
             if isinstance(part, Linear) and structure.is_table(part):
-                write_table(self.job, self.prefix, part, self.gains)
-
+                run.write_table(self.prefix, part, self.gains)
         feedback = self._feedback(statistics, scales) if statistics else {}
 
-        def one(block: tuple[Linear | Vector, int, int]) -> WeightErrors:
+        def write_block(block: tuple[Linear | Vector, int, int]) -> WeightErrors:
             part, start, stop = block
-            rows, seen = tensors[structure.tensor_name(part)][start:stop], self._range(part, statistics, scales)
-            return store.write_rows(self.prefix, part, rows, start, seen, feedback.get(part.name))
+            rows, activation = tensors[structure.tensor_name(part)][start:stop], self._range(part, statistics, scales)
+            return store.write_rows(self.prefix, part, rows, start, activation, feedback.get(part.name))
 
-        held = [part for part in self.parts if not structure.is_table(part)]
-        pieces = [
-            (part, *block) for part in held for block in blocks(tuple(tensors[structure.tensor_name(part)].shape))
-        ]
+        read = [part for part in self.parts if not structure.is_table(part)]
+        shapes = [(part, tuple(tensors[structure.tensor_name(part)].shape)) for part in read]
         errors = WeightErrors()
-        for piece in self.job.workers.map(one, pieces):
-            errors.include(piece.sums())
-        store.commit(self._names(self.parts), lambda: self.job.journal.finish(name, errors=errors.sums()))
+        for block_errors in run.workers.map(
+            write_block, [(p, *block) for p, shape in shapes for block in blocks(shape)]
+        ):
+            errors.include(block_errors.sums())
+        store.sync(run.stored_names(self.layer, self.parts))
+        run.journal.finish(Unit.backbone(self.layer), UnitRecord(errors.sums()))
 
-    def _range(
-        self, part: Linear | Vector, statistics: dict[str, InputStatistics], scales: Tensors
-    ) -> ActivationRange | None:
-        if part.name not in statistics or self.job.store.scheme(self.prefix, part) != schemes.W8A8:
+    def _range(self, part: Linear | Vector, statistics: Statistics, scales: Tensors) -> ActivationRange | None:
+        if part.name not in statistics or self.context.store.scheme(self.prefix, part) != schemes.W8A8:
             return None
         return statistics[part.name].range_after(scales.get(part.name))
 
+    # -- routed experts ---------------------------------------------------------------------------------------------
+
     def _all_experts(self, routed: Routed | None) -> None:
         """Our share and, where there are other ranks, theirs: handed out through the folder, collected from it."""
-        ranks, folder = self.job.ranks, self.job.folder
-        if routed is not None and ranks.count > 1:
-            routed.publish(folder)
-        ranks.meet()
+        run = self.context
+        if routed is not None and run.ranks.count > 1:
+            routed.publish(run.folder)
+        run.ranks.meet()
         self.experts(routed)
-        ranks.meet()
-        if ranks.count > 1:
-            self.job.journal.refresh()
-            accept_written(self.job, self.layer)
-        if self.out is not None:
-            for rank in range(1, ranks.count):
-                self.out.include(partial_stream(folder, rank))
+        run.ranks.meet()
+        if run.ranks.count > 1:
+            run.journal.refresh()
+            run.accept_written(self.layer)
+        if self.streams is not None and self.streams.out is not None:
+            for rank in range(1, run.ranks.count):
+                self.streams.out.include(partial_stream(run.folder, rank))
 
     def experts(self, routed: Routed | None) -> None:
         """This rank's share of the routed experts."""
-        job, layer = self.job, self.layer
+        run, layer = self.context, self.layer
 
-        def one(expert: int) -> dict[str, Any] | None:
-            if unit(layer, f"expert {expert}") not in job.journal.done:
-                return quantize_expert(self.plan, job.weights, job.store, layer, expert, self.gains, routed)
+        def quantize_or_rerun(expert: int) -> UnitRecord | None:
+            if Unit.expert(layer, expert) not in run.journal:
+                return quantize_expert(run, layer, expert, self.gains, routed)
             if routed is not None and routed.out is not None:
-                rerun_expert(job.weights, layer, expert, self.gains, routed)
+                rerun_expert(run.weights, layer, expert, self.gains, routed)
             return None
 
-        mine = [expert for expert in range(self.config.n_routed_experts) if job.ranks.mine(expert)]
-        for expert, record in zip(mine, job.workers.map(one, mine), strict=True):
+        mine = [expert for expert in run.experts(layer) if run.ranks.mine(expert)]
+        layers = self.config.num_layers_with_mtp
+        for expert, record in zip(mine, run.workers.map(quantize_or_rerun, mine), strict=True):
             if record is not None:
-                names = self._names(structure.expert_linears(expert))
-                job.store.commit(names, lambda e=expert, r=record: job.journal.finish(unit(layer, f"expert {e}"), **r))  # type: ignore[misc]
-            job.progress.expert(layer, expert)
+                run.store.sync(run.stored_names(layer, structure.expert_linears(expert)))
+                run.journal.finish(Unit.expert(layer, expert), record)
+            run.progress(
+                f"layer {layer} expert {expert}", layer + (expert + 0.5) / self.config.n_routed_experts, layers
+            )

@@ -6,20 +6,21 @@ from pathlib import Path
 
 from glm5_ascend.model import layers, structure
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
-from glm5_ascend.quantize.calibration.forward import FloatLayer, Selections
+from glm5_ascend.quantize.calibration.forward import FloatLayer, LayerStreams, Selections
 from glm5_ascend.quantize.calibration.row_file import Stream
-from glm5_ascend.quantize.run.layer import Job, unit
+from glm5_ascend.quantize.run.job import RunContext
+from glm5_ascend.quantize.run.journal import Unit
 
 
-class Depth:
+class ResidualStreams:
     """Hands every layer its input stream; a stopped run finds the last one on disk.
 
     Args:
         calibration: None if no layer needs any.
     """
 
-    def __init__(self, job: Job, calibration: CalibrationSet | None) -> None:
-        self.job, self.config = job, job.plan.config
+    def __init__(self, run: RunContext, calibration: CalibrationSet | None) -> None:
+        self.run, self.config = run, run.plan.config
         self.calibration = calibration
         self._here: Stream | None = None
         self._next: Stream | None = None
@@ -27,9 +28,9 @@ class Depth:
         self.selections: Selections | None = None
         if calibration is not None:
             self.lengths = tuple(len(sequence) for sequence in calibration.sequences)
-            self.selections = Selections(self.config, job.folder, self.lengths)
+            self.selections = Selections(self.config, run.folder, self.lengths)
 
-    def __enter__(self) -> Depth:
+    def __enter__(self) -> ResidualStreams:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -39,20 +40,20 @@ class Depth:
         for file in files:
             file.close()
 
-    def around(self, layer: int) -> tuple[Stream | None, Stream | None, Selections | None]:
-        """(stream in front of the layer, stream to fill behind it, selections); None where nobody needs one."""
-        if self.calibration is None or layer > self.job.plan.last_calibrated_layer:
-            return None, None, None
+    def of(self, layer: int) -> LayerStreams | None:
+        """The streams around a layer; None where nothing is decided by calibration, here or behind."""
+        if self.selections is None or layer > self.run.plan.last_calibrated_layer:
+            return None
         if self.config.is_mtp(layer):
             self._mtp = self._mtp_stream(layer)
-            return self._mtp, None, self.selections
+            return LayerStreams(self._mtp, None, self.selections)
         if self._here is None:
             self._here = self._stream(layer) if self._stored(layer) else self._embedded(layer)
-        if layer < self.job.plan.last_calibrated_layer:
+        if layer < self.run.plan.last_calibrated_layer:
             self._next = Stream(self._path(layer + 1), self.lengths, self.config.hidden_size)
-        return self._here, self._next, self.selections
+        return LayerStreams(self._here, self._next, self.selections)
 
-    def leave(self) -> None:
+    def layer_done(self) -> None:
         """The journal has the layer: what lies behind it is what comes next."""
         if self._next is not None:
             if self._here is not None:
@@ -60,10 +61,10 @@ class Depth:
             self._here, self._next = self._next, None
 
     def _path(self, layer: int) -> Path:
-        return self.job.folder / f"stream-{layer}"
+        return self.run.folder / f"stream-{layer}"
 
     def _stored(self, layer: int) -> bool:
-        return layer > 0 and unit(layer - 1) in self.job.journal.done
+        return layer > 0 and Unit.layer(layer - 1) in self.run.journal
 
     def _stream(self, layer: int) -> Stream:
         return Stream(self._path(layer), self.lengths, self.config.hidden_size, keep=True)
@@ -73,34 +74,34 @@ class Depth:
         stream = Stream(self._path(layer), self.lengths, self.config.hidden_size)
         table = structure.find(structure.GLOBAL, "model.embed_tokens")
 
-        def one(number: int) -> None:
+        def embed(number: int) -> None:
             assert self.calibration is not None
-            stream.set_sequence(number, self.job.weights.lookup("", table, self.calibration.sequences[number]))
+            stream.set_sequence(number, self.run.weights.lookup("", table, self.calibration.sequences[number]))
 
-        self.job.workers.each(one, range(len(self.lengths)))
+        self.run.workers.each(embed, range(len(self.lengths)))
         return stream
 
     def _mtp_stream(self, layer: int) -> Stream:
         """The MTP layer reads the main model's normalised output at i and the embedding of token i+1."""
         assert self.calibration is not None
-        job, config, sequences = self.job, self.config, self.calibration.sequences
+        run, config, sequences = self.run, self.config, self.calibration.sequences
         main = self._here or self._stream(config.num_hidden_layers)
         self._here = main
-        prefix, weights = structure.layer_prefix(layer), job.weights
+        prefix, weights = structure.layer_prefix(layer), run.weights
         parts, gain = structure.backbone(config, layer), weights.gains("", structure.GLOBAL)
         gains = weights.gains(prefix, parts)
         own = FloatLayer(weights.load_all(prefix, [structure.find(parts, name) for name in structure.MTP_INPUT], gains))
         final = weights.load("", structure.find(structure.GLOBAL, "model.norm"), gain)
         rot = weights.rotations.mtp_rotation(gain["model.norm"]) if weights.rotations is not None else None
-        stream = Stream(job.folder / "stream-mtp", tuple(n - 1 for n in self.lengths), config.hidden_size)
+        stream = Stream(run.folder / "stream-mtp", tuple(n - 1 for n in self.lengths), config.hidden_size)
         table = structure.find(parts, "embed_tokens")
 
-        def one(number: int) -> None:
+        def set_mtp_input(number: int) -> None:
             normed = layers.rms_norm(main.sequence(number).to(weights.device), final, config.rms_norm_eps)
             if rot is not None:
                 normed = normed @ rot.T  # what the engine's `rot` linear does
             embedding = weights.lookup(prefix, table, sequences[number][1:]).to(weights.device)
             stream.set_sequence(number, layers.mtp_input(config, own, embedding, normed[:-1]))
 
-        job.workers.each(one, range(len(sequences)))
+        run.workers.each(set_mtp_input, range(len(sequences)))
         return stream

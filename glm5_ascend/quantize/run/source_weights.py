@@ -11,7 +11,7 @@ from glm5_ascend.model import structure
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.structure import Linear, Vector
 from glm5_ascend.quantize.methods.transforms import Tensors, fuse_norms, gains_of, rotate
-from glm5_ascend.quantize.run.writer import blocks
+from glm5_ascend.quantize.run.blocks import blocks
 from glm5_ascend.quantize.workers import Workers
 
 #: Rows of a table further apart than this are read one by one.

@@ -12,65 +12,58 @@ from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.structure import Linear
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
 from glm5_ascend.quantize.plan import ROT_NAME
-from glm5_ascend.quantize.run.layer import (
-    Job,
-    LayerQuantizer,
-    LayerReport,
-    accept_written,
-    report_of,
-    unit,
-    write_table,
-)
-from glm5_ascend.quantize.run.residual_streams import Depth
-
-GLOBALS = "globals"  # the unit of work in front of the layers
+from glm5_ascend.quantize.run.job import QuantizedLayer, RunContext
+from glm5_ascend.quantize.run.journal import GLOBALS, Unit
+from glm5_ascend.quantize.run.layer import LayerQuantizer
+from glm5_ascend.quantize.run.residual_streams import ResidualStreams
 
 
-def write_tensors(job: Job, calibration: CalibrationSet | None) -> list[LayerReport]:
+def write_tensors(run: RunContext, calibration: CalibrationSet | None) -> list[QuantizedLayer]:
     """Do everything the journal does not have yet, and finish the shards."""
-    config = job.plan.config
-    layers = range(config.num_layers_with_mtp)
-    _write_globals(job, job.store.writer.directory)
-    for layer in layers:
-        accept_written(job, layer)
-    done = sum(unit(layer) in job.journal.done for layer in layers)
-    job.progress.begin(len(layers), config.n_routed_experts, done)
-    with Depth(job, calibration) as depth:
-        reports = [_layer(job, depth, layer) for layer in layers]
-    job.store.writer.finish()
-    return reports
+    numbers = range(run.plan.config.num_layers_with_mtp)
+    _write_globals(run)
+    for layer in numbers:
+        run.accept_written(layer)
+    done = sum(Unit.layer(layer) in run.journal for layer in numbers)
+    if done:
+        run.progress(f"going on with a stopped run: {done} of {len(numbers)} layers are done", done, len(numbers))
+    with ResidualStreams(run, calibration) as streams:
+        finished = [_quantize_layer(run, streams, layer) for layer in numbers]
+    run.store.writer.finish()
+    return finished
 
 
-def _layer(job: Job, depth: Depth, layer: int) -> LayerReport:
+def _quantize_layer(run: RunContext, streams: ResidualStreams, layer: int) -> QuantizedLayer:
     """Quantize one layer, unless a stopped run has."""
-    if unit(layer) in job.journal.done:
-        return report_of(job, layer)
-    report = LayerQuantizer(job, layer, *depth.around(layer)).run()
-    depth.leave()
-    job.progress.layer(report)
-    return report
+    if Unit.layer(layer) in run.journal:
+        return QuantizedLayer.of(run, layer)
+    finished = LayerQuantizer(run, layer, streams.of(layer)).run()
+    streams.layer_done()
+    run.progress(finished.in_words(), layer + 1, run.plan.config.num_layers_with_mtp)
+    return finished
 
 
-def _write_globals(job: Job, work: Path) -> None:
+def _write_globals(run: RunContext) -> None:
     """Embedding, head, final norm, and the two matrices that tell the engine of the rotation."""
-    plan, weights, writer = job.plan, job.weights, job.store.writer
-    names = [name for part in structure.GLOBAL for name in job.store.names("", part)]
+    plan, weights, writer = run.plan, run.weights, run.store.writer
+    names = [name for part in structure.GLOBAL for name in run.store.names("", part)]
     if weights.rotations is not None:
         names.append(ROT_NAME)
-    if GLOBALS in job.journal.done:
+    if GLOBALS in run.journal:
         writer.expect_no_more(*names)
         return
     gains = weights.gains("", structure.GLOBAL)
     for part in structure.GLOBAL:
         if isinstance(part, Linear):
-            write_table(job, "", part, gains)
+            run.write_table("", part, gains)
         else:
-            job.store.write("", part, weights.load("", part, gains))
+            run.store.write("", part, weights.load("", part, gains))
     if weights.rotations is not None:
         rot = weights.rotations.mtp_rotation(gains["model.norm"])
         writer.write(ROT_NAME, rot.to(plan.source.dtype("model.norm.weight")))
-        _write_global_rotation(work, weights.rotations)
-    job.store.commit(names, lambda: job.journal.finish(GLOBALS))
+        _write_global_rotation(writer.directory, weights.rotations)
+    run.store.sync(names)
+    run.journal.finish(GLOBALS)
 
 
 def _write_global_rotation(work: Path, rotations: Rotations) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
 import torch
 
@@ -13,47 +12,14 @@ from glm5_ascend.model import structure
 from glm5_ascend.model.structure import Linear, Vector
 from glm5_ascend.quantize.methods.error_feedback import Feedback
 from glm5_ascend.quantize.methods.rounding import ActivationRange, quantize_linear
-from glm5_ascend.quantize.plan import Plan
-
-BLOCK = 2**22  # weights per block
-_ROWS = 16  # a block's rows are a multiple of this: INT4 packs two rows into one
-
-
-@dataclass
-class WeightErrors:
-    """Sums over linears of (W_deq - W)^2 and W^2, by scheme; W after rotation and smoothing."""
-
-    squared_error: dict[str, float] = field(default_factory=dict)
-    squared_weight: dict[str, float] = field(default_factory=dict)
-
-    def add(self, scheme: str, error: float, weight: float) -> None:
-        self.squared_error[scheme] = self.squared_error.get(scheme, 0.0) + error
-        self.squared_weight[scheme] = self.squared_weight.get(scheme, 0.0) + weight
-
-    def include(self, other: Mapping[str, tuple[float, float]]) -> None:
-        for scheme, (error, weight) in other.items():
-            self.add(scheme, error, weight)
-
-    def sums(self) -> dict[str, tuple[float, float]]:
-        return {scheme: (self.squared_error[scheme], self.squared_weight[scheme]) for scheme in self.squared_error}
-
-    def relative(self) -> dict[str, float]:
-        """rms(W_deq - W) / rms(W) per scheme."""
-        return {k: (self.squared_error[k] / max(self.squared_weight[k], 1e-30)) ** 0.5 for k in self.squared_error}
-
-
-def blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """(start, stop) of the blocks of rows a tensor of `shape` is worked on in."""
-    width = shape[1] if len(shape) > 1 else 1
-    rows = max(_ROWS, BLOCK // width // _ROWS * _ROWS)
-    for start in range(0, shape[0], rows):
-        yield start, min(start + rows, shape[0])
+from glm5_ascend.quantize.plan import QuantizationPlan
+from glm5_ascend.quantize.run.blocks import WeightErrors, blocks
 
 
 class Store:
     """Writes the parts of a model as the plan wants them."""
 
-    def __init__(self, plan: Plan, writer: ShardWriter) -> None:
+    def __init__(self, plan: QuantizationPlan, writer: ShardWriter) -> None:
         self.plan, self.writer = plan, writer
 
     def scheme(self, prefix: str, part: Linear | Vector) -> str:
@@ -65,10 +31,10 @@ class Store:
         part: Linear | Vector,
         rows: torch.Tensor,
         start: int,
-        seen: ActivationRange | None = None,
+        activation: ActivationRange | None = None,
         feedback: Feedback | None = None,
     ) -> WeightErrors:
-        """Write rows of one part from row `start` on, quantized as planned; returns what that cost."""
+        """Write rows fp32 [n, K] of one part from row `start` on, quantized as planned; returns what that cost."""
         errors = WeightErrors()
         name, scheme = prefix + structure.tensor_name(part), self.scheme(prefix, part)
         if scheme == schemes.FLOAT:
@@ -76,12 +42,12 @@ class Store:
             self.writer.write_rows(name, start, rows.to(dtype))
             return errors
         method = self.plan.linears[prefix + part.name].method
-        rounded = quantize_linear(part.name, rows, scheme, method, seen, feedback)
-        for suffix, value in rounded.stored.items():
-            if len(value) == 1 < len(rows):  # the static input's scale and offset: of the whole linear
-                self.writer.write_rows(f"{prefix}{part.name}.{suffix}", 0, value)
-            else:
-                self.writer.write_rows(f"{prefix}{part.name}.{suffix}", start * len(value) // len(rows), value)
+        rounded = quantize_linear(part.name, rows, scheme, method, activation, feedback)
+        for suffix, value in rounded.per_row.items():
+            # INT4 packs two rows into one, so a row of the weight is half a row of what is stored.
+            self.writer.write_rows(f"{prefix}{part.name}.{suffix}", start * len(value) // len(rows), value)
+        for suffix, value in rounded.per_tensor.items():
+            self.writer.write_rows(f"{prefix}{part.name}.{suffix}", 0, value)
         errors.add(scheme, rounded.squared_error, rounded.squared_weight)
         return errors
 
@@ -98,8 +64,8 @@ class Store:
         """Names of all tensors `part` becomes."""
         return [tensor.name for tensor in self.plan.stored(prefix, part)]
 
-    def commit(self, names: list[str], record: Callable[[], None]) -> None:
-        """Everything of `names` is written: make it durable, then let `record` say so."""
+    def sync(self, names: Iterable[str]) -> None:
+        """Everything of `names` is written: make it durable. Only then may the journal say so."""
+        names = list(names)
         self.writer.sync(names)
         self.writer.expect_no_more(*names)
-        record()

@@ -15,7 +15,7 @@ from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.model import layers, structure
-from glm5_ascend.quantize.plan import LinearPlan, Plan
+from glm5_ascend.quantize.plan import LinearPlan, QuantizationPlan
 from glm5_ascend.quantize.recipe import find_recipe, load_recipe
 from glm5_ascend.quantize.training.fake_quant import FakeWeight, fake_quant_linear, fake_quant_weight
 
@@ -87,20 +87,18 @@ class TrainableModel:
         selections: list[torch.Tensor | None] = [None] * len(sequences)
         for layer in range(c.num_hidden_layers):
             weights = TrainedLayer(self, structure.layer_prefix(layer))
-            x, mixed = layers.rms_norm(hidden, weights.vector("input_layernorm.weight"), c.rms_norm_eps), []
-            for number, part in enumerate(x.split(lengths)):
-                out, selections[number] = layers.attention(c, weights, part, selections[number], c.has_indexer(layer))
-                mixed.append(out)
-            hidden = hidden + torch.cat(mixed)
-            x = layers.rms_norm(hidden, weights.vector("post_attention_layernorm.weight"), c.rms_norm_eps)
-            hidden = hidden + (layers.moe(c, weights, x) if c.is_moe(layer) else layers.mlp(weights, "mlp", x))
+            after = []
+            for number, sequence in enumerate(hidden.split(lengths)):
+                mixed, selections[number] = layers.attention_block(c, layer, weights, sequence, selections[number])
+                after.append(mixed)
+            hidden = layers.mlp_block(c, layer, weights, torch.cat(after))
         x = layers.rms_norm(hidden, top.vector("model.norm.weight"), c.rms_norm_eps)
         return list(top.linear("lm_head", x).split(lengths))
 
 
 def _rounded_linears(source: SourceCheckpoint, path: Path) -> dict[str, LinearPlan]:
     recipe = load_recipe(path)
-    linears = Plan(source, recipe).linears
+    linears = QuantizationPlan(source, recipe).linears
     more = recipe.rotates or recipe.smoothing_steps
     if more or any(planned.scheme not in TRAINABLE for planned in linears.values()):
         raise RecipeError(f"{path}: a recipe for training must only round, per token", "use qat-w4a8, or a copy of it")

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.quantize.methods.error_feedback import FEEDBACK_ROWS, Feedback, kept, shrinkage
+from glm5_ascend.quantize.methods.error_feedback import FEEDBACK_ROWS, Feedback, rows_kept, shrinkage
 from glm5_ascend.quantize.methods.rounding import quantize_linear
-from glm5_ascend.quantize.run.expert import spread_mask
+from glm5_ascend.quantize.run.expert import evenly
 
 
 def draw(tokens: int, columns: int = 128, rank: int = 24, seed: int = 0) -> torch.Tensor:
@@ -74,6 +74,6 @@ def test_inputs_that_say_nothing() -> None:
 
 
 def test_rows_that_are_kept() -> None:
-    assert kept(10_000, FEEDBACK_ROWS) == 10_000 and kept(10_000, FEEDBACK_ROWS + 1) == FEEDBACK_ROWS
-    mask = spread_mask(1000, 10)
-    assert int(mask.sum()) == 10 and mask[0] and mask[-1] and int(spread_mask(3, 10).sum()) == 3
+    assert rows_kept(10_000, FEEDBACK_ROWS) == 10_000 and rows_kept(10_000, FEEDBACK_ROWS + 1) == FEEDBACK_ROWS
+    mask = evenly(1000, 10)
+    assert int(mask.sum()) == 10 and mask[0] and mask[-1] and int(evenly(3, 10).sum()) == 3

@@ -13,10 +13,10 @@ from glm5_ascend.quantize.methods.rounding import (
     ActivationRange,
     minmax_scale,
     quantize_linear,
-    round_int,
     ssz_scale,
     static_input,
 )
+from tests.quantize.support.rounding import round_int
 
 
 def weights() -> dict[str, torch.Tensor]:

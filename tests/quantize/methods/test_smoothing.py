@@ -7,8 +7,9 @@ import torch
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
-from glm5_ascend.quantize.methods.rounding import INT4_MAX, INT8_MAX, minmax_scale, round_int, ssz_scale
+from glm5_ascend.quantize.methods.rounding import INT4_MAX, INT8_MAX, minmax_scale, ssz_scale
 from glm5_ascend.quantize.methods.smoothing import flex_awq_ssz, flex_smooth_quant, quantize_activation
+from tests.quantize.support.rounding import round_int
 
 
 def inputs(tokens: int, channels: int, outliers: float) -> torch.Tensor:

@@ -14,21 +14,21 @@ from glm5_ascend.checkpoint.output import workshop
 from glm5_ascend.errors import OutputError
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import prepare, quantize
-from glm5_ascend.quantize.run.journal import Journal
-from glm5_ascend.quantize.run.layer import NoProgress
+from glm5_ascend.quantize.progress import silent
+from glm5_ascend.quantize.run.journal import GLOBALS, Journal, Unit, UnitRecord
 from tests.quantize.support import kill_runs
 from tests.quantize.support.kill_runs import digest
 from tests.support.tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
 
 
-class StopsAfter(NoProgress):
-    """Presses Ctrl-C after so many finished experts."""
+class StopsAfter:
+    """Progress that presses Ctrl-C after so many finished experts."""
 
     def __init__(self, experts: int) -> None:
         self.left = experts
 
-    def expert(self, layer: int, expert: int) -> None:
-        self.left -= 1
+    def __call__(self, text: str, done: float, total: int) -> None:
+        self.left -= "expert" in text
         if self.left == 0:
             raise KeyboardInterrupt
 
@@ -44,7 +44,7 @@ def test_stopped_after_every_few_experts(kind: str, recipe: str, tmp_path: Path)
     calib = write_calibration(tmp_path / "calib.jsonl")
     whole, broken = tmp_path / "whole" / "out", tmp_path / "broken" / "out"
     whole.parent.mkdir(), broken.parent.mkdir()
-    quantize(prepare(options(source, whole, calib, recipe=recipe)), NoProgress())
+    quantize(prepare(options(source, whole, calib, recipe=recipe)), silent)
     stops = 0
     while not broken.exists():
         try:
@@ -73,10 +73,10 @@ def test_another_job_does_not_go_on(change: dict[str, Any], word: str, tiny_sour
     with pytest.raises(KeyboardInterrupt):
         quantize(prepare(options(tiny_source, out, calib)), StopsAfter(2))
     with pytest.raises(OutputError, match=f"unfinished run with another {word}") as error:
-        quantize(prepare(options(tiny_source, out, calib, **change)), NoProgress())
+        quantize(prepare(options(tiny_source, out, calib, **change)), silent)
     assert "--restart" in error.value.tip
     assert not out.exists()
-    quantize(prepare(options(tiny_source, out, calib, **change, restart=True)), NoProgress())
+    quantize(prepare(options(tiny_source, out, calib, **change, restart=True)), silent)
     assert out.exists()
     assert not workshop(out).exists()
 
@@ -88,20 +88,20 @@ def test_a_touched_source_does_not_go_on(tmp_path: Path) -> None:
         quantize(prepare(options(source, out, calib)), StopsAfter(2))
     next(source.glob("*.safetensors")).touch()
     with pytest.raises(OutputError, match="modification times of the source"):
-        quantize(prepare(options(source, out, calib)), NoProgress())
+        quantize(prepare(options(source, out, calib)), silent)
 
 
 def test_a_torn_line_does_not_count(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     journal = Journal(path, {"seed": 1})
-    journal.finish("globals")
-    journal.finish("layer 0", errors={"W8A8": [1.5, 2.5]})
+    journal.finish(GLOBALS)
+    journal.finish(Unit.backbone(0), UnitRecord({"W8A8": (1.5, 2.5)}))
     journal.close()
     whole = path.read_bytes()
     for cut in range(1, len(whole)):
         path.write_bytes(whole[:-cut])
         again = Journal(path, {"seed": 1})
-        assert len(again.done) == whole[:-cut].count(b"\n") - 1 or not again.done
-        again.finish("after")
+        assert len(again) == whole[:-cut].count(b"\n") - 1 or not len(again)
+        again.finish(Unit("after"))
         again.close()
         assert json.loads(path.read_text().splitlines()[-1]) == {"unit": "after"}

@@ -25,6 +25,7 @@ from glm5_ascend.quantize.training.fake_quant import (
 )
 from glm5_ascend.quantize.training.qat import TrainableModel
 from glm5_kernels import ops
+from tests.support.decoder_layer import decoder_layer
 from tests.support.tiny_model import quantize_tiny, write_tiny_model
 
 N, K = 32, 48
@@ -200,7 +201,7 @@ def plain_logits(stored: StoredModel, sequence: torch.Tensor) -> torch.Tensor:
     hidden, selected = top.vector("model.embed_tokens.weight")[sequence], None
     for layer in range(stored.config.num_hidden_layers):
         weights = StoredLayer(stored.files, stored.description, layer_prefix(layer))
-        hidden, selected = layers.decoder_layer(stored.config, layer, weights, hidden, selected)
+        hidden, selected = decoder_layer(stored.config, layer, weights, hidden, selected)
     gain = top.vector("model.norm.weight")
     return top.linear("lm_head", layers.rms_norm(hidden, gain, stored.config.rms_norm_eps))
 

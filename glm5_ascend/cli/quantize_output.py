@@ -1,0 +1,53 @@
+"""What `quantize` shows on stderr: the plan before, a prediction, a summary after."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from glm5_ascend.cli.progress import console
+from glm5_ascend.quantize.estimate.memory import RunPrediction
+from glm5_ascend.quantize.pipeline import PreparedJob, QuantizeResult
+from glm5_ascend.report.page import size
+
+
+def show_plan(prepared: PreparedJob) -> None:
+    table = Table(
+        title=f"recipe {prepared.recipe.metadata.config_id}: {prepared.options.source} -> {prepared.options.out}"
+    )
+    table.add_column("modules")
+    table.add_column("type")
+    table.add_column("weights", justify="right")
+    table.add_column("output", justify="right")
+    for kind, scheme, count, nbytes in prepared.plan.summary():
+        table.add_row(kind, scheme, str(count), size(nbytes))
+    table.add_section()
+    table.add_row("total", "", "", size(prepared.output_bytes))
+    console.print(table)
+    for note in prepared.notes:
+        console.print(f"note: {note}", soft_wrap=True)
+
+
+def show_prediction(prediction: RunPrediction) -> None:
+    p = prediction
+    console.print(
+        f"predicted: {p.seconds / 3600:.1f} h ({p.seconds:.0f} s) with {p.threads} threads at the rates measured here, "
+        f"reading {size(p.source_bytes)} included; peak memory {size(p.peak_rss_bytes)}; on disk "
+        f"{size(p.output_bytes)}, and {size(p.activation_bytes)} of activations until the end",
+        soft_wrap=True,
+    )
+
+
+def show_result(result: QuantizeResult) -> None:
+    cold = sum(len(report.cold_experts) for report in result.layers)
+    console.print(
+        f"wrote {result.out}: {size(result.source_bytes)} -> {size(result.output_bytes)} in {result.seconds:.1f} s, "
+        f"peak memory {size(result.peak_rss_bytes)}, {result.calibration_tokens} calibration tokens",
+        soft_wrap=True,
+    )
+    if cold:
+        console.print(
+            f"note: {cold} experts saw fewer tokens than a scale search needs and kept their scales; "
+            "more calibration text helps (--calib, --samples)",
+            soft_wrap=True,
+        )
+    console.print(f"next: glm5-ascend verify {result.out}", soft_wrap=True)

@@ -1,0 +1,13 @@
+"""How a long job reports: a callback, so that a library's user sees what the command line draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+#: progress(text, done, total): what was just done, and how many of `total` layers are; a fraction inside a layer, a
+#: whole number at the end of one.
+Progress = Callable[[str, float, int], None]
+
+
+def silent(text: str, done: float, total: int) -> None:
+    """A `Progress` that shows nothing."""

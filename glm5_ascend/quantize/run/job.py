@@ -1,0 +1,86 @@
+"""What the steps of one run share, and how a finished layer is reported and accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from glm5_ascend.model import structure
+from glm5_ascend.model.structure import Linear, Vector
+from glm5_ascend.quantize.methods.transforms import Tensors
+from glm5_ascend.quantize.plan import QuantizationPlan
+from glm5_ascend.quantize.progress import Progress
+from glm5_ascend.quantize.run.blocks import WeightErrors, blocks
+from glm5_ascend.quantize.run.journal import Journal, Unit
+from glm5_ascend.quantize.run.ranks import Ranks
+from glm5_ascend.quantize.run.source_weights import FloatWeights
+from glm5_ascend.quantize.run.writer import Store
+from glm5_ascend.quantize.workers import Workers
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """Everything a step needs; `folder` holds the activations."""
+
+    plan: QuantizationPlan
+    weights: FloatWeights
+    store: Store
+    journal: Journal
+    workers: Workers
+    ranks: Ranks
+    progress: Progress
+    folder: Path
+
+    def experts(self, layer: int) -> range:
+        """The routed experts of a layer; none where the MLP is dense."""
+        return range(self.plan.config.n_routed_experts if self.plan.config.is_moe(layer) else 0)
+
+    def stored_names(self, layer: int, parts: Iterable[Linear | Vector]) -> list[str]:
+        """Names of all tensors that parts of a layer become."""
+        return [name for part in parts for name in self.store.names(structure.layer_prefix(layer), part)]
+
+    def accept_written(self, layer: int) -> None:
+        """What the journal has of a layer, by another run or another rank, is not missing."""
+        names: list[str] = []
+        if Unit.backbone(layer) in self.journal:
+            names += self.stored_names(layer, structure.backbone(self.plan.config, layer))
+        for expert in self.experts(layer):
+            if Unit.expert(layer, expert) in self.journal:
+                names += self.stored_names(layer, structure.expert_linears(expert))
+        self.store.writer.expect_no_more(*names)
+
+    def write_table(self, prefix: str, table: Linear, gains: Tensors) -> None:
+        """An embedding table or a head, in blocks of rows."""
+
+        def write_block(block: tuple[int, int]) -> None:
+            self.store.write_rows(prefix, table, self.weights.rows(prefix, table, gains, *block), block[0])
+
+        shape = structure.shape(table, structure.sizes(self.plan.config))
+        self.workers.each(write_block, blocks(shape))
+
+
+@dataclass
+class QuantizedLayer:
+    """What is worth knowing about one finished layer."""
+
+    layer: int
+    cold_experts: list[int] = field(default_factory=list)
+    errors: WeightErrors = field(default_factory=WeightErrors)
+
+    @classmethod
+    def of(cls, run: RunContext, layer: int) -> QuantizedLayer:
+        """From the journal: the same whether the layer was done in one run or several."""
+        found = cls(layer)
+        found.errors.include(run.journal.record(Unit.backbone(layer)).errors)
+        for expert in run.experts(layer):
+            record = run.journal.record(Unit.expert(layer, expert))
+            found.errors.include(record.errors)
+            if record.cold:
+                found.cold_experts.append(expert)
+        return found
+
+    def in_words(self) -> str:
+        """For the progress line."""
+        errors = ", ".join(f"{scheme} {error:.4f}" for scheme, error in sorted(self.errors.relative().items()))
+        return f"weight error: {errors or 'FLOAT'}"

@@ -1,0 +1,57 @@
+"""Rows and whole-linear values go to their own places; nothing is written beyond a tensor's end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.writer import ShardWriter
+from glm5_ascend.model import structure
+from glm5_ascend.quantize import limits
+from glm5_ascend.quantize.methods.rounding import ActivationRange
+from glm5_ascend.quantize.plan import OutputTensor, QuantizationPlan
+from glm5_ascend.quantize.recipe import find_recipe, load_recipe
+from glm5_ascend.quantize.run import blocks as blocks_module
+from glm5_ascend.quantize.run.blocks import blocks
+from glm5_ascend.quantize.run.writer import Store
+
+
+def test_a_last_block_of_one_row(tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its static input's scale has as many rows as the block: it is of the linear all the same."""
+    plan = QuantizationPlan(SourceCheckpoint(tiny_source), load_recipe(find_recipe("w8a8")))
+    prefix, parts = structure.layer_prefix(1), structure.backbone(plan.config, 1)
+    part = structure.find(parts, "self_attn.q_a_proj")
+    shape = structure.shape(part, structure.sizes(plan.config))
+    writer = ShardWriter(tmp_path, plan.stored(prefix, part), 2**30)
+    store, rows = Store(plan, writer), torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    for start, stop in ((0, shape[0] - 1), (shape[0] - 1, shape[0])):
+        store.write_rows(prefix, part, rows[start:stop], start, ActivationRange(-1.0, 2.0))
+    store.sync(store.names(prefix, part))
+    writer.finish()
+    (shard,) = tmp_path.glob("*.safetensors")
+    stored = load_file(shard)
+    name = f"{prefix}{part.name}"
+    assert stored[f"{name}.input_scale"].shape == (1,) and float(stored[f"{name}.input_scale"]) > 0
+    assert bool((stored[f"{name}.weight_scale"] > 0).all())
+    back = stored[f"{name}.weight"].float() * stored[f"{name}.weight_scale"]
+    assert float((back - rows).norm() / rows.norm()) < 0.02
+
+
+def test_rows_beyond_the_end_are_refused(tmp_path: Path) -> None:
+    specs = [OutputTensor("a", torch.float32, (4, 2), None), OutputTensor("b", torch.float32, (4, 2), None)]
+    writer = ShardWriter(tmp_path, specs, 2**30)
+    writer.write_rows("a", 2, torch.ones(2, 2))
+    for start, count in ((3, 2), (4, 1), (-1, 1)):
+        with pytest.raises(ValueError, match="planned 4"):
+            writer.write_rows("a", start, torch.ones(count, 2))
+    writer.close()
+
+
+def test_blocks_cover_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks_module, "BLOCK_WEIGHTS", 64 * limits.BLOCK_ROWS)
+    assert list(blocks((50, 64))) == [(0, 16), (16, 32), (32, 48), (48, 50)]
+    assert list(blocks((5,))) == [(0, 5)]

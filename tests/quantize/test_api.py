@@ -1,0 +1,68 @@
+"""`glm5_ascend.quantize.quantize` and the msModelSlim engine behind the command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from glm5_ascend.errors import Glm5Error
+from glm5_ascend.quantize import quantize
+from tests.support.command import environment, in_process
+from tests.support.tiny_model import quantize_tiny, write_calibration
+
+
+def test_importing_the_package_loads_no_torch() -> None:
+    code = "import sys, glm5_ascend.quantize, glm5_ascend.fidelity; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=environment(), check=False).returncode == 0
+
+
+def test_python_and_command_make_the_same(tiny_source: Path, tmp_path: Path) -> None:
+    calib, heard = write_calibration(tmp_path / "calib.jsonl"), list[tuple[str, float, int]]()
+    small = {"recipe": "rtn-w4a8", "calib": str(calib), "samples": 2, "seq_len": 16}
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    predicted = quantize(str(tiny_source), tmp_path / "a" / "out", **small, dry_run=True)  # type: ignore[arg-type]
+    assert predicted.prediction is not None
+    assert predicted.to_dict()["dry_run"]
+    assert not list((tmp_path / "a").iterdir())
+    done = quantize(
+        str(tiny_source),
+        tmp_path / "a" / "out",
+        **small,
+        progress=lambda *event: heard.append(event),  # type: ignore[arg-type]
+    )
+    words = ["--recipe", "rtn-w4a8", "--calib", calib, "--samples", 2, "--seq-len", 16, "--json", "--quiet"]
+    shown = json.loads(in_process("quantize", tiny_source, tmp_path / "b" / "out", *words).stdout)
+    assert set(done.to_dict()) == set(shown)
+    done_by_then = [event[1] for event in heard]
+    assert done_by_then == sorted(done_by_then) and heard[-1][1] == heard[-1][2] == len(done.to_dict()["layers"])
+    shards = [sorted((tmp_path / name / "out").glob("*.safetensors")) for name in "ab"]
+    assert [path.read_bytes() for path in shards[0]] == [path.read_bytes() for path in shards[1]]
+
+
+def test_a_size_that_is_none() -> None:
+    with pytest.raises(Glm5Error, match="--max-ram"):
+        quantize("source", "out", max_ram="much")
+
+
+@pytest.mark.parametrize("words", [["--json"], ["--json", "--quiet"]])
+def test_msmodelslim_answers_in_json(
+    words: list[str], tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = quantize_tiny(tiny_source, tmp_path / "made", "rtn-w4a8")
+    program = tmp_path / "bin" / "msmodelslim"
+    program.parent.mkdir()
+    program.write_text(
+        f'#!/bin/sh\nwhile [ "$1" != --save_path ]; do shift; done\nmkdir -p "$2" && cp -r {made}/. "$2"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    done = in_process(
+        "quantize", tiny_source, tmp_path / "out", "--recipe", "rtn-w4a8", "--engine", "msmodelslim", *words
+    )
+    answer = json.loads(done.stdout)
+    assert (answer["command"], answer["exit_code"]) == ("quantize", done.returncode)
+    assert answer["verify"]["ok"] == answer["ok"] == (done.returncode == 0)

@@ -1,0 +1,27 @@
+"""What the provenance says of the build, also where a part of it is missing."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+
+from glm5_ascend.quantize import provenance
+from glm5_kernels import registry
+
+
+def test_a_missing_numba_is_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`registry` promises the plain versions there; the provenance must not end the run."""
+
+    def absent(distribution: str) -> str:
+        raise PackageNotFoundError(distribution)
+
+    monkeypatch.setattr(provenance, "version", absent)
+    assert provenance._version_of("numba") is None
+
+
+def test_every_kernel_of_a_quantization_is_asked_for() -> None:
+    assert set(provenance._OPS) == {
+        "hadamard", "ssz_scale", "fake_round", "round_rows", "feedback_gains", "round_with_feedback",
+    }  # fmt: skip
+    assert set(provenance._OPS) <= set(registry.OPS)
