@@ -63,7 +63,7 @@ style: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.cpu
-	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/bench_fidelity.py
+	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/report_fidelity.py
 
 build: $(VENV)/.dev
 	$(BIN)/python -m build
