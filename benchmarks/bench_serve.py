@@ -34,8 +34,8 @@ QUESTION = "[gMASK]<sop><|user|>Who are you?<|assistant|></think>"
 
 
 def text_prompts(count: int, length: int) -> list[list[int]]:
-    """Token ids below 256: bytes of this repository's README, each prompt another part."""
-    text = (Path(__file__).parents[1] / "README.md").read_bytes() * (1 + count * length // 10000)
+    """Token ids below 256: bytes of this repository's licence, each prompt another part."""
+    text = (Path(__file__).parents[1] / "LICENSE").read_bytes() * (1 + count * length // 10000)
     return [list(text[i * length : (i + 1) * length]) for i in range(count)]
 
 

@@ -1,6 +1,6 @@
 """What the compiled ops are worth to the server: one checkpoint through vLLM, with plain torch ops and with compiled.
 
-    python benchmarks/make_model.py work/mid --preset mid && glm5-ascend quantize work/mid work/mid-w4a8
+    python benchmarks/tools/make_model.py work/mid --preset mid && glm5-ascend quantize work/mid work/mid-w4a8
     OMP_NUM_THREADS=1 python benchmarks/bench_server_ops.py work/mid-w4a8 [--requests 4] [--prompt 128] [--new 16]
 
 Each round starts a server engine with GLM5_KERNELS=reference and one with cpu, in turns, gives both the same prompts

@@ -1,39 +1,49 @@
-"""Every command the documents show exists, with the flags they show."""
+"""Every command the documents show exists, with its flags; every link leads somewhere; the README's code runs."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import typer
+import yaml
 
 from glm5_ascend.cli import app
-from tests.support.command import ROOT
+from tests.support.command import ROOT, environment, in_process
+from tests.support.documents import blocks, document, documents, headings, prose, section, shell_lines
+from tests.test_architecture import EDGES_BETWEEN_PACKAGES
 
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "quant_recipes/README.md", "deploy/README.md"]
+#: deploy/TROUBLESHOOTING.md is written by a command and tested where that is.
+DOCUMENTS = [name for name in documents() if name != "deploy/TROUBLESHOOTING.md"]
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
 def shown() -> list[tuple[str, str]]:
-    """(document, command line) of every indented or back-quoted glm5-ascend or make command."""
+    """(document, command line) of every glm5-ascend or make command in a block or in back quotes."""
     found = []
     for name in DOCUMENTS:
-        text = (ROOT / name).read_text(encoding="utf-8")
-        lines = re.findall(r"^    (.*)$", text, re.MULTILINE) + re.findall(r"`([^`]+)`", text)
-        for line in lines:
+        text = document(name)
+        for line in shell_lines(text) + re.findall(r"`([^`]+)`", prose(text)):
             line = line.split("  #")[0].strip()
             if re.match(r"(?:[A-Z0-9_]+=\S+ )?(glm5-ascend|make) \S", line):
                 found.append((name, line))
     return found
 
 
-@pytest.mark.parametrize(("document", "line"), shown())
-def test_command_exists(document: str, line: str) -> None:
+@pytest.mark.parametrize(("name", "line"), shown())
+def test_command_exists(name: str, line: str) -> None:
     program, *words = [word for word in shlex.split(line, comments=True) if not re.match(r"[A-Z0-9_]+=", word)]
     if program == "make":
         targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
         assert {word for word in words if "=" not in word and word != "..."} <= targets
+        return
+    if words[0].startswith("-"):
+        assert words == ["--version"]
         return
     command = COMMANDS[words[0]]
     if words[0] == "deploy":  # the one group of commands
@@ -46,4 +56,85 @@ def test_command_exists(document: str, line: str) -> None:
 def test_the_documents_show_the_contract() -> None:
     commands = {line.split()[1] for _, line in shown() if line.startswith("glm5-ascend")}
     assert {"demo-model", "quantize", "verify", "serve", "doctor", "smoke", "deploy"} <= commands
-    assert {"make demo", "make test"} <= {line for _, line in shown()}
+    readme = {line.split(" TORCH_CPU_INDEX")[0] for name, line in shown() if name == "README.md"}
+    assert {"make demo", "make test"} <= readme
+
+
+def test_the_workflow_runs_the_commands_of_the_readme() -> None:
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    run = [step["run"] for step in yaml.safe_load(workflow)["jobs"]["readme"]["steps"] if "run" in step]
+    block = next(block.text for block in blocks(document("README.md")) if "make demo" in block.text)
+    assert run == [" ".join(line.split()[:2]) for line in block.splitlines()]
+    named = re.findall(r"TORCH_CPU_INDEX: (\S+)", workflow)
+    assert named == re.findall(r"TORCH_CPU_INDEX=(\S+)", block)
+
+
+def anchors(name: str) -> set[str]:
+    """As the usual hosts make them: lower case, signs dropped, blanks as hyphens."""
+    return {re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-") for _, words in headings(document(name))}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_lead_to_files_and_headings(name: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(document(name))):
+        if target.startswith("https://"):
+            continue
+        file, _, anchor = target.partition("#")
+        place = Path(os.path.normpath(ROOT / Path(name).parent / file)) if file else ROOT / name
+        assert place.exists(), target
+        if anchor:
+            assert anchor in anchors(place.relative_to(ROOT).as_posix()), target
+
+
+def test_the_readme_is_one_sitting() -> None:
+    assert len(document("README.md").splitlines()) <= 200
+
+
+def test_the_status_is_said_once() -> None:
+    """That no NPU has run this stands in the box of the README, in both languages, and nowhere else."""
+    said = {
+        name
+        for name in DOCUMENTS
+        if re.search(r"no npu|not run on an npu|尚未在任何 NPU", document(name), re.IGNORECASE)
+    }
+    assert said == {"README.md", "README.zh-CN.md"}
+    assert len(re.findall("no NPU has run", document("README.md"))) == 1
+
+
+def test_packages_import_only_what_stands_below_them_in_the_tree() -> None:
+    tree = next(block.text for block in blocks(document("README.md")) if block.text.startswith("glm5_ascend/"))
+    order = [*re.findall(r"^  (\w+)(?:/|\.py)", tree, re.MULTILINE), "glm5_kernels"]
+    assert set(order) == set(EDGES_BETWEEN_PACKAGES) - {"__main__"}
+    for package, below in EDGES_BETWEEN_PACKAGES.items():
+        if package != "__main__":
+            assert {name for name in below if order.index(name) <= order.index(package)} == set()
+
+
+def test_the_python_block_runs(tmp_path: Path) -> None:
+    """In an empty folder, on the demo model, as a user would run it after the laptop's commands."""
+    (block,) = (block for block in blocks(section(document("README.md"), "In Python")) if block.language == "python")
+    (tmp_path / "work").mkdir()
+    assert subprocess.run(
+        [sys.executable, "-m", "glm5_ascend", "demo-model", "work/glm5"], cwd=tmp_path, env=environment(), check=True
+    )
+    (tmp_path / "block.py").write_text(block.text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "block.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=600,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[0] == "True"
+    assert (tmp_path / "work/mine.yaml").is_file()
+    assert any((tmp_path / "work/k8s").iterdir())
+
+
+def test_the_laptops_steps_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The single steps, with --dry-run where they would become a server."""
+    lines = shell_lines(section(document("README.md"), "On a laptop: 60 seconds to type"))
+    steps = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("glm5-ascend ")]
+    assert [words[0] for words in steps] == ["demo-model", "quantize", "verify", "serve"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "work").mkdir()
+    for words in steps:
+        done = in_process(*words, *(["--dry-run"] if words[0] == "serve" else []))
+        assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ from glm5_ascend.resources import data_dir
 
 @dataclass(frozen=True)
 class Efficiencies:
-    """Six constants, fitted on public throughput by benchmarks/validate_planner.py.
+    """Six constants, fitted on public throughput by benchmarks/report_planner.py.
 
     Attributes:
         stream: share of the memory rate for data read in long runs.

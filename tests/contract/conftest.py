@@ -15,7 +15,7 @@ from tests.support.command import ROOT
 
 @pytest.fixture(scope="session")
 def msmodelslim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for PATH whose `msmodelslim` is the real 26.1.0 on a CPU (benchmarks/msmodelslim_cpu.py).
+    """A folder for PATH whose `msmodelslim` is the real 26.1.0 on a CPU (benchmarks/tools/msmodelslim_cpu.py).
 
     MSMODELSLIM_PYTHON names an interpreter that has it already.
     """
@@ -25,7 +25,7 @@ def msmodelslim(tmp_path_factory: pytest.TempPathFactory) -> Path:
         python = new_environment(folder / "venv")
         install(python, "msmodelslim==26.1.0", "transformers==5.4.0")
     program = folder / "msmodelslim"
-    program.write_text(f'#!/bin/sh\nexec {python} {ROOT}/benchmarks/msmodelslim_cpu.py "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {python} {ROOT}/benchmarks/tools/msmodelslim_cpu.py "$@"\n')
     program.chmod(0o755)
     return folder
 
@@ -45,5 +45,5 @@ def vllm_ascend(tmp_path_factory: pytest.TempPathFactory) -> VllmAscend:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The smallest GLM-5 that msModelSlim takes, 12 MB."""
     out = tmp_path_factory.mktemp("model") / "glm5"
-    subprocess.run([sys.executable, ROOT / "benchmarks/make_model.py", out, "--preset", "tiny"], check=True)
+    subprocess.run([sys.executable, ROOT / "benchmarks/tools/make_model.py", out, "--preset", "tiny"], check=True)
     return out

@@ -1,10 +1,9 @@
-"""EleutherAI's lm-evaluation-harness, as the README runs it, against the real server: offline, with a task of ours."""
+"""EleutherAI's lm-evaluation-harness, as glm5_ascend/fidelity/README.md runs it, against the real server: offline."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -16,12 +15,11 @@ import pytest
 from glm5_ascend.demo_model.resources import write_demo_model
 from tests.contract.support.peers import install, named_interpreter, new_environment
 from tests.support.command import ROOT, in_process
+from tests.support.documents import document, shell_lines
 from tests.support.server_process import started_server
 
 pytestmark = pytest.mark.contract
-COMMAND = re.search(
-    r"^    (lm_eval .*(?:\n      .*)*)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE
-)
+COMMANDS = [line for line in shell_lines(document("glm5_ascend/fidelity/README.md")) if line.startswith("lm_eval ")]
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +43,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str
 
 
 def test_the_command_of_the_readme(lm_eval: Path, served: tuple[Path, str], tmp_path: Path) -> None:
-    assert COMMAND is not None
+    (line,) = COMMANDS
     checkpoint, url = served
-    line = re.sub(r"\s*\n\s*", " ", COMMAND[1]).split("  #")[0]
     words = shlex.split(line.replace("work/glm5-w4a8", str(checkpoint)).replace("http://127.0.0.1:8000", url))
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
     program = shutil.which("lm_eval", path=str(lm_eval))

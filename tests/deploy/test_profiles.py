@@ -179,5 +179,5 @@ def test_a_switch_is_set_in_one_place() -> None:
 
 
 def test_the_readme_shows_the_profiles_as_they_are() -> None:
-    """`python tests/deploy/support/profile_table.py` prints the table."""
-    assert table() in (ROOT / "README.md").read_text()
+    """`python -m tests.deploy.support.profile_table` prints the table."""
+    assert table() in (ROOT / "deploy/README.md").read_text(encoding="utf-8")

@@ -1,31 +1,46 @@
-"""The README's commands for an Atlas run as they stand, with --dry-run where they would start vLLM."""
+"""The documents' commands for an Atlas run as they stand, with --dry-run where they would start vLLM or quantize."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from glm5_ascend.cli import run
-from tests.support.command import ROOT
+from glm5_ascend.demo_model.resources import write_demo_model
+from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.deploy.render import image
+from tests.support.documents import blocks, document, section, shell_lines
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-SECTIONS = README[README.index("## On an Atlas") : README.index("## What runs where")]
-LINES = [
-    line.split("  #")[0].split(" # ")[0].strip()
-    for line in re.findall(r"^    ((?:[A-Z0-9_]+=\S+ )?glm5-ascend .*)$", SECTIONS, re.MULTILINE)
-]
+ATLAS = document("deploy/README.md")
+QUICK = section(document("README.md"), "On an Atlas: 60 seconds to type")
+COMMAND = re.compile(r"(?:[A-Z0-9_]+=\S+ )?glm5-ascend ")
+
+
+def commands(text: str) -> list[str]:
+    return [line.split("  #")[0].split(" # ")[0].strip() for line in shell_lines(text) if COMMAND.match(line)]
+
+
+LINES = commands(section(ATLAS, "On an Atlas") + section(ATLAS, "Production: several nodes"))
+
+
+def names(lines: list[str]) -> set[str]:
+    return {line.split("glm5-ascend ")[1].split()[0] for line in lines}
 
 
 def test_there_are_some() -> None:
-    commands = {line.split("glm5-ascend ")[1].split()[0] for line in LINES}
-    assert commands == {"deploy", "doctor", "serve", "smoke"}
+    assert names(LINES) == {"deploy", "doctor", "serve", "smoke"}
+    assert names(commands(QUICK)) == {"doctor", "quantize", "serve", "smoke"}
 
 
-@pytest.mark.parametrize("line", [line for line in LINES if " smoke " not in line])  # smoke: tests/serve/test_smoke.py
+@pytest.mark.parametrize(
+    "line", [line for line in LINES + commands(QUICK) if " smoke " not in line]
+)  # smoke: tests/serve/test_smoke.py
 def test_it_runs(
     line: str, tiny_quantized: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -33,8 +48,30 @@ def test_it_runs(
     for variable in line.partition("glm5-ascend ")[0].split():
         monkeypatch.setenv(*variable.split("=", 1))
     words = shlex.split(line.partition("glm5-ascend ")[2])
-    places = {"work/glm5-w4a8": "w4a8", "work/glm5-w8a8": "w8a8", "DIR": "w4a8"}
+    places = {"work/glm5-w4a8": "w4a8", "work/glm5-w8a8": "w8a8", "DIR": "w4a8", "/models/glm5-w4a8": "w4a8"}
+    if words[0] == "quantize":
+        source, out = ("/models/GLM-5", "/models/glm5-w4a8")
+        assert words[1:3] == [source, out]
+        words[1:3] = [str(write_demo_model(tmp_path / "source")), str(tmp_path / "out")]
     words = [str(tiny_quantized(places[word])) if word in places else word for word in words]
     if words[0] == "serve" and "--dry-run" not in words:
         words.insert(2, "--dry-run")
     assert run(words) == 0
+
+
+def test_the_container_is_that_of_the_profile(tmp_path: Path) -> None:
+    """The line of the README, run by a shell with a recorder called docker: image, devices and mounts."""
+    (block,) = (block.text for block in blocks(QUICK) if block.text.startswith("docker "))
+    recorder = tmp_path / "docker"
+    recorder.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    recorder.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-ec", block], capture_output=True, text=True, check=True, env=environment)
+    words = done.stdout.splitlines()
+    after = {flag: [words[i + 1] for i, word in enumerate(words) if word == flag] for flag in ("--device", "-v")}
+    profile = load("a3-single-w4a8")
+    role = profile.role(None)
+    assert after["--device"] == [f"/dev/davinci{i}" for i in range(image.dies(role))] + list(image.MANAGERS)
+    assert {f"{path}:{path}:ro" for path in image.MOUNTS} <= set(after["-v"])
+    assert f"FROM {words[-2]}\n" in image.dockerfile(profile, role)[1]
+    assert words[words.index("--shm-size") + 1] == f"{image.SHM_GIB}g"

@@ -26,7 +26,9 @@ GATE = "model.layers.1.mlp.gate.weight"
 def source(tmp_path: Path) -> Path:
     out = tmp_path / "real"
     flags = ["--preset", "real", "--experts", "64", "--hollow"]
-    subprocess.run([sys.executable, ROOT / "benchmarks/make_model.py", out, *flags], check=True, env=environment())
+    subprocess.run(
+        [sys.executable, ROOT / "benchmarks/tools/make_model.py", out, *flags], check=True, env=environment()
+    )
     files = SourceCheckpoint(out).files
     for name, entry in files.entries.items():
         rows = 260 if name == "model.embed_tokens.weight" else entry.shape[0]  # the tokenizer has bytes only

@@ -1,18 +1,20 @@
-"""The README's commands of its two sections on accuracy, typed as they stand (servers: tests/serve, tests/contract)."""
+"""The commands of glm5_ascend/fidelity/README.md, typed as they stand (servers: tests/serve, tests/contract)."""
 
 from __future__ import annotations
 
-import re
 import shlex
 from pathlib import Path
 
 import pytest
 
-from tests.support.command import ROOT, in_process
+from tests.support.command import in_process
+from tests.support.documents import document, shell_lines
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-SECTIONS = README[README.index("## How far from bf16") : README.index("## On an Atlas")]
-LINES = re.findall(r"^    glm5-ascend (.*)$", SECTIONS, re.MULTILINE)
+LINES = [
+    line.removeprefix("glm5-ascend ")
+    for line in shell_lines(document("glm5_ascend/fidelity/README.md"))
+    if line.startswith("glm5-ascend ")
+]
 
 
 def test_they_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,7 +227,7 @@ def test_the_profile_with_the_layout_is_named(
 
 def test_scale_with_a_price_has_costs(tmp_path: Path) -> None:
     """A million tokens cost price x nodes / 3600 / (tokens per second) x 1e6."""
-    script = ROOT / "benchmarks" / "plan_scale.py"
+    script = ROOT / "benchmarks" / "report_plan_scale.py"
     command = [sys.executable, str(script), "--out", str(tmp_path), "--price", "36", "--nodes", "1", "4"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     header, _, *rows = (line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("|"))

@@ -20,7 +20,7 @@ LONG = 300  # tokens, of which each sees 64
 
 
 def run(run_engine: Any, checkpoint: Path, switches: dict[str, bool]) -> dict[str, Any]:
-    text = (ROOT / "README.md").read_bytes()
+    text = (ROOT / "LICENSE").read_bytes()  # English that stays as it is
     prompts = [list(text[start : start + LONG]) for start in (0, 2000)]
     engine = {"model": str(checkpoint), "additional_config": switches, "max_logprobs": -1}
     report: dict[str, Any] = run_engine(engine=engine, prompts=prompts, new_tokens=4, score=True)

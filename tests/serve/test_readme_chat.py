@@ -1,4 +1,4 @@
-"""README's "Chat with it", run as it stands: its server, then each of its commands; prints equal their comments."""
+"""glm5_ascend/serve/README.md, "Chat with it", as it stands: server and commands, whose output is in the comments."""
 
 from __future__ import annotations
 
@@ -13,20 +13,15 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend.serve.local_server import free_port
-from tests.support.command import ROOT
+from tests.support.documents import blocks, document, section
 from tests.support.server_process import running
 
 pytestmark = pytest.mark.server
 for module in ("vllm", "openai", "anthropic"):
     pytest.importorskip(module)
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-SECTION = README[README.index("## Chat with it") : README.index("## Quantize GLM-5 for real")]
-#: The indented blocks; an empty line belongs to one if the next line is indented too.
-BLOCKS = [
-    re.sub(r"^    ", "", found, flags=re.MULTILINE)
-    for found in re.findall(r"(?:^    .*\n(?:\n(?=    ))*)+", SECTION, re.M)
-]
+SECTION = section(document("glm5_ascend/serve/README.md"), "Chat with it")
+BLOCKS = [block.text for block in blocks(SECTION)]
 SHELL = re.compile(r"(glm5-ascend|curl) ")
 PYTHON = "\n".join(block for block in BLOCKS if not SHELL.match(block))
 

@@ -1,12 +1,12 @@
-"""The README's table of profiles, from the profiles: `python tests/deploy/support/profile_table.py` prints it."""
+"""The table of profiles in deploy/README.md: `python -m tests.deploy.support.profile_table` prints it."""
 
 from __future__ import annotations
 
 from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
 
 HEAD = (
-    "| profile | weights | TP / DP / DCP | tokens | on | accepted by | run on an NPU |\n"
-    "|---|---|---|---|---|---|---|\n"
+    "| profile | weights | TP / DP / DCP | tokens | on | accepted by |\n"
+    "|---|---|---|---|---|---|\n"
 )  # fmt: skip
 
 
@@ -17,9 +17,8 @@ def row(profile: Profile, role: Role) -> str:
     weights = profile.weights["recipe"]
     layout = " / ".join(str(args.get(f"{kind}-parallel-size", 1)) for kind in ("tensor", "data", "decode-context"))
     on = ", ".join(key.replace("_", " ") for key, switch in profile.scheduling.items() if switch.on_for(role.name))
-    accepted = "vllm-ascend 0.23.0, vLLM 0.32" if profile.platform == "npu" else "vLLM 0.32"
-    run = "no" if profile.platform == "npu" else "runs in CI"
-    return f"| {name} ({machines}) | {weights} | {layout} | {args['max-model-len']:,} | {on} | {accepted} | {run} |\n"
+    accepted = "vllm-ascend 0.23.0, vLLM 0.32" if profile.platform == "npu" else "vLLM 0.32, runs in CI"
+    return f"| {name} ({machines}) | {weights} | {layout} | {args['max-model-len']:,} | {on} | {accepted} |\n"
 
 
 def table() -> str:

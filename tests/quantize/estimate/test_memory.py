@@ -41,7 +41,17 @@ def test_prediction_follows_the_work(tiny_source: Path, tmp_path: Path) -> None:
 def test_a_middle_sized_model_stays_within_its_memory(tmp_path: Path) -> None:
     """Hidden size 3072, 0.36 GB: measured peak below the prediction, and below what was allowed."""
     model = tmp_path / "model"
-    make = [sys.executable, ROOT / "benchmarks/make_model.py", model, "--preset", "mid", "--experts", "4", "--mtp", "0"]
+    make = [
+        sys.executable,
+        ROOT / "benchmarks/tools/make_model.py",
+        model,
+        "--preset",
+        "mid",
+        "--experts",
+        "4",
+        "--mtp",
+        "0",
+    ]
     subprocess.run(make, check=True)
     command = [sys.executable, "-m", "glm5_ascend", "quantize", model, tmp_path / "out", "--json", "--quiet"]
     command += ["--samples", "4", "--seq-len", "128", "--max-ram", "1.6GiB"]
@@ -53,7 +63,7 @@ def test_a_middle_sized_model_stays_within_its_memory(tmp_path: Path) -> None:
 def test_the_real_glm5_is_planned_on_any_machine(tmp_path: Path) -> None:
     """78 layers, 256 experts, 1.5 TB of holes: what `--dry-run` says before the disks are bought."""
     model = tmp_path / "glm5"
-    make = [sys.executable, ROOT / "benchmarks/make_model.py", model, "--preset", "real", "--hollow"]
+    make = [sys.executable, ROOT / "benchmarks/tools/make_model.py", model, "--preset", "real", "--hollow"]
     subprocess.run([*make, "--layers", "78", "--dense", "3", "--mtp", "1"], check=True)
     command = [sys.executable, "-m", "glm5_ascend", "quantize", model, tmp_path / "out", "--json", "--quiet"]
     command += ["--dry-run", "--samples", "64", "--seq-len", "2048", "--max-ram", "8GiB", "--threads", "2"]

@@ -1,4 +1,4 @@
-"""The checkpoints that bench_fidelity.py compares, made with the commands a user types; one that is there is kept."""
+"""The checkpoints that report_fidelity.py compares, made with the commands a user types; one that is there is kept."""
 
 from __future__ import annotations
 

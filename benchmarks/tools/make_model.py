@@ -1,8 +1,8 @@
 """Write a random GLM-5 checkpoint of real or middle size: what speed and memory are measured on.
 
-    python benchmarks/make_model.py OUT --preset real --experts 64      # one dense and one MoE layer of GLM-5 itself
-    python benchmarks/make_model.py OUT --preset mid                    # 0.67 GB, msModelSlim's reference time is known
-    python benchmarks/make_model.py OUT --preset real --layers 78 --dense 3 --mtp 1 --hollow   # GLM-5, for --dry-run
+    python benchmarks/tools/make_model.py OUT --preset real --experts 64    # one dense and one MoE layer of GLM-5
+    python benchmarks/tools/make_model.py OUT --preset mid                  # 0.67 GB, msModelSlim's time is known
+    python benchmarks/tools/make_model.py OUT --preset real --layers 78 --dense 3 --mtp 1 --hollow    # for --dry-run
 
 Rows have spread scales and a few input channels are outliers (norm gains up, columns of their readers down), so that
 rotation and smoothing have something to do. `--dtype fp8` writes e4m3 with one scale per 128x128 block. Weights come

@@ -1,7 +1,7 @@
 """Check the planner against every public number, and fit its six constants again.
 
-    python benchmarks/validate_planner.py            # tables; exit 1 where a limit is missed
-    python benchmarks/validate_planner.py --write    # and write the constants and the errors to plan/data/fitted.yaml
+    python benchmarks/report_planner.py            # tables; exit 1 where a limit is missed
+    python benchmarks/report_planner.py --write    # and write the constants and the errors to plan/data/fitted.yaml
 
 Sizes must agree within 1 %. Throughput is predicted for each row by a fit that saw neither the row nor any other of its
 group (the same workload on the same layout, as GLM-5.1 and 5.2 both have). Rows that contradict each other by the rule
@@ -90,7 +90,7 @@ def throughput(write: bool) -> bool:
             "median_error": float(f"{medians[1]:.4g}"),
             "unseen": {row: float(f"{np.exp(error):.4g}") for row, error in judged.items()},
         }
-        text = "# Written by benchmarks/validate_planner.py --write. `band`: half width of a prediction's logarithm.\n"
+        text = "# Written by benchmarks/report_planner.py --write. `band`: half width of a prediction's logarithm.\n"
         text += "# `unseen`: predicted / measured by a fit that saw neither the row nor another of its group.\n"
         FITTED.write_text(text + yaml.safe_dump(value, sort_keys=False), encoding="utf-8")
     return medians[1] <= MEDIAN and covered >= COVERED

@@ -1,6 +1,6 @@
 """What quantization costs: KL to bf16, NLL and right answers of every recipe, on several models and calibration texts.
 
-    python benchmarks/bench_fidelity.py [--work DIR] [--second DIR] [--peer PYTHON] [--seeds N] [--json FILE]
+    python benchmarks/report_fidelity.py [--work DIR] [--second DIR] [--peer PYTHON] [--seeds N] [--json FILE]
 
 Models: the demo model; the same with planted activation outliers (same function, harder to quantize); with --second,
 one trained with another seed on other data (`python -m glm5_ascend.demo_model.train DIR --seed 7 --text-share 0.6`).
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fidelity_checkpoints import (
+from tools.fidelity_checkpoints import (
     calibration,
     float_weights,
     make_demo,
@@ -38,7 +38,7 @@ from fidelity_checkpoints import (
     quantized_by_peer,
     without,
 )  # fmt: skip
-from fidelity_parts import ActivationsOnly, WeightsOnly
+from tools.fidelity_parts import ActivationsOnly, WeightsOnly
 
 from glm5_ascend.demo_model.corpus import validation_texts
 from glm5_ascend.fidelity.evaluation.compare import Comparison, compare
@@ -101,7 +101,7 @@ class Row:
 
 def answers(directory: Path, questions: int) -> dict[str, Any]:
     """Share of held-out questions answered right by real vLLM, in a process of its own."""
-    script = Path(__file__).with_name("answer_questions.py")
+    script = Path(__file__).with_name("report_answers.py")
     done = subprocess.run(
         [sys.executable, str(script), str(directory), str(questions)], check=True, stdout=subprocess.PIPE, text=True
     )

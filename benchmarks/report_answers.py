@@ -1,6 +1,6 @@
 """Ask a checkpoint the demo model's held-out questions through vLLM on this CPU; prints the score as one JSON line.
 
-python benchmarks/answer_questions.py DIR [N]
+python benchmarks/report_answers.py DIR [N]
 
 `tokens` counts what was generated, `digest` is that of all of it: where it is the same, every token is, as with
 GLM5_KERNELS=reference and cpu.

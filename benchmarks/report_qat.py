@@ -1,6 +1,6 @@
 """Quantization-aware training on the demo model: the KL of W4A8 to bf16 with and without it.
 
-    python benchmarks/qat_demo.py [--work DIR] [--steps N] [--json FILE]
+    python benchmarks/report_qat.py [--work DIR] [--steps N] [--json FILE]
 
 The bf16 model teaches its own rounded copy: KL between their next-token distributions on training texts and chats,
 never the held-out text all rows are measured on. Training starts from integers with error feedback (the row `gptq`: the
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import yaml
-from fidelity_checkpoints import make_demo, quantized
+from tools.fidelity_checkpoints import make_demo, quantized
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.demo_model import chats, corpus

@@ -1,6 +1,6 @@
 """From 1 to 512 nodes on paper: throughput, cost, tails, and what limits them.
 
-    python benchmarks/plan_scale.py [--out benchmarks/results] [--price 30]     # table, CSV and (with matplotlib) plots
+    python benchmarks/report_plan_scale.py [--out benchmarks/results] [--price 30]    # table, CSV, plots (matplotlib)
 
 Requests grow with the machines: the same number per node. Ways to grow: engines of at most 4 nodes side by side,
 or engines as wide as their experts allow, within a supernode (UB) or over RoCE. Nothing here was run; beyond 4 nodes no
@@ -92,7 +92,7 @@ def plots(found: list[dict[str, object]], out: Path) -> None:
     for axis in axes:
         axis.set_ylim(0, 1.1 * axis.get_ylim()[1])
     axes[0].legend()
-    figure.savefig(out / "plan_scale.svg", metadata={"Date": None})
+    figure.savefig(out / "report_plan_scale.svg", metadata={"Date": None})
 
 
 def main() -> None:
@@ -113,7 +113,7 @@ def main() -> None:
     for row in found:
         print("| " + " | ".join(str(row[column]) for column in shown) + " |")
     out.mkdir(parents=True, exist_ok=True)
-    with (out / "plan_scale.csv").open("w", newline="", encoding="utf-8") as file:
+    with (out / "report_plan_scale.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(found)

@@ -1,6 +1,6 @@
 """What the fused ops would take at least on one die of a 910B or 910C, on paper: bytes over memory rate, or the cube.
 
-    python benchmarks/npu_roofline.py
+    python benchmarks/report_npu_roofline.py
 
 Nothing here was measured on an NPU. The hardware figures and their sources are those of the planner
 (glm5_ascend/plan/data/hardware/a3.yaml).

@@ -1,4 +1,4 @@
-"""msModelSlim 26.1.0 on a CPU, for a GLM-5 that is not the 744B one: `python msmodelslim_cpu.py quant ...`.
+"""msModelSlim 26.1.0 on a CPU, for a GLM-5 of any size: `python benchmarks/tools/msmodelslim_cpu.py quant ...`.
 
 Runs in a virtual environment that holds msmodelslim and no NPU. What the stock tool lacks for that is put in from
 outside: sizes from config.json (it has them built in), the router's bias for any hidden size, `.npu()` as identity, and

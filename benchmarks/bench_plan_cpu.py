@@ -1,6 +1,6 @@
 """The planner against the CPU server: tokens per second predicted from other sizes, and measured by bench_serve's load.
 
-    OMP_NUM_THREADS=1 python benchmarks/plan_cpu.py --work work/plan-cpu [--rounds 5] [--json FILE]
+    OMP_NUM_THREADS=1 python benchmarks/bench_plan_cpu.py --work work/plan-cpu [--rounds 5] [--json FILE]
 
 For the float demo model and its W4A8 output: a server; in each round 8 requests of 1024 tokens and 64 new ones by
 vLLM's load generator, and before and after them the planner's measurements (`glm5-ascend plan --measure`: prompts of

@@ -1,0 +1,1 @@
+"""What the scripts beside this folder share; `python benchmarks/SCRIPT.py` finds it as `tools`."""
