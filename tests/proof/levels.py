@@ -1,11 +1,13 @@
 """One level of one op: `python -m tests.proof.levels LEVEL OP TOOLS`, results as JSON lines on standard output.
 
 A process of its own, because TRITON_INTERPRET counts when the kernels are imported, because levels 2 and 3 want
-triton-ascend where level 1 wants upstream Triton, and because a wrong call at level 3 may end it.
+triton-ascend where level 1 wants upstream Triton, and because a wrong call at level 3 may end it. Level 4 is
+`compiled`: TOOLS is then the folder of the device's compilers.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -23,8 +25,9 @@ from glm5_kernels.parity import run
 from glm5_kernels.parity.cases import Case, cases
 from glm5_kernels.triton_launch import launched_by
 from tests.proof import execute, structure
+from tests.proof.device_compiler import TARGETS, VERSIONS, DeviceCompiler
 from tests.proof.lowering import Lowered, lower
-from tests.proof.shapes import REAL, quick_cases, real_cases
+from tests.proof.shapes import REAL, launched_cases, quick_cases, real_cases
 from tests.proof.tools import Tools
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +38,7 @@ OPS = (
     "sparse_flash_attention_quant",
     "mla_preprocess",
 )
-LEVELS = ("interpreted", "lowered")
+LEVELS = ("interpreted", "lowered", "compiled")
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,9 @@ class Result:
     """One line of the table.
 
     Attributes:
-        level: 1, 2 or 3.
-        what: the variant of the op, at level 2 the kernel.
-        relative: error over the whole output, None at level 2.
+        level: 1, 2, 3 or 4.
+        what: the variant of the op, at level 2 the kernel, at level 4 the kernel, its target and compiler.
+        relative: error over the whole output, None at levels 2 and 4.
         asserted: what was compared or required.
     """
 
@@ -63,23 +66,29 @@ def prove(level: str, op: str, tools: Tools | None) -> list[Result]:
     """Run it in its process.
 
     Args:
-        level: `interpreted` (1) or `lowered` (2 and 3).
+        level: `interpreted` (1), `lowered` (2 and 3) or `compiled` (4).
     Raises:
         RuntimeError: the process ended before its last result.
     """
     paths = [str(ROOT), str(ROOT / "kernels")]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    if level == "lowered":
+    if level != "interpreted":
         if tools is None:
-            raise ValueError("levels 2 and 3 need the tools")
+            raise ValueError("levels 2 to 4 need the tools")
         paths.insert(0, str(tools.triton_ascend))
         environment.pop("TRITON_INTERPRET")
     environment |= {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.proof.levels", level, op, str(tools.llvm if tools else "")]
+    command = [sys.executable, "-m", "tests.proof.levels", level, op, str(_folder(level, tools))]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise RuntimeError(f"{level} {op}: exit {done.returncode}\n{done.stderr[-3000:]}")
     return [Result(**json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def _folder(level: str, tools: Tools | None) -> Path | str:
+    if tools is None:
+        return ""
+    return tools.llvm if level == "lowered" else tools.device_compilers
 
 
 def _compared(cases: Iterable[Case], level: int) -> Iterator[Result]:
@@ -120,7 +129,33 @@ def _lowered(op: str, llvm: Path) -> Iterator[Result]:
         yield from _compared(cases(0, [op]), 3)
 
 
+def _compiled(op: str, folder: Path) -> Iterator[Result]:
+    """Every kernel that a server launches, by every compiler, for both targets, with and without multi-buffering."""
+    made: dict[Any, Lowered] = {}
+
+    def launch(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
+        types = tuple(a.dtype if isinstance(a, torch.Tensor) else type(a) for a in arguments)
+        key = kernel.__name__, types, tuple(constants.items())
+        if key not in made:
+            made[key] = lower(kernel, arguments, constants)
+
+    with launched_by(launch):
+        for case in launched_cases(op):
+            run._results(case, "triton", "cpu")
+    compilers = [DeviceCompiler(folder, version) for version in VERSIONS]
+    for (name, _, constants), lowered in made.items():
+        shape = " ".join(f"{key}={value}" for key, value in constants)
+        for compiler, target, multi_buffer in itertools.product(compilers, TARGETS, (True, False)):
+            compiled = compiler.compile(lowered, target, multi_buffer)
+            wrong = compiled.findings()
+            what = f"{name} {shape}, {target}, {compiler.version}" + ("" if multi_buffer else ", single buffers")
+            words = compiled.in_words() + f"; {compiled.seconds:.1f} s"
+            yield Result(op, 4, what, not wrong, None, "; ".join(wrong), words)
+
+
+RUN = {"interpreted": lambda op, _: _interpreted(op), "lowered": _lowered, "compiled": _compiled}
+
 if __name__ == "__main__":
-    chosen, name, debian = sys.argv[1:]
-    for line in _interpreted(name) if chosen == "interpreted" else _lowered(name, Path(debian)):
+    chosen, name, folder = sys.argv[1:]
+    for line in RUN[chosen](name, Path(folder)):
         print(json.dumps(asdict(line)), flush=True)

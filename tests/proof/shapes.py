@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from glm5_kernels.int8 import PER_TENSOR, PER_TOKEN, LinearWeights
+from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, QUANT_MODES, LinearWeights
 from glm5_kernels.lightning_indexer.reference import quantize_indexer
 from glm5_kernels.parity.cases import Case, cases
 from glm5_kernels.parity.compare import Tolerance
@@ -53,6 +53,19 @@ def real_cases(op: str) -> Iterator[Case]:
         yield from (_preprocess(mode, generator) for mode in (PER_TOKEN, PER_TENSOR))
 
 
+def launched_cases(op: str) -> Iterator[Case]:
+    """What a server of GLM-5, 5.1 or 5.2 launches: a rank has 64, 32 or 16 of the heads. The number of tokens and of
+    requests is no constant of any kernel, so decode and prefill launch the same ones."""
+    generator = torch.Generator().manual_seed(7)
+    for heads in (64, 32, 16):
+        if op.startswith("sparse_flash_attention"):
+            yield _attention(op, generator, heads)
+        elif op == "mla_preprocess":
+            yield from (_preprocess(mode, generator, heads) for mode in QUANT_MODES)
+    if op.startswith("lightning_indexer"):  # every rank has all heads of the indexer
+        yield _indexer(op, generator)
+
+
 def _pages(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """block_table [B, 32] of shuffled pages, the slots that are owned, and query_start_loc of one token each."""
     needed = [-(-length // BLOCK) for length in LENGTHS]
@@ -87,11 +100,11 @@ def _indexer(op: str, generator: torch.Generator) -> Case:
     return Case(op, f"{REAL}, int8", (q_int, k_int, weights.half(), q_scale, k_scale, *step), gap=1e-3)
 
 
-def _attention(op: str, generator: torch.Generator) -> Case:
+def _attention(op: str, generator: torch.Generator, heads: int = HEADS) -> Case:
     table, owned, starts = _pages(generator)
     tokens, lengths = len(LENGTHS), torch.tensor(LENGTHS, dtype=torch.int32)
-    nope = (0.3 * torch.randn(tokens, HEADS, RANK, generator=generator)).bfloat16()
-    pe = (0.3 * torch.randn(tokens, HEADS, ROPE, generator=generator)).bfloat16()
+    nope = (0.3 * torch.randn(tokens, heads, RANK, generator=generator)).bfloat16()
+    pe = (0.3 * torch.randn(tokens, heads, ROPE, generator=generator)).bfloat16()
     chosen = torch.full((tokens, TOPK), -1, dtype=torch.int32)
     for token, length in enumerate(LENGTHS):
         some = torch.randperm(length, generator=generator)[:TOPK].int()
@@ -109,15 +122,15 @@ def _packed(ckv: torch.Tensor, kpe: torch.Tensor, owned: torch.Tensor) -> torch.
     return packed
 
 
-def _preprocess(mode: str, generator: torch.Generator) -> Case:
+def _preprocess(mode: str, generator: torch.Generator, heads: int = HEADS) -> Case:
     tokens = 2
     angle = torch.rand(tokens, ROPE // 2, generator=generator) * 6
     fused = torch.zeros(2, BLOCK, RANK + ROPE, dtype=torch.bfloat16)
     arguments = (
         torch.randn(tokens, HIDDEN, generator=generator).bfloat16(), angle.cos(), angle.sin(),
         _quantized(mode, Q_LORA + RANK + ROPE, HIDDEN, generator),
-        _quantized(mode, HEADS * (NOPE + ROPE), Q_LORA, generator),
-        (torch.randn(HEADS, NOPE, RANK, generator=generator) * NOPE**-0.5).bfloat16(),
+        _quantized(mode, heads * (NOPE + ROPE), Q_LORA, generator),
+        (torch.randn(heads, NOPE, RANK, generator=generator) * NOPE**-0.5).bfloat16(),
         torch.rand(Q_LORA, generator=generator) + 0.5, torch.rand(RANK, generator=generator) + 0.5,
         torch.tensor([200, 3]), fused[..., :RANK], fused[..., RANK:], 1e-5,
     )  # fmt: skip
@@ -128,6 +141,8 @@ def _preprocess(mode: str, generator: torch.Generator) -> Case:
 
 
 def _quantized(mode: str, n: int, k: int, generator: torch.Generator) -> LinearWeights:
+    if mode == NO_QUANT:
+        return LinearWeights((torch.randn(n, k, generator=generator) * k**-0.5).bfloat16())
     weight = torch.randint(-127, 128, (n, k), dtype=torch.int8, generator=generator)
     scale = (torch.rand(n, generator=generator) + 0.5) * 0.014 * k**-0.5
     if mode == PER_TOKEN:

@@ -1,20 +1,14 @@
 """What the lowered text of each kernel must look like: where it runs, what the cube multiplies, what is copied how.
 
-Sizes are those of one core of a 910B/910C. That every tile fits is necessary, not sufficient: what the device's
-compiler allocates beside it is not known here.
+Whether the tiles fit a core's memories is level 4's to say: the device's compiler plans them (`device_compiler`).
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from math import prod
 
 from tests.proof.lowering import Lowered
-
-L0A, L0B, L0C, L1, UB = 2**16, 2**16, 2**17, 2**19, 196608
-_BYTES = {"i1": 1, "i8": 1, "bf16": 2, "f16": 2, "f32": 4, "i32": 4, "i64": 8}
-_TENSOR = r"(?:tensor|memref)<([\dx]+)x(bf16|f16|f32|i1|i8|i32|i64)"
 
 
 @dataclass(frozen=True)
@@ -39,13 +33,13 @@ class Expected:
         words += [f"copies rows {row}" for row in self.rows]
         if self.single:
             words.append(f"{self.single} loops over single elements")
-        return "; ".join([*words, "no library call", "tiles fit L0A/B/C, L1, UB"])
+        return "; ".join([*words, "no library call"])
 
 
 #: At GLM-5's real sizes, by kernel and quant mode.
 EXPECTED = {
-    "score_pages, bf16": Expected("mix", ("128x128 x 128x128 bf16 -> f32",)),
-    "score_pages, i8": Expected("mix", ("128x128 x 128x128 i8 -> i32",)),
+    "score_pages, bf16": Expected("mix", ("64x128 x 128x128 bf16 -> f32",)),
+    "score_pages, i8": Expected("mix", ("64x128 x 128x128 i8 -> i32",)),
     "choose_positions": Expected("aiv", single=2),
     "order_positions": Expected("aiv", single=1),
     "attend": Expected(
@@ -107,27 +101,4 @@ def findings(lowered: Lowered) -> list[str]:
     for shape in {row.removeprefix("1x") for row in rows}:
         if re.search(rf"arith\.select .*tensor<\d+x{shape}>", text):
             found.append(f"selects over a tile of gathered rows {shape}")
-    return found + _too_large(text, seen)
-
-
-def _too_large(text: str, products: tuple[str, ...]) -> list[str]:
-    found = []
-    for product in products:
-        a, b, kind, result = re.findall(r"(\S+) x (\S+) (\w+) -> (\w+)", product)[0]
-        (m, k), (_, n) = (tuple(map(int, size.split("x"))) for size in (a, b))
-        for name, size, limit in (
-            ("L0A", m * k * _BYTES[kind], L0A), ("L0B", k * n * _BYTES[kind], L0B), ("L0C", m * n * _BYTES[result], L0C)
-        ):  # fmt: skip
-            if size > limit:
-                found.append(f"{product}: {size} bytes in {name} of {limit}")
-    allocated = sum(_size(shape, kind) for shape, kind in re.findall(rf"memref\.alloc\(\) : {_TENSOR}", text))
-    if products and allocated > L1:
-        found.append(f"allocates {allocated} bytes, L1 has {L1}")
-    for shape, kind in set(re.findall(_TENSOR, text)):
-        if _size(shape, kind) > UB:
-            found.append(f"a tile {shape}x{kind} of {_size(shape, kind)} bytes, UB has {UB}")
     return found
-
-
-def _size(shape: str, kind: str) -> int:
-    return prod(map(int, shape.split("x"))) * _BYTES[kind]

@@ -9,6 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from tests.proof.device_compiler import TARGETS, VERSIONS
 from tests.proof.levels import LEVELS, OPS, Result, prove
 from tests.proof.shapes import IN_WORDS
 from tests.proof.tools import make_tools
@@ -17,16 +18,25 @@ from tests.proof.tools import make_tools
 def summary(results: list[Result]) -> list[str]:
     """One Markdown row per op: what passed at each level."""
     lines = [
-        "| op | at GLM-5's sizes | 1 interpreted | 2 lowered | 3 lowered and run | largest error | on an NPU |",
-        "|---|---|---|---|---|---|---|",
+        "| op | at GLM-5's sizes | 1 interpreted | 2 lowered | 3 lowered and run | 4 compiled | error | on an NPU |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for op in OPS:
         chosen = [r for r in results if r.op == op and not r.skipped]
-        levels = [[r for r in chosen if r.level == level] for level in (1, 2, 3)]
+        levels = [[r for r in chosen if r.level == level] for level in (1, 2, 3, 4)]
         passed = [f"{sum(r.ok for r in level)} of {len(level)}" for level in levels]
         worst = max((r.relative for r in chosen if r.relative is not None), default=0.0)
         lines.append(f"| `{op}` | {IN_WORDS[op]} | {' | '.join(passed)} | {worst:.1e} | no |")
     return lines
+
+
+def compiled_line(results: list[Result]) -> str:
+    """How many kernels the newest device compiler takes, by target."""
+    counts = []
+    for target in TARGETS:
+        taken = [r.ok for r in results if r.level == 4 and r.what.endswith(f", {target}, {VERSIONS[0]}")]
+        counts.append(f"{sum(taken)} of {len(taken)} kernels compiled for {target}")
+    return "level 4: " + ", ".join(counts)
 
 
 def all_rows(results: list[Result]) -> list[str]:
@@ -63,7 +73,7 @@ def main() -> int:
             print("\n".join(details(new)), flush=True)
             results += new
     lines = summary(results)
-    print("\n" + "\n".join(lines))
+    print("\n" + "\n".join(lines) + "\n\n" + compiled_line(results))
     if given.markdown:
         given.markdown.write_text("\n".join([*lines, "", *all_rows(results)]) + "\n")
     return 0 if all(r.ok for r in results) else 1

@@ -19,10 +19,11 @@ DEBIAN = ("mlir-19-tools", "libmlir-19", "libllvm19", "llvm-19")
 
 @dataclass(frozen=True)
 class Tools:
-    """Folders of triton-ascend and of the unpacked Debian packages."""
+    """Folders of triton-ascend, of the unpacked Debian packages and of the device's compilers (filled when used)."""
 
     triton_ascend: Path
     llvm: Path
+    device_compilers: Path
 
 
 def obstacle() -> str | None:
@@ -38,7 +39,7 @@ def obstacle() -> str | None:
 
 def make_tools(folder: Path) -> Tools:
     """Download and unpack into `folder` (0.75 GB, half a minute) what is not there yet."""
-    tools = Tools(folder / "triton-ascend", folder / "llvm")
+    tools = Tools(folder / "triton-ascend", folder / "llvm", folder / "device-compilers")
     done = folder / "done"
     if not done.exists():
         pip = sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"

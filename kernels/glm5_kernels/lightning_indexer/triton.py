@@ -11,11 +11,12 @@ from glm5_kernels.lightning_indexer.triton_kernels import choose_positions, orde
 from glm5_kernels.paged_cache import query_layout
 from glm5_kernels.triton_launch import launch, padded, support, support_power
 
-#: Query rows (tokens times heads) of one matrix product.
-QUERY_ROWS = 128
+#: Query rows (tokens times heads) of one matrix product. With 128 its fp32 scores and their copies overflow UB.
+QUERY_ROWS = 64
 #: Tokens whose scores are held at once: 64 times 64k of them are 16 MB.
 TOKENS = 64
-TILE, SCAN, BI, BJ = 2048, 128, 64, 128
+#: A scan compares SCAN x SCAN positions in UB: 128 overflow it.
+TILE, SCAN, BI, BJ = 2048, 64, 64, 128
 
 
 def lightning_indexer(

