@@ -123,8 +123,9 @@ def _answer(conversation: Conversation, pieces: Iterator[Piece], console: Consol
 def _show(conversation: Conversation, pieces: Iterator[Piece], console: Console) -> None:
     from glm5_ascend.serve.conversation import THINKING, TOOL_CALL
 
-    began, last = time.monotonic(), ""
+    began, last = 0.0, ""
     for kind, text in pieces:
+        began = began or time.monotonic()  # the rate is the decoder's: the prompt, and a first compilation, come before
         if last and kind != last:
             console.print()
         shown = f"call {text}" if kind == TOOL_CALL else text
@@ -157,7 +158,7 @@ def _command(line: str, conversation: Conversation, console: Console) -> None:
         conversation.save(Path(value))
         console.print(f"wrote {value}", markup=False)
     else:
-        console.print(HELP, markup=False)
+        console.print(HELP, markup=False, soft_wrap=True)
 
 
 def _read_tools(path: Path) -> list[dict[str, Any]]:
