@@ -51,7 +51,7 @@ EDGES_BETWEEN_PACKAGES = {
 THIRD_PARTY = {
     "vllm": ("glm5_ascend.serve.",),
     "transformers": ("glm5_ascend.demo_model.", "glm5_ascend.checkpoint.texts", "glm5_ascend.serve."),
-    "openai": ("glm5_ascend.cli.demo",),
+    "openai": ("glm5_ascend.cli.demo", "glm5_ascend.serve.conversation"),
     "torch_npu": ("glm5_ascend.model.device", "glm5_ascend.serve.plugin.ascend"),
     "vllm_ascend": ("glm5_ascend.serve.plugin.ascend",),
 }

@@ -1,0 +1,172 @@
+"""`glm5-ascend chat [URL | DIR]`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from glm5_ascend.errors import ConfigError, Glm5Error
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from glm5_ascend.serve.conversation import Conversation, Piece
+
+HELP = """\
+/think on|off   think before the answer, or not
+/tools FILE     function definitions (JSON list) that the model may call; /tools off
+/clear          forget the conversation
+/history        show it
+/save FILE      write it as JSON
+/quit           end (Ctrl-D, too); Ctrl-C stops an answer"""
+#: Control characters of an answer, which could rewrite the terminal; tabs and line ends are text.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("chat")(chat)
+
+
+def chat(
+    target: Annotated[
+        str, typer.Argument(metavar="[URL|DIR]", help="A server, or a checkpoint to serve meanwhile.")
+    ] = "http://127.0.0.1:8000",
+    model: Annotated[str, typer.Option(help="The server's name for the model; its first one by default.")] = "",
+    key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="API key, if the server wants one.")] = "",
+    system: Annotated[str, typer.Option(metavar="TEXT", help="System message.")] = "",
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest answer; the server's limit by default.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="The server's by default.")] = None,
+    think: Annotated[bool, typer.Option("--think/--no-think", help="Think before the answer.")] = True,
+) -> int:
+    """Talk to a served GLM-5: streamed, thinking dimmed, tools, history.
+
+    Examples:  glm5-ascend chat   glm5-ascend chat http://10.0.0.7:8000   glm5-ascend chat work/glm5-w4a8
+    """
+    from rich.console import Console
+
+    from glm5_ascend.serve.conversation import connect
+
+    console = Console(highlight=False)
+    with _served(target, console) as url:
+        conversation = connect(url, model, key)
+        if system:
+            conversation.messages.append({"role": "system", "content": system})
+        conversation.max_tokens, conversation.temperature, conversation.thinking = max_tokens, temperature, think
+        console.print(f"{conversation.model} at {url}   /help for commands, Ctrl-D to end", style="dim", markup=False)
+        _talk(conversation, console)
+    return 0
+
+
+@contextlib.contextmanager
+def _served(target: str, console: Console) -> Iterator[str]:
+    """The URL of `target`; a directory is served as long as the block runs."""
+    if target.startswith(("http://", "https://")):
+        yield target
+        return
+    if not Path(target).is_dir():
+        raise ConfigError(
+            f"{target}: neither a URL nor a directory", "give http://HOST:PORT, or a checkpoint's directory"
+        )
+    from glm5_ascend.serve.local_server import server
+
+    with tempfile.TemporaryDirectory(prefix="glm5-chat-") as folder, contextlib.ExitStack() as stack:
+        with console.status(f"starting a server for {target} ..."):
+            port = stack.enter_context(server(Path(target), Path(folder) / "serve.log"))
+        yield f"http://127.0.0.1:{port}"
+
+
+def _talk(conversation: Conversation, console: Console) -> None:
+    """Read, ask, show, until the input ends."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  # line editing and the arrow keys at the prompt
+    while True:
+        try:
+            line = input("\n> " if sys.stdin.isatty() else "").strip()
+        except EOFError:
+            return
+        try:
+            if line in ("/quit", "/exit"):
+                return
+            if line.startswith("/"):
+                _command(line, conversation, console)
+            elif line:
+                _answer(conversation, conversation.ask(line), console)
+        except Glm5Error as error:
+            console.print(f"error: {error.message}" + (f"\n  fix: {error.tip}" if error.tip else ""), markup=False)
+        except KeyboardInterrupt:
+            console.print("\n(stopped)", style="dim")
+
+
+def _answer(conversation: Conversation, pieces: Iterator[Piece], console: Console) -> None:
+    """Show an answer, and ask for the results of the tools it calls, until none is open."""
+    while True:
+        _show(conversation, pieces, console)
+        calls = conversation.open_calls()
+        if not calls:
+            return
+        for call_id, shown in calls:
+            conversation.tool_result(call_id, input(f"result of {_CONTROL.sub('?', shown)}: "))
+        pieces = conversation.answer()
+
+
+def _show(conversation: Conversation, pieces: Iterator[Piece], console: Console) -> None:
+    from glm5_ascend.serve.conversation import THINKING, TOOL_CALL
+
+    began, last = 0.0, ""
+    for kind, text in pieces:
+        began = began or time.monotonic()  # the rate is the decoder's: the prompt, and a first compilation, come before
+        if last and kind != last:
+            console.print()
+        shown = f"call {text}" if kind == TOOL_CALL else text
+        style = "dim" if kind == THINKING else "cyan" if kind == TOOL_CALL else ""
+        console.print(_CONTROL.sub("\ufffd", shown), style=style, end="", markup=False, soft_wrap=True)
+        last = kind
+    seconds, (prompt, completion) = time.monotonic() - began, conversation.usage
+    console.print(
+        f"\n[{prompt} + {completion} tokens, {completion / max(seconds, 1e-9):.1f} tokens/s]", style="dim", markup=False
+    )
+
+
+def _command(line: str, conversation: Conversation, console: Console) -> None:
+    name, _, value = line[1:].partition(" ")
+    value = value.strip()
+    if name == "think" and value in ("on", "off"):
+        conversation.thinking = value == "on"
+        console.print(f"thinking {value}")
+    elif name == "tools" and value:
+        conversation.tools = [] if value == "off" else _read_tools(Path(value))
+        console.print(f"{len(conversation.tools)} tools")
+    elif name == "clear":
+        conversation.messages = [message for message in conversation.messages if message["role"] == "system"]
+        console.print("forgotten")
+    elif name == "history":
+        for message in conversation.messages:
+            text = message.get("content") or json.dumps(message.get("tool_calls"))
+            console.print(f"{message['role']:<10} {_CONTROL.sub('?', str(text))}", markup=False)
+    elif name == "save" and value:
+        conversation.save(Path(value))
+        console.print(f"wrote {value}", markup=False)
+    else:
+        console.print(HELP, markup=False, soft_wrap=True)
+
+
+def _read_tools(path: Path) -> list[dict[str, Any]]:
+    """Raises `ConfigError` unless the file is a JSON list of objects with a `function`."""
+    try:
+        tools = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", "give a JSON file") from None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) and "function" in tool for tool in tools):
+        raise ConfigError(f"{path}: not a list of tools", 'e.g. [{"type": "function", "function": {"name": ...}}]')
+    return tools

@@ -1,0 +1,58 @@
+"""`glm5-ascend ui`."""
+
+from __future__ import annotations
+
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Annotated
+from urllib.parse import quote, urlsplit
+
+import typer
+
+from glm5_ascend.errors import ConfigError
+
+
+def register(app: typer.Typer) -> None:
+    app.command("ui")(ui)
+
+
+def ui(
+    url: Annotated[str, typer.Option(metavar="URL", help="The server, http://HOST:PORT.")] = "http://127.0.0.1:8000",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page on 127.0.0.1; 0: any free one.")] = 8080,
+) -> int:
+    """Show the chat page for a server elsewhere, e.g. on an Atlas. The browser talks to that server itself.
+
+    Example:  glm5-ascend ui --url http://10.0.0.7:8000
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ConfigError(f"{url}: not a URL", "give it as http://HOST:PORT")
+    server_url = f"{parts.scheme}://{parts.netloc}"
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), _handler(server_url))
+    except OSError as error:
+        raise ConfigError(f"port {port}: {error.strerror or error}", "choose another one with --port") from None
+    with server:
+        print(
+            f"open http://127.0.0.1:{server.server_port}/#{quote(server_url, safe=':/')}   (Ctrl-C ends it)", flush=True
+        )
+        server.serve_forever()
+    return 0
+
+
+def _handler(server_url: str) -> type[BaseHTTPRequestHandler]:
+    from glm5_ascend.serve.chat_page import headers, page
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = page() if self.path == "/" else b""
+            self.send_response(200 if body else 404)
+            for name, value in headers(f"'self' {server_url}") if body else []:
+                self.send_header(name.decode(), value.decode())
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nobody reads a line per request."""
+
+    return Page
