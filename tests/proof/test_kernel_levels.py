@@ -51,6 +51,7 @@ def test_level_1_the_interpreted_source_gives_what_the_reference_gives(op: str) 
     assert len(found) >= 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("op", OPS)
 def test_levels_2_and_3_the_lowered_text_is_as_expected_and_gives_the_same(op: str, proof_tools: tools.Tools) -> None:
     results = prove("lowered", op, proof_tools)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.serve.support import tiny_checkpoints
+from tests.support.command import TIMEOUT_S
 
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")
@@ -32,7 +33,7 @@ def probe(folder: Path, whose: str) -> dict[str, Any]:
     script = Path(__file__).parent / "support" / "tool_stream_probe.py"
     command = [sys.executable, str(script), str(folder), whose]
     environment = os.environ | {"VLLM_PLUGINS": "", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return report

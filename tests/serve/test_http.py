@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.serve.support.chat import NO_THINKING, WEATHER, ask
+from tests.serve.support.chat import ANSWER_LIMIT, NO_THINKING, WEATHER, ask
 
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")
@@ -77,7 +77,7 @@ def test_long_prompt_with_prefix_cache(client: Any) -> None:
 
 def test_drafts_are_made_and_some_accepted(client: Any, server: str) -> None:
     ask(client, "Hello")
-    with urllib.request.urlopen(f"{server}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"{server}/metrics", timeout=ANSWER_LIMIT) as response:
         lines = response.read().decode().splitlines()
     totals = {
         line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:spec_decode")

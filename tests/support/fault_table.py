@@ -138,7 +138,7 @@ FAULTS = (
         "a tensor that stands in two shards is not reported",
         "            if name in contents.entries:\n                other =",
         "            if name in contents.unreadable:\n                other =",
-        "test_every_mutant_is_reported_where_it_is[tensor_twice]",
+        "test_every_mutant_is_reported_where_it_is[tensor_in_two_shards]",
     ),
     # -- ops ----------------------------------------------------------------------------------------------------------
     _fault(
