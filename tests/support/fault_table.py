@@ -89,8 +89,8 @@ FAULTS = (
     _fault(
         "quantize",
         "a journal line that a kill cut short counts",
-        'if not line.endswith(b"\\n") or not isinstance(value, dict)',
-        "if not isinstance(value, dict)",
+        'if not line.endswith(b"\\n") or not isinstance(value, dict) or _encode(value) != line:',
+        "if not isinstance(value, dict):",
         "test_a_torn_line_does_not_count",
     ),
     # -- verify -------------------------------------------------------------------------------------------------------
@@ -114,23 +114,20 @@ FAULTS = (
         "input offsets of fused linears may differ",
         'for suffix in ("input_scale", "input_offset"):\n            a, b =',
         'for suffix in ("input_scale",):\n            a, b =',
-        "test_every_mutant_is_reported_where_it_is[input_scales_of_fused_linears_differ]",
+        "test_every_mutant_is_reported_where_it_is",
     ),
     _fault(
         "verify",
         "a wrong column is not an error",
         "            and self.column_error <= self.column_limit\n",
         "",
-        "test_every_mutant_is_reported_where_it_is[columns_turned]",
-        "test_every_mutant_is_reported_where_it_is[vector_wrong]",
-        "test_every_mutant_is_reported_where_it_is[norm_gain_wrong]",
-        "test_every_mutant_is_reported_where_it_is[weight_empty]",
+        "test_every_mutant_is_reported_where_it_is",
     ),
     _fault(
         "verify",
-        "the MTP rotation need not be symmetric",
-        "elif float((rot - rot.T).norm()) > ROT_TOLERANCE * size:",
-        "elif float((rot - rot.T).norm()) > 9e9 * size:",
+        "the MTP rotation may belong to another global one",
+        "if rest > ROT_TOLERANCE:",
+        "if rest > 9e9:",
         "test_every_mutant_is_reported_where_it_is[rot_wrong]",
     ),
     _fault(
@@ -195,7 +192,7 @@ FAULTS = (
         "a negative slot (padding) is written to the last row",
         "        keep = slots >= 0\n",
         "        keep = slots >= -1\n",
-        "test_only_the_mapped_rows_are_written_and_negative_slots_are_skipped",
+        "test_what_lies_beside_the_slots_is_not_touched",
     ),
     # -- serve --------------------------------------------------------------------------------------------------------
     _fault(

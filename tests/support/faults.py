@@ -28,7 +28,7 @@ PRODUCT = ("glm5_ascend", "kernels")
 #: What a copy does without. Compiled kernels are copied: they are valid as long as their source is unchanged.
 IGNORED = shutil.ignore_patterns(".git", ".venv", "work", "*.pyc", ".mypy_cache", ".ruff_cache", ".pytest_cache")
 EVERY_LEVEL = ("-m", "not contract")
-FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?)(?: - .*)?$", re.MULTILINE)
+FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
 class MissingError(Exception):
