@@ -1,10 +1,9 @@
-"""Checkpoints, the HF oracle, engine runs in subprocesses and one HTTP server per session."""
+"""Checkpoints, the HF oracle and engine runs in processes of their own."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ import pytest
 from tests.serve.support import tiny_checkpoints
 from tests.serve.support.chat import ANSWER_LIMIT, API_KEY
 from tests.serve.support.oracle import hf_continue, hf_model
-from tests.support.command import environment, glm5_ascend
+from tests.support.command import environment
 from tests.support.fork_server import ForkServer
-from tests.support.once import made_once
-from tests.support.server_process import ENGINE_ENVIRONMENT, started_server
+from tests.support.server_process import ENGINE_ENVIRONMENT
 
 SUPPORT = Path(__file__).parent / "support"
 ENGINE = "tests.serve.support.engine:main"
@@ -44,33 +42,6 @@ def w8a8_checkpoint(float_checkpoint: Path, tmp_path_factory: pytest.TempPathFac
     """W8A8 (static) attention, W8A8_DYNAMIC everything else."""
     target = tmp_path_factory.mktemp("w8a8")
     return tiny_checkpoints.quantize(float_checkpoint, target, static_attention=True, int4_experts=False)
-
-
-@pytest.fixture(scope="session")
-def trained_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shipped demo model, or the directory named by GLM5_TEST_TRAINED (while it is being trained)."""
-    if "GLM5_TEST_TRAINED" in os.environ:
-        return Path(os.environ["GLM5_TEST_TRAINED"])
-    from glm5_ascend.demo_model.resources import write_demo_model
-
-    return write_demo_model(tmp_path_factory.mktemp("trained") / "demo")
-
-
-@pytest.fixture(scope="session")
-def rotated_checkpoint(trained_checkpoint: Path, shared_folder: Path) -> Path:
-    """`glm5-ascend quantize --recipe w4a8` of the trained model: rotated, with rot.weight."""
-    return made_once(shared_folder, "w4a8", lambda out: quantize_by_command(trained_checkpoint, out, "w4a8"))
-
-
-@pytest.fixture(scope="session")
-def rotated_w8a8_checkpoint(trained_checkpoint: Path, shared_folder: Path) -> Path:
-    """The same with `--recipe w8a8`: static attention."""
-    return made_once(shared_folder, "w8a8", lambda out: quantize_by_command(trained_checkpoint, out, "w8a8"))
-
-
-def quantize_by_command(source: Path, out: Path, recipe: str) -> None:
-    done = glm5_ascend("quantize", source, out, "--recipe", recipe, "--quiet")
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="session")
@@ -123,14 +94,6 @@ def shared_indexer_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def shared_indexer_oracle(shared_indexer_checkpoint: Path, prompts: list[list[int]]) -> list[list[int]]:
     return hf_continue(hf_model(shared_indexer_checkpoint), prompts)
-
-
-@pytest.fixture(scope="session")
-def server(rotated_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """`glm5-ascend serve` on the trained model, quantized to W4A8, with MTP; yields the base URL."""
-    flags = ["--api-key", API_KEY, "--enable-prompt-tokens-details"]
-    flags += ["--speculative-config", '{"method": "mtp", "num_speculative_tokens": 3}']
-    yield from started_server(rotated_checkpoint, tmp_path_factory.mktemp("server"), flags)
 
 
 @pytest.fixture(scope="session")

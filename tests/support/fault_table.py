@@ -114,14 +114,14 @@ FAULTS = (
         "input offsets of fused linears may differ",
         'for suffix in ("input_scale", "input_offset"):\n            a, b =',
         'for suffix in ("input_scale",):\n            a, b =',
-        "test_every_mutant_is_reported_where_it_is",
+        "test_every_mutant_is_reported_where_it_is[input_offsets_of_fused_linears_differ]",
     ),
     _fault(
         "verify",
         "a wrong column is not an error",
         "            and self.column_error <= self.column_limit\n",
         "",
-        "test_every_mutant_is_reported_where_it_is",
+        "test_every_mutant_is_reported_where_it_is[column_scale_wrong]",
     ),
     _fault(
         "verify",
