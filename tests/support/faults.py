@@ -109,11 +109,15 @@ def finding(tree: Path, planted: Planted, tests: list[str]) -> list[str]:
         os.utime(planted.path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
 
 
-def in_make_test(tree: Path, tests: Iterable[str]) -> set[str]:
-    """Those of `tests` that `make test` runs; the others belong to `make test-all`."""
-    wanted = set(tests)
-    files = sorted({test.partition("::")[0] for test in wanted})
-    return wanted & set(pytest(tree, "--collect-only", *files).splitlines()) if files else set()
+def collected(tree: Path, tests: Iterable[str], *options: str) -> set[str]:
+    """All ids in the files of `tests`."""
+    files = sorted({test.partition("::")[0] for test in tests})
+    return set(pytest(tree, "--collect-only", *options, *files).splitlines()) if files else set()
+
+
+def present(tests: Iterable[str], ids: set[str]) -> list[str]:
+    """`tests`, without the parameters that a tree does not have: then all cases of the function."""
+    return [test if "[" not in test or test in ids else test.partition("[")[0] for test in tests]
 
 
 def chosen(words: list[str]) -> list[Fault]:
@@ -140,13 +144,15 @@ def main() -> int:
     found: dict[Fault, list[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(shutil.copytree(args.tree, Path(folder) / "copy", symlinks=True, ignore=IGNORED))
+        ids = collected(copy, (test for _, named in places.values() for test in named), *EVERY_LEVEL)
+        places = {fault: (path, present(named, ids)) for fault, (path, named) in places.items()}
         tests = sorted({test for _, named in places.values() for test in named})
         broken = failing(copy, tests, first=False)
         for number, (fault, (_, named)) in enumerate(places.items(), 1):
             usable = [test for test in named if not any(wrong.startswith(test) for wrong in broken)]
             found[fault] = finding(copy, find_code(copy, fault), usable) if usable else []
             print(f"{number}/{len(places)} {fault.what}: {found[fault] or 'NOT FOUND'}", file=sys.stderr, flush=True)
-        quick = in_make_test(copy, (tests[0] for tests in found.values() if tests))
+        quick = collected(copy, (tests[0] for tests in found.values() if tests))  # the others: make test-all
     print("| | fault | in | found by | level |\n|---|---|---|---|---|", end="\n")
     for number, fault in enumerate(faults, 1):
         tests = found.get(fault) or []
