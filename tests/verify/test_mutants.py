@@ -12,7 +12,7 @@ from tests.verify.mutations.trial import KINDS, ImpossibleError, kind_names, tri
 from tests.verify.support.checkpoints import LAYOUTS, Shelf
 
 HERE = Path(__file__).parent
-#: Of every kind on every checkpoint: in `make test`, and in `make test-all`; mutation_table.py --positions 50 tries more.
+#: Of every kind on every checkpoint: in `make test`, and in `make test-all`; mutation_table.py tries 50.
 FIRST, MORE = range(1), range(1, 3)
 MUTATOR = [*sorted((HERE / "mutations").glob("kinds_*.py")), HERE / "mutations" / "mutator.py",
            HERE / "support" / "editor.py", HERE / "support" / "integers.py"]  # fmt: skip
