@@ -10,14 +10,16 @@ DEMO ?= work/demo
 
 KERNEL_TOOLS ?= work/kernel-tools
 TEST_PROCESSES ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=20
 
-.PHONY: help install-cpu install-dev demo test test-contract prove-kernels lint style bench build clean
+.PHONY: help install-cpu install-dev demo test test-all test-contract prove-kernels lint style bench build clean
 
 help:
 	@echo "make demo         install, write the demo model, quantize it to W4A8, verify, serve, chat"
-	@echo "make test         install what the tests need, check style and types, run all tests"
+	@echo "make test         install what the tests need, check style and types, run the tests but the long ones"
+	@echo "make test-all     the long tests that make test leaves out (tests/README.md names them)"
 	@echo "make test-contract  the peers' real code: msModelSlim, vllm-ascend, torch_npu (installs them from PyPI)"
-	@echo "make prove-kernels  the Triton kernels on three levels, as a table (triton-ascend from PyPI, Debian's MLIR 19)"
+	@echo "make prove-kernels  the Triton kernels on four levels, as a table (compilers from PyPI and Debian)"
 	@echo "make lint         ruff and mypy"
 	@echo "make bench        what each recipe costs in accuracy, as a table (all numbers: benchmarks/README.md)"
 	@echo "make install-cpu  vLLM on this CPU, in the order that works, into $(VENV)"
@@ -44,11 +46,15 @@ install-dev: $(VENV)/.dev
 demo: $(VENV)/.cpu
 	$(BIN)/python -m glm5_ascend.cli.demo $(DEMO)
 
+# Levels; none runs what another one runs.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+	$(PYTEST) -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+
+test-all: $(VENV)/.dev
+	$(PYTEST) -n $(TEST_PROCESSES) --dist loadfile -m "long and not contract" $(PYTEST_ARGS)
 
 test-contract: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m contract $(PYTEST_ARGS)
+	$(PYTEST) -m contract $(PYTEST_ARGS)
 
 prove-kernels: $(VENV)/.dev
 	PYTHONPATH=.:kernels $(BIN)/python -m tests.proof.table $(KERNEL_TOOLS)

@@ -1,16 +1,45 @@
-"""Shared by all tests: a fixed seed, and the tiny model with its quantized outputs, made once per session."""
+"""Shared by all tests: a fixed seed, the order of a run, and what is made once.
+
+That is the tiny model with its quantized outputs, the trained one with its own, and a server of it.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support import order
+from tests.support.command import glm5_ascend
+from tests.support.once import made_once, run_folder
+
 Quantized = Callable[..., Path]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="files, and the tests of each, in a random order")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seed = config.getoption("--shuffle")
+    order.longest_first(items) if seed is None else order.shuffle(items, seed)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return order.scheduler(config, log)
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
+    """Of all processes of this run, for `made_once`."""
+    return run_folder(tmp_path_factory, pytestconfig)
 
 
 @pytest.fixture(autouse=True)
@@ -62,3 +91,41 @@ def editable(tmp_path: Path) -> Callable[[Path], Path]:
         return Path(shutil.copytree(directory, tmp_path / "copy"))
 
     return copy
+
+
+@pytest.fixture(scope="session")
+def trained_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped demo model, or the directory named by GLM5_TEST_TRAINED (while it is being trained)."""
+    if "GLM5_TEST_TRAINED" in os.environ:
+        return Path(os.environ["GLM5_TEST_TRAINED"])
+    from glm5_ascend.demo_model.resources import write_demo_model
+
+    return write_demo_model(tmp_path_factory.mktemp("trained") / "demo")
+
+
+@pytest.fixture(scope="session")
+def rotated_checkpoint(trained_checkpoint: Path, shared_folder: Path) -> Path:
+    """`glm5-ascend quantize --recipe w4a8` of the trained model: rotated, with rot.weight."""
+    return made_once(shared_folder, "w4a8", lambda out: quantize_by_command(trained_checkpoint, out, "w4a8"))
+
+
+@pytest.fixture(scope="session")
+def rotated_w8a8_checkpoint(trained_checkpoint: Path, shared_folder: Path) -> Path:
+    """The same with `--recipe w8a8`: static attention."""
+    return made_once(shared_folder, "w8a8", lambda out: quantize_by_command(trained_checkpoint, out, "w8a8"))
+
+
+def quantize_by_command(source: Path, out: Path, recipe: str) -> None:
+    done = glm5_ascend("quantize", source, out, "--recipe", recipe, "--quiet")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="session")
+def server(rotated_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`glm5-ascend serve` on the trained model, quantized to W4A8, with MTP; yields the base URL."""
+    from tests.serve.support.chat import API_KEY
+    from tests.support.server_process import started_server
+
+    flags = ["--api-key", API_KEY, "--enable-prompt-tokens-details"]
+    flags += ["--speculative-config", '{"method": "mtp", "num_speculative_tokens": 3}']
+    yield from started_server(rotated_checkpoint, tmp_path_factory.mktemp("server"), flags)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -117,7 +118,9 @@ def test_npu_extra_changes_none_of_the_atlas_set(versions: dict, wheel: zipfile.
     python = tmp_path / "venv" / "bin" / "python"
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--dry-run", "--quiet"]
     command += ["--report", str(report), f"{wheel.filename}[npu]"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # PYTHONPATH would show pip this checkout's own metadata: installed already, nothing to plan.
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
     assert done.returncode == 0, done.stderr[-2000:]
     planned = {item["metadata"]["name"].lower().replace("_", "-") for item in json.loads(report.read_text())["install"]}
     assert "glm5-ascend" in planned

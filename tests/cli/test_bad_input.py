@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import ROOT, assert_one_clear_line, environment, glm5_ascend
+from tests.support.command import ROOT, TIMEOUT_S, assert_one_clear_line, environment, glm5_ascend, interruptible
+from tests.support.slow_disk import on_disk
 from tests.support.tiny_model import write_calibration, write_tiny_model
 
 Copy = Callable[[Path], Path]
@@ -199,29 +199,6 @@ def test_disk_too_small_is_said_before_any_work(tiny_source: Path, small_disk: P
     assert [path.name for path in small_disk.iterdir()] == ["other"]
 
 
-#: Put below the tool as a sitecustomize module: a disk that gets full at the n-th write, or takes its time.
-DISK = """
-import errno, os, time
-from tests.support.command import ROOT
-real, calls = os.pwrite, 0
-def pwrite(*arguments):
-    global calls
-    calls += 1
-    if calls > int(os.environ.get("FAIL_AFTER", "1000000")):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    time.sleep(float(os.environ.get("WRITE_SECONDS", "0")))
-    return real(*arguments)
-os.pwrite = pwrite
-"""
-
-
-def on_disk(folder: Path, **settings: str) -> dict[str, str]:
-    """Environment variables of a run on such a disk."""
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(DISK)
-    return {"PYTHONPATH": os.pathsep.join([str(folder), environment()["PYTHONPATH"]]), **settings}
-
-
 def test_disk_that_fills_while_running(tiny_source: Path, small_disk: Path, calib: Path, tmp_path: Path) -> None:
     """Someone else takes the last byte after our check passed: one line; with room again the same command finishes.
 
@@ -231,7 +208,7 @@ def test_disk_that_fills_while_running(tiny_source: Path, small_disk: Path, cali
     arguments = ["quantize", tiny_source, out, "--calib", calib, "--quiet", "--samples", "4", "--seq-len", "64"]
     command = [sys.executable, "-m", "glm5_ascend", *arguments]
     slow = environment(**on_disk(tmp_path / "slow", WRITE_SECONDS="0.05"))
-    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=slow)
+    run = interruptible(command, stderr=subprocess.PIPE, text=True, env=slow)
     while run.poll() is None and not left_over(small_disk):
         time.sleep(0.001)
     with (small_disk / "other").open("wb", buffering=0) as other:
@@ -240,7 +217,7 @@ def test_disk_that_fills_while_running(tiny_source: Path, small_disk: Path, cali
                 other.write(bytes(65536))
         except OSError:
             pass
-    _, stderr = run.communicate(timeout=120)
+    _, stderr = run.communicate(timeout=TIMEOUT_S)
     assert run.returncode == 2, stderr
     assert "no space left on the disk" in stderr
     assert "Traceback" not in stderr
@@ -255,12 +232,13 @@ def test_write_error_at_any_point(fail_after: int, tiny_source: Path, tmp_path: 
     """ENOSPC from the n-th write on, injected below the tool (a sitecustomize module replaces os.pwrite)."""
     disk = on_disk(tmp_path / "shim", FAIL_AFTER=str(fail_after))
     out = tmp_path / "out"
-    done = glm5_ascend("quantize", tiny_source, out, "--calib", calib, **disk)
+    arguments = ["quantize", tiny_source, out, "--calib", calib, "--samples", "4", "--seq-len", "64"]
+    done = glm5_ascend(*arguments, **disk)
     assert_one_clear_line(done, 2, "no space left on the disk")
     assert not out.exists()
     # What was finished is kept for the same command; a run that finished nothing leaves nothing.
     assert bool(left_over(tmp_path)) == (fail_after == 150)
-    again = glm5_ascend("quantize", tiny_source, out, "--calib", calib)
+    again = glm5_ascend(*arguments)
     assert again.returncode == 0, again.stderr
     assert not left_over(tmp_path)
 
@@ -269,16 +247,16 @@ def test_write_error_at_any_point(fail_after: int, tiny_source: Path, tmp_path: 
 def test_interrupted_run_goes_on(stop: signal.Signals, tiny_source: Path, tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
-    arguments = ["quantize", tiny_source, place / "out", "--samples", "8", "--seq-len", "512"]
+    arguments = ["quantize", tiny_source, place / "out", "--samples", "4", "--seq-len", "64"]
     journal = place / ".out.partial" / "journal.jsonl"
     # A slow disk: the signal finds the run at work, whatever else the machine does.
     slow = environment(**on_disk(tmp_path / "slow", WRITE_SECONDS="0.05"))
     command = [sys.executable, "-m", "glm5_ascend", *arguments]
-    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=slow)
+    run = interruptible(command, stderr=subprocess.PIPE, text=True, env=slow)
     while run.poll() is None and not (journal.is_file() and journal.read_text().count("\n") > 3):
         time.sleep(0.001)
     run.send_signal(stop)
-    _, stderr = run.communicate(timeout=120)
+    _, stderr = run.communicate(timeout=TIMEOUT_S)
     assert run.returncode == 130, stderr
     assert "interrupted: " in stderr
     assert "the same command goes on" in stderr

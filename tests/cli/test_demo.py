@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.command import TIMEOUT_S
+
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")
 
 
 def run_demo(directory: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "glm5_ascend.cli.demo", str(directory)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
 
 
 def test_demo_answers_and_calls_a_tool(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from glm5_ascend.deploy.render.kubernetes import RESOURCE
 from glm5_ascend.deploy.render.kubernetes_front import ROUTER_VERSION
 from glm5_ascend.errors import ConfigError
 from tests.deploy.support.judges import checked, program, tool_environment
+from tests.support.command import TIMEOUT_S
 
 ATLAS = [name for name in names() if load(name).platform == "npu"]
 PLACES = [
@@ -64,7 +65,7 @@ def started(tmp_path: Path):  # type: ignore[no-untyped-def]
             env["STAY"] = str(role.local_ranks)
         script = folder / f"serve-{role.name}.sh"
         done = subprocess.run(
-            ["bash", script, *arguments], env=env, capture_output=True, text=True, timeout=60, check=False
+            ["bash", script, *arguments], env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
         assert done.returncode == 0, done.stderr
         return [json.loads(path.read_text()) for path in record.glob("*.json")]

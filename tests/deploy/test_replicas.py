@@ -13,9 +13,20 @@ from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.deploy.render import render
 from glm5_ascend.serve.local_server import free_port
 from tests.deploy.support.judges import tool_environment
-from tests.deploy.support.replicas import BROKEN, COMPLETE, Program, Replica, Request, chat, healthy, replica, wait_for
+from tests.deploy.support.replicas import (
+    BROKEN,
+    COMPLETE,
+    START_LIMIT_S,
+    Program,
+    Replica,
+    Request,
+    chat,
+    healthy,
+    replica,
+    wait_for,
+)
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.long]
 pytest.importorskip("vllm")
 SESSIONS = [f"conversation-{i}" for i in range(8)]
 PROMPT_TOKENS, HITS = "vllm:prompt_tokens_total", "vllm:prefix_cache_hits_total"
@@ -42,7 +53,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[
         for server in servers:
             wait_for(lambda server=server: healthy(server.url), f"{server.log.read_text()[-500:]}")  # type: ignore[misc]
         router.start()
-        wait_for(lambda: healthy(f"http://127.0.0.1:{port}"), "the router", 120)
+        wait_for(lambda: healthy(f"http://127.0.0.1:{port}"), "the router")
         yield f"http://127.0.0.1:{port}", servers
     finally:
         for program in (router, *servers):
@@ -93,14 +104,14 @@ def test_killing_one_server_under_load(fleet: tuple[str, list[Replica]]) -> None
     threads = [threading.Thread(target=request.run) for request in requests]
     for thread in threads:
         thread.start()
-    wait_for(lambda: all(server.metric("vllm:num_requests_running") >= 1 for server in servers), "the load", 60)
-    wait_for(lambda: any(r.bytes_seen and homes[r.session] == 0 for r in requests), "a stream that has begun", 60)
+    wait_for(lambda: all(server.metric("vllm:num_requests_running") >= 1 for server in servers), "the load")
+    wait_for(lambda: any(r.bytes_seen and homes[r.session] == 0 for r in requests), "a stream that has begun")
     in_flight = sum(request.fate != COMPLETE for request in requests)
     servers[0].kill()
     for request in requests:
         request.begun = request.bytes_seen
     for thread in threads:
-        thread.join(timeout=280)
+        thread.join(timeout=START_LIMIT_S)
     assert not any(thread.is_alive() for thread in threads), "a request hangs"
     counts: Counter[str] = Counter()
     for request in requests:
@@ -127,7 +138,7 @@ def test_killing_one_server_under_load(fleet: tuple[str, list[Replica]]) -> None
     assert home_of(url, orphan, servers) == 1
     servers[0].start()
     wait_for(lambda: healthy(servers[0].url), "the restarted server")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + START_LIMIT_S
     while home_of(url, orphan, servers) != 0:
         assert time.monotonic() < deadline, "the server is not let in again"
         time.sleep(1)

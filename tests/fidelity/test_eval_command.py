@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.command import assert_one_clear_line, environment, in_process
-from tests.support.report_page import CHROMIUM, SCHEMES_AND_WIDTHS, assert_self_contained, shown
+from tests.support.command import TIMEOUT_S, assert_one_clear_line, environment, in_process, interruptible
+from tests.support.report_page import SCHEMES_AND_WIDTHS, assert_self_contained, needs_chromium, shown
 from tests.support.tiny_model import write_tiny_model
 
 Copy = Callable[[Path], Path]
@@ -48,19 +46,25 @@ def test_the_report(tiny_source: Path, tiny_w4a8: Path, text: Path, tmp_path: Pa
     lines = [line for line in done.stderr.splitlines() if line.startswith("layer ")]
     assert [line.split()[1] for line in lines] == ["1/3", "2/3", "3/3"] and "eta" in lines[0]
     assert_self_contained(html)
-    if CHROMIUM is not None:
-        for scheme, width in SCHEMES_AND_WIDTHS:
-            with shown(html, scheme, width) as page:
-                assert f"{report['kl_mean']:.6f}" in page.inner_text("#kl_mean")
-                bands = page.locator("svg[aria-label='figures and their intervals'] path.interval")
-                assert bands.count() == len(report["intervals"])
-                assert page.locator("svg").count() == 4
     # A second report replaces the first; another kind of file is kept.
     again = ["--against", tiny_source, "--text", text, "--window", 64, "--windows", 1, "--quiet", "--html"]
     done = evaluate(tiny_w4a8, *again, html)
     assert done.returncode == 0 and "no intervals" in done.stdout and done.stderr == ""
     assert_one_clear_line(evaluate(tiny_w4a8, *again, text), 2, "text.jsonl", "no report")
     assert WORDS in text.read_text()
+
+
+@needs_chromium
+@pytest.mark.parametrize(("scheme", "width"), SCHEMES_AND_WIDTHS)
+def test_the_page(scheme: str, width: int, tiny_source: Path, tiny_w4a8: Path, text: Path, tmp_path: Path) -> None:
+    html = tmp_path / "report.html"
+    done = evaluate(tiny_w4a8, "--against", tiny_source, "--text", text, "--window", 64, "--json", "--html", html)
+    report = json.loads(done.stdout)
+    with shown(html, scheme, width) as page:
+        assert f"{report['kl_mean']:.6f}" in page.inner_text("#kl_mean")
+        bands = page.locator("svg[aria-label='figures and their intervals'] path.interval")
+        assert bands.count() == len(report["intervals"])
+        assert page.locator("svg").count() == 4
 
 
 def test_only_some_metrics(tiny_source: Path, tiny_w4a8: Path, text: Path) -> None:
@@ -133,16 +137,15 @@ def test_the_default_text_is_held_out(tiny_source: Path, tiny_w4a8: Path) -> Non
 
 
 def test_ctrl_c(tiny_source: Path, tmp_path: Path) -> None:
-    """Of a run that would take a minute, so that it is still at work when the signal comes."""
+    """Of a run that has two of three layers to go, some seconds each: it is at work when the signal comes."""
     (tmp_path / "long.txt").write_text("all work and no play " * 10_000)
     command = [sys.executable, "-m", "glm5_ascend", "eval", str(tiny_source), "--against", str(tiny_source)]
-    command += ["--text", str(tmp_path / "long.txt"), "--windows", "400", "--html", str(tmp_path / "r.html")]
+    command += ["--text", str(tmp_path / "long.txt"), "--windows", "150", "--html", str(tmp_path / "r.html")]
     pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment())
+    process = interruptible(command, stdout=pipe, stderr=pipe, text=True, env=environment())
     assert process.stderr is not None
     assert process.stderr.readline().startswith("layer 1/3")
-    time.sleep(0.1)
-    os.kill(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130 and "Traceback" not in said
     assert not (tmp_path / "r.html").exists()

@@ -20,6 +20,7 @@ from tests.support.command import ROOT, environment
 
 WINDOW, WINDOWS = 48, 4
 GATE = "model.layers.1.mlp.gate.weight"
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture

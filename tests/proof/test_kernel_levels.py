@@ -53,6 +53,7 @@ def test_level_1_the_interpreted_source_gives_what_the_reference_gives(op: str) 
     assert len(found) >= 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("op", OPS)
 def test_levels_2_and_3_the_lowered_text_is_as_expected_and_gives_the_same(op: str, proof_tools: tools.Tools) -> None:
     results = prove("lowered", op, proof_tools)
@@ -62,6 +63,7 @@ def test_levels_2_and_3_the_lowered_text_is_as_expected_and_gives_the_same(op: s
     assert len(compared) >= 6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("op", OPS)
 def test_level_4_the_device_compiler_takes_every_kernel(op: str, proof_tools: tools.Tools) -> None:
     found = passed(prove("compiled", op, proof_tools), 4)
@@ -94,6 +96,7 @@ module {
 TOO_LARGE = ADD.replace("64x64", "256x256").replace("[64, 64]", "[256, 256]").replace("[64, 1]", "[256, 1]")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

@@ -57,7 +57,7 @@ def test_rope_op_is_switched_off(chunked: dict[str, Any]) -> None:
     assert "-rotary_embedding" in chunked["custom_ops"] and "+rotary_embedding" not in chunked["custom_ops"]
 
 
-@pytest.mark.parametrize("drafted", [1, 3])
+@pytest.mark.parametrize("drafted", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_mtp_changes_no_token(
     run_engine: Any, float_checkpoint: Path, prompts: list[list[int]], oracle: Oracle, drafted: int
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.serve.support.chat import API_KEY, NO_THINKING, WEATHER, ask, joined
+from tests.serve.support.chat import ANSWER_LIMIT, API_KEY, NO_THINKING, WEATHER, ask, joined
 
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")
@@ -122,14 +122,14 @@ def test_a_tools_answer_is_used(client: Any) -> None:
 def request(server: str, path: str, body: Any = None, key: str = API_KEY) -> Any:
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}", "x-api-key": key}
-    with urllib.request.urlopen(urllib.request.Request(server + path, data, headers), timeout=60) as response:
+    with urllib.request.urlopen(urllib.request.Request(server + path, data, headers), timeout=ANSWER_LIMIT) as response:
         text = response.read().decode()
     return json.loads(text) if text[:1] in ("{", "[") else text
 
 
 def test_anthropics_messages(server: str) -> None:
     anthropic = pytest.importorskip("anthropic")
-    client = anthropic.Anthropic(base_url=server, auth_token=API_KEY, timeout=60)
+    client = anthropic.Anthropic(base_url=server, auth_token=API_KEY, timeout=ANSWER_LIMIT)
     given = {"model": "glm-5", "max_tokens": 96, "messages": [{"role": "user", "content": "Hello"}]}
     given["extra_body"] = {"temperature": 0}
     answer = client.messages.create(**given)
@@ -142,7 +142,7 @@ def test_anthropics_messages(server: str) -> None:
 
 
 def test_only_the_key_opens_the_api(server: str) -> None:
-    stranger = openai.OpenAI(base_url=f"{server}/v1", api_key="guess", timeout=60, max_retries=0)
+    stranger = openai.OpenAI(base_url=f"{server}/v1", api_key="guess", timeout=ANSWER_LIMIT, max_retries=0)
     with pytest.raises(openai.AuthenticationError):
         ask(stranger, "Hello")
     with pytest.raises(urllib.error.HTTPError, match="401"):

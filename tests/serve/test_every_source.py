@@ -6,8 +6,6 @@ What is served is compared with the integer evaluation of the same files, token 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from tests.serve.support import tiny_checkpoints
+from tests.support.command import glm5_ascend
 from tests.support.tiny_model import fp8_blocks
 
 pytestmark = pytest.mark.server
@@ -49,24 +48,26 @@ def as_hub_stores(directory: Path, dtype: str) -> Path:
     return directory
 
 
-def glm5_ascend(*arguments: object) -> None:
-    command = [sys.executable, "-m", "glm5_ascend", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def must_run(*arguments: object) -> None:
+    done = glm5_ascend(*arguments)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
     ("dtype", "indexers", "recipe"),
-    [("bf16", "FFF", "w8a8"), ("fp8", "FFF", "w4a8"), ("fp8", "FSF", "w4a8-mlapo")],
-    ids=["glm-5 bf16", "glm-5.1 fp8", "glm-5.2 fp8"],
+    [
+        pytest.param("bf16", "FFF", "w8a8", id="glm-5 bf16"),
+        pytest.param("fp8", "FFF", "w4a8", id="glm-5.1 fp8", marks=pytest.mark.long),
+        pytest.param("fp8", "FSF", "w4a8-mlapo", id="glm-5.2 fp8"),
+    ],
 )
 def test_quantize_verify_serve(
     dtype: str, indexers: str, recipe: str, run_engine: Any, prompts: list[list[int]], tmp_path: Path
 ) -> None:
     source = as_hub_stores(tiny_checkpoints.write_float_checkpoint(tmp_path / "source", indexers), dtype)
     out = tmp_path / "out"
-    glm5_ascend("quantize", source, out, "--recipe", recipe, "--quiet")
-    glm5_ascend("verify", out, "--against", source, "--quiet")
+    must_run("quantize", source, out, "--recipe", recipe, "--quiet")
+    must_run("verify", out, "--against", source, "--quiet")
 
     engine = {
         "model": str(out), "dtype": "float32", "quantization": "ascend",

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.serve.support import tiny_checkpoints
+from tests.support.command import environment
+from tests.support.fork_server import ForkServer
+from tests.support.server_process import ENGINE_ENVIRONMENT
 
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")
@@ -28,19 +28,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def probe(folder: Path, whose: str) -> dict[str, Any]:
-    script = Path(__file__).parent / "support" / "tool_stream_probe.py"
-    command = [sys.executable, str(script), str(folder), whose]
-    environment = os.environ | {"VLLM_PLUGINS": "", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+def probe(folder: Path, whose: str, vllm_forks: ForkServer) -> dict[str, Any]:
+    """`stock` is vLLM without our general plugin, which an engine loads: only the import has happened."""
+    variables = environment(**ENGINE_ENVIRONMENT, VLLM_PLUGINS="")
+    done = vllm_forks.run("tests.serve.support.tool_stream_probe:main", [str(folder), whose], variables)
     assert done.returncode == 0, done.stderr[-2000:]
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return report
 
 
 @pytest.fixture(scope="module")
-def stock(folder: Path) -> dict[str, Any]:
-    return probe(folder, "stock")
+def stock(folder: Path, vllm_forks: ForkServer) -> dict[str, Any]:
+    return probe(folder, "stock", vllm_forks)
 
 
 def test_the_grammar_lets_a_call_begin_with_a_letter(stock: dict[str, Any]) -> None:
@@ -60,8 +59,8 @@ def test_the_stock_parser_finds_it_in_a_stream(stock: dict[str, Any]) -> None:
     assert all(stock[f"{choice} letters {size}"] == WANTED for choice in FORCED for size in SIZES)
 
 
-def test_ours_finds_it_and_leaves_the_rest(stock: dict[str, Any], folder: Path) -> None:
-    ours = probe(folder, "plugin")
+def test_ours_finds_it_and_leaves_the_rest(stock: dict[str, Any], folder: Path, vllm_forks: ForkServer) -> None:
+    ours = probe(folder, "plugin", vllm_forks)
     for choice in FORCED:
         for cut in ("special", "letters"):
             for size in SIZES:

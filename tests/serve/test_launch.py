@@ -99,9 +99,12 @@ def test_dry_run_prints_a_line_a_shell_takes(directory: Path, capsys: pytest.Cap
     ],
 )
 def test_configs_vllm_would_misread_are_refused(directory: Path, change: dict[str, Any], message: str) -> None:
-    (directory / "config.json").write_text(json.dumps(CONFIG | change))
-    with pytest.raises(ConfigError, match=message):
-        launch.build_command(directory, [])
+    config = CONFIG | change
+    without = {key: value for key, value in config.items() if value is not None}  # null, and not there at all
+    for written in (config, without):
+        (directory / "config.json").write_text(json.dumps(written))
+        with pytest.raises(ConfigError, match=message):
+            launch.build_command(directory, [])
 
 
 def test_directories_that_are_no_checkpoint(directory: Path, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def drafts_of(run_engine: Any, directory: Path, prompts: list[list[int]], **engi
             **engine,
         },
         prompts=prompts,
-        new_tokens=64,
+        new_tokens=32,
     )
     metrics = report["spec_decode"]
     rate = metrics["vllm:spec_decode_num_accepted_tokens"] / metrics["vllm:spec_decode_num_draft_tokens"]

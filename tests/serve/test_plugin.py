@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from glm5_ascend.serve.environment import ENTRY_POINTS
+from tests.support.command import TIMEOUT_S
 
 PROBE = Path(__file__).parent / "support" / "plugin_probe.py"
 needs_vllm = pytest.mark.server
@@ -41,7 +42,7 @@ def seen(float_checkpoint: Path) -> dict[str, Any]:
     environment.pop("VLLM_TARGET_DEVICE", None)
     done = subprocess.run(
         [sys.executable, str(PROBE), str(float_checkpoint)],
-        capture_output=True, text=True, timeout=180, env=environment,
+        capture_output=True, text=True, timeout=TIMEOUT_S, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     report: dict[str, Any] = json.loads(done.stdout.split("PROBE ", 1)[1])

@@ -20,7 +20,7 @@ ROUNDING = 2e-5
 def checked(request: pytest.FixtureRequest, run_engine: Any) -> tuple[Path, dict[str, Any]]:
     """W8A8_DYNAMIC attention with int4 experts, then W8A8 (static) attention with int8 experts."""
     directory: Path = request.getfixturevalue(request.param)
-    return directory, run_engine("layer_check.py", str(directory))
+    return directory, run_engine("tests.serve.support.layer_check:main", str(directory))
 
 
 def test_every_layer_is_exact(checked: tuple[Path, dict[str, Any]]) -> None:

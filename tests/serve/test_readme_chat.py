@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend.serve.local_server import free_port
+from tests.support.command import TIMEOUT_S
 from tests.support.documents import blocks, document, section
 from tests.support.server_process import running
 
@@ -57,7 +58,7 @@ def printed(port: int, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Lines that all Python of the section prints."""
     script = tmp_path_factory.mktemp("script") / "readme.py"
     script.write_text(PYTHON.replace("8000", str(port)), encoding="utf-8")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()
 
@@ -70,10 +71,10 @@ def test_shell(port: int, printed: list[str]) -> None:
     """The second command needs the key; the first counts the drafts of the answers before."""
     (block,) = (block for block in BLOCKS[1:] if SHELL.match(block))
     metrics, models = block.replace("8000", str(port)).strip().splitlines()
-    done = subprocess.run(["bash", "-c", metrics], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(["bash", "-c", metrics], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     numbers = {
         line.split("{")[0].split(":")[1]: float(line.split()[-1]) for line in done.stdout.splitlines() if line[0] != "#"
     }
     assert 0 < numbers["spec_decode_num_accepted_tokens_total"] < numbers["spec_decode_num_draft_tokens_total"]
-    done = subprocess.run(["bash", "-c", models], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(["bash", "-c", models], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     assert '"id":"glm-5"' in done.stdout

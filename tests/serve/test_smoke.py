@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,13 +14,13 @@ import pytest
 
 from glm5_ascend.serve.smoke import degenerate
 from tests.serve.support.chat import API_KEY
+from tests.support.command import glm5_ascend
 
 pytestmark = pytest.mark.server
 
 
 def smoke(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "glm5_ascend", "smoke", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return glm5_ascend("smoke", *arguments)
 
 
 def test_a_good_server_passes(server: str) -> None:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+from tests.support.fork_server import ForkServer
 
 ROOT = Path(__file__).resolve().parents[2]
+#: No command of a test takes so long on the slowest machine; it is there to end one that hangs.
+TIMEOUT_S = 900
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -17,17 +25,40 @@ def environment(**extra: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **extra}
 
 
+#: What commands import anyway; once for all of them.
+_IMPORTED = (
+    "torch", "numba", "pydantic", "yaml", "rich", "safetensors.torch", "tokenizers", "glm5_ascend.cli",
+    "glm5_kernels.ops", "glm5_kernels.hadamard.cpu", "glm5_kernels.weight_rounding.cpu",
+)  # fmt: skip
+#: Variables that count when Python or a library starts: a command with one of them gets an interpreter of its own.
+_AT_START = ("PYTHON", "OMP_", "NUMBA_", "ATEN_", "ONEDNN_", "LD_")
+
+
+@cache
+def _commands() -> ForkServer:
+    return ForkServer(_IMPORTED, environment())
+
+
 def glm5_ascend(*arguments: object, **extra: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "glm5_ascend", *map(str, arguments)]
+    """In a process of its own: a fork of one that has imported torch already, or a new interpreter."""
+    words = list(map(str, arguments))
+    if not any(name.startswith(_AT_START) for name in extra):
+        return _commands().run("glm5_ascend.cli:main", words, environment(**extra), timeout=TIMEOUT_S)
+    command = [sys.executable, "-m", "glm5_ascend", *words]
     return subprocess.run(
         command,
         capture_output=True,
         text=True,
         check=False,
         env=environment(**extra),
-        timeout=300,
+        timeout=TIMEOUT_S,
         stdin=subprocess.DEVNULL,
     )
+
+
+def interruptible(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+    """A process that Ctrl-C ends, also where the tests run in a shell's background and ignore it themselves."""
+    return subprocess.Popen(list(command), preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options)
 
 
 def in_process(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +9,10 @@ from typing import Any
 
 import pytest
 
-CHROMIUM = shutil.which("chromium")
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium: apt-get install chromium")
+from tests.support.programs import debian_program
+
+#: These tests belong to `make test-all`, which installs the browser or fails: never are they left out in silence.
+needs_chromium = pytest.mark.long
 SCHEMES_AND_WIDTHS = [("light", 360), ("dark", 1200)]
 
 
@@ -24,9 +25,13 @@ def assert_self_contained(report: Path) -> None:
 @contextmanager
 def shown(report: Path, scheme: str, width: int) -> Iterator[Any]:
     """The page; behind the block: nothing was fetched, nothing complained, nothing sticks out, text is readable."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="pip install -e .[dev]")
-    with playwright.sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    from playwright.sync_api import sync_playwright
+
+    chromium = debian_program("chromium", "chromium")
+    if chromium is None:
+        pytest.fail("make test-all needs Debian's chromium: apt-get install chromium")
+    with sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
         complaints: list[str] = []
         requested: list[str] = []

@@ -62,7 +62,7 @@ def started_server(checkpoint: Path, folder: Path, flags: Sequence[str]) -> Iter
         yield f"http://127.0.0.1:{port}"
 
 
-def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path, seconds: int = 600) -> None:
+def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path, seconds: int = 1800) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
         try:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.command import ROOT
+from tests.support.command import ROOT, TIMEOUT_S
 from tests.verify.mutations.hostile_contents import CASES
 from tests.verify.support.editor import PROVENANCE, Checkpoint
 
@@ -44,7 +44,9 @@ def outcome(tiny_w4a8: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]),
         "OMP_NUM_THREADS": "1",
     }
-    done = subprocess.run([str(part) for part in command], env=environment, timeout=240, capture_output=True, text=True)
+    done = subprocess.run(
+        [str(part) for part in command], env=environment, timeout=TIMEOUT_S, capture_output=True, text=True
+    )
     subprocess.run(["rm", "-rf", folder / "deep_directories"], check=True)  # deeper than shutil.rmtree goes
     assert done.returncode == 0, done.stderr[-3000:]
     results = json.loads(report.read_text())

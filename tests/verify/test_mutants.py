@@ -12,17 +12,27 @@ from tests.verify.mutations.trial import KINDS, ImpossibleError, kind_names, tri
 from tests.verify.support.checkpoints import LAYOUTS, Shelf
 
 HERE = Path(__file__).parent
-#: Of every kind on every checkpoint; mutation_table.py --positions 50 tries more.
-POSITIONS = 3
+#: Of every kind on every checkpoint: in `make test`, and in `make test-all`; mutation_table.py tries 50.
+FIRST, MORE = range(1), range(1, 3)
 MUTATOR = [*sorted((HERE / "mutations").glob("kinds_*.py")), HERE / "mutations" / "mutator.py",
            HERE / "support" / "editor.py", HERE / "support" / "integers.py"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", kind_names())
 def test_every_mutant_is_reported_where_it_is(name: str, shelf: Shelf, tmp_path: Path) -> None:
+    try_positions(name, FIRST, shelf, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", kind_names())
+def test_mutants_at_more_positions(name: str, shelf: Shelf, tmp_path: Path) -> None:
+    try_positions(name, MORE, shelf, tmp_path)
+
+
+def try_positions(name: str, positions: range, shelf: Shelf, tmp_path: Path) -> None:
     tried = 0
     for checkpoint in LAYOUTS:
-        for position in range(POSITIONS):
+        for position in positions:
             seed = f"{checkpoint} {position}"
             try:
                 problem = trial(KINDS[name], shelf[checkpoint], seed, tmp_path)

@@ -44,6 +44,9 @@ def plain_instructions(tiny_source: Path, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("plain")
     plain = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}
     paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]), "OMP_NUM_THREADS": "1"}
+    without = {name: value for name, value in os.environ.items() if name not in plain}
+    if torch.backends.cpu.get_cpu_capability() == "DEFAULT":  # these tests run without AVX themselves: then with it
+        plain = {}
     command = [
         sys.executable,
         "-m",
@@ -56,14 +59,14 @@ def plain_instructions(tiny_source: Path, tmp_path_factory: pytest.TempPathFacto
         "--quiet",
     ]
     command += ["--calib", write_calibration(folder / "calib.jsonl"), "--samples", "4", "--seq-len", "64"]
-    subprocess.run([str(part) for part in command], env=os.environ | plain | paths, check=True)
+    subprocess.run([str(part) for part in command], env=without | plain | paths, check=True)
     return folder / "w4a8"
 
 
 def test_another_instruction_set_is_no_damage(tiny_w4a8: Path, plain_instructions: Path, tiny_source: Path) -> None:
     facts = [json.loads((path / PROVENANCE).read_text())["machine"] for path in (tiny_w4a8, plain_instructions)]
     if facts[0] == facts[1]:
-        pytest.fail(f"this machine has no other instruction set to compare with: {facts[0]}")
+        pytest.skip(f"torch knows one instruction set of this processor only: {facts[0]['cpu_capability']}")
     for twin in (plain_instructions, plain_instructions / PROVENANCE):
         report = verify(tiny_w4a8, twin)
         assert report.ok, "\n".join(report.lines())

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import venv
-from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.support.programs import debian_program
 
-@cache
+
 def program(name: str, package: str) -> str:
     """Path of a Debian package's program; skips where it is missing and apt cannot install it."""
-    found = shutil.which(name)
-    if found is None and shutil.which("apt-get") and os.geteuid() == 0:
-        environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for command in (["apt-get", "update", "-q"], ["apt-get", "install", "-y", "-q", package]):
-            subprocess.run(command, capture_output=True, check=False, env=environ)
-        found = shutil.which(name)
+    found = debian_program(name, package)
     if found is None:
         pytest.skip(f"{name} is not installed (apt-get install {package})")
     return found

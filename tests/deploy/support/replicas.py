@@ -19,7 +19,7 @@ from typing import Any
 
 from glm5_ascend.serve.local_server import free_port
 
-START_LIMIT_S = 600
+START_LIMIT_S = 1800
 NO_BYTE, COMPLETE, BROKEN = "no first byte", "complete", "broken off"
 
 

@@ -12,11 +12,12 @@ import psutil
 import pytest
 
 from tests.quantize.support.kill_runs import digest
-from tests.support.command import ROOT
+from tests.support.command import ROOT, TIMEOUT_S
+from tests.support.slow_disk import on_disk
 from tests.support.tiny_model import write_calibration
 
 
-def start(folder: Path, source: Path, calib: Path, ranks: int) -> subprocess.Popen[str]:
+def start(folder: Path, source: Path, calib: Path, ranks: int, **settings: str) -> subprocess.Popen[str]:
     """`quantize` into `folder`/out by so many processes; the same command line in every folder."""
     folder.mkdir(exist_ok=True)
     for name, target in {"source": source, "calib.jsonl": calib}.items():
@@ -28,13 +29,13 @@ def start(folder: Path, source: Path, calib: Path, ranks: int) -> subprocess.Pop
     paths = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
     return subprocess.Popen(
         [sys.executable, *launcher, "-m", "glm5_ascend", *arguments],
-        cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
+        cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths} | settings,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
 def finish(run: subprocess.Popen[str]) -> None:
-    out, err = run.communicate(timeout=300)
+    out, err = run.communicate(timeout=TIMEOUT_S)
     assert run.returncode == 0, out + err
 
 
@@ -53,7 +54,9 @@ def test_ranks_give_the_same_bytes(ranks: int, alone: Path, tiny_source: Path, t
 
 
 def test_killed_with_two_ranks_finished_by_one(alone: Path, tiny_source: Path, tmp_path: Path) -> None:
-    run = start(tmp_path, tiny_source, alone / "text.jsonl", 2)
+    # A slow disk: the kill finds the run at work, whatever else the machine does.
+    slow = on_disk(tmp_path / "slow", WRITE_SECONDS="0.02")
+    run = start(tmp_path, tiny_source, alone / "text.jsonl", 2, **slow)
     helper = tmp_path / ".out.partial" / "journal-1.jsonl"
     while run.poll() is None and not (helper.is_file() and helper.read_text().count("\n") > 3):
         time.sleep(0.001)

@@ -18,6 +18,7 @@ from glm5_ascend.quantize.progress import silent
 from glm5_ascend.quantize.run.journal import GLOBALS, Journal, Unit, UnitRecord
 from tests.quantize.support import kill_runs
 from tests.quantize.support.kill_runs import digest
+from tests.support.command import TIMEOUT_S
 from tests.support.tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
 
 
@@ -56,11 +57,12 @@ def test_stopped_after_every_few_experts(kind: str, recipe: str, tmp_path: Path)
     assert list(broken.parent.iterdir()) == [broken]
 
 
-def test_killed_twenty_times(tiny_source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.long)])
+def test_killed_again_and_again(kills: int, tiny_source: Path, tmp_path: Path) -> None:
     calib = write_calibration(tmp_path / "calib.jsonl")
     script = Path(kill_runs.__file__)
-    command = [sys.executable, str(script), str(tiny_source), str(calib), str(tmp_path / "runs"), "--kills", "20"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    command = [sys.executable, str(script), str(tiny_source), str(calib), str(tmp_path / "runs"), "--kills", str(kills)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     assert "same: True" in done.stdout
 

@@ -7,6 +7,8 @@ from typing import Any
 
 #: Of the session's server.
 API_KEY = "secret"
+#: Seconds a client waits; only to end a request that hangs, also on a slow and busy machine.
+ANSWER_LIMIT = 600
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 WEATHER = {
     "type": "function",

@@ -146,6 +146,10 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-if __name__ == "__main__":
+def main() -> None:
     job_file, result_file = map(Path, sys.argv[1:3])
     result_file.write_text(json.dumps(run(json.loads(job_file.read_text()))))
+
+
+if __name__ == "__main__":
+    main()

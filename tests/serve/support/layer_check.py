@@ -100,7 +100,7 @@ def worst(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.float() - want).abs().max() / want.abs().max().clamp_min(1e-6))
 
 
-def main(directory: Path) -> dict[str, Any]:
+def checked(directory: Path) -> dict[str, Any]:
     llm = start({"model": str(directory), "dtype": "float32", "quantization": "ascend"})
     op_calls = counted(llm, COUNTED_PROMPTS)
     reference, model = Reference(directory), model_of(llm)
@@ -141,5 +141,9 @@ def watch_experts(module: Any, name: str, reference: Reference, errors: dict[str
     module.quant_method.apply = watched
 
 
+def main() -> None:
+    Path(sys.argv[2]).write_text(json.dumps(checked(Path(sys.argv[1]))))
+
+
 if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(json.dumps(main(Path(sys.argv[1]))))
+    main()

@@ -23,18 +23,23 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2)
 
 
-query, key = torch.randn(TOKENS, HEADS, DIM), torch.randn(TOKENS, 1, DIM)
-want = rotated(query)
-flat, flat_key = query.clone().view(TOKENS, -1), key.clone().view(TOKENS, -1)
-vllm_ops.rotary_embedding(positions, flat, flat_key, DIM, cache, False)
-whole, whole_key = query.clone(), key.clone()
-vllm_ops.rotary_embedding(positions, whole, whole_key, DIM, cache, False)
-print(
-    json.dumps(
-        {
-            "three_d": (whole - want).abs().amax((0, 2)).tolist(),
-            "flat": float((flat.view(TOKENS, HEADS, DIM) - want).abs().max()),
-            "key": float((whole_key - rotated(key)).abs().max()),
-        }
+def main() -> None:
+    query, key = torch.randn(TOKENS, HEADS, DIM), torch.randn(TOKENS, 1, DIM)
+    want = rotated(query)
+    flat, flat_key = query.clone().view(TOKENS, -1), key.clone().view(TOKENS, -1)
+    vllm_ops.rotary_embedding(positions, flat, flat_key, DIM, cache, False)
+    whole, whole_key = query.clone(), key.clone()
+    vllm_ops.rotary_embedding(positions, whole, whole_key, DIM, cache, False)
+    print(
+        json.dumps(
+            {
+                "three_d": (whole - want).abs().amax((0, 2)).tolist(),
+                "flat": float((flat.view(TOKENS, HEADS, DIM) - want).abs().max()),
+                "key": float((whole_key - rotated(key)).abs().max()),
+            }
+        )
     )
-)
+
+
+if __name__ == "__main__":
+    main()

@@ -77,7 +77,8 @@ def allowed_first(tokenizer: Any, choice: str) -> list[str]:
     return [tokenizer.convert_ids_to_tokens(i) for i in range(len(tokenizer)) if bits[i // 32] >> i % 32 & 1]
 
 
-def main(folder: str, whose: str) -> None:
+def main() -> None:
+    folder, whose = sys.argv[1:3]
     if whose == "plugin":
         from glm5_ascend.serve.plugin import tools
 
@@ -100,4 +101,4 @@ def main(folder: str, whose: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main()

@@ -84,6 +84,17 @@ def row_scale_wrong(ck: Checkpoint, chance: Random) -> Place:
 
 
 @kind(against=True)
+def column_scale_wrong(ck: Checkpoint, chance: Random) -> Place:
+    """A smoothing scale on one side only: too little for the whole weight or for its rows to tell."""
+    module = pick(chance, [m for m in quantized(ck) if ck.kind(f"{m}.weight") != "W4A8_DYNAMIC"])
+    q = integers(ck, module)
+    column = int(q.float().square().sum(0).argsort()[q.shape[1] // 2])  # a nearly empty one would say nothing
+    q[:, column] = (0.8 * q[:, column].float()).round().to(torch.int8)
+    ck.store(linear(ck, module, q))
+    return wrong(ck, module)
+
+
+@kind(against=True)
 def scale_inverted(ck: Checkpoint, chance: Random) -> Place:
     module = pick(chance, quantized(ck))
     ck.store(linear(ck, module, scale=1 / weight_scale(ck, module)))

@@ -217,3 +217,13 @@ def input_scales_of_fused_linears_differ(ck: Checkpoint, chance: Random) -> list
     ck.store({f"{module}.input_scale": scale * 2})
     ck.store(linear(ck, module, scale=old))
     return [f"{module}.input_scale", *ck.partner(module)]
+
+
+@kind()
+def input_offsets_of_fused_linears_differ(ck: Checkpoint, chance: Random) -> list[str]:
+    """The same with their offsets."""
+    module = pick(chance, [module for module in ck.modules("W8A8") if ck.partner(module)])
+    offset, old = ck.read(f"{module}.input_offset"), weight_scale(ck, module)
+    ck.store({f"{module}.input_offset": offset - 1 if float(offset) > 0 else offset + 1})
+    ck.store(linear(ck, module, scale=old))
+    return [f"{module}.input_offset", *ck.partner(module)]

@@ -1,0 +1,84 @@
+"""Which process of a run gets which files, and in which order; a shuffled order on request.
+
+By itself pytest-xdist starts with the files of many tests and ends with the servers, of which one process then waits
+for the other. Nothing here decides whether a test passes: only how long the run takes.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+#: Files of one server, which one process should start: "server" is the `server` fixture of tests/serve.
+TOGETHER = {
+    "tests/serve/test_api.py": "server",
+    "tests/serve/test_http.py": "server",
+    "tests/serve/test_smoke.py": "server",
+    "tests/fidelity/test_eval_served.py": "server",
+}
+#: What takes longest (seconds here), so that it does not come last.
+LONGEST = (
+    "tests/deploy/test_replicas.py",
+    "tests/serve/test_api.py",
+    "tests/cli/test_demo.py",
+    "tests/serve/test_http.py",
+    "tests/serve/test_smoke.py",
+    "tests/fidelity/test_eval_served.py",
+    "tests/serve/test_against_transformers.py",
+    "tests/proof/test_kernel_levels.py",
+    "tests/serve/test_mtp_acceptance.py",
+    "tests/cli/test_bad_input.py",
+    "tests/serve/test_long_prompt.py",
+    "tests/verify/test_mutants.py",
+    "tests/serve/test_every_source.py",
+    "tests/serve/test_quantized.py",
+    "tests/serve/test_c8_caches.py",
+    "tests/serve/test_readme_chat.py",
+    "tests/deploy/test_render.py",
+    "tests/test_packaging.py",
+    "tests/serve/test_sampling.py",
+    "tests/quantize/estimate/test_memory.py",
+    "tests/serve/test_concurrency.py",
+    "tests/fidelity/test_eval_memory.py",
+    "tests/demo_model/test_shipped.py",
+    "tests/quantize/run/test_ranks.py",
+    "tests/quantize/run/test_device.py",
+    "tests/demo_model/test_indexer_loss.py",
+    "tests/fidelity/test_readme_fidelity.py",
+    "tests/cli/test_output.py",
+)
+
+
+def file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+def longest_first(items: list[pytest.Item]) -> None:
+    """Sort by file; the order within a file stays."""
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(file_of(item.nodeid), len(place)))
+
+
+def shuffle(items: list[pytest.Item], seed: int) -> None:
+    """Files, and the tests within each, in an order that `seed` decides."""
+    chance = random.Random(seed)
+    files: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(file_of(item.nodeid), []).append(item)
+    names = sorted(files)
+    chance.shuffle(names)
+    items[:] = [item for name in names for item in chance.sample(files[name], len(files[name]))]
+
+
+def scheduler(config: pytest.Config, log: Any) -> Any:
+    """pytest-xdist's scheduler of whole files, with some files together, in the order of the collection."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return TOGETHER.get(file_of(nodeid), file_of(nodeid))
+
+    config.option.loadscopereorder = False
+    return Scheduling(config, log)
