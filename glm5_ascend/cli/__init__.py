@@ -11,7 +11,21 @@ from typing import Any, NoReturn
 import typer
 
 from glm5_ascend import __version__
-from glm5_ascend.cli import analyze, demo_model, deploy, doctor, eval, parity, plan, quantize, serve, smoke, verify
+from glm5_ascend.cli import (
+    analyze,
+    demo,
+    demo_model,
+    deploy,
+    doctor,
+    eval,
+    parity,
+    plan,
+    quantize,
+    serve,
+    smoke,
+    verify,
+    warm_up,
+)
 from glm5_ascend.errors import EXIT_BAD_INPUT, EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_OK, Glm5Error
 from glm5_kernels.errors import KernelUnavailableError
 
@@ -25,7 +39,7 @@ app = typer.Typer(
 )
 #: Newer typers carry their own copy of click; in both, UsageError is the parent of the public BadParameter.
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
-for module in (quantize, verify, eval, analyze, plan, serve, smoke, deploy, demo_model, parity, doctor):
+for module in (quantize, verify, eval, analyze, plan, serve, smoke, deploy, demo, demo_model, parity, doctor, warm_up):
     module.register(app)
 
 
