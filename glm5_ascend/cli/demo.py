@@ -1,7 +1,7 @@
 """`make demo`: from nothing to a chat answer and a tool call from a W4A8 GLM-5, every step a command a user would type.
 
-`glm5-ascend demo DIR` runs demo-model, quantize, verify and serve as real commands, talks to the server with the official
-OpenAI client and stops it.
+`glm5-ascend demo DIR` runs demo-model, quantize, verify and serve as real commands, talks to the server with the
+official OpenAI client and stops it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def command(
         Path, typer.Argument(metavar="[DIR]", help="Where model and checkpoint go; emptied of an earlier demo's.")
     ] = Path("glm5-demo"),
 ) -> int:
-    """Try everything: write the demo model, quantize, verify and serve it, ask it two questions. A minute on 2 cores."""
+    """Try it all in a minute: write the demo model, quantize, verify and serve it, ask it two questions."""
     demo(directory)
     return EXIT_OK
 

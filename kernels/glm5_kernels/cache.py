@@ -117,7 +117,7 @@ def prepare() -> Place:
 
 
 def copy_compiled(source: Path, folder: Path) -> None:
-    """Copy the compiled functions that `folder` does not have; the code first, so that no index names what is not there."""
+    """Copy the compiled functions that `folder` lacks; the code first, so that no index names what is not there."""
     for index in source.rglob(f"*{INDEX}"):
         target = folder / index.relative_to(source)
         if target.exists():
