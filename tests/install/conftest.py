@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.install.support.package_index import real_wheel, served, wheel
 from tests.support.command import ROOT
@@ -64,9 +65,12 @@ def write_pypi(folder: Path) -> None:
     wheel(folder, "triton", "3.9.0")
     transformers = "try:\n    import torchvision\nexcept ImportError:\n    pass\nclass GlmMoeDsaForCausalLM: ...\n"
     wheel(folder, "transformers", "5.19.0", files={"transformers/__init__.py": transformers})
-    named = {Requirement(line).name for line in [*PYPROJECT["project"]["dependencies"], "openai"]}
-    for name in named - {"torch", "transformers"}:
-        wheel(folder, name, CONSTRAINTS[name])
+    extras = PYPROJECT["project"]["optional-dependencies"].values()  # uv locks all of them together
+    for line in {*PYPROJECT["project"]["dependencies"], *(line for extra in extras for line in extra)}:
+        wanted = Requirement(line)
+        if not (folder / canonicalize_name(wanted.name)).exists():
+            lowest = min((each.version.removesuffix(".*") for each in wanted.specifier), default="1")
+            wheel(folder, wanted.name, CONSTRAINTS.get(wanted.name, lowest))
     real_wheel(folder, "setuptools")  # builds the editable wheel
 
 
