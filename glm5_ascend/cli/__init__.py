@@ -23,7 +23,7 @@ from glm5_ascend.cli import (
     quantize,
     serve,
     smoke,
-    temporary_folder,
+    surroundings,
     verify,
     warm_up,
 )
@@ -68,7 +68,7 @@ def main() -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
-    temporary_folder.settle()
+    surroundings.settle()
     try:
         result: Any = app(arguments, standalone_mode=False, prog_name="glm5-ascend")
     except typer.Exit as error:

@@ -51,7 +51,7 @@ def test_where_nothing_can_be_written_kernels_are_compiled_anew(memory: Path, so
 
 def test_doctor_says_where_kernels_are_kept(memory: Path) -> None:
     found = locked([["doctor"]], memory).stdout
-    assert "/dev/shm/glm5-kernels-" in found and "shared memory" in found
+    assert "/dev/shm/glm5-kernels-" in found
     found = locked([["doctor"]], memory, TMPDIR=str(memory)).stdout
     assert f"{memory}/glm5-kernels-" in found
     found = locked([["doctor"]], memory, NUMBA_CACHE_DIR=str(memory / "kernels")).stdout
