@@ -31,10 +31,10 @@ $(VENV)/.dev: $(VENV)/.cpu
 
 install-cpu: $(VENV)/.cpu
 
-# The tested set: every version in $(VENV), which all tests have passed with.
+# The tested set: every version in $(VENV), which all tests have passed with; PyPI's CUDA torch wants its own triton.
 constraints: $(VENV)/.dev
 	@echo "# The versions the tests pass with (make constraints): pip install -c constraints.txt glm5-ascend" > deploy/constraints.txt
-	$(BIN)/python -m pip freeze --exclude-editable | sed -e 's/+cpu$$//' -e '/ @ /d' >> deploy/constraints.txt
+	$(BIN)/python -m pip freeze --exclude-editable | sed -e 's/+cpu$$//' -e '/ @ /d' -e '/^triton==/d' >> deploy/constraints.txt
 
 install-dev: $(VENV)/.dev
 
