@@ -115,10 +115,9 @@ class RootFolder:
         """Its output. locked: the root is read-only, /tmp is memory."""
         mode = "locked" if locked else "open"
         enter = ["unshare", "--mount", "sh", "-c", ENTER, "sh", str(self.folder), " ".join(self.places), user, mode]
-        environment = {**self.env, **(settings or {})}
-        done = subprocess.run(
-            [*enter, *command], capture_output=True, text=True, check=False, env=environment, timeout=1800
-        )
+        variables = [f"{key}={value}" for key, value in {**self.env, **(settings or {})}.items()]
+        inside = ["/usr/bin/env", "-i", *variables, *command]
+        done = subprocess.run([*enter, *inside], capture_output=True, text=True, check=False, timeout=1800)
         if done.returncode:
             raise RuntimeError(f"{command}: {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
         return done.stdout
