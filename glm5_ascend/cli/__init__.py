@@ -14,6 +14,7 @@ from glm5_ascend import __version__
 from glm5_ascend.cli import (
     analyze,
     chat,
+    demo,
     demo_model,
     deploy,
     doctor,
@@ -23,8 +24,10 @@ from glm5_ascend.cli import (
     quantize,
     serve,
     smoke,
+    surroundings,
     ui,
     verify,
+    warm_up,
 )
 from glm5_ascend.errors import EXIT_BAD_INPUT, EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_OK, Glm5Error
 from glm5_kernels.errors import KernelUnavailableError
@@ -39,7 +42,24 @@ app = typer.Typer(
 )
 #: Newer typers carry their own copy of click; in both, UsageError is the parent of the public BadParameter.
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
-for module in (quantize, verify, eval, analyze, plan, serve, chat, ui, smoke, deploy, demo_model, parity, doctor):
+COMMANDS = (
+    quantize,
+    verify,
+    eval,
+    analyze,
+    plan,
+    serve,
+    chat,
+    ui,
+    smoke,
+    deploy,
+    demo,
+    demo_model,
+    parity,
+    doctor,
+    warm_up,
+)
+for module in COMMANDS:
     module.register(app)
 
 
@@ -67,6 +87,7 @@ def main() -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
+    surroundings.settle()
     try:
         result: Any = app(arguments, standalone_mode=False, prog_name="glm5-ascend")
     except typer.Exit as error:

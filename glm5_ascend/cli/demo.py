@@ -1,7 +1,7 @@
 """`make demo`: from nothing to a chat answer and a tool call from a W4A8 GLM-5, every step a command a user would type.
 
-`python -m glm5_ascend.cli.demo DIR` runs demo-model, quantize, verify and serve as real commands, talks to the server
-with the official OpenAI client and stops it.
+`glm5-ascend demo DIR` runs demo-model, quantize, verify and serve as real commands, talks to the server with the
+official OpenAI client and stops it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from glm5_ascend.errors import EXIT_INTERRUPTED, CheckFailedError, Glm5Error, OutputError
-from glm5_ascend.serve.local_server import server
+import typer
+
+from glm5_ascend.errors import EXIT_OK, CheckFailedError, OutputError
 
 WEATHER_TOOL: dict[str, Any] = {
     "type": "function",
@@ -25,6 +26,20 @@ WEATHER_TOOL: dict[str, Any] = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
+
+
+def register(app: typer.Typer) -> None:
+    app.command("demo")(command)
+
+
+def command(
+    directory: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="Where model and checkpoint go; emptied of an earlier demo's.")
+    ] = Path("glm5-demo"),
+) -> int:
+    """Try it all in a minute: write the demo model, quantize, verify and serve it, ask it two questions."""
+    demo(directory)
+    return EXIT_OK
 
 
 def run(*arguments: str) -> None:
@@ -76,7 +91,8 @@ def demo(directory: Path) -> None:
     model, quantized = directory / "glm5-demo", directory / "glm5-demo-w4a8"
     if directory.is_dir() and {p.name for p in directory.iterdir()} - {model.name, quantized.name, "serve.log"}:
         raise OutputError(
-            f"{directory}: holds files that are not the demo's", "name another directory: make demo DEMO=DIR"
+            f"{directory}: holds files that are not the demo's",
+            "name another one: glm5-ascend demo DIR, make demo DEMO=DIR",
         )
     directory.mkdir(parents=True, exist_ok=True)
     for old in (model, quantized):
@@ -84,27 +100,12 @@ def demo(directory: Path) -> None:
     run("demo-model", str(model))
     run("quantize", str(model), str(quantized), "--recipe", "w4a8")
     run("verify", str(quantized), "--against", str(model))
+    from glm5_ascend.serve.environment import require_cpu_environment
+    from glm5_ascend.serve.local_server import server
+
+    require_cpu_environment()  # where vLLM has no wheel the demo ends here
     log = directory / "serve.log"
     print(f"\n$ glm5-ascend serve {quantized}     (log: {log})", flush=True)
     with server(quantized, log) as port:
         chat(port)
     print(f"\nThe W4A8 checkpoint is in {quantized}. Serve it: glm5-ascend serve {quantized}")
-
-
-def main() -> int:
-    if len(sys.argv) != 2:
-        print("usage: python -m glm5_ascend.cli.demo DIR", file=sys.stderr)
-        return 2
-    try:
-        demo(Path(sys.argv[1]))
-    except Glm5Error as error:
-        print(f"error: {error.message}\n  fix: {error.tip}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -55,7 +55,7 @@ def train_tokenizer(texts: Iterable[str]) -> Any:
         pad_token=END_OF_TEXT,
         clean_up_tokenization_spaces=False,
         padding_side="left",
-        model_max_length=32768,
+        model_max_length=2048,
     )
     tokenizer.chat_template = chat_template()
     return tokenizer

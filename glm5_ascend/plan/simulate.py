@@ -16,7 +16,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 from glm5_ascend.plan.costs import Costs, Floats
+from glm5_kernels import cache
 
+cache.prepare()  # before a function is decorated
 Ints = NDArray[np.int64]
 
 
@@ -78,6 +80,13 @@ def simulate_apart(ahead: Costs, behind: Costs, trace: Trace, transfer: float) -
     done = np.empty_like(ready)
     done[order] = decoded.done
     return Outcome(trace.arrival, ready, done, trace.output)
+
+
+def compile_all() -> None:
+    """Compile what `simulate` runs, by a trace of one request; for `warm-up`."""
+    one = np.ones(1, np.int64)
+    step = np.array([0.0, 0.01])
+    simulate(Costs(1, 1, 1024, 1024, 1.0, step, (0.0, 1e-3, 0.0), ()), Trace(np.zeros(1), one, one, one + 1))
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]

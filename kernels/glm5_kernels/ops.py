@@ -18,6 +18,7 @@ from glm5_kernels.parity.run import Row, parity
 from glm5_kernels.registry import choose, names, report
 from glm5_kernels.registry import function as _function
 from glm5_kernels.sparse_flash_attention.reference import pack_latents
+from glm5_kernels.warm_up import compile_all
 
 __all__ = [
     "NO_QUANT",
@@ -28,6 +29,7 @@ __all__ = [
     "LinearWeights",
     "Row",
     "choose",
+    "compile_all",
     "fake_round",
     "feedback_gains",
     "hadamard",

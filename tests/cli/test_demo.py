@@ -15,7 +15,7 @@ pytest.importorskip("vllm")
 
 
 def run_demo(directory: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "glm5_ascend.cli.demo", str(directory)]
+    command = [sys.executable, "-m", "glm5_ascend", "demo", str(directory)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
 
 

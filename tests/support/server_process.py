@@ -53,7 +53,7 @@ def running(
 def started_server(checkpoint: Path, folder: Path, flags: Sequence[str]) -> Iterator[str]:
     """Serve `checkpoint` as `glm5-ascend serve` does, log into `folder`; yields the base URL, then stops the server."""
     port = free_port()
-    flags = ["--max-num-seqs", "8", "--max-model-len", "2048", "--block-size", "16", *flags]
+    flags = ["--max-num-seqs", "8", "--block-size", "16", *flags]
     code = (
         "import sys; from pathlib import Path; from glm5_ascend.serve.launch import serve; "
         f"sys.exit(serve(Path({str(checkpoint)!r}), {flags!r}, port={port}))"

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from glm5_ascend.deploy.doctor import machine
+from glm5_ascend.deploy.doctor import kernel_cache, machine
 from glm5_ascend.deploy.doctor.preflight import Preflight, preflight
 from glm5_ascend.deploy.profiles.load import Profile, load
 from glm5_ascend.deploy.rules.load import ERROR, Found, rules
@@ -39,7 +39,8 @@ def run_doctor(directory: Path | None = None, profile: str | None = None, role: 
 
     Imports neither torch nor vLLM (checking a checkpoint imports torch).
     """
-    rows = [*version_rows(), *machine_rows(), platform_row(), *kernel_rows(), *finding_rows()]
+    rows = [*version_rows(), *machine_rows(), platform_row(), *kernel_rows()]
+    rows += [DoctorRow("kernel cache", *kernel_cache.described()), *finding_rows()]
     if directory is not None:
         rows += checkpoint_rows(directory)
     if profile is not None:

@@ -33,7 +33,7 @@ def service(profile: Profile, role: Role, model: str) -> dict[str, Any]:
         "ulimits": {"memlock": -1, "nofile": 1048576},
         "devices": [f"/dev/davinci{i}" for i in range(image.dies(role))] + list(image.MANAGERS),
         "volumes": [f"{path}:{path}:ro" for path in (*image.MOUNTS, model)] + [f"./{name}:/glm5/{name}:ro"],
-        "environment": variables,
+        "environment": ["=".join(image.KERNEL_CACHE), *variables],
         "restart": "on-failure",
         "healthcheck": {
             "test": ["CMD-SHELL", f'[ "$${{NODE:-0}}" -gt 0 ] || curl -sf http://127.0.0.1:{port}/health'],

@@ -14,6 +14,8 @@ MOUNTS = (
     "/etc/hccn.conf",
 )  # fmt: skip
 SHM_GIB = 512
+#: Where compiled kernels are kept, in memory that any user may write to, whatever the root file system is.
+KERNEL_CACHE = ("NUMBA_CACHE_DIR", "/dev/shm/glm5-kernels")
 
 
 def node_kind(profile: Profile, role: Role) -> str:

@@ -88,7 +88,7 @@ def pod(profile: Profile, role: Role, model: str, leader: bool) -> dict[str, Any
         "name": "server",
         "image": image.tag(profile, role),
         "args": [f"/glm5/{scripts.script_name(role)}"],
-        "env": place_variables(role),
+        "env": [{"name": image.KERNEL_CACHE[0], "value": image.KERNEL_CACHE[1]}, *place_variables(role)],
         "resources": {"limits": {RESOURCE: str(dies)}, "requests": {RESOURCE: str(dies)}},
         "volumeMounts": mounts,
         "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},

@@ -23,6 +23,8 @@ After=network-online.target
 Wants=network-online.target
 
 [Service]
+Environment=NUMBA_CACHE_DIR=%C/glm5-ascend
+CacheDirectory=glm5-ascend
 EnvironmentFile=-/etc/glm5-ascend/{role.name}.env
 ExecStart=/bin/bash {FOLDER}/{scripts.script_name(role)}
 Restart=on-failure

@@ -18,7 +18,7 @@ PROMPTS = (128, 256, 512)
 BATCHES = (1, 2, 4)
 STEP_PROMPT, NEW_TOKENS = 256, 64
 #: Flags of the server: no answer may come from a cache.
-FLAGS = ("--no-enable-prefix-caching", "--max-num-seqs", "8", "--max-model-len", "4096")
+FLAGS = ("--no-enable-prefix-caching", "--max-num-seqs", "8", "--max-model-len", "2048")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ import venv
 from collections.abc import Mapping
 from pathlib import Path
 
+from deploy import install_cpu
+
 TORCH = "torch==2.13.0"
 
 
@@ -24,11 +26,11 @@ def named_interpreter(variable: str) -> Path | None:
 def new_environment(folder: Path) -> Path:
     """Make a virtual environment with the CPU build of torch; returns its interpreter.
 
-    torch comes first: then no other package makes pip take a CUDA build. TORCH_CPU_INDEX is the Makefile's.
+    torch comes first: then no other package makes pip take a CUDA build. It is looked for where `make` looks for it.
     """
     venv.create(folder, with_pip=True)
-    python, index = folder / "bin/python", os.environ.get("TORCH_CPU_INDEX")
-    install(python, TORCH, *(["--index-url", index] if index else []))
+    python = folder / "bin/python"
+    install(python, f"{TORCH}+cpu", *install_cpu.torch_flags(python))
     return python
 
 

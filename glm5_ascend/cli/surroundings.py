@@ -1,0 +1,32 @@
+"""Odd surroundings of a process: no writable temporary folder, a terminal that cannot show every character."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def settle() -> None:
+    """Before anything is printed or imported that such surroundings would end with a traceback."""
+    settle_temporary_folder()
+    for stream in (sys.stdout, sys.stderr):  # None where it is closed
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="replace")
+
+
+def settle_temporary_folder() -> None:
+    """Make `tempfile`, here and in child processes, use shared memory where nothing else can be written.
+
+    Where that cannot be written either, /tmp is named: who only asks for the name, as dill does when it is imported,
+    goes on, and who writes there gets the system's error.
+    """
+    try:
+        tempfile.gettempdir()
+    except OSError:
+        chosen = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path("/tmp")
+        tempfile.tempdir = os.environ["TMPDIR"] = str(chosen)

@@ -1,0 +1,138 @@
+"""Containers and odd homes: nothing can be written but one folder, and the user has no home."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.install.support.locked import locked, obstacle
+from tests.support.command import ROOT, environment, glm5_ascend
+from tests.support.server_process import free_port
+
+pytestmark = pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    """The mount point of what can be written; its parents can be entered by everyone."""
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    for parent in folder.parents:
+        if parent != Path("/") and parent.stat().st_uid == 0 and not parent.stat().st_mode & 1:
+            parent.chmod(parent.stat().st_mode | 0o055)
+    return folder
+
+
+@pytest.fixture
+def source(tiny_source: Path) -> Path:
+    for path in (tiny_source, *tiny_source.parents):
+        if path.name.startswith(("pytest-", "tiny", "source")):
+            path.chmod(0o755)
+    return tiny_source
+
+
+def test_quantize_verify_and_dry_run(memory: Path, source: Path) -> None:
+    out = memory / "quantized"
+    commands = [["--version"], ["quantize", source, out], ["verify", out], ["serve", out, "--dry-run"]]
+    done = locked(commands, memory)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr and "ok: 0 errors" in done.stdout and "--model" in done.stdout
+
+
+def test_where_nothing_can_be_written_kernels_are_compiled_anew(memory: Path, source: Path) -> None:
+    """Neither a temporary folder nor shared memory: TMPDIR is the read-only root's."""
+    done = locked([["quantize", source, memory / "quantized"]], memory, shared_memory=False, TMPDIR="/usr")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor_says_where_kernels_are_kept(memory: Path) -> None:
+    found = locked([["doctor"]], memory).stdout
+    assert "/dev/shm/glm5-kernels-" in found
+    found = locked([["doctor"]], memory, TMPDIR=str(memory)).stdout
+    assert f"{memory}/glm5-kernels-" in found
+    found = locked([["doctor"]], memory, NUMBA_CACHE_DIR=str(memory / "kernels")).stdout
+    assert f"{memory}/kernels  (NUMBA_CACHE_DIR; empty: glm5-ascend warm-up)" in found
+    row = locked([["doctor"]], memory, shared_memory=False).stdout
+    assert "warning: none: neither the package" in row and "fix: export NUMBA_CACHE_DIR=" in row
+
+
+def test_narrow_plain_and_closed(memory: Path, source: Path) -> None:
+    """LC_ALL=C, 20 columns, stdout closed: no traceback, and the exit codes stay."""
+    out = memory / "quantized"
+    variables = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "COLUMNS": "20"}
+    commands = [["quantize", source, out], ["verify", out], ["deploy", "list"], ["--help"], ["serve", out, "--dry-run"]]
+    for redirect in ("", ">&-"):
+        done = locked(commands, memory, redirect=redirect, **variables)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr and "Error" not in done.stderr, done.stderr
+
+
+def test_read_only_image_keeps_what_was_compiled_for_it(memory: Path, tmp_path: Path, source: Path) -> None:
+    """Kernels compiled into NUMBA_CACHE_DIR when the image was made are not compiled again where it is read-only."""
+    image = tmp_path / "image"
+    made = glm5_ascend("quantize", source, tmp_path / "made", NUMBA_CACHE_DIR=str(image))
+    assert made.returncode == 0 and list(image.rglob("*.nbc"))
+    for path in (image, *image.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    code = (
+        "import sys; from glm5_ascend.cli import run; from glm5_kernels.cache import compilation; "
+        "code = run(sys.argv[1:]); print('compiled', compilation.functions); sys.exit(code)"
+    )
+    words = ["quantize", source, memory / "quantized"]
+    runner = f'{sys.executable} -c "{code}"'
+    done = locked([words], memory, NUMBA_CACHE_DIR=str(image), runner=runner)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "compiled 0" in done.stdout
+
+
+@pytest.mark.server
+def test_serve_answers_from_a_read_only_root(memory: Path, tmp_path: Path) -> None:
+    """A whole server: it comes up, answers, and the smoke test of a second command passes against it."""
+    pytest.importorskip("vllm")
+    port = free_port()
+    demo, out = memory / "demo", memory / "quantized"
+    script = tmp_path / "serve.sh"
+    script.write_text(
+        f"set -e\ncd {memory}\n$RUN demo-model {demo}\n$RUN quantize {demo} {out}\n"
+        f"$RUN serve {out} --port {port} > {memory}/log 2>&1 & server=$!\n"
+        f"for i in $(seq 400); do sleep 1; kill -0 $server || {{ tail -40 {memory}/log >&2; exit 1; }}; "
+        f"{sys.executable} -c 'import urllib.request as u; u.urlopen(\"http://127.0.0.1:{port}/health\")' 2>/dev/null "
+        f"&& break; done\n"
+        f"$RUN smoke http://127.0.0.1:{port} --long-tokens 0 && code=0 || code=$?\n"
+        "kill $server; wait $server || true; exit $code\n"
+    )
+    script.chmod(0o755)
+    done = locked([], memory, script=script, TMPDIR=str(memory))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "canary answers" in done.stdout
+
+
+def test_first_compilation_is_said_on_a_terminal_once(tmp_path: Path) -> None:
+    """Through a pseudo-terminal: one line; with a warm cache none."""
+    code = "import torch; from glm5_kernels import ops; ops.hadamard(torch.ones(64, 256), torch.ones(64))"
+    line = "compiling kernels for this processor, once"
+    seen = []
+    for _ in range(2):
+        done = subprocess.run(
+            ["script", "-qec", f'{sys.executable} -c "{code}"', "/dev/null"], capture_output=True, text=True, cwd=ROOT,
+            env=environment(NUMBA_CACHE_DIR=str(tmp_path)), check=False, timeout=120, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+        seen.append(done.stdout.count(line))
+    assert seen == [1, 0]
+
+
+def test_warm_up_leaves_nothing_to_compile(tmp_path: Path, source: Path) -> None:
+    """In a fresh cache; quantize and a plan compile nothing after it."""
+    done = glm5_ascend("warm-up", NUMBA_CACHE_DIR=str(tmp_path / "cache"))
+    assert done.returncode == 0 and f"kept in {tmp_path / 'cache'}" in done.stdout, done.stderr
+    before = sorted((tmp_path / "cache").rglob("*.nbc"))
+    assert len(before) > 30
+    for recipe in ("w4a8", "w4a8-best", "w8a8c8"):
+        words = ["quantize", source, tmp_path / recipe, "--recipe", recipe]
+        assert glm5_ascend(*words, NUMBA_CACHE_DIR=str(tmp_path / "cache")).returncode == 0
+    assert sorted((tmp_path / "cache").rglob("*.nbc")) == before
