@@ -20,6 +20,8 @@ from glm5_ascend.serve.plugin.description import load_description
 from glm5_ascend.serve.schedule import topk_pattern
 
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
+#: Answers GET / with the chat page.
+CHAT_PAGE = "glm5_ascend.serve.chat_page.ChatPage"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 LONGEST_DEFAULT_CONTEXT = 8192
 
@@ -76,6 +78,7 @@ def build_command(
         ("--tool-call-parser", "glm47"),
         ("--enable-auto-tool-choice", None),
         ("--chat-template-content-format", "string"),
+        ("--middleware", CHAT_PAGE),
     ]
     if (directory / DESCRIPTION_NAME).exists():
         defaults.append(("--quantization", "ascend"))

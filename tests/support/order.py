@@ -16,6 +16,7 @@ TOGETHER = {
     "tests/serve/test_api.py": "server",
     "tests/serve/test_http.py": "server",
     "tests/serve/test_smoke.py": "server",
+    "tests/serve/test_chat.py": "server",
     "tests/fidelity/test_eval_served.py": "server",
 }
 #: What takes longest (seconds here), so that it does not come last.

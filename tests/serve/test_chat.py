@@ -1,0 +1,125 @@
+"""`glm5-ascend chat` and the chat page, against the real server."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from glm5_ascend.serve.local_server import free_port
+from tests.serve.support.chat import API_KEY, WEATHER
+from tests.support.command import TIMEOUT_S, environment
+from tests.support.programs import debian_program
+
+pytestmark = pytest.mark.server
+
+
+def talk(server: str, *lines: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """A conversation typed into `chat`, greedy."""
+    command = [sys.executable, "-m", "glm5_ascend", "chat", server, "--temperature", "0", *options]
+    return subprocess.run(
+        command, input="".join(f"{line}\n" for line in lines), capture_output=True, text=True, check=False,
+        env=environment(OPENAI_API_KEY=API_KEY), timeout=TIMEOUT_S,
+    )  # fmt: skip
+
+
+def test_questions_thinking_history_and_saving(server: str, tmp_path: Path) -> None:
+    saved = tmp_path / "talk.json"
+    done = talk(
+        server, "What is 47 + 38?", "/think off", "Who are you?", "/history", f"/save {saved}", "/quit", "never"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "7 + 8 = 15, 4 + 3 + 1 = 8." in done.stdout  # thought aloud
+    assert "47 + 38 = 85." in done.stdout
+    assert done.stdout.count("I am a small GLM-5 made to test glm5-ascend.") == 2  # the answer and the history
+    messages = json.loads(saved.read_text())["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant", "user", "assistant"]
+    assert "reasoning" in messages[1] and "reasoning" not in messages[3]
+    assert "error" in talk(server, f"/save {saved}").stdout  # never over another file
+
+
+def test_a_tool_call_waits_for_its_result(server: str, tmp_path: Path) -> None:
+    tools = tmp_path / "tools.json"
+    tools.write_text(json.dumps([WEATHER]))
+    result = '{"city": "Oslo", "temperature": 7, "condition": "rainy"}'
+    done = talk(server, f"/tools {tools}", "What is the weather in Oslo?", result)
+    assert "call get_weather(city='Oslo')" in done.stdout
+    assert "It is 7 degrees and rainy in Oslo." in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("target", "key", "code", "word"),
+    [("http://127.0.0.1:1", API_KEY, 3, "no answer"), ("nowhere", API_KEY, 2, "neither a URL nor a directory")],
+)
+def test_what_cannot_be_talked_to(target: str, key: str, code: int, word: str) -> None:
+    done = talk(target, "Hello")
+    assert done.returncode == code
+    assert word in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_missing_key_is_named(server: str) -> None:
+    command = [sys.executable, "-m", "glm5_ascend", "chat", server, "--key", "wrong"]
+    done = subprocess.run(command, input="", capture_output=True, text=True, check=False, env=environment())
+    assert done.returncode == 1
+    assert "API key" in done.stderr and "--key" in done.stderr
+
+
+def test_the_page_is_at_the_root(server: str) -> None:
+    with urllib.request.urlopen(f"{server}/") as reply:
+        text, policy = reply.read().decode(), reply.headers["content-security-policy"]
+    assert "<title>glm5-ascend chat</title>" in text
+    assert "default-src 'none'" in policy
+    assert not re.search(r"(?:src|href)=|https?://", text), "the page loads nothing"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
+def test_the_page_in_a_browser(server: str, width: int, scheme: str) -> None:
+    from playwright.sync_api import expect, sync_playwright
+
+    chromium = debian_program("chromium", "chromium")
+    assert chromium is not None, "make test-all needs Debian's chromium: apt-get install chromium"
+    with sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)  # type: ignore[arg-type]
+        foreign: list[str] = []
+        page.on("request", lambda request: foreign.append(request.url) if not request.url.startswith(server) else None)
+        page.goto(f"{server}/")
+        expect(page.locator("#state")).to_have_text("this server wants an API key", timeout=30_000)
+        page.fill("#key", API_KEY)
+        page.locator("#key").press("Tab")
+        expect(page.locator("#state")).to_have_text(re.compile("^context"), timeout=30_000)
+        page.fill("#question", "What is 47 + 38?")
+        page.locator("#question").press("Enter")
+        expect(page.locator(".answer")).to_be_visible(timeout=120_000)
+        expect(page.locator("#state")).to_have_text("ready", timeout=120_000)
+        assert page.locator("details summary").inner_text() == "thinking"
+        assert not page.locator(".thoughts").is_visible()  # folded
+        assert "tokens/s" in page.locator(".figures").inner_text()
+        assert "tokens per step" in page.locator(".figures").inner_text()
+        assert page.locator("html").evaluate("e => e.scrollWidth <= e.clientWidth")
+        browser.close()
+    assert foreign == []
+
+
+def test_ui_shows_the_page_for_a_server_elsewhere() -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "glm5_ascend", "ui", "--url", "http://127.0.0.1:9/v1", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
+        stop = threading.Timer(60, process.kill)  # only where it hangs
+        stop.start()
+        try:
+            assert process.stdout is not None
+            assert f"http://127.0.0.1:{port}/#http://127.0.0.1:9" in process.stdout.readline()
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as reply:
+                assert b"glm5-ascend chat" in reply.read()
+                assert "connect-src 'self' http://127.0.0.1:9;" in reply.headers["content-security-policy"]
+        finally:
+            stop.cancel()
+            process.terminate()
