@@ -13,7 +13,7 @@ import typer
 from glm5_ascend import __version__
 from glm5_ascend.cli import analyze, demo_model, deploy, doctor, eval, parity, plan, quantize, serve, smoke, verify
 from glm5_ascend.errors import EXIT_BAD_INPUT, EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_OK, Glm5Error
-from glm5_kernels.errors import KernelUnavailableError
+from glm5_kernels.registry import KernelUnavailableError
 
 app = typer.Typer(
     name="glm5-ascend",

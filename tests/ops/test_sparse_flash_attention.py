@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from glm5_kernels import ops
-from tests.ops.support.paged_batch import PagedBatch, paged_batch
+from tests.ops.support.paged_batch import RaggedBatch, paged_batch
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -20,17 +20,16 @@ class Case:
     """Random operands of one batch."""
 
     def __init__(self, lengths: list[int], new: list[int], dtype: torch.dtype = torch.float32) -> None:
-        self.batch: PagedBatch = paged_batch(lengths, new)
+        self.batch: RaggedBatch = paged_batch(lengths, new)
         tokens = self.batch.num_tokens
         self.ql, self.qr = torch.randn(tokens, HEADS, RANK).to(dtype), torch.randn(tokens, HEADS, ROPE).to(dtype)
         self.rows = [torch.randn(length, RANK + ROPE).to(dtype) for length in lengths]
 
     def run(self, indices: torch.Tensor, **kwargs: bool) -> tuple[torch.Tensor, torch.Tensor]:
         fused = self.batch.cache(self.rows)  # one 24-wide cache; the op sees two strided views of it
-        b = self.batch
         return ops.sparse_flash_attention(
             self.ql, self.qr, fused[..., :RANK], fused[..., RANK:], indices,
-            b.query_start_loc, b.seq_lens, b.block_table, SCALE, **kwargs,
+            self.batch.paged, SCALE, **kwargs,
         )  # fmt: skip
 
     def expected(self, positions: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -116,7 +115,7 @@ def test_missing_block_is_skipped() -> None:
     table[0, 1] = -1
     got = ops.sparse_flash_attention(
         case.ql, case.qr, fused[..., :RANK], fused[..., RANK:], indices([[0, 5, 9]], 3),
-        case.batch.query_start_loc, case.batch.seq_lens, table, SCALE,
+        case.batch.paged._replace(block_table=table), SCALE,
     )  # fmt: skip
     assert_close(got, want)
 
