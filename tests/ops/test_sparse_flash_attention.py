@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from glm5_kernels import ops
+from glm5_kernels.paged_cache import PagedBatch
 from tests.ops.support.paged_batch import RaggedBatch, paged_batch
 
 pytestmark = pytest.mark.usefixtures("implementation")
@@ -58,7 +59,7 @@ def test_worked_example() -> None:
     ckv, kpe = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]]), torch.tensor([[[0.0], [1.0]]])
     out, lse = ops.sparse_flash_attention(
         torch.zeros(1, 1, 2), torch.tensor([[[math.log(3.0)]]]), ckv, kpe, torch.tensor([[1, 0]], dtype=torch.int32),
-        torch.tensor([0, 1]), torch.tensor([2]), torch.tensor([[0]]), 1.0,
+        PagedBatch(torch.tensor([0, 1]), torch.tensor([2]), torch.tensor([[0]])), 1.0,
     )  # fmt: skip
     torch.testing.assert_close(out, torch.tensor([[[0.25, 0.75]]]))
     torch.testing.assert_close(lse, torch.tensor([[math.log(4.0)]]))
