@@ -7,7 +7,7 @@ rounds: the reference and the compiled version with one thread, and the compiled
 reference / compiled with one thread each, `scaling` compiled with one thread / with all, `roofline` the share of what
 this machine could do with one thread: bytes over the rate of a copy, or operations over the best rate of torch for a
 product of that shape, whichever takes longer. Baselines are fp32 with weights converted before; the experts' is bf16,
-that of int8 products `torch._int_mm`. --plot needs matplotlib.
+that of `int8_linear` plain torch around `torch._int_mm`. --plot needs matplotlib.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ import torch
 import torch.nn.functional as F
 
 from glm5_kernels import registry
-from glm5_kernels.compiled import vnni
-from glm5_kernels.int8 import PER_TOKEN, LinearWeights
+from glm5_kernels.ops import PER_TOKEN, LinearWeights, PagedBatch
 
 HEADS, RANK, ROPE, NOPE, HIDDEN, Q_LORA = 64, 512, 64, 192, 6144, 2048
 INDEX_HEADS, INDEX_DIM, TOPK, BLOCK = 32, 128, 2048, 128
@@ -56,10 +55,10 @@ class Case:
     operations: list[tuple[float, Shape, tuple[torch.dtype, ...]]]
 
 
-def batch(requests: int, tokens: int, context: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """query_start_loc, seq_lens, block_table of equal requests in shuffled blocks."""
+def batch(requests: int, tokens: int, context: int) -> PagedBatch:
+    """Equal requests in shuffled blocks."""
     blocks = torch.randperm(requests * context // BLOCK).view(requests, -1).int()
-    return torch.arange(requests + 1).int() * tokens, torch.full((requests,), context).int(), blocks
+    return PagedBatch(torch.arange(requests + 1).int() * tokens, torch.full((requests,), context).int(), blocks)
 
 
 def missed(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -83,7 +82,7 @@ def indexer(requests: int, tokens: int, context: int) -> Case:
     cache = torch.randn(requests * context // BLOCK, BLOCK, INDEX_DIM).bfloat16()
     q = torch.randn(requests * tokens, INDEX_HEADS, INDEX_DIM).bfloat16()
     w = torch.randn(requests * tokens, INDEX_HEADS).bfloat16()
-    fast, plain = both("lightning_indexer", (q, cache, w, *batch(requests, tokens, context), TOPK))
+    fast, plain = both("lightning_indexer", (q, cache, w, batch(requests, tokens, context), TOPK))
     pairs = requests * tokens * (context - (tokens - 1) / 2)
     work = 2.0 * pairs * INDEX_HEADS * INDEX_DIM, (INDEX_HEADS * min(tokens, 16), INDEX_DIM, 4096), FLOATS
     shape = f"B={requests} n={tokens} ctx={context}"
@@ -96,7 +95,7 @@ def attention(requests: int, tokens: int, context: int) -> Case:
     count = requests * tokens
     nope, rope = (torch.randn(count, HEADS, RANK) * 0.2).bfloat16(), (torch.randn(count, HEADS, ROPE) * 0.2).bfloat16()
     chosen = torch.stack([torch.randperm(context - tokens)[:TOPK] for _ in range(count)]).int()
-    where = chosen, *batch(requests, tokens, context), HEADS**-0.5 / 2, True  # probabilities rounded, as an NPU does
+    where = chosen, batch(requests, tokens, context), HEADS**-0.5 / 2, True  # probabilities rounded, as an NPU does
     fast, plain = both("sparse_flash_attention", (nope, rope, cache[..., :RANK], cache[..., RANK:], *where))
     keys = count * min(TOPK, context - tokens)
     scores = 2.0 * keys * HEADS * (RANK + ROPE), (HEADS, RANK + ROPE, TOPK), FLOATS
@@ -161,11 +160,10 @@ def experts(tokens: int) -> Case:
 
 
 def product(tokens: int, n: int, k: int) -> Case:
-    a, w = torch.randint(-127, 128, (tokens, k), dtype=torch.int8), linear(n, k).weight
-    fast, plain = lambda: vnni.matmul(a, w), lambda: torch._int_mm(a, w.t())
+    fast, plain = both("int8_linear", (torch.randn(tokens, k).bfloat16(), linear(n, k)))
     check = lambda: float(not torch.equal(fast(), plain()))  # noqa: E731
     work = [(2.0 * tokens * n * k, (tokens, k, n), INTEGERS)]
-    return Case("int8 product", f"{tokens}x{n}x{k}", fast, plain, check, 0.0, float(n * k), work)
+    return Case("int8_linear", f"{tokens}x{n}x{k}", fast, plain, check, 0.0, float(n * k), work)
 
 
 FLOATS, INTEGERS = (torch.float32, torch.bfloat16), (torch.int8,)
@@ -265,7 +263,7 @@ def main() -> int:
             ]
     makers += [("w4a8_moe", lambda: experts(8))]
     for tokens in (8, 256):
-        makers += [("int8 product", lambda t=tokens: product(t, Q_LORA + RANK + ROPE, HIDDEN))]  # type: ignore[misc]
+        makers += [("int8_linear", lambda t=tokens: product(t, Q_LORA + RANK + ROPE, HIDDEN))]  # type: ignore[misc]
     rows = []
     for _, make in [pair for pair in makers if args.only in pair[0]]:
         rows.append(measure(make(), args.rounds, args.threads, copied))

@@ -30,7 +30,7 @@ from glm5_ascend.cli import (
     warm_up,
 )
 from glm5_ascend.errors import EXIT_BAD_INPUT, EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_OK, Glm5Error
-from glm5_kernels.errors import KernelUnavailableError
+from glm5_kernels.registry import KernelUnavailableError
 
 app = typer.Typer(
     name="glm5-ascend",

@@ -17,8 +17,9 @@ def register(app: typer.Typer) -> None:
 def warm_up() -> int:
     """Compile all kernels for this processor and keep them; an image calls it when it is built."""
     from glm5_ascend.plan.simulate import compile_all as compile_simulator
-    from glm5_kernels import cache, registry
+    from glm5_kernels import registry
     from glm5_kernels.ops import compile_all
+    from glm5_kernels.registry import cache
 
     missing = registry.missing("cpu")
     if missing is not None:

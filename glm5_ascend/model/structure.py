@@ -104,9 +104,27 @@ GLOBAL: tuple[Linear | Vector, ...] = (
 MTP_INPUT = ("enorm", "hnorm", "eh_proj")
 #: MTP tensors a source may leave out, and the main-model tensor they are copies of.
 MTP_COPIES = {"embed_tokens": "model.embed_tokens", "shared_head.head": "lm_head"}
-#: Linears the engine cannot run quantized (vllm-ascend asserts, or fuses them into a float module).
-ALWAYS_FLOAT = ("self_attn.kv_b_proj", "self_attn.indexer.wk", "self_attn.indexer.weights_proj", "mlp.gate", "eh_proj",
-                "embed_tokens", "shared_head.head", "model.embed_tokens", "lm_head")  # fmt: skip
+#: Linears that no reader of the format loads quantized, and why.
+WHY_FLOAT = {
+    "self_attn.kv_b_proj": "it is split into W_UK and W_UV at load",
+    "self_attn.indexer.wk": "vLLM fuses it with weights_proj, unquantized",
+    "self_attn.indexer.weights_proj": "vLLM fuses it with wk, unquantized",
+    "mlp.gate": "the router has no quantized implementation",
+    "embed_tokens": "embeddings have no quantized implementation",
+    "lm_head": "the output head has no quantized implementation",
+    "shared_head.head": "the output head has no quantized implementation",
+}
+#: Linears the quantizer leaves as they are.
+ALWAYS_FLOAT = (*WHY_FLOAT, "eh_proj", "model.embed_tokens")
+#: vLLM's fused modules and the linears inside each, by the last part of their names: those that may be quantized, and
+#: one that may not.
+FUSED_MODULES = {
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
+}
+FUSED_FLOAT_MODULES = {"wk_weights_proj": ("wk", "weights_proj")}
+#: Linears of a routed expert, in the order of vLLM's w13 and w2.
+EXPERT_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 #: Linears vLLM fuses into one module: all of a group must have one type.
 FUSED = (
     ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),

@@ -16,7 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from glm5_ascend.plan.costs import Costs, Floats
-from glm5_kernels import cache
+from glm5_kernels.registry import cache
 
 cache.prepare()  # before a function is decorated
 Ints = NDArray[np.int64]

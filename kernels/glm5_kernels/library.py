@@ -2,7 +2,7 @@
 
 They are registered for all devices at once (CPU, and PrivateUse1, which is what torch calls an NPU); `registry` says
 what then runs for the device of the first tensor. Fake versions give shapes to `torch.compile` and to meta tensors.
-A `LinearWeights` crosses torch's border as the list of its tensors and its quant mode.
+A `LinearWeights` crosses torch's border as the list of its tensors and its quant mode, a `PagedBatch` as its fields.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ import torch
 from glm5_kernels import registry
 from glm5_kernels.errors import KernelInputError
 from glm5_kernels.int8 import LinearWeights
+from glm5_kernels.paged_cache import PagedBatch
 
 NAMESPACE = "glm5_ascend"
-_STEP = "Tensor query_start_loc, Tensor seq_lens, Tensor block_table"
+_BATCH = "Tensor query_start_loc, Tensor seq_lens, Tensor block_table"
 SCHEMAS = {
-    "lightning_indexer": f"(Tensor q, Tensor k_cache, Tensor weights, {_STEP}, int topk) -> Tensor",
+    "lightning_indexer": f"(Tensor q, Tensor k_cache, Tensor weights, {_BATCH}, int topk) -> Tensor",
     "lightning_indexer_quant": (
-        f"(Tensor q, Tensor k_cache, Tensor weights, Tensor q_scale, Tensor k_scale_cache, {_STEP}, int topk) -> Tensor"
+        f"(Tensor q, Tensor k_cache, Tensor weights, Tensor q_scale, Tensor k_scale_cache, {_BATCH}, int topk)"
+        " -> Tensor"
     ),
     "sparse_flash_attention": (
         "(Tensor ql_nope, Tensor q_pe, Tensor ckv_cache, Tensor kpe_cache, Tensor topk_indices,"
-        f" {_STEP}, float scale, bool round_probs=False) -> (Tensor, Tensor)"
+        f" {_BATCH}, float scale, bool round_probs=False) -> (Tensor, Tensor)"
     ),
     "sparse_flash_attention_quant": (
-        f"(Tensor ql_nope, Tensor q_pe, Tensor kv_cache, Tensor topk_indices, {_STEP}, float scale,"
+        f"(Tensor ql_nope, Tensor q_pe, Tensor kv_cache, Tensor topk_indices, {_BATCH}, float scale,"
         " bool round_probs=False) -> (Tensor, Tensor)"
     ),
     "mla_preprocess": (
@@ -59,6 +61,17 @@ def as_linear(tensors: list[torch.Tensor | None], mode: str) -> LinearWeights:
 
 def _calls(op: str) -> Callable[..., Any]:
     return lambda first, *rest: registry.function(op, first.device.type)(first, *rest)
+
+
+def _calls_paged(op: str, before: int) -> Callable[..., Any]:
+    """The same for an op on a paged cache: its arguments from number `before` on are the fields of a `PagedBatch`."""
+    after = before + len(PagedBatch._fields)
+
+    def call(*given: Any) -> Any:
+        batch = PagedBatch(*given[before:after])
+        return registry.function(op, given[0].device.type)(*given[:before], batch, *given[after:])
+
+    return call
 
 
 def _mla_preprocess(
@@ -108,7 +121,14 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "int8_linear": _multiplied,
     "w4a8_moe": _mixed,
 }
-_SPECIAL = {"mla_preprocess": _mla_preprocess, "int8_linear": _int8_linear}
+_SPECIAL: dict[str, Callable[..., Any]] = {
+    "lightning_indexer": _calls_paged("lightning_indexer", 3),
+    "lightning_indexer_quant": _calls_paged("lightning_indexer_quant", 5),
+    "sparse_flash_attention": _calls_paged("sparse_flash_attention", 5),
+    "sparse_flash_attention_quant": _calls_paged("sparse_flash_attention_quant", 4),
+    "mla_preprocess": _mla_preprocess,
+    "int8_linear": _int8_linear,
+}
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 for _name, _schema in SCHEMAS.items():
     _LIBRARY.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))

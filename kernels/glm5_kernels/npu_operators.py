@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from glm5_kernels.errors import KernelUnavailableError, require_supported
+from glm5_kernels.paged_cache import PagedBatch
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -53,9 +54,7 @@ def support_pages(*caches: torch.Tensor) -> None:
         support(size % 16 == 0 and size <= 1024, f"wants a block_size of 16, 32, ... 1024, got {size}")
 
 
-def paged(
-    query_start_loc: torch.Tensor, seq_lens: torch.Tensor, block_table: torch.Tensor, keys: str
-) -> dict[str, Any]:
+def paged(batch: PagedBatch, keys: str) -> dict[str, Any]:
     """What all four operators are told of where things lie: query tokens in a row (TND), keys in pages (PA_BSND).
 
     A missing block must lie beyond its request's length: the operators do not look for holes, so -1 becomes 0 here.
@@ -64,9 +63,9 @@ def paged(
         keys: what the operator calls them in its arguments' names, `key` or `kv`.
     """
     return {
-        "actual_seq_lengths_query": query_start_loc[1:].int(),  # sums, without the leading 0
-        f"actual_seq_lengths_{keys}": seq_lens.int(),
-        "block_table": block_table.int().clamp_min(0),
+        "actual_seq_lengths_query": batch.query_start_loc[1:].int(),  # sums, without the leading 0
+        f"actual_seq_lengths_{keys}": batch.seq_lens.int(),
+        "block_table": batch.block_table.int().clamp_min(0),
         "layout_query": "TND",
         f"layout_{keys}": "PA_BSND",
         "sparse_mode": 3,

@@ -1,8 +1,8 @@
-"""The one door to the kernels: typed Python functions; which implementation answers is `registry`'s business.
+"""The door to the kernels: typed Python functions; which implementation answers is `registry`'s business.
 
-Everything outside `glm5_kernels` imports this module and no other of the package (but the tests of the kernels). What
-a server calls is also `torch.ops.glm5_ascend.<name>` (`library`). Maths, shapes and errors stand in the op's package,
-e.g. `glm5_kernels.lightning_indexer`.
+Everything outside `glm5_kernels` imports this module or, where torch must not load, `registry`, and no other of the
+package (but the tests of the kernels). What a server calls is also `torch.ops.glm5_ascend.<name>` (`library`). Maths,
+shapes and errors stand in the op's package, e.g. `glm5_kernels.lightning_indexer`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from glm5_kernels.errors import KernelInputError, KernelUnavailableError
 from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, LinearWeights, quantize_per_token
 from glm5_kernels.library import NAMESPACE, as_list
 from glm5_kernels.lightning_indexer.reference import quantize_indexer
-from glm5_kernels.paged_cache import keys_in_pages, queries_in_a_row, write_rows
+from glm5_kernels.paged_cache import PagedBatch, keys_in_pages, queries_in_a_row, write_rows
 from glm5_kernels.parity.run import Row, parity
 from glm5_kernels.registry import choose, names, report
 from glm5_kernels.registry import function as _function
@@ -27,6 +27,7 @@ __all__ = [
     "KernelInputError",
     "KernelUnavailableError",
     "LinearWeights",
+    "PagedBatch",
     "Row",
     "choose",
     "compile_all",
@@ -62,13 +63,11 @@ def lightning_indexer(
     q: Tensor,
     k_cache: Tensor,
     weights: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    block_table: Tensor,
+    batch: PagedBatch,
     topk: int,
 ) -> Tensor:
     """The `topk` best visible positions of each query token: int32 [T, topk], best first, then -1."""
-    out: Tensor = _torch.lightning_indexer(q, k_cache, weights, query_start_loc, seq_lens, block_table, topk)
+    out: Tensor = _torch.lightning_indexer(q, k_cache, weights, *batch, topk)
     return out
 
 
@@ -78,15 +77,11 @@ def lightning_indexer_quant(
     weights: Tensor,
     q_scale: Tensor,
     k_scale_cache: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    block_table: Tensor,
+    batch: PagedBatch,
     topk: int,
 ) -> Tensor:
     """`lightning_indexer` on int8 queries and keys with their scales (`quantize_indexer`)."""
-    out: Tensor = _torch.lightning_indexer_quant(
-        q, k_cache, weights, q_scale, k_scale_cache, query_start_loc, seq_lens, block_table, topk
-    )
+    out: Tensor = _torch.lightning_indexer_quant(q, k_cache, weights, q_scale, k_scale_cache, *batch, topk)
     return out
 
 
@@ -96,15 +91,13 @@ def sparse_flash_attention(
     ckv_cache: Tensor,
     kpe_cache: Tensor,
     topk_indices: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    block_table: Tensor,
+    batch: PagedBatch,
     scale: float,
     round_probs: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Absorbed attention over the chosen positions: out [T, H, kv_lora_rank] and lse fp32 [T, H]."""
     out: tuple[Tensor, Tensor] = _torch.sparse_flash_attention(
-        ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, query_start_loc, seq_lens, block_table, scale, round_probs
+        ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, *batch, scale, round_probs
     )
     return out
 
@@ -114,15 +107,13 @@ def sparse_flash_attention_quant(
     q_pe: Tensor,
     kv_cache: Tensor,
     topk_indices: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    block_table: Tensor,
+    batch: PagedBatch,
     scale: float,
     round_probs: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`sparse_flash_attention` on a cache of packed int8 rows (`pack_latents`)."""
     out: tuple[Tensor, Tensor] = _torch.sparse_flash_attention_quant(
-        ql_nope, q_pe, kv_cache, topk_indices, query_start_loc, seq_lens, block_table, scale, round_probs
+        ql_nope, q_pe, kv_cache, topk_indices, *batch, scale, round_probs
     )
     return out
 

@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
 from glm5_kernels.errors import KernelInputError
 
 
-def query_layout(
-    query_start_loc: torch.Tensor, seq_lens: torch.Tensor, num_tokens: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+class PagedBatch(NamedTuple):
+    """B requests with T query tokens together, whose keys lie in the blocks of a paged cache.
+
+    Query tokens of one request follow each other and are aligned to its end: query i of n sees positions
+    0 .. seq_len - n + i. Position p of request b is row p % block_size of block block_table[b, p // block_size].
+
+    Attributes:
+        query_start_loc: int [B + 1], prefix sums of the query tokens per request, from 0 to T.
+        seq_lens: int [B], length of each request including this step's tokens; 0 for a padding request.
+        block_table: int [B, max_blocks], -1 where there is no block; positions in a missing block are never read.
+    """
+
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+
+
+def query_layout(batch: PagedBatch, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Which request each query token belongs to, and how many positions it may see.
 
-    Queries are aligned to the end of their request: query i of n sees positions 0 .. seq_len - n + i.
-
-    Args:
-        query_start_loc: int [B + 1], prefix sums of the query tokens per request, from 0 to `num_tokens`.
-        seq_lens: int [B], total length of each request including this step's tokens.
     Returns:
         request int64 [T], visible int64 [T]; visible <= 0 means the token sees nothing.
+    Raises:
+        KernelInputError: query_start_loc does not divide `num_tokens` among the requests of seq_lens.
     """
     # On the host: a dozen operations on a few numbers, which as tensors would take as long as attention itself.
-    starts, lengths = query_start_loc.cpu().numpy().astype(np.int64), seq_lens.cpu().numpy().astype(np.int64)
+    starts, lengths = (
+        batch.query_start_loc.cpu().numpy().astype(np.int64),
+        batch.seq_lens.cpu().numpy().astype(np.int64),
+    )
     if len(starts) != len(lengths) + 1 or starts[0] != 0 or starts[-1] != num_tokens:
         raise KernelInputError(
             f"query_start_loc {starts.tolist()} must have {len(lengths) + 1} entries"
@@ -30,7 +47,7 @@ def query_layout(
         )
     request = np.repeat(np.arange(len(lengths)), np.diff(starts))  # [T]
     visible = lengths[request] - starts[1:][request] + np.arange(num_tokens) + 1
-    device = query_start_loc.device
+    device = batch.query_start_loc.device
     return torch.from_numpy(request).to(device), torch.from_numpy(visible).to(device)
 
 

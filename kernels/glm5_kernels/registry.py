@@ -1,7 +1,8 @@
 """Which implementation of an op runs here, and why. Nothing is tried and swallowed: what cannot run is named.
 
 `GLM5_KERNELS` chooses for the whole process: `auto` (default: the fastest that can run), or one of
-`IMPLEMENTATIONS`. An explicit choice that cannot run is an error.
+`IMPLEMENTATIONS`. An explicit choice that cannot run is an error. This module is a door like `ops`, for callers that
+must not load torch; the package's errors can be had here for the same reason.
 """
 
 from __future__ import annotations
@@ -14,7 +15,27 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from glm5_kernels.errors import KernelUnavailableError
+from glm5_kernels import cache as cache
+from glm5_kernels.errors import KernelInputError, KernelUnavailableError, UnsupportedVariantError
+
+__all__ = [
+    "FOLDERS",
+    "IMPLEMENTATIONS",
+    "OPS",
+    "TORCH_NPU_ALONE",
+    "VARIABLE",
+    "Choice",
+    "KernelInputError",
+    "KernelUnavailableError",
+    "UnsupportedVariantError",
+    "choose",
+    "function",
+    "load",
+    "missing",
+    "names",
+    "obstacle",
+    "report",
+]
 
 VARIABLE = "GLM5_KERNELS"
 #: reference: plain torch, the definition. cpu: compiled by numba. npu: torch_npu's and vllm-ascend's operators.

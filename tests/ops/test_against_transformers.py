@@ -44,7 +44,6 @@ def run_ours(layer: Any, config: Any, cos_sin: Any, x: torch.Tensor) -> tuple[to
     length, heads = x.shape[0], config.num_attention_heads
     nope, rope, rank = config.qk_nope_head_dim, config.qk_rope_head_dim, config.kv_lora_rank
     batch = paged_batch([length], [length], block_size=8)
-    step = (batch.query_start_loc, batch.seq_lens, batch.block_table)
     cos, sin = (t[0, :, : rope // 2] for t in cos_sin)
     w_kv = layer.kv_b_proj.weight.detach().view(heads, nope + config.v_head_dim, rank)
     fused = torch.zeros(batch.num_blocks, 8, rank + rope)
@@ -56,9 +55,9 @@ def run_ours(layer: Any, config: Any, cos_sin: Any, x: torch.Tensor) -> tuple[to
     q, k, w = indexer_operands(layer.indexer, x, q_c, cos_sin)
     keys = torch.zeros(batch.num_blocks, 8, config.index_head_dim)
     ops.write_rows(keys, batch.slots(), k)
-    chosen = ops.lightning_indexer(q, keys, w, *step, config.index_topk)
+    chosen = ops.lightning_indexer(q, keys, w, batch.paged, config.index_topk)
     latent, _ = ops.sparse_flash_attention(
-        ql, q_pe, fused[..., :rank], fused[..., rank:], chosen, *step, (nope + rope) ** -0.5
+        ql, q_pe, fused[..., :rank], fused[..., rank:], chosen, batch.paged, (nope + rope) ** -0.5
     )
     values = torch.einsum("thr,hvr->thv", latent, w_kv[:, nope:])
     return torch.nn.functional.linear(values.reshape(length, -1), layer.o_proj.weight), chosen

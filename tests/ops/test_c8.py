@@ -38,7 +38,7 @@ def test_indexer_scores_are_the_formula(topk: int) -> None:
     weights, table = torch.randn(7, 8).half(), batch.block_table.clone()
     table[0, 1] = -1
     got = ops.lightning_indexer_quant(
-        q, cache, weights, q_scale, k_scale, batch.query_start_loc, batch.seq_lens, table, topk
+        q, cache, weights, q_scale, k_scale, batch.paged._replace(block_table=table), topk
     )
     for token, (b, visible) in enumerate(batch.tokens()):
         dots = (q[token].double() @ keys[b][:visible].double().T) * q_scale[token].double()[:, None]
@@ -75,7 +75,7 @@ def test_attention_reads_what_was_packed(dtype: torch.dtype) -> None:
             packed[at], plain[at] = rows[position], seen[position]
     chosen = torch.stack([torch.randperm(160)[:100] for _ in range(6)]).int()
     queries = torch.randn(6, 8, 256).to(dtype), torch.randn(6, 8, 32).to(dtype)
-    step = chosen, batch.query_start_loc, batch.seq_lens, batch.block_table, 0.06
+    step = chosen, batch.paged, 0.06
     got, got_lse = ops.sparse_flash_attention_quant(*queries, packed, *step)
     want, want_lse = ops.sparse_flash_attention(*queries, plain[..., :256], plain[..., 256:], *step)
     torch.testing.assert_close(got, want)
@@ -85,13 +85,23 @@ def test_attention_reads_what_was_packed(dtype: torch.dtype) -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     batch = paged_batch([4], [1])
-    step = batch.query_start_loc, batch.seq_lens, batch.block_table
     with pytest.raises(ops.KernelInputError, match="both must be int8"):
         ops.lightning_indexer_quant(
-            torch.zeros(1, 4, 8), torch.zeros(2, 4, 8), torch.zeros(1, 4), torch.ones(1, 4), torch.ones(2, 4), *step, 2
+            torch.zeros(1, 4, 8),
+            torch.zeros(2, 4, 8),
+            torch.zeros(1, 4),
+            torch.ones(1, 4),
+            torch.ones(2, 4),
+            batch.paged,
+            2,
         )
     chosen = torch.zeros(1, 1, dtype=torch.int32)
     with pytest.raises(ops.KernelInputError, match="kv_cache has shape"):
         ops.sparse_flash_attention_quant(
-            torch.zeros(1, 2, 128), torch.zeros(1, 2, 16), torch.zeros(2, 4, 128, dtype=torch.int8), chosen, *step, 1.0
+            torch.zeros(1, 2, 128),
+            torch.zeros(1, 2, 16),
+            torch.zeros(2, 4, 128, dtype=torch.int8),
+            chosen,
+            batch.paged,
+            1.0,
         )

@@ -30,7 +30,7 @@ def threads() -> Iterator[None]:
 def pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a processor that multiplies bf16 by itself, and as on others; the instruction may be emulated here."""
     if request.param == "pairs" and simd.STEP != 32:
-        pytest.skip("pairs need 512-bit registers")
+        pytest.skip("pairs need 512-bit registers; test_register_widths runs them")
     for module in (li_cpu, sfa_cpu):
         monkeypatch.setattr(module, "PAIRS", request.param == "pairs")
 
@@ -54,7 +54,7 @@ def test_indexer_at_real_head_shapes(dtype: torch.dtype, lengths: list[int], que
     batch = paged_batch(lengths, queries, block_size=128)
     q, w = torch.randn(batch.num_tokens, 32, 128).to(dtype), torch.randn(batch.num_tokens, 32).to(dtype)
     keys = [torch.randn(length, 128).to(dtype) for length in lengths]
-    arguments = q, batch.cache(keys), w, batch.query_start_loc, batch.seq_lens, batch.block_table, 96
+    arguments = q, batch.cache(keys), w, batch.paged, 96
     got, want = li_cpu.lightning_indexer(*arguments), li.lightning_indexer(*arguments)
     assert got.dtype is torch.int32 and torch.equal((got >= 0).sum(1), (want >= 0).sum(1))
     start = 0
@@ -70,7 +70,7 @@ def test_indexer_orders_and_breaks_ties_as_the_reference() -> None:
     batch = paged_batch([300, 40], [4, 40], block_size=16)
     q, w = torch.randint(-2, 3, (44, 8, 32)).float(), torch.randint(-2, 3, (44, 8)).float()
     cache = batch.cache([torch.randint(-2, 3, (length, 32)).float() for length in (300, 40)])
-    arguments = q, cache, w, batch.query_start_loc, batch.seq_lens, batch.block_table, 50
+    arguments = q, cache, w, batch.paged, 50
     assert torch.equal(li_cpu.lightning_indexer(*arguments), li.lightning_indexer(*arguments))
 
 
@@ -96,7 +96,7 @@ def test_attention_at_real_head_shapes(dtype: torch.dtype, round_probs: bool) ->
     chosen[1, 130:] = -1
     arguments = (
         torch.randn(7, 64, 512).to(dtype), torch.randn(7, 64, 64).to(dtype), fused[..., :512], fused[..., 512:],
-        chosen, batch.query_start_loc, batch.seq_lens, batch.block_table, 0.0625, round_probs,
+        chosen, batch.paged, 0.0625, round_probs,
     )  # fmt: skip
     (got, got_lse), (want, want_lse) = (
         sfa_cpu.sparse_flash_attention(*arguments),
@@ -118,7 +118,7 @@ def test_attention_survives_large_scores() -> None:
     cache = batch.cache([keys])
     arguments = (
         torch.randn(1, 8, 32) * 10, torch.randn(1, 8, 16), cache[..., :32], cache[..., 32:],
-        torch.arange(256, dtype=torch.int32)[None], batch.query_start_loc, batch.seq_lens, batch.block_table, 1.0,
+        torch.arange(256, dtype=torch.int32)[None], batch.paged, 1.0,
     )  # fmt: skip
     (got, got_lse), (want, want_lse) = (
         sfa_cpu.sparse_flash_attention(*arguments),
@@ -132,13 +132,12 @@ def test_threads_change_no_bit(threads: None) -> None:
     batch = paged_batch([300, 77], [70, 30], block_size=16)
     q, w = torch.randn(100, 16, 64), torch.randn(100, 16)
     keys = batch.cache([torch.randn(300, 64), torch.randn(77, 64)])
-    step = batch.query_start_loc, batch.seq_lens, batch.block_table
     found = []
     for count in (1, 3):
         torch.set_num_threads(count)
-        chosen = li_cpu.lightning_indexer(q, keys, w, *step, 32)
+        chosen = li_cpu.lightning_indexer(q, keys, w, batch.paged, 32)
         found.append((chosen, *sfa_cpu.sparse_flash_attention(
-            q, q[..., :16].contiguous(), keys, keys[..., :16], chosen, *step, 0.1
+            q, q[..., :16].contiguous(), keys, keys[..., :16], chosen, batch.paged, 0.1
         )))  # fmt: skip
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
@@ -151,14 +150,13 @@ def test_what_is_no_number_comes_through(where: str, bad: float, dtype: torch.dt
     batch = paged_batch([200], [2], block_size=16)
     q, w, keys = torch.randn(2, 32, 128).to(dtype), torch.randn(2, 32).to(dtype), torch.randn(200, 128).to(dtype)
     (q[1, 3] if where == "query" else keys[70])[5] = bad
-    step = batch.query_start_loc, batch.seq_lens, batch.block_table
-    got, want = (op.lightning_indexer(q, batch.cache([keys]), w, *step, 199) for op in (li_cpu, li))
+    got, want = (op.lightning_indexer(q, batch.cache([keys]), w, batch.paged, 199) for op in (li_cpu, li))
     assert torch.equal(got.sort().values, want.sort().values)
 
     nope, pe, rows = (torch.randn(*size).to(dtype) for size in ((2, 8, 64), (2, 8, 32), (200, 96)))
     (pe[1, 3] if where == "query" else rows[70])[5] = bad
     cache = batch.cache([rows])
-    arguments = nope, pe, cache[..., :64], cache[..., 64:], torch.arange(150).int().expand(2, -1), *step, 0.1
+    arguments = nope, pe, cache[..., :64], cache[..., 64:], torch.arange(150).int().expand(2, -1), batch.paged, 0.1
     (got, got_lse), (want, want_lse) = (op.sparse_flash_attention(*arguments) for op in (sfa_cpu, sfa))
     assert not want.isfinite().all()
     torch.testing.assert_close(got, want, atol=2e-2, rtol=2e-2, equal_nan=True)

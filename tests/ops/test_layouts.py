@@ -17,7 +17,9 @@ def test_a_batch_of_one_length_is_a_view_and_gives_what_each_request_gives() -> 
     cache, table = ops.keys_in_pages(keys, 16)
     assert rows.data_ptr() == q.data_ptr() and cache.data_ptr() == keys.data_ptr()
     lengths = torch.full((batch,), length)
-    got = ops.lightning_indexer(rows, cache, w.flatten(0, 1), starts, lengths, table, 5).view(batch, new, 5)
+    got = ops.lightning_indexer(rows, cache, w.flatten(0, 1), ops.PagedBatch(starts, lengths, table), 5).view(
+        batch, new, 5
+    )
     for b in range(batch):
         scores = torch.einsum("qhs,qh->qs", torch.relu(torch.einsum("qhd,sd->qhs", q[b], keys[b])), w[b])
         for i in range(new):

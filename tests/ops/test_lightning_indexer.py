@@ -6,19 +6,17 @@ import pytest
 import torch
 
 from glm5_kernels import ops
-from tests.ops.support.paged_batch import PagedBatch, paged_batch
+from tests.ops.support.paged_batch import RaggedBatch, paged_batch
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
 
-def run(batch: PagedBatch, q: torch.Tensor, keys: list[torch.Tensor], w: torch.Tensor, topk: int) -> torch.Tensor:
-    return ops.lightning_indexer(
-        q, batch.cache(keys), w, batch.query_start_loc, batch.seq_lens, batch.block_table, topk
-    )
+def run(batch: RaggedBatch, q: torch.Tensor, keys: list[torch.Tensor], w: torch.Tensor, topk: int) -> torch.Tensor:
+    return ops.lightning_indexer(q, batch.cache(keys), w, batch.paged, topk)
 
 
 def brute_force(
-    batch: PagedBatch, q: torch.Tensor, keys: list[torch.Tensor], w: torch.Tensor, topk: int
+    batch: RaggedBatch, q: torch.Tensor, keys: list[torch.Tensor], w: torch.Tensor, topk: int
 ) -> list[list[int]]:
     """Score every visible position in a Python loop; sort by (-score, position)."""
     out = []
@@ -85,7 +83,7 @@ def test_missing_block_hides_its_positions() -> None:
     table = batch.block_table.clone()
     table[0, 1] = -1
     out = ops.lightning_indexer(
-        torch.randn(1, 16, 8), cache, torch.rand(1, 16), batch.query_start_loc, batch.seq_lens, table, 12
+        torch.randn(1, 16, 8), cache, torch.rand(1, 16), batch.paged._replace(block_table=table), 12
     )
     assert sorted(out[0].tolist()) == [-1] * 4 + [0, 1, 2, 3, 8, 9, 10, 11]
 
@@ -112,10 +110,9 @@ def test_half_precision_inputs_are_scored_in_fp32(dtype: torch.dtype) -> None:
 def test_shapes_are_checked() -> None:
     batch = paged_batch([4], [1])
     cache = torch.zeros(batch.num_blocks, 4, 8)
-    args = (batch.query_start_loc, batch.seq_lens, batch.block_table)
     with pytest.raises(ops.KernelInputError, match="weights has shape"):
-        ops.lightning_indexer(torch.zeros(1, 4, 8), cache, torch.zeros(1, 3), *args, 2)
+        ops.lightning_indexer(torch.zeros(1, 4, 8), cache, torch.zeros(1, 3), batch.paged, 2)
     with pytest.raises(ops.KernelInputError, match="topk is 0"):
-        ops.lightning_indexer(torch.zeros(1, 4, 8), cache, torch.zeros(1, 4), *args, 0)
+        ops.lightning_indexer(torch.zeros(1, 4, 8), cache, torch.zeros(1, 4), batch.paged, 0)
     with pytest.raises(ops.KernelInputError, match="query_start_loc"):
-        ops.lightning_indexer(torch.zeros(2, 4, 8), cache, torch.zeros(2, 4), *args, 2)
+        ops.lightning_indexer(torch.zeros(2, 4, 8), cache, torch.zeros(2, 4), batch.paged, 2)

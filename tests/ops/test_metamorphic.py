@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from glm5_kernels import ops
-from tests.ops.support.paged_batch import PagedBatch, paged_batch
+from tests.ops.support.paged_batch import RaggedBatch, paged_batch
 
 pytestmark = pytest.mark.usefixtures("implementation")
 HEADS, RANK, ROPE, TOPK = 4, 32, 16, 6
@@ -27,7 +27,7 @@ quick = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCh
 class Step:
     """Queries, keys and both ops on one batch."""
 
-    def __init__(self, batch: PagedBatch, seed: int = 0) -> None:
+    def __init__(self, batch: RaggedBatch, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.batch, tokens = batch, batch.num_tokens
         self.q = torch.randn(tokens, HEADS, RANK, generator=generator)
@@ -35,22 +35,22 @@ class Step:
         self.w = torch.randn(tokens, HEADS, generator=generator)
         self.rows = [torch.randn(n, RANK + ROPE, generator=generator) for n in batch.lengths]
 
-    def run(self, batch: PagedBatch | None = None, part: slice = slice(None), width: int = 0) -> list[torch.Tensor]:
+    def run(self, batch: RaggedBatch | None = None, part: slice = slice(None), width: int = 0) -> list[torch.Tensor]:
         """(chosen positions, attention output, lse) for the tokens `part`, on another batch layout if given."""
         batch = batch or self.batch
         cache = batch.cache(self.rows)
         table = torch.nn.functional.pad(batch.block_table, (0, width), value=-1)
-        step = batch.query_start_loc, batch.seq_lens, table
-        chosen = ops.lightning_indexer(self.q[part], cache[..., :RANK], self.w[part], *step, TOPK)
+        paged = batch.paged._replace(block_table=table)
+        chosen = ops.lightning_indexer(self.q[part], cache[..., :RANK], self.w[part], paged, TOPK)
         caches = cache[..., :RANK], cache[..., RANK:]
-        return [chosen, *ops.sparse_flash_attention(self.q[part], self.pe[part], *caches, chosen, *step, 0.2)]
+        return [chosen, *ops.sparse_flash_attention(self.q[part], self.pe[part], *caches, chosen, paged, 0.2)]
 
 
 def equal(got: list[torch.Tensor], want: list[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
-def batch_of(sizes: list[tuple[int, int]], seed: int = 0) -> PagedBatch:
+def batch_of(sizes: list[tuple[int, int]], seed: int = 0) -> RaggedBatch:
     return paged_batch([n for n, _ in sizes], [new for _, new in sizes], seed=seed)
 
 

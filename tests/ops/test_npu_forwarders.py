@@ -66,7 +66,7 @@ def arguments(op: str, variant: str) -> list[Any]:
     ("op", "variant", "position", "value", "complaint"),
     [
         ("lightning_indexer", "decode, float32", None, None, "takes bf16 or fp16, got torch.float32"),
-        ("lightning_indexer", "decode, bfloat16", 6, 2500, "chooses 1-2048, 3072, ... 8192, not 2500"),
+        ("lightning_indexer", "decode, bfloat16", 4, 2500, "chooses 1-2048, 3072, ... 8192, not 2500"),
         ("lightning_indexer", "decode, bfloat16", 1, torch.zeros(20, 24, 128).bfloat16(), "block_size of 16, 32"),
         ("sparse_flash_attention", "decode, bfloat16, one cache", None, None, "rounds the probabilities"),
         ("sparse_flash_attention", "decode, bfloat16, bf16 P, one", None, None, "contiguous caches"),

@@ -38,7 +38,7 @@ def test_indexer_against_deepgemms_golden_in_vllm(block_size: int) -> None:
     lengths = lengths.clamp_max(32 * block_size)
     logits = fp8_paged_mqa_logits_torch(q, packed.view(blocks, block_size, 1, dim + 4), w, lengths, table, 2048)
     got = ops.lightning_indexer(
-        q[:, 0], keys.float() * scales[..., None], w, torch.arange(batch + 1), lengths, table, 512
+        q[:, 0], keys.float() * scales[..., None], w, ops.PagedBatch(torch.arange(batch + 1), lengths, table), 512
     )
     want = torch.full((batch, 512), -1, dtype=torch.int32)
     for row, length in enumerate(lengths.tolist()):
@@ -56,7 +56,8 @@ def test_indexer_at_the_shapes_of_sgl_kernel_npu() -> None:
     cache = uniform(generator, batch * length // page, page, 128, limit=10).bfloat16()
     w = uniform(generator, batch * new, heads, limit=1).bfloat16()
     table = torch.randperm(batch * length // page, generator=generator).int().view(batch, -1)
-    got = ops.lightning_indexer(q, cache, w, torch.arange(batch + 1) * new, torch.full((batch,), length), table, topk)
+    paged = ops.PagedBatch(torch.arange(batch + 1) * new, torch.full((batch,), length), table)
+    got = ops.lightning_indexer(q, cache, w, paged, topk)
     scores, want = [], torch.empty(batch * new, topk, dtype=torch.int32)
     for t in range(batch * new):
         keys = cache[table[t // new].long()].view(length, 128)[: length - new + t % new + 1].double()
@@ -78,9 +79,10 @@ def test_attention_as_flashmla_judges_it(heads: int) -> None:
     chosen[2, 50:] = -1
     chosen[3] = -1
     table = torch.arange(len(cache)).int()[None]
+    table = torch.nn.functional.pad(table, (0, 1))
+    paged = ops.PagedBatch(torch.tensor([0, tokens]), torch.tensor([length + tokens]), table)
     out, lse = ops.sparse_flash_attention(
-        q[..., :512], q[..., 512:], cache[..., :512], cache[..., 512:], chosen, torch.tensor([0, tokens]),
-        torch.tensor([length + tokens]), torch.nn.functional.pad(table, (0, 1)), 576**-0.5,
+        q[..., :512], q[..., 512:], cache[..., :512], cache[..., 512:], chosen, paged, 576**-0.5,
     )  # fmt: skip
     rows = cache.view(-1, 576).double()
     want, want_lse = torch.zeros(tokens, heads, 512).double(), torch.full((tokens, heads), torch.inf).double()

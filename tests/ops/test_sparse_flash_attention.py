@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from glm5_kernels import ops
-from tests.ops.support.paged_batch import PagedBatch, paged_batch
+from glm5_kernels.paged_cache import PagedBatch
+from tests.ops.support.paged_batch import RaggedBatch, paged_batch
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -20,17 +21,16 @@ class Case:
     """Random operands of one batch."""
 
     def __init__(self, lengths: list[int], new: list[int], dtype: torch.dtype = torch.float32) -> None:
-        self.batch: PagedBatch = paged_batch(lengths, new)
+        self.batch: RaggedBatch = paged_batch(lengths, new)
         tokens = self.batch.num_tokens
         self.ql, self.qr = torch.randn(tokens, HEADS, RANK).to(dtype), torch.randn(tokens, HEADS, ROPE).to(dtype)
         self.rows = [torch.randn(length, RANK + ROPE).to(dtype) for length in lengths]
 
     def run(self, indices: torch.Tensor, **kwargs: bool) -> tuple[torch.Tensor, torch.Tensor]:
         fused = self.batch.cache(self.rows)  # one 24-wide cache; the op sees two strided views of it
-        b = self.batch
         return ops.sparse_flash_attention(
             self.ql, self.qr, fused[..., :RANK], fused[..., RANK:], indices,
-            b.query_start_loc, b.seq_lens, b.block_table, SCALE, **kwargs,
+            self.batch.paged, SCALE, **kwargs,
         )  # fmt: skip
 
     def expected(self, positions: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,7 +59,7 @@ def test_worked_example() -> None:
     ckv, kpe = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]]), torch.tensor([[[0.0], [1.0]]])
     out, lse = ops.sparse_flash_attention(
         torch.zeros(1, 1, 2), torch.tensor([[[math.log(3.0)]]]), ckv, kpe, torch.tensor([[1, 0]], dtype=torch.int32),
-        torch.tensor([0, 1]), torch.tensor([2]), torch.tensor([[0]]), 1.0,
+        PagedBatch(torch.tensor([0, 1]), torch.tensor([2]), torch.tensor([[0]])), 1.0,
     )  # fmt: skip
     torch.testing.assert_close(out, torch.tensor([[[0.25, 0.75]]]))
     torch.testing.assert_close(lse, torch.tensor([[math.log(4.0)]]))
@@ -116,7 +116,7 @@ def test_missing_block_is_skipped() -> None:
     table[0, 1] = -1
     got = ops.sparse_flash_attention(
         case.ql, case.qr, fused[..., :RANK], fused[..., RANK:], indices([[0, 5, 9]], 3),
-        case.batch.query_start_loc, case.batch.seq_lens, table, SCALE,
+        case.batch.paged._replace(block_table=table), SCALE,
     )  # fmt: skip
     assert_close(got, want)
 

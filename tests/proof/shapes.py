@@ -8,6 +8,7 @@ import torch
 
 from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, QUANT_MODES, LinearWeights
 from glm5_kernels.lightning_indexer.reference import quantize_indexer
+from glm5_kernels.paged_cache import PagedBatch
 from glm5_kernels.parity.cases import Case, cases
 from glm5_kernels.parity.compare import Tolerance
 from glm5_kernels.sparse_flash_attention.reference import pack_latents
@@ -92,7 +93,7 @@ def _indexer(op: str, generator: torch.Generator) -> Case:
     q = torch.randn(tokens, INDEX_HEADS, INDEX_DIM, generator=generator).bfloat16()
     weights = torch.randn(tokens, INDEX_HEADS, generator=generator).bfloat16()
     keys = _cache(INDEX_DIM, owned, generator)
-    step = starts, lengths, table, TOPK
+    step = PagedBatch(starts, lengths, table), TOPK
     if op == "lightning_indexer":
         return Case(op, f"{REAL}, bfloat16", (q, keys, weights, *step), gap=1e-3)
     (q_int, q_scale), (k_int, k_scale) = quantize_indexer(q), quantize_indexer(keys.nan_to_num())
@@ -113,7 +114,9 @@ def _attention(op: str, generator: torch.Generator, heads: int = HEADS) -> Case:
     caches = (ckv, kpe) if op == "sparse_flash_attention" else (_packed(ckv, kpe, owned),)
     rounded = Tolerance(2e-2, 2e-2, "probabilities rounded to bf16 before or after they are normalised")
     outputs = ("out", rounded), ("lse", Tolerance(2e-5, 1e-5, "fp32 sums and logarithm"))
-    return Case(op, f"{REAL}, bfloat16", (nope, pe, *caches, chosen, starts, lengths, table, 0.0625, True), outputs)
+    return Case(
+        op, f"{REAL}, bfloat16", (nope, pe, *caches, chosen, PagedBatch(starts, lengths, table), 0.0625, True), outputs
+    )
 
 
 def _packed(ckv: torch.Tensor, kpe: torch.Tensor, owned: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from glm5_ascend.deploy.rules.load import ERROR, Found, rules
 from glm5_ascend.serve import environment
 from glm5_ascend.serve import versions as sets
 from glm5_kernels import registry
-from glm5_kernels.errors import KernelUnavailableError
+from glm5_kernels.registry import KernelUnavailableError
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from glm5_kernels import cache
+from glm5_kernels.registry import cache
 
 
 def described() -> tuple[str, str, str]:

@@ -90,7 +90,9 @@ def indexer_rate(config: ModelConfig) -> float:
     q = torch.randn(TOKENS, c.index_n_heads, c.index_head_dim, dtype=torch.bfloat16)
     starts, lens = torch.tensor([0, TOKENS], dtype=torch.int32), torch.tensor([length], dtype=torch.int32)
     weights = torch.rand(TOKENS, c.index_n_heads)
-    seconds = seconds_of(lambda: ops.lightning_indexer(q, keys, weights, starts, lens, table, c.index_topk))
+    seconds = seconds_of(
+        lambda: ops.lightning_indexer(q, keys, weights, ops.PagedBatch(starts, lens, table), c.index_topk)
+    )
     pairs = sum(range(length - TOKENS + 1, length + 1))
     return 2.0 * pairs * c.index_n_heads * c.index_head_dim / seconds
 
@@ -110,7 +112,9 @@ def attention_rate(config: ModelConfig) -> float:
         few = min(visible, c.index_topk)
         chosen[token, :few] = torch.randperm(visible)[:few].int()
     seconds = seconds_of(
-        lambda: ops.sparse_flash_attention(nope, rope, ckv, kpe, chosen, starts, lens, table, width**-0.5)
+        lambda: ops.sparse_flash_attention(
+            nope, rope, ckv, kpe, chosen, ops.PagedBatch(starts, lens, table), width**-0.5
+        )
     )
     pairs = sum(min(visible, c.index_topk) for visible in seen)
     return 2.0 * pairs * c.num_attention_heads * (width + c.kv_lora_rank) / seconds

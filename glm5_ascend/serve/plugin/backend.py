@@ -19,6 +19,7 @@ from vllm.v1.attention.backend import (
 )
 
 from glm5_ascend.serve.plugin.compat import SparseMLAImplBase, cache_shape
+from glm5_kernels.ops import PagedBatch
 
 
 @dataclass
@@ -30,6 +31,11 @@ class SparseMLAMetadata(AttentionMetadata):  # type: ignore[misc]
     seq_lens: torch.Tensor  # int32 [B]
     block_table: torch.Tensor  # int32 [B, max_blocks]
     slot_mapping: torch.Tensor  # int64 [T]
+
+    @property
+    def paged(self) -> PagedBatch:
+        """What the ops take."""
+        return PagedBatch(self.query_start_loc, self.seq_lens, self.block_table)
 
 
 def current_metadata(layer_name: str) -> SparseMLAMetadata | None:

@@ -21,6 +21,15 @@ def cache_shape(
     return (num_blocks, block_size, head_size)
 
 
+def mla_modules(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The `mla_modules` of a call of vLLM's MLA wrapper, whose ninth positional parameter (after self) they are.
+
+    The order is hidden_size, num_heads, scale, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, q_lora_rank,
+    kv_lora_rank, mla_modules. Remove when every supported vLLM passes them by name.
+    """
+    return kwargs["mla_modules"] if "mla_modules" in kwargs else args[8]
+
+
 class NoPrefill:
     """In the place of the dense prefill that vLLM 0.23 builds for every MLA layer, sparse or not: never called."""
 

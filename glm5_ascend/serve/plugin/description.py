@@ -17,23 +17,10 @@ from glm5_ascend.checkpoint.types import (
     W8A8_DYNAMIC,
 )
 from glm5_ascend.errors import CheckpointError
+from glm5_ascend.model import structure
 
 #: vLLM's fused modules and the checkpoint's modules inside each; one type must hold for all of them.
-FUSED = {
-    "gate_up_proj": ("gate_proj", "up_proj"),
-    "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
-    "experts": ("experts.0.gate_proj", "experts.0.up_proj", "experts.0.down_proj"),
-}
-#: Modules that no reader of this format can load quantized, and why.
-MUST_BE_FLOAT = {
-    ".kv_b_proj": "it is split into W_UK and W_UV at load",
-    ".indexer.wk": "vLLM fuses it with weights_proj, unquantized",
-    ".indexer.weights_proj": "vLLM fuses it with wk, unquantized",
-    ".mlp.gate": "the router has no quantized implementation",
-    ".embed_tokens": "embeddings have no quantized implementation",
-    "lm_head": "the output head has no quantized implementation",
-    ".shared_head.head": "the output head has no quantized implementation",
-}
+FUSED = structure.FUSED_MODULES | {"experts": tuple(f"experts.0.{name}" for name in structure.EXPERT_PROJECTIONS)}
 
 
 @dataclass(frozen=True)
@@ -88,8 +75,8 @@ class QuantDescription:
                 f"known types: {FLOAT}, {W8A8_DYNAMIC}, {W8A8}, {W4A8_DYNAMIC}",
             )
         if kind != FLOAT:
-            for suffix, reason in MUST_BE_FLOAT.items():
-                if module.endswith(suffix):
+            for name, reason in structure.WHY_FLOAT.items():
+                if module == name or module.endswith(f".{name}"):
                     raise CheckpointError(
                         f"{self.path}: {module}.weight is {kind} but must be FLOAT: {reason}",
                         "exclude it in the recipe",

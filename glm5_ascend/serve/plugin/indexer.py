@@ -58,11 +58,10 @@ def choose_positions(
     k = torch.cat([k_pe.view(-1, 1, rope), k[..., rope:]], dim=-1)[:, 0]  # [T, D]
     cache = indexer.k_cache.kv_cache
     scaled = weights.float() * (dim**-0.5 * indexer.n_head**-0.5)
-    step = metadata.query_start_loc, metadata.seq_lens, metadata.block_table, indexer.topk_tokens
     # Keys first: a token may choose itself.
     if cache.dtype != torch.int8:
         ops.write_rows(cache, metadata.slot_mapping, k)
-        return ops.lightning_indexer(q, cache, scaled, *step)
+        return ops.lightning_indexer(q, cache, scaled, metadata.paged, indexer.topk_tokens)
     caches.write_keys(cache, metadata.slot_mapping, k)
     (queries, q_scale), (keys, k_scale) = ops.quantize_indexer(q), caches.split_keys(cache)
-    return ops.lightning_indexer_quant(queries, keys, scaled, q_scale, k_scale, *step)
+    return ops.lightning_indexer_quant(queries, keys, scaled, q_scale, k_scale, metadata.paged, indexer.topk_tokens)

@@ -13,12 +13,9 @@ from typing import Any
 import torch
 
 from glm5_ascend.errors import CheckpointError
+from glm5_ascend.model import structure
 
-FUSED_SHARDS = {
-    "gate_up_proj": ("gate_proj", "up_proj"),
-    "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
-    "wk_weights_proj": ("wk", "weights_proj"),
-}
+FUSED_SHARDS = structure.FUSED_MODULES | structure.FUSED_FLOAT_MODULES
 EXPERTS = re.compile(r"(?P<moe>.*)\.experts\.(?:routed_experts\.)?w(?P<which>13|2)_(?P<rest>.+)")
 
 
@@ -59,7 +56,7 @@ def source_tensors(parameter: str, experts: int) -> list[str]:
     name = parameter.replace(".mtp_block.", ".")
     match = EXPERTS.fullmatch(name)
     if match:
-        projections = ("gate_proj", "up_proj") if match["which"] == "13" else ("down_proj",)
+        projections = structure.EXPERT_PROJECTIONS[:2] if match["which"] == "13" else structure.EXPERT_PROJECTIONS[2:]
         moe, rest = match["moe"], match["rest"]
         return [f"{moe}.experts.{e}.{proj}.{rest}" for e in range(experts) for proj in projections]
     for fused, shards in FUSED_SHARDS.items():

@@ -18,6 +18,7 @@ from glm5_ascend.errors import MissingEnvironmentError
 from glm5_ascend.serve.plugin import caches
 from glm5_ascend.serve.plugin import indexer as indexer_module
 from glm5_ascend.serve.plugin.backend import SparseMLAMetadata, current_metadata
+from glm5_ascend.serve.plugin.compat import mla_modules
 from glm5_ascend.serve.plugin.linear import linear_weights
 from glm5_kernels import ops
 
@@ -35,7 +36,7 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
         if self.indexer is not None:
             indexer_module.adopt(self.indexer)
         self.is_packed = caches.pack(self.mla_attn)
-        modules = kwargs["mla_modules"] if "mla_modules" in kwargs else args[8]
+        modules = mla_modules(args, kwargs)
         self.topk_indices_buffer = modules.topk_indices_buffer  # layers without an indexer get it here in all versions
         for linear in (self.fused_qkv_a_proj, self.q_b_proj):
             linear._cpu_skip_gemm_dispatch = True  # keep the weight: mla_preprocess multiplies with it
@@ -91,11 +92,11 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
                     self.indexer, hidden_states, q_c, positions, self.indexer_rope_emb, metadata
                 )
             )
-        step = chosen, metadata.query_start_loc, metadata.seq_lens, metadata.block_table, self.mla_attn.scale
+        chosen_from = chosen, metadata.paged, self.mla_attn.scale
         if self.is_packed:
-            latent, _ = ops.sparse_flash_attention_quant(ql_nope, q_pe, cache, *step)  # [T, H, kv_lora_rank]
+            latent, _ = ops.sparse_flash_attention_quant(ql_nope, q_pe, cache, *chosen_from)  # [T, H, kv_lora_rank]
         else:
-            latent, _ = ops.sparse_flash_attention(ql_nope, q_pe, ckv, kpe, *step)
+            latent, _ = ops.sparse_flash_attention(ql_nope, q_pe, ckv, kpe, *chosen_from)
         values = torch.bmm(latent.transpose(0, 1), self.mla_attn.W_UV)  # [H, T, v_head_dim]
         return values.transpose(0, 1).reshape(tokens, -1)
 

@@ -12,11 +12,22 @@ import torch
 from numba import int64, njit, types
 from numba.extending import intrinsic
 
-from glm5_kernels.compiled.rows import KINDS, narrow, place, widen
-from glm5_kernels.compiled.simd import GROUPS, HEADS, STEP, UNROLLED, WIDTH, Lanes, count, for_range, lined, nothing
+from glm5_kernels.compiled.rows import load_row_as_fp32, row_address, store_row_as
+from glm5_kernels.compiled.simd import (
+    GROUPS,
+    HEADS,
+    STEP,
+    UNROLLED,
+    WIDTH,
+    Lanes,
+    aligned_fp32,
+    for_range,
+    i64_const,
+    returns_void,
+)
 from glm5_kernels.compiled.threads import each
 
-#: Rows of a weight that are widened together; tokens that share them.
+#: Rows of a weight that are converted to fp32 together; tokens that share them.
 DEPTH, TOKENS = 64, 128
 #: Up to so many tokens a library is slower, whatever the processor multiplies by itself.
 FEW = 16
@@ -40,28 +51,29 @@ def _accumulates(add: Callable[..., Any]) -> Any:
             matrix, matrix_pitch, left, left_pitch, heads, depth, out, out_pitch = arguments
             v = Lanes(builder)
             sums = [[v.variable(0.0) for _ in range(GROUPS)] for _ in range(HEADS)]
-            with for_range(builder, builder.sdiv(heads, count(HEADS))) as block:
-                rows = [builder.add(builder.mul(block, count(HEADS)), count(h)) for h in range(HEADS)]
-                places = [
-                    [builder.add(builder.mul(row, out_pitch), count(WIDTH * g)) for g in range(GROUPS)] for row in rows
+            with for_range(builder, builder.sdiv(heads, i64_const(HEADS))) as block:
+                rows = [builder.add(builder.mul(block, i64_const(HEADS)), i64_const(h)) for h in range(HEADS)]
+                offsets = [
+                    [builder.add(builder.mul(row, out_pitch), i64_const(WIDTH * g)) for g in range(GROUPS)]
+                    for row in rows
                 ]
-                for totals, at in zip(sums, places, strict=True):
-                    for total, where in zip(totals, at, strict=True):
-                        builder.store(v.load(out, where), total)
-                with for_range(builder, builder.sdiv(depth, count(UNROLLED))) as part:
-                    for step in range(UNROLLED):
-                        k = builder.add(builder.mul(part, count(UNROLLED)), count(step))
+                for totals, starts in zip(sums, offsets, strict=True):
+                    for total, start in zip(totals, starts, strict=True):
+                        builder.store(v.load(out, start), total)
+                with for_range(builder, builder.sdiv(depth, i64_const(UNROLLED))) as part:
+                    for term in range(UNROLLED):
+                        k = builder.add(builder.mul(part, i64_const(UNROLLED)), i64_const(term))
                         start = builder.mul(k, matrix_pitch)
-                        columns = [v.load(matrix, builder.add(start, count(WIDTH * g))) for g in range(GROUPS)]
+                        columns = [v.load(matrix, builder.add(start, i64_const(WIDTH * g))) for g in range(GROUPS)]
                         for row, totals in zip(rows, sums, strict=True):
-                            factor = v.splat(v.number(left, builder.add(builder.mul(row, left_pitch), k)))
+                            factor = v.broadcast(v.load_scalar(left, builder.add(builder.mul(row, left_pitch), k)))
                             for total, column in zip(totals, columns, strict=True):
                                 builder.store(add(v, factor, column, builder.load(total)), total)
-                for totals, at in zip(sums, places, strict=True):
-                    for total, where in zip(totals, at, strict=True):
-                        v.store(builder.load(total), out, where)
+                for totals, starts in zip(sums, offsets, strict=True):
+                    for total, start in zip(totals, starts, strict=True):
+                        v.store(builder.load(total), out, start)
 
-        return types.void(*[int64] * 8), nothing(generate)
+        return types.void(*[int64] * 8), returns_void(generate)
 
     return accumulate
 
@@ -79,7 +91,7 @@ def per_head(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     blocks, threads = -(-tokens // TOKENS), torch.get_num_threads()
     tasks = heads * blocks
     size = tasks if threads == 1 else -(-tasks // (_SHARE * threads))
-    operands = (tokens, n, r), (*place(x), KINDS[x.dtype]), (*place(w), KINDS[w.dtype]), place(out)
+    operands = (tokens, n, r), row_address(x), row_address(w), row_address(out)
     each(lambda part: _per_head(part * size, min((part + 1) * size, tasks), blocks, *operands), -(-tasks // size))
     return out
 
@@ -95,27 +107,29 @@ def _takes(x: torch.Tensor, w: torch.Tensor) -> bool:
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _per_head(first_task: Any, last_task: Any, blocks: Any, sizes: Any, x: Any, w: Any, out: Any) -> None:
-    """Tasks of TOKENS tokens of one head; x, w, out: `gather.place`, the first two with their kind."""
-    (all_tokens, n, r), (x, x_token, x_head, x_kind), (w, w_head, w_row, w_kind) = sizes, x, w
+    """Tasks of TOKENS tokens of one head; rows of x and out are (token, head), of w (head, n); sizes: T, N, R."""
+    all_tokens, n, r = sizes
     most = -(-min(TOKENS, all_tokens) // HEADS) * HEADS
-    left, total, panel = lined(most * n), lined(most * r), lined(DEPTH * r)
+    left, total, panel = aligned_fp32(most * n), aligned_fp32(most * r), aligned_fp32(DEPTH * r)
     for task in range(first_task, last_task):
         head, first = task // blocks, task % blocks * TOKENS
         tokens = min(TOKENS, all_tokens - first)
         left[tokens * n :] = 0
         total[:] = 0
         for token in range(tokens):
-            widen(x + (first + token) * x_token + head * x_head, n, x_kind, left.ctypes.data + 4 * n * token, STEP)
+            source = x.base + (first + token) * x.block_pitch + head * x.row_pitch
+            load_row_as_fp32(source, n, x.kind, left.ctypes.data + 4 * n * token, STEP)
         for start in range(0, n, DEPTH):
             depth = min(DEPTH, n - start)
             for k in range(depth):
                 here = panel.ctypes.data + 4 * STEP * k
-                widen(w + head * w_head + (start + k) * w_row, r, w_kind, here, STEP * DEPTH)
+                source = w.base + head * w.block_pitch + (start + k) * w.row_pitch
+                load_row_as_fp32(source, r, w.kind, here, STEP * DEPTH)
             for column in range(0, r, STEP):
                 accumulate(
                     panel.ctypes.data + 4 * column * DEPTH, STEP, left.ctypes.data + 4 * start, n,
                     -(-tokens // HEADS) * HEADS, depth, total.ctypes.data + 4 * column, r,
                 )  # fmt: skip
         for token in range(tokens):
-            target = out[0] + (first + token) * out[1] + head * out[2]
-            narrow(total.ctypes.data + 4 * r * token, r, x_kind, target)
+            target = out.base + (first + token) * out.block_pitch + head * out.row_pitch
+            store_row_as(total.ctypes.data + 4 * r * token, r, out.kind, target)

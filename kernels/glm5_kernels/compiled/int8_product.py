@@ -6,32 +6,102 @@ for bit; the products are `vnni`'s.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numba import njit
 
 from glm5_kernels import int8
-from glm5_kernels.compiled import int8_rows, vnni
-from glm5_kernels.compiled.int8_rows import FLOATS, fits, quantize_rows, quantize_rows_with, scaled
-from glm5_kernels.compiled.rows import KINDS
+from glm5_kernels.compiled import vnni
+from glm5_kernels.compiled.int8_rows import (
+    COMPILED,
+    FLOATS,
+    fits,
+    quantize_rows,
+    quantize_rows_with,
+    scale_back_to,
+    scale_row,
+)
+from glm5_kernels.compiled.rows import ELEMENT_BYTES, KINDS, RowAddress
 from glm5_kernels.compiled.simd import WIDTH
 from glm5_kernels.compiled.threads import each
 
+#: int32 sums of a product made before they are scaled back, about what a cache holds; by so many weight rows, because
+#: torch's product is slow with fewer.
+_SUMS, _ROWS = 2**22, 512
 #: Tasks for each thread, where there are several.
 _SHARE = 8
 _EVERY, _NOTHING = np.arange(vnni.TOKENS), np.empty(0, np.int32)
 
 
+class Activations(NamedTuple):
+    """codes uint8 [T, K] (int8 + 128), factors fp32 [T, 1]; rows int64 [P], starts int64 [E + 1]: see `grouped`."""
+
+    codes: Any
+    factors: Any
+    rows: Any
+    starts: Any
+
+
+class WeightAddress(NamedTuple):
+    """Row n of group e begins at base + e * group_pitch + n * row_pitch, in bytes; scales: address of fp32 [E, N]."""
+
+    base: int
+    group_pitch: int
+    row_pitch: int
+    scales: int
+
+
+class Way(NamedTuple):
+    """A way to multiply: whether it takes (x, w, dtype), and how it answers."""
+
+    takes: Callable[[torch.Tensor, int8.LinearWeights, torch.dtype], bool]
+    apply: Callable[[torch.Tensor, int8.LinearWeights, torch.dtype], torch.Tensor]
+
+
 def apply_linear(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
-    """See `int8.apply_linear`."""
-    tokens = len(x)
-    few = w.quant_mode != int8.NO_QUANT and w.scale is not None and 0 < tokens <= vnni.TOKENS and dtype in FLOATS
-    if not few or not fits(x) or not multiplies(w.weight, w.scale):  # type: ignore[arg-type]
-        return int8_rows.apply_linear(x, w, dtype)
+    """See `int8.apply_linear`: x [T, K] -> [T, N] in `dtype`, by the first of `WAYS` that takes the layer."""
     int8.check(w)
-    return grouped(x, _EVERY[:tokens], np.array([0, tokens]), w.weight, w.scale, dtype, w)  # type: ignore[arg-type]
+    return next(way for way in WAYS if way.takes(x, w, dtype)).apply(x, w, dtype)
+
+
+def _is_float(_x: torch.Tensor, w: int8.LinearWeights, _dtype: torch.dtype) -> bool:
+    return w.quant_mode == int8.NO_QUANT or w.scale is None
+
+
+def _fits_one_pass(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> bool:
+    few = 0 < len(x) <= vnni.TOKENS and dtype in FLOATS and fits(x)
+    return few and w.scale is not None and multiplies(w.weight, w.scale)
+
+
+def _in_one_pass(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
+    assert w.scale is not None
+    tokens = len(x)
+    return grouped(x, _EVERY[:tokens], np.array([0, tokens]), w.weight, w.scale, dtype, w)
+
+
+def _by_library(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
+    """By torch's product, of which only some weight rows are ever held in int32."""
+    assert w.scale is not None
+    x_q, x_scale = int8.quantize(x, w, dtype, COMPILED)
+    out = torch.empty(len(x), len(w.weight), dtype=dtype)
+    size = max(_ROWS, _SUMS // max(len(x), 1) // _ROWS * _ROWS)
+    for first in range(0, len(w.weight), size):
+        part = slice(first, first + size)
+        bias = None if w.quant_bias is None else w.quant_bias[part]
+        sums = int8.multiply(x_q, w._replace(weight=w.weight[part], quant_bias=bias), COMPILED)
+        scale_back_to(out[:, part], sums, x_scale, w.scale[part])
+    return out
+
+
+#: In order of preference; a way for another instruction set stands before the last line.
+WAYS = (
+    Way(_is_float, int8.apply_linear),  # no_quant: torch's product in `dtype`
+    Way(_fits_one_pass, _in_one_pass),  # int8, at most vnni.TOKENS tokens, whole lanes: AVX-512 VNNI
+    Way(lambda _x, _w, _dtype: True, _by_library),  # int8, anything else
+)
 
 
 def multiplies(weight: torch.Tensor, scale: torch.Tensor) -> bool:
@@ -55,34 +125,36 @@ def grouped(
     """
     n, k = weight.shape[-2:]
     codes, factors, added = np.empty((len(x), k), np.uint8), np.empty((len(x), 1), np.float32), _NOTHING
-    place = x.data_ptr(), x.stride(0) * x.element_size(), KINDS[x.dtype]
+    source = x.data_ptr(), x.stride(0) * x.element_size(), KINDS[x.dtype]
     if static is None or static.quant_mode == int8.PER_TOKEN:
-        _per_token(*place, codes, factors)
+        _per_token(*source, codes, factors)
     else:
-        _per_tensor(*place, np.float32(static.input_scale), np.float32(static.input_offset), codes, factors)
+        _per_tensor(*source, np.float32(static.input_scale), np.float32(static.input_offset), codes, factors)
         added = static.quant_bias.numpy()  # type: ignore[union-attr]
     out = torch.empty(len(rows), n, dtype=dtype)
-    weights = weight.data_ptr(), weight.stride(0), weight.stride(-2), scale.data_ptr()
+    given = Activations(codes, factors, rows, starts)
+    weights = WeightAddress(weight.data_ptr(), weight.stride(0), weight.stride(-2), scale.data_ptr())
     tasks, threads = (len(starts) - 1) * -(-n // vnni.ROWS), torch.get_num_threads()
     size = tasks if threads == 1 else -(-tasks // (_SHARE * threads))
-    narrow, target = int(dtype == torch.bfloat16), out.data_ptr()
+    target = RowAddress(out.data_ptr(), 0, n * out.element_size(), KINDS[dtype])
 
-    def some(number: int) -> None:
-        first, last = number * size, min((number + 1) * size, tasks)
-        _multiply(codes, factors, rows, starts, weights, added, n, first, last, narrow, target)
+    def multiply(number: int) -> None:
+        _multiply(number * size, min((number + 1) * size, tasks), given, weights, added, n, target)
 
-    each(some, -(-tasks // size))
+    each(multiply, -(-tasks // size))
     return out
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _per_token(x: Any, pitch: Any, kind: Any, codes: Any, factors: Any) -> None:
+    """codes uint8 [T, K] and factors fp32 [T, 1] <- `quantize_rows` of all rows, codes offset by 128."""
     quantize_rows(x, pitch, kind, 0, len(codes), codes.view(np.int8), factors)
     _unsigned(codes)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _per_tensor(x: Any, pitch: Any, kind: Any, scale: Any, offset: Any, codes: Any, factors: Any) -> None:
+    """The same with one scale and offset for all rows; factors <- 1."""
     quantize_rows_with(x, pitch, kind, 0, len(codes), scale, offset, codes.view(np.int8))
     factors[:] = np.float32(1)
     _unsigned(codes)
@@ -90,7 +162,7 @@ def _per_tensor(x: Any, pitch: Any, kind: Any, scale: Any, offset: Any, codes: A
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _unsigned(codes: Any) -> None:
-    """int8 as uint8 that is 128 more, which is what the instruction multiplies by int8."""
+    """int8 + 128 as uint8, in place, because VPDPBUSD multiplies unsigned by signed; codes uint8 [T, K]."""
     for row in range(len(codes)):
         for column in range(codes.shape[1]):
             codes[row, column] ^= np.uint8(128)
@@ -99,31 +171,28 @@ def _unsigned(codes: Any) -> None:
 if vnni.AVAILABLE:
 
     @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-    def _multiply(
-        codes: Any, factors: Any, rows: Any, starts: Any, weights: Any, bias: Any, n: Any, first: Any, last: Any,
-        narrow: Any, out: Any,
-    ) -> None:  # fmt: skip
-        """Tasks first..last, each some weight rows of a group; weights: address, pitches of group and row, scales."""
-        w, group_pitch, row_pitch, scales = weights
-        k, blocks, size, held = codes.shape[1], -(-n // vnni.ROWS), 2 if narrow else 4, -1
+    def _multiply(first: Any, last: Any, given: Any, weights: Any, bias: Any, n: Any, out: Any) -> None:
+        """Tasks first..last, each some weight rows of a group: rows of out [P, n], of its kind."""
+        codes, rows, size = given.codes, given.rows, ELEMENT_BYTES[out.kind]
+        k, blocks, packed = codes.shape[1], -(-n // vnni.ROWS), -1
         x, sums = np.empty((1, 1), np.uint8), np.empty((1, 1), np.int32)
         for task in range(first, last):
             group, low = task // blocks, task % blocks * vnni.ROWS
-            begin, count = starts[group], starts[group + 1] - starts[group]
+            begin, count = given.starts[group], given.starts[group + 1] - given.starts[group]
             if not count:
                 continue
-            if group != held:
-                held, padded = group, -(-count // vnni.TILE) * vnni.TILE
+            if group != packed:
+                packed, padded = group, -(-count // vnni.TILE) * vnni.TILE
                 x, sums = np.empty((padded, k), np.uint8), np.empty((padded, vnni.ROWS), np.int32)
                 for row in range(count):
                     x[row] = codes[rows[begin + row]]
             high = min(low + vnni.ROWS, n)
-            weight = w + group * group_pitch + low * row_pitch
-            vnni.rows(x.ctypes.data, len(x), k, weight, row_pitch, 0, high - low, sums)
+            weight = weights.base + group * weights.group_pitch + low * weights.row_pitch
+            vnni.rows(x.ctypes.data, len(x), k, weight, weights.row_pitch, 0, high - low, sums)
+            scales = weights.scales + 4 * (group * n + low)
             for row in range(count):
                 if len(bias):
                     sums[row, : high - low] += bias[low:high]
-                scaled(
-                    sums[row].ctypes.data, high - low, factors[rows[begin + row], 0], scales + 4 * (group * n + low),
-                    narrow, out + size * ((begin + row) * n + low),
-                )  # fmt: skip
+                target = out.base + (begin + row) * out.row_pitch + size * low
+                factor = given.factors[rows[begin + row], 0]
+                scale_row(sums[row].ctypes.data, high - low, factor, scales, out.kind, target)

@@ -5,7 +5,7 @@ The same numbers as `int8`'s plain versions, bit for bit: the same divisions, pr
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,18 +15,35 @@ from numba.extending import intrinsic
 
 from glm5_kernels import int8
 from glm5_kernels.compiled import vnni
-from glm5_kernels.compiled.rows import KINDS
-from glm5_kernels.compiled.simd import I8, I32, V16, WIDTH, Lanes, count, for_range, load_as_fp32, nothing, store_as
+from glm5_kernels.compiled.rows import KINDS, RowAddress
+from glm5_kernels.compiled.simd import (
+    I8,
+    I32,
+    V16,
+    WIDTH,
+    Lanes,
+    for_range,
+    i64_const,
+    load_as_fp32,
+    returns_void,
+    store_as,
+)
 from glm5_kernels.compiled.threads import each
 
 #: What goes in and comes out.
 FLOATS = torch.float32, torch.bfloat16
 #: Elements of a task.
 _ELEMENTS = 2**18
-#: int32 sums of a product made before they are scaled back, about what a cache holds; by so many weight rows, because
-#: torch's product is slow with fewer.
-_SUMS, _ROWS = 2**22, 512
 _WORDS, _BYTES = ir.VectorType(I32, WIDTH), ir.VectorType(I8, WIDTH)
+
+
+class Sums(NamedTuple):
+    """int32 [T, N] at `base` and what scales them back: factors fp32 [T] of tokens, scales fp32 [N] (an address)."""
+
+    base: int
+    columns: int
+    factors: Any
+    scales: int
 
 
 def quantize_per_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,11 +79,11 @@ def quantize_per_tensor(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tens
 def scale_back(y: torch.Tensor, x_scale: torch.Tensor | None, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """See `int8.scale_back`."""
     out = torch.empty(y.shape, dtype=dtype)
-    _scale_back_to(out, y, x_scale, scale)
+    scale_back_to(out, y, x_scale, scale)
     return out
 
 
-def _scale_back_to(out: torch.Tensor, y: torch.Tensor, x_scale: torch.Tensor | None, scale: torch.Tensor) -> None:
+def scale_back_to(out: torch.Tensor, y: torch.Tensor, x_scale: torch.Tensor | None, scale: torch.Tensor) -> None:
     """`scale_back` to out [T, N], whose rows may lie apart."""
     rows, columns = y.shape
     aligned = y.is_contiguous() and scale.is_contiguous() and scale.dtype == torch.float32 and not columns % WIDTH
@@ -74,31 +91,17 @@ def _scale_back_to(out: torch.Tensor, y: torch.Tensor, x_scale: torch.Tensor | N
         out.copy_(int8.scale_back(y, x_scale, scale, out.dtype))
         return
     factors = (torch.ones(rows) if x_scale is None else x_scale.reshape(rows)).contiguous().numpy()
-    pitch, to_bf16 = out.stride(0) * out.element_size(), int(out.dtype == torch.bfloat16)
+    sums = Sums(y.data_ptr(), columns, factors, scale.data_ptr())
+    target = RowAddress(out.data_ptr(), 0, out.stride(0) * out.element_size(), KINDS[out.dtype])
 
     def part(first: int, last: int) -> None:
-        _scale(y.data_ptr(), factors, scale.data_ptr(), columns, to_bf16, first, last, out.data_ptr(), pitch)
+        _scale_rows(sums, first, last, target)
 
     _in_parts(part, rows, columns)
 
 
 #: For `reference` functions that take an `int8.Arithmetic`.
 COMPILED = int8.Arithmetic(vnni.matmul, quantize_per_token, quantize_per_tensor, scale_back)
-
-
-def apply_linear(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
-    """See `int8.apply_linear`; of a large product only a part is ever held in int32."""
-    if w.quant_mode == int8.NO_QUANT or w.scale is None:
-        return int8.apply_linear(x, w, dtype)
-    x_q, x_scale = int8.quantize(x, w, dtype, COMPILED)
-    out = torch.empty(len(x), len(w.weight), dtype=dtype)
-    size = max(_ROWS, _SUMS // max(len(x), 1) // _ROWS * _ROWS)
-    for first in range(0, len(w.weight), size):
-        part = slice(first, first + size)
-        bias = None if w.quant_bias is None else w.quant_bias[part]
-        sums = int8.multiply(x_q, w._replace(weight=w.weight[part], quant_bias=bias), COMPILED)
-        _scale_back_to(out[:, part], sums, x_scale, w.scale[part])
-    return out
 
 
 def fits(x: torch.Tensor) -> bool:
@@ -120,12 +123,12 @@ def _largest(_: Any, row: Any, columns: Any, kind: Any, out: Any) -> Any:
         row, columns, kind, out = arguments
         v = Lanes(builder)
         peak = v.variable(0.0)
-        with for_range(builder, builder.sdiv(columns, count(WIDTH))) as group:
-            x = load_as_fp32(v, row, builder.mul(group, count(WIDTH)), kind)
+        with for_range(builder, builder.sdiv(columns, i64_const(WIDTH))) as group:
+            x = load_as_fp32(v, row, builder.mul(group, i64_const(WIDTH)), kind)
             builder.store(v.call("maximum", builder.load(peak), v.call("fabs", x)), peak)
-        v.store(builder.load(peak), out, count(0))
+        v.store(builder.load(peak), out, i64_const(0))
 
-    return types.void(*[int64] * 4), nothing(generate)
+    return types.void(*[int64] * 4), returns_void(generate)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -135,36 +138,40 @@ def _codes(_: Any, row: Any, columns: Any, kind: Any, scale: Any, offset: Any, o
     def generate(builder: Any, arguments: Any) -> None:
         row, columns, kind, scale, offset, out = arguments
         v = Lanes(builder)
-        divisor, zero = v.splat(scale), v.splat(offset)
-        with for_range(builder, builder.sdiv(columns, count(WIDTH))) as group:
-            place = builder.mul(group, count(WIDTH))
+        divisor, zero = v.broadcast(scale), v.broadcast(offset)
+        with for_range(builder, builder.sdiv(columns, i64_const(WIDTH))) as group:
+            place = builder.mul(group, i64_const(WIDTH))
             whole = v.call("rint", builder.fadd(builder.fdiv(load_as_fp32(v, row, place, kind), divisor), zero))
             whole = v.call("minnum", v.call("maxnum", whole, v.constant(-128.0)), v.constant(127.0))
             codes = builder.trunc(builder.fptosi(whole, _WORDS), _BYTES)
             builder.store(codes, builder.inttoptr(builder.add(out, place), _BYTES.as_pointer())).align = 1
 
-    return types.void(int64, int64, int64, float32, float32, int64), nothing(generate)
+    return types.void(int64, int64, int64, float32, float32, int64), returns_void(generate)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def scaled(_: Any, row: Any, columns: Any, factor: Any, scales: Any, to_bf16: Any, out: Any) -> Any:
-    """out fp32 or bf16 <- int32 * factor * scales for a row."""
+def scale_row(_: Any, row: Any, columns: Any, factor: Any, scales: Any, kind: Any, out: Any) -> Any:
+    """out [columns], FP32 or BF16 as `kind` says, <- row int32 [columns] * factor * scales fp32 [columns]."""
 
     def generate(builder: Any, arguments: Any) -> None:
-        row, columns, factor, scales, to_bf16, out = arguments
+        row, columns, factor, scales, kind, out = arguments
         v = Lanes(builder)
-        factor = v.splat(factor)
-        with for_range(builder, builder.sdiv(columns, count(WIDTH))) as group:
-            place = builder.mul(group, count(WIDTH))
+        factor = v.broadcast(factor)
+        with for_range(builder, builder.sdiv(columns, i64_const(WIDTH))) as group:
+            place = builder.mul(group, i64_const(WIDTH))
             words = builder.bitcast(v.load(row, place), _WORDS)
             x = builder.fmul(builder.fmul(builder.sitofp(words, V16), factor), v.load(scales, place))
-            store_as(v, x, out, place, to_bf16)
+            store_as(v, x, out, place, kind)
 
-    return types.void(int64, int64, float32, int64, int64, int64), nothing(generate)
+    return types.void(int64, int64, float32, int64, int64, int64), returns_void(generate)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def quantize_rows(x: Any, pitch: Any, kind: Any, first: Any, last: Any, out: Any, scale: Any) -> None:
+    """out int8 [T, K] and scale fp32 [T, 1] = max|row| / 127, of tokens first..last.
+
+    x: address of T rows of K elements of `kind`, `pitch` bytes apart.
+    """
     lanes, columns = np.empty(WIDTH, np.float32), out.shape[1]
     for row in range(first, last):
         _largest(x + row * pitch, columns, kind, lanes.ctypes.data)
@@ -178,13 +185,14 @@ def quantize_rows(x: Any, pitch: Any, kind: Any, first: Any, last: Any, out: Any
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def quantize_rows_with(x: Any, pitch: Any, kind: Any, first: Any, last: Any, scale: Any, offset: Any, out: Any) -> None:
+    """out int8 [T, K] <- x / scale + offset of tokens first..last; x, pitch, kind as for `quantize_rows`."""
     for row in range(first, last):
         _codes(x + row * pitch, out.shape[1], kind, scale, offset, out[row].ctypes.data)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _scale(
-    y: Any, factors: Any, scales: Any, columns: Any, to_bf16: Any, first: Any, last: Any, out: Any, pitch: Any
-) -> None:
+def _scale_rows(sums: Any, first: Any, last: Any, out: Any) -> None:
+    """Rows first..last of out, FP32 or BF16 (`scale_row`)."""
     for row in range(first, last):
-        scaled(y + 4 * row * columns, columns, factors[row], scales, to_bf16, out + pitch * row)
+        source, target = sums.base + 4 * row * sums.columns, out.base + row * out.row_pitch
+        scale_row(source, sums.columns, sums.factors[row], sums.scales, out.kind, target)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding
 import torch
@@ -12,146 +12,167 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from glm5_kernels.compiled.simd import (
+    BF16,
+    FP32,
     GROUPS,
     I32,
     I64,
+    INT8,
     V16,
     WIDTH,
     Lanes,
-    count,
     for_range,
+    i64_const,
     load_as_fp32,
-    nothing,
+    returns_void,
     store_as,
-    turn_sixteen,
+    transpose_16x16,
 )
 
-#: What elements a row may have, as the kernels' code for it.
-KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-#: bf16 that stay two by two, as 32 bits that are moved like an fp32: what `Lanes.add_pairs` multiplies.
-PAIRED = 4
+#: Element kinds of rows with a torch dtype; `simd` has the constants.
+KINDS = {torch.float32: FP32, torch.bfloat16: BF16, torch.int8: INT8}
+#: Further kinds. PACKED: a row of int8 latents, bf16 rotated keys and fp32 scales. PAIRED: bf16 that stay two by two,
+#: moved like an fp32, as `Lanes.add_pairs` multiplies them.
+PACKED, PAIRED = 3, 4
+#: Bytes of an element, by kind; of PACKED those of its int8 part, of PAIRED those of one bf16.
+ELEMENT_BYTES = (4, 2, 1, 1, 2)
 
 
-def place(cache: torch.Tensor) -> tuple[int, int, int]:
-    """Address, bytes from block to block and from row to row."""
-    size = cache.element_size()
-    return cache.data_ptr(), cache.stride(0) * size, cache.stride(1) * size
+class RowAddress(NamedTuple):
+    """Where the rows of a tensor [A, B, D] lie: row (a, b) begins at base + a * block_pitch + b * row_pitch, in bytes.
+
+    A paged cache is [num_blocks, block_size, D], queries are [T, heads, D]. kind: of its elements.
+    """
+
+    base: int
+    block_pitch: int
+    row_pitch: int
+    kind: int
+
+
+def row_address(x: torch.Tensor, kind: int | None = None) -> RowAddress:
+    """x [A, B, D], whose elements follow each other; `kind` where the dtype does not say it."""
+    size = x.element_size()
+    return RowAddress(x.data_ptr(), x.stride(0) * size, x.stride(1) * size, KINDS[x.dtype] if kind is None else kind)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def turn(_: Any, rows: Any, dims: Any, kind: Any, out: Any, pitch: Any) -> Any:
-    """out[d, 0:16] <- element d of sixteen rows, whose addresses are the int64 at `rows`.
+def transpose(_: Any, rows: Any, dims: Any, kind: Any, out: Any, pitch: Any) -> Any:
+    """out fp32 [dims, 16] <- sixteen rows [dims] transposed; their addresses are the sixteen int64 at `rows`.
 
-    `dims` is a multiple of 16, `pitch` the distance of out's rows in fp32; `kind` says what the elements are.
+    `dims` is a multiple of 16, `pitch` the distance of out's rows in fp32 elements, `kind` that of the rows' elements.
     """
 
     def generate(builder: Any, arguments: Any) -> None:
         rows, dims, kind, out, pitch = arguments
         v = Lanes(builder)
         table = builder.inttoptr(rows, I64.as_pointer())
-        whole_pairs = builder.icmp_signed("==", builder.and_(dims, count(2 * WIDTH - 1)), count(0))
-        with builder.if_else(builder.and_(builder.icmp_signed("==", kind, count(1)), whole_pairs)) as (bf16, other):
+        whole_pairs = builder.icmp_signed("==", builder.and_(dims, i64_const(2 * WIDTH - 1)), i64_const(0))
+        with builder.if_else(builder.and_(builder.icmp_signed("==", kind, i64_const(BF16)), whole_pairs)) as (
+            bf16,
+            other,
+        ):
             with bf16:
-                _turn_pairs(v, table, dims, out, pitch)
+                _transpose_pairs(v, table, dims, out, pitch)
             with other:
-                _turn_elements(v, table, dims, kind, out, pitch)
+                _transpose_elements(v, table, dims, kind, out, pitch)
 
-    return types.void(int64, int64, int64, int64, int64), nothing(generate)
+    return types.void(int64, int64, int64, int64, int64), returns_void(generate)
 
 
-def _turn_elements(v: Lanes, table: Any, dims: Any, kind: Any, out: Any, pitch: Any) -> None:
+def _transpose_elements(v: Lanes, table: Any, dims: Any, kind: Any, out: Any, pitch: Any) -> None:
     builder = v.builder
-    with for_range(builder, builder.sdiv(dims, count(WIDTH))) as block:
-        start = builder.mul(block, count(WIDTH))
+    with for_range(builder, builder.sdiv(dims, i64_const(WIDTH))) as block:
+        start = builder.mul(block, i64_const(WIDTH))
         loaded = [load_as_fp32(v, address, start, kind) for address in _addresses(builder, table)]
-        for number, column in enumerate(turn_sixteen(v, loaded)):
-            v.store(column, out, builder.mul(builder.add(start, count(number)), pitch))
+        for number, column in enumerate(transpose_16x16(v, loaded)):
+            v.store(column, out, builder.mul(builder.add(start, i64_const(number)), pitch))
 
 
-def _turn_pairs(v: Lanes, table: Any, dims: Any, out: Any, pitch: Any) -> None:
-    """bf16 two by two as one lane, which halves the shuffles; the upper half of a fp32 with the same bits is a bf16."""
+def _transpose_pairs(v: Lanes, table: Any, dims: Any, out: Any, pitch: Any) -> None:
+    """Two neighbouring bf16 as one lane, which halves the shuffles; a bf16 is the upper half of an fp32."""
     builder, words = v.builder, ir.VectorType(I32, WIDTH)
-    with for_range(builder, builder.sdiv(dims, count(2 * WIDTH))) as block:
-        start = builder.mul(block, count(WIDTH))
+    with for_range(builder, builder.sdiv(dims, i64_const(2 * WIDTH))) as block:
+        start = builder.mul(block, i64_const(WIDTH))
         loaded = [v.load(address, start) for address in _addresses(builder, table)]
         for pair in loaded:
             pair.align = 2  # a row of bf16 may start anywhere
-        for number, pairs in enumerate(turn_sixteen(v, loaded)):
+        for number, pairs in enumerate(transpose_16x16(v, loaded)):
             bits = builder.bitcast(pairs, words)
             lower = builder.shl(bits, ir.Constant(words, [16] * WIDTH))
             upper = builder.and_(bits, ir.Constant(words, [0xFFFF0000] * WIDTH))
             for half, value in enumerate((lower, upper)):
-                dim = builder.add(builder.shl(start, count(1)), count(2 * number + half))
+                dim = builder.add(builder.shl(start, i64_const(1)), i64_const(2 * number + half))
                 v.store(builder.bitcast(value, V16), out, builder.mul(dim, pitch))
 
 
 def _addresses(builder: Any, table: Any) -> list[Any]:
-    return [builder.load(builder.gep(table, [count(lane)])) for lane in range(WIDTH)]
+    return [builder.load(builder.gep(table, [i64_const(lane)])) for lane in range(WIDTH)]
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def widen(_: Any, row: Any, dims: Any, kind: Any, out: Any, pitch: Any) -> Any:
-    """One row as fp32, each STEP elements of it `pitch` after those before; `kind` says what its elements are.
+def load_row_as_fp32(_: Any, row: Any, dims: Any, kind: Any, out: Any, pitch: Any) -> Any:
+    """out fp32 <- one row [dims] of elements of `kind`, cut into pieces of STEP elements that lie `pitch` fp32 apart.
 
-    `dims` is a multiple of 16; a `pitch` of STEP leaves the row in one piece.
+    `dims` is a multiple of 16; a `pitch` of STEP keeps the row in one piece.
     """
 
     def generate(builder: Any, arguments: Any) -> None:
         row, dims, kind, out, pitch = arguments
         v = Lanes(builder)
-        with for_range(builder, builder.sdiv(dims, count(WIDTH))) as block:
-            start = builder.mul(block, count(WIDTH))
-            v.store(load_as_fp32(v, row, start, kind), out, _piece(builder, block, pitch))
+        with for_range(builder, builder.sdiv(dims, i64_const(WIDTH))) as block:
+            start = builder.mul(block, i64_const(WIDTH))
+            v.store(load_as_fp32(v, row, start, kind), out, _piece_offset(builder, block, pitch))
 
-    return types.void(*[int64] * 5), nothing(generate)
+    return types.void(*[int64] * 5), returns_void(generate)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def interleave(_: Any, even: Any, odd: Any, dims: Any, out: Any, pitch: Any) -> Any:
-    """Two rows of bf16 as pairs, element by element, laid out as `widen` does."""
+    """out <- two rows of bf16 [dims] as pairs (even[d], odd[d]) of 32 bits, laid out as `load_row_as_fp32` does."""
 
     def generate(builder: Any, arguments: Any) -> None:
         even, odd, dims, out, pitch = arguments
         v, words = Lanes(builder), ir.VectorType(I32, WIDTH)
-        with for_range(builder, builder.sdiv(dims, count(WIDTH))) as block:
-            start = builder.mul(block, count(WIDTH))
-            low, high = (builder.bitcast(load_as_fp32(v, row, start, count(1)), words) for row in (even, odd))
+        with for_range(builder, builder.sdiv(dims, i64_const(WIDTH))) as block:
+            start = builder.mul(block, i64_const(WIDTH))
+            low, high = (builder.bitcast(load_as_fp32(v, row, start, i64_const(BF16)), words) for row in (even, odd))
             pair = builder.or_(builder.lshr(low, ir.Constant(words, [16] * WIDTH)), high)
-            v.store(builder.bitcast(pair, V16), out, _piece(builder, block, pitch))
+            v.store(builder.bitcast(pair, V16), out, _piece_offset(builder, block, pitch))
 
-    return types.void(*[int64] * 5), nothing(generate)
+    return types.void(*[int64] * 5), returns_void(generate)
 
 
-def _piece(builder: Any, block: Any, pitch: Any) -> Any:
-    """Where lane group `block` of a row begins, each STEP elements `pitch` after those before."""
-    piece = builder.mul(builder.udiv(block, count(GROUPS)), pitch)
-    return builder.add(piece, builder.mul(builder.urem(block, count(GROUPS)), count(WIDTH)))
+def _piece_offset(builder: Any, block: Any, pitch: Any) -> Any:
+    """Offset in fp32 of lane group `block` of a row that is cut into pieces of STEP elements, `pitch` apart."""
+    piece = builder.mul(builder.udiv(block, i64_const(GROUPS)), pitch)
+    return builder.add(piece, builder.mul(builder.urem(block, i64_const(GROUPS)), i64_const(WIDTH)))
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def narrow(_: Any, row: Any, dims: Any, kind: Any, out: Any) -> Any:
-    """fp32 row to fp32 (`kind` 0) or bf16 (1); `dims` is a multiple of 16."""
+def store_row_as(_: Any, row: Any, dims: Any, kind: Any, out: Any) -> Any:
+    """out <- fp32 row [dims] as FP32 or BF16, which is `kind`; `dims` is a multiple of 16."""
 
     def generate(builder: Any, arguments: Any) -> None:
         row, dims, kind, out = arguments
         v = Lanes(builder)
-        with for_range(builder, builder.sdiv(dims, count(WIDTH))) as block:
-            start = builder.mul(block, count(WIDTH))
+        with for_range(builder, builder.sdiv(dims, i64_const(WIDTH))) as block:
+            start = builder.mul(block, i64_const(WIDTH))
             store_as(v, v.load(row, start), out, start, kind)
 
-    return types.void(*[int64] * 4), nothing(generate)
+    return types.void(*[int64] * 4), returns_void(generate)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def prefetch(_: Any, address: Any, size: Any) -> Any:
-    """Ask for `size` bytes that will be read soon; memory is slow, and rows lie where no processor would guess."""
+    """Ask for `size` bytes that will be read soon: chosen rows are scattered, so no hardware prefetcher finds them."""
 
     def generate(builder: Any, arguments: Any) -> None:
         address, size = arguments
-        with for_range(builder, builder.sdiv(builder.add(size, count(63)), count(64))) as line:
-            prefetch_line(builder, builder.add(address, builder.mul(line, count(64))))
+        with for_range(builder, builder.sdiv(builder.add(size, i64_const(63)), i64_const(64))) as line:
+            prefetch_line(builder, builder.add(address, builder.mul(line, i64_const(64))))
 
-    return types.void(int64, int64), nothing(generate)
+    return types.void(int64, int64), returns_void(generate)
 
 
 def prefetch_line(builder: Any, address: Any) -> None:
@@ -159,6 +180,6 @@ def prefetch_line(builder: Any, address: Any) -> None:
     if llvmlite.binding.llvm_version_info[0] < 17:  # pointers had types, and the function another name for each
         return
     pointer, how = ir.IntType(8).as_pointer(), [ir.Constant(I32, value) for value in (0, 2, 1)]
-    kind = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
-    fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    signature = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
+    fetch = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
     builder.call(fetch, [builder.inttoptr(address, pointer), *how])

@@ -22,19 +22,21 @@ WIDTH = 16
 I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 V16 = ir.VectorType(F32, WIDTH)
 _FEATURES = llvmlite.binding.get_host_cpu_features()
+#: Element kinds, as the compiled code passes them (int64).
+FP32, BF16, INT8 = 0, 1, 2
 #: Whether the processor multiplies bf16 by itself, two products per lane and instruction.
 PAIRS = bool(_FEATURES.get("avx512bf16")) and llvmlite.binding.llvm_version_info[0] >= 16
 #: Rows times lane groups of a product held in registers: their sums, the groups and a broadcast fit 32 or 16 of them.
 HEADS, GROUPS = (8, 2) if _FEATURES.get("avx512f") else (4, 1)
-#: Terms of a sum in one turn of an innermost loop.
+#: Terms of a sum added per iteration of an innermost loop.
 UNROLLED = 4
 #: Columns of a product held in registers.
 STEP = WIDTH * GROUPS
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def lined(size: Any) -> Any:
-    """fp32 [size], not set, from a line of the cache on; a load across two lines takes twice as long."""
+def aligned_fp32(size: Any) -> Any:
+    """Uninitialised fp32 buffer [size], 64-byte aligned: a load that crosses cache lines takes twice as long."""
     room = np.empty(size + WIDTH, np.float32)
     start = -room.ctypes.data % 64 // 4
     return room[start : start + size]
@@ -49,6 +51,7 @@ class _Bf16(ir.types._BaseFloatType):  # type: ignore[misc]
         return "bfloat"
 
     def format_constant(self, value: float) -> str:
+        """llvmlite asks every float type how to write a constant; the method must exist, though none is made."""
         raise NotImplementedError("no constants of this type are made")
 
 
@@ -65,12 +68,12 @@ class Lanes:
         return ir.Constant(V16, values)
 
     def variable(self, value: float) -> Any:
-        """A place for sixteen lanes, set to `value` here, each time control comes by."""
-        place = cgutils.alloca_once(self.builder, V16)
-        self.builder.store(self.constant(value), place)
-        return place
+        """Stack slot of sixteen lanes, set to `value` whenever control passes here."""
+        slot = cgutils.alloca_once(self.builder, V16)
+        self.builder.store(self.constant(value), slot)
+        return slot
 
-    def splat(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """One fp32 in all lanes."""
         empty = ir.Constant(V16, ir.Undefined)
         first = self.builder.insert_element(empty, value, ir.Constant(I32, 0))
@@ -96,8 +99,8 @@ class Lanes:
         """
         builder, words, pairs = self.builder, ir.VectorType(I32, WIDTH), ir.VectorType(_BF16, 2 * WIDTH)
         if native:
-            kind = ir.FunctionType(V16, [V16, pairs, pairs])
-            add = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
+            signature = ir.FunctionType(V16, [V16, pairs, pairs])
+            add = cgutils.get_or_insert_function(builder.module, signature, "llvm.x86.avx512bf16.dpbf16ps.512")
             return builder.call(add, [total, builder.bitcast(a, pairs), builder.bitcast(b, pairs)])
         halves = []
         for value in (a, b):
@@ -109,97 +112,97 @@ class Lanes:
             total = self.call("fma", x, y, total)
         return total
 
-    def together(self, combine: Callable[[Any, Any], Any], value: Any) -> Any:
-        """All lanes as one fp32: lane i with lane i + 8, and so on by halves."""
+    def reduce_lanes(self, combine: Callable[[Any, Any], Any], value: Any) -> Any:
+        """All lanes combined into one fp32: lane i with lane i + 8, then by 4, 2 and 1."""
         for distance in (8, 4, 2, 1):
             value = combine(value, self.shuffle(value, [(lane + distance) % WIDTH for lane in range(WIDTH)]))
         return self.builder.extract_element(value, ir.Constant(I32, 0))
 
-    def number(self, address: Any, index: Any) -> Any:
-        """fp32 number `index` at `address`."""
+    def load_scalar(self, address: Any, index: Any) -> Any:
+        """Element `index` of the fp32 array at `address`."""
         return self.builder.load(self.builder.gep(self.builder.inttoptr(address, F32.as_pointer()), [index]))
 
     def load(self, address: Any, index: Any) -> Any:
-        """fp32 number `index` at `address` (int64) and the fifteen behind it; any alignment."""
-        found = self.builder.load(self._place(address, index))
-        found.align = 4
-        return found
+        """Elements index .. index + 15 of the fp32 array at `address` (int64); any alignment."""
+        value = self.builder.load(self._pointer(address, index))
+        value.align = 4
+        return value
 
     def store(self, value: Any, address: Any, index: Any) -> None:
-        self.builder.store(value, self._place(address, index)).align = 4
+        self.builder.store(value, self._pointer(address, index)).align = 4
 
-    def _place(self, address: Any, index: Any) -> Any:
+    def _pointer(self, address: Any, index: Any) -> Any:
         start = self.builder.inttoptr(address, F32.as_pointer())
         return self.builder.bitcast(self.builder.gep(start, [index]), V16.as_pointer())
 
     def call(self, name: str, *operands: Any) -> Any:
         """One of LLVM's intrinsics on vectors: fmuladd, rint, maxnum, minnum, fabs."""
-        kind = ir.FunctionType(V16, [V16] * len(operands))
-        found = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.{name}.v16f32")
-        return self.builder.call(found, operands)
+        signature = ir.FunctionType(V16, [V16] * len(operands))
+        function = cgutils.get_or_insert_function(self.builder.module, signature, f"llvm.{name}.v16f32")
+        return self.builder.call(function, operands)
 
 
 _Bf16._create_instance()
 _BF16 = _Bf16()
 
 
-def turn_sixteen(v: Lanes, rows: list[Any]) -> list[Any]:
-    """Sixteen vectors as a matrix, transposed: at each of four levels blocks of 1, 2, 4, 8 change places."""
+def transpose_16x16(v: Lanes, rows: list[Any]) -> list[Any]:
+    """Sixteen vectors as a 16 x 16 matrix, transposed by swapping blocks of 1, 2, 4 and 8."""
     order = ir.VectorType(I32, WIDTH)
     for size in (1, 2, 4, 8):
-        turned: list[Any] = [None] * WIDTH
+        swapped: list[Any] = [None] * WIDTH
         for low in (row for row in range(WIDTH) if not row & size):
             pair = rows[low], rows[low | size]
             first = [lane if not lane & size else lane - size + WIDTH for lane in range(WIDTH)]
             second = [lane + size if not lane & size else lane + WIDTH for lane in range(WIDTH)]
-            turned[low] = v.builder.shuffle_vector(*pair, ir.Constant(order, first))
-            turned[low | size] = v.builder.shuffle_vector(*pair, ir.Constant(order, second))
-        rows = turned
+            swapped[low] = v.builder.shuffle_vector(*pair, ir.Constant(order, first))
+            swapped[low | size] = v.builder.shuffle_vector(*pair, ir.Constant(order, second))
+        rows = swapped
     return rows
 
 
 def load_as_fp32(v: Lanes, address: Any, index: Any, kind: Any) -> Any:
-    """Sixteen elements from number `index` on; kind (int64) is 0 for fp32, 1 for bf16, 2 for int8."""
+    """Elements index .. index + 15 of the array at `address` as fp32 lanes; kind (int64): FP32, BF16 or INT8."""
     builder, words = v.builder, ir.VectorType(I32, WIDTH)
 
-    def narrow(element: Any, size: int) -> Any:
-        place = builder.add(address, builder.mul(index, count(size)))
-        value = builder.load(builder.inttoptr(place, ir.VectorType(element, WIDTH).as_pointer()))
+    def load_integers(element: Any, size: int) -> Any:
+        start = builder.add(address, builder.mul(index, i64_const(size)))
+        value = builder.load(builder.inttoptr(start, ir.VectorType(element, WIDTH).as_pointer()))
         value.align = size
         return value
 
-    value, after = [], builder.append_basic_block("loaded")
-    other, narrower = builder.append_basic_block("narrow"), builder.append_basic_block("int8")
-    single, half = builder.append_basic_block("fp32"), builder.append_basic_block("bf16")
-    builder.cbranch(builder.icmp_signed("==", kind, count(0)), single, other)
-    builder.position_at_end(other)
-    builder.cbranch(builder.icmp_signed("==", kind, count(1)), half, narrower)
-    for block in (single, half, narrower):
+    values, after = [], builder.append_basic_block("loaded")
+    not_fp32, int8 = builder.append_basic_block("not_fp32"), builder.append_basic_block("int8")
+    fp32, bf16 = builder.append_basic_block("fp32"), builder.append_basic_block("bf16")
+    builder.cbranch(builder.icmp_signed("==", kind, i64_const(FP32)), fp32, not_fp32)
+    builder.position_at_end(not_fp32)
+    builder.cbranch(builder.icmp_signed("==", kind, i64_const(BF16)), bf16, int8)
+    for block in (fp32, bf16, int8):
         builder.position_at_end(block)
-        if block is single:
-            found = v.load(address, index)
-        elif block is half:
-            wide = builder.shl(builder.zext(narrow(I16, 2), words), ir.Constant(words, [16] * WIDTH))
-            found = builder.bitcast(wide, V16)
+        if block is fp32:
+            lanes = v.load(address, index)
+        elif block is bf16:
+            wide = builder.shl(builder.zext(load_integers(I16, 2), words), ir.Constant(words, [16] * WIDTH))
+            lanes = builder.bitcast(wide, V16)
         else:
-            found = builder.sitofp(builder.sext(narrow(I8, 1), words), V16)
-        value.append((found, builder.block))
+            lanes = builder.sitofp(builder.sext(load_integers(I8, 1), words), V16)
+        values.append((lanes, builder.block))
         builder.branch(after)
     builder.position_at_end(after)
     result = builder.phi(V16)
-    for found, block in value:
-        result.add_incoming(found, block)
+    for lanes, block in values:
+        result.add_incoming(lanes, block)
     return result
 
 
 def store_as(v: Lanes, x: Any, address: Any, index: Any, kind: Any) -> None:
-    """Sixteen fp32 to element number `index` and on; kind (int64) is 0 for fp32, 1 for bf16 (`rounded_to_bf16`)."""
+    """Sixteen fp32 lanes to elements index .. index + 15; kind (int64): FP32 or BF16 (`rounded_to_bf16`)."""
     builder, words, halves = v.builder, ir.VectorType(I32, WIDTH), ir.VectorType(I16, WIDTH)
-    with builder.if_else(builder.icmp_signed("!=", kind, count(0))) as (bf16, fp32):
+    with builder.if_else(builder.icmp_signed("!=", kind, i64_const(FP32))) as (bf16, fp32):
         with bf16:
             bits = builder.lshr(builder.bitcast(rounded_to_bf16(v, x), words), ir.Constant(words, [16] * WIDTH))
-            place = builder.add(address, builder.mul(index, count(2)))
-            builder.store(builder.trunc(bits, halves), builder.inttoptr(place, halves.as_pointer())).align = 2
+            start = builder.add(address, builder.mul(index, i64_const(2)))
+            builder.store(builder.trunc(bits, halves), builder.inttoptr(start, halves.as_pointer())).align = 2
         with fp32:
             v.store(x, address, index)
 
@@ -214,7 +217,7 @@ def rounded_to_bf16(v: Lanes, x: Any) -> Any:
     return builder.select(builder.fcmp_unordered("uno", x, x), v.constant(math.nan), rounded)
 
 
-def count(value: int) -> Any:
+def i64_const(value: int) -> Any:
     """An int64 constant."""
     return ir.Constant(I64, value)
 
@@ -226,12 +229,12 @@ def for_range(builder: Any, stop: Any) -> Iterator[Any]:
         yield loop.index
 
 
-def result(generate: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """`generate(builder, arguments)` as the code of an intrinsic that returns the number it gives."""
+def returns_value(generate: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """`generate(builder, arguments)` as the code of an intrinsic that returns its value."""
     return lambda _context, builder, _signature, arguments: generate(builder, arguments)
 
 
-def nothing(generate: Callable[[Any, Any], None]) -> Callable[..., Any]:
+def returns_void(generate: Callable[[Any, Any], None]) -> Callable[..., Any]:
     """`generate(builder, arguments)` as the code of an intrinsic that returns nothing."""
 
     def code(context: Any, builder: Any, _: Any, arguments: Any) -> Any:

@@ -17,7 +17,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from glm5_kernels.compiled.rows import prefetch_line
-from glm5_kernels.compiled.simd import I32, count, for_range, nothing
+from glm5_kernels.compiled.simd import I32, for_range, i64_const, returns_void
 from glm5_kernels.compiled.threads import each
 
 AVAILABLE = bool(llvmlite.binding.get_host_cpu_features().get("avx512vnni"))
@@ -77,8 +77,8 @@ def _dots(_: Any, x: Any, x_pitch: Any, w: Any, blocks: Any, out: Any, out_pitch
         multiply_add = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.vpdpbusd.512")
         zero, ones = ir.Constant(_WORDS, [0] * 16), ir.Constant(_WORDS, [0x01010101] * 16)
         table = builder.inttoptr(w, ir.IntType(64).as_pointer())
-        rows = [builder.load(builder.gep(table, [count(r)])) for r in range(TILE)]
-        tokens = [builder.add(x, builder.mul(x_pitch, count(t))) for t in range(TILE)]
+        rows = [builder.load(builder.gep(table, [i64_const(r)])) for r in range(TILE)]
+        tokens = [builder.add(x, builder.mul(x_pitch, i64_const(t))) for t in range(TILE)]
         sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(TILE)] for _ in range(TILE + 1)]
 
         def load(address: Any, offset: Any) -> Any:
@@ -90,7 +90,7 @@ def _dots(_: Any, x: Any, x_pitch: Any, w: Any, blocks: Any, out: Any, out_pitch
             for place in row:
                 builder.store(zero, place)
         with for_range(builder, blocks) as block:
-            offset = builder.mul(block, count(STEP))
+            offset = builder.mul(block, i64_const(STEP))
             for half in (builder.mul(block, stride), builder.mul(builder.add(block, blocks), stride)):
                 prefetch_line(builder, builder.add(ahead, half))
             weights, inputs = [load(row, offset) for row in rows], [load(token, offset) for token in tokens]
@@ -100,10 +100,10 @@ def _dots(_: Any, x: Any, x_pitch: Any, w: Any, blocks: Any, out: Any, out_pitch
         totals = [_totals(builder, [builder.load(place) for place in places]) for places in sums]
         offset = builder.mul(totals[TILE], ir.Constant(_FOUR, [128] * TILE))
         for t in range(TILE):
-            target = builder.add(out, builder.mul(builder.mul(out_pitch, count(t)), count(4)))
+            target = builder.add(out, builder.mul(builder.mul(out_pitch, i64_const(t)), i64_const(4)))
             builder.store(builder.sub(totals[t], offset), builder.inttoptr(target, _FOUR.as_pointer())).align = 4
 
-    return types.void(*[int64] * 8), nothing(generate)
+    return types.void(*[int64] * 8), returns_void(generate)
 
 
 if AVAILABLE:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numba import float32, int64, njit, types
 from numba.extending import intrinsic
 
-from glm5_kernels.compiled.simd import WIDTH, Lanes, count, for_range, nothing
+from glm5_kernels.compiled.simd import WIDTH, Lanes, for_range, i64_const, returns_void
 from glm5_kernels.error_feedback.reference import check, feedback_gains
 
 __all__ = ["feedback_gains", "round_with_feedback"]
@@ -59,14 +59,14 @@ def _dots(_: Any, carried: Any, group: Any, n: Any, out: Any) -> Any:
         v = Lanes(builder)
         sums = [v.variable(0.0) for _ in range(GROUP)]
         with for_range(builder, n) as i:
-            found, first = v.load(carried, builder.mul(i, count(WIDTH))), builder.mul(i, count(GROUP))
+            found, first = v.load(carried, builder.mul(i, i64_const(WIDTH))), builder.mul(i, i64_const(GROUP))
             for column, total in enumerate(sums):
-                factor = v.splat(v.number(group, builder.add(first, count(column))))
+                factor = v.broadcast(v.load_scalar(group, builder.add(first, i64_const(column))))
                 builder.store(v.call("fmuladd", found, factor, builder.load(total)), total)
         for column, total in enumerate(sums):
-            v.store(builder.load(total), out, count(WIDTH * column))
+            v.store(builder.load(total), out, i64_const(WIDTH * column))
 
-    return types.void(int64, int64, int64, int64), nothing(generate)
+    return types.void(int64, int64, int64, int64), returns_void(generate)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -76,15 +76,17 @@ def _add(_: Any, carried: Any, group: Any, n: Any, factors: Any) -> Any:
     def generate(builder: Any, arguments: Any) -> None:
         carried, group, n, factors = arguments
         v = Lanes(builder)
-        held = [v.load(factors, count(WIDTH * column)) for column in range(GROUP)]
+        held = [v.load(factors, i64_const(WIDTH * column)) for column in range(GROUP)]
         with for_range(builder, n) as i:
-            place, first = builder.mul(i, count(WIDTH)), builder.mul(i, count(GROUP))
+            place, first = builder.mul(i, i64_const(WIDTH)), builder.mul(i, i64_const(GROUP))
             total = v.load(carried, place)
             for column, factor in enumerate(held):
-                total = v.call("fmuladd", factor, v.splat(v.number(group, builder.add(first, count(column)))), total)
+                total = v.call(
+                    "fmuladd", factor, v.broadcast(v.load_scalar(group, builder.add(first, i64_const(column)))), total
+                )
             v.store(total, carried, place)
 
-    return types.void(int64, int64, int64, int64), nothing(generate)
+    return types.void(int64, int64, int64, int64), returns_void(generate)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]

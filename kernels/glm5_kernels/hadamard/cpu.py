@@ -14,7 +14,7 @@ import torch
 from numba import njit, types
 from numba.extending import intrinsic
 
-from glm5_kernels.compiled.simd import WIDTH, Lanes, count, for_range, nothing
+from glm5_kernels.compiled.simd import WIDTH, Lanes, for_range, i64_const, returns_void
 from glm5_kernels.hadamard import reference
 
 #: Columns worked on side by side: whole cache lines are read, and n of them stay in the second-level cache.
@@ -41,14 +41,14 @@ def _lanes(_: Any, address: Any, weight: Any, groups: Any) -> Any:
         address, weight, groups = arguments
         v = Lanes(builder)
         with for_range(builder, groups) as group:
-            start = builder.mul(group, count(WIDTH))
+            start = builder.mul(group, i64_const(WIDTH))
             x = builder.fmul(v.load(address, start), v.load(weight, start))
             for bit in (1, 2, 4, 8):
                 partner = v.shuffle(x, [lane ^ bit for lane in range(WIDTH)])
                 x = v.call("fmuladd", x, v.vector([-1.0 if lane & bit else 1.0 for lane in range(WIDTH)]), partner)
             v.store(x, address, start)
 
-    return types.void(types.int64, types.int64, types.int64), nothing(generate)
+    return types.void(types.int64, types.int64, types.int64), returns_void(generate)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -58,17 +58,17 @@ def _butterflies(_: Any, address: Any, rows: Any, step: Any, pitch: Any) -> Any:
     def generate(builder: Any, arguments: Any) -> None:
         address, rows, step, pitch = arguments
         v = Lanes(builder)
-        four = builder.mul(step, count(4))
+        four = builder.mul(step, i64_const(4))
         with for_range(builder, builder.sdiv(rows, four)) as block, for_range(builder, step) as inner:
             first = builder.add(builder.mul(block, four), inner)
-            places = [builder.mul(builder.add(first, builder.mul(step, count(k))), pitch) for k in range(4)]
+            places = [builder.mul(builder.add(first, builder.mul(step, i64_const(k))), pitch) for k in range(4)]
             a, b, c, d = (v.load(address, place) for place in places)
             s, t, u, w = builder.fadd(a, b), builder.fsub(a, b), builder.fadd(c, d), builder.fsub(c, d)
             results = builder.fadd(s, u), builder.fadd(t, w), builder.fsub(s, u), builder.fsub(t, w)
             for value, place in zip(results, places, strict=True):
                 v.store(value, address, place)
 
-    return types.void(types.int64, types.int64, types.int64, types.int64), nothing(generate)
+    return types.void(types.int64, types.int64, types.int64, types.int64), returns_void(generate)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -78,7 +78,7 @@ def _butterfly(_: Any, address: Any, rows: Any, step: Any, pitch: Any) -> Any:
     def generate(builder: Any, arguments: Any) -> None:
         address, rows, step, pitch = arguments
         v = Lanes(builder)
-        two = builder.mul(step, count(2))
+        two = builder.mul(step, i64_const(2))
         with for_range(builder, builder.sdiv(rows, two)) as block, for_range(builder, step) as inner:
             first = builder.add(builder.mul(block, two), inner)
             low, high = builder.mul(first, pitch), builder.mul(builder.add(first, step), pitch)
@@ -86,7 +86,7 @@ def _butterfly(_: Any, address: Any, rows: Any, step: Any, pitch: Any) -> Any:
             v.store(builder.fadd(a, b), address, low)
             v.store(builder.fsub(a, b), address, high)
 
-    return types.void(types.int64, types.int64, types.int64, types.int64), nothing(generate)
+    return types.void(types.int64, types.int64, types.int64, types.int64), returns_void(generate)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -102,16 +102,16 @@ def _core(_: Any, address: Any, blocks: Any, pitch: Any, core: Any, matrix: Any,
             with for_range(builder, core) as a:
                 total = v.variable(0.0)
                 with for_range(builder, core) as b:
-                    sign = v.splat(v.number(matrix, builder.add(builder.mul(a, core), b)))
+                    sign = v.broadcast(v.load_scalar(matrix, builder.add(builder.mul(a, core), b)))
                     x = v.load(address, builder.add(start, builder.mul(b, run)))
                     builder.store(v.call("fmuladd", sign, x, builder.load(total)), total)
-                v.store(builder.load(total), room, builder.mul(a, count(WIDTH)))
+                v.store(builder.load(total), room, builder.mul(a, i64_const(WIDTH)))
             with for_range(builder, core) as a:
                 place = builder.add(start, builder.mul(a, run))
-                v.store(v.load(room, builder.mul(a, count(WIDTH))), address, place)
+                v.store(v.load(room, builder.mul(a, i64_const(WIDTH))), address, place)
 
     signature = types.void(types.int64, types.int64, types.int64, types.int64, types.int64, types.int64)
-    return signature, nothing(generate)
+    return signature, returns_void(generate)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
@@ -145,13 +145,13 @@ def _copy(_: Any, source: Any, apart: Any, target: Any, pitch: Any, weight: Any,
         source, apart, target, pitch, weight, rows, groups = arguments
         v = Lanes(builder)
         with for_range(builder, rows) as row:
-            factor = v.splat(v.number(weight, row))
+            factor = v.broadcast(v.load_scalar(weight, row))
             with for_range(builder, groups) as group:
-                lane = builder.mul(group, count(WIDTH))
+                lane = builder.mul(group, i64_const(WIDTH))
                 x = v.load(source, builder.add(builder.mul(row, apart), lane))
                 v.store(builder.fmul(x, factor), target, builder.add(builder.mul(row, pitch), lane))
 
-    return types.void(*[types.int64] * 7), nothing(generate)
+    return types.void(*[types.int64] * 7), returns_void(generate)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]

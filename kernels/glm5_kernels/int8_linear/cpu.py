@@ -1,4 +1,4 @@
-"""The int8 linear layer compiled (`few_rows`, `int8_rows`); the same numbers as the reference."""
+"""The int8 linear layer compiled (`int8_product`); the same numbers as the reference."""
 
 from __future__ import annotations
 

@@ -8,9 +8,7 @@ Arguments (T query tokens of all requests in a row, B requests, H index heads, D
     q               [T, H, D]                      rotated; fp32, bf16 or fp16
     k_cache         [num_blocks, block_size, D]    rotated keys, this step's keys already inside
     weights         [T, H]                         any sign; a positive constant factor changes nothing
-    query_start_loc int [B + 1]                    prefix sums of query tokens per request
-    seq_lens        int [B]                        total length of each request, this step included
-    block_table     int [B, max_blocks]            physical block of each logical block; -1 = no block
+    batch           PagedBatch                     of B requests and T tokens, see `paged_cache`
     topk            int >= 1
     returns         int32 [T, topk]                positions inside the request, best first, unused tail -1
 
@@ -22,7 +20,7 @@ that is not visible, whose block is missing, or whose score is NaN, is never ret
     score[t, s] = k_scale[s] * sum_h weights[t, h] * relu(q_scale[t, h] * (q[t, h, :] . k[s, :]))
 
     q, k_cache      int8; q_scale [T, H] and k_scale_cache [num_blocks, block_size] positive, fp16 on an NPU
-    order           q, k_cache, weights, q_scale, k_scale_cache, query_start_loc, seq_lens, block_table, topk
+    order           q, k_cache, weights, q_scale, k_scale_cache, batch, topk
 
 `quantize_indexer(x [..., D]) -> int8 [..., D], fp16 [...]` makes both: rotated by the Hadamard matrix of size D, so
 that no dimension stands out, then max|x| / 127 per vector. A rotation of q and k alike changes no dot product.

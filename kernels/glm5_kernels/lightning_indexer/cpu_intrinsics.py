@@ -9,18 +9,18 @@ from numba import int64, types
 from numba.extending import intrinsic
 
 from glm5_kernels.compiled.rows import prefetch_line
-from glm5_kernels.compiled.simd import GROUPS, HEADS, STEP, UNROLLED, WIDTH, Lanes, count, for_range, nothing
+from glm5_kernels.compiled.simd import GROUPS, HEADS, STEP, UNROLLED, WIDTH, Lanes, for_range, i64_const, returns_void
 
 
 def _scores(add: Callable[..., Any]) -> Any:
     """The intrinsic out[0:STEP] <- sum over heads of weights[h] * relu(query[h, :] . keys[:, lane]).
 
-    keys [dims, STEP], turned; query [heads, dims]; heads a multiple of HEADS, dims of UNROLLED; 32 bits each, fp32 or,
-    where `add` is `Lanes.add_pairs`, two bf16. Every dot product adds its dims in order, every score its heads: the
+    keys [dims, STEP], transposed; query [heads, dims]; heads a multiple of HEADS, dims of UNROLLED; 32 bits each, fp32
+    or, where `add` is `Lanes.add_pairs`, two bf16. Every dot product adds its dims in order, every score its heads: the
     tile's shape changes no bit.
 
-    On the way it asks for the memory at `ahead`, `stride` bytes further with every dim of every HEADS heads: a few at a
-    time, because a processor waits for none of ten or so lines under way but for every further one.
+    It prefetches the memory from `ahead` on, `stride` bytes further with every dim of every HEADS heads: a few lines at
+    a time, because a core tracks only ten or so outstanding lines.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -32,33 +32,33 @@ def _scores(add: Callable[..., Any]) -> Any:
             v = Lanes(builder)
             zero, scores = v.constant(0.0), [v.variable(0.0) for _ in range(GROUPS)]
             sums = [[v.variable(0.0) for _ in range(GROUPS)] for _ in range(HEADS)]
-            with for_range(builder, builder.sdiv(heads, count(HEADS))) as block:
-                first = builder.mul(block, count(HEADS))
+            with for_range(builder, builder.sdiv(heads, i64_const(HEADS))) as block:
+                first = builder.mul(block, i64_const(HEADS))
                 for row in sums:
                     for total in row:
                         builder.store(zero, total)
-                with for_range(builder, builder.sdiv(dims, count(UNROLLED))) as part:
-                    begin = builder.mul(part, count(UNROLLED))
+                with for_range(builder, builder.sdiv(dims, i64_const(UNROLLED))) as part:
+                    begin = builder.mul(part, i64_const(UNROLLED))
                     done = builder.add(builder.mul(block, dims), begin)
                     prefetch_line(builder, builder.add(ahead, builder.mul(stride, done)))
                     for number in range(UNROLLED):
-                        d = builder.add(begin, count(number))
-                        place = builder.mul(d, count(STEP))
-                        columns = [v.load(keys, builder.add(place, count(WIDTH * g))) for g in range(GROUPS)]
+                        d = builder.add(begin, i64_const(number))
+                        place = builder.mul(d, i64_const(STEP))
+                        columns = [v.load(keys, builder.add(place, i64_const(WIDTH * g))) for g in range(GROUPS)]
                         for h, row in enumerate(sums):
-                            at = builder.add(builder.mul(builder.add(first, count(h)), dims), d)
-                            q = v.splat(v.number(query, at))
+                            at = builder.add(builder.mul(builder.add(first, i64_const(h)), dims), d)
+                            q = v.broadcast(v.load_scalar(query, at))
                             for total, column in zip(row, columns, strict=True):
                                 builder.store(add(v, q, column, builder.load(total)), total)
                 for h, row in enumerate(sums):
-                    w = v.splat(v.number(weights, builder.add(first, count(h))))
+                    w = v.broadcast(v.load_scalar(weights, builder.add(first, i64_const(h))))
                     for score, total in zip(scores, row, strict=True):
                         positive = v.larger(zero, builder.load(total))  # NaN stays
                         builder.store(v.add_products(w, positive, builder.load(score)), score)
             for g, score in enumerate(scores):
-                v.store(builder.load(score), out, count(WIDTH * g))
+                v.store(builder.load(score), out, i64_const(WIDTH * g))
 
-        return types.void(*[int64] * 8), nothing(generate)
+        return types.void(*[int64] * 8), returns_void(generate)
 
     return tile_scores
 

@@ -6,19 +6,14 @@ import torch
 
 from glm5_kernels.lightning_indexer.reference import check, check_quant
 from glm5_kernels.npu_operators import HALF, operator, paged, support, support_pages
+from glm5_kernels.paged_cache import PagedBatch
 
 
 def lightning_indexer(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    weights: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor,
-    topk: int,
+    q: torch.Tensor, k_cache: torch.Tensor, weights: torch.Tensor, batch: PagedBatch, topk: int
 ) -> torch.Tensor:
     """See the package docstring; bf16 or fp16, 128 dims, at most 64 heads, no holes in the block table."""
-    check(q, k_cache, weights, seq_lens, block_table, topk)
+    check(q, k_cache, weights, batch, topk)
     _support(q, k_cache, topk)
     support(q.dtype in HALF and k_cache.dtype == q.dtype, f"takes bf16 or fp16, got {q.dtype} and {k_cache.dtype}")
     chosen, _ = operator("npu", "npu_lightning_indexer")(
@@ -26,7 +21,7 @@ def lightning_indexer(
         k_cache[:, :, None],
         weights.to(q.dtype),
         sparse_count=topk,
-        **paged(query_start_loc, seq_lens, block_table, "key"),
+        **paged(batch, "key"),
     )
     return _rows(chosen)
 
@@ -37,14 +32,12 @@ def lightning_indexer_quant(
     weights: torch.Tensor,
     q_scale: torch.Tensor,
     k_scale_cache: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor,
+    batch: PagedBatch,
     topk: int,
 ) -> torch.Tensor:
     """See the package docstring; weights and scales are taken in fp16."""
     check_quant(q, k_cache, q_scale, k_scale_cache)
-    check(q, k_cache, weights, seq_lens, block_table, topk)
+    check(q, k_cache, weights, batch, topk)
     _support(q, k_cache, topk)
     chosen = operator("_C_ascend", "npu_lightning_indexer_quant")(
         q.contiguous(),
@@ -55,7 +48,7 @@ def lightning_indexer_quant(
         sparse_count=topk,
         query_quant_mode=0,
         key_quant_mode=0,
-        **paged(query_start_loc, seq_lens, block_table, "key"),
+        **paged(batch, "key"),
     )
     return _rows(chosen)
 

@@ -8,24 +8,18 @@ from functools import cache
 import torch
 
 from glm5_kernels.errors import KernelInputError, require_shape
-from glm5_kernels.paged_cache import cache_rows, physical_rows, query_layout
+from glm5_kernels.paged_cache import PagedBatch, cache_rows, physical_rows, query_layout
 
 #: fp32 elements of one block's [rows, H, S] score tensor; 2**24 is 64 MiB.
 BLOCK_ELEMENTS = 2**24
 
 
 def lightning_indexer(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    weights: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor,
-    topk: int,
+    q: torch.Tensor, k_cache: torch.Tensor, weights: torch.Tensor, batch: PagedBatch, topk: int
 ) -> torch.Tensor:
     """See the package docstring."""
-    check(q, k_cache, weights, seq_lens, block_table, topk)
-    return _choose(q, k_cache, weights, None, query_start_loc, seq_lens, block_table, topk)
+    check(q, k_cache, weights, batch, topk)
+    return _choose(q, k_cache, weights, None, batch, topk)
 
 
 def lightning_indexer_quant(
@@ -34,16 +28,14 @@ def lightning_indexer_quant(
     weights: torch.Tensor,
     q_scale: torch.Tensor,
     k_scale_cache: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor,
+    batch: PagedBatch,
     topk: int,
 ) -> torch.Tensor:
     """See the package docstring."""
     check_quant(q, k_cache, q_scale, k_scale_cache)
-    check(q, k_cache, weights, seq_lens, block_table, topk)
+    check(q, k_cache, weights, batch, topk)
     scaled = q.float() * q_scale.float()[..., None]
-    return _choose(scaled, k_cache, weights, k_scale_cache[..., None], query_start_loc, seq_lens, block_table, topk)
+    return _choose(scaled, k_cache, weights, k_scale_cache[..., None], batch, topk)
 
 
 def quantize_indexer(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,20 +63,18 @@ def _choose(
     k_cache: torch.Tensor,
     weights: torch.Tensor,
     k_scale: torch.Tensor | None,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor,
+    batch: PagedBatch,
     topk: int,
 ) -> torch.Tensor:
     num_tokens, heads, _ = q.shape
-    _, visible = query_layout(query_start_loc, seq_lens, num_tokens)
+    _, visible = query_layout(batch, num_tokens)
     out = torch.full((num_tokens, topk), -1, dtype=torch.int32)
-    starts = query_start_loc.tolist()
+    starts = batch.query_start_loc.tolist()
     for b, (start, end) in enumerate(itertools.pairwise(starts)):
         length = int(visible[end - 1]) if end > start else 0
         if length <= 0:
             continue
-        rows = physical_rows(torch.arange(length)[None], block_table[b : b + 1], k_cache.shape[1])[0]  # [S]
+        rows = physical_rows(torch.arange(length)[None], batch.block_table[b : b + 1], k_cache.shape[1])[0]  # [S]
         keys = cache_rows(k_cache, rows.clamp_min(0)).float()  # [S, D]
         factor = torch.ones(1) if k_scale is None else cache_rows(k_scale, rows.clamp_min(0)).float()[:, 0]  # [S]
         step = max(1, BLOCK_ELEMENTS // (heads * length))
@@ -104,19 +94,12 @@ def check_quant(q: torch.Tensor, k_cache: torch.Tensor, q_scale: torch.Tensor, k
     require_shape("k_scale_cache", k_scale_cache, (k_cache.shape[0], k_cache.shape[1]))
 
 
-def check(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    weights: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor,
-    topk: int,
-) -> None:
+def check(q: torch.Tensor, k_cache: torch.Tensor, weights: torch.Tensor, batch: PagedBatch, topk: int) -> None:
     """Raise `KernelInputError` unless the arguments fit."""
     require_shape("q", q, (None, None, None))
     require_shape("k_cache", k_cache, (None, None, q.shape[2]))
     require_shape("weights", weights, (q.shape[0], q.shape[1]))
-    require_shape("block_table", block_table, (seq_lens.numel(), None))
+    require_shape("block_table", batch.block_table, (batch.seq_lens.numel(), None))
     if topk < 1:
         raise KernelInputError(f"topk is {topk}, must be at least 1")
 

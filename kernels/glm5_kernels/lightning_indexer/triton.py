@@ -8,7 +8,7 @@ import torch
 
 from glm5_kernels.lightning_indexer.reference import check, check_quant
 from glm5_kernels.lightning_indexer.triton_kernels import choose_positions, order_positions, score_pages
-from glm5_kernels.paged_cache import query_layout
+from glm5_kernels.paged_cache import PagedBatch, query_layout
 from glm5_kernels.triton_launch import launch, padded, support, support_power
 
 #: Query rows (tokens times heads) of one matrix product. With 128 its fp32 scores and their copies overflow UB.
@@ -20,18 +20,12 @@ TILE, SCAN, BI, BJ = 2048, 64, 64, 128
 
 
 def lightning_indexer(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    weights: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor,
-    topk: int,
+    q: torch.Tensor, k_cache: torch.Tensor, weights: torch.Tensor, batch: PagedBatch, topk: int
 ) -> torch.Tensor:
     """See the package docstring; heads, dims and block_size are powers of two."""
-    check(q, k_cache, weights, seq_lens, block_table, topk)
+    check(q, k_cache, weights, batch, topk)
     support(q.dtype == k_cache.dtype, f"takes queries and keys of one dtype, got {q.dtype} and {k_cache.dtype}")
-    return _choose(q, k_cache, weights, None, None, query_start_loc, seq_lens, block_table, topk)
+    return _choose(q, k_cache, weights, None, None, batch, topk)
 
 
 def lightning_indexer_quant(
@@ -40,16 +34,14 @@ def lightning_indexer_quant(
     weights: torch.Tensor,
     q_scale: torch.Tensor,
     k_scale_cache: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor,
+    batch: PagedBatch,
     topk: int,
 ) -> torch.Tensor:
     """See the package docstring."""
     check_quant(q, k_cache, q_scale, k_scale_cache)
-    check(q, k_cache, weights, seq_lens, block_table, topk)
+    check(q, k_cache, weights, batch, topk)
     support(k_scale_cache.is_contiguous(), "reads contiguous key scales")
-    return _choose(q, k_cache, weights, q_scale, k_scale_cache, query_start_loc, seq_lens, block_table, topk)
+    return _choose(q, k_cache, weights, q_scale, k_scale_cache, batch, topk)
 
 
 def _choose(
@@ -58,9 +50,7 @@ def _choose(
     weights: torch.Tensor,
     q_scale: torch.Tensor | None,
     k_scale: torch.Tensor | None,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor,
+    batch: PagedBatch,
     topk: int,
 ) -> torch.Tensor:
     tokens, heads, dim = q.shape
@@ -68,13 +58,13 @@ def _choose(
     support_power("heads, index_head_dim and block_size", heads, dim, page)
     support(k_cache.stride(2) == 1, "reads keys whose elements follow each other")
     device = q.device
-    _, visible = query_layout(query_start_loc, seq_lens, tokens)
-    seen = visible.clamp(0, block_table.shape[1] * page).int().to(device)
+    _, visible = query_layout(batch, tokens)
+    seen = visible.clamp(0, batch.block_table.shape[1] * page).int().to(device)
     out = torch.full((tokens, topk), -1, dtype=torch.int32, device=device)
     per_group = max(1, QUERY_ROWS // heads)
-    groups = _groups(query_start_loc.tolist(), per_group, TOKENS)
+    groups = _groups(batch.query_start_loc.tolist(), per_group, TOKENS)
     pages = -(-int(visible.max()) // page) if tokens else 0
-    q, weights, blocks = q.contiguous(), weights.contiguous(), block_table.int().contiguous()
+    q, weights, blocks = q.contiguous(), weights.contiguous(), batch.block_table.int().contiguous()
     # bf16 weights and scales are widened inside; what no int8 kernel reads is any tensor of the right device.
     q_scale = weights if q_scale is None else q_scale.contiguous()
     k_scale = weights if k_scale is None else k_scale

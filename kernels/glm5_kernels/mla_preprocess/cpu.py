@@ -1,11 +1,11 @@
-"""MLA preprocess compiled: integer products (`few_rows`, `int8_rows`), and norms, rotations and cache writes in a pass.
+"""MLA preprocess compiled: integer products (`int8_product`), and norms, rotations and cache writes in a pass.
 
 The same numbers as the reference but for the order in which the squares of a row are added.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from numba import float32, njit
 from glm5_kernels.compiled.fp32_product import per_head
 from glm5_kernels.compiled.int8_product import apply_linear
 from glm5_kernels.compiled.int8_rows import COMPILED, FLOATS
-from glm5_kernels.compiled.rows import KINDS, narrow, place, widen
+from glm5_kernels.compiled.rows import ELEMENT_BYTES, KINDS, RowAddress, load_row_as_fp32, row_address, store_row_as
 from glm5_kernels.compiled.simd import STEP, WIDTH
 from glm5_kernels.compiled.threads import each
 from glm5_kernels.int8 import LinearWeights
@@ -22,6 +22,30 @@ from glm5_kernels.mla_preprocess import reference
 
 #: Tokens of a task.
 _TOKENS = 32
+
+
+class Angles(NamedTuple):
+    """cos, sin: fp32 [T, rope / 2]."""
+
+    cos: Any
+    sin: Any
+
+
+class Norms(NamedTuple):
+    """q_gamma: fp32 [q_lora]. kv_gamma: fp32 [kv_lora]. eps: of both."""
+
+    q_gamma: Any
+    kv_gamma: Any
+    eps: float
+
+
+class Target(NamedTuple):
+    """Rows (block, offset) of both caches, rows of a block, slots int64 [T] (negative: written nowhere)."""
+
+    ckv: RowAddress
+    kpe: RowAddress
+    block_size: int
+    slots: Any
 
 
 def mla_preprocess(
@@ -47,25 +71,21 @@ def mla_preprocess(
     fits = dtype in FLOATS and all(cache.dtype == dtype and cache.stride(-1) == 1 for cache in caches)
     if not fits or not tokens or any(size % WIDTH for size in (q_lora, kv_lora, rope, nope)):
         return reference.mla_preprocess(*operands, eps, arithmetic=COMPILED)
-    kind, angles = KINDS[dtype], tuple(part.float().contiguous().numpy() for part in (cos, sin))
+    kind, angles = KINDS[dtype], Angles(*(part.float().contiguous().numpy() for part in (cos, sin)))
     y = apply_linear(hidden_states, qkv_a, dtype).contiguous()
-    q_c, places = torch.empty(tokens, q_lora), tuple(place(cache) for cache in caches)
-    gammas, slots = (q_a_gamma.float().numpy(), kv_a_gamma.float().numpy()), slot_mapping.long().numpy()
+    q_c, norms = torch.empty(tokens, q_lora), Norms(q_a_gamma.float().numpy(), kv_a_gamma.float().numpy(), eps)
+    target = Target(row_address(ckv_cache), row_address(kpe_cache), ckv_cache.shape[1], slot_mapping.long().numpy())
     each(
-        lambda number: _latents(
-            y.data_ptr(), kind, *_part(number, tokens), *gammas, *angles, eps, slots, *places, ckv_cache.shape[1],
-            q_c.numpy(),
-        ),
+        lambda task: _latents(y.data_ptr(), kind, *_part(task, tokens), norms, angles, target, q_c.numpy()),
         -(-tokens // _TOKENS),
-    )  # fmt: skip
+    )
     z = apply_linear(q_c if q_b.scale is not None else q_c.to(dtype), q_b, dtype).contiguous()
     q_pe = torch.empty(tokens, heads, rope, dtype=dtype)
+    sizes = heads, nope, rope
     each(
-        lambda number: _queries(
-            z.data_ptr(), kind, *_part(number, tokens), heads, nope, rope, *angles, q_pe.data_ptr()
-        ),
+        lambda task: _queries(z.data_ptr(), kind, *_part(task, tokens), sizes, angles, q_pe.data_ptr()),
         -(-tokens // _TOKENS),
-    )  # fmt: skip
+    )
     return per_head(z.view(tokens, heads, nope + rope)[..., :nope], w_uk_t), q_pe, q_c.to(dtype)
 
 
@@ -74,37 +94,41 @@ def _part(number: int, tokens: int) -> tuple[int, int]:
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _latents(
-    y: Any, kind: Any, first: Any, last: Any, q_gamma: Any, kv_gamma: Any, cos: Any, sin: Any, eps: Any, slots: Any,
-    ckv: Any, kpe: Any, block_size: Any, q_c: Any,
-) -> None:  # fmt: skip
-    """q_c, and the row of both caches, of tokens first..last from their rows of y: query, latent, key to be rotated."""
-    size, q, kv, rope = 2 if kind else 4, len(q_gamma), len(kv_gamma), 2 * cos.shape[1]
+def _latents(y: Any, kind: Any, first: Any, last: Any, norms: Any, angles: Any, target: Any, q_c: Any) -> None:
+    """q_c fp32 [T, q_lora] and the rows of both caches, for tokens first..last.
+
+    y: address of [T, q_lora + kv_lora + rope] elements of `kind`: query, latent, key to be rotated.
+    """
+    size, q, kv, rope = ELEMENT_BYTES[kind], len(norms.q_gamma), len(norms.kv_gamma), 2 * angles.cos.shape[1]
+    ckv, kpe = target.ckv, target.kpe
     row = np.empty(q + kv + rope, np.float32)
     for token in range(first, last):
-        widen(y + token * len(row) * size, len(row), kind, row.ctypes.data, STEP)
-        _norm(row[:q], q_gamma, eps, q_c[token])
-        slot = slots[token]
+        load_row_as_fp32(y + token * len(row) * size, len(row), kind, row.ctypes.data, STEP)
+        _norm(row[:q], norms.q_gamma, norms.eps, q_c[token])
+        slot = target.slots[token]
         if slot < 0:
             continue
-        _norm(row[q : q + kv], kv_gamma, eps, row[q : q + kv])
-        _rotate(row[q + kv :], cos[token], sin[token])
-        block, offset = slot // block_size, slot % block_size
-        narrow(row.ctypes.data + 4 * q, kv, kind, ckv[0] + block * ckv[1] + offset * ckv[2])
-        narrow(row.ctypes.data + 4 * (q + kv), rope, kind, kpe[0] + block * kpe[1] + offset * kpe[2])
+        _norm(row[q : q + kv], norms.kv_gamma, norms.eps, row[q : q + kv])
+        _rotate(row[q + kv :], angles.cos[token], angles.sin[token])
+        block, offset = slot // target.block_size, slot % target.block_size
+        store_row_as(row.ctypes.data + 4 * q, kv, kind, ckv.base + block * ckv.block_pitch + offset * ckv.row_pitch)
+        kpe_row = kpe.base + block * kpe.block_pitch + offset * kpe.row_pitch
+        store_row_as(row.ctypes.data + 4 * (q + kv), rope, kind, kpe_row)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _queries(
-    z: Any, kind: Any, first: Any, last: Any, heads: Any, nope: Any, rope: Any, cos: Any, sin: Any, q_pe: Any
-) -> None:
-    """The rotated part of each head's query of tokens first..last."""
-    size, row = 2 if kind else 4, np.empty(rope, np.float32)
+def _queries(z: Any, kind: Any, first: Any, last: Any, sizes: Any, angles: Any, q_pe: Any) -> None:
+    """The rotated part of each head's query, for tokens first..last.
+
+    z, q_pe: addresses of [T, heads, nope + rope] and [T, heads, rope] elements of `kind`.
+    """
+    heads, nope, rope = sizes
+    size, row = ELEMENT_BYTES[kind], np.empty(rope, np.float32)
     for token in range(first, last):
         for head in range(token * heads, (token + 1) * heads):
-            widen(z + size * (head * (nope + rope) + nope), rope, kind, row.ctypes.data, STEP)
-            _rotate(row, cos[token], sin[token])
-            narrow(row.ctypes.data, rope, kind, q_pe + size * head * rope)
+            load_row_as_fp32(z + size * (head * (nope + rope) + nope), rope, kind, row.ctypes.data, STEP)
+            _rotate(row, angles.cos[token], angles.sin[token])
+            store_row_as(row.ctypes.data, rope, kind, q_pe + size * head * rope)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]

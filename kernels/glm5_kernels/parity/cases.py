@@ -11,6 +11,7 @@ import torch
 from glm5_kernels.error_feedback.reference import feedback_gains
 from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, LinearWeights
 from glm5_kernels.lightning_indexer.reference import quantize_indexer
+from glm5_kernels.paged_cache import PagedBatch
 from glm5_kernels.parity.compare import Tolerance
 from glm5_kernels.sparse_flash_attention.reference import pack_latents
 
@@ -64,15 +65,15 @@ def cases(seed: int = 0, ops: Collection[str] = ()) -> Iterator[Case]:
             yield from (case for case in made if not ops or case.op in ops)
 
 
-def _batch(requests: list[tuple[int, int]], generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-    """query_start_loc, seq_lens, block_table: blocks in random order, an unused one, a table wider than needed."""
+def _batch(requests: list[tuple[int, int]], generator: torch.Generator) -> PagedBatch:
+    """Blocks in random order, an unused one, a table wider than needed."""
     blocks = [-(-length // BLOCK) for length, _ in requests]
     order = torch.randperm(sum(blocks) + 1, generator=generator)[1:].int()
     table = torch.full((len(requests), max(blocks) + 1), -1, dtype=torch.int32)
     for row, (first, count) in enumerate(zip([sum(blocks[:i]) for i in range(len(blocks))], blocks, strict=True)):
         table[row, :count] = order[first : first + count]
     starts = torch.tensor([0, *[new for _, new in requests]]).cumsum(0).int()
-    return starts, torch.tensor([length for length, _ in requests], dtype=torch.int32), table
+    return PagedBatch(starts, torch.tensor([length for length, _ in requests], dtype=torch.int32), table)
 
 
 def _cache(table: torch.Tensor, columns: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
@@ -88,16 +89,16 @@ def _sums(dtype: torch.dtype, length: int) -> Tolerance:
 def _indexer(generator: torch.Generator) -> Iterator[Case]:
     for name, requests in BATCHES.items():
         for dtype in (torch.bfloat16, torch.float32):
-            starts, lengths, table = _batch(requests, generator)
-            tokens = int(starts[-1])
+            batch = _batch(requests, generator)
+            tokens = int(batch.query_start_loc[-1])
             q = torch.randn(tokens, INDEX_HEADS, INDEX_DIM, generator=generator).to(dtype)
             weights = torch.randn(tokens, INDEX_HEADS, generator=generator).to(dtype)
-            keys = _cache(table, INDEX_DIM, dtype, generator)
+            keys = _cache(batch.block_table, INDEX_DIM, dtype, generator)
             for topk in (64, 2048):
-                arguments = (q, keys, weights, starts, lengths, table, topk)
+                arguments = (q, keys, weights, batch, topk)
                 yield Case("lightning_indexer", f"{name}, {str(dtype)[6:]}, top {topk}", arguments, gap=1e-3)
         (query, q_scale), (stored, k_scale) = quantize_indexer(q), quantize_indexer(keys)
-        quantized = (query, stored, weights.half(), q_scale, k_scale, starts, lengths, table, 64)
+        quantized = (query, stored, weights.half(), q_scale, k_scale, batch, 64)
         yield Case("lightning_indexer_quant", f"{name}, int8, top 64", quantized, gap=1e-3)
 
 
@@ -109,17 +110,19 @@ def _attention(generator: torch.Generator) -> Iterator[Case]:
             (torch.bfloat16, True, False),
             (torch.float32, False, True),
         ):
-            starts, lengths, table = _batch(requests, generator)
-            tokens = int(starts[-1])
-            fused = _cache(table, RANK + ROPE, dtype, generator)
+            batch = _batch(requests, generator)
+            tokens = int(batch.query_start_loc[-1])
+            fused = _cache(batch.block_table, RANK + ROPE, dtype, generator)
             nope = (0.3 * torch.randn(tokens, HEADS, RANK, generator=generator)).to(dtype)
             pe = (0.3 * torch.randn(tokens, HEADS, ROPE, generator=generator)).to(dtype)
-            chosen = torch.stack([torch.randperm(int(lengths.max()) + 1, generator=generator) for _ in range(tokens)])
+            chosen = torch.stack(
+                [torch.randperm(int(batch.seq_lens.max()) + 1, generator=generator) for _ in range(tokens)]
+            )
             chosen = torch.nn.functional.pad(chosen[:, :256].int(), (0, 8), value=-1)
             caches = fused[..., :RANK], fused[..., RANK:]
             if not joined:
                 caches = caches[0].contiguous(), caches[1].contiguous()
-            arguments = nope, pe, *caches, chosen, starts, lengths, table, 0.0625, rounded
+            arguments = nope, pe, *caches, chosen, batch, 0.0625, rounded
             values = _sums(dtype, RANK)
             if rounded:
                 values = Tolerance(2e-2, 2e-2, "probabilities rounded to bf16 before or after they are normalised")

@@ -11,7 +11,7 @@ import torch
 from glm5_kernels import registry
 from glm5_kernels.errors import UnsupportedVariantError
 from glm5_kernels.int8 import LinearWeights
-from glm5_kernels.paged_cache import cache_rows, physical_rows, query_layout
+from glm5_kernels.paged_cache import PagedBatch, cache_rows, physical_rows, query_layout
 from glm5_kernels.parity.cases import Case, cases
 from glm5_kernels.parity.compare import Difference, Tolerance, compare_choice, compare_values
 
@@ -91,8 +91,8 @@ def _results(case: Case, implementation: str, device: str) -> list[Any]:
 
 
 def _copied(value: Any, device: str) -> Any:
-    if isinstance(value, LinearWeights):
-        return LinearWeights(*[_copied(field, device) for field in value])
+    if isinstance(value, LinearWeights | PagedBatch):
+        return type(value)(*[_copied(field, device) for field in value])
     if not isinstance(value, torch.Tensor):
         return value
     # Strides as they were: a cache may be a view of a wider one.
@@ -106,12 +106,12 @@ def _copied(value: Any, device: str) -> Any:
 
 def _scores(case: Case) -> list[torch.Tensor]:
     """fp64 scores of every visible position, per query token of an indexer case."""
-    q, cache, weights, *scales, starts, lengths, table, _ = case.arguments
-    request, visible = query_layout(starts, lengths, len(q))
+    q, cache, weights, *scales, batch, _ = case.arguments
+    request, visible = query_layout(batch, len(q))
     scores = []
     for token in range(len(q)):
         positions = torch.arange(max(int(visible[token]), 0))
-        rows = physical_rows(positions[None], table[request[token]][None], cache.shape[1])[0]
+        rows = physical_rows(positions[None], batch.block_table[request[token]][None], cache.shape[1])[0]
         keys = cache_rows(cache, rows).double()
         dots, factor = q[token].double() @ keys.T, torch.ones(1, dtype=torch.float64)
         if scales:

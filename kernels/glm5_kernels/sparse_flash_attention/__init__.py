@@ -12,7 +12,7 @@ Arguments (T query tokens, B requests, H heads, R = kv_lora_rank, P = qk_rope_he
     ckv_cache       [num_blocks, block_size, R]    normalised latents; may be a strided view of a fused cache
     kpe_cache       [num_blocks, block_size, P]    rotated keys
     topk_indices    int32 [T, K]                   positions inside the request, -1 = end of list
-    query_start_loc, seq_lens, block_table         as in `lightning_indexer`
+    batch           PagedBatch                     of B requests and T tokens, see `paged_cache`
     scale           float                          (nope + rope head dim) ** -0.5
     round_probs     bool                           round the probabilities to the query dtype before P @ V, as the
                                                    NPU kernel does; no effect in fp32
@@ -27,7 +27,7 @@ missing. No usable entry: out row 0, lse +inf. Repeated positions are undefined.
     kv_cache        int8 [num_blocks, block_size, R + 2 P + 4 R / 128]
                     R int8 latents | P bf16 rotated keys | an fp32 scale per 128 latents
     ckv[j]          = bf16(int8 * scale), then as above
-    order           ql_nope, q_pe, kv_cache, topk_indices, query_start_loc, seq_lens, block_table, scale, round_probs
+    order           ql_nope, q_pe, kv_cache, topk_indices, batch, scale, round_probs
 
 `pack_latents(ckv [..., R], kpe [..., P])` makes such rows: max|x| / 127 per 128 latents. R is a multiple of 128.
 

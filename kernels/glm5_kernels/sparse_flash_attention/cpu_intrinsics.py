@@ -13,11 +13,11 @@ from glm5_kernels.compiled.simd import (
     V16,
     WIDTH,
     Lanes,
-    count,
     for_range,
+    i64_const,
     load_as_fp32,
-    nothing,
-    result,
+    returns_value,
+    returns_void,
     rounded_to_bf16,
 )
 
@@ -35,15 +35,15 @@ def scale_and_peak(_: Any, row: Any, groups: Any, factor: Any) -> Any:
     def generate(builder: Any, arguments: Any) -> Any:
         row, groups, factor = arguments
         v = Lanes(builder)
-        factor, peak = v.splat(factor), v.variable(float("-inf"))
+        factor, peak = v.broadcast(factor), v.variable(float("-inf"))
         with for_range(builder, groups) as group:
-            place = builder.mul(group, count(WIDTH))
+            place = builder.mul(group, i64_const(WIDTH))
             x = builder.fmul(v.load(row, place), factor)
             v.store(x, row, place)
             builder.store(v.larger(builder.load(peak), x), peak)
-        return v.together(v.larger, builder.load(peak))
+        return v.reduce_lanes(v.larger, builder.load(peak))
 
-    return float32(int64, int64, float32), result(generate)
+    return float32(int64, int64, float32), returns_value(generate)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -53,17 +53,17 @@ def exponentials(_: Any, row: Any, groups: Any, peak: Any, to_bf16: Any) -> Any:
     def generate(builder: Any, arguments: Any) -> Any:
         row, groups, peak, to_bf16 = arguments
         v = Lanes(builder)
-        peak, total = v.splat(peak), v.variable(0.0)
+        peak, total = v.broadcast(peak), v.variable(0.0)
         with for_range(builder, groups) as group:
-            place = builder.mul(group, count(WIDTH))
+            place = builder.mul(group, i64_const(WIDTH))
             p = _exp(v, builder.fsub(v.load(row, place), peak))
             builder.store(builder.fadd(builder.load(total), p), total)
             v.store(p, row, place)
-            with builder.if_then(builder.icmp_signed("!=", to_bf16, count(0))):
+            with builder.if_then(builder.icmp_signed("!=", to_bf16, i64_const(0))):
                 v.store(rounded_to_bf16(v, p), row, place)
-        return v.together(builder.fadd, builder.load(total))
+        return v.reduce_lanes(builder.fadd, builder.load(total))
 
-    return float32(int64, int64, float32, int64), result(generate)
+    return float32(int64, int64, float32, int64), returns_value(generate)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -76,16 +76,18 @@ def pair_up(_: Any, row: Any, pairs: Any) -> Any:
     def generate(builder: Any, arguments: Any) -> None:
         row, pairs = arguments
         v = Lanes(builder)
-        with for_range(builder, builder.sdiv(pairs, count(WIDTH))) as group:
-            place = builder.mul(group, count(WIDTH))
-            both = [v.load(row, builder.add(builder.mul(place, count(2)), count(side * WIDTH))) for side in (0, 1)]
+        with for_range(builder, builder.sdiv(pairs, i64_const(WIDTH))) as group:
+            place = builder.mul(group, i64_const(WIDTH))
+            both = [
+                v.load(row, builder.add(builder.mul(place, i64_const(2)), i64_const(side * WIDTH))) for side in (0, 1)
+            ]
             even, odd = (
                 builder.bitcast(builder.shuffle_vector(*both, ir.Constant(_WORDS, list(range(first, 32, 2)))), _WORDS)
                 for first in (0, 1)
             )
             v.store(builder.bitcast(builder.or_(builder.lshr(even, _words(16)), odd), V16), row, place)
 
-    return types.void(int64, int64), nothing(generate)
+    return types.void(int64, int64), returns_void(generate)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -96,13 +98,13 @@ def unpacked(_: Any, row: Any, tiles: Any, tile: Any, scales: Any, out: Any) -> 
         row, tiles, tile, scales, out = arguments
         v = Lanes(builder)
         with for_range(builder, tiles) as run:
-            scale = v.splat(v.number(scales, run))
-            with for_range(builder, builder.sdiv(tile, count(WIDTH))) as group:
-                place = builder.add(builder.mul(run, tile), builder.mul(group, count(WIDTH)))
-                x = builder.fmul(load_as_fp32(v, row, place, count(2)), scale)
+            scale = v.broadcast(v.load_scalar(scales, run))
+            with for_range(builder, builder.sdiv(tile, i64_const(WIDTH))) as group:
+                place = builder.add(builder.mul(run, tile), builder.mul(group, i64_const(WIDTH)))
+                x = builder.fmul(load_as_fp32(v, row, place, i64_const(2)), scale)
                 v.store(rounded_to_bf16(v, x), out, place)
 
-    return types.void(*[int64] * 5), nothing(generate)
+    return types.void(*[int64] * 5), returns_void(generate)
 
 
 def _exp(v: Lanes, x: Any) -> Any:

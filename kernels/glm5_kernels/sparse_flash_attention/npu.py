@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from glm5_kernels.npu_operators import HALF, operator, paged, support, support_pages
+from glm5_kernels.paged_cache import PagedBatch
 from glm5_kernels.sparse_flash_attention.reference import TILE, check, check_packed
 
 
@@ -14,14 +15,12 @@ def sparse_flash_attention(
     ckv_cache: torch.Tensor,
     kpe_cache: torch.Tensor,
     topk_indices: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor,
+    batch: PagedBatch,
     scale: float,
     round_probs: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the package docstring; wants round_probs, two contiguous caches, no holes in the block table."""
-    check(ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, seq_lens, block_table)
+    check(ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, batch)
     _support(ql_nope, q_pe, round_probs)
     support_pages(ckv_cache, kpe_cache)
     keys = ckv_cache[:, :, None]
@@ -36,7 +35,7 @@ def sparse_flash_attention(
         sparse_block_size=1,
         attention_mode=2,  # values are the keys' first columns
         return_softmax_lse=True,
-        **paged(query_start_loc, seq_lens, block_table, "kv"),
+        **paged(batch, "kv"),
     )
     return out, _lse(peak, total)
 
@@ -46,14 +45,12 @@ def sparse_flash_attention_quant(
     q_pe: torch.Tensor,
     kv_cache: torch.Tensor,
     topk_indices: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor,
+    batch: PagedBatch,
     scale: float,
     round_probs: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the package docstring; wants round_probs, no holes in the block table."""
-    check_packed(ql_nope, q_pe, kv_cache, topk_indices, seq_lens, block_table)
+    check_packed(ql_nope, q_pe, kv_cache, topk_indices, batch)
     _support(ql_nope, q_pe, round_probs)
     support_pages(kv_cache)
     rows = kv_cache[:, :, None]
@@ -71,7 +68,7 @@ def sparse_flash_attention_quant(
         tile_size=TILE,
         rope_head_dim=q_pe.shape[2],
         return_softmax_lse=True,
-        **paged(query_start_loc, seq_lens, block_table, "kv"),
+        **paged(batch, "kv"),
     )
     return out, _lse(peak, total)
 

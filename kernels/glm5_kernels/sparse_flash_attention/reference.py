@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from glm5_kernels.errors import KernelInputError, require_shape
-from glm5_kernels.paged_cache import cache_rows, physical_rows, query_layout
+from glm5_kernels.paged_cache import PagedBatch, cache_rows, physical_rows, query_layout
 
 #: fp32 elements of one block's gathered [rows, K, R + P] keys; 2**24 is 64 MiB.
 BLOCK_ELEMENTS = 2**24
@@ -21,18 +21,16 @@ def sparse_flash_attention(
     ckv_cache: torch.Tensor,
     kpe_cache: torch.Tensor,
     topk_indices: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor,
+    batch: PagedBatch,
     scale: float,
     round_probs: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the package docstring."""
-    check(ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, seq_lens, block_table)
-    request, visible = query_layout(query_start_loc, seq_lens, len(ql_nope))
+    check(ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, batch)
+    request, visible = query_layout(batch, len(ql_nope))
 
     def rows_of(part: slice) -> torch.Tensor:
-        return usable_rows(topk_indices[part], visible[part], block_table[request[part]], ckv_cache.shape[1])
+        return usable_rows(topk_indices[part], visible[part], batch.block_table[request[part]], ckv_cache.shape[1])
 
     def gather(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return cache_rows(ckv_cache, rows).float(), cache_rows(kpe_cache, rows).float()
@@ -45,18 +43,16 @@ def sparse_flash_attention_quant(
     q_pe: torch.Tensor,
     kv_cache: torch.Tensor,
     topk_indices: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor,
+    batch: PagedBatch,
     scale: float,
     round_probs: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the package docstring."""
-    check_packed(ql_nope, q_pe, kv_cache, topk_indices, seq_lens, block_table)
-    request, visible = query_layout(query_start_loc, seq_lens, len(ql_nope))
+    check_packed(ql_nope, q_pe, kv_cache, topk_indices, batch)
+    request, visible = query_layout(batch, len(ql_nope))
 
     def rows_of(part: slice) -> torch.Tensor:
-        return usable_rows(topk_indices[part], visible[part], block_table[request[part]], kv_cache.shape[1])
+        return usable_rows(topk_indices[part], visible[part], batch.block_table[request[part]], kv_cache.shape[1])
 
     def gather(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return unpack_latents(cache_rows(kv_cache, rows), ql_nope.shape[2], q_pe.shape[2])
@@ -118,8 +114,7 @@ def check_packed(
     q_pe: torch.Tensor,
     kv_cache: torch.Tensor,
     topk_indices: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor,
+    batch: PagedBatch,
 ) -> None:
     """Raise `KernelInputError` unless the arguments of the int8 version fit."""
     require_shape("ql_nope", ql_nope, (None, None, None))
@@ -129,7 +124,7 @@ def check_packed(
         raise KernelInputError(f"kv_cache is {kv_cache.dtype} for kv_lora_rank {rank}: int8 and a multiple of {TILE}")
     require_shape("kv_cache", kv_cache, (None, None, rank + 2 * rope + 4 * rank // TILE))
     require_shape("topk_indices", topk_indices, (ql_nope.shape[0], None))
-    require_shape("block_table", block_table, (seq_lens.numel(), None))
+    require_shape("block_table", batch.block_table, (batch.seq_lens.numel(), None))
 
 
 def check(
@@ -138,8 +133,7 @@ def check(
     ckv_cache: torch.Tensor,
     kpe_cache: torch.Tensor,
     topk_indices: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor,
+    batch: PagedBatch,
 ) -> None:
     """Raise `KernelInputError` unless the arguments fit."""
     require_shape("ql_nope", ql_nope, (None, None, None))
@@ -148,7 +142,7 @@ def check(
     require_shape("ckv_cache", ckv_cache, (None, None, rank))
     require_shape("kpe_cache", kpe_cache, (ckv_cache.shape[0], ckv_cache.shape[1], q_pe.shape[2]))
     require_shape("topk_indices", topk_indices, (num_tokens, None))
-    require_shape("block_table", block_table, (seq_lens.numel(), None))
+    require_shape("block_table", batch.block_table, (batch.seq_lens.numel(), None))
 
 
 def usable_rows(

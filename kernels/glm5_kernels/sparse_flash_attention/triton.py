@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from glm5_kernels.paged_cache import query_layout
+from glm5_kernels.paged_cache import PagedBatch, query_layout
 from glm5_kernels.sparse_flash_attention.reference import TILE, check, check_packed, usable_rows
 from glm5_kernels.sparse_flash_attention.triton_kernels import attend, unpack_rows
 from glm5_kernels.triton_launch import launch, padded, row_stride, support, support_power
@@ -20,18 +20,16 @@ def sparse_flash_attention(
     ckv_cache: torch.Tensor,
     kpe_cache: torch.Tensor,
     topk_indices: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor,
+    batch: PagedBatch,
     scale: float,
     round_probs: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the package docstring; bf16 or fp16 with rounded probabilities, fp32 without; heads in sixteens."""
-    check(ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, seq_lens, block_table)
+    check(ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, batch)
     _support(ql_nope, q_pe, round_probs)
     same = ql_nope.dtype == q_pe.dtype == ckv_cache.dtype == kpe_cache.dtype
     support(same, f"takes queries and caches of one dtype, got {ql_nope.dtype} and {ckv_cache.dtype}")
-    rows, fill, count = _rows(topk_indices, query_start_loc, seq_lens, block_table, ckv_cache.shape[1])
+    rows, fill, count = _rows(topk_indices, batch, ckv_cache.shape[1])
     return _attend(ql_nope, q_pe, ckv_cache, kpe_cache, rows, fill, count, scale)
 
 
@@ -40,14 +38,12 @@ def sparse_flash_attention_quant(
     q_pe: torch.Tensor,
     kv_cache: torch.Tensor,
     topk_indices: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor,
+    batch: PagedBatch,
     scale: float,
     round_probs: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the package docstring; bf16 with rounded probabilities. Gathered rows are unpacked to memory first."""
-    check_packed(ql_nope, q_pe, kv_cache, topk_indices, seq_lens, block_table)
+    check_packed(ql_nope, q_pe, kv_cache, topk_indices, batch)
     _support(ql_nope, q_pe, round_probs)
     support(ql_nope.dtype == torch.bfloat16, f"takes bf16 queries, got {ql_nope.dtype}")
     rank, rope = ql_nope.shape[2], q_pe.shape[2]
@@ -56,7 +52,7 @@ def sparse_flash_attention_quant(
     support(aligned, "reads packed rows that begin at multiples of 4 bytes")
     whole = kv_cache.as_strided((kv_cache.shape[0] * kv_cache.shape[1], kv_cache.shape[2]), (s_bytes, 1))
     integers, keys, scales = whole.split([rank, 2 * rope, 4 * rank // TILE], dim=-1)
-    rows, fill, count = _rows(topk_indices, query_start_loc, seq_lens, block_table, kv_cache.shape[1])
+    rows, fill, count = _rows(topk_indices, batch, kv_cache.shape[1])
     width = rows.shape[1]
     outs = []
     for lo in range(0, len(rows), TOKENS):
@@ -87,14 +83,12 @@ def _support(ql_nope: torch.Tensor, q_pe: torch.Tensor, round_probs: bool) -> No
 
 def _rows(
     topk_indices: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor,
+    batch: PagedBatch,
     block_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Physical rows int32 [T, K in whole tiles], -1 unused; one used row per token (0 if none); places to look at."""
-    request, visible = query_layout(query_start_loc, seq_lens, len(topk_indices))
-    rows = usable_rows(topk_indices, visible, block_table[request], block_size).int()
+    request, visible = query_layout(batch, len(topk_indices))
+    rows = usable_rows(topk_indices, visible, batch.block_table[request], block_size).int()
     width = padded(rows.shape[1], BN)
     rows = torch.nn.functional.pad(rows, (0, width - rows.shape[1]), value=-1).contiguous()
     used = rows >= 0

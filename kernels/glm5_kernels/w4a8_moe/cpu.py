@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from numba import njit
 
-from glm5_kernels.compiled import int8_product as few_rows
-from glm5_kernels.compiled import vnni
+from glm5_kernels.compiled import int8_product, vnni
 from glm5_kernels.compiled.int8_rows import COMPILED, fits
 from glm5_kernels.w4a8_moe import reference
 
@@ -28,12 +27,12 @@ def w4a8_moe(
     reference.check(*operands)
     token, weight, starts = _by_expert(topk_ids.long().numpy(), topk_weights.float().numpy(), len(w13))
     used = max(1, int(np.count_nonzero(np.diff(starts))))
-    takes = few_rows.multiplies(w13, w13_scale) and few_rows.multiplies(w2, w2_scale) and fits(x)
+    takes = int8_product.multiplies(w13, w13_scale) and int8_product.multiplies(w2, w2_scale) and fits(x)
     if not takes or not 0 < len(token) <= vnni.TOKENS * used:
         return reference.w4a8_moe(*operands, arithmetic=COMPILED)
-    gate, up = few_rows.grouped(x, token, starts, w13, w13_scale, torch.float32).chunk(2, dim=-1)  # [P, I] each
+    gate, up = int8_product.grouped(x, token, starts, w13, w13_scale, torch.float32).chunk(2, dim=-1)  # [P, I] each
     hidden = torch.nn.functional.silu(gate) * up
-    y = few_rows.grouped(hidden, np.arange(len(token)), starts, w2, w2_scale, torch.float32)  # [P, D]
+    y = int8_product.grouped(hidden, np.arange(len(token)), starts, w2, w2_scale, torch.float32)  # [P, D]
     out = torch.zeros(x.shape, dtype=torch.float32)
     _mix(y.numpy(), token, weight, out.numpy())
     return out.to(x.dtype)

@@ -10,8 +10,8 @@ from numba import float32, float64, int8, int64, njit
 
 from glm5_kernels.compiled.simd import WIDTH
 from glm5_kernels.errors import require_shape
+from glm5_kernels.weight_rounding.cpu_intrinsics import UNROLL, fake_rounded, refit_sums, rounded_bytes, scaled_peak
 from glm5_kernels.weight_rounding.reference import NOISE, check_rounding
-from glm5_kernels.weight_rounding.vectors import UNROLL, fake_rounded, refit_sums, rounded_bytes, scaled_peak
 
 _GROUP = WIDTH * UNROLL
 

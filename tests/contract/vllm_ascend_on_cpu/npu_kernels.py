@@ -61,9 +61,7 @@ def lightning_indexer(
         query,
         key[:, :, 0],
         weights,
-        starts(actual_seq_lengths_query),
-        actual_seq_lengths_key,
-        block_table,
+        ops.PagedBatch(starts(actual_seq_lengths_query), actual_seq_lengths_key, block_table),
         sparse_count,
     )
     CHOSEN.append(found)
@@ -78,8 +76,8 @@ def sparse_flash_attention(
     assert (layout_query, layout_kv, sparse_mode, attention_mode) == ("TND", "PA_BSND", 3, 2)
     assert value.data_ptr() == key.data_ptr()
     out, _lse = ops.sparse_flash_attention(
-        query, query_rope, key[:, :, 0], key_rope[:, :, 0], sparse_indices[:, 0], starts(actual_seq_lengths_query),
-        actual_seq_lengths_kv, block_table, scale_value, True,
+        query, query_rope, key[:, :, 0], key_rope[:, :, 0], sparse_indices[:, 0],
+        ops.PagedBatch(starts(actual_seq_lengths_query), actual_seq_lengths_kv, block_table), scale_value, True,
     )  # fmt: skip
     return out, query.new_empty(0), query.new_empty(0)
 

@@ -19,6 +19,7 @@ kernels, out = sys.argv[1:]
 sys.path.insert(0, kernels)
 
 from glm5_kernels.lightning_indexer import npu  # noqa: E402  # from that folder
+from glm5_kernels.paged_cache import PagedBatch  # noqa: E402
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -32,7 +33,7 @@ def answer(tensor: torch.Tensor) -> dict[str, Any]:
 half, tokens, requests = torch.bfloat16, 7, 3
 chosen = npu.lightning_indexer(
     meta(tokens, 32, 128, dtype=half), meta(40, 128, 128, dtype=half), meta(tokens, 32, dtype=half),
-    meta(requests + 1), meta(requests), meta(requests, 16), 2048,
+    PagedBatch(meta(requests + 1), meta(requests), meta(requests, 16)), 2048,
 )  # fmt: skip
 cast = torch.ops.npu.npu_format_cast
 found = {

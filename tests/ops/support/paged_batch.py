@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from glm5_kernels.ops import PagedBatch
+
 
 @dataclass
-class PagedBatch:
+class RaggedBatch:
     """B requests; `lengths[b]` rows (this step's included), the last `new[b]` of them are this step's queries."""
 
     lengths: list[int]
@@ -24,6 +26,11 @@ class PagedBatch:
     @property
     def seq_lens(self) -> torch.Tensor:
         return torch.tensor(self.lengths, dtype=torch.int32)
+
+    @property
+    def paged(self) -> PagedBatch:
+        """What the ops take."""
+        return PagedBatch(self.query_start_loc, self.seq_lens, self.block_table)
 
     @property
     def num_tokens(self) -> int:
@@ -56,7 +63,7 @@ class PagedBatch:
         ]
 
 
-def paged_batch(lengths: list[int], new: list[int], block_size: int = 4, seed: int = 0) -> PagedBatch:
+def paged_batch(lengths: list[int], new: list[int], block_size: int = 4, seed: int = 0) -> RaggedBatch:
     """Blocks are dealt out in random order; unused entries of the block table are -1."""
     needed = [-(-length // block_size) for length in lengths]
     num_blocks = sum(needed) + 2  # two blocks nobody owns
@@ -65,4 +72,4 @@ def paged_batch(lengths: list[int], new: list[int], block_size: int = 4, seed: i
     for b, count in enumerate(needed):
         for i in range(count):
             table[b, i] = order.pop()
-    return PagedBatch(lengths, new, block_size, table, num_blocks)
+    return RaggedBatch(lengths, new, block_size, table, num_blocks)

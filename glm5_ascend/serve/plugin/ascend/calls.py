@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from glm5_ascend.errors import ConfigError
+from glm5_kernels.ops import PagedBatch
 
 INDEXER, ATTENTION = "indexer_select_post_process", "execute_sparse_flash_attention_process"
 PREPROCESS = "sfa_preprocess_with_mlapo"
@@ -46,7 +47,7 @@ def indexer_arguments(call: Mapping[str, Any]) -> tuple[Any, ...]:
         call["q_li"],
         call["kv_cache"][behind_latents(call)][:, :, 0],
         call["weights"],
-        *batch(call, call["attn_metadata"].block_table),
+        batch(call, call["attn_metadata"].block_table),
         TOPK,
     )
 
@@ -62,7 +63,7 @@ def quantized_indexer_arguments(call: Mapping[str, Any]) -> tuple[Any, ...]:
         call["weights"],
         call["q_li_scale"].view(shape[:-1]),
         scales.reshape(scales.shape[:2]),
-        *batch(call, call["attn_metadata"].block_table),
+        batch(call, call["attn_metadata"].block_table),
         TOPK,
     )
 
@@ -80,16 +81,16 @@ def attention_arguments(call: Mapping[str, Any]) -> tuple[Any, ...]:
     kept = call["kv_cache"][: 1 if packed_latents(call) else 2]
     caches = [cache[:, :, 0] for cache in kept]
     chosen = call["topk_indices"].flatten(1)
-    return (call["ql_nope"], call["q_pe"], *caches, chosen, *batch(call, table), call["sfa_impl"].scale)
+    return (call["ql_nope"], call["q_pe"], *caches, chosen, batch(call, table), call["sfa_impl"].scale)
 
 
 def packed_latents(call: Mapping[str, Any]) -> bool:
     return bool(call["kv_cache"][0].dtype == torch.int8)
 
 
-def batch(call: Mapping[str, Any], table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """query_start_loc, seq_lens, block_table; vllm-ascend's sums of query lengths lack the leading 0."""
+def batch(call: Mapping[str, Any], table: torch.Tensor) -> PagedBatch:
+    """The call's requests; vllm-ascend's sums of query lengths lack the leading 0."""
     sums = call["actual_seq_lengths_query"]
     if not isinstance(sums, torch.Tensor):
         raise ConfigError("this vllm-ascend gives lengths as a list", "use vllm-ascend 0.23.0")
-    return torch.cat([sums.new_zeros(1), sums]), call["actual_seq_lengths_key"], table
+    return PagedBatch(torch.cat([sums.new_zeros(1), sums]), call["actual_seq_lengths_key"], table)

@@ -27,6 +27,7 @@ from glm5_ascend.serve.plugin.ascend.calls import (
     quantized_indexer_arguments,
 )  # fmt: skip
 from glm5_kernels import registry
+from glm5_kernels.ops import PagedBatch
 
 logger = logging.getLogger("vllm.glm5_ascend")
 
@@ -98,4 +99,6 @@ def relative(given: torch.Tensor, want: torch.Tensor) -> float:
 
 
 def on_cpu(value: Any) -> Any:
+    if isinstance(value, PagedBatch):
+        return PagedBatch(*(field.cpu() for field in value))
     return value.cpu() if isinstance(value, torch.Tensor) else value

@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import float32, int64, types
 from numba.extending import intrinsic
 
-from glm5_kernels.compiled.simd import I8, I32, WIDTH, Lanes, count, for_range, nothing
+from glm5_kernels.compiled.simd import I8, I32, WIDTH, Lanes, for_range, i64_const, returns_void
 
 UNROLL = 4
 _INTEGERS, _BYTES = ir.VectorType(I32, WIDTH), ir.VectorType(I8, WIDTH)
@@ -32,19 +32,19 @@ def refit_sums(_: Any, row: Any, groups: Any, inverse: Any, low: Any, high: Any,
     def generate(builder: Any, arguments: Any) -> None:
         row, groups, inverse, low, high, out = arguments
         v = Lanes(builder)
-        inverse, low, high = v.splat(inverse), v.splat(low), v.splat(high)
+        inverse, low, high = v.broadcast(inverse), v.broadcast(low), v.broadcast(high)
         along, energy = ([v.variable(0.0) for _ in range(UNROLL)] for _ in range(2))
         with for_range(builder, groups) as group:
-            start = builder.mul(group, count(WIDTH * UNROLL))
+            start = builder.mul(group, i64_const(WIDTH * UNROLL))
             for k in range(UNROLL):
-                w = v.load(row, builder.add(start, count(WIDTH * k)))
+                w = v.load(row, builder.add(start, i64_const(WIDTH * k)))
                 q = _rounded(v, builder.fmul(w, inverse), low, high)
                 builder.store(v.call("fmuladd", w, q, builder.load(along[k])), along[k])
                 builder.store(v.call("fmuladd", q, q, builder.load(energy[k])), energy[k])
         for place, total in enumerate([*along, *energy]):
-            v.store(builder.load(total), out, count(WIDTH * place))
+            v.store(builder.load(total), out, i64_const(WIDTH * place))
 
-    return types.void(int64, int64, float32, float32, float32, int64), nothing(generate)
+    return types.void(int64, int64, float32, float32, float32, int64), returns_void(generate)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -55,18 +55,18 @@ def scaled_peak(_: Any, row: Any, groups: Any, factor: Any, target: Any, out: An
         row, groups, factor, target, out = arguments
         v = Lanes(builder)
         peak = v.variable(0.0)
-        with builder.if_else(builder.icmp_signed("==", factor, count(0))) as (plain, scaled):
+        with builder.if_else(builder.icmp_signed("==", factor, i64_const(0))) as (plain, scaled):
             with plain, for_range(builder, groups) as group:
-                w = v.load(row, builder.mul(group, count(WIDTH)))
+                w = v.load(row, builder.mul(group, i64_const(WIDTH)))
                 builder.store(v.call("maxnum", builder.load(peak), v.call("fabs", w)), peak)
             with scaled, for_range(builder, groups) as group:
-                place = builder.mul(group, count(WIDTH))
+                place = builder.mul(group, i64_const(WIDTH))
                 w = builder.fmul(v.load(row, place), v.load(factor, place))
                 v.store(w, target, place)
                 builder.store(v.call("maxnum", builder.load(peak), v.call("fabs", w)), peak)
-        v.store(builder.load(peak), out, count(0))
+        v.store(builder.load(peak), out, i64_const(0))
 
-    return types.void(int64, int64, int64, int64, int64), nothing(generate)
+    return types.void(int64, int64, int64, int64, int64), returns_void(generate)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -76,13 +76,13 @@ def fake_rounded(_: Any, row: Any, groups: Any, scale: Any, low: Any, high: Any)
     def generate(builder: Any, arguments: Any) -> None:
         row, groups, scale, low, high = arguments
         v = Lanes(builder)
-        scale, low, high = v.splat(scale), v.splat(low), v.splat(high)
+        scale, low, high = v.broadcast(scale), v.broadcast(low), v.broadcast(high)
         with for_range(builder, groups) as group:
-            place = builder.mul(group, count(WIDTH))
+            place = builder.mul(group, i64_const(WIDTH))
             q = _rounded(v, builder.fdiv(v.load(row, place), scale), low, high)
             v.store(builder.fmul(q, scale), row, place)
 
-    return types.void(int64, int64, float32, float32, float32), nothing(generate)
+    return types.void(int64, int64, float32, float32, float32), returns_void(generate)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -97,10 +97,10 @@ def rounded_bytes(
     def generate(builder: Any, arguments: Any) -> None:
         row, groups, scale, low, high, shift, out, sums = arguments
         v = Lanes(builder)
-        scale, low, high = v.splat(scale), v.splat(low), v.splat(high)
+        scale, low, high = v.broadcast(scale), v.broadcast(low), v.broadcast(high)
         total, error, square = (v.variable(0.0) for _ in range(3))
         with for_range(builder, groups) as group:
-            start = builder.mul(group, count(WIDTH))
+            start = builder.mul(group, i64_const(WIDTH))
             w = v.load(row, start)
             q = _rounded(v, builder.fdiv(w, scale), low, high)
             miss = builder.fsub(builder.fmul(q, scale), w)
@@ -110,19 +110,19 @@ def rounded_bytes(
             place = builder.inttoptr(builder.add(out, start), _BYTES.as_pointer())
             _store_bytes(builder, builder.fptosi(q, _INTEGERS), shift, place)
         for number, lanes in enumerate((total, error, square)):
-            v.store(builder.load(lanes), sums, count(WIDTH * number))
+            v.store(builder.load(lanes), sums, i64_const(WIDTH * number))
 
-    return types.void(int64, int64, float32, float32, float32, int64, int64, int64), nothing(generate)
+    return types.void(int64, int64, float32, float32, float32, int64, int64, int64), returns_void(generate)
 
 
 def _store_bytes(builder: Any, integers: Any, shift: Any, place: Any) -> None:
     def store(value: Any) -> None:
         builder.store(builder.trunc(value, _BYTES), place).align = 1
 
-    with builder.if_else(builder.icmp_signed("<", shift, count(0))) as (whole, nibble):
+    with builder.if_else(builder.icmp_signed("<", shift, i64_const(0))) as (whole, nibble):
         with whole:
             store(integers)
-        with nibble, builder.if_else(builder.icmp_signed("==", shift, count(0))) as (first, second):
+        with nibble, builder.if_else(builder.icmp_signed("==", shift, i64_const(0))) as (first, second):
             with first:
                 store(builder.and_(integers, ir.Constant(_INTEGERS, [15] * WIDTH)))
             with second:

@@ -1,0 +1,305 @@
+"""The loop of Sparse Flash Attention over a token's chosen rows, tile by tile."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import float32, njit
+
+from glm5_kernels.compiled.fp32_product import accumulate, accumulate_pairs
+from glm5_kernels.compiled.rows import (
+    ELEMENT_BYTES,
+    PACKED,
+    PAIRED,
+    RowAddress,
+    interleave,
+    load_row_as_fp32,
+    prefetch,
+    store_row_as,
+    transpose,
+)
+from glm5_kernels.compiled.simd import BF16, FP32, HEADS, STEP, WIDTH, aligned_fp32
+from glm5_kernels.sparse_flash_attention.cpu_intrinsics import exponentials, pair_up, scale_and_peak, unpacked
+from glm5_kernels.sparse_flash_attention.reference import TILE as PER_SCALE
+
+#: Keys of a tile: with 512 + 64 columns the tile, its transposed copy, the query and the output fit a 1 MiB cache.
+TILE = 64
+#: Columns of the queries multiplied with a tile at a time: 128 of 32 keys are 16 KiB.
+DEPTH = 128
+
+
+class Queries(NamedTuple):
+    """Queries of all tokens: rows (token, head) of both parts, and the heads of a token."""
+
+    nope: RowAddress
+    pe: RowAddress
+    heads: int
+
+
+class Caches(NamedTuple):
+    """Rows (block, offset) of the latents and of the rotated keys, both of one kind of element.
+
+    rank, rope: their columns, padded to whole lanes.
+    """
+
+    ckv: RowAddress
+    kpe: RowAddress
+    block_size: int
+    rank: int
+    rope: int
+
+
+class Selection(NamedTuple):
+    """topk_indices int32 [T, K], visible and request int64 [T] (`query_layout`), block_table int32 [B, max_blocks]."""
+
+    topk_indices: Any
+    visible: Any
+    request: Any
+    block_table: Any
+
+
+class Softmax(NamedTuple):
+    """scale: of the scores. round_probs: 1 if probabilities are rounded to bf16 before they meet the values."""
+
+    scale: float
+    round_probs: int
+
+
+class Tile(NamedTuple):
+    """Buffers of a task: one tile of keys and what a token has summed so far; H is heads, a multiple of HEADS.
+
+    Where the caches are PAIRED, two bf16 columns share the 32 bits of an element: D = (rank + rope) / 2, else
+    D = rank + rope. `keys` and `values` lie in pieces of STEP columns, so that a piece stays in the nearest cache for
+    all heads.
+
+    Attributes:
+        query: [H, D]. keys: [D * TILE], transposed. values: [rank * TILE].
+        scores: [H, TILE]. mixed: [H, rank], the weighted sum of values. peak, total: [H], of the softmax.
+        ckv_rows, kpe_rows: int64 [K + STEP], addresses of the chosen rows.
+        latents, rotated: [TILE, rank] and [TILE, rope], unpacked rows; latent_rows, rotated_rows: int64 [TILE], theirs.
+    """
+
+    query: Any
+    keys: Any
+    values: Any
+    scores: Any
+    mixed: Any
+    peak: Any
+    total: Any
+    ckv_rows: Any
+    kpe_rows: Any
+    latents: Any
+    rotated: Any
+    latent_rows: Any
+    rotated_rows: Any
+
+
+#: As what the rows of a cache of each kind are transposed: PACKED ones are unpacked to fp32 first, PAIRED ones are
+#: moved as 32 bits.
+_KEY_KIND = (FP32, BF16, FP32, FP32, FP32)
+#: As what they become values.
+_VALUE_KIND = (FP32, BF16, FP32, FP32, BF16)
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def attend_tokens(
+    first: Any, last: Any, queries: Any, caches: Any, selection: Any, softmax: Any, out: Any, lse: Any
+) -> None:
+    """out (RowAddress of latents) and lse fp32 [T, heads] of tokens first..last.
+
+    With the keys k_j = [ckv_j, kpe_j] of the chosen positions in tiles, for every head with query q:
+
+        s_j   = scale * q . k_j                                    _scores
+        m'    = max(m, max_j s_j),  p_j = exp(s_j - m')            _online_softmax
+        l'    = l * exp(m - m') + sum_j p_j
+        o'    = o * exp(m - m') + sum_j p_j * ckv_j                _weighted_values
+
+    from m = -inf, l = 0, o = 0 on; after the last tile out = o / l and lse = m + log(l).
+    """
+    tile = _buffers(queries, caches, selection.topk_indices.shape[1])
+    for token in range(first, last):
+        found = _choose_rows(token, selection, caches, tile)
+        _load_query(token, queries, caches, tile)
+        tile.mixed[:] = float32(0)
+        tile.peak[:] = float32(-np.inf)
+        tile.total[:] = float32(0)
+        for start in range(0, found, TILE):
+            keys = min(TILE, found - start)
+            _gather_tile(start, keys, caches, softmax, tile)
+            _prefetch_rows(start + keys, min(start + 2 * TILE, found), caches, tile)
+            _scores(keys, caches, tile)
+            _online_softmax(keys, caches, softmax, tile)
+            _weighted_values(keys, caches, softmax, tile)
+        for head in range(queries.heads):
+            lse[token, head] = float32(np.inf)
+            if found:
+                tile.mixed[head] /= tile.total[head]
+                lse[token, head] = tile.peak[head] + np.log(tile.total[head])
+            target = out.base + token * out.block_pitch + head * out.row_pitch
+            store_row_as(tile.mixed[head].ctypes.data, caches.rank, out.kind, target)
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _columns_per_element(caches: Any) -> Any:
+    return 2 if caches.ckv.kind == PAIRED else 1
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _value_pairs(caches: Any, softmax: Any) -> Any:
+    """Whether P V, too, multiplies pairs: only where P is rounded to bf16."""
+    return caches.ckv.kind == PAIRED and softmax.round_probs != 0
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _whole_steps(keys: Any) -> Any:
+    return -(-keys // STEP) * STEP
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _buffers(queries: Any, caches: Any, most: Any) -> Any:
+    """A `Tile` for up to `most` chosen positions."""
+    heads, rank, rope = -(-queries.heads // HEADS) * HEADS, caches.rank, caches.rope
+    dims = (rank + rope) // _columns_per_element(caches)
+    latents, rotated = aligned_fp32(TILE * rank).reshape(TILE, rank), aligned_fp32(TILE * rope).reshape(TILE, rope)
+    latent_rows, rotated_rows = np.empty(TILE, np.int64), np.empty(TILE, np.int64)
+    for key in range(TILE):
+        latent_rows[key], rotated_rows[key] = latents[key].ctypes.data, rotated[key].ctypes.data
+    return Tile(
+        np.zeros((heads, dims), np.float32), aligned_fp32(dims * TILE), aligned_fp32(rank * TILE),
+        aligned_fp32(heads * TILE).reshape(heads, TILE), aligned_fp32(heads * rank).reshape(heads, rank),
+        np.empty(heads, np.float32), np.empty(heads, np.float32),
+        np.empty(most + STEP, np.int64), np.empty(most + STEP, np.int64),
+        latents, rotated, latent_rows, rotated_rows,
+    )  # fmt: skip
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _choose_rows(token: Any, selection: Any, caches: Any, tile: Any) -> Any:
+    """How many of a token's chosen positions have a row; tile.ckv_rows and kpe_rows <- where each begins.
+
+    The last row is repeated up to a multiple of STEP: what fills the lanes must be a row that has been written.
+    """
+    topk_indices, visible = selection.topk_indices[token], selection.visible[token]
+    blocks, found = selection.block_table[selection.request[token]], 0
+    for column in range(min(len(topk_indices), visible)):
+        position = topk_indices[column]
+        if position < 0:
+            break  # the first negative entry ends the list
+        index = position // caches.block_size
+        if position < visible and index < len(blocks) and blocks[index] >= 0:
+            block, offset = np.int64(blocks[index]), position - index * caches.block_size
+            tile.ckv_rows[found] = caches.ckv.base + block * caches.ckv.block_pitch + offset * caches.ckv.row_pitch
+            tile.kpe_rows[found] = caches.kpe.base + block * caches.kpe.block_pitch + offset * caches.kpe.row_pitch
+            found += 1
+    for key in range(found, _whole_steps(found)):
+        tile.ckv_rows[key], tile.kpe_rows[key] = tile.ckv_rows[found - 1], tile.kpe_rows[found - 1]
+    return found
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _load_query(token: Any, queries: Any, caches: Any, tile: Any) -> None:
+    """tile.query <- both parts of every head's query, as fp32 or, for PAIRED caches, as pairs of bf16."""
+    per, nope, pe = _columns_per_element(caches), queries.nope, queries.pe
+    rank, rope = caches.rank // per, caches.rope // per
+    nope_kind = FP32 if per == 2 else nope.kind  # pairs are moved as 32 bits
+    pe_kind = FP32 if per == 2 else pe.kind
+    for head in range(queries.heads):
+        start = tile.query[head].ctypes.data
+        nope_row = nope.base + token * nope.block_pitch + head * nope.row_pitch
+        load_row_as_fp32(nope_row, rank, nope_kind, start, STEP)
+        pe_row = pe.base + token * pe.block_pitch + head * pe.row_pitch
+        load_row_as_fp32(pe_row, rope, pe_kind, start + 4 * rank, STEP)
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _gather_tile(start: Any, keys: Any, caches: Any, softmax: Any, tile: Any) -> None:
+    """tile.keys and tile.values <- the chosen rows start .. start + keys, and to the next STEP what fills the lanes."""
+    kind, rank, whole = caches.ckv.kind, caches.rank, _whole_steps(keys)
+    latent_rows, rotated_rows = tile.ckv_rows[start:], tile.kpe_rows[start:]
+    if kind == PACKED:
+        _unpack_rows(start, whole, caches, tile)
+        latent_rows, rotated_rows = tile.latent_rows, tile.rotated_rows
+    if _value_pairs(caches, softmax):
+        for key in range(0, whole, 2):
+            here = tile.values.ctypes.data + 4 * STEP * (key // 2)
+            interleave(latent_rows[key], latent_rows[key + 1], rank, here, STEP * TILE)
+    else:
+        for key in range(whole):
+            here = tile.values.ctypes.data + 4 * STEP * key
+            load_row_as_fp32(latent_rows[key], rank, _VALUE_KIND[kind], here, STEP * TILE)
+    per = _columns_per_element(caches)
+    latent_dims, rotated_dims = rank // per, caches.rope // per
+    dims = latent_dims + rotated_dims
+    for key in range(0, whole, WIDTH):
+        here = tile.keys.ctypes.data + 4 * (key // STEP * STEP * dims + key % STEP)
+        transpose(latent_rows.ctypes.data + 8 * key, latent_dims, _KEY_KIND[kind], here, STEP)
+        here += 4 * latent_dims * STEP
+        transpose(rotated_rows.ctypes.data + 8 * key, rotated_dims, _KEY_KIND[kind], here, STEP)
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _unpack_rows(start: Any, keys: Any, caches: Any, tile: Any) -> None:
+    """tile.latents and tile.rotated <- packed rows start .. start + keys as fp32."""
+    for key in range(keys):
+        latents, rotated = tile.ckv_rows[start + key], tile.kpe_rows[start + key]
+        scales = rotated + 2 * caches.rope  # an element of the rotated part is a bf16
+        unpacked(latents, caches.rank // PER_SCALE, PER_SCALE, scales, tile.latents[key].ctypes.data)
+        load_row_as_fp32(rotated, caches.rope, BF16, tile.rotated[key].ctypes.data, STEP)
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _prefetch_rows(start: Any, stop: Any, caches: Any, tile: Any) -> None:
+    size = ELEMENT_BYTES[caches.ckv.kind]
+    for key in range(start, stop):
+        prefetch(tile.ckv_rows[key], caches.rank * size)
+        prefetch(tile.kpe_rows[key], caches.rope * size)
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _scores(keys: Any, caches: Any, tile: Any) -> None:
+    """tile.scores[:, :keys] <- query . key, not scaled; DEPTH columns at a time, each key's in their order."""
+    (heads, dims), whole = tile.query.shape, _whole_steps(keys)
+    tile.scores[:, :whole] = float32(0)
+    for key in range(0, whole, STEP):
+        out = tile.scores.ctypes.data + 4 * key
+        for dim in range(0, dims, DEPTH):
+            matrix, left = tile.keys.ctypes.data + 4 * (key * dims + dim * STEP), tile.query.ctypes.data + 4 * dim
+            depth = min(DEPTH, dims - dim)
+            if caches.ckv.kind == PAIRED:
+                accumulate_pairs(matrix, STEP, left, dims, heads, depth, out, TILE)
+            else:
+                accumulate(matrix, STEP, left, dims, heads, depth, out, TILE)
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _online_softmax(keys: Any, caches: Any, softmax: Any, tile: Any) -> None:
+    """tile.scores <- unnormalised probabilities; what was summed before is scaled to the new maximum."""
+    whole, pairs = _whole_steps(keys), _value_pairs(caches, softmax)
+    for head in range(len(tile.scores)):
+        row, mixed, before = tile.scores[head], tile.mixed[head], tile.peak[head]
+        for key in range(keys, whole):  # what fills the lanes gets no weight
+            row[key] = float32(-np.inf)
+        peak = max(before, scale_and_peak(row.ctypes.data, whole // WIDTH, float32(softmax.scale)))
+        added = exponentials(row.ctypes.data, whole // WIDTH, peak, softmax.round_probs)
+        factor = np.exp(before - peak)
+        tile.total[head] = tile.total[head] * factor + added
+        tile.peak[head] = peak
+        if factor != float32(1):
+            for column in range(len(mixed)):
+                mixed[column] *= factor
+        if pairs:
+            pair_up(row.ctypes.data, whole // 2)
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _weighted_values(keys: Any, caches: Any, softmax: Any, tile: Any) -> None:
+    """tile.mixed += probabilities times values."""
+    (heads, rank), whole, left = tile.mixed.shape, _whole_steps(keys), tile.scores.ctypes.data
+    pairs = _value_pairs(caches, softmax)
+    for column in range(0, rank, STEP):
+        matrix, out = tile.values.ctypes.data + 4 * column * TILE, tile.mixed.ctypes.data + 4 * column
+        if pairs:
+            accumulate_pairs(matrix, STEP, left, TILE, heads, whole // 2, out, rank)
+        else:
+            accumulate(matrix, STEP, left, TILE, heads, whole, out, rank)
