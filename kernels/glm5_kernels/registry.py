@@ -7,11 +7,11 @@ must not load torch; the package's errors can be had here for the same reason.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -94,7 +94,7 @@ def missing(implementation: str) -> str | None:
     return None
 
 
-@cache
+@functools.cache
 def _installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
@@ -144,7 +144,7 @@ def choose(op: str, device: str = "cpu") -> Choice:
     return Choice(op, device, wanted, f"{VARIABLE}={wanted}")
 
 
-@cache
+@functools.cache
 def load(op: str, implementation: str) -> Callable[..., Any]:
     """The function of one implementation."""
     function: Callable[..., Any] = getattr(import_module(f"glm5_kernels.{FOLDERS.get(op, op)}.{implementation}"), op)
