@@ -15,9 +15,10 @@ from glm5_ascend.deploy.profiles.command import Command, Place, command
 from glm5_ascend.deploy.profiles.load import Profile, load
 from glm5_ascend.deploy.rules.load import ERROR
 from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError
+from glm5_ascend.serve.activation import on_ascend
 from glm5_ascend.serve.environment import require_cpu_environment
 from glm5_ascend.serve.flags import given_flags, value_of
-from glm5_ascend.serve.launch import SERVER_MODULE, check_directory, on_ascend, refuse_flags, require_free_port
+from glm5_ascend.serve.launch import SERVER_MODULE, check_directory, refuse_flags, require_free_port
 
 
 def serve_profile(

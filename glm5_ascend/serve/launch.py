@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shlex
@@ -13,6 +12,7 @@ from typing import Any
 
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.errors import CheckpointError, ConfigError
+from glm5_ascend.serve.activation import on_ascend
 from glm5_ascend.serve.environment import require_cpu_environment
 from glm5_ascend.serve.flags import given_flags as given_flags
 from glm5_ascend.serve.flags import value_of as value_of
@@ -149,11 +149,6 @@ def check_directory(directory: Path) -> dict[str, Any]:
         load_description(directory).check()
     result: dict[str, Any] = config
     return result
-
-
-def on_ascend() -> bool:
-    """vllm-ascend is installed: it brings its own platform, ours stays out of the way."""
-    return importlib.util.find_spec("vllm_ascend") is not None
 
 
 def shown(env: dict[str, str], argv: list[str]) -> str:

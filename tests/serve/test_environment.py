@@ -83,16 +83,3 @@ def test_doctor_says_which_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLM5_KERNELS", "quick")
     (row,) = doctor.kernel_rows()
     assert row.status == "problem" and "GLM5_KERNELS=quick: unknown" in row.value
-
-
-@pytest.mark.parametrize(
-    ("environ", "active"),
-    [({}, True), ({"VLLM_PLUGINS": "ascend, glm5_ascend"}, True), ({"VLLM_PLUGINS": "ascend"}, False)],
-)
-def test_whether_our_plugin_is_active_on_an_npu(environ: dict[str, str], active: bool) -> None:
-    assert environment.beside_vllm_ascend(environ) is active
-
-
-def test_without_the_entry_point_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment.importlib.metadata, "entry_points", lambda group: ())
-    assert not environment.beside_vllm_ascend({})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import sys
@@ -15,6 +14,7 @@ from glm5_ascend.deploy.profiles.load import Profile, load
 from glm5_ascend.deploy.rules.load import ERROR, Found, rules
 from glm5_ascend.serve import environment
 from glm5_ascend.serve import versions as sets
+from glm5_ascend.serve.activation import on_ascend
 from glm5_kernels import registry
 from glm5_kernels.errors import KernelUnavailableError
 
@@ -176,7 +176,7 @@ def kernel_rows() -> list[DoctorRow]:
 
 def platform_row() -> DoctorRow:
     """Which of our two worlds this machine is."""
-    if importlib.util.find_spec("vllm_ascend") is not None:
+    if on_ascend():
         return DoctorRow("serving", "vllm-ascend", "info", "our CPU plugin stays out of the way; not run on an NPU")
     if environment.check_cpu_environment():
         return DoctorRow("serving", "not possible yet", "problem", "see below")
@@ -184,7 +184,7 @@ def platform_row() -> DoctorRow:
 
 
 def finding_rows() -> list[DoctorRow]:
-    if importlib.util.find_spec("vllm_ascend") is not None:
+    if on_ascend():
         return []
     return [
         DoctorRow("problem", finding.problem, "problem", finding.remedy)

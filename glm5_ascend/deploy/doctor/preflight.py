@@ -16,7 +16,7 @@ from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.rules import facts as rule_facts
 from glm5_ascend.deploy.rules.load import Found, judge
 from glm5_ascend.serve import versions as sets
-from glm5_ascend.serve.environment import beside_vllm_ascend
+from glm5_ascend.serve.activation import plugin_is_active
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,11 @@ def facts_for(profile: Profile, role: Role, directory: Path | None, extra: list[
     software, assumed = sets.facts(profile.versions)
     known = rule_facts.of_profile(profile, role)
     environ = {**os.environ, **role.env}
-    known |= rule_facts.of_command(argv, environ) | software | {"our_plugin": beside_vllm_ascend(environ)}
+    known |= (
+        rule_facts.of_command(argv, environ)
+        | software
+        | {"our_plugin": plugin_is_active(environ, ascend=profile.platform == "npu")}
+    )
     if directory is not None:
         known |= weights.facts(directory)
     if not assumed:  # elsewhere the machine's devices and limits say nothing about the Atlas

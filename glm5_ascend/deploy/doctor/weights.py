@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +46,8 @@ def _of_index(contents: CheckpointSummary, names: set[str]) -> dict[str, Any]:
 
 
 def tensor_names(directory: Path) -> set[str] | None:
-    """All tensors by the index; None where there is none."""
-    (path, *_) = [*directory.glob("*.safetensors.index.json"), directory / "none"]
-    if not path.is_file():
-        return None
-    weight_map: dict[str, str] = json.loads(path.read_text(encoding="utf-8")).get("weight_map", {})
-    return set(weight_map)
+    """All tensors by the index that vLLM reads; None where there is none. Raises `CheckpointError` for a bad one."""
+    from glm5_ascend.checkpoint.index import read_weight_map  # loads torch
+
+    weight_map = read_weight_map(directory)
+    return None if weight_map is None else set(weight_map)

@@ -12,6 +12,7 @@ import pytest
 
 from glm5_ascend.deploy import doctor
 from glm5_ascend.deploy.doctor import machine, weights
+from glm5_ascend.errors import CheckpointError
 from glm5_ascend.serve import versions as sets
 from glm5_ascend.serve.environment import version_of
 
@@ -99,6 +100,19 @@ def test_facts_of_a_checkpoint(tiny_w4a8: Path, editable: Callable[[Path], Path]
     name = next(key for key in description if key.endswith(".kv_b_proj.weight"))
     path.write_text(json.dumps({**description, name: "W8A8_DYNAMIC", "group_size": 256}))
     assert weights.facts(broken)["kv_b_quantized"] and weights.facts(broken)["group_size"] == 256
+
+
+@pytest.mark.parametrize("name", ["a.safetensors.index.json", "quant_model_weight_w4a8.safetensors.index.json"])
+def test_the_index_is_the_one_vllm_reads(name: str, tiny_w4a8: Path, editable: Callable[[Path], Path]) -> None:
+    """msModelSlim names its own otherwise; both can lie in one directory, in any order of the file system."""
+    two = editable(tiny_w4a8)
+    (two / name).write_text(json.dumps({"weight_map": {"lm_head.weight": "other.safetensors"}}))
+    assert weights.tensor_names(two) == weights.tensor_names(tiny_w4a8)
+    (two / "model.safetensors.index.json").unlink()
+    assert weights.tensor_names(two) is None
+    (two / "model.safetensors.index.json").write_text("{")
+    with pytest.raises(CheckpointError, match="not valid JSON"):
+        weights.tensor_names(two)
 
 
 def test_doctor_tells_the_truth_about_this_machine() -> None:
