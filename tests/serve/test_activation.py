@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from glm5_ascend.deploy.doctor.preflight import facts_for
+from glm5_ascend.deploy.diagnosis.preflight import facts_for
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.serve import activation
 from glm5_ascend.serve.activation import plugin_is_active
