@@ -18,7 +18,7 @@ from glm5_ascend.resources import read_yaml, schema_text
 from glm5_ascend.serve.versions import VersionFile
 from tests.support.command import ROOT
 
-RULE = "- {id: X, level: error, when: a, message: m, fix: f, source: s}\n"
+RULE = "- {id: X, topic: indexer, level: error, when: a, message: m, fix: f, source: s}\n"
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,19 @@ from glm5_ascend.resources import data_dir, read_yaml
 ERROR, WARNING = "error", "warning"
 
 
+#: Chapters of deploy/TROUBLESHOOTING.md, in its order.
+Topic = Literal[
+    "versions", "indexer", "checkpoint", "graphs and MTP", "parallel layout", "FlashComm, MC2, MLAPO", "C8 caches",
+    "prefill and decode", "machine",
+]  # fmt: skip
+
+
 class Rule(BaseModel):
-    """One known bad combination. source: the thread, document or file that says so."""
+    """One known bad combination. when: a condition over `facts.FACTS`; source: the thread or file that says so."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     id: str
+    topic: Topic
     level: Literal["error", "warning"]
     when: str
     message: str
