@@ -17,11 +17,11 @@ SOFTWARE = {"transformers": "transformers", "vllm_ascend": "vllm-ascend", "trito
 Installed = Callable[[str], str | None]
 
 
-class _Keys(BaseModel):
+class _VersionKeys(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class VersionSet(_Keys):
+class VersionSet(_VersionKeys):
     """Packages that belong together, by distribution."""
 
     name: str
@@ -31,7 +31,7 @@ class VersionSet(_Keys):
     packages: dict[str, str]
 
 
-class OlderVersions(_Keys):
+class OlderVersions(_VersionKeys):
     """One earlier row of vllm-ascend's compatibility matrix."""
 
     vllm_ascend: str = Field(alias="vllm-ascend")
@@ -42,7 +42,7 @@ class OlderVersions(_Keys):
     triton_ascend: str = Field(alias="triton-ascend")
 
 
-class VersionFile(_Keys):
+class VersionFile(_VersionKeys):
     """deploy/versions.yaml."""
 
     sets: list[VersionSet]

@@ -12,11 +12,11 @@ SwitchName = Literal[
 ]
 
 
-class _Keys(BaseModel):
+class _ProfileKeys(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class HardwareKeys(_Keys):
+class HardwareKeys(_ProfileKeys):
     """What it runs on; a profile with alternatives says `a3 or a2` and `4 or 8`."""
 
     node: str | None = None
@@ -24,7 +24,7 @@ class HardwareKeys(_Keys):
     dies: int | None = Field(default=None, description="Of all machines together.")
 
 
-class WeightKeys(_Keys):
+class WeightKeys(_ProfileKeys):
     """Types of routed experts and attention (`any` for every type), and our recipe that gives them."""
 
     experts: str | None = None
@@ -32,7 +32,7 @@ class WeightKeys(_Keys):
     recipe: str | None = None
 
 
-class MemoryKeys(_Keys):
+class MemoryKeys(_ProfileKeys):
     """Per die."""
 
     weights_gib: float | None = None
@@ -40,7 +40,7 @@ class MemoryKeys(_Keys):
     other_gib: float | None = Field(default=None, description="What else is known to lie there.")
 
 
-class LayerKeys(_Keys):
+class LayerKeys(_ProfileKeys):
     """Variables and vLLM flags; a null takes one away."""
 
     port: int | None = None
@@ -56,14 +56,14 @@ class RoleKeys(LayerKeys):
     launch: Literal["per_rank"] | None = Field(default=None, description="A server per DP rank.")
 
 
-class ProxyKeys(_Keys):
+class ProxyKeys(_ProfileKeys):
     """Stands before prefill and decode."""
 
     port: int
     program: str
 
 
-class SwitchKeys(_Keys):
+class SwitchKeys(_ProfileKeys):
     """One line of the scheduling list."""
 
     on: bool | list[str] | None = Field(default=None, description="For all roles, for none, or the roles' names.")
@@ -72,7 +72,7 @@ class SwitchKeys(_Keys):
     add: list[str] | None = Field(default=None, description="Flags that switch it on.")
 
 
-class ProfileFile(_Keys):
+class ProfileFile(_ProfileKeys):
     """A deploy profile. See deploy/README.md."""
 
     extends: str | None = None
