@@ -53,6 +53,6 @@ def cell(row: DoctorRow) -> Text:
     style = STYLES[row.status]
     if row.status not in ("problem", "warning"):
         return Text(row.value, style).append(f"  ({row.note})" if row.note else "", "dim" if style else "")
-    text = Text(f"{row.status}: ", style).append(row.value)
+    text = Text("" if row.item == row.status else f"{row.status}: ", style).append(row.value, style)
     text.append(f"\nfix: {row.note}" if row.note else "", "")
     return text.append(f"\nsource: {row.source}" if row.source else "", "dim")

@@ -57,8 +57,8 @@ def row(status: str, item: str = "kernels", rule: str = "") -> DoctorRow:
     [
         ([row("ok"), row("info")], "ok: nothing is in the way", 0),
         ([row("warning")], "ok: nothing is in the way, 1 warning", 0),
-        ([row("problem"), row("problem", "problem")], "2 problems: kernels, value", 3),
-        ([row("problem", "P13", "P13"), row("warning"), row("warning")], "1 problem: P13, 2 warnings", 1),
+        ([row("problem"), row("problem", "problem")], "2 problems: kernels; value", 3),
+        ([row("problem", "P13", "P13"), row("warning"), row("warning")], "1 problem, 2 warnings: P13", 1),
     ],
 )
 def test_doctor_ends_with_what_it_comes_to(rows: list[DoctorRow], verdict: str, code: int) -> None:
@@ -68,4 +68,4 @@ def test_doctor_ends_with_what_it_comes_to(rows: list[DoctorRow], verdict: str, 
 
 def test_the_verdict_is_the_last_line() -> None:
     last = run("doctor", VLLM_TARGET_DEVICE="cpu").splitlines()[-1]
-    assert last.startswith("2 problems: serving, VLLM_TARGET_DEVICE=cpu makes vLLM ignore platform plugins")
+    assert last.startswith("2 problems: serving; VLLM_TARGET_DEVICE=cpu makes vLLM ignore platform plugins")

@@ -37,7 +37,7 @@ class Diagnosis:
         if not problems:
             return f"ok: nothing is in the way{and_warnings}"
         named = [row.id or (row.value if row.item == "problem" else row.item) for row in problems]
-        return f"{_counted(problems, 'problem')}: {', '.join(dict.fromkeys(named))}{and_warnings}"
+        return f"{_counted(problems, 'problem')}{and_warnings}: {'; '.join(dict.fromkeys(named))}"
 
     def to_dict(self) -> dict[str, Any]:
         """The data of `--json`."""
