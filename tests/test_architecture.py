@@ -57,11 +57,14 @@ THIRD_PARTY = {
 }
 
 
-def imported(path: Path, module: str) -> set[str]:
-    """Absolute names of everything a file imports, function bodies included."""
+def imported(path: Path, module: str, late: bool = True) -> set[str]:
+    """Absolute names of everything a file imports; `late`: function bodies included."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    if not late:
+        tree.body = [node for node in tree.body if not isinstance(node, ast.FunctionDef)]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -102,6 +105,20 @@ def test_packages_point_down() -> None:
 def test_there_is_no_import_cycle() -> None:
     graph = {module: {name for name in names if name in MODULES and name != module} for module, names in EDGES.items()}
     list(graphlib.TopologicalSorter(graph).static_order())
+
+
+def test_no_two_modules_import_each_other() -> None:
+    """A package's own file counts: `from package import module` reads its `__init__` first, and what that reads."""
+    for path, module in SOURCES.items():
+        for package in packages_named(path) - {module}:
+            home = next(file for file, name in SOURCES.items() if name == package)
+            assert module not in imported(home, package, late=False), f"{package} and {module}"
+
+
+def packages_named(path: Path) -> set[str]:
+    """The packages of ours that a file imports something from, by their own name."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module in MODULES}
 
 
 @pytest.mark.parametrize("package", sorted(THIRD_PARTY))

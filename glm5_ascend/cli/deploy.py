@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from glm5_ascend.errors import OutputError
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -17,13 +18,16 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="deploy")
 
 
-def list_profiles() -> int:
+def list_profiles(as_json: AsJson = False) -> int:
     """Show every profile: machine, version, and which switches of the GLM-5 report are on."""
-    from glm5_ascend.deploy.profiles.load import load, names
+    from glm5_ascend.cli.tables import show
+    from glm5_ascend.deploy.profiles.listing import listed_profiles, to_dict
 
-    for profile in map(load, names()):
-        on = [key.replace("_", "-") for key, switch in profile.scheduling.items() if switch.on]
-        print(f"{profile.name:<21} {profile.title}\n{'':<21} {profile.versions}; on: {', '.join(on)}")
+    profiles = listed_profiles()
+    if as_json:
+        print(json.dumps(to_dict(profiles)))
+        return 0
+    show([each.name, f"{each.title}\n{each.versions}; on: {', '.join(each.on)}"] for each in profiles)
     return 0
 
 
@@ -32,20 +36,15 @@ def render(
     to: Annotated[str, typer.Option(metavar="TARGET", help="shell, compose, k8s or systemd.")],
     model: Annotated[str, typer.Option(help="Path of the checkpoint on the machines.")] = "/models/glm5",
     out: Annotated[Path | None, typer.Option(help="Folder for the files. [NAME-TARGET]")] = None,
+    as_json: AsJson = False,
 ) -> int:
     """Write a profile as scripts, containers, Kubernetes objects or units."""
-    from glm5_ascend.deploy.profiles.load import load
-    from glm5_ascend.deploy.render import render as rendered
+    from glm5_ascend.deploy import render as rendered
 
-    files = rendered(load(profile), to, model)
-    folder = out or Path(f"{profile}-{to}")
-    if (folder.is_dir() and any(folder.iterdir())) or folder.is_file():
-        raise OutputError(f"{folder}: exists and is not empty", "name another folder with --out")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        path = folder / name
-        path.write_text(text, encoding="utf-8")
-        if name.endswith(".sh"):
-            path.chmod(0o755)
+    written = rendered(profile, to, model=model, out=out)
+    if as_json:
+        print(json.dumps(written.to_dict()))
+        return 0
+    for path in written.files:
         print(path)
     return 0

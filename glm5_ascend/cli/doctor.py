@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_OK
-
 if TYPE_CHECKING:
-    from glm5_ascend.deploy.doctor import DoctorRow
+    from rich.text import Text
+
+    from glm5_ascend.deploy.diagnosis.row import DoctorRow
 
 
 def register(app: typer.Typer) -> None:
@@ -28,33 +27,32 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Rows as one JSON object on stdout.")] = False,
 ) -> int:
     """Check this machine, a checkpoint, a profile: versions, what serves here, and what mends the rest."""
-    from glm5_ascend.deploy.doctor import run_doctor
+    from glm5_ascend.deploy import doctor as diagnose
 
-    rows = run_doctor(directory, profile, role)
-    code = exit_code(rows)
+    found = diagnose(directory, profile=profile, role=role)
     if as_json:
-        value = {"schema_version": 1, "command": "doctor", "ok": code == EXIT_OK, "exit_code": code}
-        print(json.dumps(value | {"rows": [asdict(row) for row in rows]}))
-        return code
-    width = max(len(row.item) for row in rows)
-    for row in rows:
-        for line in shown(row, width):
-            print(line)
-    return code
+        print(json.dumps(found.to_dict()))
+        return found.exit_code
+    from rich.console import Console
+
+    from glm5_ascend.cli.tables import STYLES, show
+
+    console = Console(highlight=False)
+    show(([row.item, cell(row)] for row in found.rows), console)
+    style = STYLES["ok" if found.exit_code == 0 else "problem"]
+    console.print(found.verdict, style=style, markup=False, soft_wrap=True)
+    return found.exit_code
 
 
-def exit_code(rows: list[DoctorRow]) -> int:
-    """3 where this machine lacks something, 1 where a profile or a checkpoint is bad, 0 otherwise, warnings or not."""
-    bad = [row for row in rows if row.status == "problem"]
-    if not bad:
-        return EXIT_OK
-    return EXIT_CHECK_FAILED if all(row.id or row.item == "checkpoint" for row in bad) else EXIT_ENVIRONMENT
+def cell(row: DoctorRow) -> Text:
+    """Value, and what is known beside it; for what is not right, the line that mends it and the rule's source."""
+    from rich.text import Text
 
+    from glm5_ascend.cli.tables import STYLES
 
-def shown(row: DoctorRow, width: int) -> list[str]:
+    style = STYLES[row.status]
     if row.status not in ("problem", "warning"):
-        return [f"{row.item:{width}}  {row.value}" + (f"  ({row.note})" if row.note else "")]
-    mark = "warning: " if row.status == "warning" else ""
-    lines = [f"{row.item:{width}}  {mark}{row.value}"]
-    lines += [f"{'':{width}}  fix: {row.note}"] if row.note else []
-    return lines + ([f"{'':{width}}  source: {row.source}"] if row.source else [])
+        return Text(row.value, style).append(f"  ({row.note})" if row.note else "", "dim" if style else "")
+    text = Text("" if row.item == row.status else f"{row.status}: ", style).append(row.value, style)
+    text.append(f"\nfix: {row.note}" if row.note else "", "")
+    return text.append(f"\nsource: {row.source}" if row.source else "", "dim")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -34,23 +35,30 @@ def serve(
     nic: Annotated[str, typer.Option(help=PROFILE_ONLY + "its network interface.")] = "",
     skip_verify: Annotated[bool, typer.Option("--skip-verify", help="Do not check a quantized DIR first.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print environment and command, start nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: as one JSON object on stdout.")] = False,
 ) -> int:
     """Serve the OpenAI API with vLLM: on this CPU, or by a deploy profile. What follows `--` goes to vLLM, and wins."""
-    from glm5_ascend.deploy.serve_profile import refuse_broken, refuse_known_bad
-    from glm5_ascend.serve.launch import DEFAULT_HOST, DEFAULT_PORT, check_directory
-    from glm5_ascend.serve.launch import serve as run
+    from glm5_ascend.deploy.profiles.command import ServerPlace
+    from glm5_ascend.deploy.refusals import refuse_broken
+    from glm5_ascend.deploy.serve_profile import serve_profile, shell_script
+    from glm5_ascend.serve.launch import launch
+    from glm5_ascend.serve.servable import check_directory
 
     if profile is None and (role or node or rank or head or ip or nic):
         raise ConfigError("--role, --node, --rank, --head, --ip and --nic belong to a profile", "add --profile NAME")
-    check_directory(directory)
-    if not skip_verify and not dry_run:
-        refuse_broken(directory)
-    extra = list(context.args)
+    if as_json and not dry_run:
+        raise ConfigError("--json prints what --dry-run would start", "add --dry-run")
     if profile is None:
-        return run(directory, extra, host=host or DEFAULT_HOST, port=port or DEFAULT_PORT, dry_run=dry_run)
-    refuse_known_bad(profile, directory, role, extra, skip_verify)
-    from glm5_ascend.deploy.profiles.command import Place
-    from glm5_ascend.deploy.serve_profile import serve_profile
-
-    place = Place(node=node, rank=rank, head=head, ip=ip, nic=nic)
-    return serve_profile(directory, profile, extra, role=role, place=place, host=host, port=port, dry_run=dry_run)
+        checkpoint = check_directory(directory)
+        if not skip_verify and not dry_run:
+            refuse_broken(checkpoint)
+        command = launch(checkpoint, context.args, host=host, port=port, dry_run=dry_run)
+        text = command.line
+    else:
+        place = ServerPlace(node, rank, head, ip, nic, host, port)
+        command = serve_profile(
+            directory, profile, context.args, role=role, place=place, skip_verify=skip_verify, dry_run=dry_run
+        )
+        text = shell_script(profile, command)
+    print(json.dumps(command.to_dict()) if as_json else text)
+    return 0

@@ -38,7 +38,7 @@ def smoke(
     entry = client.entry()
     if long_tokens is None:
         long_tokens = min(LONGEST_DEFAULT, (entry.get("max_model_len") or 2 * LONGEST_DEFAULT) // 2)
-    lines = checks.run(replace(client, model=entry["id"]), checks.Wanted(long_tokens, min_acceptance))
+    lines = checks.run(replace(client, model=entry["id"]), checks.SmokeBounds(long_tokens, min_acceptance))
     code = EXIT_CHECK_FAILED if any(line.status == checks.FAILED for line in lines) else EXIT_OK
     if as_json:
         value = {"schema_version": 1, "command": "smoke", "ok": code == EXIT_OK, "exit_code": code}

@@ -1,0 +1,25 @@
+"""Deployments: profiles, the rules over them, files rendered from them, and what keeps a machine from serving.
+
+    from glm5_ascend.deploy import doctor, render
+
+Both are what the commands `doctor` and `deploy render` call. They are found late: importing this package loads no
+torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from glm5_ascend.deploy.diagnosis.doctor import doctor
+    from glm5_ascend.deploy.rendering.files import render
+
+__all__ = ["doctor", "render"]
+_HOMES = {"doctor": "diagnosis.doctor", "render": "rendering.files"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

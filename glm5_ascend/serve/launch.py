@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import shlex
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
-from glm5_ascend.errors import CheckpointError, ConfigError
+from glm5_ascend.errors import ConfigError
+from glm5_ascend.serve.activation import on_ascend
 from glm5_ascend.serve.environment import require_cpu_environment
-from glm5_ascend.serve.flags import given_flags as given_flags
-from glm5_ascend.serve.flags import value_of as value_of
-from glm5_ascend.serve.plugin.description import load_description
-from glm5_ascend.serve.schedule import topk_pattern
+from glm5_ascend.serve.flags import ServerCommand, given_flags, value_of
+from glm5_ascend.serve.servable import check_directory
 
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 #: Answers GET / with the chat page.
@@ -34,40 +32,57 @@ CPU_ENVIRONMENT = {
 }
 #: Where any white space is allowed between the parts of an answer in JSON, a small model can write it to the end.
 COMPACT_JSON = {"backend": "xgrammar", "disable_any_whitespace": True}
-#: config.json keys that vLLM reads with another default than GLM-5's: without them it computes something else.
-REQUIRED_KEYS = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "indexer_rope_interleave": True}
 
 
 def serve(
-    directory: Path,
-    vllm_args: list[str],
+    directory: str | Path,
+    vllm_args: Sequence[str] = (),
     *,
-    host: str = DEFAULT_HOST,
-    port: int = DEFAULT_PORT,
+    host: str | None = None,
+    port: int | None = None,
     dry_run: bool = False,
-) -> int:
-    """Replace this process by the server; returns only for a dry run (0). `vllm_args` win over everything of ours."""
-    env, argv = build_command(directory, vllm_args, host=host, port=port)
+) -> ServerCommand:
+    """Replace this process by vLLM's OpenAI-compatible server; returns only for a dry run, what would be started.
+
+    This is `glm5-ascend serve` without a profile (with one: `deploy.serve_profile`). The command also runs the quick
+    check of `verify` over a quantized checkpoint first; here call `verify(directory, deep=False)` for it.
+
+    Args:
+        directory: a checkpoint, quantized or not.
+        vllm_args: flags of vLLM; they win over everything of ours.
+        host: address to listen on, 127.0.0.1 if left out. port: 8000 if left out.
+
+    Raises:
+        ConfigError: config.json that vLLM would misread, a flag that fails later, a port that is taken.
+        CheckpointError: no weights, or a description that cannot be read.
+        MissingEnvironmentError: what keeps this machine from serving.
+    """
+    return launch(check_directory(Path(directory)), vllm_args, host=host, port=port, dry_run=dry_run)
+
+
+def launch(
+    checkpoint: CheckpointSummary, vllm_args: Sequence[str], *, host: str | None, port: int | None, dry_run: bool
+) -> ServerCommand:
+    """`serve` for a directory that `check_directory` has seen."""
+    command = build_command(checkpoint, vllm_args, host=host or DEFAULT_HOST, port=port or DEFAULT_PORT)
     if dry_run:
-        print(shown(env, argv))
-        return 0
+        return command
     if not on_ascend():
         require_cpu_environment()
         refuse_flags(vllm_args)
-    require_free_port(value_of(argv, "--host"), int(value_of(argv, "--port")))
-    print(shown(env, argv), flush=True)
-    os.execvpe(argv[0], argv, {**os.environ, **env})
+    require_free_port(value_of(command.argv, "--host"), int(value_of(command.argv, "--port")))
+    print(command.line, flush=True)
+    os.execvpe(command.argv[0], command.argv, {**os.environ, **command.env})
 
 
 def build_command(
-    directory: Path, extra: list[str], *, host: str = DEFAULT_HOST, port: int = DEFAULT_PORT
-) -> tuple[dict[str, str], list[str]]:
+    checkpoint: CheckpointSummary, extra: Sequence[str], *, host: str = DEFAULT_HOST, port: int = DEFAULT_PORT
+) -> ServerCommand:
     """The variables to add to the environment, and the command line.
 
     A flag in `extra` replaces our default for it, in any of vLLM's spellings (`--max_model_len`, `--flag=value`).
-    Raises `ConfigError` or `CheckpointError` when the directory cannot be served.
     """
-    config = check_directory(directory)
+    directory, config = checkpoint.directory, checkpoint.config
     defaults: list[tuple[str, str | None]] = [
         ("--model", str(directory)),
         ("--served-model-name", "glm-5"),
@@ -91,10 +106,10 @@ def build_command(
             argv += [flag] if value is None else [flag, value]
     wanted = ENVIRONMENT if on_ascend() else {**ENVIRONMENT, **CPU_ENVIRONMENT}
     env = {name: value for name, value in wanted.items() if name not in os.environ}
-    return env, argv + extra
+    return ServerCommand(env, [*argv, *extra])
 
 
-def refuse_flags(extra: list[str]) -> None:
+def refuse_flags(extra: Sequence[str]) -> None:
     """What the platform would refuse later, with a traceback."""
     if any("+rotary_embedding" in arg for arg in extra):
         raise ConfigError(
@@ -113,52 +128,3 @@ def require_free_port(host: str, port: int) -> None:
         raise ConfigError(
             f"cannot listen on {host}:{port}: {error.strerror or error}", "choose another one with --port"
         ) from None
-
-
-def check_directory(directory: Path) -> dict[str, Any]:
-    """config.json of a directory that vLLM can serve; raises with one line otherwise."""
-    path = directory / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist", "give the directory of a GLM-5 checkpoint") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", "restore it from the source checkpoint") from None
-    model_type = config.get("model_type") if isinstance(config, dict) else None
-    if model_type != "glm_moe_dsa":
-        raise ConfigError(
-            f"{path}: model_type is {model_type!r}, not 'glm_moe_dsa'", "give a GLM-5 (5.1, 5.2) checkpoint"
-        )
-    if "GlmMoeDsaForCausalLM" not in (config.get("architectures") or ()):
-        raise ConfigError(
-            f"{path}: architectures is {config.get('architectures')!r}; vLLM would serve embeddings, not text",
-            'restore config.json from the source checkpoint, or add {"architectures": ["GlmMoeDsaForCausalLM"]}',
-        )
-    for key, value in REQUIRED_KEYS.items():
-        if config.get(key) != value:
-            raise ConfigError(
-                f"{path}: {key} is {config.get(key)!r}; vLLM would not compute GLM-5 without {value!r}",
-                f"restore config.json from the source checkpoint, or add {json.dumps({key: value})}",
-            )
-    topk_pattern(config)
-    if not any(directory.glob("*.safetensors")):
-        raise CheckpointError(f"{directory} has no .safetensors file", "the weights are missing: copy them")
-    if (directory / DESCRIPTION_NAME).exists():
-        if "quantization_config" in config:
-            raise ConfigError(
-                f"{path} has quantization_config, so vLLM would never read {DESCRIPTION_NAME}",
-                "remove quantization_config from config.json",
-            )
-        load_description(directory).check()
-    result: dict[str, Any] = config
-    return result
-
-
-def on_ascend() -> bool:
-    """vllm-ascend is installed: it brings its own platform, ours stays out of the way."""
-    return importlib.util.find_spec("vllm_ascend") is not None
-
-
-def shown(env: dict[str, str], argv: list[str]) -> str:
-    """The command as a line a shell would take."""
-    return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in env.items()), shlex.join(argv)])

@@ -30,7 +30,7 @@ LOW_ACCEPTANCE = 2.5
 
 
 @dataclass(frozen=True)
-class Line:
+class SmokeResult:
     """One check's outcome. values: numbers for the JSON report."""
 
     check: str
@@ -40,7 +40,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SmokeBounds:
     """long_tokens: least length of the long prompt; min_acceptance: fail below it, instead of a warning."""
 
     long_tokens: int
@@ -61,7 +61,7 @@ def markup_in(answer: Answer) -> list[str]:
     return [mark for mark in MARKUP if mark in answer.content]
 
 
-def canary(client: Client, wanted: Wanted) -> Line:
+def canary(client: Client, bounds: SmokeBounds) -> SmokeResult:
     wrong = []
     for question, right in CANARIES.items():
         content = client.chat(user(question)).content
@@ -69,63 +69,67 @@ def canary(client: Client, wanted: Wanted) -> Line:
             wrong.append(f"{question} -> {content.strip()[:60]!r}" + (" (degenerate)" if degenerate(content) else ""))
     good = len(CANARIES) - len(wrong)
     detail = f"{good} of {len(CANARIES)} right" + "".join(f"; {each}" for each in wrong)
-    return Line("canary answers", FAILED if wrong else OK, detail, {"right": good, "asked": len(CANARIES)})
+    return SmokeResult("canary answers", FAILED if wrong else OK, detail, {"right": good, "asked": len(CANARIES)})
 
 
-def tool_call(client: Client, wanted: Wanted) -> Line:
+def tool_call(client: Client, bounds: SmokeBounds) -> SmokeResult:
     """Chosen by the model itself, parsed, whole and streamed."""
     for stream in (False, True):
         answer = client.chat(user("What is the weather in Oslo?"), tools=[WEATHER], tool_choice="auto", stream=stream)
         how = "streamed" if stream else "whole"
         if len(answer.tool_calls) != 1:
-            return Line("tool call", FAILED, f"{how}: {len(answer.tool_calls)} calls, text {answer.content[:60]!r}")
+            return SmokeResult(
+                "tool call", FAILED, f"{how}: {len(answer.tool_calls)} calls, text {answer.content[:60]!r}"
+            )
         name, arguments = answer.tool_calls[0]
         try:
             given = json.loads(arguments)
         except ValueError:
-            return Line("tool call", FAILED, f"{how}: arguments are no JSON: {arguments[:60]!r}")
+            return SmokeResult("tool call", FAILED, f"{how}: arguments are no JSON: {arguments[:60]!r}")
         if name != "get_weather" or "oslo" not in str(given.get("city")).lower() or markup_in(answer):
-            return Line("tool call", FAILED, f"{how}: {name}({given}) {markup_in(answer) or ''}")
+            return SmokeResult("tool call", FAILED, f"{how}: {name}({given}) {markup_in(answer) or ''}")
         if answer.finish != "tool_calls":
-            return Line("tool call", FAILED, f"{how}: finish_reason {answer.finish!r}, not 'tool_calls'")
-    return Line("tool call", OK, "get_weather(city='Oslo'), whole and streamed")
+            return SmokeResult("tool call", FAILED, f"{how}: finish_reason {answer.finish!r}, not 'tool_calls'")
+    return SmokeResult("tool call", OK, "get_weather(city='Oslo'), whole and streamed")
 
 
-def thinking(client: Client, wanted: Wanted) -> Line:
+def thinking(client: Client, bounds: SmokeBounds) -> SmokeResult:
     """Thoughts apart from the answer, and gone when switched off."""
     question = next(iter(CANARIES))
     on, off = client.chat(user(question)), client.chat(user(question), **NO_THINKING)
     if not on.reasoning:
-        return Line("thinking", FAILED, "no reasoning in the answer: is --reasoning-parser glm45 set?")
+        return SmokeResult("thinking", FAILED, "no reasoning in the answer: is --reasoning-parser glm45 set?")
     if markup_in(on) or markup_in(off):
-        return Line("thinking", FAILED, f"markup in the answer: {markup_in(on) or markup_in(off)}")
+        return SmokeResult("thinking", FAILED, f"markup in the answer: {markup_in(on) or markup_in(off)}")
     if off.reasoning:
-        return Line("thinking", WARNING, "enable_thinking=false still thinks (as GLM-5.3 does)")
-    return Line("thinking", OK, f"{len(on.reasoning)} characters of thought, none when switched off")
+        return SmokeResult("thinking", WARNING, "enable_thinking=false still thinks (as GLM-5.3 does)")
+    return SmokeResult("thinking", OK, f"{len(on.reasoning)} characters of thought, none when switched off")
 
 
-def streaming(client: Client, wanted: Wanted) -> Line:
+def streaming(client: Client, bounds: SmokeBounds) -> SmokeResult:
     question, right = next(iter(CANARIES.items()))
     answer = client.chat(user(question), stream=True)
     good = right in answer.content and answer.chunks > 1 and answer.finish == "stop" and answer.completion_tokens > 0
     detail = f"{answer.chunks} pieces, {answer.completion_tokens} tokens, finish_reason {answer.finish!r}"
-    return Line("streaming", OK if good else FAILED, detail if good else f"{detail}, text {answer.content[:60]!r}")
+    return SmokeResult(
+        "streaming", OK if good else FAILED, detail if good else f"{detail}, text {answer.content[:60]!r}"
+    )
 
 
-def long_prompt(client: Client, wanted: Wanted) -> Line:
+def long_prompt(client: Client, bounds: SmokeBounds) -> SmokeResult:
     """A long conversation of sums, then one more. Beyond 2048 tokens the indexer must choose."""
-    if wanted.long_tokens <= 0:
-        return Line("long prompt", SKIPPED, "not asked for")
+    if bounds.long_tokens <= 0:
+        return SmokeResult("long prompt", SKIPPED, "not asked for")
     turns = conversation(48)
     per_turn = client.chat(turns, max_tokens=1).prompt_tokens / len(turns)
-    turns = conversation(int(wanted.long_tokens / per_turn) // 2 * 2 + 2)
+    turns = conversation(int(bounds.long_tokens / per_turn) // 2 * 2 + 2)
     question, right = next(iter(CANARIES.items()))
     answer = client.chat([*turns, *user(question)], **NO_THINKING)
     values = {"prompt_tokens": answer.prompt_tokens, "right": right in answer.content}
     detail = f"{answer.prompt_tokens} tokens, answer {answer.content.strip()[:40]!r}"
-    if degenerate(answer.content) or answer.prompt_tokens < wanted.long_tokens:
-        return Line("long prompt", FAILED, detail, values)
-    return Line("long prompt", OK if values["right"] else WARNING, detail, values)
+    if degenerate(answer.content) or answer.prompt_tokens < bounds.long_tokens:
+        return SmokeResult("long prompt", FAILED, detail, values)
+    return SmokeResult("long prompt", OK if values["right"] else WARNING, detail, values)
 
 
 def conversation(turns: int) -> list[dict[str, Any]]:
@@ -138,33 +142,33 @@ def conversation(turns: int) -> list[dict[str, Any]]:
     return said
 
 
-def acceptance(client: Client, wanted: Wanted, before: dict[str, float]) -> Line:
+def acceptance(client: Client, bounds: SmokeBounds, before: dict[str, float]) -> SmokeResult:
     """Tokens per step with MTP, over the checks before this one."""
     after = client.metrics()
     drafts = after.get(DRAFTS, 0.0) - before.get(DRAFTS, 0.0)
     if DRAFTS not in after or not drafts:
-        missing = wanted.min_acceptance is not None
-        return Line(
+        missing = bounds.min_acceptance is not None
+        return SmokeResult(
             "MTP acceptance", FAILED if missing else SKIPPED, "no draft was counted: MTP is off, or /metrics is"
         )
     length = 1 + (after.get(ACCEPTED, 0.0) - before.get(ACCEPTED, 0.0)) / drafts
-    low = FAILED if wanted.min_acceptance is not None and length < wanted.min_acceptance else OK
-    if low == OK and wanted.min_acceptance is None and length < LOW_ACCEPTANCE:
+    low = FAILED if bounds.min_acceptance is not None and length < bounds.min_acceptance else OK
+    if low == OK and bounds.min_acceptance is None and length < LOW_ACCEPTANCE:
         low = WARNING
     detail = f"{length:.2f} tokens per step over {drafts:.0f} steps"
-    return Line("MTP acceptance", low, detail, {"tokens_per_step": round(length, 3), "steps": int(drafts)})
+    return SmokeResult("MTP acceptance", low, detail, {"tokens_per_step": round(length, 3), "steps": int(drafts)})
 
 
-CHECKS: tuple[Callable[[Client, Wanted], Line], ...] = (canary, tool_call, thinking, streaming, long_prompt)
+CHECKS: tuple[Callable[[Client, SmokeBounds], SmokeResult], ...] = (canary, tool_call, thinking, streaming, long_prompt)
 
 
-def run(client: Client, wanted: Wanted) -> list[Line]:
+def run(client: Client, bounds: SmokeBounds) -> list[SmokeResult]:
     """All checks; one that the server answers with an error fails, the others still run."""
     before = client.metrics()
-    lines = []
+    results = []
     for check in CHECKS:
         try:
-            lines.append(check(client, wanted))
+            results.append(check(client, bounds))
         except CheckFailedError as error:
-            lines.append(Line(check.__name__.replace("_", " "), FAILED, error.message))
-    return [*lines, acceptance(client, wanted, before)]
+            results.append(SmokeResult(check.__name__.replace("_", " "), FAILED, error.message))
+    return [*results, acceptance(client, bounds, before)]

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-import yaml
 from packaging.version import InvalidVersion, Version
+from pydantic import BaseModel, ConfigDict, Field
 
-from glm5_ascend.resources import data_dir
+from glm5_ascend.resources import data_dir, read_yaml
 from glm5_ascend.serve.environment import version_of
 
 #: Facts about software that the rules know, and their distributions.
@@ -17,26 +17,57 @@ SOFTWARE = {"transformers": "transformers", "vllm_ascend": "vllm-ascend", "trito
 Installed = Callable[[str], str | None]
 
 
+class _VersionKeys(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class VersionSet(_VersionKeys):
+    """Packages that belong together, by distribution."""
+
+    name: str
+    source: str
+    cann: str
+    python: str
+    packages: dict[str, str]
+
+
+class OlderVersions(_VersionKeys):
+    """One earlier row of vllm-ascend's compatibility matrix."""
+
+    vllm_ascend: str = Field(alias="vllm-ascend")
+    vllm: str
+    cann: str
+    torch: str
+    torch_npu: str = Field(alias="torch-npu")
+    triton_ascend: str = Field(alias="triton-ascend")
+
+
+class VersionFile(_VersionKeys):
+    """deploy/versions.yaml."""
+
+    sets: list[VersionSet]
+    older: list[OlderVersions]
+
+
 @cache
-def _file() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((data_dir("data/deploy") / "versions.yaml").read_text(encoding="utf-8"))
-    return loaded
+def _file() -> VersionFile:
+    return read_yaml(data_dir("data/deploy") / "versions.yaml", VersionFile)
 
 
 def version_set(name: str) -> dict[str, str] | None:
     """Packages and CANN of a set, by distribution; None for a name that is no set."""
-    for entry in _file()["sets"]:
-        if entry["name"] == name:
-            return {**entry["packages"], "cann": entry["cann"]}
+    for entry in _file().sets:
+        if entry.name == name:
+            return {**entry.packages, "cann": entry.cann}
     return None
 
 
 def meant_by(vllm_ascend: str) -> tuple[str, dict[str, str]]:
     """The set that an installed vllm-ascend belongs to: its name, and the versions of the others."""
     release = Version(vllm_ascend)
-    for row in _file()["older"]:
-        if Version(row["vllm-ascend"]) == release:
-            return f"vllm-ascend {release}", row
+    for row in _file().older:
+        if Version(row.vllm_ascend) == release:
+            return f"vllm-ascend {release}", row.model_dump(by_alias=True)
     main, released = "vllm-ascend-main", "vllm-ascend-0.23.0"
     name = main if release >= Version("0.24") else released
     return name, version_set(name) or {}

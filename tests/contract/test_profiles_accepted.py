@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from glm5_ascend.demo_model.resources import write_demo_model
-from glm5_ascend.deploy.profiles.command import Place, command
+from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
 from tests.contract.support.vllm_ascend import VllmAscend
 from tests.support.tiny_model import write_tiny_model
@@ -53,16 +53,18 @@ def answers(vllm_ascend: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -
             shutil.copy(path, model)
     commands: dict[str, Any] = {}
     for profile, role, node in ROLES:
-        built = command(profile, role, Place(node, 0, "127.0.0.1", "127.0.0.1", "lo"), str(model), [])
+        built = command(profile, role, ServerPlace(node, 0, "127.0.0.1", "127.0.0.1", "lo"), str(model), [])
         commands[key(profile, role, node)] = {"env": built.env, "argv": built.argv}
         for name, switch in profile.scheduling.items():
             if switch.add and node == 0:
-                with_it = command(profile, role, Place(0, 0, "127.0.0.1", "127.0.0.1", "lo"), str(model), [*switch.add])
+                with_it = command(
+                    profile, role, ServerPlace(0, 0, "127.0.0.1", "127.0.0.1", "lo"), str(model), [*switch.add]
+                )
                 commands[f"{profile.name} + {name}"] = {"env": built.env, "argv": with_it.argv}
     single = load("a3-single-w4a8")
     for name, flags in BAD.items():
         extra = [part for flag, value in flags.items() for part in (f"--{flag}", json.dumps(value))]
-        built = command(single, single.role(None), Place(), str(model), extra)
+        built = command(single, single.role(None), ServerPlace(), str(model), extra)
         commands[name] = {"env": built.env, "argv": built.argv}
     (folder / "commands.json").write_text(json.dumps(commands))
     vllm_ascend.run("profiles", folder / "commands.json", folder / "out.json")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from glm5_ascend.deploy.profiles.command import Place, command
+from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.load import load, names
 
 pytest.importorskip("vllm")
@@ -28,7 +28,7 @@ def test_every_flag_is_taken() -> None:
     commands = {}
     for profile in map(load, names()):
         for role in profile.roles.values():
-            place = Place(role.nodes - 1, 0, "127.0.0.1", "127.0.0.1", "lo")
+            place = ServerPlace(role.nodes - 1, 0, "127.0.0.1", "127.0.0.1", "lo")
             commands[f"{profile.name}/{role.name}"] = command(profile, role, place, "DIR", []).argv
         for key, switch in profile.scheduling.items():
             if switch.add:

@@ -6,15 +6,14 @@ import shlex
 from itertools import product
 
 import pytest
-import yaml
 
 from glm5_ascend.deploy.profiles import show
-from glm5_ascend.deploy.profiles.command import Place, command
+from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.load import SCHEDULING, Profile, Role, load, merge, names
+from glm5_ascend.deploy.profiles.variables import variables
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.resources import data_dir
 from glm5_ascend.serve.flags import value_of
-from tests.deploy.support.profile_table import table
+from tests.deploy.support.profile_table import is_on, table
 from tests.support.command import ROOT
 
 WANTED = {
@@ -54,7 +53,7 @@ def test_all_profiles_are_there() -> None:
 @pytest.mark.parametrize(("profile", "role"), ROLES, ids=ids)
 def test_the_scheduling_list_tells_what_the_flags_do(profile: Profile, role: Role) -> None:
     assert set(profile.scheduling) == set(SCHEDULING)
-    assert {key: switch.on_for(role.name) for key, switch in profile.scheduling.items()} == switched_on(role)
+    assert {key: is_on(switch, role) for key, switch in profile.scheduling.items()} == switched_on(role)
     assert all(switch.why and switch.excludes for switch in profile.scheduling.values())
 
 
@@ -94,7 +93,7 @@ def test_engine_ids_and_ports_of_pd_never_meet() -> None:
     found = []
     for role in profile.roles.values():
         for node, rank in product(range(role.nodes), range(role.local_ranks)):
-            built = command(profile, role, Place(node, rank, "10.0.0.1", "10.0.0.2", "eth0"), "DIR", [])
+            built = command(profile, role, ServerPlace(node, rank, "10.0.0.1", "10.0.0.2", "eth0"), "DIR", [])
             (engine,) = (arg.split('"engine_id": "')[1].split('"')[0] for arg in built.argv if "engine_id" in arg)
             found.append((engine, value_of(built.argv, "--data-parallel-rank"), role.name))
             assert value_of(built.argv, "--port") == str(role.port + rank)
@@ -106,30 +105,32 @@ def test_engine_ids_and_ports_of_pd_never_meet() -> None:
 
 def test_a_second_node_has_no_api_server() -> None:
     profile = load("rollout")
-    place = Place(2, 0, "10.0.0.1", "10.0.0.3", "eth0")
+    place = ServerPlace(2, 0, "10.0.0.1", "10.0.0.3", "eth0")
     argv = command(profile, profile.role("a3"), place, "DIR", []).argv
     assert "--headless" in argv and "--api-server-count" not in argv
     assert value_of(argv, "--data-parallel-start-rank") == "32"
-    first = command(profile, profile.role("a3"), Place(0, 0, "10.0.0.1", "10.0.0.1", "eth0"), "DIR", []).argv
+    first = command(profile, profile.role("a3"), ServerPlace(0, 0, "10.0.0.1", "10.0.0.1", "eth0"), "DIR", []).argv
     assert "--headless" not in first and value_of(first, "--api-server-count") == "4"
 
 
 @pytest.mark.parametrize(
     ("place", "role", "message"),
     [
-        (Place(), None, "has several roles"),
-        (Place(), "prefil", "has no role 'prefil'"),
-        (Place(node=2, head="h", ip="i", nic="n"), "decode", "has nodes 0 to 1"),
-        (Place(rank=4, head="h", ip="i", nic="n"), "decode", "has servers 0 to 3"),
-        (Place(ip="i", nic="n"), "decode", "needs to know 'head'"),
-        (Place(head="h", ip="i"), "decode", "needs to know 'nic'"),
+        (ServerPlace(), None, "has several roles"),
+        (ServerPlace(), "prefil", "has no role 'prefil'"),
+        (ServerPlace(node=2, head="h", ip="i", nic="n"), "decode", "has nodes 0 to 1"),
+        (ServerPlace(rank=4, head="h", ip="i", nic="n"), "decode", "has servers 0 to 3"),
+        (ServerPlace(ip="i", nic="n"), "decode", "needs to know 'head'"),
+        (ServerPlace(head="h", ip="i"), "decode", "needs to know 'nic'"),
     ],
 )
-def test_places_that_do_not_exist_are_refused(place: Place, role: str | None, message: str) -> None:
+def test_places_that_do_not_exist_are_refused(place: ServerPlace, role: str | None, message: str) -> None:
     profile = load("a3-pd")
     with pytest.raises(ConfigError, match=message) as caught:
         command(profile, profile.role(role), place, "DIR", [])
     assert caught.value.tip
+    assert "nodes 0 to" not in message or caught.value.tip == "--node 0 or 1"
+    assert "servers 0 to" not in message or caught.value.tip == "--rank 0 or 1 or 2 or 3"
 
 
 def test_an_unknown_profile_is_refused_with_a_guess() -> None:
@@ -143,7 +144,7 @@ def test_an_unknown_profile_is_refused_with_a_guess() -> None:
 def test_the_users_flags_win() -> None:
     profile = load("a3-single-w4a8")
     extra = ["--max_model_len=8192", "--no-enable-prefix-caching", "--additional-config", "{}"]
-    argv = command(profile, profile.role(None), Place(), "DIR", extra).argv
+    argv = command(profile, profile.role(None), ServerPlace(), "DIR", extra).argv
     assert argv[-4:] == extra
     assert "--max-model-len" not in argv and "--enable-prefix-caching" not in argv
     assert argv.count("--additional-config") == 1
@@ -151,7 +152,7 @@ def test_the_users_flags_win() -> None:
 
 def test_what_is_printed_is_what_runs() -> None:
     profile = load("a3-1m")
-    built = command(profile, profile.role(None), Place(), "a dir's name", [])
+    built = command(profile, profile.role(None), ServerPlace(), "a dir's name", [])
     lines = show.script(profile, built).splitlines()
     code = [line for line in lines if not line.startswith("#")]
     exported = dict(line.removeprefix("export ").split("=", 1) for line in code if line.startswith("export "))
@@ -166,8 +167,8 @@ def test_merging_takes_away_what_is_null() -> None:
 
 def test_every_variable_has_a_reader() -> None:
     """VLLM_* are looked up in the packages by a contract test, the others in our list."""
-    listed = yaml.safe_load((data_dir("data/deploy") / "variables.yaml").read_text())
-    assert all(entry["reader"] and entry["source"] for entry in listed.values())
+    listed = variables()
+    assert all(entry.reader and entry.source for entry in listed.values())
     used = {name for _, role in ROLES for name in role.env}
     assert {name for name in used if not name.startswith("VLLM_")} == set(listed)
 

@@ -14,7 +14,7 @@ import pytest
 from glm5_ascend.cli import run
 from glm5_ascend.demo_model.resources import write_demo_model
 from glm5_ascend.deploy.profiles.load import load
-from glm5_ascend.deploy.render import image
+from glm5_ascend.deploy.rendering import image
 from tests.support.documents import blocks, document, section, shell_lines
 
 ATLAS = document("deploy/README.md")

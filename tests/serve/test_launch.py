@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from glm5_ascend.cli import run
 from glm5_ascend.errors import CheckpointError, ConfigError, MissingEnvironmentError
-from glm5_ascend.serve import launch
+from glm5_ascend.serve import launch, serve
+from glm5_ascend.serve.flags import value_of
 
 CONFIG = {
     "architectures": ["GlmMoeDsaForCausalLM"],
@@ -30,8 +32,13 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def build_command(directory: Path, extra: list[str], **place: Any) -> tuple[dict[str, str], list[str]]:
+    built = launch.build_command(launch.check_directory(directory), extra, **place)
+    return built.env, built.argv
+
+
 def test_defaults(directory: Path) -> None:
-    _, argv = launch.build_command(directory, [])
+    _, argv = build_command(directory, [])
     assert argv[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     wanted = {
         "--model": str(directory),
@@ -43,13 +50,13 @@ def test_defaults(directory: Path) -> None:
         "--tool-call-parser": "glm47",
         "--chat-template-content-format": "string",
     }
-    assert {flag: launch.value_of(argv, flag) for flag in wanted} == wanted
+    assert {flag: value_of(argv, flag) for flag in wanted} == wanted
     assert "--enable-auto-tool-choice" in argv and "--quantization" not in argv
 
 
 def test_quantized_checkpoint(directory: Path) -> None:
     (directory / "quant_model_description.json").write_text("{}")
-    assert launch.value_of(launch.build_command(directory, [])[1], "--quantization") == "ascend"
+    assert value_of(build_command(directory, [])[1], "--quantization") == "ascend"
 
 
 @pytest.mark.parametrize(
@@ -57,12 +64,12 @@ def test_quantized_checkpoint(directory: Path) -> None:
     [["--max-model-len", "64"], ["--max_model_len", "64"], ["--max-model-len=64"], ["--max_model_len=64"]],
 )
 def test_the_users_flag_replaces_ours(directory: Path, extra: list[str]) -> None:
-    _, argv = launch.build_command(directory, extra)
+    _, argv = build_command(directory, extra)
     assert argv[-len(extra) :] == extra and "8192" not in argv
 
 
 def test_a_flag_can_be_switched_off(directory: Path) -> None:
-    _, argv = launch.build_command(directory, ["--no-enable-auto-tool-choice"])
+    _, argv = build_command(directory, ["--no-enable-auto-tool-choice"])
     assert "--enable-auto-tool-choice" not in argv
 
 
@@ -70,15 +77,23 @@ def test_environment_is_added_to_never_overwritten(directory: Path, monkeypatch:
     for name in ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
-    env, _ = launch.build_command(directory, [])
+    env, _ = build_command(directory, [])
     assert env["OMP_NUM_THREADS"] == "1" and env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert "VLLM_CPU_KVCACHE_SPACE" not in env
 
 
 def test_dry_run_prints_a_line_a_shell_takes(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch.serve(directory, ["--seed", "1"], port=8123, dry_run=True) == 0
+    assert run(["serve", str(directory), "--port", "8123", "--dry-run", "--", "--seed", "1"]) == 0
     line = capsys.readouterr().out
     assert "--port 8123" in line and line.rstrip().endswith("--seed 1") and line.count("\n") == 1
+
+
+def test_dry_run_as_json_and_as_a_function(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", str(directory), "--port", "8123", "--dry-run", "--json", "--", "--seed", "1"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == serve(str(directory), ["--seed", "1"], port=8123, dry_run=True).to_dict()
+    assert told["argv"][-2:] == ["--seed", "1"] and told["env"]["HF_HUB_OFFLINE"] == "1" and told["ok"] is True
+    assert run(["serve", str(directory), "--json"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -104,28 +119,28 @@ def test_configs_vllm_would_misread_are_refused(directory: Path, change: dict[st
     for written in (config, without):
         (directory / "config.json").write_text(json.dumps(written))
         with pytest.raises(ConfigError, match=message):
-            launch.build_command(directory, [])
+            build_command(directory, [])
 
 
 def test_directories_that_are_no_checkpoint(directory: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
-        launch.build_command(tmp_path / "nowhere", [])
+        build_command(tmp_path / "nowhere", [])
     (directory / "quant_model_description.json").write_text("{}")
     (directory / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": {}}))
     with pytest.raises(ConfigError, match=r"would never read quant_model_description\.json"):
-        launch.build_command(directory, [])
+        build_command(directory, [])
     (directory / "model.safetensors").unlink()
     (directory / "config.json").write_text("{")
     with pytest.raises(ConfigError, match="cannot be read"):
-        launch.build_command(directory, [])
+        build_command(directory, [])
     (directory / "config.json").write_text(json.dumps(CONFIG))
     with pytest.raises(CheckpointError, match=r"has no \.safetensors"):
-        launch.build_command(directory, [])
+        build_command(directory, [])
 
 
 def test_the_users_port_wins(directory: Path) -> None:
-    _, argv = launch.build_command(directory, ["--port=9001"], port=8123)
-    assert launch.value_of(argv, "--port") == "9001" and "8123" not in argv
+    _, argv = build_command(directory, ["--port=9001"], port=8123)
+    assert value_of(argv, "--port") == "9001" and "8123" not in argv
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.serve.flags import given_flags
+from glm5_ascend.serve.flags import ServerCommand, given_flags
 
 #: Words a profile may leave open, and the option of `serve` that gives each.
 WORDS = {
@@ -21,13 +21,14 @@ _WORD = re.compile(r"\{(" + "|".join(WORDS) + r")\}")
 
 
 @dataclass(frozen=True)
-class Place:
+class ServerPlace:
     """Where a command runs.
 
     Attributes:
         node: number of the machine within its role, from 0.
         rank: for roles with a server per DP rank: its number on the machine, from 0.
         head: address of node 0 of the role; ip, nic: this machine's own address and network interface.
+        host, port: where the server listens, the profile's if None; with `rank`, `port` is the first server's.
     """
 
     node: int = 0
@@ -35,17 +36,11 @@ class Place:
     head: str = ""
     ip: str = ""
     nic: str = ""
+    host: str | None = None
+    port: int | None = None
 
 
-@dataclass(frozen=True)
-class Command:
-    """env: variables to set. argv: begins with `vllm`. Both may still hold words if none were given."""
-
-    env: dict[str, str]
-    argv: list[str]
-
-
-def open_command(role: Role, model: str, extra: list[str], host: str | None = None) -> Command:
+def open_command(role: Role, model: str, extra: list[str], host: str | None = None) -> ServerCommand:
     """The command with its `{words}` left open. `extra` goes last; a flag in it takes the place of ours."""
     flags = {"host": role.args.get("host", "127.0.0.1"), "port": "{port}"}
     if host is not None:
@@ -55,7 +50,7 @@ def open_command(role: Role, model: str, extra: list[str], host: str | None = No
     for name, value in {**flags, **{k: v for k, v in role.args.items() if k != "host"}}.items():
         if f"--{name}" not in given:
             argv += as_flag(name, value)
-    return Command(dict(role.env), argv + extra)
+    return ServerCommand(dict(role.env), argv + extra)
 
 
 def as_flag(name: str, value: Any) -> list[str]:
@@ -66,17 +61,14 @@ def as_flag(name: str, value: Any) -> list[str]:
     return [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
 
 
-def command(
-    profile: Profile, role: Role, place: Place, model: str, extra: list[str],
-    host: str | None = None, port: int | None = None,
-) -> Command:  # fmt: skip
+def command(profile: Profile, role: Role, place: ServerPlace, model: str, extra: list[str]) -> ServerCommand:
     """The command of one place, nothing left open.
 
     Raises:
         ConfigError: the place does not exist in the profile, or the command needs a word that `place` does not give.
     """
     check_place(profile, role, place)
-    first = role.port if port is None else port
+    first = role.port if place.port is None else place.port
     words = {
         "head": place.head,
         "ip": place.ip,
@@ -86,9 +78,9 @@ def command(
         "devices": ",".join(str(place.rank * role.rank_dies + i) for i in range(role.rank_dies)),
         "port": str(first + place.rank),
     }
-    left_open = open_command(role, model, extra, host)
+    left_open = open_command(role, model, extra, place.host)
     env = {name: fill(value, words, profile) for name, value in left_open.env.items()}
-    return Command(env, [*headless(role, place.node, [fill(arg, words, profile) for arg in left_open.argv])])
+    return ServerCommand(env, [*headless(role, place.node, [fill(arg, words, profile) for arg in left_open.argv])])
 
 
 def headless(role: Role, node: int, argv: list[str]) -> list[str]:
@@ -134,16 +126,17 @@ MEANING = {
 }
 
 
-def open_words(text: str) -> list[str]:
-    return _WORD.findall(text)
-
-
-def check_place(profile: Profile, role: Role, place: Place) -> None:
+def check_place(profile: Profile, role: Role, place: ServerPlace) -> None:
     if place.node >= role.nodes:
         raise ConfigError(
-            f"--node {place.node}: role {role.name} of {profile.name} has nodes 0 to {role.nodes - 1}", "choose one"
+            f"--node {place.node}: role {role.name} of {profile.name} has nodes 0 to {role.nodes - 1}",
+            _choices("--node", role.nodes),
         )
     ranks = role.local_ranks if role.per_rank else 1
     if place.rank >= ranks:
         hint = f"has servers 0 to {ranks - 1} on each node" if role.per_rank else "has one server per node"
-        raise ConfigError(f"--rank {place.rank}: role {role.name} of {profile.name} {hint}", "choose one")
+        raise ConfigError(f"--rank {place.rank}: role {role.name} of {profile.name} {hint}", _choices("--rank", ranks))
+
+
+def _choices(option: str, count: int) -> str:
+    return f"{option} {' or '.join(map(str, range(count)))}"

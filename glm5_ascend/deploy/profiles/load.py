@@ -6,31 +6,29 @@ import difflib
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-import yaml
-
+from glm5_ascend.deploy.profiles.file import ProfileFile, SwitchName
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.resources import data_dir
+from glm5_ascend.resources import data_dir, read_yaml
 
-#: What the GLM-5 report lists for serving on Ascend; a profile says of each whether it is on, why, what it excludes.
-SCHEDULING = (
-    "async_scheduling", "prefix_cache", "ram_tier", "attention_dp", "moe_ep", "flashcomm", "mtp", "graph", "mlapo",
-)  # fmt: skip
+SCHEDULING: tuple[str, ...] = get_args(SwitchName)
 PER_RANK = "per_rank"
+#: What a profile must say, by itself or by what it extends.
+REQUIRED = (
+    "name", "title", "platform", "versions", "status", "source", "models", "hardware", "weights", "roles", "scheduling",
+    "on_main", "base", "multi_node",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Switch:
+class SchedulingSwitch:
     """One line of the scheduling list. on: for all roles, for none, or the roles; add: flags that switch it on."""
 
     on: bool | tuple[str, ...]
     why: str
     excludes: str
     add: tuple[str, ...] = ()
-
-    def on_for(self, role: str) -> bool:
-        return self.on if isinstance(self.on, bool) else role in self.on
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ class Profile:
     roles: dict[str, Role]
     alternatives: bool
     proxy: dict[str, Any]
-    scheduling: dict[str, Switch]
+    scheduling: dict[str, SchedulingSwitch]
     on_main: tuple[str, ...] = field(default=())
 
     def role(self, name: str | None) -> Role:
@@ -111,7 +109,7 @@ def load(name: str) -> Profile:
         near = difflib.get_close_matches(name, known, n=1)
         guess = f"did you mean {near[0]}? " if near else ""
         raise ConfigError(f"no profile {name!r}", f"{guess}profiles: {', '.join(known)}")
-    return _profile(_inherited(name))
+    return _profile(name, _inherited(name))
 
 
 def merge(below: Any, above: Any) -> Any:
@@ -122,18 +120,18 @@ def merge(below: Any, above: Any) -> Any:
     return {key: merged.get(key, value) for key, value in {**below, **merged}.items() if above.get(key, 0) is not None}
 
 
+@cache
 def _read(name: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((directory() / f"{name}.yaml").read_text(encoding="utf-8"))
-    return loaded
+    """The keys that stand in a file, nulls included. Not to be changed by its callers."""
+    return read_yaml(directory() / f"{name}.yaml", ProfileFile).model_dump(exclude_unset=True)
 
 
 def _inherited(name: str) -> dict[str, Any]:
-    own = _read(name)
-    below = own.pop("extends", None)
+    own = {key: value for key, value in _read(name).items() if key != "extends"}
+    below = _read(name).get("extends")
     if below is None:
         return own
-    inherited = _inherited(below)
-    inherited.pop("abstract", None)
+    inherited = {key: value for key, value in _inherited(below).items() if key != "abstract"}
     merged: dict[str, Any] = merge(inherited, own)
     # A null says "not this one" to what `base` gives the role, so it must survive until then.
     merged["roles"] = _keep_nulls(inherited.get("roles", {}), own.get("roles", {}))
@@ -146,10 +144,13 @@ def _keep_nulls(below: Any, above: Any) -> Any:
     return {**below, **{key: _keep_nulls(below.get(key), value) for key, value in above.items()}}
 
 
-def _profile(data: dict[str, Any]) -> Profile:
+def _profile(name: str, data: dict[str, Any]) -> Profile:
+    missing = [key for key in REQUIRED if data.get(key) is None]
+    if missing:
+        raise ConfigError(f"{directory() / name}.yaml: {', '.join(missing)}: key is missing", "see deploy/README.md")
     roles = {name: _role(name, data, own) for name, own in data["roles"].items()}
     switches = {
-        key: Switch(
+        key: SchedulingSwitch(
             on=value["on"] if isinstance(value["on"], bool) else tuple(value["on"]),
             why=value["why"],
             excludes=value["excludes"],

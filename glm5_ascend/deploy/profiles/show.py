@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 
-from glm5_ascend.deploy.profiles.command import Command
 from glm5_ascend.deploy.profiles.load import Profile
+from glm5_ascend.serve.flags import ServerCommand
 
 BREAK = " \\"
 
@@ -38,5 +38,5 @@ def call(argv: list[str], quote: Callable[[str], str] = shlex.quote, end: str = 
     return [("  " if i else "") + line + (BREAK if i < len(lines) - 1 else "") for i, line in enumerate(lines)]
 
 
-def script(profile: Profile, command: Command) -> str:
+def script(profile: Profile, command: ServerCommand) -> str:
     return "\n".join([*heading(profile), *exports(command.env), *call(command.argv)])

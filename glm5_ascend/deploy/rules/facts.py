@@ -1,6 +1,6 @@
 """The facts that rules speak of, and those that a command line holds.
 
-Those of a machine come from `doctor.machine`, those of a checkpoint from `doctor.weights`.
+Those of a machine come from `diagnosis.machine`, those of a checkpoint from `diagnosis.weights`.
 """
 
 from __future__ import annotations

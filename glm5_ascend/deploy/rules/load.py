@@ -5,30 +5,42 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
-import yaml
+from pydantic import BaseModel, ConfigDict, RootModel
 
 from glm5_ascend.deploy.rules.expression import holds, names_in
-from glm5_ascend.resources import data_dir
+from glm5_ascend.resources import data_dir, read_yaml
 
 ERROR, WARNING = "error", "warning"
 
 
-@dataclass(frozen=True)
-class Rule:
-    """One known bad combination. source: the thread, document or file that says so."""
+#: Chapters of deploy/TROUBLESHOOTING.md, in its order.
+Topic = Literal[
+    "versions", "indexer", "checkpoint", "graphs and MTP", "parallel layout", "FlashComm, MC2, MLAPO", "C8 caches",
+    "prefill and decode", "machine",
+]  # fmt: skip
 
+
+class Rule(BaseModel):
+    """One known bad combination. when: a condition over `facts.FACTS`; source: the thread or file that says so."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     id: str
-    level: str
+    topic: Topic
+    level: Literal["error", "warning"]
     when: str
     message: str
     fix: str
     source: str
 
 
+class RuleFile(RootModel[list[Rule]]):
+    """deploy/rules.yaml."""
+
+
 @dataclass(frozen=True)
-class Found:
+class BrokenRule:
     """A rule that holds, its message filled in."""
 
     id: str
@@ -40,23 +52,24 @@ class Found:
 
 @cache
 def rules() -> tuple[Rule, ...]:
-    text = (data_dir("data/deploy") / "rules.yaml").read_text(encoding="utf-8")
-    return tuple(Rule(**entry) for entry in yaml.safe_load(text))
+    """All of them, in the order of the file."""
+    return tuple(read_yaml(data_dir("data/deploy") / "rules.yaml", RuleFile).root)
 
 
-def judge(facts: Mapping[str, Any]) -> tuple[list[Found], dict[str, list[str]]]:
+def judge(facts: Mapping[str, Any]) -> tuple[list[BrokenRule], dict[str, list[str]]]:
     """What is wrong, and the rules that could not be checked with the facts they lack."""
-    found, unchecked = [], {}
+    broken: list[BrokenRule] = []
+    unchecked = {}
     for rule in rules():
         answer = holds(rule.when, facts)
         if answer is None:
             unchecked[rule.id] = sorted(names_in(rule.when) - set(facts))
         elif answer:
             shown = _Shown(facts)
-            found.append(
-                Found(rule.id, rule.level, rule.message.format_map(shown), rule.fix.format_map(shown), rule.source)
+            broken.append(
+                BrokenRule(rule.id, rule.level, rule.message.format_map(shown), rule.fix.format_map(shown), rule.source)
             )
-    return found, unchecked
+    return broken, unchecked
 
 
 class _Shown(dict[str, Any]):

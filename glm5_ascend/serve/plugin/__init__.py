@@ -6,19 +6,19 @@ engine core and every worker. Importing this module imports neither torch nor vL
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 
+from glm5_ascend.serve.activation import cpu_platform_is_off, on_ascend, plugin_is_active
+
 PLATFORM_CLASS = "glm5_ascend.serve.plugin.platform.Glm5CpuPlatform"
-OPT_OUT = "GLM5_CPU_PLATFORM"
 
 logger = logging.getLogger("vllm.glm5_ascend")  # below "vllm", so that vLLM's handler and level apply
 
 
 def register_platform() -> str | None:
     """Entry point `vllm.platform_plugins`: our CPU platform's class path, or None to stay out of the way."""
-    if not _wanted():
+    if on_ascend() or cpu_platform_is_off(os.environ):  # vllm-ascend brings its own
         return None
     from vllm.platforms import cpu_platform_plugin
 
@@ -30,12 +30,12 @@ def register() -> None:
 
     On a CPU: layers, models and the quantization method `ascend`. Beside vllm-ascend: see `ascend`.
     """
-    if not _opted_out() and _beside_vllm_ascend():
+    if not plugin_is_active():
+        return
+    if on_ascend():
         from glm5_ascend.serve.plugin import ascend
 
         ascend.register()
-        return
-    if not _wanted():
         return
     from vllm.platforms import current_platform
 
@@ -50,16 +50,3 @@ def register() -> None:
 
     for part in (compat, mla, models, quantization, tools):
         part.register()
-
-
-def _wanted() -> bool:
-    """False on an Ascend machine (vllm-ascend brings its own platform) and where the user opted out."""
-    return not _opted_out() and not _beside_vllm_ascend()
-
-
-def _opted_out() -> bool:
-    return os.environ.get(OPT_OUT, "1").strip().lower() in ("0", "false", "no", "off")
-
-
-def _beside_vllm_ascend() -> bool:
-    return importlib.util.find_spec("vllm_ascend") is not None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
+from glm5_ascend.deploy.profiles.load import Profile, Role, SchedulingSwitch, load, names
 
 HEAD = (
     "| profile | weights | TP / DP / DCP | tokens | on | accepted by |\n"
     "|---|---|---|---|---|---|\n"
 )  # fmt: skip
+
+
+def is_on(switch: SchedulingSwitch, role: Role) -> bool:
+    return switch.on if isinstance(switch.on, bool) else role.name in switch.on
 
 
 def row(profile: Profile, role: Role) -> str:
@@ -16,7 +20,7 @@ def row(profile: Profile, role: Role) -> str:
     machines = f"{role.nodes} x {role.name if profile.alternatives else profile.hardware['node']}"
     weights = profile.weights["recipe"]
     layout = " / ".join(str(args.get(f"{kind}-parallel-size", 1)) for kind in ("tensor", "data", "decode-context"))
-    on = ", ".join(key.replace("_", " ") for key, switch in profile.scheduling.items() if switch.on_for(role.name))
+    on = ", ".join(key.replace("_", " ") for key, switch in profile.scheduling.items() if is_on(switch, role))
     accepted = "vllm-ascend 0.23.0, vLLM 0.32" if profile.platform == "npu" else "vLLM 0.32, runs in CI"
     return f"| {name} ({machines}) | {weights} | {layout} | {args['max-model-len']:,} | {on} | {accepted} |\n"
 

@@ -2,54 +2,51 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.checkpoint.summary import CheckpointSummary, summarize
-from glm5_ascend.deploy.doctor.machine import on_network_mount
+from glm5_ascend.checkpoint.summary import CheckpointSummary
+from glm5_ascend.deploy.diagnosis.machine import on_network_mount
 from glm5_ascend.deploy.rules.facts import short_name
 
 MOUNTS = Path("/proc/mounts")
 
 
-def facts(directory: Path) -> dict[str, Any]:
-    """Raises `CheckpointError` or OSError for files that cannot be read."""
-    contents = summarize(directory)
-    types = contents.types
+def facts(checkpoint: CheckpointSummary) -> dict[str, Any]:
+    """Raises `CheckpointError` for an index that cannot be read."""
+    directory, types = checkpoint.directory, checkpoint.types
     quantized = bool(types)
     found: dict[str, Any] = {
         "model": directory.resolve().name,
         "quantized": quantized,
-        "experts": contents.experts,
-        "attention": contents.attention,
-        "weights": short_name(contents.experts),
+        "experts": checkpoint.experts,
+        "attention": checkpoint.attention,
+        "weights": short_name(checkpoint.experts),
         "linear_types": tuple(sorted({t for name, t in types.items() if ".mlp.experts." not in name})),
         "kv_b_quantized": any(t != "FLOAT" for name, t in types.items() if name.endswith(".kv_b_proj.weight")),
-        "shared_indexers": contents.shared_indexers,
-        "mtp_layers": contents.config.get("num_nextn_predict_layers") or 0,
+        "shared_indexers": checkpoint.shared_indexers,
+        "mtp_layers": checkpoint.config.get("num_nextn_predict_layers") or 0,
     }
     if quantized:
-        found["group_size"] = contents.group_size
+        found["group_size"] = checkpoint.group_size
     names = tensor_names(directory)
     if names is not None:
-        found |= _of_index(contents, names)
+        found |= _of_index(checkpoint, names)
     if MOUNTS.is_file():
         found["network_mount"] = on_network_mount(directory.resolve(), MOUNTS.read_text(encoding="utf-8"))
     return found
 
 
-def _of_index(contents: CheckpointSummary, names: set[str]) -> dict[str, Any]:
-    layers = contents.config.get("num_hidden_layers", 0)
+def _of_index(checkpoint: CheckpointSummary, names: set[str]) -> dict[str, Any]:
+    layers = checkpoint.config.get("num_hidden_layers", 0)
     without = [i for i in range(layers) if f"model.layers.{i}.self_attn.indexer.wk.weight" not in names]
     mtp = sum(name.startswith(f"model.layers.{layers}.") for name in names)
     return {"layers_without_indexer": len(without), "mtp_tensors": mtp}
 
 
 def tensor_names(directory: Path) -> set[str] | None:
-    """All tensors by the index; None where there is none."""
-    (path, *_) = [*directory.glob("*.safetensors.index.json"), directory / "none"]
-    if not path.is_file():
-        return None
-    weight_map: dict[str, str] = json.loads(path.read_text(encoding="utf-8")).get("weight_map", {})
-    return set(weight_map)
+    """All tensors by the index that vLLM reads; None where there is none. Raises `CheckpointError` for a bad one."""
+    from glm5_ascend.checkpoint.index import read_weight_map  # loads torch
+
+    weight_map = read_weight_map(directory)
+    return None if weight_map is None else set(weight_map)

@@ -8,7 +8,7 @@ import yaml
 
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.profiles.show import heading
-from glm5_ascend.deploy.render import image, scripts
+from glm5_ascend.deploy.rendering import image, scripts
 
 
 def files(profile: Profile, model: str) -> dict[str, str]:

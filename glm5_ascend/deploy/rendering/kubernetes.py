@@ -11,8 +11,8 @@ import yaml
 
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.profiles.show import heading
-from glm5_ascend.deploy.render import image, kubernetes_front, scripts
-from glm5_ascend.deploy.render.kubernetes_front import ANSWERS, INSTANCE, PART_OF, full_name, service_name
+from glm5_ascend.deploy.rendering import image, kubernetes_front, scripts
+from glm5_ascend.deploy.rendering.kubernetes_front import ANSWERS, INSTANCE, PART_OF, full_name, service_name
 
 #: What the Ascend device plugin counts.
 RESOURCE = "huawei.com/Ascend910"

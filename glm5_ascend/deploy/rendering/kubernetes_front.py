@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from glm5_ascend.deploy.profiles.load import Profile, Role
-from glm5_ascend.deploy.render import image, scripts
+from glm5_ascend.deploy.rendering import image, scripts
 
 INSTANCE, PART_OF, ANSWERS = "app.kubernetes.io/instance", "app.kubernetes.io/part-of", "glm5-ascend/answers"
 ROUTER_PORT = 8080

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from glm5_ascend.deploy.doctor import machine, weights
+from glm5_ascend.checkpoint.summary import CheckpointSummary
+from glm5_ascend.deploy.diagnosis import machine, weights
 from glm5_ascend.deploy.profiles.command import open_command
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.rules import facts as rule_facts
-from glm5_ascend.deploy.rules.load import Found, judge
+from glm5_ascend.deploy.rules.load import BrokenRule, judge
 from glm5_ascend.serve import versions as sets
-from glm5_ascend.serve.environment import beside_vllm_ascend
+from glm5_ascend.serve.activation import plugin_is_active
 
 
 @dataclass(frozen=True)
@@ -25,20 +25,27 @@ class Preflight:
 
     profile: str
     role: str
-    found: list[Found]
+    broken: list[BrokenRule]
     unchecked: dict[str, list[str]]
     assumed: bool
 
 
-def facts_for(profile: Profile, role: Role, directory: Path | None, extra: list[str]) -> tuple[dict[str, Any], bool]:
-    """Everything known, later sources winning: profile, command line, software, checkpoint, machine."""
-    argv = open_command(role, str(directory or "DIR"), extra).argv
+def facts_for(
+    profile: Profile, role: Role, checkpoint: CheckpointSummary | None, extra: list[str]
+) -> tuple[dict[str, Any], bool]:
+    """Everything known, later sources winning: profile, command line, software, checkpoint, machine.
+
+    Returns:
+        (facts, whether versions are assumed as the profile's because vllm-ascend is not here)
+    """
+    argv = open_command(role, str(checkpoint.directory if checkpoint else "DIR"), extra).argv
     software, assumed = sets.facts(profile.versions)
     known = rule_facts.of_profile(profile, role)
     environ = {**os.environ, **role.env}
-    known |= rule_facts.of_command(argv, environ) | software | {"our_plugin": beside_vllm_ascend(environ)}
-    if directory is not None:
-        known |= weights.facts(directory)
+    known |= rule_facts.of_command(argv, environ) | software
+    known["our_plugin"] = plugin_is_active(environ, ascend=profile.platform == "npu")
+    if checkpoint is not None:
+        known |= weights.facts(checkpoint)
     if not assumed:  # elsewhere the machine's devices and limits say nothing about the Atlas
         here = machine.facts()
         with suppress(InvalidVersion, KeyError):
@@ -48,13 +55,13 @@ def facts_for(profile: Profile, role: Role, directory: Path | None, extra: list[
 
 
 def preflight(
-    profile: Profile, directory: Path | None, role: str | None = None, extra: list[str] | None = None
+    profile: Profile, checkpoint: CheckpointSummary | None, role: str | None = None, extra: list[str] | None = None
 ) -> list[Preflight]:
     """One result per role; of all roles if none is named. extra: the user's vLLM flags, which win."""
     wanted = list(profile.roles.values()) if role is None else [profile.role(role)]
     results = []
     for each in wanted:
-        known, assumed = facts_for(profile, each, directory, extra or [])
-        found, unchecked = judge(known) if profile.platform == "npu" else ([], {})
-        results.append(Preflight(profile.name, each.name, found, unchecked, assumed))
+        known, assumed = facts_for(profile, each, checkpoint, extra or [])
+        broken, unchecked = judge(known) if profile.platform == "npu" else ([], {})
+        results.append(Preflight(profile.name, each.name, broken, unchecked, assumed))
     return results

@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from glm5_ascend.checkpoint.summary import summarize
 from glm5_ascend.deploy import doctor
-from glm5_ascend.deploy.doctor import machine, weights
+from glm5_ascend.deploy.diagnosis import machine, weights
+from glm5_ascend.deploy.diagnosis.checkpoint_rows import profile_rows
+from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.errors import CheckpointError
 from glm5_ascend.serve import versions as sets
 from glm5_ascend.serve.environment import version_of
 
@@ -89,7 +93,7 @@ def test_older_rows_and_main_are_found() -> None:
 
 
 def test_facts_of_a_checkpoint(tiny_w4a8: Path, editable: Callable[[Path], Path]) -> None:
-    facts = weights.facts(tiny_w4a8)
+    facts = weights.facts(summarize(tiny_w4a8))
     assert (facts["weights"], facts["attention"], facts["group_size"]) == ("w4a8", "W8A8_DYNAMIC", 0)
     assert facts["mtp_layers"] == 1 and facts["mtp_tensors"] > 0 and facts["layers_without_indexer"] == 0
     assert not facts["kv_b_quantized"] and not facts["shared_indexers"]
@@ -98,12 +102,25 @@ def test_facts_of_a_checkpoint(tiny_w4a8: Path, editable: Callable[[Path], Path]
     description = json.loads(path.read_text())
     name = next(key for key in description if key.endswith(".kv_b_proj.weight"))
     path.write_text(json.dumps({**description, name: "W8A8_DYNAMIC", "group_size": 256}))
-    assert weights.facts(broken)["kv_b_quantized"] and weights.facts(broken)["group_size"] == 256
+    assert weights.facts(summarize(broken))["kv_b_quantized"] and weights.facts(summarize(broken))["group_size"] == 256
+
+
+@pytest.mark.parametrize("name", ["a.safetensors.index.json", "quant_model_weight_w4a8.safetensors.index.json"])
+def test_the_index_is_the_one_vllm_reads(name: str, tiny_w4a8: Path, editable: Callable[[Path], Path]) -> None:
+    """msModelSlim names its own otherwise; both can lie in one directory, in any order of the file system."""
+    two = editable(tiny_w4a8)
+    (two / name).write_text(json.dumps({"weight_map": {"lm_head.weight": "other.safetensors"}}))
+    assert weights.tensor_names(two) == weights.tensor_names(tiny_w4a8)
+    (two / "model.safetensors.index.json").unlink()
+    assert weights.tensor_names(two) is None
+    (two / "model.safetensors.index.json").write_text("{")
+    with pytest.raises(CheckpointError, match="not valid JSON"):
+        weights.tensor_names(two)
 
 
 def test_doctor_tells_the_truth_about_this_machine() -> None:
     """Against what can be seen without doctor: device files, installed distributions."""
-    rows = {row.item: row for row in doctor.run_doctor()}
+    rows = {row.item: row for row in doctor().rows}
     here = len(list(Path("/dev").glob("davinci[0-9]*")))
     assert rows["NPUs"].value == (str(here) if here else "none")
     assert rows["torch"].value == version_of("torch")
@@ -127,5 +144,5 @@ def test_a_profile_that_the_checkpoint_rules_out(tiny_w4a8: Path, editable: Call
     broken = editable(tiny_w4a8)
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 0}))
-    rows = doctor.profile_rows(doctor.load("a3-single-w4a8"), broken, None)
+    rows = profile_rows(load("a3-single-w4a8"), summarize(broken), None)
     assert [row.status for row in rows if row.id == "C1"] == ["problem"]

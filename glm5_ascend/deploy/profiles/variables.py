@@ -1,0 +1,24 @@
+"""deploy/variables.yaml: variables of profiles that neither vLLM nor vllm-ascend defines, with who reads each."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, RootModel
+
+from glm5_ascend.resources import data_dir, read_yaml
+
+
+class Variable(BaseModel):
+    """reader: the library that reads it; source: the document that says so."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    reader: str
+    source: str
+
+
+class VariableFile(RootModel[dict[str, Variable]]):
+    """deploy/variables.yaml."""
+
+
+def variables() -> dict[str, Variable]:
+    """By name."""
+    return read_yaml(data_dir("data/deploy") / "variables.yaml", VariableFile).root

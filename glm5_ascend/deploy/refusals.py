@@ -1,0 +1,80 @@
+"""What `serve` refuses before it starts a server: broken checkpoints, and combinations known to be bad."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from glm5_ascend.checkpoint.summary import CheckpointSummary
+from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
+from glm5_ascend.deploy.diagnosis.preflight import preflight
+from glm5_ascend.deploy.profiles.load import Profile, Role
+from glm5_ascend.deploy.rules.load import ERROR
+from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError
+from glm5_ascend.serve.activation import on_ascend
+from glm5_ascend.serve.environment import require_cpu_environment
+from glm5_ascend.serve.launch import refuse_flags
+
+
+def refuse_broken(checkpoint: CheckpointSummary) -> None:
+    """vLLM's loader takes many broken checkpoints without a word; the headers alone tell most of them.
+
+    Raises:
+        CheckFailedError: the quick check of `verify` found something; its findings go to stderr.
+    """
+    if not (checkpoint.directory / DESCRIPTION_NAME).is_file():
+        return
+    from glm5_ascend.verify import verify  # loads torch
+
+    report = verify(checkpoint.directory, deep=False)
+    if not report.ok:
+        for line in report.lines(quiet=True):
+            print(line, file=sys.stderr)
+        raise CheckFailedError(
+            f"{checkpoint.directory}: broken checkpoint, it would serve garbage or fail to load",
+            "quantize again, or --skip-verify to serve it all the same",
+        )
+
+
+def refuse_known_bad(
+    profile: Profile, role: Role, checkpoint: CheckpointSummary, vllm_args: Sequence[str], *, only_warn: bool
+) -> None:
+    """The rules of `doctor` over exactly what would run; what they find goes to stderr.
+
+    Raises:
+        CheckFailedError: one of them is an error, unless `only_warn`.
+    """
+    (result,) = preflight(profile, checkpoint, role.name, list(vllm_args))
+    for broken in result.broken:
+        print(f"{broken.level} {broken.id}: {broken.message} ({broken.source})\n  fix: {broken.fix}", file=sys.stderr)
+    errors = [broken.id for broken in result.broken if broken.level == ERROR]
+    if errors and not only_warn:
+        raise CheckFailedError(
+            f"profile {profile.name}: known bad combination ({', '.join(errors)})",
+            "see the lines above, or --skip-verify to serve it all the same",
+        )
+
+
+def refuse_other_weights(profile: Profile, checkpoint: CheckpointSummary) -> None:
+    """Raises `ConfigError` where the checkpoint is not what the profile was written for."""
+    for part, has in (("experts", checkpoint.experts), ("attention", checkpoint.attention)):
+        wanted = profile.weights[part]
+        if wanted not in ("any", has):
+            raise ConfigError(
+                f"profile {profile.name} is for {part} in {wanted}, {checkpoint.directory} has {has}",
+                f"quantize with --recipe {profile.weights['recipe']}, or choose another profile",
+            )
+
+
+def refuse_other_platform(profile: Profile, vllm_args: Sequence[str]) -> None:
+    """Raises `MissingEnvironmentError` or `ConfigError` where this machine cannot run the profile."""
+    if profile.platform == "cpu":
+        if on_ascend():
+            raise MissingEnvironmentError("profile cpu: vllm-ascend is installed here", "choose a profile for Atlas")
+        require_cpu_environment()
+        refuse_flags(vllm_args)
+    elif not on_ascend():
+        raise MissingEnvironmentError(
+            f"profile {profile.name} needs vllm-ascend, which is not installed here",
+            "run it in the vllm-ascend image; --dry-run prints the command anywhere",
+        )

@@ -1,0 +1,1 @@
+"""A profile as files that shells, containers, Kubernetes and systemd take."""

@@ -1,0 +1,72 @@
+"""`glm5-ascend deploy render`: a profile's files for one target, written into a folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glm5_ascend.deploy.profiles.load import Profile, load
+from glm5_ascend.deploy.rendering import compose, kubernetes, scripts, systemd
+from glm5_ascend.errors import ConfigError, OutputError
+
+TARGETS = {"shell": scripts.files, "compose": compose.files, "k8s": kubernetes.files, "systemd": systemd.files}
+#: Where the checkpoint lies on the machines, if nothing else is said.
+MODEL = "/models/glm5"
+
+
+@dataclass(frozen=True)
+class RenderedFiles:
+    """What was written: `files` are paths below `folder`, in the order in which they were rendered."""
+
+    profile: str
+    to: str
+    model: str
+    folder: Path
+    files: tuple[Path, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The data of `--json`."""
+        return {
+            "schema_version": 1, "command": "deploy render", "ok": True, "exit_code": 0, "profile": self.profile,
+            "to": self.to, "model": self.model, "folder": str(self.folder), "files": [str(path) for path in self.files],
+        }  # fmt: skip
+
+
+def render(profile: str, to: str, *, model: str = MODEL, out: str | Path | None = None) -> RenderedFiles:
+    """Write a profile as scripts, containers, Kubernetes objects or units.
+
+    Args:
+        profile: its name; `glm5-ascend deploy list` shows them.
+        to: shell, compose, k8s or systemd.
+        model: absolute path of the checkpoint on every machine, mounted at the same place in containers.
+        out: an absent or empty folder; PROFILE-TO in the working directory if left out.
+
+    Raises:
+        ConfigError: unknown profile or target, a path that is not plain, containers for the CPU profile.
+        OutputError: the folder has files already.
+    """
+    texts = rendered_texts(load(profile), to, model)
+    folder = Path(f"{profile}-{to}") if out is None else Path(out)
+    if (folder.is_dir() and any(folder.iterdir())) or folder.is_file():
+        raise OutputError(f"{folder}: exists and is not empty", "name another folder with --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        path = folder / name
+        path.write_text(text, encoding="utf-8")
+        if path.suffix == ".sh":
+            path.chmod(0o755)
+    return RenderedFiles(profile, to, model, folder, tuple(folder / name for name in texts))
+
+
+def rendered_texts(profile: Profile, target: str, model: str) -> dict[str, str]:
+    """File name -> text; see `render` for the arguments and the `ConfigError`s."""
+    if target not in TARGETS:
+        raise ConfigError(f"--to {target}: unknown", f"one of {', '.join(TARGETS)}")
+    if profile.platform == "cpu" and target in ("compose", "k8s"):
+        raise ConfigError("profile cpu has no container image", "--to shell or --to systemd")
+    if not Path(model).is_absolute() or any(sign in model for sign in "\"'$`\\\n "):
+        raise ConfigError(
+            f"--model {model!r}: not a plain absolute path", "the machines' path, without spaces or quotes"
+        )
+    return TARGETS[target](profile, model)

@@ -1,0 +1,35 @@
+"""JSON schemas of the YAML files in deploy/, from the models that read them: editors complete and check by them.
+
+`python -m glm5_ascend.deploy.schemas` writes them.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from glm5_ascend.deploy.profiles.file import ProfileFile
+from glm5_ascend.deploy.profiles.variables import VariableFile
+from glm5_ascend.deploy.rules.load import RuleFile
+from glm5_ascend.resources import data_dir, schema_text
+from glm5_ascend.serve.versions import VersionFile
+
+#: By file name in deploy/schemas.
+SCHEMAS: dict[str, type[BaseModel]] = {
+    "profile.json": ProfileFile,
+    "rules.json": RuleFile,
+    "variables.json": VariableFile,
+    "versions.json": VersionFile,
+}
+
+
+def main() -> None:
+    """Write every schema again."""
+    for name, model in SCHEMAS.items():
+        path = data_dir("data/deploy") / "schemas" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(schema_text(model), encoding="utf-8")
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""deploy/TROUBLESHOOTING.md, from the rules of `doctor`: `python -m glm5_ascend.deploy.troubleshooting` writes it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import get_args
+
+from glm5_ascend.deploy.rules.expression import names_in
+from glm5_ascend.deploy.rules.facts import FACTS
+from glm5_ascend.deploy.rules.load import Rule, Topic, rules
+from glm5_ascend.resources import data_dir
+from glm5_ascend.serve.versions import version_set
+
+NAME = "TROUBLESHOOTING.md"
+RELEASE = "vllm-ascend-0.23.0"
+THREADS = "https://github.com/vllm-project/vllm-ascend/issues/"
+#: Facts that are versions, and how a reader writes the package.
+PACKAGES = {"transformers": "transformers", "vllm_ascend": "vllm-ascend", "cann": "CANN"}
+HEAD = """\
+# Troubleshooting
+
+Written by `python -m glm5_ascend.deploy.troubleshooting` from [rules.yaml](rules.yaml): change it there.
+
+`glm5-ascend doctor DIR --profile NAME` looks for all of these on your machine, checkpoint and flags.
+An error is refused upstream or known to compute wrongly, and `serve` refuses it. A warning is known trouble.
+A cause is a condition over the names at the end of this page. An empty `versions` means all of them.
+"""
+NAMES = """\
+## Names in causes
+
+Those that are missing here are flags of vLLM or keys of `--additional-config`, shortened.
+
+"""
+COLUMNS = "| | symptom | cause | versions | fix | source |\n|---|---|---|---|---|---|\n"
+
+
+def page() -> str:
+    """The whole file."""
+    chapters = [chapter(topic) for topic in get_args(Topic)]
+    used = {name for rule in rules() for name in names_in(rule.when)} - set(PACKAGES)
+    names = [f"| `{name}` | {meaning} |\n" for name, meaning in FACTS.items() if name in used and meaning]
+    return "\n".join([HEAD, *chapters, NAMES + "| name | meaning |\n|---|---|\n" + "".join(names)])
+
+
+def chapter(topic: str) -> str:
+    """A heading, and a table of the topic's rules; errors first."""
+    chosen = sorted((rule for rule in rules() if rule.topic == topic), key=lambda rule: rule.level)
+    return f"## {topic[0].upper()}{topic[1:]}\n\n" + COLUMNS + "".join(map(row, chosen))
+
+
+def row(rule: Rule) -> str:
+    """One line of the table."""
+    versions, cause = split(rule.when)
+    condition = f"`{cause}`" if cause else ""
+    cells = [
+        f"{rule.id} {rule.level}", readable(rule.message), condition, versions, readable(rule.fix), linked(rule.source)
+    ]  # fmt: skip
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def split(when: str) -> tuple[str, str]:
+    """(versions that a condition asks for in any case, the rest of it)."""
+    body = ast.parse(when, mode="eval").body
+    parts = body.values if isinstance(body, ast.BoolOp) and isinstance(body.op, ast.And) else [body]
+    ranges: dict[str, list[str]] = {}
+    rest: list[ast.expr] = []
+    for part in parts:
+        if isinstance(part, ast.Compare) and isinstance(part.left, ast.Name) and part.left.id in PACKAGES:
+            _, sign, version = ast.unparse(part).split(" ", 2)
+            ranges.setdefault(PACKAGES[part.left.id], []).append(f"{sign} {version.strip(chr(39))}".removeprefix("== "))
+        else:
+            rest.append(part)
+    return "; ".join(f"{package} {', '.join(signs)}" for package, signs in ranges.items()), _joined(rest)
+
+
+def _joined(parts: list[ast.expr]) -> str:
+    """Conditions that hold together; none is an empty text."""
+    if not parts:
+        return ""
+    return ast.unparse(parts[0] if len(parts) == 1 else ast.BoolOp(ast.And(), parts))
+
+
+def readable(text: str) -> str:
+    """A message without the values that a machine would fill in."""
+    text = re.sub(r"(transformers|vllm-ascend|CANN) \{(?:transformers|vllm_ascend|cann)\}", r"\1", text)
+    values = {name: f"`{name}`" for name in FACTS} | dict.fromkeys(PACKAGES, "this version")
+    wanted = (version_set(RELEASE) or {}).get("triton-ascend", "")
+    return text.format_map(values | {"wanted_triton": wanted}).replace("*", "\\*")
+
+
+def linked(source: str) -> str:
+    """`#123` as a link to vllm-ascend's thread."""
+    return re.sub(r"#(\d+)", rf"[#\1]({THREADS}\1)", source)
+
+
+def main() -> None:
+    """Write the file again."""
+    path = data_dir("data/deploy") / NAME
+    path.write_text(page(), encoding="utf-8")
+    print(path)
+
+
+if __name__ == "__main__":
+    main()

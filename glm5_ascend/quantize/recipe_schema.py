@@ -1,0 +1,19 @@
+"""JSON schema of a recipe, from the models that read it: `python -m glm5_ascend.quantize.recipe_schema` writes it."""
+
+from __future__ import annotations
+
+from glm5_ascend.quantize.recipe import RECIPE_DIR, Recipe
+from glm5_ascend.resources import data_dir, schema_text
+
+NAME = "schema.json"
+
+
+def main() -> None:
+    """Write the schema again."""
+    path = data_dir(RECIPE_DIR) / NAME
+    path.write_text(schema_text(Recipe), encoding="utf-8")
+    print(path)
+
+
+if __name__ == "__main__":
+    main()

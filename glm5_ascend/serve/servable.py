@@ -1,0 +1,65 @@
+"""What a directory must hold before vLLM may load it: vLLM misreads much of the rest without a word."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from glm5_ascend.checkpoint.summary import CheckpointSummary, summarize
+from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
+from glm5_ascend.errors import CheckpointError, ConfigError
+from glm5_ascend.serve.plugin.description import load_description
+from glm5_ascend.serve.schedule import topk_pattern
+
+#: config.json keys that vLLM reads with another default than GLM-5's: without them it computes something else.
+REQUIRED_KEYS = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "indexer_rope_interleave": True}
+
+
+def check_directory(directory: Path) -> CheckpointSummary:
+    """What the checkpoint holds, by its JSON files; no tensor is read.
+
+    Raises:
+        ConfigError: vLLM would refuse config.json, or compute something else than GLM-5 by it.
+        CheckpointError: no weights, or a description that cannot be read.
+    """
+    config = _checked_config(directory)
+    if not any(directory.glob("*.safetensors")):
+        raise CheckpointError(f"{directory} has no .safetensors file", "the weights are missing: copy them")
+    if (directory / DESCRIPTION_NAME).exists():
+        if "quantization_config" in config:
+            raise ConfigError(
+                f"{directory / 'config.json'} has quantization_config, so vLLM would never read {DESCRIPTION_NAME}",
+                "remove quantization_config from config.json",
+            )
+        load_description(directory).check()
+    return summarize(directory)
+
+
+def _checked_config(directory: Path) -> dict[str, Any]:
+    path = directory / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist", "give the directory of a GLM-5 checkpoint") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", "restore it from the source checkpoint") from None
+    model_type = config.get("model_type") if isinstance(config, dict) else None
+    if model_type != "glm_moe_dsa":
+        raise ConfigError(
+            f"{path}: model_type is {model_type!r}, not 'glm_moe_dsa'", "give a GLM-5 (5.1, 5.2) checkpoint"
+        )
+    if "GlmMoeDsaForCausalLM" not in (config.get("architectures") or ()):
+        raise ConfigError(
+            f"{path}: architectures is {config.get('architectures')!r}; vLLM would serve embeddings, not text",
+            'restore config.json from the source checkpoint, or add {"architectures": ["GlmMoeDsaForCausalLM"]}',
+        )
+    for key, value in REQUIRED_KEYS.items():
+        if config.get(key) != value:
+            raise ConfigError(
+                f"{path}: {key} is {config.get(key)!r}; vLLM would not compute GLM-5 without {value!r}",
+                f"restore config.json from the source checkpoint, or add {json.dumps({key: value})}",
+            )
+    topk_pattern(config)
+    result: dict[str, Any] = config
+    return result

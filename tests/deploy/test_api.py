@@ -1,0 +1,65 @@
+"""`doctor`, `render`, `serve` as functions: the commands' options by name and default, the same data."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import glm5_ascend.deploy
+import glm5_ascend.serve
+from glm5_ascend import cli
+from glm5_ascend.deploy import doctor, render
+from glm5_ascend.errors import ConfigError, OutputError
+from glm5_ascend.serve import serve
+
+#: Options of a command that its function has not: how it prints, and what belongs to a profile or is done before.
+LEFT_OUT = {
+    "doctor": {"as_json"},
+    "render": {"as_json"},
+    "serve": {"as_json", "context", "profile", "role", "node", "rank", "head", "ip", "nic", "skip_verify"},
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "command"),
+    [(doctor, cli.doctor.doctor), (render, cli.deploy.render), (serve, cli.serve.serve)],
+    ids=["doctor", "render", "serve"],
+)
+def test_options_and_parameters_agree(function: Callable[..., Any], command: Callable[..., Any]) -> None:
+    options = dict(inspect.signature(command).parameters)
+    parameters = dict(inspect.signature(function).parameters)
+    parameters.pop("vllm_args", None)  # what follows -- on the command line
+    assert set(parameters) == set(options) - LEFT_OUT[command.__name__]
+    for name, parameter in parameters.items():
+        optional = options[name].default is not inspect.Parameter.empty
+        assert not optional or parameter.default == options[name].default, name
+
+
+def test_doctor_returns_what_its_command_prints(tiny_w4a8: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = doctor(str(tiny_w4a8), profile="a3-single-w4a8").to_dict()
+    code = cli.run(["doctor", str(tiny_w4a8), "--profile", "a3-single-w4a8", "--json"])
+    assert json.loads(capsys.readouterr().out) == found
+    assert found["exit_code"] == code and found["verdict"] and found["rows"]
+
+
+def test_errors_are_ours(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="no profile 'a4'"):
+        doctor(profile="a4")
+    with pytest.raises(ConfigError, match="does not exist"):
+        serve(str(tmp_path / "nowhere"), dry_run=True)
+    with pytest.raises(OutputError, match="exists and is not empty"):
+        render("a3-1m", to="shell", out=str(tmp_path))
+    with pytest.raises(ConfigError, match="--to helm"):
+        render("a3-1m", "helm")
+
+
+def test_other_names_are_attribute_errors() -> None:
+    for package in (glm5_ascend.deploy, glm5_ascend.serve):
+        with pytest.raises(AttributeError, match="no attribute 'helm'"):
+            _ = package.helm

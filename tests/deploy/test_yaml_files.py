@@ -1,0 +1,77 @@
+"""YAML files are read key by key: unknown keys are refused with their line, and editors get the same as a schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from glm5_ascend.deploy.profiles.file import ProfileFile
+from glm5_ascend.deploy.profiles.load import names
+from glm5_ascend.deploy.profiles.variables import VariableFile
+from glm5_ascend.deploy.rules.load import RuleFile
+from glm5_ascend.deploy.schemas import SCHEMAS
+from glm5_ascend.errors import ConfigError
+from glm5_ascend.quantize.recipe import Recipe
+from glm5_ascend.resources import read_yaml, schema_text
+from glm5_ascend.serve.versions import VersionFile
+from tests.support.command import ROOT
+
+RULE = "- {id: X, topic: indexer, level: error, when: a, message: m, fix: f, source: s}\n"
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "message"),
+    [
+        (ProfileFile, "name: x\nroles:\n  server:\n    nodez: 1\n", ":4: roles.server.nodez: unknown key"),
+        (ProfileFile, "name: x\nbase:\n  env:\n    A: 1\n", ":4: base.env.A: Input should be a valid string, got 1"),
+        (ProfileFile, "scheduling:\n  turbo: {}\n", ":2: scheduling.turbo"),
+        (ProfileFile, 'scheduling:\n  mtp:\n    "on": maybe\n', ":3: scheduling.mtp.on"),
+        (
+            ProfileFile,
+            "roles:\n  a:\n    launch: twice\n",
+            ":3: roles.a.launch: Input should be 'per_rank', got 'twice'",
+        ),
+        (RuleFile, RULE + RULE.replace("error", "fatal"), ":2: 1.level: Input should be 'error' or 'warning'"),
+        (RuleFile, RULE + RULE.replace("fix: f, ", ""), ":2: 1.fix: key is missing"),
+        (RuleFile, "a: 1\n", ":1: the file: Input should be a valid list"),
+        (VariableFile, "A: {reader: r, source: s}\nB: {reader: r}\n", ":2: B.source: key is missing"),
+        (VersionFile, "sets: []\nolder:\n  - {vllm-ascend: 0.1.0, torch: 2.1}\n", ":3: older.0.vllm: key is missing"),
+        (RuleFile, "- {id: [\n", ": not valid YAML"),
+    ],
+)
+def test_what_no_model_knows_is_refused_by_line(
+    model: type[BaseModel], text: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "file.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_yaml(path, model)
+    assert str(caught.value).startswith(f"{path}:") and message in str(caught.value) and caught.value.tip
+
+
+SCHEMA_FILES = {ROOT / "deploy" / "schemas" / name: model for name, model in SCHEMAS.items()}
+SCHEMA_FILES[ROOT / "quant_recipes" / "schema.json"] = Recipe
+
+
+@pytest.mark.parametrize("path", SCHEMA_FILES, ids=lambda path: path.name)
+def test_schemas_are_current(path: Path) -> None:
+    """`python -m glm5_ascend.deploy.schemas` and `python -m glm5_ascend.quantize.recipe_schema` write them."""
+    assert path.read_text("utf-8") == schema_text(SCHEMA_FILES[path])
+
+
+def test_every_yaml_file_names_its_schema() -> None:
+    files = [path for folder in ("deploy", "quant_recipes") for path in (ROOT / folder).rglob("*.yaml")]
+    assert len(files) == len(names()) + 1 + 3 + len(list((ROOT / "quant_recipes").glob("*.yaml")))
+    for path in files:
+        first = path.read_text("utf-8").splitlines()[0]
+        assert first.startswith("# yaml-language-server: $schema="), path
+        assert (path.parent / first.partition("=")[2]).resolve() in SCHEMA_FILES, path
+
+
+def test_a_schema_knows_the_keys_of_a_role() -> None:
+    """Unknown keys are refused there, too."""
+    schema = ProfileFile.model_json_schema()
+    assert schema["additionalProperties"] is False
+    assert set(schema["$defs"]["RoleKeys"]["properties"]) == {"port", "env", "args", "uses", "nodes", "launch"}
