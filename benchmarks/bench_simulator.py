@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from glm5_ascend.plan.command import Request, run
+from glm5_ascend.plan.command import PlanRequest, run
 from glm5_ascend.plan.efficiency import fitted_efficiencies
 from glm5_ascend.plan.simulate import simulate
 from glm5_ascend.plan.stepwise import simulate_steps
@@ -18,9 +18,20 @@ from glm5_ascend.plan.tails import engine_costs, make_trace
 REQUESTS, HOUR, SEEDS = 1_000_000, 3600.0, 5
 
 
-def request(layout: str, nodes: int, workload: str) -> Request:
-    return Request(None, "glm-5.1", "w8a8c8", "a3", nodes, workload, 3, None, layout, "li", True, 32, 4096, 0.92, 400,
-                   None, None)  # fmt: skip
+def request(layout: str, nodes: int, workload: str) -> PlanRequest:
+    return PlanRequest(
+        model="glm-5.1",
+        quant="w8a8c8",
+        nodes=nodes,
+        workload=workload,
+        mtp=3,
+        layout=layout,
+        cache="li",
+        index_cache=True,
+        seqs=32,
+        utilization=0.92,
+        buffer_mb=400,
+    )
 
 
 def main() -> None:

@@ -96,7 +96,7 @@ def run(arguments: list[str]) -> int:
         error.show()  # type: ignore[attr-defined]
         return EXIT_BAD_INPUT
     except (typer.Abort, KeyboardInterrupt):
-        print("interrupted: no output was written, nothing was changed", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except Glm5Error as error:
         return _report(error.message, error.tip, error.exit_code, arguments)

@@ -64,46 +64,33 @@ def plan(
         return _measure(directory, out)
     if out is not None:
         raise PlanError("--out goes with --measure", "the plan itself: --json, or --html FILE")
-    from glm5_ascend.plan.command import Request, run
+    from glm5_ascend.plan.api import plan as run
 
-    made = run(
-        Request(
-            directory,
-            model,
-            quant,
-            hardware,
-            nodes,
-            workload,
-            mtp,
-            slo,
-            layout,
-            cache,
-            index_cache,
-            seqs,
-            batched_tokens,
-            utilization,
-            buffer_mb,
-            acceptance,
-            price,
-        )
+    report = run(
+        directory,
+        model=model,
+        quant=quant,
+        hardware=hardware,
+        nodes=nodes,
+        workload=workload,
+        mtp=mtp,
+        slo=slo,
+        layout=layout,
+        cache=cache,
+        index_cache=index_cache,
+        seqs=seqs,
+        batched_tokens=batched_tokens,
+        utilization=utilization,
+        buffer_mb=buffer_mb,
+        acceptance=acceptance,
+        price=price,
+        tails=tails,
+        html=html,
     )
-    simulated = None
-    if tails:
-        from glm5_ascend.plan.tails import tails as simulate
-
-        simulated = simulate(made)
-    if html is not None:
-        from glm5_ascend.plan.html import write
-
-        write(made, html)
     if as_json:
-        from glm5_ascend.plan.text import to_json
-
-        print(json.dumps(to_json(made, simulated)))
+        print(json.dumps(report.to_dict()))
     else:
-        from glm5_ascend.plan.text import lines
-
-        for line in lines(made, simulated):
+        for line in report.lines():
             print(line)
     return 0
 

@@ -1,1 +1,21 @@
-"""Does it fit, which layout, how fast: answers on paper, with an error band checked against public numbers."""
+"""Does it fit, which layout, how fast: `from glm5_ascend.plan import plan`.
+
+Answers on paper, with an error band checked against public numbers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from glm5_ascend.plan.api import plan as plan
+
+__all__ = ["plan"]
+
+
+def __getattr__(name: str) -> object:
+    if name in __all__:  # late: it loads pydantic and numpy
+        from glm5_ascend.plan import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

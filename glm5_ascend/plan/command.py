@@ -16,30 +16,30 @@ from glm5_ascend.plan.workload import parse_slo, parse_workload
 MOST_NODES = 4096
 
 
-@dataclass(frozen=True)
-class Request:
-    """The options of `glm5-ascend plan`, unchecked."""
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """The options of `glm5-ascend plan`, unchecked; see `glm5_ascend.plan.plan`."""
 
-    directory: Path | None
-    model: str | None
-    quant: str
-    hardware: str
-    nodes: int
-    workload: str
-    mtp: int | None
-    slo: str | None
-    layout: str | None
-    cache: str | None
-    index_cache: bool
-    seqs: int | None
-    batched_tokens: int
-    utilization: float
-    buffer_mb: int
-    acceptance: float | None
-    price: float | None
+    directory: Path | None = None
+    model: str | None = None
+    quant: str = "w4a8"
+    hardware: str = "a3"
+    nodes: int = 1
+    workload: str = "in=3500,out=1500,concurrency=16"
+    mtp: int | None = None
+    slo: str | None = None
+    layout: str | None = None
+    cache: str | None = None
+    index_cache: bool = False
+    seqs: int | None = None
+    batched_tokens: int = 4096
+    utilization: float = 0.95
+    buffer_mb: int = 200
+    acceptance: float | None = None
+    price: float | None = None
 
 
-def run(request: Request) -> Plan:
+def run(request: PlanRequest) -> Plan:
     """Check the request and make the plan."""
     hardware = load_hardware(request.hardware)
     if not 1 <= request.nodes <= MOST_NODES:
@@ -57,7 +57,7 @@ def run(request: Request) -> Plan:
     return make_plan(model, Cluster(hardware, request.nodes), workload, slo, options, request.layout, price)
 
 
-def _model(request: Request) -> PlannedModel:
+def _model(request: PlanRequest) -> PlannedModel:
     if request.directory is not None and request.model is not None:
         raise PlanError("both DIR and --model are given", "give one of them")
     if request.directory is not None:
@@ -65,7 +65,7 @@ def _model(request: Request) -> PlannedModel:
     return named(request.model or "glm-5", request.quant, request.cache, request.index_cache)
 
 
-def _check_numbers(request: Request) -> None:
+def _check_numbers(request: PlanRequest) -> None:
     for option, value, low, high in (
         ("--mtp", request.mtp, 0, 15),
         ("--seqs", request.seqs, 1, 100_000),

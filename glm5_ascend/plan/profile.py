@@ -24,7 +24,9 @@ def commands(plan: Plan) -> Iterator[str]:
         return
     name = profile_of(plan)
     if name is not None:
-        yield f"profile: {name} (glm5-ascend serve DIR --profile {name}, or glm5-ascend deploy render {name})"
+        yield f"profile: {name}"
+        yield f"run it: glm5-ascend serve DIR --profile {name}"
+        yield f"or as files: glm5-ascend deploy render --profile {name} --to shell"
     else:
         yield "profile: none of deploy/profiles has this layout; these lines do:"
     layout = plan.chosen.layout
