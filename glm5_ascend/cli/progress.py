@@ -16,13 +16,14 @@ console = Console(stderr=True, highlight=False)
 class ProgressBar:
     """A `glm5_ascend.quantize.progress.Progress` that draws; a context manager.
 
-    The time left counts from the end of the first layer of this run on, which includes what happens only once: reading
-    the checkpoint's headers, compiling the kernels.
+    The time left counts from the end of this run's first layer on, where there is one: what happens only once (reading
+    headers, compiling kernels) lies before.
     """
 
     def __init__(self, quiet: bool) -> None:
         self.quiet, self.live = quiet, console.is_terminal and not quiet
         self.bar: Progress | None = None
+        self.began = time.monotonic()
         self.first: tuple[float, float] | None = None  # (layers done, time) when the first layer of this run was done
 
     def __enter__(self) -> ProgressBar:
@@ -60,6 +61,6 @@ class ProgressBar:
         now = time.monotonic()
         if self.first is None:
             self.first = done, now
-            return ""
+            return f"eta {(now - self.began) * (total - done):.0f} s  "
         layers, began = self.first
         return f"eta {(now - began) / (done - layers) * (total - done):.0f} s  "
