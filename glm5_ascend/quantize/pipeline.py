@@ -20,10 +20,10 @@ from glm5_ascend.checkpoint.output import check_output, copy_serving_files, excl
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.writer import ShardWriter, check_free_space, disk_error, write_json
 from glm5_ascend.errors import RecipeError
-from glm5_ascend.model import structure
 from glm5_ascend.model.device import ON_HOST, find_device
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet, Dataset, find_dataset, load_calibration
+from glm5_ascend.quantize.description import description
 from glm5_ascend.quantize.estimate.memory import RunPrediction, disk_bytes, peak_bytes, threads_within
 from glm5_ascend.quantize.estimate.time import seconds, source_bytes
 from glm5_ascend.quantize.options import QuantizeOptions
@@ -295,17 +295,3 @@ def _notes(source: SourceCheckpoint, dataset: Dataset | None, device: torch.devi
     if dataset is not None and dataset.note:
         notes.append(dataset.note)
     return notes
-
-
-def description(plan: QuantizationPlan) -> dict[str, object]:
-    """Content of quant_model_description.json: one type per tensor, then the meta keys."""
-    entries: dict[str, object] = {t.name: t.scheme for t in plan.outputs() if t.scheme is not None}
-    static = schemes.W8A8 in entries.values()
-    entries |= {"model_quant_type": schemes.W8A8 if static else schemes.W8A8_DYNAMIC} | schemes.DESCRIPTION_META
-    for layer in plan.cache_layers():
-        entries["indexer_quant_type"] = "INT8_DYNAMIC"
-        entries[f"{structure.layer_prefix(layer)}self_attn.indexer.quant_type"] = "QK_INT8_DYNAMIC"
-    if plan.recipe.rotates:
-        entries["is_rot_used"] = True
-        entries["optional"] = {"quarot": {"rotation_map": {"global_rotation": "optional/quarot.safetensors"}}}
-    return entries

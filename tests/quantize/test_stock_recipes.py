@@ -17,8 +17,9 @@ import pytest
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import RecipeError, TextError
 from glm5_ascend.quantize.calibration.dataset import find_dataset, load_calibration
+from glm5_ascend.quantize.description import description
 from glm5_ascend.quantize.options import QuantizeOptions
-from glm5_ascend.quantize.pipeline import description, prepare, quantize
+from glm5_ascend.quantize.pipeline import prepare, quantize
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.progress import silent
 from glm5_ascend.quantize.recipe import load_recipe

@@ -9,7 +9,8 @@ from glm5_kernels.compiled.rows import PACKED, PAIRED, row_address
 from glm5_kernels.compiled.simd import BF16, PAIRS, STEP, WIDTH
 from glm5_kernels.compiled.threads import each
 from glm5_kernels.paged_cache import PagedBatch, query_layout
-from glm5_kernels.sparse_flash_attention.cpu_tiles import Caches, Queries, Selection, Softmax, attend_tokens
+from glm5_kernels.sparse_flash_attention.cpu_operands import Caches, Queries, Selection, Softmax
+from glm5_kernels.sparse_flash_attention.cpu_tiles import attend_tokens
 from glm5_kernels.sparse_flash_attention.reference import check, check_packed, unpack_latents
 
 #: Query tokens of a task, at most.
