@@ -15,7 +15,7 @@ from glm5_ascend.model import structure
 from glm5_ascend.model.structure import Linear, Subgraph, Vector, source_rows
 from glm5_ascend.verify.derived_tensors import read_linear
 from glm5_ascend.verify.description import ROT_NAME
-from glm5_ascend.verify.expected_weight import Reference, Unrotated, find_basis, moved_scale
+from glm5_ascend.verify.expected_weight import Reference, Unrotated, find_basis, moved_scale, silent_scale
 from glm5_ascend.verify.loaded_checkpoint import Contents
 from glm5_ascend.verify.report import Report, WeightError
 from glm5_ascend.verify.tolerances import LIMITS, Comparison
@@ -111,6 +111,7 @@ class _Walk:
         self.skipped: list[str] = []
         self._pairs: dict[str, Subgraph] = {}  # by source module, of the layer at hand
         self._scales: dict[str, torch.Tensor | None] = {}  # by target module; None: its source could not be compared
+        self._silent: dict[str, torch.Tensor] = {}  # by target module: bool [K], columns whose input is always zero
 
     def layer(self, layer: int) -> None:
         config, prefix = self.contents.config, structure.layer_prefix(layer)
@@ -126,6 +127,7 @@ class _Walk:
         moved = [subgraph for subgraph in subgraphs if subgraph.kind != "norm-linear"]
         self._pairs = {prefix + subgraph.source: subgraph for subgraph in moved}
         self._scales = {prefix + target: None for subgraph in moved for target in subgraph.targets}
+        self._silent = {}
 
     def part(self, prefix: str, part: Linear | Vector) -> None:
         module = prefix + part.name
@@ -165,7 +167,11 @@ class _Walk:
             found = self._float_rows(module, first, last) if stored is None else stored
             if module in self._pairs:
                 self._undo(prefix, self._pairs[module], wanted, found)
-            comparison.add(found, wanted.mul_(scale), clipped)
+            wanted.mul_(scale)
+            if module in self._silent:
+                silent = self._silent[module]
+                wanted[:, silent] *= silent_scale(wanted[:, silent], found[:, silent])
+            comparison.add(found, wanted, clipped)
         self._record(module, kind, comparison)
 
     def _float_rows(self, module: str, first: int, last: int) -> torch.Tensor:
@@ -176,12 +182,19 @@ class _Walk:
         return self.contents.span(name, first * columns, last * columns).reshape(-1, columns).float()
 
     def _undo(self, prefix: str, pair: Subgraph, wanted: torch.Tensor, found: torch.Tensor) -> None:
-        """Divide the rows of `wanted` by the scale that was moved out of them; the targets will be multiplied by it."""
+        """Multiply the rows of `found` by the scale that was moved out of them, as the targets' references will be.
+
+        Not `wanted` divided by it: a channel that hardly matters can have a scale so small that its row would outweigh
+        all others in every column.
+        """
         chosen = source_rows(self.contents.config, pair)
         rows = torch.arange(len(wanted)) if chosen is None else torch.tensor(chosen)
         scale = moved_scale(wanted[rows], found[rows])
-        wanted[rows] /= scale[:, None]
+        silent = ~found[rows].any(1)
+        found[rows] *= scale[:, None]
         self._scales |= {prefix + target: scale for target in pair.targets}
+        if bool(silent.any()):
+            self._silent |= {prefix + target: silent for target in pair.targets}
 
     def _record(self, module: str, kind: str, comparison: Comparison) -> None:
         verdict = comparison.judge(kind)

@@ -148,3 +148,15 @@ def moved_scale(reference: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     """Per row, the s with stored = reference / s in the least-squares sense; 1 where a row says nothing."""
     ratio = (stored * reference).sum(1) / reference.square().sum(1)
     return torch.where(ratio.isfinite() & (ratio != 0), 1 / ratio, torch.ones_like(ratio))
+
+
+def silent_scale(reference: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+    """Scales s [C] >= 0 with stored = reference * s in the least-squares sense; both fp32 [N, C].
+
+    For columns that read a channel whose source row is all zero. That row does not show how much of a scale was moved
+    out of it, and the search for a scale is free to choose any: often one so small that the column rounds to zero. The
+    engine multiplies the column with zeros either way, so any multiple of the reference is right; another column's
+    values are still wrong.
+    """
+    ratio = (stored * reference).sum(0) / reference.square().sum(0)
+    return torch.where(ratio.isfinite(), ratio, torch.ones_like(ratio)).clamp_min(0)
