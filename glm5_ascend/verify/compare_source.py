@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import torch
@@ -12,6 +11,7 @@ from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, dequantize, inte
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model import structure
+from glm5_ascend.model.json_file import read_json_object
 from glm5_ascend.model.structure import Linear, Subgraph, Vector, source_rows
 from glm5_ascend.verify.derived_tensors import read_linear
 from glm5_ascend.verify.description import ROT_NAME
@@ -68,7 +68,7 @@ def compare_weights(
 
 def _check_config(contents: Contents, source: SourceCheckpoint, report: Report) -> bool:
     """False if the sizes differ: then nothing can be compared."""
-    theirs = json.loads((source.directory / "config.json").read_text(encoding="utf-8"))
+    theirs = read_json_object(source.directory / "config.json")
     ours, missing = contents.raw, object()
     changed = sorted(
         k for k in (theirs.keys() | ours.keys()) - _FREE_KEYS if theirs.get(k, missing) != ours.get(k, missing)

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from glm5_ascend.checkpoint.index import read_json_object
 from glm5_ascend.checkpoint.shards import Shard, TensorEntry
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.json_file import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.verify.stray_files import inside
 
 #: Elements read at once where a tensor can be as large as an embedding table (GLM-5: 0.95e9).
@@ -50,7 +50,7 @@ class Contents:
             raise CheckpointError(
                 f"{self.directory / file}: a link to the outside is not followed", "replace the link by the file"
             )
-        return read_json_object(self.directory / file)
+        return read_json_object(self.directory / file, max_bytes=MAX_BYTES_BY_TENSOR)
 
     def read(self, name: str) -> torch.Tensor:
         return self.shards[self.file_of[name]].read(name)

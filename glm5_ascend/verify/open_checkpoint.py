@@ -5,15 +5,15 @@ Source: vLLM 0.27.1 `default_loader.py`, `weight_utils.py` (which files are load
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.checkpoint.index import INDEX_NAME, read_json_object, read_weight_map
+from glm5_ascend.checkpoint.index import INDEX_NAME, read_weight_map
 from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME
 from glm5_ascend.checkpoint.shards import Shard
 from glm5_ascend.errors import CheckpointError, ConfigError
 from glm5_ascend.model.config import indexer_schedule, load_config
+from glm5_ascend.model.json_file import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.verify.loaded_checkpoint import Contents
 from glm5_ascend.verify.report import Report
 from glm5_ascend.verify.stray_files import check_tree, inside
@@ -34,7 +34,7 @@ def open_directory(directory: Path, report: Report) -> Contents:
             f"{directory / 'config.json'}: a link to the outside is not followed", "replace the link by the file"
         )
     config = load_config(directory)
-    contents = Contents(directory, config, json.loads((directory / "config.json").read_text(encoding="utf-8")))
+    contents = Contents(directory, config, read_json_object(directory / "config.json", error=ConfigError))
     _check_config(contents.raw, report)
     outside = check_tree(directory, report)
     try:
@@ -149,7 +149,7 @@ def _weight_map(directory: Path, report: Report) -> dict[str, str] | None:
 def _reference_weight_map(directory: Path, report: Report) -> dict[str, str] | None:
     """msModelSlim's index, used only to know what should be there."""
     try:
-        weight_map = read_json_object(directory / REFERENCE_INDEX).get("weight_map")
+        weight_map = read_json_object(directory / REFERENCE_INDEX, max_bytes=MAX_BYTES_BY_TENSOR).get("weight_map")
     except CheckpointError as error:
         if (directory / REFERENCE_INDEX).is_file():
             report.error("index.damaged", error.message, file=REFERENCE_INDEX, fix=error.tip)
