@@ -21,7 +21,7 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @dataclass
-class Contents:
+class LoadedCheckpoint:
     """Everything that could be read, whatever else is broken.
 
     Attributes:

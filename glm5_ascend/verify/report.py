@@ -11,7 +11,7 @@ from typing import Any, Literal
 from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK
 
 SCHEMA_VERSION = 1
-#: A damaged shard can spoil thousands of tensors: `lines` prints this many findings of one kind, `to_json` all.
+#: A damaged shard can spoil thousands of tensors: `lines` prints this many findings of one kind, `to_dict` all.
 LINES_PER_KIND = 8
 
 
@@ -21,7 +21,7 @@ def printable(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckpointFinding:
     """One defect; `tensor` and `file` say where, `fix` says what to do about it."""
 
     id: str  # stable, e.g. "tensor.missing"
@@ -53,7 +53,7 @@ class Report:
 
     directory: Path
     against: Path | None = None
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[CheckpointFinding] = field(default_factory=list)
     errors_by_tensor: list[WeightError] | None = None
     tensors: int = 0
     bytes: int = 0
@@ -70,14 +70,15 @@ class Report:
     def error(
         self, id: str, message: str, *, tensor: str | None = None, file: str | None = None, fix: str = ""
     ) -> None:
-        self.findings.append(Finding(id, "error", message, tensor, file, fix))
+        self.findings.append(CheckpointFinding(id, "error", message, tensor, file, fix))
 
     def warning(
         self, id: str, message: str, *, tensor: str | None = None, file: str | None = None, fix: str = ""
     ) -> None:
-        self.findings.append(Finding(id, "warning", message, tensor, file, fix))
+        self.findings.append(CheckpointFinding(id, "warning", message, tensor, file, fix))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
+        """What `--json` prints: names, numbers, lists and dictionaries only."""
         return {
             "schema_version": SCHEMA_VERSION,
             "command": "verify",
@@ -89,6 +90,10 @@ class Report:
             "findings": [asdict(finding) for finding in self.findings],
             "errors": None if self.errors_by_tensor is None else [_finite(asdict(e)) for e in self.errors_by_tensor],
         }
+
+    def to_json(self) -> dict[str, Any]:
+        """`to_dict` under the name that `quantize --json` calls."""
+        return self.to_dict()
 
     def lines(self, quiet: bool = False) -> list[str]:
         """The report as text, one fact per line; the last line is the verdict. `quiet`: findings only."""
