@@ -146,6 +146,7 @@ def _sync_tree(directory: Path) -> None:
 
 
 def sha256(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file, read in pieces."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -61,7 +61,7 @@ def compare_same_job(checked: Checked, other: Path, theirs: dict[str, Any], repo
     Raises:
         CheckpointError: the other checkpoint is damaged itself.
     """
-    twin = None if other.is_file() else _open_other(other, theirs)
+    second = None if other.is_file() else _open_other(other, theirs)
     if not _same_job(checked.provenance, theirs, other, report):
         return
     names, differ = _differing_files(checked.provenance, theirs, report)
@@ -78,7 +78,7 @@ def compare_same_job(checked: Checked, other: Path, theirs: dict[str, Any], repo
             )
         return
     summary = f"{len(differ)} of {len(names)} files differ from {other}, made by {theirs_built}, here {ours_built}"
-    _compare_builds(checked, twin, summary, report)
+    _compare_builds(checked, second, summary, report)
 
 
 def _same_job(ours: dict[str, Any], theirs: dict[str, Any], other: Path, report: Report) -> bool:
@@ -106,9 +106,9 @@ def _differing_files(ours: dict[str, Any], theirs: dict[str, Any], report: Repor
     return names, [name for name in names if mine.get(name) != its.get(name)]
 
 
-def _compare_builds(checked: Checked, twin: _DequantizedCheckpoint | None, summary: str, report: Report) -> None:
+def _compare_builds(checked: Checked, second: _DequantizedCheckpoint | None, summary: str, report: Report) -> None:
     """Two builds made other bytes of equal inputs: count the integers, and find weights that mean something else."""
-    if twin is None:
+    if second is None:
         report.warning(
             "twin.build",
             f"{summary}: another instruction set rounds sums in another order",
@@ -118,11 +118,11 @@ def _compare_builds(checked: Checked, twin: _DequantizedCheckpoint | None, summa
         return
     report.warning(
         "twin.build",
-        f"{summary}: {_count_integers(checked.checkpoint, twin.files)}",
+        f"{summary}: {_count_integers(checked.checkpoint, second.files)}",
         file=PROVENANCE_NAME,
         fix="expected between machines; the same build gives the same bytes",
     )
-    compare_weights(checked, ExpectedWeights(twin, checked.checkpoint, NoRotation()), report)
+    compare_weights(checked, ExpectedWeights(second, checked.checkpoint, NoRotation()), report)
 
 
 def _input(record: dict[str, Any], key: str) -> Any:
@@ -147,9 +147,11 @@ class _DequantizedCheckpoint:
         self.files, self.schemes = files, schemes
 
     def resolve(self, name: str) -> str:
+        """The stored name: nothing is left out of an output."""
         return name
 
     def read(self, name: str) -> torch.Tensor:
+        """A float tensor, or the weight [N, K] that a quantized linear stands for: fp32."""
         module = name.removesuffix(".weight")
         scheme = self.schemes.get(module, FLOAT)
         if scheme == FLOAT:

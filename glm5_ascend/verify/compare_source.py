@@ -109,6 +109,7 @@ class _SourceComparison:
         self._silent: dict[str, torch.Tensor] = {}  # by target module: bool [K], columns whose input is always zero
 
     def layer(self, layer: int) -> None:
+        """Compare every part of one layer; routed experts come last, each with a pair of its own."""
         config, prefix = self.checkpoint.config, structure.layer_prefix(layer)
         self._start(prefix, structure.subgraphs(config, layer))
         for part in structure.backbone(config, layer):
@@ -119,12 +120,14 @@ class _SourceComparison:
                 self.part(prefix, part)
 
     def _start(self, prefix: str, subgraphs: tuple[Subgraph, ...]) -> None:
+        """The pairs between which a scale may have moved, from here on; that of norm-linear shows in the norm."""
         moved = [subgraph for subgraph in subgraphs if subgraph.kind != "norm-linear"]
         self._pairs = {prefix + subgraph.source: subgraph for subgraph in moved}
         self._scales = {prefix + target: None for subgraph in moved for target in subgraph.targets}
         self._silent = {}
 
     def part(self, prefix: str, part: Linear | Vector) -> None:
+        """Compare one part, by its name in the table; what cannot be read is a finding."""
         module = prefix + part.name
         try:
             if isinstance(part, Linear):
@@ -170,6 +173,7 @@ class _SourceComparison:
         self._record(module, scheme, comparison)
 
     def _float_rows(self, module: str, first: int, last: int) -> torch.Tensor:
+        """Rows `first` to `last` of a FLOAT weight, fp32 [last - first, K]."""
         name = f"{module}.weight"
         rows, columns = self.checkpoint.entries[name].shape
         if last - first == rows:
@@ -208,6 +212,7 @@ class _SourceComparison:
             )
 
     def close(self) -> None:
+        """Say which linears were left out because their rotation is unknown."""
         if self.skipped:
             self.report.warning(
                 "against.skipped",

@@ -85,12 +85,14 @@ class _QuantizedLinear:
         self.checkpoint, self.module, self.tensors, self.report = checkpoint, module, tensors, report
 
     def file(self, suffix: str) -> str:
+        """Name of the shard that holds one tensor of the linear."""
         return self.checkpoint.file_of[f"{self.module}.{suffix}"]
 
     def _error(self, id: str, suffix: str, message: str) -> None:
         self.report.error(id, message, tensor=f"{self.module}.{suffix}", file=self.file(suffix), fix=_AGAIN)
 
     def scales(self, scheme: str) -> None:
+        """Scales are positive and, where the engine rounds them, bf16 already; weight_offset is zero."""
         for suffix in ("weight_scale", "input_scale", "deq_scale"):
             scale = self.tensors.get(suffix)
             if scale is None:
@@ -116,6 +118,7 @@ class _QuantizedLinear:
             )
 
     def scale_bias(self, integers: torch.Tensor) -> None:
+        """scale_bias is 8 * sum(w) of its row and chunk; integers: int8 [N, K], -8..7."""
         scale, stored, columns = self.tensors["weight_scale"], self.tensors["scale_bias"], partial_sums(self.module)
         wanted, magnitude = scale_bias(integers, scale, columns), scale_bias(integers.abs(), scale.abs(), columns)
         off = (stored - wanted).abs() > SCALE_BIAS_TOLERANCE * magnitude
@@ -131,6 +134,7 @@ class _QuantizedLinear:
             )
 
     def static_input(self, integers: torch.Tensor) -> None:
+        """quant_bias and deq_scale follow from the input range and the integers, int8 [N, K]."""
         input_scale, offset = self.tensors["input_scale"], self.tensors["input_offset"]
         if bool((offset != offset.round()).any() | (offset < -128).any() | (offset > 127).any()):
             self._error("value.input_offset", "input_offset", f"{float(offset[0])}: must be an integer in [-128, 127]")

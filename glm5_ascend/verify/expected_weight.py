@@ -36,7 +36,7 @@ class Files(Protocol):
 
 
 class Weights(Protocol):
-    """What a checkpoint is compared with: fp32 weights by name."""
+    """What a checkpoint is compared with: fp32 weights by name; `resolve` gives the stored name behind one."""
 
     @property
     def files(self) -> Files: ...
@@ -45,7 +45,11 @@ class Weights(Protocol):
 
 
 class Basis(Protocol):
-    """The orthogonal maps of a checkpoint, as far as they are known."""
+    """The orthogonal maps of a checkpoint, as far as they are known.
+
+    knows: whether both sides of a linear can be rotated. rotate: x [..., size of `basis`], the same shape in that
+    basis. rotate_weight: R_out^T W R_in of W [out, in].
+    """
 
     def knows(self, part: Linear) -> bool: ...
     def rotate(self, x: torch.Tensor, basis: str) -> torch.Tensor: ...

@@ -28,6 +28,7 @@ def read_record(checkpoint: LoadedCheckpoint, report: Report) -> dict[str, objec
 
 
 def is_format_file(name: str) -> bool:
+    """Whether the engine computes with this file: a change of it is an error, of others a warning."""
     return name.endswith(".safetensors") or name in _FORMAT
 
 

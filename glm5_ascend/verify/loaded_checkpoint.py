@@ -53,6 +53,11 @@ class LoadedCheckpoint:
         return read_json_object(self.directory / file, max_bytes=MAX_BYTES_BY_TENSOR)
 
     def read(self, name: str) -> torch.Tensor:
+        """The whole tensor in its stored dtype and shape.
+
+        Raises:
+            CheckpointError: it cannot be read, or not to its end.
+        """
         return self.shards[self.file_of[name]].read(name)
 
     def span(self, name: str, start: int, stop: int) -> torch.Tensor:

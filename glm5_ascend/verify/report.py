@@ -32,6 +32,7 @@ class CheckpointFinding:
     fix: str = ""
 
     def line(self) -> str:
+        """Level, id, place and message as one printable line, without the fix."""
         where = ": ".join(part for part in (self.file, self.tensor) if part)
         return printable(f"{self.level} [{self.id}] {where + ': ' if where else ''}{self.message}")
 
@@ -61,10 +62,12 @@ class Report:
 
     @property
     def ok(self) -> bool:
+        """Whether there is no error; warnings do not count."""
         return not any(finding.level == "error" for finding in self.findings)
 
     @property
     def exit_code(self) -> int:
+        """What the command ends with."""
         return EXIT_OK if self.ok else EXIT_CHECK_FAILED
 
     def error(

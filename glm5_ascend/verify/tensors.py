@@ -48,6 +48,7 @@ class _StoredTensors:
         self.known: set[str] = set()
 
     def linear(self, module: str, scheme: str, shape: tuple[int, int]) -> bool:
+        """Whether a quantized linear of logical `shape` [N, K] is complete; reports what is not."""
         demanded = stored_tensors(scheme, shape, module)
         good = True
         for stored in demanded:
@@ -74,6 +75,7 @@ class _StoredTensors:
         return self._check(name, allowed, stored.shape, hint)
 
     def floating(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Whether a float tensor is there with this shape; reports it if not."""
         return self._check(name, FLOATS, shape, "")
 
     def _check(self, name: str, allowed: tuple[torch.dtype, ...], shape: tuple[int, ...], hint: str) -> bool:

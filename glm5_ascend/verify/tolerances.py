@@ -74,6 +74,7 @@ class WeightComparison:
         self._column_weight = weight.sum(0) + (0 if self._column_weight is None else self._column_weight)
 
     def judge(self, scheme: str) -> Verdict:
+        """The errors of all rows that were added, and what `scheme` allows."""
         error, weight, peak = torch.cat(self._error), torch.cat(self._weight), torch.cat(self._peak)
         assert self._column_error is not None and self._column_weight is not None
         # Squares of what correct rounding may cost per element of each row.
