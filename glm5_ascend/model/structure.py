@@ -107,14 +107,14 @@ MTP_COPIES = {"embed_tokens": "model.embed_tokens", "shared_head.head": "lm_head
 #: Linears the engine cannot run quantized (vllm-ascend asserts, or fuses them into a float module).
 ALWAYS_FLOAT = ("self_attn.kv_b_proj", "self_attn.indexer.wk", "self_attn.indexer.weights_proj", "mlp.gate", "eh_proj",
                 "embed_tokens", "shared_head.head", "model.embed_tokens", "lm_head")  # fmt: skip
-#: The two linears of the attention that read the normalised hidden state; fused, they share one static input scale.
-FUSED_DOWN_PROJECTIONS = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa")
 #: Linears vLLM fuses into one module: all of a group must have one type.
 FUSED = (
-    FUSED_DOWN_PROJECTIONS,
+    ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
     ("mlp.gate_proj", "mlp.up_proj"),
     ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
 )
+#: Its first group, the two that read the attention's normalised input: fused, they share one static input scale.
+FUSED_DOWN_PROJECTIONS = FUSED[0]
 
 
 def sizes(config: ModelConfig) -> dict[str, int]:
