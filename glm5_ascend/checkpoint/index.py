@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
 import torch
 
-from glm5_ascend.checkpoint.shards import Shard, TensorEntry, unique_keys
+from glm5_ascend.checkpoint.shards import Shard, TensorEntry
 from glm5_ascend.errors import CheckpointError
+from glm5_ascend.model.json_file import MAX_BYTES_BY_TENSOR, read_json_object
 
 #: The only index name vLLM reads. Without it every *.safetensors of the directory is loaded.
 INDEX_NAME = "model.safetensors.index.json"
-MAX_JSON_BYTES = 500_000_000  # the index of GLM-5 has some 25 MB
-
-
-def read_json_object(path: Path) -> dict[str, object]:
-    """A JSON object from a file of the checkpoint; one clear line for anything else."""
-    try:
-        if path.exists() and not path.is_file():  # opening a FIFO would wait forever
-            raise CheckpointError(f"{path}: not a regular file", "copy the file again")
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES} bytes", "copy the file again")
-        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: not found", "the checkpoint is incomplete: copy it again") from None
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: also a number of too many digits
-        raise CheckpointError(f"{path}: not valid JSON: {error}", "copy the file again") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: not a JSON object", "copy the file again")
-    return value
 
 
 def read_weight_map(directory: Path) -> dict[str, str] | None:
@@ -41,7 +23,7 @@ def read_weight_map(directory: Path) -> dict[str, str] | None:
     path = directory / INDEX_NAME
     if not path.exists():
         return None
-    weight_map = read_json_object(path).get("weight_map")
+    weight_map = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR).get("weight_map")
     if not isinstance(weight_map, dict):
         raise CheckpointError(f"{path}: no weight_map", "copy the file again")
     for tensor, name in weight_map.items():

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from glm5_ascend.checkpoint.writer import disk_error
-from glm5_ascend.errors import OutputError
+from glm5_ascend.errors import CheckpointError, OutputError
+from glm5_ascend.model.json_file import read_json_object
 
 PROVENANCE_NAME = "glm5_ascend_provenance.json"
 #: Files beside the weights that serving needs; copied unchanged. tokenizer.model and *.tiktoken are easily forgotten.
@@ -48,8 +49,8 @@ def check_output(source: Path, out: Path, overwrite: bool) -> None:
 def _check_ours(out: Path) -> None:
     """`--overwrite` replaces only what an earlier run wrote: its provenance lists the files."""
     try:
-        ours = set(json.loads((out / PROVENANCE_NAME).read_text(encoding="utf-8"))["files"])
-    except (OSError, ValueError, KeyError, TypeError):
+        ours = set(read_json_object(out / PROVENANCE_NAME)["files"])
+    except (CheckpointError, KeyError, TypeError):
         raise OutputError(
             f"{out}: not empty and not written by this tool (no readable {PROVENANCE_NAME})", "choose another directory"
         ) from None
@@ -69,7 +70,7 @@ def copy_serving_files(source: Path, destination: Path) -> None:
                 if path.is_file():
                     shutil.copyfile(path, destination / path.name)
         text = (source / "config.json").read_text(encoding="utf-8")
-        raw = json.loads(text)
+        raw = read_json_object(source / "config.json")
         if "quantization_config" in raw or "quantization_config" in raw.get("text_config", {}):
             # With it vLLM would never open quant_model_description.json.
             raw.pop("quantization_config", None)
@@ -145,6 +146,7 @@ def _sync_tree(directory: Path) -> None:
 
 
 def sha256(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file, read in pieces."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from glm5_ascend.errors import CheckpointError
+from glm5_ascend.model.json_file import unique_keys
 
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
 DTYPES = {
@@ -28,14 +29,6 @@ DTYPES = {
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _MAX_DIMENSIONS = 8  # more, or larger numbers, and their product alone would take minutes
 _AGAIN = "download or copy the file again"
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """`object_pairs_hook` for JSON: of two equal keys one parser takes the first and another the last."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key is given twice")
-    return found
 
 
 @dataclass(frozen=True)

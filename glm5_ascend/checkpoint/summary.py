@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT
-from glm5_ascend.errors import CheckpointError
+from glm5_ascend.model.json_file import MAX_BYTES_BY_TENSOR, read_json_object
 
 MIXED = "mixed types"
 
@@ -32,13 +31,17 @@ class CheckpointSummary:
 
 
 def summarize(directory: Path) -> CheckpointSummary:
-    """Raises `CheckpointError` for a description that cannot be read."""
-    config = read_json(directory / "config.json")
+    """Read config.json and, if there is one, the description.
+
+    Raises:
+        CheckpointError: one of them is damaged, or config.json is missing.
+    """
+    config = read_json_object(directory / "config.json")
     layers = config.get("num_hidden_layers", 0)
     content: dict[str, Any] = {}
     path = directory / DESCRIPTION_NAME
-    if path.is_file():
-        content = read_json(path)
+    if path.exists():
+        content = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR)
     types = {key: kind for key, kind in content.items() if "." in key and isinstance(kind, str)}
     mtp = tuple(f"model.layers.{layers + i}." for i in range(config.get("num_nextn_predict_layers") or 0))
     own = {key: kind for key, kind in types.items() if key.endswith(".weight") and not key.startswith(mtp or ("-",))}
@@ -56,16 +59,6 @@ def summarize(directory: Path) -> CheckpointSummary:
         types=types,
         group_size=content.get("group_size"),
     )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}", "re-create the checkpoint") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} is not a JSON object", "re-create the checkpoint")
-    return content
 
 
 def only(kinds: Any) -> str:

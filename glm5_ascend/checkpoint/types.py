@@ -8,6 +8,11 @@ QUANTIZED = (W8A8_DYNAMIC, W8A8, W4A8_DYNAMIC)
 LINEAR_TYPES = (FLOAT, W8A8_DYNAMIC, W8A8)
 EXPERT_TYPES = (FLOAT, W8A8_DYNAMIC, W4A8_DYNAMIC)
 
+#: Q^T diag(g) Q of the final norm's gain g: what a rotated model hands to its MTP layer. No entry in the description.
+ROT_NAME = "rot.weight"
+
+GIB = 2**30  # bytes
+
 DESCRIPTION_NAME = "quant_model_description.json"
 #: Meta keys the two vllm-ascend lines need; `group_size` 0 and `version` 1.0.0 select per-channel packed int4.
 DESCRIPTION_META: dict[str, object] = {"version": "1.0.0", "group_size": 0, "metadata": {}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -30,10 +29,10 @@ def verify(
     """Read a quantized checkpoint as the engine's loader would, and report what the loader would not say."""
     from glm5_ascend.verify import verify as run
 
-    report = run(directory, against)
+    report = run(directory, against=against)
     if as_json:
-        print(json.dumps(report.to_json()))
+        print(json.dumps(report.to_dict()))
     else:
         for line in report.lines(quiet):
-            print(line, file=sys.stdout)
+            print(line)
     return 0 if report.ok else 1

@@ -6,13 +6,13 @@ transformers 5.19 `GlmMoeDsaConfig`, vLLM 0.32 `deepseek_v2.py`.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from glm5_ascend.errors import ConfigError
+from glm5_ascend.model.json_file import read_json_object
 
 MODEL_TYPE = "glm_moe_dsa"
 #: Architectures users confuse with GLM-5, and what to tell them.
@@ -90,15 +90,9 @@ def load_config(directory: Path) -> ModelConfig:
     path = directory / "config.json"
     if not directory.is_dir():
         raise ConfigError(f"{directory}: no such directory", "give the directory of a GLM-5 checkpoint")
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(f"{path}: not found", "give the directory of a GLM-5 checkpoint (it holds config.json)")
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid JSON: {error}", "download the file again") from None
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: not a JSON object", "download the file again")
-    return parse_config(raw, path)
+    return parse_config(read_json_object(path, error=ConfigError, fix="download the file again"), path)
 
 
 def parse_config(raw: dict[str, Any], path: Path) -> ModelConfig:

@@ -131,6 +131,8 @@ FUSED = (
     ("mlp.gate_proj", "mlp.up_proj"),
     ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
 )
+#: Its first group, the two that read the attention's normalised input: fused, they share one static input scale.
+FUSED_DOWN_PROJECTIONS = FUSED[0]
 
 
 def sizes(config: ModelConfig) -> dict[str, int]:

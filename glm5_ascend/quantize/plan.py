@@ -16,15 +16,14 @@ import torch
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.packing import DOWN_PROJ_PARTIAL_SUMS
 from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.types import GIB as GIB
+from glm5_ascend.checkpoint.types import ROT_NAME as ROT_NAME
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.structure import Linear, Subgraph, Vector
 from glm5_ascend.quantize.recipe import FlexAwqSsz, LinearQuant, Recipe, Selection
 from glm5_ascend.quantize.stock_recipe import check_literal_layers
-
-GIB = 1024**3
-ROT_NAME = "rot.weight"
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,17 @@
 The rule. A quantization is deterministic: equal inputs (source, recipe, calibration texts, seed, version of this tool)
 on an equal build (torch, instruction set, device) give equal bytes, and every output records the hashes of its files.
 
-    a file's bytes are not the recorded ones      damage or edited since: error (recorded.py)
+    a file's bytes are not the recorded ones      damage or edited since: error (file_hashes.py)
     other inputs                                  not the same job: error
     equal inputs, equal build, other hashes       one of the two runs went wrong: error, by file
     equal inputs, other build, other hashes       another instruction set rounds sums in another order: warning, with
                                                   the number of integers that differ ...
     ... but a weight that means something else    no rounding: error, by tensor
 
-"Means something else" is judged as against a source, by the limits of judge.py. Integers alone would not do: a sum that
-is rounded differently can let a search for a smoothing scale end one step further, and then a whole row of up_proj and
-a column of down_proj have other integers and the same product. Measured on the demo model in W4A8, AVX512 against none:
-14 % of all integers, by up to 42 steps.
+"Means something else" is judged as against a source, by the limits of tolerances.py. Integers alone would not do: a
+sum that is rounded differently can let a search for a smoothing scale end one step further, and then a whole row of
+up_proj and a column of down_proj have other integers and the same product. Measured on the demo model in W4A8, AVX512
+against none: 14 % of all integers, by up to 42 steps.
 
 Without the other's tensors, from its provenance file alone, the last two cannot be told apart: the warning says so.
 """
@@ -25,50 +25,64 @@ from typing import Any
 
 import torch
 
-from glm5_ascend.checkpoint.index import read_json_object
 from glm5_ascend.checkpoint.output import PROVENANCE_NAME
 from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME, FLOAT, W4A8_DYNAMIC, dequantize
 from glm5_ascend.errors import CheckpointError
+from glm5_ascend.model.json_file import read_json_object
+from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.compare_source import compare_weights
 from glm5_ascend.verify.derived_tensors import read_linear
 from glm5_ascend.verify.description import check_description
-from glm5_ascend.verify.expected_weight import Reference, Unrotated
+from glm5_ascend.verify.expected_weight import ExpectedWeights, NoRotation
 from glm5_ascend.verify.file_hashes import check_hashes, is_format_file
-from glm5_ascend.verify.loaded_checkpoint import Contents
+from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.verify.open_checkpoint import open_directory
 from glm5_ascend.verify.report import Report
 from glm5_ascend.verify.tensors import check_tensors
 
 
-def is_twin(path: Path) -> bool:
+def is_output(path: Path) -> bool:
     """Whether `--against` names a quantized checkpoint, or the provenance file of one, rather than a source."""
     return path.is_file() or (path / DESCRIPTION_NAME).is_file()
 
 
-def read_twin(path: Path) -> dict[str, object]:
-    """The provenance of the other checkpoint.
+def read_provenance(path: Path) -> dict[str, Any]:
+    """What the quantizer recorded of the other checkpoint.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is no record.
     """
     return read_json_object(path if path.is_file() else path / PROVENANCE_NAME)
 
 
-def compare_twin(
-    contents: Contents,
-    types: dict[str, str],
-    complete: set[str],
-    ours: dict[str, Any],
-    other: Path,
-    theirs: dict[str, Any],
-    report: Report,
-) -> None:
-    """Report what the rule says about the two.
+def compare_same_job(checked: Checked, other: Path, theirs: dict[str, Any], report: Report) -> None:
+    """Report what the rule says about this checkpoint and `other`, whose provenance is `theirs`.
 
     Raises:
         CheckpointError: the other checkpoint is damaged itself.
     """
-    twin = None if other.is_file() else _open_twin(other, theirs)
+    second = None if other.is_file() else _open_other(other, theirs)
+    if not _same_job(checked.provenance, theirs, other, report):
+        return
+    names, differ = _differing_files(checked.provenance, theirs, report)
+    if not differ:
+        return
+    ours_built, theirs_built = _build(checked.provenance), _build(theirs)
+    if ours_built == theirs_built:
+        for name in differ:
+            report.error(
+                "twin.differs",
+                f"other bytes than in {other}, although both were made by {ours_built}",
+                file=name,
+                fix="one of the two runs went wrong: quantize again (or the sources differ: only headers are recorded)",
+            )
+        return
+    summary = f"{len(differ)} of {len(names)} files differ from {other}, made by {theirs_built}, here {ours_built}"
+    _compare_builds(checked, second, summary, report)
+
+
+def _same_job(ours: dict[str, Any], theirs: dict[str, Any], other: Path, report: Report) -> bool:
+    """Whether both were made from equal inputs; reports it if not."""
     changed = [
         key for key in ("tool", "source", "recipe", "calibration", "seed") if _input(ours, key) != _input(theirs, key)
     ]
@@ -79,40 +93,36 @@ def compare_twin(
             file=PROVENANCE_NAME,
             fix="compare outputs of one source, recipe, calibration text and seed",
         )
-        return
+    return not changed and bool(ours)
+
+
+def _differing_files(ours: dict[str, Any], theirs: dict[str, Any], report: Report) -> tuple[list[str], list[str]]:
+    """Names of all recorded files of the format, and of those whose hashes differ."""
     mine, its = ours.get("outputs"), theirs.get("outputs")
     if not isinstance(mine, dict) or not isinstance(its, dict):
         report.error("twin.inputs", "no hashes recorded in one of the two", file=PROVENANCE_NAME, fix="quantize again")
-        return
+        return [], []
     names = sorted(name for name in mine.keys() | its.keys() if is_format_file(name))
-    differ = [name for name in names if mine.get(name) != its.get(name)]
-    if not differ:
-        return
-    if _build(ours) == _build(theirs):
-        for name in differ:
-            report.error(
-                "twin.differs",
-                f"other bytes than in {other}, although both were made by {_build(ours)}",
-                file=name,
-                fix="one of the two runs went wrong: quantize again (or the sources differ: only headers are recorded)",
-            )
-        return
-    where = f"{len(differ)} of {len(names)} files differ from {other}, made by {_build(theirs)}, here {_build(ours)}"
-    if twin is None:
+    return names, [name for name in names if mine.get(name) != its.get(name)]
+
+
+def _compare_builds(checked: Checked, second: _DequantizedCheckpoint | None, summary: str, report: Report) -> None:
+    """Two builds made other bytes of equal inputs: count the integers, and find weights that mean something else."""
+    if second is None:
         report.warning(
             "twin.build",
-            f"{where}: another instruction set rounds sums in another order",
+            f"{summary}: another instruction set rounds sums in another order",
             file=PROVENANCE_NAME,
             fix="give the other checkpoint's directory to count the integers that differ, or the source to check all",
         )
         return
     report.warning(
         "twin.build",
-        f"{where}: {_count_integers(contents, twin.files)}",
+        f"{summary}: {_count_integers(checked.checkpoint, second.files)}",
         file=PROVENANCE_NAME,
         fix="expected between machines; the same build gives the same bytes",
     )
-    compare_weights(contents, Reference(twin, contents, Unrotated()), types, complete, report)
+    compare_weights(checked, ExpectedWeights(second, checked.checkpoint, NoRotation()), report)
 
 
 def _input(record: dict[str, Any], key: str) -> Any:
@@ -130,35 +140,37 @@ def _build(record: dict[str, Any]) -> str:
     return f"torch {' '.join(str(x)[:12] for x in torch_build)} on {' '.join(map(str, facts))}"
 
 
-class _Dequantized:
+class _DequantizedCheckpoint:
     """What the tensors of a quantized checkpoint mean, in the basis they are stored in."""
 
-    def __init__(self, files: Contents, types: dict[str, str]) -> None:
-        self.files, self.types = files, types
+    def __init__(self, files: LoadedCheckpoint, schemes: dict[str, str]) -> None:
+        self.files, self.schemes = files, schemes
 
     def resolve(self, name: str) -> str:
+        """The stored name: nothing is left out of an output."""
         return name
 
     def read(self, name: str) -> torch.Tensor:
+        """A float tensor, or the weight [N, K] that a quantized linear stands for: fp32."""
         module = name.removesuffix(".weight")
-        kind = self.types.get(module, FLOAT)
-        return (
-            dequantize(kind, read_linear(self.files, module, kind)) if kind != FLOAT else self.files.read(name).float()
-        )
+        scheme = self.schemes.get(module, FLOAT)
+        if scheme == FLOAT:
+            return self.files.read(name).float()
+        return dequantize(scheme, read_linear(self.files, module, scheme))
 
 
-def _open_twin(other: Path, record: dict[str, object]) -> _Dequantized:
+def _open_other(other: Path, record: dict[str, object]) -> _DequantizedCheckpoint:
     report = Report(other)
-    contents = open_directory(other, report)
-    types = check_description(contents, report)
-    check_tensors(contents, types, report)
-    check_hashes(contents, record, report)
+    checkpoint = open_directory(other, report)
+    schemes = check_description(checkpoint, report)
+    check_tensors(checkpoint, schemes, report)
+    check_hashes(checkpoint, record, report)
     if not report.ok:
         raise CheckpointError(f"{other}: {report.findings[0].line()}", "verify the other checkpoint first")
-    return _Dequantized(contents, types)
+    return _DequantizedCheckpoint(checkpoint, schemes)
 
 
-def _count_integers(a: Contents, b: Contents) -> str:
+def _count_integers(a: LoadedCheckpoint, b: LoadedCheckpoint) -> str:
     """How many integers of the weights differ, and by how much, as text."""
     total = changed = furthest = 0
     for name, entry in a.entries.items():

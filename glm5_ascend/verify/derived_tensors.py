@@ -14,7 +14,8 @@ from glm5_ascend.checkpoint.packing import scale_bias
 from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, W8A8, integer_weight, partial_sums, stored_tensors
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model import structure
-from glm5_ascend.verify.loaded_checkpoint import FLOATS, Contents
+from glm5_ascend.verify.checked import Checked
+from glm5_ascend.verify.loaded_checkpoint import FLOATS, LoadedCheckpoint
 from glm5_ascend.verify.report import Report
 
 #: msModelSlim multiplies in bf16: deq_scale may be off by one bf16 rounding, and once more for the factors.
@@ -28,29 +29,29 @@ _AGAIN = "quantize again: the engine would compute wrong values silently"
 _COPY = "copy the file again, or quantize again"
 
 
-def check_finite(contents: Contents, report: Report) -> set[str]:
+def check_finite(checkpoint: LoadedCheckpoint, report: Report) -> set[str]:
     """Every float tensor, piece by piece; returns the names of those that are not finite or not readable."""
-    bad: set[str] = set()
-    for name, entry in contents.entries.items():
+    non_finite: set[str] = set()
+    for name, entry in checkpoint.entries.items():
         try:
-            if entry.dtype in FLOATS and not all(bool(piece.isfinite().all()) for piece in contents.pieces(name)):
-                bad.add(name)
+            if entry.dtype in FLOATS and not all(bool(piece.isfinite().all()) for piece in checkpoint.pieces(name)):
+                non_finite.add(name)
                 report.error(
-                    "value.not_finite", "holds NaN or infinity", tensor=name, file=contents.file_of[name], fix=_COPY
+                    "value.not_finite", "holds NaN or infinity", tensor=name, file=checkpoint.file_of[name], fix=_COPY
                 )
         except CheckpointError as error:
-            bad.add(name)
-            report.error("shard.damaged", error.message, tensor=name, file=contents.file_of[name], fix=error.tip)
-    return bad
+            non_finite.add(name)
+            report.error("shard.damaged", error.message, tensor=name, file=checkpoint.file_of[name], fix=error.tip)
+    return non_finite
 
 
-def check_linear(contents: Contents, module: str, kind: str, report: Report) -> None:
+def check_linear(checkpoint: LoadedCheckpoint, module: str, scheme: str, report: Report) -> None:
     """One quantized linear whose tensors are all there with the right dtypes and shapes, and finite."""
-    tensors = read_linear(contents, module, kind)
-    check = _LinearCheck(contents, module, tensors, report)
-    check.scales(kind)
-    q = integer_weight(kind, tensors)
-    if not q.any():
+    tensors = read_linear(checkpoint, module, scheme)
+    check = _QuantizedLinear(checkpoint, module, tensors, report)
+    check.scales(scheme)
+    integers = integer_weight(scheme, tensors)
+    if not integers.any():
         report.warning(
             "value.all_zero",
             "every integer is zero: a dead module, or a shard that was never filled",
@@ -58,41 +59,47 @@ def check_linear(contents: Contents, module: str, kind: str, report: Report) -> 
             file=check.file("weight"),
             fix="compare with the source: --against",
         )
-    if kind == W4A8_DYNAMIC:
-        check.scale_bias(q)
-    if kind == W8A8:
-        check.static_input(q)
+    if scheme == W4A8_DYNAMIC:
+        check.scale_bias(integers)
+    if scheme == W8A8:
+        check.static_input(integers)
 
 
-def read_linear(contents: Contents, module: str, kind: str) -> dict[str, torch.Tensor]:
+def read_linear(checkpoint: LoadedCheckpoint, module: str, scheme: str) -> dict[str, torch.Tensor]:
     """All stored tensors of a linear by suffix; deq_scale as fp32 however it is stored."""
-    suffixes = ["weight"] if kind == FLOAT else [stored.suffix for stored in stored_tensors(kind, (8, 16), module)]
+    suffixes = ["weight"] if scheme == FLOAT else [stored.suffix for stored in stored_tensors(scheme, (8, 16), module)]
     names = {suffix: f"{module}.{suffix}" for suffix in suffixes}
-    tensors = {suffix: contents.read(name) for suffix, name in names.items() if name in contents.entries}
+    tensors = {suffix: checkpoint.read(name) for suffix, name in names.items() if name in checkpoint.entries}
     deq = tensors.get("deq_scale")
     if deq is not None and deq.dtype is torch.int64:
         tensors["deq_scale"] = deq.to(torch.int32).view(torch.float32)
     return tensors
 
 
-class _LinearCheck:
-    def __init__(self, contents: Contents, module: str, tensors: Mapping[str, torch.Tensor], report: Report) -> None:
-        self.contents, self.module, self.tensors, self.report = contents, module, tensors, report
+class _QuantizedLinear:
+    """The stored tensors of one quantized linear, by suffix, and the checks of their values."""
+
+    def __init__(
+        self, checkpoint: LoadedCheckpoint, module: str, tensors: Mapping[str, torch.Tensor], report: Report
+    ) -> None:
+        self.checkpoint, self.module, self.tensors, self.report = checkpoint, module, tensors, report
 
     def file(self, suffix: str) -> str:
-        return self.contents.file_of[f"{self.module}.{suffix}"]
+        """Name of the shard that holds one tensor of the linear."""
+        return self.checkpoint.file_of[f"{self.module}.{suffix}"]
 
     def _error(self, id: str, suffix: str, message: str) -> None:
         self.report.error(id, message, tensor=f"{self.module}.{suffix}", file=self.file(suffix), fix=_AGAIN)
 
-    def scales(self, kind: str) -> None:
+    def scales(self, scheme: str) -> None:
+        """Scales are positive and, where the engine rounds them, bf16 already; weight_offset is zero."""
         for suffix in ("weight_scale", "input_scale", "deq_scale"):
             scale = self.tensors.get(suffix)
             if scale is None:
                 continue
             if bool((scale <= 0).any()):
                 self._error("value.scale", suffix, f"{_first(scale <= 0, scale)}: scales must be > 0")
-            rounded_at_load = suffix != "deq_scale" and kind != W4A8_DYNAMIC
+            rounded_at_load = suffix != "deq_scale" and scheme != W4A8_DYNAMIC
             off = scale.to(torch.bfloat16).float() != scale
             if rounded_at_load and bool(off.any()):
                 self.report.warning(
@@ -110,9 +117,10 @@ class _LinearCheck:
                 f"{_first(offset != 0, offset)}: the format is symmetric, all must be 0",
             )
 
-    def scale_bias(self, q: torch.Tensor) -> None:
+    def scale_bias(self, integers: torch.Tensor) -> None:
+        """scale_bias is 8 * sum(w) of its row and chunk; integers: int8 [N, K], -8..7."""
         scale, stored, columns = self.tensors["weight_scale"], self.tensors["scale_bias"], partial_sums(self.module)
-        wanted, magnitude = scale_bias(q, scale, columns), scale_bias(q.abs(), scale.abs(), columns)
+        wanted, magnitude = scale_bias(integers, scale, columns), scale_bias(integers.abs(), scale.abs(), columns)
         off = (stored - wanted).abs() > SCALE_BIAS_TOLERANCE * magnitude
         if bool(off.any()):
             rows = int(off.any(dim=1).sum())
@@ -120,17 +128,18 @@ class _LinearCheck:
             self._error(
                 "value.scale_bias",
                 "scale_bias",
-                f"{rows} of {len(q)} rows differ from 8 * sum(w), first row {row} column {column}: "
+                f"{rows} of {len(integers)} rows differ from 8 * sum(w), first row {row} column {column}: "
                 f"{stored[row, column]:.6g}, expected {wanted[row, column]:.6g} "
                 "(wrong nibble order, packing axis, or scale of another module?)",
             )
 
-    def static_input(self, q: torch.Tensor) -> None:
+    def static_input(self, integers: torch.Tensor) -> None:
+        """quant_bias and deq_scale follow from the input range and the integers, int8 [N, K]."""
         input_scale, offset = self.tensors["input_scale"], self.tensors["input_offset"]
         if bool((offset != offset.round()).any() | (offset < -128).any() | (offset > 127).any()):
             self._error("value.input_offset", "input_offset", f"{float(offset[0])}: must be an integer in [-128, 127]")
             return
-        wanted = -int(offset[0]) * q.sum(dim=1, dtype=torch.int64)
+        wanted = -int(offset[0]) * integers.sum(dim=1, dtype=torch.int64)
         stored = self.tensors["quant_bias"].to(torch.int64)
         off = (stored - wanted).abs() > (wanted.abs() * QUANT_BIAS_TOLERANCE).clamp_min(1)
         if bool(off.any()):
@@ -138,7 +147,7 @@ class _LinearCheck:
             self._error(
                 "value.quant_bias",
                 "quant_bias",
-                f"{int(off.sum())} of {len(q)} rows differ from -input_offset * sum(q), first row {row}: "
+                f"{int(off.sum())} of {len(integers)} rows differ from -input_offset * sum(q), first row {row}: "
                 f"{int(stored[row])}, expected {int(wanted[row])}",
             )
         if "weight_scale" in self.tensors:  # msModelSlim stores only the product
@@ -150,25 +159,26 @@ class _LinearCheck:
                 self._error(
                     "value.deq_scale",
                     "deq_scale",
-                    f"{int(off.sum())} of {len(q)} rows differ from input_scale * weight_scale, first row {row}: "
-                    f"{float(deq[row]):.6g}, expected {float(product[row]):.6g}",
+                    f"{int(off.sum())} of {len(integers)} rows differ from input_scale * weight_scale, "
+                    f"first row {row}: {float(deq[row]):.6g}, expected {float(product[row]):.6g}",
                 )
 
 
-def check_shared_input(contents: Contents, types: dict[str, str], complete: set[str], report: Report) -> None:
+def check_shared_input(checked: Checked, report: Report) -> None:
     """q_a_proj and kv_a_proj_with_mqa become one module with one input scale: their values must be equal."""
-    for layer in range(contents.config.num_layers_with_mtp):
-        first, second = (structure.layer_prefix(layer) + name for name in structure.FUSED[0])
-        if not {first, second} <= complete or {types[first], types[second]} != {W8A8}:
+    checkpoint = checked.checkpoint
+    for layer in range(checkpoint.config.num_layers_with_mtp):
+        first, second = (structure.layer_prefix(layer) + name for name in structure.FUSED_DOWN_PROJECTIONS)
+        if not {first, second} <= checked.complete or {checked.schemes[first], checked.schemes[second]} != {W8A8}:
             continue
         for suffix in ("input_scale", "input_offset"):
-            a, b = contents.read(f"{first}.{suffix}"), contents.read(f"{second}.{suffix}")
+            a, b = checkpoint.read(f"{first}.{suffix}"), checkpoint.read(f"{second}.{suffix}")
             if not bool((a == b).all()):
                 report.error(
                     "value.shared_input",
                     f"{float(b[0]):.6g}, but {first} has {float(a[0]):.6g}: the engine keeps only one of them",
                     tensor=f"{second}.{suffix}",
-                    file=contents.file_of[f"{second}.{suffix}"],
+                    file=checkpoint.file_of[f"{second}.{suffix}"],
                     fix="both read the same input: quantize again with one range for both",
                 )
 

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from glm5_ascend.checkpoint import schemes
-from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME, FLOAT, QUANTIZED, W4A8_DYNAMIC, W8A8
+from glm5_ascend.checkpoint.schemes import DESCRIPTION_META, DESCRIPTION_NAME, FLOAT, QUANTIZED, W4A8_DYNAMIC, W8A8
+from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.structure import Linear
-from glm5_ascend.verify.loaded_checkpoint import Contents
+from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.verify.report import Report
 
-ROT_NAME = "rot.weight"
 #: Keys that are not tensors; the last three belong to 8-bit caches.
 _META = {
     "version",
@@ -33,20 +32,20 @@ _CACHE = ".indexer.quant_type"
 _AGAIN = "quantize again, or correct the description"
 
 
-def check_description(contents: Contents, report: Report) -> dict[str, str]:
-    """Check keys and types; returns the type of every linear of the model (FLOAT where nothing usable is said)."""
-    description = contents.description
+def check_description(checkpoint: LoadedCheckpoint, report: Report) -> dict[str, str]:
+    """Check keys and schemes; returns the type of every linear of the model (FLOAT where nothing usable is said)."""
+    description = checkpoint.description
     if description is None:
         return {}
     _check_meta(description, report)
-    _check_keys(contents, description, report)
-    types: dict[str, str] = {}
-    for prefix, part in structure.all_parts(contents.config):
+    _check_keys(checkpoint, description, report)
+    schemes: dict[str, str] = {}
+    for prefix, part in structure.all_parts(checkpoint.config):
         if isinstance(part, Linear):
             module = prefix + part.name
-            kind = description.get(f"{module}.weight")
-            types[module] = kind if isinstance(kind, str) and kind in QUANTIZED else FLOAT
-            _check_runnable(module, part, types[module], report)
+            scheme = description.get(f"{module}.weight")
+            schemes[module] = scheme if isinstance(scheme, str) and scheme in QUANTIZED else FLOAT
+            _check_runnable(module, part, schemes[module], report)
         elif description.get(key := prefix + structure.tensor_name(part), FLOAT) in QUANTIZED:
             report.error(
                 "description.not_runnable",
@@ -55,12 +54,12 @@ def check_description(contents: Contents, report: Report) -> dict[str, str]:
                 file=DESCRIPTION_NAME,
                 fix=_AGAIN,
             )
-    _check_siblings(contents, types, report)
+    _check_siblings(checkpoint, schemes, report)
     quantized_mtp = [
         module
-        for layer in range(contents.config.num_hidden_layers, contents.config.num_layers_with_mtp)
-        for module in types
-        if types[module] != FLOAT and module.startswith(structure.layer_prefix(layer))
+        for layer in range(checkpoint.config.num_hidden_layers, checkpoint.config.num_layers_with_mtp)
+        for module in schemes
+        if schemes[module] != FLOAT and module.startswith(structure.layer_prefix(layer))
     ]
     if quantized_mtp:
         report.warning(
@@ -70,9 +69,9 @@ def check_description(contents: Contents, report: Report) -> dict[str, str]:
             file=DESCRIPTION_NAME,
             fix="keep the MTP layer FLOAT: drafts lost accuracy upstream (vllm-ascend PR 7139)",
         )
-    for kind in types.values():
-        report.schemes[kind] = report.schemes.get(kind, 0) + 1
-    return types
+    for scheme in schemes.values():
+        report.schemes[scheme] = report.schemes.get(scheme, 0) + 1
+    return schemes
 
 
 def _check_meta(description: dict[str, object], report: Report) -> None:
@@ -80,7 +79,7 @@ def _check_meta(description: dict[str, object], report: Report) -> None:
         ("version", "vllm-ascend 0.23 would expect unpacked INT4"),
         ("group_size", "vllm-ascend 0.23 reads an absent key as 256, newer ones refuse anything but 0"),
     ):
-        wanted, found = schemes.DESCRIPTION_META[key], description.get(key)
+        wanted, found = DESCRIPTION_META[key], description.get(key)
         if type(found) is not type(wanted) or found != wanted:
             stated = repr(found) if key in description else "missing"
             report.error(
@@ -98,18 +97,18 @@ def _check_meta(description: dict[str, object], report: Report) -> None:
         )
 
 
-def _check_keys(contents: Contents, description: dict[str, object], report: Report) -> None:
+def _check_keys(checkpoint: LoadedCheckpoint, description: dict[str, object], report: Report) -> None:
     """One key per tensor, one type per linear, nothing else."""
-    here = contents.entries.keys() | contents.unreadable
-    for key, kind in description.items():
+    here = checkpoint.entries.keys() | checkpoint.unreadable
+    for key, scheme in description.items():
         if key in _META:
             continue
         if key.endswith(_CACHE):
-            _check_cache_key(contents.config, key, kind, report)
-        elif not isinstance(kind, str) or kind not in (FLOAT, *QUANTIZED):
+            _check_cache_key(checkpoint.config, key, scheme, report)
+        elif not isinstance(scheme, str) or scheme not in (FLOAT, *QUANTIZED):
             report.error(
                 "description.unknown_type",
-                f"type {kind!r:.60} is unknown; known: FLOAT, {', '.join(QUANTIZED)}",
+                f"type {scheme!r:.60} is unknown; known: FLOAT, {', '.join(QUANTIZED)}",
                 tensor=key,
                 file=DESCRIPTION_NAME,
                 fix=_AGAIN,
@@ -125,17 +124,17 @@ def _check_keys(contents: Contents, description: dict[str, object], report: Repo
         elif key not in here:
             report.error(
                 "description.no_tensor",
-                f"described as {kind}, but no shard holds it",
+                f"described as {scheme}, but no shard holds it",
                 tensor=key,
-                file=contents.file_of.get(key, DESCRIPTION_NAME),
+                file=checkpoint.file_of.get(key, DESCRIPTION_NAME),
                 fix=_AGAIN,
             )
         else:
-            linear = description.get(key.rpartition(".")[0] + ".weight", kind)
-            if kind != linear and not key.endswith(".e_score_correction_bias"):
+            linear = description.get(key.rpartition(".")[0] + ".weight", scheme)
+            if scheme != linear and not key.endswith(".e_score_correction_bias"):
                 report.error(
                     "description.mixed_types",
-                    f"{kind}, but the weight of the same module is {linear}",
+                    f"{scheme}, but the weight of the same module is {linear}",
                     tensor=key,
                     file=DESCRIPTION_NAME,
                     fix=_AGAIN,
@@ -149,54 +148,54 @@ def _check_keys(contents: Contents, description: dict[str, object], report: Repo
         )
 
 
-def _check_cache_key(config: ModelConfig, key: str, kind: object, report: Report) -> None:
+def _check_cache_key(config: ModelConfig, key: str, scheme: object, report: Report) -> None:
     problem = None
     layers = (layer for layer in range(config.num_layers_with_mtp) if config.has_indexer(layer))
     if key.removesuffix(_CACHE) not in (f"{structure.layer_prefix(layer)}self_attn" for layer in layers):
         problem = "this layer has none"
-    elif not isinstance(kind, str) or "INT8" not in kind:
-        problem = f"{kind!r:.60} is no INT8 type"
+    elif not isinstance(scheme, str) or "INT8" not in scheme:
+        problem = f"{scheme!r:.60} is no INT8 type"
     if problem:
         report.error(
             "description.cache", f"cache type of an indexer: {problem}", tensor=key, file=DESCRIPTION_NAME, fix=_AGAIN
         )
 
 
-def _check_runnable(module: str, part: Linear, kind: str, report: Report) -> None:
+def _check_runnable(module: str, part: Linear, scheme: str, report: Report) -> None:
     routed = ".mlp.experts." in module
     reason = None
-    if kind != FLOAT and part.name in structure.ALWAYS_FLOAT:
+    if scheme != FLOAT and part.name in structure.ALWAYS_FLOAT:
         reason = "the engine can run this module in FLOAT only"
-    elif kind == W4A8_DYNAMIC and not routed:
+    elif scheme == W4A8_DYNAMIC and not routed:
         reason = "W4A8_DYNAMIC exists for routed experts only"
-    elif kind == W8A8 and routed:
+    elif scheme == W8A8 and routed:
         reason = "static W8A8 does not exist for routed experts"
     if reason:
         report.error(
             "description.not_runnable",
-            f"{kind}: {reason}",
+            f"{scheme}: {reason}",
             tensor=f"{module}.weight",
             file=DESCRIPTION_NAME,
             fix="exclude the module in the recipe and quantize again",
         )
 
 
-def _check_siblings(contents: Contents, types: dict[str, str], report: Report) -> None:
+def _check_siblings(checkpoint: LoadedCheckpoint, schemes: dict[str, str], report: Report) -> None:
     """Modules the engine fuses must agree; of all experts it looks at expert 0's keys only."""
-    config, description = contents.config, contents.description or {}
+    config, description = checkpoint.config, checkpoint.description or {}
     for layer in range(config.num_layers_with_mtp):
         for group in structure.fused_groups(config, layer):
             # A missing or unknown key is reported as such.
             stated = [module for module in group if description.get(f"{module}.weight") in (FLOAT, *QUANTIZED)]
             if not stated:
                 continue
-            usual = Counter(types[module] for module in stated).most_common(1)[0][0]
-            example = next(module for module in stated if types[module] == usual)
+            usual = Counter(schemes[module] for module in stated).most_common(1)[0][0]
+            example = next(module for module in stated if schemes[module] == usual)
             for module in stated:
-                if types[module] != usual:
+                if schemes[module] != usual:
                     report.error(
                         "description.siblings",
-                        f"{types[module]}, but {example} is {usual}: the engine fuses them into one module",
+                        f"{schemes[module]}, but {example} is {usual}: the engine fuses them into one module",
                         tensor=f"{module}.weight",
                         file=DESCRIPTION_NAME,
                         fix="give all of them one type",

@@ -14,12 +14,13 @@ import torch
 
 from glm5_ascend.checkpoint.output import PROVENANCE_NAME
 from glm5_ascend.checkpoint.shards import Shard, TensorEntry
+from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.model import structure
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.structure import Linear
-from glm5_ascend.verify.description import ROT_NAME
-from glm5_ascend.verify.loaded_checkpoint import FLOATS, PIECE, Contents
+from glm5_ascend.verify.checked import Checked
+from glm5_ascend.verify.loaded_checkpoint import FLOATS, PIECE, LoadedCheckpoint
 from glm5_ascend.verify.report import Report
 
 #: fp32 round-off between the stored Q and the one made again from the seed.
@@ -35,7 +36,7 @@ class Files(Protocol):
 
 
 class Weights(Protocol):
-    """What a checkpoint is compared with: fp32 weights by name."""
+    """What a checkpoint is compared with: fp32 weights by name; `resolve` gives the stored name behind one."""
 
     @property
     def files(self) -> Files: ...
@@ -44,14 +45,20 @@ class Weights(Protocol):
 
 
 class Basis(Protocol):
-    """The orthogonal maps of a checkpoint, as far as they are known."""
+    """The orthogonal maps of a checkpoint, as far as they are known.
+
+    knows: whether both sides of a linear can be rotated. rotate: x [..., size of `basis`], the same shape in that
+    basis. rotate_weight: R_out^T W R_in of W [out, in].
+    """
 
     def knows(self, part: Linear) -> bool: ...
     def rotate(self, x: torch.Tensor, basis: str) -> torch.Tensor: ...
     def rotate_weight(self, weight: torch.Tensor, basis_in: str, basis_out: str) -> torch.Tensor: ...
 
 
-class Unrotated:
+class NoRotation:
+    """The basis of a checkpoint that was not rotated."""
+
     def knows(self, part: Linear) -> bool:
         return True
 
@@ -62,16 +69,18 @@ class Unrotated:
         return weight
 
 
-class FromSeed(Rotations):
+class RotationsFromSeed(Rotations):
+    """All rotations of a run, made again from the seed it recorded."""
+
     def knows(self, part: Linear) -> bool:
         return True
 
 
-class HiddenOnly:
+class ResidualRotation:
     """Only Q, the rotation of the residual stream, from `optional/quarot.safetensors` (msModelSlim's output)."""
 
-    def __init__(self, q: torch.Tensor) -> None:
-        self.q = q
+    def __init__(self, rotation: torch.Tensor) -> None:
+        self.rotation = rotation
 
     def knows(self, part: Linear) -> bool:
         return {part.basis_in, part.basis_out} <= {structure.FIXED, structure.HIDDEN, structure.HIDDEN_PAIR}
@@ -79,25 +88,27 @@ class HiddenOnly:
     def rotate(self, x: torch.Tensor, basis: str) -> torch.Tensor:
         if basis == structure.FIXED:
             return x
-        return (x.reshape(*x.shape[:-1], -1, len(self.q)) @ self.q).reshape(x.shape)  # a pair is two hidden vectors
+        vectors = x.reshape(*x.shape[:-1], -1, len(self.rotation))  # a pair is two hidden vectors
+        return (vectors @ self.rotation).reshape(x.shape)
 
     def rotate_weight(self, weight: torch.Tensor, basis_in: str, basis_out: str) -> torch.Tensor:
         weight = self.rotate(weight, basis_in)
         return weight if basis_out == structure.FIXED else self.rotate(weight.T, basis_out).T.contiguous()
 
 
-def find_basis(contents: Contents, record: dict[str, object], q: torch.Tensor | None, report: Report) -> Basis | None:
+def find_basis(checked: Checked, report: Report) -> Basis | None:
     """The maps this checkpoint was made with; None if it is rotated by something unknown."""
-    description = contents.description or {}
-    if q is None and description.get("is_rot_used") is not True and ROT_NAME not in contents.entries:
-        return Unrotated()
-    seed = record.get("seed")
+    checkpoint, rotation = checked.checkpoint, checked.global_rotation
+    description = checkpoint.description or {}
+    if rotation is None and description.get("is_rot_used") is not True and ROT_NAME not in checkpoint.entries:
+        return NoRotation()
+    seed = checked.provenance.get("seed")
     if type(seed) is int:
         try:
-            made = FromSeed(contents.config, seed)
+            made = RotationsFromSeed(checkpoint.config, seed)
         except RecipeError:  # sizes our Hadamard matrices do not have: not written by this tool
-            return HiddenOnly(q) if q is not None else None
-        if q is None or float((made.global_rotation() - q).abs().max()) <= _SAME_ROTATION:
+            return ResidualRotation(rotation) if rotation is not None else None
+        if rotation is None or float((made.global_rotation() - rotation).abs().max()) <= _SAME_ROTATION:
             return made
         report.error(
             "against.rotation",
@@ -106,14 +117,14 @@ def find_basis(contents: Contents, record: dict[str, object], q: torch.Tensor | 
             file="optional/quarot.safetensors",
             fix="files of different runs: quantize again",
         )
-    return HiddenOnly(q) if q is not None else None
+    return ResidualRotation(rotation) if rotation is not None else None
 
 
-class Reference:
-    """Reference weights of `source` in the basis of `contents`, before `ov` and `up-down` smoothing."""
+class ExpectedWeights:
+    """ExpectedWeights weights of `source` in the basis of `checkpoint`, before `ov` and `up-down` smoothing."""
 
-    def __init__(self, source: Weights, contents: Contents, basis: Basis) -> None:
-        self.source, self.contents, self.basis = source, contents, basis
+    def __init__(self, source: Weights, checkpoint: LoadedCheckpoint, basis: Basis) -> None:
+        self.source, self.checkpoint, self.basis = source, checkpoint, basis
 
     def rows(self, prefix: str, part: Linear, whole: bool) -> Iterator[tuple[int, int, torch.Tensor]]:
         """(first row, row behind the last, W_ref of these rows); one piece if `whole` or where rows mix."""
@@ -136,8 +147,8 @@ class Reference:
         if not part.norm:
             return torch.ones(1), torch.ones(1)
         source = torch.cat([self.source.read(f"{prefix}{norm}.weight") for norm in part.norm])
-        stored = torch.cat([self.contents.read(f"{prefix}{norm}.weight").float() for norm in part.norm])
-        if isinstance(self.basis, Unrotated):
+        stored = torch.cat([self.checkpoint.read(f"{prefix}{norm}.weight").float() for norm in part.norm])
+        if isinstance(self.basis, NoRotation):
             # Not fused: equal gains cancel exactly, also where a dead channel has 0.
             ratio = torch.where(stored != 0, source / stored, (source == 0).float())
             return torch.ones(1), ratio
@@ -148,3 +159,15 @@ def moved_scale(reference: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     """Per row, the s with stored = reference / s in the least-squares sense; 1 where a row says nothing."""
     ratio = (stored * reference).sum(1) / reference.square().sum(1)
     return torch.where(ratio.isfinite() & (ratio != 0), 1 / ratio, torch.ones_like(ratio))
+
+
+def silent_scale(reference: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+    """Scales s [C] >= 0 with stored = reference * s in the least-squares sense; both fp32 [N, C].
+
+    For columns that read a channel whose source row is all zero. That row does not show how much of a scale was moved
+    out of it, and the search for a scale is free to choose any: often one so small that the column rounds to zero. The
+    engine multiplies the column with zeros either way, so any multiple of the reference is right; another column's
+    values are still wrong.
+    """
+    ratio = (stored * reference).sum(0) / reference.square().sum(0)
+    return torch.where(ratio.isfinite(), ratio, torch.ones_like(ratio)).clamp_min(0)

@@ -8,7 +8,7 @@ from glm5_ascend.checkpoint.index import INDEX_NAME
 from glm5_ascend.checkpoint.output import PROVENANCE_NAME, file_facts
 from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.verify.loaded_checkpoint import Contents
+from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.verify.report import Report
 from glm5_ascend.verify.stray_files import inside
 
@@ -16,22 +16,23 @@ from glm5_ascend.verify.stray_files import inside
 _FORMAT = (INDEX_NAME, DESCRIPTION_NAME, "config.json")
 
 
-def read_record(contents: Contents, report: Report) -> dict[str, object]:
+def read_record(checkpoint: LoadedCheckpoint, report: Report) -> dict[str, object]:
     """Content of our provenance file; empty if there is none, or none that can be read."""
-    if not (contents.directory / PROVENANCE_NAME).is_file():
+    if not (checkpoint.directory / PROVENANCE_NAME).is_file():
         return {}
     try:
-        return contents.read_json(PROVENANCE_NAME)
+        return checkpoint.read_json(PROVENANCE_NAME)
     except CheckpointError as error:
         report.warning("provenance.unreadable", error.message, file=PROVENANCE_NAME, fix=error.tip)
         return {}
 
 
 def is_format_file(name: str) -> bool:
+    """Whether the engine computes with this file: a change of it is an error, of others a warning."""
     return name.endswith(".safetensors") or name in _FORMAT
 
 
-def check_hashes(contents: Contents, record: dict[str, object], report: Report) -> None:
+def check_hashes(checkpoint: LoadedCheckpoint, record: dict[str, object], report: Report) -> None:
     """Every recorded file that is still there holds the bytes that were written."""
     outputs = record.get("outputs")
     if not isinstance(outputs, dict):
@@ -39,15 +40,15 @@ def check_hashes(contents: Contents, record: dict[str, object], report: Report) 
     changed: dict[str, str] = {}
     same_size = []
     for name, facts in outputs.items():
-        path, wanted = contents.directory / name, facts.get("bytes") if isinstance(facts, dict) else None
-        if not path.is_file() or not inside(path, contents.directory):
+        path, wanted = checkpoint.directory / name, facts.get("bytes") if isinstance(facts, dict) else None
+        if not path.is_file() or not inside(path, checkpoint.directory):
             continue  # reported where it is missed
         if path.stat().st_size == wanted:
             same_size.append(name)
         else:
             changed[name] = f"{path.stat().st_size} bytes, {wanted} were written"
     try:
-        for name, found in file_facts(contents.directory, same_size).items():
+        for name, found in file_facts(checkpoint.directory, same_size).items():
             if found["sha256"] != outputs[name].get("sha256"):
                 changed[name] = f"not the bytes that were written: sha256 is {found['sha256'][:16]}..."
     except OSError as error:  # of a failing disk; it does not always say which file

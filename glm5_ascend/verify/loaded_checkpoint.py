@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from glm5_ascend.checkpoint.index import read_json_object
 from glm5_ascend.checkpoint.shards import Shard, TensorEntry
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.json_file import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.verify.stray_files import inside
 
 #: Elements read at once where a tensor can be as large as an embedding table (GLM-5: 0.95e9).
@@ -21,7 +21,7 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @dataclass
-class Contents:
+class LoadedCheckpoint:
     """Everything that could be read, whatever else is broken.
 
     Attributes:
@@ -50,9 +50,14 @@ class Contents:
             raise CheckpointError(
                 f"{self.directory / file}: a link to the outside is not followed", "replace the link by the file"
             )
-        return read_json_object(self.directory / file)
+        return read_json_object(self.directory / file, max_bytes=MAX_BYTES_BY_TENSOR)
 
     def read(self, name: str) -> torch.Tensor:
+        """The whole tensor in its stored dtype and shape.
+
+        Raises:
+            CheckpointError: it cannot be read, or not to its end.
+        """
         return self.shards[self.file_of[name]].read(name)
 
     def span(self, name: str, start: int, stop: int) -> torch.Tensor:

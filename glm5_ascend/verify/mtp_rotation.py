@@ -12,9 +12,10 @@ import torch
 
 from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME
 from glm5_ascend.checkpoint.shards import Shard
+from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.verify.description import ROT_NAME
-from glm5_ascend.verify.loaded_checkpoint import FLOATS, Contents
+from glm5_ascend.verify.checked import Checked
+from glm5_ascend.verify.loaded_checkpoint import FLOATS, LoadedCheckpoint
 from glm5_ascend.verify.report import Report
 from glm5_ascend.verify.stray_files import inside
 
@@ -28,11 +29,12 @@ ROT_TOLERANCE = 2.0**-7
 _AGAIN = "quantize again, or copy the file again"
 
 
-def check_mtp(contents: Contents, bad: set[str], deep: bool, report: Report) -> torch.Tensor | None:
-    """Check both rotations; returns Q if it is there and usable."""
-    description = contents.description or {}
-    used, here = description.get("is_rot_used") is True, ROT_NAME in contents.entries
-    if used and not here and ROT_NAME not in contents.unreadable:
+def check_mtp(checked: Checked, deep: bool, report: Report) -> torch.Tensor | None:
+    """Check both rotations; returns Q, fp32 [hidden, hidden], if it is there, usable, and `deep` allows reading it."""
+    checkpoint = checked.checkpoint
+    description = checkpoint.description or {}
+    used, here = description.get("is_rot_used") is True, ROT_NAME in checkpoint.entries
+    if used and not here and ROT_NAME not in checkpoint.unreadable:
         report.error(
             "mtp.rot_missing",
             "is_rot_used is true but no loaded shard holds it: drafts would be random",
@@ -48,49 +50,49 @@ def check_mtp(contents: Contents, bad: set[str], deep: bool, report: Report) -> 
             file=DESCRIPTION_NAME,
             fix="set is_rot_used to true",
         )
-    q = _global_rotation(contents, deep, report) if "optional" in description else None
-    if here and _shape_ok(contents, report) and deep and ROT_NAME not in bad:
-        _check_rot(contents, q, report)
-    return q
+    rotation = _global_rotation(checkpoint, deep, report) if "optional" in description else None
+    if here and _shape_ok(checkpoint, report) and deep and ROT_NAME not in checked.non_finite:
+        _check_rot(checkpoint, rotation, report)
+    return rotation
 
 
-def _shape_ok(contents: Contents, report: Report) -> bool:
-    entry, hidden = contents.entries[ROT_NAME], contents.config.hidden_size
+def _shape_ok(checkpoint: LoadedCheckpoint, report: Report) -> bool:
+    entry, hidden = checkpoint.entries[ROT_NAME], checkpoint.config.hidden_size
     if entry.shape == (hidden, hidden) and entry.dtype in FLOATS:
         return True
     report.error(
         "mtp.rot_shape",
         f"{str(entry.dtype).removeprefix('torch.')} {list(entry.shape)}, expected float [{hidden}, {hidden}]",
         tensor=ROT_NAME,
-        file=contents.file_of[ROT_NAME],
+        file=checkpoint.file_of[ROT_NAME],
         fix=_AGAIN,
     )
     return False
 
 
-def _check_rot(contents: Contents, q: torch.Tensor | None, report: Report) -> None:
-    rot = contents.read(ROT_NAME).float()
+def _check_rot(checkpoint: LoadedCheckpoint, rotation: torch.Tensor | None, report: Report) -> None:
+    rot = checkpoint.read(ROT_NAME).float()
     size = float(rot.norm())
     problem = None
     if size == 0:
         problem = "all zero"
     elif float((rot - rot.T).norm()) > ROT_TOLERANCE * size:
         problem = "not symmetric: it cannot be Q^T diag(g) Q"
-    elif q is not None:
-        undone = q @ rot @ q.T
+    elif rotation is not None:
+        undone = rotation @ rot @ rotation.T
         rest = float((undone - torch.diag(undone.diagonal())).norm()) / size
         if rest > ROT_TOLERANCE:
             problem = (
                 f"does not belong to the global rotation: Q rot Q^T is not diagonal ({rest:.3f} of it lies beside)"
             )
     if problem:
-        report.error("mtp.rot_wrong", problem, tensor=ROT_NAME, file=contents.file_of[ROT_NAME], fix=_AGAIN)
+        report.error("mtp.rot_wrong", problem, tensor=ROT_NAME, file=checkpoint.file_of[ROT_NAME], fix=_AGAIN)
 
 
-def _global_rotation(contents: Contents, deep: bool, report: Report) -> torch.Tensor | None:
-    name = _mapped_file(contents)
-    path = contents.directory / (name or "")
-    if name is None or not path.is_file() or not inside(path, contents.directory):
+def _global_rotation(checkpoint: LoadedCheckpoint, deep: bool, report: Report) -> torch.Tensor | None:
+    name = _mapped_file(checkpoint)
+    path = checkpoint.directory / (name or "")
+    if name is None or not path.is_file() or not inside(path, checkpoint.directory):
         report.error(
             "mtp.global_rotation",
             f"the description's `optional` names {name!r}, which is not a file of this checkpoint",
@@ -100,14 +102,14 @@ def _global_rotation(contents: Contents, deep: bool, report: Report) -> torch.Te
         )
         return None
     try:
-        shard, hidden = Shard(path), contents.config.hidden_size
+        shard, hidden = Shard(path), checkpoint.config.hidden_size
         entry = shard.entries.get("global_rotation")
         if entry is None or entry.shape != (hidden, hidden) or entry.dtype is not torch.float32:
             raise CheckpointError(f"global_rotation must be float32 [{hidden}, {hidden}]", _AGAIN)
         if not deep:
             return None
-        q = shard.read("global_rotation")
-        product = q @ q.T
+        rotation = shard.read("global_rotation")
+        product = rotation @ rotation.T
         length = product.diagonal().mean()
         off = float((product - length * torch.eye(hidden)).abs().max())
         sound = off <= ORTHOGONAL_TOLERANCE and float(abs(length - 1)) <= LENGTH_TOLERANCE  # false for NaN, too
@@ -116,11 +118,11 @@ def _global_rotation(contents: Contents, deep: bool, report: Report) -> torch.Te
     except CheckpointError as error:
         report.error("mtp.global_rotation", error.message, tensor="global_rotation", file=name, fix=error.tip)
         return None
-    return q
+    return rotation
 
 
-def _mapped_file(contents: Contents) -> str | None:
-    value: object = (contents.description or {}).get("optional")
+def _mapped_file(checkpoint: LoadedCheckpoint) -> str | None:
+    value: object = (checkpoint.description or {}).get("optional")
     for key in ("quarot", "rotation_map", "global_rotation"):
         value = value.get(key) if isinstance(value, dict) else None
     return value if isinstance(value, str) and not Path(value).is_absolute() else None

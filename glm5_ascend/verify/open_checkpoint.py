@@ -5,16 +5,17 @@ Source: vLLM 0.27.1 `default_loader.py`, `weight_utils.py` (which files are load
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.checkpoint.index import INDEX_NAME, read_json_object, read_weight_map
+from glm5_ascend.checkpoint.index import INDEX_NAME, read_weight_map
 from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME
 from glm5_ascend.checkpoint.shards import Shard
+from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError, ConfigError
 from glm5_ascend.model.config import indexer_schedule, load_config
-from glm5_ascend.verify.loaded_checkpoint import Contents
+from glm5_ascend.model.json_file import MAX_BYTES_BY_TENSOR, read_json_object
+from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.verify.report import Report
 from glm5_ascend.verify.stray_files import check_tree, inside
 
@@ -23,7 +24,7 @@ REFERENCE_INDEX = "quant_model_weights.safetensors.index.json"
 _COPY = "copy the file again"
 
 
-def open_directory(directory: Path, report: Report) -> Contents:
+def open_directory(directory: Path, report: Report) -> LoadedCheckpoint:
     """Read everything that can be read; defects go into `report`.
 
     Raises:
@@ -34,19 +35,19 @@ def open_directory(directory: Path, report: Report) -> Contents:
             f"{directory / 'config.json'}: a link to the outside is not followed", "replace the link by the file"
         )
     config = load_config(directory)
-    contents = Contents(directory, config, json.loads((directory / "config.json").read_text(encoding="utf-8")))
-    _check_config(contents.raw, report)
+    checkpoint = LoadedCheckpoint(directory, config, read_json_object(directory / "config.json", error=ConfigError))
+    _check_config(checkpoint.raw, report)
     outside = check_tree(directory, report)
     try:
-        contents.description = contents.read_json(DESCRIPTION_NAME)
+        checkpoint.description = checkpoint.read_json(DESCRIPTION_NAME)
     except CheckpointError as error:
         report.error(
             "description.unreadable", error.message, file=DESCRIPTION_NAME, fix="without it nothing is known: " + _COPY
         )
-    _open_shards(contents, outside, report)
-    report.tensors = len(contents.entries)
-    report.bytes = sum(entry.end - entry.start for entry in contents.entries.values())
-    return contents
+    _open_shards(checkpoint, outside, report)
+    report.tensors = len(checkpoint.entries)
+    report.bytes = sum(entry.end - entry.start for entry in checkpoint.entries.values())
+    return checkpoint
 
 
 def _check_config(raw: dict[str, Any], report: Report) -> None:
@@ -85,8 +86,8 @@ def _check_indexer_schedule(raw: dict[str, Any], report: Report) -> None:
         )
 
 
-def _open_shards(contents: Contents, outside: set[str], report: Report) -> None:
-    directory = contents.directory
+def _open_shards(checkpoint: LoadedCheckpoint, outside: set[str], report: Report) -> None:
+    directory = checkpoint.directory
     present = {path.name for path in directory.glob("*.safetensors")}
     weight_map = _weight_map(directory, report) if INDEX_NAME not in outside else None
     promised = weight_map
@@ -118,16 +119,16 @@ def _open_shards(contents: Contents, outside: set[str], report: Report) -> None:
             )
         elif name not in outside:
             try:
-                contents.shards[name] = Shard(directory / name)
+                checkpoint.shards[name] = Shard(directory / name)
                 continue
             except CheckpointError as error:
                 report.error(
                     "shard.damaged", f"{error.message} ({len(tensors)} tensors lost)", file=name, fix=error.tip
                 )
-        contents.unreadable |= tensors
-        contents.file_of.update(dict.fromkeys(tensors, name))
-    _locate(contents, promised, report)
-    _check_total_size(contents, promised, INDEX_NAME if weight_map is not None else REFERENCE_INDEX, report)
+        checkpoint.unreadable |= tensors
+        checkpoint.file_of.update(dict.fromkeys(tensors, name))
+    _locate(checkpoint, promised, report)
+    _check_total_size(checkpoint, promised, INDEX_NAME if weight_map is not None else REFERENCE_INDEX, report)
 
 
 def _weight_map(directory: Path, report: Report) -> dict[str, str] | None:
@@ -149,7 +150,7 @@ def _weight_map(directory: Path, report: Report) -> dict[str, str] | None:
 def _reference_weight_map(directory: Path, report: Report) -> dict[str, str] | None:
     """msModelSlim's index, used only to know what should be there."""
     try:
-        weight_map = read_json_object(directory / REFERENCE_INDEX).get("weight_map")
+        weight_map = read_json_object(directory / REFERENCE_INDEX, max_bytes=MAX_BYTES_BY_TENSOR).get("weight_map")
     except CheckpointError as error:
         if (directory / REFERENCE_INDEX).is_file():
             report.error("index.damaged", error.message, file=REFERENCE_INDEX, fix=error.tip)
@@ -163,12 +164,12 @@ def _reference_weight_map(directory: Path, report: Report) -> dict[str, str] | N
     return weight_map
 
 
-def _locate(contents: Contents, promised: dict[str, str], report: Report) -> None:
+def _locate(checkpoint: LoadedCheckpoint, promised: dict[str, str], report: Report) -> None:
     """Fill entries from what the shards hold, and compare with what the index promises."""
-    for file, shard in contents.shards.items():
+    for file, shard in checkpoint.shards.items():
         for name, entry in shard.entries.items():
-            if name in contents.entries:
-                other = contents.file_of[name]
+            if name in checkpoint.entries:
+                other = checkpoint.file_of[name]
                 report.error(
                     "tensor.duplicate",
                     f"also in {other}: which one is loaded is a matter of chance",
@@ -186,10 +187,10 @@ def _locate(contents: Contents, promised: dict[str, str], report: Report) -> Non
                     file=file,
                     fix="index and shard belong to different runs: copy both again",
                 )
-            contents.entries[name], contents.file_of[name] = entry, file
-            contents.unreadable.discard(name)
+            checkpoint.entries[name], checkpoint.file_of[name] = entry, file
+            checkpoint.unreadable.discard(name)
     for name, file in promised.items():
-        if file in contents.shards and name not in contents.shards[file].entries:
+        if file in checkpoint.shards and name not in checkpoint.shards[file].entries:
             report.error(
                 "index.tensor_missing",
                 "the index lists it, the shard does not hold it",
@@ -199,17 +200,17 @@ def _locate(contents: Contents, promised: dict[str, str], report: Report) -> Non
             )
 
 
-def _check_total_size(contents: Contents, promised: dict[str, str], index: str, report: Report) -> None:
-    if not promised or contents.unreadable:
+def _check_total_size(checkpoint: LoadedCheckpoint, promised: dict[str, str], index: str, report: Report) -> None:
+    if not promised or checkpoint.unreadable:
         return
     try:
-        metadata = contents.read_json(index).get("metadata")
+        metadata = checkpoint.read_json(index).get("metadata")
     except CheckpointError:
         return  # reported when the map was read
     stated = metadata.get("total_size") if isinstance(metadata, dict) else None
-    total = {name: entry.end - entry.start for name, entry in contents.entries.items()}
+    total = {name: entry.end - entry.start for name, entry in checkpoint.entries.items()}
     # msModelSlim adds rot.weight after it has summed up.
-    if stated not in (sum(total.values()), sum(total.values()) - total.get("rot.weight", 0)):
+    if stated not in (sum(total.values()), sum(total.values()) - total.get(ROT_NAME, 0)):
         report.warning(
             "index.total_size",
             f"metadata.total_size is {stated}, the tensors have {sum(total.values())} bytes",

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK
 
 SCHEMA_VERSION = 1
-#: A damaged shard can spoil thousands of tensors: `lines` prints this many findings of one kind, `to_json` all.
+#: A damaged shard can spoil thousands of tensors: `lines` prints this many findings of one kind, `to_dict` all.
 LINES_PER_KIND = 8
 
 
@@ -21,7 +21,7 @@ def printable(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckpointFinding:
     """One defect; `tensor` and `file` say where, `fix` says what to do about it."""
 
     id: str  # stable, e.g. "tensor.missing"
@@ -32,6 +32,7 @@ class Finding:
     fix: str = ""
 
     def line(self) -> str:
+        """Level, id, place and message as one printable line, without the fix."""
         where = ": ".join(part for part in (self.file, self.tensor) if part)
         return printable(f"{self.level} [{self.id}] {where + ': ' if where else ''}{self.message}")
 
@@ -53,7 +54,7 @@ class Report:
 
     directory: Path
     against: Path | None = None
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[CheckpointFinding] = field(default_factory=list)
     errors_by_tensor: list[WeightError] | None = None
     tensors: int = 0
     bytes: int = 0
@@ -61,23 +62,26 @@ class Report:
 
     @property
     def ok(self) -> bool:
+        """Whether there is no error; warnings do not count."""
         return not any(finding.level == "error" for finding in self.findings)
 
     @property
     def exit_code(self) -> int:
+        """What the command ends with."""
         return EXIT_OK if self.ok else EXIT_CHECK_FAILED
 
     def error(
         self, id: str, message: str, *, tensor: str | None = None, file: str | None = None, fix: str = ""
     ) -> None:
-        self.findings.append(Finding(id, "error", message, tensor, file, fix))
+        self.findings.append(CheckpointFinding(id, "error", message, tensor, file, fix))
 
     def warning(
         self, id: str, message: str, *, tensor: str | None = None, file: str | None = None, fix: str = ""
     ) -> None:
-        self.findings.append(Finding(id, "warning", message, tensor, file, fix))
+        self.findings.append(CheckpointFinding(id, "warning", message, tensor, file, fix))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
+        """What `--json` prints: names, numbers, lists and dictionaries only."""
         return {
             "schema_version": SCHEMA_VERSION,
             "command": "verify",
@@ -89,6 +93,10 @@ class Report:
             "findings": [asdict(finding) for finding in self.findings],
             "errors": None if self.errors_by_tensor is None else [_finite(asdict(e)) for e in self.errors_by_tensor],
         }
+
+    def to_json(self) -> dict[str, Any]:
+        """`to_dict` under the name that `quantize --json` calls."""
+        return self.to_dict()
 
     def lines(self, quiet: bool = False) -> list[str]:
         """The report as text, one fact per line; the last line is the verdict. `quiet`: findings only."""

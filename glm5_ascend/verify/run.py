@@ -1,4 +1,4 @@
-"""The order of the checks, and nothing else."""
+"""`verify` itself: the order of the checks, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import torch
 from glm5_ascend.checkpoint.schemes import FLOAT
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.verify.compare_same_job import compare_twin, is_twin, read_twin
-from glm5_ascend.verify.compare_source import compare
+from glm5_ascend.verify.checked import Checked
+from glm5_ascend.verify.compare_same_job import compare_same_job, is_output, read_provenance
+from glm5_ascend.verify.compare_source import compare_source
 from glm5_ascend.verify.derived_tensors import check_finite, check_linear, check_shared_input
 from glm5_ascend.verify.description import check_description
 from glm5_ascend.verify.file_hashes import check_hashes, read_record
+from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.verify.mtp_rotation import check_mtp
 from glm5_ascend.verify.open_checkpoint import open_directory
 from glm5_ascend.verify.report import Report
@@ -21,43 +23,57 @@ from glm5_ascend.verify.tensors import check_tensors
 
 
 @torch.no_grad()
-def verify(directory: Path, against: Path | None = None, deep: bool = True) -> Report:
-    """Check a quantized checkpoint; with `against`, compare it as well.
+def verify(directory: str | Path, *, against: str | Path | None = None, deep: bool = True) -> Report:
+    """Read a quantized checkpoint as the engine's loader would, and report what the loader would not say.
 
     Args:
         against: its source: dequantize and compare every tensor. Or the output of the same job on another machine, or
-            the provenance file of one: tell damage from another instruction set (twin.py).
-        deep: read and check the values too, not only names, types and shapes.
+            the provenance file of one: tell damage from another instruction set (compare_same_job.py).
+        deep: read and check the values too, not only names, dtypes and shapes; always done with `against`.
+    Returns:
+        The findings; `report.ok` is the verdict, `report.to_dict()` what `glm5-ascend verify --json` prints.
     Raises:
         ConfigError, CheckpointError: `directory` or `against` is no GLM-5 checkpoint at all. Defects inside a
             quantized checkpoint are findings.
     """
-    report = Report(directory, against)
-    contents = open_directory(directory, report)
-    twin = against if against is not None and is_twin(against) else None
-    theirs = read_twin(twin) if twin is not None else {}  # a wrong SRC is said before the long read
-    source = SourceCheckpoint(against) if against is not None and twin is None else None
-    if contents.description is None:
+    directory, other = Path(directory), None if against is None else Path(against)
+    report = Report(directory, other)
+    checkpoint = open_directory(directory, report)
+    # A wrong `against` is said before the long read.
+    same_job = None if other is None or not is_output(other) else (other, read_provenance(other))
+    source = SourceCheckpoint(other) if other is not None and same_job is None else None
+    if checkpoint.description is None:
         return report
-    types = check_description(contents, report)
-    complete = check_tensors(contents, types, report)
-    deep = deep or against is not None
-    bad = check_finite(contents, report) if deep else set()
-    complete -= bad | {name.rpartition(".")[0] for name in bad}
-    q = check_mtp(contents, bad, deep, report)
-    if not deep:
+    checked = _check_structure(checkpoint, report, deep or other is not None)
+    if not deep and other is None:
         return report
-    for module in types:
-        if module in complete and types[module] != FLOAT:
+    _check_values(checked, report)
+    if same_job is not None:
+        compare_same_job(checked, *same_job, report)
+    if source is not None:
+        compare_source(checked, source, report)
+    return report
+
+
+def _check_structure(checkpoint: LoadedCheckpoint, report: Report, deep: bool) -> Checked:
+    """Names, dtypes, shapes; if `deep`, also which tensors are finite."""
+    schemes = check_description(checkpoint, report)
+    checked = Checked(checkpoint, schemes, complete=check_tensors(checkpoint, schemes, report))
+    if deep:
+        checked.non_finite = check_finite(checkpoint, report)
+        checked.complete -= checked.non_finite | {name.rpartition(".")[0] for name in checked.non_finite}
+    checked.global_rotation = check_mtp(checked, deep, report)
+    return checked
+
+
+def _check_values(checked: Checked, report: Report) -> None:
+    """What the numbers of a checkpoint must satisfy by themselves."""
+    for module, scheme in checked.schemes.items():
+        if module in checked.complete and scheme != FLOAT:
             try:
-                check_linear(contents, module, types[module], report)
+                check_linear(checked.checkpoint, module, scheme, report)
             except CheckpointError as error:  # the file changed under our hands
                 report.error("shard.damaged", error.message, tensor=f"{module}.weight", fix=error.tip)
-    check_shared_input(contents, types, complete, report)
-    record = read_record(contents, report)
-    check_hashes(contents, record, report)
-    if twin is not None:
-        compare_twin(contents, types, complete, record, twin, theirs, report)
-    if source is not None:
-        compare(contents, source, types, complete, record, q, report)
-    return report
+    check_shared_input(checked, report)
+    checked.provenance = read_record(checked.checkpoint, report)
+    check_hashes(checked.checkpoint, checked.provenance, report)

@@ -1,4 +1,4 @@
-"""Every tensor that config.json and the types demand: there, with the right dtype and shape; and nothing else."""
+"""Every tensor that config.json and the schemes demand: there, with the right dtype and shape; and nothing else."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Collection
 import torch
 
 from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, W8A8, Stored, stored_tensors
+from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.model import structure
 from glm5_ascend.model.structure import Linear
-from glm5_ascend.verify.description import ROT_NAME
-from glm5_ascend.verify.loaded_checkpoint import FLOATS, Contents
+from glm5_ascend.verify.loaded_checkpoint import FLOATS, LoadedCheckpoint
 from glm5_ascend.verify.report import Report
 
 #: Not stored by msModelSlim under static W8A8; the engine then never reads them. Ours stores them for all or none.
@@ -18,51 +18,54 @@ _OPTIONAL_STATIC = ("weight_scale", "weight_offset")
 _AGAIN = "quantize again, or copy the checkpoint again"
 
 
-def check_tensors(contents: Contents, types: dict[str, str], report: Report) -> set[str]:
+def check_tensors(checkpoint: LoadedCheckpoint, schemes: dict[str, str], report: Report) -> set[str]:
     """Compare what is stored with what must be; returns the modules (and norms' tensor names) that are complete."""
-    static = [module for module, kind in types.items() if kind == W8A8]
-    stored = {s: sum(f"{module}.{s}" in contents.entries for module in static) for s in _OPTIONAL_STATIC}
-    checker = _Checker(contents, report, {s for s, count in stored.items() if 2 * count <= len(static)})
-    size = structure.sizes(contents.config)
+    static = [module for module, scheme in schemes.items() if scheme == W8A8]
+    stored = {s: sum(f"{module}.{s}" in checkpoint.entries for module in static) for s in _OPTIONAL_STATIC}
+    checker = _StoredTensors(checkpoint, report, {s for s, count in stored.items() if 2 * count <= len(static)})
+    size = structure.sizes(checkpoint.config)
     complete: set[str] = set()
-    for prefix, part in structure.all_parts(contents.config):
+    for prefix, part in structure.all_parts(checkpoint.config):
         module, shape = prefix + part.name, structure.shape(part, size)
-        kind = types[module] if isinstance(part, Linear) else FLOAT
-        if kind == FLOAT:
+        scheme = schemes[module] if isinstance(part, Linear) else FLOAT
+        if scheme == FLOAT:
             if checker.floating(prefix + structure.tensor_name(part), shape):
                 complete.add(module if isinstance(part, Linear) else prefix + structure.tensor_name(part))
-        elif checker.linear(module, kind, (shape[0], shape[1])):
+        elif checker.linear(module, scheme, (shape[0], shape[1])):
             complete.add(module)
-    _check_unexpected(contents, checker.known | {ROT_NAME}, report)
-    _check_mixed(contents, contents.entries.keys(), {torch.bfloat16, torch.float16}, report)
+    _check_unexpected(checkpoint, checker.known | {ROT_NAME}, report)
+    _check_mixed(checkpoint, checkpoint.entries.keys(), {torch.bfloat16, torch.float16}, report)
     if static:
-        _check_float16(contents, report)
+        _check_float16(checkpoint, report)
     return complete
 
 
-class _Checker:
-    def __init__(self, contents: Contents, report: Report, optional_static: set[str]) -> None:
-        self.contents, self.report, self.optional_static = contents, report, optional_static
+class _StoredTensors:
+    """Compares stored tensors with demanded ones, and collects the names that were demanded in `known`."""
+
+    def __init__(self, checkpoint: LoadedCheckpoint, report: Report, optional_static: set[str]) -> None:
+        self.checkpoint, self.report, self.optional_static = checkpoint, report, optional_static
         self.known: set[str] = set()
 
-    def linear(self, module: str, kind: str, shape: tuple[int, int]) -> bool:
-        demanded = stored_tensors(kind, shape, module)
+    def linear(self, module: str, scheme: str, shape: tuple[int, int]) -> bool:
+        """Whether a quantized linear of logical `shape` [N, K] is complete; reports what is not."""
+        demanded = stored_tensors(scheme, shape, module)
         good = True
         for stored in demanded:
             name = f"{module}.{stored.suffix}"
-            if kind == W8A8 and stored.suffix in self.optional_static and name not in self.contents.entries:
+            if scheme == W8A8 and stored.suffix in self.optional_static and name not in self.checkpoint.entries:
                 self.known.add(name)
                 continue
-            good &= self._stored(name, kind, shape, stored)
+            good &= self._stored(name, scheme, shape, stored)
         return good
 
-    def _stored(self, name: str, kind: str, shape: tuple[int, int], stored: Stored) -> bool:
+    def _stored(self, name: str, scheme: str, shape: tuple[int, int], stored: Stored) -> bool:
         allowed: tuple[torch.dtype, ...] = (stored.dtype,)
         if stored.suffix == "deq_scale":
             allowed = (torch.float32, torch.int64)  # int64 holds the fp32 bits, for an engine running in float16
         hint = ""
-        if kind == W4A8_DYNAMIC and stored.suffix == "weight":
-            entry = self.contents.entries.get(name)
+        if scheme == W4A8_DYNAMIC and stored.suffix == "weight":
+            entry = self.checkpoint.entries.get(name)
             if entry is not None and entry.shape == shape:
                 hint = ": INT4 is not packed (two output rows per byte)"
             elif entry is not None and entry.shape == (shape[0], shape[1] // 2):
@@ -72,13 +75,14 @@ class _Checker:
         return self._check(name, allowed, stored.shape, hint)
 
     def floating(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Whether a float tensor is there with this shape; reports it if not."""
         return self._check(name, FLOATS, shape, "")
 
     def _check(self, name: str, allowed: tuple[torch.dtype, ...], shape: tuple[int, ...], hint: str) -> bool:
         self.known.add(name)
-        entry, file = self.contents.entries.get(name), self.contents.file_of.get(name)
+        entry, file = self.checkpoint.entries.get(name), self.checkpoint.file_of.get(name)
         if entry is None:
-            if name not in self.contents.unreadable:
+            if name not in self.checkpoint.unreadable:
                 self.report.error(
                     "tensor.missing",
                     "not found; the engine would run with uninitialised memory",
@@ -103,19 +107,19 @@ class _Checker:
         return entry.dtype in allowed and entry.shape == shape
 
 
-def _check_unexpected(contents: Contents, known: set[str], report: Report) -> None:
+def _check_unexpected(checkpoint: LoadedCheckpoint, known: set[str], report: Report) -> None:
     shared = tuple(
         f"{structure.layer_prefix(layer)}self_attn.indexer."
-        for layer in range(contents.config.num_layers_with_mtp)
-        if not contents.config.has_indexer(layer)
+        for layer in range(checkpoint.config.num_layers_with_mtp)
+        if not checkpoint.config.has_indexer(layer)
     )
-    for name in sorted(contents.entries.keys() - known):
+    for name in sorted(checkpoint.entries.keys() - known):
         if shared and name.startswith(shared):
             report.warning(
                 "tensor.shared_indexer",
                 "this layer shares its indexer: the tensor is dropped by the engine",
                 tensor=name,
-                file=contents.file_of[name],
+                file=checkpoint.file_of[name],
                 fix="check indexer_types in config.json",
             )
         else:
@@ -123,37 +127,39 @@ def _check_unexpected(contents: Contents, known: set[str], report: Report) -> No
                 "tensor.unexpected",
                 "no module of this model reads it",
                 tensor=name,
-                file=contents.file_of[name],
+                file=checkpoint.file_of[name],
                 fix="renamed, or left over from another run: " + _AGAIN,
             )
 
 
-def _check_mixed(contents: Contents, names: Collection[str], dtypes: set[torch.dtype], report: Report) -> bool:
-    """Of several types that cannot be right together, the rarer is an error; True if there was one.
+def _check_mixed(
+    checkpoint: LoadedCheckpoint, names: Collection[str], dtypes: set[torch.dtype], report: Report
+) -> bool:
+    """Of several dtypes that cannot be right together, the rarer is an error; True if there was one.
 
     bf16 bits read as fp16 are other finite numbers: the lie of a header that no value gives away.
     """
-    found = {dtype: [name for name in names if contents.entries[name].dtype is dtype] for dtype in dtypes}
+    found = {dtype: [name for name in names if checkpoint.entries[name].dtype is dtype] for dtype in dtypes}
     ranked = sorted((dtype for dtype in dtypes if found[dtype]), key=lambda dtype: (-len(found[dtype]), str(dtype)))
     for name in (name for dtype in ranked[1:] for name in found[dtype]):
         report.error(
             "tensor.dtype",
-            f"stored as {_name(contents.entries[name].dtype)}, {len(found[ranked[0]])} others as {_name(ranked[0])}",
+            f"stored as {_name(checkpoint.entries[name].dtype)}, {len(found[ranked[0]])} others as {_name(ranked[0])}",
             tensor=name,
-            file=contents.file_of[name],
+            file=checkpoint.file_of[name],
             fix=_AGAIN,
         )
     return len(ranked) > 1
 
 
-def _check_float16(contents: Contents, report: Report) -> None:
+def _check_float16(checkpoint: LoadedCheckpoint, report: Report) -> None:
     """An engine running in float16 keeps deq_scale in an int64 parameter; copying fp32 into it gives zeros."""
-    stated = contents.raw.get("dtype", contents.raw.get("torch_dtype"))
-    names = [name for name in contents.entries if name.endswith(".deq_scale")]
-    if _check_mixed(contents, names, {torch.float32, torch.int64}, report):
+    stated = checkpoint.raw.get("dtype", checkpoint.raw.get("torch_dtype"))
+    names = [name for name in checkpoint.entries if name.endswith(".deq_scale")]
+    if _check_mixed(checkpoint, names, {torch.float32, torch.int64}, report):
         return
     wanted = torch.int64 if stated == "float16" else torch.float32
-    for dtype in {contents.entries[name].dtype for name in names} - {wanted}:
+    for dtype in {checkpoint.entries[name].dtype for name in names} - {wanted}:
         report.warning(
             "tensor.deq_scale_dtype",
             f"deq_scale is {_name(dtype)}, an engine running in {stated} expects {_name(wanted)}",

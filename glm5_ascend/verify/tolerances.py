@@ -52,7 +52,7 @@ class Verdict:
 
 
 @dataclass
-class Comparison:
+class WeightComparison:
     """Sums of squares of one tensor, collected over pieces of its rows."""
 
     _error: list[torch.Tensor] = field(default_factory=list)
@@ -73,18 +73,19 @@ class Comparison:
         self._column_error = error.sum(0) + (0 if self._column_error is None else self._column_error)
         self._column_weight = weight.sum(0) + (0 if self._column_weight is None else self._column_weight)
 
-    def judge(self, kind: str) -> Verdict:
+    def judge(self, scheme: str) -> Verdict:
+        """The errors of all rows that were added, and what `scheme` allows."""
         error, weight, peak = torch.cat(self._error), torch.cat(self._weight), torch.cat(self._peak)
         assert self._column_error is not None and self._column_weight is not None
         # Squares of what correct rounding may cost per element of each row.
-        step = torch.zeros_like(peak) if kind == FLOAT else (_SLACK * peak / (2 * _LARGEST[kind])).square()
+        step = torch.zeros_like(peak) if scheme == FLOAT else (_SLACK * peak / (2 * _LARGEST[scheme])).square()
         columns = len(self._column_error)
         total = weight.sum().clamp_min(_TINY)
-        row, row_error, row_limit = _worst(error, weight, columns * step, LIMITS[kind], floor=1e-4)
+        row, row_error, row_limit = _worst(error, weight, columns * step, LIMITS[scheme], floor=1e-4)
         column, column_error, column_limit = _worst(
-            self._column_error, self._column_weight, step.sum().expand(columns), COLUMN_LIMITS[kind], floor=1e-2
+            self._column_error, self._column_weight, step.sum().expand(columns), COLUMN_LIMITS[scheme], floor=1e-2
         )
-        whole_limit = max(LIMITS[kind], float((columns * step.sum() / total).sqrt()))
+        whole_limit = max(LIMITS[scheme], float((columns * step.sum() / total).sqrt()))
         whole = float((error.sum() / total).sqrt())
         return Verdict(whole, whole_limit, row, row_error, row_limit, column, column_error, column_limit)
 

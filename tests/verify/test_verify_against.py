@@ -23,15 +23,15 @@ def test_seed_of_another_run(tiny_w4a8: Path, tiny_source: Path, editable: Calla
     checkpoint = Checkpoint(editable(tiny_w4a8))
     with checkpoint.json(PROVENANCE) as provenance:
         provenance["seed"] = 7
-    report = verify(checkpoint.directory, tiny_source)
+    report = verify(checkpoint.directory, against=tiny_source)
     assert {f.id for f in report.findings} == {"against.rotation", "against.skipped"}
 
 
 def test_another_model(tiny_w4a8: Path, tmp_path: Path) -> None:
-    report = verify(tiny_w4a8, write_tiny_model(tmp_path / "other", seed=5))
+    report = verify(tiny_w4a8, against=write_tiny_model(tmp_path / "other", seed=5))
     wrong_modules = {f.tensor for f in report.findings if f.id == "against.mismatch"}
     assert {f"{UP}.weight", f"{DOWN}.weight", "model.embed_tokens.weight"} <= wrong_modules
-    smaller = verify(tiny_w4a8, write_tiny_model(tmp_path / "smaller", n_routed_experts=2))
+    smaller = verify(tiny_w4a8, against=write_tiny_model(tmp_path / "smaller", n_routed_experts=2))
     assert [f.id for f in smaller.findings] == ["against.config"]
 
 
@@ -47,6 +47,44 @@ def test_outlier_weights_are_no_false_alarm(tiny_quantized: Quantized, tmp_path:
     tensors[f"{EXPERT}3.down_proj.weight"][:] = 0
     tensors[f"{LAYER}input_layernorm.weight"][9] = 0
     save_file(tensors, shard)
-    report = verify(tiny_quantized(recipe, source), source)
+    report = verify(tiny_quantized(recipe, source), against=source)
     assert report.ok, "\n".join(report.lines())
-    json.dumps(report.to_json(), allow_nan=False)
+    json.dumps(report.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("recipe", ["w4a8", "w8a8", "w4a8-best"])
+def test_dead_mlp_channels_are_no_false_alarm(tiny_quantized: Quantized, tmp_path: Path, recipe: str) -> None:
+    """The input of column 3 of every down_proj is always 0: any smoothing scale is right, also one that rounds it to 0.
+
+    Column 5 is dead by its gate: the scale that was moved still shows in up_proj.
+    """
+    source = write_tiny_model(tmp_path / "dead")
+    shard = source / "model-00001-of-00001.safetensors"
+    tensors = load_file(shard)
+    for name, tensor in tensors.items():
+        if name.endswith(".up_proj.weight"):
+            tensor[3] = 0
+        if name.endswith(".gate_proj.weight"):
+            tensor[5] = 0
+    save_file(tensors, shard)
+    out = tiny_quantized(recipe, source)
+    report = verify(out, against=source)
+    assert report.ok, "\n".join(report.lines())
+
+
+@pytest.mark.parametrize(("row", "column"), [(3, 3), (3, 7)])
+def test_a_dead_channel_hides_no_other_damage(
+    tiny_quantized: Quantized, tmp_path: Path, editable: Callable[[Path], Path], row: int, column: int
+) -> None:
+    """A column of a dead channel that holds other values, and a live column that was emptied, are both found."""
+    source = write_tiny_model(tmp_path / "dead")
+    shard = source / "model-00001-of-00001.safetensors"
+    tensors = load_file(shard)
+    tensors[f"{UP}.weight"][row] = 0
+    save_file(tensors, shard)
+    checkpoint = Checkpoint(editable(tiny_quantized("w8a8", source)))
+    weight = checkpoint.read(f"{DOWN}.weight").clone()
+    weight[:, column] = weight[:, 9] if column == row else 0
+    checkpoint.store({f"{DOWN}.weight": weight})
+    report = verify(checkpoint.directory, against=source)
+    assert f"{DOWN}.weight" in {f.tensor for f in report.findings if f.id == "against.mismatch"}

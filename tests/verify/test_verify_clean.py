@@ -27,7 +27,7 @@ def assert_clean(report: Report, warnings: set[str] | None = None) -> None:
 
 @pytest.mark.parametrize("recipe", sorted(path.stem for path in RECIPES.glob("*.yaml")))
 def test_own_output_is_clean_and_matches_its_source(tiny_quantized: Quantized, tiny_source: Path, recipe: str) -> None:
-    report = verify(tiny_quantized(recipe), tiny_source)
+    report = verify(tiny_quantized(recipe), against=tiny_source)
     assert_clean(report)
     assert report.errors_by_tensor
     assert len([row for row in report.errors_by_tensor if row.scheme != "FLOAT"]) > 40
@@ -46,26 +46,26 @@ def test_shared_indexer_layers_are_not_asked_for_an_indexer(
     assert not any(
         "layers.3.self_attn.indexer" in name for name in json.loads(read(out, "quant_model_description.json"))
     )
-    assert_clean(verify(out, source))
+    assert_clean(verify(out, against=source))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "fp8", "float32"])
 def test_other_source_dtypes(tiny_quantized: Quantized, tmp_path: Path, dtype: str) -> None:
     source = write_tiny_model(tmp_path / dtype, dtype=dtype, shards=2, index=False)
-    assert_clean(verify(tiny_quantized("w4a8", source), source))
+    assert_clean(verify(tiny_quantized("w4a8", source), against=source))
 
 
 def test_static_float16_warns_how_to_serve(tiny_quantized: Quantized, tmp_path: Path) -> None:
     """An engine in float16 copies deq_scale into int64: fp32 values would become 0."""
     source = write_tiny_model(tmp_path / "fp16", dtype="float16")
-    report = verify(tiny_quantized("w8a8", source), source)
+    report = verify(tiny_quantized("w8a8", source), against=source)
     assert_clean(report, {"tensor.deq_scale_dtype"})
     assert "--dtype bfloat16" in report.findings[0].fix
 
 
 def test_source_without_mtp_copies(tiny_quantized: Quantized, tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "short", mtp_copies=False)
-    assert_clean(verify(tiny_quantized("w4a8", source), source))
+    assert_clean(verify(tiny_quantized("w4a8", source), against=source))
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -74,7 +74,7 @@ def test_every_layout_is_clean(name: str, shelf: Shelf) -> None:
     correct = shelf[name]
     expected = {"index.missing", "against.skipped"} if name.startswith("msmodelslim") else set()
     for source in (None, correct.source):
-        assert_clean(verify(correct.directory, source), expected)
+        assert_clean(verify(correct.directory, against=source), expected)
     assert len(list(correct.directory.glob("*.safetensors"))) > (4 if LAYOUTS[name][1] == "several" else 0)
 
 
@@ -92,7 +92,7 @@ def test_without_provenance_only_the_attention_is_skipped(
 ) -> None:
     out = editable(tiny_w4a8)
     (out / "glm5_ascend_provenance.json").unlink()
-    report = verify(out, tiny_source)
+    report = verify(out, against=tiny_source)
     assert_clean(report, {"against.skipped"})
     compared = {row.module for row in report.errors_by_tensor or ()}
     assert "model.layers.1.mlp.experts.3.down_proj" in compared
@@ -107,7 +107,7 @@ def test_links_into_the_hub_cache_are_fine(tiny_w4a8: Path, tiny_source: Path, t
     for number, path in enumerate(sorted(p for p in snapshot.rglob("*") if p.is_file())):
         path.rename(blobs / str(number))
         path.symlink_to(os.path.relpath(blobs / str(number), path.parent))
-    assert_clean(verify(snapshot, tiny_source))
+    assert_clean(verify(snapshot, against=tiny_source))
 
 
 def test_shallow_reads_no_values(tiny_w4a8: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,10 +120,10 @@ def test_shallow_reads_no_values(tiny_w4a8: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_large_tensors_are_read_in_pieces(tiny_w4a8: Path, tiny_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = verify(tiny_w4a8, tiny_source)
+    whole = verify(tiny_w4a8, against=tiny_source)
     monkeypatch.setattr("glm5_ascend.verify.loaded_checkpoint.PIECE", 1000)
     monkeypatch.setattr("glm5_ascend.verify.expected_weight.PIECE", 1000)
-    pieces = verify(tiny_w4a8, tiny_source)
+    pieces = verify(tiny_w4a8, against=tiny_source)
     assert_clean(pieces)
     for a, b in zip(whole.errors_by_tensor or (), pieces.errors_by_tensor or (), strict=True):
         assert a.module == b.module
@@ -131,8 +131,8 @@ def test_large_tensors_are_read_in_pieces(tiny_w4a8: Path, tiny_source: Path, mo
 
 
 def test_report_as_json_and_lines(tiny_w4a8: Path, tiny_source: Path) -> None:
-    report = verify(tiny_w4a8, tiny_source)
-    out = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    report = verify(tiny_w4a8, against=tiny_source)
+    out = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert (out["schema_version"], out["command"], out["ok"], out["exit_code"]) == (1, "verify", True, 0)
     assert out["counts"]["schemes"]["W4A8_DYNAMIC"] == 2 * 4 * 3
     assert out["errors"][0].keys() == {"module", "scheme", "relative_error", "worst_row", "limit"}
@@ -151,7 +151,7 @@ def test_what_is_no_checkpoint_raises(tmp_path: Path, tiny_w4a8: Path) -> None:
     shutil.copytree(tiny_w4a8, tmp_path / "copy")
     (tmp_path / "copy" / "quant_model_description.json").unlink()
     with pytest.raises(CheckpointError, match="already quantized"):
-        verify(tiny_w4a8, tmp_path / "copy")
+        verify(tiny_w4a8, against=tmp_path / "copy")
 
 
 def read(directory: Path, name: str) -> str:

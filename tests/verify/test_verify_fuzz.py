@@ -21,8 +21,8 @@ ODD: list[Any] = [None, True, -1, 0, 2.5, "", "x", "../x.safetensors", [], [[]],
 
 def answer(directory: Path, source: Path) -> None:
     try:
-        report = verify(directory, source)
-        json.dumps(report.to_json(), allow_nan=False)
+        report = verify(directory, against=source)
+        json.dumps(report.to_dict(), allow_nan=False)
         report.lines()
     except Glm5Error as error:
         assert "\n" not in error.message

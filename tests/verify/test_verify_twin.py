@@ -68,17 +68,17 @@ def test_another_instruction_set_is_no_damage(tiny_w4a8: Path, plain_instruction
     if facts[0] == facts[1]:
         pytest.skip(f"torch knows one instruction set of this processor only: {facts[0]['cpu_capability']}")
     for twin in (plain_instructions, plain_instructions / PROVENANCE):
-        report = verify(tiny_w4a8, twin)
+        report = verify(tiny_w4a8, against=twin)
         assert report.ok, "\n".join(report.lines())
         (finding,) = report.findings
         assert finding.id == "twin.build"
         assert facts[0]["cpu_capability"] in finding.message and facts[1]["cpu_capability"] in finding.message
-    assert verify(plain_instructions, tiny_source).ok
+    assert verify(plain_instructions, against=tiny_source).ok
 
 
 def test_equal_runs(tiny_w4a8: Path, editable: Copy) -> None:
-    assert ids(verify(tiny_w4a8, editable(tiny_w4a8))) == []
-    assert ids(verify(tiny_w4a8, tiny_w4a8 / PROVENANCE)) == []
+    assert ids(verify(tiny_w4a8, against=editable(tiny_w4a8))) == []
+    assert ids(verify(tiny_w4a8, against=tiny_w4a8 / PROVENANCE)) == []
 
 
 def test_equal_builds_and_other_bytes_are_damage(tiny_w4a8: Path, editable: Copy) -> None:
@@ -87,7 +87,7 @@ def test_equal_builds_and_other_bytes_are_damage(tiny_w4a8: Path, editable: Copy
     checkpoint.store({norm: checkpoint.read(norm) * (1 + 2**-20)})
     write_again(checkpoint)
     for twin in (tiny_w4a8, tiny_w4a8 / PROVENANCE):
-        report = verify(checkpoint.directory, twin)
+        report = verify(checkpoint.directory, against=twin)
         assert not report.ok
         assert {(f.id, f.file) for f in report.findings} >= {("twin.differs", checkpoint.file_of[norm])}
 
@@ -100,7 +100,7 @@ def test_another_build_and_another_meaning_is_damage(tiny_w4a8: Path, editable: 
     q[3, 5] += 2 if q[3, 5] < 0 else -2
     checkpoint.store(linear(checkpoint, UP, q))
     write_again(checkpoint, machine=machine)
-    report = verify(checkpoint.directory, tiny_w4a8)
+    report = verify(checkpoint.directory, against=tiny_w4a8)
     assert ids(report) == ["twin.build"]
     assert ": 1 of 115200 integers differ, by at most 2 steps" in report.findings[0].message
     assert "AVX9" in report.findings[0].message
@@ -108,7 +108,7 @@ def test_another_build_and_another_meaning_is_damage(tiny_w4a8: Path, editable: 
     scale = weight_scale(checkpoint, UP)
     checkpoint.store(linear(checkpoint, UP, q, scale))
     write_again(checkpoint, machine=machine)
-    report = verify(checkpoint.directory, tiny_w4a8)
+    report = verify(checkpoint.directory, against=tiny_w4a8)
     assert not report.ok
     assert f"{UP}.weight" in {finding.tensor for finding in report.findings if finding.id == "against.mismatch"}
 
@@ -118,7 +118,9 @@ def test_a_float_tensor_of_another_build(tiny_w4a8: Path, editable: Copy) -> Non
     name = "model.layers.3.eh_proj.weight"
     checkpoint.store({name: checkpoint.read(name).roll(1, 0)})
     write_again(checkpoint, machine={"arch": "another"})
-    wrong = [finding for finding in verify(checkpoint.directory, tiny_w4a8).findings if finding.level == "error"]
+    wrong = [
+        finding for finding in verify(checkpoint.directory, against=tiny_w4a8).findings if finding.level == "error"
+    ]
     assert [(finding.id, finding.tensor) for finding in wrong] == [("against.mismatch", name)]
 
 
@@ -128,7 +130,7 @@ def test_a_float_tensor_of_another_build(tiny_w4a8: Path, editable: Copy) -> Non
 def test_another_job_is_not_compared(change: dict[str, object], tiny_w4a8: Path, editable: Copy) -> None:
     checkpoint = Checkpoint(editable(tiny_w4a8))
     write_again(checkpoint, **change)
-    (finding,) = verify(checkpoint.directory, tiny_w4a8).findings
+    (finding,) = verify(checkpoint.directory, against=tiny_w4a8).findings
     assert finding.id == "twin.inputs" and next(iter(change)) in finding.message
 
 
@@ -137,7 +139,7 @@ def test_names_of_the_same_inputs_do_not_matter(tiny_w4a8: Path, editable: Copy)
     with checkpoint.json(PROVENANCE) as record:
         record["source"]["path"], record["recipe"]["name"] = "/elsewhere", "my.yaml"
         record["calibration"]["file"], record["command"] = "texts.jsonl", "glm5-ascend quantize a b"
-    assert ids(verify(checkpoint.directory, tiny_w4a8)) == []
+    assert ids(verify(checkpoint.directory, against=tiny_w4a8)) == []
 
 
 def test_the_other_has_changed_since(tiny_w4a8: Path, editable: Copy) -> None:
@@ -147,17 +149,17 @@ def test_the_other_has_changed_since(tiny_w4a8: Path, editable: Copy) -> None:
     raw[-1] ^= 1
     shard.write_bytes(raw)
     with pytest.raises(CheckpointError, match="not the bytes that were written"):
-        verify(tiny_w4a8, other)
+        verify(tiny_w4a8, against=other)
 
 
 def test_without_a_record(tiny_w4a8: Path, editable: Copy) -> None:
     checkpoint = Checkpoint(editable(tiny_w4a8))
     checkpoint.forget_hashes()
-    assert ids(verify(checkpoint.directory, tiny_w4a8)) == ["twin.inputs"]
+    assert ids(verify(checkpoint.directory, against=tiny_w4a8)) == ["twin.inputs"]
     (checkpoint.directory / PROVENANCE).unlink()
-    assert ids(verify(checkpoint.directory, tiny_w4a8)) == ["twin.inputs"]
+    assert ids(verify(checkpoint.directory, against=tiny_w4a8)) == ["twin.inputs"]
     with pytest.raises(CheckpointError, match=f"{PROVENANCE}: not found"):
-        verify(tiny_w4a8, checkpoint.directory)
+        verify(tiny_w4a8, against=checkpoint.directory)
 
 
 def test_files_people_edit_give_a_warning(tiny_w4a8: Path, editable: Copy) -> None:
@@ -185,8 +187,8 @@ def test_odd_records(tiny_w4a8: Path, editable: Copy) -> None:
             record[key] = chance.choice(odd)
         (out / PROVENANCE).write_text(json.dumps(record))
         for twin in (None, tiny_w4a8, tiny_w4a8 / PROVENANCE):
-            json.dumps(verify(out, twin).to_json())
-        verify(tiny_w4a8, out / PROVENANCE)
+            json.dumps(verify(out, against=twin).to_dict())
+        verify(tiny_w4a8, against=out / PROVENANCE)
 
 
 def test_provenance_names_instruction_set_and_torch_build(tiny_w4a8: Path) -> None:

@@ -10,7 +10,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-GIB = 2**30
+from glm5_ascend.checkpoint.types import GIB
+
 TOOLKITS = ("usr/local/Ascend/ascend-toolkit/latest", "usr/local/Ascend/latest", "usr/local/Ascend/cann")
 DRIVER = "usr/local/Ascend/driver/version.info"
 

@@ -14,11 +14,12 @@ from typing import Protocol
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.checkpoint.index import CheckpointDir, read_json_object
+from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.fidelity.evaluation.walk import Walk
 from glm5_ascend.model import layers
 from glm5_ascend.model.config import load_config
+from glm5_ascend.model.json_file import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.model.structure import layer_prefix
 from glm5_kernels import ops
 
@@ -82,7 +83,7 @@ class StoredModel:
         self.directory = directory
         self.config = load_config(directory)
         path = directory / schemes.DESCRIPTION_NAME
-        self.description = read_json_object(path) if path.is_file() else {}
+        self.description = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR) if path.is_file() else {}
         self.files: Tensors = CheckpointDir(directory) if self.description else SourceCheckpoint(directory)
 
     def weights(self, layer: int) -> StoredLayer:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from glm5_ascend.checkpoint.types import GIB
 from glm5_ascend.errors import OutputError
 from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig
@@ -15,7 +16,6 @@ from glm5_ascend.quantize.limits import BLOCK_WEIGHTS, EXPERT_TOKENS, SEARCH_OUT
 from glm5_ascend.quantize.methods.error_feedback import FEEDBACK_ROWS
 from glm5_ascend.quantize.plan import QuantizationPlan
 
-GIB = 1024**3
 _IMPORTS = 560 * 1024**2  # interpreter, torch, transformers' tokenizer (measured)
 _FP32 = 4
 _BLOCK_COPIES = 8  # fp32 copies of a block alive while it is rotated or rounded

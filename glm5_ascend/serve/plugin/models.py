@@ -10,11 +10,10 @@ from vllm.model_executor.models.deepseek_mtp import DeepSeekMTP
 from vllm.model_executor.models.deepseek_v2 import GlmMoeDsaForCausalLM
 from vllm.model_executor.models.registry import ModelRegistry
 
+from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.serve.plugin.loading import SeenTensors, require_complete
 from glm5_ascend.serve.schedule import topk_pattern
-
-ROT = "rot.weight"
 
 
 class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
@@ -28,7 +27,7 @@ class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
         super().__init__(vllm_config=vllm_config, prefix=prefix)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        seen = SeenTensors(weights, hold_back=(ROT,))
+        seen = SeenTensors(weights, hold_back=(ROT_NAME,))
         loaded: set[str] = super().load_weights(seen)
         require_complete(self, seen.names)
         return loaded
@@ -63,17 +62,17 @@ class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
         return super().forward(input_ids, positions, hidden_states, intermediate_tensors, inputs_embeds, spec_step_idx)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        seen = SeenTensors(weights, hold_back=(ROT,))
+        seen = SeenTensors(weights, hold_back=(ROT_NAME,))
         loaded: set[str] = super().load_weights(seen)
-        if self.is_rot_used != (ROT in seen.held):
+        if self.is_rot_used != (ROT_NAME in seen.held):
             raise CheckpointError(
                 f"is_rot_used is {str(self.is_rot_used).lower()} in quant_model_description.json but the checkpoint "
-                f"has {'no' if self.is_rot_used else 'a'} tensor {ROT}",
+                f"has {'no' if self.is_rot_used else 'a'} tensor {ROT_NAME}",
                 "re-create the checkpoint: without rot the draft model guesses wrong",
             )
         if self.is_rot_used:
-            self.rot.weight.data.copy_(seen.held[ROT])
-            loaded.add(ROT)
+            self.rot.weight.data.copy_(seen.held[ROT_NAME])
+            loaded.add(ROT_NAME)
             self._keep_own_head(seen.names)
         require_complete(self, seen.names, is_draft=True)
         return loaded

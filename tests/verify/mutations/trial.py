@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 from glm5_ascend.errors import EXIT_BAD_INPUT, Glm5Error
-from glm5_ascend.verify import Finding, Report, verify
+from glm5_ascend.verify import CheckpointFinding, Report, verify
 from tests.verify.mutations import (
     kinds_bytes,
     kinds_index,
@@ -52,7 +52,7 @@ def trial(kind: Kind, correct: Correct, seed: str, folder: Path) -> str | None:
         checkpoint.forget_hashes()
     where = kind.plant(checkpoint, Random(f"{kind.name} {seed}"))
     try:
-        report = verify(copy, correct.source if kind.against else None)
+        report = verify(copy, against=correct.source if kind.against else None)
     except Glm5Error as error:
         named = (
             kind.refused and error.exit_code == EXIT_BAD_INPUT and any(name in error.message for name in where.names)
@@ -78,12 +78,12 @@ def judge(where: Place, report: Report) -> str | None:
             return f"not one line that says what, where and what to do: {finding}"
     if report.exit_code != 1:
         return f"exit code {report.exit_code}"
-    json.dumps(report.to_json(), allow_nan=False)
+    json.dumps(report.to_dict(), allow_nan=False)
     report.lines()
     return None
 
 
-def belongs(finding: Finding, where: Place) -> bool:
+def belongs(finding: CheckpointFinding, where: Place) -> bool:
     """Whether a finding is about the planted defect, or about something it is part of."""
     known = where.names | where.also
     modules = {module_of(name) for name in known if not name.endswith((".json", ".safetensors"))}

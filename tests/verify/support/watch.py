@@ -51,7 +51,7 @@ def main() -> None:
         try:
             found = verify(directory)
             code, text = found.exit_code, found.lines() + [line for f in found.findings for line in [f.line()]]
-            json.dumps(found.to_json(), allow_nan=False)
+            json.dumps(found.to_dict(), allow_nan=False)
         except Glm5Error as error:
             code, text = error.exit_code, [error.message]
         except Exception as error:

@@ -1,0 +1,33 @@
+"""What the first checks found out about a checkpoint, handed to the later ones as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
+
+
+@dataclass
+class Checked:
+    """A checkpoint, and which parts of it are sound enough to be looked at further.
+
+    Attributes:
+        checkpoint: everything that could be read.
+        schemes: linear -> FLOAT or its quantization scheme, by full module name.
+        complete: linears (module name), and norms and biases (tensor name), whose tensors are all there with the right
+            dtypes and shapes, readable and finite.
+        non_finite: tensors that hold NaN or infinity, or could not be read.
+        global_rotation: Q, fp32 [hidden, hidden], orthogonal: the residual stream x is stored as x Q. None if the
+            checkpoint has none, or none that is sound.
+        provenance: what the quantizer recorded of its own run; empty if there is no record.
+    """
+
+    checkpoint: LoadedCheckpoint
+    schemes: dict[str, str]
+    complete: set[str] = field(default_factory=set)
+    non_finite: set[str] = field(default_factory=set)
+    global_rotation: torch.Tensor | None = None
+    provenance: dict[str, Any] = field(default_factory=dict)
