@@ -105,10 +105,10 @@ def _judged(report: QuantizeReport, source: Path, as_json: bool, quiet: bool) ->
     from glm5_ascend.verify import verify
 
     assert report.out is not None
-    verdict = verify(report.out, source)
+    verdict = verify(report.out, against=source)
     code = 0 if verdict.ok else 1
     if as_json:
-        frame = {"ok": verdict.ok, "exit_code": code, "verify": verdict.to_json()}
+        frame = {"ok": verdict.ok, "exit_code": code, "verify": verdict.to_dict()}
         print(json.dumps(_as_json(report, None) | frame))
     else:
         for line in verdict.lines(quiet):
