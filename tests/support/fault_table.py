@@ -130,12 +130,20 @@ FAULTS = (
         "if rest > 9e9:",
         "test_every_mutant_is_reported_where_it_is[rot_wrong]",
     ),
-    _fault(
+    Fault(
         "verify",
         "a tensor that stands in two shards is not reported",
-        "            if name in contents.entries:\n                other =",
-        "            if name in contents.unreadable:\n                other =",
-        "test_every_mutant_is_reported_where_it_is[tensor_in_two_shards]",
+        (
+            (
+                "            if name in contents.entries:\n                other =",
+                "            if name in contents.unreadable:\n                other =",
+            ),
+            (
+                "            if name in checkpoint.entries:\n                other =",
+                "            if name in checkpoint.unreadable:\n                other =",
+            ),
+        ),
+        ("test_every_mutant_is_reported_where_it_is[tensor_in_two_shards]",),
     ),
     # -- ops ----------------------------------------------------------------------------------------------------------
     _fault(
@@ -159,12 +167,14 @@ FAULTS = (
         "@ keys.T).view(",
         "test_matches_brute_force_on_ragged_paged_batches",
     ),
-    _fault(
+    Fault(
         "ops",
         "online softmax scales what came before the wrong way",
-        "factor = np.exp(before - highest)",
-        "factor = np.exp(highest - before)",
-        "test_every_compiled_op_agrees_with_its_reference[sparse_flash_attention]",
+        (
+            ("factor = np.exp(before - highest)", "factor = np.exp(highest - before)"),
+            ("factor = np.exp(before - peak)", "factor = np.exp(peak - before)"),
+        ),
+        ("test_every_compiled_op_agrees_with_its_reference[sparse_flash_attention]",),
     ),
     _fault(
         "ops",
@@ -306,11 +316,13 @@ FAULTS = (
         'f"PORT=$((${{FIRST_PORT:-{role.port}}}))",',
         "test_the_script_starts_what_serve_starts",
     ),
-    _fault(
+    Fault(
         "deploy",
         "a known bad combination is printed and served",
-        "    if errors and not skip:\n",
-        "    if errors and skip:\n",
-        "test_what_cannot_be_is_refused",
+        (
+            ("    if errors and not skip:\n", "    if errors and skip:\n"),
+            ("    if errors and not only_warn:\n", "    if errors and only_warn:\n"),
+        ),
+        ("test_what_cannot_be_is_refused",),
     ),
 )
