@@ -41,7 +41,7 @@ from tools.fidelity_checkpoints import (
 from tools.fidelity_parts import ActivationsOnly, WeightsOnly
 
 from glm5_ascend.demo_model.corpus import validation_texts
-from glm5_ascend.fidelity.evaluation.compare import Comparison, compare
+from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, compare
 from glm5_ascend.fidelity.evaluation.intervals import Interval, mean_interval
 from glm5_ascend.fidelity.evaluation.metrics import Metric, metrics
 from glm5_ascend.fidelity.evaluation.windows import read_windows
@@ -66,7 +66,7 @@ class Row:
     """One line of the table; `found`: per calibration text."""
 
     name: str
-    found: list[Comparison]
+    found: list[FidelityComparison]
     ratio: float | None = None
     ratio_interval: Interval = None
     answers: dict[str, Any] | None = None

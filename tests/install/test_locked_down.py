@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +18,15 @@ pytestmark = pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Path:
-    """The mount point of what can be written; its parents can be entered by everyone."""
-    folder = tmp_path / "memory"
-    folder.mkdir()
-    for parent in folder.parents:
-        if parent != Path("/") and parent.stat().st_uid == 0 and not parent.stat().st_mode & 1:
-            parent.chmod(parent.stat().st_mode | 0o055)
-    return folder
+def memory() -> Iterator[Path]:
+    """The mount point of what can be written, which everyone can enter.
+
+    A short path: a socket's has 107 characters at most, and a table's cell is not taken apart.
+    """
+    with tempfile.TemporaryDirectory(prefix="g5-") as folder:
+        Path(folder).chmod(0o755)
+        (Path(folder) / "m").mkdir()
+        yield Path(folder) / "m"
 
 
 @pytest.fixture
