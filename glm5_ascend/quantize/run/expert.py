@@ -86,8 +86,7 @@ def _feedback(
     made: dict[str, Feedback | None] = {}
     if steps.keys() & {gate, up}:
         hidden = torch.cat(inputs.hidden_rows)
-        by_steps = {steps[name]: None for name in (gate, up) if name in steps}
-        shared = {count: Feedback.on(hidden, count) for count in by_steps}
+        shared = {count: Feedback.on(hidden, count) for count in {steps[name] for name in (gate, up) if name in steps}}
         made |= {name: shared[steps[name]] for name in (gate, up) if name in steps}
     if down in steps:
         inner = torch.cat(inputs.inner_rows)
