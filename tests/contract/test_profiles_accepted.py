@@ -16,6 +16,7 @@ from glm5_ascend.demo_model.resources import write_demo_model
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
 from tests.contract.support.vllm_ascend import VllmAscend
+from tests.deploy.support.profile_table import is_on
 from tests.support.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.contract
@@ -79,7 +80,7 @@ def test_it_is_accepted_and_means_what_the_profile_says(
     answer = answers["commands"][key(profile, role, node)]
     assert "error" not in answer, answer["error"]
     became = answer["became"]
-    on = {name: switch.on_for(role.name) for name, switch in profile.scheduling.items()}
+    on = {name: is_on(switch, role) for name, switch in profile.scheduling.items()}
     assert became["quantization"] == "ascend" and became["block_size"] == 128
     assert became["async_scheduling"] == on["async_scheduling"]
     assert became["prefix_caching"] == on["prefix_cache"]
