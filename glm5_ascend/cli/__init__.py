@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -26,6 +25,7 @@ from glm5_ascend.cli import (
     smoke,
     surroundings,
     ui,
+    usage,
     verify,
     warm_up,
 )
@@ -36,12 +36,9 @@ app = typer.Typer(
     name="glm5-ascend",
     help="GLM-5 on Ascend: quantize, verify, serve. Every step runs on a machine without an NPU.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-#: Newer typers carry their own copy of click; in both, UsageError is the parent of the public BadParameter.
-_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 COMMANDS = (
     quantize,
     verify,
@@ -71,7 +68,7 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _root(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+    version: bool = typer.Option(False, "--version", "-V", callback=_version, is_eager=True, help="Show the version."),
 ) -> None:
     pass
 
@@ -92,28 +89,18 @@ def run(arguments: list[str]) -> int:
         result: Any = app(arguments, standalone_mode=False, prog_name="glm5-ascend")
     except typer.Exit as error:
         return int(error.exit_code)
-    except _USAGE_ERROR as error:
-        error.show()  # type: ignore[attr-defined]
-        return EXIT_BAD_INPUT
+    except usage.USAGE_ERROR as error:
+        return usage.report_usage(error, arguments)
     except (typer.Abort, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except Glm5Error as error:
-        return _report(error.message, error.tip, error.exit_code, arguments)
+        return usage.report(error.message, error.tip, error.exit_code, arguments)
     except KernelUnavailableError as error:
-        return _report(str(error), "unset GLM5_KERNELS, or install what is missing", EXIT_ENVIRONMENT, arguments)
+        return usage.report(str(error), "unset GLM5_KERNELS, or install what is missing", EXIT_ENVIRONMENT, arguments)
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        return _report(
+        return usage.report(
             f"{place}{error.strerror or error}", "check path, permissions and disk", EXIT_BAD_INPUT, arguments
         )
     return result if isinstance(result, int) else EXIT_OK
-
-
-def _report(message: str, tip: str, code: int, arguments: list[str]) -> int:
-    kind, label = ("interrupted", "next") if code == EXIT_INTERRUPTED else ("error", "fix")
-    print(f"{kind}: {message}" + (f"\n  {label}: {tip}" if tip else ""), file=sys.stderr)
-    if "--json" in arguments:
-        value = {"schema_version": 1, "ok": False, "exit_code": code, "error": {"message": message, "fix": tip}}
-        print(json.dumps(value))
-    return code

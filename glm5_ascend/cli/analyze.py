@@ -8,28 +8,42 @@ from typing import Annotated
 
 import typer
 
+from glm5_ascend.cli.help import CALIBRATION, SHOWN, command
+
 
 def register(app: typer.Typer) -> None:
-    app.command("analyze")(analyze)
+    command(
+        app, "analyze", analyze,
+        "analyze GLM-5 --html report.html",
+        "analyze GLM-5 --budget 420GB --out my-recipe.yaml",
+    )  # fmt: skip
 
 
 def analyze(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="Directory of a GLM-5 checkpoint (bf16, fp16 or FP8).")],
-    recipe: Annotated[str, typer.Option(help="Shipped recipe or a YAML file.")] = "w4a8",
+    recipe: Annotated[str, typer.Option(metavar="NAME", help="Shipped recipe or a YAML file.")] = "w4a8",
     budget: Annotated[
-        str | None, typer.Option(help="Size the output may have, e.g. 420GB: proposes what to keep in more bits.")
+        str | None,
+        typer.Option(metavar="SIZE", help="Size the output may have, e.g. 420GB: proposes what to keep in more bits."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="RECIPE.yaml", help="With --budget: write the proposal as a recipe.")
+        Path | None, typer.Option(metavar="FILE", help="With --budget: write the proposal as a recipe.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a report that needs no network.")] = None,
-    calib: Annotated[Path | None, typer.Option(help="Calibration text, .jsonl or .txt. Default: bundled.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Calibration sequences, at most.")] = 32,
-    seq_len: Annotated[int, typer.Option(min=16, help="Tokens per calibration sequence.")] = 512,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a report that needs no network.", rich_help_panel=SHOWN)
+    ] = None,
+    calib: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", show_default="bundled", help="Text, .jsonl or .txt.", rich_help_panel=CALIBRATION),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Sequences, at most.", rich_help_panel=CALIBRATION)] = 32,
+    seq_len: Annotated[int, typer.Option(min=16, help="Tokens per sequence.", rich_help_panel=CALIBRATION)] = 512,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random rotations.")] = 1234,
-    threads: Annotated[int | None, typer.Option(min=1, help="Cores to use. Default: all.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Report as one JSON object on stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    threads: Annotated[int | None, typer.Option(min=1, show_default="all", help="Cores to use.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Report as one JSON object on stdout.", rich_help_panel=SHOWN)
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=SHOWN)] = False,
 ) -> int:
     """Where a recipe loses accuracy, by layer, module and expert; what to keep in more bits under a budget."""
     from glm5_ascend.cli.progress import ProgressBar, console

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from glm5_ascend.cli import help
 from glm5_ascend.errors import ConfigError, Glm5Error
 
 if TYPE_CHECKING:
@@ -33,7 +34,12 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def register(app: typer.Typer) -> None:
-    app.command("chat")(chat)
+    help.command(
+        app, "chat", chat,
+        "chat",
+        "chat http://127.0.0.1:8000 --no-think",
+        "chat glm5-w4a8",
+    )  # fmt: skip
 
 
 def chat(

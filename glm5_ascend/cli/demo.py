@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from glm5_ascend.cli import help
 from glm5_ascend.errors import EXIT_OK, CheckFailedError, OutputError
 
 WEATHER_TOOL: dict[str, Any] = {
@@ -29,7 +30,11 @@ WEATHER_TOOL: dict[str, Any] = {
 
 
 def register(app: typer.Typer) -> None:
-    app.command("demo")(command)
+    help.command(
+        app, "demo", command,
+        "demo",
+        "demo work/demo",
+    )  # fmt: skip
 
 
 def command(

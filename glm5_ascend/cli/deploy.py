@@ -8,13 +8,20 @@ from typing import Annotated
 
 import typer
 
+from glm5_ascend.cli.help import command
+from glm5_ascend.deploy.target import Target
+
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Deploy profiles: list them, write them as files.", no_args_is_help=True)
-    group.command("list")(list_profiles)
-    group.command("render")(render)
+    command(group, "list", list_profiles, "deploy list", "deploy list --json")
+    command(
+        group, "render", render,
+        "deploy render --profile a3-single-w4a8 --to shell",
+        "deploy render --profile a3-2node --to k8s --out pods",
+    )  # fmt: skip
     app.add_typer(group, name="deploy")
 
 
@@ -33,9 +40,11 @@ def list_profiles(as_json: AsJson = False) -> int:
 
 def render(
     profile: Annotated[str, typer.Option(metavar="NAME", help="Deploy profile; `deploy list` shows them.")],
-    to: Annotated[str, typer.Option(metavar="TARGET", help="shell, compose, k8s or systemd.")],
-    model: Annotated[str, typer.Option(help="Path of the checkpoint on the machines.")] = "/models/glm5",
-    out: Annotated[Path | None, typer.Option(help="Folder for the files. [NAME-TARGET]")] = None,
+    to: Annotated[Target, typer.Option(metavar="TARGET", help="shell, compose, k8s or systemd.")],
+    model: Annotated[
+        str, typer.Option(metavar="PATH", help="Path of the checkpoint on the machines.")
+    ] = "/models/glm5",
+    out: Annotated[Path | None, typer.Option(show_default="NAME-TARGET", help="Folder for the files.")] = None,
     as_json: AsJson = False,
 ) -> int:
     """Write a profile as scripts, containers, Kubernetes objects or units."""

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from glm5_ascend.cli.help import command
+
 if TYPE_CHECKING:
     from rich.text import Text
 
@@ -15,15 +17,19 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    app.command("doctor")(doctor)
+    command(
+        app, "doctor", doctor,
+        "doctor",
+        "doctor glm5-w4a8 --profile a3-single-w4a8",
+    )  # fmt: skip
 
 
 def doctor(
-    directory: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="Checkpoint to check as well.")] = None,
+    directory: Annotated[Path | None, typer.Argument(metavar="DIR", help="Checkpoint to check as well.")] = None,
     profile: Annotated[
         str | None, typer.Option(metavar="NAME", help="Deploy profile to check against all known bad combinations.")
     ] = None,
-    role: Annotated[str | None, typer.Option(help="Only this role of the profile.")] = None,
+    role: Annotated[str | None, typer.Option(metavar="NAME", help="Only this role of the profile.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Rows as one JSON object on stdout.")] = False,
 ) -> int:
     """Check this machine, a checkpoint, a profile: versions, what serves here, and what mends the rest."""

@@ -8,16 +8,26 @@ from typing import Annotated
 
 import typer
 
+from glm5_ascend.cli.help import command
 from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, Glm5Error, MissingEnvironmentError
 
 
 def register(app: typer.Typer) -> None:
-    app.command("parity")(parity)
+    command(
+        app, "parity", parity,
+        "parity",
+        "parity --op lightning_indexer --verbose",
+        "parity --device npu",
+    )  # fmt: skip
 
 
 def parity(
-    device: Annotated[str, typer.Option(help="Where the kernels under test run: cpu, npu or npu:N.")] = "cpu",
-    op: Annotated[list[str] | None, typer.Option(help="Only this op; may be given several times.")] = None,
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="Where the kernels under test run: cpu, npu or npu:N.")
+    ] = "cpu",
+    op: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this op; may be given several times.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the inputs.")] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line per result instead of one per op.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="All results as one JSON object on stdout.")] = False,

@@ -10,11 +10,16 @@ from typing import Annotated
 
 import typer
 
+from glm5_ascend.cli import help
 from glm5_ascend.errors import PlanError
 
 
 def register(app: typer.Typer) -> None:
-    app.command("plan")(plan)
+    help.command(
+        app, "plan", plan,
+        "plan --quant w4a8 --nodes 1",
+        "plan --workload in=128000,out=2000,concurrency=4 --html plan.html",
+    )  # fmt: skip
 
 
 def plan(

@@ -6,61 +6,77 @@ import time
 
 import psutil
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from glm5_ascend.report.page import size
+from glm5_kernels.registry import cache
 
 console = Console(stderr=True, highlight=False)
+
+
+class RemainingTime:
+    """Estimates the time left from the layers done so far; what happens once, as compiling kernels, counts nothing.
+
+    The first call says where a run begins: at 0, or where a stopped one goes on.
+    """
+
+    def __init__(self) -> None:
+        self.start: tuple[float, float] | None = None  # (layers done, seconds) when the run began
+
+    def seconds(self, done: float, total: int) -> float | None:
+        """None before anything is done."""
+        now = time.monotonic() - cache.compilation.seconds
+        if self.start is None:
+            self.start = done, now
+        layers, began = self.start
+        return (now - began) / (done - layers) * (total - done) if done > layers else None
 
 
 class ProgressBar:
     """A `glm5_ascend.quantize.progress.Progress` that draws; a context manager.
 
-    The time left counts from the end of this run's first layer on, where there is one: what happens only once (reading
-    headers, compiling kernels) lies before.
+    On a terminal something moves from the first moment on, before the number of layers is known.
     """
 
     def __init__(self, quiet: bool) -> None:
         self.quiet, self.live = quiet, console.is_terminal and not quiet
         self.bar: Progress | None = None
-        self.began = time.monotonic()
-        self.first: tuple[float, float] | None = None  # (layers done, time) when the first layer of this run was done
+        self.remaining = RemainingTime()
+        self.say_compiling = cache.compilation.say
 
     def __enter__(self) -> ProgressBar:
+        if not self.quiet:
+            cache.compilation.say = lambda message: console.print(message, soft_wrap=True, markup=False)
+        if self.live:
+            self._draw("reading the checkpoint", 0.0, None, None)
         return self
 
     def __exit__(self, *_: object) -> None:
+        cache.compilation.say = self.say_compiling
         if self.bar is not None:
             self.bar.stop()
 
     def __call__(self, text: str, done: float, total: int) -> None:
         whole = done == int(done)
+        left = self.remaining.seconds(done, total)
         if self.live:
-            self._draw("" if whole else text, done, total)
-        if whole and not self.quiet:
-            memory = size(psutil.Process().memory_info().rss)
-            console.print(
-                f"layer {int(done)}/{total}  {text}  {self._left(done, total)}RSS {memory}",
-                soft_wrap=True,
-                markup=False,
-            )
+            self._draw(text if done == 0 or not whole else f"layer {int(done)}", done, total, left)
+        if whole and done > 0 and not self.quiet:
+            eta = "" if left is None else f"eta {left:.0f} s  "
+            console.print(f"layer {int(done)}/{total}  {text}  {eta}RSS {_rss()}", soft_wrap=True, markup=False)
 
-    def _draw(self, text: str, done: float, total: int) -> None:
+    def _draw(self, text: str, done: float, total: int | None, left: float | None) -> None:
         if self.bar is None:
             self.bar = Progress(
-                TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                TextColumn("eta"), TimeRemainingColumn(), TextColumn("{task.fields[rss]}"),
-                console=console, transient=True,
+                SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
+                MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[eta]}"),
+                TextColumn("{task.fields[rss]}"), console=console, transient=True,
             )  # fmt: skip
-            self.task = self.bar.add_task(text, total=total, rss="")
+            self.task = self.bar.add_task(text, total=total, eta="", rss="")
             self.bar.start()
-        rss = f"RSS {size(psutil.Process().memory_info().rss)}"
-        self.bar.update(self.task, description=text or f"layer {int(done)}", completed=done, rss=rss)
+        eta = "" if left is None else f"eta {int(left) // 60}:{int(left) % 60:02}"
+        self.bar.update(self.task, description=text, completed=done, total=total, eta=eta, rss=f"RSS {_rss()}")
 
-    def _left(self, done: float, total: int) -> str:
-        now = time.monotonic()
-        if self.first is None:
-            self.first = done, now
-            return f"eta {(now - self.began) * (total - done):.0f} s  "
-        layers, began = self.first
-        return f"eta {(now - began) / (done - layers) * (total - done):.0f} s  "
+
+def _rss() -> str:
+    return size(psutil.Process().memory_info().rss)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from glm5_ascend.cli.help import CALIBRATION, RUN, SHOWN, SPELLINGS, command
 from glm5_ascend.quantize.options import Engine
 
 if TYPE_CHECKING:
@@ -17,7 +18,16 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    app.command("quantize")(quantize)
+    command(
+        app, "quantize", quantize,
+        "quantize GLM-5 glm5-w4a8",
+        "quantize GLM-5 glm5-w4a8 --recipe w4a8-best --dry-run",
+        "quantize GLM-5 glm5-w8a8 --recipe w8a8 --max-ram 64GiB",
+    )  # fmt: skip
+
+
+def _spelling(name: str, meaning: str) -> typer.models.OptionInfo:
+    return typer.Option(name, help=meaning, rich_help_panel=SPELLINGS)  # type: ignore[no-any-return]
 
 
 def quantize(
@@ -27,38 +37,68 @@ def quantize(
     out: Annotated[
         Path | None, typer.Argument(metavar="OUT", help="Directory to write; appears complete or not at all.")
     ] = None,
-    recipe: Annotated[str | None, typer.Option(help="Shipped recipe or a YAML file. Default: w4a8.")] = None,
-    calib: Annotated[Path | None, typer.Option(help="Calibration text, .jsonl or .txt. Default: bundled.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Calibration sequences, at most.")] = 64,
-    seq_len: Annotated[int, typer.Option(min=16, help="Tokens per calibration sequence.")] = 512,
+    recipe: Annotated[
+        str | None, typer.Option(metavar="NAME", show_default="w4a8", help="Shipped recipe or a YAML file.")
+    ] = None,
+    calib: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", show_default="bundled", help="Text, .jsonl or .txt.", rich_help_panel=CALIBRATION),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Sequences, at most.", rich_help_panel=CALIBRATION)] = 64,
+    seq_len: Annotated[int, typer.Option(min=16, help="Tokens per sequence.", rich_help_panel=CALIBRATION)] = 512,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random rotations.")] = 1234,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint this tool wrote.")] = False,
-    threads: Annotated[int | None, typer.Option(min=1, help="Cores to use. Default: all.")] = None,
-    max_ram: Annotated[str | None, typer.Option(help="Memory to stay within, e.g. 4GiB. Default: half.")] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Discard an unfinished run of OUT.")] = False,
-    engine: Annotated[Engine, typer.Option(help="Who quantizes: this tool, or an installed msModelSlim.")] = Engine.own,
+    threads: Annotated[
+        int | None, typer.Option(min=1, show_default="all", help="Cores to use.", rich_help_panel=RUN)
+    ] = None,
+    max_ram: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", show_default="half of it", help="Memory to stay within, e.g. 4GiB.", rich_help_panel=RUN
+        ),
+    ] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Discard an unfinished run of OUT.", rich_help_panel=RUN)
+    ] = False,
+    engine: Annotated[
+        Engine, typer.Option(help="Who quantizes: this tool, or an installed msModelSlim.", rich_help_panel=RUN)
+    ] = Engine.own,
     device: Annotated[
         str | None,
         typer.Option(
-            help="Where to compute: cpu, npu or npu:N. Default: cpu; with --engine msmodelslim npu (or npu:0,1)."
+            metavar="NAME", show_default="cpu; npu with msModelSlim", help="cpu, npu or npu:N.", rich_help_panel=RUN
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, show the plan, write nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Result as one JSON object on stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the output path.")] = False,
-    model_path: Annotated[Path | None, typer.Option("--model_path", help="SRC, as msModelSlim spells it.")] = None,
-    save_path: Annotated[Path | None, typer.Option("--save_path", help="OUT, as msModelSlim spells it.")] = None,
-    quant_type: Annotated[str | None, typer.Option("--quant_type", help="--recipe, as msModelSlim spells it.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, show the plan, write nothing.", rich_help_panel=RUN)
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Result as one JSON object on stdout.", rich_help_panel=SHOWN)
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print only the output path.", rich_help_panel=SHOWN)
+    ] = False,
+    model_path: Annotated[Path | None, _spelling("--model_path", "SRC.")] = None,
+    save_path: Annotated[Path | None, _spelling("--save_path", "OUT.")] = None,
+    quant_type: Annotated[str | None, _spelling("--quant_type", "--recipe, a shipped one.")] = None,
+    config_path: Annotated[str | None, _spelling("--config_path", "--recipe, a YAML file.")] = None,
+    model_type: Annotated[str | None, _spelling("--model_type", "Ignored: config.json says it.")] = None,
+    trust_remote_code: Annotated[
+        str | None, _spelling("--trust_remote_code", "Ignored: nothing from a checkpoint is executed.")
+    ] = None,
 ) -> int:
     """Quantize GLM-5 to the format vllm-ascend loads (msModelSlim's). A stopped run goes on with the same command."""
     from glm5_ascend.cli.progress import ProgressBar
-    from glm5_ascend.cli.quantize_output import show_plan, show_prediction, show_result
+    from glm5_ascend.cli.quantize_output import note_ignored, show_plan
     from glm5_ascend.quantize.api import is_helper
     from glm5_ascend.quantize.api import quantize as run
 
     source = _either("SRC", source, "--model_path", model_path)
     out = _either("OUT", out, "--save_path", save_path)
+    same = _either("--quant_type", quant_type, "--config_path", config_path, "")
     quiet = quiet or is_helper()
+    if not quiet:
+        note_ignored({"--model_type": model_type, "--trust_remote_code": trust_remote_code})
 
     def on_plan(prepared: PreparedJob) -> None:
         if not quiet:
@@ -68,7 +108,7 @@ def quantize(
         report = run(
             source,
             out,
-            recipe=_either("--recipe", recipe, "--quant_type", quant_type, "w4a8"),
+            recipe=_either("--recipe", recipe, "--quant_type or --config_path", same or None, "w4a8"),
             calib=calib,
             samples=samples,
             seq_len=seq_len,
@@ -83,15 +123,20 @@ def quantize(
             progress=progress,
             on_plan=on_plan,
         )
-    if report is None:
-        return 0
+    return 0 if report is None else _answer(report, source, as_json, quiet)
+
+
+def _answer(report: QuantizeReport, source: Path, as_json: bool, quiet: bool) -> int:
+    """Print what came of it; returns the exit code."""
+    from glm5_ascend.cli.quantize_output import show_prediction, show_result
+
     if report.prediction is not None and not quiet:
         show_prediction(report.prediction)
     if report.problem is not None and not as_json:
         raise report.problem
     if report.result is not None and not quiet:
         show_result(report.result)
-    if engine is Engine.msmodelslim and not dry_run:
+    if report.result is None and report.out is not None:
         return _judged(report, source, as_json, quiet)
     if as_json:
         print(json.dumps(_as_json(report, report.problem)))

@@ -27,10 +27,27 @@ def show_plan(prepared: PreparedJob) -> None:
         console.print(f"note: {note}", soft_wrap=True)
 
 
+def note_ignored(given: dict[str, str | None]) -> None:
+    """Options of msModelSlim that mean nothing here."""
+    names = [name for name, value in given.items() if value is not None]
+    if names:
+        console.print(f"note: {', '.join(names)}: ignored, config.json says what the model is", soft_wrap=True)
+
+
+def _duration(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )
+
+
 def show_prediction(prediction: RunPrediction) -> None:
     p = prediction
     console.print(
-        f"predicted: {p.seconds / 3600:.1f} h ({p.seconds:.0f} s) with {p.threads} threads at the rates measured here, "
+        f"predicted: {_duration(p.seconds)} with {p.threads} threads at the rates measured here, "
         f"reading {size(p.source_bytes)} included; peak memory {size(p.peak_rss_bytes)}; on disk "
         f"{size(p.output_bytes)}, and {size(p.activation_bytes)} of activations until the end",
         soft_wrap=True,

@@ -8,13 +8,20 @@ from typing import Annotated
 
 import typer
 
+from glm5_ascend.cli import help
 from glm5_ascend.errors import ConfigError
 
 PROFILE_ONLY = "For --profile with several machines: "
 
 
 def register(app: typer.Typer) -> None:
-    app.command("serve", context_settings={"allow_extra_args": True})(serve)
+    help.command(
+        app, "serve", serve,
+        "serve glm5-w4a8",
+        "serve glm5-w4a8 --profile cpu --dry-run",
+        "serve glm5-w4a8 --port 8080 -- --max-num-seqs 4",
+        extra_args=True,
+    )  # fmt: skip
 
 
 def serve(

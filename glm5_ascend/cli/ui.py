@@ -8,11 +8,15 @@ from urllib.parse import quote, urlsplit
 
 import typer
 
+from glm5_ascend.cli import help
 from glm5_ascend.errors import ConfigError
 
 
 def register(app: typer.Typer) -> None:
-    app.command("ui")(ui)
+    help.command(
+        app, "ui", ui,
+        "ui --url http://atlas:8000",
+    )  # fmt: skip
 
 
 def ui(

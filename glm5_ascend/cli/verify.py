@@ -8,9 +8,15 @@ from typing import Annotated
 
 import typer
 
+from glm5_ascend.cli.help import command
+
 
 def register(app: typer.Typer) -> None:
-    app.command("verify")(verify)
+    command(
+        app, "verify", verify,
+        "verify glm5-w4a8 --against GLM-5",
+        "verify glm5-w4a8 --json",
+    )  # fmt: skip
 
 
 def verify(

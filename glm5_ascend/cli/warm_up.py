@@ -7,11 +7,12 @@ import time
 
 import typer
 
+from glm5_ascend.cli.help import command
 from glm5_ascend.errors import EXIT_OK, MissingEnvironmentError
 
 
 def register(app: typer.Typer) -> None:
-    app.command("warm-up")(warm_up)
+    command(app, "warm-up", warm_up, "warm-up")
 
 
 def warm_up() -> int:

@@ -100,6 +100,7 @@ def analyze(prepared: PreparedAnalysis, progress: Progress = silent) -> Analysis
     lengths = tuple(len(sequence) for sequence in calibration.sequences)
     threads = prepared.options.threads or len(os.sched_getaffinity(0))
     count, experts = config.num_hidden_layers, config.n_routed_experts
+    progress("embedding", 0, count)
     with tempfile.TemporaryDirectory(prefix="glm5-analyze-") as name, Workers(threads) as workers:
         folder = Path(name)
         selections = Selections(config, folder, lengths)

@@ -87,6 +87,7 @@ def compare(
     count, experts = reference.config.num_hidden_layers, reference.config.n_routed_experts
     walks = Walk(reference, windows), Walk(this, windows)
     layers = []
+    progress("embedding", 0, count)
     for layer in range(count):
         for half, (walk, path) in enumerate(zip(walks, (against, this.directory), strict=True)):
             _step(walk, layer, path, _expert_progress(progress, layer, count, half * experts, 2 * experts))
@@ -127,6 +128,7 @@ def reference_at(
     model = StoredModel(against)
     count, experts = model.config.num_hidden_layers, model.config.n_routed_experts
     walk = Walk(model, windows)
+    progress("embedding", 0, count)
     for layer in range(count):
         _step(walk, layer, against, _expert_progress(progress, layer, count, 0, experts))
         progress("reference", layer + 1, count)

@@ -21,12 +21,12 @@ from glm5_ascend.quantize.run.residual_streams import ResidualStreams
 def write_tensors(run: RunContext, calibration: CalibrationSet | None) -> list[QuantizedLayer]:
     """Do everything the journal does not have yet, and finish the shards."""
     numbers = range(run.plan.config.num_layers_with_mtp)
+    done = sum(Unit.layer(layer) in run.journal for layer in numbers)
+    began = f"going on with a stopped run: {done} of {len(numbers)} layers are done" if done else "embedding and head"
+    run.progress(began, done, len(numbers))
     _write_globals(run)
     for layer in numbers:
         run.accept_written(layer)
-    done = sum(Unit.layer(layer) in run.journal for layer in numbers)
-    if done:
-        run.progress(f"going on with a stopped run: {done} of {len(numbers)} layers are done", done, len(numbers))
     with ResidualStreams(run, calibration) as streams:
         finished = [_quantize_layer(run, streams, layer) for layer in numbers]
     run.store.writer.finish()

@@ -1,0 +1,14 @@
+"""What a profile can be rendered to."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Target(StrEnum):
+    """Value of `deploy render --to`."""
+
+    shell = "shell"
+    compose = "compose"
+    k8s = "k8s"
+    systemd = "systemd"

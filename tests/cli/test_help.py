@@ -1,0 +1,113 @@
+"""Every command's help: examples that can be typed, nothing cut, one style of defaults; and what a wrong line gets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from glm5_ascend.cli import app, run
+from tests.support.command import glm5_ascend
+
+ROOT: Any = typer.main.get_command(app)
+
+
+def commands(group: Any = ROOT, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+    found = []
+    for name, command in group.commands.items():
+        inner = (*path, name)
+        found += commands(command, inner) if hasattr(command, "commands") else [(inner, command)]
+    return found
+
+
+COMMANDS = commands()
+
+
+def examples(command: Any) -> list[str]:
+    return [line.strip() for line in (command.epilog or "").split("\n\n")[1:]]
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[" ".join(path) for path, _ in COMMANDS])
+def test_examples_can_be_typed(path: tuple[str, ...], command: Any) -> None:
+    assert examples(command), "no example"
+    for example in examples(command):
+        program, *words = example.split()
+        assert program == "glm5-ascend" and tuple(words[: len(path)]) == path, example
+        context = ROOT.make_context("glm5-ascend", list(path))
+        command.make_context(" ".join(path), words[len(path) :], parent=context)  # a wrong option raises
+        assert len(example) <= 78, f"{example}: wraps on a terminal of 80 columns"
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[" ".join(path) for path, _ in COMMANDS])
+def test_nothing_is_cut_at_80_columns(
+    path: tuple[str, ...], command: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    assert run([*path, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "…" not in shown and "<bool>" not in shown and "int range" not in shown
+    assert "Default:" not in shown, "typer's own style is [default: ...]"
+    for param in command.params:
+        for option in param.opts:
+            assert not option.startswith("-") or option in shown, option
+    assert all(example in shown for example in examples(command))
+
+
+def test_version_and_completion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["-V"]) == 0
+    short = capsys.readouterr().out
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == short and short.startswith("glm5-ascend ")
+    shown = glm5_ascend("--show-completion", SHELL="/bin/bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert "--install-completion" in glm5_ascend("--help").stdout
+    assert shown.returncode in (0, 2)  # without a parent shell it asks for the shell's name
+
+
+def test_a_shell_completes_the_value_of_a_choice() -> None:
+    done = glm5_ascend(
+        _GLM5_ASCEND_COMPLETE="complete_bash", COMP_WORDS="glm5-ascend deploy render --to ", COMP_CWORD="4"
+    )
+    assert done.stdout.split() == ["shell", "compose", "k8s", "systemd"]
+
+
+WRONG = [
+    (["quantize", "--foo"], "No such option: --foo", "glm5-ascend quantize --help"),
+    (["quantise"], "Did you mean 'quantize'", "glm5-ascend --help"),
+    (["deploy", "render", "--to", "k9s", "--profile", "a3-2node"], "k9s", "glm5-ascend deploy render --help"),
+    (["demo-model"], "DIR", "glm5-ascend demo-model --help"),
+    (["quantize", "a", "--save_path", "b", "--samples", "none"], "--samples", "glm5-ascend quantize --help"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said", "fix"), WRONG, ids=lambda value: " ".join(value)[:40])
+def test_a_wrong_line_is_answered_in_two_lines_and_as_json(
+    arguments: list[str], said: str, fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*arguments, "--json"]) == 2
+    shown = capsys.readouterr()
+    error, tip = shown.err.splitlines()
+    assert error.startswith("error: ") and said in error
+    assert tip == f"  fix: {fix}"
+    answer = json.loads(shown.out)
+    assert answer["exit_code"] == 2 and not answer["ok"] and said in answer["error"]["message"]
+    assert run(arguments) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_demo_model_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["demo-model", str(tmp_path / "demo"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["out"] == str(tmp_path / "demo")
+
+
+def test_msmodelslims_whole_line(tmp_path: Path) -> None:
+    """Its required options are taken; what means nothing here is named."""
+    line = "quantize --model_type GLM-5 --trust_remote_code True --quant_type w4a8 --device cpu --model_path"
+    done = glm5_ascend(*line.split(), tmp_path, "--save_path", tmp_path / "out", "--dry-run")
+    assert done.stderr.startswith("note: --model_type, --trust_remote_code: ignored")
+    assert done.returncode == 2 and "config.json" in done.stderr  # the folder is empty: the line itself was understood
+    twice = glm5_ascend("quantize", "a", "b", "--config_path", "x.yaml", "--quant_type", "w4a8")
+    assert twice.returncode == 2 and "given twice" in twice.stderr
