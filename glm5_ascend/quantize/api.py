@@ -123,29 +123,39 @@ def quantize(
     prepared = prepare(options)
     if on_plan is not None:
         on_plan(prepared)
-    report = QuantizeReport(prepared.recipe.metadata.config_id, prepared.output_bytes, prepared.plan.summary())
     if dry_run:
-        report.prediction = predict(prepared)
-        try:
-            check_space(prepared)  # last: the numbers are wanted most where the disk is too small
-        except OutputError as error:
-            report.problem = error
-        return report
+        return _predicted(prepared)
     if own:
-        try:
-            report.result = run(prepared, progress)
-        except KeyboardInterrupt:
-            raise StoppedError(f"{out} is not finished", "the same command goes on where this one stopped") from None
-        if report.result is None:
-            return None
-    else:
-        check_space(prepared)
-        run_msmodelslim(
-            options.source, options.out, prepared.recipe, prepared.source.config, calibration_of(prepared),
-            device or "npu",
-        )  # fmt: skip
-    report.out = options.out
+        return _quantized(prepared, progress)
+    check_space(prepared)
+    run_msmodelslim(
+        options.source, options.out, prepared.recipe, prepared.source.config, calibration_of(prepared), device or "npu"
+    )
+    return _report(prepared, options.out)
+
+
+def _report(prepared: PreparedJob, out: Path | None) -> QuantizeReport:
+    return QuantizeReport(prepared.recipe.metadata.config_id, prepared.output_bytes, prepared.plan.summary(), out)
+
+
+def _predicted(prepared: PreparedJob) -> QuantizeReport:
+    report = _report(prepared, None)
+    report.prediction = predict(prepared)
+    try:
+        check_space(prepared)  # last: the numbers are wanted most where the disk is too small
+    except OutputError as error:
+        report.problem = error
     return report
+
+
+def _quantized(prepared: PreparedJob, progress: Progress) -> QuantizeReport | None:
+    report = _report(prepared, prepared.options.out)
+    try:
+        report.result = run(prepared, progress)
+    except KeyboardInterrupt:
+        out = prepared.options.out
+        raise StoppedError(f"{out} is not finished", "the same command goes on where this one stopped") from None
+    return None if report.result is None else report
 
 
 def is_helper() -> bool:

@@ -40,10 +40,7 @@ def mla_preprocess(
     check(hidden_states, cos, sin, qkv_a, q_b, w_uk_t, q_a_gamma, kv_a_gamma, slot_mapping, ckv_cache, kpe_cache)
     tokens, (heads, nope, rank), rope = len(hidden_states), w_uk_t.shape, kpe_cache.shape[-1]
     dtype, like = hidden_states.dtype, hidden_states.new_empty
-    support(dtype in HALF, f"takes bf16 or fp16, got {dtype}")
-    support(qkv_a.quant_mode == q_b.quant_mode == PER_TENSOR, "is used for static W8A8 (per_tensor_quant_asymm) alone")
-    support(0 < tokens <= TOKENS, f"takes 1 to {TOKENS} tokens, got {tokens}")
-    support(eps == EPS, f"has an eps of {EPS:g}, not {eps:g}")
+    _check_supported(hidden_states, (qkv_a, q_b), eps)
     first = _ordered(qkv_a, _first_order(len(q_a_gamma), rank, rope, qkv_a.weight.device))
     second = _ordered(q_b, _second_order(heads, nope, rope, q_b.weight.device))
     # Its own small cache: the caller's may be a view, and holds rotated keys in the contract's order.
@@ -86,6 +83,15 @@ def mla_preprocess(
     write_rows(ckv_cache, slot_mapping, latents.view(-1, rank)[:tokens])
     write_rows(kpe_cache, slot_mapping, _interleaved(rotated.view(-1, rope)[:tokens]))
     return ql_nope, _interleaved(q_pe), q_c
+
+
+def _check_supported(hidden_states: torch.Tensor, linears: tuple[LinearWeights, ...], eps: float) -> None:
+    dtype, tokens = hidden_states.dtype, len(hidden_states)
+    support(dtype in HALF, f"takes bf16 or fp16, got {dtype}")
+    static = all(linear.quant_mode == PER_TENSOR for linear in linears)
+    support(static, "is used for static W8A8 (per_tensor_quant_asymm) alone")
+    support(0 < tokens <= TOKENS, f"takes 1 to {TOKENS} tokens, got {tokens}")
+    support(eps == EPS, f"has an eps of {EPS:g}, not {eps:g}")
 
 
 def _first_order(q_lora: int, rank: int, rope: int, device: torch.device) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Plants each fault of `fault_table` in a copy of the repository and prints which test finds it.
+"""Plants each fault of `FAULTS` in a copy of the repository and prints which test finds it.
 
     python -m tests.support.faults                   # this tree
     python -m tests.support.faults --tree DIR        # another one, e.g. a worktree of an older commit
@@ -21,9 +21,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.fault_table import FAULTS, Fault
+from tests.support.faults import FAULTS
+from tests.support.faults.fault import Fault
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PRODUCT = ("glm5_ascend", "kernels")
 #: What a copy does without. Compiled kernels are copied: they are valid as long as their source is unchanged.
 IGNORED = shutil.ignore_patterns(".git", ".venv", "work", "*.pyc", ".mypy_cache", ".ruff_cache", ".pytest_cache")

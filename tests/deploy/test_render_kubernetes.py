@@ -1,0 +1,185 @@
+"""Rendered Kubernetes objects: judged by the schemas, by whether they find one another, and by the real router."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.deploy.rendering.kubernetes import RESOURCE
+from glm5_ascend.deploy.rendering.kubernetes_front import ROUTER_VERSION
+from tests.deploy.support.judges import checked, tool_environment
+from tests.deploy.support.rendered import ATLAS, written
+
+
+@pytest.fixture(scope="session")
+def kubernetes_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tool_environment(tmp_path_factory.mktemp("kubernetes") / "venv", "kubernetes-validate")
+
+
+@pytest.mark.parametrize("name", ATLAS)
+def test_kubernetes_objects_fit_their_schemas(name: str, tmp_path: Path, kubernetes_python: Path) -> None:
+    """Core kinds as they are; of a LeaderWorkerSet the wrapper by a schema of our own, its pods as Deployments'."""
+    folder = written(tmp_path / "files", name, "k8s")
+    objects = [each for path in sorted(folder.glob("*.yaml")) for each in yaml.safe_load_all(path.read_text())]
+    core = [each for each in objects if each["kind"] != "LeaderWorkerSet"]
+    groups = [each for each in objects if each["kind"] == "LeaderWorkerSet"]
+    for group in groups:
+        template = group["spec"]["leaderWorkerTemplate"]
+        core += [as_deployment(template[key]) for key in ("leaderTemplate", "workerTemplate")]
+    code = (
+        "import json, sys, jsonschema, kubernetes_validate\n"
+        "given = json.load(sys.stdin)\n"
+        "for each in given['core']: kubernetes_validate.validate(each, '1.30', strict=True)\n"
+        "for each in given['groups']: jsonschema.validate(each, given['schema'])\n"
+        "print(len(given['core']), len(given['groups']))\n"
+    )
+    schema = json.loads((Path(__file__).parent / "support" / "leaderworkerset.json").read_text())
+    text = json.dumps({"core": core, "groups": groups, "schema": schema})
+    assert checked(kubernetes_python, "-c", code, text=text).split() == [str(len(core)), str(len(groups))]
+    roles = load(name).roles.values()
+    assert len(groups) == sum(role.nodes > 1 for role in roles)
+    fronts = 0
+    for pod in [each["spec"]["template"] for each in core if each["kind"] == "Deployment"]:
+        (container,) = pod["spec"]["containers"]
+        if container["name"] == "server":
+            assert int(container["resources"]["limits"][RESOURCE]) in (8, 16)
+        else:
+            fronts += 1
+            assert container["name"] == ("proxy" if load(name).proxy else "router") and "resources" not in container
+    assert fronts == 1
+
+
+def kubernetes_objects(folder: Path, name: str) -> dict[tuple[str, str], dict]:  # type: ignore[type-arg]
+    files = sorted(written(folder, name, "k8s").glob("*.yaml"))
+    objects = [each for path in files for each in yaml.safe_load_all(path.read_text())]
+    found = {(each["kind"], each["metadata"]["name"]): each for each in objects}
+    assert len(found) == len(objects)  # two of one kind and name would overwrite each other
+    return found
+
+
+def matches(selector: dict[str, str], labels: dict[str, str]) -> bool:
+    return selector.items() <= labels.items()
+
+
+@pytest.mark.parametrize("name", ATLAS)
+def test_kubernetes_objects_find_one_another(name: str, tmp_path: Path) -> None:
+    """Services select pods that listen on their ports, scripts lie where they are called, names do not collide."""
+    objects, profile = kubernetes_objects(tmp_path / "files", name), load(name)
+    pods = []
+    for (kind, _), each in objects.items():
+        if kind == "Deployment":
+            pods.append(each["spec"]["template"])
+        elif kind == "LeaderWorkerSet":
+            pods += [each["spec"]["leaderWorkerTemplate"][key] for key in ("leaderTemplate", "workerTemplate")]
+    for (kind, title), each in objects.items():
+        if kind == "Service":
+            # LeaderWorkerSet's controller gives its pods DNS names by a headless Service of the set's own name.
+            assert ("LeaderWorkerSet", title) not in objects
+            found = [pod for pod in pods if matches(each["spec"]["selector"], pod["metadata"]["labels"])]
+            assert found
+            for pod in found:
+                (container,) = pod["spec"]["containers"]
+                assert container["ports"][0]["containerPort"] in [p["targetPort"] for p in each["spec"]["ports"]]
+    for pod in pods:
+        (container,) = pod["spec"]["containers"]
+        script = Path(container["args"][0])
+        (mount,) = (m["name"] for m in container["volumeMounts"] if m["mountPath"] == str(script.parent))
+        (volume,) = (v for v in pod["spec"]["volumes"] if v["name"] == mount)
+        assert script.name in objects["ConfigMap", volume["configMap"]["name"]]["data"]
+    if profile.proxy:
+        return
+    router = objects["Deployment", f"{name}-router"]["spec"]["template"]["spec"]
+    (container,) = router["containers"]
+    flags = container["args"]
+    chosen = dict(word.split("=") for word in flags[flags.index("--selector") + 1 :])
+    seen = [pod for pod in pods if matches(chosen, pod["metadata"]["labels"])]
+    assert len(seen) == len(profile.roles) and all(
+        pod["spec"]["containers"][0]["ports"][0]["containerPort"]
+        == int(flags[flags.index("--service-discovery-port") + 1])
+        for pod in seen
+    )
+    binding = objects["RoleBinding", f"{name}-router"]
+    assert binding["subjects"][0]["name"] == router["serviceAccountName"]
+    assert ("ServiceAccount", router["serviceAccountName"]) in objects and (
+        "Role",
+        binding["roleRef"]["name"],
+    ) in objects
+
+
+def test_the_proxy_is_told_of_every_pod(tmp_path: Path) -> None:
+    """Two nodes per role: the names that LWS gives to group 0 of each set, and the ports of every server there."""
+    objects, profile = kubernetes_objects(tmp_path / "files", "a3-pd"), load("a3-pd")
+    (container,) = objects["Deployment", "a3-pd-proxy"]["spec"]["template"]["spec"]["containers"]
+    environ = {each["name"]: each["value"] for each in container["env"]}
+    assert environ["DECODE_NODES"].split() == ["a3-pd-decode-0.a3-pd-decode", "a3-pd-decode-0-1.a3-pd-decode"]
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python"  # stands where the image's would: says what it was called with
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    script = tmp_path / "proxy.sh"
+    script.write_text(objects["ConfigMap", "a3-pd-proxy"]["data"]["proxy.sh"])
+    path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", script], env=environ | path, capture_output=True, text=True, check=True)
+    words = done.stdout.split()
+    assert words[0].startswith("/vllm-workspace/vllm-ascend/examples/")
+    for role, flag in (("prefill", "--prefiller"), ("decode", "--decoder")):
+        count = profile.roles[role].nodes * profile.roles[role].local_ranks
+        for kind in ("hosts", "ports"):
+            start = words.index(f"{flag}-{kind}") + 1
+            assert not any(word.startswith("--") for word in words[start : start + count])
+        hosts = words[words.index(f"{flag}-hosts") + 1 :][:count]
+        assert set(hosts) == set(environ[f"{role.upper()}_NODES"].split())
+
+
+def test_the_router_accepts_its_flags(tmp_path: Path) -> None:
+    """By the real vllm-router's own parser; finding pods needs a cluster."""
+    python = tool_environment(tmp_path / "venv", f"vllm-router=={ROUTER_VERSION}")
+    objects = kubernetes_objects(tmp_path / "files", "a3-2node")
+    (container,) = objects["Deployment", "a3-2node-router"]["spec"]["template"]["spec"]["containers"]
+    script = tmp_path / "router.sh"
+    script.write_text(objects["ConfigMap", "a3-2node-router"]["data"]["router.sh"])
+    (tmp_path / "bin").mkdir()
+    stand_in = tmp_path / "bin" / "vllm-router"  # the parser in the program's place
+    stand_in.write_text(
+        f"#!{python}\nimport json, sys\nfrom vllm_router.launch_router import parse_router_args\n"
+        "print(json.dumps(vars(parse_router_args(sys.argv[1:])), default=str))\n"
+    )
+    stand_in.chmod(0o755)
+    path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    for arguments, environ in ((container["args"][1:], {}), ([], {"WORKERS": "http://a:8000 http://b:8000"})):
+        said = json.loads(
+            subprocess.run(
+                ["bash", script, *arguments], env=environ | path, capture_output=True, text=True, check=True
+            ).stdout
+        )
+        assert said["service_discovery"] is bool(arguments)
+        if arguments:
+            assert said["service_discovery_port"] == 8000 and said["worker_urls"] == []
+            assert said["selector"] == {"app.kubernetes.io/part-of": "a3-2node", "glm5-ascend/answers": "yes"}
+        else:
+            assert said["worker_urls"] == ["http://a:8000", "http://b:8000"]
+    lost = subprocess.run(["bash", script], env=path, capture_output=True, text=True, check=False)
+    assert lost.returncode != 0 and "WORKERS" in lost.stderr
+
+
+def as_deployment(template: dict) -> dict:  # type: ignore[type-arg]
+    labels = template["metadata"]["labels"]
+    spec = {"selector": {"matchLabels": labels}, "template": template}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "pods"}, "spec": spec}
+
+
+def test_a_wrong_object_is_refused_by_the_same_judge(tmp_path: Path, kubernetes_python: Path) -> None:
+    code = (
+        "import json, sys, kubernetes_validate; kubernetes_validate.validate(json.load(sys.stdin), '1.30', strict=True)"
+    )
+    wrong = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}, "spec": {"port": 1}}
+    done = subprocess.run(
+        [kubernetes_python, "-c", code], input=json.dumps(wrong), text=True, capture_output=True, check=False
+    )
+    assert done.returncode != 0
