@@ -26,6 +26,40 @@ def require_supported(kernel: str, fits: bool, complaint: str) -> None:
         raise UnsupportedVariantError(f"{kernel} {complaint}")
 
 
+def require_integers(name: str, tensor: torch.Tensor) -> None:
+    """Raise `KernelInputError` unless the dtype holds integers."""
+    if tensor.is_floating_point() or tensor.is_complex() or str(tensor.dtype) == "torch.bool":
+        raise KernelInputError(f"{name} is {tensor.dtype}, expected integers")
+
+
+def require_floats(**tensors: torch.Tensor) -> None:
+    """Raise `KernelInputError` unless each is fp32, bf16 or fp16."""
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or tensor.element_size() > 4 or tensor.element_size() < 2:
+            raise KernelInputError(f"{name} is {tensor.dtype}, expected fp32, bf16 or fp16")
+
+
+def require_fp32(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...]) -> None:
+    """Raise `KernelInputError` unless it is fp32 and fits `shape`."""
+    require_shape(name, tensor, shape)
+    if str(tensor.dtype) != "torch.float32":
+        raise KernelInputError(f"{name} is {tensor.dtype}, expected fp32")
+
+
+def require_matrix(name: str, tensor: torch.Tensor) -> None:
+    """Raise `KernelInputError` unless it is fp32 [N, K] with K > 0."""
+    require_shape(name, tensor, (None, None))
+    if str(tensor.dtype) != "torch.float32" or not tensor.shape[1]:
+        raise KernelInputError(f"{name} is {tensor.dtype} {list(tensor.shape)}, expected fp32 [N, K] with K > 0")
+
+
+def require_device(like: torch.Tensor, **tensors: torch.Tensor | None) -> None:
+    """Raise `KernelInputError` unless each is where `like` is."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device.type != like.device.type:
+            raise KernelInputError(f"{name} is on {tensor.device}, the other arguments are on {like.device}")
+
+
 def require_shape(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...]) -> None:
     """Raise `KernelInputError` unless `tensor.shape` fits `shape` (None = any size)."""
     fits = tensor.dim() == len(shape) and all(

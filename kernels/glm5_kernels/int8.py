@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from glm5_kernels.errors import KernelInputError
+from glm5_kernels.errors import KernelInputError, require_floats, require_shape
 
 NO_QUANT = "no_quant"
 PER_TOKEN = "per_token_quant_symm"  # W8A8_DYNAMIC
@@ -37,15 +37,26 @@ class LinearWeights(NamedTuple):
 
 
 def quantize_per_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [T, K] -> int8 [T, K] and fp32 scales [T, 1]; scale = max|row| / 127, ties to even."""
+    """x [T, K] -> int8 [T, K] and fp32 scales [T, 1]; scale = max|row| / 127, ties to even.
+
+    A row with a NaN or an infinity gets zeros and a scale of NaN, so that all that is computed of it is NaN.
+    """
     x = x.float()
-    scale = x.abs().amax(dim=-1, keepdim=True).clamp_min(1e-8) / 127.0
-    return torch.round(x / scale).clamp_(-128, 127).to(torch.int8), scale
+    largest = x.abs().amax(dim=-1, keepdim=True)
+    scale = (largest.clamp_min(1e-8) / 127.0).masked_fill(~largest.isfinite(), float("nan"))
+    return _rounded(x / scale), scale
 
 
 def quantize_per_tensor(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-    """x [T, K] -> int8 [T, K]: round(x / scale + offset), saturating; scale and offset hold one element."""
-    return torch.round(x.float() / scale.float() + offset.float()).clamp_(-128, 127).to(torch.int8)
+    """x [T, K] -> int8 [T, K]: round(x / scale + offset), saturating; scale and offset hold one element.
+
+    Infinities saturate, NaN becomes 0: an integer cannot say more.
+    """
+    return _rounded(x.float() / scale.float() + offset.float())
+
+
+def _rounded(x: torch.Tensor) -> torch.Tensor:
+    return torch.round(x).clamp_(-128, 127).nan_to_num_(nan=0.0).to(torch.int8)
 
 
 def int8_matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -100,6 +111,25 @@ def check(w: LinearWeights) -> None:
         raise KernelInputError(f"quant mode {PER_TOKEN} needs scale (the weight_scale of each output row)")
     if w.quant_mode == PER_TENSOR and any(x is None for x in (w.scale, w.input_scale, w.input_offset, w.quant_bias)):
         raise KernelInputError(f"quant mode {PER_TENSOR} needs scale, input_scale, input_offset and quant_bias")
+
+
+def check_linear(name: str, w: LinearWeights, rows: int | None, columns: int) -> None:
+    """Raise `KernelInputError` unless `w` has all its mode needs, in the sizes of a weight [rows, columns]."""
+    require_shape(f"{name}.weight", w.weight, (rows, columns))
+    check(w)
+    if w.quant_mode == NO_QUANT:
+        require_floats(**{f"{name}.weight": w.weight})
+        return
+    assert w.scale is not None
+    require_shape(f"{name}.scale", w.scale, (len(w.weight),))
+    require_floats(**{f"{name}.scale": w.scale})
+    if w.quant_mode == PER_TENSOR:
+        assert w.quant_bias is not None and w.input_scale is not None and w.input_offset is not None
+        require_shape(f"{name}.quant_bias", w.quant_bias, (len(w.weight),))
+        if w.quant_bias.dtype != torch.int32:
+            raise KernelInputError(f"{name}.quant_bias is {w.quant_bias.dtype}, expected int32")
+        require_shape(f"{name}.input_scale", w.input_scale.reshape(-1), (1,))
+        require_shape(f"{name}.input_offset", w.input_offset.reshape(-1), (1,))
 
 
 def multiply(x_q: torch.Tensor, w: LinearWeights, arithmetic: Arithmetic = PLAIN) -> torch.Tensor:

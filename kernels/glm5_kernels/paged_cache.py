@@ -7,7 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from glm5_kernels.errors import KernelInputError
+from glm5_kernels.errors import KernelInputError, require_integers, require_shape
+
+#: Positions are returned as int32.
+LONGEST = 2**31 - 1
 
 
 class PagedBatch(NamedTuple):
@@ -27,6 +30,46 @@ class PagedBatch(NamedTuple):
     block_table: torch.Tensor
 
 
+def check_blocks(batch: PagedBatch, num_blocks: int, block_size: int) -> None:
+    """Raise `KernelInputError` unless block_table [B, *] names blocks of the cache as far as the requests reach.
+
+    Compiled code reads the cache by address: what is not refused here would be read outside of it. On a device the
+    operators look themselves, and asking would wait for it.
+    """
+    table = batch.block_table
+    require_shape("query_start_loc", batch.query_start_loc, (None,))
+    require_shape("seq_lens", batch.seq_lens, (None,))
+    require_shape("block_table", table, (len(batch.seq_lens), None))
+    require_integers("block_table", table)
+    require_integers("seq_lens", batch.seq_lens)
+    require_integers("query_start_loc", batch.query_start_loc)
+    if table.device.type != "cpu" or not table.numel():
+        return
+    if block_size < 1:
+        raise KernelInputError("the cache has blocks of 0 rows")
+    if int(batch.seq_lens.max()) > LONGEST:
+        raise KernelInputError(f"seq_lens holds {int(batch.seq_lens.max())}, positions are int32")
+    used = -(-batch.seq_lens.numpy().astype(np.int64) // block_size)
+    columns = min(int(used.max()), table.shape[1])  # what lies behind may be left over from other requests
+    part = table[:, : max(columns, 0)].numpy()
+    worst = int(np.where(np.arange(part.shape[1]) < used[:, None], part, -1).max(initial=-1))
+    if worst >= num_blocks:
+        raise KernelInputError(f"block_table names block {worst}, the cache has {num_blocks}")
+
+
+def check_slots(slot_mapping: torch.Tensor, cache: torch.Tensor) -> None:
+    """Raise `KernelInputError` unless every slot is a row of cache [num_blocks, block_size, D], or negative."""
+    require_integers("slot_mapping", slot_mapping)
+    last = int(slot_mapping.max()) if slot_mapping.numel() else -1
+    if last >= cache.shape[0] * cache.shape[1]:
+        raise KernelInputError(f"slot {last} is outside the cache of {list(cache.shape)}")
+
+
+def readable(visible: torch.Tensor, batch: PagedBatch, block_size: int) -> torch.Tensor:
+    """visible [T] of `query_layout`, without the positions that block_table has no room for: they have no key."""
+    return visible.clamp_max(batch.block_table.shape[1] * block_size)
+
+
 def query_layout(batch: PagedBatch, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Which request each query token belongs to, and how many positions it may see.
 
@@ -40,10 +83,11 @@ def query_layout(batch: PagedBatch, num_tokens: int) -> tuple[torch.Tensor, torc
         batch.query_start_loc.cpu().numpy().astype(np.int64),
         batch.seq_lens.cpu().numpy().astype(np.int64),
     )
-    if len(starts) != len(lengths) + 1 or starts[0] != 0 or starts[-1] != num_tokens:
+    ends = len(starts) == len(lengths) + 1 and starts[0] == 0 and starts[-1] == num_tokens
+    if not ends or (np.diff(starts) < 0).any():
         raise KernelInputError(
-            f"query_start_loc {starts.tolist()} must have {len(lengths) + 1} entries"
-            f" from 0 to the {num_tokens} query tokens"
+            f"query_start_loc {starts.tolist()} must rise from 0"
+            f" to the {num_tokens} query tokens in {len(lengths) + 1} entries"
         )
     request = np.repeat(np.arange(len(lengths)), np.diff(starts))  # [T]
     visible = lengths[request] - starts[1:][request] + np.arange(num_tokens) + 1

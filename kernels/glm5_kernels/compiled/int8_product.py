@@ -129,7 +129,9 @@ def grouped(
     if static is None or static.quant_mode == int8.PER_TOKEN:
         _per_token(*source, codes, factors)
     else:
-        _per_tensor(*source, np.float32(static.input_scale), np.float32(static.input_offset), codes, factors)
+        _per_tensor(
+            *source, np.float32(float(static.input_scale)), np.float32(float(static.input_offset)), codes, factors
+        )
         added = static.quant_bias.numpy()  # type: ignore[union-attr]
     out = torch.empty(len(rows), n, dtype=dtype)
     given = Activations(codes, factors, rows, starts)

@@ -133,7 +133,7 @@ def _largest(_: Any, row: Any, columns: Any, kind: Any, out: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _codes(_: Any, row: Any, columns: Any, kind: Any, scale: Any, offset: Any, out: Any) -> Any:
-    """out int8 <- x / scale + offset, rounded to even, saturating, for a row."""
+    """out int8 <- x / scale + offset, rounded to even, saturating, 0 where it is NaN, for a row."""
 
     def generate(builder: Any, arguments: Any) -> None:
         row, columns, kind, scale, offset, out = arguments
@@ -142,6 +142,7 @@ def _codes(_: Any, row: Any, columns: Any, kind: Any, scale: Any, offset: Any, o
         with for_range(builder, builder.sdiv(columns, i64_const(WIDTH))) as group:
             place = builder.mul(group, i64_const(WIDTH))
             whole = v.call("rint", builder.fadd(builder.fdiv(load_as_fp32(v, row, place, kind), divisor), zero))
+            whole = builder.select(builder.fcmp_unordered("uno", whole, whole), v.constant(0.0), whole)
             whole = v.call("minnum", v.call("maxnum", whole, v.constant(-128.0)), v.constant(127.0))
             codes = builder.trunc(builder.fptosi(whole, _WORDS), _BYTES)
             builder.store(codes, builder.inttoptr(builder.add(out, place), _BYTES.as_pointer())).align = 1
@@ -179,7 +180,7 @@ def quantize_rows(x: Any, pitch: Any, kind: Any, first: Any, last: Any, out: Any
         for lane in range(WIDTH):
             if lanes[lane] > highest or lanes[lane] != lanes[lane]:  # a NaN stays
                 highest = lanes[lane]
-        scale[row, 0] = highest / float32(127)
+        scale[row, 0] = highest / float32(127) if highest < float32(np.inf) else float32(np.nan)
         _codes(x + row * pitch, columns, kind, scale[row, 0], float32(0), out[row].ctypes.data)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from glm5_kernels.errors import KernelInputError, require_shape
+from glm5_kernels.errors import KernelInputError, require_fp32, require_matrix, require_shape
 
 _BLOCK = 64  # columns that leave the inverse at a time
 
@@ -71,7 +71,9 @@ def round_with_feedback(
 
 def check(weight: torch.Tensor, scale: torch.Tensor, inputs: torch.Tensor, gains: torch.Tensor) -> None:
     """Raise `KernelInputError` unless the shapes fit."""
-    require_shape("weight", weight, (None, None))
+    require_matrix("weight", weight)
+    for name, tensor in {"scale": scale, "inputs": inputs, "gains": gains}.items():
+        require_fp32(name, tensor, (None, None))
     require_shape("scale", scale, (len(weight), 1))
     require_shape("inputs", inputs, (weight.shape[1], None))
     require_shape("gains", gains, tuple(inputs.shape))

@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from glm5_kernels.errors import KernelInputError
+from glm5_kernels.errors import KernelInputError, require_fp32
 
 
 def hadamard(x: torch.Tensor, weight: torch.Tensor, dim: int = 1) -> torch.Tensor:
@@ -23,8 +23,9 @@ def hadamard(x: torch.Tensor, weight: torch.Tensor, dim: int = 1) -> torch.Tenso
 
 def checked_size(x: torch.Tensor, weight: torch.Tensor, dim: int) -> int:
     """n; raises `KernelInputError` if the arguments do not fit."""
+    require_fp32("weight", weight, (None,))
     n = weight.numel()
-    if x.dim() != 2 or x.shape[dim] % n or x.dtype != torch.float32:
+    if x.dim() != 2 or dim not in (0, 1) or n < 1 or x.shape[dim] % n or x.dtype != torch.float32:
         raise KernelInputError(f"hadamard of size {n} along dimension {dim} of {x.dtype} {list(x.shape)}")
     core(n)
     return n

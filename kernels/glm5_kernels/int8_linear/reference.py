@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from glm5_kernels.errors import require_shape
-from glm5_kernels.int8 import LinearWeights, apply_linear
+from glm5_kernels.errors import require_floats
+from glm5_kernels.int8 import LinearWeights, apply_linear, check_linear
 
 
 def int8_linear(
@@ -16,6 +16,7 @@ def int8_linear(
     apply: Callable[[torch.Tensor, LinearWeights, torch.dtype], torch.Tensor] = apply_linear,
 ) -> torch.Tensor:
     """See the package docstring."""
-    require_shape("weight", w.weight, (None, x.shape[-1]))
+    require_floats(x=x)
+    check_linear("w", w, None, x.shape[-1])
     rows = x.reshape(-1, x.shape[-1])
     return apply(rows, w, x.dtype).reshape(*x.shape[:-1], w.weight.shape[0])

@@ -18,7 +18,7 @@ from glm5_kernels.compiled.threads import each
 from glm5_kernels.compiled.topk import best_positions
 from glm5_kernels.lightning_indexer.cpu_intrinsics import tile_scores, tile_scores_of_pairs
 from glm5_kernels.lightning_indexer.reference import check, check_quant
-from glm5_kernels.paged_cache import PagedBatch, query_layout
+from glm5_kernels.paged_cache import PagedBatch, query_layout, readable
 
 #: 32 MiB of scores.
 SCORES = 2**23
@@ -33,7 +33,7 @@ class Step(NamedTuple):
 
     Attributes:
         query: fp32 [T, H, D], or [T, H, D / 2] pairs of bf16 where the keys' kind is PAIRED. weight: fp32 [T, H].
-        visible: int64 [T]. block_table: int64 [B, max_blocks].
+        heads: those that count, the others pad. visible: int64 [T]. block_table: int64 [B, max_blocks].
         keys: rows (block, offset) of the cache. block_size: rows of a block.
         key_scale: fp32 [num_blocks, block_size] of int8 keys, else empty.
         out: int32 [T, topk].
@@ -41,6 +41,7 @@ class Step(NamedTuple):
 
     query: Any
     weight: Any
+    heads: int
     visible: Any
     block_table: Any
     keys: RowAddress
@@ -82,7 +83,7 @@ def _choose(
     topk: int,
 ) -> torch.Tensor:
     num_tokens, heads, dim = q.shape
-    _, visible = query_layout(batch, num_tokens)
+    visible = readable(query_layout(batch, num_tokens)[1], batch, k_cache.shape[1])
     padded = -(-heads // HEADS) * HEADS, -(-dim // WIDTH) * WIDTH  # zeros change no sum
     pairs = PAIRS and q.dtype == k_cache.dtype == torch.bfloat16 and not dim % (2 * WIDTH) and k_cache.stride(-1) == 1
     query = torch.zeros(num_tokens, *padded, dtype=torch.bfloat16 if pairs else torch.float32)
@@ -90,7 +91,7 @@ def _choose(
     weight = torch.zeros(num_tokens, padded[0])
     weight[:, :heads] = weights
     if k_cache.dtype not in KINDS or k_cache.stride(-1) != 1 or dim != padded[1]:
-        k_cache = torch.nn.functional.pad(k_cache.float(), (0, padded[1] - dim))
+        k_cache = torch.nn.functional.pad(k_cache.float(), (0, padded[1] - dim)).contiguous()
     out = torch.full((num_tokens, topk), -1, dtype=torch.int32)
     tasks = []
     for request, (start, end) in enumerate(itertools.pairwise(batch.query_start_loc.tolist())):
@@ -101,8 +102,8 @@ def _choose(
 
     keys = row_address(k_cache, PAIRED if pairs else None)
     step = Step(
-        query.view(torch.float32).numpy(), weight.numpy(), visible.numpy(), batch.block_table.long().numpy(), keys,
-        k_cache.shape[1], (torch.empty(0, 0) if k_scale is None else k_scale).numpy(), out.numpy(),
+        query.view(torch.float32).numpy(), weight.numpy(), heads, visible.numpy(), batch.block_table.long().numpy(),
+        keys, k_cache.shape[1], (torch.empty(0, 0) if k_scale is None else k_scale).numpy(), out.numpy(),
     )  # fmt: skip
     threads = torch.get_num_threads()
     if len(tasks) < threads:
@@ -166,9 +167,9 @@ def _score(step: Any, request: Any, first_token: Any, start: Any, stop: Any, sco
             seen, out = min(n, step.visible[token] - first), scores[row].ctypes.data + 4 * first
             query, weight = step.query[token].ctypes.data, step.weight[token].ctypes.data
             if seen > 0 and cache.kind == PAIRED:
-                tile_scores_of_pairs(keys.ctypes.data, query, weight, heads, dims, out, ahead, stride)
+                tile_scores_of_pairs(keys.ctypes.data, query, weight, heads, step.heads, dims, out, ahead, stride)
             elif seen > 0:
-                tile_scores(keys.ctypes.data, query, weight, heads, dims, out, ahead, stride)
+                tile_scores(keys.ctypes.data, query, weight, heads, step.heads, dims, out, ahead, stride)
             if not plain:
                 for key in range(seen):
                     scores[row, first + key] *= factor[key]

@@ -15,9 +15,9 @@ from glm5_kernels.compiled.simd import GROUPS, HEADS, STEP, UNROLLED, WIDTH, Lan
 def _scores(add: Callable[..., Any]) -> Any:
     """The intrinsic out[0:STEP] <- sum over heads of weights[h] * relu(query[h, :] . keys[:, lane]).
 
-    keys [dims, STEP], transposed; query [heads, dims]; heads a multiple of HEADS, dims of UNROLLED; 32 bits each, fp32
-    or, where `add` is `Lanes.add_pairs`, two bf16. Every dot product adds its dims in order, every score its heads: the
-    tile's shape changes no bit.
+    keys [dims, STEP], transposed; query [heads, dims]; heads a multiple of HEADS, of which the first `real` count; dims
+    of UNROLLED; 32 bits each, fp32 or, where `add` is `Lanes.add_pairs`, two bf16. Every dot product adds its dims in
+    order, every score its heads: the tile's shape changes no bit.
 
     It prefetches the memory from `ahead` on, `stride` bytes further with every dim of every HEADS heads: a few lines at
     a time, because a core tracks only ten or so outstanding lines.
@@ -25,10 +25,10 @@ def _scores(add: Callable[..., Any]) -> Any:
 
     @intrinsic  # type: ignore[untyped-decorator]
     def tile_scores(
-        _: Any, keys: Any, query: Any, weights: Any, heads: Any, dims: Any, out: Any, ahead: Any, stride: Any
+        _: Any, keys: Any, query: Any, weights: Any, heads: Any, real: Any, dims: Any, out: Any, ahead: Any, stride: Any
     ) -> Any:
         def generate(builder: Any, arguments: Any) -> None:
-            keys, query, weights, heads, dims, out, ahead, stride = arguments
+            keys, query, weights, heads, real, dims, out, ahead, stride = arguments
             v = Lanes(builder)
             zero, scores = v.constant(0.0), [v.variable(0.0) for _ in range(GROUPS)]
             sums = [[v.variable(0.0) for _ in range(GROUPS)] for _ in range(HEADS)]
@@ -51,14 +51,16 @@ def _scores(add: Callable[..., Any]) -> Any:
                             for total, column in zip(row, columns, strict=True):
                                 builder.store(add(v, q, column, builder.load(total)), total)
                 for h, row in enumerate(sums):
-                    w = v.broadcast(v.load_scalar(weights, builder.add(first, i64_const(h))))
+                    head = builder.add(first, i64_const(h))
+                    w, is_real = v.broadcast(v.load_scalar(weights, head)), builder.icmp_signed("<", head, real)
                     for score, total in zip(scores, row, strict=True):
                         positive = v.larger(zero, builder.load(total))  # NaN stays
+                        positive = builder.select(is_real, positive, zero)  # 0 * inf of a head that pads is NaN
                         builder.store(v.add_products(w, positive, builder.load(score)), score)
             for g, score in enumerate(scores):
                 v.store(builder.load(score), out, i64_const(WIDTH * g))
 
-        return types.void(*[int64] * 8), returns_void(generate)
+        return types.void(*[int64] * 9), returns_void(generate)
 
     return tile_scores
 

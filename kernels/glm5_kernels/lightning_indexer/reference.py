@@ -7,8 +7,8 @@ from functools import cache
 
 import torch
 
-from glm5_kernels.errors import KernelInputError, require_shape
-from glm5_kernels.paged_cache import PagedBatch, cache_rows, physical_rows, query_layout
+from glm5_kernels.errors import KernelInputError, require_device, require_floats, require_shape
+from glm5_kernels.paged_cache import PagedBatch, cache_rows, check_blocks, physical_rows, query_layout, readable
 
 #: fp32 elements of one block's [rows, H, S] score tensor; 2**24 is 64 MiB.
 BLOCK_ELEMENTS = 2**24
@@ -67,7 +67,7 @@ def _choose(
     topk: int,
 ) -> torch.Tensor:
     num_tokens, heads, _ = q.shape
-    _, visible = query_layout(batch, num_tokens)
+    visible = readable(query_layout(batch, num_tokens)[1], batch, k_cache.shape[1])
     out = torch.full((num_tokens, topk), -1, dtype=torch.int32)
     starts = batch.query_start_loc.tolist()
     for b, (start, end) in enumerate(itertools.pairwise(starts)):
@@ -92,6 +92,8 @@ def check_quant(q: torch.Tensor, k_cache: torch.Tensor, q_scale: torch.Tensor, k
         raise KernelInputError(f"q is {q.dtype} and k_cache {k_cache.dtype}, both must be int8")
     require_shape("q_scale", q_scale, (q.shape[0], q.shape[1]))
     require_shape("k_scale_cache", k_scale_cache, (k_cache.shape[0], k_cache.shape[1]))
+    require_floats(q_scale=q_scale, k_scale_cache=k_scale_cache)
+    require_device(q, q_scale=q_scale, k_scale_cache=k_scale_cache)
 
 
 def check(q: torch.Tensor, k_cache: torch.Tensor, weights: torch.Tensor, batch: PagedBatch, topk: int) -> None:
@@ -99,7 +101,11 @@ def check(q: torch.Tensor, k_cache: torch.Tensor, weights: torch.Tensor, batch: 
     require_shape("q", q, (None, None, None))
     require_shape("k_cache", k_cache, (None, None, q.shape[2]))
     require_shape("weights", weights, (q.shape[0], q.shape[1]))
-    require_shape("block_table", batch.block_table, (batch.seq_lens.numel(), None))
+    require_floats(weights=weights)
+    if q.dtype != torch.int8:
+        require_floats(q=q, k_cache=k_cache)
+    require_device(q, k_cache=k_cache, weights=weights)
+    check_blocks(batch, *k_cache.shape[:2])
     if topk < 1:
         raise KernelInputError(f"topk is {topk}, must be at least 1")
 
@@ -116,6 +122,8 @@ def best_positions(scores: torch.Tensor, seen: torch.Tensor, topk: int) -> torch
     seen = seen & ~scores.isnan()
     scores = scores.masked_fill(~seen, float("-inf"))
     # stable: equal scores keep their order, so the lowest column comes first
-    order = torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, :topk]
+    order = torch.sort(scores, dim=-1, descending=True, stable=True).indices
+    behind = torch.sort((~seen).gather(1, order).to(torch.int8), dim=-1, stable=True).indices  # after a score of -inf
+    order = order.gather(1, behind)[:, :topk]
     order = torch.where(seen.gather(1, order), order, -1)
     return torch.nn.functional.pad(order, (0, topk - order.shape[1]), value=-1).to(torch.int32)

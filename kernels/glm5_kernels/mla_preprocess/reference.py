@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import torch
 
-from glm5_kernels.errors import KernelInputError, require_shape
-from glm5_kernels.int8 import PLAIN, Arithmetic, LinearWeights, dequantize, multiply, quantize
-from glm5_kernels.paged_cache import write_rows
+from glm5_kernels.errors import KernelInputError, require_device, require_floats, require_shape
+from glm5_kernels.int8 import PLAIN, Arithmetic, LinearWeights, check_linear, dequantize, multiply, quantize
+from glm5_kernels.paged_cache import check_slots, write_rows
 
 
 def rms_norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:
@@ -114,15 +114,23 @@ def check(
     kpe_cache: torch.Tensor,
 ) -> None:
     """Raise `KernelInputError` unless the arguments fit."""
+    require_shape("hidden_states", hidden_states, (None, None))
+    require_shape("w_uk_t", w_uk_t, (None, None, None))
+    require_shape("kpe_cache", kpe_cache, (None, None, None))
     tokens, (heads, nope, kv_lora) = hidden_states.shape[0], w_uk_t.shape
     q_lora, rope = q_a_gamma.numel(), kpe_cache.shape[-1]
-    require_shape("qkv_a.weight", qkv_a.weight, (q_lora + kv_lora + rope, hidden_states.shape[1]))
-    require_shape("q_b.weight", q_b.weight, (heads * (nope + rope), q_lora))
+    require_shape("q_a_gamma", q_a_gamma, (q_lora,))
+    check_linear("qkv_a", qkv_a, q_lora + kv_lora + rope, hidden_states.shape[1])
+    check_linear("q_b", q_b, heads * (nope + rope), q_lora)
     require_shape("kv_a_gamma", kv_a_gamma, (kv_lora,))
     require_shape("cos", cos, (tokens, rope // 2))
     require_shape("sin", sin, (tokens, rope // 2))
     require_shape("slot_mapping", slot_mapping, (tokens,))
-    require_shape("ckv_cache", ckv_cache, (None, None, kv_lora))
-    last_slot = int(slot_mapping.max()) if tokens else -1
-    if last_slot >= kpe_cache.shape[0] * kpe_cache.shape[1]:
-        raise KernelInputError(f"slot {last_slot} is outside the cache of {list(kpe_cache.shape)}")
+    require_shape("ckv_cache", ckv_cache, (*kpe_cache.shape[:2], kv_lora))
+    require_floats(hidden_states=hidden_states, cos=cos, sin=sin, w_uk_t=w_uk_t, ckv_cache=ckv_cache)
+    require_floats(kpe_cache=kpe_cache, q_a_gamma=q_a_gamma, kv_a_gamma=kv_a_gamma)
+    require_device(hidden_states, ckv_cache=ckv_cache, kpe_cache=kpe_cache, w_uk_t=w_uk_t, slot_mapping=slot_mapping)
+    for name, tensor in {"qkv_a.weight": qkv_a.weight, "q_b.weight": q_b.weight, "w_uk_t": w_uk_t}.items():
+        if tensor.dtype not in (torch.int8, hidden_states.dtype):
+            raise KernelInputError(f"{name} is {tensor.dtype}, hidden_states are {hidden_states.dtype}")
+    check_slots(slot_mapping, kpe_cache)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
 from glm5_kernels.compiled.rows import PACKED, PAIRED, row_address
 from glm5_kernels.compiled.simd import BF16, PAIRS, STEP, WIDTH
 from glm5_kernels.compiled.threads import each
-from glm5_kernels.paged_cache import PagedBatch, query_layout
+from glm5_kernels.paged_cache import LONGEST, PagedBatch, query_layout
+from glm5_kernels.sparse_flash_attention import reference
 from glm5_kernels.sparse_flash_attention.cpu_operands import Caches, Queries, Selection, Softmax
 from glm5_kernels.sparse_flash_attention.cpu_tiles import attend_tokens
 from glm5_kernels.sparse_flash_attention.reference import check, check_packed, unpack_latents
@@ -33,7 +36,13 @@ def sparse_flash_attention(
     if ckv.dtype != kpe.dtype:
         ckv, kpe = ckv.float(), kpe.float()
     caches = Caches(row_address(ckv), row_address(kpe), ckv.shape[1], ckv.shape[2], kpe.shape[2])
-    return _attend(ql_nope, q_pe, caches, topk_indices, batch, scale, round_probs)
+    made = _attend(ql_nope, q_pe, caches, topk_indices, batch, scale, round_probs)
+    return _with_special_values(
+        made,
+        lambda: reference.sparse_flash_attention(
+            ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, batch, scale, round_probs
+        ),
+    )
 
 
 def sparse_flash_attention_quant(
@@ -52,9 +61,27 @@ def sparse_flash_attention_quant(
         return sparse_flash_attention(ql_nope, q_pe, ckv, kpe, topk_indices, batch, scale, round_probs)
     rank, rope = ql_nope.shape[2], q_pe.shape[2]
     parts = row_address(kv_cache, PACKED), row_address(kv_cache[..., rank:], PACKED)
-    return _attend(
+    made = _attend(
         ql_nope, q_pe, Caches(*parts, kv_cache.shape[1], rank, rope), topk_indices, batch, scale, round_probs
     )
+    return _with_special_values(
+        made,
+        lambda: reference.sparse_flash_attention_quant(
+            ql_nope, q_pe, kv_cache, topk_indices, batch, scale, round_probs
+        ),
+    )
+
+
+def _with_special_values(
+    made: tuple[torch.Tensor, torch.Tensor], by_reference: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens with a score that is not finite as the reference has them: an online softmax makes NaN of inf - inf."""
+    out, lse = made
+    special = lse.isnan().any(dim=1)
+    if special.any():
+        right = by_reference()
+        out[special], lse[special] = right[0][special], right[1][special]
+    return out, lse
 
 
 def _attend(
@@ -73,7 +100,12 @@ def _attend(
     all_bf16 = queries.nope.kind == queries.pe.kind == caches.ckv.kind == caches.kpe.kind == BF16
     if PAIRS and all_bf16 and not any(size % (2 * WIDTH) for size in (caches.rank, caches.rope)):
         caches = caches._replace(ckv=caches.ckv._replace(kind=PAIRED), kpe=caches.kpe._replace(kind=PAIRED))
-    selection = Selection(topk_indices.int().numpy(), visible.numpy(), request.numpy(), batch.block_table.int().numpy())
+    selection = Selection(
+        _int32(topk_indices).numpy(),
+        visible.numpy(),
+        request.numpy(),
+        _int32(batch.block_table).numpy(),
+    )
     softmax = Softmax(float(scale), int(round_probs and dtype == torch.bfloat16))
     latents, lse = torch.empty(num_tokens, heads, caches.rank, dtype=nope.dtype), torch.empty(num_tokens, heads)
     threads = torch.get_num_threads()
@@ -87,11 +119,16 @@ def _attend(
     return latents[..., :rank].to(dtype).contiguous(), lse
 
 
+def _int32(x: torch.Tensor) -> torch.Tensor:
+    """What does not fit is beyond every cache, or negative."""
+    return x.long().clamp(-1, LONGEST).int()
+
+
 def _readable(x: torch.Tensor, size: int) -> torch.Tensor:
     """x itself if its rows are bf16 or fp32 and have this size, else an fp32 copy padded with zeros."""
     if x.dtype in (torch.bfloat16, torch.float32) and x.stride(-1) == 1 and x.shape[-1] == size:
         return x
-    return F.pad(x.float(), (0, size - x.shape[-1]))
+    return F.pad(x.float(), (0, size - x.shape[-1])).contiguous()
 
 
 def _whole(size: int, part: int) -> int:

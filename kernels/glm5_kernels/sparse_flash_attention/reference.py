@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from glm5_kernels.errors import KernelInputError, require_shape
-from glm5_kernels.paged_cache import PagedBatch, cache_rows, physical_rows, query_layout
+from glm5_kernels.errors import KernelInputError, require_device, require_floats, require_integers, require_shape
+from glm5_kernels.paged_cache import PagedBatch, cache_rows, check_blocks, physical_rows, query_layout
 
 #: fp32 elements of one block's gathered [rows, K, R + P] keys; 2**24 is 64 MiB.
 BLOCK_ELEMENTS = 2**24
@@ -104,7 +104,10 @@ def pack_latents(ckv: torch.Tensor, kpe: torch.Tensor) -> torch.Tensor:
 
 def unpack_latents(rows: torch.Tensor, rank: int, rope: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Packed int8 [..., bytes] -> fp32 ckv [..., R], every value bf16-representable, and fp32 kpe [..., P]."""
-    integers, kpe, scale = (part.contiguous() for part in rows.split([rank, 2 * rope, 4 * rank // TILE], dim=-1))
+    integers, kpe, scale = (
+        part.clone(memory_format=torch.contiguous_format)
+        for part in rows.split([rank, 2 * rope, 4 * rank // TILE], dim=-1)
+    )
     ckv = integers.float().unflatten(-1, (-1, TILE)) * scale.view(torch.float32)[..., None]
     return ckv.flatten(-2).to(torch.bfloat16).float(), kpe.view(torch.bfloat16).float()
 
@@ -123,8 +126,8 @@ def check_packed(
     if rank % TILE or kv_cache.dtype != torch.int8:
         raise KernelInputError(f"kv_cache is {kv_cache.dtype} for kv_lora_rank {rank}: int8 and a multiple of {TILE}")
     require_shape("kv_cache", kv_cache, (None, None, rank + 2 * rope + 4 * rank // TILE))
-    require_shape("topk_indices", topk_indices, (ql_nope.shape[0], None))
-    require_shape("block_table", batch.block_table, (batch.seq_lens.numel(), None))
+    require_floats(ql_nope=ql_nope, q_pe=q_pe)
+    _check_choice(ql_nope, kv_cache, topk_indices, batch)
 
 
 def check(
@@ -141,8 +144,17 @@ def check(
     require_shape("q_pe", q_pe, (num_tokens, heads, None))
     require_shape("ckv_cache", ckv_cache, (None, None, rank))
     require_shape("kpe_cache", kpe_cache, (ckv_cache.shape[0], ckv_cache.shape[1], q_pe.shape[2]))
-    require_shape("topk_indices", topk_indices, (num_tokens, None))
-    require_shape("block_table", batch.block_table, (batch.seq_lens.numel(), None))
+    require_floats(ql_nope=ql_nope, q_pe=q_pe, ckv_cache=ckv_cache, kpe_cache=kpe_cache)
+    require_device(ql_nope, kpe_cache=kpe_cache)
+    _check_choice(ql_nope, ckv_cache, topk_indices, batch)
+
+
+def _check_choice(ql_nope: torch.Tensor, cache: torch.Tensor, topk_indices: torch.Tensor, batch: PagedBatch) -> None:
+    """The same for both kinds of cache: what may be read of it."""
+    require_shape("topk_indices", topk_indices, (len(ql_nope), None))
+    require_integers("topk_indices", topk_indices)
+    require_device(ql_nope, cache=cache, topk_indices=topk_indices)
+    check_blocks(batch, *cache.shape[:2])
 
 
 def usable_rows(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from glm5_kernels.errors import KernelInputError, require_shape
+from glm5_kernels.errors import KernelInputError, require_device, require_floats, require_integers, require_shape
 from glm5_kernels.int8 import PLAIN, Arithmetic
 
 
@@ -44,8 +44,16 @@ def check(
     w2_scale: torch.Tensor,
 ) -> None:
     """Raise `KernelInputError` unless the arguments fit."""
+    require_shape("w13", w13, (None, None, None))
     experts, width2, hidden = w13.shape
     require_shape("x", x, (None, hidden))
+    require_shape("topk_ids", topk_ids, (len(x), None))
+    require_integers("topk_ids", topk_ids)
+    require_floats(x=x, topk_weights=topk_weights, w13_scale=w13_scale, w2_scale=w2_scale)
+    require_device(x, topk_weights=topk_weights, topk_ids=topk_ids, w13=w13, w2=w2)
+    require_device(x, w13_scale=w13_scale, w2_scale=w2_scale)
+    if w13.dtype != torch.int8 or w2.dtype != torch.int8:
+        raise KernelInputError(f"w13 is {w13.dtype} and w2 {w2.dtype}, both must be int8")
     require_shape("w13_scale", w13_scale, (experts, width2))
     require_shape("w2", w2, (experts, hidden, width2 // 2))
     require_shape("w2_scale", w2_scale, (experts, hidden))

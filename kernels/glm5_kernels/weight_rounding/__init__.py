@@ -22,5 +22,6 @@ number of threads. `largest` is 7 for INT4, 127 for INT8; integers lie in -large
         `ssz_scale`. factor fp32 [K].
 
 Source: msModelSlim 26.1.0 (`ssz`, the alternation; `w4a8_pack_int4`, the packing); the closed form of the gain is ours.
-Errors: `KernelInputError` on shapes that do not fit.
+Weights are finite: the quantizer refuses others where it reads them.
+Errors: `KernelInputError` on shapes and dtypes that do not fit.
 """

@@ -9,7 +9,7 @@ import torch
 from numba import float32, float64, int8, int64, njit
 
 from glm5_kernels.compiled.simd import WIDTH
-from glm5_kernels.errors import require_shape
+from glm5_kernels.errors import require_fp32, require_matrix, require_shape
 from glm5_kernels.weight_rounding.cpu_intrinsics import UNROLL, fake_rounded, refit_sums, rounded_bytes, scaled_peak
 from glm5_kernels.weight_rounding.reference import NOISE, check_rounding
 
@@ -18,6 +18,8 @@ _GROUP = WIDTH * UNROLL
 
 def ssz_scale(weight: torch.Tensor, largest: int, steps: int, grid: torch.Tensor) -> torch.Tensor:
     """See the package docstring."""
+    require_matrix("weight", weight)
+    require_fp32("grid", grid, (None,))
     out = torch.empty(len(weight), 1)
     _ssz_scales(weight.contiguous().numpy(), largest, steps, grid.float().numpy(), out.numpy())
     return out
@@ -25,6 +27,7 @@ def ssz_scale(weight: torch.Tensor, largest: int, steps: int, grid: torch.Tensor
 
 def fake_round(weight: torch.Tensor, factor: torch.Tensor, largest: int, steps: int) -> torch.Tensor:
     """See the package docstring."""
+    require_matrix("weight", weight)
     require_shape("factor", factor, (weight.shape[1],))
     out = torch.empty(weight.shape)
     _fake_round(weight.contiguous().numpy(), factor.float().contiguous().numpy(), largest, steps, out.numpy())

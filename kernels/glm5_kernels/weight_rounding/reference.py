@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from glm5_kernels.errors import KernelInputError, require_shape
+from glm5_kernels.errors import KernelInputError, require_fp32, require_matrix, require_shape
 
 _BLOCK = 2**19  # weights worked on at a time
 NOISE = 1e-6  # relative gain below which a refit counts as converged
@@ -12,12 +12,15 @@ NOISE = 1e-6  # relative gain below which a refit counts as converged
 
 def ssz_scale(weight: torch.Tensor, largest: int, steps: int, grid: torch.Tensor) -> torch.Tensor:
     """See the package docstring."""
+    require_matrix("weight", weight)
+    require_fp32("grid", grid, (None,))
     rows = max(1, _BLOCK // weight.shape[1])
     return torch.cat([_ssz(some, largest, steps, grid.tolist()) for some in weight.split(rows)])
 
 
 def fake_round(weight: torch.Tensor, factor: torch.Tensor, largest: int, steps: int) -> torch.Tensor:
     """See the package docstring."""
+    require_matrix("weight", weight)
     require_shape("factor", factor, (weight.shape[1],))
     scaled = weight * factor
     scale = _ssz(scaled, largest, steps, [1.0]) if steps else _minmax(scaled, largest)
@@ -39,8 +42,8 @@ def round_rows(
 
 def check_rounding(weight: torch.Tensor, scale: torch.Tensor, bits: int, parts: int) -> None:
     """Raise `KernelInputError` unless the arguments of `round_rows` fit."""
-    require_shape("weight", weight, (None, None))
-    require_shape("scale", scale, (len(weight), 1))
+    require_matrix("weight", weight)
+    require_fp32("scale", scale, (len(weight), 1))
     if bits not in (4, 8) or (bits == 4 and len(weight) % 2) or parts < 1 or weight.shape[1] % parts:
         raise KernelInputError(f"cannot round {list(weight.shape)} to {bits} bits with {parts} partial sums")
 

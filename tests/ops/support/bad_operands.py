@@ -1,0 +1,193 @@
+"""Draws operands that do not fit and runs each in a child: `python -m tests.ops.support.bad_operands OP COUNT [--guard]`.
+
+Compiled code reads memory by address, so a fault ends the child and is a finding. This process is started anew: a fork
+of one that has threads may wait forever for a lock of theirs. Prints what is wrong as JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import random
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from glm5_kernels import registry
+from glm5_kernels.errors import KernelInputError
+from glm5_kernels.int8 import LinearWeights
+from glm5_kernels.paged_cache import PagedBatch
+from glm5_kernels.parity.cases import Case, cases
+from tests.ops.support.child import EndedBySignal, in_child
+from tests.ops.support.guarded import guarded
+
+#: The smallest variants: a case runs twice in a child.
+SMALL = (
+    "short and empty",
+    " 1 tokens",
+    "1 tokens,",
+    " 8 tokens",
+    "size 32",
+    "INT",
+    "64 columns",
+    "[8, 2048]",
+    "[1, 512]",
+)
+OPS = [op for op in registry.OPS if "cpu" in registry.OPS[op]]
+
+
+@cache
+def small_cases() -> dict[str, list[Case]]:
+    found: dict[str, list[Case]] = {op: [] for op in OPS}
+    for case in cases():
+        if case.op in found and any(word in f" {case.variant}" for word in SMALL):
+            found[case.op].append(case)
+    return found
+
+
+def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, LinearWeights | PagedBatch):
+        return type(value)(*[mapped(field, change) for field in value])
+    return change(value) if isinstance(value, torch.Tensor) else value
+
+
+def operands(case: Case) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for argument in case.arguments:
+        mapped(argument, lambda t: found.append(t) or t)  # type: ignore[func-returns-value]
+    return found
+
+
+def with_operand(case: Case, number: int, change: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, ...]:
+    """The arguments, all copied, with `change` made to one tensor of them."""
+    seen = iter(range(1000))
+
+    def one(t: torch.Tensor) -> torch.Tensor:
+        return change(t.clone()) if next(seen) == number else t.clone()
+
+    return tuple(mapped(argument, one) for argument in case.arguments)
+
+
+def spoiled(t: torch.Tensor, kind: str, place: int) -> torch.Tensor:
+    """`t` with one thing changed; some changes are none of the op's business, then both must answer alike."""
+    if kind.startswith("dtype "):
+        return t.to(getattr(torch, kind[6:]))
+    if kind.startswith("value "):
+        if not t.numel() or (kind[6:] in ("nan", "inf", "-inf") and not t.is_floating_point()):
+            return t
+        value = float(kind[6:]) if t.is_floating_point() else int(float(kind[6:]))
+        if not t.is_floating_point() and not torch.iinfo(t.dtype).min <= value <= torch.iinfo(t.dtype).max:
+            t = t.long()
+        t = t.contiguous()
+        t.view(-1)[place % t.numel()] = value
+        return t
+    return {
+        "row less": lambda: t[:-1],
+        "row more": lambda: torch.cat([t, t[-1:]]) if len(t) else t,
+        "column less": lambda: t[..., :-1],
+        "column more": lambda: torch.cat([t, t[..., -1:]], -1),
+        "transposed": lambda: t.mT if t.dim() > 1 else t,
+        "one more dimension": lambda: t[..., None],
+        "one dimension less": lambda: t[0] if t.dim() else t,
+        "empty": lambda: t[:0],
+        "not contiguous": lambda: torch.stack([t, t], -1)[..., 0],
+        "behind a guard": lambda: guarded(t),
+    }[kind]()
+
+
+SHAPES = (
+    "row less", "row more", "column less", "column more", "transposed", "one more dimension", "one dimension less",
+    "empty", "not contiguous", "behind a guard",
+)  # fmt: skip
+DTYPES = tuple(f"dtype {name}" for name in ("float64", "float32", "bfloat16", "int64", "int32", "int8", "bool"))
+VALUES = tuple(
+    f"value {value}" for value in ["3", "127", "100000", "2147483647", "4294967299", "-1", "-5", "nan", "inf", "-inf"]
+)
+
+
+def outcome(op: str, implementation: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
+    try:
+        found = registry.load(op, implementation)(*arguments)
+    except KernelInputError as error:
+        return "refused", str(error)
+    except Exception as error:  # neither version may answer so
+        return type(error).__name__, str(error).splitlines()[:1]
+    results = found if isinstance(found, tuple) else (found,)
+    return "answered", [torch.as_tensor(result).double().numpy() for result in results]
+
+
+def compare(case: Case, arguments: tuple[Any, ...]) -> str:
+    """What is wrong, in words; empty if nothing."""
+    outcomes = [in_child(lambda i=i: outcome(case.op, i, arguments)) for i in ("reference", "cpu")]  # type: ignore[misc]
+    (first, said), (second, answered) = outcomes
+    if first != second or first not in ("refused", "answered"):
+        words = [f"{kind} {'' if kind == 'answered' else value}" for kind, value in outcomes]
+        return f"reference: {words[0]}, compiled: {words[1]}"
+    if first == "refused":
+        return "" if said == answered else f"{said!r} is not {answered!r}"
+    for a, b in zip(map(torch.from_numpy, said), map(torch.from_numpy, answered), strict=True):
+        different = ~torch.isclose(a, b, rtol=5e-2, atol=5e-2, equal_nan=True)
+        # Positions whose scores are equal but for the last bits may change places.
+        if different.double().mean() > (0.02 if case.gap is not None else 0):
+            return f"{different.double().mean():.1%} of the numbers differ"
+    return ""
+
+
+#: Their weights are finite by contract: the quantizer refuses others where it reads them.
+FINITE = ("ssz_scale", "round_rows", "fake_round", "feedback_gains", "round_with_feedback")
+
+
+def draw(op: str, count: int) -> list[str]:
+    """`count` spoiled operands of `op`, the same ones every time; what is wrong, in words."""
+    chance, wrong = random.Random(op), []
+    kinds = SHAPES + DTYPES + tuple(v for v in VALUES if op not in FINITE or v[6:] not in ("nan", "inf", "-inf"))
+    for _ in range(count):
+        case = chance.choice(small_cases()[op])
+        number, kind, place = chance.randrange(len(operands(case))), chance.choice(kinds), chance.randrange(10**6)
+        arguments = with_operand(case, number, lambda t, kind=kind, place=place: spoiled(t, kind, place))  # type: ignore[misc]
+        try:
+            found = compare(case, arguments)
+        except EndedBySignal as ended:
+            found = f"ended by {ended}"
+        if found:
+            wrong.append(f"{op} ({case.variant}), operand {number}, {kind}: {found}")
+    return wrong
+
+
+def behind(op: str) -> list[str]:
+    """Cases of `op` that touch what lies behind an operand, or answer otherwise with such operands."""
+    wrong = []
+    for case in (case for case in cases(ops=[op]) if "prefill" not in case.variant):
+
+        def answers(case: Case = case) -> bool:
+            plain = outcome(op, "cpu", tuple(mapped(argument, torch.clone) for argument in case.arguments))
+            ends = outcome(op, "cpu", tuple(mapped(argument, guarded) for argument in case.arguments))
+            pairs = zip(plain[1], ends[1], strict=True)
+            return plain[0] == ends[0] == "answered" and all(((a == b) | ((a != a) & (b != b))).all() for a, b in pairs)
+
+        try:
+            if not in_child(answers):
+                wrong.append(f"{op} ({case.variant}): other results")
+        except EndedBySignal as ended:
+            wrong.append(f"{op} ({case.variant}): ended by {ended}")
+    return wrong
+
+
+def read_behind() -> str:
+    """That the guard bites."""
+    end = guarded(torch.zeros(10))
+    try:
+        in_child(lambda: ctypes.string_at(end.data_ptr() + 40, 1))
+    except EndedBySignal as ended:
+        return str(ended)
+    return "nothing happened"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    name, count = sys.argv[1], int(sys.argv[2])
+    wrong = draw(name, count) + (behind(name) if "--guard" in sys.argv else [])
+    print(json.dumps({"wrong": wrong, "guard": read_behind()}))
