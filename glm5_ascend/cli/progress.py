@@ -8,7 +8,7 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from glm5_ascend.report.page import size
+from glm5_ascend.report.units import format_bytes
 
 console = Console(stderr=True, highlight=False)
 
@@ -38,7 +38,7 @@ class ProgressBar:
         if self.live:
             self._draw("" if whole else text, done, total)
         if whole and not self.quiet:
-            memory = size(psutil.Process().memory_info().rss)
+            memory = format_bytes(psutil.Process().memory_info().rss)
             console.print(
                 f"layer {int(done)}/{total}  {text}  {self._left(done, total)}RSS {memory}",
                 soft_wrap=True,
@@ -54,7 +54,7 @@ class ProgressBar:
             )  # fmt: skip
             self.task = self.bar.add_task(text, total=total, rss="")
             self.bar.start()
-        rss = f"RSS {size(psutil.Process().memory_info().rss)}"
+        rss = f"RSS {format_bytes(psutil.Process().memory_info().rss)}"
         self.bar.update(self.task, description=text or f"layer {int(done)}", completed=done, rss=rss)
 
     def _left(self, done: float, total: int) -> str:
