@@ -19,7 +19,7 @@ import numpy as np
 import yaml
 
 from glm5_ascend.plan import fitting, known
-from glm5_ascend.plan.baselines import CONSISTENT, Case, cases, inconsistent
+from glm5_ascend.plan.baselines import CONSISTENT, Baseline, cases, inconsistent
 
 FITTED = Path(__file__).parents[1] / "glm5_ascend" / "plan" / "data" / "fitted.yaml"
 #: Of the consistent rows' errors: the band printed with a prediction holds this share of them.
@@ -45,7 +45,7 @@ def quantile(errors: list[float]) -> float:
     return sorted(errors)[place - 1]
 
 
-def group_of(case: Case) -> object:
+def group_of(case: Baseline) -> object:
     return case.row.group_key()
 
 

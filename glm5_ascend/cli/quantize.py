@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from glm5_ascend.quantize.options import Engine
+from glm5_ascend.quantize.options import Quantizer
 
 if TYPE_CHECKING:
     from glm5_ascend.errors import Glm5Error
@@ -36,7 +36,9 @@ def quantize(
     threads: Annotated[int | None, typer.Option(min=1, help="Cores to use. Default: all.")] = None,
     max_ram: Annotated[str | None, typer.Option(help="Memory to stay within, e.g. 4GiB. Default: half.")] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Discard an unfinished run of OUT.")] = False,
-    engine: Annotated[Engine, typer.Option(help="Who quantizes: this tool, or an installed msModelSlim.")] = Engine.own,
+    engine: Annotated[
+        Quantizer, typer.Option(help="Who quantizes: this tool, or an installed msModelSlim.")
+    ] = Quantizer.own,
     device: Annotated[
         str | None,
         typer.Option(
@@ -91,7 +93,7 @@ def quantize(
         raise report.problem
     if report.result is not None and not quiet:
         show_result(report.result)
-    if engine is Engine.msmodelslim and not dry_run:
+    if engine is Quantizer.msmodelslim and not dry_run:
         return _judged(report, source, as_json, quiet)
     if as_json:
         print(json.dumps(_as_json(report, report.problem)))

@@ -22,7 +22,7 @@ from glm5_ascend.resources import data_dir
 CONSISTENT = 2.0
 
 
-class Row(BaseModel):
+class BaselineRow(BaseModel):
     """One row of data/baselines.yaml; see there."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -72,10 +72,10 @@ class Row(BaseModel):
 
 
 @dataclass(frozen=True)
-class Case:
+class Baseline:
     """A row ready to be predicted."""
 
-    row: Row
+    row: BaselineRow
     planned: PlannedModel
     machine: Hardware
     layout: Layout
@@ -93,12 +93,12 @@ class Case:
 
 
 @functools.cache
-def load_rows() -> tuple[Row, ...]:
+def load_rows() -> tuple[BaselineRow, ...]:
     raw = yaml.safe_load((data_dir("plan/data") / "baselines.yaml").read_text(encoding="utf-8"))
-    return tuple(Row.model_validate(raw["defaults"] | row) for row in raw["rows"])
+    return tuple(BaselineRow.model_validate(raw["defaults"] | row) for row in raw["rows"])
 
 
-def case(row: Row) -> Case:
+def case(row: BaselineRow) -> Baseline:
     decode = Engine(
         row.tp, row.dp, drafts=row.drafts, sequences=row.sequences, batched_tokens=row.batched_tokens,
         utilization=row.utilization, buffer_mb=row.buffer_mb, split_prefill=row.split_prefill,
@@ -115,13 +115,13 @@ def case(row: Row) -> Case:
     cold = max(0, min(ranks, row.concurrency) - row.warm_ranks)  # each computes the shared prefix once
     hit = row.prefix_hit * (1 - cold / row.requests)
     workload = Workload(row.prompt, row.output, row.concurrency, hit, row.rate, row.requests)
-    return Case(
+    return Baseline(
         row, named(row.model, row.quant, row.cache, row.index_cache), load_hardware(row.hardware), layout, workload
     )
 
 
 @functools.cache
-def cases() -> tuple[Case, ...]:
+def cases() -> tuple[Baseline, ...]:
     return tuple(case(row) for row in load_rows())
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from glm5_ascend.plan.baselines import Case
+from glm5_ascend.plan.baselines import Baseline
 from glm5_ascend.plan.efficiency import Efficiencies
 
 #: (typical value, standard deviation of its logarithm). Shares: of large int8 products and copies elsewhere; seconds:
@@ -38,13 +38,13 @@ def to_efficiencies(x: Vector) -> Efficiencies:
     return Efficiencies(**values)
 
 
-def residuals(x: Vector, cases: Sequence[Case]) -> Vector:
+def residuals(x: Vector, cases: Sequence[Baseline]) -> Vector:
     """ln(predicted / measured) of every case."""
     efficiency = to_efficiencies(x)
     return np.array([np.log(case.output_per_second(efficiency) / case.row.out_tok_s) for case in cases])
 
 
-def fit(cases: Sequence[Case], start: Vector | None = None, steps: int = 12) -> Vector:
+def fit(cases: Sequence[Baseline], start: Vector | None = None, steps: int = 12) -> Vector:
     """Standardized logarithms of the best efficiencies for these cases."""
 
     def weighted(x: Vector) -> Vector:
@@ -75,7 +75,7 @@ def _least_squares(function: Callable[[Vector], Vector], x: Vector, steps: int) 
     return x
 
 
-def leave_one_out(cases: Sequence[Case], whole: Vector, together: Callable[[Case], object]) -> dict[str, float]:
+def leave_one_out(cases: Sequence[Baseline], whole: Vector, together: Callable[[Baseline], object]) -> dict[str, float]:
     """Row id -> ln(predicted / measured) by a fit that has not seen the row, nor any other of its group.
 
     Args:

@@ -17,11 +17,11 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Quality = Literal["vendor", "paper", "secondary", "derived", "measured", "guess"]
 
 
-class _Strict(BaseModel):
+class _HardwarePart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Figure(_Strict):
+class Figure(_HardwarePart):
     """A number, how good it is, and where it is from."""
 
     value: Positive
@@ -29,7 +29,7 @@ class Figure(_Strict):
     source: str
 
 
-class Rates(_Strict):
+class Rates(_HardwarePart):
     """Peaks of one die: bytes per second of memory, operations per second (two per multiply-add) of each unit.
 
     Attributes:
@@ -43,7 +43,7 @@ class Rates(_Strict):
     operators: dict[str, Figure] = {}
 
 
-class Link(_Strict):
+class Link(_HardwarePart):
     """One way, one die: bytes per second, and seconds per step of a collective."""
 
     bandwidth: Positive
@@ -53,13 +53,13 @@ class Link(_Strict):
     nodes: int | None = None  # how many nodes it joins, None: any number
 
 
-class Links(_Strict):
+class Links(_HardwarePart):
     node: Link
     pod: Link | None = None
     scale_out: Link
 
 
-class Hardware(_Strict):
+class Hardware(_HardwarePart):
     """A kind of node, as a file of data/hardware/ describes it.
 
     Attributes:

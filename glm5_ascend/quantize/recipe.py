@@ -19,11 +19,11 @@ from glm5_ascend.resources import data_dir
 RECIPE_DIR = "data/quant_recipes"
 
 
-class _Strict(BaseModel):
+class _RecipePart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class QuantizerConfig(_Strict):
+class QuantizerConfig(_RecipePart):
     """How one side (activation or weight) of a linear is rounded."""
 
     scope: Literal["per_token", "per_tensor", "per_channel"]
@@ -33,7 +33,7 @@ class QuantizerConfig(_Strict):
     ext: dict[str, int] = Field(default_factory=dict)  # ssz: {step: N}
 
 
-class QConfig(_Strict):
+class QConfig(_RecipePart):
     act: QuantizerConfig
     weight: QuantizerConfig
 
@@ -49,12 +49,12 @@ class QConfig(_Strict):
         }.get((act, weight))
 
 
-class Selection(_Strict):
+class Selection(_RecipePart):
     include: tuple[str, ...] = ("*",)
     exclude: tuple[str, ...] = ()
 
 
-class Quarot(_Strict):
+class Quarot(_RecipePart):
     type: Literal["quarot"]
     online: Literal[False] = False
     block_size: Literal[-1] = -1
@@ -78,7 +78,7 @@ class LinearQuant(Selection):
     qconfig: QConfig
 
 
-class Group(_Strict):
+class Group(_RecipePart):
     type: Literal["group"]
     configs: tuple[LinearQuant, ...]
 
@@ -99,12 +99,12 @@ class Fa3Quant(Selection):
 Step = Annotated[Quarot | FlexAwqSsz | FlexSmoothQuant | Fa3Quant | LinearQuant | Group, Field(discriminator="type")]
 
 
-class Saver(_Strict):
+class Saver(_RecipePart):
     type: Literal["ascendv1_saver"]
     part_file_size: float = Field(default=4, gt=0, le=4)  # GiB
 
 
-class Metadata(_Strict):
+class Metadata(_RecipePart):
     config_id: str
     format_version: Literal[1] = 1
     score: float | None = None
@@ -112,13 +112,13 @@ class Metadata(_Strict):
     label: dict[str, Any] | None = None
 
 
-class Spec(_Strict):
+class Spec(_RecipePart):
     process: tuple[Step, ...]
     dataset: str = "default"
     save: tuple[Saver, ...] = (Saver(type="ascendv1_saver"),)
 
 
-class Recipe(_Strict):
+class Recipe(_RecipePart):
     """One recipe; `steps` flattens groups."""
 
     apiversion: Literal["glm5_ascend_v1", "modelslim_v1"]

@@ -13,7 +13,7 @@ from glm5_ascend.plan.efficiency import PERFECT, fitted, fitted_efficiencies
 from glm5_ascend.plan.hardware import load_hardware
 from glm5_ascend.plan.layout import Engine, Layout
 from glm5_ascend.plan.model import named
-from glm5_ascend.plan.operators import Step, imbalance, step_operators
+from glm5_ascend.plan.operators import StepLoad, imbalance, step_operators
 from glm5_ascend.plan.predict import predict
 from glm5_ascend.plan.roofline import decode_step, prefill_chunk
 from glm5_ascend.plan.workload import Workload, accepted
@@ -80,7 +80,7 @@ def test_a_step_is_the_sum_of_its_limits_and_of_its_operators() -> None:
 def test_operations_of_a_token_are_those_of_its_active_weights() -> None:
     """Two operations per active parameter: 40.8 B without embedding, counted independently in the format document."""
     model, engine = named("glm-5", "bf16"), Engine(1, 1, drafts=0)
-    ops = step_operators(model, engine, Step(1, 1, 1))
+    ops = step_operators(model, engine, StepLoad(1, 1, 1))
     linear = sum(op.bf16 for op in ops if op.name not in ("lightning indexer", "sparse attention", "router"))
     assert linear / 2 == pytest.approx(40.8e9, rel=0.02)
 

@@ -13,7 +13,7 @@ from glm5_ascend.model.structure import Linear
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
 from glm5_ascend.quantize.plan import ROT_NAME
 from glm5_ascend.quantize.run.job import QuantizedLayer, RunContext
-from glm5_ascend.quantize.run.journal import GLOBALS, Unit
+from glm5_ascend.quantize.run.journal import GLOBALS, WorkUnit
 from glm5_ascend.quantize.run.layer import LayerQuantizer
 from glm5_ascend.quantize.run.residual_streams import ResidualStreams
 
@@ -24,7 +24,7 @@ def write_tensors(run: RunContext, calibration: CalibrationSet | None) -> list[Q
     _write_globals(run)
     for layer in numbers:
         run.accept_written(layer)
-    done = sum(Unit.layer(layer) in run.journal for layer in numbers)
+    done = sum(WorkUnit.layer(layer) in run.journal for layer in numbers)
     if done:
         run.progress(f"going on with a stopped run: {done} of {len(numbers)} layers are done", done, len(numbers))
     with ResidualStreams(run, calibration) as streams:
@@ -35,7 +35,7 @@ def write_tensors(run: RunContext, calibration: CalibrationSet | None) -> list[Q
 
 def _quantize_layer(run: RunContext, streams: ResidualStreams, layer: int) -> QuantizedLayer:
     """Quantize one layer, unless a stopped run has."""
-    if Unit.layer(layer) in run.journal:
+    if WorkUnit.layer(layer) in run.journal:
         return QuantizedLayer.of(run, layer)
     finished = LayerQuantizer(run, layer, streams.of(layer)).run()
     streams.layer_done()
