@@ -134,8 +134,10 @@ def test_tails_of_a_short_run_have_its_queue(capsys: pytest.CaptureFixture[str])
     found = plan(capsys, "--workload", load, "--tails", "--layout", "tp=16", "--mtp", 0, "--seqs", 8)
     tails, one = found["simulated"], found["ttft_ms"]["value"] / 1e3  # type: ignore[index]
     assert isinstance(tails, dict) and any("--tails" in note for note in found["notes"])  # type: ignore[union-attr]
-    assert tails["ttft_p99"] == pytest.approx(8 * one, rel=0.05)
-    assert tails["ttft_p50"] == pytest.approx(4.5 * one, rel=0.05)
+    # Percentiles of eight waits of 1 to 8 prefills. The simulator's prefill is a plane through what is a maximum of the
+    # host's time and the device's, and these two are near each other here: its size is right within 10 %.
+    assert tails["ttft_p99"] / tails["ttft_p50"] == pytest.approx(7.93 / 4.5, rel=0.01)
+    assert tails["ttft_p50"] == pytest.approx(4.5 * one, rel=0.1)
 
 
 @pytest.mark.parametrize(
