@@ -94,8 +94,8 @@ def basis(plan: Plan) -> Iterator[str]:
     if plan.cluster.hardware.efficiencies is None:
         data = fitted()
         yield (
-            f"fitted: six efficiencies, on {len(data['fitted_on'])} public results; median error for results not seen"
-            f" {100 * data['median_error']:.0f} %."
+            f"fitted: six efficiencies, on {len(data.fitted_on)} public results; median error for results not seen"
+            f" {100 * data.median_error:.0f} %."
         )
     yield "guessed: no public number exists; the range says how far off it may be. We have run none of this on an NPU."
 
