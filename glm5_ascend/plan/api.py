@@ -22,7 +22,7 @@ class PlanReport:
 
     def lines(self) -> list[str]:
         """For a terminal."""
-        return list(lines(self.plan, self.simulated))
+        return lines(self.plan, self.simulated)
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints."""

@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from glm5_ascend.cli import run
+from glm5_ascend.plan import plan as make_plan
+from glm5_ascend.plan import profile, text
 from glm5_ascend.resources import data_dir
 from tests.support.command import ROOT
 
@@ -237,3 +239,22 @@ def test_scale_with_a_price_has_costs(tmp_path: Path) -> None:
     for row in (dict(zip(header, row, strict=True)) for row in rows):
         cost = 36 * int(row["nodes"]) / 3600 / float(row["tokens_per_s"]) * 1e6
         assert float(row["cost_per_million"]) == pytest.approx(cost, rel=1e-3)
+
+
+def test_the_report_says_the_same_at_any_width(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is cut: the words are the same. A command to copy stays on its line."""
+    found = make_plan(model="glm-5.1", quant="w8a8", nodes=4, slo="tpot=1ms", price=3.0, tails=True)
+    texts = [text.lines(found.plan, found.simulated, width) for width in (40, 80, 300)]
+    words = [" ".join(lines).split() for lines in texts]
+    assert words[0] == words[1] == words[2]
+    assert any(len(line) > 80 for line in texts[2]) and max(map(len, texts[1][:30])) <= 80
+    for lines in texts:
+        assert set(profile.commands(found.plan)) <= set(lines)
+    assert found.lines() == texts[1] and not any("\x1b" in line for line in texts[1])
+
+
+def test_numbers_of_the_next_best_layouts_stand_in_columns() -> None:
+    lines = make_plan(nodes=4).lines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("next best layouts"))
+    rows = lines[start : start + 5]
+    assert len({len(row) for row in rows}) == 1 and all(row.split()[-1].replace(",", "").isdigit() for row in rows[1:])
