@@ -11,10 +11,13 @@ import pytest
 import yaml
 
 from glm5_ascend.cli import run
+from glm5_ascend.cli.plan_options import CacheOption
+from glm5_ascend.errors import PlanError
 from glm5_ascend.plan import plan as make_plan
 from glm5_ascend.plan import profile, text
+from glm5_ascend.plan.model import CACHES
 from glm5_ascend.resources import data_dir
-from tests.support.command import ROOT
+from tests.support.command import ROOT, glm5_ascend
 
 NUMBERS = (
     "weight_bytes_total", "weight_bytes_per_die", "kv_bytes_per_token", "kv_budget_bytes_per_die", "max_context_tokens",
@@ -163,7 +166,7 @@ def test_tails_of_a_short_run_have_its_queue(capsys: pytest.CaptureFixture[str])
         (("--layout", "tp=8,prefill_tp=8"), "prefill_dp"),
         (("--mtp", 16), "--mtp"),
         (("--utilization", 1.5), "--utilization"),
-        (("--cache", "fp4"), "fp4"),
+        (("--model", "glm-5", "--quant", "W4A8"), "W4A8"),
         (("--hardware", "a2", "--quant", "w8a8"), "does not fit"),
         (("nowhere",), "nowhere"),
     ],
@@ -172,6 +175,46 @@ def test_bad_input_is_one_clear_line(
     arguments: tuple[object, ...], word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert word in refused(capsys, *arguments)
+
+
+def test_a_cache_is_one_of_three(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {option.value for option in CacheOption} == set(CACHES)
+    assert run(["plan", "--cache", "fp4"]) == 2
+    assert "'fp4' is not one of 'none', 'li', 'li+sfa'" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(PlanError, match="--cache fp4") as caught:
+        make_plan(cache="fp4")
+    assert "known: none, li, li+sfa" in caught.value.tip
+    assert plan(capsys, "--cache", "li+sfa")["cache"] == "li+sfa"
+
+
+@pytest.mark.parametrize(
+    ("option", "wrong", "meant"),
+    [("--model", "glm5.1", "glm-5.1"), ("--quant", "w4a", "w4a8"), ("--hardware", "a33", "a3")],
+)
+def test_a_typing_error_is_answered_with_what_was_meant(
+    option: str, wrong: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", option, wrong]) == 2
+    assert f"did you mean {meant}?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_help_is_whole_and_grouped(width: int) -> None:
+    done = glm5_ascend("plan", "--help", COLUMNS=str(width), TERM="dumb")
+    words = " ".join(done.stdout.replace("│", " ").split())
+    assert done.returncode == 0 and "…" not in words
+    for panel in ("Model", "Machines", "Load and limits", "Engine", "Answer", "Measure this CPU"):
+        assert f"─ {panel} ─" in done.stdout
+    for key in ("in=", "out=", "concurrency=", "prefix_hit=", "rate=", "requests=", "prefill_tp=", "tp=16,dp=2"):
+        assert key in words
+    examples = [line for line in done.stdout.splitlines() if line.strip().startswith("glm5-ascend plan")]
+    assert len(examples) == 2
+
+
+def test_the_example_of_the_help_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    found = plan(capsys, *["--quant", "w4a8", "--nodes", "4", "--slo", "tpot=50ms,ttft=2s"])
+    assert found["slo_met"]
+    assert plan(capsys, "--layout", "tp=16, dp=1", "--workload", "in=3500, out=1500")["ok"]
 
 
 @pytest.mark.parametrize(
