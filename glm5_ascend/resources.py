@@ -82,7 +82,7 @@ def _parsed(path: Path, error: type[Glm5Error]) -> tuple[str, Any]:
         text = path.read_text(encoding="utf-8")
         return text, yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as problem:
-        raise error(f"{path}: cannot be read: {problem}", "restore the file") from None
+        raise error(f"{path}: cannot be read: {problem}", "check path and permissions, or restore the file") from None
     except yaml.YAMLError as problem:
         mark = getattr(problem, "problem_mark", None)
         where = f":{mark.line + 1}" if mark else ""

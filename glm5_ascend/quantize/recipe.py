@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.errors import RecipeError
-from glm5_ascend.resources import data_dir, read_yaml, yaml_content
+from glm5_ascend.resources import data_dir, near, read_yaml, yaml_content
 
 RECIPE_DIR = "data/quant_recipes"
 
@@ -162,8 +162,10 @@ def find_recipe(name: str) -> Path:
     for path in (Path(name), shipped / f"{name}.yaml"):
         if path.is_file():
             return path
-    known = ", ".join(sorted(p.stem for p in shipped.glob("*.yaml")))
-    raise RecipeError(f"recipe {name!r}: no such file and no shipped recipe of this name", f"shipped recipes: {known}")
+    known = sorted(p.stem for p in shipped.glob("*.yaml"))
+    raise RecipeError(
+        f"recipe {name!r}: no such file and no shipped recipe of this name", near(name, known, "shipped recipes")
+    )
 
 
 def load_recipe(path: Path) -> Recipe:

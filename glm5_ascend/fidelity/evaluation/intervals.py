@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 DRAWS = 10_000
-#: Draws that are in memory at once: 8 MB for every thousand windows.
+#: Draws that are in memory at once: 16 MB for every thousand windows, or 24 with weights.
 BATCH = 1000
 #: Draws for statistics that need all positions of a draw, not only the windows' means.
 FEW_DRAWS = 400
