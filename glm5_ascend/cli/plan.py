@@ -75,6 +75,7 @@ def _measure(directory: Path | None, out: Path | None) -> int:
     from glm5_ascend.serve.environment import require_cpu_environment
 
     target = out or measured_file()
+    shown = directory or "DIR"  # the demo model is gone with its folder
     if out is not None and out.exists():
         raise OutputError(f"{out} exists already", "name another file, or remove it")
     require_cpu_environment()
@@ -93,5 +94,6 @@ def _measure(directory: Path | None, out: Path | None) -> int:
     for line in summary(found):
         print(line)
     name = "cpu" if out is None else target
-    print(f"wrote {target}; use it: glm5-ascend plan {directory} --hardware {name} --mtp 0 --workload ...")
+    load = "--mtp 0 --workload in=1024,out=64,concurrency=8"
+    print(f"wrote {target}; use it: glm5-ascend plan {shown} --hardware {name} {load}")
     return 0
