@@ -20,7 +20,7 @@ from glm5_ascend.plan.layout import Engine, Layout
 from glm5_ascend.plan.model import named
 from glm5_ascend.plan.predict import predict
 from glm5_ascend.plan.roofline import LINK, decode_step
-from glm5_ascend.plan.tails import replica_tails
+from glm5_ascend.plan.tails import Arrivals, replica_tails
 from glm5_ascend.plan.workload import Workload
 
 NODES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -56,7 +56,9 @@ def rows(sizes: Sequence[int]) -> list[dict[str, object]]:
             p = predict(model, hardware, layout, efficiency, load)
             if p is None:
                 continue
-            tails = replica_tails(model, hardware, layout, efficiency, load, 0.85 * p.output_per_second / load.output)
+            tails = replica_tails(
+                model, hardware, layout, efficiency, load, Arrivals(0.85 * p.output_per_second / load.output)
+            )
             per_rank = max(1.0, p.running / layout.replicas / layout.decode.dp)
             step = decode_step(model, hardware, layout.decode, efficiency, per_rank, 4250)
             links = sum(step.by_limit.get(name, 0.0) for name in LINK_NAMES) / step.seconds

@@ -19,9 +19,15 @@ import numpy as np
 import yaml
 
 from glm5_ascend.plan import fitting, known
-from glm5_ascend.plan.baselines import CONSISTENT, Case, cases, inconsistent
+from glm5_ascend.plan.baselines import CONSISTENT, Baseline, cases, inconsistent
+from glm5_ascend.plan.efficiency import fitted_efficiencies
 
 FITTED = Path(__file__).parents[1] / "glm5_ascend" / "plan" / "data" / "fitted.yaml"
+HEADING = """\
+# yaml-language-server: $schema=schemas/fitted.json
+# Written by benchmarks/report_planner.py --write. `band`: half width of a prediction's logarithm.
+# `unseen`: predicted / measured by a fit that saw neither the row nor another of its group.
+"""
 #: Of the consistent rows' errors: the band printed with a prediction holds this share of them.
 BAND = 0.9
 SIZES, MEDIAN, FLOOR, COVERED = 0.01, 0.15, 0.25, 0.8
@@ -45,7 +51,7 @@ def quantile(errors: list[float]) -> float:
     return sorted(errors)[place - 1]
 
 
-def group_of(case: Case) -> object:
+def group_of(case: Baseline) -> object:
     return case.row.group_key()
 
 
@@ -65,6 +71,9 @@ def throughput(write: bool) -> bool:
         inside = "yes" if abs(judged[row.id]) <= band else "**no**"
         planner = row.out_tok_s * np.exp(seen[row.id])
         print(f"| {row.case} | {row.out_tok_s:,.0f} | {planner:,.0f} | {alone} | {pair} | {inside} |")
+    shipped = fitting.from_efficiencies(fitted_efficiencies())
+    print(f"\nobjective: {fitting.objective(whole, good):.4f}; of the constants in {FITTED.name}: "
+          f"{fitting.objective(shipped, good):.4f}")  # fmt: skip
     medians = [float(np.median(np.abs(np.expm1(list(found.values()))))) for found in (one, group)]
     covered = float(np.mean([abs(value) <= band for value in judged.values()]))
     print(f"\ncontradicted: same machine, layout and workload, GLM-5.1 and 5.2 more than {CONSISTENT:g} times apart")
@@ -75,7 +84,7 @@ def throughput(write: bool) -> bool:
     wanted = f"(wanted {100 * COVERED:.0f} %)"
     print(f"band: factor {np.exp(band):.3f}; holds {100 * covered:.0f} % of all {len(judged)} rows {wanted}")
     two, split = [c for c in good if not c.row.split and c.row.nodes <= 2], [c for c in good if c.row.split]
-    narrow = fitting.fit(two, whole)
+    narrow = fitting.fit(two, [whole, np.zeros_like(whole)])
     ahead = np.expm1(fitting.residuals(narrow, split))
     print("fit on the rows without PD only, PD rows predicted: "
           + ", ".join(f"{c.row.id} {100 * e:+.0f} %" for c, e in zip(split, ahead, strict=True))
@@ -90,9 +99,7 @@ def throughput(write: bool) -> bool:
             "median_error": float(f"{medians[1]:.4g}"),
             "unseen": {row: float(f"{np.exp(error):.4g}") for row, error in judged.items()},
         }
-        text = "# Written by benchmarks/report_planner.py --write. `band`: half width of a prediction's logarithm.\n"
-        text += "# `unseen`: predicted / measured by a fit that saw neither the row nor another of its group.\n"
-        FITTED.write_text(text + yaml.safe_dump(value, sort_keys=False), encoding="utf-8")
+        FITTED.write_text(HEADING + yaml.safe_dump(value, sort_keys=False), encoding="utf-8")
     return medians[1] <= MEDIAN and covered >= COVERED
 
 

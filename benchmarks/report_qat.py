@@ -34,7 +34,7 @@ from glm5_ascend.fidelity.evaluation.metrics import metrics
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.evaluation.windows import read_windows
 from glm5_ascend.model.config import load_config
-from glm5_ascend.quantize.recipe import find_recipe
+from glm5_ascend.quantize.recipe import find_recipe, recipe_content
 from glm5_ascend.quantize.training.fake_quant import fake_quant_weight, first_scale
 from glm5_ascend.quantize.training.qat import TrainableModel
 
@@ -72,7 +72,7 @@ def divergence(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
 
 def start_recipe(work: Path) -> Path:
     """The recipe, rounding with error feedback."""
-    recipe = yaml.safe_load(find_recipe(RECIPE).read_text())
+    recipe = recipe_content(find_recipe(RECIPE))
     for each in recipe["spec"]["process"][0]["configs"]:
         each["qconfig"]["weight"]["method"] = "gptq"
     path = work / "start.yaml"

@@ -150,3 +150,12 @@ def test_one_op_folder_does_not_import_another() -> None:
 def test_files_stay_readable() -> None:
     for path in SOURCES:
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 300, path
+
+
+def test_no_class_name_has_two_meanings() -> None:
+    homes: dict[str, list[str]] = {}
+    for path, module in SOURCES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(module)
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}

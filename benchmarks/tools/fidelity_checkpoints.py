@@ -20,7 +20,7 @@ from glm5_ascend.demo_model.corpus import training_texts
 from glm5_ascend.quantize import pipeline
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.progress import silent
-from glm5_ascend.quantize.recipe import find_recipe
+from glm5_ascend.quantize.recipe import find_recipe, recipe_content
 from glm5_ascend.quantize.run.writer import Store
 
 PEER_PROGRAM = """#!/bin/sh
@@ -82,7 +82,7 @@ def without(work: Path) -> dict[str, Path]:
     """Recipes that are w4a8-best but for one thing, by what they lack."""
     made = {}
     for name in ("int8 feedback", "int4 feedback", "float down_proj", "rotation", "smoothing"):
-        recipe = yaml.safe_load(find_recipe("w4a8-best").read_text())
+        recipe = recipe_content(find_recipe("w4a8-best"))
         steps = recipe["spec"]["process"]
         linears = next(step for step in steps if step["type"] == "group")["configs"]
         if name.endswith("feedback"):  # plain rounding on the scales w4a8 has

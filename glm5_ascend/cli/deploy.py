@@ -27,8 +27,8 @@ def register(app: typer.Typer) -> None:
 
 def list_profiles(as_json: AsJson = False) -> int:
     """Show every profile: machine, version, and which switches of the GLM-5 report are on."""
-    from glm5_ascend.cli.tables import show
     from glm5_ascend.deploy.profiles.listing import listed_profiles, to_dict
+    from glm5_ascend.report.terminal import show
 
     profiles = listed_profiles()
     if as_json:

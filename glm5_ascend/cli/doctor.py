@@ -41,7 +41,7 @@ def doctor(
         return found.exit_code
     from rich.console import Console
 
-    from glm5_ascend.cli.tables import STYLES, show
+    from glm5_ascend.report.terminal import STYLES, show
 
     console = Console(highlight=False)
     show(([row.item, cell(row)] for row in found.rows), console)
@@ -54,7 +54,7 @@ def cell(row: DoctorRow) -> Text:
     """Value, and what is known beside it; for what is not right, the line that mends it and the rule's source."""
     from rich.text import Text
 
-    from glm5_ascend.cli.tables import STYLES
+    from glm5_ascend.report.terminal import STYLES
 
     style = STYLES[row.status]
     if row.status not in ("problem", "warning"):

@@ -64,7 +64,7 @@ def parity(
         value = {"schema_version": 1, "command": "parity", "ok": not failed, "exit_code": code, "device": where}
         print(json.dumps(value | {"rows": [asdict(row) for row in rows]}))
         return code
-    groups: dict[tuple[str, str], list[ops.Row]] = {}
+    groups: dict[tuple[str, str], list[ops.ParityRow]] = {}
     for row in rows:
         groups.setdefault((row.op, row.implementation), []).append(row)
     for (name, implementation), some in groups.items():

@@ -8,7 +8,7 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from glm5_ascend.report.page import size
+from glm5_ascend.report.units import format_bytes
 from glm5_kernels.registry import cache
 
 console = Console(stderr=True, highlight=False)
@@ -79,4 +79,4 @@ class ProgressBar:
 
 
 def _rss() -> str:
-    return size(psutil.Process().memory_info().rss)
+    return format_bytes(psutil.Process().memory_info().rss)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from glm5_ascend.cli.help import CALIBRATION, RUN, SHOWN, SPELLINGS, command
-from glm5_ascend.quantize.options import Engine
+from glm5_ascend.quantize.options import Quantizer
 
 if TYPE_CHECKING:
     from glm5_ascend.errors import Glm5Error
@@ -61,8 +61,8 @@ def quantize(
         bool, typer.Option("--restart", help="Discard an unfinished run of OUT.", rich_help_panel=RUN)
     ] = False,
     engine: Annotated[
-        Engine, typer.Option(help="Who quantizes: this tool, or an installed msModelSlim.", rich_help_panel=RUN)
-    ] = Engine.own,
+        Quantizer, typer.Option(help="Who quantizes: this tool, or an installed msModelSlim.", rich_help_panel=RUN)
+    ] = Quantizer.own,
     device: Annotated[
         str | None,
         typer.Option(

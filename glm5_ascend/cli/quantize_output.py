@@ -7,7 +7,7 @@ from rich.table import Table
 from glm5_ascend.cli.progress import console
 from glm5_ascend.quantize.estimate.memory import RunPrediction
 from glm5_ascend.quantize.pipeline import PreparedJob, QuantizeResult
-from glm5_ascend.report.page import size
+from glm5_ascend.report.units import format_bytes
 
 
 def show_plan(prepared: PreparedJob) -> None:
@@ -19,9 +19,9 @@ def show_plan(prepared: PreparedJob) -> None:
     table.add_column("weights", justify="right")
     table.add_column("output", justify="right")
     for kind, scheme, count, nbytes in prepared.plan.summary():
-        table.add_row(kind, scheme, str(count), size(nbytes))
+        table.add_row(kind, scheme, str(count), format_bytes(nbytes))
     table.add_section()
-    table.add_row("total", "", "", size(prepared.output_bytes))
+    table.add_row("total", "", "", format_bytes(prepared.output_bytes))
     console.print(table)
     for note in prepared.notes:
         console.print(f"note: {note}", soft_wrap=True)
@@ -48,8 +48,8 @@ def show_prediction(prediction: RunPrediction) -> None:
     p = prediction
     console.print(
         f"predicted: {_duration(p.seconds)} with {p.threads} threads at the rates measured here, "
-        f"reading {size(p.source_bytes)} included; peak memory {size(p.peak_rss_bytes)}; on disk "
-        f"{size(p.output_bytes)}, and {size(p.activation_bytes)} of activations until the end",
+        f"reading {format_bytes(p.source_bytes)} included; peak memory {format_bytes(p.peak_rss_bytes)}; on disk "
+        f"{format_bytes(p.output_bytes)}, and {format_bytes(p.activation_bytes)} of activations until the end",
         soft_wrap=True,
     )
 
@@ -57,8 +57,9 @@ def show_prediction(prediction: RunPrediction) -> None:
 def show_result(result: QuantizeResult) -> None:
     cold = sum(len(report.cold_experts) for report in result.layers)
     console.print(
-        f"wrote {result.out}: {size(result.source_bytes)} -> {size(result.output_bytes)} in {result.seconds:.1f} s, "
-        f"peak memory {size(result.peak_rss_bytes)}, {result.calibration_tokens} calibration tokens",
+        f"wrote {result.out}: {format_bytes(result.source_bytes)} -> {format_bytes(result.output_bytes)} "
+        f"in {result.seconds:.1f} s, "
+        f"peak memory {format_bytes(result.peak_rss_bytes)}, {result.calibration_tokens} calibration tokens",
         soft_wrap=True,
     )
     if cold:

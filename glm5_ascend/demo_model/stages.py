@@ -102,7 +102,7 @@ def sparse_step(run: Run, batch: Batch, place: Packed) -> dict[str, Tensor]:
     return {"lm": main_loss(run, batch, hidden), "index": torch.stack(apart).mean(), "mtp": 0.5 * ahead}
 
 
-Step = Callable[[Run, Batch, Packed], dict[str, Tensor]]
+TrainStep = Callable[[Run, Batch, Packed], dict[str, Tensor]]
 
 
 def rate_at(done: float, first: float, last: float, flat: float) -> float:
@@ -113,7 +113,7 @@ def rate_at(done: float, first: float, last: float, flat: float) -> float:
 
 
 def train_stage(
-    run: Run, name: str, step: Step, optimizers: list[Any], steps: int, rates: tuple[float, float, float]
+    run: Run, name: str, step: TrainStep, optimizers: list[Any], steps: int, rates: tuple[float, float, float]
 ) -> None:
     """Run one stage; every 10 steps one line goes to the log.
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from glm5_ascend.deploy.profiles.file import ProfileFile
 from glm5_ascend.deploy.profiles.variables import VariableFile
 from glm5_ascend.deploy.rules.load import RuleFile
-from glm5_ascend.resources import data_dir, schema_text
+from glm5_ascend.resources import data_dir, write_schemas
 from glm5_ascend.serve.versions import VersionFile
 
 #: By file name in deploy/schemas.
@@ -24,11 +24,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
 
 def main() -> None:
     """Write every schema again."""
-    for name, model in SCHEMAS.items():
-        path = data_dir("data/deploy") / "schemas" / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(schema_text(model), encoding="utf-8")
-        print(path)
+    write_schemas(data_dir("data/deploy") / "schemas", SCHEMAS)
 
 
 if __name__ == "__main__":

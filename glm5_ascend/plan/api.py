@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from glm5_ascend.plan.command import PlanRequest, run
 from glm5_ascend.plan.html import write
 from glm5_ascend.plan.result import Plan
 from glm5_ascend.plan.tails import tails as simulate
-from glm5_ascend.plan.text import lines, to_json
+from glm5_ascend.plan.text import lines, show, to_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass(frozen=True)
@@ -21,8 +24,12 @@ class PlanReport:
     simulated: dict[str, float] | None = None
 
     def lines(self) -> list[str]:
-        """For a terminal."""
-        return list(lines(self.plan, self.simulated))
+        """For a terminal of 80 columns."""
+        return lines(self.plan, self.simulated)
+
+    def show(self, console: Console) -> None:
+        """The same on a console, as wide as that is."""
+        show(self.plan, self.simulated, console)
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -68,27 +75,13 @@ def plan(
     Raises:
         PlanError, ConfigError: an option that makes no sense, or a plan that cannot be.
     """
-    made = run(
-        PlanRequest(
-            directory=None if directory is None else Path(directory),
-            model=model,
-            quant=quant,
-            hardware=str(hardware),
-            nodes=nodes,
-            workload=workload,
-            mtp=mtp,
-            slo=slo,
-            layout=layout,
-            cache=cache,
-            index_cache=index_cache,
-            seqs=seqs,
-            batched_tokens=batched_tokens,
-            utilization=utilization,
-            buffer_mb=buffer_mb,
-            acceptance=acceptance,
-            price=price,
-        )
-    )
+    request = PlanRequest(
+        directory=None if directory is None else Path(directory), model=model, quant=quant, hardware=str(hardware),
+        nodes=nodes, workload=workload, mtp=mtp, slo=slo, layout=layout, cache=cache, index_cache=index_cache,
+        seqs=seqs, batched_tokens=batched_tokens, utilization=utilization, buffer_mb=buffer_mb, acceptance=acceptance,
+        price=price,
+    )  # fmt: skip
+    made = run(request)
     report = PlanReport(made, simulate(made) if tails else None)
     if html is not None:
         write(made, Path(html))

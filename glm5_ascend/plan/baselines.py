@@ -6,56 +6,83 @@ import datetime
 import functools
 from dataclasses import dataclass
 
-import yaml
-from pydantic import BaseModel, ConfigDict
-
+from glm5_ascend.plan.data_files import Cache, Count, Keys, Positive, data_file
 from glm5_ascend.plan.efficiency import Efficiencies
 from glm5_ascend.plan.hardware import Hardware, load_hardware
 from glm5_ascend.plan.layout import Engine, Layout
 from glm5_ascend.plan.model import PlannedModel, named
 from glm5_ascend.plan.predict import Prediction, predict, run_output
 from glm5_ascend.plan.workload import Workload
-from glm5_ascend.resources import data_dir
+from glm5_ascend.resources import read_yaml
 
 #: Two rows that differ in the model alone (5.1 or 5.2, which cost the same but for the indexer that CI reuses in both)
 #: and are further apart than this cannot both be met: they are shown, and left out of fit and median.
 CONSISTENT = 2.0
 
 
-class Row(BaseModel):
-    """One row of data/baselines.yaml; see there."""
+class RunKeys(Keys):
+    """What every row of data/baselines.yaml says for itself."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     id: str
     case: str
-    source: str
-    version: str
-    date: datetime.date
     model: str
     quant: str
-    hardware: str
-    nodes: int
-    tp: int
-    dp: int
-    prompt: int
-    output: int
-    concurrency: int
-    requests: int
-    out_tok_s: float
-    drafts: int
-    utilization: float
-    buffer_mb: int
-    batched_tokens: int
-    sequences: int
+    nodes: Count
+    tp: Count
+    dp: Count
+    prompt: Count
+    output: Count
+    concurrency: Count
+    requests: Count
+    out_tok_s: Positive
     split_prefill: bool = True
-    cache: str | None = None
+    cache: Cache | None = None
     index_cache: bool = False
     prefix_hit: float = 0.0
     warm_ranks: int = 0
-    rate: float | None = None
-    prefill_tp: int | None = None
-    prefill_dp: int | None = None
+    rate: Positive | None = None
+    prefill_tp: Count | None = None
+    prefill_dp: Count | None = None
     note: str = ""
+
+
+class SetupKeys(Keys):
+    """What rows have in common unless they say otherwise."""
+
+    source: str
+    version: str
+    date: datetime.date
+    hardware: str
+    drafts: int
+    utilization: Positive
+    buffer_mb: int
+    batched_tokens: Count
+    sequences: Count
+
+
+class RowKeys(RunKeys):
+    """A row as it stands in the file: what it leaves out is in `defaults`."""
+
+    source: str | None = None
+    version: str | None = None
+    date: datetime.date | None = None
+    hardware: str | None = None
+    drafts: int | None = None
+    utilization: Positive | None = None
+    buffer_mb: int | None = None
+    batched_tokens: Count | None = None
+    sequences: Count | None = None
+
+
+class BaselinesFile(Keys):
+    """data/baselines.yaml; see there."""
+
+    defaults: SetupKeys
+    rows: tuple[RowKeys, ...]
+
+
+class BaselineRow(RunKeys, SetupKeys):
+    """A row with its defaults."""
 
     @property
     def split(self) -> bool:
@@ -72,10 +99,10 @@ class Row(BaseModel):
 
 
 @dataclass(frozen=True)
-class Case:
+class Baseline:
     """A row ready to be predicted."""
 
-    row: Row
+    row: BaselineRow
     planned: PlannedModel
     machine: Hardware
     layout: Layout
@@ -93,12 +120,14 @@ class Case:
 
 
 @functools.cache
-def load_rows() -> tuple[Row, ...]:
-    raw = yaml.safe_load((data_dir("plan/data") / "baselines.yaml").read_text(encoding="utf-8"))
-    return tuple(Row.model_validate(raw["defaults"] | row) for row in raw["rows"])
+def load_rows() -> tuple[BaselineRow, ...]:
+    """All public results."""
+    found = read_yaml(data_file("baselines.yaml"), BaselinesFile)
+    common = found.defaults.model_dump()
+    return tuple(BaselineRow.model_validate(common | row.model_dump(exclude_unset=True)) for row in found.rows)
 
 
-def case(row: Row) -> Case:
+def case(row: BaselineRow) -> Baseline:
     decode = Engine(
         row.tp, row.dp, drafts=row.drafts, sequences=row.sequences, batched_tokens=row.batched_tokens,
         utilization=row.utilization, buffer_mb=row.buffer_mb, split_prefill=row.split_prefill,
@@ -115,13 +144,13 @@ def case(row: Row) -> Case:
     cold = max(0, min(ranks, row.concurrency) - row.warm_ranks)  # each computes the shared prefix once
     hit = row.prefix_hit * (1 - cold / row.requests)
     workload = Workload(row.prompt, row.output, row.concurrency, hit, row.rate, row.requests)
-    return Case(
+    return Baseline(
         row, named(row.model, row.quant, row.cache, row.index_cache), load_hardware(row.hardware), layout, workload
     )
 
 
 @functools.cache
-def cases() -> tuple[Case, ...]:
+def cases() -> tuple[Baseline, ...]:
     return tuple(case(row) for row in load_rows())
 
 

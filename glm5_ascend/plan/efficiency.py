@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import cast
 
-import yaml
-
-from glm5_ascend.errors import PlanError
+from glm5_ascend.plan.data_files import EfficiencyKeys, FittedFile, data_file
 from glm5_ascend.plan.hardware import Hardware
-from glm5_ascend.resources import data_dir
+from glm5_ascend.resources import read_yaml
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,8 @@ class Efficiencies:
     eager_seconds: float
     token_seconds: float
 
-    def to_json(self) -> dict[str, float]:
-        return asdict(self)
+    def to_json(self) -> EfficiencyKeys:
+        return cast(EfficiencyKeys, asdict(self))
 
 
 #: Every fraction reached, no overhead: the bound no machine beats.
@@ -42,28 +40,15 @@ PERFECT = Efficiencies(1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
 
 
 @functools.cache
-def fitted() -> dict[str, Any]:
+def fitted() -> FittedFile:
     """The data file the fit wrote: constants, the band of its errors, what it was fitted on."""
-    value: dict[str, Any] = yaml.safe_load((data_dir("plan/data") / "fitted.yaml").read_text(encoding="utf-8"))
-    return value
+    return read_yaml(data_file("fitted.yaml"), FittedFile)
 
 
 def fitted_efficiencies() -> Efficiencies:
-    return Efficiencies(**fitted()["efficiencies"])
+    return Efficiencies(**fitted().efficiencies)
 
 
 def efficiencies_of(hardware: Hardware) -> Efficiencies:
-    """The machine's own, or those fitted on public numbers.
-
-    Raises:
-        PlanError: the hardware file names others than the six.
-    """
-    if hardware.efficiencies is None:
-        return fitted_efficiencies()
-    try:
-        return Efficiencies(**hardware.efficiencies)
-    except TypeError:
-        wanted = ", ".join(Efficiencies.__dataclass_fields__)
-        raise PlanError(
-            f"hardware {hardware.name}: efficiencies must be exactly {wanted}", "correct the file"
-        ) from None
+    """The machine's own, or those fitted on public numbers."""
+    return fitted_efficiencies() if hardware.efficiencies is None else Efficiencies(**hardware.efficiencies)

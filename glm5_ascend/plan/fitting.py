@@ -1,7 +1,10 @@
-"""Least squares for the six efficiencies: damped Gauss-Newton on logarithms, with priors and a robust loss.
+"""Least squares for the six efficiencies: scipy's trust region on logarithms, with priors and a robust loss.
 
 Priors keep what the data cannot tell apart near a plausible value instead of at an absurd one; they are stated here
-and nothing else is. A row far off counts less (soft L1), so that no single run bends the fit.
+and nothing else is. A row far off counts less (soft L1), so that no single run bends the fit; the priors stay squares.
+
+The objective has more than one minimum (where a prefill stops waiting for its host, say), so a fit begins at several
+places and keeps the lowest: which one it began at must not show.
 """
 
 from __future__ import annotations
@@ -10,8 +13,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import least_squares
 
-from glm5_ascend.plan.baselines import Case
+from glm5_ascend.plan.baselines import Baseline
 from glm5_ascend.plan.efficiency import Efficiencies
 
 #: (typical value, standard deviation of its logarithm). Shares: of large int8 products and copies elsewhere; seconds:
@@ -26,6 +30,9 @@ PRIORS = {
 }
 #: Expected error of a row's logarithm: what two runs of the same layout differ by.
 SIGMA = 0.12
+#: Half of a difference quotient's width, in standardized logarithms: predictions are sure to 1e-4 (a bisection's end)
+#: and have small jumps (whole pages, whole batches), which a step as small as scipy's own would fall into.
+STEP = 0.03
 Vector = NDArray[np.float64]
 
 
@@ -38,53 +45,80 @@ def to_efficiencies(x: Vector) -> Efficiencies:
     return Efficiencies(**values)
 
 
-def residuals(x: Vector, cases: Sequence[Case]) -> Vector:
+def from_efficiencies(efficiencies: Efficiencies) -> Vector:
+    """Their standardized logarithms: what `to_efficiencies` takes."""
+    return np.array(
+        [np.log(getattr(efficiencies, name) / typical) / spread for name, (typical, spread) in PRIORS.items()]
+    )
+
+
+def residuals(x: Vector, cases: Sequence[Baseline]) -> Vector:
     """ln(predicted / measured) of every case."""
     efficiency = to_efficiencies(x)
     return np.array([np.log(case.output_per_second(efficiency) / case.row.out_tok_s) for case in cases])
 
 
-def fit(cases: Sequence[Case], start: Vector | None = None, steps: int = 12) -> Vector:
-    """Standardized logarithms of the best efficiencies for these cases."""
-
-    def weighted(x: Vector) -> Vector:
-        raw = residuals(x, cases) / SIGMA
-        robust = np.sign(raw) * np.sqrt(2.0 * (np.sqrt(1.0 + raw * raw) - 1.0))
-        return np.concatenate([robust, x])  # the prior: each standardized logarithm is about zero
-
-    return _least_squares(weighted, np.zeros(len(PRIORS)) if start is None else start.copy(), steps)
+def starts() -> list[Vector]:
+    """Where a fit begins: at the priors' typical values, and with each constant a standard deviation up or down."""
+    axes = np.eye(len(PRIORS))
+    return [np.zeros(len(PRIORS)), *axes, *-axes]
 
 
-def _least_squares(function: Callable[[Vector], Vector], x: Vector, steps: int) -> Vector:
-    value, damping = function(x), 1e-2
-    for _ in range(steps):
-        jacobian = np.stack([(function(x + h) - value) / 1e-3 for h in 1e-3 * np.eye(len(x))], axis=1)
-        gradient, hessian = jacobian.T @ value, jacobian.T @ jacobian
-        before = float(value @ value)
-        for _ in range(6):
-            trial = x - np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), gradient)
-            new = function(trial)
-            if float(new @ new) < before:
-                x, value, damping = trial, new, damping / 4
-                break
-            damping *= 5
-        else:
-            return x
-        if before - float(value @ value) < 1e-4 * before:
-            return x
-    return x
+def objective(x: Vector, cases: Sequence[Baseline]) -> float:
+    """What a fit makes least: soft L1 of the rows' residuals over SIGMA, plus the squares of `x`."""
+    return float(_loss(_residuals_and_priors(x, cases) ** 2, len(cases))[0].sum())
 
 
-def leave_one_out(cases: Sequence[Case], whole: Vector, together: Callable[[Case], object]) -> dict[str, float]:
+def fit(cases: Sequence[Baseline], begin: Sequence[Vector] | None = None) -> Vector:
+    """Standardized logarithms of the best efficiencies for these cases.
+
+    Args:
+        begin: where to begin, in standardized logarithms; None: at all of `starts()`.
+    """
+
+    def function(x: Vector) -> Vector:
+        return _residuals_and_priors(x, cases)
+
+    def slopes(x: Vector) -> Vector:
+        steps = STEP * np.eye(len(x))
+        return np.stack([(function(x + h) - function(x - h)) / (2 * STEP) for h in steps], axis=1)
+
+    def loss(squared: Vector) -> Vector:
+        return _loss(squared, len(cases))
+
+    found = [
+        least_squares(function, x, jac=slopes, loss=loss, ftol=1e-6, xtol=1e-5, gtol=1e-5)
+        for x in (starts() if begin is None else begin)
+    ]
+    return np.asarray(min(found, key=lambda one: float(one.cost)).x, dtype=np.float64)
+
+
+def _residuals_and_priors(x: Vector, cases: Sequence[Baseline]) -> Vector:
+    return np.concatenate([residuals(x, cases) / SIGMA, x])  # each standardized logarithm is about zero
+
+
+def _loss(squared: Vector, rows: int) -> Vector:
+    """[3, n]: value and two derivatives; soft L1 for the first `rows`, the identity for the priors behind them.
+
+    (scipy's own name for soft L1 would take the priors in as well.)
+    """
+    root = np.sqrt(1.0 + squared[:rows])
+    value = np.stack([squared, np.ones_like(squared), np.zeros_like(squared)])
+    value[:, :rows] = np.stack([2.0 * (root - 1.0), 1.0 / root, -0.5 / root**3])
+    return value
+
+
+def leave_one_out(cases: Sequence[Baseline], whole: Vector, together: Callable[[Baseline], object]) -> dict[str, float]:
     """Row id -> ln(predicted / measured) by a fit that has not seen the row, nor any other of its group.
 
     Args:
+        whole: the fit of all cases; each of the others begins there and at the priors.
         together: rows with the same key are left out at the same time (5.1 and 5.2 on the same layout are nearly one
             measurement: leaving out only one would let its twin answer).
     """
     found: dict[str, float] = {}
     for key in dict.fromkeys(together(case) for case in cases):
         out = [case for case in cases if together(case) == key]
-        x = fit([case for case in cases if together(case) != key], whole, steps=5)
+        x = fit([case for case in cases if together(case) != key], [whole, np.zeros_like(whole)])
         found |= {case.row.id: float(r) for case, r in zip(out, residuals(x, out), strict=True)}
     return found

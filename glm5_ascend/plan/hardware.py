@@ -5,23 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from glm5_ascend.errors import PlanError
-from glm5_ascend.resources import data_dir
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Quality = Literal["vendor", "paper", "secondary", "derived", "measured", "guess"]
+from glm5_ascend.plan.data_files import EfficiencyKeys, Keys, Positive, Quality, data_file
+from glm5_ascend.resources import near, read_yaml
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Figure(_Strict):
+class Figure(Keys):
     """A number, how good it is, and where it is from."""
 
     value: Positive
@@ -29,7 +22,7 @@ class Figure(_Strict):
     source: str
 
 
-class Rates(_Strict):
+class Rates(Keys):
     """Peaks of one die: bytes per second of memory, operations per second (two per multiply-add) of each unit.
 
     Attributes:
@@ -40,10 +33,10 @@ class Rates(_Strict):
     bf16: Figure
     int8: Figure
     vector: Figure
-    operators: dict[str, Figure] = {}
+    operators: dict[str, Figure] = Field(default_factory=dict)
 
 
-class Link(_Strict):
+class Link(Keys):
     """One way, one die: bytes per second, and seconds per step of a collective."""
 
     bandwidth: Positive
@@ -53,13 +46,13 @@ class Link(_Strict):
     nodes: int | None = None  # how many nodes it joins, None: any number
 
 
-class Links(_Strict):
+class Links(Keys):
     node: Link
     pod: Link | None = None
     scale_out: Link
 
 
-class Hardware(_Strict):
+class Hardware(Keys):
     """A kind of node, as a file of data/hardware/ describes it.
 
     Attributes:
@@ -79,7 +72,7 @@ class Hardware(_Strict):
     price_per_node_hour: Positive | None = None
     host_ahead: bool = True
     measured_on: str | None = None
-    efficiencies: dict[str, float] | None = None  # of a machine that was measured; None: those fitted on the A3
+    efficiencies: EfficiencyKeys | None = None  # of a machine that was measured; None: those fitted on the A3
 
     def link(self, dies: int) -> Link:
         """The slowest link a group of so many dies, packed into as few nodes as possible, goes over."""
@@ -104,7 +97,7 @@ class Cluster:
 
 
 def known_hardware() -> list[str]:
-    return sorted(path.stem for path in (data_dir("plan/data") / "hardware").glob("*.yaml"))
+    return sorted(path.stem for path in data_file("hardware").glob("*.yaml"))
 
 
 def measured_file() -> Path:
@@ -119,7 +112,7 @@ def load_hardware(name: str) -> Hardware:
     Raises:
         PlanError: unknown name, unreadable file, wrong or missing key; names file and key.
     """
-    path = data_dir("plan/data") / "hardware" / f"{name}.yaml"
+    path = data_file(f"hardware/{name}.yaml")
     if "/" in name or "." in name:
         path = Path(name)
     if name == "cpu":
@@ -131,17 +124,7 @@ def load_hardware(name: str) -> Hardware:
             )
     if not path.is_file():
         raise PlanError(
-            f"--hardware {name}: neither a known machine nor a file", f"known: {', '.join(known_hardware())}, cpu"
+            f"--hardware {name}: neither a known machine nor a file", near(name, [*known_hardware(), "cpu"])
         )
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return Hardware.model_validate(raw)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        first = " ".join(str(error).split())
-        raise PlanError(f"{path}: not YAML: {first:.150}", "copy a file of glm5_ascend/plan/data/hardware") from None
-    except ValidationError as error:
-        first_error = error.errors()[0]
-        where = ".".join(map(str, first_error["loc"])) or "file"
-        raise PlanError(
-            f"{path}: {where}: {first_error['msg']}", "copy a file of glm5_ascend/plan/data/hardware and edit it"
-        ) from None
+    tip = "copy a file of glm5_ascend/plan/data/hardware and edit it"
+    return read_yaml(path, Hardware, error=PlanError, tip=tip)

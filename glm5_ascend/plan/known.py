@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
-
-import yaml
 
 from glm5_ascend.plan import cache, weights
+from glm5_ascend.plan.data_files import KnownSizesFile, data_file
 from glm5_ascend.plan.model import named
-from glm5_ascend.resources import data_dir
+from glm5_ascend.resources import read_yaml
 
 _UNITS = {"B": 1, "GB": 10**9, "GiB": 2**30}
 
@@ -28,26 +26,24 @@ class Known:
 
 def sizes() -> Iterator[Known]:
     """Every entry of data/known_sizes.yaml."""
-    raw: dict[str, Any] = yaml.safe_load((data_dir("plan/data") / "known_sizes.yaml").read_text(encoding="utf-8"))
-    for item in raw["stored"]:
-        stored = weights.stored_bytes(named(item["model"], item["quant"]), item["fp32_head"])
-        what = f"{item['model']} {item['quant']}, {'fp32' if item['fp32_head'] else 'bf16'} head: all tensors"
-        yield Known(what, item["known"], stored / _UNITS[item["unit"]], item["unit"], item["source"])
-    for item in raw["row"]:
-        model = named("glm-5", "w8a8", item["cache"])
-        row = cache.attention_row(model) + cache.indexer_row(model)
-        yield Known(
-            f"cache of a token and layer, int8: {item['cache']}", item["known"], row, "B", "vllm-ascend 182b75e"
-        )
-    for item in raw["token"]:
-        token = cache.bytes_per_token(named(item["model"], "w8a8", item["cache"]), mtp=True)
-        what = f"{item['model']}: cache of a token, int8: {item['cache']}"
-        yield Known(what, item["known"], token, "B", item["source"])
-    for item in raw["sequence"]:
-        needed = cache.pages(item["tokens"]) * cache.bytes_per_token(named(item["model"], "w8a8"), mtp=True)
-        what = f"{item['model']}: cache of {item['tokens']:,} tokens"
-        yield Known(what, item["known"], needed / _UNITS[item["unit"]], item["unit"], item["source"])
-    for item in raw["die"]:
-        own = sum(weights.per_die(named("glm-5", item["quant"]), True, item["tp"], item["ep"]).values())
-        what = f"{item['quant']} TP{item['tp']} EP{item['ep']}: weights of a die"
-        yield Known(what, item["known"], own / 1e9, "GB", "tensor list, divided as vLLM does")
+    known = read_yaml(data_file("known_sizes.yaml"), KnownSizesFile)
+    for whole in known.stored:
+        stored = weights.stored_bytes(named(whole.model, whole.quant), whole.fp32_head)
+        what = f"{whole.model} {whole.quant}, {'fp32' if whole.fp32_head else 'bf16'} head: all tensors"
+        yield Known(what, whole.known, stored / _UNITS[whole.unit], whole.unit, whole.source)
+    for row in known.row:
+        model = named("glm-5", "w8a8", row.cache)
+        nbytes = cache.attention_row(model) + cache.indexer_row(model)
+        yield Known(f"cache of a token and layer, int8: {row.cache}", row.known, nbytes, "B", "vllm-ascend 182b75e")
+    for token in known.token:
+        taken = cache.bytes_per_token(named(token.model, "w8a8", token.cache), mtp=True)
+        what = f"{token.model}: cache of a token, int8: {token.cache}"
+        yield Known(what, token.known, taken, "B", token.source)
+    for long in known.sequence:
+        needed = cache.pages(long.tokens) * cache.bytes_per_token(named(long.model, "w8a8"), mtp=True)
+        what = f"{long.model}: cache of {long.tokens:,} tokens"
+        yield Known(what, long.known, needed / _UNITS[long.unit], long.unit, long.source)
+    for die in known.die:
+        own = sum(weights.per_die(named("glm-5", die.quant), True, die.tp, die.ep).values())
+        what = f"{die.quant} TP{die.tp} EP{die.ep}: weights of a die"
+        yield Known(what, die.known, own / 1e9, "GB", "tensor list, divided as vLLM does")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
-
-import yaml
+from typing import Literal
 
 from glm5_ascend.checkpoint.types import W8A8
 from glm5_ascend.plan import cache, weights
+from glm5_ascend.plan.data_files import GuessedFigure, MemoryFile, data_file
 from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import PlannedModel
-from glm5_ascend.resources import data_dir
+from glm5_ascend.resources import read_yaml
 
 #: Kept twice for the fused MLA pre-processing unless the node only decodes, with few tokens (mla_v1.py:69).
 _FUSED = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.q_b_proj")
@@ -45,9 +44,9 @@ class Memory:
 
 
 @functools.cache
-def unknowns() -> dict[str, Any]:
-    value: dict[str, Any] = yaml.safe_load((data_dir("plan/data") / "memory.yaml").read_text(encoding="utf-8"))
-    return value
+def unknowns() -> MemoryFile:
+    """What takes memory and nobody published, with ranges."""
+    return read_yaml(data_file("memory.yaml"), MemoryFile)
 
 
 def fit(
@@ -63,20 +62,23 @@ def fit(
         "activations": _activations(model, engine),
     }
 
-    def rest(which: str) -> dict[str, float]:
-        guess = {name: float(entry[which]) for name, entry in unknowns().items()}
-        groups = guess["communicators"] if engine.ep > 1 else 0
+    def rest(which: Literal["value", "low", "high"]) -> dict[str, float]:
+        def guess(unknown: GuessedFigure) -> float:
+            return float(getattr(unknown, which))
+
+        guessed = unknowns()
+        groups = guess(guessed.communicators) if engine.ep > 1 else 0
         return {
-            "graphs": 0.0 if engine.eager_decode else guess["graphs_bytes"],
+            "graphs": 0.0 if engine.eager_decode else guess(guessed.graphs_bytes),
             "communication buffers": 2e6 * engine.buffer_mb * groups,
-            "PD transfer": guess["prefill_decode_bytes"] if split else 0.0,
-            "margin": guess["margin_bytes"],
+            "PD transfer": guess(guessed.prefill_decode_bytes) if split else 0.0,
+            "margin": guess(guessed.margin_bytes),
         }
 
-    left = {which: usable - sum(fixed.values()) - sum(rest(which).values()) for which in ("value", "low", "high")}
+    left = [usable - sum(fixed.values()) - sum(part.values()) for part in (rest("value"), rest("high"), rest("low"))]
     return Memory(
         total, usable, fixed | rest("value"), own, cache.bytes_per_token(model, engine.drafts > 0, engine.dcp),
-        left["value"], left["high"], left["low"],
+        *left,
     )  # fmt: skip
 
 

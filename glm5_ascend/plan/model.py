@@ -10,18 +10,17 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import Any, get_args
 
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT, QUANTIZED
 from glm5_ascend.errors import CheckpointError, PlanError
 from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig, load_config, parse_config
 from glm5_ascend.model.structure import Linear, Vector
-from glm5_ascend.resources import data_dir
+from glm5_ascend.plan.data_files import Cache, FamilyFile, QuantizationKeys, data_file
+from glm5_ascend.resources import near, read_yaml
 
-CACHES = ("none", "li", "li+sfa")
+CACHES: tuple[str, ...] = get_args(Cache)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,10 +56,9 @@ class PlannedModel:
 
 
 @functools.cache
-def family() -> dict[str, Any]:
+def family() -> FamilyFile:
     """The data file of known models and quantizations."""
-    value: dict[str, Any] = yaml.safe_load((data_dir("plan/data") / "models.yaml").read_text(encoding="utf-8"))
-    return value
+    return read_yaml(data_file("models.yaml"), FamilyFile)
 
 
 @functools.cache
@@ -72,16 +70,17 @@ def named(name: str, quantization: str, cache: str | None = None, index_cache: b
         index_cache: run-time reuse of the indexer's choice in three of four layers (vllm-ascend's `use_index_cache`).
     """
     known = family()
-    if name not in known["models"]:
-        raise PlanError(f"--model {name}: unknown model", f"known: {', '.join(known['models'])}, or give a directory")
-    if quantization not in known["quantizations"]:
-        raise PlanError(f"--quant {quantization}: unknown quantization", f"known: {', '.join(known['quantizations'])}")
+    if name not in known.models:
+        raise PlanError(f"--model {name}: unknown model", f"{near(name, known.models)}, or give a directory")
+    if quantization not in known.quantizations:
+        raise PlanError(f"--quant {quantization}: unknown quantization", near(quantization, known.quantizations))
     # The rotary base decides no size and no time; the published values of GLM-5 and 5.1 are not confirmed.
-    raw = known["common"] | known["models"][name] | {"rope_theta": 1.0}
+    sizes = [keys.model_dump(exclude_unset=True) for keys in (known.common, known.models[name])]
+    raw = sizes[0] | sizes[1] | {"rope_theta": 1.0}
     config = parse_config(raw, Path(f"{name} (models.yaml)"))
-    rules = known["quantizations"][quantization]
+    rules = known.quantizations[quantization]
     types = {prefix + part.name: _rule(rules, config, prefix, part.name) for prefix, part in _linears(config)}
-    model = PlannedModel(name, quantization, config, types, rules["cache"], config.indexer_types.count("full"))
+    model = PlannedModel(name, quantization, config, types, rules.cache, config.indexer_types.count("full"))
     return adjusted(model, cache, index_cache)
 
 
@@ -119,7 +118,7 @@ def from_directory(directory: Path, cache: str | None = None, index_cache: bool 
 def adjusted(model: PlannedModel, cache: str | None, index_cache: bool) -> PlannedModel:
     """The same model with other run-time flags."""
     if cache is not None and cache not in CACHES:
-        raise PlanError(f"--cache {cache}: unknown", f"known: {', '.join(CACHES)}")
+        raise PlanError(f"--cache {cache}: unknown", near(cache, CACHES))
     full = model.full_layers
     if index_cache:
         # The override sets a period of 4 and no offset: the engine's default offset is 2 (vllm-ascend 182b75e).
@@ -142,12 +141,12 @@ def _linears(config: ModelConfig) -> list[tuple[str, Linear]]:
     return [(prefix, part) for prefix, part, _ in counted_parts(config) if isinstance(part, Linear)]
 
 
-def _rule(rules: Mapping[str, str], config: ModelConfig, prefix: str, part: str) -> str:
+def _rule(rules: QuantizationKeys, config: ModelConfig, prefix: str, part: str) -> str:
     if part in structure.ALWAYS_FLOAT or not prefix or config.is_mtp(int(prefix.split(".")[2])):
         return FLOAT
     if part.startswith("mlp.experts."):
-        return rules["experts"]
-    return rules["attention" if part.startswith("self_attn.") else "mlp"]
+        return rules.experts
+    return rules.attention if part.startswith("self_attn.") else rules.mlp
 
 
 def _stored_bytes(directory: Path, config: ModelConfig, types: Mapping[str, str]) -> int:

@@ -17,7 +17,7 @@ from glm5_ascend.plan.weights import BF16, FP32, resident_linear
 
 
 @dataclass(frozen=True)
-class Step:
+class StepLoad:
     """What one step of an engine works on, per DP rank.
 
     Attributes:
@@ -87,7 +87,7 @@ class _Kinds:
     experts: str
 
 
-def step_operators(model: PlannedModel, engine: Engine, step: Step) -> list[Op]:
+def step_operators(model: PlannedModel, engine: Engine, step: StepLoad) -> list[Op]:
     """The main model's operators for one step, head included."""
     c = model.config
     sheet = _Sheet(model, engine)
@@ -106,7 +106,7 @@ def step_operators(model: PlannedModel, engine: Engine, step: Step) -> list[Op]:
     return sheet.ops
 
 
-def draft_operators(model: PlannedModel, engine: Engine, step: Step) -> list[Op]:
+def draft_operators(model: PlannedModel, engine: Engine, step: StepLoad) -> list[Op]:
     """One pass of the MTP layer, head included."""
     c = model.config
     sheet = _Sheet(model, engine)
@@ -131,7 +131,7 @@ def _layer_counts(model: PlannedModel) -> tuple[int, int]:
     return _moe_layers(model.config.mlp_layer_types)
 
 
-def _attention(sheet: _Sheet, step: Step, kinds: _Kinds, layers: int, full: int) -> None:
+def _attention(sheet: _Sheet, step: StepLoad, kinds: _Kinds, layers: int, full: int) -> None:
     c, engine = sheet.model.config, sheet.engine
     split = step.prefill and engine.split_prefill  # each die its share of the tokens, with all heads
     tokens = step.tokens / engine.tp if split else step.tokens
@@ -172,13 +172,13 @@ def _attention(sheet: _Sheet, step: Step, kinds: _Kinds, layers: int, full: int)
         sheet.ops.append(Op("all-reduce", sent=sent * layers, group=engine.dcp, kind="allreduce", count=layers))
 
 
-def _mlp(sheet: _Sheet, name: str, width: int, step: Step, kind: str, layers: int) -> None:
+def _mlp(sheet: _Sheet, name: str, width: int, step: StepLoad, kind: str, layers: int) -> None:
     c, tp = sheet.model.config, sheet.engine.tp
     sheet.linear(name, kind, 2 * width / tp, c.hidden_size, step.tokens, layers)
     sheet.linear(name, kind, c.hidden_size, width / tp, step.tokens, layers)
 
 
-def _moe(sheet: _Sheet, step: Step, kinds: _Kinds, layers: int) -> None:
+def _moe(sheet: _Sheet, step: StepLoad, kinds: _Kinds, layers: int) -> None:
     c, engine = sheet.model.config, sheet.engine
     _mlp(sheet, "shared expert", c.moe_intermediate_size * c.n_shared_experts, step, kinds.mlp, layers)
     router = float(c.n_routed_experts * c.hidden_size)

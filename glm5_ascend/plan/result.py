@@ -128,7 +128,7 @@ def _numbers(
     budgets = [held.budget_low, held.budget, held.budget_high]
     longest = [min(model.config.max_position_embeddings, held.tokens(b)) for b in budgets]
     most = [float(_concurrency(held, b, chosen, workload)) for b in budgets]
-    half = math.hypot(fitted()["band"], EXTRAPOLATION * math.sqrt(len(reasons)))
+    half = math.hypot(fitted().band, EXTRAPOLATION * math.sqrt(len(reasons)))
     speed, first = math.exp(half), math.exp(math.hypot(half, UNTESTED_TTFT))
     out = run_output(p, workload)
     basis = "fitted" if cluster.hardware.efficiencies is None else "measured"

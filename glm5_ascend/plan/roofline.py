@@ -11,7 +11,7 @@ from glm5_ascend.plan.efficiency import Efficiencies
 from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import PlannedModel
-from glm5_ascend.plan.operators import Op, Step, draft_operators, step_operators
+from glm5_ascend.plan.operators import Op, StepLoad, draft_operators, step_operators
 
 #: Share of a link's rate a collective reaches. A guess, as are the latencies: no public number tells them apart from
 #: the fitted time of a pass.
@@ -79,7 +79,7 @@ def decode_step(
     Not rounded to whole requests: a mean over a steady state.
     """
     verified = engine.drafts + 1
-    step = Step(requests * verified, requests, context, engine.dp)
+    step = StepLoad(requests * verified, requests, context, engine.dp)
     by_limit, by_op = time_ops(step_operators(model, engine, step), hardware, efficiency)
     layers = model.config.num_hidden_layers
     scale = hardware.pass_seconds_scale.value
@@ -87,7 +87,7 @@ def decode_step(
     for draft in range(engine.drafts):
         # the first pass of the MTP layer runs over all verified tokens, the others over the last one of each request
         tokens = requests * verified if draft == 0 else requests
-        draft_step = Step(tokens, requests, context, engine.dp)
+        draft_step = StepLoad(tokens, requests, context, engine.dp)
         more, more_ops = time_ops(draft_operators(model, engine, draft_step), hardware, efficiency)
         for name, seconds in more.items():
             by_limit[name] += seconds
@@ -111,7 +111,7 @@ def prefill_chunk(
     ranks: float = 1.0,
 ) -> Duration:
     """One chunk of `tokens` prompt tokens behind `start` cached ones, on so many ranks at once; the others wait."""
-    step = Step(tokens, 1, start + tokens / 2, ranks, prefill=True)
+    step = StepLoad(tokens, 1, start + tokens / 2, ranks, prefill=True)
     ops = step_operators(model, engine, step)
     by_limit, by_op = time_ops(ops, hardware, efficiency)
     device = sum(by_limit.values())

@@ -127,7 +127,7 @@ def search(
 def rank(candidate: Candidate, slo: Slo) -> tuple[float, float]:
     """Sorts best first. All public results draft 3 tokens: another number must gain more than the band of an error."""
     p = candidate.prediction
-    sure = 1.0 if candidate.layout.decode.drafts == PROVEN_DRAFTS else math.exp(-fitted()["band"])
+    sure = 1.0 if candidate.layout.decode.drafts == PROVEN_DRAFTS else math.exp(-fitted().band)
     over = max(p.tpot / slo.tpot if slo.tpot else 0.0, p.ttft / slo.ttft if slo.ttft else 0.0)
     return (0.0 if slo.met(p.tpot, p.ttft) else over, -sure * p.output_per_second)
 

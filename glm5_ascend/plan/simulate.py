@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -62,11 +63,9 @@ def simulate(costs: Costs, trace: Trace, closed: int = 0) -> Outcome:
     Args:
         closed: so many clients that each ask again when they have their answer; arrival times are then ignored.
     """
-    arrival, first, done = _aggregated(
-        trace.arrival.copy(), trace.fresh, trace.cached, trace.output, costs.ranks, costs.slots, costs.room,
-        costs.chunk, costs.gain, costs.step, np.array(costs.prefill), closed,
-    )  # fmt: skip
-    return Outcome(arrival, first, done, trace.output)
+    queue, engine = compiled_arguments(costs, trace)
+    first, done = _aggregated(queue, engine, costs.gain, closed)
+    return Outcome(queue.arrival, first, done, trace.output)
 
 
 def simulate_apart(ahead: Costs, behind: Costs, trace: Trace, transfer: float) -> Outcome:
@@ -89,6 +88,40 @@ def compile_all() -> None:
     simulate(Costs(1, 1, 1024, 1024, 1.0, step, (0.0, 1e-3, 0.0), ()), Trace(np.zeros(1), one, one, one + 1))
 
 
+class Queue(NamedTuple):
+    """A trace's requests, for compiled code: [requests] each."""
+
+    arrival: Floats
+    fresh: Ints
+    cached: Ints
+    output: Ints
+
+
+class EngineTable(NamedTuple):
+    """What compiled code needs of `Costs`: ranks, slots and chunk as there, room of a rank in tokens."""
+
+    ranks: int
+    slots: int
+    room: int
+    chunk: int
+    step: Floats
+    prefill: Floats
+
+
+class PrefillLanes(NamedTuple):
+    """What each rank prefills, [ranks] each: number of the request or -1, tokens left, tokens done."""
+
+    request: Ints
+    left: Floats
+    start: Floats
+
+
+def compiled_arguments(costs: Costs, trace: Trace) -> tuple[Queue, EngineTable]:
+    """For `_aggregated` and `_stepwise`; they write arrival times of clients that ask again."""
+    queue = Queue(trace.arrival.copy(), trace.fresh, trace.cached, trace.output)
+    return queue, EngineTable(costs.ranks, costs.slots, costs.room, costs.chunk, costs.step, np.array(costs.prefill))
+
+
 @njit(cache=True)  # type: ignore[untyped-decorator]
 def step_seconds(table: Floats, per_rank: float) -> float:
     low = int(per_rank)
@@ -97,17 +130,50 @@ def step_seconds(table: Floats, per_rank: float) -> float:
     return float(table[low] + (per_rank - low) * (table[low + 1] - table[low]))
 
 
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def chunk_seconds(prefill: Floats, size: float, start: float) -> float:
+    """Of a chunk of `size` tokens behind `start` cached ones."""
+    return float(prefill[0] + prefill[1] * size + prefill[2] * size * (start + size / 2))
+
+
 @njit(cache=True)
-def _aggregated(arrival, fresh, cached, output, ranks, slots, room, chunk, gain, step, prefill, closed):  # type: ignore[no-untyped-def]
-    n = len(fresh)
+def cache_tokens(queue, i):  # type: ignore[no-untyped-def]
+    """What request i holds while it is in the engine, in whole pages."""
+    return 128 * ((queue.fresh[i] + queue.cached[i] + queue.output[i] + 127) // 128)
+
+
+@njit(cache=True)
+def _enter(lanes, queue, i):  # type: ignore[no-untyped-def]
+    """Request i takes the first free rank."""
+    lane = 0
+    while lanes.request[lane] >= 0:
+        lane += 1
+    lanes.request[lane], lanes.left[lane], lanes.start[lane] = i, queue.fresh[i], queue.cached[i]
+
+
+@njit(cache=True)
+def _prefill_chunks(lanes, engine):  # type: ignore[no-untyped-def]
+    """A chunk on every rank that prefills; returns the longest one's seconds."""
+    longest = 0.0
+    for lane in range(engine.ranks):
+        if lanes.request[lane] >= 0:
+            size = min(lanes.left[lane], engine.chunk)
+            longest = max(longest, chunk_seconds(engine.prefill, size, lanes.start[lane]))
+            lanes.left[lane] -= size
+            lanes.start[lane] += size
+    return longest
+
+
+@njit(cache=True)
+def _aggregated(queue, engine, gain, closed):  # type: ignore[no-untyped-def]
+    arrival, n, ranks = queue.arrival, len(queue.fresh), engine.ranks
     first, done = np.zeros(n), np.zeros(n)
-    lane, left, start = np.full(ranks, -1), np.zeros(ranks), np.zeros(ranks)
+    lanes = PrefillLanes(np.full(ranks, -1), np.zeros(ranks), np.zeros(ranks))
     running = [(0.0, 0)]
     running.pop()
     came, taken, finished, busy = (min(closed, n) if closed else 0), 0, 0, 0
-    if closed:
-        arrival[:came] = 0.0
-    now, gained, held, limit = 0.0, 0.0, 0, room * ranks
+    arrival[:came] = 0.0
+    now, gained, held = 0.0, 0.0, 0
     while finished < n:
         if not closed:
             while came < n and arrival[came] <= now:
@@ -116,34 +182,21 @@ def _aggregated(arrival, fresh, cached, output, ranks, slots, room, chunk, gain,
                 now = arrival[came]
                 continue
         # whoever is next and fits gets a rank; a prompt that is cached whole (PD) decodes at once
-        while taken < came and len(running) + busy < slots * ranks:
-            need = 128 * ((fresh[taken] + cached[taken] + output[taken] + 127) // 128)
-            if held + need > limit and held > 0:
+        while taken < came and len(running) + busy < engine.slots * ranks:
+            need = cache_tokens(queue, taken)
+            if (held + need > engine.room * ranks and held > 0) or (queue.fresh[taken] > 0 and busy == ranks):
                 break
-            if fresh[taken] == 0:
+            if queue.fresh[taken] == 0:
                 first[taken] = now
-                heapq.heappush(running, (gained + output[taken] - 1, taken))
+                heapq.heappush(running, (gained + queue.output[taken] - 1, taken))
             else:
-                if busy == ranks:
-                    break
-                for i in range(ranks):
-                    if lane[i] < 0:
-                        lane[i], left[i], start[i] = taken, fresh[taken], cached[taken]
-                        break
+                _enter(lanes, queue, taken)
                 busy += 1
             held += need
             taken += 1
-        seconds = step_seconds(step, len(running) / ranks) if len(running) else 0.0
+        seconds = step_seconds(engine.step, len(running) / ranks) if len(running) else 0.0
         if busy:
-            longest = 0.0
-            for i in range(ranks):
-                if lane[i] >= 0:
-                    size = min(left[i], chunk)
-                    took = prefill[0] + prefill[1] * size + prefill[2] * size * (start[i] + size / 2)
-                    longest = max(longest, took)
-                    left[i] -= size
-                    start[i] += size
-            now += seconds + longest
+            now += seconds + _prefill_chunks(lanes, engine)
             if len(running):
                 gained += gain
         else:
@@ -152,19 +205,19 @@ def _aggregated(arrival, fresh, cached, output, ranks, slots, room, chunk, gain,
                 count = min(count, max(1.0, np.ceil((arrival[came] - now) / seconds)))
             now += count * seconds
             gained += count * gain
-        for i in range(ranks):
-            if lane[i] >= 0 and left[i] <= 0:
-                who = lane[i]
-                first[who] = now
-                heapq.heappush(running, (gained + output[who] - 1, who))
-                lane[i] = -1
+        for lane in range(ranks):
+            i = lanes.request[lane]
+            if i >= 0 and lanes.left[lane] <= 0:
+                first[i] = now
+                heapq.heappush(running, (gained + queue.output[i] - 1, i))
+                lanes.request[lane] = -1
                 busy -= 1
         while len(running) and running[0][0] <= gained + 1e-9:
             i = heapq.heappop(running)[1]
             done[i] = now
             finished += 1
-            held -= 128 * ((fresh[i] + cached[i] + output[i] + 127) // 128)
+            held -= cache_tokens(queue, i)
             if closed and came < n:
                 arrival[came] = now
                 came += 1
-    return arrival, first, done
+    return first, done

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,16 @@ from glm5_ascend.plan.workload import Workload
 
 #: Requests of a simulation: enough for a 99th percentile.
 REQUESTS = 4000
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """How requests come: at random, so many per second; or `closed`, clients that ask again when they are answered."""
+
+    rate: float
+    closed: bool = False
+    requests: int = REQUESTS
+    seed: int = 0
 
 
 def make_trace(load: Workload, requests: int, rate: float, seed: int = 0, spread: float = 0.5) -> Trace:
@@ -46,29 +56,28 @@ def tails(plan: Plan, requests: int = REQUESTS, seed: int = 0) -> dict[str, floa
     load, hardware = plan.workload, plan.cluster.hardware
     rate = load.rate or plan.chosen.prediction.output_per_second / load.output
     closed = plan.chosen.layout.prefill is None and load.rate is None
+    arrivals = Arrivals(rate, closed, requests, seed)
     return replica_tails(
-        plan.model, hardware, plan.chosen.layout, efficiencies_of(hardware), load, rate, closed, requests, seed,
-        plan.acceptance,
-    )  # fmt: skip
+        plan.model, hardware, plan.chosen.layout, efficiencies_of(hardware), load, arrivals, plan.acceptance
+    )
 
 
 def replica_tails(
-    model: PlannedModel, hardware: Hardware, layout: Layout, efficiency: Efficiencies, load: Workload, rate: float,
-    closed: bool = False, requests: int = REQUESTS, seed: int = 0,
-    acceptance: float | None = None,
+    model: PlannedModel, hardware: Hardware, layout: Layout, efficiency: Efficiencies, load: Workload,
+    arrivals: Arrivals, acceptance: float | None = None,
 ) -> dict[str, float]:  # fmt: skip
-    """The same for any layout; `rate` and the workload's concurrency are those of all replicas together.
+    """The same for any layout; rate and the workload's concurrency are those of all replicas together.
 
     A workload of so many requests is simulated as that run, all lengths alike.
     """
-    spread = 0.5
+    requests, spread = arrivals.requests, 0.5
     if load.requests is not None:
         requests, spread = math.ceil(load.requests / layout.replicas), 0.0
-    trace = make_trace(load, requests, rate / layout.replicas, seed, spread)
+    trace = make_trace(load, requests, arrivals.rate / layout.replicas, arrivals.seed, spread)
     split = layout.prefill is not None
     table = engine_costs(model, hardware, layout.decode, efficiency, load, split, split, acceptance)
     if layout.prefill is None:
-        clients = max(1, round(load.concurrency / layout.replicas)) if closed else 0
+        clients = max(1, round(load.concurrency / layout.replicas)) if arrivals.closed else 0
         return simulate(table, trace, clients).summary()
     ahead = engine_costs(model, hardware, layout.prefill, efficiency, load, split=True)
     link = hardware.link(layout.decode.dies + layout.prefill.dies)

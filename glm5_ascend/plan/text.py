@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from glm5_ascend.plan.efficiency import fitted
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.profile import commands, profile_of
 from glm5_ascend.plan.result import Plan, Range
+from glm5_ascend.report.terminal import STYLES
+from glm5_ascend.report.terminal import show as show_rows
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    Rows = Iterator[tuple[str | Text, ...]]
 
 _GB = 1e9
 
@@ -19,62 +27,93 @@ def span(number: Range, scale: float = 1.0, digits: int = 0) -> str:
     return value if low == high else f"{value} ({low} to {high})"
 
 
-def lines(plan: Plan, simulated: Mapping[str, float] | None = None) -> Iterator[str]:
-    """The report of a terminal; `simulated` is what tails.py found."""
-    n, w, cluster = plan.numbers, plan.workload, plan.cluster
-    hit = f", {100 * w.prefix_hit:.0f} % of the prompt cached" if w.prefix_hit else ""
+def lines(plan: Plan, simulated: Mapping[str, float] | None = None, width: int = 80) -> list[str]:
+    """What `show` prints, on so many columns."""
+    from io import StringIO
+
+    from rich.console import Console
+
+    text = StringIO()
+    show(plan, simulated, Console(file=text, width=width, highlight=False))
+    return text.getvalue().splitlines()
+
+
+def show(plan: Plan, simulated: Mapping[str, float] | None, console: Console) -> None:
+    """The report of a terminal; `simulated` is what tails.py found. Commands are not wrapped: they are copied."""
+    cluster = plan.cluster
     machines = f"{cluster.nodes} x {cluster.hardware.title} ({cluster.dies} dies)"
-    yield f"{plan.model.name} {plan.model.quantization} on {machines}"
+    show_rows([(f"{plan.model.name} {plan.model.quantization} on {machines}",)], console)
+    show_rows(_asked(plan), console)
+    for rows in (_memory(plan), [*_speed(plan, simulated), *_remarks(plan)]):
+        console.print()
+        show_rows(rows, console)
+    console.print()
+    if plan.others:
+        show_rows(_others(plan), console, right=(1, 2, 3))
+        console.print()
+    for line in commands(plan):
+        console.print(line, soft_wrap=True, markup=False)
+    console.print()
+    show_rows(([line] for line in basis(plan)), console)
+
+
+def _asked(plan: Plan) -> Rows:
+    w = plan.workload
+    hit = f", {100 * w.prefix_hit:.0f} % of the prompt cached" if w.prefix_hit else ""
     run = f", a run of {w.requests}" if w.requests else ""
     rate = f", at most {w.rate:g} per second" if w.rate else ""
-    yield f"workload  {w.prompt} in, {w.output} out, {w.concurrency:g} at a time{rate}{run}{hit}"
-    yield f"layout    {plan.chosen.layout}"
-    yield ""
-    yield from _memory(plan)
-    yield ""
-    yield f"tokens/s  {span(n['output_tokens_per_s'])} output tokens, all requests  [{n['output_tokens_per_s'].basis}]"
-    yield f"TPOT      {span(n['tpot_ms'], digits=1)} ms  [{n['tpot_ms'].basis}]"
-    yield f"TTFT      {span(n['ttft_ms'])} ms  [{n['ttft_ms'].basis}; no public number tests it alone]"
-    if "cost_per_million_output_tokens" in n:
-        yield f"cost      {span(n['cost_per_million_output_tokens'], digits=3)} per million output tokens"
-    if simulated:
-        how = "simulated, with lengths spread by half" if w.requests is None else "simulated, this run"
-        for name, key, scale, unit in (("TPOT", "tpot", 1e3, "ms"), ("TTFT", "ttft", 1e3, "ms")):
-            values = ", ".join(f"p{share} {scale * simulated[f'{key}_p{share}']:,.0f}" for share in (50, 90, 99))
-            yield f"tails     {name} {values} {unit}  [{how}]"
-    yield f"limits    {_limits(plan)}"
-    if not plan.within_slo:
-        yield "SLO       not met by any layout found; this one comes closest"
-    for note in plan.notes:
-        yield f"note      {note}"
-    for reason in plan.extrapolated:
-        yield f"beyond    {reason}: band widened"
-    yield ""
-    if plan.others:
-        yield "next best layouts                                        tokens/s   TPOT ms   TTFT ms"
-        for other in plan.others[:4]:
-            q = other.prediction
-            yield f"  {other.layout!s:<52} {q.output_per_second:10,.0f} {1e3 * q.tpot:9.1f} {1e3 * q.ttft:9,.0f}"
-        yield ""
-    yield from commands(plan)
-    yield ""
-    yield from basis(plan)
+    yield "workload", f"{w.prompt} in, {w.output} out, {w.concurrency:g} at a time{rate}{run}{hit}"
+    yield "layout", str(plan.chosen.layout)
 
 
-def _memory(plan: Plan) -> Iterator[str]:
+def _memory(plan: Plan) -> Rows:
     n, held = plan.numbers, plan.chosen.prediction.memory
-    yield f"checkpoint          {span(n['weight_bytes_total'], 1 / _GB, 1)} GB  [{n['weight_bytes_total'].basis}]"
-    yield f"memory of one die   {held.total / _GB:.1f} GB, of which the engine may use {held.usable / _GB:.1f}"
+    yield "checkpoint", f"{span(n['weight_bytes_total'], 1 / _GB, 1)} GB  [{n['weight_bytes_total'].basis}]"
+    yield "memory of one die", f"{held.total / _GB:.1f} GB, of which the engine may use {held.usable / _GB:.1f}"
     for name, nbytes in held.weights.items():
-        yield f"  {name:<24} {nbytes / _GB:6.2f} GB  [derived]"
+        yield f"  {name}", f"{nbytes / _GB:6.2f} GB  [derived]"
     for name, amount in held.parts.items():
         if name != "weights" and amount:
             known = "derived" if name in ("MLAPO copies", "activations") else "guessed"
-            yield f"  {name:<24} {amount / _GB:6.2f} GB  [{known}]"
-    yield f"  {'left for the cache':<24} {span(n['kv_budget_bytes_per_die'], 1 / _GB, 1)} GB"
-    yield f"cache of a token    {n['kv_bytes_per_token'].value:,.0f} bytes  [derived]"
-    yield f"longest context     {span(n['max_context_tokens'])} tokens"
-    yield f"requests that fit   {span(n['max_concurrency'])} of this size"
+            yield f"  {name}", f"{amount / _GB:6.2f} GB  [{known}]"
+    yield "  left for the cache", f"{span(n['kv_budget_bytes_per_die'], 1 / _GB, 1)} GB"
+    yield "cache of a token", f"{n['kv_bytes_per_token'].value:,.0f} bytes  [derived]"
+    yield "longest context", f"{span(n['max_context_tokens'])} tokens"
+    yield "requests that fit", f"{span(n['max_concurrency'])} of this size"
+
+
+def _speed(plan: Plan, simulated: Mapping[str, float] | None) -> Rows:
+    n = plan.numbers
+    speed = n["output_tokens_per_s"]
+    yield "tokens/s", f"{span(speed)} output tokens, all requests  [{speed.basis}]"
+    yield "TPOT", f"{span(n['tpot_ms'], digits=1)} ms  [{n['tpot_ms'].basis}]"
+    yield "TTFT", f"{span(n['ttft_ms'])} ms  [{n['ttft_ms'].basis}; no public number tests it alone]"
+    if "cost_per_million_output_tokens" in n:
+        yield "cost", f"{span(n['cost_per_million_output_tokens'], digits=3)} per million output tokens"
+    if simulated:
+        how = "simulated, with lengths spread by half" if plan.workload.requests is None else "simulated, this run"
+        for name, key in (("TPOT", "tpot"), ("TTFT", "ttft")):
+            values = ", ".join(f"p{share} {1e3 * simulated[f'{key}_p{share}']:,.0f}" for share in (50, 90, 99))
+            yield "tails", f"{name} {values} ms  [{how}]"
+
+
+def _remarks(plan: Plan) -> Rows:
+    from rich.text import Text
+
+    yield "limits", _limits(plan)
+    if not plan.within_slo:
+        yield "SLO", Text("not met by any layout found; this one comes closest", STYLES["problem"])
+    for note in plan.notes:
+        yield "note", Text(note, STYLES["warning"])
+    for reason in plan.extrapolated:
+        yield "beyond", f"{reason}: band widened"
+
+
+def _others(plan: Plan) -> Rows:
+    yield "next best layouts", "tokens/s", "TPOT ms", "TTFT ms"
+    for other in plan.others[:4]:
+        p = other.prediction
+        yield str(other.layout), f"{p.output_per_second:,.0f}", f"{1e3 * p.tpot:.1f}", f"{1e3 * p.ttft:,.0f}"
 
 
 def _limits(plan: Plan) -> str:
@@ -94,8 +133,8 @@ def basis(plan: Plan) -> Iterator[str]:
     if plan.cluster.hardware.efficiencies is None:
         data = fitted()
         yield (
-            f"fitted: six efficiencies, on {len(data['fitted_on'])} public results; median error for results not seen"
-            f" {100 * data['median_error']:.0f} %."
+            f"fitted: six efficiencies, on {len(data.fitted_on)} public results; median error for results not seen"
+            f" {100 * data.median_error:.0f} %."
         )
     yield "guessed: no public number exists; the range says how far off it may be. We have run none of this on an NPU."
 

@@ -13,7 +13,7 @@ from typing import Any
 from glm5_ascend.errors import Glm5Error, OutputError, StoppedError
 from glm5_ascend.quantize.estimate.memory import RunPrediction
 from glm5_ascend.quantize.msmodelslim import run_msmodelslim
-from glm5_ascend.quantize.options import Engine, QuantizeOptions
+from glm5_ascend.quantize.options import QuantizeOptions, Quantizer
 from glm5_ascend.quantize.pipeline import (
     PreparedJob,
     QuantizeResult,
@@ -76,7 +76,7 @@ def quantize(
     threads: int | None = None,
     max_ram: int | str | None = None,
     restart: bool = False,
-    engine: str = Engine.own,
+    engine: str = Quantizer.own,
     device: str | None = None,
     dry_run: bool = False,
     progress: Progress = silent,
@@ -104,7 +104,7 @@ def quantize(
         Glm5Error: what is wrong and what to do, before anything is written. StoppedError: Ctrl-C or SIGTERM; what was
             done is kept.
     """
-    own = Engine(engine) is Engine.own
+    own = Quantizer(engine) is Quantizer.own
     options = QuantizeOptions(
         source=Path(source),
         out=Path(out),

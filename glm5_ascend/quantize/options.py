@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 
 
-class Engine(StrEnum):
+class Quantizer(StrEnum):
     """Who quantizes: this package, or an installed msModelSlim."""
 
     own = "own"

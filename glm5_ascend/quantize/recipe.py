@@ -9,21 +9,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.errors import RecipeError
-from glm5_ascend.resources import data_dir
+from glm5_ascend.resources import data_dir, near, read_yaml, yaml_content
 
 RECIPE_DIR = "data/quant_recipes"
 
 
-class _Strict(BaseModel):
+class _RecipePart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class QuantizerConfig(_Strict):
+class QuantizerConfig(_RecipePart):
     """How one side (activation or weight) of a linear is rounded."""
 
     scope: Literal["per_token", "per_tensor", "per_channel"]
@@ -33,7 +32,7 @@ class QuantizerConfig(_Strict):
     ext: dict[str, int] = Field(default_factory=dict)  # ssz: {step: N}
 
 
-class QConfig(_Strict):
+class QConfig(_RecipePart):
     act: QuantizerConfig
     weight: QuantizerConfig
 
@@ -48,13 +47,22 @@ class QConfig(_Strict):
             (("per_token", "int8", True), ("per_channel", "int4", True)): schemes.W4A8_DYNAMIC,
         }.get((act, weight))
 
+    @model_validator(mode="after")
+    def _has_a_type(self) -> QConfig:
+        if self.scheme is None:
+            raise ValueError(
+                "the format has no type for this pair of activation and weight; "
+                "it has W8A8_DYNAMIC, W8A8 (static) and W4A8_DYNAMIC"
+            )
+        return self
 
-class Selection(_Strict):
+
+class Selection(_RecipePart):
     include: tuple[str, ...] = ("*",)
     exclude: tuple[str, ...] = ()
 
 
-class Quarot(_Strict):
+class Quarot(_RecipePart):
     type: Literal["quarot"]
     online: Literal[False] = False
     block_size: Literal[-1] = -1
@@ -78,7 +86,7 @@ class LinearQuant(Selection):
     qconfig: QConfig
 
 
-class Group(_Strict):
+class Group(_RecipePart):
     type: Literal["group"]
     configs: tuple[LinearQuant, ...]
 
@@ -99,12 +107,12 @@ class Fa3Quant(Selection):
 Step = Annotated[Quarot | FlexAwqSsz | FlexSmoothQuant | Fa3Quant | LinearQuant | Group, Field(discriminator="type")]
 
 
-class Saver(_Strict):
+class Saver(_RecipePart):
     type: Literal["ascendv1_saver"]
     part_file_size: float = Field(default=4, gt=0, le=4)  # GiB
 
 
-class Metadata(_Strict):
+class Metadata(_RecipePart):
     config_id: str
     format_version: Literal[1] = 1
     score: float | None = None
@@ -112,13 +120,13 @@ class Metadata(_Strict):
     label: dict[str, Any] | None = None
 
 
-class Spec(_Strict):
+class Spec(_RecipePart):
     process: tuple[Step, ...]
     dataset: str = "default"
     save: tuple[Saver, ...] = (Saver(type="ascendv1_saver"),)
 
 
-class Recipe(_Strict):
+class Recipe(_RecipePart):
     """One recipe; `steps` flattens groups."""
 
     apiversion: Literal["glm5_ascend_v1", "modelslim_v1"]
@@ -154,8 +162,10 @@ def find_recipe(name: str) -> Path:
     for path in (Path(name), shipped / f"{name}.yaml"):
         if path.is_file():
             return path
-    known = ", ".join(sorted(p.stem for p in shipped.glob("*.yaml")))
-    raise RecipeError(f"recipe {name!r}: no such file and no shipped recipe of this name", f"shipped recipes: {known}")
+    known = sorted(p.stem for p in shipped.glob("*.yaml"))
+    raise RecipeError(
+        f"recipe {name!r}: no such file and no shipped recipe of this name", near(name, known, "shipped recipes")
+    )
 
 
 def load_recipe(path: Path) -> Recipe:
@@ -164,75 +174,17 @@ def load_recipe(path: Path) -> Recipe:
     Raises:
         RecipeError: names file, line and key of the first thing that cannot be honoured.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        raw = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: cannot be read: {error}", "give a recipe name or a YAML file") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f":{mark.line + 1}" if mark else ""
-        raise RecipeError(
-            f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}", "correct the line"
-        ) from None
-    if isinstance(raw, dict) and raw.get("apiversion") == "modelslim_v1":
-        # msModelSlim's files keep the anchors of their qconfigs in further top-level keys.
-        raw = {key: raw[key] for key in ("apiversion", "metadata", "spec") if key in raw}
-    try:
-        recipe = Recipe.model_validate(raw)
-    except ValidationError as error:
-        raise _explain(path, node, error) from None
-    _check_schemes(path, node, recipe)
-    return recipe
+    return read_yaml(path, Recipe, error=RecipeError, tip="see quant_recipes/README.md for every key", keep=_known_part)
 
 
-def _explain(path: Path, node: Any, error: ValidationError) -> RecipeError:
-    first = error.errors()[0]
-    location = tuple(part for part in first["loc"] if part not in _STEP_TYPES)
-    key = ".".join(str(part) for part in location) or "the file"
-    message = {
-        "extra_forbidden": "unknown key",
-        "missing": "key is missing",
-        "union_tag_invalid": f"unknown step type; known: {', '.join(sorted(_STEP_TYPES))}",
-        "union_tag_not_found": f"step without a type; known: {', '.join(sorted(_STEP_TYPES))}",
-    }.get(first["type"], f"{first['msg']}, got {first['input']!r:.60}")
-    return RecipeError(f"{path}:{_line(node, location)}: {key}: {message}", "see quant_recipes/README.md for every key")
+def recipe_content(path: Path) -> dict[str, Any]:
+    """The keys and values of a recipe as they stand in the file, of one that `load_recipe` took."""
+    content: dict[str, Any] = _known_part(yaml_content(path, error=RecipeError))
+    return content
 
 
-_STEP_TYPES = {"quarot", "flex_awq_ssz", "flex_smooth_quant", "fa3_quant", "linear_quant", "group"}
-
-
-def _line(node: Any, location: tuple[int | str, ...]) -> int:
-    """Line (from 1) of the deepest part of `location` that exists in the YAML tree."""
-    for part in location:
-        children = node.value if isinstance(node, yaml.MappingNode | yaml.SequenceNode) else []
-        if isinstance(node, yaml.MappingNode):
-            found = next(((k, v) for k, v in children if k.value == part), None)
-            if found is None:
-                break
-            if part == location[-1]:
-                return int(found[0].start_mark.line) + 1
-            node = found[1]
-        elif isinstance(part, int) and part < len(children):
-            node = children[part]
-        else:
-            break
-    return int(node.start_mark.line) + 1 if node is not None else 1
-
-
-def _check_schemes(path: Path, node: Any, recipe: Recipe) -> None:
-    for index, step in enumerate(recipe.spec.process):
-        here: list[tuple[tuple[int | str, ...], QConfig | None]] = []
-        base: tuple[int | str, ...] = ("spec", "process", index)
-        if isinstance(step, Group):
-            here = [((*base, "configs", i, "qconfig"), config.qconfig) for i, config in enumerate(step.configs)]
-        elif isinstance(step, LinearQuant | FlexAwqSsz):
-            here = [((*base, "qconfig"), step.qconfig)]
-        for location, qconfig in here:
-            if qconfig is not None and qconfig.scheme is None:
-                raise RecipeError(
-                    f"{path}:{_line(node, location)}: {'.'.join(map(str, location))}: "
-                    "the format has no type for this pair of activation and weight",
-                    "W8A8_DYNAMIC, W8A8 (static) and W4A8_DYNAMIC are in quant_recipes/README.md",
-                )
+def _known_part(content: Any) -> Any:
+    """msModelSlim's files keep the anchors of their qconfigs in further top-level keys."""
+    if isinstance(content, dict) and content.get("apiversion") == "modelslim_v1":
+        return {key: content[key] for key in ("apiversion", "metadata", "spec") if key in content}
+    return content

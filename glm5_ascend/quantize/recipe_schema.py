@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from glm5_ascend.quantize.recipe import RECIPE_DIR, Recipe
-from glm5_ascend.resources import data_dir, schema_text
+from glm5_ascend.resources import data_dir, write_schemas
 
 NAME = "schema.json"
 
 
 def main() -> None:
     """Write the schema again."""
-    path = data_dir(RECIPE_DIR) / NAME
-    path.write_text(schema_text(Recipe), encoding="utf-8")
-    print(path)
+    write_schemas(data_dir(RECIPE_DIR), {NAME: Recipe})
 
 
 if __name__ == "__main__":

@@ -33,11 +33,6 @@ pre { background: var(--card); border: 1px solid var(--line); border-radius: 0.5
 """
 
 
-def size(nbytes: float) -> str:
-    """12.3 MB or 418.0 GB (powers of ten, as disks are sold)."""
-    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
-
-
 def page(title: str, body: Iterable[str]) -> str:
     """The whole document; `title` is plain text, `body` is HTML."""
     head = [

@@ -78,7 +78,7 @@ class Client:
         """Greedy unless `options` say otherwise."""
         body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": 256, **options}
         if options.get("stream"):
-            return _gathered(self._events(body))
+            return _gathered(self.stream(CHAT, {**body, "stream_options": {"include_usage": True}}))
         reply = self._post(body, CHAT)
         choice = reply["choices"][0]
         answer = Answer(finish=choice["finish_reason"] or "")
@@ -92,8 +92,9 @@ class Client:
         choice: dict[str, Any] = self._post(body, "/v1/completions")["choices"][0]
         return choice
 
-    def _events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        with self._answer("POST", CHAT, {**body, "stream_options": {"include_usage": True}}) as response:
+    def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The server-sent events of a streamed answer, each when its line is there: nothing is held back."""
+        with self._answer("POST", path, body) as response:
             for line in _lines(response):
                 text = line.decode().strip()
                 if text.startswith("data: ") and text != "data: [DONE]":

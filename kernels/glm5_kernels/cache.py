@@ -12,6 +12,7 @@ then only be read, its contents are copied to the folder chosen, because numba u
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import stat
 import sys
@@ -23,6 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 VARIABLE = "NUMBA_CACHE_DIR"
 PACKAGE = Path(__file__).parent
@@ -112,6 +114,7 @@ def prepare() -> Place:
         if place.seed is not None:
             with suppress(OSError):  # then they are compiled
                 copy_compiled(place.seed, place.folder)
+    _forget_what_is_stale()
     _listen()
     return place
 
@@ -141,6 +144,22 @@ def _compile_without_cache() -> None:
     from numba.core.dispatcher import Dispatcher
 
     Dispatcher.enable_caching = lambda self: None
+
+
+def _forget_what_is_stale() -> None:
+    """numba reads an index before it looks whether the source has changed since: a class that is gone or has another
+    name by now would end the process there. Such an index counts as empty, and the function is compiled again."""
+    from numba.core.caching import IndexDataCacheFile
+
+    load = IndexDataCacheFile._load_index
+
+    def tolerant(self: Any) -> Any:
+        try:
+            return load(self)
+        except (AttributeError, ImportError, EOFError, pickle.UnpicklingError):
+            return {}
+
+    IndexDataCacheFile._load_index = tolerant
 
 
 def _say(message: str) -> None:

@@ -14,7 +14,7 @@ from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, LinearWeights, qu
 from glm5_kernels.library import NAMESPACE, as_list
 from glm5_kernels.lightning_indexer.reference import quantize_indexer
 from glm5_kernels.paged_cache import PagedBatch, keys_in_pages, queries_in_a_row, write_rows
-from glm5_kernels.parity.run import Row, parity
+from glm5_kernels.parity.run import ParityRow, parity
 from glm5_kernels.registry import choose, names, report
 from glm5_kernels.registry import function as _function
 from glm5_kernels.sparse_flash_attention.reference import pack_latents
@@ -28,7 +28,7 @@ __all__ = [
     "KernelUnavailableError",
     "LinearWeights",
     "PagedBatch",
-    "Row",
+    "ParityRow",
     "choose",
     "compile_all",
     "fake_round",

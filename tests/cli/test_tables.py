@@ -10,9 +10,9 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from glm5_ascend.cli.tables import show
 from glm5_ascend.deploy.diagnosis.doctor import Diagnosis
 from glm5_ascend.deploy.diagnosis.row import DoctorRow
+from glm5_ascend.report.terminal import show
 
 LONG = "/a/path/without/any/blank/that/is/longer/than/all/of/the/eighty/columns/of/a/usual/terminal"
 

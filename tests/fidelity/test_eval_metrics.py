@@ -178,6 +178,22 @@ def test_paired_bootstrap() -> None:
     assert mean_interval(values[:1]) is None
 
 
+def test_interval_of_a_ratio_draws_both_together() -> None:
+    """Against all 4^4 draws of four windows, which can be listed; twice the same, whatever torch's seed is."""
+    values, weights = torch.tensor([1.0, 2.0, 4.0, 9.0]), torch.tensor([1.0, 1.0, 3.0, 5.0])
+    picks = torch.cartesian_prod(*[torch.arange(4)] * 4)
+    ends = torch.tensor([0.025, 0.975])
+    for weight, every in (
+        (None, values[picks].mean(1)),
+        (weights, values[picks].sum(1) / weights[picks].sum(1)),
+    ):
+        found = mean_interval(values, weight)
+        assert found == pytest.approx(every.quantile(ends).tolist(), rel=0.05)
+        torch.manual_seed(5)
+        assert mean_interval(values, weight) == found
+    assert mean_interval(torch.full((3,), 0.5)) == (0.5, 0.5)
+
+
 @pytest.mark.parametrize("count", [1, 2, 99, 100, 101, 1000])
 def test_p99_is_the_nearest_rank(count: int) -> None:
     values = torch.randperm(count).double()

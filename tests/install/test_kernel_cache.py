@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import platformdirs
@@ -105,3 +107,35 @@ def test_seconds_count_what_is_compiled_within_once(monkeypatch: pytest.MonkeyPa
     for _ in range(2):
         counted.ended()
     assert (counted.functions, counted.seconds, said) == (2, 4.0, [cache.MESSAGE])
+
+
+MODULE = """
+from typing import NamedTuple
+from glm5_kernels import cache
+cache.prepare()
+import numpy as np
+from numba import njit
+
+class NAME(NamedTuple):
+    x: object
+
+@njit(cache=True)
+def double(pair):
+    return 2 * pair.x[0]
+
+print(double(NAME(np.ones(1))))
+"""
+
+
+def test_a_class_that_has_another_name_now_is_no_end(tmp_path: Path) -> None:
+    """As after an update of the package: the index in the cache names a class that is gone."""
+    script = tmp_path / "kernel.py"
+    environment = {**os.environ, cache.VARIABLE: str(tmp_path / "compiled")}
+    for name in ("Before", "After", "After"):
+        script.write_text(MODULE.replace("NAME", name))
+        command = [sys.executable, "-c", "import kernel"]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300
+        )
+        assert (done.returncode, done.stdout) == (0, "2.0\n"), done.stderr
+    assert list((tmp_path / "compiled").rglob("*.nbi"))

@@ -11,8 +11,13 @@ import pytest
 import yaml
 
 from glm5_ascend.cli import run
+from glm5_ascend.cli.plan_options import CacheOption
+from glm5_ascend.errors import PlanError
+from glm5_ascend.plan import plan as make_plan
+from glm5_ascend.plan import profile, text
+from glm5_ascend.plan.model import CACHES
 from glm5_ascend.resources import data_dir
-from tests.support.command import ROOT
+from tests.support.command import ROOT, glm5_ascend
 
 NUMBERS = (
     "weight_bytes_total", "weight_bytes_per_die", "kv_bytes_per_token", "kv_budget_bytes_per_die", "max_context_tokens",
@@ -134,8 +139,10 @@ def test_tails_of_a_short_run_have_its_queue(capsys: pytest.CaptureFixture[str])
     found = plan(capsys, "--workload", load, "--tails", "--layout", "tp=16", "--mtp", 0, "--seqs", 8)
     tails, one = found["simulated"], found["ttft_ms"]["value"] / 1e3  # type: ignore[index]
     assert isinstance(tails, dict) and any("--tails" in note for note in found["notes"])  # type: ignore[union-attr]
-    assert tails["ttft_p99"] == pytest.approx(8 * one, rel=0.05)
-    assert tails["ttft_p50"] == pytest.approx(4.5 * one, rel=0.05)
+    # Percentiles of eight waits of 1 to 8 prefills. The simulator's prefill is a plane through what is a maximum of the
+    # host's time and the device's, and these two are near each other here: its size is right within 10 %.
+    assert tails["ttft_p99"] / tails["ttft_p50"] == pytest.approx(7.93 / 4.5, rel=0.01)
+    assert tails["ttft_p50"] == pytest.approx(4.5 * one, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +166,7 @@ def test_tails_of_a_short_run_have_its_queue(capsys: pytest.CaptureFixture[str])
         (("--layout", "tp=8,prefill_tp=8"), "prefill_dp"),
         (("--mtp", 16), "--mtp"),
         (("--utilization", 1.5), "--utilization"),
-        (("--cache", "fp4"), "fp4"),
+        (("--model", "glm-5", "--quant", "W4A8"), "W4A8"),
         (("--hardware", "a2", "--quant", "w8a8"), "does not fit"),
         (("nowhere",), "nowhere"),
     ],
@@ -168,6 +175,46 @@ def test_bad_input_is_one_clear_line(
     arguments: tuple[object, ...], word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert word in refused(capsys, *arguments)
+
+
+def test_a_cache_is_one_of_three(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {option.value for option in CacheOption} == set(CACHES)
+    assert run(["plan", "--cache", "fp4"]) == 2
+    assert "'fp4' is not one of 'none', 'li', 'li+sfa'" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(PlanError, match="--cache fp4") as caught:
+        make_plan(cache="fp4")
+    assert "known: none, li, li+sfa" in caught.value.tip
+    assert plan(capsys, "--cache", "li+sfa")["cache"] == "li+sfa"
+
+
+@pytest.mark.parametrize(
+    ("option", "wrong", "meant"),
+    [("--model", "glm5.1", "glm-5.1"), ("--quant", "w4a", "w4a8"), ("--hardware", "a33", "a3")],
+)
+def test_a_typing_error_is_answered_with_what_was_meant(
+    option: str, wrong: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", option, wrong]) == 2
+    assert f"did you mean {meant}?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_help_is_whole_and_grouped(width: int) -> None:
+    done = glm5_ascend("plan", "--help", COLUMNS=str(width), TERM="dumb")
+    words = " ".join(done.stdout.replace("│", " ").split())
+    assert done.returncode == 0 and "…" not in words
+    for panel in ("Model", "Machines", "Load and limits", "Engine", "Answer", "Measure this CPU"):
+        assert f"─ {panel} ─" in done.stdout
+    for key in ("in=", "out=", "concurrency=", "prefix_hit=", "rate=", "requests=", "prefill_tp=", "tp=16,dp=2"):
+        assert key in words
+    examples = [line for line in done.stdout.splitlines() if line.strip().startswith("glm5-ascend plan")]
+    assert len(examples) == 2
+
+
+def test_the_example_of_the_help_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    found = plan(capsys, *["--quant", "w4a8", "--nodes", "4", "--slo", "tpot=50ms,ttft=2s"])
+    assert found["slo_met"]
+    assert plan(capsys, "--layout", "tp=16, dp=1", "--workload", "in=3500, out=1500")["ok"]
 
 
 @pytest.mark.parametrize(
@@ -235,3 +282,22 @@ def test_scale_with_a_price_has_costs(tmp_path: Path) -> None:
     for row in (dict(zip(header, row, strict=True)) for row in rows):
         cost = 36 * int(row["nodes"]) / 3600 / float(row["tokens_per_s"]) * 1e6
         assert float(row["cost_per_million"]) == pytest.approx(cost, rel=1e-3)
+
+
+def test_the_report_says_the_same_at_any_width(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is cut: the words are the same. A command to copy stays on its line."""
+    found = make_plan(model="glm-5.1", quant="w8a8", nodes=4, slo="tpot=1ms", price=3.0, tails=True)
+    texts = [text.lines(found.plan, found.simulated, width) for width in (40, 80, 300)]
+    words = [" ".join(lines).split() for lines in texts]
+    assert words[0] == words[1] == words[2]
+    assert any(len(line) > 80 for line in texts[2]) and max(map(len, texts[1][:30])) <= 80
+    for lines in texts:
+        assert set(profile.commands(found.plan)) <= set(lines)
+    assert found.lines() == texts[1] and not any("\x1b" in line for line in texts[1])
+
+
+def test_numbers_of_the_next_best_layouts_stand_in_columns() -> None:
+    lines = make_plan(nodes=4).lines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("next best layouts"))
+    rows = lines[start : start + 5]
+    assert len({len(row) for row in rows}) == 1 and all(row.split()[-1].replace(",", "").isdigit() for row in rows[1:])

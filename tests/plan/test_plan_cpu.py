@@ -109,6 +109,22 @@ def test_the_written_file_is_hardware_cpu(
     assert report["command_lines"] == ["run it: glm5-ascend serve DIR"] and report["profile"] is None
 
 
+def test_the_line_printed_after_measuring_can_be_run(
+    model: PlannedModel, steady: Hardware, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Without DIR the demo model is served from a folder that is gone by then: the line must not name it."""
+    constants = describe.efficiencies(model, steady, imagined(model, steady)).to_json()
+    monkeypatch.setattr(describe, "measure", lambda *_: steady.model_copy(update={"efficiencies": constants}))
+    monkeypatch.setattr("glm5_ascend.serve.environment.require_cpu_environment", lambda: None)
+    out = tmp_path / "mine.yaml"
+    assert run(["plan", "--measure", "--out", str(out)]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    words = line.partition("use it: glm5-ascend ")[2].split()
+    assert words[:4] == ["plan", "DIR", "--hardware", str(out)]
+    assert run([str(directory) if word == "DIR" else word for word in words]) == 0
+
+
 def test_nothing_of_the_users_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text("mine\n")

@@ -79,3 +79,11 @@ def test_steady_state_agrees_with_the_simulation(table: Costs) -> None:
     formula = predict(MODEL, A3, Layout(ENGINE), fitted_efficiencies(), LOAD)
     assert formula is not None
     assert simulated == pytest.approx(formula.output_per_second, rel=0.1)
+
+
+def test_a_prompt_cached_whole_decodes_from_the_moment_it_comes() -> None:
+    """As behind a prefill engine, at time zero, too: three steps of a second for the three tokens after the first."""
+    table = Costs(1, 2, 1 << 20, 1024, 1.0, np.array([0.0, 1.0, 1.0]), (0.0, 1e-3, 0.0), ())
+    one = Trace(np.zeros(1), np.zeros(1, np.int64), np.full(1, 100), np.full(1, 4))
+    for found in (simulate(table, one), simulate_steps(table, one)):
+        assert (found.first[0], found.done[0]) == (0.0, 3.0)

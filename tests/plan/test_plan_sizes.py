@@ -73,8 +73,8 @@ def test_official_recipes_fit() -> None:
 
 
 def test_unknowns_have_a_range_around_their_value() -> None:
-    for name, entry in memory.unknowns().items():
-        assert entry["low"] <= entry["value"] <= entry["high"], name
+    for name, entry in memory.unknowns():
+        assert entry.low <= entry.value <= entry.high, name
     held = memory.fit(named("glm-5", "w4a8"), load_hardware("a3"), Engine(16, 1))
     assert held.budget_low < held.budget < held.budget_high
     assert held.budget + sum(held.parts.values()) == pytest.approx(held.usable)

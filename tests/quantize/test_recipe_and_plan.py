@@ -68,8 +68,8 @@ def test_c8_recipes_differ_by_one_step(name: str) -> None:
 
 def test_unknown_recipe_lists_the_known() -> None:
     with pytest.raises(RecipeError) as error:
-        find_recipe("w3a8")
-    assert "w4a8" in error.value.tip
+        find_recipe("w4a8-bst")
+    assert error.value.tip.startswith("did you mean w4a8-best? shipped recipes: ")
 
 
 HEAD = "apiversion: glm5_ascend_v1\nmetadata: {config_id: x}\nspec:\n  process:"
@@ -78,8 +78,8 @@ BROKEN = {
     "apiversion: v9\nmetadata: {config_id: x}\nspec: {process: []}": r":1: apiversion: ",
     "apiversion: glm5_ascend_v1\nspec: {process: []}": r":1: metadata: key is missing",
     f"{HEAD} []\n  speed: 3": r":5: spec\.speed: unknown key",
-    f"{HEAD}\n    - type: awq": r":5: spec\.process\.0.*unknown step",
-    f"{HEAD}\n    - include: [a]": r":5: spec.*without a type",
+    f"{HEAD}\n    - type: awq": r":5: spec\.process\.0: unknown type 'awq'; known: .*linear_quant",
+    f"{HEAD}\n    - include: [a]": r":5: spec\.process\.0: without a type",
     f"{HEAD}\n    - type: quarot\n      block_size: 4": r":6: spec\.process\.0\.block_size",
     f"{HEAD} []\n  save:\n    - {{type: ascendv1_saver, part_file_size: 9}}": r":6: spec\.save\.0\.part_file_size",
     "- 1": r":1: ",

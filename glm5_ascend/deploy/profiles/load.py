@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, get_args
 
 from glm5_ascend.deploy.profiles.file import ProfileFile, SwitchName
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.resources import data_dir, read_yaml
+from glm5_ascend.resources import data_dir, near, read_yaml
 
 SCHEDULING: tuple[str, ...] = get_args(SwitchName)
 PER_RANK = "per_rank"
@@ -106,9 +105,7 @@ def load(name: str) -> Profile:
     """Raises `ConfigError` for a name that is not a profile's."""
     known = names()
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        guess = f"did you mean {near[0]}? " if near else ""
-        raise ConfigError(f"no profile {name!r}", f"{guess}profiles: {', '.join(known)}")
+        raise ConfigError(f"no profile {name!r}", near(name, known, "profiles"))
     return _profile(name, _inherited(name))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.fidelity.analysis.units import Unit, fallbacks
-from glm5_ascend.report.page import size
+from glm5_ascend.report.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def propose(units: Iterable[Unit], spent: int, budget: int) -> list[Fallback]:
     """
     if spent > budget:
         raise RecipeError(
-            f"--budget of {budget} bytes: the recipe alone makes {spent} ({size(spent)})",
+            f"--budget of {budget} bytes: the recipe alone makes {spent} ({format_bytes(spent)})",
             "raise the budget, or analyze a smaller recipe",
         )
     chosen: list[Fallback] = []

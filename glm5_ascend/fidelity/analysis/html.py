@@ -14,6 +14,7 @@ from glm5_ascend.fidelity.analysis.outliers import STATES
 from glm5_ascend.fidelity.analysis.run import Analysis
 from glm5_ascend.fidelity.analysis.summary import removed_noise
 from glm5_ascend.report import page, plots
+from glm5_ascend.report.units import format_bytes
 
 #: Units in the chart of the worst ones.
 WORST = 20
@@ -30,9 +31,9 @@ def _body(found: Analysis, steps: list[Fallback], predicted: int) -> Iterator[st
     removed, total = removed_noise(found, steps)
     units = [unit for layer in found.layers for unit in layer.units]
     yield '<div class="cards">'
-    yield page.card("recipe_bytes", page.size(found.plan.output_bytes), "as the recipe has it")
+    yield page.card("recipe_bytes", format_bytes(found.plan.output_bytes), "as the recipe has it")
     if steps:
-        yield page.card("predicted_bytes", page.size(predicted), "with the fall-backs")
+        yield page.card("predicted_bytes", format_bytes(predicted), "with the fall-backs")
         yield page.card("noise_removed", f"{removed / total:.1%}", "of the noise goes", f"{len(steps)} steps")
     yield page.card("units", str(len(units)), "units that can change their type")
     yield "</div><h2>Noise by layer</h2>"

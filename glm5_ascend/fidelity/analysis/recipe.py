@@ -14,7 +14,7 @@ from glm5_ascend.errors import OutputError
 from glm5_ascend.fidelity.analysis.units import Unit
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.quantize.plan import QuantizationPlan, Selector
-from glm5_ascend.quantize.recipe import LinearQuant, Recipe
+from glm5_ascend.quantize.recipe import LinearQuant, Recipe, recipe_content
 
 _INT8 = {
     "act": {"scope": "per_token", "dtype": "int8", "symmetric": True},
@@ -24,7 +24,7 @@ _INT8 = {
 
 def with_fallbacks(recipe: Path, config: ModelConfig, changes: list[tuple[Unit, str]]) -> dict[str, Any]:
     """The YAML of `recipe` with every unit of `changes` at its new type."""
-    raw = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    raw = recipe_content(recipe)
     value: dict[str, Any] = copy.deepcopy({key: raw[key] for key in ("metadata", "spec")})  # no aliases
     value = {"apiversion": "glm5_ascend_v1"} | value
     value["metadata"]["config_id"] = f"{value['metadata']['config_id']}-fallbacks"

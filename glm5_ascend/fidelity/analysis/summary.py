@@ -10,7 +10,7 @@ from glm5_ascend.fidelity.analysis.budget import Fallback, final_types
 from glm5_ascend.fidelity.analysis.experts import ExpertReport
 from glm5_ascend.fidelity.analysis.layer import AnalyzedLayer, LinearReport
 from glm5_ascend.fidelity.analysis.run import Analysis
-from glm5_ascend.report.page import size
+from glm5_ascend.report.units import format_bytes
 
 #: Units and experts shown as text.
 SHOWN = 12
@@ -20,7 +20,7 @@ def lines(found: Analysis, steps: list[Fallback], predicted: int) -> Iterator[st
     """The report on a terminal."""
     plan = found.plan
     yield (
-        f"{found.options.source} under {plan.recipe.metadata.config_id}: {size(plan.output_bytes)}, "
+        f"{found.options.source} under {plan.recipe.metadata.config_id}: {format_bytes(plan.output_bytes)}, "
         f"{found.tokens} calibration tokens"
     )
     yield "noise each unit adds to its layer's residual stream (rms, relative):"
@@ -35,7 +35,7 @@ def lines(found: Analysis, steps: list[Fallback], predicted: int) -> Iterator[st
         yield f"{cold} experts saw no token: nothing is known of them (more text: --calib, --samples)"
     if steps:
         removed, total = removed_noise(found, steps)
-        yield f"fall-backs: {removed / total:.1%} of the noise goes, {size(predicted)} predicted"
+        yield f"fall-backs: {removed / total:.1%} of the noise goes, {format_bytes(predicted)} predicted"
         for unit, scheme in final_types(steps):
             yield f"  {unit.label:<60} {unit.scheme} -> {scheme}"
 

@@ -11,6 +11,7 @@ import datetime
 import os
 import platform
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 import yaml
 
 from glm5_ascend.errors import OutputError
-from glm5_ascend.plan.efficiency import Efficiencies
+from glm5_ascend.plan.efficiency import Efficiencies, efficiencies_of
 from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.measure import rates
@@ -136,7 +137,7 @@ def summary(found: Hardware) -> Iterator[str]:
     products = f"bf16 {own.bf16.value / 1e9:.1f}, int8 {own.int8.value / 1e9:.1f} GOPS"
     yield f"memory {own.memory.value / 1e9:.1f} GB/s; products {products}"
     yield ", ".join(f"{name} {figure.value / 1e9:.1f} GOPS" for name, figure in own.operators.items())
-    for name, value in (found.efficiencies or {}).items():
+    for name, value in asdict(efficiencies_of(found)).items():
         yield f"{name:14} {value:.3g}" if "seconds" not in name else f"{name:14} {1e6 * value:.0f} us per layer"
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import time
-import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from glm5_ascend.errors import CheckFailedError
+from glm5_ascend.serve.client import Client
 
 #: Prompts whose first token is timed, alone; requests at once whose steps are timed, of STEP_PROMPT tokens each.
 PROMPTS = (128, 256, 512)
@@ -39,7 +38,7 @@ class Timer:
     """Asks one server; `vocabulary`: token ids to draw prompts from."""
 
     def __init__(self, url: str, vocabulary: int) -> None:
-        self.url, self.vocabulary, self.random = url, vocabulary, random.Random(0)
+        self.client, self.vocabulary, self.random = Client(url, timeout=600), vocabulary, random.Random(0)
 
     def measure(self, rounds: int, warm: bool = True) -> Served:
         """All sizes in turn, `rounds` times, with `warm` after one more: what else runs hits all alike."""
@@ -84,15 +83,11 @@ class Timer:
             "model": "glm-5", "prompt": list(prompt), "max_tokens": new_tokens, "temperature": 0, "ignore_eos": True,
             "stream": True, "return_token_ids": True,
         }  # fmt: skip
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self.url}/v1/completions", json.dumps(body).encode(), headers)
         times: list[float] = []
-        with urllib.request.urlopen(request, timeout=600) as response:
-            for line in response:
-                if line.startswith(b"data: {"):
-                    now = time.perf_counter()
-                    for choice in json.loads(line[6:])["choices"]:
-                        times += [now] * len(choice.get("token_ids") or ())
+        for event in self.client.stream("/v1/completions", body):
+            now = time.perf_counter()
+            for choice in event["choices"]:
+                times += [now] * len(choice.get("token_ids") or ())
         if len(times) != new_tokens:
             raise CheckFailedError(f"{len(times)} of {new_tokens} tokens came", "see the server's log")
         return times

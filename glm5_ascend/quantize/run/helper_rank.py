@@ -7,7 +7,7 @@ import torch
 from glm5_ascend.quantize.calibration.forward import Routed, partial_stream
 from glm5_ascend.quantize.calibration.row_file import RowFile, Stream
 from glm5_ascend.quantize.run.job import RunContext
-from glm5_ascend.quantize.run.journal import Unit
+from glm5_ascend.quantize.run.journal import WorkUnit
 from glm5_ascend.quantize.run.layer import LayerQuantizer
 
 
@@ -19,7 +19,7 @@ def help_with_experts(run: RunContext, calibrated: bool) -> None:
     """
     config, last = run.plan.config, run.plan.last_calibrated_layer
     for layer in range(config.num_layers_with_mtp):
-        if Unit.layer(layer) in run.journal or not config.is_moe(layer):
+        if WorkUnit.layer(layer) in run.journal or not config.is_moe(layer):
             continue
         quantizer = LayerQuantizer(run, layer, None)
         run.ranks.meet()

@@ -12,7 +12,7 @@ from glm5_ascend.quantize.methods.transforms import Tensors
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.progress import Progress
 from glm5_ascend.quantize.run.blocks import WeightErrors, blocks
-from glm5_ascend.quantize.run.journal import Journal, Unit
+from glm5_ascend.quantize.run.journal import Journal, WorkUnit
 from glm5_ascend.quantize.run.ranks import Ranks
 from glm5_ascend.quantize.run.source_weights import FloatWeights
 from glm5_ascend.quantize.run.writer import Store
@@ -43,10 +43,10 @@ class RunContext:
     def accept_written(self, layer: int) -> None:
         """What the journal has of a layer, by another run or another rank, is not missing."""
         names: list[str] = []
-        if Unit.backbone(layer) in self.journal:
+        if WorkUnit.backbone(layer) in self.journal:
             names += self.stored_names(layer, structure.backbone(self.plan.config, layer))
         for expert in self.experts(layer):
-            if Unit.expert(layer, expert) in self.journal:
+            if WorkUnit.expert(layer, expert) in self.journal:
                 names += self.stored_names(layer, structure.expert_linears(expert))
         self.store.writer.expect_no_more(*names)
 
@@ -72,9 +72,9 @@ class QuantizedLayer:
     def of(cls, run: RunContext, layer: int) -> QuantizedLayer:
         """From the journal: the same whether the layer was done in one run or several."""
         found = cls(layer)
-        found.errors.include(run.journal.record(Unit.backbone(layer)).errors)
+        found.errors.include(run.journal.record(WorkUnit.backbone(layer)).errors)
         for expert in run.experts(layer):
-            record = run.journal.record(Unit.expert(layer, expert))
+            record = run.journal.record(WorkUnit.expert(layer, expert))
             found.errors.include(record.errors)
             if record.cold:
                 found.cold_experts.append(expert)

@@ -16,28 +16,28 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Unit:
+class WorkUnit:
     """A unit of work by its name in the journal."""
 
     name: str
 
     @classmethod
-    def layer(cls, layer: int) -> Unit:
+    def layer(cls, layer: int) -> WorkUnit:
         """A whole layer, its residual stream included."""
         return cls(f"layer {layer}")
 
     @classmethod
-    def backbone(cls, layer: int) -> Unit:
+    def backbone(cls, layer: int) -> WorkUnit:
         """Everything of a layer but the routed experts."""
         return cls(f"layer {layer} backbone")
 
     @classmethod
-    def expert(cls, layer: int, expert: int) -> Unit:
+    def expert(cls, layer: int, expert: int) -> WorkUnit:
         return cls(f"layer {layer} expert {expert}")
 
 
 #: What lies outside the layers: embedding, head, final norm, rotation.
-GLOBALS = Unit("globals")
+GLOBALS = WorkUnit("globals")
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,13 @@ class Journal:
         if not lines:
             self._append({"format": FORMAT, **identity})
 
-    def __contains__(self, unit: Unit) -> bool:
+    def __contains__(self, unit: WorkUnit) -> bool:
         return unit.name in self._done
 
     def __len__(self) -> int:
         return len(self._done)
 
-    def record(self, unit: Unit) -> UnitRecord:
+    def record(self, unit: WorkUnit) -> UnitRecord:
         """Of a finished unit; KeyError for another."""
         return self._done[unit.name]
 
@@ -96,7 +96,7 @@ class Journal:
         for path in sorted(self.path.parent.glob("journal*.jsonl")):
             self._take(_whole_lines(path)[1:])
 
-    def finish(self, unit: Unit, record: UnitRecord | None = None) -> None:
+    def finish(self, unit: WorkUnit, record: UnitRecord | None = None) -> None:
         """Record a unit whose data is on disk."""
         self._done[unit.name] = record or UnitRecord()
         facts = {} if record is None else {"errors": record.errors, "cold": record.cold}

@@ -27,7 +27,7 @@ from glm5_ascend.quantize.plan import SmoothPlan
 from glm5_ascend.quantize.run.blocks import WeightErrors, blocks
 from glm5_ascend.quantize.run.expert import quantize_expert, rerun_expert
 from glm5_ascend.quantize.run.job import QuantizedLayer, RunContext
-from glm5_ascend.quantize.run.journal import Unit, UnitRecord
+from glm5_ascend.quantize.run.journal import UnitRecord, WorkUnit
 
 Statistics = dict[str, InputStatistics]
 
@@ -54,7 +54,7 @@ class LayerQuantizer:
                 self._all_experts(routed)
         if self.streams is not None and self.streams.out is not None:
             self.streams.out.file.sync()
-        self.context.journal.finish(Unit.layer(self.layer))
+        self.context.journal.finish(WorkUnit.layer(self.layer))
         return QuantizedLayer.of(self.context, self.layer)
 
     @contextmanager
@@ -71,7 +71,7 @@ class LayerQuantizer:
     def _backbone(self, inputs: RowFile | None) -> Routed | None:
         """Everything but the routed experts; what they need to go on."""
         routed: Routed | None = None
-        written = Unit.backbone(self.layer) in self.context.journal
+        written = WorkUnit.backbone(self.layer) in self.context.journal
         if self.streams is None and written:
             return None
         read = [part for part in self.parts if not structure.is_table(part)]
@@ -162,7 +162,7 @@ class LayerQuantizer:
         ):
             errors.include(block_errors.sums())
         store.sync(run.stored_names(self.layer, self.parts))
-        run.journal.finish(Unit.backbone(self.layer), UnitRecord(errors.sums()))
+        run.journal.finish(WorkUnit.backbone(self.layer), UnitRecord(errors.sums()))
 
     def _range(self, part: Linear | Vector, statistics: Statistics, scales: Tensors) -> ActivationRange | None:
         if part.name not in statistics or self.context.store.scheme(self.prefix, part) != schemes.W8A8:
@@ -191,7 +191,7 @@ class LayerQuantizer:
         run, layer = self.context, self.layer
 
         def quantize_or_rerun(expert: int) -> UnitRecord | None:
-            if Unit.expert(layer, expert) not in run.journal:
+            if WorkUnit.expert(layer, expert) not in run.journal:
                 return quantize_expert(run, layer, expert, self.gains, routed)
             if routed is not None and routed.out is not None:
                 rerun_expert(run.weights, layer, expert, self.gains, routed)
@@ -202,7 +202,7 @@ class LayerQuantizer:
         for expert, record in zip(mine, run.workers.map(quantize_or_rerun, mine), strict=True):
             if record is not None:
                 run.store.sync(run.stored_names(layer, structure.expert_linears(expert)))
-                run.journal.finish(Unit.expert(layer, expert), record)
+                run.journal.finish(WorkUnit.expert(layer, expert), record)
             run.progress(
                 f"layer {layer} expert {expert}", layer + (expert + 0.5) / self.config.n_routed_experts, layers
             )

@@ -9,7 +9,7 @@ from glm5_ascend.quantize.calibration.dataset import CalibrationSet
 from glm5_ascend.quantize.calibration.forward import FloatLayer, LayerStreams, Selections
 from glm5_ascend.quantize.calibration.row_file import Stream
 from glm5_ascend.quantize.run.job import RunContext
-from glm5_ascend.quantize.run.journal import Unit
+from glm5_ascend.quantize.run.journal import WorkUnit
 
 
 class ResidualStreams:
@@ -64,7 +64,7 @@ class ResidualStreams:
         return self.run.folder / f"stream-{layer}"
 
     def _stored(self, layer: int) -> bool:
-        return layer > 0 and Unit.layer(layer - 1) in self.run.journal
+        return layer > 0 and WorkUnit.layer(layer - 1) in self.run.journal
 
     def _stream(self, layer: int) -> Stream:
         return Stream(self._path(layer), self.lengths, self.config.hidden_size, keep=True)

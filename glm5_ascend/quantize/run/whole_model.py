@@ -13,7 +13,7 @@ from glm5_ascend.model.structure import Linear
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
 from glm5_ascend.quantize.plan import ROT_NAME
 from glm5_ascend.quantize.run.job import QuantizedLayer, RunContext
-from glm5_ascend.quantize.run.journal import GLOBALS, Unit
+from glm5_ascend.quantize.run.journal import GLOBALS, WorkUnit
 from glm5_ascend.quantize.run.layer import LayerQuantizer
 from glm5_ascend.quantize.run.residual_streams import ResidualStreams
 
@@ -21,7 +21,7 @@ from glm5_ascend.quantize.run.residual_streams import ResidualStreams
 def write_tensors(run: RunContext, calibration: CalibrationSet | None) -> list[QuantizedLayer]:
     """Do everything the journal does not have yet, and finish the shards."""
     numbers = range(run.plan.config.num_layers_with_mtp)
-    done = sum(Unit.layer(layer) in run.journal for layer in numbers)
+    done = sum(WorkUnit.layer(layer) in run.journal for layer in numbers)
     began = f"going on with a stopped run: {done} of {len(numbers)} layers are done" if done else "embedding and head"
     run.progress(began, done, len(numbers))
     _write_globals(run)
@@ -35,7 +35,7 @@ def write_tensors(run: RunContext, calibration: CalibrationSet | None) -> list[Q
 
 def _quantize_layer(run: RunContext, streams: ResidualStreams, layer: int) -> QuantizedLayer:
     """Quantize one layer, unless a stopped run has."""
-    if Unit.layer(layer) in run.journal:
+    if WorkUnit.layer(layer) in run.journal:
         return QuantizedLayer.of(run, layer)
     finished = LayerQuantizer(run, layer, streams.of(layer)).run()
     streams.layer_done()

@@ -129,9 +129,9 @@ def grouped(
     if static is None or static.quant_mode == int8.PER_TOKEN:
         _per_token(*source, codes, factors)
     else:
-        _per_tensor(
-            *source, np.float32(float(static.input_scale)), np.float32(float(static.input_offset)), codes, factors
-        )
+        assert static.input_scale is not None and static.input_offset is not None
+        step, zero = (np.float32(x.item()) for x in (static.input_scale, static.input_offset))
+        _per_tensor(*source, step, zero, codes, factors)
         added = static.quant_bias.numpy()  # type: ignore[union-attr]
     out = torch.empty(len(rows), n, dtype=dtype)
     given = Activations(codes, factors, rows, starts)

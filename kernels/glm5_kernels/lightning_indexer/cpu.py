@@ -28,7 +28,7 @@ TOKENS = 64
 SPAN = 4096
 
 
-class Step(NamedTuple):
+class IndexerCall(NamedTuple):
     """All tokens' queries and all requests' keys; T tokens, H heads (a multiple of HEADS), D dims (of WIDTH).
 
     Attributes:
@@ -101,7 +101,7 @@ def _choose(
             tasks += [(request, first, min(first + size, end)) for first in range(start, end, size)]
 
     keys = row_address(k_cache, PAIRED if pairs else None)
-    step = Step(
+    step = IndexerCall(
         query.view(torch.float32).numpy(), weight.numpy(), heads, visible.numpy(), batch.block_table.long().numpy(),
         keys, k_cache.shape[1], (torch.empty(0, 0) if k_scale is None else k_scale).numpy(), out.numpy(),
     )  # fmt: skip
@@ -116,7 +116,7 @@ def _choose(
     return out
 
 
-def _choose_with_all_threads(task: tuple[int, int, int], step: Step) -> None:
+def _choose_with_all_threads(task: tuple[int, int, int], step: IndexerCall) -> None:
     """One long request: its keys in parts for all threads."""
     request, first, last = task
     length = int(step.visible[last - 1])

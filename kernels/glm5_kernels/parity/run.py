@@ -17,7 +17,7 @@ from glm5_kernels.parity.compare import Difference, Tolerance, compare_choice, c
 
 
 @dataclass(frozen=True)
-class Row:
+class ParityRow:
     """One result of one implementation against the reference's.
 
     `skipped` says why an implementation does not take this variant of the op; then nothing was compared.
@@ -35,7 +35,7 @@ class Row:
     skipped: str = ""
 
 
-def parity(device: str = "cpu", ops: tuple[str, ...] = (), seed: int = 0) -> Iterator[Row]:
+def parity(device: str = "cpu", ops: tuple[str, ...] = (), seed: int = 0) -> Iterator[ParityRow]:
     """Rows in the order of the cases.
 
     Args:
@@ -53,18 +53,18 @@ def parity(device: str = "cpu", ops: tuple[str, ...] = (), seed: int = 0) -> Ite
             try:
                 got = _results(case, implementation, device)
             except UnsupportedVariantError as error:
-                yield Row(case.op, case.variant, implementation, "-", True, "", 0.0, 0.0, "", str(error))
+                yield ParityRow(case.op, case.variant, implementation, "-", True, "", 0.0, 0.0, "", str(error))
                 continue
             except Exception as error:  # an implementation that fails is a finding, not the end of the suite
                 text = f"{type(error).__name__}: {error}".splitlines()[0]
-                yield Row(case.op, case.variant, implementation, "-", False, text, float("inf"), float("inf"), "")
+                yield ParityRow(case.op, case.variant, implementation, "-", False, text, float("inf"), float("inf"), "")
                 continue
             yield from _judge(case, implementation, got, want)
 
 
-def _judge(case: Case, implementation: str, got: list[Any], want: list[Any]) -> Iterator[Row]:
-    def row(output: str, seen: Difference, allowed: str) -> Row:
-        return Row(
+def _judge(case: Case, implementation: str, got: list[Any], want: list[Any]) -> Iterator[ParityRow]:
+    def row(output: str, seen: Difference, allowed: str) -> ParityRow:
+        return ParityRow(
             case.op, case.variant, implementation, output, seen.ok, seen.worst, seen.largest, seen.relative, allowed
         )
 

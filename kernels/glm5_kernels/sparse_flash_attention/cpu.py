@@ -12,7 +12,7 @@ from glm5_kernels.compiled.simd import BF16, PAIRS, STEP, WIDTH
 from glm5_kernels.compiled.threads import each
 from glm5_kernels.paged_cache import LONGEST, PagedBatch, query_layout
 from glm5_kernels.sparse_flash_attention import reference
-from glm5_kernels.sparse_flash_attention.cpu_operands import Caches, Queries, Selection, Softmax
+from glm5_kernels.sparse_flash_attention.cpu_operands import Caches, ChosenKeys, Queries, SoftmaxOptions
 from glm5_kernels.sparse_flash_attention.cpu_tiles import attend_tokens
 from glm5_kernels.sparse_flash_attention.reference import check, check_packed, unpack_latents
 
@@ -100,13 +100,13 @@ def _attend(
     all_bf16 = queries.nope.kind == queries.pe.kind == caches.ckv.kind == caches.kpe.kind == BF16
     if PAIRS and all_bf16 and not any(size % (2 * WIDTH) for size in (caches.rank, caches.rope)):
         caches = caches._replace(ckv=caches.ckv._replace(kind=PAIRED), kpe=caches.kpe._replace(kind=PAIRED))
-    selection = Selection(
+    selection = ChosenKeys(
         _int32(topk_indices).numpy(),
         visible.numpy(),
         request.numpy(),
         _int32(batch.block_table).numpy(),
     )
-    softmax = Softmax(float(scale), int(round_probs and dtype == torch.bfloat16))
+    softmax = SoftmaxOptions(float(scale), int(round_probs and dtype == torch.bfloat16))
     latents, lse = torch.empty(num_tokens, heads, caches.rank, dtype=nope.dtype), torch.empty(num_tokens, heads)
     threads = torch.get_num_threads()
     size = num_tokens if threads == 1 else max(1, min(TOKENS, num_tokens // (4 * threads)))

@@ -33,7 +33,7 @@ class Caches(NamedTuple):
     rope: int
 
 
-class Selection(NamedTuple):
+class ChosenKeys(NamedTuple):
     """topk_indices int32 [T, K], visible and request int64 [T] (`query_layout`), block_table int32 [B, max_blocks]."""
 
     topk_indices: Any
@@ -42,7 +42,7 @@ class Selection(NamedTuple):
     block_table: Any
 
 
-class Softmax(NamedTuple):
+class SoftmaxOptions(NamedTuple):
     """scale: of the scores. round_probs: 1 if probabilities are rounded to bf16 before they meet the values."""
 
     scale: float

@@ -1,4 +1,4 @@
-"""Draws operands that do not fit and runs each in a child: `python -m tests.ops.support.bad_operands OP COUNT [--guard]`.
+"""Draws operands that do not fit and runs each in a child: `python -m tests.ops.support.bad_operands OP N [--guard]`.
 
 Compiled code reads memory by address, so a fault ends the child and is a finding. This process is started anew: a fork
 of one that has threads may wait forever for a lock of theirs. Prints what is wrong as JSON.

@@ -15,7 +15,7 @@ from glm5_ascend.errors import OutputError
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import prepare, quantize
 from glm5_ascend.quantize.progress import silent
-from glm5_ascend.quantize.run.journal import GLOBALS, Journal, Unit, UnitRecord
+from glm5_ascend.quantize.run.journal import GLOBALS, Journal, UnitRecord, WorkUnit
 from tests.quantize.support import kill_runs
 from tests.quantize.support.kill_runs import digest
 from tests.support.command import TIMEOUT_S
@@ -97,13 +97,13 @@ def test_a_torn_line_does_not_count(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     journal = Journal(path, {"seed": 1})
     journal.finish(GLOBALS)
-    journal.finish(Unit.backbone(0), UnitRecord({"W8A8": (1.5, 2.5)}))
+    journal.finish(WorkUnit.backbone(0), UnitRecord({"W8A8": (1.5, 2.5)}))
     journal.close()
     whole = path.read_bytes()
     for cut in range(1, len(whole)):
         path.write_bytes(whole[:-cut])
         again = Journal(path, {"seed": 1})
         assert len(again) == whole[:-cut].count(b"\n") - 1 or not len(again)
-        again.finish(Unit("after"))
+        again.finish(WorkUnit("after"))
         again.close()
         assert json.loads(path.read_text().splitlines()[-1]) == {"unit": "after"}

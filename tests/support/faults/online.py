@@ -119,8 +119,8 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "plan",
         "low and high ends of the budget change places",
-        'left["value"], left["high"], left["low"],',
-        'left["value"], left["low"], left["high"],',
+        '(rest("value"), rest("high"), rest("low"))',
+        '(rest("value"), rest("low"), rest("high"))',
         "test_unknowns_have_a_range_around_their_value",
     ),
     fault(
@@ -134,7 +134,7 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "plan",
         "a finished request keeps its cache",
-        "            held -= 128 * ((fresh[i] + cached[i] + output[i] + 127) // 128)\n",
+        "            held -= cache_tokens(queue, i)\n",
         "",
         "test_aggregated_steps_are_within_two_percent",
         "test_full_cache_makes_requests_wait",

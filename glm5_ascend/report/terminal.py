@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,8 +13,12 @@ GAP = 2
 STYLES = {"ok": "green", "info": "", "warning": "yellow", "problem": "red"}
 
 
-def show(rows: Iterable[Sequence[str | Text]], console: Console | None = None) -> None:
-    """Print rows of cells; the last column wraps. Where a word is wider than the console, lines get longer."""
+def show(rows: Iterable[Sequence[str | Text]], console: Console | None = None, right: Collection[int] = ()) -> None:
+    """Print rows of cells; the last column wraps. Where a word is wider than the console, lines get longer.
+
+    Args:
+        right: columns that are set right.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -26,9 +30,10 @@ def show(rows: Iterable[Sequence[str | Text]], console: Console | None = None) -
     fixed = [max(row[i].cell_len for row in cells) for i in range(len(cells[0]) - 1)]
     word = max((len(word) for row in cells for word in row[-1].plain.split()), default=1)
     grid = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
-    for width in fixed:
-        grid.add_column(min_width=width, no_wrap=True)
-    grid.add_column(min_width=word, overflow="fold")
+    sides: list[Literal["left", "right"]] = ["right" if i in right else "left" for i in range(len(cells[0]))]
+    for width, side in zip(fixed, sides, strict=False):
+        grid.add_column(min_width=width, no_wrap=True, justify=side)
+    grid.add_column(min_width=word, overflow="fold", justify=sides[-1])
     for row in cells:
         grid.add_row(*row)
     needed = sum(width + GAP for width in fixed) + word + GAP

@@ -1,0 +1,85 @@
+"""Options of `glm5-ascend plan`, by what they are about."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+class CacheOption(StrEnum):
+    """Which caches are INT8 at run time."""
+
+    none = "none"
+    li = "li"
+    li_sfa = "li+sfa"
+
+
+def _option(panel: str, text: str, *flags: str, **more: Any) -> Any:
+    return typer.Option(*flags, help=text, rich_help_panel=panel, **more)
+
+
+_MODEL, _MACHINES, _LOAD, _ENGINE = "Model", "Machines", "Load and limits", "Engine"
+_ANSWER, _MEASURE = "Answer", "Measure this CPU"
+
+Directory = Annotated[Path | None, typer.Argument(metavar="DIR", help="A checkpoint: its real types and bytes.")]
+ModelName = Annotated[str | None, _option(_MODEL, "Instead of DIR: glm-5, glm-5.1 or glm-5.2.", metavar="NAME")]
+Quant = Annotated[str, _option(_MODEL, "With --model: bf16, w8a8, w4a8, w8a8c8 or w4a8c8.", metavar="NAME")]
+Cache = Annotated[CacheOption | None, _option(_MODEL, "Caches in INT8.", show_default="by --quant or DIR")]
+IndexCache = Annotated[bool, _option(_MODEL, "Run-time reuse of the indexer's choice.", "--index-cache")]
+
+HardwareName = Annotated[
+    str, _option(_MACHINES, "a3, a2, cpu (after --measure), or a YAML file that describes one.", metavar="NAME")
+]
+Nodes = Annotated[int, _option(_MACHINES, "How many machines.", metavar="N")]
+Price = Annotated[float | None, _option(_MACHINES, "Of one machine and hour: adds the cost of a token.", metavar="X")]
+
+Workload = Annotated[
+    str,
+    _option(
+        _LOAD,
+        "Tokens in= and out= of a request, and if wanted: concurrency= (clients), prefix_hit= (share of the prompt), "
+        "rate= (per second), requests= (of the whole run).",
+        metavar="KEY=N,...",
+    ),
+]
+Slo = Annotated[str | None, _option(_LOAD, "Limits on latency, as in tpot=50ms,ttft=2s.", metavar="KEY=T,...")]
+Acceptance = Annotated[
+    float | None,
+    _option(_LOAD, "Mean accepted length measured with 3 drafts.", metavar="X", show_default="3.16, healthy"),
+]
+
+LayoutText = Annotated[
+    str | None,
+    _option(
+        _ENGINE,
+        "Judge this one instead of searching: tp= and, if wanted, dp=, dcp=, replicas=, prefill_tp= with prefill_dp=; "
+        "as in tp=16,dp=2.",
+        metavar="KEY=N,...",
+    ),
+]
+Drafts = Annotated[
+    int | None, _option(_ENGINE, "MTP tokens per step.", metavar="N", show_default="the best is searched")
+]
+Sequences = Annotated[
+    int | None, _option(_ENGINE, "vLLM's --max-num-seqs, of a rank.", metavar="N", show_default="as many as needed")
+]
+BatchedTokens = Annotated[int, _option(_ENGINE, "vLLM's --max-num-batched-tokens.", metavar="N")]
+Utilization = Annotated[float, _option(_ENGINE, "vLLM's --gpu-memory-utilization.", metavar="SHARE")]
+BufferMb = Annotated[int, _option(_ENGINE, "HCCL_BUFFSIZE in MB.", metavar="MB")]
+
+Tails = Annotated[
+    bool, _option(_ANSWER, "Also simulate the scheduler: percentiles of latency, in a few seconds.", "--tails")
+]
+Html = Annotated[Path | None, _option(_ANSWER, "Write a report that needs no network.", metavar="FILE")]
+AsJson = Annotated[bool, _option(_ANSWER, "One JSON object on stdout.", "--json")]
+
+Measure = Annotated[
+    bool,
+    _option(
+        _MEASURE, "Describe this machine's CPU for --hardware cpu: serves DIR, or the demo model, here.", "--measure"
+    ),
+]
+Out = Annotated[Path | None, _option(_MEASURE, "With --measure: write there instead.", metavar="FILE")]

@@ -1,0 +1,193 @@
+"""The planner's own YAML files: what each may say, key by key, and where they lie.
+
+Machines are in hardware.py, public results in baselines.py. `python -m glm5_ascend.plan.schemas` writes their schemas.
+"""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator, with_config
+from typing_extensions import TypedDict
+
+from glm5_ascend.resources import data_dir
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Quality = Literal["vendor", "paper", "secondary", "derived", "measured", "guess"]
+Cache = Literal["none", "li", "li+sfa"]
+LinearType = Literal["FLOAT", "W8A8", "W8A8_DYNAMIC", "W4A8_DYNAMIC"]
+
+
+class Keys(BaseModel):
+    """Keys of a YAML mapping; others are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@with_config(ConfigDict(extra="forbid"))
+class EfficiencyKeys(TypedDict):
+    """The six constants of `Efficiencies`."""
+
+    stream: Positive
+    gather: Positive
+    compute: Positive
+    graph_seconds: NotNegative
+    eager_seconds: NotNegative
+    token_seconds: NotNegative
+
+
+class FittedFile(Keys):
+    """data/fitted.yaml, as benchmarks/report_planner.py writes it.
+
+    Attributes:
+        band: half width of a prediction's logarithm. unseen: predicted / measured, by row, by a fit that saw neither
+            the row nor another of its group.
+    """
+
+    date: datetime.date
+    fitted_on: tuple[str, ...]
+    contradicted: tuple[str, ...]
+    efficiencies: EfficiencyKeys
+    band: Positive
+    median_error: Positive
+    unseen: dict[str, Positive]
+
+
+class ConfigKeys(Keys):
+    """Keys of config.json that decide sizes and times; those of a model of the family replace the common ones."""
+
+    model_type: Literal["glm_moe_dsa"] = "glm_moe_dsa"
+    vocab_size: Count | None = None
+    hidden_size: Count | None = None
+    intermediate_size: Count | None = None
+    moe_intermediate_size: Count | None = None
+    num_hidden_layers: Count | None = None
+    first_k_dense_replace: int | None = None
+    num_nextn_predict_layers: int | None = None
+    num_attention_heads: Count | None = None
+    q_lora_rank: Count | None = None
+    kv_lora_rank: Count | None = None
+    qk_nope_head_dim: Count | None = None
+    qk_rope_head_dim: Count | None = None
+    v_head_dim: Count | None = None
+    n_routed_experts: Count | None = None
+    n_shared_experts: int | None = None
+    num_experts_per_tok: Count | None = None
+    n_group: Count | None = None
+    topk_group: Count | None = None
+    norm_topk_prob: bool | None = None
+    routed_scaling_factor: Positive | None = None
+    index_n_heads: Count | None = None
+    index_head_dim: Count | None = None
+    index_topk: Count | None = None
+    index_topk_freq: Count | None = None
+    index_skip_topk_offset: int | None = None
+    rms_norm_eps: Positive | None = None
+    max_position_embeddings: Count | None = None
+
+
+class QuantizationKeys(Keys):
+    """Types of the routed experts, of the attention's linears, of dense and shared MLPs; caches at run time."""
+
+    experts: LinearType
+    attention: LinearType
+    mlp: LinearType
+    cache: Cache
+
+
+class FamilyFile(Keys):
+    """data/models.yaml."""
+
+    common: ConfigKeys
+    models: dict[str, ConfigKeys]
+    quantizations: dict[str, QuantizationKeys]
+
+
+class GuessedFigure(Keys):
+    """A number nobody published, with the range it is believed in."""
+
+    value: NotNegative
+    low: NotNegative
+    high: NotNegative
+    quality: Quality
+    source: str
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.low <= self.value <= self.high:
+            raise ValueError(f"{self.value:g} is not between low {self.low:g} and high {self.high:g}")
+        return self
+
+
+class MemoryFile(Keys):
+    """data/memory.yaml: what a die holds besides weights and caches; bytes, and a number of communicators."""
+
+    graphs_bytes: GuessedFigure
+    margin_bytes: GuessedFigure
+    communicators: GuessedFigure
+    prefill_decode_bytes: GuessedFigure
+
+
+class StoredSize(Keys):
+    """A whole checkpoint."""
+
+    model: str
+    quant: str
+    fp32_head: bool
+    known: Positive
+    unit: Literal["B", "GB", "GiB"]
+    source: str
+
+
+class RowSize(Keys):
+    """Bytes of a token in a layer that owns an indexer."""
+
+    cache: Cache
+    known: Positive
+
+
+class TokenSize(Keys):
+    """Bytes of a token in all layers."""
+
+    model: str
+    cache: Cache
+    known: Positive
+    source: str
+
+
+class SequenceSize(Keys):
+    """The cache of so many tokens."""
+
+    model: str
+    tokens: Count
+    known: Positive
+    unit: Literal["B", "GB", "GiB"]
+    source: str
+
+
+class DieSize(Keys):
+    """Weights of one die, in GB."""
+
+    quant: str
+    tp: Count
+    ep: Count
+    known: Positive
+
+
+class KnownSizesFile(Keys):
+    """data/known_sizes.yaml: sizes known from elsewhere."""
+
+    stored: tuple[StoredSize, ...]
+    row: tuple[RowSize, ...]
+    token: tuple[TokenSize, ...]
+    sequence: tuple[SequenceSize, ...]
+    die: tuple[DieSize, ...]
+
+
+def data_file(name: str) -> Path:
+    """A file of plan/data."""
+    return data_dir("plan/data") / name

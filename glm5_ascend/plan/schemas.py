@@ -1,0 +1,32 @@
+"""JSON schemas of the planner's YAML files, from the models that read them: editors complete and check by them.
+
+`python -m glm5_ascend.plan.schemas` writes them.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from glm5_ascend.plan.baselines import BaselinesFile
+from glm5_ascend.plan.data_files import FamilyFile, FittedFile, KnownSizesFile, MemoryFile, data_file
+from glm5_ascend.plan.hardware import Hardware
+from glm5_ascend.resources import write_schemas
+
+#: By file name in plan/data/schemas.
+SCHEMAS: dict[str, type[BaseModel]] = {
+    "baselines.json": BaselinesFile,
+    "fitted.json": FittedFile,
+    "hardware.json": Hardware,
+    "known_sizes.json": KnownSizesFile,
+    "memory.json": MemoryFile,
+    "models.json": FamilyFile,
+}
+
+
+def main() -> None:
+    """Write every schema again."""
+    write_schemas(data_file("schemas"), SCHEMAS)
+
+
+if __name__ == "__main__":
+    main()

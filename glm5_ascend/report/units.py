@@ -1,0 +1,8 @@
+"""Quantities as people read them, in reports and on a terminal alike."""
+
+from __future__ import annotations
+
+
+def format_bytes(nbytes: float) -> str:
+    """12.3 MB or 418.0 GB (powers of ten, as disks are sold)."""
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
