@@ -30,6 +30,7 @@ from glm5_ascend.cli import (
     warm_up,
 )
 from glm5_ascend.errors import EXIT_BAD_INPUT, EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_OK, Glm5Error
+from glm5_ascend.report.header import COMMAND
 from glm5_kernels.registry import KernelUnavailableError
 
 app = typer.Typer(
@@ -88,6 +89,7 @@ def main() -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
     surroundings.settle()
+    COMMAND.set(tuple(arguments))
     try:
         result: Any = app(arguments, standalone_mode=False, prog_name="glm5-ascend")
     except typer.Exit as error:
