@@ -96,7 +96,7 @@ def frontier_chart(points: Sequence[Point], band: Range, slo: Slo) -> Chart:
         .encode(x=alt.value(0), y=alt.value(-10), text="shown:N"),
     ]  # fmt: skip
     if slo.tpot:
-        limit = alt.Chart(alt.Data(values=[{"limit": 1e3 * slo.tpot, "shown": f"SLO: {1e3 * slo.tpot:g} ms"}]))
+        limit = alt.Chart(charts.data([{"limit": 1e3 * slo.tpot, "shown": f"SLO: {1e3 * slo.tpot:g} ms"}]))
         where = alt.X("limit:Q", title=_TPOT)
         layers.append(limit.mark_rule(strokeDash=[5, 4], strokeWidth=2, style="limit").encode(x=where))
         near = 1e3 * slo.tpot > most / 2

@@ -45,7 +45,8 @@ def data(records: Sequence[Record]) -> alt.Data:
     """Rows of a chart; numbers with 5 digits."""
     import altair as alt
 
-    return alt.Data(values=[{key: _short(value) for key, value in record.items()} for record in records])
+    values = [{key: _short(value) for key, value in record.items()} for record in records]
+    return alt.Data(values=values)  # type: ignore[no-untyped-call]
 
 
 def _short(value: str | float | bool | None) -> str | float | bool | None:
@@ -65,7 +66,8 @@ def values_at_the_right(base: alt.Chart) -> alt.Chart:
     """The text `shown` of every row, in a column behind the plot: it never lies on a mark."""
     import altair as alt
 
-    return base.mark_text(align="left", dx=8, style="value").encode(x=alt.value("width"), text="shown:N")
+    text: alt.Chart = base.mark_text(align="left", dx=8, style="value").encode(x=alt.value("width"), text="shown:N")
+    return text
 
 
 def bars(title: str, rows: Sequence[tuple[str, float, str]], axis: str, percent: bool = False) -> Chart:
@@ -73,7 +75,7 @@ def bars(title: str, rows: Sequence[tuple[str, float, str]], axis: str, percent:
     import altair as alt
 
     form = ".3~%" if percent else ".4~g"
-    records = [{"label": label, axis: value, "shown": text} for label, value, text in rows]
+    records: list[Record] = [{"label": label, axis: value, "shown": text} for label, value, text in rows]
     base = alt.Chart(data(records)).encode(
         y=rows_axis(), tooltip=[alt.Tooltip("label:N", title="of"), alt.Tooltip("shown:N", title=axis)]
     )
@@ -108,7 +110,7 @@ def intervals(title: str, rows: Sequence[Interval], axis: str, percent: bool = F
         .encode(x=alt.X("low:Q", title=axis), x2="high:Q")
     )
     dot = base.mark_point(filled=True, size=80, opacity=1).encode(x=x)
-    zero = alt.Chart(alt.Data(values=[{"value": 0}])).mark_rule().encode(x="value:Q")
+    zero = alt.Chart(data([{"value": 0}])).mark_rule().encode(x="value:Q")
     layers = alt.layer(zero, band, dot, values_at_the_right(base)).properties(height=ROW * len(records))
     return finished(title, layers, records)
 
@@ -157,7 +159,7 @@ def heat_map(
     """Cells [rows, columns] coloured from 0 to `most`; None is left empty. `column` and `value` name the two."""
     import altair as alt
 
-    records = [
+    records: list[Record] = [
         {"row": label, column: number, value: float(cell)}
         for label, line in zip(rows, cells, strict=True) for number, cell in enumerate(line) if cell is not None
     ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -73,7 +74,7 @@ def verdict(units: Sequence[Unit]) -> Verdict:
 
 
 def _rms(unit: Unit) -> float:
-    return unit.noise[unit.scheme] ** 0.5
+    return math.sqrt(unit.noise[unit.scheme])
 
 
 def _cards(found: Analysis, steps: list[Fallback], predicted: int, units: int) -> Iterator[Card]:
