@@ -140,7 +140,7 @@ def log_histogram(title: str, counts: Sequence[float], low: float, high: float, 
         "from:Q",
         title=axis,
         scale=alt.Scale(type="log", domain=[10**low, 10**high], nice=False),
-        axis=alt.Axis(format="~e"),
+        axis=alt.Axis(format="~e", grid=False),
     )
     tooltip = [
         alt.Tooltip("from:Q", format=".3~e"),

@@ -4,7 +4,7 @@
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const config = () => {
     const [ink, soft, line, one, two, ramp] = dark.matches
-      ? ["#e6eaee", "#9aa5b1", "#39424c", "#6aa9ec", "#ee9a5e", ["#20303f", "#3f77a8", "#8cc4f2", "#fdf3d8"]]
+      ? ["#e6eaee", "#9aa5b1", "#39424c", "#6aa9ec", "#ee9a5e", ["#20303f", "#3f77a8", "#8cc4f2", "#eaf5ff"]]
       : ["#1b1f24", "#5a6572", "#d7dde4", "#2a6fbb", "#c2571a", ["#eef3f8", "#9fc3e6", "#2a6fbb", "#10294a"]];
     const narrow = innerWidth < 640;
     const text = { labelColor: ink, titleColor: soft, labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal" };
