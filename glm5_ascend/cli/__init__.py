@@ -89,7 +89,7 @@ def main() -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
     surroundings.settle()
-    COMMAND.set(tuple(arguments))
+    command = COMMAND.set(tuple(arguments))
     try:
         result: Any = app(arguments, standalone_mode=False, prog_name="glm5-ascend")
     except typer.Exit as error:
@@ -109,6 +109,8 @@ def run(arguments: list[str]) -> int:
         return _report(
             f"{place}{error.strerror or error}", "check path, permissions and disk", EXIT_BAD_INPUT, arguments
         )
+    finally:
+        COMMAND.reset(command)
     return result if isinstance(result, int) else EXIT_OK
 
 

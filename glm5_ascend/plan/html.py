@@ -38,12 +38,13 @@ def document(plan: Plan, header: ReportHeader) -> Page:
     cluster, w = plan.cluster, plan.workload
     hit = f", {100 * w.prefix_hit:.0f} % of the prompt cached" if w.prefix_hit else ""
     run = f", a run of {w.requests:,}" if w.requests else ""
+    rate = f", at most {w.rate:g} per second" if w.rate else ""
     return Page(
         f"{plan.model.name} {plan.model.quantization} on {cluster.nodes} x {cluster.hardware.title}",
         header,
         verdict(plan),
         [
-            f"workload: {w.prompt:,} tokens in, {w.output:,} out, {w.concurrency:g} at a time{run}{hit}",
+            f"workload: {w.prompt:,} tokens in, {w.output:,} out, {w.concurrency:g} at a time{rate}{run}{hit}",
             f"layout: {plan.chosen.layout}",
             *plan.notes,
         ],

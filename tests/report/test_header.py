@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from glm5_ascend.cli import run
 from glm5_ascend.report.header import COMMAND, hashed_file, hashed_text, make_header, masked, without_login
 
 
@@ -28,6 +29,11 @@ def test_it_states_date_command_versions_and_machine() -> None:
 def test_the_date_can_be_set_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
     assert make_header().date == datetime(1970, 1, 2, tzinfo=UTC)
+
+
+def test_a_command_that_ended_is_not_named() -> None:
+    assert run(["plan", "--nodes", "0"]) == 2
+    assert COMMAND.get() is None
 
 
 def test_called_from_python_it_names_the_process() -> None:
