@@ -97,6 +97,8 @@ def test_wheel_holds_code_and_data(wheel: zipfile.ZipFile) -> None:
     for path in (ROOT / "glm5_ascend" / "demo_model" / "data").iterdir():
         assert f"glm5_ascend/demo_model/data/{path.name}" in names
     assert "glm5_ascend/quantize/data/calibration.jsonl" in names
+    for path in (ROOT / "glm5_ascend" / "report" / "templates").iterdir():
+        assert f"glm5_ascend/report/templates/{path.name}" in names
     assert {"glm5_ascend/py.typed", "glm5_kernels/py.typed"} <= names
 
 

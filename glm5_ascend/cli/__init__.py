@@ -30,6 +30,7 @@ from glm5_ascend.cli import (
     warm_up,
 )
 from glm5_ascend.errors import EXIT_BAD_INPUT, EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_OK, Glm5Error
+from glm5_ascend.report.header import COMMAND
 from glm5_kernels.registry import KernelUnavailableError
 
 app = typer.Typer(
@@ -85,6 +86,7 @@ def main() -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
     surroundings.settle()
+    command = COMMAND.set(tuple(arguments))
     try:
         result: Any = app(arguments, standalone_mode=False, prog_name="glm5-ascend")
     except typer.Exit as error:
@@ -103,4 +105,6 @@ def run(arguments: list[str]) -> int:
         return usage.report(
             f"{place}{error.strerror or error}", "check path, permissions and disk", EXIT_BAD_INPUT, arguments
         )
+    finally:
+        COMMAND.reset(command)
     return result if isinstance(result, int) else EXIT_OK

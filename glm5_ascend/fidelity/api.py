@@ -9,10 +9,11 @@ from typing import Any
 
 from glm5_ascend.demo_model.corpus import validation_texts
 from glm5_ascend.errors import ConfigError, EvaluationError
+from glm5_ascend.fidelity.analysis import html as analysis_html
 from glm5_ascend.fidelity.analysis import recipe as recipes
 from glm5_ascend.fidelity.analysis import run, summary
 from glm5_ascend.fidelity.analysis.budget import Fallback, final_types, propose
-from glm5_ascend.fidelity.analysis.html import document
+from glm5_ascend.fidelity.evaluation import html as evaluation_html
 from glm5_ascend.fidelity.evaluation.compare import compare
 from glm5_ascend.fidelity.evaluation.generation import generate, generation_metrics, read_prompts
 from glm5_ascend.fidelity.evaluation.metrics import chosen_groups
@@ -72,10 +73,11 @@ def evaluate(
         page.check_place(Path(html))
     asked = read_prompts(paths.prompts) if paths.prompts is not None else []
     servers = [_client(address, model, key) for address in (url, against_url) if address is not None]
+    bundled: list[str] = []
     found = Summary(url or str(directory), str(against or against_url))
     if paths.against is not None:
         config = StoredModel(paths.against).config
-        bundled = validation_texts() if text is None else ()
+        bundled = list(validation_texts()) if text is None else []
         tokens = read_windows(_path(text), bundled, paths.against, config, window, windows)
         if paths.directory is not None:
             comparison = compare(paths.directory, paths.against, tokens, progress)
@@ -96,7 +98,8 @@ def evaluate(
         this, reference = (generate(server, asked, max_tokens) for server in servers)
         found.prompts, found.generated = len(asked), generation_metrics(asked, reference, this)
     if html is not None:
-        page.write(Path(html), found.html())
+        header = evaluation_html.header_of(paths.directory, _path(text), bundled)
+        page.write(Path(html), evaluation_html.document(found, header))
     return found
 
 
@@ -192,7 +195,8 @@ def analyze(
     if limit is not None:
         _propose(report, limit, recipe, None if out is None else Path(out))
     if html is not None:
-        page.write(Path(html), document(analysis, list(report.steps), report.output_bytes))
+        made = analysis_html.document(analysis, list(report.steps), report.output_bytes)
+        page.write(Path(html), made)
     return report
 
 

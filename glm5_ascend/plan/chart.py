@@ -1,94 +1,107 @@
-"""Drawings of the report as SVG: colours come from the page, so they follow light and dark."""
+"""The charts of the plan's report."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Iterator, Sequence
 
 from glm5_ascend.plan.frontier import Point
 from glm5_ascend.plan.memory import Memory
 from glm5_ascend.plan.predict import Prediction
 from glm5_ascend.plan.result import Range
-from glm5_ascend.report.svg import SHADES, WIDTH, svg, ticks
+from glm5_ascend.plan.workload import Slo
+from glm5_ascend.report import charts
+from glm5_ascend.report.content import Chart
+
+_GB = "GB of one die"
 
 
-def memory_bar(held: Memory) -> str:
-    """One bar for the die, and a legend with every part."""
-    parts = [(name, float(nbytes)) for name, nbytes in held.weights.items()]
-    other = [(name, nbytes) for name, nbytes in held.parts.items() if name != "weights"]
-    large = [part for part in parts if part[1] > 0.005 * held.total]
-    rest = sum(nbytes for _, nbytes in parts) - sum(nbytes for _, nbytes in large)
-    shown = [*large, ("small weights", rest), *((n, b) for n, b in other if b > 0), ("cache", max(0.0, held.budget)),
-             ("not used by the engine", held.total - held.usable)]  # fmt: skip
-    x, bar, legend = 0.0, [], []
-    for index, (name, nbytes) in enumerate(item for item in shown if item[1] > 0):
-        fill = {"cache": "--free", "not used by the engine": "--line"}.get(name, SHADES[index % len(SHADES)])
-        width = WIDTH * nbytes / held.total
-        bar.append(f'<rect x="{x:.1f}" y="0" width="{width:.1f}" height="34" fill="var({fill})"/>')
-        column, row = index % 2, index // 2
-        lx, ly = column * WIDTH / 2, 52 + 20 * row
-        legend.append(
-            f'<rect x="{lx}" y="{ly}" width="12" height="12" fill="var({fill})"/>'
-            f'<text x="{lx + 18}" y="{ly + 10}">{escape(name)} {nbytes / 1e9:.2f} GB</text>'
+def memory_chart(held: Memory) -> Chart:
+    """What takes the memory of a die, one part after the other from zero to its whole; names as in the terminal."""
+    import altair as alt
+
+    records: list[charts.Record] = []
+    at = 0.0
+    for name, kind, nbytes in _parts(held):
+        end = at + nbytes
+        records.append(
+            {"label": name, "kind": kind, "from": at / 1e9, "to": end / 1e9, "shown": f"{nbytes / 1e9:.2f} GB"}
         )
-        x += width
-    height = 58 + 20 * -(-len(legend) // 2)
-    title = f"memory of one die, {held.total / 1e9:.1f} GB"
-    return svg(height, title, [*bar, *legend])
+        at = end
+    base = alt.Chart(charts.data(records)).encode(
+        y=charts.rows_axis(),
+        tooltip=[alt.Tooltip("label:N", title="of"), alt.Tooltip("shown:N", title="size"), alt.Tooltip("kind:N")],
+    )
+    kinds = list(dict.fromkeys(str(record["kind"]) for record in records))
+    bars = base.mark_bar(height={"band": 0.7}, minBandSize=1).encode(
+        x=alt.X("from:Q", title=_GB, scale=alt.Scale(domain=[0, held.total / 1e9], nice=False)),
+        x2="to:Q",
+        color=alt.Color("kind:N", scale=alt.Scale(domain=kinds), legend=alt.Legend(title=None)),
+    )
+    drawn = alt.layer(bars, charts.values_at_the_right(base)).properties(height=charts.ROW * len(records))
+    return charts.finished("Memory of one die", drawn, records)
 
 
-def share_bars(prediction: Prediction) -> str:
-    """Operators of a decode step, longest first."""
+def _parts(held: Memory) -> Iterator[tuple[str, str, float]]:
+    for name, nbytes in held.weights.items():
+        if nbytes:
+            yield name, "weights", float(nbytes)
+    for name, amount in held.parts.items():
+        if name != "weights" and amount > 0:
+            yield name, "engine", amount
+    if held.budget > 0:
+        yield "left for the cache", "cache", held.budget
+    yield "not used by the engine", "not used", held.total - held.usable
+
+
+def share_chart(prediction: Prediction) -> Chart:
+    """Operators of a decode step, longest first; those below 1 % are left out."""
+    step = prediction.step_seconds
     rows = sorted(prediction.by_op.items(), key=lambda item: -item[1])
-    rows = [row for row in rows if row[1] > 0.01 * prediction.step_seconds]
-    longest, parts = rows[0][1], []
-    for index, (name, seconds) in enumerate(rows):
-        y, width = 24 * index, 140 * seconds / longest
-        parts.append(f'<text x="0" y="{y + 14}">{escape(name)}</text>')
-        parts.append(f'<rect x="158" y="{y + 3}" width="{width:.1f}" height="14" fill="var(--one)"/>')
-        share = f"{1e3 * seconds:.1f} ms, {100 * seconds / prediction.step_seconds:.0f} %"
-        parts.append(f'<text class="soft" x="{163 + width:.1f}" y="{y + 14}">{share}</text>')
-    title = f"decode step of {1e3 * prediction.step_seconds:.0f} ms by operator"
-    return svg(24 * len(rows) + 4, title, parts)
+    return charts.bars(
+        "What limits a decode step",
+        [(name, 1e3 * s, f"{1e3 * s:.1f} ms, {100 * s / step:.0f} %") for name, s in rows if s > 0.01 * step],
+        f"ms of a decode step of {1e3 * step:.0f} ms",
+    )
 
 
-def frontier_chart(points: Sequence[Point], band: Range, limit: float | None) -> str:
-    """Tokens per second over milliseconds per token; the chosen point is marked, the SLO is a line."""
-    left, right, top, bottom = 48.0, WIDTH - 12.0, 12.0, 230.0
-    most_x = 1.1 * max([p.tpot_ms for p in points] + ([1e3 * limit] if limit else []))
+_TPOT, _SPEED, _REQUESTS = "ms per output token (TPOT)", "output tokens per second", "requests at a time"
+
+
+def frontier_chart(points: Sequence[Point], band: Range, slo: Slo) -> Chart:
+    """Tokens per second over milliseconds per token, and the band; this workload and a limit on TPOT are marked."""
+    import altair as alt
+
     low, high = band.low / band.value, band.high / band.value
-    most_y = 1.05 * high * max(p.output_per_second for p in points)
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        return left + (right - left) * x / most_x, bottom - (bottom - top) * y / most_y
-
-    parts = [f'<path d="M{left} {top}V{bottom}H{right}" fill="none" stroke="var(--soft)"/>']
-    for value in ticks(most_x):
-        x, _ = at(value, 0)
-        parts.append(f'<text class="soft" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{value:g}</text>')
-    for value in ticks(most_y):
-        _, y = at(0, value)
-        parts.append(f'<path d="M{left} {y:.1f}H{right}" stroke="var(--line)"/>')
-        parts.append(f'<text class="soft" x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{value:,.0f}</text>')
-    upper = [at(p.tpot_ms, p.output_per_second * high) for p in points]
-    lower = [at(p.tpot_ms, p.output_per_second * low) for p in reversed(points)]
-    outline = " ".join(f"{x:.1f},{y:.1f}" for x, y in [*upper, *lower])
-    parts.append(f'<polygon points="{outline}" fill="var(--one)" opacity="0.18"/>')
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(p.tpot_ms, p.output_per_second) for p in points))
-    parts.append(f'<polyline points="{line}" fill="none" stroke="var(--one)" stroke-width="2"/>')
-    if limit:
-        x, _ = at(1e3 * limit, 0)
-        parts.append(f'<path d="M{x:.1f} {top}V{bottom}" stroke="var(--two)" stroke-dasharray="5 4"/>')
-    for p in points:
-        x, y = at(p.tpot_ms, p.output_per_second)
-        fill, radius = ("--two", 6) if p.chosen else ("--one", 3)
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="var({fill})"/>')
-        if p.chosen:
-            side, anchor = (10, "start") if x < (left + right) / 2 else (-10, "end")
-            parts.append(
-                f'<text x="{x + side:.1f}" y="{y - 10:.1f}" text-anchor="{anchor}">'
-                f"{p.concurrency:g} requests: {p.output_per_second:,.0f} tokens/s</text>"
-            )
-    parts.append(f'<text class="soft" x="{right}" y="{bottom + 34}" text-anchor="end">ms per output token</text>')
-    parts.append(f'<text class="soft" x="{left + 6}" y="{top + 10}">output tokens per second</text>')
-    return svg(270, "throughput over latency", parts)
+    records: list[charts.Record] = [
+        {_REQUESTS: p.concurrency, _TPOT: p.tpot_ms, _SPEED: p.output_per_second, "low": low * p.output_per_second,
+         "high": high * p.output_per_second, "chosen": p.chosen,
+         "shown": f"{p.concurrency:g} requests: {p.output_per_second:,.0f} tokens/s"} for p in points
+    ]  # fmt: skip
+    told = [
+        alt.Tooltip(field=name, type="quantitative", format=".1f" if name == _TPOT else ",.0f")
+        for name in (_REQUESTS, _TPOT, _SPEED, "low", "high")
+    ]
+    most = 1.08 * max([*(p.tpot_ms for p in points), 1e3 * (slo.tpot or 0.0)])
+    x = alt.X(field=_TPOT, type="quantitative", scale=alt.Scale(domain=[0, most], nice=False))
+    y = alt.Y(field=_SPEED, type="quantitative", scale=alt.Scale(zero=True), axis=alt.Axis(format=",.0f"))
+    base = alt.Chart(charts.data(records)).encode(x=x)
+    layers = [
+        base.mark_area(opacity=0.2).encode(y=alt.Y("low:Q", title=_SPEED), y2="high:Q"),
+        base.mark_line(strokeWidth=2).encode(y=y),
+        base.mark_point(filled=True, size=70, opacity=1).encode(y=y, tooltip=told),
+        base.transform_filter(alt.FieldEqualPredicate(field="chosen", equal=True))
+        .mark_point(filled=True, size=180, opacity=1, style="chosen").encode(y=y, tooltip=told),
+        base.transform_filter(alt.FieldEqualPredicate(field="chosen", equal=True))
+        .mark_text(align="left", fontWeight="bold", style="chosen")
+        .encode(x=alt.value(0), y=alt.value(-10), text="shown:N"),
+    ]  # fmt: skip
+    if slo.tpot:
+        limit = alt.Chart(charts.data([{"limit": 1e3 * slo.tpot, "shown": f"SLO: {1e3 * slo.tpot:g} ms"}]))
+        where = alt.X("limit:Q", title=_TPOT)
+        layers.append(limit.mark_rule(strokeDash=[5, 4], strokeWidth=2, style="limit").encode(x=where))
+        near = 1e3 * slo.tpot > most / 2
+        layers.append(
+            limit.mark_text(align="right" if near else "left", dx=-6 if near else 6, baseline="bottom", style="limit")
+            .encode(x=where, y=alt.value("height"), text="shown:N", tooltip="shown:N")
+        )  # fmt: skip
+    return charts.finished("Throughput and latency", alt.layer(*layers).properties(height=300), records)

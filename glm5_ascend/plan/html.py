@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from html import escape
 from pathlib import Path
 
-from glm5_ascend.plan.chart import frontier_chart, memory_bar, share_bars
+from glm5_ascend.plan.chart import frontier_chart, memory_chart, share_chart
 from glm5_ascend.plan.frontier import frontier
 from glm5_ascend.plan.profile import commands
 from glm5_ascend.plan.result import Plan
+from glm5_ascend.plan.search import PROVEN_DRAFTS
 from glm5_ascend.plan.text import basis, span
 from glm5_ascend.report import page as report
+from glm5_ascend.report.content import Card, Code, Page, Section, Table
+from glm5_ascend.report.header import ReportHeader, make_header
+from glm5_ascend.report.verdict import Verdict
+
+_LAYOUTS = 6
+_ORDER = (
+    "Best first: layouts that meet the SLO, then by output tokens per second. A layout that drafts another number of "
+    f"tokens than {PROVEN_DRAFTS} counts for less than the tokens shown, by the error of the prediction: all public "
+    f"results draft {PROVEN_DRAFTS}, so it must gain more than that error."
+)
 
 
 def write(plan: Plan, path: Path) -> None:
@@ -20,41 +30,70 @@ def write(plan: Plan, path: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    cluster = plan.cluster
-    title = f"{plan.model.name} {plan.model.quantization} on {cluster.nodes} x {cluster.hardware.title}"
-    report.write(path, report.page(title, body(plan)))
+    report.write(path, document(plan, make_header()))
 
 
-def body(plan: Plan) -> Iterator[str]:
-    """What stands below the title, line by line."""
-    w = plan.workload
+def document(plan: Plan, header: ReportHeader) -> Page:
+    """The report; `header` says where it comes from."""
+    cluster, w = plan.cluster, plan.workload
     hit = f", {100 * w.prefix_hit:.0f} % of the prompt cached" if w.prefix_hit else ""
     run = f", a run of {w.requests:,}" if w.requests else ""
-    yield f'<p class="soft">{w.prompt:,} tokens in, {w.output:,} out, {w.concurrency:g} at a time{run}{hit}</p>'
-    yield f"<p>Layout <strong>{escape(str(plan.chosen.layout))}</strong></p>"
-    yield from _cards(plan)
-    for note in plan.notes:
-        yield f"<p>{escape(note)}</p>"
+    rate = f", at most {w.rate:g} per second" if w.rate else ""
+    return Page(
+        f"{plan.model.name} {plan.model.quantization} on {cluster.nodes} x {cluster.hardware.title}",
+        header,
+        verdict(plan),
+        [
+            f"workload: {w.prompt:,} tokens in, {w.output:,} out, {w.concurrency:g} at a time{rate}{run}{hit}",
+            f"layout: {plan.chosen.layout}",
+            *plan.notes,
+        ],
+        list(_cards(plan)),
+        list(_sections(plan)),
+    )
+
+
+def verdict(plan: Plan) -> Verdict:
+    """Whether the SLO is met: by the prediction, and by the slow end of its range."""
+    named = (("TPOT", plan.slo.tpot, plan.numbers["tpot_ms"]), ("TTFT", plan.slo.ttft, plan.numbers["ttft_ms"]))
+    limits = [(name, 1e3 * limit, number) for name, limit, number in named if limit is not None]
+    if not limits:
+        return Verdict("open", "It fits. No SLO was given, so there is no limit to judge the latency by.", "", "")
+    threshold = ", ".join(
+        f"{name} {limit:g} ms (predicted: {span(number, digits=1)} ms)" for name, limit, number in limits
+    )
+    reason = (
+        "The limits are those of --slo. In brackets the range of the prediction, which comes from its errors on public "
+        "results that were not used to fit it."
+    )
     if not plan.within_slo:
-        yield "<p><strong>No layout found meets the limits on latency; this one comes closest.</strong></p>"
-    yield "<h2>Memory of one die</h2>"
-    yield memory_bar(plan.chosen.prediction.memory)
-    yield "<h2>Throughput and latency</h2>"
-    yield '<p class="soft">The chosen layout with fewer and more requests, and the band of the prediction.</p>'
-    yield frontier_chart(frontier(plan), plan.numbers["output_tokens_per_s"], plan.slo.tpot)
-    yield "<h2>What limits a decode step</h2>"
-    yield share_bars(plan.chosen.prediction)
-    yield from _others(plan)
-    yield "<h2>Run it</h2>"
-    yield "<pre>" + escape("\n\n".join(commands(plan))) + "</pre>"
-    yield "<h2>How sure this is</h2>"
-    for reason in plan.extrapolated:
-        yield f"<p>{escape(reason)}: band widened.</p>"
-    for line in basis(plan):
-        yield f'<p class="soft">{escape(line)}</p>'
+        return Verdict(
+            "poor",
+            "SLO not met: no layout found meets the limits on latency; this one comes closest.",
+            threshold,
+            reason,
+        )
+    if any(number.high > limit for _, limit, number in limits):
+        return Verdict("fair", "SLO met by the prediction, but not at the slow end of its range.", threshold, reason)
+    return Verdict("good", "SLO met, also at the slow end of the prediction's range.", threshold, reason)
 
 
-def _cards(plan: Plan) -> Iterator[str]:
+def _sections(plan: Plan) -> Iterator[Section]:
+    yield Section("Memory of one die", [memory_chart(plan.chosen.prediction.memory)])
+    yield Section(
+        "Throughput and latency",
+        [frontier_chart(frontier(plan), plan.numbers["output_tokens_per_s"], plan.slo)],
+        "The chosen layout with fewer and more requests, and the range of the prediction. Large dot: this workload.",
+    )
+    yield Section("What limits a decode step", [share_chart(plan.chosen.prediction)])
+    if plan.others:
+        yield Section("Next best layouts", [_others(plan)], _ORDER)
+    yield Section("Run it", [Code("\n\n".join(commands(plan)))])
+    widened = [f"beyond public results: {reason}; range widened" for reason in plan.extrapolated]
+    yield Section("How sure this is", after=[*widened, *basis(plan)])
+
+
+def _cards(plan: Plan) -> Iterator[Card]:
     n = plan.numbers
     rows = [
         ("output_tokens_per_s", "output tokens per second", n["output_tokens_per_s"], 1.0, 0, ""),
@@ -65,20 +104,17 @@ def _cards(plan: Plan) -> Iterator[str]:
     ]
     if "cost_per_million_output_tokens" in n:
         rows.append(("cost", "per million output tokens", n["cost_per_million_output_tokens"], 1.0, 2, ""))
-    yield '<div class="cards">'
     for key, label, number, scale, digits, unit in rows:
         value, _, rest = span(number, scale, digits).partition(" (")
         wide = f"{rest[:-1]} {unit}".strip() + ", " if rest else ""
-        yield report.card(key, f"{value}{unit}", label, f"{wide}{number.basis}")
-    yield "</div>"
+        yield Card(key, f"{value}{unit}", label, f"{wide}{number.basis}")
 
 
-def _others(plan: Plan) -> Iterator[str]:
-    if not plan.others:
-        return
-    yield "<h2>Next best layouts</h2>"
+def _others(plan: Plan) -> Table:
     rows = []
-    for other in plan.others[:6]:
+    for place, other in enumerate([plan.chosen, *plan.others[:_LAYOUTS]]):
         p = other.prediction
-        rows.append([str(other.layout), f"{p.output_per_second:,.0f}", f"{1e3 * p.tpot:.1f}", f"{1e3 * p.ttft:,.0f}"])
-    yield from report.table(["layout", "tokens/s", "TPOT ms", "TTFT ms"], rows)
+        met = "yes" if plan.slo.met(p.tpot, p.ttft) else "no"
+        name = f"{other.layout} (chosen)" if not place else str(other.layout)
+        rows.append([name, f"{p.output_per_second:,.0f}", f"{1e3 * p.tpot:.1f}", f"{1e3 * p.ttft:,.0f}", met])
+    return Table(["layout", "tokens/s", "TPOT ms", "TTFT ms", "meets SLO"], rows)

@@ -14,13 +14,21 @@ from glm5_ascend.demo_model.corpus import validation_texts
 from glm5_ascend.demo_model.resources import write_demo_model
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.fidelity.analysis.budget import final_types, propose
+from glm5_ascend.fidelity.analysis.html import standing_out, verdict
 from glm5_ascend.fidelity.analysis.units import Unit
 from glm5_ascend.fidelity.evaluation.compare import compare
 from glm5_ascend.fidelity.evaluation.metrics import metrics
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.evaluation.windows import read_windows
 from tests.support.command import assert_one_clear_line, in_process
-from tests.support.report_page import SCHEMES_AND_WIDTHS, assert_self_contained, needs_chromium, shown
+from tests.support.report_page import (
+    SCHEMES_AND_WIDTHS,
+    assert_self_contained,
+    hovered,
+    marks,
+    needs_chromium,
+    shown,
+)
 from tests.support.tiny_model import write_calibration, write_tiny_model
 
 W4, W8, FLOAT = "W4A8_DYNAMIC", "W8A8_DYNAMIC", "FLOAT"
@@ -71,22 +79,41 @@ def test_the_recipe_says_where_it_comes_from(proposal: tuple[dict[str, object], 
     assert all(len(line) <= 120 for line in text.splitlines())
 
 
+def test_the_report_says_where_it_comes_from(proposal: tuple[dict[str, object], Path, Path]) -> None:
+    text = assert_self_contained(proposal[2]).text
+    for part in ("glm5-ascend analyze", "--budget 11.2MB", "w4a8, SHA-256", "calibration.jsonl, SHA-256", "1234"):
+        assert part in text, part
+    assert "of 34 units make most of the noise: layer 4 routed experts" in text
+
+
+def test_what_stands_out() -> None:
+    """The fewest units with 80 % of the energy; none where more than half are needed."""
+    units = [unit(layer, W8, {W8: noise}, {}) for layer, noise in enumerate((1.0, 70.0, 15.0, 5.0, 9.0))]
+    assert [each.layer for each in standing_out(units)] == [1, 2]
+    assert verdict(units).grade == "fair" and "2 of 5 units" in verdict(units).text
+    even = [unit(layer, W8, {W8: 1.0}, {}) for layer in range(10)]
+    assert len(standing_out(even)) == 8 and verdict(even).grade == "good"
+    assert standing_out([]) == [] and verdict([]).grade == "open"
+    assert verdict([unit(0, W8, {W8: 0.0}, {})]).grade == "open"
+
+
 @needs_chromium
 @pytest.mark.parametrize(("scheme", "width"), SCHEMES_AND_WIDTHS)
 def test_the_report(proposal: tuple[dict[str, object], Path, Path], scheme: str, width: int) -> None:
     report, _, html = proposal
-    assert_self_contained(html)
     with shown(html, scheme, width) as page:
         assert f"{report['noise_removed'] / report['noise']:.1%}" in page.inner_text("#noise_removed")  # type: ignore[operator]
-        assert page.locator("svg[aria-label='noise by layer'] rect").count() == 5
-        assert page.locator("svg[aria-label='expert usage'] rect").count() == 4 * 16
+        assert marks(page, "Noise by layer", "rect").count() == 5
+        assert marks(page, "Expert usage", "rect").count() == 4 * 16
         for what in ("activations", "weights"):
             for state in ("source", "rotated", "smoothed"):
-                assert page.locator(f"svg[aria-label='outliers of {what}, {state}'] rect").count() >= 5 * 4
-        tall = page.locator("svg[aria-label='weight scales of W4A8_DYNAMIC'] rect")
-        heights = [float(tall.nth(i).get_attribute("height")) for i in range(tall.count())]
+                assert marks(page, f"Outliers of {what}, {state}", "rect").count() >= 5 * 4
+        assert "layer 4 routed experts" in hovered(page, "Noise by unit", "rect")
+        page_ = assert_self_contained(html)
+        chart = next(spec for spec in page_.specs if "from" in spec["data"]["values"][0])
+        heights = [row["rows"] for row in chart["data"]["values"]]
         counts = torch.tensor([layer["weight_scales"].get(W4, [0] * 48) for layer in report["layers"]]).sum(0)  # type: ignore[attr-defined]
-        assert heights == pytest.approx((110 * counts / counts.max()).tolist(), abs=0.06)
+        assert heights == pytest.approx(counts.tolist())
 
 
 def unit(layer: int, scheme: str, noise: dict[str, float], nbytes: dict[str, int]) -> Unit:

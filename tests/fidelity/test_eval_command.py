@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import subprocess
@@ -14,7 +15,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.command import TIMEOUT_S, assert_one_clear_line, environment, in_process, interruptible
-from tests.support.report_page import SCHEMES_AND_WIDTHS, assert_self_contained, needs_chromium, shown
+from tests.support.report_page import (
+    SCHEMES_AND_WIDTHS,
+    assert_self_contained,
+    hovered,
+    marks,
+    needs_chromium,
+    shown,
+)
 from tests.support.tiny_model import write_tiny_model
 
 Copy = Callable[[Path], Path]
@@ -45,7 +53,10 @@ def test_the_report(tiny_source: Path, tiny_w4a8: Path, text: Path, tmp_path: Pa
     assert len(report["layers"]) == 3 and report["layers"][0]["expert_agreement"] is None
     lines = [line for line in done.stderr.splitlines() if line.startswith("layer ")]
     assert [line.split()[1] for line in lines] == ["1/3", "2/3", "3/3"] and "eta" in lines[0]
-    assert_self_contained(html)
+    shown_text = assert_self_contained(html).text
+    for part in ("glm5-ascend eval", "w4a8, SHA-256", str(text), "1234 (of the quantization", "upper end of its 95 %"):
+        assert part in shown_text, part
+    assert hashlib.sha256(text.read_bytes()).hexdigest() in shown_text
     # A second report replaces the first; another kind of file is kept.
     again = ["--against", tiny_source, "--text", text, "--window", 64, "--windows", 1, "--quiet", "--html"]
     done = evaluate(tiny_w4a8, *again, html)
@@ -62,9 +73,14 @@ def test_the_page(scheme: str, width: int, tiny_source: Path, tiny_w4a8: Path, t
     report = json.loads(done.stdout)
     with shown(html, scheme, width) as page:
         assert f"{report['kl_mean']:.6f}" in page.inner_text("#kl_mean")
-        bands = page.locator("svg[aria-label='figures and their intervals'] path.interval")
-        assert bands.count() == len(report["intervals"])
-        assert page.locator("svg").count() == 4
+        known = {"Figures in nats": {"kl_mean", "kl_p99", "nll_delta"}}
+        shares = {"top1_agreement", "flip_rate", "nll_change", "expert_agreement", "indexer_overlap"}
+        known["Differences and changes"] = shares
+        for title, names in known.items():
+            assert marks(page, title, "rect").count() == len(names & set(report["intervals"])) > 1
+        assert "0." in hovered(page, "Figures in nats", "symbol")
+        assert "%" in hovered(page, "Different routed experts by layer", "rect")
+        assert page.locator(".chart svg").count() == 5
 
 
 def test_only_some_metrics(tiny_source: Path, tiny_w4a8: Path, text: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
 from glm5_ascend.cli import run
-from tests.support.report_page import assert_self_contained, needs_chromium, shown
+from glm5_ascend.plan import plan
+from glm5_ascend.plan.html import verdict
+from tests.support.report_page import ReadPage, assert_self_contained, hovered, marks, needs_chromium, shown
 
 ARGUMENTS = ["plan", "--model", "glm-5.1", "--quant", "w8a8c8", "--nodes", "4", "--slo", "tpot=50ms",
              "--workload", "in=3500,out=1500,concurrency=480", "--price", "80"]  # fmt: skip
@@ -17,11 +20,13 @@ ARGUMENTS = ["plan", "--model", "glm-5.1", "--quant", "w8a8c8", "--nodes", "4", 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "plan.html"
-    assert run([*ARGUMENTS, "--html", str(path)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOURCE_DATE_EPOCH", "1000000000")
+        assert run([*ARGUMENTS, "--html", str(path)]) == 0
     return path
 
 
-def test_it_needs_no_network_and_no_script(report: Path) -> None:
+def test_it_needs_no_network_and_runs_no_other_script(report: Path) -> None:
     assert_self_contained(report)
 
 
@@ -38,5 +43,48 @@ def test_it_shows_the_key_figures(report: Path, scheme: str, width: int, capsys:
             assert f"{wanted[key]['value']:,.0f}"[:5] in page.inner_text(f"#{key}")
         assert f"{wanted['tpot_ms']['value']:.1f} ms" in page.inner_text("#tpot_ms")
         assert "per million output tokens" in text and "Run it" in text
-        assert page.locator("svg").count() == 3
-        assert page.locator("svg[aria-label='throughput over latency'] circle[r='6']").count() == 1
+        assert page.locator(".chart svg").count() == 3
+        assert marks(page, "Throughput and latency", "area").count() == 1
+        dots = marks(page, "Throughput and latency", "symbol")
+        assert dots.count() > 4 and "output tokens per second" in hovered(page, "Throughput and latency", "symbol", 1)
+        assert "GB" in hovered(page, "Memory of one die", "rect")
+        assert "SLO: 50 ms" in text and "480 requests" in text
+        if width == 360:
+            assert page.locator(".hint:visible").count() == 1
+
+
+@pytest.mark.parametrize(
+    ("slo", "grade", "said"),
+    [
+        ("tpot=500ms,ttft=100s", "good", "SLO met, also at the slow end"),
+        ("tpot=46ms", "fair", "SLO met by the prediction, but not at the slow end"),
+        ("tpot=1ms", "poor", "SLO not met"),
+        (None, "open", "No SLO was given"),
+    ],
+)
+def test_the_verdict(slo: str | None, grade: str, said: str) -> None:
+    made = plan(model="glm-5.1", quant="w8a8c8", nodes=4, slo=slo, workload="in=3500,out=1500,concurrency=480").plan
+    found = verdict(made)
+    assert found.grade == grade and said in found.text
+    assert ("--slo" in found.reason and "predicted" in found.threshold) == (slo is not None)
+
+
+def test_the_same_words_as_on_the_terminal(report: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every part of the memory by the name that the terminal has, and the layouts in the same order."""
+    capsys.readouterr()
+    assert run(ARGUMENTS) == 0
+    terminal = capsys.readouterr().out
+    page = ReadPage(report.read_text(encoding="utf-8"))
+    names = [row["label"] for row in page.specs[0]["data"]["values"]]
+    assert {"norms", "left for the cache"} <= set(names)
+    assert all(name in terminal for name in names if name != "not used by the engine")
+    order = [line.split("  ")[1] for line in terminal.split("next best layouts")[1].splitlines()[1:5]]
+    places = [page.text.index(layout.strip()) for layout in order]
+    assert all(layout.strip() for layout in order) and places == sorted(places)
+    assert "counts for less than the tokens shown" in page.text
+
+
+def test_it_says_where_it_comes_from(report: Path) -> None:
+    text = ReadPage(report.read_text(encoding="utf-8")).text
+    assert shlex.join(["glm5-ascend", *ARGUMENTS, "--html", str(report)]) in text
+    assert "2001-09-09 01:46:40 UTC" in text and "GB of memory" in text

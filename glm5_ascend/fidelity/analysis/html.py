@@ -1,9 +1,10 @@
-"""An analysis as one HTML file."""
+"""An analysis as one HTML page, and which units stand out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from html import escape
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -13,60 +14,116 @@ from glm5_ascend.fidelity.analysis.measure import SCALE_HIGH, SCALE_LOW, Outlier
 from glm5_ascend.fidelity.analysis.outliers import STATES
 from glm5_ascend.fidelity.analysis.run import Analysis
 from glm5_ascend.fidelity.analysis.summary import removed_noise
-from glm5_ascend.report import page, plots
+from glm5_ascend.fidelity.analysis.units import Unit
+from glm5_ascend.report import charts
+from glm5_ascend.report.content import Card, Chart, Page, Section, Table
+from glm5_ascend.report.header import Hashed, ReportHeader, hashed_file, make_header
 from glm5_ascend.report.units import format_bytes
+from glm5_ascend.report.verdict import MOST_NOISE, Verdict
 
-#: Units in the chart of the worst ones.
+#: Units in the chart of the noisiest ones.
 WORST = 20
+_NOISE = "noise, rms, relative to the stream"
+_MODULES = (
+    ("self_attn.indexer.", "indexer "),
+    ("self_attn.", ""),
+    ("mlp.shared_experts.", "shared "),
+    ("mlp.", "dense "),
+)
 
 
-def document(found: Analysis, steps: list[Fallback], predicted: int) -> str:
-    """The whole report."""
-    title = f"{found.options.source.name} under {found.plan.recipe.metadata.config_id}"
-    return page.page(title, _body(found, steps, predicted))
-
-
-def _body(found: Analysis, steps: list[Fallback], predicted: int) -> Iterator[str]:
-    yield f'<p class="soft">Measured on {found.tokens:,} calibration tokens; MTP layers are not looked at.</p>'
-    removed, total = removed_noise(found, steps)
-    units = [unit for layer in found.layers for unit in layer.units]
-    yield '<div class="cards">'
-    yield page.card("recipe_bytes", format_bytes(found.plan.output_bytes), "as the recipe has it")
-    if steps:
-        yield page.card("predicted_bytes", format_bytes(predicted), "with the fall-backs")
-        yield page.card("noise_removed", f"{removed / total:.1%}", "of the noise goes", f"{len(steps)} steps")
-    yield page.card("units", str(len(units)), "units that can change their type")
-    yield "</div><h2>Noise by layer</h2>"
-    yield '<p class="soft">What rounding adds to the residual stream of a layer, rms, relative to the stream.</p>'
-    rows = [(f"layer {layer.layer}", layer.noise**0.5, f"{layer.noise**0.5:.4f}") for layer in found.layers]
-    yield plots.bars("noise by layer", rows)
-    yield "<h2>The loudest units</h2>"
-    worst = sorted(units, key=lambda unit: -unit.noise[unit.scheme])[:WORST]
-    noise = [(unit.label, unit.noise[unit.scheme] ** 0.5) for unit in worst]
-    yield plots.bars("noise by unit", [(label, value, f"{value:.4f}") for label, value in noise])
-    yield from _heat(found.layers, "Output error by module", lambda linear: linear.errors.output, "relative error")
-    yield "<h2>Outliers of activations</h2>"
-    yield '<p class="soft">Largest |x| over rms of the inputs, as in the source, rotated, and smoothed.</p>'
-    yield from _states(found.layers, "activations", lambda linear: linear.activations)
-    yield "<h2>Outliers of weights</h2>"
-    yield from _states(found.layers, "weights", lambda linear: linear.weights)
-    yield from _scales(found.layers)
-    yield from _experts(found.layers)
-    if steps:
-        yield "<h2>Fall-backs</h2>"
-        yield from page.table(["unit", "from", "to"], [[u.label, u.scheme, kind] for u, kind in final_types(steps)])
-
-
-def _short(names: list[str]) -> list[str]:
-    places = (
-        ("self_attn.indexer.", "indexer "),
-        ("self_attn.", ""),
-        ("mlp.shared_experts.", "shared "),
-        ("mlp.", "dense "),
+def document(found: Analysis, steps: list[Fallback], predicted: int, header: ReportHeader | None = None) -> Page:
+    """The report; `header` says where it comes from, None: from this process, now."""
+    units = sorted((unit for layer in found.layers for unit in layer.units), key=lambda unit: -_rms(unit))
+    return Page(
+        f"{found.options.source.name} under {found.plan.recipe.metadata.config_id}",
+        header or _header(found),
+        verdict(units),
+        [f"Measured on {found.tokens:,} calibration tokens; MTP layers are not looked at."],
+        list(_cards(found, steps, predicted, len(units))),
+        list(_sections(found, steps, units)),
     )
-    for long, short in places:
-        names = [name.replace(long, short) for name in names]
-    return names
+
+
+def _header(found: Analysis) -> ReportHeader:
+    recipe = Hashed(found.plan.recipe.metadata.config_id, hashed_file(found.recipe_path).sha256)
+    return make_header(str(found.options.seed), str(recipe), str(hashed_file(found.text)))
+
+
+def standing_out(units: Sequence[Unit]) -> list[Unit]:
+    """The fewest units that together make MOST_NOISE of the noise (energy, summed over the layers), noisiest first."""
+    ranked = sorted(units, key=lambda unit: -unit.noise[unit.scheme])
+    total = sum(unit.noise[unit.scheme] for unit in ranked)
+    reached = list(itertools.accumulate(unit.noise[unit.scheme] for unit in ranked))
+    return ranked[: 1 + sum(sum_ < MOST_NOISE.value * total for sum_ in reached)] if total > 0 else []
+
+
+def verdict(units: Sequence[Unit]) -> Verdict:
+    """Which units stand out, noisiest first, and by which rule."""
+    loud = standing_out(units)
+    if not loud:
+        return Verdict("open", "No verdict: rounding adds no noise.", "", "")
+    threshold = f"the fewest units that together make {MOST_NOISE.value:.0%} of the noise (energy)"
+    if 2 * len(loud) > len(units):
+        return Verdict("good", f"No unit stands out: {len(loud)} of {len(units)} units make most of the noise.",
+                       threshold, MOST_NOISE.reason)  # fmt: skip
+    named = ", ".join(f"{unit.label} ({_rms(unit):.4f})" for unit in loud[:5])
+    more = f" and {len(loud) - 5} more" if len(loud) > 5 else ""
+    text = f"{len(loud)} of {len(units)} units make most of the noise: {named}{more}."
+    return Verdict("fair", text, threshold, MOST_NOISE.reason)
+
+
+def _rms(unit: Unit) -> float:
+    return math.sqrt(unit.noise[unit.scheme])
+
+
+def _cards(found: Analysis, steps: list[Fallback], predicted: int, units: int) -> Iterator[Card]:
+    removed, total = removed_noise(found, steps)
+    yield Card("recipe_bytes", format_bytes(found.plan.output_bytes), "as the recipe has it")
+    if steps:
+        yield Card("predicted_bytes", format_bytes(predicted), "with the fall-backs")
+        yield Card("noise_removed", f"{removed / total:.1%}", "of the noise goes", f"{len(steps)} steps")
+    yield Card("units", str(units), "units that can change their type")
+
+
+def _sections(found: Analysis, steps: list[Fallback], units: list[Unit]) -> Iterator[Section]:
+    layers = found.layers
+    rows = [(f"layer {layer.layer}", layer.noise**0.5, f"{layer.noise**0.5:.4f}") for layer in layers]
+    yield Section(
+        "Noise by layer",
+        [charts.bars("Noise by layer", rows, _NOISE)],
+        "What rounding adds to the residual stream of a layer, rms, relative to the stream.",
+    )
+    worst = [(_short(unit.label), _rms(unit), f"{_rms(unit):.5f}") for unit in units[:WORST]]
+    yield Section("Noise by unit", [charts.bars("Noise by unit", worst, _NOISE), _table(units)],
+                  f"The {len(worst)} units that add most; the table has them all.")  # fmt: skip
+    if steps:
+        rows_of_steps = [[u.label, u.scheme, kind] for u, kind in final_types(steps)]
+        yield Section("Fall-backs", [Table(["unit", "from", "to"], rows_of_steps)])
+    if names := _names(layers):
+        title = "Output error by module"
+        grid = _grid(layers, lambda linear: linear.errors.output)
+        drawn = charts.heat_map(title, list(map(_short, names)), grid, _most(grid), "layer", "relative error")
+        yield Section(title, [drawn])
+        yield _states(layers, "activations", lambda linear: linear.activations)
+        yield _states(layers, "weights", lambda linear: linear.weights)
+    yield from _scales(layers)
+    yield from _experts(layers)
+
+
+def _table(units: list[Unit]) -> Table:
+    rows = [
+        [unit.label, unit.scheme, f"{_rms(unit):.6f}", ", ".join(f"{kind} {noise**0.5:.6f}" for kind, noise in others)]
+        for unit in units
+        for others in [[(kind, noise) for kind, noise in unit.noise.items() if kind != unit.scheme]]
+    ]
+    return Table(["unit", "type", "noise (rms)", "noise as another type"], rows)
+
+
+def _short(name: str) -> str:
+    for long, short in _MODULES:
+        name = name.replace(long, short)
+    return name
 
 
 def _names(layers: list[AnalyzedLayer]) -> list[str]:
@@ -83,45 +140,41 @@ def _most(*grids: list[list[float | None]]) -> float:
     return max((value for grid in grids for row in grid for value in row if value is not None), default=0.0)
 
 
-def _heat(layers: list[AnalyzedLayer], title: str, of: Callable[[LinearReport], float], unit: str) -> Iterator[str]:
-    grid = _grid(layers, of)
-    yield f"<h2>{escape(title)}</h2>"
-    yield plots.heat_map(title, _short(_names(layers)), grid, _most(grid), f"layer; {unit}")
-
-
-def _states(layers: list[AnalyzedLayer], what: str, of: Callable[[LinearReport], dict[str, Outliers]]) -> Iterator[str]:
+def _states(layers: list[AnalyzedLayer], what: str, of: Callable[[LinearReport], dict[str, Outliers]]) -> Section:
     def peaks(state: str) -> list[list[float | None]]:
         return _grid(layers, lambda linear: of(linear)[state].peak)
 
     grids = {state: peaks(state) for state in STATES}
     most = _most(*grids.values())  # one colour means one value in all three
-    for state, grid in grids.items():
-        yield f"<h3>{state}</h3>"
-        yield plots.heat_map(f"outliers of {what}, {state}", _short(_names(layers)), grid, most, "layer; max/rms")
+    rows = list(map(_short, _names(layers)))
+    drawn: list[Chart] = [
+        charts.heat_map(f"Outliers of {what}, {state}", rows, grid, most, "layer", "largest over rms")
+        for state, grid in grids.items()
+    ]
+    note = "Largest |x| over rms, as in the source, rotated, and smoothed; one colour is one value in all three."
+    return Section(f"Outliers of {what}", drawn, note)
 
 
-def _scales(layers: list[AnalyzedLayer]) -> Iterator[str]:
+def _scales(layers: list[AnalyzedLayer]) -> Iterator[Section]:
     total: dict[str, torch.Tensor] = {}
     for layer in layers:
         for scheme, counts in layer.scales.items():
             total[scheme] = total.get(scheme, torch.zeros_like(counts)) + counts
     for scheme, counts in sorted(total.items()):
-        yield f"<h2>Weight scales of {scheme}</h2>"
-        ends = (f"1e{SCALE_LOW:.0f}", f"1e{SCALE_HIGH:.0f}")
-        yield plots.columns(f"weight scales of {scheme}", [float(n) for n in counts.tolist()], "scale, rows", ends)
+        title = f"Weight scales of {scheme}"
+        values = [float(count) for count in counts.tolist()]
+        yield Section(title, [charts.log_histogram(title, values, SCALE_LOW, SCALE_HIGH, "scale", "rows")])
 
 
-def _experts(layers: list[AnalyzedLayer]) -> Iterator[str]:
+def _experts(layers: list[AnalyzedLayer]) -> Iterator[Section]:
     moe = [layer for layer in layers if layer.experts]
-    if not moe:
-        return
     rows = [f"layer {layer.layer}" for layer in moe]
     usage: list[list[float | None]] = [[float(expert.tokens) for expert in layer.experts] for layer in moe]
-    yield "<h2>Expert usage</h2>"
-    yield plots.heat_map("expert usage", rows, usage, _most(usage), "expert; tokens")
+    if moe:
+        yield Section("Expert usage", [charts.heat_map("Expert usage", rows, usage, _most(usage), "expert", "tokens")])
     wrong: list[list[float | None]] = [
         [next(iter(expert.output.values()), None) for expert in layer.experts] for layer in moe
     ]
     if _most(wrong) > 0:
-        yield "<h2>Output error of the experts</h2>"
-        yield plots.heat_map("output error of the experts", rows, wrong, _most(wrong), "expert; relative error")
+        title = "Output error of the experts"
+        yield Section(title, [charts.heat_map(title, rows, wrong, _most(wrong), "expert", "relative error")])

@@ -46,10 +46,11 @@ class AnalyzeOptions:
 
 @dataclass
 class Analysis:
-    """What was found; `recipe_path` and `plan` are those of the recipe that was looked at."""
+    """What was found; `recipe_path` and `plan` are those of the recipe that was looked at, `text` is the file read."""
 
     options: AnalyzeOptions
     recipe_path: Path
+    text: Path
     plan: QuantizationPlan
     tokens: int
     layers: list[AnalyzedLayer] = field(default_factory=list)
@@ -62,6 +63,7 @@ class PreparedAnalysis:
 
     options: AnalyzeOptions
     recipe_path: Path
+    text: Path
     plan: QuantizationPlan
     calibration: CalibrationSet
     notes: list[str] = field(default_factory=list)
@@ -82,7 +84,7 @@ def prepare(options: AnalyzeOptions) -> PreparedAnalysis:
     if not calib.is_file():
         raise RecipeError(f"{calib}: no such calibration file", "give one with --calib")
     text = load_calibration(calib, options.source, source.config.vocab_size, options.samples, options.seq_len)
-    return PreparedAnalysis(options, path, plan, text, notes)
+    return PreparedAnalysis(options, path, calib, plan, text, notes)
 
 
 @torch.no_grad()
@@ -96,7 +98,9 @@ def analyze(prepared: PreparedAnalysis, progress: Progress = silent) -> Analysis
     rotations = Rotations(config, prepared.options.seed) if plan.recipe.rotates else None
     weights = FloatWeights(plan.source, rotations, torch.device("cpu"))
     unrotated = Unrotated(rotations)
-    found = Analysis(prepared.options, prepared.recipe_path, plan, calibration.tokens, notes=prepared.notes)
+    found = Analysis(
+        prepared.options, prepared.recipe_path, prepared.text, plan, calibration.tokens, notes=prepared.notes
+    )
     lengths = tuple(len(sequence) for sequence in calibration.sequences)
     threads = prepared.options.threads or len(os.sched_getaffinity(0))
     count, experts = config.num_hidden_layers, config.n_routed_experts

@@ -1,9 +1,7 @@
-"""A finished evaluation as text, JSON and HTML."""
+"""A finished evaluation as text and JSON."""
 
 from __future__ import annotations
 
-import html
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,12 +10,7 @@ import torch
 
 from glm5_ascend.fidelity.evaluation.compare import LayerAgreement
 from glm5_ascend.fidelity.evaluation.metrics import Metric
-from glm5_ascend.report import page, plots
-
-_NOTE = (
-    "Teacher-forced. Intervals: 95 %, paired bootstrap over windows (prompts for generation). Flips: positions where "
-    "just one of the two models has the true token as its most probable one."
-)
+from glm5_ascend.report.verdict import FEW_WINDOWS
 
 
 @dataclass
@@ -52,6 +45,8 @@ class Summary:
             yield _line(row)
         if self.windows == 1 or self.prompts == 1:
             yield "note: no intervals from a single window or prompt"
+        elif any(0 < count < FEW_WINDOWS.value for count in (self.windows, self.prompts)):
+            yield f"note: fewer than {FEW_WINDOWS.value:.0f} windows or prompts: too few for a 95 % interval"
 
     def to_dict(self) -> dict[str, Any]:
         value: dict[str, Any] = {
@@ -64,50 +59,23 @@ class Summary:
         value["intervals"] = {row.name: row.interval for row in rows if row.interval is not None}
         value["kl_is_lower_bound"] = self.kl_is_bound
         value["layers"] = [
-            {"layer": layer.layer, "expert_agreement": _mean(layer.experts), "indexer_overlap": _mean(layer.indexer)}
+            {
+                "layer": layer.layer,
+                "expert_agreement": mean_share(layer.experts),
+                "indexer_overlap": mean_share(layer.indexer),
+            }
             for layer in self.layers
         ]
         return value
 
-    def html(self) -> str:
-        return page.page(f"{self.this} against {self.reference}", self._body())
 
-    def _body(self) -> Iterator[str]:
-        if self.rows:
-            text = f"{self.tokens:,} positions in {self.windows} windows of {self.window} tokens. {_NOTE}"
-            yield f'<p class="soft">{html.escape(text)}</p>'
-        rows = [*self.rows, *self.generated]
-        yield '<div class="cards">'
-        for row in rows:
-            if row.name in ("kl_mean", "kl_p99", "top1_agreement", "nll_change", "length_inflation", "score_change"):
-                yield page.card(row.name, _value(row, row.value), row.label, _span(row))
-        yield "</div>"
-        if rows:
-            yield "<h2>Figures and their intervals</h2>"
-            yield plots.intervals("figures and their intervals", [_plotted(row) for row in rows])
-        if self.per_window is not None:
-            yield "<h2>Mean KL of each window</h2>"
-            yield plots.columns("mean KL by window", self.per_window.tolist(), "window")
-        for title, values in (
-            ("Same routed experts by layer", [(layer.layer, _mean(layer.experts)) for layer in self.layers]),
-            ("Same keys of the indexer by layer", [(layer.layer, _mean(layer.indexer)) for layer in self.layers]),
-        ):
-            known = [(f"layer {number}", share) for number, share in values if share is not None]
-            if known:
-                yield f"<h2>{title}</h2>"
-                yield plots.bars(title, [(label, 1 - share, f"{share:.2%}") for label, share in known])
-                yield '<p class="soft">The bar is what differs.</p>'
-        yield "<h2>All figures</h2>"
-        yield from page.table(
-            ["figure", "value", "95 % interval"], [(row.label, _value(row, row.value), _span(row)) for row in rows]
-        )
-
-
-def _mean(share: torch.Tensor | None) -> float | None:
+def mean_share(share: torch.Tensor | None) -> float | None:
+    """Mean over windows of a share [windows]; None where there is nothing to compare."""
     return None if share is None else float(share.mean())
 
 
-def _value(row: Metric, value: float) -> str:
+def value_text(row: Metric, value: float) -> str:
+    """`value` as figures of the kind of `row` are written."""
     signed = row.name.endswith(("change", "delta", "inflation"))
     if row.percent:
         return f"{value:+.2%}" if signed else f"{value:.2%}"
@@ -116,23 +84,10 @@ def _value(row: Metric, value: float) -> str:
     return f"{value:+.6f}" if signed else f"{value:.6f}"
 
 
-def _span(row: Metric) -> str:
-    return "" if row.interval is None else f"[{_value(row, row.interval[0])}, {_value(row, row.interval[1])}]"
-
-
-def _plotted(row: Metric) -> plots.Row:
-    """On an axis from zero, to 100 % for what is nearly all, and across zero for a change of either sign."""
-    low, high = row.interval or (row.value, row.value)
-    if row.percent and row.value > 0.5:
-        ends = (math.floor(20 * low) / 20, 1.0)
-    elif low < 0:
-        ends = (1.25 * min(low, -high), 1.25 * max(high, -low))
-    else:
-        ends = (0.0, 1.25 * high or 1.0)
-    return plots.Row(
-        row.label, row.value, row.interval, _value(row, row.value), ends, (_value(row, ends[0]), _value(row, ends[1]))
-    )
+def span(row: Metric) -> str:
+    """The 95 % interval, or nothing."""
+    return "" if row.interval is None else f"[{value_text(row, row.interval[0])}, {value_text(row, row.interval[1])}]"
 
 
 def _line(row: Metric) -> str:
-    return f"  {row.label:<52} {_value(row, row.value):>12}  {_span(row)}".rstrip()
+    return f"  {row.label:<52} {value_text(row, row.value):>12}  {span(row)}".rstrip()

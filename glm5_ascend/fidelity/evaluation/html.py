@@ -1,0 +1,127 @@
+"""A finished evaluation as one HTML page, and what it is worth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from glm5_ascend.checkpoint.output import PROVENANCE_NAME
+from glm5_ascend.fidelity.evaluation.metrics import Metric
+from glm5_ascend.fidelity.evaluation.summary import Summary, mean_share, span, value_text
+from glm5_ascend.report import charts
+from glm5_ascend.report.content import Card, Page, Section, Table
+from glm5_ascend.report.header import Hashed, ReportHeader, hashed_file, hashed_text, make_header, without_login
+from glm5_ascend.report.verdict import FEW_WINDOWS, KL_CLOSE, KL_USABLE, Verdict
+
+_NOTE = (
+    "Teacher-forced. Intervals: 95 %, paired bootstrap over windows (prompts for generation). Flips: positions where "
+    "just one of the two models has the true token as its most probable one."
+)
+_CARDS = ("kl_mean", "kl_p99", "top1_agreement", "nll_change", "length_inflation", "score_change")
+#: What agrees, and what is plotted of it: its difference to 100 %.
+_DIFFERENCE = {
+    "top1_agreement": "different top-1",
+    "expert_agreement": "different routed experts",
+    "indexer_overlap": "different keys of the indexer",
+}
+_NATS = ("kl_mean", "kl_p99", "nll_delta")
+_SHARES = ("flip_rate", "nll_change", "length_inflation", "score_change")
+
+
+def document(found: Summary, header: ReportHeader) -> Page:
+    """The report; `header` says where it comes from."""
+    rows = [*found.rows, *found.generated]
+    intro = []
+    if found.rows:
+        intro.append(f"{found.tokens:,} positions in {found.windows} windows of {found.window} tokens. {_NOTE}")
+    if found.generated:
+        intro.append(f"{found.prompts} prompts, answered by both servers.")
+    return Page(
+        f"{without_login(found.this)} against {without_login(found.reference)}",
+        header,
+        verdict(found),
+        intro,
+        [Card(row.name, value_text(row, row.value), row.label, span(row)) for row in rows if row.name in _CARDS],
+        list(_sections(found, rows)),
+    )
+
+
+def header_of(directory: Path | None, text: Path | None, default: Sequence[str]) -> ReportHeader:
+    """Where an evaluation comes from: seed and recipe as the quantized checkpoint states them, and the text.
+
+    Args:
+        directory: quantized checkpoint; None: a server's. text: None: the texts `default`.
+    """
+    known: dict[str, Any] = {}
+    if directory is not None and (path := directory / PROVENANCE_NAME).is_file():
+        try:
+            known = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:  # of another tool, or damaged: the figures do not depend on it
+            known = {}
+    made = known.get("recipe") if isinstance(known, dict) else None
+    recipe = str(Hashed(str(made.get("name")), str(made.get("sha256")))) if isinstance(made, dict) else ""
+    seed = f"{known['seed']} (of the quantization; the bootstrap's is 0)" if recipe and "seed" in known else ""
+    used = hashed_file(text) if text is not None else hashed_text("Python's documentation", "\n\n".join(default))
+    return make_header(seed or "0 (of the bootstrap)", recipe, str(used) if text is not None or default else "")
+
+
+def verdict(found: Summary) -> Verdict:
+    """Whether mean KL is small, judged by the upper end of its interval."""
+    warnings = tuple(
+        f"{count} {what}: too few for a 95 % interval (at least {FEW_WINDOWS.value:.0f}): {FEW_WINDOWS.reason}"
+        for what, count in (("windows", found.windows if found.rows else 0), ("prompts", found.prompts))
+        if 0 < count < FEW_WINDOWS.value
+    )
+    kl = next((row for row in found.rows if row.name == "kl_mean"), None)
+    if kl is None:
+        return Verdict("open", "No verdict: KL was not measured.", "", "", warnings)
+    end, where = (kl.interval[1], "upper end of its 95 % interval") if kl.interval else (kl.value, "one window")
+    text = f"mean KL {kl.value:.6f} nats ({where}: {end:.6f})"
+    close, usable = f"{KL_CLOSE.value:g}", f"{KL_USABLE.value:g}"
+    if kl.name == "kl_mean" and found.kl_is_bound:
+        warnings += ("KL from a server's most probable tokens is a lower bound: the true one may be larger.",)
+    if end <= KL_CLOSE.value:
+        return Verdict("good", f"Close to the reference: {text}.", f"at most {close} nats", KL_CLOSE.reason, warnings)
+    if end <= KL_USABLE.value:
+        return Verdict(
+            "fair", f"Usable, test it on your tasks: {text}.", f"above {close}, at most {usable} nats",
+            KL_USABLE.reason, warnings,
+        )  # fmt: skip
+    return Verdict("poor", f"Far from the reference: {text}.", f"above {usable} nats", KL_USABLE.reason, warnings)
+
+
+def _sections(found: Summary, rows: list[Metric]) -> Iterator[Section]:
+    nats = [_interval(row) for row in rows if row.name in _NATS]
+    if nats:
+        yield Section("Figures in nats", [charts.intervals("Figures in nats", nats, "nats")])
+    shares = [_interval(row) for row in rows if row.name in _DIFFERENCE or row.name in _SHARES]
+    if shares:
+        yield Section(
+            "Differences and changes",
+            [charts.intervals("Differences and changes", shares, "share", percent=True)],
+            "Where two models agree, what differs is plotted: 100 % less the agreement.",
+        )
+    if found.per_window is not None:
+        drawn = charts.columns("Mean KL of each window", found.per_window.tolist(), "window", "mean KL in nats")
+        yield Section("Mean KL of each window", [drawn])
+    for title, values in (
+        ("Different routed experts by layer", [(layer.layer, mean_share(layer.experts)) for layer in found.layers]),
+        (
+            "Different keys of the indexer by layer",
+            [(layer.layer, mean_share(layer.indexer)) for layer in found.layers],
+        ),
+    ):
+        known = [(f"layer {number}", 1 - share, f"{1 - share:.2%}") for number, share in values if share is not None]
+        if known:
+            yield Section(title, [charts.bars(title, known, "share that differs", percent=True)])
+    table = [(row.label, value_text(row, row.value), span(row)) for row in rows]
+    yield Section("All figures", [Table(["figure", "value", "95 % interval"], table)])
+
+
+def _interval(row: Metric) -> charts.Interval:
+    if row.name not in _DIFFERENCE:
+        return charts.Interval(row.label, row.value, row.interval, value_text(row, row.value))
+    ends = None if row.interval is None else (1 - row.interval[1], 1 - row.interval[0])
+    return charts.Interval(_DIFFERENCE[row.name], 1 - row.value, ends, f"{1 - row.value:.2%}")

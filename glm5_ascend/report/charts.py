@@ -1,0 +1,175 @@
+"""The charts of the reports as Vega-Lite specifications, made by Altair. Colours belong to the page (page.js)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from glm5_ascend.report.content import Chart, Table
+
+if TYPE_CHECKING:
+    import altair as alt
+
+Record = Mapping[str, str | float | bool | None]
+#: Height of a row of bars, pixels.
+ROW = 26
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value with its 95 % interval (None: unknown), and how it reads as text."""
+
+    label: str
+    value: float
+    interval: tuple[float, float] | None
+    text: str
+
+
+def finished(title: str, chart: Any, records: Sequence[Record]) -> Chart:
+    """`chart` across the whole page; `records` are also its table."""
+    value = chart.properties(
+        width="container",
+        autosize={"type": "fit-x", "contains": "padding"},
+        padding={"left": 4, "right": 12, "top": 8, "bottom": 4},
+    ).to_dict()
+    for key in ("$schema", "config"):  # the page has its own
+        value.pop(key, None)
+    head = list(dict.fromkeys(key for record in records for key in record if key != "shown"))
+    cells = [["" if record.get(key) is None else str(record[key]) for key in head] for record in records]
+    return Chart(title, value, Table(head, cells))
+
+
+def data(records: Sequence[Record]) -> alt.Data:
+    """Rows of a chart; numbers with 5 digits."""
+    import altair as alt
+
+    values = [{key: _short(value) for key, value in record.items()} for record in records]
+    return alt.Data(values=values)  # type: ignore[no-untyped-call]
+
+
+def _short(value: str | float | bool | None) -> str | float | bool | None:
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def rows_axis(name: str = "label") -> alt.Y:
+    """One row for each name, in the order of the data."""
+    import altair as alt
+
+    return alt.Y(f"{name}:N", sort=None, title=None, axis=alt.Axis(ticks=False, domain=False, labelPadding=8))
+
+
+def values_at_the_right(base: alt.Chart) -> alt.Chart:
+    """The text `shown` of every row, in a column behind the plot: it never lies on a mark."""
+    import altair as alt
+
+    text: alt.Chart = base.mark_text(align="left", dx=8, style="value").encode(x=alt.value("width"), text="shown:N")
+    return text
+
+
+def bars(title: str, rows: Sequence[tuple[str, float, str]], axis: str, percent: bool = False) -> Chart:
+    """A horizontal bar for each (label, value >= 0, text of the value); `axis` names the value and its unit."""
+    import altair as alt
+
+    form = ".3~%" if percent else ".4~g"
+    records: list[Record] = [{"label": label, axis: value, "shown": text} for label, value, text in rows]
+    base = alt.Chart(data(records)).encode(
+        y=rows_axis(), tooltip=[alt.Tooltip("label:N", title="of"), alt.Tooltip("shown:N", title=axis)]
+    )
+    drawn = base.mark_bar(height={"band": 0.7}).encode(
+        x=alt.X(field=axis, type="quantitative", scale=alt.Scale(zero=True), axis=alt.Axis(format=form))
+    )
+    layers = alt.layer(drawn, values_at_the_right(base)).properties(height=ROW * len(records))
+    return finished(title, layers, records)
+
+
+def intervals(title: str, rows: Sequence[Interval], axis: str, percent: bool = False) -> Chart:
+    """A dot for each value and a band for its interval, all on one axis that has zero on it."""
+    import altair as alt
+
+    records = [
+        {"label": row.label, "value": row.value, "low": row.interval[0] if row.interval else None,
+         "high": row.interval[1] if row.interval else None, "shown": row.text} for row in rows
+    ]  # fmt: skip
+    form = ".3~%" if percent else ".4~g"
+    told = [
+        alt.Tooltip("label:N", title="of"),
+        alt.Tooltip("shown:N", title="value"),
+        alt.Tooltip("low:Q", title="95 % from", format=form),
+        alt.Tooltip("high:Q", title="to", format=form),
+    ]
+    base = alt.Chart(data(records)).encode(y=rows_axis(), tooltip=told)
+    x = alt.X("value:Q", title=axis, scale=alt.Scale(zero=True), axis=alt.Axis(format=form))
+    known = alt.FieldValidPredicate(field="low", valid=True)
+    band = (
+        base.transform_filter(known)
+        .mark_bar(height=9, opacity=0.4, cornerRadius=4)
+        .encode(x=alt.X("low:Q", title=axis), x2="high:Q")
+    )
+    dot = base.mark_point(filled=True, size=80, opacity=1).encode(x=x)
+    zero = alt.Chart(data([{"value": 0}])).mark_rule().encode(x="value:Q")
+    layers = alt.layer(zero, band, dot, values_at_the_right(base)).properties(height=ROW * len(records))
+    return finished(title, layers, records)
+
+
+def columns(title: str, values: Sequence[float], name: str, axis: str) -> Chart:
+    """A column for each value, numbered from 0; `name` is what is numbered."""
+    import altair as alt
+
+    records = [{name: number, axis: value} for number, value in enumerate(values)]
+    x = alt.X(field=name, type="ordinal", axis=alt.Axis(labelAngle=0))
+    y = alt.Y(field=axis, type="quantitative", scale=alt.Scale(zero=True))
+    tooltip = [alt.Tooltip(field=name, type="ordinal"), alt.Tooltip(field=axis, type="quantitative", format=".4~g")]
+    drawn = alt.Chart(data(records)).mark_bar().encode(x=x, y=y, tooltip=tooltip).properties(height=180)
+    return finished(title, drawn, records)
+
+
+def log_histogram(title: str, counts: Sequence[float], low: float, high: float, axis: str, of: str) -> Chart:
+    """Counts of equally wide bins of log10 between 10^low and 10^high."""
+    import altair as alt
+
+    step = (high - low) / max(1, len(counts))
+    records = [
+        {"from": 10 ** (low + i * step), "to": 10 ** (low + (i + 1) * step), of: count}
+        for i, count in enumerate(counts)
+    ]
+    x = alt.X(
+        "from:Q",
+        title=axis,
+        scale=alt.Scale(type="log", domain=[10**low, 10**high], nice=False),
+        axis=alt.Axis(format="~e", grid=False),
+    )
+    tooltip = [
+        alt.Tooltip("from:Q", format=".3~e"),
+        alt.Tooltip("to:Q", format=".3~e"),
+        alt.Tooltip(field=of, type="quantitative"),
+    ]
+    drawn = alt.Chart(data(records)).mark_bar(orient="vertical").encode(
+        x=x, x2="to:Q", y=alt.Y(field=of, type="quantitative"), tooltip=tooltip
+    )  # fmt: skip
+    return finished(title, drawn.properties(height=180), records)
+
+
+def heat_map(
+    title: str, rows: Sequence[str], cells: Sequence[Sequence[float | None]], most: float, column: str, value: str
+) -> Chart:
+    """Cells [rows, columns] coloured from 0 to `most`; None is left empty. `column` and `value` name the two."""
+    import altair as alt
+
+    records: list[Record] = [
+        {"row": label, column: number, value: float(cell)}
+        for label, line in zip(rows, cells, strict=True) for number, cell in enumerate(line) if cell is not None
+    ]  # fmt: skip
+    colour = alt.Color(
+        field=value, type="quantitative", scale=alt.Scale(domain=[0, most or 1.0], clamp=True),
+        legend=alt.Legend(title=value),
+    )  # fmt: skip
+    drawn = alt.Chart(data(records)).mark_rect().encode(
+        x=alt.X(field=column, type="ordinal", axis=alt.Axis(labelAngle=0)), y=rows_axis("row"), color=colour,
+        tooltip=[alt.Tooltip("row:N"), alt.Tooltip(field=column, type="ordinal"),
+                 alt.Tooltip(field=value, type="quantitative", format=".4~g")],
+    )  # fmt: skip
+    return finished(title, drawn.properties(height=20 * len(rows)), records)

@@ -1,0 +1,77 @@
+"""What an evaluation's report says it is worth."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import torch
+
+from glm5_ascend.fidelity.evaluation.compare import LayerAgreement
+from glm5_ascend.fidelity.evaluation.html import document, header_of, verdict
+from glm5_ascend.fidelity.evaluation.metrics import Metric
+from glm5_ascend.fidelity.evaluation.summary import Summary
+from glm5_ascend.report.header import COMMAND, ReportHeader
+
+HEADER = ReportHeader(datetime(2026, 1, 2, tzinfo=UTC), "glm5-ascend eval", (("glm5-ascend", "1"),), "a machine")
+
+
+def summary(kl: float, high: float | None, windows: int = 64) -> Summary:
+    interval = None if high is None else (kl / 2, high)
+    rows = [Metric("kl_mean", "KL to the reference, mean", kl, interval, group="kl")]
+    return Summary("this", "reference", rows, window=8, windows=windows)
+
+
+@pytest.mark.parametrize(
+    ("kl", "high", "grade"),
+    [(0.005, 0.01, "good"), (0.005, 0.011, "fair"), (0.02, 0.03, "fair"), (0.02, 0.031, "poor"), (0.009, None, "good")],
+)
+def test_the_upper_end_decides(kl: float, high: float | None, grade: str) -> None:
+    found = verdict(summary(kl, high))
+    assert found.grade == grade and "nats" in found.threshold and "llama.cpp" in found.reason and not found.warnings
+
+
+@pytest.mark.parametrize(("windows", "warned"), [(2, True), (19, True), (20, False)])
+def test_few_windows_are_warned_of(windows: int, warned: bool) -> None:
+    found = summary(0.005, 0.006, windows)
+    assert any(f"{windows} windows: too few" in warning for warning in verdict(found).warnings) == warned
+    assert any("too few" in line for line in found.lines()) == warned
+
+
+def test_nothing_to_judge() -> None:
+    assert verdict(Summary("this", "reference", prompts=3)).grade == "open"
+    assert "3 prompts: too few" in verdict(Summary("this", "reference", prompts=3)).warnings[0]
+
+
+def test_a_lower_bound_is_said() -> None:
+    found = summary(0.001, 0.002)
+    found.kl_is_bound = True
+    assert any("lower bound" in warning for warning in verdict(found).warnings)
+
+
+def test_what_differs_is_plotted_under_its_own_name() -> None:
+    found = summary(0.005, 0.006)
+    found.rows.append(Metric("top1_agreement", "same top-1", 0.75, (0.7, 0.875), True, "top1"))
+    found.layers = [LayerAgreement(3, experts=torch.tensor([0.5, 1.0]))]
+    sections = {section.title: section for section in document(found, HEADER).sections}
+    (chart,) = sections["Differences and changes"].blocks
+    assert chart.data.rows == [["different top-1", "0.25", "0.125", "0.30000000000000004"]]  # type: ignore[union-attr]
+    (chart,) = sections["Different routed experts by layer"].blocks
+    assert chart.data.rows == [["layer 3", "0.25"]]  # type: ignore[union-attr]
+    assert ["same top-1", "75.00%", "[70.00%, 87.50%]"] in [list(row) for row in sections["All figures"].blocks[0].rows]  # type: ignore[union-attr]
+
+
+def test_no_secret_in_title_or_command() -> None:
+    token = COMMAND.set(("eval", "--url", "http://me:pw@host:1", "--key", "pw"))
+    try:
+        page = document(Summary("http://me:pw@host:1", "src"), header_of(None, None, ()))
+    finally:
+        COMMAND.reset(token)
+    assert "pw" not in page.title + page.header.command and page.header.text == ""
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"recipe": 3}', '{"seed": 1}'])
+def test_a_strange_provenance_is_no_error(content: str, tmp_path: Path) -> None:
+    (tmp_path / "glm5_ascend_provenance.json").write_text(content)
+    assert header_of(tmp_path, None, ["text"]).recipe == ""

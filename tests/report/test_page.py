@@ -1,0 +1,108 @@
+"""One page from its parts: hostile names stay text, tables are CSV, charts are specifications with their values."""
+
+from __future__ import annotations
+
+import csv
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from glm5_ascend.report import charts
+from glm5_ascend.report.content import Card, Code, Page, Section, Table
+from glm5_ascend.report.header import ReportHeader
+from glm5_ascend.report.page import write
+from glm5_ascend.report.verdict import Verdict
+from tests.support.report_page import assert_self_contained, hovered, marks, needs_chromium, shown
+
+HOSTILE = (
+    "</script><script>alert(1)</script>",
+    "<!--<script>",
+    "\u2028alert(1)\u2029",
+    "\"'><img src=x onerror=alert(1)>",
+    "{{ 7*7 }}{% raw %}",
+    "${alert(1)}",
+    "datum['x']]//",
+)
+
+
+def page_of(name: str) -> Page:
+    now, versions = datetime(2026, 1, 2, tzinfo=UTC), (("glm5-ascend", "1"),)
+    header = ReportHeader(now, f"glm5-ascend {name}", versions, name, name, name, name)
+    drawn = [
+        charts.bars(name, [(name, 1.0, name), ("other", 0.5, "0.5")], "noise"),
+        charts.intervals("intervals", [charts.Interval(name, 1.0, (0.5, 1.5), name)], "nats"),
+        charts.heat_map("heat", [name], [[1.0, None]], 1.0, "layer", "error"),
+    ]
+    return Page(
+        name, header, Verdict("poor", name, name, name, (name,)), [name], [Card("figure", name, name, name)],
+        [Section(name, [*drawn, Table([name], [[name]]), Code(name)], name, [name])],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_never_become_markup(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write(path, page_of(name))
+    page = assert_self_contained(path)
+    plain = tmp_path / "plain.html"
+    write(plain, page_of("a plain name"))
+    assert [tag for tag, _ in page.tags] == [tag for tag, _ in assert_self_contained(plain).tags]
+    assert page.text.count(name) >= 10
+    rows = page.specs[0]["data"]["values"]
+    assert rows[0] == {"label": name, "noise": 1.0, "shown": name}
+
+
+@needs_chromium
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_never_run(name: str, tmp_path: Path) -> None:
+    """Neither from the document nor from what is shown when a mark is pointed at."""
+    path = tmp_path / "report.html"
+    write(path, page_of(name))
+    with shown(path, "light", 1200) as page:
+        bar = page.locator(".chart").first.locator(".mark-rect.role-mark path").first
+        bar.hover(force=True)
+        tooltip = page.locator("#vg-tooltip-element.visible")
+        tooltip.wait_for()
+        assert tooltip.locator("img, script").count() == 0
+        assert name.replace("\u2028", "").replace("\u2029", "")[:8] in tooltip.inner_text().replace("\u2028", "")
+        assert page.locator("img").count() == 0
+
+
+def test_tables_can_be_had_as_csv() -> None:
+    rows = [['a, "b"', "+1.5 %", "-0.25"], ["=1+1", "@x", "-cmd|x"]]
+    start, _, text = Table(["unit", "1", "2"], rows).csv.partition(",")
+    assert start == "data:text/csv;charset=utf-8"
+    assert list(csv.reader(unquote(text).splitlines())) == [
+        ["unit", "1", "2"], ["a, \"b\"", "+1.5 %", "-0.25"], ["'=1+1", "'@x", "'-cmd|x"],
+    ]  # fmt: skip
+
+
+def test_charts_hold_their_values() -> None:
+    rows = [charts.Interval("kl", 0.5, (0.25, 1.0), "0.5"), charts.Interval("x", 1.0, None, "1")]
+    drawn = charts.intervals("t", rows, "nats")
+    assert drawn.data.rows == [["kl", "0.5", "0.25", "1.0"], ["x", "1.0", "", ""]]
+    assert drawn.spec["width"] == "container" and "config" not in drawn.spec and "$schema" not in drawn.spec
+    heat = charts.heat_map("h", ["a", "b"], [[1.0, None], [float("nan"), 2.0]], 2.0, "layer", "error")
+    assert heat.spec["data"]["values"] == [
+        {"row": "a", "layer": 0, "error": 1.0}, {"row": "b", "layer": 0, "error": None},
+        {"row": "b", "layer": 1, "error": 2.0},
+    ]  # fmt: skip
+
+
+@needs_chromium
+@pytest.mark.parametrize("count", [3, 3000])
+def test_long_lists_are_drawn(count: int, tmp_path: Path) -> None:
+    """Above some thousand cells on a canvas."""
+    page_ = page_of("x")
+    cells: list[list[float | None]] = [[float(number) for number in range(count)]] * 2
+    drawn = charts.heat_map("cells", ["a", "b"], cells, count, "expert", "tokens")
+    log = charts.log_histogram("scales", [1.0, 4.0, 2.0], -3, 0, "scale", "rows")
+    path = tmp_path / "report.html"
+    write(path, Page("t", page_.header, page_.verdict, sections=[Section("s", [drawn, log])]))
+    with shown(path, "dark", 1200) as page:
+        assert page.locator(".chart canvas").count() == (count > 2000)
+        boxes = [marks(page, "scales", "rect").nth(i).bounding_box() for i in range(3)]
+        assert [box["height"] / boxes[0]["height"] for box in boxes] == pytest.approx([1, 4, 2], rel=0.02)
+        assert "4" in hovered(page, "scales", "rect", 1)
