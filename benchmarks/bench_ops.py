@@ -7,7 +7,9 @@ rounds: the reference and the compiled version with one thread, and the compiled
 reference / compiled with one thread each, `scaling` compiled with one thread / with all, `roofline` the share of what
 this machine could do with one thread: bytes over the rate of a copy, or operations over the best rate of torch for a
 product of that shape, whichever takes longer. Baselines are fp32 with weights converted before; the experts' is bf16,
-that of `int8_linear` plain torch around `torch._int_mm`. --plot needs matplotlib.
+that of `int8_linear` plain torch around `torch._int_mm`. `--features` measures the ways of a lesser processor;
+NUMBA_CACHE_DIR should name a folder of its own then. oneDNN, which makes the baselines' products, keeps the newest
+instructions: with fewer of them its int8 products are inexact. --plot needs matplotlib.
 """
 
 from __future__ import annotations
@@ -33,6 +35,11 @@ HEADS, RANK, ROPE, NOPE, HIDDEN, Q_LORA = 64, 512, 64, 192, 6144, 2048
 INDEX_HEADS, INDEX_DIM, TOPK, BLOCK = 32, 128, 2048, 128
 EXPERTS, PER_EXPERT = 24, 2048
 Shape = tuple[int, int, int]
+#: How numba and torch are told to do without newer instructions.
+RESTRICTED = {
+    "avx512": {"NUMBA_CPU_NAME": "skylake-avx512", "ATEN_CPU_CAPABILITY": "avx512"},
+    "avx2": {"NUMBA_CPU_NAME": "haswell", "ATEN_CPU_CAPABILITY": "avx2"},
+}
 
 
 @dataclass
@@ -245,13 +252,18 @@ def main() -> int:
     parser.add_argument("--prefill", type=int, default=2048, help="query tokens of the prefill cases")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="all threads")
     parser.add_argument("--only", default="", help="only cases whose op contains this")
+    parser.add_argument("--features", choices=[*RESTRICTED, "native"], default="native", help="of a lesser processor")
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
+    wanted = RESTRICTED.get(args.features, {})
+    if any(os.environ.get(name) != value for name, value in wanted.items()):  # libraries read them when they are loaded
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | wanted)
     torch.manual_seed(0)
     torch.set_num_threads(1)
     copied = copy_rate()
-    print(f"copy with one thread {copied / 1e9:.1f} GB/s; medians of {args.rounds}; all = {args.threads} threads")
+    print(f"features {args.features}; copy with one thread {copied / 1e9:.1f} GB/s")
+    print(f"medians of {args.rounds}; all = {args.threads} threads")
     makers: list[tuple[str, Callable[[], Case]]] = []
     for tokens in (8, args.prefill):
         makers += [("mla_preprocess", lambda t=tokens: preprocess(t))]  # type: ignore[misc]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from glm5_ascend.cli import help
+from glm5_ascend.cli.help import command as add_command
 from glm5_ascend.errors import ConfigError, Glm5Error
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def register(app: typer.Typer) -> None:
-    help.command(
+    add_command(
         app, "chat", chat,
         "chat",
         "chat http://127.0.0.1:8000 --no-think",

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from glm5_ascend.cli import help
+from glm5_ascend.cli.help import command as add_command
 from glm5_ascend.errors import EXIT_OK, CheckFailedError, OutputError
 
 WEATHER_TOOL: dict[str, Any] = {
@@ -30,7 +30,7 @@ WEATHER_TOOL: dict[str, Any] = {
 
 
 def register(app: typer.Typer) -> None:
-    help.command(
+    add_command(
         app, "demo", command,
         "demo",
         "demo work/demo",

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from glm5_ascend.cli.help import command
-from glm5_ascend.deploy.target import Target
+from glm5_ascend.deploy.target import RenderTarget
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
@@ -40,7 +40,7 @@ def list_profiles(as_json: AsJson = False) -> int:
 
 def render(
     profile: Annotated[str, typer.Option(metavar="NAME", help="Deploy profile; `deploy list` shows them.")],
-    to: Annotated[Target, typer.Option(metavar="TARGET", help="shell, compose, k8s or systemd.")],
+    to: Annotated[RenderTarget, typer.Option(metavar="TARGET", help="shell, compose, k8s or systemd.")],
     model: Annotated[
         str, typer.Option(metavar="PATH", help="Path of the checkpoint on the machines.")
     ] = "/models/glm5",

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import typer
 
-from glm5_ascend.cli import help
-from glm5_ascend.cli import plan_options as options
+import glm5_ascend.cli.plan_options as options
+from glm5_ascend.cli.help import command as add_command
 from glm5_ascend.errors import PlanError
 
 
 def register(app: typer.Typer) -> None:
-    help.command(
+    add_command(
         app, "plan", plan,
         "plan --quant w4a8 --nodes 4 --slo tpot=50ms,ttft=2s",
         "plan work/glm5-w4a8 --html plan.html",

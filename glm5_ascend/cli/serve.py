@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from glm5_ascend.cli import help
+from glm5_ascend.cli.help import command as add_command
 from glm5_ascend.errors import ConfigError
 
 PROFILE_ONLY = "For --profile with several machines: "
 
 
 def register(app: typer.Typer) -> None:
-    help.command(
+    add_command(
         app, "serve", serve,
         "serve glm5-w4a8",
         "serve glm5-w4a8 --profile cpu --dry-run",

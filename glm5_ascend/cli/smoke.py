@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from glm5_ascend.cli import help
+from glm5_ascend.cli.help import command as add_command
 from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK
 
 LONGEST_DEFAULT = 8192
 
 
 def register(app: typer.Typer) -> None:
-    help.command(
+    add_command(
         app, "smoke", smoke,
         "smoke http://127.0.0.1:8000",
         "smoke http://127.0.0.1:8000 --json",

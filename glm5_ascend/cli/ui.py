@@ -8,12 +8,12 @@ from urllib.parse import quote, urlsplit
 
 import typer
 
-from glm5_ascend.cli import help
+from glm5_ascend.cli.help import command as add_command
 from glm5_ascend.errors import ConfigError
 
 
 def register(app: typer.Typer) -> None:
-    help.command(
+    add_command(
         app, "ui", ui,
         "ui --url http://atlas:8000",
     )  # fmt: skip
@@ -46,7 +46,7 @@ def ui(
 def _handler(server_url: str) -> type[BaseHTTPRequestHandler]:
     from glm5_ascend.serve.chat_page import headers, page
 
-    class Page(BaseHTTPRequestHandler):
+    class LocalPage(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = page() if self.path == "/" else b""
             self.send_response(200 if body else 404)
@@ -59,4 +59,4 @@ def _handler(server_url: str) -> type[BaseHTTPRequestHandler]:
         def log_message(self, format: str, *args: object) -> None:
             """Nobody reads a line per request."""
 
-    return Page
+    return LocalPage

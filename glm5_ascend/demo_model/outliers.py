@@ -106,7 +106,7 @@ def plant(src: Path, dst: Path, factor: float = 32, channels: int = 6, seed: int
         OutputError: `dst` has something in it.
     """
     if factor <= 0 or torch.frexp(torch.tensor(float(factor))).mantissa.item() != 0.5:
-        raise ConfigError(f"factor {factor}: not a power of two", "Use 16 or 32: only then is bf16 exact.")
+        raise ConfigError(f"factor {factor}: not a power of two", "use 16 or 32: only then is bf16 exact")
     require_empty(dst)
     dst.mkdir(parents=True, exist_ok=True)
     for path in sorted(src.iterdir()):

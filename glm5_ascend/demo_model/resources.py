@@ -29,7 +29,7 @@ def data_folder() -> Path:
 def require_empty(dst: Path) -> None:
     """Raise `OutputError` unless `dst` is missing or an empty folder."""
     if dst.exists() and (not dst.is_dir() or any(dst.iterdir())):
-        raise OutputError(f"{dst}: exists and is not an empty folder", "Name a new folder, or remove this one.")
+        raise OutputError(f"{dst}: exists and is not an empty folder", "name a new folder, or remove this one")
 
 
 def write_demo_model(dst: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Target(StrEnum):
+class RenderTarget(StrEnum):
     """Value of `deploy render --to`."""
 
     shell = "shell"

@@ -14,7 +14,7 @@ from glm5_ascend.plan.text import basis, span
 from glm5_ascend.report import page as report
 from glm5_ascend.report.content import Card, Code, Page, Section, Table
 from glm5_ascend.report.header import ReportHeader, make_header
-from glm5_ascend.report.verdict import Verdict
+from glm5_ascend.report.verdict import ReportVerdict
 
 _LAYOUTS = 6
 _ORDER = (
@@ -53,12 +53,12 @@ def document(plan: Plan, header: ReportHeader) -> Page:
     )
 
 
-def verdict(plan: Plan) -> Verdict:
+def verdict(plan: Plan) -> ReportVerdict:
     """Whether the SLO is met: by the prediction, and by the slow end of its range."""
     named = (("TPOT", plan.slo.tpot, plan.numbers["tpot_ms"]), ("TTFT", plan.slo.ttft, plan.numbers["ttft_ms"]))
     limits = [(name, 1e3 * limit, number) for name, limit, number in named if limit is not None]
     if not limits:
-        return Verdict("open", "It fits. No SLO was given, so there is no limit to judge the latency by.", "", "")
+        return ReportVerdict("open", "It fits. No SLO was given, so there is no limit to judge the latency by.", "", "")
     threshold = ", ".join(
         f"{name} {limit:g} ms (predicted: {span(number, digits=1)} ms)" for name, limit, number in limits
     )
@@ -67,15 +67,17 @@ def verdict(plan: Plan) -> Verdict:
         "results that were not used to fit it."
     )
     if not plan.within_slo:
-        return Verdict(
+        return ReportVerdict(
             "poor",
             "SLO not met: no layout found meets the limits on latency; this one comes closest.",
             threshold,
             reason,
         )
     if any(number.high > limit for _, limit, number in limits):
-        return Verdict("fair", "SLO met by the prediction, but not at the slow end of its range.", threshold, reason)
-    return Verdict("good", "SLO met, also at the slow end of the prediction's range.", threshold, reason)
+        return ReportVerdict(
+            "fair", "SLO met by the prediction, but not at the slow end of its range.", threshold, reason
+        )
+    return ReportVerdict("good", "SLO met, also at the slow end of the prediction's range.", threshold, reason)
 
 
 def _sections(plan: Plan) -> Iterator[Section]:

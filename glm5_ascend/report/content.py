@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from glm5_ascend.report.header import ReportHeader
-from glm5_ascend.report.verdict import Verdict
+from glm5_ascend.report.verdict import ReportVerdict
 
 #: Marks of a chart.
 _MANY = 4000
@@ -85,7 +85,7 @@ class Page:
 
     title: str
     header: ReportHeader
-    verdict: Verdict
+    verdict: ReportVerdict
     intro: Sequence[str] = ()
     cards: Sequence[Card] = ()
     sections: Sequence[Section] = field(default_factory=tuple)

@@ -17,7 +17,7 @@ class Threshold:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ReportVerdict:
     """One sentence, the threshold it was judged by, the reason for the threshold, and warnings.
 
     Attributes:

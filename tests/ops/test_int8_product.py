@@ -10,7 +10,6 @@ import torch
 
 from glm5_kernels import int8, ops
 from glm5_kernels.compiled import int8_product as few_rows
-from glm5_kernels.compiled import vnni
 
 
 @pytest.fixture(params=[1, 2], autouse=True)
@@ -57,7 +56,6 @@ def test_what_a_layer_lacks_is_named() -> None:
         )
 
 
-@pytest.mark.skipif(not vnni.AVAILABLE, reason="an instruction this CPU lacks")
 def test_groups_of_rows() -> None:
     """Of five groups one is empty, one has a single row, one more than a tile."""
     x, scale = torch.randn(9, 128), torch.rand(5, 272)

@@ -78,7 +78,7 @@ def test_the_same_words_as_on_the_terminal(report: Path, capsys: pytest.CaptureF
     names = [row["label"] for row in page.specs[0]["data"]["values"]]
     assert {"norms", "left for the cache"} <= set(names)
     assert all(name in terminal for name in names if name != "not used by the engine")
-    order = [line.split("  ")[1] for line in terminal.split("next best layouts")[1].splitlines()[1:5]]
+    order = [line.split("  ")[0] for line in terminal.split("next best layouts")[1].splitlines()[1:5]]
     places = [page.text.index(layout.strip()) for layout in order]
     assert all(layout.strip() for layout in order) and places == sorted(places)
     assert "counts for less than the tokens shown" in page.text

@@ -13,7 +13,7 @@ from glm5_ascend.report import charts
 from glm5_ascend.report.content import Card, Code, Page, Section, Table
 from glm5_ascend.report.header import ReportHeader
 from glm5_ascend.report.page import write
-from glm5_ascend.report.verdict import Verdict
+from glm5_ascend.report.verdict import ReportVerdict
 from tests.support.report_page import assert_self_contained, hovered, marks, needs_chromium, shown
 
 HOSTILE = (
@@ -36,7 +36,7 @@ def page_of(name: str) -> Page:
         charts.heat_map("heat", [name], [[1.0, None]], 1.0, "layer", "error"),
     ]
     return Page(
-        name, header, Verdict("poor", name, name, name, (name,)), [name], [Card("figure", name, name, name)],
+        name, header, ReportVerdict("poor", name, name, name, (name,)), [name], [Card("figure", name, name, name)],
         [Section(name, [*drawn, Table([name], [[name]]), Code(name)], name, [name])],
     )  # fmt: skip
 

@@ -8,14 +8,14 @@ from typing import Any
 
 from glm5_ascend.deploy.profiles.load import Profile, load
 from glm5_ascend.deploy.rendering import compose, kubernetes, scripts, systemd
-from glm5_ascend.deploy.target import Target
+from glm5_ascend.deploy.target import RenderTarget
 from glm5_ascend.errors import ConfigError, OutputError
 
 TARGETS = {
-    Target.shell: scripts.files,
-    Target.compose: compose.files,
-    Target.k8s: kubernetes.files,
-    Target.systemd: systemd.files,
+    RenderTarget.shell: scripts.files,
+    RenderTarget.compose: compose.files,
+    RenderTarget.k8s: kubernetes.files,
+    RenderTarget.systemd: systemd.files,
 }
 #: Where the checkpoint lies on the machines, if nothing else is said.
 MODEL = "/models/glm5"
@@ -75,4 +75,4 @@ def rendered_texts(profile: Profile, target: str, model: str) -> dict[str, str]:
         raise ConfigError(
             f"--model {model!r}: not a plain absolute path", "the machines' path, without spaces or quotes"
         )
-    return TARGETS[Target(target)](profile, model)
+    return TARGETS[RenderTarget(target)](profile, model)

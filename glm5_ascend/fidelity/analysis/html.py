@@ -19,7 +19,7 @@ from glm5_ascend.report import charts
 from glm5_ascend.report.content import Card, Chart, Page, Section, Table
 from glm5_ascend.report.header import Hashed, ReportHeader, hashed_file, make_header
 from glm5_ascend.report.units import format_bytes
-from glm5_ascend.report.verdict import MOST_NOISE, Verdict
+from glm5_ascend.report.verdict import MOST_NOISE, ReportVerdict
 
 #: Units in the chart of the noisiest ones.
 WORST = 20
@@ -58,19 +58,19 @@ def standing_out(units: Sequence[Unit]) -> list[Unit]:
     return ranked[: 1 + sum(sum_ < MOST_NOISE.value * total for sum_ in reached)] if total > 0 else []
 
 
-def verdict(units: Sequence[Unit]) -> Verdict:
+def verdict(units: Sequence[Unit]) -> ReportVerdict:
     """Which units stand out, noisiest first, and by which rule."""
     loud = standing_out(units)
     if not loud:
-        return Verdict("open", "No verdict: rounding adds no noise.", "", "")
+        return ReportVerdict("open", "No verdict: rounding adds no noise.", "", "")
     threshold = f"the fewest units that together make {MOST_NOISE.value:.0%} of the noise (energy)"
     if 2 * len(loud) > len(units):
-        return Verdict("good", f"No unit stands out: {len(loud)} of {len(units)} units make most of the noise.",
+        return ReportVerdict("good", f"No unit stands out: {len(loud)} of {len(units)} units make most of the noise.",
                        threshold, MOST_NOISE.reason)  # fmt: skip
     named = ", ".join(f"{unit.label} ({_rms(unit):.4f})" for unit in loud[:5])
     more = f" and {len(loud) - 5} more" if len(loud) > 5 else ""
     text = f"{len(loud)} of {len(units)} units make most of the noise: {named}{more}."
-    return Verdict("fair", text, threshold, MOST_NOISE.reason)
+    return ReportVerdict("fair", text, threshold, MOST_NOISE.reason)
 
 
 def _rms(unit: Unit) -> float:

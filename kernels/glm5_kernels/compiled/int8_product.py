@@ -1,7 +1,7 @@
 """int8 products of a few tokens, quantized, multiplied and scaled back in one pass: a decode step is many of them.
 
 The weights may be those of many experts, each with tokens of its own. The same numbers as `int8`'s plain versions, bit
-for bit; the products are `vnni`'s.
+for bit; the products are `int8_dots`'s.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 from numba import njit
 
 from glm5_kernels import int8
-from glm5_kernels.compiled import vnni
+from glm5_kernels.compiled import int8_dots
+from glm5_kernels.compiled.int8_dots_intrinsics import STEP, TILE
 from glm5_kernels.compiled.int8_rows import (
     COMPILED,
     FLOATS,
@@ -33,7 +34,7 @@ from glm5_kernels.compiled.threads import each
 _SUMS, _ROWS = 2**22, 512
 #: Tasks for each thread, where there are several.
 _SHARE = 8
-_EVERY, _NOTHING = np.arange(vnni.TOKENS), np.empty(0, np.int32)
+_EVERY, _NOTHING = np.arange(int8_dots.TOKENS), np.empty(0, np.int32)
 
 
 class Activations(NamedTuple):
@@ -72,7 +73,7 @@ def _is_float(_x: torch.Tensor, w: int8.LinearWeights, _dtype: torch.dtype) -> b
 
 
 def _fits_one_pass(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> bool:
-    few = 0 < len(x) <= vnni.TOKENS and dtype in FLOATS and fits(x)
+    few = 0 < len(x) <= int8_dots.TOKENS and dtype in FLOATS and fits(x)
     return few and w.scale is not None and multiplies(w.weight, w.scale)
 
 
@@ -99,7 +100,7 @@ def _by_library(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> t
 #: In order of preference; a way for another instruction set stands before the last line.
 WAYS = (
     Way(_is_float, int8.apply_linear),  # no_quant: torch's product in `dtype`
-    Way(_fits_one_pass, _in_one_pass),  # int8, at most vnni.TOKENS tokens, whole lanes: AVX-512 VNNI
+    Way(_fits_one_pass, _in_one_pass),  # int8, at most int8_dots.TOKENS tokens, whole lanes: `int8_dots`
     Way(lambda _x, _w, _dtype: True, _by_library),  # int8, anything else
 )
 
@@ -107,9 +108,9 @@ WAYS = (
 def multiplies(weight: torch.Tensor, scale: torch.Tensor) -> bool:
     """Whether `grouped` takes weight [..., N, K] with these scales [..., N]."""
     n, k = weight.shape[-2:]
-    whole = not k % vnni.STEP and not n % WIDTH and weight.stride(-1) == 1
+    whole = not k % STEP and not n % WIDTH and weight.stride(-1) == 1
     plain = weight.dtype == torch.int8 and scale.dtype == torch.float32 and scale.is_contiguous()
-    return vnni.AVAILABLE and whole and plain
+    return whole and plain
 
 
 def grouped(
@@ -136,7 +137,7 @@ def grouped(
     out = torch.empty(len(rows), n, dtype=dtype)
     given = Activations(codes, factors, rows, starts)
     weights = WeightAddress(weight.data_ptr(), weight.stride(0), weight.stride(-2), scale.data_ptr())
-    tasks, threads = (len(starts) - 1) * -(-n // vnni.ROWS), torch.get_num_threads()
+    tasks, threads = (len(starts) - 1) * -(-n // int8_dots.ROWS), torch.get_num_threads()
     size = tasks if threads == 1 else -(-tasks // (_SHARE * threads))
     target = RowAddress(out.data_ptr(), 0, n * out.element_size(), KINDS[dtype])
 
@@ -170,31 +171,29 @@ def _unsigned(codes: Any) -> None:
             codes[row, column] ^= np.uint8(128)
 
 
-if vnni.AVAILABLE:
-
-    @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-    def _multiply(first: Any, last: Any, given: Any, weights: Any, bias: Any, n: Any, out: Any) -> None:
-        """Tasks first..last, each some weight rows of a group: rows of out [P, n], of its kind."""
-        codes, rows, size = given.codes, given.rows, ELEMENT_BYTES[out.kind]
-        k, blocks, packed = codes.shape[1], -(-n // vnni.ROWS), -1
-        x, sums = np.empty((1, 1), np.uint8), np.empty((1, 1), np.int32)
-        for task in range(first, last):
-            group, low = task // blocks, task % blocks * vnni.ROWS
-            begin, count = given.starts[group], given.starts[group + 1] - given.starts[group]
-            if not count:
-                continue
-            if group != packed:
-                packed, padded = group, -(-count // vnni.TILE) * vnni.TILE
-                x, sums = np.empty((padded, k), np.uint8), np.empty((padded, vnni.ROWS), np.int32)
-                for row in range(count):
-                    x[row] = codes[rows[begin + row]]
-            high = min(low + vnni.ROWS, n)
-            weight = weights.base + group * weights.group_pitch + low * weights.row_pitch
-            vnni.rows(x.ctypes.data, len(x), k, weight, weights.row_pitch, 0, high - low, sums)
-            scales = weights.scales + 4 * (group * n + low)
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _multiply(first: Any, last: Any, given: Any, weights: Any, bias: Any, n: Any, out: Any) -> None:
+    """Tasks first..last, each some weight rows of a group: rows of out [P, n], of its kind."""
+    codes, rows, size = given.codes, given.rows, ELEMENT_BYTES[out.kind]
+    k, blocks, packed = codes.shape[1], -(-n // int8_dots.ROWS), -1
+    x, sums = np.empty((1, 1), np.uint8), np.empty((1, 1), np.int32)
+    for task in range(first, last):
+        group, low = task // blocks, task % blocks * int8_dots.ROWS
+        begin, count = given.starts[group], given.starts[group + 1] - given.starts[group]
+        if not count:
+            continue
+        if group != packed:
+            packed, padded = group, -(-count // TILE) * TILE
+            x, sums = np.empty((padded, k), np.uint8), np.empty((padded, int8_dots.ROWS), np.int32)
             for row in range(count):
-                if len(bias):
-                    sums[row, : high - low] += bias[low:high]
-                target = out.base + (begin + row) * out.row_pitch + size * low
-                factor = given.factors[rows[begin + row], 0]
-                scale_row(sums[row].ctypes.data, high - low, factor, scales, out.kind, target)
+                x[row] = codes[rows[begin + row]]
+        high = min(low + int8_dots.ROWS, n)
+        weight = weights.base + group * weights.group_pitch + low * weights.row_pitch
+        int8_dots.rows(x.ctypes.data, len(x), k, weight, weights.row_pitch, 0, high - low, sums)
+        scales = weights.scales + 4 * (group * n + low)
+        for row in range(count):
+            if len(bias):
+                sums[row, : high - low] += bias[low:high]
+            target = out.base + (begin + row) * out.row_pitch + size * low
+            factor = given.factors[rows[begin + row], 0]
+            scale_row(sums[row].ctypes.data, high - low, factor, scales, out.kind, target)

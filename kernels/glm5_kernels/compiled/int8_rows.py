@@ -14,7 +14,7 @@ from numba import float32, int64, njit, types
 from numba.extending import intrinsic
 
 from glm5_kernels import int8
-from glm5_kernels.compiled import vnni
+from glm5_kernels.compiled import int8_dots
 from glm5_kernels.compiled.rows import KINDS, RowAddress
 from glm5_kernels.compiled.simd import (
     I8,
@@ -101,7 +101,7 @@ def scale_back_to(out: torch.Tensor, y: torch.Tensor, x_scale: torch.Tensor | No
 
 
 #: For `reference` functions that take an `int8.Arithmetic`.
-COMPILED = int8.Arithmetic(vnni.matmul, quantize_per_token, quantize_per_tensor, scale_back)
+COMPILED = int8.Arithmetic(int8_dots.matmul, quantize_per_token, quantize_per_tensor, scale_back)
 
 
 def fits(x: torch.Tensor) -> bool:

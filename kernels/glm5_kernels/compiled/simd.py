@@ -18,16 +18,18 @@ from llvmlite import ir
 from numba import njit
 from numba.core import cgutils
 
+from glm5_kernels.compiled.processor import features
+
 WIDTH = 16
 I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 V16 = ir.VectorType(F32, WIDTH)
-_FEATURES = llvmlite.binding.get_host_cpu_features()
+_FEATURES = features()
 #: Element kinds, as the compiled code passes them (int64).
 FP32, BF16, INT8 = 0, 1, 2
 #: Whether the processor multiplies bf16 by itself, two products per lane and instruction.
-PAIRS = bool(_FEATURES.get("avx512bf16")) and llvmlite.binding.llvm_version_info[0] >= 16
+PAIRS = "avx512bf16" in _FEATURES and llvmlite.binding.llvm_version_info[0] >= 16
 #: Rows times lane groups of a product held in registers: their sums, the groups and a broadcast fit 32 or 16 of them.
-HEADS, GROUPS = (8, 2) if _FEATURES.get("avx512f") else (4, 1)
+HEADS, GROUPS = (8, 2) if "avx512f" in _FEATURES else (4, 1)
 #: Terms of a sum added per iteration of an innermost loop.
 UNROLLED = 4
 #: Columns of a product held in registers.

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numba import njit
 
-from glm5_kernels.compiled import int8_product, vnni
+from glm5_kernels.compiled import int8_dots, int8_product
 from glm5_kernels.compiled.int8_rows import COMPILED, fits
 from glm5_kernels.w4a8_moe import reference
 
@@ -28,7 +28,7 @@ def w4a8_moe(
     token, weight, starts = _by_expert(topk_ids.long().numpy(), topk_weights.float().numpy(), len(w13))
     used = max(1, int(np.count_nonzero(np.diff(starts))))
     takes = int8_product.multiplies(w13, w13_scale) and int8_product.multiplies(w2, w2_scale) and fits(x)
-    if not takes or not 0 < len(token) <= vnni.TOKENS * used:
+    if not takes or not 0 < len(token) <= int8_dots.TOKENS * used:
         return reference.w4a8_moe(*operands, arithmetic=COMPILED)
     gate, up = int8_product.grouped(x, token, starts, w13, w13_scale, torch.float32).chunk(2, dim=-1)  # [P, I] each
     hidden = torch.nn.functional.silu(gate) * up

@@ -1,0 +1,71 @@
+"""int8 products for a few rows: the weight is read once, in the order it lies in memory.
+
+A library's product packs the weight first, which pays for many rows only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+
+from glm5_kernels.compiled.int8_dots_intrinsics import FEATURE, STEP, TILE, dots
+from glm5_kernels.compiled.threads import each
+
+ROWS = 256  # weight rows of a task
+#: Columns whose products are summed in fp32 without an error: 2^24 / (128 * 128).
+_EXACT = 1024
+#: Whether torch's int8 product is one of vectors here; else it is a loop over single bytes.
+LIBRARY = FEATURE == "avx512vnni"
+#: More tokens than this are multiplied by a library: by torch, else by fp32 products, which first widen the weight.
+TOKENS = 16 if LIBRARY else 256
+
+
+def matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """int8 [T, K] times int8 [N, K] transposed -> int32 [T, N], exact."""
+    tokens, k = a.shape
+    if tokens == 0:
+        return torch.zeros(0, len(w), dtype=torch.int32)
+    if tokens > TOKENS or k % STEP or w.stride(1) != 1:
+        return torch._int_mm(a, w.t()) if LIBRARY else by_fp32(a, w)
+    # Unsigned by an offset of 128, which the kernel takes off again.
+    x = torch.full((-(-tokens // TILE) * TILE, k), 128, dtype=torch.uint8)
+    x[:tokens] = (a.to(torch.int16) + 128).to(torch.uint8)
+    out = torch.empty(len(x), len(w), dtype=torch.int32)
+
+    def one(number: int) -> None:
+        first, last = number * ROWS, min((number + 1) * ROWS, len(w))
+        rows(x.data_ptr(), len(x), k, w.data_ptr(), w.stride(0), first, last, out.numpy())
+
+    each(one, -(-len(w) // ROWS))
+    return out[:tokens]
+
+
+def by_fp32(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """The same by fp32 products of 1024 columns, whose partial sums are whole numbers that fp32 holds."""
+    total = torch.zeros(len(a), len(w), dtype=torch.int32)
+    for first in range(0, a.shape[1], _EXACT):
+        part = slice(first, first + _EXACT)
+        total += torch.nn.functional.linear(a[:, part].float(), w[:, part].float()).int()
+    return total
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def rows(x: Any, tokens: Any, k: Any, w: Any, pitch: Any, first: Any, last: Any, out: Any) -> None:
+    """out int32 [tokens, N] for weight rows first..last; `tokens` a multiple of TILE, x uint8 offset by 128."""
+    addresses, tile = np.empty(TILE, np.int64), np.empty((TILE, TILE), np.int32)
+    table, pitch_out, stride = addresses.ctypes.data, out.shape[1], max(STEP, 2 * STEP * TILE // tokens)
+    for row in range(first, last, TILE):
+        for r in range(TILE):
+            addresses[r] = w + pitch * min(row + r, last - 1)
+        ahead, place = w + pitch * (row + TILE), out.ctypes.data + 4 * row
+        for token in range(0, tokens, TILE):
+            reach = stride if token < 2 * TILE else 0  # by then all of the next rows are on their way
+            if row + TILE <= last:
+                dots(x + token * k, k, table, k // STEP, place + 4 * token * pitch_out, pitch_out, ahead, reach)
+            else:
+                dots(x + token * k, k, table, k // STEP, tile.ctypes.data, TILE, ahead, reach)
+                out[token : token + TILE, row:last] = tile[:, : last - row]
+            ahead += 2 * reach * (k // STEP)
