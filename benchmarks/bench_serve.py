@@ -48,8 +48,10 @@ class Transformers:
 
         torch.set_num_threads(threads)
         self.torch = torch
-        self.model = GlmMoeDsaForCausalLM.from_pretrained(model, dtype="auto", attn_implementation="eager").eval()
-        self.tokenizer = AutoTokenizer.from_pretrained(model)
+        self.model = GlmMoeDsaForCausalLM.from_pretrained(
+            model, trust_remote_code=False, dtype="auto", attn_implementation="eager"
+        ).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
 
     def answer(self, prompt: str, new_tokens: int) -> str:
         ids = self.tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids

@@ -5,6 +5,11 @@ from __future__ import annotations
 EXIT_OK, EXIT_CHECK_FAILED, EXIT_BAD_INPUT, EXIT_ENVIRONMENT, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 
 
+def printable(text: str) -> str:
+    """One line for a terminal: names and answers of strangers may hold line ends, escape codes, half characters."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class Glm5Error(Exception):
     """Base of every error this package raises on purpose.
 

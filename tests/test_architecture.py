@@ -161,3 +161,17 @@ def test_no_class_name_has_two_meanings() -> None:
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(module)
     assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+
+
+def test_no_loader_runs_the_code_of_a_checkpoint() -> None:
+    """Without the flag the library asks on standard input, and a `y` there runs what the checkpoint brings."""
+    calls = 0
+    for path in (
+        path for folder in ("glm5_ascend", "kernels", "benchmarks", "tests") for path in (ROOT / folder).rglob("*.py")
+    ):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "from_pretrained":
+                calls += 1
+                flags = [word.value for word in node.keywords if word.arg == "trust_remote_code"]
+                assert [getattr(flag, "value", None) for flag in flags] == [False], f"{path}:{node.lineno}"
+    assert calls >= 9

@@ -20,7 +20,7 @@ from glm5_ascend.model.json_file import read_json_object
 PROVENANCE_NAME = "glm5_ascend_provenance.json"
 #: Files beside the weights that serving needs; copied unchanged. tokenizer.model and *.tiktoken are easily forgotten.
 _COPY = ("tokenizer*", "*.tiktoken", "*.jinja", "special_tokens_map.json", "generation_config.json", "chat_template*",
-         "vocab.json", "merges.txt", "added_tokens.json", "*.py")  # fmt: skip
+         "vocab.json", "merges.txt", "added_tokens.json")  # fmt: skip
 
 
 def check_output(source: Path, out: Path, overwrite: bool) -> None:
@@ -67,7 +67,7 @@ def copy_serving_files(source: Path, destination: Path) -> None:
     try:
         for pattern in _COPY:
             for path in sorted(source.glob(pattern)):
-                if path.is_file():
+                if path.is_file() and path.suffix != ".py":  # nothing of a source is code to us
                     shutil.copyfile(path, destination / path.name)
         text = (source / "config.json").read_text(encoding="utf-8")
         raw = read_json_object(source / "config.json")

@@ -37,7 +37,9 @@ class SourceTokenizer:
     def _whole(self) -> Any:
         from transformers import AutoTokenizer
 
-        return self._load(lambda: AutoTokenizer.from_pretrained(str(self.source), local_files_only=True))
+        return self._load(
+            lambda: AutoTokenizer.from_pretrained(str(self.source), local_files_only=True, trust_remote_code=False)
+        )
 
     def _load(self, load: Callable[[], Any]) -> Any:
         try:

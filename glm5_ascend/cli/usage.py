@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from glm5_ascend.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED
+from glm5_ascend.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, printable
 
 #: Newer typers carry their own copy of click; in both, UsageError is the parent of the public BadParameter.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
@@ -16,7 +16,8 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 def report(message: str, tip: str, code: int, arguments: list[str]) -> int:
     """Print a failure; returns `code`."""
     kind, label = ("interrupted", "next") if code == EXIT_INTERRUPTED else ("error", "fix")
-    print(f"{kind}: {message}" + (f"\n  {label}: {tip}" if tip else ""), file=sys.stderr)
+    # Both hold names out of files and answers of servers: an escape code in them must not reach the terminal.
+    print(printable(f"{kind}: {message}") + (f"\n  {label}: {printable(tip)}" if tip else ""), file=sys.stderr)
     if "--json" in arguments:
         value = {"schema_version": 1, "ok": False, "exit_code": code, "error": {"message": message, "fix": tip}}
         print(json.dumps(value))

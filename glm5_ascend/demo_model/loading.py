@@ -25,7 +25,7 @@ def load_tokenizer(folder: Path) -> Any:
     """The tokenizer with its chat template."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def load_model(folder: Path, attention: str = "eager") -> Any:
@@ -36,7 +36,9 @@ def load_model(folder: Path, attention: str = "eager") -> Any:
     level = talk.level
     talk.setLevel(logging.ERROR)  # it reports the MTP layer's tensors, which it never loads, as unexpected
     try:
-        model = GlmMoeDsaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
+        model = GlmMoeDsaForCausalLM.from_pretrained(
+            folder, trust_remote_code=False, dtype=torch.float32, attn_implementation=attention
+        )
     finally:
         talk.setLevel(level)
     align_norm_eps(model, model.config.rms_norm_eps)

@@ -99,14 +99,7 @@ def parse_config(raw: dict[str, Any], path: Path) -> ModelConfig:
     """`load_config` on an already parsed dictionary."""
     read = _Reader(raw, path)
     _check_architecture(raw, path)
-    for key, largest in _LARGEST_COUNT.items():
-        value = raw.get(key)
-        if isinstance(value, int) and value > largest:
-            raise ConfigError(f"{path}: {key} is {value!r:.40}, at most {largest} are supported", "correct config.json")
-    for key, kind in _OPTIONAL.items():
-        value = raw.get(key)
-        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-            raise ConfigError(f"{path}: {key} is {value!r:.80}, expected {kind.__name__}", "correct config.json")
+    check_counts(raw, path)
     layers = read.positive("num_hidden_layers")
     config = ModelConfig(
         path=path,
@@ -132,6 +125,24 @@ def parse_config(raw: dict[str, Any], path: Path) -> ModelConfig:
     _check_fixed_choices(raw, path)
     _check_sizes(config)
     return config
+
+
+def check_counts(raw: dict[str, Any], path: Path) -> None:
+    """Bounds and types of what is looped over or looked into; a key that is not given is not asked for.
+
+    Raises:
+        ConfigError: one line with the key.
+    """
+    for key, largest in _LARGEST_COUNT.items():
+        value = raw.get(key, 1)
+        if isinstance(value, bool) or not isinstance(value, int) or value < (key == "num_hidden_layers"):
+            raise ConfigError(f"{path}: {key} is {value!r:.80}, expected an integer > 0", "correct config.json")
+        if value > largest:
+            raise ConfigError(f"{path}: {key} is {value!r:.40}, at most {largest} are supported", "correct config.json")
+    for key, kind in _OPTIONAL.items():
+        value = raw.get(key)
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise ConfigError(f"{path}: {key} is {value!r:.80}, expected {kind.__name__}", "correct config.json")
 
 
 class _Reader:
@@ -199,7 +210,10 @@ def _mlp_layer_types(raw: dict[str, Any], layers: int, path: Path) -> tuple[str,
         types = ["dense"] * min(dense, layers) + ["sparse"] * (layers - min(dense, layers))
     if len(types) != layers or any(kind not in ("dense", "sparse") for kind in types):
         raise ConfigError(f"{path}: mlp_layer_types must be {layers} times 'dense' or 'sparse'", "correct config.json")
-    if dense is not None and list(types) != ["dense"] * dense + ["sparse"] * (layers - dense):
+    # Bounded by the layers first: a list of `dense` entries could be of any length.
+    if dense is not None and (
+        not 0 <= dense <= layers or list(types) != ["dense"] * dense + ["sparse"] * (layers - dense)
+    ):
         raise ConfigError(
             f"{path}: mlp_layer_types and first_k_dense_replace {dense} disagree",
             "the engine reads the latter: correct one",

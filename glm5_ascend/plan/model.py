@@ -6,16 +6,16 @@ Three ways to name it: a member of the family (`glm-5.2`) with a quantization, o
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT, QUANTIZED
 from glm5_ascend.errors import CheckpointError, PlanError
 from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig, load_config, parse_config
+from glm5_ascend.model.json_file import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.model.structure import Linear, Vector
 from glm5_ascend.plan.data_files import Cache, FamilyFile, QuantizationKeys, data_file
 from glm5_ascend.resources import near, read_yaml
@@ -92,14 +92,7 @@ def from_directory(directory: Path, cache: str | None = None, index_cache: bool 
     """
     config = load_config(directory)
     path = directory / DESCRIPTION_NAME
-    said: dict[str, Any] = {}
-    if path.exists():
-        try:
-            said = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path}: not valid JSON: {error}", "copy the file again") from None
-        if not isinstance(said, dict):
-            raise CheckpointError(f"{path}: not a JSON object", "copy the file again")
+    said = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR) if path.exists() else {}
     types = {}
     for prefix, part in _linears(config):
         kind = said.get(f"{prefix}{part.name}.weight", FLOAT)

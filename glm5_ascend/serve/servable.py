@@ -9,6 +9,8 @@ from typing import Any
 from glm5_ascend.checkpoint.summary import CheckpointSummary, summarize
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.errors import CheckpointError, ConfigError
+from glm5_ascend.model.config import check_counts
+from glm5_ascend.model.json_file import read_json_object
 from glm5_ascend.serve.plugin.description import load_description
 from glm5_ascend.serve.schedule import topk_pattern
 
@@ -38,18 +40,15 @@ def check_directory(directory: Path) -> CheckpointSummary:
 
 def _checked_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist", "give the directory of a GLM-5 checkpoint") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", "restore it from the source checkpoint") from None
-    model_type = config.get("model_type") if isinstance(config, dict) else None
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist", "give the directory of a GLM-5 checkpoint")
+    config = read_json_object(path, error=ConfigError, fix="restore it from the source checkpoint")
+    model_type = config.get("model_type")
     if model_type != "glm_moe_dsa":
         raise ConfigError(
             f"{path}: model_type is {model_type!r}, not 'glm_moe_dsa'", "give a GLM-5 (5.1, 5.2) checkpoint"
         )
-    if "GlmMoeDsaForCausalLM" not in (config.get("architectures") or ()):
+    if "GlmMoeDsaForCausalLM" not in _names(config.get("architectures")):
         raise ConfigError(
             f"{path}: architectures is {config.get('architectures')!r}; vLLM would serve embeddings, not text",
             'restore config.json from the source checkpoint, or add {"architectures": ["GlmMoeDsaForCausalLM"]}',
@@ -60,6 +59,13 @@ def _checked_config(directory: Path) -> dict[str, Any]:
                 f"{path}: {key} is {config.get(key)!r}; vLLM would not compute GLM-5 without {value!r}",
                 f"restore config.json from the source checkpoint, or add {json.dumps({key: value})}",
             )
+    check_counts(config, path)  # before anything is built or looped over by them
+    if config.get("indexer_types") is not None and "num_hidden_layers" not in config:
+        raise ConfigError(f"{path}: num_hidden_layers is missing", "restore config.json from the source checkpoint")
     topk_pattern(config)
-    result: dict[str, Any] = config
-    return result
+    return config
+
+
+def _names(value: object) -> list[object]:
+    """`value` if it is a list: `in` finds a part of a string, and fails on a number."""
+    return value if isinstance(value, list) else []

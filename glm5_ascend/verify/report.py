@@ -8,16 +8,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK
+from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, printable
 
 SCHEMA_VERSION = 1
 #: A damaged shard can spoil thousands of tensors: `lines` prints this many findings of one kind, `to_dict` all.
 LINES_PER_KIND = 8
-
-
-def printable(text: str) -> str:
-    """One line for a terminal: names of a hostile checkpoint may hold line ends, escape codes, half characters."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 @dataclass(frozen=True)
@@ -107,7 +102,7 @@ class Report:
         for finding in sorted(self.findings, key=lambda f: f.level):  # "error" sorts before "warning"
             shown[finding.id] += 1
             if shown[finding.id] <= LINES_PER_KIND:
-                out += [finding.line()] + ([f"    fix: {finding.fix}"] if finding.fix else [])
+                out += [finding.line()] + ([printable(f"    fix: {finding.fix}")] if finding.fix else [])
         out += [f"... {n - LINES_PER_KIND} more [{kind}]" for kind, n in shown.items() if n > LINES_PER_KIND]
         if quiet:
             return out
@@ -125,8 +120,10 @@ class Report:
             worst = max(rows, key=lambda row: row.relative_error)
             mean = sum(row.relative_error for row in rows) / len(rows)
             out.append(
-                f"against {self.against}: {scheme}: {len(rows)} tensors, relative error mean {mean:.4f}, "
-                f"worst {worst.relative_error:.4f} ({worst.module})"
+                printable(
+                    f"against {self.against}: {scheme}: {len(rows)} tensors, relative error mean {mean:.4f}, "
+                    f"worst {worst.relative_error:.4f} ({worst.module})"
+                )
             )
         return out
 

@@ -20,6 +20,7 @@ from glm5_ascend.verify.mtp_rotation import check_mtp
 from glm5_ascend.verify.open_checkpoint import open_directory
 from glm5_ascend.verify.report import Report
 from glm5_ascend.verify.tensors import check_tensors
+from glm5_ascend.verify.text_files import check_text_files, compare_text_files
 
 
 @torch.no_grad()
@@ -39,6 +40,7 @@ def verify(directory: str | Path, *, against: str | Path | None = None, deep: bo
     directory, other = Path(directory), None if against is None else Path(against)
     report = Report(directory, other)
     checkpoint = open_directory(directory, report)
+    check_text_files(checkpoint, report)
     # A wrong `against` is said before the long read.
     same_job = None if other is None or not is_output(other) else (other, read_provenance(other))
     source = SourceCheckpoint(other) if other is not None and same_job is None else None
@@ -51,6 +53,7 @@ def verify(directory: str | Path, *, against: str | Path | None = None, deep: bo
     if same_job is not None:
         compare_same_job(checked, *same_job, report)
     if source is not None:
+        compare_text_files(checkpoint, source.directory, report)
         compare_source(checked, source, report)
     return report
 

@@ -11,6 +11,9 @@ from glm5_ascend.verify.report import Report
 #: Unpickling runs code; nothing of a quantized checkpoint is stored this way.
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
 
+#: Every reader of GLM-5 brings the model's code itself.
+_PYTHON = (".py", ".pyc", ".pyo", ".pyd", ".so")
+
 
 def inside(path: Path, directory: Path) -> bool:
     """Whether `path`, links followed, lies in `directory`, or is a blob of the hub cache it is a snapshot of."""
@@ -44,6 +47,13 @@ def check_tree(directory: Path, report: Report) -> set[str]:
             )
         elif path.suffix.lower() in _PICKLES:
             report.error("files.pickle", "pickle files can run code when they are loaded", file=name, fix="remove it")
+        elif path.suffix.lower() in _PYTHON:
+            report.error(
+                "files.python",
+                "Python code, which runs where the checkpoint is loaded with trust_remote_code; GLM-5 needs none",
+                file=name,
+                fix="remove it",
+            )
     _check_tokenizer(directory, report)
     return outside
 

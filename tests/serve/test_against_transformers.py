@@ -109,7 +109,7 @@ def test_trained_model_equals_transformers(run_engine: Any, trained_checkpoint: 
     from glm5_ascend.demo_model.evaluate import validation_tokens
     from glm5_ascend.demo_model.held_out import held_out_questions, render_question
 
-    tokenizer = AutoTokenizer.from_pretrained(trained_checkpoint)
+    tokenizer = AutoTokenizer.from_pretrained(trained_checkpoint, trust_remote_code=False)
     questions = held_out_questions(seed=3, n=7)
     prompts = [tokenizer(render_question(tokenizer, q), add_special_tokens=False)["input_ids"] for q in questions]
     prompts.append(validation_tokens(tokenizer)[:500])

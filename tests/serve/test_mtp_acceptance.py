@@ -19,7 +19,7 @@ def acceptance_rate(run_engine: Any, directory: Path) -> float:
 
     from glm5_ascend.demo_model.held_out import held_out_questions, render_question
 
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     questions = held_out_questions(seed=5, n=42)
     prompts = [tokenizer(render_question(tokenizer, q), add_special_tokens=False)["input_ids"] for q in questions]
     engine: dict[str, Any] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from glm5_ascend.checkpoint.types import (
 )
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model import structure
+from glm5_ascend.model.json_file import MAX_BYTES_BY_TENSOR, read_json_object
 
 #: vLLM's fused modules and the checkpoint's modules inside each; one type must hold for all of them.
 FUSED = structure.FUSED_MODULES | {"experts": tuple(f"experts.0.{name}" for name in structure.EXPERT_PROJECTIONS)}
@@ -102,16 +102,11 @@ class QuantDescription:
 def load_description(directory: Path) -> QuantDescription:
     """Read and parse the description of a checkpoint directory."""
     path = directory / DESCRIPTION_NAME
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         raise CheckpointError(
             f"{path} does not exist", "quantize the model first, or serve it without --quantization ascend"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}", "re-create the checkpoint") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} is not a JSON object", "re-create the checkpoint")
+        )
+    content = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR, fix="re-create the checkpoint")
     if content.get("group_size", 0) != 0:
         raise CheckpointError(
             f"{path}: group_size is {content['group_size']}, only per-channel scales (0) can be served",

@@ -12,7 +12,9 @@ def hf_model(directory: Path) -> Any:
     """transformers' model in fp32 with vLLM's eps in the two low-rank norms (transformers uses its class default)."""
     from transformers import GlmMoeDsaForCausalLM
 
-    model = GlmMoeDsaForCausalLM.from_pretrained(directory, dtype="float32", attn_implementation="eager").eval()
+    model = GlmMoeDsaForCausalLM.from_pretrained(
+        directory, trust_remote_code=False, dtype="float32", attn_implementation="eager"
+    ).eval()
     for name, module in model.named_modules():
         if name.endswith(("q_a_layernorm", "kv_a_layernorm")):
             module.variance_epsilon = model.config.rms_norm_eps

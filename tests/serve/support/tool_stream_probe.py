@@ -83,7 +83,7 @@ def main() -> None:
         from glm5_ascend.serve.plugin import tools
 
         tools.register()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
     def ids(text: str) -> list[int]:
         found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -1,0 +1,97 @@
+"""Code that a checkpoint brings is never run, whatever standard input answers, and never copied."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import ROOT, TIMEOUT_S
+
+TEXTS = """
+import sys, torch
+from pathlib import Path
+from glm5_ascend.checkpoint.texts import SourceTokenizer
+from glm5_ascend.errors import Glm5Error
+tokenizer = SourceTokenizer(Path(sys.argv[1]))
+for use in (lambda: tokenizer.encode("a"), lambda: tokenizer.decode(torch.tensor([1])),
+            lambda: tokenizer.render([{"role": "user", "content": "a"}], None)):
+    try:
+        use()
+    except Glm5Error as error:
+        print(error.message)
+"""
+LOADING = """
+import sys
+from pathlib import Path
+from glm5_ascend.demo_model.loading import load_tokenizer
+try:
+    load_tokenizer(Path(sys.argv[1]))
+except ValueError as error:
+    print(error)
+"""
+COPY = """
+import sys
+from pathlib import Path
+from glm5_ascend.checkpoint.output import copy_serving_files
+copy_serving_files(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def trap(tiny_source: Path, tmp_path: Path) -> Path:
+    """A checkpoint whose tokenizer class is code beside it, which leaves a mark where it runs."""
+    source = tmp_path / "source"
+    shutil.copytree(tiny_source, source)
+    mark = tmp_path / "ran"
+    code = f"open({str(mark)!r}, 'w').close()\nfrom transformers import PreTrainedTokenizerFast as Trap\n"
+    for name in ("tokenization_trap.py", "tokenizer_trap.py"):
+        (source / name).write_text(code)
+    path = source / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    settings |= {"tokenizer_class": "Trap", "auto_map": {"AutoTokenizer": ["tokenization_trap.Trap"] * 2}}
+    path.write_text(json.dumps(settings))
+    return source
+
+
+def answered_yes(tmp_path: Path, *arguments: str | Path) -> str:
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]),
+        "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)], env=environment, input="y\n" * 9, timeout=TIMEOUT_S,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    assert "[y/N]" not in done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("script", [TEXTS, LOADING], ids=["texts", "demo"])
+def test_loaders_neither_ask_nor_run(script: str, trap: Path, tmp_path: Path) -> None:
+    answered_yes(tmp_path, "-c", script, trap)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_verify_names_the_code_and_does_not_run_it(tiny_w4a8: Path, trap: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(tiny_w4a8, out)
+    for name in ("tokenization_trap.py", "tokenizer_config.json"):
+        shutil.copyfile(trap / name, out / name)
+    report = json.loads(answered_yes(tmp_path, "-m", "glm5_ascend", "verify", out, "--json"))
+    named = [(f["level"], f["file"]) for f in report["findings"] if f["id"] == "files.python"]
+    assert named == [("error", "tokenization_trap.py")]
+    assert not (tmp_path / "ran").exists()
+
+
+def test_python_files_are_not_copied(trap: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    answered_yes(tmp_path, "-c", COPY, trap, out)
+    assert (out / "tokenizer.json").is_file() and not list(out.rglob("*.py"))
