@@ -90,6 +90,8 @@ def run(arguments: list[str]) -> int:
     try:
         result: Any = app(arguments, standalone_mode=False, prog_name="glm5-ascend")
     except typer.Exit as error:
+        if error.exit_code == EXIT_INTERRUPTED:  # newer typers make this of Ctrl-C
+            print("interrupted", file=sys.stderr)
         return int(error.exit_code)
     except usage.USAGE_ERROR as error:
         return usage.report_usage(error, arguments)

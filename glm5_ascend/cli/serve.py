@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from glm5_ascend.cli.help import command as add_command
-from glm5_ascend.errors import ConfigError
+from glm5_ascend.errors import EXIT_ENVIRONMENT, EXIT_OK, ConfigError, StoppedError
 
 PROFILE_ONLY = "For --profile with several machines: "
 
@@ -27,9 +27,12 @@ def register(app: typer.Typer) -> None:
 def serve(
     context: typer.Context,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Checkpoint, quantized or not.")],
-    host: Annotated[str | None, typer.Option(help="Address to listen on (127.0.0.1, or the profile's).")] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(metavar="HOST", show_default="127.0.0.1, or the profile's", help="Address to listen on."),
+    ] = None,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port to listen on (8000, or the profile's).")
+        int | None, typer.Option(min=1, max=65535, show_default="8000, or the profile's", help="Port to listen on.")
     ] = None,
     profile: Annotated[
         str | None, typer.Option(metavar="NAME", help="Deploy profile; `glm5-ascend deploy list` shows them.")
@@ -41,6 +44,10 @@ def serve(
     ip: Annotated[str, typer.Option(help=PROFILE_ONLY + "this machine's address.")] = "",
     nic: Annotated[str, typer.Option(help=PROFILE_ONLY + "its network interface.")] = "",
     skip_verify: Annotated[bool, typer.Option("--skip-verify", help="Do not check a quantized DIR first.")] = False,
+    log: Annotated[
+        Path | None, typer.Option(metavar="FILE", show_default="in your folder for logs", help="Where vLLM's log goes.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show vLLM's log instead.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print environment and command, start nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: as one JSON object on stdout.")] = False,
 ) -> int:
@@ -48,6 +55,8 @@ def serve(
     from glm5_ascend.deploy.profiles.command import ServerPlace
     from glm5_ascend.deploy.refusals import refuse_broken
     from glm5_ascend.deploy.serve_profile import serve_profile, shell_script
+    from glm5_ascend.serve.flags import ServerCommand, value_of
+    from glm5_ascend.serve.foreground import Foreground, default_log
     from glm5_ascend.serve.launch import launch
     from glm5_ascend.serve.servable import check_directory
 
@@ -55,17 +64,35 @@ def serve(
         raise ConfigError("--role, --node, --rank, --head, --ip and --nic belong to a profile", "add --profile NAME")
     if as_json and not dry_run:
         raise ConfigError("--json prints what --dry-run would start", "add --dry-run")
+    codes: list[int] = []
+
+    def start(built: ServerCommand) -> None:
+        file = None if verbose else log or default_log(value_of(built.argv, "--port"))
+        try:
+            codes.append(Foreground(file).run(built))
+        except KeyboardInterrupt:
+            raise StoppedError("the server has ended") from None
+
     if profile is None:
         checkpoint = check_directory(directory)
         if not skip_verify and not dry_run:
             refuse_broken(checkpoint)
-        command = launch(checkpoint, context.args, host=host, port=port, dry_run=dry_run)
-        text = command.line
+        command = launch(checkpoint, context.args, host=host, port=port, dry_run=dry_run, start=start)
+        text = command.shown
     else:
         place = ServerPlace(node, rank, head, ip, nic, host, port)
         command = serve_profile(
-            directory, profile, context.args, role=role, place=place, skip_verify=skip_verify, dry_run=dry_run
+            directory,
+            profile,
+            context.args,
+            role=role,
+            place=place,
+            skip_verify=skip_verify,
+            dry_run=dry_run,
+            start=start,
         )
         text = shell_script(profile, command)
+    if codes:
+        return EXIT_OK if codes == [0] else EXIT_ENVIRONMENT
     print(json.dumps(command.to_dict()) if as_json else text)
-    return 0
+    return EXIT_OK

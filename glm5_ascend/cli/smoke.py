@@ -24,15 +24,20 @@ def register(app: typer.Typer) -> None:
 
 def smoke(
     url: Annotated[str, typer.Argument(metavar="URL", help="Of the server or router, http://HOST:PORT.")],
-    model: Annotated[str, typer.Option(help="Its name for the model; the first one it serves by default.")] = "",
+    model: Annotated[
+        str, typer.Option(metavar="NAME", show_default="the first one it serves", help="Its name for the model.")
+    ] = "",
     long_tokens: Annotated[
-        int | None, typer.Option(min=0, help="Length of the long prompt; 0 leaves it out. [half the context, <= 8192]")
+        int | None,
+        typer.Option(min=0, show_default="half the context, at most 8192", help="Length of the long prompt; 0: none."),
     ] = None,
     min_acceptance: Annotated[
-        float | None, typer.Option(help="Fail below this many tokens per step with MTP (else: warn below 2.5).")
+        float | None, typer.Option(show_default="warn below 2.5", help="Fail below this many tokens per step with MTP.")
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for one answer.")] = 300.0,
-    key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="API key, if the server wants one.")] = "",
+    timeout: Annotated[float, typer.Option(metavar="S", help="Seconds to wait for one answer.")] = 300.0,
+    key: Annotated[
+        str, typer.Option(metavar="KEY", envvar="OPENAI_API_KEY", help="API key, if the server wants one.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Report as one JSON object on stdout.")] = False,
 ) -> int:
     """Ask a running server: canaries, tool call, thinking, streaming, a long prompt, MTP acceptance."""
@@ -51,4 +56,5 @@ def smoke(
         return code
     for line in lines:
         print(f"{line.check:<15} {line.status:<8} {line.detail}")
+    print(checks.verdict(lines))
     return code

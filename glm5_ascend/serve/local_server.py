@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from glm5_ascend.errors import MissingEnvironmentError
+from glm5_ascend.serve.foreground import end
 
 START_TIMEOUT_S = 600
 
@@ -35,7 +34,7 @@ def server(directory: Path, log: Path, flags: Sequence[str] = ()) -> Iterator[in
         MissingEnvironmentError: it ended or did not answer in time; quotes its last line.
     """
     port = free_port()
-    command = [sys.executable, "-m", "glm5_ascend", "serve", str(directory), "--port", str(port)]
+    command = [sys.executable, "-m", "glm5_ascend", "serve", str(directory), "--verbose", "--port", str(port)]
     with log.open("w") as out:
         process = subprocess.Popen(
             [*command, "--", *flags] if flags else command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
@@ -44,7 +43,7 @@ def server(directory: Path, log: Path, flags: Sequence[str] = ()) -> Iterator[in
             _wait_until_ready(process, port, log)
             yield port
         finally:
-            _stop(process)
+            end(process)
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
@@ -57,13 +56,3 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) ->
             return
         time.sleep(0.5)
     raise MissingEnvironmentError(f"the server did not answer within {START_TIMEOUT_S} s", f"see {log}")
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server and its engine process, which share a process group of their own."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=30)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,18 @@ class SmokeResult:
     status: str
     detail: str
     values: dict[str, Any] = field(default_factory=dict)
+
+
+def verdict(results: Sequence[SmokeResult]) -> str:
+    """One line: how many checks passed, and which did not or were left out."""
+    passed = sum(each.status == OK for each in results)
+    parts = [f"{passed} of {len(results)} checks passed"]
+    for status, word in ((FAILED, "failed"), (WARNING, "with a warning"), (SKIPPED, "skipped")):
+        names = [each.check for each in results if each.status == status]
+        if names:
+            parts.append(f"{word}: {', '.join(names)}")
+    failed = any(each.status == FAILED for each in results)
+    return f"{'failed' if failed else 'ok'}: {'; '.join(parts)}"
 
 
 @dataclass(frozen=True)
@@ -149,7 +161,7 @@ def acceptance(client: Client, bounds: SmokeBounds, before: dict[str, float]) ->
     if DRAFTS not in after or not drafts:
         missing = bounds.min_acceptance is not None
         return SmokeResult(
-            "MTP acceptance", FAILED if missing else SKIPPED, "no draft was counted: MTP is off, or /metrics is"
+            "MTP acceptance", FAILED if missing else SKIPPED, "/metrics counts no drafts: the server runs without MTP"
         )
     length = 1 + (after.get(ACCEPTED, 0.0) - before.get(ACCEPTED, 0.0)) / drafts
     low = FAILED if bounds.min_acceptance is not None and length < bounds.min_acceptance else OK

@@ -33,7 +33,7 @@ SHOWN = {"as_json", "quiet", "context"}
 ONLY_COMMAND = {
     "quantize": {"model_path", "save_path", "quant_type", "config_path", "model_type", "trust_remote_code"},
     "plan": {"measure", "out"},
-    "serve": {"profile", "role", "node", "rank", "head", "ip", "nic", "skip_verify"},
+    "serve": {"log", "verbose", "profile", "role", "node", "rank", "head", "ip", "nic", "skip_verify"},
 }
 #: What only a caller can give: callbacks, vLLM's own flags, how deep to look before serving.
 ONLY_FUNCTION = {"progress", "on_plan", "vllm_args", "deep"}

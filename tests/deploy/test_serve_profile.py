@@ -44,7 +44,7 @@ def test_dry_run_prints_the_exact_command(name: str, checkpoints: dict[str, Path
     assert done.returncode == 0, done.stderr
     argv = argv_of(done.stdout)
     if profile.platform == "cpu":
-        assert argv[1:5] == ["-m", "vllm.entrypoints.openai.api_server", "--model", str(directory)]
+        assert argv[1:5] == ["-m", "glm5_ascend.serve.vllm_command", "serve", str(directory)]
     else:
         assert argv[:3] == ["vllm", "serve", str(directory)]
     assert argv[-2:] == ["--max-num-seqs", "2"]

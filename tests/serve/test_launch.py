@@ -39,9 +39,8 @@ def build_command(directory: Path, extra: list[str], **place: Any) -> tuple[dict
 
 def test_defaults(directory: Path) -> None:
     _, argv = build_command(directory, [])
-    assert argv[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    assert argv[:5] == [sys.executable, "-m", "glm5_ascend.serve.vllm_command", "serve", str(directory)]
     wanted = {
-        "--model": str(directory),
         "--served-model-name": "glm-5",
         "--host": "127.0.0.1",
         "--port": "8000",

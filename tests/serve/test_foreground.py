@@ -1,0 +1,158 @@
+"""`glm5-ascend serve` in the foreground: what it says, how it ends, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from glm5_ascend.errors import MissingEnvironmentError
+from glm5_ascend.serve.flags import ServerCommand
+from glm5_ascend.serve.foreground import Foreground, end
+from glm5_ascend.serve.local_server import free_port
+from tests.support.command import environment, glm5_ascend, interruptible
+
+#: A server that answers /health, with a child of its own in another session, as vLLM's engine is.
+SERVER = """
+import http.server, subprocess, sys, time
+engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print("ENGINE", engine.pid, flush=True)
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+port = int(sys.argv[sys.argv.index("--port") + 1])
+http.server.HTTPServer(("127.0.0.1", port), Answer).serve_forever()
+"""
+#: As the command does: Ctrl-C and SIGTERM are KeyboardInterrupt.
+PARENT = """
+import signal, sys
+from pathlib import Path
+from glm5_ascend.serve.flags import ServerCommand
+from glm5_ascend.serve.foreground import Foreground
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+argv = [sys.executable, "-c", Path(sys.argv[1]).read_text(), "--port", sys.argv[3], "--served-model-name", "m"]
+try:
+    Foreground(Path(sys.argv[2])).run(ServerCommand({}, argv))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.fixture
+def parent(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process that runs the server in its foreground and has said that it is ready; the engine's process id."""
+    (tmp_path / "server.py").write_text(SERVER)
+    port, log = free_port(), tmp_path / "log"
+    command = [sys.executable, "-c", PARENT, str(tmp_path / "server.py"), str(log), str(port)]
+    process = interruptible(command, stdout=subprocess.PIPE, text=True, env=environment(), start_new_session=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"log: {log}\n"
+    said = process.stdout.readline()
+    assert said == f"ready: http://127.0.0.1:{port}/v1  model m  (glm5-ascend chat http://127.0.0.1:{port})\n"
+    engine = int(log.read_text().split()[1])
+    yield process, engine
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_server_and_its_engine(
+    parent: tuple[subprocess.Popen[str], int], number: signal.Signals
+) -> None:
+    process, engine = parent
+    process.send_signal(number)
+    assert process.wait(timeout=60) == 130
+    assert gone(engine)
+
+
+def test_a_killed_parent_leaves_no_server(parent: tuple[subprocess.Popen[str], int]) -> None:
+    process, _ = parent
+    (server,) = psutil.Process(process.pid).children()
+    process.kill()
+    assert gone(server.pid)
+
+
+def test_a_server_that_ends_too_early_is_one_line(tmp_path: Path) -> None:
+    code = "import sys; print('loading'); print('ValueError: no such dtype'); print('bye'); sys.exit(3)"
+    command = ServerCommand({}, [sys.executable, "-c", code, "--port", str(free_port())])
+    with pytest.raises(MissingEnvironmentError) as error:
+        Foreground(tmp_path / "log").run(command)
+    assert error.value.message == "the server ended with exit code 3 before it answered: ValueError: no such dtype"
+    assert str(tmp_path / "log") in error.value.tip
+
+
+def test_end_kills_what_does_not_listen(tmp_path: Path) -> None:
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline()
+    end(process, grace=0.2)
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_the_key_is_in_no_command_line(rotated_checkpoint: Path) -> None:
+    done = glm5_ascend("serve", rotated_checkpoint, "--dry-run", "--", "--api-key", "secret-1")
+    also = glm5_ascend(
+        "serve", rotated_checkpoint, "--profile", "cpu", "--dry-run", "--json", "--", "--api-key=secret-2"
+    )
+    assert done.returncode == also.returncode == 0
+    assert "secret" not in done.stdout + also.stdout and "VLLM_API_KEY" in done.stdout
+    assert ServerCommand({}, ["vllm", "--api-key", "a", "--port", "1"]).without_key() == ServerCommand(
+        {"VLLM_API_KEY": "a"}, ["vllm", "--port", "1"]
+    )
+
+
+def test_serve_smoke_and_ctrl_c(rotated_checkpoint: Path, tmp_path: Path) -> None:
+    """The real server with its defaults: ready, smoke without flags is content, Ctrl-C ends in one line."""
+    port = free_port()
+    command = [
+        sys.executable,
+        "-m",
+        "glm5_ascend",
+        "serve",
+        str(rotated_checkpoint),
+        "--port",
+        str(port),
+        "--log",
+        str(tmp_path / "l"),
+    ]
+    with (tmp_path / "out").open("w") as out:
+        process = interruptible(
+            command, stdout=subprocess.PIPE, stderr=out, text=True, start_new_session=True,
+            env=environment() | {"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        try:
+            assert process.stdout is not None
+            lines = [process.stdout.readline() for _ in range(2)]
+            assert (
+                lines[1]
+                == f"ready: http://127.0.0.1:{port}/v1  model glm-5  (glm5-ascend chat http://127.0.0.1:{port})\n"
+            )
+            smoked = glm5_ascend("smoke", f"http://127.0.0.1:{port}")
+            assert smoked.returncode == 0, smoked.stdout + smoked.stderr
+            assert smoked.stdout.splitlines()[-1].startswith("ok: ")
+            family = [each.pid for each in psutil.Process(process.pid).children(recursive=True)]
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=120) == 130
+            assert all(gone(pid) for pid in family)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    said = (tmp_path / "out").read_text().strip().splitlines()
+    assert said[0] == "importing vLLM" and said[-1] == "interrupted: the server has ended"
+    assert "DeprecationWarning" not in (tmp_path / "l").read_text()
