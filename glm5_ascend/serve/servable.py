@@ -40,6 +40,8 @@ def check_directory(directory: Path) -> CheckpointSummary:
 
 def _checked_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
+    if not directory.is_dir():
+        raise ConfigError(f"{directory}: no such directory", "give the directory of a GLM-5 checkpoint")
     if not path.exists():
         raise ConfigError(f"{path} does not exist", "give the directory of a GLM-5 checkpoint")
     config = read_json_object(path, error=ConfigError, fix="restore it from the source checkpoint")

@@ -22,6 +22,7 @@ from glm5_ascend.verify.stray_files import check_tree, inside
 #: msModelSlim's index; vLLM does not know this name.
 REFERENCE_INDEX = "quant_model_weights.safetensors.index.json"
 _COPY = "copy the file again"
+_WITHOUT = "a float checkpoint has none: glm5-ascend quantize writes one to verify; of a quantized one " + _COPY
 
 
 def open_directory(directory: Path, report: Report) -> LoadedCheckpoint:
@@ -41,9 +42,7 @@ def open_directory(directory: Path, report: Report) -> LoadedCheckpoint:
     try:
         checkpoint.description = checkpoint.read_json(DESCRIPTION_NAME)
     except CheckpointError as error:
-        report.error(
-            "description.unreadable", error.message, file=DESCRIPTION_NAME, fix="without it nothing is known: " + _COPY
-        )
+        report.error("description.unreadable", error.message, file=DESCRIPTION_NAME, fix=_WITHOUT)
     _open_shards(checkpoint, outside, report)
     report.tensors = len(checkpoint.entries)
     report.bytes = sum(entry.end - entry.start for entry in checkpoint.entries.values())

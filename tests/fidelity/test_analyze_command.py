@@ -161,4 +161,4 @@ def test_not_a_number_fails_the_check(tmp_path: Path) -> None:
     save_file(tensors, file, {"format": "pt"})
     calib = write_calibration(tmp_path / "calib.jsonl")
     done = in_process("analyze", source, "--calib", calib, "--samples", 2, "--seq-len", 32, "--recipe", "rtn-w4a8")
-    assert_one_clear_line(done, 1, "layer 1", "NaN")
+    assert_one_clear_line(done, 2, "model.layers.1.mlp.shared_experts.up_proj.weight", "NaN")

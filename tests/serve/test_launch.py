@@ -122,7 +122,7 @@ def test_configs_vllm_would_misread_are_refused(directory: Path, change: dict[st
 
 
 def test_directories_that_are_no_checkpoint(directory: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="does not exist"):
+    with pytest.raises(ConfigError, match="no such directory"):
         build_command(tmp_path / "nowhere", [])
     (directory / "quant_model_description.json").write_text("{}")
     (directory / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": {}}))

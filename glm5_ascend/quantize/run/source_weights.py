@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 import torch
 
 from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model import structure
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.structure import Linear, Vector
@@ -34,7 +36,10 @@ class FloatWeights:
         """The norms' gains as stored, by module name."""
         norms = [part for part in parts if isinstance(part, Vector) and part.role == "norm"]
         read = {
-            structure.tensor_name(p): self.source.read(prefix + structure.tensor_name(p)).to(self.device) for p in norms
+            structure.tensor_name(p): self._finite(
+                prefix + structure.tensor_name(p), self.source.read(prefix + structure.tensor_name(p))
+            ).to(self.device)
+            for p in norms
         }
         return gains_of(read, norms)
 
@@ -43,7 +48,7 @@ class FloatWeights:
         name = structure.tensor_name(part)
         tensor = torch.empty(structure.shape(part, self._size), device=self.device)
         for start, stop in blocks(tuple(tensor.shape)):
-            tensor[start:stop] = self.source.read_rows(prefix + name, start, stop)
+            tensor[start:stop] = self._finite(prefix + name, self.source.read_rows(prefix + name, start, stop))
         self._transform({name: tensor}, part, gains)
         return tensor
 
@@ -62,7 +67,8 @@ class FloatWeights:
 
     def rows(self, prefix: str, part: Linear | Vector, gains: Tensors, start: int, stop: int) -> torch.Tensor:
         """Rows of a linear whose output side is not rotated (embedding tables, heads)."""
-        rows = self.source.read_rows(prefix + structure.tensor_name(part), start, stop).to(self.device)
+        name = prefix + structure.tensor_name(part)
+        rows = self._finite(name, self.source.read_rows(name, start, stop)).to(self.device)
         self._transform({structure.tensor_name(part): rows}, part, gains)
         return rows
 
@@ -76,6 +82,20 @@ class FloatWeights:
             ]
         )
         return found[place]
+
+    def _finite(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor` itself; rounding would make plausible integers of a NaN or an infinity.
+
+        Raises:
+            CheckpointError: it holds one.
+        """
+        if not math.isfinite(float(tensor.sum())):  # one pass without a copy; finite values may add up to infinity
+            count = int((~tensor.isfinite()).sum())
+            if count:
+                raise CheckpointError(
+                    f"{self.source.directory}: {name}: {count} values are NaN or infinite", "download it again"
+                )
+        return tensor
 
     def _transform(self, tensors: Tensors, part: Linear | Vector, gains: Tensors) -> None:
         if self.rotations is not None:
