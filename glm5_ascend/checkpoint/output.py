@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import shutil
+import stat
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,6 +20,8 @@ from glm5_ascend.errors import CheckpointError, OutputError
 from glm5_ascend.model.json_file import read_json_object
 
 PROVENANCE_NAME = "glm5_ascend_provenance.json"
+#: Content of `lock` in the folder of an unfinished run.
+_MARK = b"glm5-ascend: an unfinished run\n"
 #: Files beside the weights that serving needs; copied unchanged. tokenizer.model and *.tiktoken are easily forgotten.
 _COPY = ("tokenizer*", "*.tiktoken", "*.jinja", "special_tokens_map.json", "generation_config.json", "chat_template*",
          "vocab.json", "merges.txt", "added_tokens.json")  # fmt: skip
@@ -49,17 +53,29 @@ def check_output(source: Path, out: Path, overwrite: bool) -> None:
 def _check_ours(out: Path) -> None:
     """`--overwrite` replaces only what an earlier run wrote: its provenance lists the files."""
     try:
-        ours = set(read_json_object(out / PROVENANCE_NAME)["files"])
-    except (CheckpointError, KeyError, TypeError):
+        record = read_json_object(out / PROVENANCE_NAME)
+        ours, sizes = set(record["files"]), _sizes(record)
+    except (CheckpointError, KeyError, TypeError, AttributeError):
         raise OutputError(
             f"{out}: not empty and not written by this tool (no readable {PROVENANCE_NAME})", "choose another directory"
         ) from None
     for path in sorted(out.rglob("*")):
         name = path.relative_to(out).as_posix()
-        if not path.is_dir() and name not in ours:
+        if path.is_dir() and not path.is_symlink():
+            continue
+        if name not in ours or path.is_symlink():
             raise OutputError(
                 f"{out / name}: not written by this tool, --overwrite would delete it", "move it away first"
             )
+        if sizes.get(name, path.stat().st_size) != path.stat().st_size:
+            raise OutputError(
+                f"{out / name}: not as this tool wrote it, --overwrite would delete it", "move it away first"
+            )
+
+
+def _sizes(record: dict[str, Any]) -> dict[str, int]:
+    """Bytes of each file that a provenance records."""
+    return {name: facts["bytes"] for name, facts in record.get("outputs", {}).items()}
 
 
 def copy_serving_files(source: Path, destination: Path) -> None:
@@ -88,14 +104,17 @@ def workshop(out: Path) -> Path:
 
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Create `directory` and hold it against other processes.
+    """Create `directory`, or find that of a stopped run, and hold it against other processes.
 
     Raises:
-        OutputError: it cannot be created, or another process holds it.
+        OutputError: it cannot be created, is somebody else's, or another process holds it.
     """
     try:
-        directory.mkdir(exist_ok=True)
-        descriptor = os.open(directory / "lock", os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            _check_workshop(directory)
+        descriptor = os.open(directory / "lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         raise disk_error(directory, error) from None
     try:
@@ -104,22 +123,53 @@ def exclusive(directory: Path) -> Iterator[None]:
         os.close(descriptor)
         raise OutputError(f"{directory}: another process is writing here", "wait for it, or stop it") from None
     try:
+        if not os.fstat(descriptor).st_size:
+            os.write(descriptor, _MARK)
         yield
     finally:
         os.close(descriptor)
 
 
-def publish(work: Path, out: Path) -> None:
+def _check_workshop(directory: Path) -> None:
+    """Whether a folder that is in the way belongs to a run of ours; links are not followed.
+
+    Raises:
+        OutputError: it does not; nothing in it was touched.
+    """
+    lock = directory / "lock"
+    if stat.S_ISDIR(directory.lstat().st_mode):
+        left = os.listdir(directory)
+        if not left:
+            return
+        if "lock" in left and stat.S_ISREG(lock.lstat().st_mode):
+            mark = lock.read_bytes()[: len(_MARK) + 1]
+            if mark == _MARK or (not mark and left == ["lock"]):  # ended before it could write
+                return
+    raise OutputError(
+        f"{directory}: in the way, and not the folder of an unfinished run of this tool",
+        "move it away, or choose another OUT",
+    )
+
+
+def publish(work: Path, out: Path, keep: bool = False) -> Path | None:
     """Give the finished directory `work` its name; an old `out` is set aside first and removed last.
+
+    keep: the old one is not ours to remove; it stays as OUT.before-TIME, which is returned.
 
     A run killed between the two renames leaves `.OUT.replaced`; the same command then finishes the job.
     """
     aside = out.parent / f".{out.name}.replaced"
+    if keep:
+        aside = out.parent / f"{out.name}.before-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         _sync_tree(work)
-        if out.is_dir():
-            shutil.rmtree(aside, ignore_errors=True)
+        moved = os.path.lexists(out)
+        if moved:
+            if not keep and os.path.lexists(aside):
+                _remove_replaced(aside)
             out.rename(aside)
+        else:
+            keep = False
         try:
             work.rename(out)
         except BaseException:
@@ -129,7 +179,21 @@ def publish(work: Path, out: Path) -> None:
         _sync(out.parent)
     except OSError as error:
         raise disk_error(out, error) from None
-    shutil.rmtree(aside, ignore_errors=True)
+    if keep:
+        return aside
+    if moved:
+        shutil.rmtree(aside, ignore_errors=True)
+    elif os.path.lexists(aside):
+        _remove_replaced(aside)
+    return None
+
+
+def _remove_replaced(aside: Path) -> None:
+    """Remove what an earlier run set aside; somebody else's folder of this name stays."""
+    if ((aside / PROVENANCE_NAME).is_file() and not aside.is_symlink()) or not any(aside.iterdir()):
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        raise OutputError(f"{aside}: in the way, and not written by this tool", "move it away")
 
 
 def _sync(path: Path) -> None:

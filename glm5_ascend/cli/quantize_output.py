@@ -62,6 +62,8 @@ def show_result(result: QuantizeResult) -> None:
         f"peak memory {format_bytes(result.peak_rss_bytes)}, {result.calibration_tokens} calibration tokens",
         soft_wrap=True,
     )
+    if result.kept is not None:
+        console.print(f"note: what was put at {result.out} meanwhile is now {result.kept}", soft_wrap=True)
     if cold:
         console.print(
             f"note: {cold} experts saw fewer tokens than a scale search needs and kept their scales; "

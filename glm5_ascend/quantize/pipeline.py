@@ -19,7 +19,7 @@ from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.output import check_output, copy_serving_files, exclusive, publish, workshop
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.writer import ShardWriter, check_free_space, disk_error, write_json
-from glm5_ascend.errors import RecipeError
+from glm5_ascend.errors import OutputError, RecipeError
 from glm5_ascend.model.device import ON_HOST, find_device
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet, Dataset, find_dataset, load_calibration
@@ -68,7 +68,7 @@ class PreparedJob:
 
 @dataclass
 class QuantizeResult:
-    """What a finished run reports."""
+    """What a finished run reports. kept: what stood at `out` and was not ours to remove, under its new name."""
 
     out: Path
     output_bytes: int
@@ -77,6 +77,7 @@ class QuantizeResult:
     peak_rss_bytes: int
     calibration_tokens: int
     layers: list[QuantizedLayer] = field(default_factory=list)
+    kept: Path | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` says of a run."""
@@ -85,6 +86,7 @@ class QuantizeResult:
             "peak_rss_bytes": self.peak_rss_bytes,
             "source_bytes": self.source_bytes,
             "calibration_tokens": self.calibration_tokens,
+            "kept": None if self.kept is None else str(self.kept),
             "layers": [
                 {"layer": r.layer, "cold_experts": r.cold_experts, "relative_weight_error": r.errors.relative()}
                 for r in self.layers
@@ -165,7 +167,7 @@ def quantize(prepared: PreparedJob, progress: Progress = silent) -> QuantizeResu
             if prepared.options.restart:
                 _clear(place)
             layers = _work(prepared, calibration, ranks, place, progress)
-            publish(place / "checkpoint", prepared.options.out)
+            kept = _publish(prepared.options, place / "checkpoint")
             _clear(place)
         shutil.rmtree(place, ignore_errors=True)
     return QuantizeResult(
@@ -176,7 +178,17 @@ def quantize(prepared: PreparedJob, progress: Progress = silent) -> QuantizeResu
         peak_rss_bytes=_peak_rss(),
         calibration_tokens=calibration.tokens if calibration else 0,
         layers=layers,
+        kept=kept,
     )
+
+
+def _publish(options: QuantizeOptions, work: Path) -> Path | None:
+    """Put the result in its place; what the user has put there meanwhile is kept beside it, at the path returned."""
+    try:
+        check_output(options.source, options.out, options.overwrite)
+    except OutputError:
+        return publish(work, options.out, keep=True)
+    return publish(work, options.out)
 
 
 def _peak_rss() -> int:

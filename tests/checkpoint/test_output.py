@@ -153,6 +153,72 @@ def test_a_failed_publishing_puts_the_old_directory_back(tmp_path: Path, monkeyp
     assert (out / "old").exists()
 
 
+@pytest.mark.parametrize("kind", ["folder", "other lock", "link", "file", "linked lock"])
+def test_a_users_folder_in_the_place_of_the_workshop_is_refused(kind: str, tmp_path: Path) -> None:
+    place, mine = workshop(tmp_path / "out"), tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("mine")
+    if kind == "link":
+        place.symlink_to(mine)
+    elif kind == "file":
+        place.write_text("mine")
+    else:
+        place.mkdir()
+        (place / "thesis.txt").write_text("mine")
+        if kind == "other lock":
+            (place / "lock").write_text("mine")
+        elif kind == "linked lock":
+            (place / "lock").symlink_to(mine / "thesis.txt")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(OutputError, match="not the folder of an unfinished run"), exclusive(place):
+        pass
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_ended_at_once_can_go_on(tmp_path: Path) -> None:
+    """Killed before it wrote its mark: an empty folder, or one with an empty lock."""
+    place = workshop(tmp_path / "out")
+    place.mkdir()
+    with exclusive(place):
+        assert (place / "lock").read_bytes()
+    (place / "lock").write_bytes(b"")
+    with exclusive(place):
+        assert (place / "lock").read_bytes()
+
+
+def test_what_is_not_ours_is_kept_beside_the_result(tmp_path: Path) -> None:
+    out, work = tmp_path / "out", tmp_path / "work"
+    work.mkdir(), out.mkdir()
+    (work / "new").write_text("x")
+    (out / "thesis.txt").write_text("mine")
+    kept = publish(work, out, keep=True)
+    assert kept is not None and (kept / "thesis.txt").read_text() == "mine"
+    assert [path.name for path in out.iterdir()] == ["new"]
+    assert kept.name.startswith("out.before-")
+
+
+def test_a_users_folder_in_the_place_of_the_replaced_one_is_refused(tmp_path: Path) -> None:
+    out, work, aside = tmp_path / "out", tmp_path / "work", tmp_path / ".out.replaced"
+    for folder in (out, work, aside):
+        folder.mkdir()
+    (aside / "thesis.txt").write_text("mine")
+    (out / "old").write_text("x")
+    with pytest.raises(OutputError, match="in the way"):
+        publish(work, out)
+    assert (aside / "thesis.txt").read_text() == "mine" and (out / "old").exists()
+
+
+def test_a_copied_provenance_does_not_give_a_users_files_away(tmp_path: Path, tiny_source: Path) -> None:
+    """The names are those of the record, the files are not."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "config.json").write_text("mine, and longer")
+    record = {"files": ["config.json", "glm5_ascend_provenance.json"], "outputs": {"config.json": {"bytes": 3}}}
+    (out / "glm5_ascend_provenance.json").write_text(json.dumps(record))
+    with pytest.raises(OutputError, match=r"config\.json: not as this tool wrote it"):
+        check_output(tiny_source, out, overwrite=True)
+
+
 def test_two_processes_do_not_write_one_output(tmp_path: Path) -> None:
     place = workshop(tmp_path / "out")
     with exclusive(place), pytest.raises(OutputError, match="another process"), exclusive(place):

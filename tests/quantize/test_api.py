@@ -43,6 +43,19 @@ def test_python_and_command_make_the_same(tiny_source: Path, tmp_path: Path) -> 
     assert [path.read_bytes() for path in shards[0]] == [path.read_bytes() for path in shards[1]]
 
 
+def test_what_a_user_puts_in_the_place_meanwhile_is_kept(tiny_source: Path, tmp_path: Path) -> None:
+    out, calib = tmp_path / "out", write_calibration(tmp_path / "calib.jsonl")
+
+    def put(_: object) -> None:
+        out.mkdir()
+        (out / "thesis.txt").write_text("mine")
+
+    done = quantize(tiny_source, out, recipe="rtn-w4a8", calib=calib, samples=2, seq_len=16, on_plan=put)
+    assert done is not None and done.result is not None and done.result.kept is not None
+    assert (done.result.kept / "thesis.txt").read_text() == "mine"
+    assert (out / "config.json").is_file() and not (out / "thesis.txt").exists()
+
+
 def test_a_size_that_is_none() -> None:
     with pytest.raises(Glm5Error, match="--max-ram"):
         quantize("source", "out", max_ram="much")
