@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from glm5_ascend.cli.help import SERVERS, SHOWN, command
+import glm5_ascend.cli.eval_options as options
+from glm5_ascend.cli.help import command
 
 
 def register(app: typer.Typer) -> None:
@@ -20,64 +19,22 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
-    directory: Annotated[
-        Path | None, typer.Argument(metavar="DIR", help="Quantized checkpoint; left out where --url serves it.")
-    ] = None,
-    against: Annotated[Path | None, typer.Option(metavar="SRC", help="Its source, the reference.")] = None,
-    text: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", show_default="Python's documentation", help="Held-out text, .txt or .jsonl."),
-    ] = None,
-    window: Annotated[int, typer.Option(min=2, help="Tokens per window.")] = 512,
-    windows: Annotated[int, typer.Option(min=1, help="Windows, at most.")] = 64,
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST", show_default="all", help="Only these, with commas: kl, top1, flips, nll, routing, indexer."
-        ),
-    ] = None,
-    url: Annotated[
-        str | None, typer.Option(metavar="URL", help="A running vLLM server instead of DIR.", rich_help_panel=SERVERS)
-    ] = None,
-    top_logprobs: Annotated[
-        int, typer.Option(min=1, help="With --url: log-probabilities to ask for.", rich_help_panel=SERVERS)
-    ] = 20,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="JSONL of prompts for --url and --against-url: lengths, score.",
-            rich_help_panel=SERVERS,
-        ),
-    ] = None,
-    against_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="A server of the source, for --prompts.", rich_help_panel=SERVERS)
-    ] = None,
-    max_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens of an answer, at most.", rich_help_panel=SERVERS)
-    ] = 256,
-    model: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            show_default="the first they serve",
-            help="The servers' name for the model.",
-            rich_help_panel=SERVERS,
-        ),
-    ] = "",
-    key: Annotated[
-        str,
-        typer.Option(
-            metavar="KEY", envvar="OPENAI_API_KEY", help="API key, if the servers want one.", rich_help_panel=SERVERS
-        ),
-    ] = "",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Report as one JSON object on stdout.", rich_help_panel=SHOWN)
-    ] = False,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a report that needs no network.", rich_help_panel=SHOWN)
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=SHOWN)] = False,
+    directory: options.Directory = None,
+    against: options.Against = None,
+    text: options.Text = None,
+    window: options.Window = 512,
+    windows: options.Windows = 64,
+    metrics: options.Metrics = None,
+    url: options.Url = None,
+    top_logprobs: options.TopLogprobs = 20,
+    prompts: options.Prompts = None,
+    against_url: options.AgainstUrl = None,
+    max_tokens: options.MaxTokens = 256,
+    model: options.Model = "",
+    key: options.Key = "",
+    as_json: options.AsJson = False,
+    html: options.Html = None,
+    quiet: options.Quiet = False,
 ) -> int:
     """What a quantization costs: KL, top-1, flips, NLL, routing and answers against the source, with intervals."""
     from glm5_ascend.cli.progress import ProgressBar

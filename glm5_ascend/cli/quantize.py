@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from glm5_ascend.cli.help import CALIBRATION, RUN, SHOWN, SPELLINGS, command
+import glm5_ascend.cli.quantize_options as options
+from glm5_ascend.cli.help import command
 from glm5_ascend.quantize.options import Quantizer
 
 if TYPE_CHECKING:
@@ -26,66 +27,29 @@ def register(app: typer.Typer) -> None:
     )  # fmt: skip
 
 
-def _spelling(name: str, meaning: str) -> typer.models.OptionInfo:
-    return typer.Option(name, help=meaning, rich_help_panel=SPELLINGS)  # type: ignore[no-any-return]
-
-
 def quantize(
-    source: Annotated[
-        Path | None, typer.Argument(metavar="SRC", help="Directory of a GLM-5 checkpoint (bf16, fp16 or FP8).")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Argument(metavar="OUT", help="Directory to write; appears complete or not at all.")
-    ] = None,
-    recipe: Annotated[
-        str | None, typer.Option(metavar="NAME", show_default="w4a8", help="Shipped recipe or a YAML file.")
-    ] = None,
-    calib: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", show_default="bundled", help="Text, .jsonl or .txt.", rich_help_panel=CALIBRATION),
-    ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Sequences, at most.", rich_help_panel=CALIBRATION)] = 64,
-    seq_len: Annotated[int, typer.Option(min=16, help="Tokens per sequence.", rich_help_panel=CALIBRATION)] = 512,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random rotations.")] = 1234,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint this tool wrote.")] = False,
-    threads: Annotated[
-        int | None, typer.Option(min=1, show_default="all", help="Cores to use.", rich_help_panel=RUN)
-    ] = None,
-    max_ram: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE", show_default="half of it", help="Memory to stay within, e.g. 4GiB.", rich_help_panel=RUN
-        ),
-    ] = None,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Discard an unfinished run of OUT.", rich_help_panel=RUN)
-    ] = False,
-    engine: Annotated[
-        Quantizer, typer.Option(help="Who quantizes: this tool, or an installed msModelSlim.", rich_help_panel=RUN)
-    ] = Quantizer.own,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", show_default="cpu; npu with msModelSlim", help="cpu, npu or npu:N.", rich_help_panel=RUN
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, show the plan, write nothing.", rich_help_panel=RUN)
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Result as one JSON object on stdout.", rich_help_panel=SHOWN)
-    ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print only the output path.", rich_help_panel=SHOWN)
-    ] = False,
-    model_path: Annotated[Path | None, _spelling("--model_path", "SRC.")] = None,
-    save_path: Annotated[Path | None, _spelling("--save_path", "OUT.")] = None,
-    quant_type: Annotated[str | None, _spelling("--quant_type", "--recipe, a shipped one.")] = None,
-    config_path: Annotated[str | None, _spelling("--config_path", "--recipe, a YAML file.")] = None,
-    model_type: Annotated[str | None, _spelling("--model_type", "Ignored: config.json says it.")] = None,
-    trust_remote_code: Annotated[
-        str | None, _spelling("--trust_remote_code", "Ignored: nothing from a checkpoint is executed.")
-    ] = None,
+    source: options.Source = None,
+    out: options.Out = None,
+    recipe: options.Recipe = None,
+    calib: options.Calib = None,
+    samples: options.Samples = 64,
+    seq_len: options.SeqLen = 512,
+    seed: options.Seed = 1234,
+    overwrite: options.Overwrite = False,
+    threads: options.Threads = None,
+    max_ram: options.MaxRam = None,
+    restart: options.Restart = False,
+    engine: options.Engine = Quantizer.own,
+    device: options.Device = None,
+    dry_run: options.DryRun = False,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+    model_path: options.ModelPath = None,
+    save_path: options.SavePath = None,
+    quant_type: options.QuantType = None,
+    config_path: options.ConfigPath = None,
+    model_type: options.ModelType = None,
+    trust_remote_code: options.TrustRemoteCode = None,
 ) -> int:
     """Quantize GLM-5 to the format vllm-ascend loads (msModelSlim's). A stopped run goes on with the same command."""
     from glm5_ascend.cli.progress import ProgressBar

@@ -6,7 +6,8 @@ from rich.table import Table
 
 from glm5_ascend.cli.progress import console
 from glm5_ascend.quantize.estimate.memory import RunPrediction
-from glm5_ascend.quantize.pipeline import PreparedJob, QuantizeResult
+from glm5_ascend.quantize.pipeline import PreparedJob
+from glm5_ascend.quantize.result import QuantizeResult
 from glm5_ascend.report.units import format_bytes
 
 

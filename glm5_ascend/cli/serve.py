@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
+import glm5_ascend.cli.serve_options as options
 from glm5_ascend.cli.help import command as add_command
 from glm5_ascend.errors import EXIT_ENVIRONMENT, EXIT_OK, ConfigError, StoppedError
-
-PROFILE_ONLY = "For --profile with several machines: "
 
 
 def register(app: typer.Typer) -> None:
@@ -26,30 +23,21 @@ def register(app: typer.Typer) -> None:
 
 def serve(
     context: typer.Context,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Checkpoint, quantized or not.")],
-    host: Annotated[
-        str | None,
-        typer.Option(metavar="HOST", show_default="127.0.0.1, or the profile's", help="Address to listen on."),
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65535, show_default="8000, or the profile's", help="Port to listen on.")
-    ] = None,
-    profile: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Deploy profile; `glm5-ascend deploy list` shows them.")
-    ] = None,
-    role: Annotated[str | None, typer.Option(help=PROFILE_ONLY + "which role this one has.")] = None,
-    node: Annotated[int, typer.Option(min=0, help=PROFILE_ONLY + "its number within the role.")] = 0,
-    rank: Annotated[int, typer.Option(min=0, help=PROFILE_ONLY + "which of its servers.")] = 0,
-    head: Annotated[str, typer.Option(help=PROFILE_ONLY + "address of the role's node 0.")] = "",
-    ip: Annotated[str, typer.Option(help=PROFILE_ONLY + "this machine's address.")] = "",
-    nic: Annotated[str, typer.Option(help=PROFILE_ONLY + "its network interface.")] = "",
-    skip_verify: Annotated[bool, typer.Option("--skip-verify", help="Do not check a quantized DIR first.")] = False,
-    log: Annotated[
-        Path | None, typer.Option(metavar="FILE", show_default="in your folder for logs", help="Where vLLM's log goes.")
-    ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show vLLM's log instead.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print environment and command, start nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: as one JSON object on stdout.")] = False,
+    directory: options.Directory,
+    host: options.Host = None,
+    port: options.Port = None,
+    profile: options.Profile = None,
+    role: options.Role = None,
+    node: options.Node = 0,
+    rank: options.Rank = 0,
+    head: options.Head = "",
+    ip: options.Ip = "",
+    nic: options.Nic = "",
+    skip_verify: options.SkipVerify = False,
+    log: options.Log = None,
+    verbose: options.Verbose = False,
+    dry_run: options.DryRun = False,
+    as_json: options.AsJson = False,
 ) -> int:
     """Serve the OpenAI API with vLLM: on this CPU, or by a deploy profile. What follows `--` goes to vLLM, and wins."""
     from glm5_ascend.deploy.profiles.command import ServerPlace

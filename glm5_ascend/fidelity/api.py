@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from glm5_ascend.fidelity.analysis import recipe as recipes
 from glm5_ascend.fidelity.analysis import run, summary
 from glm5_ascend.fidelity.analysis.budget import Fallback, final_types, propose
 from glm5_ascend.fidelity.evaluation import html as evaluation_html
-from glm5_ascend.fidelity.evaluation.compare import compare
+from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, compare
 from glm5_ascend.fidelity.evaluation.generation import generate, generation_metrics, read_prompts
 from glm5_ascend.fidelity.evaluation.metrics import chosen_groups
 from glm5_ascend.fidelity.evaluation.metrics import metrics as figures
@@ -83,17 +83,8 @@ def evaluate(
             comparison = compare(paths.directory, paths.against, tokens, progress)
         else:
             comparison = compare_served(servers[0], paths.against, tokens, top_logprobs, progress)
-        found.rows = [row for row in figures(comparison) if row.group in groups]
-        found.layers = [
-            replace(
-                layer,
-                experts=layer.experts if "routing" in groups else None,
-                indexer=layer.indexer if "indexer" in groups else None,
-            )
-            for layer in comparison.layers
-        ]
-        found.window, found.windows, found.kl_is_bound = window, len(tokens), comparison.kl_is_bound
-        found.per_window = comparison.kl.mean(1) if "kl" in groups else None
+        _fill_in(found, comparison, groups)
+        found.window, found.windows = window, len(tokens)
     if asked:
         this, reference = (generate(server, asked, max_tokens) for server in servers)
         found.prompts, found.generated = len(asked), generation_metrics(asked, reference, this)
@@ -101,6 +92,21 @@ def evaluate(
         header = evaluation_html.header_of(paths.directory, _path(text), bundled)
         page.write(Path(html), evaluation_html.document(found, header))
     return found
+
+
+def _fill_in(found: Summary, comparison: FidelityComparison, groups: Collection[str]) -> None:
+    """What was compared, as far as it was asked for."""
+    found.rows = [row for row in figures(comparison) if row.group in groups]
+    found.layers = [
+        replace(
+            layer,
+            experts=layer.experts if "routing" in groups else None,
+            indexer=layer.indexer if "indexer" in groups else None,
+        )
+        for layer in comparison.layers
+    ]
+    found.kl_is_bound = comparison.kl_is_bound
+    found.per_window = comparison.kl.mean(1) if "kl" in groups else None
 
 
 @dataclass(frozen=True)

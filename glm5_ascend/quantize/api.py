@@ -16,7 +16,6 @@ from glm5_ascend.quantize.msmodelslim import run_msmodelslim
 from glm5_ascend.quantize.options import QuantizeOptions, Quantizer
 from glm5_ascend.quantize.pipeline import (
     PreparedJob,
-    QuantizeResult,
     calibration_of,
     check_space,
     predict,
@@ -24,6 +23,7 @@ from glm5_ascend.quantize.pipeline import (
 )
 from glm5_ascend.quantize.pipeline import quantize as run
 from glm5_ascend.quantize.progress import Progress, silent
+from glm5_ascend.quantize.result import QuantizeResult
 from glm5_ascend.quantize.sizes import parse_size
 
 

@@ -8,9 +8,8 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -39,6 +38,7 @@ from glm5_ascend.quantize.provenance import (
     write_provenance,
 )
 from glm5_ascend.quantize.recipe import Recipe, find_recipe, load_recipe
+from glm5_ascend.quantize.result import QuantizeResult
 from glm5_ascend.quantize.run.helper_rank import help_with_experts
 from glm5_ascend.quantize.run.job import QuantizedLayer, RunContext
 from glm5_ascend.quantize.run.journal import Journal
@@ -64,34 +64,6 @@ class PreparedJob:
     device: torch.device
     calibration_file: Path | None
     notes: list[str]  # what the user should know of, for the screen and the provenance
-
-
-@dataclass
-class QuantizeResult:
-    """What a finished run reports. kept: what stood at `out` and was not ours to remove, under its new name."""
-
-    out: Path
-    output_bytes: int
-    source_bytes: int
-    seconds: float
-    peak_rss_bytes: int
-    calibration_tokens: int
-    layers: list[QuantizedLayer] = field(default_factory=list)
-    kept: Path | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """What `--json` says of a run."""
-        return {
-            "seconds": round(self.seconds, 2),
-            "peak_rss_bytes": self.peak_rss_bytes,
-            "source_bytes": self.source_bytes,
-            "calibration_tokens": self.calibration_tokens,
-            "kept": None if self.kept is None else str(self.kept),
-            "layers": [
-                {"layer": r.layer, "cold_experts": r.cold_experts, "relative_weight_error": r.errors.relative()}
-                for r in self.layers
-            ],
-        }
 
 
 def prepare(options: QuantizeOptions) -> PreparedJob:
