@@ -173,6 +173,6 @@ def test_the_instruction_for_pairs_is_the_processors_own() -> None:
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     parsed = binding.parse_assembly(str(module))
-    machine = binding.RenderTarget.from_triple("x86_64-unknown-linux-gnu").create_target_machine(cpu="sapphirerapids")
+    machine = binding.Target.from_triple("x86_64-unknown-linux-gnu").create_target_machine(cpu="sapphirerapids")
     text = machine.emit_assembly(parsed)
     assert text.count("vdpbf16ps") == 1 and "call" not in text
