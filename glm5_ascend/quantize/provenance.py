@@ -110,8 +110,8 @@ def provenance(
 
 def file_list(directory: Path) -> list[str]:
     """Everything we wrote, so that --overwrite knows what is ours."""
-    found = [p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file()]
-    return sorted([*found, PROVENANCE_NAME])
+    found = {p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file()}
+    return sorted(found | {PROVENANCE_NAME})  # a run that was killed at the very end has left one
 
 
 def write_provenance(directory: Path, content: dict[str, Any], files: list[str]) -> None:

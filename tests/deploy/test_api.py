@@ -21,7 +21,20 @@ from glm5_ascend.serve import serve
 LEFT_OUT = {
     "doctor": {"as_json"},
     "render": {"as_json"},
-    "serve": {"as_json", "context", "profile", "role", "node", "rank", "head", "ip", "nic", "skip_verify"},
+    "serve": {
+        "as_json",
+        "context",
+        "profile",
+        "role",
+        "node",
+        "rank",
+        "head",
+        "ip",
+        "nic",
+        "skip_verify",
+        "log",
+        "verbose",
+    },
 }
 
 
@@ -51,7 +64,7 @@ def test_errors_are_ours(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="no profile 'a4'"):
         doctor(profile="a4")
-    with pytest.raises(ConfigError, match="does not exist"):
+    with pytest.raises(ConfigError, match="nowhere: no such directory"):
         serve(str(tmp_path / "nowhere"), dry_run=True)
     with pytest.raises(OutputError, match="exists and is not empty"):
         render("a3-1m", to="shell", out=str(tmp_path))

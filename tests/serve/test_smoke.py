@@ -43,8 +43,9 @@ def test_the_table_and_a_bound_on_acceptance(server: str) -> None:
     )  # three draft tokens: at most 4
     assert done.returncode == 1
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("canary answers") and len(lines) == 6
+    assert lines[0].startswith("canary answers") and len(lines) == 7
     assert lines[4].split()[2] == "skipped" and lines[5].split()[2] == "failed"
+    assert lines[6].startswith("failed: ") and "failed: MTP acceptance" in lines[6]
 
 
 def test_an_unknown_model_is_refused(server: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from glm5_ascend.checkpoint.output import workshop
 from glm5_ascend.errors import OutputError
+from glm5_ascend.quantize import pipeline
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import prepare, quantize
 from glm5_ascend.quantize.progress import silent
@@ -55,6 +57,20 @@ def test_stopped_after_every_few_experts(kind: str, recipe: str, tmp_path: Path)
     assert stops >= 2
     assert digest(broken) == digest(whole)
     assert list(broken.parent.iterdir()) == [broken]
+
+
+def test_stopped_just_before_its_end(tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is written, the provenance too; only the new name is missing."""
+    calib = write_calibration(tmp_path / "calib.jsonl")
+    whole, broken = tmp_path / "whole" / "out", tmp_path / "broken" / "out"
+    whole.parent.mkdir(), broken.parent.mkdir()
+    quantize(prepare(options(tiny_source, whole, calib)), silent)
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "publish", lambda *_: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            quantize(prepare(options(tiny_source, broken, calib)), silent)
+    quantize(prepare(options(tiny_source, broken, calib)), silent)
+    assert digest(broken) == digest(whole)
 
 
 @pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.long)])
