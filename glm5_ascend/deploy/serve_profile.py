@@ -15,7 +15,7 @@ from glm5_ascend.deploy.profiles.show import script
 from glm5_ascend.deploy.refusals import refuse_broken, refuse_known_bad, refuse_other_platform, refuse_other_weights
 from glm5_ascend.errors import MissingEnvironmentError
 from glm5_ascend.serve.flags import ServerCommand, given_flags, value_of
-from glm5_ascend.serve.launch import SERVER_MODULE, become, require_free_port
+from glm5_ascend.serve.launch import KEY_GUARD, SERVER_MODULE, become, require_free_port
 from glm5_ascend.serve.servable import check_directory
 
 
@@ -52,7 +52,11 @@ def serve_profile(
     refuse_known_bad(chosen, chosen_role, checkpoint, vllm_args, only_warn=skip_verify)
     refuse_other_weights(chosen, checkpoint)
     built = command(chosen, chosen_role, place or ServerPlace(), str(checkpoint.directory), list(vllm_args))
-    built = ServerCommand(kept(built.env), on_this_platform(chosen, checkpoint, built.argv)).without_key()
+    argv = on_this_platform(chosen, checkpoint, built.argv)
+    if "--headless" not in argv:
+        flags = argv.index("serve") + 2  # what follows the model; the user's come last, and win
+        argv = [*argv[:flags], "--middleware", KEY_GUARD, *argv[flags:]]
+    built = ServerCommand(kept(built.env), argv).without_key()
     if dry_run:
         return built
     refuse_other_platform(chosen, vllm_args)

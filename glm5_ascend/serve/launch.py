@@ -22,6 +22,8 @@ from glm5_ascend.serve.servable import check_directory
 SERVER_MODULE = "glm5_ascend.serve.vllm_command"
 #: Answers GET / with the chat page.
 CHAT_PAGE = "glm5_ascend.serve.chat_page.ChatPage"
+#: Asks for the API key, if there is one, on the routes where vLLM does not.
+KEY_GUARD = "glm5_ascend.serve.api_key.EveryRouteWantsTheKey"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 LONGEST_DEFAULT_CONTEXT = 8192
 
@@ -119,7 +121,7 @@ def build_command(
             argv += [flag] if value is None else [flag, value]
     wanted = ENVIRONMENT if on_ascend() else {**ENVIRONMENT, **CPU_ENVIRONMENT}
     env = {name: value for name, value in wanted.items() if name not in os.environ}
-    return ServerCommand(env, [*argv, *extra]).without_key()
+    return ServerCommand(env, [*argv, "--middleware", KEY_GUARD, *extra]).without_key()
 
 
 def refuse_flags(extra: Sequence[str]) -> None:
