@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from glm5_ascend.fidelity.evaluation.compare import LayerAgreement
-from glm5_ascend.fidelity.evaluation.html import document, header_of, verdict
+from glm5_ascend.fidelity.evaluation.html import document, header_of
 from glm5_ascend.fidelity.evaluation.metrics import Metric
 from glm5_ascend.fidelity.evaluation.summary import Summary
 from glm5_ascend.report.header import COMMAND, ReportHeader
@@ -28,26 +28,26 @@ def summary(kl: float, high: float | None, windows: int = 64) -> Summary:
     [(0.005, 0.01, "good"), (0.005, 0.011, "fair"), (0.02, 0.03, "fair"), (0.02, 0.031, "poor"), (0.009, None, "good")],
 )
 def test_the_upper_end_decides(kl: float, high: float | None, grade: str) -> None:
-    found = verdict(summary(kl, high))
+    found = summary(kl, high).verdict()
     assert found.grade == grade and "nats" in found.threshold and "llama.cpp" in found.reason and not found.warnings
 
 
 @pytest.mark.parametrize(("windows", "warned"), [(2, True), (19, True), (20, False)])
 def test_few_windows_are_warned_of(windows: int, warned: bool) -> None:
     found = summary(0.005, 0.006, windows)
-    assert any(f"{windows} windows: too few" in warning for warning in verdict(found).warnings) == warned
+    assert any(f"{windows} windows: too few" in warning for warning in found.verdict().warnings) == warned
     assert any("too few" in line for line in found.lines()) == warned
 
 
 def test_nothing_to_judge() -> None:
-    assert verdict(Summary("this", "reference", prompts=3)).grade == "open"
-    assert "3 prompts: too few" in verdict(Summary("this", "reference", prompts=3)).warnings[0]
+    assert Summary("this", "reference", prompts=3).verdict().grade == "open"
+    assert "3 prompts: too few" in Summary("this", "reference", prompts=3).verdict().warnings[0]
 
 
 def test_a_lower_bound_is_said() -> None:
     found = summary(0.001, 0.002)
     found.kl_is_bound = True
-    assert any("lower bound" in warning for warning in verdict(found).warnings)
+    assert any("lower bound" in warning for warning in found.verdict().warnings)
 
 
 def test_what_differs_is_plotted_under_its_own_name() -> None:

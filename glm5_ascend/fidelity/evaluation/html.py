@@ -13,7 +13,6 @@ from glm5_ascend.fidelity.evaluation.summary import Summary, mean_share, span, v
 from glm5_ascend.report import charts
 from glm5_ascend.report.content import Card, Page, Section, Table
 from glm5_ascend.report.header import Hashed, ReportHeader, hashed_file, hashed_text, make_header, without_login
-from glm5_ascend.report.verdict import FEW_WINDOWS, KL_CLOSE, KL_USABLE, ReportVerdict
 
 _NOTE = (
     "Teacher-forced. Intervals: 95 %, paired bootstrap over windows (prompts for generation). Flips: positions where "
@@ -41,7 +40,7 @@ def document(found: Summary, header: ReportHeader) -> Page:
     return Page(
         f"{without_login(found.this)} against {without_login(found.reference)}",
         header,
-        verdict(found),
+        found.verdict(),
         intro,
         [Card(row.name, value_text(row, row.value), row.label, span(row)) for row in rows if row.name in _CARDS],
         list(_sections(found, rows)),
@@ -65,33 +64,6 @@ def header_of(directory: Path | None, text: Path | None, default: Sequence[str])
     seed = f"{known['seed']} (of the quantization; the bootstrap's is 0)" if recipe and "seed" in known else ""
     used = hashed_file(text) if text is not None else hashed_text("Python's documentation", "\n\n".join(default))
     return make_header(seed or "0 (of the bootstrap)", recipe, str(used) if text is not None or default else "")
-
-
-def verdict(found: Summary) -> ReportVerdict:
-    """Whether mean KL is small, judged by the upper end of its interval."""
-    warnings = tuple(
-        f"{count} {what}: too few for a 95 % interval (at least {FEW_WINDOWS.value:.0f}): {FEW_WINDOWS.reason}"
-        for what, count in (("windows", found.windows if found.rows else 0), ("prompts", found.prompts))
-        if 0 < count < FEW_WINDOWS.value
-    )
-    kl = next((row for row in found.rows if row.name == "kl_mean"), None)
-    if kl is None:
-        return ReportVerdict("open", "No verdict: KL was not measured.", "", "", warnings)
-    end, where = (kl.interval[1], "upper end of its 95 % interval") if kl.interval else (kl.value, "one window")
-    text = f"mean KL {kl.value:.6f} nats ({where}: {end:.6f})"
-    close, usable = f"{KL_CLOSE.value:g}", f"{KL_USABLE.value:g}"
-    if kl.name == "kl_mean" and found.kl_is_bound:
-        warnings += ("KL from a server's most probable tokens is a lower bound: the true one may be larger.",)
-    if end <= KL_CLOSE.value:
-        return ReportVerdict(
-            "good", f"Close to the reference: {text}.", f"at most {close} nats", KL_CLOSE.reason, warnings
-        )
-    if end <= KL_USABLE.value:
-        return ReportVerdict(
-            "fair", f"Usable, test it on your tasks: {text}.", f"above {close}, at most {usable} nats",
-            KL_USABLE.reason, warnings,
-        )  # fmt: skip
-    return ReportVerdict("poor", f"Far from the reference: {text}.", f"above {usable} nats", KL_USABLE.reason, warnings)
 
 
 def _sections(found: Summary, rows: list[Metric]) -> Iterator[Section]:

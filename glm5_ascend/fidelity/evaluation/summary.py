@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
 from glm5_ascend.fidelity.evaluation.compare import LayerAgreement
 from glm5_ascend.fidelity.evaluation.metrics import Metric
-from glm5_ascend.report.verdict import FEW_WINDOWS
+from glm5_ascend.report.verdict import FEW_WINDOWS, KL_CLOSE, KL_USABLE, ReportVerdict
 
 
 @dataclass
@@ -33,6 +33,34 @@ class Summary:
         """Positions with a prediction."""
         return self.windows * max(0, self.window - 1)
 
+    def verdict(self) -> ReportVerdict:
+        """Whether mean KL is small, judged by the upper end of its interval."""
+        warnings = tuple(
+            f"{count} {what}: too few for a 95 % interval (at least {FEW_WINDOWS.value:.0f}): {FEW_WINDOWS.reason}"
+            for what, count in (("windows", self.windows if self.rows else 0), ("prompts", self.prompts))
+            if 0 < count < FEW_WINDOWS.value
+        )
+        kl = next((row for row in self.rows if row.name == "kl_mean"), None)
+        if kl is None:
+            return ReportVerdict("open", "No verdict: KL was not measured.", "", "", warnings)
+        end, where = (kl.interval[1], "upper end of its 95 % interval") if kl.interval else (kl.value, "one window")
+        text = f"mean KL {kl.value:.6f} nats ({where}: {end:.6f})"
+        close, usable = f"{KL_CLOSE.value:g}", f"{KL_USABLE.value:g}"
+        if kl.name == "kl_mean" and self.kl_is_bound:
+            warnings += ("KL from a server's most probable tokens is a lower bound: the true one may be larger.",)
+        if end <= KL_CLOSE.value:
+            return ReportVerdict(
+                "good", f"Close to the reference: {text}.", f"at most {close} nats", KL_CLOSE.reason, warnings
+            )
+        if end <= KL_USABLE.value:
+            return ReportVerdict(
+                "fair", f"Usable, test it on your tasks: {text}.", f"above {close}, at most {usable} nats",
+                KL_USABLE.reason, warnings,
+            )  # fmt: skip
+        return ReportVerdict(
+            "poor", f"Far from the reference: {text}.", f"above {usable} nats", KL_USABLE.reason, warnings
+        )
+
     def lines(self) -> Iterator[str]:
         yield f"{self.this} against {self.reference}"
         if self.rows:
@@ -43,10 +71,10 @@ class Summary:
             yield f"{self.prompts} prompts"
         for row in self.generated:
             yield _line(row)
-        if self.windows == 1 or self.prompts == 1:
-            yield "note: no intervals from a single window or prompt"
-        elif any(0 < count < FEW_WINDOWS.value for count in (self.windows, self.prompts)):
-            yield f"note: fewer than {FEW_WINDOWS.value:.0f} windows or prompts: too few for a 95 % interval"
+        judged = self.verdict()
+        yield f"{judged.text}{f' (threshold: {judged.threshold})' if judged.threshold else ''}"
+        for warning in judged.warnings:
+            yield "note: " + warning.partition(" (")[0]  # the reasons stand in the HTML report
 
     def to_dict(self) -> dict[str, Any]:
         value: dict[str, Any] = {
@@ -57,6 +85,7 @@ class Summary:
         rows = [*self.rows, *self.generated]
         value |= {row.name: row.value for row in rows}
         value["intervals"] = {row.name: row.interval for row in rows if row.interval is not None}
+        value["verdict"] = asdict(self.verdict())
         value["kl_is_lower_bound"] = self.kl_is_bound
         value["layers"] = [
             {

@@ -75,7 +75,7 @@ class RootFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.env = folder, {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": "/root"}
-        self.places = ["/proc", "/dev", "/etc/resolv.conf", *pip_places()]
+        self.places = ["/proc", "/sys", "/dev", "/etc/resolv.conf", *pip_places()]
 
     def base(self, tools: Path) -> None:
         """A minimal Debian 12 with Python 3.11; debootstrap is unpacked into `tools`, not installed."""
