@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,17 @@ from glm5_ascend.serve.client import Client
 OK = b"HTTP/1.1 200 OK\r\n"
 
 
+def _read_request(connection: socket.socket) -> None:
+    """All of it: closing a connection with bytes unread resets it, and the answer is lost."""
+    got = b""
+    while b"\r\n\r\n" not in got:
+        got += connection.recv(65536)
+    head, _, body = got.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)content-length: (\d+)", head)
+    while length and len(body) < int(length[1]):
+        body += connection.recv(65536)
+
+
 @contextmanager
 def answering(*pieces: bytes) -> Iterator[str]:
     """A server that sends `pieces`, each by itself, to whoever asks first, and hangs up."""
@@ -24,9 +36,7 @@ def answering(*pieces: bytes) -> Iterator[str]:
         def answer() -> None:
             connection, _ = listening.accept()
             with connection:
-                head = b""
-                while b"\r\n\r\n" not in head:
-                    head += connection.recv(65536)
+                _read_request(connection)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 for piece in pieces:
                     connection.sendall(piece)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -65,8 +64,12 @@ def test_stopped_just_before_its_end(tiny_source: Path, tmp_path: Path, monkeypa
     whole, broken = tmp_path / "whole" / "out", tmp_path / "broken" / "out"
     whole.parent.mkdir(), broken.parent.mkdir()
     quantize(prepare(options(tiny_source, whole, calib)), silent)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patched:
-        patched.setattr(pipeline, "publish", lambda *_: signal.raise_signal(signal.SIGINT))
+        patched.setattr(pipeline, "publish", stop)
         with pytest.raises(KeyboardInterrupt):
             quantize(prepare(options(tiny_source, broken, calib)), silent)
     quantize(prepare(options(tiny_source, broken, calib)), silent)
