@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 
 from glm5_kernels import registry
+from glm5_kernels.compiled.processor import restricted_to
 from glm5_kernels.ops import PER_TOKEN, LinearWeights, PagedBatch
 
 HEADS, RANK, ROPE, NOPE, HIDDEN, Q_LORA = 64, 512, 64, 192, 6144, 2048
@@ -37,8 +38,8 @@ EXPERTS, PER_EXPERT = 24, 2048
 Shape = tuple[int, int, int]
 #: How numba and torch are told to do without newer instructions.
 RESTRICTED = {
-    "avx512": {"NUMBA_CPU_NAME": "skylake-avx512", "ATEN_CPU_CAPABILITY": "avx512"},
-    "avx2": {"NUMBA_CPU_NAME": "haswell", "ATEN_CPU_CAPABILITY": "avx2"},
+    "avx512": restricted_to("skylake-avx512") | {"ATEN_CPU_CAPABILITY": "avx512"},
+    "avx2": restricted_to("haswell") | {"ATEN_CPU_CAPABILITY": "avx2"},
 }
 
 

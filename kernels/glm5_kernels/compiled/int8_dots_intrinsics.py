@@ -1,8 +1,10 @@
 """The inner loop of int8 products: 4 tokens times 4 weight rows, in the instructions that the processor has.
 
     AVX-512 VNNI   VPDPBUSD: 64 unsigned times signed bytes, fours added in int32
-    AVX2           VPMADDWD: 16 products of int16, pairs added in int32; the bytes are widened first
-    other          the same by LLVM's plain multiplications (SSE, NEON)
+    AVX-VNNI       the same of 32
+    AVX2, SSE4.1   PMADDWD: 16 or 8 products of int16, pairs added in int32; the bytes are widened first
+    ARM dotprod    SDOT: 16 signed bytes, fours added in int32
+    other          int32 by LLVM's plain multiplications (NEON without dotprod)
 
 All are exact: the same int32 in each.
 """
@@ -10,7 +12,7 @@ All are exact: the same int32 in each.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import int64, types
@@ -24,8 +26,6 @@ from glm5_kernels.compiled.simd import I8, I16, I32, I64, for_range, i64_const, 
 STEP = 64  # columns of a step
 TILE = 4  # tokens and weight rows worked on together
 _WORDS, _FOUR = ir.VectorType(I32, 16), ir.VectorType(I32, TILE)
-_PART = 16  # columns widened at a time
-_BYTES, _HALVES, _EIGHT = ir.VectorType(I8, _PART), ir.VectorType(I16, _PART), ir.VectorType(I32, _PART // 2)
 
 
 class DotsTile:
@@ -95,55 +95,117 @@ def _totals(builder: Any, rows: list[Any]) -> Any:
     return halves([mixed, mixed], list(range(4)), list(range(4, 8)))
 
 
-def _by_pairs(multiply_pairs: Callable[[Any, Any, Any], Any]) -> Callable[[DotsTile], None]:
-    """multiply_pairs(builder, a, b): int16 [16] times int16 [16], neighbours added -> int32 [8]."""
+class Way(NamedTuple):
+    """An instruction that multiplies bytes of one weight row and one token and adds neighbours.
 
-    def generate(tile: DotsTile) -> None:
-        builder, zero = tile.builder, ir.Constant(_EIGHT, [0] * (_PART // 2))
-        flip = ir.Constant(_BYTES, [-128] * _PART)
-        kind = ir.FunctionType(I32, [_EIGHT])
-        add_lanes = cgutils.get_or_insert_function(builder.module, kind, "llvm.vector.reduce.add.v8i32")
-        for first in range(0, TILE, 2):  # two rows: the sums of four would not fit sixteen registers
-            rows = tile.rows[first : first + 2]
-            sums = [[cgutils.alloca_once_value(builder, zero) for _ in rows] for _ in range(TILE)]
-            for places in sums:
-                for place in places:
-                    builder.store(zero, place)
+    rows: weight rows at once: as many as the registers hold sums of. columns: bytes loaded at a time. lanes: of a sum.
+    offset: takes the tokens as they are, int8 + 128; what is too much is taken off at the end.
+    widen(builder, bytes): operand. multiply_add(builder, total, token, weight): the new total.
+    """
+
+    rows: int
+    columns: int
+    lanes: int
+    offset: bool
+    widen: Callable[[Any, Any], Any]
+    multiply_add: Callable[[Any, Any, Any, Any], Any]
+
+    def generate(self, tile: DotsTile) -> None:
+        builder, kind = tile.builder, ir.VectorType(I8, self.columns)
+        for first in range(0, TILE, self.rows):
+            rows = tile.rows[first : first + self.rows]
+            sums = [_zeros(builder, self.lanes, len(rows)) for _ in range(TILE + self.offset)]
             with for_range(builder, tile.blocks) as block:
                 if first == 0:
                     tile.prefetch(block)
-                for part in range(0, STEP, _PART):
+                for part in range(0, STEP, self.columns):
                     offset = builder.add(builder.mul(block, i64_const(STEP)), i64_const(part))
-                    weights = [builder.sext(tile.load(_BYTES, row, offset), _HALVES) for row in rows]
-                    for places, token in zip(sums, tile.tokens, strict=True):
-                        codes = builder.sext(builder.xor(tile.load(_BYTES, token, offset), flip), _HALVES)
+                    weights = [self.widen(builder, tile.load(kind, row, offset)) for row in rows]
+                    tokens = [self._token(tile, token, offset) for token in tile.tokens]
+                    ones = [self.widen(builder, ir.Constant(kind, [1] * self.columns))] * self.offset
+                    for places, token in zip(sums, [*tokens, *ones], strict=True):
                         for place, weight in zip(places, weights, strict=True):
-                            added = multiply_pairs(builder, codes, weight)
-                            builder.store(builder.add(builder.load(place), added), place)
-            for t, places in enumerate(sums):
-                for r, place in enumerate(places):
-                    tile.store(t, first + r, builder.call(add_lanes, [builder.load(place)]))
+                            builder.store(self.multiply_add(builder, builder.load(place), token, weight), place)
+            self._store(tile, first, sums)
 
-    return generate
+    def _token(self, tile: DotsTile, address: Any, offset: Any) -> Any:
+        value = tile.load(ir.VectorType(I8, self.columns), address, offset)
+        flip = ir.Constant(value.type, [-128] * self.columns)
+        return self.widen(tile.builder, value if self.offset else tile.builder.xor(value, flip))
+
+    def _store(self, tile: DotsTile, first: int, sums: list[list[Any]]) -> None:
+        builder = tile.builder
+        totals = [[_added_lanes(builder, builder.load(place)) for place in places] for places in sums]
+        for t in range(TILE):
+            for r, total in enumerate(totals[t]):
+                if self.offset:
+                    total = builder.sub(total, builder.mul(totals[TILE][r], ir.Constant(I32, 128)))
+                tile.store(t, first + r, total)
 
 
-def _vpmaddwd(builder: Any, a: Any, b: Any) -> Any:
-    kind = ir.FunctionType(_EIGHT, [_HALVES, _HALVES])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx2.pmadd.wd"), [a, b])
+def _zeros(builder: Any, lanes: int, count: int) -> list[Any]:
+    """Stack slots of sums; LLVM keeps them in registers."""
+    zero = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
+    places = [cgutils.alloca_once_value(builder, zero) for _ in range(count)]
+    for place in places:
+        builder.store(zero, place)
+    return places
 
 
-def _plain(builder: Any, a: Any, b: Any) -> Any:
-    wide = ir.VectorType(I32, _PART)
-    products = builder.mul(builder.sext(a, wide), builder.sext(b, wide))
-    halves = (ir.Constant(_EIGHT, list(range(start, start + _PART // 2))) for start in (0, _PART // 2))
-    return builder.add(*(builder.shuffle_vector(products, products, half) for half in halves))
+def _added_lanes(builder: Any, value: Any) -> Any:
+    name = f"llvm.vector.reduce.add.v{value.type.count}i32"
+    return builder.call(
+        cgutils.get_or_insert_function(builder.module, ir.FunctionType(I32, [value.type]), name), [value]
+    )
+
+
+def _as_int16(builder: Any, value: Any) -> Any:
+    return builder.sext(value, ir.VectorType(I16, value.type.count))
+
+
+def _as_words(builder: Any, value: Any) -> Any:
+    """Four bytes in an int32 each, as LLVM's names for Intel's instructions want them."""
+    return builder.bitcast(value, ir.VectorType(I32, value.type.count // 4))
+
+
+def _as_bytes(_: Any, value: Any) -> Any:
+    return value
+
+
+def _vpdpbusd(builder: Any, total: Any, token: Any, weight: Any) -> Any:
+    kind = ir.FunctionType(total.type, [total.type] * 3)
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.vpdpbusd.256")
+    return builder.call(function, [total, token, weight])
+
+
+def _pmaddwd(builder: Any, total: Any, token: Any, weight: Any) -> Any:
+    kind, level = ir.FunctionType(total.type, [token.type] * 2), "avx2" if token.type.count == 16 else "sse2"
+    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{level}.pmadd.wd")
+    return builder.add(total, builder.call(function, [token, weight]))
+
+
+def _sdot(builder: Any, total: Any, token: Any, weight: Any) -> Any:
+    kind = ir.FunctionType(total.type, [total.type, token.type, token.type])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.aarch64.neon.sdot.v4i32.v16i8")
+    return builder.call(function, [total, token, weight])
+
+
+def _plain(builder: Any, total: Any, token: Any, weight: Any) -> Any:
+    count = token.type.count
+    wide = ir.VectorType(I32, count)
+    products = builder.mul(builder.sext(token, wide), builder.sext(weight, wide))
+    halves = [ir.Constant(total.type, list(range(start, start + count // 2))) for start in (0, count // 2)]
+    return builder.add(total, builder.add(*(builder.shuffle_vector(products, products, half) for half in halves)))
 
 
 #: Feature and the code made for it; the first that the processor has.
 WAYS: tuple[tuple[str, Callable[[DotsTile], None]], ...] = (
     ("avx512vnni", _by_vnni),
-    ("avx2", _by_pairs(_vpmaddwd)),
-    ("", _by_pairs(_plain)),
+    ("avxvnni", Way(2, 32, 8, True, _as_words, _vpdpbusd).generate),
+    ("avx2", Way(2, 16, 8, False, _as_int16, _pmaddwd).generate),
+    ("sse4.1", Way(2, 8, 4, False, _as_int16, _pmaddwd).generate),
+    ("dotprod", Way(4, 16, 4, False, _as_bytes, _sdot).generate),
+    ("", Way(2, 16, 8, False, _as_int16, _plain).generate),
 )
 FEATURE, _GENERATE = next((name, way) for name, way in WAYS if not name or name in features())
 
