@@ -1,0 +1,87 @@
+"""On aarch64, emulated: commands, ops in the instructions of Kunpeng 920, a quantization beside this machine's.
+
+`EMULATED` names a folder that `python -m tests.aarch64.support.emulated FOLDER` has made. What an emulator of processes
+cannot show: speed, threads racing on a weakly ordered memory, and vLLM, whose aarch64 wheel is too slow to start in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from glm5_ascend.quantize.options import QuantizeOptions
+from glm5_ascend.quantize.pipeline import prepare, quantize
+from glm5_ascend.verify import verify
+from tests.aarch64.support.differences import Differences, compare
+from tests.aarch64.support.emulated import Emulated, make, obstacle
+from tests.support.command import ROOT
+from tests.support.tiny_model import write_calibration, write_tiny_model
+
+pytestmark = [pytest.mark.aarch64, pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))]
+SCRIPT = str(ROOT / "tests" / "aarch64" / "support" / "machine_code.py")
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulated]:
+    folder = os.environ.get("EMULATED")
+    yield make(Path(folder).resolve() if folder else tmp_path_factory.mktemp("aarch64"))
+
+
+def test_it_is_another_processor(emulated: Emulated) -> None:
+    code = "import platform, torch, glm5_ascend; print(platform.machine(), torch.__version__)"
+    done = emulated.run(["-c", code])
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.startswith("aarch64 ")
+    print(done.stdout)
+
+
+def test_doctor(emulated: Emulated) -> None:
+    done = emulated.run(["-m", "glm5_ascend", "doctor", "--json"])
+    said = json.loads(done.stdout)
+    assert done.returncode == said["exit_code"], done.stderr[-2000:]
+    assert any("aarch64" in json.dumps(row) for row in said["rows"])
+
+
+def test_parity_of_all_ops(emulated: Emulated) -> None:
+    """Every op compiled for Kunpeng 920 against its reference, on small shapes."""
+    done = emulated.run(["-m", "glm5_ascend", "parity"])
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    found = re.search(r"ok: (\d+) results against the reference on cpu, 0 failed", done.stdout)
+    assert found is not None and int(found[1]) > 50
+    print(done.stdout)
+
+
+@pytest.mark.parametrize(("cpu", "instruction"), [("tsv110", "sdot"), ("cortex-a72", "mul")])
+def test_machine_code(emulated: Emulated, cpu: str, instruction: str) -> None:
+    """int8 sums are exact, by the processor's own instruction; fp32 loops multiply and add in one; no calls."""
+    done = Emulated(emulated.folder, cpu).run([SCRIPT])
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert found["exact"] and found["int8"][instruction] >= 16
+    assert (found["int8"]["sdot"] > 0) == (cpu == "tsv110")
+    assert found["fp32"]["fmla"] >= 16
+    assert found["int8"]["calls"] == found["fp32"]["calls"] == 0
+    print(cpu, found)
+
+
+def test_a_quantization_is_the_same(emulated: Emulated, tmp_path: Path) -> None:
+    """The same integers, but where the last bit of a scale differs: fp32 sums are added in another order by torch."""
+    source, calib = write_tiny_model(tmp_path / "source"), write_calibration(tmp_path / "calib.jsonl")
+    here, there = tmp_path / "here", tmp_path / "there"
+    job = {"recipe": "w4a8", "calib": calib, "samples": 3, "seq_len": 64}
+    quantize(prepare(QuantizeOptions(source, here, **job)))  # type: ignore[arg-type]
+    command = ["-m", "glm5_ascend", "quantize", str(source), str(there), "--recipe", "w4a8", "--calib", str(calib)]
+    done = emulated.run([*command, "--samples", "3", "--seq-len", "64", "--quiet"])
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    checked = emulated.run(["-m", "glm5_ascend", "verify", str(there), "--against", str(source)])
+    assert checked.returncode == 0, checked.stdout[-2000:] + checked.stderr[-2000:]
+    assert verify(there, against=source).ok
+    found: Differences = compare(here, there)
+    print(found)
+    assert found.integers > 10_000 and found.other_integers <= found.integers * 1e-3
+    assert found.largest_step <= 1 and found.largest_relative < 1e-5
