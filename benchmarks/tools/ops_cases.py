@@ -1,0 +1,153 @@
+"""The cases of bench_ops.py: each op at GLM-5's shapes, with the baseline it is measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from glm5_kernels import registry
+from glm5_kernels.ops import PER_TOKEN, LinearWeights, PagedBatch
+
+HEADS, RANK, ROPE, NOPE, HIDDEN, Q_LORA = 64, 512, 64, 192, 6144, 2048
+INDEX_HEADS, INDEX_DIM, TOPK, BLOCK = 32, 128, 2048, 128
+EXPERTS, PER_EXPERT = 24, 2048
+Shape = tuple[int, int, int]
+FLOATS, INTEGERS = (torch.float32, torch.bfloat16), (torch.int8,)
+
+
+@dataclass
+class Case:
+    """One op at one shape.
+
+    Attributes:
+        fast, plain: what is timed: the compiled op, and the baseline.
+        check: difference of the compiled result from the reference's, not above `limit`.
+        operations: by the kind of product they could be done with, at the shape (m, k, n) of such a product.
+    """
+
+    op: str
+    shape: str
+    fast: Callable[[], Any]
+    plain: Callable[[], Any]
+    check: Callable[[], float]
+    limit: float
+    bytes: float
+    operations: list[tuple[float, Shape, tuple[torch.dtype, ...]]]
+
+
+def batch(requests: int, tokens: int, context: int) -> PagedBatch:
+    """Equal requests in shuffled blocks."""
+    blocks = torch.randperm(requests * context // BLOCK).view(requests, -1).int()
+    return PagedBatch(torch.arange(requests + 1).int() * tokens, torch.full((requests,), context).int(), blocks)
+
+
+def missed(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Share of the reference's choice that is not in `got`."""
+    lost = sum(len(set(a) - set(b)) for a, b in zip(want.tolist(), got.tolist(), strict=True))
+    return lost / max(int((want >= 0).sum()), 1)
+
+
+def relative(got: Any, want: Any) -> float:
+    """Relative error of the first output."""
+    a, b = (x[0].float() if isinstance(x, tuple) else x.float() for x in (got, want))
+    return float((a - b).norm() / b.norm())
+
+
+def both(op: str, arguments: tuple[Any, ...]) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    fast, plain = (registry.load(op, name) for name in ("cpu", "reference"))
+    return lambda: fast(*arguments), lambda: plain(*arguments)
+
+
+def indexer(requests: int, tokens: int, context: int) -> Case:
+    cache = torch.randn(requests * context // BLOCK, BLOCK, INDEX_DIM).bfloat16()
+    q = torch.randn(requests * tokens, INDEX_HEADS, INDEX_DIM).bfloat16()
+    w = torch.randn(requests * tokens, INDEX_HEADS).bfloat16()
+    fast, plain = both("lightning_indexer", (q, cache, w, batch(requests, tokens, context), TOPK))
+    pairs = requests * tokens * (context - (tokens - 1) / 2)
+    work = 2.0 * pairs * INDEX_HEADS * INDEX_DIM, (INDEX_HEADS * min(tokens, 16), INDEX_DIM, 4096), FLOATS
+    shape = f"B={requests} n={tokens} ctx={context}"
+    check = lambda: missed(fast(), plain())  # noqa: E731
+    return Case("lightning_indexer", shape, fast, plain, check, 1e-3, 2.0 * requests * context * INDEX_DIM, [work])
+
+
+def attention(requests: int, tokens: int, context: int) -> Case:
+    cache = torch.randn(requests * context // BLOCK, BLOCK, RANK + ROPE).bfloat16()
+    count = requests * tokens
+    nope, rope = (torch.randn(count, HEADS, RANK) * 0.2).bfloat16(), (torch.randn(count, HEADS, ROPE) * 0.2).bfloat16()
+    chosen = torch.stack([torch.randperm(context - tokens)[:TOPK] for _ in range(count)]).int()
+    where = chosen, batch(requests, tokens, context), HEADS**-0.5 / 2, True  # probabilities rounded, as an NPU does
+    fast, plain = both("sparse_flash_attention", (nope, rope, cache[..., :RANK], cache[..., RANK:], *where))
+    keys = count * min(TOPK, context - tokens)
+    scores = 2.0 * keys * HEADS * (RANK + ROPE), (HEADS, RANK + ROPE, TOPK), FLOATS
+    values = 2.0 * keys * HEADS * RANK, (HEADS, TOPK, RANK), FLOATS
+    shape = f"B={requests} n={tokens} ctx={context}"
+    check = lambda: relative(fast(), plain())  # noqa: E731
+    bytes_read = 2.0 * keys * (RANK + ROPE)
+    return Case("sparse_flash_attention", shape, fast, plain, check, 1e-2, bytes_read, [scores, values])
+
+
+def linear(n: int, k: int) -> LinearWeights:
+    return LinearWeights(torch.randint(-127, 128, (n, k), dtype=torch.int8), PER_TOKEN, torch.rand(n) * 1e-3)
+
+
+def preprocess(tokens: int) -> Case:
+    """As GLM-5 runs it: int8 weights but for W_UK, which is bf16 like activations and caches."""
+    qkv_a, q_b = linear(Q_LORA + RANK + ROPE, HIDDEN), linear(HEADS * (NOPE + ROPE), Q_LORA)
+    slots, pairs = -(-tokens // BLOCK), ROPE // 2
+    x, angles = torch.randn(tokens, HIDDEN).bfloat16(), (torch.randn(tokens, pairs), torch.randn(tokens, pairs))
+    w_uk_t, gammas = (torch.randn(HEADS, NOPE, RANK) * 0.05).bfloat16(), (torch.ones(Q_LORA), torch.ones(RANK))
+    caches = torch.zeros(slots, BLOCK, RANK).bfloat16(), torch.zeros(slots, BLOCK, ROPE).bfloat16()
+    where = torch.arange(tokens)
+    floats = [LinearWeights(w.weight.float() * w.scale[:, None]) for w in (qkv_a, q_b) if w.scale is not None]
+    fast, exact = both("mla_preprocess", (x, *angles, qkv_a, q_b, w_uk_t, *gammas, where, *caches, 1e-5))
+    widened = x.float(), *angles, *floats, w_uk_t.float(), *gammas, where, *(cache.float() for cache in caches), 1e-5
+    plain = lambda: registry.load("mla_preprocess", "reference")(*widened)  # noqa: E731
+    absorbed = 2.0 * tokens * HEADS * NOPE * RANK
+    products = [(2.0 * tokens * w.weight.numel(), (tokens, *w.weight.shape[::-1]), INTEGERS) for w in (qkv_a, q_b)]
+    check = lambda: relative(fast(), exact())  # noqa: E731
+    bytes_read = sum(w.weight.numel() for w in (qkv_a, q_b)) + 2.0 * HEADS * NOPE * RANK
+    work = [*products, (absorbed, (tokens, NOPE, RANK), FLOATS)]
+    return Case("mla_preprocess", f"W8A8_DYNAMIC T={tokens}", fast, plain, check, 1e-2, bytes_read, work)
+
+
+def experts(tokens: int) -> Case:
+    """8 of 24 experts of GLM-5's size per token."""
+    chosen = torch.stack([torch.randperm(EXPERTS)[:8] for _ in range(tokens)])
+    x, weights = torch.randn(tokens, HIDDEN), torch.rand(tokens, 8)
+    w13 = torch.randint(-8, 8, (EXPERTS, 2 * PER_EXPERT, HIDDEN), dtype=torch.int8)
+    w2 = torch.randint(-8, 8, (EXPERTS, HIDDEN, PER_EXPERT), dtype=torch.int8)
+    scales = torch.rand(EXPERTS, 2 * PER_EXPERT) * 1e-2, torch.rand(EXPERTS, HIDDEN) * 1e-2
+    fast, exact = both("w4a8_moe", (x, weights, chosen, w13, scales[0], w2, scales[1]))
+    used = sorted(set(chosen.flatten().tolist()))
+    wide = {e: w13[e] * scales[0][e, :, None] for e in used}
+    narrow = {e: w2[e] * scales[1][e, :, None] for e in used}
+    routed = {e: torch.where(chosen == e) for e in used}
+
+    def plain() -> torch.Tensor:
+        out = torch.zeros(tokens, HIDDEN)
+        for e in used:
+            token, slot = routed[e]
+            gate, up = F.linear(x[token], wide[e]).chunk(2, -1)
+            y = F.linear(F.silu(gate) * up, narrow[e])
+            out.index_add_(0, token, y * weights[token, slot, None])
+        return out
+
+    check = lambda: relative(fast(), exact())  # noqa: E731
+    size = 3.0 * PER_EXPERT * HIDDEN
+    rows = max(1, round(8 * tokens / len(used)))
+    work = [(2 * size * 8 * tokens, (rows, HIDDEN, 2 * PER_EXPERT), INTEGERS)]
+    return Case("w4a8_moe", f"{tokens} tokens", fast, plain, check, 1e-5, size * len(used), work)
+
+
+def product(tokens: int, n: int, k: int) -> Case:
+    x, w = torch.randn(tokens, k), linear(n, k)
+    fast, exact = both("int8_linear", (x, w))
+    wide = w.weight.float() * w.scale[:, None]
+    plain = lambda: F.linear(x, wide)  # noqa: E731
+    check = lambda: float(not torch.equal(fast(), exact()))  # noqa: E731
+    work = [(2.0 * tokens * n * k, (tokens, k, n), INTEGERS)]
+    return Case("int8_linear", f"{tokens}x{n}x{k}", fast, plain, check, 0.0, float(n * k), work)
