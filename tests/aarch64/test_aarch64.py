@@ -57,14 +57,16 @@ def test_parity_of_all_ops(emulated: Emulated) -> None:
 
 
 @pytest.mark.parametrize(("cpu", "instruction"), [("tsv110", "sdot"), ("cortex-a72", "mul")])
-def test_machine_code(emulated: Emulated, cpu: str, instruction: str) -> None:
+def test_machine_code(emulated: Emulated, cpu: str, instruction: str, tmp_path: Path) -> None:
     """int8 sums are exact, by the processor's own instruction; fp32 loops multiply and add in one; no calls."""
-    done = Emulated(emulated.folder, cpu).run([SCRIPT])
+    compiled_here = {"NUMBA_CACHE_DIR": str(tmp_path)}  # cached code cannot be looked at
+    done = Emulated(emulated.folder, cpu).run([SCRIPT], more=compiled_here)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert found["exact"] and found["int8"][instruction] >= 16
     assert (found["int8"]["sdot"] > 0) == (cpu == "tsv110")
     assert found["fp32"]["fmla"] >= 16
+    assert found["int8"]["blocks"] and found["fp32"]["blocks"]
     assert found["int8"]["calls"] == found["fp32"]["calls"] == 0
     print(cpu, found)
 
