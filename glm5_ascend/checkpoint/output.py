@@ -158,7 +158,7 @@ def publish(work: Path, out: Path, keep: bool = False) -> Path | None:
 
     A run killed between the two renames leaves `.OUT.replaced`; the same command then finishes the job.
     """
-    aside = out.parent / f".{out.name}.replaced"
+    aside = replaced(out)
     if keep:
         aside = out.parent / f"{out.name}.before-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
@@ -182,18 +182,44 @@ def publish(work: Path, out: Path, keep: bool = False) -> Path | None:
     if keep:
         return aside
     if moved:
-        shutil.rmtree(aside, ignore_errors=True)
+        _discard(aside)
     elif os.path.lexists(aside):
         _remove_replaced(aside)
     return None
 
 
+def finish_publishing(out: Path) -> None:
+    """Remove what a run killed at the end of `publish` has left, if `out` is there and the rest is ours."""
+    aside = replaced(out)
+    if out.is_dir() and _is_replaced(aside):
+        _discard(aside)
+
+
+def replaced(out: Path) -> Path:
+    """Where `publish` keeps the old `out` for a moment."""
+    return out.parent / f".{out.name}.replaced"
+
+
 def _remove_replaced(aside: Path) -> None:
     """Remove what an earlier run set aside; somebody else's folder of this name stays."""
-    if ((aside / PROVENANCE_NAME).is_file() and not aside.is_symlink()) or not any(aside.iterdir()):
-        shutil.rmtree(aside, ignore_errors=True)
-    else:
+    if not _is_replaced(aside):
         raise OutputError(f"{aside}: in the way, and not written by this tool", "move it away")
+    _discard(aside)
+
+
+def _is_replaced(aside: Path) -> bool:
+    plain = aside.is_dir() and not aside.is_symlink()
+    return plain and ((aside / PROVENANCE_NAME).is_file() or not any(aside.iterdir()))
+
+
+def _discard(aside: Path) -> None:
+    """Remove a directory of ours; its provenance last: it says that the rest is ours if we are killed here."""
+    for path in aside.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != PROVENANCE_NAME:
+            path.unlink(missing_ok=True)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

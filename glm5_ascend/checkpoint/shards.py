@@ -41,6 +41,10 @@ class TensorEntry:
     start: int
     end: int
 
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.start
+
 
 class Shard:
     """A safetensors file whose header has been checked.

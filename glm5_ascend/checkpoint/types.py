@@ -10,6 +10,8 @@ EXPERT_TYPES = (FLOAT, W8A8_DYNAMIC, W4A8_DYNAMIC)
 
 #: Q^T diag(g) Q of the final norm's gain g: what a rotated model hands to its MTP layer. No entry in the description.
 ROT_NAME = "rot.weight"
+#: The file that holds it and nothing else: SGLang opens it by this name, vLLM by the index.
+ROT_FILE = "rot.safetensors"
 
 GIB = 2**30  # bytes
 

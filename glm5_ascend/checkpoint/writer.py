@@ -10,7 +10,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -48,39 +48,40 @@ class ShardWriter:
     Args:
         specs: all tensors, in the order they should lie on disk.
         shard_bytes: a shard is closed before it would exceed this many bytes of tensors.
+        alone: tensor -> name of a file that holds it and nothing else; such files are not numbered.
     """
 
-    def __init__(self, directory: Path, specs: Iterable[TensorSpec], shard_bytes: int) -> None:
+    def __init__(
+        self, directory: Path, specs: Iterable[TensorSpec], shard_bytes: int, alone: Mapping[str, str] | None = None
+    ) -> None:
         self.directory = directory
         self._place: dict[str, tuple[int, int, TensorSpec]] = {}  # name -> (shard, offset in file, spec)
         self._missing: set[str] = set()
         self._descriptors: list[int] = []
         self.weight_map: dict[str, str] = {}
-        groups = _group(specs, shard_bytes)
-        self.total_bytes = sum(spec.nbytes for group in groups for spec in group)
+        specs, alone = list(specs), alone or {}
+        self.total_bytes = sum(spec.nbytes for spec in specs)
+        groups = _group([spec for spec in specs if spec.name not in alone], shard_bytes)
+        files = [
+            (f"quant_model_weights-{number:05d}-of-{len(groups):05d}.safetensors", group)
+            for number, group in enumerate(groups, start=1)
+        ]
+        files += [(alone[spec.name], [spec]) for spec in specs if spec.name in alone]
         try:
-            for number, group in enumerate(groups, start=1):
-                self._reserve(f"quant_model_weights-{number:05d}-of-{len(groups):05d}.safetensors", group)
+            for name, group in files:
+                self._reserve(name, group)
         except OSError as error:
             self.close()
             raise disk_error(directory, error) from None
 
     def _reserve(self, file: str, group: list[TensorSpec]) -> None:
-        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-        position = 0
-        for spec in group:
-            end = position + spec.nbytes
-            header[spec.name] = {
-                "dtype": DTYPE_NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": [position, end],
-            }  # fmt: skip
-            position = end
-        encoded = json.dumps(header, separators=(",", ":")).encode()
-        encoded += b" " * (-len(encoded) % 8)  # data starts aligned, as the safetensors library writes it
+        header = shard_header(group)
         descriptor = os.open(self.directory / file, os.O_CREAT | os.O_RDWR, 0o644)
         self._descriptors.append(descriptor)
-        os.posix_fallocate(descriptor, 0, 8 + len(encoded) + position)  # keeps what a stopped run has written
-        write_at(descriptor, len(encoded).to_bytes(8, "little") + encoded, 0)
-        start = 8 + len(encoded)
+        size = len(header) + sum(spec.nbytes for spec in group)
+        os.posix_fallocate(descriptor, 0, size)  # keeps what a stopped run has written
+        write_at(descriptor, header, 0)
+        start = len(header)
         for spec in group:
             self._place[spec.name] = (len(self._descriptors) - 1, start, spec)
             self._missing.add(spec.name)
@@ -136,6 +137,21 @@ class ShardWriter:
     def close(self) -> None:
         while self._descriptors:
             os.close(self._descriptors.pop())
+
+
+def shard_header(specs: Iterable[TensorSpec]) -> bytes:
+    """What stands before the data of a shard that holds these tensors one behind the other."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for spec in specs:
+        end = position + spec.nbytes
+        header[spec.name] = {
+            "dtype": DTYPE_NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": [position, end],
+        }  # fmt: skip
+        position = end
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)  # data starts aligned, as the safetensors library writes it
+    return len(encoded).to_bytes(8, "little") + encoded
 
 
 def _group(specs: Iterable[TensorSpec], shard_bytes: int) -> list[list[TensorSpec]]:

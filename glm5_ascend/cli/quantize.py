@@ -24,6 +24,7 @@ def register(app: typer.Typer) -> None:
         "quantize GLM-5 glm5-w4a8",
         "quantize GLM-5 glm5-w4a8 --recipe w4a8-best --dry-run",
         "quantize GLM-5 glm5-w8a8 --recipe w8a8 --max-ram 64GiB",
+        "quantize --upgrade glm5-w4a8",
     )  # fmt: skip
 
 
@@ -39,6 +40,7 @@ def quantize(
     threads: options.Threads = None,
     max_ram: options.MaxRam = None,
     restart: options.Restart = False,
+    upgrade: options.Upgrade = None,
     engine: options.Engine = Quantizer.own,
     device: options.Device = None,
     dry_run: options.DryRun = False,
@@ -57,6 +59,10 @@ def quantize(
     from glm5_ascend.quantize.api import is_helper
     from glm5_ascend.quantize.api import quantize as run
 
+    if upgrade is not None:
+        if any(value is not None for value in (source, out, model_path, save_path)):
+            raise typer.BadParameter("brings DIR up to date in its place: give no SRC, OUT", param_hint="--upgrade")
+        return _upgrade(upgrade, as_json, quiet)
     source = _either("SRC", source, "--model_path", model_path)
     out = _either("OUT", out, "--save_path", save_path)
     same = _either("--quant_type", quant_type, "--config_path", config_path, "")
@@ -88,6 +94,23 @@ def quantize(
             on_plan=on_plan,
         )
     return 0 if report is None else _answer(report, source, as_json, quiet)
+
+
+def _upgrade(directory: Path, as_json: bool, quiet: bool) -> int:
+    """Bring an output of an earlier version up to date; returns the exit code."""
+    from glm5_ascend.errors import printable
+    from glm5_ascend.quantize.upgrade import upgrade_output
+
+    done = upgrade_output(directory)
+    if as_json:
+        frame = {"schema_version": 1, "command": "quantize --upgrade", "ok": True, "exit_code": 0}
+        print(json.dumps(frame | done.to_dict()))
+    elif quiet:
+        print(done.out)
+    else:
+        wrote = f"wrote {', '.join(done.written)}" if done.written else "nothing to do, it is up to date"
+        print(printable(f"{done.out}: {wrote}"))
+    return 0
 
 
 def _answer(report: QuantizeReport, source: Path, as_json: bool, quiet: bool) -> int:

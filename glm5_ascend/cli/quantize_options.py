@@ -36,6 +36,14 @@ MaxRam = Annotated[
     ),
 ]
 Restart = Annotated[bool, typer.Option("--restart", help="Discard an unfinished run of OUT.", rich_help_panel=RUN)]
+Upgrade = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Bring an output of an earlier version up to date, weights untouched; no SRC, OUT.",
+        rich_help_panel=RUN,
+    ),
+]
 Engine = Annotated[
     Quantizer, typer.Option(help="Who quantizes: this tool, or an installed msModelSlim.", rich_help_panel=RUN)
 ]

@@ -9,12 +9,14 @@ from typing import Annotated
 import typer
 
 from glm5_ascend.cli.help import command
+from glm5_ascend.verify.engine_answer import ServingEngine
 
 
 def register(app: typer.Typer) -> None:
     command(
         app, "verify", verify,
         "verify glm5-w4a8 --against GLM-5",
+        "verify glm5-w4a8 --engine sglang",
         "verify glm5-w4a8 --json",
     )  # fmt: skip
 
@@ -29,13 +31,16 @@ def verify(
             "provenance file: tell damage from another instruction set.",
         ),
     ] = None,
+    engine: Annotated[
+        ServingEngine | None, typer.Option(help="Say, too, what this engine would do with it, and why.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Report as one JSON object on stdout.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print findings only.")] = False,
 ) -> int:
     """Read a quantized checkpoint as the engine's loader would, and report what the loader would not say."""
     from glm5_ascend.verify import verify as run
 
-    report = run(directory, against=against)
+    report = run(directory, against=against, engine=engine)
     if as_json:
         print(json.dumps(report.to_dict()))
     else:

@@ -17,6 +17,7 @@ import torch
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.output import check_output, copy_serving_files, exclusive, publish, workshop
 from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.types import ROT_FILE, ROT_NAME
 from glm5_ascend.checkpoint.writer import ShardWriter, check_free_space, disk_error, write_json
 from glm5_ascend.errors import OutputError, RecipeError
 from glm5_ascend.model.device import ON_HOST, find_device
@@ -227,7 +228,8 @@ def _open_run(
     rotations = (
         Rotations(prepared.source.config, prepared.options.seed, prepared.device) if prepared.recipe.rotates else None
     )
-    writer = ShardWriter(work, prepared.plan.outputs(), int(prepared.recipe.spec.save[0].part_file_size * GIB))
+    shard_bytes = int(prepared.recipe.spec.save[0].part_file_size * GIB)
+    writer = ShardWriter(work, prepared.plan.outputs(), shard_bytes, {ROT_NAME: ROT_FILE})
     try:
         with Workers(prepared.threads) as workers:
             weights, store = FloatWeights(prepared.source, rotations, prepared.device), Store(prepared.plan, writer)

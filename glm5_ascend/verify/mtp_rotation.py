@@ -12,7 +12,7 @@ import torch
 
 from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME
 from glm5_ascend.checkpoint.shards import Shard
-from glm5_ascend.checkpoint.types import ROT_NAME
+from glm5_ascend.checkpoint.types import ROT_FILE, ROT_NAME
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.loaded_checkpoint import FLOATS, LoadedCheckpoint
@@ -50,10 +50,25 @@ def check_mtp(checked: Checked, deep: bool, report: Report) -> torch.Tensor | No
             file=DESCRIPTION_NAME,
             fix="set is_rot_used to true",
         )
+    if here and checkpoint.config.num_layers_with_mtp > checkpoint.config.num_hidden_layers:
+        _check_home(checkpoint, report)
     rotation = _global_rotation(checkpoint, deep, report) if "optional" in description else None
     if here and _shape_ok(checkpoint, report) and deep and ROT_NAME not in checked.non_finite:
         _check_rot(checkpoint, rotation, report)
     return rotation
+
+
+def _check_home(checkpoint: LoadedCheckpoint, report: Report) -> None:
+    """vLLM finds the tensor by the index, SGLang by the name of its file (models/deepseek_nextn.py:106-111)."""
+    home = checkpoint.file_of[ROT_NAME]
+    if home != ROT_FILE:
+        report.error(
+            "mtp.rot_file",
+            f"not in {ROT_FILE}, the only file where SGLang looks for it: it would draft without the rotation",
+            tensor=ROT_NAME,
+            file=home,
+            fix=f"glm5-ascend quantize --upgrade {checkpoint.directory}",
+        )
 
 
 def _shape_ok(checkpoint: LoadedCheckpoint, report: Report) -> bool:

@@ -6,9 +6,12 @@ import math
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, printable
+
+if TYPE_CHECKING:
+    from glm5_ascend.verify.engine_answer import EngineAnswer
 
 SCHEMA_VERSION = 1
 #: A damaged shard can spoil thousands of tensors: `lines` prints this many findings of one kind, `to_dict` all.
@@ -54,6 +57,7 @@ class Report:
     tensors: int = 0
     bytes: int = 0
     schemes: dict[str, int] = field(default_factory=dict)  # linears by type
+    engine: EngineAnswer | None = None  # of the one that was asked about
 
     @property
     def ok(self) -> bool:
@@ -87,6 +91,7 @@ class Report:
             "counts": {"tensors": self.tensors, "bytes": self.bytes, "schemes": dict(sorted(self.schemes.items()))},
             "findings": [asdict(finding) for finding in self.findings],
             "errors": None if self.errors_by_tensor is None else [_finite(asdict(e)) for e in self.errors_by_tensor],
+            "engine": None if self.engine is None else self.engine.to_dict(),
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -107,6 +112,7 @@ class Report:
         if quiet:
             return out
         out += self._error_lines()
+        out += [printable(line) for line in (self.engine.lines() if self.engine else ())]
         errors = sum(finding.level == "error" for finding in self.findings)
         warnings = len(self.findings) - errors
         return [*out, f"{'ok' if self.ok else 'NOT ok'}: {errors} errors, {warnings} warnings"]

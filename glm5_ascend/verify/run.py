@@ -14,6 +14,8 @@ from glm5_ascend.verify.compare_same_job import compare_same_job, is_output, rea
 from glm5_ascend.verify.compare_source import compare_source
 from glm5_ascend.verify.derived_tensors import check_finite, check_linear, check_shared_input
 from glm5_ascend.verify.description import check_description
+from glm5_ascend.verify.engine_answer import ServingEngine
+from glm5_ascend.verify.engines import check_engine
 from glm5_ascend.verify.file_hashes import check_hashes, read_record
 from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.verify.mtp_rotation import check_mtp
@@ -24,12 +26,15 @@ from glm5_ascend.verify.text_files import check_text_files, compare_text_files
 
 
 @torch.no_grad()
-def verify(directory: str | Path, *, against: str | Path | None = None, deep: bool = True) -> Report:
+def verify(
+    directory: str | Path, *, against: str | Path | None = None, engine: str | None = None, deep: bool = True
+) -> Report:
     """Read a quantized checkpoint as the engine's loader would, and report what the loader would not say.
 
     Args:
         against: its source: dequantize and compare every tensor. Or the output of the same job on another machine, or
             the provenance file of one: tell damage from another instruction set (compare_same_job.py).
+        engine: sglang, vllm-ascend or vllm: report, too, what this one would do with it (engines.py).
         deep: read and check the values too, not only names, dtypes and shapes; always done with `against`.
     Returns:
         The findings; `report.ok` is the verdict, `report.to_dict()` what `glm5-ascend verify --json` prints.
@@ -48,6 +53,7 @@ def verify(directory: str | Path, *, against: str | Path | None = None, deep: bo
         return report
     checked = _check_structure(checkpoint, report, deep or other is not None)
     if not deep and other is None:
+        _ask(engine, checked, report)
         return report
     _check_values(checked, report)
     if same_job is not None:
@@ -55,7 +61,13 @@ def verify(directory: str | Path, *, against: str | Path | None = None, deep: bo
     if source is not None:
         compare_text_files(checkpoint, source.directory, report)
         compare_source(checked, source, report)
+    _ask(engine, checked, report)
     return report
+
+
+def _ask(engine: str | None, checked: Checked, report: Report) -> None:
+    if engine is not None:
+        check_engine(checked, ServingEngine(engine), report)
 
 
 def _check_structure(checkpoint: LoadedCheckpoint, report: Report, deep: bool) -> Checked:

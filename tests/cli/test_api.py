@@ -31,7 +31,7 @@ from glm5_ascend.verify import verify
 SHOWN = {"as_json", "quiet", "context"}
 #: msModelSlim's spellings; a measurement of this machine; what only a profile has (deploy.serve_profile).
 ONLY_COMMAND = {
-    "quantize": {"model_path", "save_path", "quant_type", "config_path", "model_type", "trust_remote_code"},
+    "quantize": {"model_path", "save_path", "quant_type", "upgrade", "config_path", "model_type", "trust_remote_code"},
     "plan": {"measure", "out"},
     "serve": {"log", "verbose", "profile", "role", "node", "rank", "head", "ip", "nic", "skip_verify"},
 }

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.support import sglang as sglang_support
 from tests.contract.support.peers import install, named_interpreter, new_environment
+from tests.contract.support.sglang import SGLang
 from tests.contract.support.vllm_ascend import VllmAscend, make_environment
 from tests.support.command import ROOT
 
@@ -39,6 +41,17 @@ def vllm_ascend(tmp_path_factory: pytest.TempPathFactory) -> VllmAscend:
     """
     python = named_interpreter("VLLM_ASCEND_PYTHON")
     return VllmAscend(python) if python else make_environment(tmp_path_factory.mktemp("vllm_ascend") / "venv")
+
+
+@pytest.fixture(scope="session")
+def sglang(tmp_path_factory: pytest.TempPathFactory) -> SGLang:
+    """The real 0.5.23 without an NPU, 2.5 GB.
+
+    SGLANG_PYTHON names the interpreter of an environment made before, by
+    `python -m tests.contract.support.sglang FOLDER`.
+    """
+    python = named_interpreter("SGLANG_PYTHON")
+    return SGLang(python) if python else sglang_support.make_environment(tmp_path_factory.mktemp("sglang") / "venv")
 
 
 @pytest.fixture(scope="session")

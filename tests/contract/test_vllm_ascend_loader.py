@@ -7,8 +7,6 @@ expert parallel loading, graph mode, any forward.
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from glm5_ascend.checkpoint.index import INDEX_NAME, CheckpointDir
+from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.packing import unpack_int4
 from glm5_ascend.checkpoint.schemes import W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
+from tests.contract.support.damage import damage
 from tests.contract.support.loaded import Checkpoint, Loaded, equal, read_loaded
 from tests.contract.support.vllm_ascend import VllmAscend
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
@@ -172,27 +171,6 @@ def test_int4_experts_are_what_vllm_ascend_packs_itself(
     loaded = load(checkpoints["w4a8"])["target"].tensors
     for name, packed in load_file(tmp_path / "packed.safetensors").items():
         assert equal(name, loaded[f"{experts}.{name}"], packed), name
-
-
-def damage(checkpoint: Path, out: Path) -> Path:
-    """A copy in which two experts, two scales and two missing tensors are wrong, and every shape is right."""
-    shutil.copytree(checkpoint, out)
-    index = json.loads((out / INDEX_NAME).read_text())
-    missing = ("model.layers.2.mlp.experts.2.up_proj.weight", "rot.weight")
-    for file in set(index["weight_map"].values()):
-        tensors = load_file(out / file)
-        for name, tensor in tensors.items():
-            if name == "model.layers.1.mlp.experts.0.gate_proj.weight":
-                tensors[name] = (tensor << 4) | ((tensor >> 4) & 15)  # nibbles swapped
-            if name == "model.layers.1.mlp.experts.1.down_proj.scale_bias":
-                tensors[name] = tensor * 1.001
-            if name == "model.layers.0.self_attn.q_b_proj.weight_scale":
-                tensors[name] = tensor * 2
-        save_file({name: tensors[name] for name in tensors if name not in missing}, out / file, {"format": "pt"})
-    for name in missing:
-        del index["weight_map"][name]
-    (out / INDEX_NAME).write_text(json.dumps(index))
-    return out
 
 
 def test_damage_that_the_loader_does_not_notice_is_found(

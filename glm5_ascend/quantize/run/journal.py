@@ -12,7 +12,8 @@ from glm5_ascend.checkpoint.writer import disk_error
 from glm5_ascend.errors import OutputError
 from glm5_ascend.quantize.run.blocks import ErrorSums
 
-FORMAT = 1
+#: 2: rot.weight lies in a file of its own.
+FORMAT = 2
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ Tensors = dict[str, torch.Tensor]
 #: Modules that vLLM fuses, and the checkpoint's that they are made of, one below the other.
 FUSED = {
     "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
+    "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),  # SGLang's name
     "gate_up_proj": ("gate_proj", "up_proj"),
     "wk_weights_proj": ("wk", "weights_proj"),
 }
@@ -188,7 +189,8 @@ def read_back_int4(tensors: Tensors) -> Tensors:
         found[f"{stack}_weight"] = (q.float() * scale.unsqueeze(-1)).double()
         found[f"{stack}_weight_scale"] = scale.double()
         found[f"{stack}_scale_bias"] = tensors[f"{stack}_scale_bias"].double()
-        found[f"{stack}_weight_offset"] = tensors[f"{stack}_weight_offset"].flatten(1).double()
+        if f"{stack}_weight_offset" in tensors:  # SGLang drops it
+            found[f"{stack}_weight_offset"] = tensors[f"{stack}_weight_offset"].flatten(1).double()
     return found | {suffix: tensor for suffix, tensor in tensors.items() if suffix not in found}
 
 

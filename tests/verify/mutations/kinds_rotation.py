@@ -53,6 +53,16 @@ def rot_in_a_file_the_index_forgets(ck: Checkpoint, chance: Random) -> Place:
 
 
 @kind()
+def rot_in_a_shard(ck: Checkpoint, chance: Random) -> str:
+    """Loaded by the index; SGLang asks for a file of its own by name."""
+    rot = ck.read(pick(chance, rotated(ck)))
+    shard = pick(chance, [file for file in ck.shards if file != "rot.safetensors"])
+    ck.store({ROT: None})
+    ck.store({ROT: rot}, shard)
+    return ROT
+
+
+@kind()
 def rot_not_switched_on(ck: Checkpoint, chance: Random) -> Place:
     name = pick(chance, rotated(ck))
     with ck.json(DESCRIPTION) as description:

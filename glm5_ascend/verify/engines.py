@@ -1,0 +1,125 @@
+"""`verify --engine NAME`: what one engine would do with a checkpoint, each statement with the line that does it.
+
+Everything else of `verify` is what vllm-ascend's loader needs, and the others need it too. Here is only what differs.
+Source: SGLang 0.5.23, paths below `sglang/srt/`; loaded and computed with in tests/contract, on a CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from glm5_ascend.checkpoint.types import (
+    DESCRIPTION_NAME,
+    FLOAT,
+    LINEAR_TYPES,
+    ROT_NAME,
+    W4A8_DYNAMIC,
+    W8A8_DYNAMIC,
+)
+from glm5_ascend.model import structure
+from glm5_ascend.verify.checked import Checked
+from glm5_ascend.verify.engine_answer import EngineAnswer, EngineNote, ServingEngine
+from glm5_ascend.verify.report import Report
+
+_MODELSLIM = "layers/quantization/modelslim/modelslim.py"
+#: A type of experts that its `get_moe_scheme` has no class for ends the start.
+_SGLANG_EXPERTS = (W4A8_DYNAMIC, W8A8_DYNAMIC)
+
+
+def check_engine(checked: Checked, engine: ServingEngine, report: Report) -> None:
+    """Add the engine's own errors and its answer to the report; call it last."""
+    answer = EngineAnswer(engine)
+    if engine is ServingEngine.sglang:
+        _sglang_types(checked, report)
+        answer.notes = _sglang_notes(checked)
+    else:
+        report.findings = [
+            replace(f, level="warning") if f.id == "mtp.rot_file" else f for f in report.findings
+        ]  # the index is enough for vLLM
+        answer.notes = _vllm_notes(engine)
+    answer.loads = report.ok
+    report.engine = answer
+
+
+def _sglang_types(checked: Checked, report: Report) -> None:
+    """Types that end the start, or are a line of the log and then the wrong numbers."""
+    checkpoint = checked.checkpoint
+    for layer in range(checkpoint.config.num_hidden_layers):
+        prefix = structure.layer_prefix(layer)
+        experts = [f"{prefix}mlp.experts.0.{name}" for name in structure.EXPERT_PROJECTIONS]
+        odd = [module for module in experts if checked.schemes.get(module, W4A8_DYNAMIC) not in _SGLANG_EXPERTS]
+        if odd:
+            report.error(
+                "engine.experts",
+                f"{checked.schemes[odd[0]]}: SGLang has no class for it and ends with a ValueError ({_MODELSLIM}:430)",
+                tensor=f"{odd[0]}.weight",
+                file=DESCRIPTION_NAME,
+                fix="give these experts W8A8_DYNAMIC in the recipe, the widest type that it runs, and quantize again",
+            )
+    for key, kind in (checkpoint.description or {}).items():
+        dense = (
+            key.endswith(".weight") and ".mlp.experts." not in key and key.removesuffix(".weight") in checked.schemes
+        )
+        if dense and kind not in LINEAR_TYPES:
+            report.error(
+                "engine.linear_type",
+                f"{kind!r:.40}: for SGLang a line of the log, then a layer in float ({_MODELSLIM}:330)",
+                tensor=key,
+                file=DESCRIPTION_NAME,
+                fix=f"one of {', '.join(LINEAR_TYPES)}: quantize again",
+            )
+
+
+def _sglang_notes(checked: Checked) -> list[EngineNote]:
+    checkpoint, notes = checked.checkpoint, []
+    config, description = checkpoint.config, checkpoint.description or {}
+    main = structure.layer_prefix(config.num_hidden_layers)
+    experts = {kind for module, kind in checked.schemes.items() if ".mlp.experts." in module}
+    if W4A8_DYNAMIC in experts:
+        notes.append(
+            EngineNote(
+                "without EP over all ranks each of them adds the whole scale_bias: wrong results, and no message",
+                f"{_MODELSLIM}:424, hardware_backend/npu/quantization/moe_methods.py:795",
+                "--moe-a2a-backend deepep, or --ep-size equal to --tp-size",
+            )
+        )
+    drafts = [kind for module, kind in checked.schemes.items() if module.startswith(main)]
+    if drafts and set(drafts) == {FLOAT}:
+        notes.append(
+            EngineNote(
+                "needed for MTP where --quantization modelslim is given: the draft would inherit it, and its experts "
+                "are FLOAT",
+                "arg_groups/serving_hook.py:689",
+                "--speculative-draft-model-quantization unquant",
+            )
+        )
+    if drafts and ROT_NAME in checkpoint.entries:
+        notes.append(
+            EngineNote(
+                "give the directory, not the name of a hub: the rotation is looked for as a local file, and drafts "
+                "without it are guessed worse",
+                "models/deepseek_nextn.py:109",
+            )
+        )
+        notes.append(
+            EngineNote(
+                "drafts use the target's head: in a rotated checkpoint this costs some acceptance, never correctness",
+                "models/deepseek_common/deepseek_weight_loader.py:328, speculative/eagle_worker_v2.py:378",
+            )
+        )
+    if any(key.endswith(".indexer.quant_type") for key in description):
+        notes.append(EngineNote("INT8 indexer caches (C8) are not known: they stay in 16 bits", _MODELSLIM))
+    return notes
+
+
+def _vllm_notes(engine: ServingEngine) -> list[EngineNote]:
+    if engine is ServingEngine.vllm:
+        return [
+            EngineNote(
+                "only with our plugin: vLLM by itself does not read the description",
+                "glm5_ascend/serve/plugin/quantization.py",
+                "glm5-ascend serve, or --quantization ascend",
+            )
+        ]
+    where = "vllm_ascend/quantization/modelslim_config.py"
+    return [EngineNote("chooses its reader of the format", where, "--quantization ascend")]

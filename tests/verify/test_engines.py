@@ -1,0 +1,95 @@
+"""`verify --engine`: what each engine would do with a checkpoint. tests/contract asks SGLang itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from glm5_ascend.verify import verify
+from glm5_ascend.verify.engine_answer import ServingEngine
+from tests.support.command import in_process
+from tests.support.tiny_model import quantize_tiny
+from tests.verify.support.editor import DESCRIPTION, ROT, Checkpoint
+
+Copy = Callable[[Path], Path]
+EXPERT = "model.layers.1.mlp.experts.0.gate_proj"
+
+
+def flags(directory: Path, engine: str) -> list[str]:
+    report = verify(directory, engine=engine, deep=False)
+    assert report.engine is not None and report.engine.loads is report.ok
+    return [note.flag.split()[0] for note in report.engine.notes if note.flag]
+
+
+def test_sglang_gets_the_flags_that_a_checkpoint_needs(tiny_quantized: Callable[..., Path]) -> None:
+    unquant = "--speculative-draft-model-quantization"
+    assert flags(tiny_quantized("w4a8"), "sglang") == ["--moe-a2a-backend", unquant]
+    assert flags(tiny_quantized("w8a8"), "sglang") == [unquant]  # no scale_bias
+
+
+@pytest.mark.parametrize("recipe", ["w4a8", "rtn-w4a8", "w4a8c8"])
+def test_the_rotation_and_the_caches_are_spoken_of_where_there_are_some(
+    recipe: str, tiny_quantized: Callable[..., Path]
+) -> None:
+    report = verify(tiny_quantized(recipe), engine="sglang", deep=False)
+    said = " ".join(report.lines())
+    assert report.ok
+    assert ("not the name of a hub" in said) == ("the target's head" in said) == (recipe != "rtn-w4a8")
+    assert ("INT8 indexer caches" in said) == (recipe == "w4a8c8")
+
+
+def test_float_experts_end_the_start_of_sglang_alone(tiny_source: Path, tmp_path: Path) -> None:
+    """A fall-back that `analyze` may name; vllm-ascend and our plugin run it."""
+    recipe = tmp_path / "fallback.yaml"
+    text = (Path(__file__).parents[2] / "quant_recipes/rtn-w4a8.yaml").read_text()
+    assert text.count('exclude: ["model.layers.{mtp}.*"]') == 1
+    excluded = 'exclude: ["model.layers.{mtp}.*", "model.layers.2.mlp.experts.*"]'
+    recipe.write_text(text.replace('exclude: ["model.layers.{mtp}.*"]', excluded))
+    out = quantize_tiny(tiny_source, tmp_path / "out", str(recipe))
+    (finding,) = verify(out, engine="sglang", deep=False).findings
+    assert (finding.id, finding.tensor) == ("engine.experts", "model.layers.2.mlp.experts.0.gate_proj.weight")
+    assert "modelslim.py:430" in finding.message and "W8A8_DYNAMIC" in finding.fix
+    for engine in ("vllm-ascend", "vllm"):
+        assert verify(out, engine=engine, deep=False).findings == []
+
+
+def test_an_unknown_type_of_a_linear_is_more_than_a_line_of_a_log(
+    tiny_w4a8: Path, editable: Copy, tiny_source: Path
+) -> None:
+    checkpoint = Checkpoint(editable(tiny_w4a8))
+    key = "model.layers.1.self_attn.o_proj.weight"
+    with checkpoint.json(DESCRIPTION) as description:
+        description[key] = "W4A8_DYNAMIC"
+    found = {finding.id: finding for finding in verify(checkpoint.directory, engine="sglang", deep=False).findings}
+    assert found["engine.linear_type"].tensor == key and "modelslim.py:330" in found["engine.linear_type"].message
+
+
+def test_a_rotation_in_a_shard_is_enough_for_vllm(tiny_w4a8: Path, editable: Copy) -> None:
+    checkpoint = Checkpoint(editable(tiny_w4a8))
+    rot, shard = checkpoint.read(ROT), next(file for file in checkpoint.shards if file != "rot.safetensors")
+    checkpoint.store({ROT: None})
+    checkpoint.store({ROT: rot}, shard)
+    levels = {}
+    for engine in (None, *ServingEngine):
+        report = verify(checkpoint.directory, engine=engine, deep=False)
+        levels[engine] = [finding.level for finding in report.findings if finding.id == "mtp.rot_file"]
+    assert levels == {
+        None: ["error"],
+        ServingEngine.sglang: ["error"],
+        ServingEngine.vllm_ascend: ["warning"],
+        ServingEngine.vllm: ["warning"],
+    }
+
+
+def test_command_and_python_say_the_same(tiny_w4a8: Path) -> None:
+    shown = in_process("verify", tiny_w4a8, "--engine", "sglang", "--json")
+    value = json.loads(shown.stdout)
+    assert value == verify(tiny_w4a8, engine="sglang").to_dict()
+    assert value["engine"]["name"] == "sglang" and value["engine"]["loads"] is True and value["engine"]["notes"]
+    assert json.loads(in_process("verify", tiny_w4a8, "--json").stdout)["engine"] is None
+    text = in_process("verify", tiny_w4a8, "--engine", "sglang").stdout.splitlines()
+    assert "SGLang 0.5.23: loads it" in text and text[-1].startswith("ok:")
+    assert in_process("verify", tiny_w4a8, "--engine", "tgi").returncode == 2
