@@ -97,9 +97,9 @@ def test_killing_one_server_under_load(fleet: tuple[str, list[Replica]]) -> None
     requests = []
     for session in SESSIONS:
         for stream in (False, True):
-            body = chat(
-                [{"role": "user", "content": f"Hello from {session}"}], stream=stream, max_tokens=400, ignore_eos=True
-            )
+            length = 1800 if stream and homes[session] == 0 else 400  # the kill must fall into the long ones
+            hello = [{"role": "user", "content": f"Hello from {session}"}]
+            body = chat(hello, stream=stream, max_tokens=length, ignore_eos=True)
             requests.append(Request(url, session, body))
     threads = [threading.Thread(target=request.run) for request in requests]
     for thread in threads:

@@ -34,8 +34,8 @@ def test_both_refuse_the_same(op: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("op", OPS)
 def test_both_refuse_the_same_and_touch_nothing_else(op: str) -> None:
-    """60 draws, and all parity cases with operands that end at a page which ends the process."""
-    said = found(op, 60, "--guard")
+    """25 draws, and all parity cases with operands that end at a page which ends the process."""
+    said = found(op, 25, "--guard")
     assert said["guard"] == "SIGSEGV"
     assert said["wrong"] == []
 
