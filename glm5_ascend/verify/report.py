@@ -45,7 +45,12 @@ class WeightError:
 
 @dataclass
 class Report:
-    """The result of `verify`. `errors_by_tensor` is None unless a source was given to compare with."""
+    """The result of `verify`.
+
+    Attributes:
+        errors_by_tensor: None unless a source was given to compare with.
+        unchecked: what this run could not tell, one sentence each.
+    """
 
     directory: Path
     against: Path | None = None
@@ -54,6 +59,7 @@ class Report:
     tensors: int = 0
     bytes: int = 0
     schemes: dict[str, int] = field(default_factory=dict)  # linears by type
+    unchecked: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -86,6 +92,7 @@ class Report:
             "against": str(self.against) if self.against else None,
             "counts": {"tensors": self.tensors, "bytes": self.bytes, "schemes": dict(sorted(self.schemes.items()))},
             "findings": [asdict(finding) for finding in self.findings],
+            "unchecked": self.unchecked,
             "errors": None if self.errors_by_tensor is None else [_finite(asdict(e)) for e in self.errors_by_tensor],
         }
 
@@ -107,6 +114,7 @@ class Report:
         if quiet:
             return out
         out += self._error_lines()
+        out += [printable(f"not checked: {sentence}") for sentence in self.unchecked]
         errors = sum(finding.level == "error" for finding in self.findings)
         warnings = len(self.findings) - errors
         return [*out, f"{'ok' if self.ok else 'NOT ok'}: {errors} errors, {warnings} warnings"]
