@@ -33,9 +33,10 @@ _ENOUGH_ROWS = 16
 _LOWEST_ROWS = 0.5
 #: Share of one row's integers that may be -128 (good outputs: a single one): above it, the row is saturated.
 _LOWEST_IN_ROW = 1 / 16
-#: Ratio of a row's scale to its tensor's median, or of a tensor to its kind's. Good outputs: 6, with a weight 100 times
-#: its row's 75. Beside a row 2^12 times larger, all others are below the resolution of bf16 (2^-8) and of float16.
-_OUT_OF_LINE = 2.0**12
+#: Ratio of a row's scale to its tensor's median, or of a tensor's size to its kind's. Good outputs: 6; a weight of 100
+#: times its row's size: 75. What is 2^16 times its neighbours has no place beside them in float16, and in bf16 (8 bits)
+#: leaves nothing of any sum they are part of.
+_OUT_OF_LINE = 2.0**16
 #: A row of zeros has scale 1 (this tool) or a tiny one; a scale within this factor of its neighbours' had weights.
 _LIKE_NEIGHBOURS = 64.0
 #: Members that a kind needs before one of them can be out of line: of three, the median is none that is.
