@@ -35,7 +35,7 @@ def check_linear(checkpoint: LoadedCheckpoint, module: str, scheme: str, report:
     """
     tensors = read_linear(checkpoint, module, scheme)
     check = _QuantizedLinear(checkpoint, module, tensors, report)
-    if not check.scales(scheme):
+    if not check.scales(scheme) or not check.fits_32_bits():
         return
     integers = integer_weight(scheme, tensors)
     doubts.linear(module, scheme, integers, tensors)
@@ -111,6 +111,16 @@ class _QuantizedLinear:
                 f"{_first(offset != 0, offset)}: the format is symmetric, all must be 0",
             )
         return sound
+
+    def fits_32_bits(self) -> bool:
+        """An int64 deq_scale holds the bits of an fp32 number, which an engine in float16 hands on as they are."""
+        name = f"{self.module}.deq_scale"
+        if "deq_scale" not in self.tensors or self.checkpoint.entries[name].dtype is not torch.int64:
+            return True
+        if not bool((self.checkpoint.read(name) >> 32).any()):
+            return True
+        self._error("value.scale", "deq_scale", "holds more than the 32 bits of a number in fp32")
+        return False
 
     def scale_bias(self, integers: torch.Tensor) -> None:
         """scale_bias is 8 * sum(w) of its row and chunk; integers: int8 [N, K], -8..7."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,8 @@ def called(mode: str, ck: Linked, source: Path) -> Report:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_planted_fault(row: Row, tiny_w4a8: Path, tiny_source: Path, tmp_path: Path) -> None:
-    ck = Linked(tiny_w4a8, tmp_path / "copy")
+def test_planted_fault(row: Row, tiny_quantized: Callable[[str], Path], tiny_source: Path, tmp_path: Path) -> None:
+    ck = Linked(tiny_quantized(row.recipe), tmp_path / "copy")
     row.edit(ck)
     for mode in (HASHES, *(set("qphs") - {HASHES})):
         if mode != HASHES:

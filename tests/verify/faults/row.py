@@ -63,6 +63,7 @@ class Row:
         level: of the finding.
         words: regular expression that one line of a finding of that level must match.
         modes: ways of calling that find it; all others must find nothing wrong.
+        recipe: of the checkpoint that is edited.
     """
 
     kind: str
@@ -71,6 +72,7 @@ class Row:
     words: str
     level: str = "error"
     modes: str = ALL
+    recipe: str = "w4a8"
 
     @property
     def name(self) -> str:

@@ -11,6 +11,7 @@ LAYER = "model.layers.1."
 EXPERT = f"{LAYER}mlp.experts.2.down_proj"
 Q_B = f"{LAYER}self_attn.q_b_proj"
 ROUTER = f"{LAYER}mlp.gate.weight"
+DEQ = f"{Q_B}.deq_scale"
 
 
 def zeros(x: torch.Tensor) -> torch.Tensor:
@@ -57,6 +58,28 @@ def swapped(first: str, second: str) -> Edit:
 
 def flip(x: torch.Tensor) -> torch.Tensor:
     return -x
+
+
+def as_int64(bits: int) -> Edit:
+    """deq_scale of every static linear as an engine in float16 keeps it, with other bits in one place."""
+
+    def edit(ck: Linked) -> None:
+        changes: dict[str, torch.Tensor | None] = {}
+        for name in ck.names(r"\.deq_scale$"):
+            changes[name] = ck.read(name).view(torch.int32).long()
+        first = changes[DEQ]
+        assert first is not None
+        first[3] = first[3] if bits == 0 else bits
+        ck.store(changes)
+
+    return edit
+
+
+def halved(ck: Linked) -> None:
+    """Integers and the sums over them."""
+    weight = ck.read(f"{Q_B}.weight") // 2
+    sums = -int(ck.read(f"{Q_B}.input_offset")) * weight.sum(1)
+    ck.store({f"{Q_B}.weight": weight, f"{Q_B}.quant_bias": sums.int()})
 
 
 ROWS = [
@@ -186,4 +209,14 @@ ROWS = [
     Row(X, "a whole layer", copied("model.layers.1", "model.layers.2"), "byte for byte", "warning", modes=VALUES),
     Row(X, "head is embedding", copied("model.embed_tokens", "lm_head"), "byte for byte", "warning", modes="ph"),
     Row(X, "head is embedding, source", copied("model.embed_tokens", "lm_head"), "does not match", modes=SOURCE),
+    # -- static activations
+    Row(S, "deq_scale NaN", tensor(DEQ, at(float("nan"), 1)), "NaN or infinity", modes=VALUES, recipe="w8a8"),
+    Row(S, "deq_scale, static", tensor(DEQ, lambda x: x * 2), "48 of 48 rows differ", modes=VALUES, recipe="w8a8"),
+    Row(S, "int64, high bits", as_int64(1 << 40), "more than the 32 bits", modes=VALUES, recipe="w8a8"),
+    Row(S, "int64, NaN bits", as_int64(0x7FC00000), "must be > 0 and finite", modes=VALUES, recipe="w8a8"),
+    Row(S, "int64 for bfloat16", as_int64(0), "expects float32", "warning", recipe="w8a8"),
+    Row(S, "input_scale 1e4", tensor(f"{Q_B}.input_scale", at(1e4, 0)), "rows differ", modes=VALUES, recipe="w8a8"),
+    Row(S, "input_offset", tensor(f"{Q_B}.input_offset", at(0.5, 0)), "an integer in", modes=VALUES, recipe="w8a8"),
+    Row(Q, "quant_bias zero", tensor(f"{Q_B}.quant_bias", zeros), "differ from -input", modes=VALUES, recipe="w8a8"),
+    Row(Q, "static INT8 halved", halved, "reach no integer of 100", modes=VALUES, recipe="w8a8"),
 ]  # fmt: skip
