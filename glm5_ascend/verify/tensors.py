@@ -180,7 +180,9 @@ def _check_float16(checkpoint: LoadedCheckpoint, report: Report) -> None:
         return
     wanted = torch.int64 if stated == "float16" else torch.float32
     for dtype in {checkpoint.entries[name].dtype for name in names} - {wanted}:
-        report.warning(
+        # Of a float16 source this tool stores float32, which is right in bfloat16, where GLM-5 is served.
+        say = report.error if wanted is torch.float32 else report.warning
+        say(
             "tensor.deq_scale_dtype",
             f"deq_scale is {_name(dtype)}, an engine running in {stated} expects {_name(wanted)}",
             file="config.json",

@@ -39,6 +39,17 @@ def test_planted_fault(row: Row, tiny_quantized: Callable[[str], Path], tiny_sou
             assert report.unchecked
 
 
+@pytest.mark.parametrize(
+    ("bits", "words"), [((1 << 40) + 0x3F800000, "more than the 32 bits"), (0x7FC00000, "must be > 0 and finite")]
+)
+def test_bits_of_an_int64_deq_scale(bits: int, words: str, tiny_w8a8: Path, tmp_path: Path) -> None:
+    """Beside the error that this model runs in bfloat16."""
+    ck = Linked(tiny_w8a8, tmp_path / "copy")
+    values.as_int64(bits)(ck)
+    ck.forget_hashes()
+    assert [f.tensor for f in verify(ck.directory).findings if words in f.message] == [values.DEQ]
+
+
 def test_counts_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
     count = Counter(row.kind for row in ROWS)
     with capsys.disabled():

@@ -212,9 +212,7 @@ ROWS = [
     # -- static activations
     Row(S, "deq_scale NaN", tensor(DEQ, at(float("nan"), 1)), "NaN or infinity", modes=VALUES, recipe="w8a8"),
     Row(S, "deq_scale, static", tensor(DEQ, lambda x: x * 2), "48 of 48 rows differ", modes=VALUES, recipe="w8a8"),
-    Row(S, "int64, high bits", as_int64(1 << 40), "more than the 32 bits", modes=VALUES, recipe="w8a8"),
-    Row(S, "int64, NaN bits", as_int64(0x7FC00000), "must be > 0 and finite", modes=VALUES, recipe="w8a8"),
-    Row(S, "int64 for bfloat16", as_int64(0), "expects float32", "warning", recipe="w8a8"),
+    Row(S, "int64 for bfloat16", as_int64(0), "expects float32", recipe="w8a8"),
     Row(S, "input_scale 1e4", tensor(f"{Q_B}.input_scale", at(1e4, 0)), "rows differ", modes=VALUES, recipe="w8a8"),
     Row(S, "input_offset", tensor(f"{Q_B}.input_offset", at(0.5, 0)), "an integer in", modes=VALUES, recipe="w8a8"),
     Row(Q, "quant_bias zero", tensor(f"{Q_B}.quant_bias", zeros), "differ from -input", modes=VALUES, recipe="w8a8"),
