@@ -34,7 +34,7 @@ from glm5_ascend.verify.compare_source import compare_weights
 from glm5_ascend.verify.derived_tensors import read_linear
 from glm5_ascend.verify.description import check_description
 from glm5_ascend.verify.expected_weight import ExpectedWeights, NoRotation
-from glm5_ascend.verify.file_hashes import check_hashes, is_format_file
+from glm5_ascend.verify.file_hashes import check_hashes, is_format_file, is_tokenizer_file
 from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.verify.open_checkpoint import open_directory
 from glm5_ascend.verify.report import Report
@@ -64,6 +64,7 @@ def compare_same_job(checked: Checked, other: Path, theirs: dict[str, Any], repo
     second = None if other.is_file() else _open_other(other, theirs)
     if not _same_job(checked.provenance, theirs, other, report):
         return
+    _compare_tokenizers(checked.provenance, theirs, other, report)
     names, differ = _differing_files(checked.provenance, theirs, report)
     if not differ:
         return
@@ -94,6 +95,21 @@ def _same_job(ours: dict[str, Any], theirs: dict[str, Any], other: Path, report:
             fix="compare outputs of one source, recipe, calibration text and seed",
         )
     return not changed and bool(ours)
+
+
+def _compare_tokenizers(ours: dict[str, Any], theirs: dict[str, Any], other: Path, report: Report) -> None:
+    """They are copied: no build makes other bytes of them."""
+    mine, its = ours.get("outputs"), theirs.get("outputs")
+    if not isinstance(mine, dict) or not isinstance(its, dict):
+        return  # reported below
+    for name in sorted(name for name in mine.keys() | its.keys() if is_tokenizer_file(name)):
+        if mine.get(name) != its.get(name):
+            report.error(
+                "twin.inputs",
+                f"not the tokenizer of {other}, although both are copies of their source's",
+                file=name,
+                fix="compare outputs of one source",
+            )
 
 
 def _differing_files(ours: dict[str, Any], theirs: dict[str, Any], report: Report) -> tuple[list[str], list[str]]:

@@ -12,10 +12,10 @@ import torch
 
 from glm5_ascend.checkpoint.packing import scale_bias
 from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, W8A8, integer_weight, partial_sums, stored_tensors
-from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model import structure
 from glm5_ascend.verify.checked import Checked
-from glm5_ascend.verify.loaded_checkpoint import FLOATS, LoadedCheckpoint
+from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
+from glm5_ascend.verify.plausible import Doubts
 from glm5_ascend.verify.report import Report
 
 #: msModelSlim multiplies in bf16: deq_scale may be off by one bf16 rounding, and once more for the factors.
@@ -26,31 +26,19 @@ SCALE_BIAS_TOLERANCE = 2.0**-17
 #: quant_bias: an integer; msModelSlim computes it in fp32, which is exact only up to 2^24.
 QUANT_BIAS_TOLERANCE = 2.0**-22
 _AGAIN = "quantize again: the engine would compute wrong values silently"
-_COPY = "copy the file again, or quantize again"
 
 
-def check_finite(checkpoint: LoadedCheckpoint, report: Report) -> set[str]:
-    """Every float tensor, piece by piece; returns the names of those that are not finite or not readable."""
-    non_finite: set[str] = set()
-    for name, entry in checkpoint.entries.items():
-        try:
-            if entry.dtype in FLOATS and not all(bool(piece.isfinite().all()) for piece in checkpoint.pieces(name)):
-                non_finite.add(name)
-                report.error(
-                    "value.not_finite", "holds NaN or infinity", tensor=name, file=checkpoint.file_of[name], fix=_COPY
-                )
-        except CheckpointError as error:
-            non_finite.add(name)
-            report.error("shard.damaged", error.message, tensor=name, file=checkpoint.file_of[name], fix=error.tip)
-    return non_finite
+def check_linear(checkpoint: LoadedCheckpoint, module: str, scheme: str, report: Report, doubts: Doubts) -> None:
+    """One quantized linear whose tensors are all there with the right dtypes and shapes, and finite.
 
-
-def check_linear(checkpoint: LoadedCheckpoint, module: str, scheme: str, report: Report) -> None:
-    """One quantized linear whose tensors are all there with the right dtypes and shapes, and finite."""
+    What is possible, but not plausible, goes into `doubts`.
+    """
     tensors = read_linear(checkpoint, module, scheme)
     check = _QuantizedLinear(checkpoint, module, tensors, report)
-    check.scales(scheme)
+    if not check.scales(scheme) or not check.fits_32_bits():
+        return
     integers = integer_weight(scheme, tensors)
+    doubts.linear(module, scheme, integers, tensors)
     if not integers.any():
         report.warning(
             "value.all_zero",
@@ -91,14 +79,20 @@ class _QuantizedLinear:
     def _error(self, id: str, suffix: str, message: str) -> None:
         self.report.error(id, message, tensor=f"{self.module}.{suffix}", file=self.file(suffix), fix=_AGAIN)
 
-    def scales(self, scheme: str) -> None:
-        """Scales are positive and, where the engine rounds them, bf16 already; weight_offset is zero."""
+    def scales(self, scheme: str) -> bool:
+        """Scales are positive and, where the engine rounds them, bf16 already; weight_offset is zero.
+
+        Returns whether the scales can be computed with.
+        """
+        sound = True
         for suffix in ("weight_scale", "input_scale", "deq_scale"):
             scale = self.tensors.get(suffix)
             if scale is None:
                 continue
-            if bool((scale <= 0).any()):
-                self._error("value.scale", suffix, f"{_first(scale <= 0, scale)}: scales must be > 0")
+            bad = ~((scale > 0) & scale.isfinite())  # deq_scale as int64 is not among the float tensors
+            if bool(bad.any()):
+                sound = False
+                self._error("value.scale", suffix, f"{_first(bad, scale)}: scales must be > 0 and finite")
             rounded_at_load = suffix != "deq_scale" and scheme != W4A8_DYNAMIC
             off = scale.to(torch.bfloat16).float() != scale
             if rounded_at_load and bool(off.any()):
@@ -116,6 +110,17 @@ class _QuantizedLinear:
                 "weight_offset",
                 f"{_first(offset != 0, offset)}: the format is symmetric, all must be 0",
             )
+        return sound
+
+    def fits_32_bits(self) -> bool:
+        """An int64 deq_scale holds the bits of an fp32 number, which an engine in float16 hands on as they are."""
+        name = f"{self.module}.deq_scale"
+        if "deq_scale" not in self.tensors or self.checkpoint.entries[name].dtype is not torch.int64:
+            return True
+        if not bool((self.checkpoint.read(name) >> 32).any()):
+            return True
+        self._error("value.scale", "deq_scale", "holds more than the 32 bits of a number in fp32")
+        return False
 
     def scale_bias(self, integers: torch.Tensor) -> None:
         """scale_bias is 8 * sum(w) of its row and chunk; integers: int8 [N, K], -8..7."""

@@ -7,28 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from glm5_ascend.checkpoint.schemes import DESCRIPTION_META, DESCRIPTION_NAME, FLOAT, QUANTIZED, W4A8_DYNAMIC, W8A8
+from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME, FLOAT, QUANTIZED, W4A8_DYNAMIC, W8A8
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.model import structure
-from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.structure import Linear
+from glm5_ascend.verify.description_meta import CACHE_SUFFIX, META, check_meta
 from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.verify.report import Report
 
-#: Keys that are not tensors; the last three belong to 8-bit caches.
-_META = {
-    "version",
-    "group_size",
-    "model_quant_type",
-    "metadata",
-    "optional",
-    "is_rot_used",
-    "fa_quant_type",
-    "indexer_quant_type",
-    "kv_cache_type",
-}
-#: Of a layer: its indexer's cache is INT8 at run time. With one such key, all other layers keep theirs in 16 bits.
-_CACHE = ".indexer.quant_type"
 _AGAIN = "quantize again, or correct the description"
 
 
@@ -37,7 +23,6 @@ def check_description(checkpoint: LoadedCheckpoint, report: Report) -> dict[str,
     description = checkpoint.description
     if description is None:
         return {}
-    _check_meta(description, report)
     _check_keys(checkpoint, description, report)
     schemes: dict[str, str] = {}
     for prefix, part in structure.all_parts(checkpoint.config):
@@ -69,43 +54,19 @@ def check_description(checkpoint: LoadedCheckpoint, report: Report) -> dict[str,
             file=DESCRIPTION_NAME,
             fix="keep the MTP layer FLOAT: drafts lost accuracy upstream (vllm-ascend PR 7139)",
         )
+    check_meta(description, set(schemes.values()), checkpoint.config, report)
     for scheme in schemes.values():
         report.schemes[scheme] = report.schemes.get(scheme, 0) + 1
     return schemes
-
-
-def _check_meta(description: dict[str, object], report: Report) -> None:
-    for key, why in (
-        ("version", "vllm-ascend 0.23 would expect unpacked INT4"),
-        ("group_size", "vllm-ascend 0.23 reads an absent key as 256, newer ones refuse anything but 0"),
-    ):
-        wanted, found = DESCRIPTION_META[key], description.get(key)
-        if type(found) is not type(wanted) or found != wanted:
-            stated = repr(found) if key in description else "missing"
-            report.error(
-                f"description.{key}",
-                f"{key} is {stated}, expected {wanted!r}: {why}",
-                file=DESCRIPTION_NAME,
-                fix=f"set {key} to {wanted!r}",
-            )
-    if not isinstance(description.get("is_rot_used", False), bool):
-        report.error(
-            "description.is_rot_used",
-            f"is_rot_used is {description['is_rot_used']!r}, expected true or false",
-            file=DESCRIPTION_NAME,
-            fix=_AGAIN,
-        )
 
 
 def _check_keys(checkpoint: LoadedCheckpoint, description: dict[str, object], report: Report) -> None:
     """One key per tensor, one type per linear, nothing else."""
     here = checkpoint.entries.keys() | checkpoint.unreadable
     for key, scheme in description.items():
-        if key in _META:
-            continue
-        if key.endswith(_CACHE):
-            _check_cache_key(checkpoint.config, key, scheme, report)
-        elif not isinstance(scheme, str) or scheme not in (FLOAT, *QUANTIZED):
+        if key in META or key.endswith(CACHE_SUFFIX):
+            continue  # check_meta
+        if not isinstance(scheme, str) or scheme not in (FLOAT, *QUANTIZED):
             report.error(
                 "description.unknown_type",
                 f"type {scheme!r:.60} is unknown; known: FLOAT, {', '.join(QUANTIZED)}",
@@ -145,19 +106,6 @@ def _check_keys(checkpoint: LoadedCheckpoint, description: dict[str, object], re
             why = "its presence makes vllm-ascend create the norm biases that MLAPO reads"
         report.error(
             "description.key_missing", f"no key for this tensor: {why}", tensor=name, file=DESCRIPTION_NAME, fix=_AGAIN
-        )
-
-
-def _check_cache_key(config: ModelConfig, key: str, scheme: object, report: Report) -> None:
-    problem = None
-    layers = (layer for layer in range(config.num_layers_with_mtp) if config.has_indexer(layer))
-    if key.removesuffix(_CACHE) not in (f"{structure.layer_prefix(layer)}self_attn" for layer in layers):
-        problem = "this layer has none"
-    elif not isinstance(scheme, str) or "INT8" not in scheme:
-        problem = f"{scheme!r:.60} is no INT8 type"
-    if problem:
-        report.error(
-            "description.cache", f"cache type of an indexer: {problem}", tensor=key, file=DESCRIPTION_NAME, fix=_AGAIN
         )
 
 

@@ -12,8 +12,10 @@ from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.verify.report import Report
 from glm5_ascend.verify.stray_files import inside
 
-#: Files of the format. The others (chat template, generation_config.json) people edit on purpose.
+#: Files of the format. Others (chat template, generation_config.json, tokenizer_config.json) people edit on purpose.
 _FORMAT = (INDEX_NAME, DESCRIPTION_NAME, "config.json")
+#: What decides which ids a text becomes: nobody edits these.
+_TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
 
 
 def read_record(checkpoint: LoadedCheckpoint, report: Report) -> dict[str, object]:
@@ -30,6 +32,11 @@ def read_record(checkpoint: LoadedCheckpoint, report: Report) -> dict[str, objec
 def is_format_file(name: str) -> bool:
     """Whether the engine computes with this file: a change of it is an error, of others a warning."""
     return name.endswith(".safetensors") or name in _FORMAT
+
+
+def is_tokenizer_file(name: str) -> bool:
+    """Whether another content gives other ids of the same text."""
+    return name in _TOKENIZER or name.endswith(".tiktoken")
 
 
 def check_hashes(checkpoint: LoadedCheckpoint, record: dict[str, object], report: Report) -> None:
@@ -55,6 +62,6 @@ def check_hashes(checkpoint: LoadedCheckpoint, record: dict[str, object], report
         where = Path(error.filename).name if error.filename else "a recorded file"
         report.error("shard.damaged", f"cannot be read: {error.strerror}", file=where, fix="copy the checkpoint again")
     for name, problem in sorted(changed.items()):
-        say = report.error if is_format_file(name) else report.warning
+        say = report.error if is_format_file(name) or is_tokenizer_file(name) else report.warning
         fix = "damaged, or edited since it was quantized: copy it again, or quantize again"
         say("provenance.changed", problem, file=name, fix=fix)

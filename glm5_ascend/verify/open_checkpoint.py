@@ -6,15 +6,15 @@ Source: vLLM 0.27.1 `default_loader.py`, `weight_utils.py` (which files are load
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from glm5_ascend.checkpoint.index import INDEX_NAME, read_weight_map
 from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME
 from glm5_ascend.checkpoint.shards import Shard
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError, ConfigError
-from glm5_ascend.model.config import indexer_schedule, load_config
+from glm5_ascend.model.config import load_config
 from glm5_ascend.model.json_file import MAX_BYTES_BY_TENSOR, read_json_object
+from glm5_ascend.verify.config_keys import check_config
 from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.verify.report import Report
 from glm5_ascend.verify.stray_files import check_tree, inside
@@ -37,7 +37,7 @@ def open_directory(directory: Path, report: Report) -> LoadedCheckpoint:
         )
     config = load_config(directory)
     checkpoint = LoadedCheckpoint(directory, config, read_json_object(directory / "config.json", error=ConfigError))
-    _check_config(checkpoint.raw, report)
+    check_config(checkpoint.raw, report)
     outside = check_tree(directory, report)
     try:
         checkpoint.description = checkpoint.read_json(DESCRIPTION_NAME)
@@ -47,42 +47,6 @@ def open_directory(directory: Path, report: Report) -> LoadedCheckpoint:
     report.tensors = len(checkpoint.entries)
     report.bytes = sum(entry.end - entry.start for entry in checkpoint.entries.values())
     return checkpoint
-
-
-def _check_config(raw: dict[str, Any], report: Report) -> None:
-    text_config = raw.get("text_config")
-    for where, part in (("", raw), ("text_config.", text_config if isinstance(text_config, dict) else {})):
-        if "quantization_config" in part:
-            report.error(
-                "config.quantization_config",
-                f"{where}quantization_config is present: the engine would never open {DESCRIPTION_NAME}",
-                file="config.json",
-                fix="remove the key",
-            )
-    _check_indexer_schedule(raw, report)
-
-
-def _check_indexer_schedule(raw: dict[str, Any], report: Report) -> None:
-    """A layer owns no indexer in the engine only if freq/offset/pattern skip it AND indexer_types says "shared"."""
-    types, computes = raw.get("indexer_types"), indexer_schedule(raw, raw["num_hidden_layers"])
-    if types is None:
-        if not all(computes):
-            report.warning(
-                "config.indexer_types",
-                "indexer_types is not given: vllm-ascend would build an indexer in every layer and leave it unfilled",
-                file="config.json",
-                fix="write indexer_types into config.json",
-            )
-        return
-    wrong = [i for i, kind in enumerate(types) if kind == "shared" and computes[i]]
-    if wrong:
-        report.error(
-            "config.indexer_schedule",
-            f"layers {wrong[:8]} are 'shared' in indexer_types, but index_topk_freq and index_skip_topk_offset (or "
-            "index_topk_pattern) let them compute: their indexers would stay uninitialised",
-            file="config.json",
-            fix="restore index_topk_freq and index_skip_topk_offset from the source's config.json",
-        )
 
 
 def _open_shards(checkpoint: LoadedCheckpoint, outside: set[str], report: Report) -> None:

@@ -48,7 +48,12 @@ class WeightError:
 
 @dataclass
 class Report:
-    """The result of `verify`. `errors_by_tensor` is None unless a source was given to compare with."""
+    """The result of `verify`.
+
+    Attributes:
+        errors_by_tensor: None unless a source was given to compare with.
+        unchecked: what this run could not tell, one sentence each.
+    """
 
     directory: Path
     against: Path | None = None
@@ -57,6 +62,7 @@ class Report:
     tensors: int = 0
     bytes: int = 0
     schemes: dict[str, int] = field(default_factory=dict)  # linears by type
+    unchecked: list[str] = field(default_factory=list)
     engine: EngineAnswer | None = None  # of the one that was asked about
 
     @property
@@ -90,6 +96,7 @@ class Report:
             "against": str(self.against) if self.against else None,
             "counts": {"tensors": self.tensors, "bytes": self.bytes, "schemes": dict(sorted(self.schemes.items()))},
             "findings": [asdict(finding) for finding in self.findings],
+            "unchecked": self.unchecked,
             "errors": None if self.errors_by_tensor is None else [_finite(asdict(e)) for e in self.errors_by_tensor],
             "engine": None if self.engine is None else self.engine.to_dict(),
         }
@@ -112,6 +119,7 @@ class Report:
         if quiet:
             return out
         out += self._error_lines()
+        out += [printable(f"not checked: {sentence}") for sentence in self.unchecked]
         out += [printable(line) for line in (self.engine.lines() if self.engine else ())]
         errors = sum(finding.level == "error" for finding in self.findings)
         warnings = len(self.findings) - errors

@@ -12,14 +12,16 @@ from glm5_ascend.errors import CheckpointError
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.compare_same_job import compare_same_job, is_output, read_provenance
 from glm5_ascend.verify.compare_source import compare_source
-from glm5_ascend.verify.derived_tensors import check_finite, check_linear, check_shared_input
+from glm5_ascend.verify.derived_tensors import check_linear, check_shared_input
 from glm5_ascend.verify.description import check_description
 from glm5_ascend.verify.engine_answer import ServingEngine
 from glm5_ascend.verify.engines import check_engine
 from glm5_ascend.verify.file_hashes import check_hashes, read_record
+from glm5_ascend.verify.float_values import check_finite, check_vectors_and_floats
 from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.verify.mtp_rotation import check_mtp
 from glm5_ascend.verify.open_checkpoint import open_directory
+from glm5_ascend.verify.plausible import Doubts, settle
 from glm5_ascend.verify.report import Report
 from glm5_ascend.verify.tensors import check_tensors
 from glm5_ascend.verify.text_files import check_text_files, compare_text_files
@@ -50,17 +52,22 @@ def verify(
     same_job = None if other is None or not is_output(other) else (other, read_provenance(other))
     source = SourceCheckpoint(other) if other is not None and same_job is None else None
     if checkpoint.description is None:
+        report.unchecked.append("anything behind the description, which cannot be read")
         return report
-    checked = _check_structure(checkpoint, report, deep or other is not None)
+    doubts = Doubts(checkpoint)
+    checked = _check_structure(checkpoint, report, doubts, deep or other is not None)
     if not deep and other is None:
+        report.unchecked.append("values and hashes: the quick check reads names, dtypes and shapes")
         _ask(engine, checked, report)
         return report
-    _check_values(checked, report)
+    _check_values(checked, report, doubts)
     if same_job is not None:
         compare_same_job(checked, *same_job, report)
     if source is not None:
         compare_text_files(checkpoint, source.directory, report)
         compare_source(checked, source, report)
+    settle(doubts.report, report)
+    report.unchecked += _unchecked(checked, source is not None)
     _ask(engine, checked, report)
     return report
 
@@ -70,25 +77,41 @@ def _ask(engine: str | None, checked: Checked, report: Report) -> None:
         check_engine(checked, ServingEngine(engine), report)
 
 
-def _check_structure(checkpoint: LoadedCheckpoint, report: Report, deep: bool) -> Checked:
+def _unchecked(checked: Checked, compared: bool) -> list[str]:
+    """What no check without a source, or without recorded hashes, can tell."""
+    if compared:
+        return []
+    out = ["whether weights are the source's: give it as --against"]
+    if not isinstance(checked.provenance.get("outputs"), dict):
+        out.append(
+            "whether the tokenizer (the order of its tokens, merges that are left out), the chat template, "
+            "config.json (rope_theta, rms_norm_eps, index_topk and the like) and vectors are the source's: they are "
+            "sound by themselves, and there are no recorded hashes"
+        )
+    return out
+
+
+def _check_structure(checkpoint: LoadedCheckpoint, report: Report, doubts: Doubts, deep: bool) -> Checked:
     """Names, dtypes, shapes; if `deep`, also which tensors are finite."""
     schemes = check_description(checkpoint, report)
     checked = Checked(checkpoint, schemes, complete=check_tensors(checkpoint, schemes, report))
     if deep:
-        checked.non_finite = check_finite(checkpoint, report)
+        checked.non_finite = check_finite(checkpoint, report, doubts)
         checked.complete -= checked.non_finite | {name.rpartition(".")[0] for name in checked.non_finite}
     checked.global_rotation = check_mtp(checked, deep, report)
     return checked
 
 
-def _check_values(checked: Checked, report: Report) -> None:
+def _check_values(checked: Checked, report: Report, doubts: Doubts) -> None:
     """What the numbers of a checkpoint must satisfy by themselves."""
     for module, scheme in checked.schemes.items():
         if module in checked.complete and scheme != FLOAT:
             try:
-                check_linear(checked.checkpoint, module, scheme, report)
+                check_linear(checked.checkpoint, module, scheme, report, doubts)
             except CheckpointError as error:  # the file changed under our hands
                 report.error("shard.damaged", error.message, tensor=f"{module}.weight", fix=error.tip)
     check_shared_input(checked, report)
+    check_vectors_and_floats(checked, doubts)
+    doubts.finish()
     checked.provenance = read_record(checked.checkpoint, report)
     check_hashes(checked.checkpoint, checked.provenance, report)

@@ -11,6 +11,20 @@ from glm5_ascend.verify.report import Report
 #: Unpickling runs code; nothing of a quantized checkpoint is stored this way.
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
 
+#: Weights of other formats and containers of code: nothing of this format is stored so.
+_FOREIGN_WEIGHTS = (".gguf", ".h5", ".msgpack", ".onnx", ".npz", ".tflite")
+#: Files at the top of the directory that some reader takes for more than a note: name -> what it does.
+_TAKEN = {
+    "hf_quant_config.json": "vLLM reads a quantization_config from it and would never open the description",
+    "adapter_config.json": "transformers would load an adapter on top of the weights",
+    "params.json": "with consolidated*.safetensors vLLM takes it for the config of another format",
+    "tekken.json": "with consolidated*.safetensors vLLM takes it for the tokenizer",
+    "consolidated.safetensors.index.json": "an index of another format's shards",
+    "pytorch_model.bin.index.json": "an index of pickles",
+}
+#: The only safetensors file below the top, which no engine loads as weights.
+_BELOW = "optional/quarot.safetensors"
+
 #: Every reader of GLM-5 brings the model's code itself.
 _PYTHON = (".py", ".pyc", ".pyo", ".pyd", ".so")
 
@@ -54,7 +68,8 @@ def check_tree(directory: Path, report: Report) -> set[str]:
                 file=name,
                 fix="remove it",
             )
-    _check_tokenizer(directory, report)
+        else:
+            _check_foreign(name, report)
     return outside
 
 
@@ -73,20 +88,14 @@ def _walk(directory: Path) -> Iterator[os.DirEntry[str]]:
                 pending.append(entry.path)
 
 
-def _check_tokenizer(directory: Path, report: Report) -> None:
-    if not any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer.model")) and not any(
-        directory.glob("*.tiktoken")
-    ):
-        report.warning(
-            "files.tokenizer",
-            "no tokenizer.json, tokenizer.model or *.tiktoken: the checkpoint cannot be served",
-            file="tokenizer.json",
-            fix="copy the tokenizer files of the source",
-        )
-    elif not (directory / "tokenizer_config.json").is_file():
-        report.warning(
-            "files.tokenizer",
-            "not found: the server may choose the wrong tokenizer class",
-            file="tokenizer_config.json",
-            fix="copy the tokenizer files of the source",
-        )
+def _check_foreign(name: str, report: Report) -> None:
+    """Files of other formats that a reader would prefer, and copies of shards where none is read."""
+    suffix = os.path.splitext(name)[1].lower()
+    if name in _TAKEN or (name.startswith("consolidated") and suffix == ".safetensors"):
+        why = _TAKEN.get(name, "beside params.json vLLM takes it for the weights of another format")
+        say = report.error if name == "hf_quant_config.json" else report.warning
+        say("files.foreign", f"not of this format: {why}", file=name, fix="remove it")
+    elif suffix in _FOREIGN_WEIGHTS:
+        report.warning("files.foreign", "weights of another format: not read, not checked", file=name, fix="remove it")
+    elif suffix == ".safetensors" and "/" in name and name != _BELOW:
+        report.warning("files.foreign", "no engine looks for shards here: a stray copy?", file=name, fix="remove it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 
 import torch
@@ -35,6 +36,7 @@ def check_tensors(checkpoint: LoadedCheckpoint, schemes: dict[str, str], report:
             complete.add(module)
     _check_unexpected(checkpoint, checker.known | {ROT_NAME}, report)
     _check_mixed(checkpoint, checkpoint.entries.keys(), {torch.bfloat16, torch.float16}, report)
+    _check_stated_dtype(checkpoint, report)
     if static:
         _check_float16(checkpoint, report)
     return complete
@@ -152,6 +154,24 @@ def _check_mixed(
     return len(ranked) > 1
 
 
+def _check_stated_dtype(checkpoint: LoadedCheckpoint, report: Report) -> None:
+    """An engine runs in the dtype of config.json: bf16 weights in float16 overflow, and deq_scale is read as int64."""
+    count = Counter(entry.dtype for entry in checkpoint.entries.values())
+    stored = max((torch.bfloat16, torch.float16), key=lambda dtype: count[dtype])
+    for key in ("dtype", "torch_dtype"):
+        stated = checkpoint.raw.get(key)
+        if not count[stored] or stated not in ("bfloat16", "float16") or stated == _name(stored):
+            continue
+        say = report.error if stated == "float16" else report.warning
+        say(
+            "config.dtype",
+            f"{key} is {stated}, but {count[stored]} tensors are {_name(stored)}: an engine would run in {stated}"
+            + (", whose range is smaller" if stated == "float16" else ""),
+            file="config.json",
+            fix=f"restore {key} {_name(stored)}, the source's",
+        )
+
+
 def _check_float16(checkpoint: LoadedCheckpoint, report: Report) -> None:
     """An engine running in float16 keeps deq_scale in an int64 parameter; copying fp32 into it gives zeros."""
     stated = checkpoint.raw.get("dtype", checkpoint.raw.get("torch_dtype"))
@@ -160,7 +180,9 @@ def _check_float16(checkpoint: LoadedCheckpoint, report: Report) -> None:
         return
     wanted = torch.int64 if stated == "float16" else torch.float32
     for dtype in {checkpoint.entries[name].dtype for name in names} - {wanted}:
-        report.warning(
+        # Of a float16 source this tool stores float32, which is right in bfloat16, where GLM-5 is served.
+        say = report.error if wanted is torch.float32 else report.warning
+        say(
             "tensor.deq_scale_dtype",
             f"deq_scale is {_name(dtype)}, an engine running in {stated} expects {_name(wanted)}",
             file="config.json",

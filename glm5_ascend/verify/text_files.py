@@ -1,86 +1,137 @@
-"""Tokenizer, end tokens and chat template: sound by themselves, and the source's where there is one.
-
-Read as JSON, not with the `tokenizers` library: what a stranger wrote into a normalizer is not run here.
-"""
+"""Tokenizer, end tokens and chat template: there, sound by themselves, and the source's where there is one."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.json_file import read_json_object
+from glm5_ascend.verify.chat_template import LEGACY, TEMPLATE, check_template, read_template
+from glm5_ascend.verify.config_keys import bad_ids
 from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.verify.report import Report
 from glm5_ascend.verify.stray_files import inside
+from glm5_ascend.verify.tokenizer_file import COPY, PARTS, SETTINGS, TOKENIZER, check_ids, check_settings, listed
 
-_TOKENIZER, _GENERATION = "tokenizer.json", "generation_config.json"
-_COPY = "copy the tokenizer files of the source"
-#: Of tokenizer.json: what decides which ids a text becomes.
-_PARTS = ("model", "added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder")
+_GENERATION = "generation_config.json"
+#: JSON beside tokenizer.json that transformers or older readers take into account.
+_TOKENS = ("special_tokens_map.json", "added_tokens.json", "vocab.json")
+#: Keys that libraries write anew when they save a tokenizer.
+_FREE_KEYS = {"_commit_hash", "name_or_path", "transformers_version", "is_local", "local_files_only", "backend"}
+#: Files that are compared byte by byte, by the end of their names.
+_BYTES = (".tiktoken", "tokenizer.model", "merges.txt", "vocab.txt")
+#: Defaults of a request's sampling that vLLM takes from generation_config.json: (lowest, highest).
+_SAMPLING = {"temperature": (0, math.inf), "top_p": (0, 1), "min_p": (0, 1), "repetition_penalty": (0, math.inf)}
+_PIECE = 1 << 20
 
 
 def check_text_files(checkpoint: LoadedCheckpoint, report: Report) -> None:
     """Findings about the files between text and ids; no source needed."""
-    if (tokenizer := _read(checkpoint, _TOKENIZER, "files.tokenizer", report)) is not None:
-        _check_ids(checkpoint, tokenizer, report)
+    _check_there(checkpoint.directory, report)
+    tokenizer = _read(checkpoint, TOKENIZER, "files.tokenizer", report)
+    settings = _read(checkpoint, SETTINGS, "files.tokenizer_config", report) or {}
+    ids = None if tokenizer is None else check_ids(checkpoint, tokenizer, report)
+    check_settings(checkpoint, settings, ids, report)
+    for name in _TOKENS:
+        _read(checkpoint, name, "files.tokenizer", report)
+    check_template(checkpoint, settings, ids, report)
     generation = _read(checkpoint, _GENERATION, "files.generation_config", report) or {}
-    wanted, found = checkpoint.raw.get("eos_token_id"), generation.get("eos_token_id")
-    if wanted is not None and found is not None and _listed(wanted) != _listed(found):
-        report.error(
-            "files.generation_config",
-            f"eos_token_id is {found!r:.60}, config.json has {wanted!r:.60}: answers end elsewhere",
-            file=_GENERATION,
-            fix="copy generation_config.json of the source",
-        )
-    template = checkpoint.directory / "chat_template.jinja"
-    if template.is_file() and inside(template, checkpoint.directory) and not template.stat().st_size:
-        report.error("files.chat_template", "empty: chats become nothing", file=template.name, fix=_COPY)
+    for problem in _generation_problems(checkpoint, generation):
+        report.error("files.generation_config", problem, file=_GENERATION, fix="copy the source's")
 
 
-def compare_text_files(checkpoint: LoadedCheckpoint, source: Path, report: Report) -> None:
-    """A tokenizer that is sound but another one gives fluent nonsense: it must be the source's."""
-    try:
-        theirs, ours = read_json_object(source / _TOKENIZER), checkpoint.read_json(_TOKENIZER)
-    except CheckpointError:
-        return  # ours is reported by the check without a source; a source without one has nothing to compare
-    changed = [part for part in _PARTS if theirs.get(part) != ours.get(part)]
-    if changed:
-        report.error(
-            "against.tokenizer", f"differs from the source's in {', '.join(changed)}", file=_TOKENIZER, fix=_COPY
-        )
+def _check_there(directory: Path, report: Report) -> None:
+    """Without them no engine starts, or it chooses another class of tokenizer."""
+    if not any((directory / name).is_file() for name in (TOKENIZER, "tokenizer.model")) and not any(
+        directory.glob("*.tiktoken")
+    ):
+        why = f"no {TOKENIZER}, tokenizer.model or *.tiktoken: the checkpoint cannot be served"
+        report.error("files.tokenizer", why, file=TOKENIZER, fix=COPY)
+    elif not (directory / SETTINGS).is_file():
+        why = "not found: the server knows neither the class of the tokenizer nor its special tokens"
+        report.error("files.tokenizer", why, file=SETTINGS, fix=COPY)
 
 
 def _read(checkpoint: LoadedCheckpoint, name: str, kind: str, report: Report) -> dict[str, Any] | None:
     if not (checkpoint.directory / name).exists() or not inside(checkpoint.directory / name, checkpoint.directory):
-        return None  # reported by check_tree where it matters
+        return None  # reported where it matters
     try:
         return checkpoint.read_json(name)
     except CheckpointError as error:
-        report.error(kind, error.message, file=name, fix=_COPY)
+        report.error(kind, error.message, file=name, fix=COPY)
         return None
 
 
-def _check_ids(checkpoint: LoadedCheckpoint, tokenizer: dict[str, Any], report: Report) -> None:
-    model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    if not vocabulary:
-        report.error("files.tokenizer", "has no vocabulary", file=_TOKENIZER, fix=_COPY)
-        return
-    if not isinstance(vocabulary, dict):
-        return  # Unigram lists its tokens without ids
-    ids = [*vocabulary.values(), *(token.get("id") for token in added or () if isinstance(token, dict))]
-    size = checkpoint.config.vocab_size
-    wrong = [id for id in ids if not isinstance(id, int) or not 0 <= id < size]
-    if wrong or len(set(vocabulary.values())) < len(vocabulary):
-        problem = f"id {wrong[0]!r:.40} is none of {size}" if wrong else "two tokens have one id"
-        report.error("files.tokenizer", problem, file=_TOKENIZER, fix=_COPY)
-        return
-    missing = sorted(_listed(checkpoint.raw.get("eos_token_id")) - {repr(id) for id in ids})
-    if missing:
-        report.error("files.tokenizer", f"has no token for eos_token_id {missing[0]:.40}", file=_TOKENIZER, fix=_COPY)
+def _generation_problems(checkpoint: LoadedCheckpoint, generation: dict[str, Any]) -> Iterator[str]:
+    """vLLM ends answers at the tokens of this file and of config.json, and samples by this file's numbers."""
+    for key in ("eos_token_id", "pad_token_id", "bos_token_id"):
+        problem = bad_ids(generation.get(key), checkpoint.config.vocab_size, several=key == "eos_token_id")
+        if problem:
+            yield f"{key} {problem}"
+    wanted, found = checkpoint.raw.get("eos_token_id"), generation.get("eos_token_id")
+    if wanted is not None and found is not None and listed(wanted) != listed(found):
+        yield f"eos_token_id is {found!r:.60}, config.json has {wanted!r:.60}: answers end elsewhere"
+    if wanted is None and found is None:
+        yield "eos_token_id is neither here nor in config.json: no answer ends"
+    for key, (low, high) in _SAMPLING.items():
+        value = generation.get(key)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (number and low <= value <= high and math.isfinite(value)):
+            yield f"{key} is {value!r:.40}: the engine refuses every request that does not give its own"
 
 
-def _listed(value: object) -> set[str]:
-    """An id or a list of ids as a set; none is empty."""
-    return {repr(item) for item in (value if isinstance(value, list) else [value]) if item is not None}
+def compare_text_files(checkpoint: LoadedCheckpoint, source: Path, report: Report) -> None:
+    """A tokenizer that is sound but another one gives fluent nonsense: it must be the source's."""
+    for name in (TOKENIZER, SETTINGS, *_TOKENS, LEGACY, _GENERATION):
+        _compare_json(checkpoint, source, name, report)
+    for name in sorted(
+        {path.name for path in (*source.iterdir(), *checkpoint.directory.iterdir()) if path.name.endswith(_BYTES)}
+    ):
+        theirs, ours = source / name, checkpoint.directory / name
+        if not inside(ours, checkpoint.directory):
+            continue  # reported, and not opened
+        if theirs.is_file() != ours.is_file() or (theirs.is_file() and not _same_bytes(theirs, ours)):
+            report.error(
+                "against.tokenizer", "differs from the source's, or is in one of the two only", file=name, fix=COPY
+            )
+    theirs, ours = source / TEMPLATE, checkpoint.directory / TEMPLATE
+    if theirs.is_file() and not ours.is_file():
+        report.error("against.chat_template", "not found; the source has one", file=TEMPLATE, fix=COPY)
+    elif theirs.is_file() and inside(ours, checkpoint.directory):
+        try:
+            differs = read_template(theirs) != read_template(ours)
+        except CheckpointError:
+            return  # ours is reported by the check without a source
+        if differs:
+            report.error("against.chat_template", "differs from the source's", file=TEMPLATE, fix=COPY)
+
+
+def _compare_json(checkpoint: LoadedCheckpoint, source: Path, name: str, report: Report) -> None:
+    """Error where ids or end tokens differ; what a library writes of its own is free."""
+    if not (source / name).is_file():
+        return  # a source without one has nothing to compare
+    kind = "against.tokenizer" if name != _GENERATION else "against.generation_config"
+    if not (checkpoint.directory / name).exists():
+        if name not in (TOKENIZER, SETTINGS):  # reported by the check without a source
+            report.error(kind, "not found; the source has one", file=name, fix=COPY)
+        return
+    try:
+        theirs, ours = read_json_object(source / name), checkpoint.read_json(name)
+    except CheckpointError:
+        return  # ours is reported by the check without a source
+    keys = PARTS if name == TOKENIZER else sorted((theirs.keys() | ours.keys()) - _FREE_KEYS)
+    changed = [key for key in keys if theirs.get(key) != ours.get(key)]
+    if changed:
+        free = name == _GENERATION and "eos_token_id" not in changed  # sampling defaults are set on purpose
+        say = report.warning if free else report.error
+        say(kind, f"differs from the source's in {', '.join(changed[:8])}", file=name, fix=COPY)
+
+
+def _same_bytes(first: Path, second: Path) -> bool:
+    if first.stat().st_size != second.stat().st_size:
+        return False
+    with first.open("rb") as a, second.open("rb") as b:
+        return all(x == b.read(_PIECE) for x in iter(lambda: a.read(_PIECE), b""))

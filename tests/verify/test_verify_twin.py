@@ -176,6 +176,22 @@ def test_files_of_the_format_give_an_error(tiny_w4a8: Path, editable: Copy) -> N
     assert [(f.id, f.level) for f in verify(out).findings] == [("provenance.changed", "error")]
 
 
+def test_another_tokenizer_is_no_twin(tiny_w4a8: Path, editable: Copy) -> None:
+    out = editable(tiny_w4a8)
+    with Checkpoint(out).json(PROVENANCE) as record:
+        record["outputs"]["tokenizer.json"] = {"bytes": 1, "sha256": "0" * 64}
+    found = verify(tiny_w4a8, against=out / PROVENANCE).findings
+    assert [(f.id, f.level, f.file) for f in found] == [("twin.inputs", "error", "tokenizer.json")]
+
+
+def test_a_swapped_tokenizer_is_damage(tiny_w4a8: Path, editable: Copy) -> None:
+    out = editable(tiny_w4a8)
+    path = out / "tokenizer.json"
+    path.write_text(path.read_text().replace('"a": ', '"~": ').replace('"~": ', '"a":  ', 1))
+    found = verify(out).findings
+    assert [(f.id, f.level, f.file) for f in found] == [("provenance.changed", "error", "tokenizer.json")]
+
+
 def test_odd_records(tiny_w4a8: Path, editable: Copy) -> None:
     """A damaged provenance file never stops the check of the rest."""
     out, chance = editable(tiny_w4a8), Random(0)

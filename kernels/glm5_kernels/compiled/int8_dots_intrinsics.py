@@ -95,7 +95,7 @@ def _totals(builder: Any, rows: list[Any]) -> Any:
     return halves([mixed, mixed], list(range(4)), list(range(4, 8)))
 
 
-class Way(NamedTuple):
+class DotsInstruction(NamedTuple):
     """An instruction that multiplies bytes of one weight row and one token and adds neighbours.
 
     rows: weight rows at once: as many as the registers hold sums of. columns: bytes loaded at a time. lanes: of a sum.
@@ -201,11 +201,11 @@ def _plain(builder: Any, total: Any, token: Any, weight: Any) -> Any:
 #: Feature and the code made for it; the first that the processor has.
 WAYS: tuple[tuple[str, Callable[[DotsTile], None]], ...] = (
     ("avx512vnni", _by_vnni),
-    ("avxvnni", Way(2, 32, 8, True, _as_words, _vpdpbusd).generate),
-    ("avx2", Way(2, 16, 8, False, _as_int16, _pmaddwd).generate),
-    ("sse4.1", Way(2, 8, 4, False, _as_int16, _pmaddwd).generate),
-    ("dotprod", Way(4, 16, 4, False, _as_bytes, _sdot).generate),
-    ("", Way(2, 16, 8, False, _as_int16, _plain).generate),
+    ("avxvnni", DotsInstruction(2, 32, 8, True, _as_words, _vpdpbusd).generate),
+    ("avx2", DotsInstruction(2, 16, 8, False, _as_int16, _pmaddwd).generate),
+    ("sse4.1", DotsInstruction(2, 8, 4, False, _as_int16, _pmaddwd).generate),
+    ("dotprod", DotsInstruction(4, 16, 4, False, _as_bytes, _sdot).generate),
+    ("", DotsInstruction(2, 16, 8, False, _as_int16, _plain).generate),
 )
 FEATURE, _GENERATE = next((name, way) for name, way in WAYS if not name or name in features())
 

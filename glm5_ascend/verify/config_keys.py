@@ -1,0 +1,169 @@
+"""config.json, key by key: what the engines would read otherwise than the tensors mean it. No tensor is needed.
+
+Read: vLLM 0.32 `deepseek_v2.py` and `transformers_utils/config.py`, transformers 5.19 `GlmMoeDsaConfig`, vllm-ascend
+182b75e, SGLang 0.5.23. Sizes that no model could have are refused before, by `load_config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
+from glm5_ascend.model.config import indexer_schedule
+from glm5_ascend.verify.report import CheckpointFinding, Report
+
+CONFIG = "config.json"
+ARCHITECTURE = "GlmMoeDsaForCausalLM"
+#: Without the key an engine takes another default than GLM-5's: (value, what it would compute).
+_DEFAULTS_DIFFER = {
+    "scoring_func": ("sigmoid", "vLLM would score experts by softmax"),
+    "topk_method": ("noaux_tc", "vLLM would leave e_score_correction_bias out of the choice of experts"),
+    "indexer_rope_interleave": (True, "vLLM would rotate halves in the indexer and choose other tokens"),
+}
+#: Two keys that must agree, and who reads the second one instead of the first.
+_ALIASES = {
+    "num_local_experts": ("n_routed_experts", "transformers and vLLM read it as n_routed_experts"),
+    "num_experts": ("n_routed_experts", "transformers and vLLM put it in the place of n_routed_experts"),
+    "num_key_value_heads": ("num_attention_heads", "transformers would repeat keys of latent attention"),
+}
+DTYPES = ("bfloat16", "float16", "float32")
+#: What `AutoConfig` takes where the key is missing.
+_DEFAULT_DENSE = 3
+
+
+def config_findings(raw: Mapping[str, Any]) -> list[CheckpointFinding]:
+    """What `verify` will say of this config.json, parsed and accepted by `parse_config`; nothing else is read."""
+    report = Report(Path())
+    check_config(raw, report)
+    return report.findings
+
+
+def check_config(raw: Mapping[str, Any], report: Report) -> None:
+    """Report keys that are left over, missing or contradictory."""
+    text_config = raw.get("text_config")
+    for where, part in (("", raw), ("text_config.", text_config if isinstance(text_config, dict) else {})):
+        for key in ("quantization_config", "compression_config"):
+            if key in part:
+                _error(report, key, f"{where}{key} is present: the engine would never open {DESCRIPTION_NAME}")
+    architectures = raw.get("architectures")
+    if not isinstance(architectures, list) or ARCHITECTURE not in architectures:
+        why = f"architectures is {architectures!r:.80}: vLLM would serve embeddings or another model"
+        _error(report, "architectures", why, f'write "architectures": ["{ARCHITECTURE}"]')
+    if raw.get("auto_map"):
+        why = "auto_map names code of the checkpoint: with trust_remote_code an engine runs it, or stops without it"
+        _error(report, "auto_map", why)
+    _check_dtype(raw, report)
+    _check_experts(raw, report)
+    _check_rope(raw, report)
+    _check_end_tokens(raw, report)
+    _check_indexer_schedule(raw, report)
+
+
+def _error(report: Report, key: str, message: str, fix: str = "remove the key") -> None:
+    report.error(f"config.{key}", message, file=CONFIG, fix=fix)
+
+
+def _check_dtype(raw: Mapping[str, Any], report: Report) -> None:
+    """Where both are given, transformers takes `dtype` and older readers `torch_dtype`."""
+    for key in ("dtype", "torch_dtype"):
+        if key in raw and raw[key] not in DTYPES:
+            fix = f"write one of {', '.join(DTYPES)}"
+            _error(report, "dtype", f"{key} is {raw[key]!r:.40}: no dtype that an engine runs in", fix)
+    stated = {raw[key] for key in ("dtype", "torch_dtype") if raw.get(key) in DTYPES}
+    if len(stated) > 1:
+        _error(report, "dtype", f"dtype and torch_dtype disagree: {', '.join(sorted(stated))}", "remove torch_dtype")
+    if not raw.keys() & {"dtype", "torch_dtype"}:
+        report.warning(
+            "config.dtype",
+            "dtype is not given: vLLM takes the widest dtype of any tensor, transformers float32",
+            file=CONFIG,
+            fix='write "dtype": "bfloat16"',
+        )
+
+
+def _check_experts(raw: Mapping[str, Any], report: Report) -> None:
+    for key, (wanted, effect) in _DEFAULTS_DIFFER.items():
+        if raw.get(key) != wanted:
+            stated = f"is {raw[key]!r:.40}" if key in raw else "is missing"
+            _error(report, key, f"{key} {stated}, GLM-5 has {wanted!r}: {effect}", f"write {key}: {wanted!r}")
+    for key, (meant, effect) in _ALIASES.items():
+        if raw.get(key) is not None and raw[key] != raw.get(meant):
+            _error(report, key, f"{key} is {raw[key]!r:.40}, but {meant} {raw.get(meant)!r:.40}: {effect}")
+    if raw.get("moe_layer_freq", 1) != 1:
+        why = f"moe_layer_freq is {raw['moe_layer_freq']!r:.40}: vLLM would build dense layers among those with experts"
+        _error(report, "moe_layer_freq", why)
+    types, dense = raw.get("mlp_layer_types"), raw.get("first_k_dense_replace")
+    if types is not None and dense is None:
+        leading = next((i for i, kind in enumerate(types) if kind != "dense"), len(types))
+        if leading != _DEFAULT_DENSE or "dense" in types[leading:]:
+            why = f"first_k_dense_replace is missing: vLLM takes {_DEFAULT_DENSE} and reads no mlp_layer_types"
+            _error(report, "first_k_dense_replace", why, f"write first_k_dense_replace: {leading}")
+
+
+def _check_rope(raw: Mapping[str, Any], report: Report) -> None:
+    rope = raw.get("rope_parameters") or {}
+    if raw.get("rope_scaling") is not None:
+        why = "rope_scaling is present: transformers puts it in the place of rope_parameters"
+        _error(report, "rope_scaling", why)
+    top, inner = raw.get("rope_theta"), rope.get("rope_theta")
+    if top is not None and inner is not None and top != inner:
+        why = f"rope_theta is {top!r:.40} outside and {inner!r:.40} inside rope_parameters: readers take either"
+        _error(report, "rope_theta", why, "remove the one that is not the source's")
+    for where, part in (("", raw), ("rope_parameters.", rope)):
+        if part.get("partial_rotary_factor", 1) != 1:
+            why = f"{where}partial_rotary_factor is {part['partial_rotary_factor']!r:.40}: only a part would be rotated"
+            _error(report, "partial_rotary_factor", why)
+    for key, parts in (("qk_head_dim", ("qk_nope_head_dim", "qk_rope_head_dim")), ("head_dim", ("qk_rope_head_dim",))):
+        wanted = sum(raw[part] for part in parts)
+        if raw.get(key) is not None and raw[key] != wanted:
+            report.warning(
+                f"config.{key}",
+                f"{key} is {raw[key]!r:.40}, {' + '.join(parts)} is {wanted}: transformers and vLLM compute it again, "
+                "others may not",
+                file=CONFIG,
+                fix=f"write {key}: {wanted}",
+            )
+
+
+def _check_end_tokens(raw: Mapping[str, Any], report: Report) -> None:
+    """Ids that no embedding row stands for; an eos that is no id ends no answer."""
+    for key in ("eos_token_id", "pad_token_id", "bos_token_id"):
+        problem = bad_ids(raw.get(key), raw["vocab_size"], several=key == "eos_token_id")
+        if problem:
+            _error(report, key, f"{key} {problem}", "restore it from the source's config.json")
+
+
+def bad_ids(value: object, size: int, several: bool) -> str | None:
+    """What is wrong with a token id (or a list of them, if `several`) of a vocabulary of `size`; none is fine."""
+    ids = value if several and isinstance(value, list) else [] if value is None else [value]
+    for id in ids:
+        if isinstance(id, bool) or not isinstance(id, int):
+            return f"is {id!r:.40}, no token id"
+        if not 0 <= id < size:
+            return f"is {id!r:.40}, the vocabulary has {size}"
+    return None
+
+
+def _check_indexer_schedule(raw: Mapping[str, Any], report: Report) -> None:
+    """A layer owns no indexer in the engine only if freq/offset/pattern skip it AND indexer_types says "shared"."""
+    types, computes = raw.get("indexer_types"), indexer_schedule(dict(raw), raw["num_hidden_layers"])
+    if types is None:
+        if not all(computes):
+            report.warning(
+                "config.indexer_types",
+                "indexer_types is not given: vllm-ascend would build an indexer in every layer and leave it unfilled",
+                file=CONFIG,
+                fix="write indexer_types into config.json",
+            )
+        return
+    wrong = [i for i, kind in enumerate(types) if kind == "shared" and computes[i]]
+    if wrong:
+        report.error(
+            "config.indexer_schedule",
+            f"layers {wrong[:8]} are 'shared' in indexer_types, but index_topk_freq and index_skip_topk_offset (or "
+            "index_topk_pattern) let them compute: their indexers would stay uninitialised",
+            file=CONFIG,
+            fix="restore index_topk_freq and index_skip_topk_offset from the source's config.json",
+        )

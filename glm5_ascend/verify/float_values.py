@@ -1,0 +1,119 @@
+"""Float tensors: finite, and no norm, router, embedding or head that is degenerate."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from glm5_ascend.errors import CheckpointError
+from glm5_ascend.model import structure
+from glm5_ascend.model.structure import Vector
+from glm5_ascend.verify.checked import Checked
+from glm5_ascend.verify.copies import checksum
+from glm5_ascend.verify.loaded_checkpoint import FLOATS, LoadedCheckpoint
+from glm5_ascend.verify.plausible import Doubts
+from glm5_ascend.verify.report import Report
+
+#: Share of a norm's gains that may be negative. They start at 1, and few cross zero in training; with random signs and
+#: 16 gains and more, three quarters are negative once in 100.
+_NEGATIVE = 0.75
+#: A rotated residual stream has no gain behind its last norm (rotation and gain do not commute): it is folded into the
+#: head, and what is stored is 1, exactly so in good outputs.
+_FOLDED = 0.01
+#: Rows of the embedding that are compared with the MTP layer's copy of it, and how alike copies are.
+_ROWS, _ALIKE, _UNLIKE = 64, 0.9, 0.5
+_COPY = "copy the file again, or quantize again"
+
+
+def check_finite(checkpoint: LoadedCheckpoint, report: Report, doubts: Doubts) -> set[str]:
+    """Every float tensor, piece by piece; returns the names of those that are not finite or not readable.
+
+    Sizes and checksums of the float weights go into `doubts`.
+    """
+    non_finite: set[str] = set()
+    for name, entry in checkpoint.entries.items():
+        if entry.dtype not in FLOATS:
+            continue
+        try:
+            finite, mean, check = _read_pieces(checkpoint, name)
+        except CheckpointError as error:
+            non_finite.add(name)
+            report.error("shard.damaged", error.message, tensor=name, file=checkpoint.file_of[name], fix=error.tip)
+            continue
+        if not finite:
+            non_finite.add(name)
+            report.error(
+                "value.not_finite", "holds NaN or infinity", tensor=name, file=checkpoint.file_of[name], fix=_COPY
+            )
+        elif name.endswith(".weight") and len(entry.shape) == 2 and mean == 0:
+            doubts.empty_floats.add(name)
+        elif name.endswith(".weight") and len(entry.shape) == 2:
+            doubts.size(name, mean)
+            doubts.copy_of(name.removesuffix(".weight"), entry.shape, check)
+    return non_finite
+
+
+def _read_pieces(checkpoint: LoadedCheckpoint, name: str) -> tuple[bool, float, int]:
+    """Whether a tensor is finite, its mean magnitude, and the checksum of its bytes: read once."""
+    total, count, check = 0.0, 0, 0
+    for piece in checkpoint.pieces(name):
+        # The sum of magnitudes is finite only if every element is; an overflow of the sum is looked at again.
+        size = float(torch.linalg.vector_norm(piece, 1, dtype=torch.float32))
+        if not math.isfinite(size) and not bool(piece.isfinite().all()):
+            return False, size, 0
+        total, count, check = total + size, count + len(piece), checksum(piece, check)
+    return True, total / max(count, 1), check
+
+
+def check_vectors_and_floats(checked: Checked, doubts: Doubts) -> None:
+    """Norms, and FLOAT linears that are all zero; only tensors that are complete."""
+    for prefix, part in structure.all_parts(checked.checkpoint.config):
+        name = prefix + structure.tensor_name(part)
+        if isinstance(part, Vector):
+            if part.role in ("norm", "layernorm") and name in checked.complete:
+                _check_norm(checked, part, name, doubts)
+        elif prefix + part.name in checked.complete and name in doubts.empty_floats:
+            dead = part.name.startswith("mlp.experts.")  # experts that were never chosen exist
+            why = "every weight is zero: " + ("a dead expert?" if dead else "the module computes nothing")
+            doubts.doubt("value.all_zero", name, why, "warning" if dead else "error")
+    _check_embeddings(checked, doubts)
+
+
+def _check_norm(checked: Checked, part: Vector, name: str, doubts: Doubts) -> None:
+    gain = checked.checkpoint.read(name).float()
+    negative = float((gain < 0).float().mean())
+    if not bool(gain.any()):
+        doubts.doubt("value.norm", name, "every gain is zero: what follows gets nothing")
+    elif part.role == "norm" and negative > _NEGATIVE:
+        doubts.doubt("value.norm", name, f"{negative:.0%} of the gains are negative")
+    elif name == "model.norm.weight" and checked.global_rotation is not None:
+        off = float((gain - 1).abs().max())
+        if off > _FOLDED:
+            why = f"gains differ from 1 by up to {off:.3g}: in a rotated model they are folded into lm_head"
+            doubts.doubt("value.norm", name, why)
+
+
+def _check_embeddings(checked: Checked, doubts: Doubts) -> None:
+    """Embedding and head have one shape; the MTP layer's copy of the embedding tells which of the two is which."""
+    checkpoint, config = checked.checkpoint, checked.checkpoint.config
+    if not config.num_nextn_predict_layers:
+        return
+    copy = f"{structure.layer_prefix(config.num_hidden_layers)}embed_tokens"
+    if not {copy, "model.embed_tokens", "lm_head"} <= checked.complete:
+        return
+    rows = torch.linspace(0, config.vocab_size - 1, _ROWS).long().tolist()
+    table, head, mtp = (_rows(checkpoint, f"{m}.weight", rows) for m in ("model.embed_tokens", "lm_head", copy))
+    if _alike(mtp, head) > _ALIKE and _alike(mtp, table) < _UNLIKE:
+        why = "unlike the MTP layer's copy of the embedding, which lm_head is like: the two are swapped"
+        doubts.doubt("value.swapped", "model.embed_tokens.weight", why)
+
+
+def _rows(checkpoint: LoadedCheckpoint, name: str, rows: list[int]) -> torch.Tensor:
+    width = checkpoint.entries[name].shape[1]
+    return torch.stack([checkpoint.span(name, row * width, (row + 1) * width).float() for row in rows])
+
+
+def _alike(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Mean cosine of the rows of two tensors [n, K]."""
+    return float(torch.nn.functional.cosine_similarity(a, b, dim=1).mean())

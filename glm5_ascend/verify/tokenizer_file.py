@@ -1,0 +1,161 @@
+"""tokenizer.json and tokenizer_config.json: sound by themselves, and fitting each other and config.json.
+
+Read as JSON, not with the `tokenizers` library: what a stranger wrote into a normalizer is not run here. What that
+library and transformers do with a defect is said at each check.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
+from glm5_ascend.verify.report import Report
+
+TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+COPY = "copy the tokenizer files of the source"
+#: Of tokenizer.json: what decides which ids a text becomes.
+PARTS = ("model", "added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder")
+_MODELS = ("BPE", "Unigram", "WordPiece", "WordLevel")
+#: Keys of tokenizer_config.json that name a token.
+_NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+#: A space as the first character of a word in byte-level vocabularies.
+_BYTE_LEVEL_SPACE = "\u0120"
+#: Share of a vocabulary's longer tokens that no merge may make before merges are missing. None in tokenizers trained
+#: as a whole; a few where one was put together from others. Half of the merges of a trained one: half.
+_UNREACHABLE = 0.1
+
+
+def check_ids(checkpoint: LoadedCheckpoint, tokenizer: dict[str, Any], report: Report) -> dict[str, int] | None:
+    """Findings about tokenizer.json; returns every token's id, None where it cannot be relied on."""
+    problem, ids = _ids(tokenizer, checkpoint.config.vocab_size)
+    if problem is None and ids is not None:
+        missing = sorted(listed(checkpoint.raw.get("eos_token_id")) - {repr(id) for id in ids.values()})
+        problem = f"has no token for eos_token_id {missing[0]:.40}" if missing else None
+    if problem:
+        report.error("files.tokenizer", problem, file=TOKENIZER, fix=COPY)
+        return None
+    return ids
+
+
+def _ids(tokenizer: dict[str, Any], size: int) -> tuple[str | None, dict[str, int] | None]:
+    """What is wrong with the tokenizer of a vocabulary of `size`, and the id of every token, if it says them."""
+    model = tokenizer.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(model, dict) or not vocabulary:
+        return "has no vocabulary", None
+    if model.get("type") not in (None, *_MODELS):
+        return f"model type {model['type']!r:.40} is none of {', '.join(_MODELS)}", None
+    if not isinstance(vocabulary, dict):
+        return None, None  # Unigram lists its tokens without ids
+    problem, added = _added(tokenizer, vocabulary)
+    ids = [*vocabulary.values(), *added.values()]
+    wrong = [id for id in ids if isinstance(id, bool) or not isinstance(id, int) or not 0 <= id < size]
+    if wrong:
+        problem = f"id {wrong[0]!r:.40} is none of {size}"
+    elif len(set(vocabulary.values())) < len(vocabulary):
+        problem = "two tokens have one id"
+    if problem is None:
+        problem = _merges(model, vocabulary, added) or _byte_level(tokenizer, vocabulary)
+    return problem, None if problem else vocabulary | added
+
+
+def _added(tokenizer: dict[str, Any], vocabulary: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """What is wrong with the added tokens, and their ids; the library takes the vocabulary's id of the two."""
+    entries: Any = tokenizer.get("added_tokens") or []
+    added: dict[str, Any] = {}
+    if not isinstance(entries, list) or not all(isinstance(token, dict) for token in entries):
+        return "added_tokens is no list of objects", {}
+    for token in entries:
+        content, id = token.get("content"), token.get("id")
+        if not isinstance(content, str) or not content:
+            return f"an added token is {content!r:.40}, no text", added
+        if vocabulary.get(content, id) != id:
+            return f"{content!r:.40} has id {id!r:.40} as an added token, {vocabulary[content]!r:.40} elsewhere", added
+        added[content] = id
+    if len({repr(id) for id in added.values()}) < len(added):
+        return "two added tokens have one id", added
+    return None, added
+
+
+def _merges(model: dict[str, Any], vocabulary: dict[str, Any], added: dict[str, Any]) -> str | None:
+    """A merge of unknown tokens stops the library; missing merges leave tokens that no text becomes."""
+    if model.get("type", "BPE") != "BPE" or model.get("continuing_subword_prefix"):
+        return None
+    made = set()
+    for merge in model.get("merges") or ():
+        parts = merge.split(" ") if isinstance(merge, str) else merge
+        if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) for part in parts):
+            return f"{merge!r:.60} is no merge of two tokens"
+        whole = "".join(parts)
+        if not {*parts, whole} <= vocabulary.keys():
+            return f"merges {parts!r:.60}, which are not all in the vocabulary: no library loads it"
+        made.add(whole)
+    if model.get("ignore_merges"):
+        return None
+    # Markers that are not listed as added tokens are written in brackets; no text is meant to become one.
+    longer = [
+        token
+        for token in vocabulary
+        if len(token) > 1 and token not in added and (token[0] + token[-1]) not in ("<>", "[]")
+    ]
+    lost = [token for token in longer if token not in made]
+    if len(lost) > _UNREACHABLE * len(longer):
+        return (
+            f"{len(lost)} of {len(longer)} longer tokens are made by no merge, e.g. {lost[0]!r:.40}: merges are missing"
+        )
+    return None
+
+
+def _byte_level(tokenizer: dict[str, Any], vocabulary: dict[str, Any]) -> str | None:
+    """A vocabulary written in byte characters needs the step that writes text so, and the one that reads it back."""
+    if _BYTE_LEVEL_SPACE not in vocabulary:
+        return None
+    before = json.dumps([tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer")])
+    if "ByteLevel" not in before:
+        return "the vocabulary is of byte characters, but nothing turns text into them (pre_tokenizer)"
+    if "ByteLevel" not in json.dumps(tokenizer.get("decoder")):
+        return "the vocabulary is of byte characters, but nothing turns them back into text (decoder)"
+    return None
+
+
+def check_settings(
+    checkpoint: LoadedCheckpoint, settings: dict[str, Any], ids: dict[str, int] | None, report: Report
+) -> None:
+    """Findings about tokenizer_config.json; `ids` are those of tokenizer.json, None if that is broken."""
+    for problem in _setting_problems(checkpoint, settings, ids):
+        report.error("files.tokenizer_config", problem, file=SETTINGS, fix=COPY)
+        return
+
+
+def _setting_problems(
+    checkpoint: LoadedCheckpoint, settings: dict[str, Any], ids: dict[str, int] | None
+) -> Iterator[str]:
+    kind = settings.get("tokenizer_class")
+    if kind is not None and not isinstance(kind, str):
+        yield f"tokenizer_class is {kind!r:.40}, no name"
+    if settings.get("auto_map"):
+        yield "auto_map names code of the checkpoint: with trust_remote_code an engine runs it, or stops without it"
+    if ids is None:
+        return
+    for key in _NAMED:
+        token = settings.get(key)
+        token = token.get("content") if isinstance(token, dict) else token
+        if token is not None and token not in ids if isinstance(token, str) else token is not None:
+            yield f"{key} {token!r:.40} is not in {TOKENIZER}: transformers would add it behind the last embedding"
+        ends = listed(checkpoint.raw.get("eos_token_id"))
+        if key == "eos_token" and isinstance(token, str) and ends and repr(ids[token]) not in ends:
+            yield f"eos_token {token!r:.40} has id {ids[token]}, config.json ends answers at {', '.join(sorted(ends))}"
+    decoder = settings.get("added_tokens_decoder")
+    if decoder is not None and not isinstance(decoder, dict):
+        yield f"added_tokens_decoder is {decoder!r:.40}, no object"
+    for id, token in decoder.items() if isinstance(decoder, dict) else ():
+        content = token.get("content") if isinstance(token, dict) else token
+        if not isinstance(content, str) or repr(ids.get(content)) != id:
+            yield f"added_tokens_decoder gives id {id!r:.40} to {content!r:.40}, {TOKENIZER} does not"
+
+
+def listed(value: object) -> set[str]:
+    """An id or a list of ids as a set; none is empty."""
+    return {repr(item) for item in (value if isinstance(value, list) else [value]) if item is not None}

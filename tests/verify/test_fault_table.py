@@ -1,0 +1,65 @@
+"""One row per planted fault: its level and words, and exactly which ways of calling `verify` find it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from glm5_ascend.verify import Report, verify
+from tests.verify.faults import keys, texts, values
+from tests.verify.faults.row import HASHES, QUICK, SOURCE, Linked, Row
+
+ROWS: list[Row] = [*keys.ROWS, *texts.ROWS, *values.ROWS]
+
+
+def called(mode: str, ck: Linked, source: Path) -> Report:
+    return verify(ck.directory, against=source if mode == SOURCE else None, deep=mode != QUICK)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_planted_fault(row: Row, tiny_quantized: Callable[[str], Path], tiny_source: Path, tmp_path: Path) -> None:
+    ck = Linked(tiny_quantized(row.recipe), tmp_path / "copy")
+    row.edit(ck)
+    for mode in (HASHES, *(set("qphs") - {HASHES})):
+        if mode != HASHES:
+            ck.forget_hashes()
+        report = called(mode, ck, tiny_source)
+        lines = [f.line() for f in report.findings if f.level == row.level and re.search(row.words, f.line())]
+        text = "\n".join(report.lines())
+        assert bool(lines) == (mode in row.modes), f"{mode}: {text}"
+        if mode in row.modes:
+            assert report.ok is False or row.level == "warning", text
+            assert all(f.fix and (f.file or f.tensor) and f.line().isprintable() for f in report.findings)
+        elif mode not in (HASHES, SOURCE) and row.level == "error":  # those may say it in other words
+            assert report.ok, f"{mode}: {text}"
+            assert report.unchecked
+
+
+@pytest.mark.parametrize(
+    ("bits", "words"), [((1 << 40) + 0x3F800000, "more than the 32 bits"), (0x7FC00000, "must be > 0 and finite")]
+)
+def test_bits_of_an_int64_deq_scale(bits: int, words: str, tiny_w8a8: Path, tmp_path: Path) -> None:
+    """Beside the error that this model runs in bfloat16."""
+    ck = Linked(tiny_w8a8, tmp_path / "copy")
+    values.as_int64(bits)(ck)
+    ck.forget_hashes()
+    assert [f.tensor for f in verify(ck.directory).findings if words in f.message] == [values.DEQ]
+
+
+def test_counts_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    count = Counter(row.kind for row in ROWS)
+    with capsys.disabled():
+        print("\nplanted faults by kind: " + ", ".join(f"{n} {kind}" for kind, n in count.most_common()))
+    assert len(ROWS) >= 150 and len({row.name for row in ROWS}) == len(ROWS)
+
+
+def test_the_copy_leaves_the_original_alone(tiny_w4a8: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in tiny_w4a8.rglob("*") if path.is_file()}
+    ck = Linked(tiny_w4a8, tmp_path / "copy")
+    values.dead_expert(ck)
+    ck.write("config.json", "{}")
+    assert {path: path.read_bytes() for path in tiny_w4a8.rglob("*") if path.is_file()} == before
