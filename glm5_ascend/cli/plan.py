@@ -43,6 +43,7 @@ def plan(
     tails: options.Tails = False,
     html: options.Html = None,
     as_json: options.AsJson = False,
+    baselines: options.Baselines = False,
     measure: options.Measure = False,
     out: options.Out = None,
 ) -> int:
@@ -51,6 +52,8 @@ def plan(
         return _measure(directory, out)
     if out is not None:
         raise PlanError("--out goes with --measure", "the plan itself: --json, or --html FILE")
+    if baselines:
+        return _baselines(as_json)
     from glm5_ascend.plan.api import plan as run
 
     report = run(
@@ -64,6 +67,19 @@ def plan(
         from rich.console import Console
 
         report.show(Console(highlight=False))
+    return 0
+
+
+def _baselines(as_json: bool) -> int:
+    """List the public results."""
+    from glm5_ascend.plan import listing
+
+    if as_json:
+        print(json.dumps(listing.to_json()))
+    else:
+        from rich.console import Console
+
+        listing.show_baselines(Console(highlight=False))
     return 0
 
 

@@ -25,7 +25,9 @@ _MODEL, _MACHINES, _LOAD, _ENGINE = "Model", "Machines", "Load and limits", "Eng
 _ANSWER, _MEASURE = "Answer", "Measure this CPU"
 
 Directory = Annotated[Path | None, typer.Argument(metavar="DIR", help="A checkpoint: its real types and bytes.")]
-ModelName = Annotated[str | None, _option(_MODEL, "Instead of DIR: glm-5, glm-5.1 or glm-5.2.", metavar="NAME")]
+ModelName = Annotated[
+    str | None, _option(_MODEL, "Instead of DIR: glm-5, glm-5.1, glm-5.2 or glm-5.3.", metavar="NAME")
+]
 Quant = Annotated[str, _option(_MODEL, "With --model: bf16, w8a8, w4a8, w8a8c8 or w4a8c8.", metavar="NAME")]
 Cache = Annotated[CacheOption | None, _option(_MODEL, "Caches in INT8.", show_default="by --quant or DIR")]
 IndexCache = Annotated[bool, _option(_MODEL, "Run-time reuse of the indexer's choice.", "--index-cache")]
@@ -75,6 +77,10 @@ Tails = Annotated[
 ]
 Html = Annotated[Path | None, _option(_ANSWER, "Write a report that needs no network.", metavar="FILE")]
 AsJson = Annotated[bool, _option(_ANSWER, "One JSON object on stdout.", "--json")]
+
+Baselines = Annotated[
+    bool, _option(_ANSWER, "List every public result the planner knows, and how far off it is.", "--baselines")
+]
 
 Measure = Annotated[
     bool,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from glm5_ascend.plan.chart import frontier_chart, memory_chart, share_chart
 from glm5_ascend.plan.frontier import frontier
+from glm5_ascend.plan.layouts import PROVEN_DRAFTS
 from glm5_ascend.plan.profile import commands
 from glm5_ascend.plan.result import Plan
-from glm5_ascend.plan.search import PROVEN_DRAFTS
 from glm5_ascend.plan.text import basis, span
 from glm5_ascend.report import page as report
 from glm5_ascend.report.content import Card, Code, Page, Section, Table

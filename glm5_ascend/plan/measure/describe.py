@@ -120,7 +120,8 @@ def efficiencies(model: PlannedModel, hardware: Hardware, served: Served) -> Eff
     )
     took = np.array(list(served.step.values()))
     # Step and token in units of a second per layer; the smaller of the two may come out below zero: then it is zero.
-    parts = layers * np.stack([np.ones_like(batches), batches], axis=1) / took[:, None]
+    steps = np.full_like(batches, layers + model.full_layers)
+    parts = np.stack([steps, layers * batches], axis=1) / took[:, None]
     target = (took - device) / took
     step, token = np.linalg.lstsq(parts, target, rcond=None)[0]
     if step < 0 or token < 0:
