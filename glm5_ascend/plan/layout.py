@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from glm5_ascend.errors import PlanError
@@ -92,6 +93,21 @@ class Layout:
             return text if self.replicas == 1 else f"{self.replicas} x ({text})"
         ahead, behind = (f"{n} x " if n > 1 else "" for n in (self.prefill_engines, self.replicas))
         return f"{ahead}P {self.prefill} | {behind}D {self.decode}"
+
+
+def exchange_buffer_mb(config: ModelConfig, engine: Engine) -> int:
+    """HCCL_BUFFSIZE that dispatch and combine of a decode step need, in MB (CANN's formula for both, two buffers)."""
+    if not engine.expert_parallel or engine.ep == 1:
+        return 0
+    tokens = min(512, math.ceil(engine.sequences * (engine.drafts + 1) / engine.tp))
+    local = (config.n_routed_experts + engine.redundant) // engine.ep
+    sent = _aligned(_aligned(2 * config.hidden_size, 32) + 64, 512)
+    back = (config.num_experts_per_tok + 1) * tokens * _aligned(2 * config.hidden_size, 512)
+    return math.ceil(2 * (local * tokens * engine.ep * sent + back) / 2**20)
+
+
+def _aligned(value: int, step: int) -> int:
+    return step * -(-value // step)
 
 
 def check_engine(engine: Engine, config: ModelConfig, hardware: Hardware) -> None:

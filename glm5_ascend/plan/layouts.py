@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from glm5_ascend.checkpoint.types import W4A8_DYNAMIC
 from glm5_ascend.plan.hardware import Cluster
-from glm5_ascend.plan.layout import Engine, Layout
+from glm5_ascend.plan.layout import Engine, Layout, exchange_buffer_mb
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.timing import PromptTime, Timing
 from glm5_ascend.plan.workload import Workload, accepted
@@ -55,11 +55,12 @@ def engine(
 ) -> Engine:
     """An engine with the number of sequences its share of the workload needs."""
     needed = math.ceil(workload.concurrency / replicas / dp)
-    return Engine(
+    one = Engine(
         tp, dp, dcp, PROVEN_DRAFTS if options.drafts is None else options.drafts,
         options.sequences or max(1, min(MOST_SEQUENCES, needed)), options.batched_tokens, options.utilization,
         options.buffer_mb, split_prefill=tp > 1 and divides_prefill(model), skew=options.skew,
     )  # fmt: skip
+    return replace(one, buffer_mb=max(options.buffer_mb, exchange_buffer_mb(model.config, one)))
 
 
 def prefill_engine(model: PlannedModel, tp: int, dp: int, options: Options, pp: int = 1) -> Engine:
@@ -101,7 +102,7 @@ def together(model: PlannedModel, cluster: Cluster, workload: Workload, options:
                         yield Layout(replace(one, split_prefill=False), None, replicas)
             if 1 < dies <= 16 and dies in parallel(model, cluster, dies):
                 cut = engine(model, dies, 1, workload, replicas, options)
-                yield Layout(replace(cut, expert_parallel=False), None, replicas)
+                yield Layout(replace(cut, expert_parallel=False, split_prefill=False), None, replicas)
 
 
 def apart(

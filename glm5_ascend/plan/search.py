@@ -137,5 +137,6 @@ def parse_layout(text: str, model: PlannedModel, cluster: Cluster, workload: Wor
 
 def _switched(one: Engine, values: dict[str, int]) -> Engine:
     cp = bool(values["dsa_cp"]) if "dsa_cp" in values else one.split_prefill
-    redundant = values.get("redundant", 0)
-    return replace(one, split_prefill=cp, redundant=redundant, expert_parallel=bool(values.get("ep", 1)))
+    redundant, whole = values.get("redundant", 0), bool(values.get("ep", 1))
+    cp = cp and whole and one.tp > 1  # FlashComm, which DSA-CP needs, needs both
+    return replace(one, split_prefill=cp, redundant=redundant, expert_parallel=whole)

@@ -257,7 +257,24 @@ def test_weights_that_contradict_their_description(
     ("arguments", "profile"),
     [
         (("--quant", "w4a8", "--layout", "tp=16,dp=1"), "a3-single-w4a8"),
-        (("--quant", "w4a8", "--hardware", "a2", "--layout", "tp=8,dp=1"), "a2-single-w4a8"),
+        (
+            (
+                "--quant",
+                "w4a8",
+                "--hardware",
+                "a2",
+                "--layout",
+                "tp=8,dp=1",
+                "--workload",
+                "in=3500,out=1500,concurrency=8",
+            ),
+            "a2-single-w4a8",
+        ),
+        # more requests, tokens or positions than the profile allows, or another model
+        (("--quant", "w4a8", "--hardware", "a2", "--layout", "tp=8,dp=1"), None),
+        (("--quant", "w4a8", "--layout", "tp=16,dp=1", "--workload", "in=3500,out=1500,concurrency=64"), None),
+        (("--quant", "w8a8", "--layout", "tp=16,dp=1", "--workload", "in=41000,out=100,concurrency=1"), None),
+        (("--model", "glm-5.2", "--quant", "w4a8", "--layout", "tp=16,dp=1"), None),
         (("--quant", "w8a8", "--nodes", 2, "--layout", "tp=16,dp=2"), "a3-2node"),
         (("--quant", "w8a8", "--nodes", 4, "--layout", "tp=4,dp=8,prefill_tp=8,prefill_dp=4"), "a3-pd"),
         (("--quant", "w4a8", "--layout", "tp=8,dp=2"), None),
