@@ -45,13 +45,17 @@ def plan(
     as_json: options.AsJson = False,
     baselines: options.Baselines = False,
     measure: options.Measure = False,
+    calibrate: options.Calibrate = None,
     out: options.Out = None,
 ) -> int:
     """Does it fit, which layout, how fast: memory, latency and throughput on paper, with their uncertainty."""
     if measure:
         return _measure(directory, out)
+    if calibrate is not None:
+        setup = {"model": model or "glm-5", "quant": quant, "nodes": nodes, "cache": cache, "index_cache": index_cache}
+        return _calibrate(calibrate, hardware, setup, layout, out)
     if out is not None:
-        raise PlanError("--out goes with --measure", "the plan itself: --json, or --html FILE")
+        raise PlanError("--out goes with --measure or --calibrate", "the plan itself: --json, or --html FILE")
     if baselines:
         return _baselines(as_json)
     from glm5_ascend.plan.api import plan as run
@@ -67,6 +71,26 @@ def plan(
         from rich.console import Console
 
         report.show(Console(highlight=False))
+    return 0
+
+
+def _calibrate(path: Path, hardware: str, setup: dict[str, object], layout: str | None, out: Path | None) -> int:
+    """Fit to the user's runs, print what changed, and write the machine."""
+    from glm5_ascend.errors import OutputError
+    from glm5_ascend.plan import calibrate
+    from glm5_ascend.plan.measure.describe import write
+    from glm5_ascend.plan.search import read_layout
+
+    if out is not None and out.exists():
+        raise OutputError(f"{out} exists already", "name another file, or remove it")
+    sizes: dict[str, int] = {"dp": 1, **(read_layout(layout) if layout else {})}
+    known = ("tp", "dp", "pp", "prefill_tp", "prefill_dp", "prefill_pp", "prefills")
+    found = calibrate.calibrate(path, hardware, {**setup, **{key: sizes[key] for key in known if key in sizes}})
+    for line in found.lines():
+        print(line)
+    if out is not None:
+        write(calibrate.calibrated(found, hardware), out, replace=False)
+        print(f"wrote {out}; use it: glm5-ascend plan --hardware {out}")
     return 0
 
 

@@ -33,7 +33,12 @@ Cache = Annotated[CacheOption | None, _option(_MODEL, "Caches in INT8.", show_de
 IndexCache = Annotated[bool, _option(_MODEL, "Run-time reuse of the indexer's choice.", "--index-cache")]
 
 HardwareName = Annotated[
-    str, _option(_MACHINES, "a3, a2, cpu (after --measure), or a YAML file that describes one.", metavar="NAME")
+    str,
+    _option(
+        _MACHINES,
+        "a3 (a supernode), a3-roce, a2, cpu (after --measure), or a YAML file that describes one.",
+        metavar="NAME",
+    ),
 ]
 Nodes = Annotated[int, _option(_MACHINES, "How many machines.", metavar="N")]
 Price = Annotated[float | None, _option(_MACHINES, "Of one machine and hour: adds the cost of a token.", metavar="X")]
@@ -88,4 +93,15 @@ Measure = Annotated[
         _MEASURE, "Describe this machine's CPU for --hardware cpu: serves DIR, or the demo model, here.", "--measure"
     ),
 ]
-Out = Annotated[Path | None, _option(_MEASURE, "With --measure: write there instead.", metavar="FILE")]
+Calibrate = Annotated[
+    Path | None,
+    _option(
+        _MEASURE,
+        "Fit to your own runs: a CSV, or the JSON of vllm bench serve or AISBench with --model, --quant and --layout; "
+        "--out writes the machine.",
+        metavar="FILE",
+    ),
+]
+Out = Annotated[
+    Path | None, _option(_MEASURE, "With --measure or --calibrate: write the machine there.", metavar="FILE")
+]

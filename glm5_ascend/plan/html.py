@@ -18,9 +18,9 @@ from glm5_ascend.report.verdict import ReportVerdict
 
 _LAYOUTS = 6
 _ORDER = (
-    "Best first: layouts that meet the SLO, then by output tokens per second. A layout that drafts another number of "
-    f"tokens than {PROVEN_DRAFTS} counts for less than the tokens shown, by the error of the prediction: all public "
-    f"results draft {PROVEN_DRAFTS}, so it must gain more than that error."
+    "Best first: layouts that meet the SLO, then by output tokens per second, then by latency. Another number of "
+    f"drafts than {PROVEN_DRAFTS} counts for less than the tokens shown, by the error of the prediction: all public results "
+    f"draft {PROVEN_DRAFTS}, so it must gain more than that error."
 )
 
 

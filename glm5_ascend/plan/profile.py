@@ -35,7 +35,7 @@ def commands(plan: Plan) -> Iterator[str]:
         idle = plan.cluster.nodes - -(-layout.dies // plan.cluster.hardware.dies_per_node)
         yield f"idle: {idle} of {plan.cluster.nodes} nodes" if idle else "idle: a part of a node"
     counts = {"prefill": layout.prefill_engines, "decode": layout.replicas, "server": layout.replicas}
-    for name, line in lines(plan.model, layout, plan.cluster.hardware.dies_per_node, context):
+    for name, line in lines(plan.model, layout, plan.cluster.hardware, context):
         number = f" ({counts[name]} engines)" if counts[name] > 1 else ""
         yield f"{'run it' if name == 'server' else name + ' nodes'}{number}: {line}"
 

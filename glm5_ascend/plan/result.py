@@ -83,13 +83,15 @@ def make_plan(
     reasons = extrapolations(model, cluster, workload, best)
     numbers = _numbers(model, cluster, workload, best, price, options.acceptance)
     met = slo.met(best.prediction.tpot, best.prediction.ttft)
-    return Plan(model, cluster, workload, slo, best, candidates[1:], numbers, reasons, met, _notes(best, workload),
-                options.acceptance)  # fmt: skip
+    notes = _notes(best, workload, cluster)
+    return Plan(
+        model, cluster, workload, slo, best, candidates[1:], numbers, reasons, met, notes, options.acceptance
+    )  # fmt: skip
 
 
 def extrapolations(model: PlannedModel, cluster: Cluster, workload: Workload, chosen: Candidate) -> list[str]:
     """What this plan has and no public row has."""
-    if cluster.hardware.efficiencies is not None:
+    if cluster.hardware.measured_on is not None:
         return []
     return beyond(place(model, cluster.hardware.name, chosen.layout, workload))
 
@@ -143,11 +145,17 @@ def _concurrency(held: memory.Memory, budget: float, chosen: Candidate, workload
     return per_rank * chosen.layout.decode.dp * chosen.layout.replicas
 
 
-def _notes(chosen: Candidate, workload: Workload) -> list[str]:
+def _notes(chosen: Candidate, workload: Workload, cluster: Cluster) -> list[str]:
     notes = []
-    held = chosen.prediction.memory
+    held, links = chosen.prediction.memory, cluster.hardware.links
+    if links.pod is not None and cluster.nodes > 1:
+        notes.append(
+            f"assumed: the nodes are one supernode (UB, up to {links.pod.nodes} nodes); without: --hardware a3-roce"
+        )
     if held.budget_low < 0 < held.budget:
         notes.append("it fits only if graphs, buffers and fragmentation take less than the high end of their range")
+    if chosen.layout.decode.dcp > 1 and workload.prefix_hit:
+        notes.append("with DCP prefixes are not found again (vllm-ascend 13750): the hits are not counted")
     if chosen.prediction.bound == "memory":
         notes.append(f"cache memory holds {chosen.prediction.running:.0f} requests at a time, the others wait")
     if workload.requests is not None and workload.requests <= 2 * workload.concurrency and workload.rate is None:

@@ -14,6 +14,7 @@ from typing import Any
 from glm5_ascend.checkpoint.types import FLOAT, W8A8
 from glm5_ascend.deploy.profiles.command import open_command
 from glm5_ascend.deploy.profiles.load import Role, load
+from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.layout import Engine, Layout
 from glm5_ascend.plan.model import PlannedModel
 
@@ -37,17 +38,17 @@ _PD_ENV = {
 }  # fmt: skip
 
 
-def roles(model: PlannedModel, layout: Layout, dies_per_node: int, context: int) -> dict[str, Role]:
+def roles(model: PlannedModel, layout: Layout, hardware: Hardware, context: int) -> dict[str, Role]:
     """By name: one role, or prefill and decode. `context`: tokens the longest request has."""
     if layout.prefill is None:
-        return {SERVER: _role(model, layout, layout.decode, SERVER, dies_per_node, context)}
+        return {SERVER: _role(model, layout, layout.decode, SERVER, hardware, context)}
     pairs = ((PREFILL, layout.prefill), (DECODE, layout.decode))
-    return {name: _role(model, layout, one, name, dies_per_node, context) for name, one in pairs}
+    return {name: _role(model, layout, one, name, hardware, context) for name, one in pairs}
 
 
-def _role(model: PlannedModel, layout: Layout, engine: Engine, name: str, dies_per_node: int, context: int) -> Role:
+def _role(model: PlannedModel, layout: Layout, engine: Engine, name: str, hardware: Hardware, context: int) -> Role:
     template = load(_TEMPLATE).roles["server"]
-    nodes = max(1, -(-engine.dies // dies_per_node))
+    nodes = max(1, -(-engine.dies // hardware.dies_per_node))
     port, rpc, _ = _PORTS[name]
     args = {key: value for key, value in template.args.items() if key not in _OWN}
     if model.expert_type != FLOAT:
@@ -70,6 +71,8 @@ def _role(model: PlannedModel, layout: Layout, engine: Engine, name: str, dies_p
     if model.full_layers < model.config.indexer_types.count("full"):
         args["hf-overrides"] = {"use_index_cache": True, "index_topk_freq": 4}
     args["additional-config"] = _additional(model, engine, name)
+    if nodes > 1 and engine.expert_parallel and hardware.link(engine.dies) is hardware.links.scale_out:
+        args["additional-config"]["enable_mc2_hierarchy_comm"] = True  # experts' dies are joined by RoCE
     if name != SERVER:
         args["kv-transfer-config"] = _transfer(layout, name)
     env = {**template.env, "HCCL_BUFFSIZE": str(engine.buffer_mb)}
@@ -138,9 +141,9 @@ def argv(role: Role) -> list[str]:
     return [arg.replace("{port}", str(role.port)) for arg in open_command(role, "DIR", []).argv]
 
 
-def lines(model: PlannedModel, layout: Layout, dies_per_node: int, context: int) -> Iterator[tuple[str, str]]:
+def lines(model: PlannedModel, layout: Layout, hardware: Hardware, context: int) -> Iterator[tuple[str, str]]:
     """(role, variables and command in one line for a shell)."""
-    for name, role in roles(model, layout, dies_per_node, context).items():
+    for name, role in roles(model, layout, hardware, context).items():
         env = " ".join(f"{key}={_quoted(value)}" for key, value in role.env.items())
         yield name, f"{env} {' '.join(map(_quoted, argv(role)))}"
 

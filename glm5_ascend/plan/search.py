@@ -92,7 +92,8 @@ _LAYOUT_KEYS = (
 _MAY_BE_ZERO = ("ep", "redundant", "dsa_cp")
 
 
-def _read_layout(text: str) -> dict[str, int]:
+def read_layout(text: str) -> dict[str, int]:
+    """The keys of --layout and their numbers."""
     values: dict[str, int] = {}
     for item in text.split(","):
         key, _, value = (part.strip() for part in item.partition("="))
@@ -115,7 +116,7 @@ def parse_layout(text: str, model: PlannedModel, cluster: Cluster, workload: Wor
     Raises:
         PlanError: a wrong key or number, or a layout that is impossible on this cluster.
     """
-    values = _read_layout(text)
+    values = read_layout(text)
     replicas = values.get("replicas", 1)
     decode = engine(model, values["tp"], values.get("dp", 1), workload, replicas, options, values.get("dcp", 1))
     decode = _switched(replace(decode, pp=values.get("pp", 1)), values)

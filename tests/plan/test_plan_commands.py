@@ -59,7 +59,7 @@ def plans() -> list[Plan]:
 def _commands(made: Plan) -> Iterator[list[str]]:
     cluster = made.cluster
     context = made.workload.prompt + made.workload.output
-    for role in roles(made.model, made.chosen.layout, cluster.hardware.dies_per_node, context).values():
+    for role in roles(made.model, made.chosen.layout, cluster.hardware, context).values():
         words = []
         for word in argv(role):
             for open_word, value in WORDS.items():
@@ -72,7 +72,7 @@ def test_no_plan_breaks_a_rule_of_doctor(plans: list[Plan]) -> None:
     base = load("a3-2node")
     for made in plans:
         model, layout, hardware = made.model, made.chosen.layout, made.cluster.hardware
-        own = roles(model, layout, hardware.dies_per_node, made.workload.prompt + made.workload.output)
+        own = roles(model, layout, hardware, made.workload.prompt + made.workload.output)
         attention = model.type_of(0, "self_attn.q_a_proj")
         profile = replace(
             base, roles=own, hardware={"node": hardware.name, "nodes": made.cluster.nodes, "dies": made.cluster.dies},
