@@ -83,6 +83,15 @@ Tails = Annotated[
 Html = Annotated[Path | None, _option(_ANSWER, "Write a report that needs no network.", metavar="FILE")]
 AsJson = Annotated[bool, _option(_ANSWER, "One JSON object on stdout.", "--json")]
 
+Sweep = Annotated[
+    bool, _option(_ANSWER, "Also the layout at a sixteenth to four times the load: goodput within --slo.", "--sweep")
+]
+WhatIf = Annotated[
+    bool, _option(_ANSWER, "Instead: half and twice the nodes and the context, other weights.", "--what-if")
+]
+CsvFile = Annotated[
+    Path | None, _option(_ANSWER, "With --sweep or --what-if: write the table.", "--csv", metavar="FILE")
+]
 Baselines = Annotated[
     bool, _option(_ANSWER, "List every public result the planner knows, and how far off it is.", "--baselines")
 ]

@@ -36,8 +36,8 @@ def place(model: PlannedModel, hardware: str, layout: Layout, load: Workload) ->
     """Where a plan or a public row lies."""
     engine, batch = layout.decode, load.concurrency / layout.replicas / layout.decode.dp
     sizes = {
-        "ratio": load.fresh / load.output, "context": float(load.prompt + load.output), "ep": float(engine.ep),
-        "batch": max(0.25, batch),
+        "ratio": load.fresh / load.output, "context": float(load.prompt + load.output),
+        "ep": float(engine.tp * engine.dp), "batch": max(0.25, batch),
     }  # fmt: skip
     kinds = {
         "weights": model.expert_type, "machine": hardware, "prefill": "apart" if layout.prefill else "together",

@@ -18,9 +18,9 @@ from glm5_ascend.report.verdict import ReportVerdict
 
 _LAYOUTS = 6
 _ORDER = (
-    "Best first: layouts that meet the SLO, then by output tokens per second, then by latency. Another number of "
-    f"drafts than {PROVEN_DRAFTS} counts for less than the tokens shown, by the error of the prediction: all public results "
-    f"draft {PROVEN_DRAFTS}, so it must gain more than that error."
+    "Best first: layouts that meet the SLO, then by output tokens per second, then by latency. What no public result "
+    f"has (other drafts than {PROVEN_DRAFTS}, DCP, experts cut over all dies) counts for less than the tokens shown, "
+    "by the error of the prediction: it must gain more than that error."
 )
 
 

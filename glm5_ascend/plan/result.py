@@ -18,6 +18,9 @@ from glm5_ascend.plan.predict import predict, run_output, run_ttft
 from glm5_ascend.plan.search import Candidate, parse_layout, search
 from glm5_ascend.plan.workload import Slo, Workload, acceptance_spread
 
+#: Prompt tokens from which the indexer is a large part of a prefill.
+LONG_PROMPT = 16_384
+
 
 @dataclass(frozen=True)
 class Range:
@@ -154,6 +157,12 @@ def _notes(chosen: Candidate, workload: Workload, cluster: Cluster) -> list[str]
         )
     if held.budget_low < 0 < held.budget:
         notes.append("it fits only if graphs, buffers and fragmentation take less than the high end of their range")
+    one = chosen.layout.prefill or chosen.layout.decode
+    if workload.fresh > LONG_PROMPT and one.tp > 1 and not one.split_prefill:
+        notes.append(
+            "without DSA-CP every die scores the whole prompt: dsa_cp=1 in --layout divides that; it needs FlashComm,"
+            " with which W4A8 lost its drafts in 0.20 and 0.21 (vllm-ascend 9803)"
+        )
     if chosen.layout.decode.dcp > 1 and workload.prefix_hit:
         notes.append("with DCP prefixes are not found again (vllm-ascend 13750): the hits are not counted")
     if chosen.prediction.bound == "memory":

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from glm5_ascend.errors import PlanError
+from glm5_ascend.plan import cache, memory
 from glm5_ascend.plan.efficiency import Efficiencies, fitted
 from glm5_ascend.plan.hardware import Cluster
 from glm5_ascend.plan.layout import Engine, Layout, check_engine
@@ -49,7 +50,7 @@ def search(
         return Candidate(layout, found) if found else None
 
     every = dict.fromkeys(layouts(model, cluster, workload, options, timing))
-    found = [c for layout in every if (c := judged(layout))]
+    found = _sure([c for layout in every if (c := judged(layout))], slo)
     found.sort(key=lambda c: rank(c, slo))
     if options.drafts is None:
         best = [_drafted(c, slo, judged) for c in found[:FINALISTS]]
@@ -57,9 +58,32 @@ def search(
     return found
 
 
+def _sure(found: list[Candidate], slo: Slo) -> list[Candidate]:
+    """Without those that do what no public result does and gain less by it than the band of an error."""
+    known = {c.layout: c for c in found}
+    sure = math.exp(fitted().bands["tok_s"] * fitted().median_error["tok_s"])
+
+    def gains(candidate: Candidate) -> bool:
+        own = candidate.layout.decode
+        if own.dcp == 1 and own.expert_parallel:
+            return True
+        for split in (True, False):
+            usual = replace(own, dcp=1, expert_parallel=True, split_prefill=split)
+            other = known.get(replace(candidate.layout, decode=usual))
+            if other is None:
+                continue
+            met = [slo.met(c.prediction.tpot, c.prediction.ttft) for c in (candidate, other)]
+            near = candidate.prediction.output_per_second <= sure * other.prediction.output_per_second
+            if near and met[0] <= met[1]:
+                return False
+        return True
+
+    return [c for c in found if gains(c)]
+
+
 def _drafted(candidate: Candidate, slo: Slo, judged: Callable[[Layout], Candidate | None]) -> Candidate:
     """With the best number of drafts: all public results draft 3, so another must gain more than the band."""
-    best, sure = candidate, math.exp(fitted().bands["tok_s"])
+    best, sure = candidate, math.exp(fitted().bands["tok_s"] * fitted().median_error["tok_s"])
     for drafts in DRAFTS:
         decode = replace(candidate.layout.decode, drafts=drafts)
         if candidate.layout.prefill is not None:
@@ -77,11 +101,17 @@ def _drafted(candidate: Candidate, slo: Slo, judged: Callable[[Layout], Candidat
     return best
 
 
-def rank(candidate: Candidate, slo: Slo) -> tuple[float, float, float]:
-    """Sorts best first: within the limits, by throughput, and of the same throughput by latency."""
+def rank(candidate: Candidate, slo: Slo) -> tuple[float, bool, float, float]:
+    """Sorts best first: within the limits, sure to fit, by throughput, and of the same throughput by latency."""
     p = candidate.prediction
     over = max(p.tpot / slo.tpot if slo.tpot else 0.0, p.ttft / slo.ttft if slo.ttft else 0.0)
-    return (0.0 if slo.met(p.tpot, p.ttft) else over, -float(f"{p.output_per_second:.6g}"), p.residence + p.ttft)
+    unsure = p.memory.budget_low < 0.0  # weights alone may not fit, by the high ends of what nobody published
+    return (
+        0.0 if slo.met(p.tpot, p.ttft) else over,
+        unsure,
+        -float(f"{p.output_per_second:.6g}"),
+        p.residence + p.ttft,
+    )
 
 
 _LAYOUT_KEYS = (
@@ -127,6 +157,10 @@ def parse_layout(text: str, model: PlannedModel, cluster: Cluster, workload: Wor
         check_engine(first, model.config, cluster.hardware)
         decode = decode_engine(decode)
     check_engine(decode, model.config, cluster.hardware)
+    if first is None and decode.split_prefill and "dsa_cp" not in values:
+        held = memory.fit(model, cluster.hardware, decode)
+        if held.tokens() < cache.pages(workload.prompt + workload.output):  # whole projections leave too little
+            decode = replace(decode, split_prefill=False)
     layout = Layout(decode, first, replicas, values.get("prefills", 0) if first else 0)
     if layout.dies != cluster.dies:
         raise PlanError(
