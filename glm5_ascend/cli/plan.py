@@ -6,12 +6,16 @@ import json
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 import glm5_ascend.cli.plan_options as options
 from glm5_ascend.cli.help import command as add_command
 from glm5_ascend.errors import PlanError
+
+if TYPE_CHECKING:
+    from glm5_ascend.plan.result import Plan
 
 
 def register(app: typer.Typer) -> None:
@@ -43,27 +47,111 @@ def plan(
     tails: options.Tails = False,
     html: options.Html = None,
     as_json: options.AsJson = False,
+    sweep: options.Sweep = False,
+    what_if: options.WhatIf = False,
+    csv: options.CsvFile = None,
+    baselines: options.Baselines = False,
     measure: options.Measure = False,
+    calibrate: options.Calibrate = None,
     out: options.Out = None,
 ) -> int:
     """Does it fit, which layout, how fast: memory, latency and throughput on paper, with their uncertainty."""
     if measure:
         return _measure(directory, out)
+    if calibrate is not None:
+        setup = {"model": model or "glm-5", "quant": quant, "nodes": nodes, "cache": cache, "index_cache": index_cache}
+        return _calibrate(calibrate, hardware, setup, layout, out)
     if out is not None:
-        raise PlanError("--out goes with --measure", "the plan itself: --json, or --html FILE")
+        raise PlanError("--out goes with --measure or --calibrate", "the plan itself: --json, or --html FILE")
+    if baselines:
+        return _baselines(as_json)
+    if csv is not None and not (sweep or what_if):
+        raise PlanError("--csv goes with --sweep or --what-if", "the plan itself: --json, or --html FILE")
     from glm5_ascend.plan.api import plan as run
 
-    report = run(
-        directory, model=model, quant=quant, cache=cache, index_cache=index_cache, hardware=hardware, nodes=nodes,
-        price=price, workload=workload, slo=slo, acceptance=acceptance, layout=layout, mtp=mtp, seqs=seqs,
-        batched_tokens=batched_tokens, utilization=utilization, buffer_mb=buffer_mb, tails=tails, html=html,
-    )  # fmt: skip
+    asked = {
+        "model": model, "quant": quant, "cache": cache, "index_cache": index_cache, "hardware": hardware,
+        "nodes": nodes, "price": price, "workload": workload, "slo": slo, "acceptance": acceptance, "layout": layout,
+        "mtp": mtp, "seqs": seqs, "batched_tokens": batched_tokens, "utilization": utilization, "buffer_mb": buffer_mb,
+    }  # fmt: skip
+    if what_if:
+        return _what_if(directory, asked, csv, as_json)
+    report = run(directory, **asked, tails=tails, html=html)  # type: ignore[arg-type]
+    if sweep:
+        return _sweep(report.plan, csv, as_json)
     if as_json:
         print(json.dumps(report.to_dict()))
     else:
         from rich.console import Console
 
         report.show(Console(highlight=False))
+    return 0
+
+
+def _what_if(directory: Path | None, asked: dict[str, object], csv: Path | None, as_json: bool) -> int:
+    """Print the table of other machines, weights and contexts."""
+    from glm5_ascend.plan.command import PlanRequest
+    from glm5_ascend.plan.tables import what_if
+
+    _table(list(what_if(PlanRequest(directory=directory, **asked))), csv, as_json)  # type: ignore[arg-type]
+    return 0
+
+
+def _sweep(made: Plan, csv: Path | None, as_json: bool) -> int:
+    """Print the layout and the table of its loads."""
+    from glm5_ascend.plan.tables import goodput, sweep
+
+    rows = sweep(made)
+    if not as_json:
+        print(made.chosen.layout)
+    _table(rows, csv, as_json)
+    if not as_json:
+        print(goodput(rows))
+    return 0
+
+
+def _table(rows: list[dict[str, Any]], csv: Path | None, as_json: bool) -> None:
+    from glm5_ascend.plan.tables import cells, write_csv
+    from glm5_ascend.report.terminal import show
+
+    if csv is not None:
+        write_csv(rows, csv)
+    if as_json:
+        print(json.dumps({"schema_version": 1, "command": "plan", "ok": True, "exit_code": 0, "rows": rows}))
+    else:
+        show(cells(rows))
+
+
+def _calibrate(path: Path, hardware: str, setup: dict[str, object], layout: str | None, out: Path | None) -> int:
+    """Fit to the user's runs, print what changed, and write the machine."""
+    from glm5_ascend.errors import OutputError
+    from glm5_ascend.plan import calibrate
+    from glm5_ascend.plan.measure.describe import write
+    from glm5_ascend.plan.search import read_layout
+
+    if out is not None and out.exists():
+        raise OutputError(f"{out} exists already", "name another file, or remove it")
+    sizes: dict[str, int] = {"dp": 1, **(read_layout(layout) if layout else {})}
+    known = ("tp", "dp", "pp", "prefill_tp", "prefill_dp", "prefill_pp", "prefills")
+    found = calibrate.calibrate(path, hardware, {**setup, **{key: sizes[key] for key in known if key in sizes}})
+    for line in found.lines():
+        print(line)
+    if out is not None:
+        write(calibrate.calibrated(found, hardware), out, replace=False)
+        print(f"wrote {out}; use it: glm5-ascend plan --hardware {out}")
+    return 0
+
+
+def _baselines(as_json: bool) -> int:
+    """List the public results."""
+    from glm5_ascend.plan import listing
+
+    if as_json:
+        print(json.dumps(listing.to_json()))
+    else:
+        from rich.console import Console
+
+        listing.show_baselines(Console(highlight=False))
     return 0
 
 

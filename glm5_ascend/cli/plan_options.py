@@ -25,13 +25,20 @@ _MODEL, _MACHINES, _LOAD, _ENGINE = "Model", "Machines", "Load and limits", "Eng
 _ANSWER, _MEASURE = "Answer", "Measure this CPU"
 
 Directory = Annotated[Path | None, typer.Argument(metavar="DIR", help="A checkpoint: its real types and bytes.")]
-ModelName = Annotated[str | None, _option(_MODEL, "Instead of DIR: glm-5, glm-5.1 or glm-5.2.", metavar="NAME")]
+ModelName = Annotated[
+    str | None, _option(_MODEL, "Instead of DIR: glm-5, glm-5.1, glm-5.2 or glm-5.3.", metavar="NAME")
+]
 Quant = Annotated[str, _option(_MODEL, "With --model: bf16, w8a8, w4a8, w8a8c8 or w4a8c8.", metavar="NAME")]
 Cache = Annotated[CacheOption | None, _option(_MODEL, "Caches in INT8.", show_default="by --quant or DIR")]
 IndexCache = Annotated[bool, _option(_MODEL, "Run-time reuse of the indexer's choice.", "--index-cache")]
 
 HardwareName = Annotated[
-    str, _option(_MACHINES, "a3, a2, cpu (after --measure), or a YAML file that describes one.", metavar="NAME")
+    str,
+    _option(
+        _MACHINES,
+        "a3 (a supernode), a3-roce, a2, cpu (after --measure), or a YAML file that describes one.",
+        metavar="NAME",
+    ),
 ]
 Nodes = Annotated[int, _option(_MACHINES, "How many machines.", metavar="N")]
 Price = Annotated[float | None, _option(_MACHINES, "Of one machine and hour: adds the cost of a token.", metavar="X")]
@@ -76,10 +83,34 @@ Tails = Annotated[
 Html = Annotated[Path | None, _option(_ANSWER, "Write a report that needs no network.", metavar="FILE")]
 AsJson = Annotated[bool, _option(_ANSWER, "One JSON object on stdout.", "--json")]
 
+Sweep = Annotated[
+    bool, _option(_ANSWER, "Also the layout at a sixteenth to four times the load: goodput within --slo.", "--sweep")
+]
+WhatIf = Annotated[
+    bool, _option(_ANSWER, "Instead: half and twice the nodes and the context, other weights.", "--what-if")
+]
+CsvFile = Annotated[
+    Path | None, _option(_ANSWER, "With --sweep or --what-if: write the table.", "--csv", metavar="FILE")
+]
+Baselines = Annotated[
+    bool, _option(_ANSWER, "List every public result the planner knows, and how far off it is.", "--baselines")
+]
+
 Measure = Annotated[
     bool,
     _option(
         _MEASURE, "Describe this machine's CPU for --hardware cpu: serves DIR, or the demo model, here.", "--measure"
     ),
 ]
-Out = Annotated[Path | None, _option(_MEASURE, "With --measure: write there instead.", metavar="FILE")]
+Calibrate = Annotated[
+    Path | None,
+    _option(
+        _MEASURE,
+        "Fit to your own runs: a CSV, or the JSON of vllm bench serve or AISBench with --model, --quant and --layout; "
+        "--out writes the machine.",
+        metavar="FILE",
+    ),
+]
+Out = Annotated[
+    Path | None, _option(_MEASURE, "With --measure or --calibrate: write the machine there.", metavar="FILE")
+]

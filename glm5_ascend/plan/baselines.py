@@ -1,23 +1,28 @@
-"""Public throughput numbers as data, and what the planner says to each."""
+"""Public results as data, and what the planner says to each."""
 
 from __future__ import annotations
 
 import datetime
 import functools
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from glm5_ascend.errors import PlanError
 from glm5_ascend.plan.data_files import Cache, Count, Keys, Positive, data_file
 from glm5_ascend.plan.efficiency import Efficiencies
 from glm5_ascend.plan.hardware import Hardware, load_hardware
 from glm5_ascend.plan.layout import Engine, Layout
 from glm5_ascend.plan.model import PlannedModel, named
-from glm5_ascend.plan.predict import Prediction, predict, run_output
+from glm5_ascend.plan.predict import Prediction, predict, run_output, run_ttft
 from glm5_ascend.plan.workload import Workload
 from glm5_ascend.resources import read_yaml
 
-#: Two rows that differ in the model alone (5.1 or 5.2, which cost the same but for the indexer that CI reuses in both)
-#: and are further apart than this cannot both be met: they are shown, and left out of fit and median.
-CONSISTENT = 2.0
+#: What a row may say: tokens per second of the deployment, and mean seconds of first and further tokens.
+OUTPUTS = ("tok_s", "ttft", "tpot")
+#: Rows that count less than this are shown and not judged: their sources contradict themselves or each other.
+JUDGED = 0.15
 
 
 class RunKeys(Keys):
@@ -34,7 +39,15 @@ class RunKeys(Keys):
     output: Count
     concurrency: Count
     requests: Count
-    out_tok_s: Positive
+    out_tok_s: Positive | None = None
+    total_tok_s: Positive | None = None
+    ttft_ms: Positive | None = None
+    tpot_ms: Positive | None = None
+    weight: Annotated[float, Field(gt=0, le=1)] = 1.0
+    engine: Literal["vllm-ascend", "sglang"] = "vllm-ascend"
+    pp: Count = 1
+    eager: bool = False
+    layers: Count | None = None
     split_prefill: bool = True
     cache: Cache | None = None
     index_cache: bool = False
@@ -43,6 +56,10 @@ class RunKeys(Keys):
     rate: Positive | None = None
     prefill_tp: Count | None = None
     prefill_dp: Count | None = None
+    prefill_pp: Count = 1
+    prefills: Count = 1
+    prefill_tokens: Count = 8192
+    prefill_sequences: Count = 64
     note: str = ""
 
 
@@ -74,11 +91,22 @@ class RowKeys(RunKeys):
     sequences: Count | None = None
 
 
+class LeadKeys(Keys):
+    """A public number that cannot be predicted: what it says, and why not."""
+
+    id: str
+    source: str
+    date: datetime.date
+    said: str
+    why: str
+
+
 class BaselinesFile(Keys):
     """data/baselines.yaml; see there."""
 
     defaults: SetupKeys
     rows: tuple[RowKeys, ...]
+    leads: tuple[LeadKeys, ...] = ()
 
 
 class BaselineRow(RunKeys, SetupKeys):
@@ -88,14 +116,22 @@ class BaselineRow(RunKeys, SetupKeys):
     def split(self) -> bool:
         return self.prefill_tp is not None
 
+    def measured(self) -> dict[str, float]:
+        """What was published, by the names of OUTPUTS: output tokens per second, seconds."""
+        found = {}
+        if self.out_tok_s is not None:
+            found["tok_s"] = self.out_tok_s
+        elif self.total_tok_s is not None:
+            found["tok_s"] = self.total_tok_s * self.output / (self.prompt + self.output)
+        for name, value in (("ttft", self.ttft_ms), ("tpot", self.tpot_ms)):
+            if value is not None:
+                found[name] = value / 1e3
+        return found
+
     def group_key(self) -> tuple[object, ...]:
         """What runs of the same workload on the same layout share, whatever the model's version and weights."""
-        return (self.hardware, self.nodes, self.tp, self.dp, self.prefill_tp, self.prefill_dp, self.prompt, self.output,
-                self.concurrency, self.prefix_hit)  # fmt: skip
-
-    def twin_key(self) -> tuple[object, ...]:
-        """What two runs share that differ in the model's version only."""
-        return (*self.group_key(), self.quant, self.cache)
+        return (self.hardware, self.nodes, self.tp, self.dp, self.pp, self.prefill_tp, self.prefill_dp, self.layers,
+                self.prompt, self.output, self.concurrency, self.prefix_hit)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -111,42 +147,64 @@ class Baseline:
     def predict(self, efficiency: Efficiencies) -> Prediction:
         found = predict(self.planned, self.machine, self.layout, efficiency, self.workload)
         if found is None:
-            raise ValueError(f"baseline {self.row.id} does not fit the machine it ran on")
+            raise PlanError(f"baseline {self.row.id} does not fit the machine it ran on", "correct the row")
         return found
 
+    def said(self, efficiency: Efficiencies) -> dict[str, float]:
+        """What the benchmark would print, by the names of OUTPUTS."""
+        found = self.predict(efficiency)
+        return {
+            "tok_s": run_output(found, self.workload),
+            "ttft": run_ttft(found, self.workload),
+            "tpot": found.tpot,
+        }
+
     def output_per_second(self, efficiency: Efficiencies) -> float:
-        """What the benchmark would print."""
-        return run_output(self.predict(efficiency), self.workload)
+        """Output tokens per second the benchmark would print."""
+        return self.said(efficiency)["tok_s"]
+
+
+@functools.cache
+def _file() -> BaselinesFile:
+    return read_yaml(data_file("baselines.yaml"), BaselinesFile)
+
+
+def leads() -> tuple[LeadKeys, ...]:
+    """Public numbers that are listed and not predicted."""
+    return _file().leads
 
 
 @functools.cache
 def load_rows() -> tuple[BaselineRow, ...]:
-    """All public results."""
-    found = read_yaml(data_file("baselines.yaml"), BaselinesFile)
+    """All public results that can be predicted."""
+    found = _file()
     common = found.defaults.model_dump()
     return tuple(BaselineRow.model_validate(common | row.model_dump(exclude_unset=True)) for row in found.rows)
 
 
 def case(row: BaselineRow) -> Baseline:
+    """The row's model, machine, layout and workload."""
     decode = Engine(
         row.tp, row.dp, drafts=row.drafts, sequences=row.sequences, batched_tokens=row.batched_tokens,
-        utilization=row.utilization, buffer_mb=row.buffer_mb, split_prefill=row.split_prefill,
+        utilization=row.utilization, buffer_mb=row.buffer_mb, split_prefill=row.split_prefill, pp=row.pp,
+        eager_decode=row.eager,
     )  # fmt: skip
     layout = Layout(decode)
     if row.prefill_tp is not None and row.prefill_dp is not None:
         # Batched tokens of the decode node (CI): 164; the prefill node takes 8192 and runs without graphs.
-        first = Engine(row.prefill_tp, row.prefill_dp, drafts=row.drafts, sequences=64, batched_tokens=8192,
-                       utilization=row.utilization, buffer_mb=row.buffer_mb, eager_decode=True)  # fmt: skip
-        decode = Engine(row.tp, row.dp, drafts=row.drafts, sequences=32, batched_tokens=164,
-                        utilization=row.utilization, buffer_mb=256)  # fmt: skip
-        layout = Layout(decode, first)
-    ranks = row.dp if row.prefill_dp is None else row.prefill_dp
-    cold = max(0, min(ranks, row.concurrency) - row.warm_ranks)  # each computes the shared prefix once
-    hit = row.prefix_hit * (1 - cold / row.requests)
-    workload = Workload(row.prompt, row.output, row.concurrency, hit, row.rate, row.requests)
+        first = Engine(row.prefill_tp, row.prefill_dp, drafts=row.drafts, sequences=row.prefill_sequences,
+                       batched_tokens=row.prefill_tokens, utilization=row.utilization, buffer_mb=row.buffer_mb,
+                       eager_decode=True, pp=row.prefill_pp)  # fmt: skip
+        decode = Engine(row.tp, row.dp, drafts=row.drafts, sequences=row.sequences, batched_tokens=164,
+                        utilization=row.utilization, buffer_mb=min(256, row.buffer_mb))  # fmt: skip
+        layout = Layout(decode, first, prefills=row.prefills)
+    ranks = row.dp if row.prefill_dp is None else row.prefill_dp * row.prefills
+    warm = row.warm_ranks >= min(ranks, row.concurrency)
+    workload = Workload(row.prompt, row.output, row.concurrency, row.prefix_hit, row.rate, row.requests, warm)
     return Baseline(
-        row, named(row.model, row.quant, row.cache, row.index_cache), load_hardware(row.hardware), layout, workload
-    )
+        row, named(row.model, row.quant, row.cache, row.index_cache, row.layers), load_hardware(row.hardware), layout,
+        workload,
+    )  # fmt: skip
 
 
 @functools.cache
@@ -154,13 +212,6 @@ def cases() -> tuple[Baseline, ...]:
     return tuple(case(row) for row in load_rows())
 
 
-def inconsistent() -> dict[str, str]:
-    """Row id -> id of the row it contradicts, by the rule of CONSISTENT."""
-    found = {}
-    for one in load_rows():
-        for other in load_rows():
-            if one.id != other.id and one.twin_key() == other.twin_key():
-                low, high = sorted((one.out_tok_s, other.out_tok_s))
-                if high > CONSISTENT * low:
-                    found[one.id] = other.id
-    return found
+def judged() -> tuple[Baseline, ...]:
+    """vllm-ascend's rows that do not contradict themselves: those the planner's errors are counted on."""
+    return tuple(c for c in cases() if c.row.engine == "vllm-ascend" and c.row.weight >= JUDGED)

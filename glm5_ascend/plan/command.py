@@ -7,9 +7,9 @@ from pathlib import Path
 
 from glm5_ascend.errors import PlanError
 from glm5_ascend.plan.hardware import Cluster, load_hardware
+from glm5_ascend.plan.layouts import Options
 from glm5_ascend.plan.model import PlannedModel, from_directory, named
 from glm5_ascend.plan.result import Plan, make_plan
-from glm5_ascend.plan.search import Options
 from glm5_ascend.plan.workload import parse_slo, parse_workload
 
 #: More machines than anyone has in one deployment: a typing error, and a search without end.

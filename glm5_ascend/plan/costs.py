@@ -66,7 +66,7 @@ def _prefill(
 ) -> tuple[float, float, float]:
     """Plane through chunks of three sizes and two contexts, by least squares; no part is negative."""
     rows, values = [], []
-    for tokens in (engine.batched_tokens, engine.batched_tokens / 2, min(512.0, engine.batched_tokens / 4)):
+    for tokens in (engine.batched_tokens, engine.batched_tokens / 2, engine.batched_tokens / 4):
         for start in (0.0, context):
             found = prefill_chunk(model, hardware, engine, efficiency, tokens, start)
             rows.append((1.0, tokens, tokens * (start + tokens / 2)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NotRequired, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator, with_config
 from typing_extensions import TypedDict
@@ -30,7 +30,7 @@ class Keys(BaseModel):
 
 @with_config(ConfigDict(extra="forbid"))
 class EfficiencyKeys(TypedDict):
-    """The six constants of `Efficiencies`."""
+    """The constants of `Efficiencies`; `prefill` is 1 where it is not said."""
 
     stream: Positive
     gather: Positive
@@ -38,23 +38,26 @@ class EfficiencyKeys(TypedDict):
     graph_seconds: NotNegative
     eager_seconds: NotNegative
     token_seconds: NotNegative
+    prefill: NotRequired[Positive]
 
 
 class FittedFile(Keys):
     """data/fitted.yaml, as benchmarks/report_planner.py writes it.
 
     Attributes:
-        band: half width of a prediction's logarithm. unseen: predicted / measured, by row, by a fit that saw neither
-            the row nor another of its group.
+        bands: half width of a prediction's logarithm, by output (tok_s, ttft, tpot), in errors of the rows near it.
+        slope: by how much of itself it grows with the distance from the nearest public row.
+        median_error: of the rows judged, by output. unseen: predicted / measured, by row and output, by a fit that saw
+            neither the row nor another of its group.
     """
 
     date: datetime.date
     fitted_on: tuple[str, ...]
-    contradicted: tuple[str, ...]
     efficiencies: EfficiencyKeys
-    band: Positive
-    median_error: Positive
-    unseen: dict[str, Positive]
+    bands: dict[str, Positive]
+    slope: NotNegative
+    median_error: dict[str, Positive]
+    unseen: dict[str, dict[str, Positive]]
 
 
 class ConfigKeys(Keys):

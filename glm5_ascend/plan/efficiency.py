@@ -1,4 +1,4 @@
-"""How much of a peak is reached: the six fitted constants, and nothing else that is fitted."""
+"""How much of a peak is reached: the seven fitted constants, and nothing else that is fitted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from glm5_ascend.resources import read_yaml
 
 @dataclass(frozen=True)
 class Efficiencies:
-    """Six constants, fitted on public throughput by benchmarks/report_planner.py.
+    """Seven constants, fitted on public throughput by benchmarks/report_planner.py.
 
     Attributes:
         stream: share of the memory rate for data read in long runs.
@@ -22,6 +22,7 @@ class Efficiencies:
         graph_seconds: what a layer of a captured decode step takes besides its work (launch, synchronisation).
         eager_seconds: the same for a layer launched by the host one operator at a time (prefill, drafts).
         token_seconds: what a token of a decode step takes per layer besides all that (sampling, routing, slot tables).
+        prefill: a prefill's device time is longer than by the shares above by one over this.
     """
 
     stream: float
@@ -30,6 +31,7 @@ class Efficiencies:
     graph_seconds: float
     eager_seconds: float
     token_seconds: float
+    prefill: float = 1.0
 
     def to_json(self) -> EfficiencyKeys:
         return cast(EfficiencyKeys, asdict(self))

@@ -1,4 +1,4 @@
-"""Least squares for the six efficiencies: scipy's trust region on logarithms, with priors and a robust loss.
+"""Least squares for the seven efficiencies: scipy's trust region on logarithms, with priors and a robust loss.
 
 Priors keep what the data cannot tell apart near a plausible value instead of at an absurd one; they are stated here
 and nothing else is. A row far off counts less (soft L1), so that no single run bends the fit; the priors stay squares.
@@ -9,6 +9,7 @@ places and keeps the lowest: which one it began at must not show.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -27,6 +28,7 @@ PRIORS = {
     "graph_seconds": (2e-4, 0.7),
     "eager_seconds": (2e-3, 0.7),
     "token_seconds": (3e-6, 1.0),
+    "prefill": (0.5, 0.4),
 }
 #: Expected error of a row's logarithm: what two runs of the same layout differ by.
 SIGMA = 0.12
@@ -52,10 +54,24 @@ def from_efficiencies(efficiencies: Efficiencies) -> Vector:
     )
 
 
-def residuals(x: Vector, cases: Sequence[Baseline]) -> Vector:
-    """ln(predicted / measured) of every case."""
+def errors(x: Vector, cases: Sequence[Baseline]) -> list[dict[str, float]]:
+    """ln(predicted / measured) of each case, by output."""
     efficiency = to_efficiencies(x)
-    return np.array([np.log(case.output_per_second(efficiency) / case.row.out_tok_s) for case in cases])
+    found = []
+    for case in cases:
+        said, measured = case.said(efficiency), case.row.measured()
+        found.append({name: math.log(said[name] / measured[name]) for name in measured})
+    return found
+
+
+def residuals(x: Vector, cases: Sequence[Baseline]) -> Vector:
+    """The same as one row of numbers, all outputs of a case behind each other."""
+    return np.array([value for found in errors(x, cases) for value in found.values()])
+
+
+def weights(cases: Sequence[Baseline]) -> Vector:
+    """Of each residual: its row's, divided by how many outputs the row has."""
+    return np.array([c.row.weight / len(c.row.measured()) for c in cases for _ in c.row.measured()])
 
 
 def starts() -> list[Vector]:
@@ -66,7 +82,7 @@ def starts() -> list[Vector]:
 
 def objective(x: Vector, cases: Sequence[Baseline]) -> float:
     """What a fit makes least: soft L1 of the rows' residuals over SIGMA, plus the squares of `x`."""
-    return float(_loss(_residuals_and_priors(x, cases) ** 2, len(cases))[0].sum())
+    return float(_loss(_residuals_and_priors(x, cases) ** 2, len(weights(cases)), weights(cases))[0].sum())
 
 
 def fit(cases: Sequence[Baseline], begin: Sequence[Vector] | None = None) -> Vector:
@@ -79,15 +95,13 @@ def fit(cases: Sequence[Baseline], begin: Sequence[Vector] | None = None) -> Vec
     def function(x: Vector) -> Vector:
         return _residuals_and_priors(x, cases)
 
-    def slopes(x: Vector) -> Vector:
-        steps = STEP * np.eye(len(x))
-        return np.stack([(function(x + h) - function(x - h)) / (2 * STEP) for h in steps], axis=1)
-
     def loss(squared: Vector) -> Vector:
-        return _loss(squared, len(cases))
+        return _loss(squared, len(shares), shares)
+
+    shares = weights(cases)
 
     found = [
-        least_squares(function, x, jac=slopes, loss=loss, ftol=1e-6, xtol=1e-5, gtol=1e-5)
+        least_squares(function, x, jac=lambda x: _slopes(function, x), loss=loss, ftol=1e-6, xtol=1e-5, gtol=1e-5)
         for x in (starts() if begin is None else begin)
     ]
     return np.asarray(min(found, key=lambda one: float(one.cost)).x, dtype=np.float64)
@@ -97,28 +111,53 @@ def _residuals_and_priors(x: Vector, cases: Sequence[Baseline]) -> Vector:
     return np.concatenate([residuals(x, cases) / SIGMA, x])  # each standardized logarithm is about zero
 
 
-def _loss(squared: Vector, rows: int) -> Vector:
-    """[3, n]: value and two derivatives; soft L1 for the first `rows`, the identity for the priors behind them.
+def _loss(squared: Vector, rows: int, shares: Vector) -> Vector:
+    """[3, n]: value and two derivatives; weighted soft L1 for the first `rows`, the identity for the priors behind.
 
     (scipy's own name for soft L1 would take the priors in as well.)
     """
     root = np.sqrt(1.0 + squared[:rows])
     value = np.stack([squared, np.ones_like(squared), np.zeros_like(squared)])
-    value[:, :rows] = np.stack([2.0 * (root - 1.0), 1.0 / root, -0.5 / root**3])
+    value[:, :rows] = shares * np.stack([2.0 * (root - 1.0), 1.0 / root, -0.5 / root**3])
     return value
 
 
-def leave_one_out(cases: Sequence[Baseline], whole: Vector, together: Callable[[Baseline], object]) -> dict[str, float]:
-    """Row id -> ln(predicted / measured) by a fit that has not seen the row, nor any other of its group.
+def leave_one_out(
+    cases: Sequence[Baseline], whole: Vector, together: Callable[[Baseline], object]
+) -> dict[str, dict[str, float]]:
+    """Row id -> output -> ln(predicted / measured) by a fit that has not seen the row, nor any other of its group.
 
     Args:
-        whole: the fit of all cases; each of the others begins there and at the priors.
+        whole: the fit of all cases; the others are fits of its straight-line approximation there.
         together: rows with the same key are left out at the same time (5.1 and 5.2 on the same layout are nearly one
             measurement: leaving out only one would let its twin answer).
     """
-    found: dict[str, float] = {}
-    for key in dict.fromkeys(together(case) for case in cases):
+    found: dict[str, dict[str, float]] = {}
+    here, slopes, shares = residuals(whole, cases), _slopes(lambda x: residuals(x, cases), whole), weights(cases)
+    owner = [together(case) for case in cases for _ in case.row.measured()]
+    for key in dict.fromkeys(map(together, cases)):
         out = [case for case in cases if together(case) == key]
-        x = fit([case for case in cases if together(case) != key], [whole, np.zeros_like(whole)])
-        found |= {case.row.id: float(r) for case, r in zip(out, residuals(x, out), strict=True)}
+        kept = np.array([other != key for other in owner])
+        x = _linear_fit(here[kept], slopes[kept], shares[kept], whole)
+        found |= {case.row.id: e for case, e in zip(out, errors(x, out), strict=True)}
     return found
+
+
+def _linear_fit(here: Vector, slopes: Vector, shares: Vector, whole: Vector) -> Vector:
+    """The fit of residuals that are `here` at `whole` and straight lines around it."""
+
+    def function(x: Vector) -> Vector:
+        return np.concatenate([(here + slopes @ (x - whole)) / SIGMA, x])
+
+    def loss(squared: Vector) -> Vector:
+        return _loss(squared, len(shares), shares)
+
+    jac = np.concatenate([slopes / SIGMA, np.eye(len(whole))])
+    found = least_squares(function, whole, jac=lambda x: jac, loss=loss)
+    return np.asarray(found.x, dtype=np.float64)
+
+
+def _slopes(function: Callable[[Vector], Vector], x: Vector) -> Vector:
+    """Central differences: [residuals, constants]."""
+    steps = STEP * np.eye(len(x))
+    return np.stack([(function(x + h) - function(x - h)) / (2 * STEP) for h in steps], axis=1)

@@ -52,12 +52,21 @@ class Links(Keys):
     scale_out: Link
 
 
+class Mc2(Keys):
+    """Where the engine sends tokens to the dies of their experts; elsewhere every die gathers all tokens."""
+
+    least_ep: Annotated[int, Field(ge=1)]
+    most_local: Annotated[int, Field(ge=1)]
+    source: str
+
+
 class Hardware(Keys):
     """A kind of node, as a file of data/hardware/ describes it.
 
     Attributes:
         host_ahead: the host launches the operators of a prefill while the device is still busy with earlier ones;
             false where both are one (a CPU): the times add.
+        mc2: None: whatever the number of dies.
         measured_on: the model that `plan --measure` served, for a machine that was measured.
     """
 
@@ -67,6 +76,7 @@ class Hardware(Keys):
     memory_bytes: Figure
     rates: Rates
     links: Links
+    mc2: Mc2 | None = None
     peer_seconds: Figure
     pass_seconds_scale: Figure
     price_per_node_hour: Positive | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from glm5_ascend.errors import PlanError
@@ -10,6 +11,8 @@ from glm5_ascend.plan.hardware import Hardware
 
 #: vllm-ascend refuses more draft tokens: one more than them must be at most 16 (sfa_v1.py:240).
 MOST_DRAFTS = 15
+#: Dies over which weights of msModelSlim may be cut without expert parallelism.
+MOST_CUTS = 16
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,10 @@ class Engine:
         buffer_mb: HCCL_BUFFSIZE.
         split_prefill: DSA context parallelism: each die of a TP group prefills its share of the tokens.
         eager_decode: decode without graphs.
+        pp: pipeline stages, each of tp x dp dies with its share of the layers.
+        expert_parallel: false: every die holds a slice of every expert.
+        redundant: copies of experts beyond the model's own, for EPLB or for a number of dies that does not divide them.
+        skew: most loaded die over the mean beyond what chance does, by hot experts; 1: none.
     """
 
     tp: int
@@ -36,36 +43,71 @@ class Engine:
     buffer_mb: int = 200
     split_prefill: bool = True
     eager_decode: bool = False
+    pp: int = 1
+    expert_parallel: bool = True
+    redundant: int = 0
+    skew: float = 1.0
 
     @property
     def ep(self) -> int:
-        """With --enable-expert-parallel experts are divided over all dies of the engine."""
-        return self.tp * self.dp
+        """With --enable-expert-parallel experts are divided over all dies of the engine (of a stage)."""
+        return self.tp * self.dp if self.expert_parallel else 1
 
     @property
     def dies(self) -> int:
-        return self.tp * self.dp
+        return self.tp * self.dp * self.pp
 
     def __str__(self) -> str:
+        pp = f" PP{self.pp}" if self.pp > 1 else ""
         dcp = f" DCP{self.dcp}" if self.dcp > 1 else ""
-        return f"TP{self.tp} DP{self.dp} EP{self.ep}{dcp} MTP{self.drafts}"
+        more = f"+{self.redundant}" if self.redundant else ""
+        return f"TP{self.tp} DP{self.dp}{pp} EP{self.ep}{more}{dcp} MTP{self.drafts}"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """`decode` does everything, or decodes only if there is a `prefill` engine; `replicas` of the whole."""
+    """`replicas` engines that do everything, or that decode what `prefills` engines like `prefill` have prefilled.
+
+    `prefills` is 0 where nothing is said: then one for each replica.
+    """
 
     decode: Engine
     prefill: Engine | None = None
     replicas: int = 1
+    prefills: int = 0
+
+    @property
+    def prefill_engines(self) -> int:
+        """How many engines prefill only."""
+        return 0 if self.prefill is None else self.prefills or self.replicas
 
     @property
     def dies(self) -> int:
-        return self.replicas * (self.decode.dies + (self.prefill.dies if self.prefill else 0))
+        return self.replicas * self.decode.dies + (self.prefill_engines * self.prefill.dies if self.prefill else 0)
 
     def __str__(self) -> str:
-        text = str(self.decode) if self.prefill is None else f"P {self.prefill} | D {self.decode}"
-        return text if self.replicas == 1 else f"{self.replicas} x ({text})"
+        if self.prefill is None:
+            return str(self.decode) if self.replicas == 1 else f"{self.replicas} x ({self.decode})"
+        if self.prefill_engines == self.replicas:
+            text = f"P {self.prefill} | D {self.decode}"
+            return text if self.replicas == 1 else f"{self.replicas} x ({text})"
+        ahead, behind = (f"{n} x " if n > 1 else "" for n in (self.prefill_engines, self.replicas))
+        return f"{ahead}P {self.prefill} | {behind}D {self.decode}"
+
+
+def exchange_buffer_mb(config: ModelConfig, engine: Engine) -> int:
+    """HCCL_BUFFSIZE that dispatch and combine of a decode step need, in MB (CANN's formula for both, two buffers)."""
+    if not engine.expert_parallel or engine.ep == 1:
+        return 0
+    tokens = min(512, math.ceil(engine.sequences * (engine.drafts + 1) / engine.tp))
+    local = (config.n_routed_experts + engine.redundant) // engine.ep
+    sent = _aligned(_aligned(2 * config.hidden_size, 32) + 64, 512)
+    back = (config.num_experts_per_tok + 1) * tokens * _aligned(2 * config.hidden_size, 512)
+    return math.ceil(2 * (local * tokens * engine.ep * sent + back) / 2**20)
+
+
+def _aligned(value: int, step: int) -> int:
+    return step * -(-value // step)
 
 
 def check_engine(engine: Engine, config: ModelConfig, hardware: Hardware) -> None:
@@ -85,10 +127,24 @@ def check_engine(engine: Engine, config: ModelConfig, hardware: Hardware) -> Non
             f"layout: tp {engine.tp} is more than the {hardware.dies_per_node} dies of a node of {hardware.name}",
             "keep tensor parallelism within a node and use dp",
         )
-    if engine.ep > experts:
+    if engine.ep > experts + engine.redundant:
         raise PlanError(
             f"layout: {engine.ep} dies share {experts} experts: at least one each is needed", "use several replicas"
         )
+    if (experts + engine.redundant) % engine.ep:
+        missing = -(experts + engine.redundant) % engine.ep
+        raise PlanError(
+            f"layout: {engine.ep} dies do not divide the {experts + engine.redundant} experts evenly: the engine gives"
+            " each the same number",
+            f"redundant={engine.redundant + missing} makes them {experts + engine.redundant + missing}, or other sizes",
+        )
+    if not engine.expert_parallel and (engine.dp > 1 or engine.tp > MOST_CUTS):
+        raise PlanError(
+            f"layout: ep=0 cuts every expert over {engine.tp * engine.dp} dies: at most {MOST_CUTS}, of one rank",
+            f"dp=1 and tp of at most {MOST_CUTS}, or without ep=0",
+        )
+    if engine.pp > config.num_hidden_layers:
+        raise PlanError(f"layout: pp {engine.pp} is more than the {config.num_hidden_layers} layers", "use 2")
     if engine.dcp not in (1, engine.tp):
         raise PlanError(
             f"layout: dcp {engine.dcp}, sparse attention allows 1 or tp ({engine.tp}) (vllm-ascend raises)",

@@ -17,6 +17,8 @@ from glm5_ascend.resources import read_yaml
 #: Kept twice for the fused MLA pre-processing unless the node only decodes, with few tokens (mla_v1.py:69).
 _FUSED = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.q_b_proj")
 _FUSED_TOKENS = 1024
+#: Of communicators whose size the engine sets itself, in and out each (vllm-ascend's default for process groups).
+_GROUP_MB = 200
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,14 @@ def fit(
     model: PlannedModel, hardware: Hardware, engine: Engine, decode_only: bool = False, split: bool = False
 ) -> Memory:
     """Memory of one die under `engine`; `split`: prefill and decode run on different nodes."""
-    own = weights.per_die(model, engine.drafts > 0, engine.tp, engine.ep)
+    slices = 1 if engine.expert_parallel else engine.tp * engine.dp
+    own = weights.per_die(model, engine.drafts > 0, engine.tp, engine.ep, engine.redundant, engine.pp, slices)
     total = hardware.memory_bytes.value
     usable = total * engine.utilization
     fixed = {
         "weights": float(sum(own.values())),
         "MLAPO copies": 0.0 if decode_only and engine.batched_tokens <= _FUSED_TOKENS else _mlapo(model, engine),
+        "DSA-CP copies": 0.0 if decode_only or not engine.split_prefill else _whole(model, engine, split),
         "activations": _activations(model, engine),
     }
 
@@ -67,28 +71,54 @@ def fit(
             return float(getattr(unknown, which))
 
         guessed = unknowns()
-        groups = guess(guessed.communicators) if engine.ep > 1 else 0
+        wide = guess(guessed.communicators) if engine.dies > 1 else 0  # groups of HCCL_BUFFSIZE
+        others = (engine.tp > 1) + 2 * (engine.dp > 1) + (engine.pp > 1)  # tensor; data and world; stages
         return {
             "graphs": 0.0 if engine.eager_decode else guess(guessed.graphs_bytes),
-            "communication buffers": 2e6 * engine.buffer_mb * groups,
+            "communication buffers": 2e6 * (engine.buffer_mb * wide + _GROUP_MB * others),
             "PD transfer": guess(guessed.prefill_decode_bytes) if split else 0.0,
             "margin": guess(guessed.margin_bytes),
         }
 
     left = [usable - sum(fixed.values()) - sum(part.values()) for part in (rest("value"), rest("high"), rest("low"))]
+    token = cache.bytes_per_token(model, engine.drafts > 0, engine.dcp) / engine.pp
     return Memory(
-        total, usable, fixed | rest("value"), own, cache.bytes_per_token(model, engine.drafts > 0, engine.dcp),
+        total, usable, fixed | rest("value"), own, token,
         *left,
     )  # fmt: skip
 
 
+def _whole(model: PlannedModel, engine: Engine, split: bool) -> float:
+    """What DSA context parallelism keeps whole on every die (vllm-ascend's ShardedCPColumnParallelOp).
+
+    q_b_proj and kv_b_proj; the output projection too on a prefill node, which else gathers it for each chunk.
+    """
+    c = model.config
+    heads, rest = c.num_attention_heads, 1.0 - 1.0 / engine.tp
+    qk = c.qk_nope_head_dim + c.qk_rope_head_dim
+    per_layer = 0.0
+    for part, rows, columns in (
+        ("self_attn.q_b_proj", heads * qk, c.q_lora_rank),
+        ("self_attn.kv_b_proj", heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank),
+        ("self_attn.o_proj", c.hidden_size, heads * c.v_head_dim),
+    ):
+        if split or part != "self_attn.o_proj":
+            per_layer += rest * weights.resident_linear(model.type_of(0, part), rows, columns)
+    return per_layer * c.num_hidden_layers / engine.pp
+
+
 def _mlapo(model: PlannedModel, engine: Engine) -> float:
     """Second copies of the fused projections; the kernel exists for static W8A8 alone."""
-    c, layers = model.config, range(model.config.num_hidden_layers)
-    static = sum(all(model.type_of(layer, part) == W8A8 for part in _FUSED) for layer in layers)
+    c, static = model.config, _static_layers(model)
     first = (c.q_lora_rank + c.kv_lora_rank + c.qk_rope_head_dim) * c.hidden_size
     second = c.num_attention_heads * (c.qk_nope_head_dim + c.qk_rope_head_dim) * c.q_lora_rank // engine.tp
-    return float(static * (first + second))
+    return float(static * (first + second)) / engine.pp
+
+
+@functools.lru_cache(maxsize=64)
+def _static_layers(model: PlannedModel) -> int:
+    layers = range(model.config.num_hidden_layers)
+    return sum(all(model.type_of(layer, part) == W8A8 for part in _FUSED) for layer in layers)
 
 
 def _activations(model: PlannedModel, engine: Engine) -> float:

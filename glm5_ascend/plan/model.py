@@ -62,10 +62,13 @@ def family() -> FamilyFile:
 
 
 @functools.cache
-def named(name: str, quantization: str, cache: str | None = None, index_cache: bool = False) -> PlannedModel:
+def named(
+    name: str, quantization: str, cache: str | None = None, index_cache: bool = False, layers: int | None = None
+) -> PlannedModel:
     """A member of the family by name.
 
     Args:
+        layers: a checkpoint that was cut to so many main layers.
         cache: overrides what the quantization's name says about INT8 caches.
         index_cache: run-time reuse of the indexer's choice in three of four layers (vllm-ascend's `use_index_cache`).
     """
@@ -76,7 +79,7 @@ def named(name: str, quantization: str, cache: str | None = None, index_cache: b
         raise PlanError(f"--quant {quantization}: unknown quantization", near(quantization, known.quantizations))
     # The rotary base decides no size and no time; the published values of GLM-5 and 5.1 are not confirmed.
     sizes = [keys.model_dump(exclude_unset=True) for keys in (known.common, known.models[name])]
-    raw = sizes[0] | sizes[1] | {"rope_theta": 1.0}
+    raw = sizes[0] | sizes[1] | {"rope_theta": 1.0} | ({"num_hidden_layers": layers} if layers else {})
     config = parse_config(raw, Path(f"{name} (models.yaml)"))
     rules = known.quantizations[quantization]
     types = {prefix + part.name: _rule(rules, config, prefix, part.name) for prefix, part in _linears(config)}

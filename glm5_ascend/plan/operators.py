@@ -11,9 +11,15 @@ from dataclasses import dataclass, field
 
 from glm5_ascend.checkpoint.types import FLOAT
 from glm5_ascend.plan import cache
+from glm5_ascend.plan.hardware import Mc2
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.weights import BF16, FP32, resident_linear
+
+#: Tokens of a tensor-parallel rank that MC2 takes in a step (vllm-ascend, ascend_forward_context.py).
+_MC2_TOKENS = 512
+#: Time of a row from the second cache, relative to one from memory. A guess: L2 is several times as fast.
+_CACHED = 0.25
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ class _Sheet:
 
     model: PlannedModel
     engine: Engine
+    mc2: Mc2 | None = None
     ops: list[Op] = field(default_factory=list)
 
     def linear(self, name: str, kind: str, rows: float, columns: float, tokens: float, count: int) -> None:
@@ -87,10 +94,10 @@ class _Kinds:
     experts: str
 
 
-def step_operators(model: PlannedModel, engine: Engine, step: StepLoad) -> list[Op]:
+def step_operators(model: PlannedModel, engine: Engine, step: StepLoad, mc2: Mc2 | None = None) -> list[Op]:
     """The main model's operators for one step, head included."""
     c = model.config
-    sheet = _Sheet(model, engine)
+    sheet = _Sheet(model, engine, mc2)
     dense, moe = _layer_counts(model)
     first_moe = next((i for i in range(c.num_hidden_layers) if c.is_moe(i)), 0)
     mlp = "mlp.shared_experts" if moe else "mlp"
@@ -106,10 +113,10 @@ def step_operators(model: PlannedModel, engine: Engine, step: StepLoad) -> list[
     return sheet.ops
 
 
-def draft_operators(model: PlannedModel, engine: Engine, step: StepLoad) -> list[Op]:
+def draft_operators(model: PlannedModel, engine: Engine, step: StepLoad, mc2: Mc2 | None = None) -> list[Op]:
     """One pass of the MTP layer, head included."""
     c = model.config
-    sheet = _Sheet(model, engine)
+    sheet = _Sheet(model, engine, mc2)
     layer = c.num_hidden_layers
     kinds = _Kinds(
         model.type_of(layer, "self_attn.o_proj"), model.type_of(layer, "mlp.shared_experts.down_proj"),
@@ -156,14 +163,21 @@ def _attention(sheet: _Sheet, step: StepLoad, kinds: _Kinds, layers: int, full: 
     )  # fmt: skip
     chosen = min(step.context, c.index_topk)
     latent = c.kv_lora_rank + c.qk_rope_head_dim
+    # Neighbours in a prompt choose much the same rows, which lie in the second cache after the first of them.
+    rows = cache.attention_row(sheet.model) * (_CACHED if step.prefill else 1.0)
     sheet.ops.append(
-        Op("sparse attention", gather=tokens * chosen * cache.attention_row(sheet.model) / engine.dcp * layers,
+        Op("sparse attention", gather=tokens * chosen * rows / engine.dcp * layers,
            stream=BF16 * tokens * heads * (latent + c.kv_lora_rank) * layers,
            bf16=2.0 * tokens * heads * chosen * (latent + c.kv_lora_rank) / engine.dcp * layers,
            vector=5.0 * tokens * heads * chosen / engine.dcp * layers, count=layers)
     )  # fmt: skip
     sheet.linear("value and output", FLOAT, heads * c.v_head_dim, c.kv_lora_rank, tokens, layers)
-    sheet.linear("value and output", kinds.attention, c.hidden_size, float_heads * c.v_head_dim, step.tokens, layers)
+    if split:  # the whole projection over its own tokens
+        sheet.linear("value and output", kinds.attention, c.hidden_size, heads * c.v_head_dim, tokens, layers)
+    else:
+        sheet.linear(
+            "value and output", kinds.attention, c.hidden_size, float_heads * c.v_head_dim, step.tokens, layers
+        )
     if engine.tp > 1:
         sent = 2.0 * (engine.tp - 1) / engine.tp * step.tokens * c.hidden_size * BF16
         sheet.ops.append(Op("all-reduce", sent=sent * layers, group=engine.tp, kind="allreduce", count=layers))
@@ -188,16 +202,15 @@ def _moe(sheet: _Sheet, step: StepLoad, kinds: _Kinds, layers: int) -> None:
         Op("router", stream=FP32 * router * layers, bf16=8.0 * own * router * layers,
            vector=own * c.n_routed_experts * 12.0 * layers, count=layers)
     )  # fmt: skip
-    if engine.ep > 1:
-        copies = own * c.num_experts_per_tok * (engine.ep - 1) / engine.ep
-        there = copies * c.hidden_size * (BF16 if kinds.experts == FLOAT else 1)
-        for name, sent in (("MoE dispatch", there), ("MoE combine", copies * c.hidden_size * BF16)):
-            sheet.ops.append(Op(name, sent=sent * layers, group=engine.ep, kind="alltoall", count=layers))
+    _exchange(sheet, step, kinds, layers)
     everyone = step.tokens * step.ranks
     total = everyone * c.num_experts_per_tok  # (token, expert) pairs of the whole engine
-    local = c.n_routed_experts / engine.ep
-    touched = local * (1.0 - (1.0 - c.num_experts_per_tok / c.n_routed_experts) ** everyone)
-    pairs = total / engine.ep * imbalance(total / engine.ep, engine.ep)
+    slices = 1 if engine.expert_parallel else engine.tp * engine.dp
+    local = (c.n_routed_experts + engine.redundant) / engine.ep
+    chance = imbalance(total / engine.ep, engine.ep) * _skew(engine)
+    mean_touched = local * (1.0 - (1.0 - c.num_experts_per_tok / c.n_routed_experts) ** everyone)
+    touched = min(local, mean_touched * imbalance(mean_touched, engine.ep)) / slices
+    pairs = total / engine.ep * chance / slices
     width = c.moe_intermediate_size
     one = resident_linear(kinds.experts, 2 * width, c.hidden_size) + resident_linear(
         kinds.experts, c.hidden_size, width
@@ -209,6 +222,32 @@ def _moe(sheet: _Sheet, step: StepLoad, kinds: _Kinds, layers: int) -> None:
         Op("experts", stream=moved * layers, int8=operations if integer else 0.0, bf16=0.0 if integer else operations,
            vector=pairs * (6 * width + 4 * c.hidden_size) * layers, count=layers)
     )  # fmt: skip
+
+
+def _exchange(sheet: _Sheet, step: StepLoad, kinds: _Kinds, layers: int) -> None:
+    """Tokens to their experts and back: to the dies that hold them, or all to all dies, by the engine's own rule."""
+    c, engine = sheet.model.config, sheet.engine
+    own, dies = step.tokens / engine.tp, engine.tp * engine.dp
+    if dies == 1:
+        return
+    local = (c.n_routed_experts + engine.redundant) / engine.ep
+    rule = sheet.mc2
+    if not engine.expert_parallel or (
+        rule and (engine.ep < rule.least_ep or local > rule.most_local or own > _MC2_TOKENS)
+    ):
+        there = back = own * c.hidden_size * BF16 * (dies - 1)
+        kind = "gather"
+    else:
+        copies = own * c.num_experts_per_tok * (dies - 1) / dies
+        there = copies * c.hidden_size * (BF16 if kinds.experts == FLOAT else 1)
+        back, kind = copies * c.hidden_size * BF16, "alltoall"
+    for name, sent in (("MoE dispatch", there), ("MoE combine", back)):
+        sheet.ops.append(Op(name, sent=sent * layers, group=dies, kind=kind, count=layers))
+
+
+def _skew(engine: Engine) -> float:
+    """Excess of the die with the hottest experts; copies of them (EPLB) divide it. How well they do is a guess."""
+    return 1.0 + (engine.skew - 1.0) / (1.0 + 2.0 * engine.redundant / max(1, engine.ep))
 
 
 def imbalance(mean: float, dies: int) -> float:

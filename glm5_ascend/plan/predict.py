@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,8 +19,13 @@ from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.layout import Engine, Layout
 from glm5_ascend.plan.memory import Memory
 from glm5_ascend.plan.model import PlannedModel
-from glm5_ascend.plan.roofline import LINK, decode_step, prefill_chunk
+from glm5_ascend.plan.roofline import LINK
+from glm5_ascend.plan.timing import PromptTime, Timing
 from glm5_ascend.plan.workload import Workload, accepted
+
+#: Of a run whose requests are all alike and begin together: how much of their prefills falls together on all ranks, on
+#: a logarithmic scale of ranks. Chosen by the public runs; simulated, lengths that differ by 2 to 10 % do as much.
+ALIGNED = 0.5
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,8 @@ class Prediction:
         residence: seconds a request is one of them.
         limited_by: what the time of a decode step is mostly spent on.
         bound: what stops throughput from growing: decode | prefill | memory | arrivals.
+        burst: seconds of the mean first token that a run's first requests wait more, all sent at once.
+        cold: seconds they wait for the shared prefix, if it is not cached yet.
         by_op: seconds of a decode step by operator.
     """
 
@@ -44,6 +51,8 @@ class Prediction:
     residence: float
     step_seconds: float
     prefill_seconds: float
+    burst: float
+    cold: float
     by_op: dict[str, float]
     by_limit: dict[str, float]
     memory: Memory
@@ -58,6 +67,8 @@ def most_requests(held: Memory, engine: Engine, workload: Workload) -> float:
     shared = cache.pages(workload.prompt * workload.prefix_hit) if workload.prefix_hit else 0
     own = cache.pages(workload.prompt - shared) + workload.output / 2 + cache.PAGE / 2
     room = held.tokens() - shared
+    if room < cache.pages(workload.prompt + workload.output - shared):
+        return 0.0  # not one whole request
     return max(0.0, min(float(engine.sequences), room / own))
 
 
@@ -72,22 +83,20 @@ def run_output(found: Prediction, load: Workload) -> float:
         rounds, last = divmod(load.requests - 1, load.concurrency)
         gap = 1.0 / load.rate if load.rate else 0.0
         seconds = max((load.requests - 1) * gap, last * gap + rounds * found.residence) + found.residence
+    if not load.rate and load.concurrency > 1:
+        seconds += found.burst  # the first round's prompts come all at once, later ones one after the other
+    if not load.warm:
+        seconds += found.cold
     return load.requests * load.output / seconds
 
 
-def prefill_seconds(
-    model: PlannedModel, hardware: Hardware, engine: Engine, efficiency: Efficiencies, workload: Workload, ranks: float
-) -> float:
-    """A prompt's prefill in chunks, on an engine of which so many ranks prefill at once."""
-    fresh, done = workload.fresh, workload.prompt - workload.fresh
-    chunks = math.ceil(fresh / engine.batched_tokens)
-    size = fresh / chunks
-    # Time is linear in where a chunk starts but for the few tokens before index_topk: the middle stands for all.
-    if chunks > 4:
-        middle = prefill_chunk(model, hardware, engine, efficiency, size, done + fresh / 2 - size / 2, ranks)
-        return chunks * middle.seconds
-    starts = (done + size * i for i in range(chunks))
-    return sum(prefill_chunk(model, hardware, engine, efficiency, size, s, ranks).seconds for s in starts)
+def run_ttft(found: Prediction, load: Workload) -> float:
+    """Mean seconds to the first token in a run of `load.requests`."""
+    if load.requests is None or load.rate:
+        return found.ttft
+    first = found.prefill_seconds + found.burst + (0.0 if load.warm else found.cold)
+    share = min(1.0, load.concurrency / load.requests)  # of the requests that come together at the start
+    return share * first + (1.0 - share) * found.ttft
 
 
 def predict(
@@ -97,112 +106,132 @@ def predict(
     efficiency: Efficiencies,
     workload: Workload,
     acceptance: float | None = None,
+    timing: Timing | None = None,
 ) -> Prediction | None:
     """Steady state of one replica of `layout` under its share of the workload; None if not one request fits."""
-    n = layout.replicas
+    n, clients = layout.replicas, workload.concurrency
+    if workload.requests is not None:
+        clients = min(clients, float(workload.requests))
     share = Workload(
-        workload.prompt, workload.output, workload.concurrency / n, workload.prefix_hit,
-        workload.rate / n if workload.rate else None,
+        workload.prompt, workload.output, clients / n, workload.prefix_hit,
+        workload.rate / n if workload.rate else None, workload.requests,
     )  # fmt: skip
+    if layout.decode.dcp > 1:
+        share = replace(share, prefix_hit=0.0)  # hits disappear with DCP (vllm-ascend 13750)
     solve = _together if layout.prefill is None else _apart
-    return solve(model, hardware, layout, efficiency, share, acceptance)
+    return solve(timing or Timing(model, hardware, efficiency), layout, share, acceptance)
 
 
-def _together(
-    model: PlannedModel, hardware: Hardware, layout: Layout, efficiency: Efficiencies, load: Workload,
-    acceptance: float | None,
-) -> Prediction | None:  # fmt: skip
+def _together(timing: Timing, layout: Layout, load: Workload, acceptance: float | None) -> Prediction | None:
     engine = layout.decode
-    held = memory.fit(model, hardware, engine)
+    held = memory.fit(timing.model, timing.hardware, engine)
     room = most_requests(held, engine, load)
-    if room < 1:
+    if room <= 0:
         return None
-    running = min(load.concurrency, room * engine.dp)
+    running = min(load.concurrency, max(1.0, room) * engine.dp)
     steps = (load.output - 1) / accepted(engine.drafts, acceptance)  # the first token comes from the prefill
     per_rank = max(1.0, running / engine.dp)
     context = load.prompt + load.output / 2
-    step = decode_step(model, hardware, engine, efficiency, per_rank, context)
-    ranks = min(float(engine.dp), running)
-    alone = prefill_seconds(model, hardware, engine, efficiency, load, 1.0)
-    crowded = prefill_seconds(model, hardware, engine, efficiency, load, ranks)
+    shown = timing.step(engine, per_rank, context)
+    step = shown.seconds
+    ranks = min(float(engine.dp), max(1.0, running))
+    done = load.prompt - load.fresh
+    alone = timing.prompt(engine, load.fresh, done, 1.0)
+    crowded = timing.prompt(engine, load.fresh, done, ranks)
+    cold = timing.prompt(engine, load.prompt, 0.0, ranks).alone - crowded.alone if load.prefix_hit else 0.0
+    cold *= max(1.0, engine.dp / load.concurrency)  # few clients reach idle ranks in turn: several rounds are cold
+    aligned = 0.0 if load.requests is None else ALIGNED
+    beside = step if running > 1 and load.output > 1 else 0.0  # a chunk shares its step with those that decode
 
-    def residence(rate: float) -> tuple[float, float]:
-        """(seconds a request stays, seconds a prefill takes) if `rate` requests end per second."""
+    def residence(rate: float) -> tuple[float, float, float]:
+        """(seconds a request stays, until its first token, of a prefill) if `rate` requests end per second."""
         # A prefilling rank holds up all: they meet at the experts in every layer. Ranks prefill independently, so
-        # the share of time in which any does is less than the sum.
-        one = alone
-        for _ in range(3):
-            busy = min(0.999, rate * one / ranks)
-            some = 1.0 - (1.0 - busy) ** ranks
-            together = busy * ranks / max(some, 1e-9)
-            one = alone + (crowded - alone) * (together - 1.0) / max(ranks - 1.0, 1e-9)
-        return one + steps * step.seconds / (1.0 - min(0.98, some)), one
+        # the share of time in which any does is less than the sum; a request is not held up by its own.
+        one = crowded.alone
+        busy = min(0.999, rate * one / engine.pp / ranks)
+        others = busy * (1.0 - 1.0 / max(1.0, running))
+        some = 1.0 - (1.0 - others) ** (ranks ** (1.0 - aligned))
+        first = one + alone.chunks * beside * (1.0 - busy) + beside / 2
+        if per_rank > 1:  # others of its rank whose prompt is not yet read; clients that wait in turn meet rarely
+            first += one * busy * busy / 2 / (1.0 - busy) * (1.0 - 1.0 / per_rank)
+        return first + steps * step / (1.0 - min(0.98, some)), first, one
 
-    rate = _bisect(lambda x: x * residence(x)[0] - running, ranks / crowded)
+    rate = _bisect(lambda x: x * residence(x)[0] - running, ranks / crowded.service)
     bound = "decode" if running >= load.concurrency else "memory"
     if load.rate is not None and load.rate < rate:
         rate, bound = load.rate, "arrivals"
-    stay, one = residence(rate)
+    stay, first, one = residence(rate)
     wait = max(0.0, load.concurrency / rate - stay) if bound == "memory" else 0.0
     if bound != "memory" and one * rate / ranks > 0.5:
         bound = "prefill"
     return Prediction(
-        one + wait, (stay - one) / max(1.0, load.output - 1), layout.replicas * rate * load.output,
-        layout.replicas * rate * stay, step.limit, bound, stay, step.seconds, one, step.by_op, step.by_limit, held,
+        first + wait, (stay - first) / max(1.0, load.output - 1), layout.replicas * rate * load.output,
+        layout.replicas * rate * stay, shown.limit, bound, stay, shown.seconds, one,
+        _burst(crowded, per_rank), cold, shown.by_op, shown.by_limit, held,
     )  # fmt: skip
 
 
-def _apart(
-    model: PlannedModel, hardware: Hardware, layout: Layout, efficiency: Efficiencies, load: Workload,
-    acceptance: float | None,
-) -> Prediction | None:  # fmt: skip
+def _burst(prompt: PromptTime, per_rank: float) -> float:
+    """Mean wait of requests that come all at once, behind those of their rank.
+
+    The first has a step for itself even where several would fit.
+    """
+    others = max(0.0, 1.0 - 1.0 / per_rank)
+    return max(0.0, (per_rank - 1.0) / 2) * prompt.tight + (
+        others * prompt.alone if prompt.tight < prompt.service else 0
+    )
+
+
+def _apart(timing: Timing, layout: Layout, load: Workload, acceptance: float | None) -> Prediction | None:
     engine, first = layout.decode, layout.prefill
     assert first is not None
+    model, hardware = timing.model, timing.hardware
     held = memory.fit(model, hardware, engine, decode_only=True, split=True)
     ahead = memory.fit(model, hardware, first, split=True)
     room = most_requests(held, engine, load)
-    if room < 1 or most_requests(ahead, first, load) < 1:
+    if room <= 0 or most_requests(ahead, first, load) <= 0:
         return None
+    servers = first.dp * layout.prefill_engines / layout.replicas  # ranks that prefill for one decode engine
     steps = (load.output - 1) / accepted(engine.drafts, acceptance)  # the first token comes from the prefill
     context = load.prompt + load.output / 2
-    one = prefill_seconds(model, hardware, first, efficiency, load, float(first.dp))
+    crowd = max(1.0, min(float(first.dp), load.concurrency / layout.prefill_engines * layout.replicas))
+    one = timing.prompt(first, load.fresh, load.prompt - load.fresh, crowd)
+    cold = timing.prompt(first, load.prompt, 0.0, crowd).alone - one.alone if load.prefix_hit else 0.0
+    cold *= max(1.0, servers / load.concurrency)
     moved = load.prompt * cache.bytes_per_token(model, engine.drafts > 0)
-    transfer = moved / (hardware.link(layout.decode.dies + first.dies).bandwidth * LINK) / first.tp
+    transfer = moved / (hardware.link(engine.dies + first.dies).bandwidth * LINK) / first.tp
+    batches, seconds = timing.curve(engine, context)
+    most = engine.dp * max(1.0, room)
 
-    batches = np.geomspace(1.0, max(2.0, float(engine.sequences)), 9)
-    known = [steps * decode_step(model, hardware, engine, efficiency, float(n), context).seconds for n in batches]
+    rates = batches * engine.dp / np.maximum(steps * seconds, 1e-9)  # requests per second of so many per rank
 
     def decoding(rate: float) -> float:
-        """Seconds of decode if `rate` requests end per second: the fixed point of batch and step."""
-        low, high = 1.0, float(batches[-1])
-        for _ in range(30):
-            batch = (low + high) / 2
-            low, high = (batch, high) if rate * np.interp(batch, batches, known) / engine.dp > batch else (low, batch)
-        return float(np.interp((low + high) / 2, batches, known))
+        """Seconds of decode if `rate` requests end per second: the batch at which as many come as end."""
+        return steps * float(np.interp(np.interp(rate, rates, batches), batches, seconds))
 
     def before(rate: float) -> float:
         """Seconds until the first token: waiting for a rank that is not busy, prefill, transfer."""
-        busy = min(0.98, rate * one / first.dp)
-        wait: float = (
-            one * busy ** math.sqrt(2.0 * (first.dp + 1)) / (first.dp * (1.0 - busy)) / 2
-        )  # fixed service time
-        return one + wait + transfer
+        busy = min(0.98, rate * one.tight / servers)
+        service = one.service + (one.tight - one.service) * busy
+        wait: float = service * busy ** math.sqrt(2.0 * (servers + 1)) / (servers * (1.0 - busy)) / 2  # fixed lengths
+        return one.alone + wait + transfer
 
-    most_decoding = engine.dp * min(room, float(engine.sequences))
-    rate = _bisect(lambda x: x * (before(x) + decoding(x)) - load.concurrency, first.dp / one * 0.98)
-    bound = "prefill" if rate > 0.9 * first.dp / one else "decode"
-    if rate * decoding(rate) > most_decoding:
-        rate, bound = _bisect(lambda x: x * decoding(x) - most_decoding, rate), "memory"
+    fastest = servers / one.tight
+    rate = _bisect(lambda x: x * (before(x) + decoding(x)) - load.concurrency, fastest * 0.98)
+    bound = "prefill" if rate > 0.9 * fastest else "decode"
+    if rate * decoding(rate) > most:
+        rate, bound = _bisect(lambda x: x * decoding(x) - most, rate), "memory"
     if load.rate is not None and load.rate < rate:
         rate, bound = load.rate, "arrivals"
-    batch = min(most_decoding, rate * decoding(rate)) / engine.dp
-    step = decode_step(model, hardware, engine, efficiency, max(1.0, batch), context)
-    stay = steps * step.seconds
-    wait = max(0.0, load.concurrency / rate - stay - before(rate)) if bound == "memory" else 0.0
+    batch = max(1.0, min(most, rate * decoding(rate)) / engine.dp)
+    shown = timing.step(engine, batch, context)
+    stay = steps * shown.seconds
+    wait = max(0.0, load.concurrency / rate - stay - before(rate)) if bound in ("memory", "prefill") else 0.0
+    burst = _burst(one, load.concurrency / servers) if bound != "prefill" else 0.0
     return Prediction(
         before(rate) + wait, stay / max(1.0, load.output - 1), layout.replicas * rate * load.output,
-        layout.replicas * rate * (stay + before(rate)), step.limit, bound, stay + before(rate), step.seconds, one,
-        step.by_op, step.by_limit, held, ahead,
+        layout.replicas * rate * (stay + before(rate)), shown.limit, bound, stay + before(rate) + wait,
+        shown.seconds, one.alone + transfer, burst, cold, shown.by_op, shown.by_limit, held, ahead,
     )  # fmt: skip
 
 

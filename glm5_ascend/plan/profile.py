@@ -5,12 +5,12 @@ A profile is one if machine, number of nodes, types of the weights and the paral
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
 from glm5_ascend.plan.layout import Engine
+from glm5_ascend.plan.roles import lines
 
 if TYPE_CHECKING:
     from glm5_ascend.plan.result import Plan
@@ -31,11 +31,13 @@ def commands(plan: Plan) -> Iterator[str]:
         yield "profile: none of deploy/profiles has this layout; these lines do:"
     layout = plan.chosen.layout
     context = plan.workload.prompt + plan.workload.output
-    if layout.prefill is None:
-        yield f"run it: {_serve(plan, layout.decode, context)}"
-        return
-    yield f"prefill nodes: {_serve(plan, layout.prefill, context, role='kv_producer')}"
-    yield f"decode nodes:  {_serve(plan, layout.decode, context, role='kv_consumer')}"
+    if plan.cluster.nodes * plan.cluster.hardware.dies_per_node > layout.dies:
+        idle = plan.cluster.nodes - -(-layout.dies // plan.cluster.hardware.dies_per_node)
+        yield f"idle: {idle} of {plan.cluster.nodes} nodes" if idle else "idle: a part of a node"
+    counts = {"prefill": layout.prefill_engines, "decode": layout.replicas, "server": layout.replicas}
+    for name, line in lines(plan.model, layout, plan.cluster.hardware, context):
+        number = f" ({counts[name]} engines)" if counts[name] > 1 else ""
+        yield f"{'run it' if name == 'server' else name + ' nodes'}{number}: {line}"
 
 
 def profile_of(plan: Plan) -> str | None:
@@ -44,64 +46,43 @@ def profile_of(plan: Plan) -> str | None:
 
 
 def _does(profile: Profile, plan: Plan) -> bool:
+    """Whether it has the plan's machines, weights and layout, and its model, context and requests fit its limits."""
     layout, cluster = plan.chosen.layout, plan.cluster
     engines = {"decode": layout.decode} | ({"prefill": layout.prefill} if layout.prefill else {})
     own = {
         role.args.get("kv-transfer-config", {}).get("kv_role", "kv_consumer"): role for role in profile.roles.values()
     }
     roles = {"decode": own.get("kv_consumer"), "prefill": own.get("kv_producer")}
-    if profile.alternatives or len(profile.roles) != len(engines) or layout.replicas != 1:
+    if profile.alternatives or len(profile.roles) != len(engines) or layout.replicas != 1 or layout.prefill_engines > 1:
         return False
     if (profile.hardware["node"], profile.hardware["nodes"]) != (cluster.hardware.name, cluster.nodes):
         return False
     if (profile.weights["experts"], profile.weights["attention"]) != (plan.model.expert_type, _attention(plan)):
         return False
-    return all((role := roles[name]) is not None and _sizes(role) == (engine.tp, engine.dp, engine.dcp)
+    if plan.model.stored_bytes is None and plan.model.name.upper() not in profile.models:
+        return False
+    context = plan.workload.prompt + plan.workload.output
+    return all((role := roles[name]) is not None and _sizes(role) == _sizes_of(engine) and _serves(role, plan, context)
+               and (name == "prefill" or engine.sequences <= int(role.args.get("max-num-seqs", 0)))
                for name, engine in engines.items())  # fmt: skip
+
+
+def _serves(role: Role, plan: Plan, context: int) -> bool:
+    """Its context is long enough and its caches are of the plan's types."""
+    extra = role.args.get("additional-config", {})
+    caches = "li+sfa" if extra.get("enable_sparse_sfa_c8") else "li" if extra.get("enable_sparse_li_c8") else "none"
+    return int(role.args.get("max-model-len", 0)) >= context and caches == plan.model.cache
 
 
 def _attention(plan: Plan) -> str:
     return plan.model.type_of(0, "self_attn.q_a_proj")
 
 
-def _sizes(role: Role) -> tuple[int, int, int]:
-    tp, dp, dcp = (int(role.args.get(f"{kind}-parallel-size", 1)) for kind in ("tensor", "data", "decode-context"))
-    return tp, dp, dcp
+def _sizes(role: Role) -> tuple[int, ...]:
+    kinds = ("tensor", "data", "decode-context", "pipeline")
+    return (*(int(role.args.get(f"{kind}-parallel-size", 1)) for kind in kinds),
+            bool(role.args.get("enable-expert-parallel")))  # fmt: skip
 
 
-def _serve(plan: Plan, engine: Engine, context: int, role: str | None = None) -> str:
-    parts = [
-        "vllm serve DIR", f"--tensor-parallel-size {engine.tp}", f"--data-parallel-size {engine.dp}",
-        "--enable-expert-parallel", f"--max-model-len {-(-context // 128) * 128}",
-        f"--max-num-seqs {engine.sequences}", f"--max-num-batched-tokens {engine.batched_tokens}",
-        f"--gpu-memory-utilization {engine.utilization:g}",
-    ]  # fmt: skip
-    if plan.model.quantization != "bf16":
-        parts.append("--quantization ascend")
-    if engine.eager_decode:
-        parts.append("--enforce-eager")
-    else:
-        parts.append("--compilation-config " + _json({"cudagraph_mode": "FULL_DECODE_ONLY"}))
-    if engine.dcp > 1:
-        parts.append(f"--decode-context-parallel-size {engine.dcp} --cp-kv-cache-interleave-size 128")
-    if engine.drafts:
-        drafts = {"num_speculative_tokens": engine.drafts, "method": "deepseek_mtp", "enforce_eager": True}
-        parts.append("--speculative-config " + _json(drafts))
-    extra: dict[str, bool] = {}
-    if role != "kv_consumer" and engine.split_prefill and engine.tp > 1:
-        extra["enable_dsa_cp"] = True
-    if plan.model.cache != "none":
-        extra["enable_sparse_li_c8"] = True
-    if plan.model.cache == "li+sfa":
-        extra["enable_sparse_sfa_c8"] = True
-    if role == "kv_consumer":
-        extra["recompute_scheduler_enable"] = True
-    if extra:
-        parts.append("--additional-config " + _json(extra))
-    if role:
-        parts.append("--kv-transfer-config " + _json({"kv_connector": "MooncakeConnectorV1", "kv_role": role}))
-    return f"HCCL_BUFFSIZE={engine.buffer_mb} " + " ".join(parts)
-
-
-def _json(value: object) -> str:
-    return "'" + json.dumps(value) + "'"
+def _sizes_of(engine: Engine) -> tuple[int, ...]:
+    return engine.tp, engine.dp, engine.dcp, engine.pp, engine.expert_parallel

@@ -8,17 +8,18 @@ from typing import Any
 
 from glm5_ascend.errors import PlanError
 from glm5_ascend.plan import cache, memory, weights
-from glm5_ascend.plan.efficiency import efficiencies_of, fitted
+from glm5_ascend.plan.distance import beyond, half_width, place
+from glm5_ascend.plan.efficiency import efficiencies_of
 from glm5_ascend.plan.hardware import Cluster
+from glm5_ascend.plan.layout import Layout
+from glm5_ascend.plan.layouts import Options, together
 from glm5_ascend.plan.model import PlannedModel
-from glm5_ascend.plan.predict import predict, run_output
-from glm5_ascend.plan.search import Candidate, Options, layouts, parse_layout, search
-from glm5_ascend.plan.workload import Slo, Workload
+from glm5_ascend.plan.predict import predict, run_output, run_ttft
+from glm5_ascend.plan.search import Candidate, parse_layout, search
+from glm5_ascend.plan.workload import Slo, Workload, acceptance_spread
 
-#: Added to the logarithm's half width, root of squares, for each thing no public row covers. A guess.
-EXTRAPOLATION = 0.2
-#: The same for the first token's time: throughput rows test it only through the residence time.
-UNTESTED_TTFT = 0.35
+#: Prompt tokens from which the indexer is a large part of a prefill.
+LONG_PROMPT = 16_384
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ def make_plan(
             "shorten in= or out=",
         )
     efficiency = efficiencies_of(cluster.hardware)
+    fixed = None
     if layout is not None:
         fixed = parse_layout(layout, model, cluster, workload, options)
         found = predict(model, cluster.hardware, fixed, efficiency, workload, options.acceptance)
@@ -78,43 +80,28 @@ def make_plan(
     else:
         candidates = search(model, cluster, workload, slo, efficiency, options)
     if not candidates:
-        raise PlanError(*_nothing_fits(model, cluster, workload, options))
+        tried = [fixed] if fixed else list(together(model, cluster, workload, options))
+        raise PlanError(*_nothing_fits(model, cluster, workload, tried, fixed is not None))
     best = candidates[0]
     reasons = extrapolations(model, cluster, workload, best)
-    numbers = _numbers(model, cluster, workload, best, reasons, price)
+    numbers = _numbers(model, cluster, workload, best, price, options.acceptance)
     met = slo.met(best.prediction.tpot, best.prediction.ttft)
-    return Plan(model, cluster, workload, slo, best, candidates[1:], numbers, reasons, met, _notes(best, workload),
-                options.acceptance)  # fmt: skip
+    notes = _notes(best, workload, cluster)
+    return Plan(
+        model, cluster, workload, slo, best, candidates[1:], numbers, reasons, met, notes, options.acceptance
+    )  # fmt: skip
 
 
 def extrapolations(model: PlannedModel, cluster: Cluster, workload: Workload, chosen: Candidate) -> list[str]:
-    """What this plan has and no public throughput row has."""
-    found = []
-    if cluster.hardware.efficiencies is not None:
+    """What this plan has and no public row has."""
+    if cluster.hardware.measured_on is not None:
         return []
-    if model.expert_type == "FLOAT":
-        found.append("bf16 weights: all public rows are quantized")
-    if model.expert_type == "W4A8_DYNAMIC" and chosen.layout.prefill is None:
-        found.append("W4A8 without PD: the only public W4A8 row is a PD deployment")
-    if cluster.hardware.name == "a2":
-        found.append("A2: one public row, whose file contradicts itself about the machine")
-    elif cluster.hardware.name != "a3":
-        found.append(f"{cluster.hardware.name}: no public row, the A3's efficiencies are assumed")
-    per_replica = cluster.nodes // chosen.layout.replicas
-    if per_replica > 4:
-        found.append(f"an engine over {per_replica} nodes: public rows end at 4")
-    if chosen.layout.decode.drafts != 3:
-        found.append(f"{chosen.layout.decode.drafts} draft tokens: all public rows draft 3")
-    if workload.prompt > 131072:
-        found.append("prompts above 128k: no public row")
-    if chosen.layout.decode.dcp > 1:
-        found.append("DCP: no public row")
-    return found
+    return beyond(place(model, cluster.hardware.name, chosen.layout, workload))
 
 
 def _numbers(
-    model: PlannedModel, cluster: Cluster, workload: Workload, chosen: Candidate, reasons: list[str],
-    price: float | None,
+    model: PlannedModel, cluster: Cluster, workload: Workload, chosen: Candidate, price: float | None,
+    acceptance: float | None,
 ) -> dict[str, Range]:  # fmt: skip
     held, p = chosen.prediction.memory, chosen.prediction
     own = float(sum(held.weights.values()))
@@ -128,9 +115,12 @@ def _numbers(
     budgets = [held.budget_low, held.budget, held.budget_high]
     longest = [min(model.config.max_position_embeddings, held.tokens(b)) for b in budgets]
     most = [float(_concurrency(held, b, chosen, workload)) for b in budgets]
-    half = math.hypot(fitted().band, EXTRAPOLATION * math.sqrt(len(reasons)))
-    speed, first = math.exp(half), math.exp(math.hypot(half, UNTESTED_TTFT))
-    out = run_output(p, workload)
+    here = place(model, cluster.hardware.name, chosen.layout, workload)
+    drafted = chosen.layout.decode.drafts > 0 and acceptance is None
+    spread = acceptance_spread() if drafted else 0.0
+    speed, each = (math.exp(math.hypot(half_width(name, here), spread)) for name in ("tok_s", "tpot"))
+    first = math.exp(half_width("ttft", here))
+    out, ttft = run_output(p, workload), run_ttft(p, workload)
     basis = "fitted" if cluster.hardware.efficiencies is None else "measured"
     token = held.bytes_per_token
     numbers = {
@@ -140,8 +130,8 @@ def _numbers(
         "kv_budget_bytes_per_die": Range(budgets[1], budgets[0], budgets[2], "guessed"),
         "max_context_tokens": Range(longest[1], longest[0], longest[2], "guessed"),
         "max_concurrency": Range(most[1], most[0], most[2], "guessed"),
-        "tpot_ms": Range(1e3 * p.tpot, 1e3 * p.tpot / speed, 1e3 * p.tpot * speed, basis),
-        "ttft_ms": Range(1e3 * p.ttft, 1e3 * p.ttft / first, 1e3 * p.ttft * first, basis),
+        "tpot_ms": Range(1e3 * p.tpot, 1e3 * p.tpot / each, 1e3 * p.tpot * each, basis),
+        "ttft_ms": Range(1e3 * ttft, 1e3 * ttft / first, 1e3 * ttft * first, basis),
         "output_tokens_per_s": Range(out, out / speed, out * speed, basis),
     }
     if price is not None:
@@ -158,11 +148,23 @@ def _concurrency(held: memory.Memory, budget: float, chosen: Candidate, workload
     return per_rank * chosen.layout.decode.dp * chosen.layout.replicas
 
 
-def _notes(chosen: Candidate, workload: Workload) -> list[str]:
+def _notes(chosen: Candidate, workload: Workload, cluster: Cluster) -> list[str]:
     notes = []
-    held = chosen.prediction.memory
+    held, links = chosen.prediction.memory, cluster.hardware.links
+    if links.pod is not None and cluster.nodes > 1:
+        notes.append(
+            f"assumed: the nodes are one supernode (UB, up to {links.pod.nodes} nodes); without: --hardware a3-roce"
+        )
     if held.budget_low < 0 < held.budget:
         notes.append("it fits only if graphs, buffers and fragmentation take less than the high end of their range")
+    one = chosen.layout.prefill or chosen.layout.decode
+    if workload.fresh > LONG_PROMPT and one.tp > 1 and not one.split_prefill:
+        notes.append(
+            "without DSA-CP every die scores the whole prompt: dsa_cp=1 in --layout divides that; it needs FlashComm,"
+            " with which W4A8 lost its drafts in 0.20 and 0.21 (vllm-ascend 9803)"
+        )
+    if chosen.layout.decode.dcp > 1 and workload.prefix_hit:
+        notes.append("with DCP prefixes are not found again (vllm-ascend 13750): the hits are not counted")
     if chosen.prediction.bound == "memory":
         notes.append(f"cache memory holds {chosen.prediction.running:.0f} requests at a time, the others wait")
     if workload.requests is not None and workload.requests <= 2 * workload.concurrency and workload.rate is None:
@@ -170,19 +172,27 @@ def _notes(chosen: Candidate, workload: Workload) -> list[str]:
     return notes
 
 
-def _nothing_fits(model: PlannedModel, cluster: Cluster, workload: Workload, options: Options) -> tuple[str, str]:
+def _nothing_fits(
+    model: PlannedModel, cluster: Cluster, workload: Workload, tried: list[Layout], named: bool
+) -> tuple[str, str]:
+    """What is missing in the layout that misses least; `named`: the one the user gave."""
     best, most = None, -math.inf
-    for layout in layouts(model, cluster, workload, options):
-        held = memory.fit(model, cluster.hardware, layout.decode)
-        if held.budget - held.bytes_per_token * workload.prompt > most:
-            best, most = (layout, held), held.budget - held.bytes_per_token * workload.prompt
+    for layout in tried:
+        split = layout.prefill is not None
+        for one, decodes in ((layout.decode, split), *([(layout.prefill, False)] if layout.prefill else [])):
+            held = memory.fit(model, cluster.hardware, one, decodes, split)
+            need = cache.pages(workload.prompt + workload.output) * held.bytes_per_token
+            if held.budget - need > most or (named and held.budget < need):
+                best, most = (one, held, need), held.budget - need
     if best is None:
         return f"no layout of {cluster.nodes} x {cluster.hardware.name} is possible", "use another number of nodes"
-    layout, held = best
-    need = cache.pages(workload.prompt + workload.output) * held.bytes_per_token
+    one, held, need = best
+    which = "layout" if named else "best layout"
     return (
-        f"{model.name} {model.quantization} does not fit {cluster.nodes} x {cluster.hardware.name}: best layout "
-        f"{layout.decode}, weights {sum(held.weights.values()) / 1e9:.1f} GB of {held.usable / 1e9:.1f} GB usable per "
+        f"{model.name} {model.quantization} does not fit {cluster.nodes} x {cluster.hardware.name}: {which} "
+        f"{one}, weights {sum(held.weights.values()) / 1e9:.1f} GB of {held.usable / 1e9:.1f} GB usable per "
         f"die leave {held.budget / 1e9:.1f} GB, one request needs {need / 1e9:.1f} GB",
-        "use more nodes, a smaller --quant, or a shorter context",
+        "leave out --layout: the search tries others"
+        if named
+        else "use more nodes, a smaller --quant, or a shorter context",
     )

@@ -80,19 +80,22 @@ def decode_step(
     """
     verified = engine.drafts + 1
     step = StepLoad(requests * verified, requests, context, engine.dp)
-    by_limit, by_op = time_ops(step_operators(model, engine, step), hardware, efficiency)
+    by_limit, by_op = time_ops(step_operators(model, engine, step, hardware.mc2), hardware, efficiency)
     layers = model.config.num_hidden_layers
     scale = hardware.pass_seconds_scale.value
-    launch = layers * (efficiency.eager_seconds if engine.eager_decode else efficiency.graph_seconds) * scale
-    for draft in range(engine.drafts):
-        # the first pass of the MTP layer runs over all verified tokens, the others over the last one of each request
-        tokens = requests * verified if draft == 0 else requests
-        draft_step = StepLoad(tokens, requests, context, engine.dp)
-        more, more_ops = time_ops(draft_operators(model, engine, draft_step), hardware, efficiency)
-        for name, seconds in more.items():
-            by_limit[name] += seconds
-        by_op["MTP drafts"] += sum(more_ops.values())
-        launch += efficiency.eager_seconds * scale
+    # A layer that chooses positions itself has about twice the kernels of one that takes another's choice.
+    launch = (layers + model.full_layers) * efficiency.graph_seconds * scale
+    if engine.eager_decode:
+        launch = layers * efficiency.eager_seconds * scale
+    # The first pass of the MTP layer runs over all verified tokens, the others over the last one of each request.
+    for passes, tokens in ((min(1, engine.drafts), requests * verified), (engine.drafts - 1, requests)):
+        if passes > 0:
+            draft_step = StepLoad(tokens, requests, context, engine.dp)
+            more, more_ops = time_ops(draft_operators(model, engine, draft_step, hardware.mc2), hardware, efficiency)
+            for name, seconds in more.items():
+                by_limit[name] += passes * seconds
+            by_op["MTP drafts"] += passes * sum(more_ops.values())
+    launch += engine.drafts * efficiency.eager_seconds * scale
     by_limit["host"] += launch
     by_op["launch and synchronisation"] += launch
     tokens_time = layers * step.tokens * efficiency.token_seconds
@@ -112,14 +115,16 @@ def prefill_chunk(
 ) -> Duration:
     """One chunk of `tokens` prompt tokens behind `start` cached ones, on so many ranks at once; the others wait."""
     step = StepLoad(tokens, 1, start + tokens / 2, ranks, prefill=True)
-    ops = step_operators(model, engine, step)
+    ops = step_operators(model, engine, step, hardware.mc2)
     by_limit, by_op = time_ops(ops, hardware, efficiency)
+    by_limit = {name: seconds / efficiency.prefill for name, seconds in by_limit.items()}
+    by_op = {name: seconds / efficiency.prefill for name, seconds in by_op.items()}
     device = sum(by_limit.values())
     host = model.config.num_hidden_layers * efficiency.eager_seconds * hardware.pass_seconds_scale.value
     if not hardware.host_ahead:
-        by_limit["host"] += host
-        by_op["launch and synchronisation"] += host
+        by_limit["host"] = host
+        by_op["launch and synchronisation"] = host
     elif host > device:  # the host launches ahead: only what it is slower by is seen
-        by_limit["host"] += host - device
-        by_op["launch and synchronisation"] += host - device
+        by_limit["host"] = host - device
+        by_op["launch and synchronisation"] = host - device
     return Duration(sum(by_limit.values()), dict(by_limit), dict(by_op))

@@ -80,6 +80,8 @@ def replica_tails(
         clients = max(1, round(load.concurrency / layout.replicas)) if arrivals.closed else 0
         return simulate(table, trace, clients).summary()
     ahead = engine_costs(model, hardware, layout.prefill, efficiency, load, split=True)
+    shared = max(1, round(ahead.ranks * layout.prefill_engines / layout.replicas))
+    ahead = replace(ahead, ranks=shared)  # of all prefill engines, those that feed one decode engine
     link = hardware.link(layout.decode.dies + layout.prefill.dies)
     moved = load.prompt * memory.fit(model, hardware, layout.decode).bytes_per_token
     return simulate_apart(ahead, table, trace, moved / (link.bandwidth * LINK) / layout.prefill.tp).summary()

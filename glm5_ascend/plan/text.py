@@ -87,7 +87,7 @@ def _speed(plan: Plan, simulated: Mapping[str, float] | None) -> Rows:
     speed = n["output_tokens_per_s"]
     yield "tokens/s", f"{span(speed)} output tokens, all requests  [{speed.basis}]"
     yield "TPOT", f"{span(n['tpot_ms'], digits=1)} ms  [{n['tpot_ms'].basis}]"
-    yield "TTFT", f"{span(n['ttft_ms'])} ms  [{n['ttft_ms'].basis}; no public number tests it alone]"
+    yield "TTFT", f"{span(n['ttft_ms'])} ms  [{n['ttft_ms'].basis}; few public numbers]"
     if "cost_per_million_output_tokens" in n:
         yield "cost", f"{span(n['cost_per_million_output_tokens'], digits=3)} per million output tokens"
     if simulated:
@@ -133,8 +133,9 @@ def basis(plan: Plan) -> Iterator[str]:
     if plan.cluster.hardware.efficiencies is None:
         data = fitted()
         yield (
-            f"fitted: six efficiencies, on {len(data.fitted_on)} public results; median error for results not seen"
-            f" {100 * data.median_error:.0f} %."
+            f"fitted: seven efficiencies, on {len(data.fitted_on)} public results as of {data.date}; median error for"
+            f" results not seen {100 * data.median_error['tok_s']:.0f} % in throughput,"
+            f" {100 * data.median_error['ttft']:.0f} % in TTFT. Ranges are meant to hold 4 of 5 results."
         )
     yield "guessed: no public number exists; the range says how far off it may be. We have run none of this on an NPU."
 

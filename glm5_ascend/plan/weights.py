@@ -90,13 +90,21 @@ def weight_sums(model: PlannedModel, mtp: bool) -> tuple[WeightSum, ...]:
     return tuple(WeightSum(part, divided, nbytes) for (part, divided), nbytes in found.items())
 
 
-def per_die(model: PlannedModel, mtp: bool, tp: int, ep: int) -> dict[str, int]:
-    """Resident bytes of weights on one die, by part. The die with the most experts counts."""
+def per_die(
+    model: PlannedModel, mtp: bool, tp: int, ep: int, redundant: int = 0, pp: int = 1, slices: int = 1
+) -> dict[str, int]:
+    """Resident bytes of weights on one die, by part. The die with the most experts counts.
+
+    Args:
+        redundant: copies of experts. pp: pipeline stages; embedding, head and MTP layer lie on one of them.
+        slices: into how many parts each expert is cut, where experts are not divided whole.
+    """
     experts = model.config.n_routed_experts
-    share = {"nothing": 1.0, "tp": 1 / tp, "ep": -(-experts // ep) / experts}
+    share = {"nothing": 1.0, "tp": 1 / tp, "ep": -(-(experts + redundant) // ep) / experts / slices}
     parts: dict[str, float] = {}
     for item in weight_sums(model, mtp):
-        parts[item.part] = parts.get(item.part, 0.0) + item.nbytes * share[item.divided_by]
+        stage = 1 if item.part in ("MTP layer", "embedding and head") else pp
+        parts[item.part] = parts.get(item.part, 0.0) + item.nbytes * share[item.divided_by] / stage
     return {name: round(nbytes) for name, nbytes in sorted(parts.items(), key=lambda pair: -pair[1])}
 
 

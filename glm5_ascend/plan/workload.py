@@ -10,6 +10,9 @@ from glm5_ascend.errors import PlanError
 #: Mean accepted tokens per position of the three drafts of a healthy GLM-5 W4A8 on A3 (log in vllm-ascend #9803).
 ACCEPTANCE = (0.891, 0.717, 0.549)
 
+#: The same elsewhere: GLM-5.2-w4a8 in vllm-ascend's nightly CI, before and after its second model runner.
+OTHER_ACCEPTANCES = ((0.86, 0.63, 0.42), (0.90, 0.77, 0.63))
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -21,6 +24,7 @@ class Workload:
         prefix_hit: share of the prompt found in the prefix cache (and shared by the requests of a rank).
         rate: most requests per second that are sent, None: no limit.
         requests: requests of a whole run, None: one that goes on. A short run fills up and empties, and prints less.
+        warm: a run's prefix caches are filled before it starts.
     """
 
     prompt: int
@@ -29,6 +33,7 @@ class Workload:
     prefix_hit: float = 0.0
     rate: float | None = None
     requests: int | None = None
+    warm: bool = False
 
     @property
     def fresh(self) -> float:
@@ -59,6 +64,12 @@ def accepted(drafts: int, acceptance: float | None = None) -> float:
     while len(positions) < drafts:  # every further draft is as good as the last ratio
         positions.append(positions[-1] * positions[-1] / positions[-2])
     return 1.0 + sum(positions[:drafts])
+
+
+def acceptance_spread() -> float:
+    """Half width, on a logarithmic scale, of what public runs gain per step with three drafts."""
+    gains = [1.0 + sum(positions) for positions in (ACCEPTANCE, *OTHER_ACCEPTANCES)]
+    return math.log(max(gains) / min(gains)) / 2
 
 
 _KEYS = {"in": "prompt", "out": "output", "concurrency": "concurrency", "prefix_hit": "prefix_hit", "rate": "rate",

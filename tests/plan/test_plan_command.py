@@ -88,7 +88,7 @@ def test_a_checkpoint_directory(capsys: pytest.CaptureFixture[str], tiny_w4a8: P
     assert found["weight_bytes_total"]["basis"] == "measured"  # type: ignore[index]
     layout = found["layout"]
     assert isinstance(layout, dict)
-    assert layout["ep"] * layout["replicas"] == 16 and layout["ep"] <= 4, "a model of 4 experts: several on a node"
+    assert layout["ep"] * layout["replicas"] <= 16 and layout["ep"] <= 4, "a model of 4 experts: several on a node"
 
 
 def test_a_plan_by_name_needs_no_torch() -> None:
@@ -137,12 +137,12 @@ def test_tails_of_a_short_run_have_its_queue(capsys: pytest.CaptureFixture[str])
     """Eight at once and one rank: the last one waits for seven prefills, the middle ones for three or four."""
     load = "in=3500,out=1,concurrency=8,requests=8"
     found = plan(capsys, "--workload", load, "--tails", "--layout", "tp=16", "--mtp", 0, "--seqs", 8)
-    tails, one = found["simulated"], found["ttft_ms"]["value"] / 1e3  # type: ignore[index]
+    tails, mean = found["simulated"], found["ttft_ms"]["value"] / 1e3  # type: ignore[index]
     assert isinstance(tails, dict) and any("--tails" in note for note in found["notes"])  # type: ignore[union-attr]
     # Percentiles of eight waits of 1 to 8 prefills. The simulator's prefill is a plane through what is a maximum of the
     # host's time and the device's, and these two are near each other here: its size is right within 10 %.
     assert tails["ttft_p99"] / tails["ttft_p50"] == pytest.approx(7.93 / 4.5, rel=0.01)
-    assert tails["ttft_p50"] == pytest.approx(4.5 * one, rel=0.1)
+    assert tails["ttft_p50"] == pytest.approx(mean, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,24 @@ def test_weights_that_contradict_their_description(
     ("arguments", "profile"),
     [
         (("--quant", "w4a8", "--layout", "tp=16,dp=1"), "a3-single-w4a8"),
-        (("--quant", "w4a8", "--hardware", "a2", "--layout", "tp=8,dp=1"), "a2-single-w4a8"),
+        (
+            (
+                "--quant",
+                "w4a8",
+                "--hardware",
+                "a2",
+                "--layout",
+                "tp=8,dp=1",
+                "--workload",
+                "in=3500,out=1500,concurrency=8",
+            ),
+            "a2-single-w4a8",
+        ),
+        # more requests, tokens or positions than the profile allows, or another model
+        (("--quant", "w4a8", "--hardware", "a2", "--layout", "tp=8,dp=1"), None),
+        (("--quant", "w4a8", "--layout", "tp=16,dp=1", "--workload", "in=3500,out=1500,concurrency=64"), None),
+        (("--quant", "w8a8", "--layout", "tp=16,dp=1", "--workload", "in=41000,out=100,concurrency=1"), None),
+        (("--model", "glm-5.2", "--quant", "w4a8", "--layout", "tp=16,dp=1"), None),
         (("--quant", "w8a8", "--nodes", 2, "--layout", "tp=16,dp=2"), "a3-2node"),
         (("--quant", "w8a8", "--nodes", 4, "--layout", "tp=4,dp=8,prefill_tp=8,prefill_dp=4"), "a3-pd"),
         (("--quant", "w4a8", "--layout", "tp=8,dp=2"), None),

@@ -31,7 +31,7 @@ FILES: dict[str, type[BaseModel]] = {
         ("baselines.yaml", "dp: 1, prompt: 3500", "dp: 1, colour: 1, prompt: 3500", "rows.0.colour: unknown key"),
         ("baselines.yaml", "id: 5.1-1n, ", "", "rows.0.id: key is missing"),
         ("fitted.yaml", "  gather:", "  gathers:", "efficiencies.gather: key is missing"),
-        ("fitted.yaml", "band:", "bend: 1\nband:", "bend: unknown key"),
+        ("fitted.yaml", "bands:", "bends: 1\nbands:", "bends: unknown key"),
         ("hardware/a3.yaml", "  vector: {value: 11.06e+12", "  vector: {value: -1", "rates.vector.value: Input should"),
         ("hardware/a3.yaml", "quality: paper", "quality: hearsay", "links.node.quality: Input should be 'vendor'"),
         (
@@ -70,7 +70,11 @@ def test_schemas_are_current(name: str) -> None:
 
 def test_every_file_names_its_schema_and_is_read() -> None:
     paths = list(data_file("").rglob("*.yaml"))
-    assert {path.relative_to(data_file("")).as_posix() for path in paths} == {*FILES, "hardware/a2.yaml"}
+    assert {path.relative_to(data_file("")).as_posix() for path in paths} == {
+        *FILES,
+        "hardware/a2.yaml",
+        "hardware/a3-roce.yaml",
+    }
     for path in paths:
         first = path.read_text("utf-8").splitlines()[0]
         assert first.startswith("# yaml-language-server: $schema="), path

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from glm5_ascend.plan import fitting
-from glm5_ascend.plan.baselines import Baseline, cases, inconsistent, load_rows
+from glm5_ascend.plan.baselines import Baseline, cases, judged, leads, load_rows
+from glm5_ascend.plan.distance import misses, place_of, spread
 from glm5_ascend.plan.efficiency import PERFECT, fitted, fitted_efficiencies
 from glm5_ascend.plan.hardware import load_hardware
 from glm5_ascend.plan.layout import Engine, Layout
@@ -25,53 +26,67 @@ STEP_OFF = 0.3
 
 
 def test_committed_constants_explain_the_public_rows() -> None:
-    errors = {
-        case.row.id: np.log(case.output_per_second(fitted_efficiencies()) / case.row.out_tok_s) for case in cases()
-    }
-    good = [abs(np.expm1(error)) for row, error in errors.items() if row not in inconsistent()]
-    assert np.median(good) <= 0.15
-    # What was written down for rows not seen can hardly be better than for rows seen.
-    unseen = fitted().unseen
-    assert set(unseen) == set(errors)
-    assert np.median([abs(unseen[row] - 1) for row in unseen if row not in inconsistent()]) >= 0.8 * np.median(good)
-    assert np.mean([abs(np.log(ratio)) <= fitted().band for ratio in unseen.values()]) >= 0.8
+    """Medians that the issue asks for, and bands that hold about four of five results that the fit had not seen."""
+    limits = {"tok_s": 0.12, "ttft": 0.20, "tpot": 0.20}
+    seen = fitting.errors(fitting.from_efficiencies(fitted_efficiencies()), judged())
+    unseen, held = fitted().unseen, []
+    assert set(unseen) == set(fitted().fitted_on) == {row.id for row in load_rows()}
+    for name, limit in limits.items():
+        good = [abs(np.expm1(found[name])) for found in seen if name in found]
+        left = [abs(unseen[case.row.id][name] - 1) for case in judged() if name in unseen[case.row.id]]
+        assert np.median(good) <= limit and np.median(left) <= limit, name
+        assert fitted().median_error[name] == pytest.approx(np.median(left), abs=1e-3)
+        # What was written down for rows not seen can hardly be better than for rows seen.
+        assert np.median(left) >= 0.8 * np.median(good)
+    for case in judged():
+        others = [miss for miss in misses(unseen) if miss.group != case.row.group_key()]
+        for name, ratio in unseen[case.row.id].items():
+            held.append(abs(np.log(ratio)) <= fitted().bands[name] * spread(name, place_of(case), others))
+    assert 0.75 <= np.mean(held) <= 0.9
 
 
-def test_rule_for_rows_that_contradict_each_other() -> None:
-    assert set(inconsistent()) == {"5.1-2n-128k-50", "5.2-2n-128k-50"}
-    assert set(fitted().fitted_on) == {row.id for row in load_rows()} - set(inconsistent())
+def test_rows_that_cannot_be_trusted_weigh_less() -> None:
+    weights = {row.id: row.weight for row in load_rows()}
+    assert weights["5.1-2n-128k-50"] <= 0.1, "the outlier of its pair"
+    assert weights["5.2-pd-64k-50"] <= 0.5, "its label is unsafe"
+    for row in load_rows():
+        assert row.engine == "vllm-ascend" or row.weight <= 0.2, "gates of another engine"
+    shares = fitting.weights(cases())
+    assert shares.sum() == pytest.approx(sum(weights.values())), "a row's outputs share its weight"
 
 
 def test_every_row_names_its_source() -> None:
     for row in load_rows():
         assert row.source and row.version and row.quant and row.date.year >= 2026
-        assert row.out_tok_s > 1, "0 and 1 are placeholders in the source"
+        assert row.measured() and min(row.measured().values()) > 0
+        assert row.out_tok_s is None or row.out_tok_s > 1, "0 and 1 are placeholders in the source"
+    assert all(lead.said and lead.why for lead in leads())
 
 
 @pytest.fixture(scope="module")
 def made() -> list[Baseline]:
     """Rows made by the model itself with other constants than any it was fitted to."""
-    wanted = fitting.to_efficiencies(np.array([0.5, -0.4, -0.3, 0.3, -0.5, 0.4]))
+    wanted = fitting.to_efficiencies(np.array([0.5, -0.6, -0.5, 0.6, -0.5, 0.6, 0.5]))
     some = [case for case in cases() if case.row.id.startswith("5.1")][:8]
     return [replace(c, row=c.row.model_copy(update={"out_tok_s": c.output_per_second(wanted)})) for c in some]
 
 
 def test_fit_finds_the_constants_that_made_the_data(made: list[Baseline]) -> None:
     """It must predict them again."""
-    before = np.abs(fitting.residuals(np.zeros(6), made)).max()
-    after = np.abs(fitting.residuals(fitting.fit(made, [np.zeros(6)]), made)).max()
+    before = np.abs(fitting.residuals(np.zeros(7), made)).max()
+    after = np.abs(fitting.residuals(fitting.fit(made, [np.zeros(7)]), made)).max()
     assert after < 0.05 < before
 
 
 def test_one_wild_row_hardly_bends_the_fit(made: list[Baseline]) -> None:
     wild = made[0].row.model_copy(update={"out_tok_s": 8 * made[0].row.out_tok_s})
-    found = fitting.fit([replace(made[0], row=wild), *made[1:]], [np.zeros(6)])
+    found = fitting.fit([replace(made[0], row=wild), *made[1:]], [np.zeros(7)])
     assert np.abs(fitting.residuals(found, made[1:])).max() < 0.1
 
 
 def test_only_the_rows_are_robust(made: list[Baseline]) -> None:
     """Priors are plain squares; a row far off counts by its distance, not by the square of it."""
-    x = np.array([3.0, -2.0, 0.0, 0.0, 1.0, 0.0])
+    x = np.array([3.0, -2.0, 0.0, 0.0, 1.0, 0.0, -1.0])
     assert fitting.objective(x, []) == pytest.approx(x @ x)
     far = [replace(made[0], row=made[0].row.model_copy(update={"out_tok_s": value})) for value in (1e9, 1e12)]
     near, further = (np.abs(fitting.residuals(x, [case])[0]) / fitting.SIGMA for case in far)
@@ -87,21 +102,21 @@ def test_the_lowest_minimum_counts(made: list[Baseline]) -> None:
 
 
 def test_committed_constants_are_the_lowest_minimum_known() -> None:
-    """From the priors' typical values alone the public rows end in a higher one."""
-    good = [case for case in cases() if case.row.id not in inconsistent()]
+    """A fit from the priors' typical values ends no lower, and a step in any direction goes up."""
+    good = cases()
     committed = fitting.from_efficiencies(fitted_efficiencies())
-    alone = fitting.fit(good, [np.zeros(6)])
-    assert fitting.objective(alone, good) > fitting.objective(committed, good) + 0.01
-    for slope in STEP_OFF * np.concatenate([np.eye(6), -np.eye(6)]):
+    alone = fitting.fit(good, [np.zeros(7)])
+    assert fitting.objective(alone, good) > fitting.objective(committed, good) - 0.02
+    for slope in STEP_OFF * np.concatenate([np.eye(7), -np.eye(7)]):
         assert fitting.objective(committed + slope, good) > fitting.objective(committed, good)
 
 
 def test_leaving_out_a_group_leaves_out_its_twins(made: list[Baseline]) -> None:
     """Rows that the model made: whichever is left out is predicted by the others."""
-    whole = fitting.fit(made, [np.zeros(6)])
+    whole = fitting.fit(made, [np.zeros(7)])
     found = fitting.leave_one_out(made[:4], whole, lambda case: case.row.tp)
     assert set(found) == {case.row.id for case in made[:4]}
-    assert max(abs(error) for error in found.values()) < 0.3
+    assert max(abs(error["tok_s"]) for error in found.values()) < 0.3
 
 
 def test_perfect_efficiency_is_a_lower_bound() -> None:

@@ -120,7 +120,8 @@ def efficiencies(model: PlannedModel, hardware: Hardware, served: Served) -> Eff
     )
     took = np.array(list(served.step.values()))
     # Step and token in units of a second per layer; the smaller of the two may come out below zero: then it is zero.
-    parts = layers * np.stack([np.ones_like(batches), batches], axis=1) / took[:, None]
+    steps = np.full_like(batches, layers + model.full_layers)
+    parts = np.stack([steps, layers * batches], axis=1) / took[:, None]
     target = (took - device) / took
     step, token = np.linalg.lstsq(parts, target, rcond=None)[0]
     if step < 0 or token < 0:
@@ -145,7 +146,9 @@ def write(found: Hardware, path: Path, *, replace: bool) -> None:
     """As YAML with a heading. Raises `OutputError` if the file is there and may not be replaced, or cannot be made."""
     if path.exists() and not replace:
         raise OutputError(f"{path} exists already", "name another file, or remove it")
-    heading = "# Written by `glm5-ascend plan --measure`. Every rate is of one die: this machine's CPU.\n"
+    heading = "# Written by `glm5-ascend plan --calibrate`: efficiencies fitted to own runs.\n"
+    if found.measured_on is not None:
+        heading = "# Written by `glm5-ascend plan --measure`. Every rate is of one die: this machine's CPU.\n"
     text = yaml.safe_dump(found.model_dump(mode="json", exclude_none=True), sort_keys=False, width=110)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

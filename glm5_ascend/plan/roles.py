@@ -1,0 +1,155 @@
+"""A plan's engines as roles of a deployment: the whole `vllm serve` command of each, for vllm-ascend 0.23.
+
+What no layout decides (parsers, seed, chat template) is what the shipped profiles say. Words a launcher fills in are
+left open as shell variables: HEAD (address of the role's first node), IP and NIC (this machine's), RANK (of the
+server), DEVICES (its dies).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from glm5_ascend.checkpoint.types import FLOAT, W8A8
+from glm5_ascend.deploy.profiles.command import open_command
+from glm5_ascend.deploy.profiles.load import Role, load
+from glm5_ascend.plan.hardware import Hardware
+from glm5_ascend.plan.layout import Engine, Layout
+from glm5_ascend.plan.model import PlannedModel
+
+#: Profile whose role says what all engines have in common, and what in it belongs to its own layout.
+_TEMPLATE = "a3-single-w4a8"
+_OWN = (
+    "tensor-parallel-size", "data-parallel-size", "max-model-len", "max-num-seqs", "max-num-batched-tokens",
+    "gpu-memory-utilization", "quantization", "enable-expert-parallel", "enable-prefix-caching", "async-scheduling",
+    "compilation-config", "speculative-config", "additional-config", "api-server-count",
+)  # fmt: skip
+PREFILL, DECODE, SERVER = "prefill", "decode", "server"
+_ROLES = {PREFILL: "kv_producer", DECODE: "kv_consumer"}
+_PORTS = {PREFILL: (9081, 12321, "30000"), DECODE: (9900, 12322, "30100"), SERVER: (8000, 12890, "")}
+_MULTI_NODE = {
+    "HCCL_IF_IP": "$IP", "GLOO_SOCKET_IFNAME": "$NIC", "TP_SOCKET_IFNAME": "$NIC", "HCCL_SOCKET_IFNAME": "$NIC",
+    "HCCL_CONNECT_TIMEOUT": "3600", "HCCL_EXEC_TIMEOUT": "3600", "HCCL_TRANSFER_TIMEOUT": "600",
+}  # fmt: skip
+_PD_ENV = {
+    "ACL_OP_INIT_MODE": "1", "ASCEND_A3_ENABLE": "1", "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": "480",
+    "ASCEND_RT_VISIBLE_DEVICES": "$DEVICES",
+}  # fmt: skip
+
+
+def roles(model: PlannedModel, layout: Layout, hardware: Hardware, context: int) -> dict[str, Role]:
+    """By name: one role, or prefill and decode. `context`: tokens the longest request has."""
+    if layout.prefill is None:
+        return {SERVER: _role(model, layout, layout.decode, SERVER, hardware, context)}
+    pairs = ((PREFILL, layout.prefill), (DECODE, layout.decode))
+    return {name: _role(model, layout, one, name, hardware, context) for name, one in pairs}
+
+
+def _role(model: PlannedModel, layout: Layout, engine: Engine, name: str, hardware: Hardware, context: int) -> Role:
+    template = load(_TEMPLATE).roles["server"]
+    nodes = max(1, -(-engine.dies // hardware.dies_per_node))
+    port, rpc, _ = _PORTS[name]
+    args = {key: value for key, value in template.args.items() if key not in _OWN}
+    if model.expert_type != FLOAT:
+        args["quantization"] = "ascend"
+    args |= _parallel(engine, name, nodes, rpc)
+    tokens = max(engine.batched_tokens, engine.sequences * (engine.drafts + 1))
+    args |= {
+        "max-model-len": 128 * -(-context // 128), "max-num-seqs": engine.sequences, "max-num-batched-tokens": tokens,
+        "gpu-memory-utilization": engine.utilization, "enable-prefix-caching": engine.dcp == 1,
+        "async-scheduling": name != PREFILL,
+    }  # fmt: skip
+    if engine.eager_decode:
+        args["enforce-eager"] = True
+    else:
+        args["compilation-config"] = {"cudagraph_mode": "FULL_DECODE_ONLY"}
+    if engine.drafts:
+        args["speculative-config"] = {
+            "method": "deepseek_mtp", "num_speculative_tokens": engine.drafts, "enforce_eager": True
+        }  # fmt: skip
+    if model.full_layers < model.config.indexer_types.count("full"):
+        args["hf-overrides"] = {"use_index_cache": True, "index_topk_freq": 4}
+    args["additional-config"] = _additional(model, engine, name)
+    if nodes > 1 and engine.expert_parallel and hardware.link(engine.dies) is hardware.links.scale_out:
+        args["additional-config"]["enable_mc2_hierarchy_comm"] = True  # experts' dies are joined by RoCE
+    if name != SERVER:
+        args["kv-transfer-config"] = _transfer(layout, name)
+    env = {**template.env, "HCCL_BUFFSIZE": str(engine.buffer_mb)}
+    env |= (_MULTI_NODE if nodes > 1 else {}) | (_PD_ENV if name != SERVER else {})
+    return Role(name, nodes, name != SERVER, port, env, args)
+
+
+def _parallel(engine: Engine, name: str, nodes: int, rpc: int) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "tensor-parallel-size": engine.tp, "data-parallel-size": engine.dp,
+        "enable-expert-parallel": engine.expert_parallel,
+    }  # fmt: skip
+    if engine.pp > 1:
+        found["pipeline-parallel-size"] = engine.pp
+    if engine.dcp > 1:
+        found |= {"decode-context-parallel-size": engine.dcp, "cp-kv-cache-interleave-size": 128}
+    if name != SERVER:
+        if engine.dp > 1:
+            found |= {"data-parallel-rank": "$RANK", "data-parallel-address": "$HEAD", "data-parallel-rpc-port": rpc}
+    elif nodes > 1 and engine.dp > 1:
+        found |= {
+            "data-parallel-size-local": max(1, engine.dp // nodes), "data-parallel-start-rank": "$RANK",
+            "data-parallel-address": "$HEAD", "data-parallel-rpc-port": rpc,
+        }  # fmt: skip
+    return found
+
+
+def _additional(model: PlannedModel, engine: Engine, name: str) -> dict[str, Any]:
+    """vllm-ascend's own switches, only together with what they need in 0.23."""
+    found: dict[str, Any] = {"multistream_overlap_shared_expert": True}
+    split = name != DECODE and engine.split_prefill and engine.tp > 1
+    if split:  # DSA-CP needs FlashComm
+        found |= {"enable_dsa_cp": True, "enable_flashcomm1": True}
+    if model.cache != "none":
+        found["enable_sparse_li_c8"] = True
+    if model.cache == "li+sfa":
+        found["enable_sparse_sfa_c8"] = True
+    static = model.type_of(0, "self_attn.q_a_proj") == W8A8
+    found["enable_mlapo"] = static and name != PREFILL and not split and model.cache != "li+sfa" and engine.dcp == 1
+    if name == DECODE:
+        found["recompute_scheduler_enable"] = True
+    elif name == SERVER:
+        found["enable_balance_scheduling"] = True
+    if engine.redundant:
+        found["eplb_config"] = {"num_redundant_experts": engine.redundant}
+    return found
+
+
+def _transfer(layout: Layout, name: str) -> dict[str, Any]:
+    """Mooncake's part: who this is, and both sides' real sizes."""
+    assert layout.prefill is not None
+    ahead, behind = layout.prefill, layout.decode
+    sides: dict[str, Any] = {
+        "use_ascend_direct": True,
+        "prefill": {"dp_size": ahead.dp, "tp_size": ahead.tp} | ({"pp_size": ahead.pp} if ahead.pp > 1 else {}),
+        "decode": {"dp_size": behind.dp, "tp_size": behind.tp},
+    }
+    return {
+        "kv_connector": "MooncakeConnectorV1", "kv_role": _ROLES[name], "kv_port": _PORTS[name][2],
+        "engine_id": "$RANK" if name == PREFILL else "1$RANK", "kv_connector_extra_config": sides,
+    }  # fmt: skip
+
+
+def argv(role: Role) -> list[str]:
+    """The command, words left open."""
+    return [arg.replace("{port}", str(role.port)) for arg in open_command(role, "DIR", []).argv]
+
+
+def lines(model: PlannedModel, layout: Layout, hardware: Hardware, context: int) -> Iterator[tuple[str, str]]:
+    """(role, variables and command in one line for a shell)."""
+    for name, role in roles(model, layout, hardware, context).items():
+        env = " ".join(f"{key}={_quoted(value)}" for key, value in role.env.items())
+        yield name, f"{env} {' '.join(map(_quoted, argv(role)))}"
+
+
+def _quoted(word: str) -> str:
+    """For a shell, with its variables open."""
+    if "$" in word:
+        return '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return shlex.quote(word)

@@ -1,0 +1,115 @@
+"""What a plan prints runs: the rules of doctor and vLLM's parser take the commands of 200 plans drawn at random."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from glm5_ascend.deploy.diagnosis.preflight import preflight
+from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.errors import PlanError
+from glm5_ascend.plan import plan
+from glm5_ascend.plan.profile import commands
+from glm5_ascend.plan.result import Plan
+from glm5_ascend.plan.roles import argv, roles
+from tests.deploy.test_installed_parser import PARSE
+
+PLANS = 200
+#: What a launcher fills in.
+WORDS = {"$RANK": "0", "$HEAD": "127.0.0.1", "$IP": "127.0.0.1", "$NIC": "lo", "$DEVICES": "0"}
+
+
+def draw(chance: random.Random) -> Plan | None:
+    """A plan for a random question; None if nothing fits."""
+    prompt = chance.choice((200, 3500, 16_000, 65_000, 130_000))
+    load = f"in={prompt},out={chance.choice((100, 1500))},concurrency={chance.choice((1, 4, 16, 64, 300))}"
+    if chance.random() < 0.3:
+        load += ",prefix_hit=0.9"
+    if chance.random() < 0.2:
+        load += ",rate=0.5"
+    try:
+        return plan(
+            model=chance.choice(("glm-5", "glm-5.1", "glm-5.2", "glm-5.3")),
+            quant=chance.choice(("w4a8", "w8a8", "w4a8c8", "w8a8c8", "bf16")),
+            cache=chance.choice((None, None, "li", "li+sfa")), index_cache=chance.random() < 0.3,
+            hardware=chance.choice(("a3", "a2")), nodes=chance.choice((1, 2, 3, 4, 5, 6)), workload=load,
+            mtp=chance.choice((None, 0, 1, 3)), slo=chance.choice((None, "tpot=50ms")),
+        ).plan  # fmt: skip
+    except PlanError as error:
+        assert "does not fit" in error.message
+        return None
+
+
+@pytest.fixture(scope="module")
+def plans() -> list[Plan]:
+    chance = random.Random(28)
+    found: list[Plan] = []
+    while len(found) < PLANS:
+        if made := draw(chance):
+            found.append(made)
+    return found
+
+
+def _commands(made: Plan) -> Iterator[list[str]]:
+    cluster = made.cluster
+    context = made.workload.prompt + made.workload.output
+    for role in roles(made.model, made.chosen.layout, cluster.hardware, context).values():
+        words = []
+        for word in argv(role):
+            for open_word, value in WORDS.items():
+                word = word.replace(open_word, value)
+            words.append(word)
+        yield words
+
+
+def test_no_plan_breaks_a_rule_of_doctor(plans: list[Plan]) -> None:
+    base = load("a3-2node")
+    for made in plans:
+        model, layout, hardware = made.model, made.chosen.layout, made.cluster.hardware
+        own = roles(model, layout, hardware, made.workload.prompt + made.workload.output)
+        attention = model.type_of(0, "self_attn.q_a_proj")
+        profile = replace(
+            base, roles=own, hardware={"node": hardware.name, "nodes": made.cluster.nodes, "dies": made.cluster.dies},
+            weights={"experts": model.expert_type, "attention": attention, "recipe": "w8a8"},
+            memory={"weights_gib": sum(made.chosen.prediction.memory.weights.values()) / 2**30},
+        )  # fmt: skip
+        for found in preflight(profile, None):
+            errors = [rule for rule in found.broken if rule.level == "error"]
+            assert not errors, (str(layout), model.quantization, errors[0])
+
+
+def test_no_plan_leaves_an_expert_without_a_die(plans: list[Plan]) -> None:
+    for made in plans:
+        layout = made.chosen.layout
+        for engine in (layout.decode, *([layout.prefill] if layout.prefill else [])):
+            assert (made.model.config.n_routed_experts + engine.redundant) % engine.ep == 0, str(layout)
+        assert layout.dies <= made.cluster.dies
+
+
+def test_every_line_is_complete(plans: list[Plan]) -> None:
+    for made in plans:
+        text = "\n".join(commands(made))
+        for line in (line for line in text.splitlines() if "vllm serve" in line):
+            assert "--tool-call-parser" in line and "--reasoning-parser" in line and "HCCL_BUFFSIZE=" in line
+            assert ("enable_dsa_cp" in line) <= ("enable_flashcomm1" in line)
+            if "kv-transfer-config" in line:
+                assert all(word in line for word in ("kv_port", "engine_id", "kv_role", "dp_size", "tp_size"))
+            if "--decode-context-parallel-size" in line:
+                assert "--no-enable-prefix-caching" in line and "interleave-size 128" in line
+        assert "profile: " in text
+
+
+def test_vllm_takes_every_line(plans: list[Plan]) -> None:
+    pytest.importorskip("vllm")
+    asked = {f"{n}-{i}": words for n, made in enumerate(plans) for i, words in enumerate(_commands(made))}
+    done = subprocess.run(
+        [sys.executable, "-c", PARSE], input=json.dumps(asked), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(done.stdout.splitlines()) == len(asked)
