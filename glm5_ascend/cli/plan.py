@@ -69,7 +69,7 @@ def plan(
         raise PlanError("--csv goes with --sweep or --what-if", "the plan itself: --json, or --html FILE")
     from glm5_ascend.plan.api import plan as run
 
-    asked = {
+    asked: dict[str, object] = {
         "model": model, "quant": quant, "cache": cache, "index_cache": index_cache, "hardware": hardware,
         "nodes": nodes, "price": price, "workload": workload, "slo": slo, "acceptance": acceptance, "layout": layout,
         "mtp": mtp, "seqs": seqs, "batched_tokens": batched_tokens, "utilization": utilization, "buffer_mb": buffer_mb,
