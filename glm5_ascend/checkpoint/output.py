@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.checkpoint.files import write_bytes, write_text
 from glm5_ascend.checkpoint.writer import disk_error
 from glm5_ascend.errors import CheckpointError, OutputError
 from glm5_ascend.model.json_file import read_json_object
@@ -79,19 +78,13 @@ def _sizes(record: dict[str, Any]) -> dict[str, int]:
     return {name: facts["bytes"] for name, facts in record.get("outputs", {}).items()}
 
 
-def copy_serving_files(source: Path, destination: Path) -> list[str]:
-    """Copy tokenizer, chat template and generation files, and config.json without its quantization_config.
-
-    Returns:
-        their names.
-    """
-    names = ["config.json"]
+def copy_serving_files(source: Path, destination: Path) -> None:
+    """Copy tokenizer, chat template and generation files, and config.json without its quantization_config."""
     try:
         for pattern in _COPY:
             for path in sorted(source.glob(pattern)):
                 if path.is_file() and path.suffix != ".py":  # nothing of a source is code to us
-                    write_bytes(destination / path.name, path.read_bytes())
-                    names.append(path.name)
+                    shutil.copyfile(path, destination / path.name)
         text = (source / "config.json").read_text(encoding="utf-8")
         raw = read_json_object(source / "config.json")
         if "quantization_config" in raw or "quantization_config" in raw.get("text_config", {}):
@@ -99,10 +92,9 @@ def copy_serving_files(source: Path, destination: Path) -> list[str]:
             raw.pop("quantization_config", None)
             raw.get("text_config", {}).pop("quantization_config", None)
             text = json.dumps(raw, indent=2) + "\n"
-        write_text(destination / "config.json", text)
+        (destination / "config.json").write_text(text, encoding="utf-8")
     except OSError as error:
         raise disk_error(destination, error) from None
-    return names
 
 
 def workshop(out: Path) -> Path:

@@ -10,22 +10,18 @@ import errno
 import json
 import os
 import shutil
-import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from glm5_ascend.checkpoint.files import write_text
 from glm5_ascend.checkpoint.index import INDEX_NAME
 from glm5_ascend.checkpoint.shards import DTYPE_NAMES
 from glm5_ascend.errors import OutputError
 
 #: Headers, json files and file system overhead on top of the tensors.
 DISK_MARGIN = 64 * 1024**2
-#: Bytes read at a time.
-_PIECE = 16 * 1024**2
 
 
 class TensorSpec(Protocol):
@@ -80,11 +76,10 @@ class ShardWriter:
 
     def _reserve(self, file: str, group: list[TensorSpec]) -> None:
         header = shard_header(group)
-        descriptor = os.open(self.directory / file, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o644)
+        descriptor = os.open(self.directory / file, os.O_CREAT | os.O_RDWR, 0o644)
         self._descriptors.append(descriptor)
         size = len(header) + sum(spec.nbytes for spec in group)
         os.posix_fallocate(descriptor, 0, size)  # keeps what a stopped run has written
-        os.ftruncate(descriptor, size)
         write_at(descriptor, header, 0)
         start = len(header)
         for spec in group:
@@ -126,21 +121,6 @@ class ShardWriter:
         except OSError as error:
             raise disk_error(self.directory, error) from None
 
-    def files(self) -> list[str]:
-        """Names of all files written, the index among them."""
-        return [*sorted(set(self.weight_map.values())), INDEX_NAME]
-
-    def checksum(self, names: Iterable[str]) -> int:
-        """CRC-32 of what lies in the places of these tensors, in this order."""
-        found = 0
-        try:
-            for name in names:
-                shard, offset, spec = self._place[name]
-                found = crc32_of(self._descriptors[shard], offset, spec.nbytes, found)
-        except OSError as error:
-            raise disk_error(self.directory, error) from None
-        return found
-
     def finish(self) -> None:
         """Check that nothing is missing, flush to disk, write the index."""
         if self._missing:
@@ -157,14 +137,6 @@ class ShardWriter:
     def close(self) -> None:
         while self._descriptors:
             os.close(self._descriptors.pop())
-
-
-def crc32_of(descriptor: int, start: int, count: int, found: int = 0) -> int:
-    """CRC-32 of `count` bytes of a file from `start` on; what is missing at its end does not count."""
-    for position in range(start, start + count, _PIECE):
-        data = os.pread(descriptor, min(_PIECE, start + count - position), position)
-        found = zlib.crc32(data, found)
-    return found
 
 
 def shard_header(specs: Iterable[TensorSpec]) -> bytes:
@@ -203,7 +175,7 @@ def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
 
 def write_json(path: Path, value: object) -> None:
     try:
-        write_text(path, json.dumps(value, indent=2) + "\n")
+        path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise disk_error(path, error) from None
 

@@ -15,7 +15,6 @@ import psutil
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.checkpoint.files import drop_links, write_bytes
 from glm5_ascend.checkpoint.output import check_output, copy_serving_files, exclusive, publish, workshop
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.types import ROT_FILE, ROT_NAME
@@ -45,9 +44,8 @@ from glm5_ascend.quantize.run.helper_rank import help_with_experts
 from glm5_ascend.quantize.run.job import QuantizedLayer, RunContext
 from glm5_ascend.quantize.run.journal import Journal
 from glm5_ascend.quantize.run.ranks import Ranks
-from glm5_ascend.quantize.run.resume import forget_damaged
 from glm5_ascend.quantize.run.source_weights import FloatWeights
-from glm5_ascend.quantize.run.whole_model import ROTATION_FILE, write_tensors
+from glm5_ascend.quantize.run.whole_model import write_tensors
 from glm5_ascend.quantize.run.writer import Store
 from glm5_ascend.quantize.workers import Workers
 
@@ -180,7 +178,6 @@ def _work(
 ) -> list[QuantizedLayer]:
     """Everything in `place`, ready to be published."""
     options, work = prepared.options, place / "checkpoint"
-    drop_links(place)
     known = inputs(prepared.source, prepared.recipe_path, options, calibration)
     journal = Journal(place / "journal.jsonl", identity(known, prepared.source))
     try:
@@ -188,14 +185,9 @@ def _work(
         work.mkdir(exist_ok=True)
         (place / "activations").mkdir(exist_ok=True)
         with _open_run(prepared, work, journal, ranks, progress) as run:
-            if len(journal) and (again := forget_damaged(run)):
-                progress(f"{again} finished parts of the stopped run are damaged: done again", 0, 1)
             ranks.meet()  # the workshop is ready for the others ...
             ranks.meet()  # ... and they have read what is done
             layers = write_tensors(run, calibration)
-            written = run.store.writer.files()
-            if run.weights.rotations is not None:
-                written.append(ROTATION_FILE.as_posix())
         ranks.meet()
     except BaseException:
         if not len(journal):  # nothing to go on from: leave nothing
@@ -203,14 +195,13 @@ def _work(
         raise
     finally:
         journal.close()
-    written += copy_serving_files(options.source, work)
+    copy_serving_files(options.source, work)
     try:
-        write_bytes(work / RECIPE_NAME, prepared.recipe_path.read_bytes())
+        shutil.copyfile(prepared.recipe_path, work / RECIPE_NAME)
     except OSError as error:
         raise disk_error(work, error) from None
     write_json(work / schemes.DESCRIPTION_NAME, description(prepared.plan))
-    written += [RECIPE_NAME, schemes.DESCRIPTION_NAME]
-    write_provenance(work, provenance(known, options, prepared.notes, layers), file_list(work, written))
+    write_provenance(work, provenance(known, options, prepared.notes, layers), file_list(work))
     return layers
 
 

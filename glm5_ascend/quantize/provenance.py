@@ -14,7 +14,6 @@ import glm5_ascend
 from glm5_ascend.checkpoint.output import PROVENANCE_NAME, file_facts, sha256
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.writer import write_json
-from glm5_ascend.errors import OutputError
 from glm5_ascend.model.device import cpu_facts
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
 from glm5_ascend.quantize.options import QuantizeOptions
@@ -109,17 +108,10 @@ def provenance(
     }
 
 
-def file_list(directory: Path, written: list[str]) -> list[str]:
-    """Everything we wrote, so that --overwrite knows what is ours.
-
-    Raises:
-        OutputError: there is something else.
-    """
-    ours = {*written, PROVENANCE_NAME}
-    for path in sorted(directory.rglob("*")):
-        if not path.is_dir() and path.relative_to(directory).as_posix() not in ours:
-            raise OutputError(f"{path}: not written by this run", "move it away, then run the same command again")
-    return sorted(ours)
+def file_list(directory: Path) -> list[str]:
+    """Everything we wrote, so that --overwrite knows what is ours."""
+    found = {p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file()}
+    return sorted(found | {PROVENANCE_NAME})  # a run that was killed at the very end has left one
 
 
 def write_provenance(directory: Path, content: dict[str, Any], files: list[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from glm5_ascend.model import structure
@@ -12,7 +12,7 @@ from glm5_ascend.quantize.methods.transforms import Tensors
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.progress import Progress
 from glm5_ascend.quantize.run.blocks import WeightErrors, blocks
-from glm5_ascend.quantize.run.journal import Journal, UnitRecord, WorkUnit
+from glm5_ascend.quantize.run.journal import Journal, WorkUnit
 from glm5_ascend.quantize.run.ranks import Ranks
 from glm5_ascend.quantize.run.source_weights import FloatWeights
 from glm5_ascend.quantize.run.writer import Store
@@ -39,11 +39,6 @@ class RunContext:
     def stored_names(self, layer: int, parts: Iterable[Linear | Vector]) -> list[str]:
         """Names of all tensors that parts of a layer become."""
         return [name for part in parts for name in self.store.names(structure.layer_prefix(layer), part)]
-
-    def finish(self, unit: WorkUnit, names: list[str], record: UnitRecord | None = None) -> None:
-        """Everything of `names` is written: make it durable, then say so, with its checksum."""
-        self.store.sync(names)
-        self.journal.finish(unit, replace(record or UnitRecord(), checksum=self.store.writer.checksum(names)))
 
     def accept_written(self, layer: int) -> None:
         """What the journal has of a layer, by another run or another rank, is not missing."""

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.checkpoint.files import write_bytes
 from glm5_ascend.checkpoint.writer import disk_error
 from glm5_ascend.errors import OutputError
 from glm5_ascend.quantize.run.blocks import ErrorSums
 
-#: 2: rot.weight lies in a file of its own. 3: checksums.
-FORMAT = 3
+#: 2: rot.weight lies in a file of its own.
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -50,12 +48,10 @@ class UnitRecord:
     Attributes:
         errors: sums over its linears.
         cold: an expert that saw too few tokens for a search.
-        checksum: CRC-32 of its tensors as stored; of a layer, of the activations behind it.
     """
 
     errors: ErrorSums = field(default_factory=dict)
     cold: bool = False
-    checksum: int = 0
 
 
 class Journal:
@@ -71,7 +67,7 @@ class Journal:
     """
 
     def __init__(self, path: Path, identity: dict[str, Any]) -> None:
-        self.path, self._identity = path, identity
+        self.path = path
         self._done: dict[str, UnitRecord] = {}  # by the unit's name
         try:
             lines = _whole_lines(path)
@@ -104,26 +100,12 @@ class Journal:
     def finish(self, unit: WorkUnit, record: UnitRecord | None = None) -> None:
         """Record a unit whose data is on disk."""
         self._done[unit.name] = record or UnitRecord()
-        self._append(_line(unit.name, self._done[unit.name]))
-
-    def forget(self, units: Iterable[WorkUnit]) -> None:
-        """Units that must be done again. One journal takes the place of all ranks'."""
-        for unit in units:
-            self._done.pop(unit.name, None)
-        self._file.close()
-        lines = [{"format": FORMAT, **self._identity}, *(_line(name, record) for name, record in self._done.items())]
-        try:
-            write_bytes(self.path, b"".join(_encode(line) for line in lines))
-            for path in self.path.parent.glob("journal-*.jsonl"):
-                path.unlink()
-            self._file = self.path.open("r+b")
-            self._file.seek(0, os.SEEK_END)
-        except OSError as error:
-            raise disk_error(self.path, error) from None
+        facts = {} if record is None else {"errors": record.errors, "cold": record.cold}
+        self._append({"unit": unit.name, **facts})
 
     def _take(self, lines: list[dict[str, Any]]) -> None:
         for line in lines:
-            self._done[line["unit"]] = UnitRecord(line["errors"], line["cold"], line["checksum"])
+            self._done[line["unit"]] = UnitRecord(line.get("errors", {}), line.get("cold", False))
 
     def _append(self, value: dict[str, Any]) -> None:
         try:
@@ -135,10 +117,6 @@ class Journal:
 
     def close(self) -> None:
         self._file.close()
-
-
-def _line(name: str, record: UnitRecord) -> dict[str, Any]:
-    return {"unit": name, "errors": record.errors, "cold": record.cold, "checksum": record.checksum}
 
 
 def _encode(value: dict[str, Any]) -> bytes:
@@ -156,15 +134,8 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
             break
         if not line.endswith(b"\n") or not isinstance(value, dict) or _encode(value) != line:
             break
-        if lines and not _is_unit(value):
-            break
         lines.append(value)
     return lines
-
-
-def _is_unit(value: dict[str, Any]) -> bool:
-    kinds = {"unit": str, "errors": dict, "cold": bool, "checksum": int}
-    return value.keys() == kinds.keys() and all(isinstance(value[key], kind) for key, kind in kinds.items())
 
 
 def _compare(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:

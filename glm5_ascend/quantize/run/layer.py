@@ -28,7 +28,6 @@ from glm5_ascend.quantize.run.blocks import WeightErrors, blocks
 from glm5_ascend.quantize.run.expert import quantize_expert, rerun_expert
 from glm5_ascend.quantize.run.job import QuantizedLayer, RunContext
 from glm5_ascend.quantize.run.journal import UnitRecord, WorkUnit
-from glm5_ascend.quantize.run.residual_streams import activations_checksum
 
 Statistics = dict[str, InputStatistics]
 
@@ -55,8 +54,7 @@ class LayerQuantizer:
                 self._all_experts(routed)
         if self.streams is not None and self.streams.out is not None:
             self.streams.out.file.sync()
-        checksum = activations_checksum(self.context, self.layer)
-        self.context.journal.finish(WorkUnit.layer(self.layer), UnitRecord(checksum=checksum))
+        self.context.journal.finish(WorkUnit.layer(self.layer))
         return QuantizedLayer.of(self.context, self.layer)
 
     @contextmanager
@@ -163,8 +161,8 @@ class LayerQuantizer:
             write_block, [(p, *block) for p, shape in shapes for block in blocks(shape)]
         ):
             errors.include(block_errors.sums())
-        names = run.stored_names(self.layer, self.parts)
-        run.finish(WorkUnit.backbone(self.layer), names, UnitRecord(errors.sums()))
+        store.sync(run.stored_names(self.layer, self.parts))
+        run.journal.finish(WorkUnit.backbone(self.layer), UnitRecord(errors.sums()))
 
     def _range(self, part: Linear | Vector, statistics: Statistics, scales: Tensors) -> ActivationRange | None:
         if part.name not in statistics or self.context.store.scheme(self.prefix, part) != schemes.W8A8:
@@ -203,8 +201,8 @@ class LayerQuantizer:
         layers = self.config.num_layers_with_mtp
         for expert, record in zip(mine, run.workers.map(quantize_or_rerun, mine), strict=True):
             if record is not None:
-                names = run.stored_names(layer, structure.expert_linears(expert))
-                run.finish(WorkUnit.expert(layer, expert), names, record)
+                run.store.sync(run.stored_names(layer, structure.expert_linears(expert)))
+                run.journal.finish(WorkUnit.expert(layer, expert), record)
             run.progress(
                 f"layer {layer} expert {expert}", layer + (expert + 0.5) / self.config.n_routed_experts, layers
             )

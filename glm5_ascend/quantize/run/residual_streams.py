@@ -4,31 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from glm5_ascend.checkpoint.writer import crc32_of
 from glm5_ascend.model import layers, structure
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
 from glm5_ascend.quantize.calibration.forward import FloatLayer, LayerStreams, Selections
 from glm5_ascend.quantize.calibration.row_file import Stream
 from glm5_ascend.quantize.run.job import RunContext
 from glm5_ascend.quantize.run.journal import WorkUnit
-
-
-def stream_path(folder: Path, layer: int) -> Path:
-    """Of the stream in front of a layer."""
-    return folder / f"stream-{layer}"
-
-
-def activations_checksum(run: RunContext, layer: int) -> int:
-    """CRC-32 of what the layer behind `layer` reads: the stream, selections if it has no indexer; 0 of nothing."""
-    found, config = 0, run.plan.config
-    files = [stream_path(run.folder, layer + 1)]
-    if layer + 1 < config.num_hidden_layers and not config.has_indexer(layer + 1):
-        files.append(run.folder / "selections")
-    for path in files:
-        if path.is_file():
-            with path.open("rb") as file:
-                found = crc32_of(file.fileno(), 0, path.stat().st_size, found)
-    return found
 
 
 class ResidualStreams:
@@ -80,7 +61,7 @@ class ResidualStreams:
             self._here, self._next = self._next, None
 
     def _path(self, layer: int) -> Path:
-        return stream_path(self.run.folder, layer)
+        return self.run.folder / f"stream-{layer}"
 
     def _stored(self, layer: int) -> bool:
         return layer > 0 and WorkUnit.layer(layer - 1) in self.run.journal

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import safetensors.torch
 
-from glm5_ascend.checkpoint.files import write_bytes
 from glm5_ascend.checkpoint.writer import disk_error
 from glm5_ascend.model import structure
 from glm5_ascend.model.rotation import Rotations
@@ -17,9 +16,6 @@ from glm5_ascend.quantize.run.job import QuantizedLayer, RunContext
 from glm5_ascend.quantize.run.journal import GLOBALS, WorkUnit
 from glm5_ascend.quantize.run.layer import LayerQuantizer
 from glm5_ascend.quantize.run.residual_streams import ResidualStreams
-
-#: The rotation of the residual stream, for engines that undo it.
-ROTATION_FILE = Path("optional", "quarot.safetensors")
 
 
 def write_tensors(run: RunContext, calibration: CalibrationSet | None) -> list[QuantizedLayer]:
@@ -47,18 +43,12 @@ def _quantize_layer(run: RunContext, streams: ResidualStreams, layer: int) -> Qu
     return finished
 
 
-def global_names(run: RunContext) -> list[str]:
-    """The tensors outside the layers."""
-    names = [name for part in structure.GLOBAL for name in run.store.names("", part)]
-    return [*names, ROT_NAME] if run.weights.rotations is not None else names
-
-
 def _write_globals(run: RunContext) -> None:
     """Embedding, head, final norm, and the two matrices that tell the engine of the rotation."""
     plan, weights, writer = run.plan, run.weights, run.store.writer
-    names = global_names(run)
+    names = [name for part in structure.GLOBAL for name in run.store.names("", part)]
     if weights.rotations is not None:
-        _write_global_rotation(writer.directory, weights.rotations)
+        names.append(ROT_NAME)
     if GLOBALS in run.journal:
         writer.expect_no_more(*names)
         return
@@ -71,13 +61,15 @@ def _write_globals(run: RunContext) -> None:
     if weights.rotations is not None:
         rot = weights.rotations.mtp_rotation(gains["model.norm"])
         writer.write(ROT_NAME, rot.to(plan.source.dtype("model.norm.weight")))
-    run.finish(GLOBALS, names)
+        _write_global_rotation(writer.directory, weights.rotations)
+    run.store.sync(names)
+    run.journal.finish(GLOBALS)
 
 
 def _write_global_rotation(work: Path, rotations: Rotations) -> None:
     data = safetensors.torch.save({"global_rotation": rotations.global_rotation().cpu()})
     try:
-        (work / ROTATION_FILE).parent.mkdir(exist_ok=True)
-        write_bytes(work / ROTATION_FILE, data)
+        (work / "optional").mkdir(exist_ok=True)
+        (work / "optional" / "quarot.safetensors").write_bytes(data)
     except OSError as error:
         raise disk_error(work, error) from None

@@ -125,4 +125,4 @@ def test_a_torn_line_does_not_count(tmp_path: Path) -> None:
         assert len(again) == whole[:-cut].count(b"\n") - 1 or not len(again)
         again.finish(WorkUnit("after"))
         again.close()
-        assert json.loads(path.read_text().splitlines()[-1])["unit"] == "after"
+        assert json.loads(path.read_text().splitlines()[-1]) == {"unit": "after"}
