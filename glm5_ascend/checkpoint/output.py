@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.checkpoint.writer import disk_error
 from glm5_ascend.errors import CheckpointError, OutputError
+from glm5_ascend.files import copy_file, disk_error, write_file
 from glm5_ascend.model.json_file import read_json_object
 
 PROVENANCE_NAME = "glm5_ascend_provenance.json"
@@ -78,13 +78,21 @@ def _sizes(record: dict[str, Any]) -> dict[str, int]:
     return {name: facts["bytes"] for name, facts in record.get("outputs", {}).items()}
 
 
+def serving_files(source: Path) -> list[str]:
+    """Names of the files that `copy_serving_files` writes."""
+    found = {path for pattern in _COPY for path in source.glob(pattern)}
+    names = {
+        path.name for path in found if path.is_file() and path.suffix != ".py"
+    }  # nothing of a source is code to us
+    return sorted({*names, "config.json"})
+
+
 def copy_serving_files(source: Path, destination: Path) -> None:
     """Copy tokenizer, chat template and generation files, and config.json without its quantization_config."""
     try:
-        for pattern in _COPY:
-            for path in sorted(source.glob(pattern)):
-                if path.is_file() and path.suffix != ".py":  # nothing of a source is code to us
-                    shutil.copyfile(path, destination / path.name)
+        for name in serving_files(source):
+            if name != "config.json":
+                copy_file(source / name, destination / name)
         text = (source / "config.json").read_text(encoding="utf-8")
         raw = read_json_object(source / "config.json")
         if "quantization_config" in raw or "quantization_config" in raw.get("text_config", {}):
@@ -92,7 +100,7 @@ def copy_serving_files(source: Path, destination: Path) -> None:
             raw.pop("quantization_config", None)
             raw.get("text_config", {}).pop("quantization_config", None)
             text = json.dumps(raw, indent=2) + "\n"
-        (destination / "config.json").write_text(text, encoding="utf-8")
+        write_file(destination / "config.json", text)
     except OSError as error:
         raise disk_error(destination, error) from None
 
