@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.checkpoint.output import check_output, copy_serving_files, publish, workshop
+from glm5_ascend.checkpoint.output import Stamps, check_output, copy_serving_files, publish, workshop
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.writer import ShardWriter, check_free_space, write_json
 from glm5_ascend.errors import OutputError, RecipeError
@@ -75,9 +75,10 @@ class PreparedJob:
     device: torch.device
     calibration_file: Path | None
     notes: list[str]  # what the user should know of, for the screen and the provenance
+    replaced: Stamps  # files in OUT that `--overwrite` may remove, as they were when they were checked
 
 
-def prepare(options: QuantizeOptions) -> PreparedJob:
+def prepare(options: QuantizeOptions, progress: Progress = silent) -> PreparedJob:
     """Check source, recipe, plan and output place.
 
     Raises:
@@ -88,7 +89,8 @@ def prepare(options: QuantizeOptions) -> PreparedJob:
     recipe_path = find_recipe(options.recipe)
     recipe = load_recipe(recipe_path)
     source = SourceCheckpoint(options.source)
-    check_output(options.source, options.out, options.overwrite)
+    layers = source.config.num_layers_with_mtp
+    replaced = check_output(options.source, options.out, options.overwrite, lambda text: progress(text, 0, layers))
     plan = QuantizationPlan(source, recipe)
     if recipe.rotates:
         Rotations(source.config, options.seed)  # sizes without a Hadamard matrix are refused here
@@ -99,7 +101,7 @@ def prepare(options: QuantizeOptions) -> PreparedJob:
     dataset = _dataset(options, plan)
     return PreparedJob(
         options, recipe_path, recipe, source, plan, plan.output_bytes, threads, max_ram, device,
-        dataset.path if dataset is not None else None, _notes(source, dataset, device),
+        dataset.path if dataset is not None else None, _notes(source, dataset, device), replaced,
     )  # fmt: skip
 
 
@@ -148,7 +150,7 @@ def quantize(prepared: PreparedJob, progress: Progress = silent) -> QuantizeResu
             return None
         with open_workshop(place, prepared.options.restart):
             layers = _work(prepared, calibration, ranks, place, progress)
-            kept = _publish(prepared.options, place / CHECKPOINT)
+            kept = _publish(prepared, place / CHECKPOINT)
     return QuantizeResult(
         out=prepared.options.out,
         output_bytes=prepared.output_bytes,
@@ -161,10 +163,11 @@ def quantize(prepared: PreparedJob, progress: Progress = silent) -> QuantizeResu
     )
 
 
-def _publish(options: QuantizeOptions, work: Path) -> Path | None:
+def _publish(prepared: PreparedJob, work: Path) -> Path | None:
     """Put the result in its place; what the user has put there meanwhile is kept beside it, at the path returned."""
+    options = prepared.options
     try:
-        check_output(options.source, options.out, options.overwrite)
+        check_output(options.source, options.out, options.overwrite, known=prepared.replaced)
     except OutputError:
         return publish(work, options.out, keep=True)
     return publish(work, options.out)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from glm5_ascend.checkpoint.output import CHECKING as CHECKING
+
 #: How the text of a first call begins where a stopped run goes on.
 GOING_ON = "going on with a stopped run"
 #: progress(text, done, total): what was just done, and how many of `total` layers are; a fraction inside a layer, a
