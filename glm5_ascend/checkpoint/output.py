@@ -9,17 +9,21 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.checkpoint.writer import disk_error
 from glm5_ascend.errors import CheckpointError, OutputError
+from glm5_ascend.files import copy_file, disk_error, write_file
 from glm5_ascend.model.json_file import read_json_object
 
 PROVENANCE_NAME = "glm5_ascend_provenance.json"
+#: How the line begins that says why `--overwrite` reads for a while.
+CHECKING = "--overwrite: comparing"
+#: By file: device, inode, size and times, which change when it is written.
+Stamps = dict[str, tuple[int, ...]]
 #: Content of `lock` in the folder of an unfinished run.
 _MARK = b"glm5-ascend: an unfinished run\n"
 #: Files beside the weights that serving needs; copied unchanged. tokenizer.model and *.tiktoken are easily forgotten.
@@ -27,9 +31,17 @@ _COPY = ("tokenizer*", "*.tiktoken", "*.jinja", "special_tokens_map.json", "gene
          "vocab.json", "merges.txt", "added_tokens.json")  # fmt: skip
 
 
-def check_output(source: Path, out: Path, overwrite: bool) -> None:
+def check_output(
+    source: Path, out: Path, overwrite: bool, say: Callable[[str], object] = lambda _: None, known: Stamps | None = None
+) -> Stamps:
     """Refuse an output place that overlaps the source, or holds files we did not write.
 
+    Args:
+        overwrite: a checkpoint of ours may lie there: every file is compared with the hash in its record.
+        say: is told before that begins; it reads the whole checkpoint.
+        known: what an earlier call returned: files that were not touched since are not read again.
+    Returns:
+        what the check found, by file.
     Raises:
         OutputError: what is wrong and what to do; nothing has been touched.
     """
@@ -44,47 +56,67 @@ def check_output(source: Path, out: Path, overwrite: bool) -> None:
         raise OutputError(f"{out}: exists and is not a plain directory", "choose another output directory")
     if not dst.parent.is_dir():
         raise OutputError(f"{out.parent}: no such directory", "create it first")
-    if out.is_dir() and any(out.iterdir()):
-        if not overwrite:
-            raise OutputError(f"{out}: not empty", "pass --overwrite to replace a checkpoint written by this tool")
-        _check_ours(out)
+    if not out.is_dir() or not any(out.iterdir()):
+        return {}
+    if not overwrite:
+        raise OutputError(f"{out}: not empty", "pass --overwrite to replace a checkpoint written by this tool")
+    say(f"{CHECKING} {out} with the hashes in its record")
+    try:
+        return _check_ours(out, known or {})
+    except OSError as error:
+        raise OutputError(f"{out}: cannot be read: {error.strerror}", "check permissions and the disk") from None
 
 
-def _check_ours(out: Path) -> None:
-    """`--overwrite` replaces only what an earlier run wrote: its provenance lists the files."""
+def _check_ours(out: Path, known: Stamps) -> Stamps:
+    """`--overwrite` replaces only what an earlier run wrote: its provenance lists the files, with their hashes."""
     try:
         record = read_json_object(out / PROVENANCE_NAME)
-        ours, sizes = set(record["files"]), _sizes(record)
+        ours = {str(name) for name in record["files"]}
+        recorded = {name: (facts["bytes"], facts.get("sha256")) for name, facts in record.get("outputs", {}).items()}
     except (CheckpointError, KeyError, TypeError, AttributeError):
         raise OutputError(
             f"{out}: not empty and not written by this tool (no readable {PROVENANCE_NAME})", "choose another directory"
         ) from None
+    found: Stamps = {}
     for path in sorted(out.rglob("*")):
-        name = path.relative_to(out).as_posix()
-        if path.is_dir() and not path.is_symlink():
+        facts, name = path.lstat(), path.relative_to(out).as_posix()
+        if stat.S_ISDIR(facts.st_mode):
             continue
-        if name not in ours or path.is_symlink():
+        if name not in ours or not stat.S_ISREG(facts.st_mode) or (name not in recorded and name != PROVENANCE_NAME):
             raise OutputError(
                 f"{out / name}: not written by this tool, --overwrite would delete it", "move it away first"
             )
-        if sizes.get(name, path.stat().st_size) != path.stat().st_size:
-            raise OutputError(
-                f"{out / name}: not as this tool wrote it, --overwrite would delete it", "move it away first"
-            )
+        if name == PROVENANCE_NAME:
+            continue
+        found[name] = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+        if recorded[name][0] != facts.st_size:
+            raise _changed(path)
+    unread = [name for name, stamp in found.items() if known.get(name) != stamp]
+    for name, read in file_facts(out, unread).items():
+        if (read["bytes"], read["sha256"]) != recorded[name]:
+            raise _changed(out / name)
+    return found
 
 
-def _sizes(record: dict[str, Any]) -> dict[str, int]:
-    """Bytes of each file that a provenance records."""
-    return {name: facts["bytes"] for name, facts in record.get("outputs", {}).items()}
+def _changed(path: Path) -> OutputError:
+    return OutputError(f"{path}: not as this tool wrote it, --overwrite would delete it", "move it away first")
+
+
+def serving_files(source: Path) -> list[str]:
+    """Names of the files that `copy_serving_files` writes."""
+    found = {path for pattern in _COPY for path in source.glob(pattern)}
+    names = {
+        path.name for path in found if path.is_file() and path.suffix != ".py"
+    }  # nothing of a source is code to us
+    return sorted({*names, "config.json"})
 
 
 def copy_serving_files(source: Path, destination: Path) -> None:
     """Copy tokenizer, chat template and generation files, and config.json without its quantization_config."""
     try:
-        for pattern in _COPY:
-            for path in sorted(source.glob(pattern)):
-                if path.is_file() and path.suffix != ".py":  # nothing of a source is code to us
-                    shutil.copyfile(path, destination / path.name)
+        for name in serving_files(source):
+            if name != "config.json":
+                copy_file(source / name, destination / name)
         text = (source / "config.json").read_text(encoding="utf-8")
         raw = read_json_object(source / "config.json")
         if "quantization_config" in raw or "quantization_config" in raw.get("text_config", {}):
@@ -92,7 +124,7 @@ def copy_serving_files(source: Path, destination: Path) -> None:
             raw.pop("quantization_config", None)
             raw.get("text_config", {}).pop("quantization_config", None)
             text = json.dumps(raw, indent=2) + "\n"
-        (destination / "config.json").write_text(text, encoding="utf-8")
+        write_file(destination / "config.json", text)
     except OSError as error:
         raise disk_error(destination, error) from None
 
@@ -182,7 +214,7 @@ def publish(work: Path, out: Path, keep: bool = False) -> Path | None:
     if keep:
         return aside
     if moved:
-        _discard(aside)
+        _remove(aside)
     elif os.path.lexists(aside):
         _remove_replaced(aside)
     return None
@@ -192,7 +224,7 @@ def finish_publishing(out: Path) -> None:
     """Remove what a run killed at the end of `publish` has left, if `out` is there and the rest is ours."""
     aside = replaced(out)
     if out.is_dir() and _is_replaced(aside):
-        _discard(aside)
+        _remove(aside)
 
 
 def replaced(out: Path) -> Path:
@@ -204,21 +236,27 @@ def _remove_replaced(aside: Path) -> None:
     """Remove what an earlier run set aside; somebody else's folder of this name stays."""
     if not _is_replaced(aside):
         raise OutputError(f"{aside}: in the way, and not written by this tool", "move it away")
-    _discard(aside)
+    _remove(aside)
 
 
 def _is_replaced(aside: Path) -> bool:
-    plain = aside.is_dir() and not aside.is_symlink()
-    return plain and ((aside / PROVENANCE_NAME).is_file() or not any(aside.iterdir()))
+    """Whether it is a checkpoint of ours, unchanged, or nothing."""
+    if aside.is_symlink() or not aside.is_dir():
+        return False
+    try:
+        if any(aside.iterdir()):
+            _check_ours(aside, {})
+    except OutputError:
+        return False
+    return True
 
 
-def _discard(aside: Path) -> None:
-    """Remove a directory of ours; its provenance last: it says that the rest is ours if we are killed here."""
-    for path in aside.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.name != PROVENANCE_NAME:
-            path.unlink(missing_ok=True)
+def _remove(aside: Path) -> None:
+    """Remove a checkpoint of ours; its record last, so that the rest is known as ours if a kill comes between."""
+    with suppress(OSError):
+        for path in sorted(aside.rglob("*"), reverse=True):
+            if path.name != PROVENANCE_NAME and not path.is_dir():
+                path.unlink()
     shutil.rmtree(aside, ignore_errors=True)
 
 

@@ -6,7 +6,6 @@ writer over the shards of a run that was stopped goes on with them: the layout s
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -19,9 +18,12 @@ import torch
 from glm5_ascend.checkpoint.index import INDEX_NAME
 from glm5_ascend.checkpoint.shards import DTYPE_NAMES
 from glm5_ascend.errors import OutputError
+from glm5_ascend.files import checksum, make_room, plain, write_file
+from glm5_ascend.files import disk_error as disk_error
 
 #: Headers, json files and file system overhead on top of the tensors.
 DISK_MARGIN = 64 * 1024**2
+_AGAIN = "the same command does again what is lost"
 
 
 class TensorSpec(Protocol):
@@ -35,15 +37,10 @@ class TensorSpec(Protocol):
     def nbytes(self) -> int: ...
 
 
-def disk_error(path: Path, error: OSError) -> OutputError:
-    """An OSError while writing, as the one line a user needs."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return OutputError(f"{path}: no space left on the disk", "free space or choose another output directory")
-    return OutputError(f"{path}: cannot be written: {error.strerror}", "check permissions and the disk")
-
-
 class ShardWriter:
     """Reserves and fills the shards of one checkpoint inside `directory`; may be used from several threads.
+
+    A shard that a stopped run left is kept, whatever its bytes are: `checksum` tells. A link in its place is removed.
 
     Args:
         specs: all tensors, in the order they should lie on disk.
@@ -76,10 +73,13 @@ class ShardWriter:
 
     def _reserve(self, file: str, group: list[TensorSpec]) -> None:
         header = shard_header(group)
-        descriptor = os.open(self.directory / file, os.O_CREAT | os.O_RDWR, 0o644)
-        self._descriptors.append(descriptor)
         size = len(header) + sum(spec.nbytes for spec in group)
+        make_room(self.directory / file, plain_stays=True)
+        descriptor = os.open(self.directory / file, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o644)
+        self._descriptors.append(descriptor)
         os.posix_fallocate(descriptor, 0, size)  # keeps what a stopped run has written
+        if os.fstat(descriptor).st_size != size:
+            os.ftruncate(descriptor, size)
         write_at(descriptor, header, 0)
         start = len(header)
         for spec in group:
@@ -121,13 +121,36 @@ class ShardWriter:
         except OSError as error:
             raise disk_error(self.directory, error) from None
 
+    def checksum(self, names: Iterable[str]) -> str:
+        """CRC-32 of the bytes of these tensors as they lie in the shards, in this order; eight hexadecimal digits."""
+        value = 0
+        try:
+            for name in names:
+                shard, offset, spec = self._place[name]
+                value = checksum(self._descriptors[shard], offset, spec.nbytes, value)
+        except OSError as error:
+            raise disk_error(self.directory, error) from None
+        return f"{value:08x}"
+
+    @property
+    def files(self) -> list[str]:
+        """Names of the shards, in the order of their numbers, and of the index."""
+        return [*dict.fromkeys(self.weight_map.values()), INDEX_NAME]
+
     def finish(self) -> None:
-        """Check that nothing is missing, flush to disk, write the index."""
+        """Check that nothing is missing or was replaced, flush to disk, write the index.
+
+        Raises:
+            OutputError: somebody moved a shard, or put something else in its place.
+        """
         if self._missing:
             raise ValueError(f"{len(self._missing)} tensors were never written, e.g. {sorted(self._missing)[0]}")
         try:
-            for descriptor in self._descriptors:
+            for descriptor, file in zip(self._descriptors, self.files, strict=False):
                 os.fsync(descriptor)
+                facts = (self.directory / file).lstat()
+                if not plain(facts) or not os.path.samestat(facts, os.fstat(descriptor)):
+                    raise OutputError(f"{self.directory / file}: replaced while it was written", _AGAIN)
         except OSError as error:
             raise disk_error(self.directory, error) from None
         self.close()
@@ -174,10 +197,8 @@ def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    try:
-        path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise disk_error(path, error) from None
+    """`value` as an indented JSON file that appears whole. Raises OutputError."""
+    write_file(path, json.dumps(value, indent=2) + "\n")
 
 
 def check_free_space(directory: Path, needed: int) -> None:

@@ -8,6 +8,7 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from glm5_ascend.quantize.progress import CHECKING, GOING_ON
 from glm5_ascend.report.units import format_bytes
 from glm5_kernels.registry import cache
 
@@ -26,7 +27,7 @@ class RemainingTime:
     def seconds(self, done: float, total: int) -> float | None:
         """None before anything is done."""
         now = time.monotonic() - cache.compilation.seconds
-        if self.start is None:
+        if self.start is None or done <= self.start[0]:  # a stopped run is read back first, and may have lost some
             self.start = done, now
         layers, began = self.start
         return (now - began) / (done - layers) * (total - done) if done > layers else None
@@ -61,7 +62,7 @@ class ProgressBar:
         left = self.remaining.seconds(done, total)
         if self.live:
             self._draw(text if done == 0 or not whole else f"layer {int(done)}", done, total, left)
-        if whole and done > 0 and not self.quiet:
+        if whole and (done > 0 or text.startswith((CHECKING, GOING_ON))) and not self.quiet:
             eta = "" if left is None else f"eta {left:.0f} s  "
             console.print(f"layer {int(done)}/{total}  {text}  {eta}RSS {_rss()}", soft_wrap=True, markup=False)
 

@@ -120,7 +120,7 @@ def quantize(
         restart=restart,
         device=(device or "cpu") if own else "cpu",
     )
-    prepared = prepare(options)
+    prepared = prepare(options, progress)
     if on_plan is not None:
         on_plan(prepared)
     if dry_run:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +14,12 @@ import psutil
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.checkpoint.output import check_output, copy_serving_files, exclusive, publish, workshop
+from glm5_ascend.checkpoint.output import Stamps, check_output, copy_serving_files, publish, workshop
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.types import ROT_FILE, ROT_NAME
-from glm5_ascend.checkpoint.writer import ShardWriter, check_free_space, disk_error, write_json
+from glm5_ascend.checkpoint.writer import ShardWriter, check_free_space, write_json
 from glm5_ascend.errors import OutputError, RecipeError
+from glm5_ascend.files import copy_file
 from glm5_ascend.model.device import ON_HOST, find_device
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet, Dataset, find_dataset, load_calibration
@@ -31,7 +31,6 @@ from glm5_ascend.quantize.plan import GIB, QuantizationPlan
 from glm5_ascend.quantize.progress import Progress, silent
 from glm5_ascend.quantize.provenance import (
     RECIPE_NAME,
-    file_list,
     identity,
     inputs,
     provenance,
@@ -45,9 +44,21 @@ from glm5_ascend.quantize.run.job import QuantizedLayer, RunContext
 from glm5_ascend.quantize.run.journal import Journal
 from glm5_ascend.quantize.run.ranks import Ranks
 from glm5_ascend.quantize.run.source_weights import FloatWeights
+from glm5_ascend.quantize.run.stopped import forget_damaged
 from glm5_ascend.quantize.run.whole_model import write_tensors
 from glm5_ascend.quantize.run.writer import Store
 from glm5_ascend.quantize.workers import Workers
+from glm5_ascend.quantize.workshop import (
+    ACTIVATIONS,
+    CHECKPOINT,
+    JOURNAL,
+    StrangerError,
+    clear,
+    open_workshop,
+    output_files,
+    refuse_strangers,
+    remove,
+)
 
 
 @dataclass(frozen=True)
@@ -65,9 +76,10 @@ class PreparedJob:
     device: torch.device
     calibration_file: Path | None
     notes: list[str]  # what the user should know of, for the screen and the provenance
+    replaced: Stamps  # files in OUT that `--overwrite` may remove, as they were when they were checked
 
 
-def prepare(options: QuantizeOptions) -> PreparedJob:
+def prepare(options: QuantizeOptions, progress: Progress = silent) -> PreparedJob:
     """Check source, recipe, plan and output place.
 
     Raises:
@@ -78,7 +90,8 @@ def prepare(options: QuantizeOptions) -> PreparedJob:
     recipe_path = find_recipe(options.recipe)
     recipe = load_recipe(recipe_path)
     source = SourceCheckpoint(options.source)
-    check_output(options.source, options.out, options.overwrite)
+    layers = source.config.num_layers_with_mtp
+    replaced = check_output(options.source, options.out, options.overwrite, lambda text: progress(text, 0, layers))
     plan = QuantizationPlan(source, recipe)
     if recipe.rotates:
         Rotations(source.config, options.seed)  # sizes without a Hadamard matrix are refused here
@@ -89,7 +102,7 @@ def prepare(options: QuantizeOptions) -> PreparedJob:
     dataset = _dataset(options, plan)
     return PreparedJob(
         options, recipe_path, recipe, source, plan, plan.output_bytes, threads, max_ram, device,
-        dataset.path if dataset is not None else None, _notes(source, dataset, device),
+        dataset.path if dataset is not None else None, _notes(source, dataset, device), replaced,
     )  # fmt: skip
 
 
@@ -119,7 +132,7 @@ def predict(prepared: PreparedJob) -> RunPrediction:
 
 def _allocated(place: Path) -> int:
     """Bytes of the disk that an unfinished run holds already."""
-    return sum(path.stat().st_blocks * 512 for path in place.rglob("*") if path.is_file())
+    return sum(path.lstat().st_blocks * 512 for path in place.rglob("*"))
 
 
 def quantize(prepared: PreparedJob, progress: Progress = silent) -> QuantizeResult | None:
@@ -136,13 +149,9 @@ def quantize(prepared: PreparedJob, progress: Progress = silent) -> QuantizeResu
         if ranks.rank:
             _help(prepared, calibration, ranks, place)
             return None
-        with exclusive(place):
-            if prepared.options.restart:
-                _clear(place)
+        with open_workshop(place, prepared.options.restart):
             layers = _work(prepared, calibration, ranks, place, progress)
-            kept = _publish(prepared.options, place / "checkpoint")
-            _clear(place)
-        shutil.rmtree(place, ignore_errors=True)
+            kept = _publish(prepared, place / CHECKPOINT)
     return QuantizeResult(
         out=prepared.options.out,
         output_bytes=prepared.output_bytes,
@@ -155,10 +164,11 @@ def quantize(prepared: PreparedJob, progress: Progress = silent) -> QuantizeResu
     )
 
 
-def _publish(options: QuantizeOptions, work: Path) -> Path | None:
+def _publish(prepared: PreparedJob, work: Path) -> Path | None:
     """Put the result in its place; what the user has put there meanwhile is kept beside it, at the path returned."""
+    options = prepared.options
     try:
-        check_output(options.source, options.out, options.overwrite)
+        check_output(options.source, options.out, options.overwrite, known=prepared.replaced)
     except OutputError:
         return publish(work, options.out, keep=True)
     return publish(work, options.out)
@@ -177,31 +187,33 @@ def _work(
     prepared: PreparedJob, calibration: CalibrationSet | None, ranks: Ranks, place: Path, progress: Progress
 ) -> list[QuantizedLayer]:
     """Everything in `place`, ready to be published."""
-    options, work = prepared.options, place / "checkpoint"
+    options, work = prepared.options, place / CHECKPOINT
     known = inputs(prepared.source, prepared.recipe_path, options, calibration)
-    journal = Journal(place / "journal.jsonl", identity(known, prepared.source))
+    journal = Journal(place / JOURNAL, identity(known, prepared.source))
     try:
         journal.refresh()
-        work.mkdir(exist_ok=True)
-        (place / "activations").mkdir(exist_ok=True)
         with _open_run(prepared, work, journal, ranks, progress) as run:
+            files = output_files(prepared.plan, run.store.writer.files)
+            refuse_strangers(work, files, begins=True)
+            forget_damaged(run, calibration)
             ranks.meet()  # the workshop is ready for the others ...
             ranks.meet()  # ... and they have read what is done
             layers = write_tensors(run, calibration)
         ranks.meet()
+    except StrangerError:
+        raise
     except BaseException:
         if not len(journal):  # nothing to go on from: leave nothing
-            shutil.rmtree(place)
+            clear(place)
+            remove(place)
         raise
     finally:
         journal.close()
     copy_serving_files(options.source, work)
-    try:
-        shutil.copyfile(prepared.recipe_path, work / RECIPE_NAME)
-    except OSError as error:
-        raise disk_error(work, error) from None
+    copy_file(prepared.recipe_path, work / RECIPE_NAME)
     write_json(work / schemes.DESCRIPTION_NAME, description(prepared.plan))
-    write_provenance(work, provenance(known, options, prepared.notes, layers), file_list(work))
+    refuse_strangers(work, files)
+    write_provenance(work, provenance(known, options, prepared.notes, layers), files)
     return layers
 
 
@@ -212,7 +224,7 @@ def _help(prepared: PreparedJob, calibration: CalibrationSet | None, ranks: Rank
     journal = Journal(place / f"journal-{ranks.rank}.jsonl", identity(known, prepared.source))
     try:
         journal.refresh()
-        with _open_run(prepared, place / "checkpoint", journal, ranks, silent) as run:
+        with _open_run(prepared, place / CHECKPOINT, journal, ranks, silent) as run:
             ranks.meet()
             help_with_experts(run, calibration is not None)
         ranks.meet()
@@ -234,19 +246,10 @@ def _open_run(
         with Workers(prepared.threads) as workers:
             weights, store = FloatWeights(prepared.source, rotations, prepared.device), Store(prepared.plan, writer)
             yield RunContext(
-                prepared.plan, weights, store, journal, workers, ranks, progress, work.parent / "activations"
+                prepared.plan, weights, store, journal, workers, ranks, progress, work.parent / ACTIVATIONS
             )
     finally:
         writer.close()
-
-
-def _clear(place: Path) -> None:
-    """Remove everything in the workshop but the lock we hold; the journal last, it says what the rest is."""
-    for path in sorted(place.iterdir(), key=lambda p: p.name == "journal.jsonl"):
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name != "lock":
-            path.unlink()
 
 
 def calibration_of(prepared: PreparedJob) -> CalibrationSet | None:

@@ -108,12 +108,6 @@ def provenance(
     }
 
 
-def file_list(directory: Path) -> list[str]:
-    """Everything we wrote, so that --overwrite knows what is ours."""
-    found = {p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file()}
-    return sorted(found | {PROVENANCE_NAME})  # a run that was killed at the very end has left one
-
-
 def write_provenance(directory: Path, content: dict[str, Any], files: list[str]) -> None:
     """Write the provenance file, last of all: it holds the hash of every other one, which `verify` checks."""
     outputs = file_facts(directory, [name for name in files if name != PROVENANCE_NAME])

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from glm5_ascend.checkpoint.index import CheckpointDir
-from glm5_ascend.checkpoint.output import check_output, copy_serving_files, exclusive, publish, workshop
+from glm5_ascend.checkpoint.output import check_output, copy_serving_files, exclusive, file_facts, publish, workshop
 from glm5_ascend.checkpoint.writer import ShardWriter, check_free_space
 from glm5_ascend.errors import OutputError
 
@@ -217,6 +217,66 @@ def test_a_copied_provenance_does_not_give_a_users_files_away(tmp_path: Path, ti
     (out / "glm5_ascend_provenance.json").write_text(json.dumps(record))
     with pytest.raises(OutputError, match=r"config\.json: not as this tool wrote it"):
         check_output(tiny_source, out, overwrite=True)
+
+
+def recorded(out: Path, **changes: object) -> None:
+    """A provenance over the files of a folder."""
+    names = [path.name for path in out.iterdir()]
+    record = {"files": [*names, "glm5_ascend_provenance.json"], "outputs": file_facts(out, names)}
+    (out / "glm5_ascend_provenance.json").write_text(json.dumps(record | changes))
+
+
+def test_only_files_with_the_recorded_hash_are_replaced(tmp_path: Path, tiny_source: Path) -> None:
+    """Of the same size, without a hash, or a link to the same bytes: not what the record speaks of."""
+    out, said = tmp_path / "out", list[str]()
+    out.mkdir()
+    (out / "config.json").write_text("ours")
+    recorded(out)
+    stamps = check_output(tiny_source, out, overwrite=True, say=said.append)
+    assert len(said) == 1 and "hashes" in said[0]
+    for text in ("mine", "ours"):  # touched since: read again
+        (out / "config.json").write_text(text)
+        if text == "mine":
+            with pytest.raises(OutputError, match=r"config\.json: not as this tool wrote it"):
+                check_output(tiny_source, out, overwrite=True, known=stamps)
+    check_output(tiny_source, out, overwrite=True, known=stamps)
+    (out / "config.json").rename(tmp_path / "mine")
+    (out / "config.json").symlink_to(tmp_path / "mine")
+    with pytest.raises(OutputError, match=r"config\.json: not written by this tool"):
+        check_output(tiny_source, out, overwrite=True)
+    (out / "config.json").unlink()
+    (tmp_path / "mine").rename(out / "config.json")
+    recorded(out, outputs={})
+    with pytest.raises(OutputError, match=r"config\.json: not written by this tool"):
+        check_output(tiny_source, out, overwrite=True)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [{"files": 3}, {"files": [["a"]], "outputs": 3}, {"files": ["a"], "outputs": {"a": {"sha256": ""}}},
+     {"files": ["a"], "outputs": {"a": None}}],
+)  # fmt: skip
+def test_a_strange_record_is_none(record: dict[str, object], tmp_path: Path, tiny_source: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "glm5_ascend_provenance.json").write_text(json.dumps(record))
+    (tmp_path / "out" / "a").write_text("x")
+    with pytest.raises(OutputError, match="not written by this tool"):
+        check_output(tiny_source, tmp_path / "out", overwrite=True)
+
+
+def test_a_forged_record_in_the_replaced_folder_gives_nothing_away(tmp_path: Path) -> None:
+    out, work, aside = tmp_path / "out", tmp_path / "work", tmp_path / ".out.replaced"
+    for folder in (out, work, aside):
+        folder.mkdir()
+    (aside / "thesis.txt").write_text("mine")
+    (aside / "glm5_ascend_provenance.json").write_text(json.dumps({"files": ["glm5_ascend_provenance.json"]}))
+    (out / "old").write_text("x")
+    with pytest.raises(OutputError, match="in the way"):
+        publish(work, out)
+    assert (aside / "thesis.txt").read_text() == "mine" and (out / "old").exists()
+    (aside / "thesis.txt").unlink()
+    publish(work, out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
 def test_two_processes_do_not_write_one_output(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from glm5_ascend.files import new_file
 from glm5_ascend.model import layers
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.quantize.calibration.product import product
@@ -19,6 +20,8 @@ from glm5_ascend.quantize.methods.transforms import Tensors
 from glm5_ascend.quantize.workers import Workers
 
 ROUTER = "mlp.gate"
+#: File of the selections that layers share.
+SELECTIONS = "selections"
 
 
 class FloatLayer:
@@ -55,12 +58,18 @@ class Routed:
 
     def publish(self, folder: Path) -> None:
         """Leave the routing where other ranks find it; the inputs lie there already."""
-        torch.save((self.weight, self.ids), folder / "routing.pt")
+        with new_file(folder / "routing.pt") as file:
+            torch.save((self.weight, self.ids), file)
 
 
 def partial_stream(folder: Path, rank: int) -> Path:
     """Where a rank sums up the output of its experts."""
     return folder / f"stream-of-rank-{rank}"
+
+
+def shares_selections(config: ModelConfig, layer: int) -> bool:
+    """Whether a layer works on the selections of an earlier one."""
+    return layer < config.num_layers_with_mtp and not config.has_indexer(layer)
 
 
 class Selections:
@@ -70,11 +79,11 @@ class Selections:
     """
 
     def __init__(self, config: ModelConfig, folder: Path, lengths: tuple[int, ...]) -> None:
-        main = range(config.num_hidden_layers)
+        self.config, main = config, range(config.num_hidden_layers)
         self.file: RowFile | None = None
         self.lengths, self.starts = lengths, [sum(lengths[:i]) for i in range(len(lengths))]
         if not all(config.has_indexer(layer) for layer in main):
-            self.file = RowFile(folder / "selections", sum(lengths), max(lengths), torch.bool, keep=True)
+            self.file = RowFile(folder / SELECTIONS, sum(lengths), max(lengths), torch.bool, keep=True)
 
     def load(self, number: int) -> torch.Tensor | None:
         if self.file is None:
@@ -102,6 +111,13 @@ class LayerStreams:
     before: Stream
     out: Stream | None
     selections: Selections
+
+    def checksum_behind(self, layer: int) -> str:
+        """Of what the layers behind `layer` go on with: the stream, and the selections if the next layer needs them."""
+        files = [] if self.out is None else [self.out.file]
+        if self.selections.file is not None and shares_selections(self.selections.config, layer + 1):
+            files.append(self.selections.file)
+        return " ".join(file.checksum() for file in files)
 
 
 class _SequenceResult(NamedTuple):

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from glm5_ascend.checkpoint.writer import disk_error, write_at
+from glm5_ascend.files import checksum, make_room
 
 #: Rows further apart than this are read one by one, nearer ones together with what lies between.
 _GAP = 8
@@ -34,8 +35,11 @@ class RowFile:
         self._row_bytes = columns * dtype.itemsize
         self._lock = threading.Lock()
         try:
-            self._descriptor = os.open(path, os.O_CREAT | os.O_RDWR | (0 if keep else os.O_TRUNC), 0o644)
-            os.truncate(self._descriptor, rows * self._row_bytes)
+            make_room(path, plain_stays=keep)
+            new = 0 if keep else os.O_EXCL
+            self._descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | new, 0o644)
+            if os.fstat(self._descriptor).st_size != rows * self._row_bytes:
+                os.truncate(self._descriptor, rows * self._row_bytes)
         except OSError as error:
             raise disk_error(path, error) from None
 
@@ -92,6 +96,17 @@ class RowFile:
                 last = int(torch.searchsorted(index[first:cut], int(index[first]) + span)) + first
                 yield first, last
                 first = last
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self._row_bytes
+
+    def checksum(self) -> str:
+        """CRC-32 of the whole file; eight hexadecimal digits."""
+        try:
+            return f"{checksum(self._descriptor, 0, self.nbytes):08x}"
+        except OSError as error:
+            raise disk_error(self.path, error) from None
 
     def sync(self) -> None:
         try:

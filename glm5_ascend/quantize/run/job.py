@@ -6,17 +6,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from glm5_ascend.files import file_checksum
 from glm5_ascend.model import structure
 from glm5_ascend.model.structure import Linear, Vector
 from glm5_ascend.quantize.methods.transforms import Tensors
-from glm5_ascend.quantize.plan import QuantizationPlan
+from glm5_ascend.quantize.plan import ROT_NAME, QuantizationPlan
 from glm5_ascend.quantize.progress import Progress
 from glm5_ascend.quantize.run.blocks import WeightErrors, blocks
-from glm5_ascend.quantize.run.journal import Journal, WorkUnit
+from glm5_ascend.quantize.run.journal import GLOBALS, Journal, WorkUnit
 from glm5_ascend.quantize.run.ranks import Ranks
 from glm5_ascend.quantize.run.source_weights import FloatWeights
 from glm5_ascend.quantize.run.writer import Store
 from glm5_ascend.quantize.workers import Workers
+
+#: The rotation's matrix for the engine, below the checkpoint's directory.
+ROTATION_FILE = "optional/quarot.safetensors"
 
 
 @dataclass(frozen=True)
@@ -40,15 +44,38 @@ class RunContext:
         """Names of all tensors that parts of a layer become."""
         return [name for part in parts for name in self.store.names(structure.layer_prefix(layer), part)]
 
+    def global_names(self) -> list[str]:
+        """Names of all tensors outside the layers."""
+        names = [name for part in structure.GLOBAL for name in self.store.names("", part)]
+        return names if self.weights.rotations is None else [*names, ROT_NAME]
+
+    def units(self, layer: int) -> list[WorkUnit]:
+        """What a layer is written in."""
+        return [WorkUnit.backbone(layer), *(WorkUnit.expert(layer, expert) for expert in self.experts(layer))]
+
+    def names_of(self, unit: WorkUnit) -> list[str]:
+        """Names of all tensors a unit writes."""
+        if unit == GLOBALS:
+            return self.global_names()
+        layer, expert = unit.place
+        parts = structure.backbone(self.plan.config, layer) if expert is None else structure.expert_linears(expert)
+        return self.stored_names(layer, parts)
+
+    def checksum(self, unit: WorkUnit) -> str:
+        """Of what a unit has left on disk."""
+        value = self.store.writer.checksum(self.names_of(unit))
+        if unit == GLOBALS and self.weights.rotations is not None:
+            value += f" {file_checksum(self.store.writer.directory / ROTATION_FILE)}"
+        return value
+
+    def as_recorded(self, unit: WorkUnit) -> bool:
+        """Whether a unit in the journal lies on disk as it was written."""
+        return self.checksum(unit) == self.journal.record(unit).checksum
+
     def accept_written(self, layer: int) -> None:
         """What the journal has of a layer, by another run or another rank, is not missing."""
-        names: list[str] = []
-        if WorkUnit.backbone(layer) in self.journal:
-            names += self.stored_names(layer, structure.backbone(self.plan.config, layer))
-        for expert in self.experts(layer):
-            if WorkUnit.expert(layer, expert) in self.journal:
-                names += self.stored_names(layer, structure.expert_linears(expert))
-        self.store.writer.expect_no_more(*names)
+        done = [unit for unit in self.units(layer) if unit in self.journal]
+        self.store.writer.expect_no_more(*(name for unit in done for name in self.names_of(unit)))
 
     def write_table(self, prefix: str, table: Linear, gains: Tensors) -> None:
         """An embedding table or a head, in blocks of rows."""

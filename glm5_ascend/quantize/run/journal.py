@@ -4,37 +4,42 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from glm5_ascend.checkpoint.writer import disk_error
 from glm5_ascend.errors import OutputError
+from glm5_ascend.files import make_room, plain, write_file
 from glm5_ascend.quantize.run.blocks import ErrorSums
 
-#: 2: rot.weight lies in a file of its own.
-FORMAT = 2
+#: 2: rot.weight lies in a file of its own. 3: with checksums.
+FORMAT = 3
+_MAX_BYTES = 512 * 1024**2
 
 
 @dataclass(frozen=True)
 class WorkUnit:
-    """A unit of work by its name in the journal."""
+    """A unit of work by its name in the journal; `place` is its layer and routed expert."""
 
     name: str
+    place: tuple[int, int | None] = field(default=(-1, None), compare=False)
 
     @classmethod
     def layer(cls, layer: int) -> WorkUnit:
         """A whole layer, its residual stream included."""
-        return cls(f"layer {layer}")
+        return cls(f"layer {layer}", (layer, None))
 
     @classmethod
     def backbone(cls, layer: int) -> WorkUnit:
         """Everything of a layer but the routed experts."""
-        return cls(f"layer {layer} backbone")
+        return cls(f"layer {layer} backbone", (layer, None))
 
     @classmethod
     def expert(cls, layer: int, expert: int) -> WorkUnit:
-        return cls(f"layer {layer} expert {expert}")
+        return cls(f"layer {layer} expert {expert}", (layer, expert))
 
 
 #: What lies outside the layers: embedding, head, final norm, rotation.
@@ -48,10 +53,27 @@ class UnitRecord:
     Attributes:
         errors: sums over its linears.
         cold: an expert that saw too few tokens for a search.
+        checksum: of what the unit left on disk.
     """
 
     errors: ErrorSums = field(default_factory=dict)
     cold: bool = False
+    checksum: str = ""
+
+    @classmethod
+    def read(cls, line: dict[str, Any]) -> UnitRecord:
+        """From a line of the journal; ValueError where it is none of ours."""
+        errors, cold, checksum = line.get("errors", {}), line.get("cold", False), line.get("checksum", "")
+        if not isinstance(errors, dict) or not isinstance(cold, bool) or not isinstance(checksum, str):
+            raise ValueError("not a record")
+        sums = {str(scheme): tuple(float(value) for value in pair) for scheme, pair in errors.items()}
+        if not all(len(pair) == 2 for pair in sums.values()):
+            raise ValueError("not two sums")
+        return cls({scheme: (pair[0], pair[1]) for scheme, pair in sums.items()}, cold, checksum)
+
+    def line(self, name: str) -> dict[str, Any]:
+        """For the journal; what is empty is left out."""
+        return {"unit": name} | {key: value for key, value in vars(self).items() if value}
 
 
 class Journal:
@@ -68,19 +90,25 @@ class Journal:
 
     def __init__(self, path: Path, identity: dict[str, Any]) -> None:
         self.path = path
+        self._head = {"format": FORMAT, **identity}
         self._done: dict[str, UnitRecord] = {}  # by the unit's name
         try:
             lines = _whole_lines(path)
             if lines:
-                _compare(path, lines[0], {"format": FORMAT, **identity})
-                self._take(lines[1:])
-            self._file = path.open("r+b" if path.exists() else "x+b")
-            self._file.truncate(sum(len(_encode(line)) for line in lines))
-            self._file.seek(0, os.SEEK_END)
+                self._take(path, lines)
+            self._open(sum(len(_encode(line)) for line in lines))
         except OSError as error:
             raise disk_error(path, error) from None
         if not lines:
-            self._append({"format": FORMAT, **identity})
+            self._append(self._head)
+
+    def _open(self, size: int) -> None:
+        """Go on behind the first `size` bytes."""
+        make_room(self.path, plain_stays=True)
+        descriptor = os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o644)
+        self._file = os.fdopen(descriptor, "r+b")
+        self._file.truncate(size)
+        self._file.seek(0, os.SEEK_END)
 
     def __contains__(self, unit: WorkUnit) -> bool:
         return unit.name in self._done
@@ -95,17 +123,33 @@ class Journal:
     def refresh(self) -> None:
         """Take over what the other ranks, of this run or a stopped one, have finished."""
         for path in sorted(self.path.parent.glob("journal*.jsonl")):
-            self._take(_whole_lines(path)[1:])
+            self._take(path, _whole_lines(path))
 
-    def finish(self, unit: WorkUnit, record: UnitRecord | None = None) -> None:
+    def finish(self, unit: WorkUnit, record: UnitRecord = UnitRecord()) -> None:
         """Record a unit whose data is on disk."""
-        self._done[unit.name] = record or UnitRecord()
-        facts = {} if record is None else {"errors": record.errors, "cold": record.cold}
-        self._append({"unit": unit.name, **facts})
+        self._done[unit.name] = record
+        self._append(record.line(unit.name))
 
-    def _take(self, lines: list[dict[str, Any]]) -> None:
-        for line in lines:
-            self._done[line["unit"]] = UnitRecord(line.get("errors", {}), line.get("cold", False))
+    def keep(self, units: Iterable[WorkUnit]) -> None:
+        """Forget all other units, in every rank's file; no other rank may be writing."""
+        self._done = {unit.name: self._done[unit.name] for unit in units}
+        lines = [self._head, *(record.line(name) for name, record in self._done.items())]
+        encoded = b"".join(_encode(line) for line in lines)
+        self.close()
+        write_file(self.path, encoded)
+        try:
+            self._open(len(encoded))
+            for path in self.path.parent.glob("journal-*.jsonl"):
+                make_room(path)
+        except OSError as error:
+            raise disk_error(self.path, error) from None
+
+    def _take(self, path: Path, lines: list[dict[str, Any]]) -> None:
+        if lines:
+            _compare(path, lines[0], self._head)
+        for line in lines[1:]:
+            with suppress(ValueError, TypeError):  # not a line of ours: that unit is done again
+                self._done[str(line.get("unit"))] = UnitRecord.read(line)
 
     def _append(self, value: dict[str, Any]) -> None:
         try:
@@ -124,15 +168,20 @@ def _encode(value: dict[str, Any]) -> bytes:
 
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:
+    """None of a file that is missing, or none of ours: a link, say, which is not read."""
     lines: list[dict[str, Any]] = []
-    if not path.is_file():
+    try:
+        facts = path.lstat()
+    except FileNotFoundError:
+        return lines
+    if not plain(facts) or facts.st_size > _MAX_BYTES:
         return lines
     for line in path.read_bytes().splitlines(keepends=True):
         try:
             value = json.loads(line)
-        except ValueError:
-            break
-        if not line.endswith(b"\n") or not isinstance(value, dict) or _encode(value) != line:
+            if not line.endswith(b"\n") or not isinstance(value, dict) or _encode(value) != line:
+                break
+        except (ValueError, RecursionError):
             break
         lines.append(value)
     return lines

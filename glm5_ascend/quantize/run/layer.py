@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -52,9 +53,11 @@ class LayerQuantizer:
             routed = self._backbone(inputs)
             if self.config.is_moe(self.layer):
                 self._all_experts(routed)
+        left = ""
         if self.streams is not None and self.streams.out is not None:
             self.streams.out.file.sync()
-        self.context.journal.finish(WorkUnit.layer(self.layer))
+            left = self.streams.checksum_behind(self.layer)
+        self.context.journal.finish(WorkUnit.layer(self.layer), UnitRecord(checksum=left))
         return QuantizedLayer.of(self.context, self.layer)
 
     @contextmanager
@@ -162,7 +165,8 @@ class LayerQuantizer:
         ):
             errors.include(block_errors.sums())
         store.sync(run.stored_names(self.layer, self.parts))
-        run.journal.finish(WorkUnit.backbone(self.layer), UnitRecord(errors.sums()))
+        unit = WorkUnit.backbone(self.layer)
+        run.journal.finish(unit, UnitRecord(errors.sums(), checksum=run.checksum(unit)))
 
     def _range(self, part: Linear | Vector, statistics: Statistics, scales: Tensors) -> ActivationRange | None:
         if part.name not in statistics or self.context.store.scheme(self.prefix, part) != schemes.W8A8:
@@ -191,8 +195,10 @@ class LayerQuantizer:
         run, layer = self.context, self.layer
 
         def quantize_or_rerun(expert: int) -> UnitRecord | None:
-            if WorkUnit.expert(layer, expert) not in run.journal:
-                return quantize_expert(run, layer, expert, self.gains, routed)
+            unit = WorkUnit.expert(layer, expert)
+            if unit not in run.journal:
+                record = quantize_expert(run, layer, expert, self.gains, routed)
+                return replace(record, checksum=run.checksum(unit))
             if routed is not None and routed.out is not None:
                 rerun_expert(run.weights, layer, expert, self.gains, routed)
             return None

@@ -4,12 +4,35 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
+from glm5_ascend.files import file_checksum
 from glm5_ascend.model import layers, structure
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
-from glm5_ascend.quantize.calibration.forward import FloatLayer, LayerStreams, Selections
+from glm5_ascend.quantize.calibration.forward import (
+    SELECTIONS,
+    FloatLayer,
+    LayerStreams,
+    Selections,
+    shares_selections,
+)
 from glm5_ascend.quantize.calibration.row_file import Stream
 from glm5_ascend.quantize.run.job import RunContext
 from glm5_ascend.quantize.run.journal import WorkUnit
+
+
+def behind(run: RunContext, layer: int, calibration: CalibrationSet) -> str:
+    """`LayerStreams.checksum_behind` of what a stopped run left; another text where the files are not as needed."""
+    config, lengths = run.plan.config, [len(sequence) for sequence in calibration.sequences]
+    sizes = {_stream_path(run.folder, layer + 1): sum(lengths) * config.hidden_size * torch.int64.itemsize}
+    if shares_selections(config, layer + 1):
+        sizes[run.folder / SELECTIONS] = sum(lengths) * max(lengths)
+    return " ".join(str(file_checksum(path, size)) for path, size in sizes.items())
+
+
+def _stream_path(folder: Path, layer: int) -> Path:
+    """The stream in front of a layer."""
+    return folder / f"stream-{layer}"
 
 
 class ResidualStreams:
@@ -61,7 +84,7 @@ class ResidualStreams:
             self._here, self._next = self._next, None
 
     def _path(self, layer: int) -> Path:
-        return self.run.folder / f"stream-{layer}"
+        return _stream_path(self.run.folder, layer)
 
     def _stored(self, layer: int) -> bool:
         return layer > 0 and WorkUnit.layer(layer - 1) in self.run.journal

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import safetensors.torch
 
-from glm5_ascend.checkpoint.writer import disk_error
+from glm5_ascend.files import make_folder, write_file
 from glm5_ascend.model import structure
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.structure import Linear
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
 from glm5_ascend.quantize.plan import ROT_NAME
-from glm5_ascend.quantize.run.job import QuantizedLayer, RunContext
-from glm5_ascend.quantize.run.journal import GLOBALS, WorkUnit
+from glm5_ascend.quantize.run.job import ROTATION_FILE, QuantizedLayer, RunContext
+from glm5_ascend.quantize.run.journal import GLOBALS, UnitRecord, WorkUnit
 from glm5_ascend.quantize.run.layer import LayerQuantizer
 from glm5_ascend.quantize.run.residual_streams import ResidualStreams
 
@@ -21,9 +21,8 @@ from glm5_ascend.quantize.run.residual_streams import ResidualStreams
 def write_tensors(run: RunContext, calibration: CalibrationSet | None) -> list[QuantizedLayer]:
     """Do everything the journal does not have yet, and finish the shards."""
     numbers = range(run.plan.config.num_layers_with_mtp)
-    done = sum(WorkUnit.layer(layer) in run.journal for layer in numbers)
-    began = f"going on with a stopped run: {done} of {len(numbers)} layers are done" if done else "embedding and head"
-    run.progress(began, done, len(numbers))
+    if not len(run.journal):
+        run.progress("embedding and head", 0, len(numbers))
     _write_globals(run)
     for layer in numbers:
         run.accept_written(layer)
@@ -46,9 +45,7 @@ def _quantize_layer(run: RunContext, streams: ResidualStreams, layer: int) -> Qu
 def _write_globals(run: RunContext) -> None:
     """Embedding, head, final norm, and the two matrices that tell the engine of the rotation."""
     plan, weights, writer = run.plan, run.weights, run.store.writer
-    names = [name for part in structure.GLOBAL for name in run.store.names("", part)]
-    if weights.rotations is not None:
-        names.append(ROT_NAME)
+    names = run.global_names()
     if GLOBALS in run.journal:
         writer.expect_no_more(*names)
         return
@@ -63,13 +60,10 @@ def _write_globals(run: RunContext) -> None:
         writer.write(ROT_NAME, rot.to(plan.source.dtype("model.norm.weight")))
         _write_global_rotation(writer.directory, weights.rotations)
     run.store.sync(names)
-    run.journal.finish(GLOBALS)
+    run.journal.finish(GLOBALS, UnitRecord(checksum=run.checksum(GLOBALS)))
 
 
 def _write_global_rotation(work: Path, rotations: Rotations) -> None:
     data = safetensors.torch.save({"global_rotation": rotations.global_rotation().cpu()})
-    try:
-        (work / "optional").mkdir(exist_ok=True)
-        (work / "optional" / "quarot.safetensors").write_bytes(data)
-    except OSError as error:
-        raise disk_error(work, error) from None
+    make_folder((work / ROTATION_FILE).parent)
+    write_file(work / ROTATION_FILE, data)

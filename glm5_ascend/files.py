@@ -1,0 +1,136 @@
+"""Files of ours: whole or not there at all, and never written through a link that somebody left in their place."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from glm5_ascend.errors import OutputError
+
+#: End of the names of files that are not whole yet.
+PARTIAL = ".glm5-ascend-partial"
+_PIECE = 1024**2
+
+
+def disk_error(path: Path, error: OSError) -> OutputError:
+    """An OSError while writing, as the one line a user needs."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OutputError(f"{path}: no space left on the disk", "free space or choose another output directory")
+    return OutputError(f"{path}: cannot be written: {error.strerror}", "check permissions and the disk")
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that appears as `path` when the block ends, durable, in place of what is there; not after an error.
+
+    A device or a pipe that the user names, such as /dev/stdout, is written as it is.
+
+    Raises:
+        OutputError: it cannot be written; nothing is left.
+    """
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            with path.open("wb") as file:
+                yield file
+            return
+        aside = path.parent / f".{path.name[:100]}.{os.getpid()}-{os.urandom(4).hex()}{PARTIAL}"
+        descriptor = os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o666)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                aside.unlink()
+            raise
+    except OSError as error:
+        raise disk_error(path, error) from None
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """`new_file` with this content; text as UTF-8. Raises OutputError."""
+    with new_file(path) as file:
+        file.write(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+def copy_file(source: Path, path: Path) -> None:
+    """A copy of the content of `source`. Raises OutputError."""
+    try:
+        with source.open("rb") as read, new_file(path) as file:
+            shutil.copyfileobj(read, file, _PIECE)
+    except OSError as error:
+        raise OutputError(f"{source}: cannot be read: {error.strerror}", "check permissions and the disk") from None
+
+
+def plain(facts: os.stat_result) -> bool:
+    """Whether this is a regular file with no second name: writing to it changes nothing else."""
+    return stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1
+
+
+def make_room(path: Path, plain_stays: bool = False) -> None:
+    """Remove a name of ours from its folder; what a link leads to stays as it is.
+
+    Args:
+        plain_stays: a plain file is left where it is.
+    Raises:
+        OutputError: a folder, pipe or device is in the way.
+    """
+    try:
+        facts = path.lstat()
+    except FileNotFoundError:
+        return
+    if plain_stays and plain(facts):
+        return
+    if not (stat.S_ISREG(facts.st_mode) or stat.S_ISLNK(facts.st_mode)):
+        raise OutputError(f"{path}: in the way of a file of this tool, and not a plain file", "move it away")
+    path.unlink()
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder of ours, or find it; OutputError where something else has its name, such as a link."""
+    try:
+        with suppress(FileExistsError):
+            path.mkdir()
+        if not stat.S_ISDIR(path.lstat().st_mode):
+            raise OutputError(f"{path}: in the way of a folder of this tool", "move it away")
+    except OSError as error:
+        raise disk_error(path, error) from None
+
+
+def checksum(descriptor: int, offset: int, length: int, before: int = 0) -> int:
+    """CRC-32 of some bytes of an open file, read in pieces, going on from `before`; OSError if the file is shorter."""
+    buffer = memoryview(bytearray(min(_PIECE, length)))
+    end = offset + length
+    while offset < end:
+        count = os.preadv(descriptor, [buffer[: end - offset]], offset)
+        if not count:
+            raise OSError(errno.EIO, "shorter than it was")
+        before = zlib.crc32(buffer[:count], before)
+        offset += count
+    return before
+
+
+def file_checksum(path: Path, size: int | None = None) -> str | None:
+    """Eight hexadecimal digits; None unless `path` is a plain file, of `size` bytes if given."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        facts = os.fstat(descriptor)
+        if not plain(facts) or (size is not None and facts.st_size != size):
+            return None
+        return f"{checksum(descriptor, 0, facts.st_size):08x}"
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)

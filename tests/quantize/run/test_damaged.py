@@ -1,0 +1,236 @@
+"""What a stopped run left is not trusted: damaged or replaced, it is done again, and what is not ours stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from glm5_ascend.checkpoint.output import workshop
+from glm5_ascend.errors import OutputError
+from glm5_ascend.quantize.pipeline import prepare, quantize
+from glm5_ascend.quantize.progress import silent
+from tests.quantize.run.test_resume import StopsAfter, options
+from tests.quantize.support.kill_runs import digest
+from tests.support.tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
+
+
+class Lines:
+    """Progress that remembers its texts."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def __call__(self, text: str, done: float, total: int) -> None:
+        self.texts.append(text)
+
+
+class Stopped:
+    """A run that was stopped in its fourth layer, the result of an undisturbed one, and copies to damage."""
+
+    def __init__(self, folder: Path, recipe: str) -> None:
+        self.folder, self.recipe = folder, recipe
+        self.source = write_tiny_model(folder / "source", **SHARED_INDEXER)
+        self.calib = write_calibration(folder / "calib.jsonl")
+        (folder / "whole").mkdir(), (folder / "broken").mkdir()
+        self.run(folder / "whole" / "out")
+        with pytest.raises(KeyboardInterrupt):
+            self.run(folder / "broken" / "out", StopsAfter(10))  # a layer has four
+
+    def run(self, out: Path, progress: Callable[[str, float, int], None] = silent) -> None:
+        quantize(prepare(options(self.source, out, self.calib, recipe=self.recipe)), progress)
+
+    def copy(self, folder: Path) -> Path:
+        """The stopped run once more; its OUT."""
+        shutil.copytree(self.folder / "broken", folder / "run")
+        return folder / "run" / "out"
+
+    def goes_on(self, out: Path) -> list[str]:
+        """The progress of the same command; it must end with the bytes of the undisturbed run."""
+        lines = Lines()
+        self.run(out, lines)
+        assert digest(out) == digest(self.folder / "whole" / "out")
+        assert list(out.parent.iterdir()) == [out]
+        return lines.texts
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
+    """Static W8A8 calibrates the very last layer, too."""
+    return Stopped(tmp_path_factory.mktemp("stopped"), "w8a8")
+
+
+def shard_of(out: Path) -> Path:
+    return next((workshop(out) / "checkpoint").glob("*.safetensors"))
+
+
+def test_nothing_is_done_again_where_nothing_is_damaged(stopped: Stopped, tmp_path: Path) -> None:
+    texts = stopped.goes_on(stopped.copy(tmp_path))
+    assert "going on with a stopped run: 3 of 5 layers are done" in texts
+    assert not [text for text in texts if "again" in text or text.startswith(("layer 1 ", "layer 2 "))]
+
+
+def damage(shard: Path, kind: str, mine: Path) -> None:
+    """What happens to a shard behind a run's back; `mine` is a file of the user's of the same size."""
+    data = bytearray(shard.read_bytes())
+    mine.write_bytes(data)
+    if kind == "deleted":
+        shard.unlink()
+    elif kind == "truncated":
+        os.truncate(shard, len(data) // 2)
+    elif kind == "longer":
+        shard.write_bytes(data + b"\x00" * 100)
+    elif kind == "zeroed":
+        shard.write_bytes(bytes(len(data)))
+    elif kind == "a byte":
+        data[16 + (int.from_bytes(data[:8], "little") if shard.suffix == ".safetensors" else 0)] ^= 1
+        shard.write_bytes(data)
+    elif kind == "header":
+        data[30] ^= 1
+        shard.write_bytes(data)
+    elif kind == "empty":
+        shard.write_bytes(b"")
+    else:
+        shard.unlink()
+        shard.hardlink_to(mine) if kind == "hard link" else shard.symlink_to(mine)
+
+
+KINDS = ("deleted", "truncated", "longer", "zeroed", "a byte", "header", "empty", "link", "hard link")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_shard_is_done_again(kind: str, stopped: Stopped, tmp_path: Path) -> None:
+    out, mine = stopped.copy(tmp_path), tmp_path / "mine"
+    damage(shard_of(out), kind, mine)
+    before = mine.read_bytes()
+    texts = stopped.goes_on(out)
+    assert mine.read_bytes() == before
+    again = [text for text in texts if "are done again" in text]
+    assert len(again) == (0 if kind in ("longer", "header") else 1)
+    if kind == "a byte":
+        assert "; 1 units are not as they were written" in again[0]
+
+
+@pytest.mark.parametrize("name", ["stream-3", "selections"])
+@pytest.mark.parametrize("kind", ["deleted", "truncated", "a byte", "link", "hard link"])
+def test_damaged_activations_are_computed_again(name: str, kind: str, stopped: Stopped, tmp_path: Path) -> None:
+    """The run was stopped in a layer that works on the selections of an earlier one; its weights stay."""
+    out, mine = stopped.copy(tmp_path), tmp_path / "mine"
+    damage(workshop(out) / "activations" / name, kind, mine)
+    before = mine.read_bytes()
+    texts = stopped.goes_on(out)
+    assert mine.read_bytes() == before
+    assert any("the calibration starts again at the embedding" in text for text in texts)
+    assert not any("done again" in text for text in texts)
+
+
+def test_a_layer_of_another_run_does_not_count(stopped: Stopped, tmp_path: Path) -> None:
+    """A journal that claims more than there is."""
+    out = stopped.copy(tmp_path)
+    journal = workshop(out) / "journal.jsonl"
+    lines = journal.read_text().splitlines()
+    lines.append(json.dumps({"unit": "layer 3"}))
+    lines.append(json.dumps({"checksum": "00000000", "unit": "layer 3 expert 3"}))
+    lines.append(json.dumps({"checksum": "00000000", "unit": "../../mine"}))
+    lines.append(json.dumps({"checksum": ["00000000"], "errors": {"W8A8": 3}, "unit": "layer 4 backbone"}))
+    lines.append(json.dumps({"unit": ["layer 4"]}))
+    lines.append(json.dumps({"strange": 1}))
+    journal.write_text("".join(line + "\n" for line in lines))
+    stopped.goes_on(out)
+
+
+def test_a_journal_of_another_rank_and_another_run_is_refused(stopped: Stopped, tmp_path: Path) -> None:
+    out = stopped.copy(tmp_path)
+    journal = workshop(out) / "journal.jsonl"
+    head = json.loads(journal.read_text().splitlines()[0])
+    (workshop(out) / "journal-1.jsonl").write_text(json.dumps(head | {"seed": 9}, sort_keys=True) + "\n")
+    with pytest.raises(OutputError, match="another seed"):
+        stopped.run(out)
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "journal-1.jsonl", "checkpoint/config.json", "checkpoint/merges.txt",
+                                  "checkpoint/optional/quarot.safetensors", "activations/stream-4",
+                                  "activations/expert-inputs", "activations/stream-mtp"])  # fmt: skip
+@pytest.mark.parametrize("kind", ["link", "hard link"])
+def test_nothing_is_written_through_a_link(name: str, kind: str, stopped: Stopped, tmp_path: Path) -> None:
+    out, mine = stopped.copy(tmp_path), tmp_path / "mine"
+    mine.write_text("mine")
+    path = workshop(out) / name
+    path.unlink(missing_ok=True)
+    path.hardlink_to(mine) if kind == "hard link" else path.symlink_to(mine)
+    if name.endswith("merges.txt"):  # this source has none: not a name of ours
+        with pytest.raises(OutputError, match=r"merges\.txt: not written by this run"):
+            stopped.run(out)
+        assert path.exists()
+    else:
+        stopped.goes_on(out)
+    assert mine.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "activations", "checkpoint/optional"])
+def test_a_linked_folder_is_refused(name: str, stopped: Stopped, tmp_path: Path) -> None:
+    out, mine = stopped.copy(tmp_path), tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("mine")
+    shutil.rmtree(workshop(out) / name)
+    (workshop(out) / name).symlink_to(mine)
+    with pytest.raises(OutputError, match=f"{name}: not "):
+        stopped.run(out)
+    assert [path.name for path in mine.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "checkpoint/thesis.txt", "checkpoint/optional/thesis.txt",
+                                  "checkpoint/folder/thesis.txt", "checkpoint/extra.safetensors"])  # fmt: skip
+@pytest.mark.parametrize("done", [True, False])
+def test_strange_files_are_refused_by_name(name: str, done: bool, stopped: Stopped, tmp_path: Path) -> None:
+    """Also where nothing was finished yet, after which a run leaves nothing of its own."""
+    out = stopped.copy(tmp_path)
+    if not done:
+        (workshop(out) / "journal.jsonl").unlink()
+    path = workshop(out) / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("mine")
+    with pytest.raises(OutputError, match=name.split("/")[-2] if "folder" in name else path.name):
+        stopped.run(out)
+    assert path.read_text() == "mine" and not out.exists()
+    path.unlink()
+    if "folder" in name:
+        path.parent.rmdir()
+    stopped.goes_on(out)
+
+
+def test_what_appears_while_the_run_works_is_not_published(stopped: Stopped, tmp_path: Path) -> None:
+    out = stopped.copy(tmp_path)
+    path = workshop(out) / "checkpoint" / "thesis.txt"
+
+    def put(text: str, done: float, total: int) -> None:
+        if done == total:
+            path.write_text("mine")
+
+    with pytest.raises(OutputError, match=r"thesis\.txt: not written by this run"):
+        stopped.run(out, put)
+    path.rename(tmp_path / "thesis.txt")
+    stopped.goes_on(out)
+
+
+def test_a_shard_replaced_while_the_run_works_is_noticed(stopped: Stopped, tmp_path: Path) -> None:
+    out, mine = stopped.copy(tmp_path), tmp_path / "mine"
+
+    def put(text: str, done: float, total: int) -> None:
+        if done == total:
+            damage(shard_of(out), "link", mine)
+
+    with pytest.raises(OutputError, match="replaced while it was written"):
+        stopped.run(out, put)
+    stopped.goes_on(out)
+
+
+def test_half_files_of_a_kill_are_removed(stopped: Stopped, tmp_path: Path) -> None:
+    out = stopped.copy(tmp_path)
+    for folder in (workshop(out), workshop(out) / "checkpoint"):
+        (folder / ".config.json.1-2.glm5-ascend-partial").write_text("{")
+    stopped.goes_on(out)
