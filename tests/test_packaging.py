@@ -102,7 +102,11 @@ def test_wheel_holds_code_and_data(wheel: zipfile.ZipFile) -> None:
     assert {"glm5_ascend/py.typed", "glm5_kernels/py.typed"} <= names
 
 
-@pytest.mark.parametrize("versions", VERSION_SETS, ids=lambda v: v["name"])
+#: Which torch SGLang's image has is not published: nothing to plan with. Our Dockerfile installs with --no-deps there.
+WITH_TORCH = [versions for versions in VERSION_SETS if "torch" in versions["packages"]]
+
+
+@pytest.mark.parametrize("versions", WITH_TORCH, ids=lambda v: v["name"])
 def test_npu_extra_changes_none_of_the_atlas_set(versions: dict, wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     """pip's own resolver, in an environment where the image's packages are present, plans to touch none of them.
 

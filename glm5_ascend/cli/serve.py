@@ -64,7 +64,7 @@ def serve(
     if profile is None:
         checkpoint = check_directory(directory)
         if not skip_verify and not dry_run:
-            refuse_broken(checkpoint)
+            refuse_broken(checkpoint, "vllm")
         command = launch(checkpoint, context.args, host=host, port=port, dry_run=dry_run, start=start)
         text = command.shown
     else:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Sequence
 
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.deploy.diagnosis.preflight import preflight
+from glm5_ascend.deploy.profiles.engines import SGLANG
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.rules.load import ERROR
 from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError
@@ -16,9 +18,11 @@ from glm5_ascend.serve.environment import require_cpu_environment
 from glm5_ascend.serve.launch import refuse_flags
 
 
-def refuse_broken(checkpoint: CheckpointSummary) -> None:
+def refuse_broken(checkpoint: CheckpointSummary, engine: str) -> None:
     """vLLM's loader takes many broken checkpoints without a word; the headers alone tell most of them.
 
+    Args:
+        engine: the one that will load it, by its name for `verify`.
     Raises:
         CheckFailedError: the quick check of `verify` found something; its findings go to stderr.
     """
@@ -26,7 +30,7 @@ def refuse_broken(checkpoint: CheckpointSummary) -> None:
         return
     from glm5_ascend.verify import verify  # loads torch
 
-    report = verify(checkpoint.directory, deep=False)
+    report = verify(checkpoint.directory, engine=engine, deep=False)
     if not report.ok:
         for line in report.lines(quiet=True):
             print(line, file=sys.stderr)
@@ -73,6 +77,12 @@ def refuse_other_platform(profile: Profile, vllm_args: Sequence[str]) -> None:
             raise MissingEnvironmentError("profile cpu: vllm-ascend is installed here", "choose a profile for Atlas")
         require_cpu_environment()
         refuse_flags(vllm_args)
+    elif profile.engine == SGLANG:
+        if importlib.util.find_spec("sglang") is None or importlib.util.find_spec("torch_npu") is None:
+            raise MissingEnvironmentError(
+                f"profile {profile.name} needs SGLang and torch_npu, which are not installed here",
+                "run it in SGLang's image for Atlas; --dry-run prints the command anywhere",
+            )
     elif not on_ascend():
         raise MissingEnvironmentError(
             f"profile {profile.name} needs vllm-ascend, which is not installed here",

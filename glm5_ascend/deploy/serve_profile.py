@@ -10,6 +10,7 @@ from pathlib import Path
 
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
+from glm5_ascend.deploy.profiles.engines import SGLANG, verify_name
 from glm5_ascend.deploy.profiles.load import Profile, load
 from glm5_ascend.deploy.profiles.show import script
 from glm5_ascend.deploy.refusals import refuse_broken, refuse_known_bad, refuse_other_platform, refuse_other_weights
@@ -35,7 +36,7 @@ def serve_profile(
     Args:
         directory: a checkpoint of the types that the profile is for.
         profile: its name; `glm5-ascend deploy list` shows them.
-        vllm_args: flags of vLLM; they win over the profile's.
+        vllm_args: flags of the engine; they win over the profile's.
         role: which one this machine has, where the profile has several.
         place: which of the role's machines and servers this is, and where it listens.
         skip_verify: serve what the quick check or a rule calls bad all the same.
@@ -45,24 +46,27 @@ def serve_profile(
         Glm5Error: see `refusals` and `check_directory`; `ConfigError` for a place that the profile does not have.
     """
     checkpoint = check_directory(Path(directory))
-    if not skip_verify and not dry_run:
-        refuse_broken(checkpoint)
     chosen = load(profile)
+    if not skip_verify and not dry_run:
+        refuse_broken(checkpoint, verify_name(chosen.engine, chosen.platform))
     chosen_role = chosen.role(role)
     refuse_known_bad(chosen, chosen_role, checkpoint, vllm_args, only_warn=skip_verify)
     refuse_other_weights(chosen, checkpoint)
     built = command(chosen, chosen_role, place or ServerPlace(), str(checkpoint.directory), list(vllm_args))
     argv = on_this_platform(chosen, checkpoint, built.argv)
-    if "--headless" not in argv:
+    if chosen.engine != SGLANG and "--headless" not in argv:
         flags = argv.index("serve") + 2  # what follows the model; the user's come last, and win
         argv = [*argv[:flags], "--middleware", KEY_GUARD, *argv[flags:]]
-    built = ServerCommand(kept(built.env), argv).without_key()
+    built = ServerCommand(kept(built.env), argv)
+    built = built if chosen.engine == SGLANG else built.without_key()
     if dry_run:
         return built
     refuse_other_platform(chosen, vllm_args)
-    if "--headless" not in built.argv:
+    answers = "--headless" not in built.argv and value_of(built.argv, "--node-rank") in ("", "0")
+    if answers:
         require_free_port(value_of(built.argv, "--host"), int(value_of(built.argv, "--port")))
-    program = sys.executable if chosen.platform == "cpu" else executable("vllm")
+    own = chosen.platform == "cpu" or chosen.engine == SGLANG
+    program = sys.executable if own else executable("vllm")
     start(ServerCommand(built.env, [program, *built.argv[1:]]))
     return built
 

@@ -210,7 +210,8 @@ def _propose(report: AnalysisReport, limit: int, name: str, out: Path | None) ->
     """Fill in what the budget allows; write it as a recipe if `out` says where."""
     analysis = report.analysis
     report.steps = propose((unit for layer in analysis.layers for unit in layer.units), report.output_bytes, limit)
-    value = recipes.with_fallbacks(analysis.recipe_path, analysis.plan.config, final_types(report.steps))
+    changes = final_types(report.steps)
+    value = recipes.with_fallbacks(analysis.recipe_path, analysis.plan.config, changes)
     report.output_bytes = recipes.output_bytes(analysis.plan.source, value)
     if out is not None:
         removed, total = summary.removed_noise(analysis, report.steps)
@@ -219,5 +220,6 @@ def _propose(report: AnalysisReport, limit: int, name: str, out: Path | None) ->
             f"Measured on {analysis.tokens} calibration tokens: {removed / total:.1%} of the noise that rounding adds "
             "to the",
             "residual streams goes. Assumed: units add up, and noise costs the same in every layer.",
+            *recipes.engine_notes(changes),
         ]
         recipes.write(out, value, comment)

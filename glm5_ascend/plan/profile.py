@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from glm5_ascend.deploy.profiles.engines import VLLM
 from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.roles import lines
 
 if TYPE_CHECKING:
     from glm5_ascend.plan.result import Plan
+
+
+#: Profiles of SGLang exist; what the planner says of speed and memory is not about them.
+NOT_MODELLED = "SGLang: not modelled; the speeds are fitted to vllm-ascend, for SGLang measure"
 
 
 def commands(plan: Plan) -> Iterator[str]:
@@ -29,6 +34,7 @@ def commands(plan: Plan) -> Iterator[str]:
         yield f"or as files: glm5-ascend deploy render --profile {name} --to shell"
     else:
         yield "profile: none of deploy/profiles has this layout; these lines do:"
+    yield NOT_MODELLED
     layout = plan.chosen.layout
     context = plan.workload.prompt + plan.workload.output
     if plan.cluster.nodes * plan.cluster.hardware.dies_per_node > layout.dies:
@@ -41,8 +47,8 @@ def commands(plan: Plan) -> Iterator[str]:
 
 
 def profile_of(plan: Plan) -> str | None:
-    """Name of the first profile of deploy/ that does the chosen layout; None if none does."""
-    return next((name for name in names() if _does(load(name), plan)), None)
+    """Name of the first profile of deploy/ that does the chosen layout with vLLM; None if none does."""
+    return next((name for name in names() if load(name).engine == VLLM and _does(load(name), plan)), None)
 
 
 def _does(profile: Profile, plan: Plan) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import Any
 
 #: vLLM takes its API key from here, too.
 KEY_VARIABLE = "VLLM_API_KEY"
+#: SGLang takes it from the command line alone.
+KEY_FLAGS = ("--api-key", "--api_key")
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,11 @@ class ServerCommand:
 
     def masked(self) -> ServerCommand:
         """The same with stars in the place of the API key."""
-        return ServerCommand({name: "***" if name == KEY_VARIABLE else v for name, v in self.env.items()}, self.argv)
+        argv = [
+            "***" if before in KEY_FLAGS else re.sub(r"(?s)^(--api[-_]key=).*", r"\1***", arg)
+            for before, arg in zip(["", *self.argv], self.argv, strict=False)
+        ]
+        return ServerCommand({name: "***" if name == KEY_VARIABLE else v for name, v in self.env.items()}, argv)
 
     @property
     def line(self) -> str:

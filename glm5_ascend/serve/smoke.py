@@ -25,6 +25,8 @@ WEATHER = {
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 MARKUP = ("<think>", "</think>", "<tool_call>", "<arg_key>", "<|assistant|>", "<|user|>", "[gMASK]")
 DRAFTS, ACCEPTED = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total"
+#: SGLang tells the mean over its last steps, with --enable-metrics.
+SGLANG_LENGTH = "sglang:spec_accept_length"
 #: Of three draft tokens; a healthy GLM-5 W4A8 server accepts 3.16-3.19 per step (vllm-ascend #9803).
 LOW_ACCEPTANCE = 2.5
 
@@ -158,17 +160,24 @@ def acceptance(client: Client, bounds: SmokeBounds, before: dict[str, float]) ->
     """Tokens per step with MTP, over the checks before this one."""
     after = client.metrics()
     drafts = after.get(DRAFTS, 0.0) - before.get(DRAFTS, 0.0)
+    if after.get(SGLANG_LENGTH):
+        return _judged(after[SGLANG_LENGTH], None, bounds)
     if DRAFTS not in after or not drafts:
         missing = bounds.min_acceptance is not None
         return SmokeResult(
             "MTP acceptance", FAILED if missing else SKIPPED, "/metrics counts no drafts: the server runs without MTP"
         )
-    length = 1 + (after.get(ACCEPTED, 0.0) - before.get(ACCEPTED, 0.0)) / drafts
+    return _judged(1 + (after.get(ACCEPTED, 0.0) - before.get(ACCEPTED, 0.0)) / drafts, drafts, bounds)
+
+
+def _judged(length: float, steps: float | None, bounds: SmokeBounds) -> SmokeResult:
+    """Tokens per step against the bound; steps: over how many, None where the server does not say."""
     low = FAILED if bounds.min_acceptance is not None and length < bounds.min_acceptance else OK
     if low == OK and bounds.min_acceptance is None and length < LOW_ACCEPTANCE:
         low = WARNING
-    detail = f"{length:.2f} tokens per step over {drafts:.0f} steps"
-    return SmokeResult("MTP acceptance", low, detail, {"tokens_per_step": round(length, 3), "steps": int(drafts)})
+    values = {"tokens_per_step": round(length, 3)} | ({} if steps is None else {"steps": int(steps)})
+    over = "its last steps" if steps is None else f"{steps:.0f} steps"
+    return SmokeResult("MTP acceptance", low, f"{length:.2f} tokens per step over {over}", values)
 
 
 CHECKS: tuple[Callable[[Client, SmokeBounds], SmokeResult], ...] = (canary, tool_call, thinking, streaming, long_prompt)

@@ -9,6 +9,7 @@ import pytest
 
 from glm5_ascend.deploy.profiles import show
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
+from glm5_ascend.deploy.profiles.engines import SGLANG, VLLM
 from glm5_ascend.deploy.profiles.load import SCHEDULING, Profile, Role, load, merge, names
 from glm5_ascend.deploy.profiles.variables import variables
 from glm5_ascend.errors import ConfigError
@@ -18,10 +19,11 @@ from tests.support.command import ROOT
 
 WANTED = {
     "a3-single-w4a8", "a3-single-w4a8-mlapo", "a3-single-w8a8", "a2-single-w4a8", "a3-2node", "a3-pd", "a3-1m",
-    "rollout", "cpu",
+    "rollout", "cpu", "a3-single-w4a8-sglang", "a3-2node-sglang", "a3-pd-sglang",
 }  # fmt: skip
 ROLES = [(profile, role) for profile in map(load, names()) for role in profile.roles.values()]
 ON_ATLAS = [(profile, role) for profile, role in ROLES if profile.platform == "npu"]
+VLLM_ON_ATLAS = [(profile, role) for profile, role in ON_ATLAS if profile.engine == VLLM]
 HBM_GIB = 64  # per die of A2 and A3
 
 
@@ -32,6 +34,18 @@ def ids(value: Profile | Role) -> str:
 def switched_on(role: Role) -> dict[str, bool]:
     """The scheduling list, read from the flags."""
     args = role.args
+    if role.engine == SGLANG:
+        return {
+            "async_scheduling": not args.get("disable-overlap-schedule"),
+            "prefix_cache": not args.get("disable-radix-cache"),
+            "ram_tier": "enable-hierarchical-cache" in args,
+            "attention_dp": args.get("dp-size", 1) > 1,
+            "moe_ep": args.get("moe-a2a-backend") == "deepep",
+            "flashcomm": False,
+            "mtp": "speculative-algorithm" in args,
+            "graph": not args.get("disable-cuda-graph"),
+            "mlapo": role.env.get("SGLANG_NPU_USE_MLAPO") == "1",
+        }
     additional = args.get("additional-config", {})
     return {
         "async_scheduling": args.get("async-scheduling") is True,
@@ -61,7 +75,10 @@ def test_the_scheduling_list_tells_what_the_flags_do(profile: Profile, role: Rol
 def test_the_layout_uses_every_die_once(profile: Profile, role: Role) -> None:
     per_node = 8 if role.name == "a2" or profile.hardware["node"] == "a2" else 16
     assert role.local_ranks * role.rank_dies == per_node
-    assert role.local_ranks * role.nodes == role.args.get("data-parallel-size", 1)
+    if role.engine == SGLANG:
+        assert role.args["tp-size"] == role.nodes * per_node and role.args.get("nnodes", 1) == role.nodes
+    else:
+        assert role.local_ranks * role.nodes == role.args.get("data-parallel-size", 1)
     if not profile.alternatives:
         assert sum(r.nodes for r in profile.roles.values()) * per_node == profile.hardware["dies"]
 
@@ -70,13 +87,16 @@ def test_the_layout_uses_every_die_once(profile: Profile, role: Role) -> None:
 def test_one_request_of_full_length_fits(profile: Profile, role: Role) -> None:
     """Weights, and what else is known to lie there, leave room for the cache of the longest request."""
     memory = profile.memory
-    free = HBM_GIB * role.args["gpu-memory-utilization"] - memory["weights_gib"] - memory.get("other_gib", 0)
-    longest = role.args["max-model-len"] * memory["kv_bytes_per_token"] / 2**30
+    share, length = ("gpu-memory-utilization", "max-model-len")
+    if role.engine == SGLANG:
+        share, length = ("mem-fraction-static", "context-length")
+    free = HBM_GIB * role.args[share] - memory["weights_gib"] - memory.get("other_gib", 0)
+    longest = role.args[length] * memory["kv_bytes_per_token"] / 2**30
     print(f"{profile.name} {role.name}: {free:.1f} GiB free, longest request {longest:.1f} GiB")
     assert longest < free
 
 
-@pytest.mark.parametrize(("profile", "role"), ON_ATLAS, ids=ids)
+@pytest.mark.parametrize(("profile", "role"), VLLM_ON_ATLAS, ids=ids)
 def test_pd_sizes_are_the_real_ones(profile: Profile, role: Role) -> None:
     transfer = role.args.get("kv-transfer-config")
     if transfer is None:
@@ -111,6 +131,27 @@ def test_a_second_node_has_no_api_server() -> None:
     assert value_of(argv, "--data-parallel-start-rank") == "32"
     first = command(profile, profile.role("a3"), ServerPlace(0, 0, "10.0.0.1", "10.0.0.1", "eth0"), "DIR", []).argv
     assert "--headless" not in first and value_of(first, "--api-server-count") == "4"
+
+
+def test_ranks_of_sglang_differ_in_their_number_alone() -> None:
+    profile = load("a3-2node-sglang")
+    places = [ServerPlace(node, 0, "10.0.0.1", "", "eth0") for node in (0, 1)]
+    first, second = (command(profile, profile.role(None), place, "DIR", []).argv for place in places)
+    assert first[:5] == ["python", "-m", "sglang.launch_server", "--model-path", "DIR"]
+    assert [(a, b) for a, b in zip(first, second, strict=True) if a != b] == [("0", "1")]
+    assert value_of(second, "--node-rank") == "1" and value_of(second, "--dist-init-addr") == "10.0.0.1:20000"
+    start = first.index("--cuda-graph-bs-decode")
+    assert first[start + 1 : start + 7] == ["1", "2", "4", "8", "16", "32"]
+
+
+def test_both_halves_of_sglang_meet_at_one_store() -> None:
+    profile = load("a3-pd-sglang")
+    for role in profile.roles.values():
+        built = command(profile, role, ServerPlace(head="10.0.0.1"), "DIR", [])
+        assert built.env["ASCEND_MF_STORE_URL"] == "tcp://10.0.0.1:24667"
+        with pytest.raises(ConfigError, match="the memory store"):
+            command(profile, role, ServerPlace(), "DIR", [])
+    assert "--disable-cuda-graph" in command(profile, profile.role("prefill"), ServerPlace(head="h"), "DIR", []).argv
 
 
 @pytest.mark.parametrize(

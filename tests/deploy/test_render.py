@@ -26,7 +26,7 @@ PLACES = [
     for node in sorted({0, role.nodes - 1})
     for rank in range(role.local_ranks if role.per_rank else 1)
 ]
-#: Stands where vllm would: writes what it was started with. The script is what is tested.
+#: Stands where the engine would: writes what it was started with. The script is what is tested.
 RECORDER = """#!/usr/bin/env python3
 import json, os, sys, time
 out = os.path.join(os.environ["RECORD"], str(os.getpid()))
@@ -47,10 +47,11 @@ def started(tmp_path: Path):  # type: ignore[no-untyped-def]
         folder, record = written(tmp_path / "files", profile.name, "shell"), tmp_path / "record"
         (tmp_path / "bin").mkdir()
         record.mkdir()
-        vllm = tmp_path / "bin" / "vllm"
-        vllm.write_text(RECORDER)
-        vllm.chmod(0o755)
-        place = {"NODE": str(node), "HEAD": "10.0.0.1", "IP": "10.0.0.2", "NIC": "eth0"}
+        for name in ("vllm", "python"):  # SGLang's program is a module
+            engine = tmp_path / "bin" / name
+            engine.write_text(RECORDER)
+            engine.chmod(0o755)
+        place = {"NODE": str(node), "HEAD": "10.0.0.1", "IP": "10.0.0.2", "NIC": "eth0", "STORE": "10.0.0.1"}
         env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "RECORD": str(record), **place, **environ}
         if role.per_rank:
             env["STAY"] = str(role.local_ranks)
@@ -72,6 +73,14 @@ def test_the_script_starts_what_serve_starts(started, profile: Profile, role: Ro
     assert want.argv[1:] in [each["argv"] for each in found]
     (mine,) = (each for each in found if each["argv"] == want.argv[1:])
     assert {name: mine["env"][name] for name in want.env} == want.env
+
+
+def test_a_script_of_sglang_asks_for_what_it_needs(tmp_path: Path) -> None:
+    for profile, words in (("a3-2node-sglang", {"HEAD", "NIC"}), ("a3-pd-sglang", {"STORE"})):
+        for name, text in rendered_texts(load(profile), "shell", "/m").items():
+            if name.startswith("serve-"):
+                asked = {line.split("=")[0] for line in text.splitlines() if ":?" in line}
+                assert asked == words, name
 
 
 def test_the_script_lets_the_user_win(started) -> None:  # type: ignore[no-untyped-def]

@@ -137,6 +137,30 @@ def test_the_proxy_is_told_of_every_pod(tmp_path: Path) -> None:
         assert set(hosts) == set(environ[f"{role.upper()}_NODES"].split())
 
 
+def test_sglangs_router_is_told_of_both_halves(tmp_path: Path) -> None:
+    objects = kubernetes_objects(tmp_path / "files", "a3-pd-sglang")
+    (container,) = objects["Deployment", "a3-pd-sglang-proxy"]["spec"]["template"]["spec"]["containers"]
+    environ = {each["name"]: each["value"] for each in container["env"]}
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    script = tmp_path / "proxy.sh"
+    script.write_text(objects["ConfigMap", "a3-pd-sglang-proxy"]["data"]["proxy.sh"])
+    path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    words = subprocess.run(
+        ["bash", script], env=environ | path, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert words[:3] == ["-m", "sglang_router.launch_router", "--pd-disaggregation"]
+    assert words[words.index("--prefill") + 1 :][:2] == ["http://a3-pd-sglang-prefill-http:8000", "8998"]
+    assert words[words.index("--decode") + 1] == "http://a3-pd-sglang-decode-http:8000"
+    ports = {each["name"]: each["port"] for each in objects["Service", "a3-pd-sglang-prefill-http"]["spec"]["ports"]}
+    assert ports == {"http-0": 8000, "store": 24667, "handshake": 8998}
+    for half in ("prefill", "decode"):
+        pod = objects["Deployment", f"a3-pd-sglang-{half}"]["spec"]["template"]["spec"]["containers"][0]
+        assert {"name": "STORE", "value": "a3-pd-sglang-prefill-http"} in pod["env"]
+
+
 def test_the_router_accepts_its_flags(tmp_path: Path) -> None:
     """By the real vllm-router's own parser; finding pods needs a cluster."""
     python = tool_environment(tmp_path / "venv", f"vllm-router=={ROUTER_VERSION}")

@@ -12,9 +12,17 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend.cli import run
+from glm5_ascend.deploy.diagnosis.checkpoint_rows import checkpoint_rows
+from glm5_ascend.deploy.profiles.engines import SGLANG, verify_name
 from glm5_ascend.deploy.profiles.load import load, names
+from glm5_ascend.deploy.refusals import refuse_broken
+from glm5_ascend.deploy.serve_profile import serve_profile
+from glm5_ascend.errors import CheckFailedError
 from glm5_ascend.serve import servable
-from glm5_ascend.serve.flags import value_of
+from glm5_ascend.serve.flags import ServerCommand, value_of
+from glm5_ascend.serve.local_server import free_port
+from glm5_ascend.serve.servable import check_directory
+from tests.quantize.test_upgrade import quantize_as_before
 
 
 def serve(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -40,15 +48,19 @@ def test_dry_run_prints_the_exact_command(name: str, checkpoints: dict[str, Path
     directory = checkpoints["w4a8" if recipe == "any" else recipe]
     role = next(iter(profile.roles.values()))
     where = ["--role", role.name, "--head", "10.0.0.1", "--ip", "10.0.0.1", "--nic", "eth0"]
-    done = serve(directory, "--profile", name, *where, "--dry-run", "--", "--max-num-seqs", "2")
+    flag = "--max-running-requests" if profile.engine == SGLANG else "--max-num-seqs"
+    done = serve(directory, "--profile", name, *where, "--dry-run", "--", flag, "2")
     assert done.returncode == 0, done.stderr
     argv = argv_of(done.stdout)
     if profile.platform == "cpu":
         assert argv[1:5] == ["-m", "glm5_ascend.serve.vllm_command", "serve", str(directory)]
     else:
-        assert argv[:3] == ["vllm", "serve", str(directory)]
-    assert argv[-2:] == ["--max-num-seqs", "2"]
-    assert argv.count("--max-num-seqs") == 1 and value_of(argv, "--port") == str(role.port)
+        head = (
+            ["python", "-m", "sglang.launch_server", "--model-path"] if profile.engine == SGLANG else ["vllm", "serve"]
+        )
+        assert argv[: len(head) + 1] == [*head, str(directory)]
+    assert argv[-2:] == [flag, "2"]
+    assert argv.count(flag) == 1 and value_of(argv, "--port") == str(role.port)
     exported = {line.split("=")[0].removeprefix("export ") for line in done.stdout.splitlines() if "export" in line}
     assert exported == set(role.env)
     checked = subprocess.run(["sh", "-n"], input=done.stdout, capture_output=True, text=True, check=False)
@@ -70,6 +82,8 @@ def test_the_users_environment_stays_and_is_said(checkpoints: dict[str, Path]) -
         ("w8a8", ["--profile", "a3-2node"], 2, "needs to know 'ip'"),
         ("w8a8", ["--profile", "a3-pd"], 2, "has several roles"),
         ("w4a8", ["--node", "1"], 2, "belong to a profile"),
+        ("w8a8", ["--profile", "a3-single-w4a8-sglang"], 2, "is for experts in W4A8_DYNAMIC"),
+        ("w4a8", ["--profile", "a3-single-w4a8-sglang", "--", "--moe-a2a-backend", "none"], 1, "bad combination (S1)"),
         ("w4a8", ["--profile", "a3-1m", "--", "--decode-context-parallel-size", "8"], 1, "known bad combination (P13)"),
     ],
 )
@@ -85,6 +99,39 @@ def test_what_cannot_be_is_refused(
 def test_without_an_atlas_nothing_starts(checkpoints: dict[str, Path]) -> None:
     done = serve(checkpoints["w4a8"], "--profile", "a3-single-w4a8")
     assert done.returncode == 3 and "needs vllm-ascend" in done.stderr and "--dry-run" in done.stderr
+
+
+def test_without_sglang_nothing_starts(checkpoints: dict[str, Path]) -> None:
+    done = serve(checkpoints["w4a8"], "--profile", "a3-single-w4a8-sglang")
+    assert done.returncode == 3 and "needs SGLang and torch_npu" in done.stderr and "--dry-run" in done.stderr
+
+
+def test_a_rotation_in_a_shard_is_refused_for_sglang_alone(tiny_source: Path, tmp_path: Path) -> None:
+    """Outputs of earlier versions: vLLM finds the tensor by the index, as before."""
+    checkpoint = check_directory(quantize_as_before(tiny_source, tmp_path / "old", "w4a8"))
+    for profile in ("a3-single-w4a8", "cpu"):
+        refuse_broken(checkpoint, verify_name(load(profile).engine, load(profile).platform))
+        assert [row.status for row in checkpoint_rows(checkpoint, load(profile))] == ["ok"]
+    with pytest.raises(CheckFailedError, match="broken checkpoint"):
+        refuse_broken(checkpoint, verify_name("sglang", "npu"))
+    rows = checkpoint_rows(checkpoint, load("a3-single-w4a8-sglang"))
+    assert "problem" in {row.status for row in rows} and "quantize --upgrade" in " ".join(row.value for row in rows)
+
+
+def test_with_sglang_its_server_is_started(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two empty packages of these names are enough to be let through; what would run is caught."""
+    for name in ("sglang", "torch_npu"):
+        (tmp_path / f"{name}.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    started: list[ServerCommand] = []
+    port = str(free_port())
+    flags = ["--port", port, "--api-key", "secret"]
+    built = serve_profile(checkpoints["w4a8"], "a3-single-w4a8-sglang", flags, start=started.append)
+    assert started[0].argv[:3] == [sys.executable, "-m", "sglang.launch_server"] and started[0].argv[-1] == "secret"
+    assert "secret" not in built.shown and "--api-key '***'" in built.shown
+    assert "VLLM_API_KEY" not in started[0].env
 
 
 @pytest.mark.parametrize("arguments", [[], ["--profile", "a3-single-w4a8"]])

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from glm5_ascend.fidelity.analysis.recipe import engine_notes
 from glm5_ascend.fidelity.analysis.run import AnalyzeOptions, prepare
+from glm5_ascend.fidelity.analysis.units import Unit
 from glm5_ascend.quantize.recipe import find_recipe
 
 
@@ -22,3 +24,12 @@ def test_a_calibration_text_that_is_not_installed_is_named(
     prepared = prepare(AnalyzeOptions(tiny_source, str(tmp_path / "stock.yaml"), samples=1, seq_len=16))
     assert len(prepared.notes) == 1
     assert "mix_calib.jsonl" in prepared.notes[0]
+
+
+def test_a_recipe_that_sglang_cannot_load_says_so() -> None:
+    experts = [Unit(layer, ("mlp.experts.0.gate_proj", "mlp.experts.0.up_proj"), "W4A8_DYNAMIC") for layer in range(12)]
+    attention = Unit(3, ("self_attn.o_proj",), "W8A8_DYNAMIC")
+    assert engine_notes([(attention, "FLOAT"), (experts[3], "W8A8_DYNAMIC")]) == []
+    (line,) = engine_notes([(unit, "FLOAT") for unit in experts])
+    assert line.startswith("SGLang does not load it: routed experts in FLOAT, layers 0, 1, 2, 3, 4, 5, 6, 7, ...")
+    assert len(line) <= 118

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from glm5_ascend.serve.smoke import degenerate
+from glm5_ascend.serve.client import Client
+from glm5_ascend.serve.smoke import SmokeBounds, acceptance, degenerate
 from tests.serve.support.chat import API_KEY
 from tests.support.command import glm5_ascend
 
@@ -59,12 +60,28 @@ def test_nobody_there() -> None:
     assert smoke("127.0.0.1:8000").returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("length", "bound", "status"), [(3.16, None, "ok"), (1.2, None, "warning"), (1.2, 2.0, "failed")]
+)
+def test_sglang_tells_its_acceptance_as_a_mean(length: float, bound: float | None, status: str) -> None:
+    """Its collector's line (observability/metrics_collector.py); no server of SGLang starts on a CPU here."""
+    labels = 'engine_type="unified",model_name="glm-5",pp_rank="0",tp_rank="0"'
+    with bad_server("", metrics=f"sglang:spec_accept_length{{{labels}}} {length}\n") as url:
+        result = acceptance(Client(url), SmokeBounds(0, bound), {})
+    assert (result.status, result.values) == (status, {"tokens_per_step": length})
+
+
 @contextmanager
-def bad_server(content: str) -> Iterator[str]:
+def bad_server(content: str, metrics: str = "") -> Iterator[str]:
     """Speaks the protocol and answers everything with one text: what a server with broken weights does."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if "metrics" in self.path:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(metrics.encode())
+                return
             self.answer({"data": [{"id": "glm-5", "max_model_len": 4096}]} if "models" in self.path else {})
 
         def do_POST(self) -> None:

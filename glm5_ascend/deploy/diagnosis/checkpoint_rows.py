@@ -6,18 +6,20 @@ from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.deploy.diagnosis.preflight import Preflight, preflight
 from glm5_ascend.deploy.diagnosis.row import DoctorRow
+from glm5_ascend.deploy.profiles.engines import verify_name
 from glm5_ascend.deploy.profiles.load import Profile
 from glm5_ascend.deploy.rules.load import ERROR, BrokenRule, rules
 
 
-def checkpoint_rows(checkpoint: CheckpointSummary) -> list[DoctorRow]:
-    """The quick check of `verify`: files, names, shapes, description; no tensor is read."""
+def checkpoint_rows(checkpoint: CheckpointSummary, profile: Profile | None) -> list[DoctorRow]:
+    """The quick check of `verify`, for the profile's engine if there is one: files, names, shapes, description."""
     directory = checkpoint.directory
     if not (directory / DESCRIPTION_NAME).is_file():
         return [DoctorRow("checkpoint", f"{directory}: not quantized", "info", "config.json can be served")]
     from glm5_ascend.verify import verify  # loads torch
 
-    report = verify(directory, deep=False)
+    engine = None if profile is None else verify_name(profile.engine, profile.platform)
+    report = verify(directory, engine=engine, deep=False)
     if report.ok:
         return [
             DoctorRow("checkpoint", f"{directory}: quick check passed", "ok", "glm5-ascend verify reads the values")

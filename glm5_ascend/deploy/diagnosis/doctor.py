@@ -63,10 +63,11 @@ def doctor(directory: str | Path | None = None, *, profile: str | None = None, r
     """
     rows = machine_rows.rows()
     checkpoint = None if directory is None else check_directory(Path(directory))
+    chosen = None if profile is None else load(profile)
     if checkpoint is not None:
-        rows += checkpoint_rows(checkpoint)
-    if profile is not None:
-        rows += profile_rows(load(profile), checkpoint, role)
+        rows += checkpoint_rows(checkpoint, chosen)
+    if chosen is not None:
+        rows += profile_rows(chosen, checkpoint, role)
     return Diagnosis(rows)
 
 

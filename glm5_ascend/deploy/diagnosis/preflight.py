@@ -12,16 +12,19 @@ from packaging.version import InvalidVersion, Version
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.deploy.diagnosis import machine, weights
 from glm5_ascend.deploy.profiles.command import open_command
+from glm5_ascend.deploy.profiles.engines import SGLANG
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.rules import facts as rule_facts
 from glm5_ascend.deploy.rules.load import BrokenRule, judge
+from glm5_ascend.deploy.rules.sglang_facts import COMMON, of_sglang_command
 from glm5_ascend.serve import versions as sets
 from glm5_ascend.serve.activation import plugin_is_active
+from glm5_ascend.serve.environment import version_of
 
 
 @dataclass(frozen=True)
 class Preflight:
-    """What the rules found for one role. assumed: versions are the profile's, because vllm-ascend is not here."""
+    """What the rules found for one role. assumed: versions are the profile's, because its engine is not here."""
 
     profile: str
     role: str
@@ -36,10 +39,12 @@ def facts_for(
     """Everything known, later sources winning: profile, command line, software, checkpoint, machine.
 
     Returns:
-        (facts, whether versions are assumed as the profile's because vllm-ascend is not here)
+        (facts, whether versions are assumed as the profile's because its engine is not here)
     """
     argv = open_command(role, str(checkpoint.directory if checkpoint else "DIR"), extra).argv
     software, assumed = sets.facts(profile.versions)
+    if role.engine == SGLANG:
+        assumed = version_of("sglang") is None
     known = rule_facts.of_profile(profile, role)
     environ = {**os.environ, **role.env}
     known |= rule_facts.of_command(argv, environ) | software
@@ -51,6 +56,8 @@ def facts_for(
         with suppress(InvalidVersion, KeyError):
             here["cann"] = Version(here.pop("cann"))
         known |= here
+    if role.engine == SGLANG:
+        known = {name: value for name, value in known.items() if name in COMMON} | of_sglang_command(argv, environ)
     return known, assumed
 
 

@@ -1,21 +1,20 @@
-"""Profile, role and place -> the exact environment and `vllm serve` command."""
+"""Profile, role and place -> the exact environment and command of the engine."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from glm5_ascend.deploy.profiles.engines import SGLANG, as_flag, head
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.flags import ServerCommand, given_flags
 
 #: Words a profile may leave open, and the option of `serve` that gives each.
 WORDS = {
-    "head": "--head", "ip": "--ip", "nic": "--nic", "start_rank": "--node", "rank": "--node and --rank",
-    "devices": "--rank", "port": "--rank",
+    "head": "--head", "ip": "--ip", "nic": "--nic", "node": "--node", "start_rank": "--node",
+    "rank": "--node and --rank", "devices": "--rank", "port": "--rank", "store": "--head",
 }  # fmt: skip
 _WORD = re.compile(r"\{(" + "|".join(WORDS) + r")\}")
 
@@ -27,7 +26,8 @@ class ServerPlace:
     Attributes:
         node: number of the machine within its role, from 0.
         rank: for roles with a server per DP rank: its number on the machine, from 0.
-        head: address of node 0 of the role; ip, nic: this machine's own address and network interface.
+        head: address of node 0 of the role, or of the machine with SGLang's memory store.
+        ip, nic: this machine's own address and network interface.
         host, port: where the server listens, the profile's if None; with `rank`, `port` is the first server's.
     """
 
@@ -46,19 +46,11 @@ def open_command(role: Role, model: str, extra: list[str], host: str | None = No
     if host is not None:
         flags["host"] = host
     given = given_flags(extra)
-    argv = ["vllm", "serve", model]
+    argv = head(role.engine, model)
     for name, value in {**flags, **{k: v for k, v in role.args.items() if k != "host"}}.items():
         if f"--{name}" not in given:
-            argv += as_flag(name, value)
+            argv += as_flag(role.engine, name, value)
     return ServerCommand(dict(role.env), argv + extra)
-
-
-def as_flag(name: str, value: Any) -> list[str]:
-    if value is True:
-        return [f"--{name}"]
-    if value is False:
-        return [f"--no-{name}"]
-    return [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
 
 
 def command(profile: Profile, role: Role, place: ServerPlace, model: str, extra: list[str]) -> ServerCommand:
@@ -73,6 +65,8 @@ def command(profile: Profile, role: Role, place: ServerPlace, model: str, extra:
         "head": place.head,
         "ip": place.ip,
         "nic": place.nic,
+        "node": str(place.node),
+        "store": place.head,
         "start_rank": str(place.node * role.local_ranks),
         "rank": str(place.node * role.local_ranks + place.rank),
         "devices": ",".join(str(place.rank * role.rank_dies + i) for i in range(role.rank_dies)),
@@ -84,8 +78,8 @@ def command(profile: Profile, role: Role, place: ServerPlace, model: str, extra:
 
 
 def headless(role: Role, node: int, argv: list[str]) -> list[str]:
-    """Nodes after the first of a common command take no requests of their own."""
-    if role.per_rank or node == 0 or role.nodes == 1:
+    """Nodes after the first of a common command take no requests of their own; SGLang knows them by their rank."""
+    if role.engine == SGLANG or role.per_rank or node == 0 or role.nodes == 1:
         return argv
     return [*argv[:3], "--headless", *without(argv[3:], ("--api-server-count",))]
 
@@ -121,6 +115,7 @@ def fill(text: str, words: Mapping[str, str], profile: Profile) -> str:
 
 MEANING = {
     "head": "address of this role's node 0",
+    "store": "address of the machine with the memory store, the first of prefill",
     "ip": "this machine's address",
     "nic": "network interface that has the address",
 }

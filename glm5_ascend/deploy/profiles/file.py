@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 SwitchName = Literal[
     "async_scheduling", "prefix_cache", "ram_tier", "attention_dp", "moe_ep", "flashcomm", "mtp", "graph", "mlapo"
 ]
+#: Engines that a profile can start.
+EngineName = Literal["vllm", "sglang"]
 
 
 class _ProfileKeys(BaseModel):
@@ -41,11 +43,13 @@ class MemoryKeys(_ProfileKeys):
 
 
 class LayerKeys(_ProfileKeys):
-    """Variables and vLLM flags; a null takes one away."""
+    """Variables and the engine's flags; a null takes one away."""
 
     port: int | None = None
     env: dict[str, str | None] | None = None
-    args: dict[str, Any] | None = Field(default=None, description="vLLM's flags without dashes; true, false: no value.")
+    args: dict[str, Any] | None = Field(
+        default=None, description="The engine's flags without dashes; true, false: no value."
+    )
 
 
 class RoleKeys(LayerKeys):
@@ -80,6 +84,7 @@ class ProfileFile(_ProfileKeys):
     name: str | None = None
     title: str | None = None
     platform: Literal["npu", "cpu"] | None = None
+    engine: EngineName | None = Field(default=None, description="Whose flags `args` are; vllm if nothing is said.")
     versions: str | None = Field(default=None, description="A set of versions.yaml.")
     status: str | None = Field(default=None, description="What it was proven with.")
     source: str | None = None

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
+from glm5_ascend.deploy.profiles.engines import SGLANG, VLLM
 from glm5_ascend.deploy.profiles.file import ProfileFile, SwitchName
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.resources import data_dir, near, read_yaml
@@ -38,7 +39,8 @@ class Role:
         nodes: how many machines run it.
         per_rank: every DP rank is a server of its own, with `ports` from `port` on; else one command per node.
         env: variables; values may hold `{words}` (see `command.WORDS`).
-        args: vLLM flags without dashes -> value; true and false are flags without value (`--x`, `--no-x`).
+        args: the engine's flags without dashes -> value; true and false are flags without value.
+        engine: `vllm` or `sglang`.
     """
 
     name: str
@@ -47,17 +49,22 @@ class Role:
     port: int
     env: dict[str, str]
     args: dict[str, Any]
+    engine: str = VLLM
 
     @property
     def local_ranks(self) -> int:
-        """DP ranks per node."""
+        """DP ranks per node; SGLang counts its own inside the tensor parallel group, that is one server."""
+        if self.engine == SGLANG:
+            return 1
         if self.per_rank:
             return int(self.args["data-parallel-size"]) // self.nodes
         return int(self.args.get("data-parallel-size-local", self.args.get("data-parallel-size", 1)))
 
     @property
     def rank_dies(self) -> int:
-        """Dies of one DP rank."""
+        """Dies of one DP rank; with SGLang, whose group may span machines, those on one machine."""
+        if self.engine == SGLANG:
+            return int(self.args.get("tp-size", 1)) // self.nodes
         return int(self.args.get("tensor-parallel-size", 1)) * int(self.args.get("pipeline-parallel-size", 1))
 
 
@@ -71,6 +78,7 @@ class Profile:
     versions: str
     status: str
     source: str
+    engine: str
     models: tuple[str, ...]
     hardware: dict[str, Any]
     weights: dict[str, str]
@@ -157,7 +165,8 @@ def _profile(name: str, data: dict[str, Any]) -> Profile:
     }
     return Profile(
         name=data["name"], title=data["title"], platform=data["platform"], versions=data["versions"],
-        status=data["status"], source=data["source"], models=tuple(data["models"]), hardware=data["hardware"],
+        status=data["status"], source=data["source"], engine=data.get("engine", VLLM), models=tuple(data["models"]),
+        hardware=data["hardware"],
         weights=data["weights"], memory=data.get("memory", {}), roles=roles,
         alternatives=data.get("alternatives", False), proxy=data.get("proxy", {}), scheduling=switches,
         on_main=tuple(data["on_main"]),
@@ -176,4 +185,5 @@ def _role(name: str, data: dict[str, Any], own: dict[str, Any]) -> Role:
     return Role(
         name=name, nodes=merged["nodes"], per_rank=merged.get("launch") == PER_RANK, port=merged["port"],
         env={key: str(value) for key, value in merged.get("env", {}).items()}, args=merged["args"],
+        engine=data.get("engine", VLLM),
     )  # fmt: skip

@@ -23,6 +23,7 @@ def files(profile: Profile, model: str) -> dict[str, str]:
 def service(profile: Profile, role: Role, model: str) -> dict[str, Any]:
     name = scripts.script_name(role)
     variables = ["NODE=${NODE:-0}", "HEAD=${HEAD:-}", "IP=${IP:-}", "NIC=${NIC:-}"] if role.nodes > 1 else []
+    variables += ["STORE=${STORE:-}"] if scripts.uses_store(role) else []
     port = role.port
     return {
         "image": image.tag(profile, role),

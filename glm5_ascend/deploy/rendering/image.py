@@ -1,12 +1,17 @@
-"""The container: image, devices and mounts that vllm-ascend's installation page names, and our Dockerfile."""
+"""The container: image, devices and mounts that the engines' installation pages name, and our Dockerfile."""
 
 from __future__ import annotations
 
+from glm5_ascend.deploy.profiles.engines import SGLANG, VLLM
 from glm5_ascend.deploy.profiles.load import Profile, Role
 
 #: Release of the image by version set; the node's kind adds its suffix.
-RELEASES = {"vllm-ascend-0.23.0": "v0.23.0"}
-SUFFIX = {"a3": "-a3", "a2": ""}
+RELEASES = {"vllm-ascend-0.23.0": "v0.23.0", "sglang-0.5.23": "v0.5.23"}
+#: Repository, and what stands behind the release for a machine. SGLang's tags are those of its quick start.
+IMAGES = {
+    VLLM: ("quay.io/ascend/vllm-ascend", {"a3": "-a3", "a2": ""}),
+    SGLANG: ("quay.io/ascend/sglang", {"a3": "-cann9.0.0-a3", "a2": "-cann9.0.0-910b"}),
+}
 MANAGERS = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
 MOUNTS = (
     "/usr/local/dcmi", "/usr/local/bin/npu-smi", "/usr/local/Ascend/driver/lib64",
@@ -29,15 +34,23 @@ def dies(role: Role) -> int:
 
 
 def tag(profile: Profile, role: Role) -> str:
-    return f"glm5-ascend:{RELEASES[profile.versions]}{SUFFIX[node_kind(profile, role)]}"
+    mark = "sglang-" if profile.engine == SGLANG else ""
+    return f"glm5-ascend:{mark}{_release(profile, role)}"
+
+
+def _release(profile: Profile, role: Role) -> str:
+    return RELEASES[profile.versions] + IMAGES[profile.engine][1][node_kind(profile, role)]
 
 
 def dockerfile(profile: Profile, role: Role) -> tuple[str, str]:
     """(name, text). The wheel is `make build`'s; the image keeps the versions it brings."""
     kind = node_kind(profile, role)
-    base = f"quay.io/ascend/vllm-ascend:{RELEASES[profile.versions]}{SUFFIX[kind]}"
+    base = f"{IMAGES[profile.engine][0]}:{_release(profile, role)}"
+    what = "SGLang with this package beside it: its doctor and smoke"
+    if profile.engine == VLLM:
+        what = "vllm-ascend with this package beside it: its plugin, doctor and smoke"
     text = f"""\
-# vllm-ascend with this package beside it: its plugin, doctor and smoke. Put the wheel of `make build` into dist/.
+# {what}. Put the wheel of `make build` into dist/.
 FROM {base}
 COPY dist/glm5_ascend-*.whl /tmp/
 RUN python -m pip install --no-cache-dir --no-deps /tmp/glm5_ascend-*.whl && rm /tmp/glm5_ascend-*.whl

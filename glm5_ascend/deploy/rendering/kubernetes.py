@@ -16,6 +16,8 @@ from glm5_ascend.deploy.rendering.kubernetes_front import ANSWERS, INSTANCE, PAR
 
 #: What the Ascend device plugin counts.
 RESOURCE = "huawei.com/Ascend910"
+#: Of SGLang's memory store, in the variable ASCEND_MF_STORE_URL of its profiles.
+STORE_PORT = 24667
 
 
 def files(profile: Profile, model: str) -> dict[str, str]:
@@ -88,7 +90,7 @@ def pod(profile: Profile, role: Role, model: str, leader: bool) -> dict[str, Any
         "name": "server",
         "image": image.tag(profile, role),
         "args": [f"/glm5/{scripts.script_name(role)}"],
-        "env": [{"name": image.KERNEL_CACHE[0], "value": image.KERNEL_CACHE[1]}, *place_variables(role)],
+        "env": [{"name": image.KERNEL_CACHE[0], "value": image.KERNEL_CACHE[1]}, *place_variables(profile, role)],
         "resources": {"limits": {RESOURCE: str(dies)}, "requests": {RESOURCE: str(dies)}},
         "volumeMounts": mounts,
         "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
@@ -111,11 +113,15 @@ def pod(profile: Profile, role: Role, model: str, leader: bool) -> dict[str, Any
     }
 
 
-def place_variables(role: Role) -> list[dict[str, Any]]:
+def place_variables(profile: Profile, role: Role) -> list[dict[str, Any]]:
     """A LeaderWorkerSet gives LWS_WORKER_INDEX and LWS_LEADER_ADDRESS itself; the script reads them."""
+    store = []
+    if scripts.uses_store(role):
+        store = [{"name": "STORE", "value": service_name(profile, profile.roles["prefill"])}]
     if role.nodes == 1:
-        return []
+        return store
     return [
+        *store,
         {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "NIC", "value": "eth0"},  # the machines' interface: the pods are on their network
     ]
@@ -123,12 +129,16 @@ def place_variables(role: Role) -> list[dict[str, Any]]:
 
 def service(profile: Profile, role: Role) -> dict[str, Any]:
     count = role.local_ranks if role.per_rank else 1
+    ports = [{"name": f"http-{i}", "port": role.port + i, "targetPort": role.port + i} for i in range(count)]
+    if scripts.uses_store(role) and role is profile.roles["prefill"]:  # decode asks prefill for both
+        handshake = int(role.args["disaggregation-bootstrap-port"])
+        ports += [{"name": n, "port": p, "targetPort": p} for n, p in (("store", STORE_PORT), ("handshake", handshake))]
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": service_name(profile, role)},
         "spec": {
             "selector": {INSTANCE: full_name(profile, role), ANSWERS: "yes"},
-            "ports": [{"name": f"http-{i}", "port": role.port + i, "targetPort": role.port + i} for i in range(count)],
+            "ports": ports,
         },
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from glm5_ascend.deploy.profiles.engines import SGLANG
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.rendering import image, scripts
 
@@ -70,21 +71,24 @@ def watching_pods(name: str) -> list[dict[str, Any]]:
 
 
 def proxy(profile: Profile) -> list[dict[str, Any]]:
-    """vllm-ascend's example proxy, from the image the servers run."""
+    """vllm-ascend's example proxy or SGLang's router, from the image the servers run."""
     name, port = f"{profile.name}-proxy", profile.proxy["port"]
-    first = next(iter(profile.roles.values()))
+    first, sglang = next(iter(profile.roles.values())), profile.engine == SGLANG
     container = {
         "name": "proxy",
         "image": image.tag(profile, first),
         "args": ["/glm5/proxy.sh"],
         "env": [
-            {"name": "PROXY", "value": f"{SOURCES}/{profile.proxy['program']}"},
+            *([] if sglang else [{"name": "PROXY", "value": f"{SOURCES}/{profile.proxy['program']}"}]),
             *(
                 {"name": f"{side.upper()}_NODES", "value": " ".join(hosts(profile, profile.roles[side]))}
                 for side in ("prefill", "decode")
             ),
         ],
-        "readinessProbe": {"httpGet": {"path": "/healthcheck", "port": port}, "periodSeconds": 10},
+        "readinessProbe": {
+            "httpGet": {"path": "/readiness" if sglang else "/healthcheck", "port": port},
+            "periodSeconds": 10,
+        },
     }
     return front(name, "proxy.sh", scripts.front(profile)["proxy.sh"], container, port, None)
 
@@ -94,6 +98,8 @@ def hosts(profile: Profile, role: Role) -> list[str]:
     name = full_name(profile, role)
     if role.nodes == 1:
         return [service_name(profile, role)]
+    if role.engine == SGLANG:  # only node 0 answers
+        return [f"{name}-0.{name}"]
     return [f"{name}-0.{name}", *(f"{name}-0-{worker}.{name}" for worker in range(1, role.nodes))]
 
 

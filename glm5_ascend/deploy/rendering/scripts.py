@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 
 from glm5_ascend.deploy.profiles.command import WORDS, open_command, without
+from glm5_ascend.deploy.profiles.engines import SGLANG
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.profiles.show import call, heading
 
 #: A profile's words as the script's variables.
 VARIABLES = {
-    "head": "${HEAD}", "ip": "${IP}", "nic": "${NIC}", "start_rank": "${START_RANK}", "rank": "${RANK}",
-    "devices": "${DEVICES}", "port": "${PORT}",
+    "head": "${HEAD}", "ip": "${IP}", "nic": "${NIC}", "node": "${NODE}", "start_rank": "${START_RANK}",
+    "rank": "${RANK}", "devices": "${DEVICES}", "port": "${PORT}", "store": "${STORE}",
 }  # fmt: skip
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 PLACE = """\
 # A LeaderWorkerSet tells its pods the first two by variables of its own.
 NODE="${{NODE:-${{LWS_WORKER_INDEX:-0}}}}"      # number of this machine within the role, from 0
@@ -35,27 +37,34 @@ def script(profile: Profile, role: Role, model: str) -> str:
     lines = [
         "#!/usr/bin/env bash",
         *heading(profile),
-        f"# role: {role.name}; flags given to this script go to vLLM and win",
+        f"# role: {role.name}; flags given to this script go to {ENGINES[role.engine]} and win",
     ]
     lines += ["set -euo pipefail", f'MODEL="${{MODEL:-{model}}}"']
     several = role.nodes > 1
     if several:
-        lines += PLACE.format().splitlines()
+        asked = any("{ip}" in value for value in role.env.values())
+        lines += [line for line in PLACE.format().splitlines() if asked or not line.startswith("IP=")]
+    if uses_store(role):
+        lines.append('STORE="${STORE:?address of the machine with the memory store: the first of prefill}"')
     env: dict[str, str] = {}
     late: dict[str, str] = {}  # differs between the servers of a machine
     for name, value in role.env.items():
         (late if "{devices}" in value else env)[name] = value
     lines += [f'export {name}="${{{name}:-{inner(value)}}}"' for name, value in env.items()]
-    argv = open_command(role, "", []).argv
-    argv[2] = "{model}"
+    argv = open_command(role, "{model}", []).argv
     if role.per_rank:
         return "\n".join([*lines, *per_rank(role, argv, late)]) + "\n"
     if "{start_rank}" in " ".join(argv):
         lines.append(f"START_RANK=$((NODE * {role.local_ranks}))")
     lines.append(f'PORT="${{PORT:-{role.port}}}"')
-    if several:
+    if several and role.engine != SGLANG:
         lines += ['if [ "$NODE" -gt 0 ]; then', *indented(run(without(headless(argv), ("--api-server-count",)))), "fi"]
     return "\n".join([*lines, *run(program(profile, argv))]) + "\n"
+
+
+def uses_store(role: Role) -> bool:
+    """Whether SGLang's halves of prefill and decode meet at a memory store."""
+    return any("{store}" in value for value in role.env.values())
 
 
 def program(profile: Profile, argv: list[str]) -> list[str]:
@@ -97,7 +106,7 @@ def per_rank(role: Role, argv: list[str], late: dict[str, str]) -> list[str]:
 def front(profile: Profile) -> dict[str, str]:
     """What stands before the servers: PD's proxy, or a router over several deployments of the profile."""
     if profile.proxy:
-        return {"proxy.sh": proxy(profile)}
+        return {"proxy.sh": pd_router(profile) if profile.engine == SGLANG else proxy(profile)}
     return {"router.sh": ROUTER.format(name=profile.name)}
 
 
@@ -121,6 +130,32 @@ def proxy(profile: Profile) -> str:
     head = f'exec python "${{PROXY:-{program}}}" --host 0.0.0.0 --port "${{PORT:-{port}}}"'
     rest = [f"  {flag}" + (" \\" if i < len(flags) - 1 else "") for i, flag in enumerate(flags)]
     return "\n".join([*lines, head + " \\", *rest]) + "\n"
+
+
+def pd_router(profile: Profile) -> str:
+    """SGLang's router joins the halves: it knows the servers of each, and prefill's port of the first handshake."""
+    port, program = profile.proxy["port"], profile.proxy["program"]
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# The router of {profile.name}: python -m {program}",
+        "set -euo pipefail",
+        "servers=()",
+    ]
+    for role in ("prefill", "decode"):
+        servers, upper = profile.roles[role], role.upper()
+        handshake = servers.args.get("disaggregation-bootstrap-port")
+        known = f' "{handshake}"' if role == "prefill" else ""
+        lines += [
+            f'{upper}_NODES="${{{upper}_NODES:?addresses of the {role} servers}}"',
+            f"for node in ${upper}_NODES; do",
+            f'  servers+=(--{role} "http://$node:{servers.port}"{known})',
+            "done",
+        ]
+    lines += [
+        f"exec python -m {program} --pd-disaggregation \\",
+        f'  --host 0.0.0.0 --port "${{PORT:-{port}}}" "${{servers[@]}}" "$@"',
+    ]
+    return "\n".join(lines) + "\n"
 
 
 ROUTER = """\

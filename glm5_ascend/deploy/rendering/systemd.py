@@ -15,6 +15,7 @@ def files(profile: Profile, model: str) -> dict[str, str]:
 
 def unit(profile: Profile, role: Role) -> str:
     needs = "NODE, HEAD, IP, NIC" if role.nodes > 1 else "MODEL, PORT if others than the script's"
+    needs = "STORE" if scripts.uses_store(role) else needs
     return f"""\
 # {profile.name}: {profile.title}. The script goes to {FOLDER}; {needs}: to /etc/glm5-ascend/{role.name}.env
 [Unit]

@@ -15,7 +15,7 @@ from glm5_ascend.serve.flags import given_flags, value_of
 
 #: Every fact, and what it is.
 FACTS = {
-    "npu": "the profile is for an Atlas",
+    "npu": "the profile is for an Atlas", "engine": "vllm or sglang",
     "node": "a2 or a3", "nodes": "machines of the role", "dies": "dies per machine that the profile uses",
     "weights_gib": "weights per die, GiB",
     "transformers": "version", "vllm_ascend": "version", "cann": "version",
@@ -39,6 +39,8 @@ FACTS = {
     "prefix_cache": "", "chunked_prefill": "", "graph": "cudagraph_mode, NONE if eager",
     "capture_sizes": "given ones", "capture_multiple_of_tp": "one of them is",
     "mtp": "draft tokens, 0 if off", "mtp_eager": "",
+    "draft_inherits": "SGLang: --quantization, and no --speculative-draft-model-quantization",
+    "old_flag": "SGLang: a flag that 0.5.23 no longer knows",
     "kv_role": "none, kv_producer, kv_consumer or kv_both", "pd": "prefill and decode apart",
     "pd_sizes_match": "", "dcp_prefill": "", "dcp_decode": "",
     "flashcomm1": "", "enable_dsa_cp": "", "fused_mc2": "", "multistream_overlap": "", "balance": "",
@@ -84,7 +86,8 @@ def short_name(experts: str) -> str:
 def of_command(argv: list[str], environ: Mapping[str, str]) -> dict[str, Any]:
     """What a `vllm serve` command line and its environment say; later flags win."""
     given = given_flags(argv)
-    facts: dict[str, Any] = {
+    facts: dict[str, Any] = {"engine": "vllm", "draft_inherits": False, "old_flag": ""}
+    facts |= {
         name: number
         for name, (flag, default) in _NUMBERS.items()
         if (number := _number(value_of(argv, flag), default)) is not None

@@ -18,7 +18,7 @@ ERROR, WARNING = "error", "warning"
 #: Chapters of deploy/TROUBLESHOOTING.md, in its order.
 Topic = Literal[
     "versions", "indexer", "checkpoint", "graphs and MTP", "parallel layout", "FlashComm, MC2, MLAPO", "C8 caches",
-    "prefill and decode", "machine",
+    "prefill and decode", "SGLang", "machine",
 ]  # fmt: skip
 
 

@@ -43,6 +43,15 @@ def with_fallbacks(recipe: Path, config: ModelConfig, changes: list[tuple[Unit, 
     return value
 
 
+def engine_notes(changes: list[tuple[Unit, str]]) -> list[str]:
+    """Lines for the recipe's comment: which engine cannot load what it makes."""
+    layers = sorted({unit.layer for unit, scheme in changes if unit.experts and scheme == schemes.FLOAT})
+    if not layers:
+        return []
+    named = ", ".join(map(str, layers[:8])) + (", ..." if len(layers) > 8 else "")
+    return [f"SGLang does not load it: routed experts in FLOAT, layers {named}; W8A8_DYNAMIC it does"]
+
+
 def check_place(path: Path) -> None:
     """Raises `OutputError` where the recipe cannot be written; nothing is replaced."""
     if path.exists():

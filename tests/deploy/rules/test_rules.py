@@ -10,10 +10,12 @@ import yaml
 from packaging.version import Version
 
 from glm5_ascend.deploy.profiles.command import open_command
+from glm5_ascend.deploy.profiles.engines import SGLANG
 from glm5_ascend.deploy.profiles.load import load, names
 from glm5_ascend.deploy.rules.expression import holds, names_in
 from glm5_ascend.deploy.rules.facts import FACTS, of_command, of_profile
 from glm5_ascend.deploy.rules.load import ERROR, WARNING, judge, rules
+from glm5_ascend.deploy.rules.sglang_facts import COMMON, of_sglang_command
 
 
 class Recorded(yaml.SafeLoader):
@@ -116,11 +118,44 @@ def test_no_profile_breaks_a_rule(profile: str) -> None:
     loaded = load(profile)
     named = {"a3-1m": {"P7w"}}
     for role in loaded.roles.values():
-        facts = {**HEALTHY, **of_profile(loaded, role), **of_command(open_command(role, "DIR", []).argv, role.env)}
+        argv = open_command(role, "DIR", []).argv
+        if role.engine == SGLANG:
+            healthy = {name: value for name, value in HEALTHY.items() if name in COMMON}
+            facts = {**healthy, **of_profile(loaded, role), **of_sglang_command(argv, role.env)}
+        else:
+            facts = {**HEALTHY, **of_profile(loaded, role), **of_command(argv, role.env)}
         facts["device_count"] = facts["dies"]
         broken = judge(facts)[0]
         assert not [each for each in broken if each.level == ERROR]
         assert {each.id for each in broken} == named.get(profile, set())
+
+
+@pytest.mark.parametrize(
+    ("flags", "rule"),
+    [
+        (["--moe-a2a-backend", "none"], "S1"),
+        (["--moe-a2a-backend=none", "--ep-size", "8"], "S1"),
+        (["--cuda-graph-bs", "16"], "S3"),
+        (["--nsa-prefill-cp-mode", "in-seq-split"], "S3"),
+    ],
+)
+def test_sglangs_flags_are_judged(flags: list[str], rule: str) -> None:
+    role = load("a3-single-w4a8-sglang").role(None)
+    argv = open_command(role, "DIR", flags).argv
+    facts = {name: HEALTHY[name] for name in COMMON} | of_sglang_command(argv, {})
+    assert found(facts) == {rule}
+    good = [*flags, "--ep-size", "16"] if rule == "S1" else []
+    facts |= of_sglang_command(open_command(role, "DIR", good).argv, {})
+    assert found(facts) == set()
+
+
+def test_a_draft_that_inherits_the_quantization_is_judged() -> None:
+    argv = ["python", "-m", "sglang.launch_server", "--model-path", "DIR", "--speculative-algorithm", "NEXTN"]
+    assert "S2" not in found({**HEALTHY, **of_sglang_command(argv, {})})
+    argv += ["--quantization", "modelslim"]
+    assert "S2" in found({**HEALTHY, **of_sglang_command(argv, {})})
+    argv += ["--speculative-draft-model-quantization", "unquant"]
+    assert "S2" not in found({**HEALTHY, **of_sglang_command(argv, {})})
 
 
 def test_the_users_flags_are_judged_too() -> None:

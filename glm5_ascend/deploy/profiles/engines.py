@@ -1,0 +1,31 @@
+"""How the engines' command lines differ: the program, and how a flag is spelled."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+VLLM, SGLANG = "vllm", "sglang"
+#: What stands before the model, and behind it only flags.
+_HEADS = {VLLM: ("vllm", "serve"), SGLANG: ("python", "-m", "sglang.launch_server", "--model-path")}
+
+
+def verify_name(engine: str, platform: str) -> str:
+    """What `verify --engine` calls it."""
+    return engine if engine == SGLANG or platform == "cpu" else "vllm-ascend"
+
+
+def head(engine: str, model: str) -> list[str]:
+    """Program and model."""
+    return [*_HEADS[engine], model]
+
+
+def as_flag(engine: str, name: str, value: Any) -> list[str]:
+    """A flag of a profile as words. SGLang has no `--no-x`: what is false is left out; its lists are several words."""
+    if value is True:
+        return [f"--{name}"]
+    if value is False:
+        return [] if engine == SGLANG else [f"--no-{name}"]
+    if isinstance(value, list) and engine == SGLANG:
+        return [f"--{name}", *map(str, value)]
+    return [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
