@@ -69,14 +69,14 @@ def plan(
         raise PlanError("--csv goes with --sweep or --what-if", "the plan itself: --json, or --html FILE")
     from glm5_ascend.plan.api import plan as run
 
-    asked: dict[str, object] = {
+    asked: dict[str, Any] = {
         "model": model, "quant": quant, "cache": cache, "index_cache": index_cache, "hardware": hardware,
         "nodes": nodes, "price": price, "workload": workload, "slo": slo, "acceptance": acceptance, "layout": layout,
         "mtp": mtp, "seqs": seqs, "batched_tokens": batched_tokens, "utilization": utilization, "buffer_mb": buffer_mb,
     }  # fmt: skip
     if what_if:
         return _what_if(directory, asked, csv, as_json)
-    report = run(directory, **asked, tails=tails, html=html)  # type: ignore[arg-type]
+    report = run(directory, **asked, tails=tails, html=html)
     if sweep:
         return _sweep(report.plan, csv, as_json)
     if as_json:
@@ -88,12 +88,12 @@ def plan(
     return 0
 
 
-def _what_if(directory: Path | None, asked: dict[str, object], csv: Path | None, as_json: bool) -> int:
+def _what_if(directory: Path | None, asked: dict[str, Any], csv: Path | None, as_json: bool) -> int:
     """Print the table of other machines, weights and contexts."""
     from glm5_ascend.plan.command import PlanRequest
     from glm5_ascend.plan.tables import what_if
 
-    _table(list(what_if(PlanRequest(directory=directory, **asked))), csv, as_json)  # type: ignore[arg-type]
+    _table(list(what_if(PlanRequest(directory=directory, **asked))), csv, as_json)
     return 0
 
 

@@ -182,6 +182,9 @@ def load_rows() -> tuple[BaselineRow, ...]:
     return tuple(BaselineRow.model_validate(common | row.model_dump(exclude_unset=True)) for row in found.rows)
 
 
+_machine = functools.cache(load_hardware)  # rows share two machines
+
+
 def case(row: BaselineRow) -> Baseline:
     """The row's model, machine, layout and workload."""
     decode = Engine(
@@ -202,7 +205,7 @@ def case(row: BaselineRow) -> Baseline:
     warm = row.warm_ranks >= min(ranks, row.concurrency)
     workload = Workload(row.prompt, row.output, row.concurrency, row.prefix_hit, row.rate, row.requests, warm)
     return Baseline(
-        row, named(row.model, row.quant, row.cache, row.index_cache, row.layers), load_hardware(row.hardware), layout,
+        row, named(row.model, row.quant, row.cache, row.index_cache, row.layers), _machine(row.hardware), layout,
         workload,
     )  # fmt: skip
 

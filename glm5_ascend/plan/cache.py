@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from glm5_ascend.plan.model import PlannedModel
 
 #: Sequences take whole pages of so many tokens.
@@ -24,6 +26,7 @@ def indexer_row(model: PlannedModel) -> int:
     return _BF16 * dim if model.cache == "none" else dim + _FP16
 
 
+@functools.lru_cache(maxsize=64)
 def layers(model: PlannedModel, mtp: bool) -> tuple[int, int]:
     """(layers with a cache, layers with an indexer cache)."""
     count = model.config.num_layers_with_mtp if mtp else model.config.num_hidden_layers

@@ -224,7 +224,7 @@ def _apart(timing: Timing, layout: Layout, load: Workload, acceptance: float | N
     if load.rate is not None and load.rate < rate:
         rate, bound = load.rate, "arrivals"
     batch = max(1.0, min(most, rate * decoding(rate)) / engine.dp)
-    shown = timing.step(engine, batch, context)
+    shown = timing.near(engine, batch, context)
     stay = steps * shown.seconds
     wait = max(0.0, load.concurrency / rate - stay - before(rate)) if bound in ("memory", "prefill") else 0.0
     burst = _burst(one, load.concurrency / servers) if bound != "prefill" else 0.0

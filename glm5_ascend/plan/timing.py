@@ -56,6 +56,15 @@ class Timing:
         batches, seconds = self.curve(engine, context)
         return float(np.interp(per_rank, batches, seconds))
 
+    def near(self, engine: Engine, per_rank: float, context: float) -> Duration:
+        """A step whose seconds are interpolated, and divided as in the nearest one that was computed."""
+        seconds = self.at(engine, per_rank, context)
+        batches, _ = self.curve(engine, context)
+        known = self.step(engine, float(batches[np.abs(np.log(batches / per_rank)).argmin()]), context)
+        scale = seconds / known.seconds
+        limits, ops = ({name: scale * part for name, part in parts.items()} for parts in (known.by_limit, known.by_op))
+        return Duration(seconds, limits, ops)
+
     def step(self, engine: Engine, per_rank: float, context: float) -> Duration:
         """A decode step with so many requests per rank, not interpolated."""
         key = (_shape(engine), max(1.0, per_rank), context)

@@ -99,6 +99,11 @@ def per_die(
         redundant: copies of experts. pp: pipeline stages; embedding, head and MTP layer lie on one of them.
         slices: into how many parts each expert is cut, where experts are not divided whole.
     """
+    return dict(_per_die(model, mtp, tp, ep, redundant, pp, slices))
+
+
+@functools.lru_cache(maxsize=1024)
+def _per_die(model: PlannedModel, mtp: bool, tp: int, ep: int, redundant: int, pp: int, slices: int) -> dict[str, int]:
     experts = model.config.n_routed_experts
     share = {"nothing": 1.0, "tp": 1 / tp, "ep": -(-(experts + redundant) // ep) / experts / slices}
     parts: dict[str, float] = {}

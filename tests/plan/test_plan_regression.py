@@ -1,0 +1,77 @@
+"""Queries whose answers were checked by hand: they stay right whatever the search and the fit do."""
+
+from __future__ import annotations
+
+import pytest
+
+from glm5_ascend.errors import PlanError
+from glm5_ascend.plan import plan
+from glm5_ascend.plan.result import Plan
+
+#: Options, weights of a die in GB, bytes of a token, and the least time of a step (ms): bytes over the memory's rate.
+BY_HAND = [
+    ({"quant": "w4a8", "layout": "tp=16", "mtp": 3}, 28.03, 111_232, 23.1),
+    ({"quant": "w4a8", "hardware": "a2", "layout": "tp=8", "mtp": 3}, 53.32, 111_232, 36.2),
+    ({"quant": "w8a8", "nodes": 2, "layout": "tp=16,dp=2", "mtp": 3}, 27.33, 111_232, 18.9),
+    ({"model": "glm-5.2", "quant": "w4a8c8", "layout": "tp=8,dp=2", "mtp": 3}, 28.72, 93_868, 18.9),
+    ({"quant": "bf16", "nodes": 4, "layout": "tp=8,dp=8", "mtp": 0}, 31.36, 109_824, 11.3),
+    (
+        {"model": "glm-5.1", "quant": "w8a8c8", "nodes": 4, "layout": "tp=1,dp=32,prefill_tp=8,prefill_dp=4", "mtp": 3},
+        46.52, 101_278, 26.1,
+    ),
+]  # fmt: skip
+ACCEPTED = 3.157
+
+
+@pytest.mark.parametrize(("asked", "weights", "token", "least"), BY_HAND, ids=lambda value: str(value)[:60])
+def test_by_hand(asked: dict[str, object], weights: float, token: int, least: float) -> None:
+    made = plan(**asked, workload="in=3500,out=1500,concurrency=16").plan  # type: ignore[arg-type]
+    assert made.numbers["weight_bytes_per_die"].value / 1e9 == pytest.approx(weights, rel=0.03)
+    assert made.numbers["kv_bytes_per_token"].value == token
+    # the bound is of a full batch: a step of one or two requests per rank reads fewer experts
+    assert made.numbers["tpot_ms"].value > 0.3 * least / (ACCEPTED if asked["mtp"] else 1.0)
+
+
+def _speed(made: Plan) -> float:
+    return made.numbers["output_tokens_per_s"].value
+
+
+def test_more_context_is_never_quicker_and_more_clients_never_slower() -> None:
+    common = {"quant": "w4a8", "layout": "tp=16", "mtp": 3}
+    long = [plan(**common, workload=f"in={n},out=500,concurrency=1").plan for n in (500, 4000, 32_000, 128_000)]  # type: ignore[arg-type]
+    waits = [made.numbers["tpot_ms"].value for made in long]
+    assert waits == sorted(waits)
+    many = [plan(**common, workload=f"in=3500,out=500,concurrency={n}").plan for n in (1, 4, 16, 64)]  # type: ignore[arg-type]
+    speeds = [_speed(made) for made in many]
+    assert speeds == sorted(speeds)
+
+
+@pytest.mark.parametrize("drafts", [1, 3, 5])
+def test_drafts_gain_at_most_what_they_are(drafts: int) -> None:
+    bare, drafted = (
+        plan(quant="w4a8", layout="tp=16", mtp=n, workload="in=200,out=500,concurrency=1").plan for n in (0, drafts)
+    )
+    assert _speed(drafted) <= (drafts + 1) * _speed(bare)
+
+
+@pytest.mark.parametrize("load", ["in=1,out=1", "in=1,out=10,concurrency=0.5", "in=200000,out=2000,concurrency=1"])
+def test_ends_of_the_range_are_answered(load: str) -> None:
+    made = plan(quant="w4a8", nodes=2, workload=load).plan
+    for name, number in made.numbers.items():
+        assert 0 <= number.low <= number.value <= number.high, name
+
+
+def test_what_cannot_be_is_said() -> None:
+    for asked in ({"quant": "bf16"}, {"quant": "w8a8", "hardware": "a2"}):
+        with pytest.raises(PlanError, match="does not fit"):
+            plan(**asked)
+    missed = plan(quant="w4a8", slo="tpot=0.1ms").plan
+    assert not missed.within_slo
+
+
+def test_the_public_memory_number_is_in_its_range() -> None:
+    """vllm-ascend 10918: GLM-5.2 bf16 on four A2, DP4 TP8: 2.01 GiB were left for the cache."""
+    made = plan(model="glm-5.2", quant="bf16", hardware="a2", nodes=4, layout="tp=8,dp=4,dsa_cp=0", mtp=3,
+                workload="in=1000,out=100,concurrency=4").plan  # fmt: skip
+    left = made.numbers["kv_budget_bytes_per_die"]
+    assert left.low <= 2.01 * 2**30 <= left.high and left.value < 4 * 2**30
