@@ -72,7 +72,8 @@ def _templates(
                 yield (name, ""), None
     if (directory / LEGACY).is_file() and inside(directory / LEGACY, directory):
         try:
-            yield (LEGACY, ""), checkpoint.read_json(LEGACY).get("chat_template")
+            if (legacy := checkpoint.read_json(LEGACY).get("chat_template")) is not None:
+                yield (LEGACY, ""), legacy
         except CheckpointError as error:
             report.error("files.chat_template", error.message, file=LEGACY, fix=COPY)
     stated = settings.get("chat_template")

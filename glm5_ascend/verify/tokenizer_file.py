@@ -83,8 +83,10 @@ def _merges(model: dict[str, Any], vocabulary: dict[str, Any], added: dict[str, 
     """A merge of unknown tokens stops the library; missing merges leave tokens that no text becomes."""
     if model.get("type", "BPE") != "BPE" or model.get("continuing_subword_prefix"):
         return None
-    made = set()
-    for merge in model.get("merges") or ():
+    made, merges = set(), model.get("merges") or []
+    if not isinstance(merges, list):
+        return f"merges is {merges!r:.40}, no list"
+    for merge in merges:
         parts = merge.split(" ") if isinstance(merge, str) else merge
         if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) for part in parts):
             return f"{merge!r:.60} is no merge of two tokens"

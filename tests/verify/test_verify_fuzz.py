@@ -28,7 +28,10 @@ def answer(directory: Path, source: Path) -> None:
         assert "\n" not in error.message
 
 
-@pytest.mark.parametrize("name", [DESCRIPTION, INDEX, PROVENANCE, "config.json"])
+TEXT = ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
+
+
+@pytest.mark.parametrize("name", [DESCRIPTION, INDEX, PROVENANCE, "config.json", *TEXT])
 def test_odd_values_in_json_files(
     name: str, tiny_w8a8: Path, tiny_source: Path, editable: Callable[[Path], Path]
 ) -> None:

@@ -64,6 +64,7 @@ ROWS = [
     ),
     Row(T, "merge of unknown tokens", tokenizer(bad_merge), "not all in the vocabulary"),
     Row(T, "merge of three", model(merges=[["a", "b", "c"]]), "is no merge of two tokens"),
+    Row(T, "merges no list", model(merges=True), "merges is True, no list"),
     Row(T, "half of the merges", tokenizer(with_merges), "10 of 20 longer tokens"),
     Row(
         T, "all merges, another model",
