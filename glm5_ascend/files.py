@@ -71,6 +71,49 @@ def copy_file(source: Path, path: Path) -> None:
         raise OutputError(f"{source}: cannot be read: {error.strerror}", "check permissions and the disk") from None
 
 
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `path`, absent or empty until then, when the block ends; not after an error.
+
+    Raises:
+        OutputError: it cannot be written; nothing is left.
+    """
+    made = [parent for parent in path.absolute().parents if not parent.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        place = path.absolute() if path.is_dir() else path.absolute().parent
+        aside = place / f".{path.absolute().name[:100]}.{os.getpid()}-{os.urandom(4).hex()}{PARTIAL}"
+        try:
+            aside.mkdir()
+            yield aside
+            for written in aside.rglob("*"):
+                _sync(written)
+            if place == path.absolute():  # it may be somebody's working directory: it stays, and is filled
+                for entry in aside.iterdir():
+                    entry.rename(path / entry.name)
+                aside.rmdir()
+            else:
+                aside.rename(path)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+    except BaseException as error:
+        with suppress(OSError):
+            for parent in made:
+                parent.rmdir()
+        if isinstance(error, OSError):
+            raise disk_error(path, error) from None
+        raise
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def plain(facts: os.stat_result) -> bool:
     """Whether this is a regular file with no second name: writing to it changes nothing else."""
     return stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1

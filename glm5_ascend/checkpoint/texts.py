@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
 from glm5_ascend.errors import CheckpointError, TextError
+
+#: Characters that are tokenized at once: the tokenizer needs some 1300 bytes for each.
+PIECE = 64 * 1024
+#: Characters of one line of a .jsonl, or of a whole .json.
+MAX_RECORD = 64 * 1024**2
+_BEHIND_LINE = re.compile(r"(?<=\n)(?=\S)")
+_BEFORE_WORD = re.compile(r"(?<=\w)(?= \w)")
 
 
 class SourceTokenizer:
@@ -65,7 +74,10 @@ class SourceTokenizer:
 
 
 def encoded_records(path: Path, tokenizer: SourceTokenizer) -> Iterator[list[int]]:
-    """Token ids of each record of `path`.
+    """Token ids of the records of `path`, in order; read and tokenized piece by piece, as far as the caller asks.
+
+    A record of up to `PIECE` characters comes whole; of a longer one each of its `pieces` comes by itself, so that
+    memory does not depend on its length.
 
     Args:
         path: .jsonl (each line a string, {"text": ...}, {"inputs_pretokenized": ...} or {"messages": [...],
@@ -73,8 +85,43 @@ def encoded_records(path: Path, tokenizer: SourceTokenizer) -> Iterator[list[int
     Raises:
         TextError: unreadable file or record, by line.
     """
+    if path.suffix == ".txt":
+        with _opened(path) as file:
+            for piece in pieces(iter(lambda: file.read(PIECE), "")):
+                yield tokenizer.encode(piece)
+        return
     for line, record in read_records(path):
-        yield _encode(tokenizer, record, path, line)
+        for piece in pieces(iter([_text(tokenizer, record, path, line)])):
+            yield tokenizer.encode(piece)
+
+
+def pieces(parts: Iterator[str]) -> Iterator[str]:
+    """The text that `parts` add up to, in pieces of at most `PIECE` characters.
+
+    A piece ends where tokenizers begin a new word anyway: behind the last line end in its second half that no white
+    space follows; without one, in front of the last single space between two words; without that, where it is full.
+    """
+    rest = ""
+    for part in parts:
+        rest += part
+        start = 0
+        while len(rest) - start > PIECE:
+            cut = _cut(rest, start)
+            yield rest[start:cut]
+            start = cut
+        rest = rest[start:]
+    if rest:
+        yield rest
+
+
+def _cut(text: str, start: int) -> int:
+    """Where the piece that begins at `start` ends."""
+    window = text[start + PIECE // 2 : start + PIECE + 1]  # one character more: what follows the piece
+    for boundary in (_BEHIND_LINE, _BEFORE_WORD):
+        found = [match.start() for match in boundary.finditer(window)]
+        if found:
+            return start + PIECE // 2 + found[-1]
+    return start + PIECE
 
 
 def check_vocabulary(source: Path, largest: int, vocab_size: int) -> None:
@@ -87,24 +134,46 @@ def check_vocabulary(source: Path, largest: int, vocab_size: int) -> None:
 
 
 def read_records(path: Path) -> Iterator[tuple[int, Any]]:
-    """(line, record) of a .jsonl, .json or .txt file."""
+    """(line, record) of a .jsonl, .json or .txt file; a .jsonl is read line by line.
+
+    Raises:
+        TextError: unreadable, or a line, or a whole .json or .txt file, of more than `MAX_RECORD` characters.
+    """
+    with _opened(path) as file:
+        if path.suffix == ".jsonl":
+            yield from _lines(path, file)
+            return
+        text = file.read(MAX_RECORD + 1)
+        if len(text) > MAX_RECORD:
+            raise TextError(f"{path}: longer than {MAX_RECORD} characters", "make it a .jsonl of shorter texts")
+        if path.suffix == ".txt":
+            yield 1, text
+        else:
+            yield from _list(path, text)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    """A text file to read; what goes wrong while it is read becomes a TextError."""
     if path.suffix not in (".jsonl", ".json", ".txt"):
         raise TextError(f"{path}: a text file must be .jsonl, .json or .txt", "name it so, or convert it")
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            yield file
     except (OSError, UnicodeDecodeError) as error:
         raise TextError(f"{path}: cannot be read: {error}", "give a .jsonl or .txt file") from None
-    if path.suffix == ".txt":
-        yield 1, text
-        return
-    if path.suffix == ".json":
-        yield from _list(path, text)
-        return
-    for number, line in enumerate(text.splitlines(), start=1):
+
+
+def _lines(path: Path, file: TextIO) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(iter(lambda: file.readline(MAX_RECORD + 1), ""), start=1):
+        if len(line) > MAX_RECORD:
+            raise TextError(f"{path}:{number}: longer than {MAX_RECORD} characters", "make it several lines")
         if line.strip():
             try:
                 yield number, json.loads(line)
-            except json.JSONDecodeError as error:
+            except RecursionError:
+                raise TextError(f"{path}:{number}: not valid JSON: nested too deeply", "correct the line") from None
+            except ValueError as error:
                 raise TextError(f"{path}:{number}: not valid JSON: {error}", "one JSON value per line") from None
 
 
@@ -113,18 +182,21 @@ def _list(path: Path, text: str) -> Iterator[tuple[int, Any]]:
         values = json.loads(text)
     except json.JSONDecodeError as error:
         raise TextError(f"{path}:{error.lineno}: not valid JSON: {error.msg}", "a list of texts") from None
+    except (ValueError, RecursionError):
+        raise TextError(f"{path}:1: not valid JSON: nested too deeply, or too long a number", "correct it") from None
     if not isinstance(values, list):
         raise TextError(f"{path}:1: not a list", "a list of texts")
     yield from enumerate(values, start=1)
 
 
-def _encode(tokenizer: SourceTokenizer, record: Any, path: Path, line: int) -> list[int]:
+def _text(tokenizer: SourceTokenizer, record: Any, path: Path, line: int) -> str:
+    """What is tokenized of a record."""
     text = record.get("text", record.get("inputs_pretokenized")) if isinstance(record, dict) else record
     if isinstance(text, str):
-        return tokenizer.encode(text)
+        return text
     if isinstance(record, dict) and isinstance(record.get("messages"), list):
         try:
-            return tokenizer.encode(tokenizer.render(record["messages"], record.get("tools")))
+            return tokenizer.render(record["messages"], record.get("tools"))
         except CheckpointError:
             raise
         except Exception as error:  # jinja raises its own family

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glm5_ascend.files import write_file
+
 from .tokenizer import chat_template
 from .trunk import MtpLayer
 
@@ -58,12 +60,12 @@ def hub_tensors(model: Any, mtp: MtpLayer) -> dict[str, Tensor]:
 
 def save_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
     """Write `model.safetensors` and its index."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    write_file(folder / WEIGHTS, save(tensors, metadata={"format": "pt"}))
     total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": dict.fromkeys(sorted(tensors), WEIGHTS)}
-    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    write_file(folder / f"{WEIGHTS}.index.json", json.dumps(index, indent=1) + "\n")
 
 
 def write_configs(folder: Path, config: Any) -> None:
@@ -73,14 +75,14 @@ def write_configs(folder: Path, config: Any) -> None:
     """
     values = {key: value for key, value in config.to_dict().items() if key not in GENERAL_KEYS}
     values = {**values, "architectures": ["GlmMoeDsaForCausalLM"], "dtype": "bfloat16"}
-    (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    write_file(folder / "config.json", json.dumps(values, indent=2) + "\n")
     generation = {
         "do_sample": False,
         "eos_token_id": config.eos_token_id,
         "pad_token_id": config.pad_token_id,
         "temperature": 0.0,
     }
-    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
+    write_file(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
 
 
 def export_checkpoint(folder: Path, model: Any, mtp: MtpLayer, tokenizer: Any) -> None:
@@ -88,5 +90,5 @@ def export_checkpoint(folder: Path, model: Any, mtp: MtpLayer, tokenizer: Any) -
     folder.mkdir(parents=True, exist_ok=True)
     write_configs(folder, model.config)
     tokenizer.save_pretrained(folder)
-    (folder / "chat_template.jinja").write_text(chat_template(), encoding="utf-8")
+    write_file(folder / "chat_template.jinja", chat_template())
     save_tensors(folder, hub_tensors(model, mtp))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from glm5_ascend.errors import CheckpointError, ConfigError
+from glm5_ascend.files import copy_file, new_folder, write_file
 
 from .export import save_tensors
 from .loading import load_tensors
@@ -103,16 +103,16 @@ def plant(src: Path, dst: Path, factor: float = 32, channels: int = 6, seed: int
 
     Raises:
         ConfigError: the factor is not a power of two.
-        OutputError: `dst` has something in it.
+        OutputError: `dst` has something in it, or cannot be written; nothing is left.
     """
     if factor <= 0 or torch.frexp(torch.tensor(float(factor))).mantissa.item() != 0.5:
         raise ConfigError(f"factor {factor}: not a power of two", "use 16 or 32: only then is bf16 exact")
     require_empty(dst)
-    dst.mkdir(parents=True, exist_ok=True)
-    for path in sorted(src.iterdir()):
-        if path.is_file() and not path.name.startswith("model.safetensors"):
-            shutil.copyfile(path, dst / path.name)
-    save_tensors(dst, plant_tensors(load_tensors(src), factor, channels, seed))
-    note = {"factor": factor, "channels": channels, "seed": seed}
-    (dst / "outliers.json").write_text(json.dumps(note) + "\n", encoding="utf-8")
+    with new_folder(dst) as aside:
+        for path in sorted(src.iterdir()):
+            if path.is_file() and not path.name.startswith("model.safetensors"):
+                copy_file(path, aside / path.name)
+        save_tensors(aside, plant_tensors(load_tensors(src), factor, channels, seed))
+        note = {"factor": factor, "channels": channels, "seed": seed}
+        write_file(aside / "outliers.json", json.dumps(note) + "\n")
     return dst

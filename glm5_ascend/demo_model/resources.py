@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from importlib.resources import files
 from pathlib import Path
 
 from glm5_ascend.errors import CheckpointError, OutputError
+from glm5_ascend.files import copy_file, new_folder
 
 NOT_COPIED = {"__pycache__", "training.jsonl"}
 
@@ -36,16 +36,13 @@ def write_demo_model(dst: Path) -> Path:
     """Copy the shipped checkpoint to `dst`, which must not exist or be empty; returns `dst`.
 
     Raises:
-        OutputError: `dst` is a file or a folder with something in it.
+        OutputError: `dst` is a file or a folder with something in it, or cannot be written; nothing is left.
         CheckpointError: the installation has no weights.
     """
     source = data_folder()
     require_empty(dst)
-    try:
-        dst.mkdir(parents=True, exist_ok=True)
+    with new_folder(dst) as aside:
         for path in sorted(source.iterdir()):
             if path.is_file() and path.name not in NOT_COPIED:
-                shutil.copyfile(path, dst / path.name)
-    except OSError as error:
-        raise OutputError(f"{dst}: {error.strerror or error}", "Choose a place with 16 MB to spare.") from error
+                copy_file(path, aside / path.name)
     return dst

@@ -47,6 +47,7 @@ from glm5_ascend.quantize.run.source_weights import FloatWeights
 from glm5_ascend.quantize.run.stopped import forget_damaged
 from glm5_ascend.quantize.run.whole_model import write_tensors
 from glm5_ascend.quantize.run.writer import Store
+from glm5_ascend.quantize.source_check import check_source
 from glm5_ascend.quantize.workers import Workers
 from glm5_ascend.quantize.workshop import (
     ACTIVATIONS,
@@ -90,6 +91,7 @@ def prepare(options: QuantizeOptions, progress: Progress = silent) -> PreparedJo
     recipe_path = find_recipe(options.recipe)
     recipe = load_recipe(recipe_path)
     source = SourceCheckpoint(options.source)
+    check_source(source)
     layers = source.config.num_layers_with_mtp
     replaced = check_output(options.source, options.out, options.overwrite, lambda text: progress(text, 0, layers))
     plan = QuantizationPlan(source, recipe)

@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from glm5_ascend.errors import OutputError
+from glm5_ascend.files import write_file
 from glm5_ascend.report.content import Chart, Page
 
 _MADE_BY = '<meta name="generator" content="glm5-ascend">'
@@ -65,7 +66,7 @@ def write(path: Path, page: Page) -> None:
     """Write a report, over an older one of ours if there is one.
 
     Raises:
-        OutputError: the file is something else.
+        OutputError: the file is something else, or cannot be written; nothing has changed.
     """
     check_place(path)
-    path.write_text(render(page), encoding="utf-8")
+    write_file(path, render(page))

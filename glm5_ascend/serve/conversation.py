@@ -72,6 +72,8 @@ class Conversation:
         except FileExistsError:
             raise OutputError(f"{path}: exists", "name another file") from None
         except OSError as error:
+            if path.is_file():
+                path.unlink()  # the part that was written: the name was free
             raise OutputError(f"{path}: {error.strerror or error}", "name another file") from None
 
     def _turn(self, said: dict[str, Any] | None) -> Iterator[Piece]:

@@ -10,6 +10,7 @@ from glm5_ascend.deploy.profiles.load import Profile, load
 from glm5_ascend.deploy.rendering import compose, kubernetes, scripts, systemd
 from glm5_ascend.deploy.target import RenderTarget
 from glm5_ascend.errors import ConfigError, OutputError
+from glm5_ascend.files import new_folder, write_file
 
 TARGETS = {
     RenderTarget.shell: scripts.files,
@@ -50,18 +51,17 @@ def render(profile: str, to: str, *, model: str = MODEL, out: str | Path | None 
 
     Raises:
         ConfigError: unknown profile or target, a path that is not plain, containers for the CPU profile.
-        OutputError: the folder has files already.
+        OutputError: the folder has files already, or cannot be written; nothing is left.
     """
     texts = rendered_texts(load(profile), to, model)
     folder = Path(f"{profile}-{to}") if out is None else Path(out)
     if (folder.is_dir() and any(folder.iterdir())) or folder.is_file():
         raise OutputError(f"{folder}: exists and is not empty", "name another folder with --out")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        path = folder / name
-        path.write_text(text, encoding="utf-8")
-        if path.suffix == ".sh":
-            path.chmod(0o755)
+    with new_folder(folder) as aside:
+        for name, text in texts.items():
+            write_file(aside / name, text)
+            if name.endswith(".sh"):
+                (aside / name).chmod(0o755)
     return RenderedFiles(profile, to, model, folder, tuple(folder / name for name in texts))
 
 

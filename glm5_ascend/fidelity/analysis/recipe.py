@@ -10,6 +10,7 @@ import yaml
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.writer import write_file
 from glm5_ascend.errors import OutputError
 from glm5_ascend.fidelity.analysis.units import Unit
 from glm5_ascend.model.config import ModelConfig
@@ -79,4 +80,4 @@ def write(path: Path, value: dict[str, Any], comment: list[str]) -> None:
             return True
 
     body = yaml.dump(value, Dumper=Plain, sort_keys=False, width=110)
-    path.write_text(head + body, encoding="utf-8")
+    write_file(path, head + body)

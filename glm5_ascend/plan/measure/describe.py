@@ -20,6 +20,7 @@ import psutil
 import torch
 import yaml
 
+from glm5_ascend.checkpoint.writer import write_file
 from glm5_ascend.errors import OutputError
 from glm5_ascend.plan.efficiency import Efficiencies, efficiencies_of
 from glm5_ascend.plan.hardware import Hardware
@@ -152,6 +153,6 @@ def write(found: Hardware, path: Path, *, replace: bool) -> None:
     text = yaml.safe_dump(found.model_dump(mode="json", exclude_none=True), sort_keys=False, width=110)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(heading + text, encoding="utf-8")
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}", "name another file") from None
+    write_file(path, heading + text)

@@ -1,0 +1,62 @@
+"""What verify would refuse in the output is refused before the work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from glm5_ascend.errors import CheckpointError, ConfigError
+from glm5_ascend.quantize.options import QuantizeOptions
+from glm5_ascend.quantize.pipeline import prepare
+from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
+
+SHARD = "model-00001-of-00001.safetensors"
+
+
+def with_tensors(directory: Path, *names: str, **config: object) -> QuantizeOptions:
+    """A job on a tiny model that has these tensors as well."""
+    write_tiny_model(directory, index=False, **config)
+    tensors = load_file(directory / SHARD) | {name: torch.ones(2) for name in names}
+    save_file(tensors, directory / SHARD)
+    return QuantizeOptions(directory, directory.parent / "out")
+
+
+def test_unknown_tensors_are_named(tmp_path: Path) -> None:
+    names = ["model.layers.1.self_attn.q_norm.weight", *(f"vision.{i}.weight" for i in range(4))]
+    with pytest.raises(
+        CheckpointError, match=r"5 tensors .*model\.layers\.1\.self_attn\.q_norm\.weight, vision\.0"
+    ) as e:
+        prepare(with_tensors(tmp_path / "source", *names))
+    assert "vision.3" not in e.value.message and e.value.message.endswith(", ...")
+
+
+def test_layers_that_config_json_forgets_are_not_lost(tmp_path: Path) -> None:
+    job = with_tensors(tmp_path / "source")
+    path = tmp_path / "source" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_nextn_predict_layers": 0}))
+    with pytest.raises(CheckpointError, match=r"tensors are of no module .*model\.layers\.3\."):
+        prepare(job)
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"])
+def test_unused_buffers_are_allowed(name: str, tmp_path: Path) -> None:
+    prepare(with_tensors(tmp_path / "source", name))
+
+
+def test_indexers_of_sharing_layers_are_allowed(tmp_path: Path) -> None:
+    """vLLM drops them, and verify only warns."""
+    prepare(with_tensors(tmp_path / "source", "model.layers.3.self_attn.indexer.wk.weight", **SHARED_INDEXER))
+
+
+def test_scales_of_fp8_are_known(tmp_path: Path) -> None:
+    prepare(QuantizeOptions(write_tiny_model(tmp_path / "source", dtype="fp8"), tmp_path / "out"))
+
+
+def test_indexer_types_alone_are_refused(tmp_path: Path) -> None:
+    source = write_tiny_model(tmp_path / "source", indexer_types=["full", "shared", "full"])
+    with pytest.raises(ConfigError, match=r"layers \[1\] are \'shared\' in indexer_types"):
+        prepare(QuantizeOptions(source, tmp_path / "out"))
