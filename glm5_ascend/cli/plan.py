@@ -38,6 +38,7 @@ def plan(
     workload: options.Workload = "in=3500,out=1500,concurrency=16",
     slo: options.Slo = None,
     acceptance: options.Acceptance = None,
+    imbalance: options.Imbalance = 1.0,
     layout: options.LayoutText = None,
     mtp: options.Drafts = None,
     seqs: options.Sequences = None,
@@ -73,6 +74,7 @@ def plan(
         "model": model, "quant": quant, "cache": cache, "index_cache": index_cache, "hardware": hardware,
         "nodes": nodes, "price": price, "workload": workload, "slo": slo, "acceptance": acceptance, "layout": layout,
         "mtp": mtp, "seqs": seqs, "batched_tokens": batched_tokens, "utilization": utilization, "buffer_mb": buffer_mb,
+        "imbalance": imbalance,
     }  # fmt: skip
     if what_if:
         return _what_if(directory, asked, csv, as_json)

@@ -58,12 +58,18 @@ Acceptance = Annotated[
     _option(_LOAD, "Mean accepted length measured with 3 drafts.", metavar="X", show_default="3.16, healthy"),
 ]
 
+Imbalance = Annotated[
+    float,
+    _option(_LOAD, "Load of the die with the hottest experts over the mean, beyond what chance does.", metavar="X"),
+]
+
 LayoutText = Annotated[
     str | None,
     _option(
         _ENGINE,
-        "Judge this one instead of searching: tp= and, if wanted, dp=, dcp=, replicas=, prefill_tp= with prefill_dp=; "
-        "as in tp=16,dp=2.",
+        "Judge this one instead of searching: tp= and, if wanted, dp=, dcp=, pp=, replicas=, prefill_tp= with "
+        "prefill_dp=, prefill_pp=, prefills= (engines), redundant= (experts), dsa_cp= and ep= (0 or 1); as in "
+        "tp=16,dp=2.",
         metavar="KEY=N,...",
     ),
 ]

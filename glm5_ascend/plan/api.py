@@ -55,6 +55,7 @@ def plan(
     buffer_mb: int = 200,
     acceptance: float | None = None,
     price: float | None = None,
+    imbalance: float = 1.0,
     tails: bool = False,
     html: str | Path | None = None,
 ) -> PlanReport:
@@ -71,6 +72,7 @@ def plan(
         seqs, batched_tokens, utilization, buffer_mb: vLLM's --max-num-seqs, --max-num-batched-tokens,
             --gpu-memory-utilization, and HCCL_BUFFSIZE in MB.
         acceptance: mean accepted length measured with 3 drafts. price: of one machine and hour.
+        imbalance: load of the die with the hottest experts over the mean, beyond what chance does.
         tails: also simulate the scheduler. html: file to write a report to.
     Raises:
         PlanError, ConfigError: an option that makes no sense, or a plan that cannot be.
@@ -79,7 +81,7 @@ def plan(
         directory=None if directory is None else Path(directory), model=model, quant=quant, hardware=str(hardware),
         nodes=nodes, workload=workload, mtp=mtp, slo=slo, layout=layout, cache=cache, index_cache=index_cache,
         seqs=seqs, batched_tokens=batched_tokens, utilization=utilization, buffer_mb=buffer_mb, acceptance=acceptance,
-        price=price,
+        price=price, imbalance=imbalance,
     )  # fmt: skip
     made = run(request)
     report = PlanReport(made, simulate(made) if tails else None)

@@ -37,6 +37,7 @@ class PlanRequest:
     buffer_mb: int = 200
     acceptance: float | None = None
     price: float | None = None
+    imbalance: float = 1.0
 
 
 def run(request: PlanRequest) -> Plan:
@@ -51,7 +52,13 @@ def run(request: PlanRequest) -> Plan:
         raise PlanError(f"--mtp {request.mtp}: {model.name} has no MTP layer", "--mtp 0")
     drafts = 0 if not model.config.num_nextn_predict_layers else request.mtp
     options = Options(
-        drafts, request.seqs, request.utilization, request.batched_tokens, request.buffer_mb, request.acceptance
+        drafts,
+        request.seqs,
+        request.utilization,
+        request.batched_tokens,
+        request.buffer_mb,
+        request.acceptance,
+        request.imbalance,
     )
     price = hardware.price_per_node_hour if request.price is None else request.price
     return make_plan(model, Cluster(hardware, request.nodes), workload, slo, options, request.layout, price)
@@ -74,6 +81,7 @@ def _check_numbers(request: PlanRequest) -> None:
         ("--buffer-mb", request.buffer_mb, 0, 100_000),
         ("--acceptance", request.acceptance, 1.0, 4.0),
         ("--price", request.price, 0.0, 1e9),
+        ("--imbalance", request.imbalance, 1.0, 256.0),
     ):
         if value is not None and not low <= value <= high:
             raise PlanError(f"{option} {value:g}: must be {low:g} to {high:g}", f"correct {option}")

@@ -117,3 +117,5 @@ def test_hot_experts_slow_a_step_and_their_copies_help() -> None:
     ]
     even, hot, copied = (p.output_per_second for p in found if p)
     assert hot < copied < even
+    usual, skewed = (plan(quant="w4a8", layout="tp=8,dp=2", imbalance=factor).plan for factor in (1.0, 2.0))
+    assert skewed.numbers["output_tokens_per_s"].value < usual.numbers["output_tokens_per_s"].value
