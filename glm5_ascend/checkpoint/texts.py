@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 import torch
 
 from glm5_ascend.errors import CheckpointError, TextError
+from glm5_ascend.foreign.files import open_regular
+from glm5_ascend.model.json_file import parse_json
 
 
 class SourceTokenizer:
@@ -90,10 +91,12 @@ def read_records(path: Path) -> Iterator[tuple[int, Any]]:
     """(line, record) of a .jsonl, .json or .txt file."""
     if path.suffix not in (".jsonl", ".json", ".txt"):
         raise TextError(f"{path}: a text file must be .jsonl, .json or .txt", "name it so, or convert it")
+    fix = "give a .jsonl or .txt file"
     try:
-        text = path.read_text(encoding="utf-8")
+        with open_regular(path, TextError, fix) as file:
+            text = file.read().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise TextError(f"{path}: cannot be read: {error}", "give a .jsonl or .txt file") from None
+        raise TextError(f"{path}: cannot be read: {error}", fix) from None
     if path.suffix == ".txt":
         yield 1, text
         return
@@ -103,16 +106,17 @@ def read_records(path: Path) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
             try:
-                yield number, json.loads(line)
-            except json.JSONDecodeError as error:
+                yield number, parse_json(line)
+            except ValueError as error:
                 raise TextError(f"{path}:{number}: not valid JSON: {error}", "one JSON value per line") from None
 
 
 def _list(path: Path, text: str) -> Iterator[tuple[int, Any]]:
     try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise TextError(f"{path}:{error.lineno}: not valid JSON: {error.msg}", "a list of texts") from None
+        values = parse_json(text)
+    except ValueError as error:
+        line = getattr(error, "lineno", 1)
+        raise TextError(f"{path}:{line}: not valid JSON: {error}", "a list of texts") from None
     if not isinstance(values, list):
         raise TextError(f"{path}:1: not a list", "a list of texts")
     yield from enumerate(values, start=1)
