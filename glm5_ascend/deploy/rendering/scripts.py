@@ -41,6 +41,7 @@ def script(profile: Profile, role: Role, model: str) -> str:
     several = role.nodes > 1
     if several:
         lines += PLACE.format().splitlines()
+        lines += node_check(role.nodes)
     env: dict[str, str] = {}
     late: dict[str, str] = {}  # differs between the servers of a machine
     for name, value in role.env.items():
@@ -56,6 +57,17 @@ def script(profile: Profile, role: Role, model: str) -> str:
     if several:
         lines += ['if [ "$NODE" -gt 0 ]; then', *indented(run(without(headless(argv), ("--api-server-count",)))), "fi"]
     return "\n".join([*lines, *run(program(profile, argv))]) + "\n"
+
+
+def node_check(nodes: int) -> list[str]:
+    """Lines that refuse a NODE which is no number, or one that the role does not have."""
+    return [
+        f'if ! [[ "$NODE" =~ ^[0-9]{{1,4}}$ ]] || (( 10#$NODE >= {nodes} )); then',
+        f'  echo "error: NODE=$NODE: not a number from 0 to {nodes - 1}" >&2',
+        "  exit 2",
+        "fi",
+        "NODE=$((10#$NODE))",
+    ]
 
 
 def program(profile: Profile, argv: list[str]) -> list[str]:
