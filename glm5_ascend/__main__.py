@@ -1,6 +1,32 @@
-"""`python -m glm5_ascend` does what `glm5-ascend` does."""
+"""`python -m glm5_ascend` and the console script: signals are heeded before anything large is imported."""
 
-from glm5_ascend.cli import main
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
+
+_INTERRUPTED = 130
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> NoReturn:
+    """Nothing is begun yet, or all is done: there is nothing to clean up, and an import must not show its stack."""
+    os.write(2, b"interrupted\n")
+    os._exit(_INTERRUPTED)
+
+
+def main() -> NoReturn:
+    """Run the command line from the first import to the last line of output."""
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(each) is not signal.SIG_IGN:  # nohup, or a shell's background
+            signal.signal(each, _end_at_once)
+    from glm5_ascend.cli import run_process
+
+    code = run_process(sys.argv[1:], at_end=_end_at_once)
+    sys.exit(code)
+
 
 if __name__ == "__main__":
     main()

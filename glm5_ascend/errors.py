@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import reprlib
+
 EXIT_OK, EXIT_CHECK_FAILED, EXIT_BAD_INPUT, EXIT_ENVIRONMENT, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 
 
 def printable(text: str) -> str:
     """One line for a terminal: names and answers of strangers may hold line ends, escape codes, half characters."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def shortened(text: str, limit: int = 80) -> str:
+    """At most `limit` characters of `text`: its begin and its end."""
+    return text if len(text) <= limit else f"{text[: limit * 2 // 3 - 5]} ... {text[-(limit // 3) :]}"
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """A value as Python writes it, at most some `limit` characters; nothing longer is built on the way."""
+    writer = reprlib.Repr()
+    writer.maxlevel, writer.maxstring, writer.maxother, writer.maxlong = 3, limit, limit, limit
+    return shortened(writer.repr(value), limit)
 
 
 class Glm5Error(Exception):

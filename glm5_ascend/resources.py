@@ -8,7 +8,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from glm5_ascend.errors import ConfigError, Glm5Error, MissingEnvironmentError
+from glm5_ascend.errors import ConfigError, Glm5Error, MissingEnvironmentError, shortened, shown
+from glm5_ascend.foreign.files import shortened_path
+from glm5_ascend.foreign.yaml_file import yaml_document
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -56,40 +58,21 @@ def read_yaml(
     Raises:
         ConfigError (or `error`): no YAML, or not what the model takes; names file, line and key.
     """
-    import yaml
     from pydantic import ValidationError
 
-    text, content = _parsed(path, error)
+    node, content = yaml_document(path, error)
     try:
         return model.model_validate(keep(content))
     except ValidationError as problem:
         first = problem.errors()[0]
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
         line, keys = _deepest(node, first["loc"])
-        raise error(f"{path}:{line}: {'.'.join(keys) or 'the file'}: {_said(first)}", tip) from None
+        where = f"{shortened_path(path)}:{line}: {shortened('.'.join(keys)) or 'the file'}"
+        raise error(f"{where}: {_said(first)}", tip) from None
 
 
 def yaml_content(path: Path, *, error: type[Glm5Error] = ConfigError) -> Any:
     """What a YAML file says, unchecked: for files that were checked before and are changed. Raises as `read_yaml`."""
-    return _parsed(path, error)[1]
-
-
-def _parsed(path: Path, error: type[Glm5Error]) -> tuple[str, Any]:
-    """(text, content) of a YAML file."""
-    import yaml
-
-    try:
-        text = path.read_text(encoding="utf-8")
-        return text, yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError) as problem:
-        raise error(f"{path}: cannot be read: {problem}", "check path and permissions, or restore the file") from None
-    except yaml.YAMLError as problem:
-        mark = getattr(problem, "problem_mark", None)
-        where = f":{mark.line + 1}" if mark else ""
-        said = " ".join(str(getattr(problem, "problem", None) or problem).split())
-        raise error(f"{path}{where}: not valid YAML: {said}", "correct the line") from None
-    except RecursionError:
-        raise error(f"{path}: not valid YAML: nested too deeply", "restore the file") from None
+    return yaml_document(path, error)[1]
 
 
 def _said(problem: ErrorDetails) -> str:
@@ -102,12 +85,12 @@ def _said(problem: ErrorDetails) -> str:
             return "key is missing"
         case "union_tag_invalid":
             known = str(context["expected_tags"]).replace("'", "")
-            return f"unknown {str(context['discriminator']).strip(chr(39))} {context['tag']!r:.60}; known: {known}"
+            return f"unknown {str(context['discriminator']).strip(chr(39))} {shown(context['tag'])}; known: {known}"
         case "union_tag_not_found":
             return f"without a {str(context['discriminator']).strip(chr(39))}"
         case "value_error":  # a validator of ours
-            return str(context["error"])
-    return f"{problem['msg']}, got {problem['input']!r:.60}"
+            return shortened(str(context["error"]), 200)
+    return f"{shortened(problem['msg'], 200)}, got {shown(problem['input'])}"
 
 
 def schema_text(model: type[BaseModel]) -> str:

@@ -22,11 +22,12 @@ EDGES_BETWEEN_PACKAGES = {
     "errors": set(),
     "files": {"errors"},
     "glm5_kernels": set(),
-    "resources": {"errors"},
+    "foreign": {"errors"},
+    "resources": {"errors", "foreign"},
     "report": {"errors", "files"},
-    "model": {"errors", "glm5_kernels"},
+    "model": {"errors", "foreign", "glm5_kernels"},
     "demo_model": {"errors", "files", "model"},
-    "checkpoint": {"errors", "files", "model"},
+    "checkpoint": {"errors", "files", "foreign", "model"},
     "verify": {"checkpoint", "errors", "model"},
     "quantize": {"checkpoint", "errors", "files", "glm5_kernels", "model", "resources"},
     "serve": {"checkpoint", "errors", "glm5_kernels", "model", "resources"},
@@ -52,7 +53,7 @@ EDGES_BETWEEN_PACKAGES = {
 THIRD_PARTY = {
     "vllm": ("glm5_ascend.serve.",),
     "transformers": ("glm5_ascend.demo_model.", "glm5_ascend.checkpoint.texts", "glm5_ascend.serve."),
-    "openai": ("glm5_ascend.cli.demo", "glm5_ascend.serve.conversation"),
+    "openai": ("glm5_ascend.cli.demo",),
     "torch_npu": ("glm5_ascend.model.device", "glm5_ascend.serve.plugin.ascend."),
     "vllm_ascend": ("glm5_ascend.serve.plugin.ascend.",),
 }
@@ -148,6 +149,33 @@ def test_one_op_folder_does_not_import_another() -> None:
             others = {name.split(".")[1] for name in names if name.startswith("glm5_kernels.")} & folders
             if module != "glm5_kernels.ops" and not module.startswith("glm5_kernels.parity"):  # the door, the suite
                 assert others <= {module.split(".")[1]}, f"{module} imports {others}"
+
+
+#: Who may parse: the three readers of foreign files, and those whose text is our own (its child's, its own file's).
+PARSERS = {
+    "glm5_ascend.model.json_file": {"json.loads"},
+    "glm5_ascend.foreign.yaml_file": {"yaml.parse"},
+    "glm5_ascend.quantize.run.journal": {"json.loads"},  # a line counts only if it is, byte for byte, what we write
+    "glm5_ascend.quantize.run.helper_rank": {"torch.load"},  # of the first rank, weights only
+    "glm5_ascend.demo_model.loading": {"load_file"},  # the checkpoint that the same run has written
+    "glm5_ascend.cli.demo": {"json.loads"},  # a tool call of the server that the demo has started
+}
+_PARSE = {
+    "json.load", "json.loads", "yaml.load", "yaml.load_all", "yaml.safe_load", "yaml.safe_load_all", "yaml.full_load",
+    "yaml.unsafe_load", "yaml.compose", "yaml.parse", "yaml.scan", "pickle.load", "pickle.loads", "torch.load",
+    "safe_open", "load_file", "tomllib.load", "tomllib.loads",
+}  # fmt: skip
+
+
+def test_foreign_files_are_parsed_by_three_readers() -> None:
+    found: dict[str, set[str]] = {}
+    for path, module in SOURCES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in _PARSE:
+                found.setdefault(module, set()).add(ast.unparse(node.func))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                assert node.func.attr != "json" or node.args, f"{module}:{node.lineno} parses an answer itself"
+    assert found == PARSERS
 
 
 def test_files_stay_readable() -> None:

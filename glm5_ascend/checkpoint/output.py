@@ -17,6 +17,7 @@ from typing import Any
 
 from glm5_ascend.errors import CheckpointError, OutputError
 from glm5_ascend.files import copy_file, disk_error, write_file
+from glm5_ascend.model.config import read_config
 from glm5_ascend.model.json_file import read_json_object
 
 PROVENANCE_NAME = "glm5_ascend_provenance.json"
@@ -117,12 +118,13 @@ def copy_serving_files(source: Path, destination: Path) -> None:
         for name in serving_files(source):
             if name != "config.json":
                 copy_file(source / name, destination / name)
+        raw = read_config(source)
         text = (source / "config.json").read_text(encoding="utf-8")
-        raw = read_json_object(source / "config.json")
-        if "quantization_config" in raw or "quantization_config" in raw.get("text_config", {}):
+        inner = raw.get("text_config") or {}
+        if "quantization_config" in raw or "quantization_config" in inner:
             # With it vLLM would never open quant_model_description.json.
             raw.pop("quantization_config", None)
-            raw.get("text_config", {}).pop("quantization_config", None)
+            inner.pop("quantization_config", None)
             text = json.dumps(raw, indent=2) + "\n"
         write_file(destination / "config.json", text)
     except OSError as error:

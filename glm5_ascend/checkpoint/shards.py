@@ -7,7 +7,6 @@ JSON header, data).
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import struct
@@ -17,8 +16,9 @@ from typing import Any
 
 import torch
 
-from glm5_ascend.errors import CheckpointError
-from glm5_ascend.model.json_file import unique_keys
+from glm5_ascend.errors import CheckpointError, shortened, shown
+from glm5_ascend.foreign.files import open_regular
+from glm5_ascend.model.json_file import parse_json
 
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
 DTYPES = {
@@ -57,10 +57,8 @@ class Shard:
         self.path = path
         self.entries: dict[str, TensorEntry] = {}
         self.metadata: dict[str, str] = {}
-        if path.exists() and not path.is_file():  # opening a FIFO would wait forever
-            raise CheckpointError(f"{path}: not a regular file", _AGAIN)
         try:
-            with path.open("rb") as file:
+            with open_regular(path, CheckpointError, _AGAIN) as file:
                 self._parse(file.read(8), file, os.fstat(file.fileno()).st_size)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror}", _AGAIN) from None
@@ -74,9 +72,10 @@ class Shard:
                 f"{self.path}: truncated or damaged: header says {length} bytes, file has {size}", _AGAIN
             )
         try:
-            header = json.loads(file.read(length), object_pairs_hook=unique_keys)
-        except (ValueError, RecursionError) as error:  # ValueError: also a number of too many digits
-            raise CheckpointError(f"{self.path}: header is not valid JSON: {error}", _AGAIN) from None
+            header = parse_json(file.read(length))
+        except ValueError as error:
+            reason = shortened(str(error), 160)
+            raise CheckpointError(f"{self.path}: header is not valid JSON: {reason}", _AGAIN) from None
         if not isinstance(header, dict):
             raise CheckpointError(f"{self.path}: header is not a JSON object", _AGAIN)
         metadata = header.pop("__metadata__", {})
@@ -91,12 +90,17 @@ class Shard:
             plain = len(shape) <= _MAX_DIMENSIONS
             plain = plain and all(type(number) is int and 0 <= number < 2**63 for number in (*shape, start, end))
         except (KeyError, TypeError, ValueError):
-            raise CheckpointError(f"{self.path}: {name}: impossible header entry {fields!r:.120}", _AGAIN) from None
+            raise CheckpointError(
+                f"{self.path}: {shortened(name, 400)}: impossible header entry {shown(fields, 120)}", _AGAIN
+            ) from None
         if not plain or end - start != math.prod(shape) * dtype.itemsize:
-            raise CheckpointError(f"{self.path}: {name}: header entry does not add up: {fields!r:.120}", _AGAIN)
+            raise CheckpointError(
+                f"{self.path}: {shortened(name, 400)}: header entry does not add up: {shown(fields, 120)}", _AGAIN
+            )
         if data_start + end > size:
             raise CheckpointError(
-                f"{self.path}: truncated: {name} ends at byte {data_start + end}, the file has {size}", _AGAIN
+                f"{self.path}: truncated: {shortened(name, 400)} ends at byte {data_start + end}, the file has {size}",
+                _AGAIN,
             )
         return TensorEntry(name, dtype, shape, data_start + start, data_start + end)
 
@@ -104,7 +108,9 @@ class Shard:
         position = data_start
         for entry in sorted(self.entries.values(), key=lambda e: (e.start, e.end)):
             if entry.start != position:
-                raise CheckpointError(f"{self.path}: {entry.name}: tensors overlap or leave a gap", _AGAIN)
+                raise CheckpointError(
+                    f"{self.path}: {shortened(entry.name, 400)}: tensors overlap or leave a gap", _AGAIN
+                )
             position = entry.end
         if position != size:
             raise CheckpointError(f"{self.path}: {size - position} bytes after the last tensor", _AGAIN)

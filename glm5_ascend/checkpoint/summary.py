@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT
+from glm5_ascend.errors import CheckpointError
+from glm5_ascend.model.config import read_config
 from glm5_ascend.model.json_file import MAX_BYTES_BY_TENSOR, read_json_object
 
 MIXED = "mixed types"
@@ -34,9 +36,9 @@ def summarize(directory: Path) -> CheckpointSummary:
     """Read config.json and, if there is one, the description.
 
     Raises:
-        CheckpointError: one of them is damaged, or config.json is missing.
+        CheckpointError: one of them is damaged. ConfigError: config.json is missing, or has an impossible value.
     """
-    config = read_json_object(directory / "config.json")
+    config = read_config(directory, error=CheckpointError)
     layers = config.get("num_hidden_layers", 0)
     content: dict[str, Any] = {}
     path = directory / DESCRIPTION_NAME

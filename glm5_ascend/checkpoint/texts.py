@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import io
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +13,8 @@ from typing import Any, TextIO
 import torch
 
 from glm5_ascend.errors import CheckpointError, TextError
+from glm5_ascend.foreign.files import open_regular
+from glm5_ascend.model.json_file import parse_json
 
 #: Characters that are tokenized at once: the tokenizer needs some 1300 bytes for each.
 PIECE = 64 * 1024
@@ -157,11 +159,12 @@ def _opened(path: Path) -> Iterator[TextIO]:
     """A text file to read; what goes wrong while it is read becomes a TextError."""
     if path.suffix not in (".jsonl", ".json", ".txt"):
         raise TextError(f"{path}: a text file must be .jsonl, .json or .txt", "name it so, or convert it")
+    fix = "give a .jsonl or .txt file"
     try:
-        with path.open(encoding="utf-8") as file:
+        with open_regular(path, TextError, fix) as raw, io.TextIOWrapper(raw, encoding="utf-8") as file:
             yield file
     except (OSError, UnicodeDecodeError) as error:
-        raise TextError(f"{path}: cannot be read: {error}", "give a .jsonl or .txt file") from None
+        raise TextError(f"{path}: cannot be read: {error}", fix) from None
 
 
 def _lines(path: Path, file: TextIO) -> Iterator[tuple[int, Any]]:
@@ -170,20 +173,17 @@ def _lines(path: Path, file: TextIO) -> Iterator[tuple[int, Any]]:
             raise TextError(f"{path}:{number}: longer than {MAX_RECORD} characters", "make it several lines")
         if line.strip():
             try:
-                yield number, json.loads(line)
-            except RecursionError:
-                raise TextError(f"{path}:{number}: not valid JSON: nested too deeply", "correct the line") from None
+                yield number, parse_json(line)
             except ValueError as error:
                 raise TextError(f"{path}:{number}: not valid JSON: {error}", "one JSON value per line") from None
 
 
 def _list(path: Path, text: str) -> Iterator[tuple[int, Any]]:
     try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise TextError(f"{path}:{error.lineno}: not valid JSON: {error.msg}", "a list of texts") from None
-    except (ValueError, RecursionError):
-        raise TextError(f"{path}:1: not valid JSON: nested too deeply, or too long a number", "correct it") from None
+        values = parse_json(text)
+    except ValueError as error:
+        line = getattr(error, "lineno", 1)
+        raise TextError(f"{path}:{line}: not valid JSON: {error}", "a list of texts") from None
     if not isinstance(values, list):
         raise TextError(f"{path}:1: not a list", "a list of texts")
     yield from enumerate(values, start=1)

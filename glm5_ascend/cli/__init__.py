@@ -29,7 +29,7 @@ from glm5_ascend.cli import (
     verify,
     warm_up,
 )
-from glm5_ascend.errors import EXIT_BAD_INPUT, EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_OK, Glm5Error
+from glm5_ascend.errors import EXIT_BAD_INPUT, EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_OK, Glm5Error
 from glm5_ascend.report.header import COMMAND
 from glm5_kernels.registry import KernelUnavailableError
 
@@ -59,6 +59,7 @@ COMMANDS = (
 )
 for module in COMMANDS:
     module.register(app)
+_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _version(value: bool) -> None:
@@ -76,11 +77,33 @@ def _root(
 
 def main() -> NoReturn:
     """Entry point: run a command, turn every expected failure into one line and an exit code."""
-    # A container or a job scheduler stops us with SIGTERM: clean up as for Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sys.exit(run_process(sys.argv[1:], at_end=signal.SIG_DFL))
+
+
+def run_process(arguments: list[str], at_end: Any) -> int:
+    """`run` as all that this process does: with its signals, and with a reader of the output that may go away.
+
+    Args:
+        at_end: handler of the signals when the command is over.
+    """
+    # A container, a job scheduler or a terminal that closes stops us as Ctrl-C does: clean up alike.
+    heeded = [each for each in _STOP if signal.getsignal(each) is not signal.SIG_IGN]
     # Idle OpenMP threads must sleep, not spin: on a busy machine spinning makes a run five times slower (measured).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    sys.exit(run(sys.argv[1:]))
+    try:
+        for each in heeded:
+            signal.signal(each, signal.default_int_handler)
+        code = run(arguments)
+        sys.stdout.flush()
+    except KeyboardInterrupt:  # between the parts of `run`
+        print("interrupted", file=sys.stderr)
+        code = EXIT_INTERRUPTED
+    except BrokenPipeError:  # `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_CHECK_FAILED
+    for each in heeded:
+        signal.signal(each, at_end)
+    return code
 
 
 def run(arguments: list[str]) -> int:
@@ -102,6 +125,10 @@ def run(arguments: list[str]) -> int:
         return usage.report(error.message, error.tip, error.exit_code, arguments)
     except KernelUnavailableError as error:
         return usage.report(str(error), "unset GLM5_KERNELS, or install what is missing", EXIT_ENVIRONMENT, arguments)
+    except MemoryError:
+        return usage.report("not enough memory", "free some, or give less at once", EXIT_ENVIRONMENT, arguments)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         return usage.report(
@@ -109,4 +136,6 @@ def run(arguments: list[str]) -> int:
         )
     finally:
         COMMAND.reset(command)
+    if result == EXIT_INTERRUPTED:  # no command returns it: others of typer's make a result of Ctrl-C
+        print("interrupted", file=sys.stderr)
     return result if isinstance(result, int) else EXIT_OK

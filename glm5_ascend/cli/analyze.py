@@ -36,10 +36,14 @@ def analyze(
         Path | None,
         typer.Option(metavar="FILE", show_default="bundled", help="Text, .jsonl or .txt.", rich_help_panel=CALIBRATION),
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Sequences, at most.", rich_help_panel=CALIBRATION)] = 32,
-    seq_len: Annotated[int, typer.Option(min=16, help="Tokens per sequence.", rich_help_panel=CALIBRATION)] = 512,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random rotations.")] = 1234,
-    threads: Annotated[int | None, typer.Option(min=1, show_default="all", help="Cores to use.")] = None,
+    samples: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Sequences, at most.", rich_help_panel=CALIBRATION)
+    ] = 32,
+    seq_len: Annotated[
+        int, typer.Option(min=16, max=1_048_576, help="Tokens per sequence.", rich_help_panel=CALIBRATION)
+    ] = 512,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the random rotations.")] = 1234,
+    threads: Annotated[int | None, typer.Option(min=1, max=4096, show_default="all", help="Cores to use.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Report as one JSON object on stdout.", rich_help_panel=SHOWN)
     ] = False,

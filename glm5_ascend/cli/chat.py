@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from glm5_ascend.cli.help import command as add_command
-from glm5_ascend.errors import ConfigError, Glm5Error
+from glm5_ascend.errors import ConfigError, Glm5Error, printable, shortened
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,7 +70,8 @@ def chat(
         if system:
             conversation.messages.append({"role": "system", "content": system})
         conversation.max_tokens, conversation.temperature, conversation.thinking = max_tokens, temperature, think
-        console.print(f"{conversation.model} at {url}   /help for commands, Ctrl-D to end", style="dim", markup=False)
+        name = printable(shortened(conversation.model))
+        console.print(f"{name} at {url}   /help for commands, Ctrl-D to end", style="dim", markup=False)
         _talk(conversation, console)
     return 0
 
@@ -80,9 +82,10 @@ def _served(target: str, console: Console) -> Iterator[str]:
     if target.startswith(("http://", "https://")):
         yield target
         return
-    if not Path(target).is_dir():
+    if not os.path.isdir(target):
         raise ConfigError(
-            f"{target}: neither a URL nor a directory", "give http://HOST:PORT, or a checkpoint's directory"
+            f"{shortened(target, 300)}: neither a URL nor a directory",
+            "give http://HOST:PORT, or a checkpoint's directory",
         )
     from glm5_ascend.serve.local_server import server
 
@@ -109,7 +112,8 @@ def _talk(conversation: Conversation, console: Console) -> None:
             elif line:
                 _answer(conversation, conversation.ask(line), console)
         except Glm5Error as error:
-            console.print(f"error: {error.message}" + (f"\n  fix: {error.tip}" if error.tip else ""), markup=False)
+            tip = f"\n  fix: {printable(error.tip)}" if error.tip else ""
+            console.print(printable(f"error: {error.message}") + tip, markup=False)
         except KeyboardInterrupt:
             console.print("\n(stopped)", style="dim")
 
@@ -169,10 +173,9 @@ def _command(line: str, conversation: Conversation, console: Console) -> None:
 
 def _read_tools(path: Path) -> list[dict[str, Any]]:
     """Raises `ConfigError` unless the file is a JSON list of objects with a `function`."""
-    try:
-        tools = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", "give a JSON file") from None
+    from glm5_ascend.model.json_file import MAX_CONFIG_BYTES, read_json
+
+    tools = read_json(path, max_bytes=MAX_CONFIG_BYTES, error=ConfigError, fix="give a JSON file")
     if not isinstance(tools, list) or not all(isinstance(tool, dict) and "function" in tool for tool in tools):
         raise ConfigError(f"{path}: not a list of tools", 'e.g. [{"type": "function", "function": {"name": ...}}]')
     return tools

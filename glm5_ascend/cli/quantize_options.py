@@ -24,11 +24,13 @@ Calib = Annotated[
     Path | None,
     typer.Option(metavar="FILE", show_default="bundled", help="Text, .jsonl or .txt.", rich_help_panel=CALIBRATION),
 ]
-Samples = Annotated[int, typer.Option(min=1, help="Sequences, at most.", rich_help_panel=CALIBRATION)]
-SeqLen = Annotated[int, typer.Option(min=16, help="Tokens per sequence.", rich_help_panel=CALIBRATION)]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the random rotations.")]
+Samples = Annotated[int, typer.Option(min=1, max=1_000_000, help="Sequences, at most.", rich_help_panel=CALIBRATION)]
+SeqLen = Annotated[int, typer.Option(min=16, max=1_048_576, help="Tokens per sequence.", rich_help_panel=CALIBRATION)]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the random rotations.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint this tool wrote.")]
-Threads = Annotated[int | None, typer.Option(min=1, show_default="all", help="Cores to use.", rich_help_panel=RUN)]
+Threads = Annotated[
+    int | None, typer.Option(min=1, max=4096, show_default="all", help="Cores to use.", rich_help_panel=RUN)
+]
 MaxRam = Annotated[
     str | None,
     typer.Option(

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from glm5_ascend.cli.help import command as add_command
-from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK
+from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, printable
 
 LONGEST_DEFAULT = 8192
 
@@ -29,12 +29,19 @@ def smoke(
     ] = "",
     long_tokens: Annotated[
         int | None,
-        typer.Option(min=0, show_default="half the context, at most 8192", help="Length of the long prompt; 0: none."),
+        typer.Option(
+            min=0,
+            max=10_000_000,
+            show_default="half the context, at most 8192",
+            help="Length of the long prompt; 0: none.",
+        ),
     ] = None,
     min_acceptance: Annotated[
         float | None, typer.Option(show_default="warn below 2.5", help="Fail below this many tokens per step with MTP.")
     ] = None,
-    timeout: Annotated[float, typer.Option(metavar="S", help="Seconds to wait for one answer.")] = 300.0,
+    timeout: Annotated[
+        float, typer.Option(metavar="S", min=0.1, max=86400, help="Seconds to wait for one answer.")
+    ] = 300.0,
     key: Annotated[
         str, typer.Option(metavar="KEY", envvar="OPENAI_API_KEY", help="API key, if the server wants one.")
     ] = "",
@@ -55,6 +62,6 @@ def smoke(
         print(json.dumps(value | {"url": url, "model": entry["id"], "checks": [asdict(line) for line in lines]}))
         return code
     for line in lines:
-        print(f"{line.check:<15} {line.status:<8} {line.detail}")
+        print(printable(f"{line.check:<15} {line.status:<8} {line.detail}"))
     print(checks.verdict(lines))
     return code

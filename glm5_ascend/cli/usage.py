@@ -7,14 +7,17 @@ import sys
 
 import typer
 
-from glm5_ascend.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, printable
+from glm5_ascend.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, printable, shortened
 
 #: Newer typers carry their own copy of click; in both, UsageError is the parent of the public BadParameter.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+#: Characters of a line; a name that somebody else gave may have millions.
+LONGEST = 1500
 
 
 def report(message: str, tip: str, code: int, arguments: list[str]) -> int:
     """Print a failure; returns `code`."""
+    message, tip = shortened(message, LONGEST), shortened(tip, LONGEST)
     kind, label = ("interrupted", "next") if code == EXIT_INTERRUPTED else ("error", "fix")
     # Both hold names out of files and answers of servers: an escape code in them must not reach the terminal.
     print(printable(f"{kind}: {message}") + (f"\n  {label}: {printable(tip)}" if tip else ""), file=sys.stderr)

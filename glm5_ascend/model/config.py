@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.errors import ConfigError
-from glm5_ascend.model.json_file import read_json_object
+from glm5_ascend.errors import ConfigError, Glm5Error, shown
+from glm5_ascend.model.json_file import MAX_CONFIG_BYTES, read_json_object
 
 MODEL_TYPE = "glm_moe_dsa"
 #: Architectures users confuse with GLM-5, and what to tell them.
@@ -29,6 +29,15 @@ _OPTIONAL: dict[str, type] = {
 }  # fmt: skip
 #: Counts that are iterated over: a damaged number must not become an endless loop. GLM-5 has 78, 1 and 256.
 _LARGEST_COUNT = {"num_hidden_layers": 1000, "num_nextn_predict_layers": 100, "n_routed_experts": 10_000}
+#: Sizes that are multiplied, and given to engines as 32-bit integers. GLM-5's largest is its context, 202752.
+_SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_attention_heads",
+    "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
+    "n_routed_experts", "n_shared_experts", "num_experts_per_tok", "n_group", "topk_group",
+    "index_n_heads", "index_head_dim", "index_topk", "max_position_embeddings",
+)  # fmt: skip
+_LARGEST_SIZE = 2**31 - 1
+_PER_LAYER = ("mlp_layer_types", "indexer_types")
 
 
 @dataclass(frozen=True)
@@ -87,12 +96,24 @@ def load_config(directory: Path) -> ModelConfig:
     Raises:
         ConfigError: no such directory or file, not JSON, another architecture, a missing or impossible value.
     """
+    return parse_config(read_config(directory, counts=False), directory / "config.json")
+
+
+def read_config(directory: Path, *, counts: bool = True, error: type[Glm5Error] = ConfigError) -> dict[str, Any]:
+    """The keys of `directory/config.json` as they stand there, after `check_counts`, unless `counts` is False.
+
+    Raises:
+        ConfigError: no such directory or file, or a value that `check_counts` refuses. error: no sound JSON.
+    """
     path = directory / "config.json"
     if not directory.is_dir():
         raise ConfigError(f"{directory}: no such directory", "give the directory of a GLM-5 checkpoint")
     if not path.exists():
         raise ConfigError(f"{path}: not found", "give the directory of a GLM-5 checkpoint (it holds config.json)")
-    return parse_config(read_json_object(path, error=ConfigError, fix="download the file again"), path)
+    raw = read_json_object(path, max_bytes=MAX_CONFIG_BYTES, error=error, fix="download the file again")
+    if counts:
+        check_counts(raw, path)
+    return raw
 
 
 def parse_config(raw: dict[str, Any], path: Path) -> ModelConfig:
@@ -112,16 +133,8 @@ def parse_config(raw: dict[str, Any], path: Path) -> ModelConfig:
         mlp_layer_types=_mlp_layer_types(raw, layers, path),
         indexer_types=_indexer_types(raw, layers, path),
         quantization_config=raw.get("quantization_config"),
-        **{
-            key: read.positive(key)
-            for key in (
-                "vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_attention_heads",
-                "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
-                "n_routed_experts", "n_shared_experts", "num_experts_per_tok", "n_group", "topk_group",
-                "index_n_heads", "index_head_dim", "index_topk", "max_position_embeddings",
-            )
-        },
-    )  # fmt: skip
+        **{key: read.positive(key) for key in _SIZES},
+    )
     _check_fixed_choices(raw, path)
     _check_sizes(config)
     return config
@@ -136,13 +149,23 @@ def check_counts(raw: dict[str, Any], path: Path) -> None:
     for key, largest in _LARGEST_COUNT.items():
         value = raw.get(key, 1)
         if isinstance(value, bool) or not isinstance(value, int) or value < (key == "num_hidden_layers"):
-            raise ConfigError(f"{path}: {key} is {value!r:.80}, expected an integer > 0", "correct config.json")
+            raise ConfigError(f"{path}: {key} is {shown(value)}, expected an integer > 0", "correct config.json")
         if value > largest:
-            raise ConfigError(f"{path}: {key} is {value!r:.40}, at most {largest} are supported", "correct config.json")
+            raise ConfigError(
+                f"{path}: {key} is {shown(value)}, at most {largest} are supported", "correct config.json"
+            )
     for key, kind in _OPTIONAL.items():
         value = raw.get(key)
         if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-            raise ConfigError(f"{path}: {key} is {value!r:.80}, expected {kind.__name__}", "correct config.json")
+            raise ConfigError(f"{path}: {key} is {shown(value)}, expected {kind.__name__}", "correct config.json")
+    read = _Reader(raw, path)
+    for key in _SIZES:
+        if key in raw:
+            read.positive(key)
+    for key in _PER_LAYER:
+        types, layers = raw.get(key), raw.get("num_hidden_layers")
+        if types is not None and layers is not None and len(types) != layers:
+            raise ConfigError(f"{path}: {key} has {len(types)} entries for {layers} layers", "correct config.json")
 
 
 class _Reader:
@@ -157,19 +180,21 @@ class _Reader:
     def number(self, key: str) -> float:
         value = self.value(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise ConfigError(f"{self.path}: {key} is {value!r}, expected a number > 0", "correct config.json")
+            raise ConfigError(f"{self.path}: {key} is {shown(value)}, expected a number > 0", "correct config.json")
         return float(value)
 
     def positive(self, key: str) -> int:
         value = self.value(key)
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            raise ConfigError(f"{self.path}: {key} is {value!r}, expected an integer > 0", "correct config.json")
+            raise ConfigError(f"{self.path}: {key} is {shown(value)}, expected an integer > 0", "correct config.json")
+        if value > _LARGEST_SIZE:
+            raise ConfigError(f"{self.path}: {key} is {shown(value)}, at most {_LARGEST_SIZE}", "correct config.json")
         return value
 
     def count(self, key: str) -> int:
         value = self.raw.get(key, 0)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ConfigError(f"{self.path}: {key} is {value!r}, expected an integer >= 0", "correct config.json")
+            raise ConfigError(f"{self.path}: {key} is {shown(value)}, expected an integer >= 0", "correct config.json")
         return value
 
 
@@ -177,10 +202,11 @@ def _check_architecture(raw: dict[str, Any], path: Path) -> None:
     model_type = raw.get("model_type")
     if model_type == MODEL_TYPE:
         return
-    why = _OTHER_ARCHITECTURES.get(str(model_type), "only GLM-5, 5.1, 5.2 and 5.3 have it")
-    raise ConfigError(
-        f"{path}: model_type is {model_type!r}, expected {MODEL_TYPE!r} ({why})", "give a GLM-5 checkpoint"
+    why = _OTHER_ARCHITECTURES.get(
+        model_type if isinstance(model_type, str) else "", "only GLM-5, 5.1, 5.2 and 5.3 have it"
     )
+    said = f"{path}: model_type is {shown(model_type)}, expected {MODEL_TYPE!r} ({why})"
+    raise ConfigError(said, "give a GLM-5 checkpoint")
 
 
 def _rope_theta(raw: dict[str, Any], path: Path) -> float:
@@ -188,13 +214,12 @@ def _rope_theta(raw: dict[str, Any], path: Path) -> float:
     rope_type = rope.get("rope_type", "default")
     theta = rope.get("rope_theta", raw.get("rope_theta"))
     if rope_type != "default":
-        raise ConfigError(
-            f"{path}: rope_type {rope_type!r} is not supported, GLM-5 uses 'default'", "correct config.json"
-        )
+        what = f"{path}: rope_type {shown(rope_type)} is not supported, GLM-5 uses 'default'"
+        raise ConfigError(what, "correct config.json")
     if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta < math.inf:
         # A wrong theta gives fluent text from the wrong model, so there is no default.
         raise ConfigError(
-            f"{path}: rope_parameters.rope_theta is {theta!r}", "use the config.json of the original checkpoint"
+            f"{path}: rope_parameters.rope_theta is {shown(theta)}", "use the config.json of the original checkpoint"
         )
     return float(theta)
 
@@ -241,9 +266,8 @@ def _indexer_types(raw: dict[str, Any], layers: int, path: Path) -> tuple[str, .
     if len(types) != layers or any(kind not in ("full", "shared") for kind in types):
         raise ConfigError(f"{path}: indexer_types must be {layers} times 'full' or 'shared'", "correct config.json")
     if types[0] == "shared":
-        raise ConfigError(
-            f"{path}: indexer_types[0] is 'shared': the first layer has nothing to share", "correct config.json"
-        )
+        what = f"{path}: indexer_types[0] is 'shared': the first layer has nothing to share"
+        raise ConfigError(what, "correct config.json")
     return tuple(types)
 
 
@@ -259,7 +283,7 @@ def _check_fixed_choices(raw: dict[str, Any], path: Path) -> None:
         ("indexer_rope_interleave", True),
     ):
         if raw.get(key, wanted) != wanted:
-            raise ConfigError(f"{path}: {key} is {raw[key]!r}, GLM-5 has {wanted!r}", "give a GLM-5 checkpoint")
+            raise ConfigError(f"{path}: {key} is {shown(raw[key])}, GLM-5 has {wanted!r}", "give a GLM-5 checkpoint")
 
 
 def _check_sizes(config: ModelConfig) -> None:
@@ -270,11 +294,7 @@ def _check_sizes(config: ModelConfig) -> None:
             "correct config.json",
         )
     if config.n_routed_experts % config.n_group or config.topk_group > config.n_group:
-        raise ConfigError(
-            f"{config.path}: n_group {config.n_group} / topk_group {config.topk_group} do not fit",
-            "correct config.json",
-        )
+        groups = f"n_group {config.n_group} / topk_group {config.topk_group}"
+        raise ConfigError(f"{config.path}: {groups} do not fit", "correct config.json")
     if config.qk_rope_head_dim % 2 or config.index_head_dim < config.qk_rope_head_dim:
-        raise ConfigError(
-            f"{config.path}: qk_rope_head_dim {config.qk_rope_head_dim} does not fit", "correct config.json"
-        )
+        raise ConfigError(f"{config.path}: qk_rope_head_dim does not fit", "correct config.json")

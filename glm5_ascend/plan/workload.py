@@ -62,7 +62,7 @@ def accepted(drafts: int, acceptance: float | None = None) -> float:
     if acceptance is not None:
         positions = [p * (acceptance - 1) / sum(ACCEPTANCE) for p in ACCEPTANCE]
     while len(positions) < drafts:  # every further draft is as good as the last ratio
-        positions.append(positions[-1] * positions[-1] / positions[-2])
+        positions.append(positions[-1] * positions[-1] / positions[-2] if positions[-2] else 0.0)
     return 1.0 + sum(positions[:drafts])
 
 
@@ -74,6 +74,7 @@ def acceptance_spread() -> float:
 
 _KEYS = {"in": "prompt", "out": "output", "concurrency": "concurrency", "prefix_hit": "prefix_hit", "rate": "rate",
          "requests": "requests"}  # fmt: skip
+_LARGEST = 1_000_000
 
 
 def parse_workload(text: str) -> Workload:
@@ -96,6 +97,8 @@ def parse_workload(text: str) -> Workload:
             key in ("in", "out", "requests") and key in values and values[key] != int(values[key])
         ):
             raise PlanError(f"--workload: {key} is {values[key]:g}, must be a number above 0", "correct it")
+        if values.get(key, 0) > _LARGEST:
+            raise PlanError(f"--workload: {key} is {values[key]:g}, at most {_LARGEST} are planned for", "correct it")
     hit = values.get("prefix_hit", 0.0)
     if not 0 <= hit < 1:
         raise PlanError(f"--workload: prefix_hit is {hit:g}, a share from 0 to below 1 is meant", "90 % is 0.9")

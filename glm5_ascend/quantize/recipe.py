@@ -6,13 +6,14 @@ config.json gives those kinds, so one recipe fits every size. Every key is descr
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.errors import RecipeError
+from glm5_ascend.errors import RecipeError, shown
 from glm5_ascend.resources import data_dir, near, read_yaml, yaml_content
 
 RECIPE_DIR = "data/quant_recipes"
@@ -160,11 +161,12 @@ def find_recipe(name: str) -> Path:
     """A shipped recipe by name (`w4a8`), or a path to a YAML file."""
     shipped = data_dir(RECIPE_DIR)
     for path in (Path(name), shipped / f"{name}.yaml"):
-        if path.is_file():
+        if os.path.isfile(path):  # also of a name that is too long for one
             return path
     known = sorted(p.stem for p in shipped.glob("*.yaml"))
     raise RecipeError(
-        f"recipe {name!r}: no such file and no shipped recipe of this name", near(name, known, "shipped recipes")
+        f"recipe {shown(name, 200)}: no such file and no shipped recipe of this name",
+        near(name[:200], known, "shipped recipes"),
     )
 
 

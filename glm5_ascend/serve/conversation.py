@@ -1,4 +1,4 @@
-"""A conversation with a served GLM-5 through the official OpenAI client: streamed, with thinking and tool calls."""
+"""A conversation with a served GLM-5: streamed, with thinking and tool calls."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError, OutputError
-
-if TYPE_CHECKING:
-    from openai import OpenAI
+from glm5_ascend.errors import OutputError
+from glm5_ascend.model.json_file import parse_json
+from glm5_ascend.serve.client import Client, Delta, server_address
 
 THINKING, ANSWER, TOOL_CALL = "thinking", "answer", "tool call"
+#: A slow machine writes a long answer for an hour; somebody sits there who can stop it.
+ANSWER_TIMEOUT_S = 4 * 3600.0
 
 
 class Piece(NamedTuple):
@@ -34,7 +35,7 @@ class Conversation:
         usage: prompt and completion tokens of the last answer.
     """
 
-    client: OpenAI
+    client: Client
     model: str
     messages: list[dict[str, Any]] = field(default_factory=list)
     thinking: bool = True
@@ -83,11 +84,9 @@ class Conversation:
         message: dict[str, Any] = {"role": "assistant", "content": "", "reasoning": ""}
         calls: dict[int, dict[str, Any]] = {}
         try:
-            for chunk in self._stream():
-                if chunk.usage:
-                    self.usage = chunk.usage.prompt_tokens, chunk.usage.completion_tokens
-                for choice in chunk.choices:
-                    yield from _add(choice.delta, message, calls)
+            for delta in self.client.deltas(self._request()):
+                self.usage = delta.usage or self.usage
+                yield from _add(delta, message, calls)
             if calls:
                 message["tool_calls"] = list(calls.values())
             self.messages.append({key: value for key, value in message.items() if value})
@@ -96,79 +95,48 @@ class Conversation:
             del self.messages[before:]
             raise
 
-    def _stream(self) -> Iterator[Any]:
-        import openai
-
+    def _request(self) -> dict[str, Any]:
         given = {"max_tokens": self.max_tokens, "temperature": self.temperature, "tools": self.tools or None}
-        try:
-            yield from self.client.chat.completions.create(
-                model=self.model,
-                messages=self.messages,
-                stream=True,
-                stream_options={"include_usage": True},
-                extra_body={"chat_template_kwargs": {"enable_thinking": self.thinking}},
-                **{key: value for key, value in given.items() if value is not None},
-            )
-        except openai.OpenAIError as error:
-            raise _explained(error, str(self.client.base_url)) from None
+        return {
+            "model": self.model,
+            "messages": self.messages,
+            "chat_template_kwargs": {"enable_thinking": self.thinking},
+            **{key: value for key, value in given.items() if value is not None},
+        }
 
 
 def connect(url: str, model: str = "", key: str = "") -> Conversation:
     """A new conversation with the server at `url` (http://HOST:PORT, with or without /v1), with its first model.
 
     Raises:
-        MissingEnvironmentError: the openai package is missing, or nothing answers.
-        ConfigError: the server does not have that model. CheckFailedError: it refuses.
+        ConfigError: no URL, or the server does not have that model. CheckFailedError: it refuses.
+        MissingEnvironmentError: nothing answers.
     """
-    try:
-        import openai
-    except ImportError:
-        raise MissingEnvironmentError("the openai package is not installed", "pip install openai") from None
-    client = openai.OpenAI(base_url=url.rstrip("/").removesuffix("/v1") + "/v1", api_key=key or "none", max_retries=0)
-    try:
-        served = [entry.id for entry in client.models.list()]
-    except openai.OpenAIError as error:
-        raise _explained(error, url) from None
-    if not served or model not in ("", *served):
-        raise ConfigError(
-            f"{url}: does not serve {model or 'any model'}", f"it serves {', '.join(served) or 'nothing'}"
-        )
-    return Conversation(client, model or served[0])
+    client = Client(server_address(url), model, ANSWER_TIMEOUT_S, key)
+    return Conversation(client, client.entry()["id"])
 
 
-def _add(delta: Any, message: dict[str, Any], calls: dict[int, dict[str, Any]]) -> Iterator[Piece]:
+def _add(delta: Delta, message: dict[str, Any], calls: dict[int, dict[str, Any]]) -> Iterator[Piece]:
     """Put a streamed delta into `message` and `calls`; yields what can be shown at once."""
-    reasoning = getattr(delta, "reasoning", None) or getattr(delta, "reasoning_content", None)
-    if reasoning:
-        message["reasoning"] += reasoning
-        yield Piece(THINKING, reasoning)
+    if delta.reasoning:
+        message["reasoning"] += delta.reasoning
+        yield Piece(THINKING, delta.reasoning)
     if delta.content:
         message["content"] += delta.content
         yield Piece(ANSWER, delta.content)
-    for part in delta.tool_calls or ():
+    for part in delta.calls:
         call = calls.setdefault(
-            part.index, {"id": part.id or "", "type": "function", "function": {"name": "", "arguments": ""}}
+            part.place, {"id": part.id, "type": "function", "function": {"name": "", "arguments": ""}}
         )
-        call["function"]["name"] += (part.function.name if part.function else "") or ""
-        call["function"]["arguments"] += (part.function.arguments if part.function else "") or ""
+        call["function"]["name"] += part.name
+        call["function"]["arguments"] += part.arguments
 
 
 def _shown(function: dict[str, str]) -> str:
     """`get_weather(city='Oslo')`; the arguments as they came where they are no JSON object."""
     try:
-        arguments = json.loads(function["arguments"] or "{}")
+        arguments = parse_json(function["arguments"] or "{}")
         inside = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
     except (ValueError, AttributeError):
         inside = function["arguments"]
     return f"{function['name']}({inside})"
-
-
-def _explained(error: Exception, url: str) -> CheckFailedError | MissingEnvironmentError:
-    import openai
-
-    if isinstance(error, openai.AuthenticationError):
-        return CheckFailedError(f"{url}: the server wants an API key", "set OPENAI_API_KEY, or give --key")
-    if isinstance(error, openai.APIStatusError):
-        return CheckFailedError(f"{url}: HTTP {error.status_code}: {error.message[:300]}", "see the server's log")
-    reason = str(error.__cause__ or error)
-    return MissingEnvironmentError(f"{url}: no answer: {reason}", "is the server up? start one: glm5-ascend serve DIR")

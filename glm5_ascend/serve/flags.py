@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from glm5_ascend.model.json_file import parse_json
+
 #: vLLM takes its API key from here, too.
 KEY_VARIABLE = "VLLM_API_KEY"
 #: SGLang takes it from the command line alone.
@@ -81,3 +83,12 @@ def value_of(argv: Sequence[str], flag: str) -> str:
         if name.replace("_", "-") == flag:
             value = inline if equals else following
     return value
+
+
+def json_of(argv: Sequence[str], flag: str) -> dict[str, Any]:
+    """The JSON object that a flag holds; an empty one for what vLLM would refuse itself."""
+    try:
+        found = parse_json(value_of(argv, flag) or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

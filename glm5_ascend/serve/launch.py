@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
-from glm5_ascend.errors import ConfigError
+from glm5_ascend.errors import ConfigError, shortened
 from glm5_ascend.serve.activation import on_ascend
 from glm5_ascend.serve.environment import require_cpu_environment
 from glm5_ascend.serve.flags import ServerCommand, given_flags, value_of
@@ -81,12 +81,13 @@ def launch(
 ) -> ServerCommand:
     """`serve` for a directory that `check_directory` has seen; `start` gets what is to be started."""
     command = build_command(checkpoint, vllm_args, host=host or DEFAULT_HOST, port=port or DEFAULT_PORT)
+    port_of(command.argv)
     if dry_run:
         return command
     if not on_ascend():
         require_cpu_environment()
         refuse_flags(vllm_args)
-    require_free_port(value_of(command.argv, "--host"), int(value_of(command.argv, "--port")))
+    require_free_port(value_of(command.argv, "--host"), port_of(command.argv))
     start(command)
     return command
 
@@ -134,12 +135,21 @@ def refuse_flags(extra: Sequence[str]) -> None:
         raise ConfigError("--tensor-parallel-size: GLM-5 on a CPU runs with 1", "drop the flag")
 
 
+def port_of(argv: Sequence[str]) -> int:
+    """The port a command line ends up with; raises `ConfigError` for one that is none."""
+    text = value_of(argv, "--port")
+    if not text.isascii() or not text.isdecimal() or not 0 < int(text[:6]) < 65536 or len(text) > 5:
+        raise ConfigError(f"--port {shortened(text)}: not a port", "give a number from 1 to 65535")
+    return int(text)
+
+
 def require_free_port(host: str, port: int) -> None:
     """vLLM notices a taken port only after it has loaded the model."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         socket.create_server((host, port), family=family).close()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a host name that no resolver takes
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}", "choose another one with --port"
+            f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}",
+            "choose another one with --port",
         ) from None

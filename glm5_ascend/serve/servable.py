@@ -8,9 +8,8 @@ from typing import Any
 
 from glm5_ascend.checkpoint.summary import CheckpointSummary, summarize
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
-from glm5_ascend.errors import CheckpointError, ConfigError
-from glm5_ascend.model.config import check_counts
-from glm5_ascend.model.json_file import read_json_object
+from glm5_ascend.errors import CheckpointError, ConfigError, shown
+from glm5_ascend.model.config import read_config
 from glm5_ascend.serve.plugin.description import load_description
 from glm5_ascend.serve.schedule import topk_pattern
 
@@ -40,28 +39,23 @@ def check_directory(directory: Path) -> CheckpointSummary:
 
 def _checked_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
-    if not directory.is_dir():
-        raise ConfigError(f"{directory}: no such directory", "give the directory of a GLM-5 checkpoint")
-    if not path.exists():
-        raise ConfigError(f"{path} does not exist", "give the directory of a GLM-5 checkpoint")
-    config = read_json_object(path, error=ConfigError, fix="restore it from the source checkpoint")
+    config = read_config(directory)  # checked before anything is built or looped over by its numbers
     model_type = config.get("model_type")
     if model_type != "glm_moe_dsa":
         raise ConfigError(
-            f"{path}: model_type is {model_type!r}, not 'glm_moe_dsa'", "give a GLM-5 (5.1, 5.2) checkpoint"
+            f"{path}: model_type is {shown(model_type)}, not 'glm_moe_dsa'", "give a GLM-5 (5.1, 5.2) checkpoint"
         )
     if "GlmMoeDsaForCausalLM" not in _names(config.get("architectures")):
         raise ConfigError(
-            f"{path}: architectures is {config.get('architectures')!r}; vLLM would serve embeddings, not text",
+            f"{path}: architectures is {shown(config.get('architectures'))}; vLLM would serve embeddings, not text",
             'restore config.json from the source checkpoint, or add {"architectures": ["GlmMoeDsaForCausalLM"]}',
         )
     for key, value in REQUIRED_KEYS.items():
         if config.get(key) != value:
             raise ConfigError(
-                f"{path}: {key} is {config.get(key)!r}; vLLM would not compute GLM-5 without {value!r}",
+                f"{path}: {key} is {shown(config.get(key))}; vLLM would not compute GLM-5 without {value!r}",
                 f"restore config.json from the source checkpoint, or add {json.dumps({key: value})}",
             )
-    check_counts(config, path)  # before anything is built or looped over by them
     if config.get("indexer_types") is not None and "num_hidden_layers" not in config:
         raise ConfigError(f"{path}: num_hidden_layers is missing", "restore config.json from the source checkpoint")
     topk_pattern(config)

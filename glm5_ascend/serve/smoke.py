@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from glm5_ascend.errors import CheckFailedError
+from glm5_ascend.errors import CheckFailedError, shortened, shown
+from glm5_ascend.model.json_file import parse_json
 from glm5_ascend.serve.client import Answer, Client
 
 OK, FAILED, WARNING, SKIPPED = "ok", "failed", "warning", "skipped"
@@ -97,13 +97,17 @@ def tool_call(client: Client, bounds: SmokeBounds) -> SmokeResult:
             )
         name, arguments = answer.tool_calls[0]
         try:
-            given = json.loads(arguments)
+            given = parse_json(arguments)
         except ValueError:
             return SmokeResult("tool call", FAILED, f"{how}: arguments are no JSON: {arguments[:60]!r}")
+        if not isinstance(given, dict):
+            return SmokeResult("tool call", FAILED, f"{how}: arguments are no object: {arguments[:60]!r}")
         if name != "get_weather" or "oslo" not in str(given.get("city")).lower() or markup_in(answer):
-            return SmokeResult("tool call", FAILED, f"{how}: {name}({given}) {markup_in(answer) or ''}")
+            return SmokeResult(
+                "tool call", FAILED, f"{how}: {shortened(name)}({shown(given)}) {markup_in(answer) or ''}"
+            )
         if answer.finish != "tool_calls":
-            return SmokeResult("tool call", FAILED, f"{how}: finish_reason {answer.finish!r}, not 'tool_calls'")
+            return SmokeResult("tool call", FAILED, f"{how}: finish_reason {shown(answer.finish)}, not 'tool_calls'")
     return SmokeResult("tool call", OK, "get_weather(city='Oslo'), whole and streamed")
 
 
@@ -124,7 +128,7 @@ def streaming(client: Client, bounds: SmokeBounds) -> SmokeResult:
     question, right = next(iter(CANARIES.items()))
     answer = client.chat(user(question), stream=True)
     good = right in answer.content and answer.chunks > 1 and answer.finish == "stop" and answer.completion_tokens > 0
-    detail = f"{answer.chunks} pieces, {answer.completion_tokens} tokens, finish_reason {answer.finish!r}"
+    detail = f"{answer.chunks} pieces, {answer.completion_tokens} tokens, finish_reason {shown(answer.finish)}"
     return SmokeResult(
         "streaming", OK if good else FAILED, detail if good else f"{detail}, text {answer.content[:60]!r}"
     )
@@ -136,6 +140,10 @@ def long_prompt(client: Client, bounds: SmokeBounds) -> SmokeResult:
         return SmokeResult("long prompt", SKIPPED, "not asked for")
     turns = conversation(48)
     per_turn = client.chat(turns, max_tokens=1).prompt_tokens / len(turns)
+    if per_turn < 1:
+        return SmokeResult(
+            "long prompt", FAILED, f"usage counts {per_turn * len(turns):.0f} tokens in {len(turns)} turns"
+        )
     turns = conversation(int(bounds.long_tokens / per_turn) // 2 * 2 + 2)
     question, right = next(iter(CANARIES.items()))
     answer = client.chat([*turns, *user(question)], **NO_THINKING)

@@ -12,7 +12,7 @@ from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model import structure
-from glm5_ascend.model.json_file import read_json_object
+from glm5_ascend.model.config import read_config
 from glm5_ascend.model.structure import Linear, Subgraph, Vector, source_rows
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.derived_tensors import read_linear
@@ -61,7 +61,7 @@ def compare_weights(checked: Checked, expected: ExpectedWeights, report: Report)
 
 def _check_config(checkpoint: LoadedCheckpoint, source: SourceCheckpoint, report: Report) -> bool:
     """False if the sizes differ: then nothing can be compared."""
-    theirs = read_json_object(source.directory / "config.json")
+    theirs = read_config(source.directory)
     ours, missing = checkpoint.raw, object()
     changed = sorted(
         k for k in (theirs.keys() | ours.keys()) - _FREE_KEYS if theirs.get(k, missing) != ours.get(k, missing)

@@ -12,7 +12,7 @@ from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME
 from glm5_ascend.checkpoint.shards import Shard
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError, ConfigError
-from glm5_ascend.model.config import load_config
+from glm5_ascend.model.config import load_config, read_config
 from glm5_ascend.model.json_file import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.verify.config_keys import check_config
 from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
@@ -36,7 +36,7 @@ def open_directory(directory: Path, report: Report) -> LoadedCheckpoint:
             f"{directory / 'config.json'}: a link to the outside is not followed", "replace the link by the file"
         )
     config = load_config(directory)
-    checkpoint = LoadedCheckpoint(directory, config, read_json_object(directory / "config.json", error=ConfigError))
+    checkpoint = LoadedCheckpoint(directory, config, read_config(directory))
     check_config(checkpoint.raw, report)
     outside = check_tree(directory, report)
     try:

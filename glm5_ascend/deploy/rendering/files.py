@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from glm5_ascend.deploy.profiles.load import Profile, load
 from glm5_ascend.deploy.rendering import compose, kubernetes, scripts, systemd
 from glm5_ascend.deploy.target import RenderTarget
-from glm5_ascend.errors import ConfigError, OutputError
+from glm5_ascend.errors import ConfigError, OutputError, shown
 from glm5_ascend.files import new_folder, write_file
 
 TARGETS = {
@@ -18,6 +19,8 @@ TARGETS = {
     RenderTarget.k8s: kubernetes.files,
     RenderTarget.systemd: systemd.files,
 }
+#: A `}` ends a shell's default value, a `:` begins options of a mount, a `$` is replaced by shells and by compose.
+_NOT_PLAIN = re.compile(r"[^\w./@+=,%-]")
 #: Where the checkpoint lies on the machines, if nothing else is said.
 MODEL = "/models/glm5"
 
@@ -71,8 +74,10 @@ def rendered_texts(profile: Profile, target: str, model: str) -> dict[str, str]:
         raise ConfigError(f"--to {target}: unknown", f"one of {', '.join(TARGETS)}")
     if profile.platform == "cpu" and target in ("compose", "k8s"):
         raise ConfigError("profile cpu has no container image", "--to shell or --to systemd")
-    if not Path(model).is_absolute() or any(sign in model for sign in "\"'$`\\\n "):
+    odd = re.search(_NOT_PLAIN, model)
+    if not Path(model).is_absolute() or odd:
+        what = f"{odd[0]!a} is in it" if odd else "not an absolute path"
         raise ConfigError(
-            f"--model {model!r}: not a plain absolute path", "the machines' path, without spaces or quotes"
+            f"--model {shown(model, 200)}: {what}", "give the machines' path, of letters, digits and . _ - + = @ % , /"
         )
     return TARGETS[RenderTarget(target)](profile, model)

@@ -44,6 +44,7 @@ def script(profile: Profile, role: Role, model: str) -> str:
     if several:
         asked = any("{ip}" in value for value in role.env.values())
         lines += [line for line in PLACE.format().splitlines() if asked or not line.startswith("IP=")]
+        lines += node_check(role.nodes)
     if uses_store(role):
         lines.append('STORE="${STORE:?address of the machine with the memory store: the first of prefill}"')
     env: dict[str, str] = {}
@@ -65,6 +66,17 @@ def script(profile: Profile, role: Role, model: str) -> str:
 def uses_store(role: Role) -> bool:
     """Whether SGLang's halves of prefill and decode meet at a memory store."""
     return any("{store}" in value for value in role.env.values())
+
+
+def node_check(nodes: int) -> list[str]:
+    """Lines that refuse a NODE which is no number, or one that the role does not have."""
+    return [
+        f'if ! [[ "$NODE" =~ ^[0-9]{{1,4}}$ ]] || (( 10#$NODE >= {nodes} )); then',
+        f'  echo "error: NODE=$NODE: not a number from 0 to {nodes - 1}" >&2',
+        "  exit 2",
+        "fi",
+        "NODE=$((10#$NODE))",
+    ]
 
 
 def program(profile: Profile, argv: list[str]) -> list[str]:

@@ -5,13 +5,12 @@ Those of a machine come from `diagnosis.machine`, those of a checkpoint from `di
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from glm5_ascend.deploy.profiles.load import Profile, Role
-from glm5_ascend.serve.flags import given_flags, value_of
+from glm5_ascend.serve.flags import given_flags, json_of, value_of
 
 #: Every fact, and what it is.
 FACTS = {
@@ -96,16 +95,16 @@ def of_command(argv: list[str], environ: Mapping[str, str]) -> dict[str, Any]:
     facts["ep_size"] = facts["tp"] * facts["dp"] if facts["ep"] else 1
     facts["prefix_cache"] = "--no-enable-prefix-caching" not in argv
     facts["chunked_prefill"] = "--no-enable-chunked-prefill" not in argv
-    graph = _json(argv, "--compilation-config")
+    graph = json_of(argv, "--compilation-config")
     facts["graph"] = "NONE" if "--enforce-eager" in given else graph.get("cudagraph_mode", "FULL_AND_PIECEWISE")
     sizes = graph.get("cudagraph_capture_sizes") or []
     facts["capture_sizes"] = len(sizes)
     facts["capture_multiple_of_tp"] = any(size % facts["tp"] == 0 for size in sizes)
-    draft = _json(argv, "--speculative-config")
+    draft = json_of(argv, "--speculative-config")
     facts["mtp"] = draft.get("num_speculative_tokens", 0) if "mtp" in str(draft.get("method")) else 0
     facts["mtp_eager"] = draft.get("enforce_eager", False)
-    facts |= _of_transfer(_json(argv, "--kv-transfer-config"), facts)
-    facts |= _of_additional(_json(argv, "--additional-config"), environ)
+    facts |= _of_transfer(json_of(argv, "--kv-transfer-config"), facts)
+    facts |= _of_additional(json_of(argv, "--additional-config"), environ)
     facts["launch_blocking"] = environ.get("ASCEND_LAUNCH_BLOCKING", "0") == "1"
     return facts
 
@@ -154,12 +153,3 @@ def _of_additional(additional: dict[str, Any], environ: Mapping[str, str]) -> di
 
 def _number(text: str, default: int | None) -> int | None:
     return int(text) if re.fullmatch(r"-?\d+", text) else default
-
-
-def _json(argv: list[str], flag: str) -> dict[str, Any]:
-    """A flag's JSON; nothing for what vLLM would refuse itself."""
-    try:
-        found = json.loads(value_of(argv, flag) or "{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from glm5_ascend.checkpoint.output import PROVENANCE_NAME
+from glm5_ascend.errors import CheckpointError
 from glm5_ascend.fidelity.evaluation.metrics import Metric
 from glm5_ascend.fidelity.evaluation.summary import Summary, mean_share, span, value_text
+from glm5_ascend.model.json_file import read_json_object
 from glm5_ascend.report import charts
 from glm5_ascend.report.content import Card, Page, Section, Table
 from glm5_ascend.report.header import Hashed, ReportHeader, hashed_file, hashed_text, make_header, without_login
@@ -56,8 +57,8 @@ def header_of(directory: Path | None, text: Path | None, default: Sequence[str])
     known: dict[str, Any] = {}
     if directory is not None and (path := directory / PROVENANCE_NAME).is_file():
         try:
-            known = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:  # of another tool, or damaged: the figures do not depend on it
+            known = read_json_object(path)
+        except CheckpointError:  # of another tool, or damaged: the figures do not depend on it
             known = {}
     made = known.get("recipe") if isinstance(known, dict) else None
     recipe = str(Hashed(str(made.get("name")), str(made.get("sha256")))) if isinstance(made, dict) else ""

@@ -11,16 +11,20 @@ with equality where the two tails have the same shape; a larger k closes the gap
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from glm5_ascend.errors import CheckFailedError, EvaluationError
+from glm5_ascend.errors import CheckFailedError, EvaluationError, shown
 from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, reference_at
+from glm5_ascend.model.config import load_config
 from glm5_ascend.quantize.progress import Progress, silent
 from glm5_ascend.serve.client import Client
+
+#: Of a token; vocabularies have some 150,000.
+_LARGEST_ID = 2**31
 
 
 @dataclass
@@ -54,6 +58,10 @@ def compare_served(
         torch.cat([piece.log_probabilities for piece in pieces]),
         torch.cat([piece.best for piece in pieces]),
     )
+    if int(answers.ids.max()) >= load_config(against).vocab_size:
+        raise EvaluationError(
+            f"{client.url}: answers with token ids that {against} does not have", "serve a model of the same family"
+        )
     reference = reference_at(against, windows, answers.ids, progress)
     kl = lower_bound(reference.log_probabilities, answers.log_probabilities)
     true, shape = answers.ids[:, 0], (len(windows), -1)
@@ -90,10 +98,10 @@ def ask(client: Client, prompt: list[int], k: int) -> Answers:
     values = torch.full((len(prompt) - 1, k + 1), -torch.inf, dtype=torch.float64)
     best = torch.empty(len(prompt) - 1, dtype=torch.int64)
     for row, (token, entry) in enumerate(zip(prompt[1:], entries[1:], strict=True)):
-        found = {int(name): (float(each["logprob"]), each.get("rank")) for name, each in entry.items()}
+        found = _probabilities(client, row, entry)
         if token not in found or not all(torch.isfinite(torch.tensor([value for value, _ in found.values()]))):
             raise CheckFailedError(
-                f"{client.url}: position {row + 1}: NaN, infinity or no log-probability: {json.dumps(entry)[:120]}",
+                f"{client.url}: position {row + 1}: NaN, infinity or no log-probability: {shown(entry, 120)}",
                 "see the server's log",
             )
         values[row, 0] = found[token][0]
@@ -102,3 +110,17 @@ def ask(client: Client, prompt: list[int], k: int) -> Answers:
             ids[row, column], values[row, column] = each, found[each][0]
         best[row] = min(found, key=lambda each: (-found[each][0], each))
     return Answers(ids, values, best)
+
+
+def _probabilities(client: Client, row: int, entry: Any) -> dict[int, tuple[float, Any]]:
+    """Log-probability and rank by token id, of one position."""
+    try:
+        found = {int(name): (float(each["logprob"]), each.get("rank")) for name, each in entry.items()}
+        if all(0 <= token < _LARGEST_ID for token in found):
+            return found
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+        pass
+    raise EvaluationError(
+        f"{client.url}: position {row + 1}: prompt_logprobs are not vLLM's: {shown(entry, 120)}",
+        "give the URL of a vLLM server with /v1/completions",
+    )

@@ -1,0 +1,79 @@
+"""Values that shells, compose and Kubernetes would read as something else are refused, or end as themselves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from glm5_ascend.deploy import render
+from glm5_ascend.errors import ConfigError
+
+HOSTILE = (
+    "/m}x", "/a:rw", "/a b", "/a'b", '/a"b', "/a\nb", "/$(id)", "/${HOME}", "/`id`", "/a\\b", "/a;b", "/a&b", "/a|b",
+    "/a#b", "/a*b", "/a?b", "/a[b]", "/a{head}b", "/a<b", "/a>b", "/a!b", "/a\x1bb", "/a\x00b", "relative", "", "~/x",
+)  # fmt: skip
+PLAIN = "/models/glm-5_w4a8+x=1,y@2%n/字.d"
+
+
+@pytest.mark.parametrize("target", ["shell", "compose", "k8s", "systemd"])
+@pytest.mark.parametrize("model", HOSTILE)
+def test_what_is_no_plain_path_is_refused(model: str, target: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        render("a3-single-w4a8", target, model=model, out=tmp_path / "out")
+    assert error.value.message.isprintable() and error.value.tip
+    assert not (tmp_path / "out").exists()
+
+
+def run_script(path: Path, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The script with a `vllm` that prints its arguments, one a line."""
+    programs = folder / "bin"
+    programs.mkdir(exist_ok=True)
+    (programs / "vllm").write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    (programs / "vllm").chmod(0o755)
+    env = {"PATH": f"{programs}:{os.environ['PATH']}", **variables}
+    return subprocess.run(["bash", str(path)], capture_output=True, text=True, check=False, env=env, timeout=60)
+
+
+def test_a_plain_path_ends_as_itself(tmp_path: Path) -> None:
+    render("a3-single-w4a8", "shell", model=PLAIN, out=tmp_path / "shell")
+    (script,) = (tmp_path / "shell").glob("serve-*.sh")
+    done = run_script(script, tmp_path)
+    assert done.returncode == 0 and PLAIN in done.stdout.splitlines(), done.stderr
+    render("a3-single-w4a8", "compose", model=PLAIN, out=tmp_path / "compose")
+    (service,) = yaml.safe_load((tmp_path / "compose" / "compose.yaml").read_text())["services"].values()
+    assert f"{PLAIN}:{PLAIN}:ro" in service["volumes"]
+    render("a3-single-w4a8", "k8s", model=PLAIN, out=tmp_path / "k8s")
+    objects = [
+        each for path in (tmp_path / "k8s").glob("*.yaml") for each in yaml.safe_load_all(path.read_text()) if each
+    ]
+    mounts = [
+        mount["mountPath"]
+        for each in objects
+        if each["kind"] == "Deployment"
+        for container in each["spec"]["template"]["spec"]["containers"]
+        for mount in container["volumeMounts"]
+    ]
+    assert PLAIN in mounts
+
+
+@pytest.mark.parametrize("node", ["-1", "99", "2", "x y", "1x", "$(touch executed)", "a[$(touch executed)]", "1e0"])
+def test_a_node_that_the_role_does_not_have(node: str, tmp_path: Path) -> None:
+    render("a3-2node", "shell", out=tmp_path / "shell")
+    for script in (tmp_path / "shell").glob("serve-*.sh"):
+        done = run_script(script, tmp_path, NODE=node, HEAD="10.0.0.1", IP="10.0.0.2", NIC="eth0")
+        assert done.returncode == 2 and done.stdout == "", done.stdout
+        assert done.stderr == f"error: NODE={node}: not a number from 0 to 1\n"
+    assert not list(Path.cwd().glob("executed"))
+
+
+@pytest.mark.parametrize("node", ["0", "1", "01"])
+def test_a_node_that_it_has(node: str, tmp_path: Path) -> None:
+    render("a3-2node", "shell", out=tmp_path / "shell")
+    for script in (tmp_path / "shell").glob("serve-*.sh"):
+        done = run_script(script, tmp_path, NODE=node, HEAD="10.0.0.1", IP="10.0.0.2", NIC="eth0")
+        assert done.returncode == 0 and "serve" in done.stdout, done.stderr
+        assert ("--headless" in done.stdout) == (int(node) > 0)
