@@ -71,7 +71,7 @@ def test_plugin_entry_points_are_light_and_resolve() -> None:
 
 
 def test_python_dash_m_is_the_command() -> None:
-    assert PYPROJECT["project"]["scripts"] == {"glm5-ascend": "glm5_ascend.cli:main"}
+    assert PYPROJECT["project"]["scripts"] == {"glm5-ascend": "glm5_ascend.__main__:main"}
     assert "quantize" in run("import glm5_ascend.cli as c; c.run(['--help'])")
 
 

@@ -7,7 +7,7 @@ import platform
 
 import torch
 
-from glm5_ascend.errors import Glm5Error, MissingEnvironmentError
+from glm5_ascend.errors import Glm5Error, MissingEnvironmentError, shown
 
 #: What stays on the host whatever the device is, and why; shown to the user, so that no fallback is silent.
 ON_HOST = {
@@ -25,8 +25,8 @@ def find_device(name: str) -> torch.device:
     if name == "cpu":
         return torch.device("cpu")
     kind, _, index = name.partition(":")
-    if kind != "npu" or not (index.isdecimal() or not index):
-        raise Glm5Error(f"--device {name}: unknown device", "give cpu, npu or npu:N")
+    if kind != "npu" or not ((index.isascii() and index.isdecimal() and len(index) < 6) or not index):
+        raise Glm5Error(f"--device {shown(name)}: unknown device", "give cpu, npu or npu:N")
     try:
         import torch_npu  # noqa: F401  # registers the device with torch
     except Exception as error:  # without CANN's libraries it raises anything from OSError to AttributeError

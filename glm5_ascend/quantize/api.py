@@ -118,7 +118,7 @@ def quantize(
         threads=threads,
         max_ram=parse_size(max_ram, "--max-ram"),
         restart=restart,
-        device=(device or "cpu") if own else "cpu",
+        device=("cpu" if device is None else device) if own else "cpu",
     )
     prepared = prepare(options, progress)
     if on_plan is not None:

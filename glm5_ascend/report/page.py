@@ -58,8 +58,15 @@ def check_place(path: Path) -> None:
         raise OutputError(f"{path.parent}: no such directory", "create it, or name another file with --html")
     if path.is_dir():
         raise OutputError(f"{path}: is a directory", "name a file with --html")
-    if path.exists() and _MADE_BY.encode() not in path.read_bytes()[:1000]:
+    if path.exists() and not path.is_file():  # a device gives bytes without end, a FIFO none
+        raise OutputError(f"{path}: not a regular file", "name another file with --html")
+    if path.exists() and not _ours(path):
         raise OutputError(f"{path}: exists and is no report of this tool", "name another file with --html")
+
+
+def _ours(path: Path) -> bool:
+    with path.open("rb") as file:
+        return _MADE_BY.encode() in file.read(1000)
 
 
 def write(path: Path, page: Page) -> None:

@@ -1,0 +1,203 @@
+"""Hostile inputs by kind: what stands in a file, and the command that meets it; made by hand, and from fixed seeds.
+
+A case is (kind, name, make): `make(folder, source)` writes what it needs into `folder` and returns a command line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.support.tiny_model import tiny_config
+
+Make = Callable[[Path, Path], list[str]]
+
+
+class Case(NamedTuple):
+    """One hostile input."""
+
+    kind: str
+    name: str
+    make: Make
+
+
+VALUES: tuple[Any, ...] = (
+    None, True, -1, 0, 1, 2.5, 1e9, 2e8, 10**9, 10**30, 10**290, 1e308, "", "x", "\x1b[2J", "字" * 500, [], [1], [[]],
+    ["full"], {}, {"a": {}}, "\u202e",
+)  # fmt: skip
+TEXTS: tuple[bytes, ...] = (
+    b"", b"\0" * 100, b"{", b"[1]", b"7", b"null", b'{"a": NaN}', b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe",
+    b'{"a": 1' + b"0" * 9000 + b"}", b'{"a": 1e' + b"9" * 400 + b"}", b'{"a": "\\ud800"}', b'{"a": 1, "a": 2}',
+    b"- a\n" * 1000, b"a: !!float abc", b"a: 2001-99-99", b"a: &a [*a]", b"!!python/object/apply:os.system [true]",
+    b"PK\x03\x04" + bytes(64), b"\x80\x04cos\nsystem\n.", b"<html>", b"%YAML 9.9\n---\n", b"\xf0\x9f\x98",
+)  # fmt: skip
+READERS = (["verify"], ["doctor"], ["serve", "--dry-run"], ["plan"], ["quantize"], ["analyze"])
+
+
+def cases() -> list[Case]:
+    """All of them, in an order that does not change."""
+    return [*_config_values(), *_json_files(), *_recipes(), *_machines(), *_shards(), *_irregular(), *_options()]
+
+
+def some(every: int) -> list[Case]:
+    """A part of each kind."""
+    return [case for number, case in enumerate(cases()) if number % every == 0]
+
+
+def _command(words: list[str], model: Path, folder: Path) -> list[str]:
+    if words[0] == "quantize":
+        return ["quantize", str(model), str(folder / "out"), "--dry-run"]
+    if words[0] == "analyze":
+        return ["analyze", str(model), "--samples", "1", "--seq-len", "16", "--quiet"]
+    return [words[0], str(model), *words[1:]]
+
+
+def _copy(source: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(source, folder / "model"))
+
+
+def _config_values() -> Iterator[Case]:
+    keys = [*sorted(tiny_config()), "indexer_types", "index_topk_pattern", "text_config", "quantization_config"]
+    for number, (key, value) in enumerate((key, value) for key in keys for value in VALUES):
+        words = READERS[number % 4]  # those that only read: hundreds of them run
+
+        def make(folder: Path, source: Path, key: str = key, value: Any = value, words: list[str] = words) -> list[str]:
+            model = folder / "model"
+            model.mkdir()
+            for path in source.iterdir():
+                os.link(path, model / path.name)
+            (model / "config.json").unlink()
+            (model / "config.json").write_text(json.dumps(tiny_config() | {key: value}))
+            return _command(words, model, folder)
+
+        yield Case("config values", f"{key}={value!r:.30} {words[0]}", make)
+
+
+def _json_files() -> Iterator[Case]:
+    files = ("config.json", "model.safetensors.index.json", "quant_model_description.json")
+    for file in files:
+        for number, text in enumerate(TEXTS):
+            for words in READERS[:4]:
+
+                def make(
+                    folder: Path, source: Path, file: str = file, text: bytes = text, words: list[str] = words
+                ) -> list[str]:
+                    model = _copy(source, folder)
+                    (model / file).write_bytes(text)
+                    return _command(words, model, folder)
+
+                yield Case("JSON files", f"{file} {number} {words[0]}", make)
+
+
+def _text_of(option: list[str], suffix: str, text: bytes) -> Make:
+    def make(folder: Path, source: Path) -> list[str]:
+        (folder / f"hostile{suffix}").write_bytes(text)
+        filled = [word.format(file=folder / f"hostile{suffix}", source=source, out=folder / "out") for word in option]
+        return filled
+
+    return make
+
+
+def _recipes() -> Iterator[Case]:
+    draw = random.Random(24)
+    seeds = [*TEXTS, b"apiversion: glm5_ascend_v1\nmetadata: {config_id: x}\nspec: {process: []}\n"]
+    pieces = [
+        b"[",
+        b"{",
+        b"- ",
+        b"? ",
+        b": ",
+        b"&a ",
+        b"*a",
+        b"!!int ",
+        b"<<: ",
+        b"'",
+        b'"',
+        b"\n",
+        b"|",
+        b"\t",
+        b"9" * 400,
+    ]
+    for number in range(200):
+        text = seeds[number] if number < len(seeds) else b"".join(draw.choices(pieces, k=draw.randrange(1, 60)))
+        option = ["quantize", "{source}", "{out}", "--dry-run", "--recipe", "{file}"]
+        yield Case("recipes", str(number), _text_of(option, ".yaml", text))
+
+
+def _machines() -> Iterator[Case]:
+    for number, text in enumerate(TEXTS):
+        yield Case(
+            "machines", str(number), _text_of(["plan", "--model", "glm-5", "--hardware", "{file}"], ".yaml", text)
+        )
+
+
+def _shards() -> Iterator[Case]:
+    draw = random.Random(7)
+    for number in range(100):
+
+        def make(folder: Path, source: Path, seed: int = draw.randrange(2**32), number: int = number) -> list[str]:
+            model = _copy(source, folder)
+            shard = sorted(model.glob("*.safetensors"))[0]
+            data, changes = bytearray(shard.read_bytes()), random.Random(seed)
+            if number % 3 == 0:
+                del data[changes.randrange(len(data)) :]
+            else:
+                for _ in range(1 + number % 5):
+                    data[changes.randrange(min(len(data), 4000) if number % 3 == 1 else 8)] = changes.randrange(256)
+            shard.write_bytes(data)
+            return _command(READERS[(0, 3)[number % 2]], model, folder)
+
+        yield Case("safetensors headers", str(number), make)
+
+
+def _irregular() -> Iterator[Case]:
+    kinds: dict[str, Callable[[Path], object]] = {
+        "fifo": os.mkfifo, "folder": os.mkdir, "zero": lambda path: os.symlink("/dev/zero", path),
+        "loop": lambda path: os.symlink(path, path), "gone": lambda path: os.symlink("nowhere", path),
+    }  # fmt: skip
+    files = ("config.json", "model.safetensors.index.json", "quant_model_description.json")
+    for file in files:
+        for kind, put in kinds.items():
+            for words in READERS[:4]:
+
+                def make(
+                    folder: Path,
+                    source: Path,
+                    file: str = file,
+                    put: Callable[[Path], object] = put,
+                    words: list[str] = words,
+                ) -> list[str]:
+                    model = _copy(source, folder)
+                    (model / file).unlink(missing_ok=True)
+                    put(model / file)
+                    return _command(words, model, folder)
+
+                yield Case("irregular files", f"{file} {kind} {words[0]}", make)
+
+
+def _options() -> Iterator[Case]:
+    values = ("", "x", "x" * 5000, "-1", "0", "1e31", "9" * 400, "nan", "inf", "\x1b[2J", "/dev/zero", "{", "\u202e")
+    lines = (
+        ["quantize", "{source}", "{out}", "--dry-run", "--max-ram=@"], ["quantize", "{source}", "{out}", "--seed=@"],
+        ["quantize", "{source}", "{out}", "--device=@", "--dry-run"], ["quantize", "{source}", "{out}", "--recipe=@"],
+        ["plan", "--model", "glm-5", "--acceptance=@"], ["plan", "--model", "glm-5", "--workload=in=1024,out=@"],
+        ["plan", "--model", "glm-5", "--workload=in=1024,out=64,requests=@"], ["plan", "--model=@"],
+        ["plan", "--model", "glm-5", "--hardware=@"], ["plan", "--model", "glm-5", "--layout=tp=@"],
+        ["serve", "{source}", "--dry-run", "--", "--port=@"], ["serve", "{source}", "--dry-run", "--profile=@"],
+        ["deploy", "render", "--to", "shell", "--out", "{out}", "--profile=@"], ["smoke", "http://@"],
+        ["eval", "--url=@"],
+        ["deploy", "render", "--to", "shell", "--out", "{out}", "--profile", "a3-2node", "--model=@"],
+    )  # fmt: skip
+    for line in lines:
+        for value in values:
+
+            def make(folder: Path, source: Path, line: list[str] = line, value: str = value) -> list[str]:
+                words = {"{source}": str(source), "{out}": str(folder / "out")}
+                return [words.get(word, word.replace("@", value)) for word in line]
+
+            yield Case("options", f"{' '.join(line)} {value[:20]!r}", make)
