@@ -89,10 +89,12 @@ class _QuantizedLinear:
             scale = self.tensors.get(suffix)
             if scale is None:
                 continue
-            bad = ~((scale > 0) & scale.isfinite())  # deq_scale as int64 is not among the float tensors
-            if bool(bad.any()):
+            if bool((scale <= 0).any()):
                 sound = False
-                self._error("value.scale", suffix, f"{_first(bad, scale)}: scales must be > 0 and finite")
+                self._error("value.scale", suffix, f"{_first(scale <= 0, scale)}: scales must be > 0")
+            elif not bool(scale.isfinite().all()):  # stored as int64, which is not among the float tensors
+                sound = False
+                self._error("value.scale", suffix, f"{_first(~scale.isfinite(), scale)}: scales must be finite")
             rounded_at_load = suffix != "deq_scale" and scheme != W4A8_DYNAMIC
             off = scale.to(torch.bfloat16).float() != scale
             if rounded_at_load and bool(off.any()):
