@@ -22,18 +22,16 @@ EDGES_BETWEEN_PACKAGES = {
     "errors": set(),
     "files": {"errors"},
     "glm5_kernels": set(),
-    "foreign": {"errors"},
-    "resources": {"errors", "foreign"},
     "report": {"errors", "files"},
-    "model": {"errors", "foreign", "glm5_kernels"},
+    "model": {"errors", "files", "glm5_kernels"},
     "demo_model": {"errors", "files", "model"},
-    "checkpoint": {"errors", "files", "foreign", "model"},
+    "checkpoint": {"errors", "files", "model"},
     "verify": {"checkpoint", "errors", "model"},
-    "quantize": {"checkpoint", "errors", "files", "glm5_kernels", "model", "resources"},
-    "serve": {"checkpoint", "errors", "glm5_kernels", "model", "resources"},
-    "deploy": {"checkpoint", "errors", "files", "glm5_kernels", "resources", "serve", "verify"},
+    "quantize": {"checkpoint", "errors", "files", "glm5_kernels", "model"},
+    "serve": {"checkpoint", "errors", "files", "glm5_kernels", "model"},
+    "deploy": {"checkpoint", "errors", "files", "glm5_kernels", "serve", "verify"},
     "fidelity": {"checkpoint", "demo_model", "errors", "glm5_kernels", "model", "quantize", "report", "serve"},
-    "plan": {"checkpoint", "deploy", "errors", "glm5_kernels", "model", "report", "resources", "serve"},
+    "plan": {"checkpoint", "deploy", "errors", "files", "glm5_kernels", "model", "report", "serve"},
     "cli": {
         "demo_model",
         "deploy",
@@ -154,7 +152,7 @@ def test_one_op_folder_does_not_import_another() -> None:
 #: Who may parse: the three readers of foreign files, and those whose text is our own (its child's, its own file's).
 PARSERS = {
     "glm5_ascend.model.json_file": {"json.loads"},
-    "glm5_ascend.foreign.yaml_file": {"yaml.parse"},
+    "glm5_ascend.files.yaml_file": {"yaml.parse"},
     "glm5_ascend.quantize.run.journal": {"json.loads"},  # a line counts only if it is, byte for byte, what we write
     "glm5_ascend.quantize.run.helper_rank": {"torch.load"},  # of the first rank, weights only
     "glm5_ascend.demo_model.loading": {"load_file"},  # the checkpoint that the same run has written

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import torch
 
 from glm5_ascend.errors import CheckpointError, TextError
-from glm5_ascend.foreign.files import open_regular
+from glm5_ascend.files.foreign import open_regular
 from glm5_ascend.model.json_file import parse_json
 
 #: Characters that are tokenized at once: the tokenizer needs some 1300 bytes for each.

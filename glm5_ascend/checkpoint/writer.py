@@ -18,9 +18,9 @@ import torch
 from glm5_ascend.checkpoint.index import INDEX_NAME
 from glm5_ascend.checkpoint.shards import DTYPE_NAMES
 from glm5_ascend.errors import OutputError
-from glm5_ascend.files import checksum, make_room, plain
-from glm5_ascend.files import disk_error as disk_error
-from glm5_ascend.files import write_file as write_file
+from glm5_ascend.files.written import checksum, make_room, plain
+from glm5_ascend.files.written import disk_error as disk_error
+from glm5_ascend.files.written import write_file as write_file
 
 #: Headers, json files and file system overhead on top of the tensors.
 DISK_MARGIN = 64 * 1024**2

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glm5_ascend.files import write_file
+from glm5_ascend.files.written import write_file
 
 from .tokenizer import chat_template
 from .trunk import MtpLayer

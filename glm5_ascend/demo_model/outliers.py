@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from glm5_ascend.errors import CheckpointError, ConfigError
-from glm5_ascend.files import copy_file, new_folder, write_file
+from glm5_ascend.files.written import copy_file, new_folder, write_file
 
 from .export import save_tensors
 from .loading import load_tensors

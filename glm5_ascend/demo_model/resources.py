@@ -6,7 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from glm5_ascend.errors import CheckpointError, OutputError
-from glm5_ascend.files import copy_file, new_folder
+from glm5_ascend.files.written import copy_file, new_folder
 
 NOT_COPIED = {"__pycache__", "training.jsonl"}
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from glm5_ascend.deploy.profiles.file import ProfileFile
 from glm5_ascend.deploy.profiles.variables import VariableFile
 from glm5_ascend.deploy.rules.load import RuleFile
-from glm5_ascend.resources import data_dir, write_schemas
+from glm5_ascend.files.resources import data_dir, write_schemas
 from glm5_ascend.serve.versions import VersionFile
 
 #: By file name in deploy/schemas.

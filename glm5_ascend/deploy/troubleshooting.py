@@ -9,7 +9,7 @@ from typing import get_args
 from glm5_ascend.deploy.rules.expression import names_in
 from glm5_ascend.deploy.rules.facts import FACTS
 from glm5_ascend.deploy.rules.load import Rule, Topic, rules
-from glm5_ascend.resources import data_dir
+from glm5_ascend.files.resources import data_dir
 from glm5_ascend.serve.versions import version_set
 
 NAME = "TROUBLESHOOTING.md"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from glm5_ascend.errors import CheckpointError, Glm5Error, shortened
-from glm5_ascend.foreign.files import MAX_DEPTH as MAX_DEPTH
-from glm5_ascend.foreign.files import MAX_DIGITS, defect, read_bytes, shortened_path
+from glm5_ascend.files.foreign import MAX_DEPTH as MAX_DEPTH
+from glm5_ascend.files.foreign import MAX_DIGITS, defect, read_bytes, shortened_path
 
 MIB = 1024**2
 #: config.json and the generation config have some kB.

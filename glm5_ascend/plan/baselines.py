@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from glm5_ascend.errors import PlanError
+from glm5_ascend.files.resources import read_yaml
 from glm5_ascend.plan.data_files import Cache, Count, Keys, Positive, data_file
 from glm5_ascend.plan.efficiency import Efficiencies
 from glm5_ascend.plan.hardware import Hardware, load_hardware
@@ -17,7 +18,6 @@ from glm5_ascend.plan.layout import Engine, Layout
 from glm5_ascend.plan.model import PlannedModel, named
 from glm5_ascend.plan.predict import Prediction, predict, run_output, run_ttft
 from glm5_ascend.plan.workload import Workload
-from glm5_ascend.resources import read_yaml
 
 #: What a row may say: tokens per second of the deployment, and mean seconds of first and further tokens.
 OUTPUTS = ("tok_s", "ttft", "tpot")

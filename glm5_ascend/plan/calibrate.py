@@ -8,7 +8,6 @@ JSON of `vllm bench serve` and of AISBench holds one run and no layout: model, q
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from glm5_ascend.errors import PlanError
+from glm5_ascend.files.foreign import read_bytes
+from glm5_ascend.model.json_file import read_json
 from glm5_ascend.plan import fitting
 from glm5_ascend.plan.baselines import Baseline, BaselineRow, case
 from glm5_ascend.plan.efficiency import Efficiencies, efficiencies_of
@@ -31,6 +32,8 @@ _DEFAULTS = {
 }  # fmt: skip
 #: How far a machine's constants may lie from the public fit, as a share of the priors' spread.
 _TRUST = 0.5
+#: A benchmark's result may list every request.
+_MAX_BYTES = 256 * 1024**2
 _UNITS = {"tok_s": "tokens/s", "ttft": "s TTFT", "tpot": "s TPOT"}
 
 
@@ -104,19 +107,20 @@ def _row(number: int, raw: Mapping[str, Any], hardware: str) -> BaselineRow:
 
 
 def _read(path: Path, setup: Mapping[str, Any]) -> list[dict[str, Any]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"--calibrate {path}: cannot be read: {error}", "a CSV or JSON file") from None
+    fix = "a CSV, or the result file of vllm bench serve or AISBench"
     if path.suffix != ".json":
-        return [dict(row) for row in csv.DictReader(text.splitlines())]
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise PlanError(f"--calibrate {path}: not JSON: {error}", "the result file of a benchmark") from None
+        try:
+            text = read_bytes(path, _MAX_BYTES, PlanError, fix).decode("utf-8")
+            return [dict(row) for row in csv.DictReader(text.splitlines())]
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise PlanError(f"--calibrate {path}: cannot be read: {error}", fix) from None
+    found = read_json(path, max_bytes=_MAX_BYTES, error=PlanError, fix=fix)
     if not isinstance(found, dict):
-        raise PlanError(f"--calibrate {path}: not one object", "the result file of vllm bench serve or AISBench")
-    own = _of_vllm(found) if "output_throughput" in found else _of_aisbench(found)
+        raise PlanError(f"--calibrate {path}: not one object", fix)
+    try:
+        own = _of_vllm(found) if "output_throughput" in found else _of_aisbench(found)
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        raise PlanError(f"--calibrate {path}: a value is not as a benchmark writes it: {error}", fix) from None
     if own is None:
         raise PlanError(f"--calibrate {path}: not of vllm bench serve or AISBench", "output_throughput is missing")
     return [{**setup, **own}]

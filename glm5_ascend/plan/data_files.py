@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NotRequired, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator, with_config
 from typing_extensions import TypedDict
 
-from glm5_ascend.resources import data_dir
+from glm5_ascend.files.resources import data_dir
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -6,9 +6,9 @@ import functools
 from dataclasses import asdict, dataclass
 from typing import cast
 
+from glm5_ascend.files.resources import read_yaml
 from glm5_ascend.plan.data_files import EfficiencyKeys, FittedFile, data_file
 from glm5_ascend.plan.hardware import Hardware
-from glm5_ascend.resources import read_yaml
 
 
 @dataclass(frozen=True)

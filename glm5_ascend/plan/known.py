@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from glm5_ascend.files.resources import read_yaml
 from glm5_ascend.plan import cache, weights
 from glm5_ascend.plan.data_files import KnownSizesFile, data_file
 from glm5_ascend.plan.model import named
-from glm5_ascend.resources import read_yaml
 
 _UNITS = {"B": 1, "GB": 10**9, "GiB": 2**30}
 

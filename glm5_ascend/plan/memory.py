@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from glm5_ascend.checkpoint.types import W8A8
+from glm5_ascend.files.resources import read_yaml
 from glm5_ascend.plan import cache, weights
 from glm5_ascend.plan.data_files import GuessedFigure, MemoryFile, data_file
 from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import PlannedModel
-from glm5_ascend.resources import read_yaml
 
 #: Kept twice for the fused MLA pre-processing unless the node only decodes, with few tokens (mla_v1.py:69).
 _FUSED = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.q_b_proj")

@@ -13,12 +13,12 @@ from typing import get_args
 
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT, QUANTIZED
 from glm5_ascend.errors import CheckpointError, PlanError
+from glm5_ascend.files.resources import near, read_yaml
 from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig, load_config, parse_config
 from glm5_ascend.model.json_file import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.model.structure import Linear, Vector
 from glm5_ascend.plan.data_files import Cache, FamilyFile, QuantizationKeys, data_file
-from glm5_ascend.resources import near, read_yaml
 
 CACHES: tuple[str, ...] = get_args(Cache)
 

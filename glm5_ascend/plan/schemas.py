@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
+from glm5_ascend.files.resources import write_schemas
 from glm5_ascend.plan.baselines import BaselinesFile
 from glm5_ascend.plan.data_files import FamilyFile, FittedFile, KnownSizesFile, MemoryFile, data_file
 from glm5_ascend.plan.hardware import Hardware
-from glm5_ascend.resources import write_schemas
 
 #: By file name in plan/data/schemas.
 SCHEMAS: dict[str, type[BaseModel]] = {

@@ -19,7 +19,7 @@ from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.types import ROT_FILE, ROT_NAME
 from glm5_ascend.checkpoint.writer import ShardWriter, check_free_space, write_json
 from glm5_ascend.errors import OutputError, RecipeError
-from glm5_ascend.files import copy_file
+from glm5_ascend.files.written import copy_file
 from glm5_ascend.model.device import ON_HOST, find_device
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet, Dataset, find_dataset, load_calibration

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.errors import RecipeError, shown
-from glm5_ascend.resources import data_dir, near, read_yaml, yaml_content
+from glm5_ascend.files.resources import data_dir, near, read_yaml, yaml_content
 
 RECIPE_DIR = "data/quant_recipes"
 

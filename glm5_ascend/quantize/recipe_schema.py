@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from glm5_ascend.files.resources import data_dir, write_schemas
 from glm5_ascend.quantize.recipe import RECIPE_DIR, Recipe
-from glm5_ascend.resources import data_dir, write_schemas
 
 NAME = "schema.json"
 

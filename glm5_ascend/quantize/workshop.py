@@ -12,7 +12,7 @@ from pathlib import Path
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.output import PROVENANCE_NAME, exclusive, serving_files
 from glm5_ascend.errors import OutputError
-from glm5_ascend.files import PARTIAL, disk_error, make_folder, make_room, plain
+from glm5_ascend.files.written import PARTIAL, disk_error, make_folder, make_room, plain
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.provenance import RECIPE_NAME
 from glm5_ascend.quantize.run.job import ROTATION_FILE

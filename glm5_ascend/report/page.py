@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from glm5_ascend.errors import OutputError
-from glm5_ascend.files import write_file
+from glm5_ascend.files.written import write_file
 from glm5_ascend.report.content import Chart, Page
 
 _MADE_BY = '<meta name="generator" content="glm5-ascend">'

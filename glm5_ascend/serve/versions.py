@@ -9,7 +9,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, Field
 
-from glm5_ascend.resources import data_dir, read_yaml
+from glm5_ascend.files.resources import data_dir, read_yaml
 from glm5_ascend.serve.environment import version_of
 
 #: Facts about software that the rules know, and their distributions.

@@ -29,10 +29,10 @@ from glm5_ascend.verify import verify
 
 #: What belongs to a terminal alone: how the answer is printed.
 SHOWN = {"as_json", "quiet", "context"}
-#: msModelSlim's spellings; a measurement of this machine; what only a profile has (deploy.serve_profile).
+#: msModelSlim's spellings; a measurement of this machine, tables and fits of the planner; what only a profile has.
 ONLY_COMMAND = {
     "quantize": {"model_path", "save_path", "quant_type", "upgrade", "config_path", "model_type", "trust_remote_code"},
-    "plan": {"measure", "out"},
+    "plan": {"measure", "out", "baselines", "calibrate", "csv", "sweep", "what_if"},
     "serve": {"log", "verbose", "profile", "role", "node", "rank", "head", "ip", "nic", "skip_verify"},
 }
 #: What only a caller can give: callbacks, vLLM's own flags, how deep to look before serving.

@@ -15,7 +15,7 @@ import pytest
 
 from glm5_ascend.errors import OutputError
 from glm5_ascend.fidelity.analysis import recipe
-from glm5_ascend.files import new_file, new_folder, write_file
+from glm5_ascend.files.written import new_file, new_folder, write_file
 from tests.support.command import assert_one_clear_line, in_process
 
 

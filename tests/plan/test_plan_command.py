@@ -13,10 +13,10 @@ import yaml
 from glm5_ascend.cli import run
 from glm5_ascend.cli.plan_options import CacheOption
 from glm5_ascend.errors import PlanError
+from glm5_ascend.files.resources import data_dir
 from glm5_ascend.plan import plan as make_plan
 from glm5_ascend.plan import profile, text
 from glm5_ascend.plan.model import CACHES
-from glm5_ascend.resources import data_dir
 from tests.support.command import ROOT, glm5_ascend
 
 NUMBERS = (

@@ -8,11 +8,11 @@ import pytest
 from pydantic import BaseModel
 
 from glm5_ascend.errors import ConfigError
+from glm5_ascend.files.resources import read_yaml, schema_text
 from glm5_ascend.plan.baselines import BaselinesFile, load_rows
 from glm5_ascend.plan.data_files import FamilyFile, FittedFile, KnownSizesFile, MemoryFile, data_file
 from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.schemas import SCHEMAS
-from glm5_ascend.resources import read_yaml, schema_text
 
 FILES: dict[str, type[BaseModel]] = {
     "baselines.yaml": BaselinesFile,

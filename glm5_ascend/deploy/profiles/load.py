@@ -10,7 +10,7 @@ from typing import Any, get_args
 from glm5_ascend.deploy.profiles.engines import SGLANG, VLLM
 from glm5_ascend.deploy.profiles.file import ProfileFile, SwitchName
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.resources import data_dir, near, read_yaml
+from glm5_ascend.files.resources import data_dir, near, read_yaml
 
 SCHEDULING: tuple[str, ...] = get_args(SwitchName)
 PER_RANK = "per_rank"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, RootModel
 
-from glm5_ascend.resources import data_dir, read_yaml
+from glm5_ascend.files.resources import data_dir, read_yaml
 
 
 class Variable(BaseModel):

@@ -11,7 +11,7 @@ from glm5_ascend.deploy.profiles.load import Profile, load
 from glm5_ascend.deploy.rendering import compose, kubernetes, scripts, systemd
 from glm5_ascend.deploy.target import RenderTarget
 from glm5_ascend.errors import ConfigError, OutputError, shown
-from glm5_ascend.files import new_folder, write_file
+from glm5_ascend.files.written import new_folder, write_file
 
 TARGETS = {
     RenderTarget.shell: scripts.files,

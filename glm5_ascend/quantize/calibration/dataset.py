@@ -10,7 +10,7 @@ import torch
 
 from glm5_ascend.checkpoint.texts import SourceTokenizer, check_vocabulary, encoded_records
 from glm5_ascend.errors import TextError
-from glm5_ascend.resources import data_dir
+from glm5_ascend.files.resources import data_dir
 
 #: A sequence shorter than this says nothing about attention; a rest of this size is dropped.
 _SHORTEST = 16

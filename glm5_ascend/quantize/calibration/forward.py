@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from glm5_ascend.files import new_file
+from glm5_ascend.files.written import new_file
 from glm5_ascend.model import layers
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.quantize.calibration.product import product

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from glm5_ascend.checkpoint.writer import disk_error, write_at
-from glm5_ascend.files import checksum, make_room
+from glm5_ascend.files.written import checksum, make_room
 
 #: Rows further apart than this are read one by one, nearer ones together with what lies between.
 _GAP = 8

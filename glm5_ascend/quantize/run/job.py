@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from glm5_ascend.files import file_checksum
+from glm5_ascend.files.written import file_checksum
 from glm5_ascend.model import structure
 from glm5_ascend.model.structure import Linear, Vector
 from glm5_ascend.quantize.methods.transforms import Tensors

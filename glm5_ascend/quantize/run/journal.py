@@ -12,7 +12,7 @@ from typing import Any
 
 from glm5_ascend.checkpoint.writer import disk_error
 from glm5_ascend.errors import OutputError
-from glm5_ascend.files import make_room, plain, write_file
+from glm5_ascend.files.written import make_room, plain, write_file
 from glm5_ascend.quantize.run.blocks import ErrorSums
 
 #: 2: rot.weight lies in a file of its own. 3: with checksums.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from glm5_ascend.files import file_checksum
+from glm5_ascend.files.written import file_checksum
 from glm5_ascend.model import layers, structure
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
 from glm5_ascend.quantize.calibration.forward import (

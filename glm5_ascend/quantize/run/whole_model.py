@@ -6,7 +6,7 @@ from pathlib import Path
 
 import safetensors.torch
 
-from glm5_ascend.files import make_folder, write_file
+from glm5_ascend.files.written import make_folder, write_file
 from glm5_ascend.model import structure
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.structure import Linear

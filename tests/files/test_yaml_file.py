@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend.errors import RecipeError
-from glm5_ascend.foreign.yaml_file import MAX_BYTES, yaml_document
+from glm5_ascend.files.yaml_file import MAX_BYTES, yaml_document
 from glm5_ascend.quantize.recipe import load_recipe
 
 

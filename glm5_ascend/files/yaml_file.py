@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from glm5_ascend.errors import Glm5Error, shortened
-from glm5_ascend.foreign.files import MAX_DEPTH, MAX_DIGITS, defect, read_bytes, shortened_path
+from glm5_ascend.files.foreign import MAX_DEPTH, MAX_DIGITS, defect, read_bytes, shortened_path
 
 #: Our largest has 21 kB, msModelSlim's recipes less.
 MAX_BYTES = 128 * 1024

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from glm5_ascend.errors import ConfigError, Glm5Error, MissingEnvironmentError, shortened, shown
-from glm5_ascend.foreign.files import shortened_path
-from glm5_ascend.foreign.yaml_file import yaml_document
+from glm5_ascend.files.foreign import shortened_path
+from glm5_ascend.files.yaml_file import yaml_document
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
