@@ -23,6 +23,7 @@ import psutil
 
 from glm5_ascend.errors import MissingEnvironmentError
 from glm5_ascend.serve.flags import ServerCommand, value_of
+from glm5_kernels.cache import MESSAGE
 
 #: How long requests in flight have to end after the first Ctrl-C.
 GRACE_S = 30.0
@@ -34,6 +35,7 @@ STAGES = (
     ("Loading drafter model", "loading the MTP layer"),
     ("GPU KV cache size", "preparing the caches"),
     ("CPU KV cache size", "preparing the caches"),
+    (MESSAGE, MESSAGE),
     ("Started server process", "opening the port"),
 )
 
@@ -102,8 +104,8 @@ class Foreground:
 
     def _stage(self, start: int) -> str:
         text = self._text(start)
-        reached = [words for mark, words in STAGES if mark in text]
-        return reached[-1] if reached else "importing vLLM"
+        reached = [(text.index(mark), words) for mark, words in STAGES if mark in text]
+        return max(reached)[1] if reached else "importing vLLM"
 
     def _ended(self, code: int, start: int) -> tuple[str, str]:
         """What is said of a server that ended too early."""

@@ -17,6 +17,7 @@ from glm5_ascend.errors import MissingEnvironmentError
 from glm5_ascend.serve.flags import ServerCommand
 from glm5_ascend.serve.foreground import Foreground, end
 from glm5_ascend.serve.local_server import free_port
+from glm5_kernels.cache import MESSAGE
 from tests.support.command import environment, glm5_ascend, interruptible
 
 #: A server that answers /health, with a child of its own in another session, as vLLM's engine is.
@@ -156,3 +157,14 @@ def test_serve_smoke_and_ctrl_c(rotated_checkpoint: Path, tmp_path: Path) -> Non
     said = (tmp_path / "out").read_text().strip().splitlines()
     assert said[0] == "importing vLLM" and said[-1] == "interrupted: the server has ended"
     assert "DeprecationWarning" not in (tmp_path / "l").read_text()
+
+
+def test_the_stage_is_the_last_one_that_began(tmp_path: Path) -> None:
+    """Kernels are compiled while weights are loaded or later, whichever needs one first."""
+    log = tmp_path / "log"
+    seen = []
+    with log.open("w") as file:
+        for line in ("", "Starting to load model x", f"(Worker pid=7) {MESSAGE}", MESSAGE, "CPU KV cache size: 9"):
+            print(line, file=file, flush=True)
+            seen.append(Foreground(log)._stage(0))
+    assert seen == ["importing vLLM", "loading weights", MESSAGE, MESSAGE, "preparing the caches"]
