@@ -14,6 +14,7 @@ import pytest
 #: Files of one server, which one process should start: "server" is the `server` fixture of tests/serve.
 TOGETHER = {
     "tests/serve/test_api.py": "server",
+    "tests/serve/test_api_key.py": "server",
     "tests/serve/test_http.py": "server",
     "tests/serve/test_smoke.py": "server",
     "tests/serve/test_chat.py": "server",
@@ -24,6 +25,7 @@ LONGEST = (
     "tests/deploy/test_replicas.py",
     "tests/serve/test_api.py",
     "tests/cli/test_demo.py",
+    "tests/serve/test_api_key.py",
     "tests/serve/test_http.py",
     "tests/serve/test_smoke.py",
     "tests/fidelity/test_eval_served.py",
