@@ -13,8 +13,10 @@ _INTERRUPTED = 130
 
 def _end_at_once(number: int, frame: FrameType | None) -> NoReturn:
     """Nothing is begun yet, or all is done: there is nothing to clean up, and an import must not show its stack."""
-    os.write(2, b"interrupted\n")
-    os._exit(_INTERRUPTED)
+    try:
+        os.write(2, b"interrupted\n")
+    finally:  # also where nobody reads it
+        os._exit(_INTERRUPTED)
 
 
 def main() -> NoReturn:

@@ -94,7 +94,8 @@ def run_process(arguments: list[str], at_end: Any) -> int:
         for each in heeded:
             signal.signal(each, signal.default_int_handler)
         code = run(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed before we began
+            sys.stdout.flush()
     except KeyboardInterrupt:  # between the parts of `run`
         print("interrupted", file=sys.stderr)
         code = EXIT_INTERRUPTED

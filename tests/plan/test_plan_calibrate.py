@@ -76,7 +76,7 @@ def test_the_json_of_benchmarks_is_read(tmp_path: Path) -> None:
         ("a.csv", "model,quant\nglm-5,w8a8\n", "row 1"),
         ("a.csv", "", "no rows"),
         ("a.json", "[1]", "not one object"),
-        ("a.json", "{", "not JSON"),
+        ("a.json", "{", "not valid JSON"),
         ("a.json", "{}", "not of vllm bench"),
     ],
 )

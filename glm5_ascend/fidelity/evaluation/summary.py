@@ -73,6 +73,9 @@ class Summary:
             yield _line(row)
         judged = self.verdict()
         yield f"{judged.text}{f' (threshold: {judged.threshold})' if judged.threshold else ''}"
+        if self.windows == 1 or self.prompts == 1:
+            yield "note: no intervals from a single window or prompt"
+            return
         for warning in judged.warnings:
             yield "note: " + warning.partition(" (")[0]  # the reasons stand in the HTML report
 
