@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from glm5_ascend.serve.local_server import free_port
 
@@ -54,10 +55,13 @@ class Program:
             )
 
     def kill(self) -> None:
-        """kill -9 of every process of the group."""
+        """kill -9 of it and of all that it has started: a server left alone would end its streams in order."""
         if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                parent = psutil.Process(self.process.pid)
+                for each in (*parent.children(recursive=True), parent):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        each.kill()
             self.process.wait()
             self.process = None
 
