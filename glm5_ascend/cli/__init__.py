@@ -29,6 +29,7 @@ from glm5_ascend.cli import (
     verify,
     warm_up,
 )
+from glm5_ascend.cli.interruption import Interruption
 from glm5_ascend.errors import EXIT_BAD_INPUT, EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_OK, Glm5Error
 from glm5_ascend.report.header import COMMAND
 from glm5_kernels.registry import KernelUnavailableError
@@ -90,9 +91,9 @@ def run_process(arguments: list[str], at_end: Any) -> int:
     heeded = [each for each in _STOP if signal.getsignal(each) is not signal.SIG_IGN]
     # Idle OpenMP threads must sleep, not spin: on a busy machine spinning makes a run five times slower (measured).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    interruption = Interruption()
     try:
-        for each in heeded:
-            signal.signal(each, signal.default_int_handler)
+        interruption.heed(heeded)
         code = run(arguments)
         if sys.stdout is not None:  # closed before we began
             sys.stdout.flush()
@@ -102,6 +103,11 @@ def run_process(arguments: list[str], at_end: Any) -> int:
     except BrokenPipeError:  # `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_CHECK_FAILED
+    except Exception:
+        if not interruption.came:  # else it is what a library made of the signal
+            raise
+        print("interrupted", file=sys.stderr)
+        code = EXIT_INTERRUPTED
     for each in heeded:
         signal.signal(each, at_end)
     return code

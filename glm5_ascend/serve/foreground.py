@@ -23,7 +23,7 @@ import psutil
 
 from glm5_ascend.errors import MissingEnvironmentError
 from glm5_ascend.serve.flags import ServerCommand, value_of
-from glm5_kernels.cache import MESSAGE
+from glm5_kernels.registry import cache
 
 #: How long requests in flight have to end after the first Ctrl-C.
 GRACE_S = 30.0
@@ -35,7 +35,7 @@ STAGES = (
     ("Loading drafter model", "loading the MTP layer"),
     ("GPU KV cache size", "preparing the caches"),
     ("CPU KV cache size", "preparing the caches"),
-    (MESSAGE, MESSAGE),
+    (cache.MESSAGE, cache.MESSAGE),
     ("Started server process", "opening the port"),
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 
 import pytest
@@ -35,6 +36,54 @@ def test_while_it_imports_and_works(number: signal.Signals) -> None:
         run.send_signal(number)
         _, said = run.communicate(timeout=300)
         assert (run.returncode, said) in ((130, "interrupted\n"), (0, "")), said  # or it had ended before
+
+
+_SWALLOWS = {
+    "an import that makes another error of it": """
+        import pathlib, sys, tempfile
+        folder = pathlib.Path(tempfile.mkdtemp())
+        (folder / "swallows.py").write_text(
+            "import os, signal, time\\n"
+            "try:\\n    os.kill(os.getpid(), signal.SIGTERM)\\n    time.sleep(0.2)\\n"
+            "except BaseException:\\n    raise ImportError('no such thing')\\n"
+        )
+        sys.path.insert(0, str(folder))
+        import swallows
+        time.sleep(60)
+    """,
+    "a destructor": """
+        class Held:
+            def __del__(self):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.2)
+        Held()
+        time.sleep(60)
+    """,
+    "a library that makes another error of it": """
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        except KeyboardInterrupt:
+            raise ImportError("no such thing")
+    """,
+}
+
+
+@pytest.mark.parametrize("what", _SWALLOWS)
+def test_none_is_swallowed(what: str) -> None:
+    """The command is one of ours with this body; all about it is the real thing."""
+    program = (
+        "import os, signal, sys, time\n"
+        "from glm5_ascend import cli\n"
+        f"def run(arguments):\n{textwrap.indent(textwrap.dedent(_SWALLOWS[what]), '    ')}\n"
+        "cli.run = run\n"
+        "sys.exit(cli.run_process([], at_end=signal.SIG_DFL))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True, text=True, check=False, env=environment(), timeout=300,
+    )  # fmt: skip
+    assert (run.returncode, run.stderr) == (130, "interrupted\n")
 
 
 def test_a_closed_pipe_is_quiet() -> None:
