@@ -3,13 +3,16 @@
     python benchmarks/bench_ops.py [--context 16384 65536] [--prefill 2048] [--rounds 5] [--csv FILE] [--plot FILE]
 
 Every compiled result is checked against the reference before it is timed. Per op and shape, medians of interleaved
-rounds: the reference and the compiled version with one thread, and the compiled version with all. `ratio` is
-reference / compiled with one thread each, `scaling` compiled with one thread / with all, `roofline` the share of what
-this machine could do with one thread: bytes over the rate of a copy, or operations over the best rate of torch for a
-product of that shape, whichever takes longer, `checks` the share of the op that its look at the operands takes.
-Baselines are plain torch in fp32 with weights converted before. `--features` measures the ways of a lesser processor;
-NUMBA_CACHE_DIR should name a folder of its own then. oneDNN, which makes the baselines' products, keeps the newest
-instructions: with fewer of them its int8 products are inexact. --plot needs matplotlib.
+rounds: the reference and the compiled version with one thread, and the compiled version with all. Every timed call
+begins with cold caches, as a layer of a model does. `ratio` is reference / compiled with one thread each, `scaling`
+compiled with one thread / with all, `roofline` the share of what this machine could do with one thread: bytes over the
+rate at which it reads, or operations over torch's best rate for such products at any shape, whichever takes longer;
+`checks` the share of the op that its look at the operands takes. Baselines are plain torch in fp32 with weights
+converted before.
+
+`--features` measures the ways of a lesser processor; NUMBA_CACHE_DIR should name a folder of its own then. oneDNN keeps
+the newest instructions, because with fewer of them its int8 products are inexact: so with AVX2 the rates of the
+roofline are those of fp32 products, which MKL makes. --plot needs matplotlib.
 """
 
 from __future__ import annotations
@@ -22,17 +25,19 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from tools.ops_cases import (
+    FLOATS,
     HIDDEN,
+    INTEGERS,
     Q_LORA,
     RANK,
     ROPE,
     Case,
-    Shape,
     attention,
     experts,
     indexer,
@@ -49,34 +54,64 @@ RESTRICTED = {
 }
 
 
+Shape = tuple[int, int, int]
+KINDS = {"fp32 or bf16": FLOATS, "int8": INTEGERS}
+
+
 def seconds(function: Callable[[], Any]) -> float:
     began = time.perf_counter()
     function()
     return time.perf_counter() - began
 
 
-def copy_rate() -> float:
-    """Bytes read and written per second by a copy of 256 MiB."""
-    a = torch.ones(2**26)
-    b = torch.empty_like(a)
-    b.copy_(a)
-    return 2 * 4 * a.numel() / min(seconds(lambda: b.copy_(a)) for _ in range(5))
+class Machine:
+    """What one thread of this machine can do, at best of several tries.
+
+    Attributes:
+        read: bytes per second, from memory.
+    """
+
+    def __init__(self, restricted: bool) -> None:
+        self._restricted = restricted
+        self._memory = torch.ones(2**26)  # 256 MiB: more than the caches hold
+        self.read = 4 * self._memory.numel() / min(seconds(self.empty_the_caches) for _ in range(5))
+
+    def empty_the_caches(self) -> None:
+        self._memory.sum()
+
+    def operations(self, dtypes: tuple[torch.dtype, ...]) -> float:
+        """Operations per second of torch's best product with operands of one of these types."""
+        usable = (torch.float32,) if self._restricted else dtypes
+        return max(product_rate(dtype) for dtype in usable)
 
 
-def product_rate(shape: Shape, dtypes: tuple[torch.dtype, ...]) -> float:
-    """Operations per second of torch's best product [m, k] x [k, n] with operands of one of these types."""
+#: Products (m, k, n) as the ops make them, and one that suits every library.
+SHAPES: tuple[Shape, ...] = (
+    (256, 6144, 2624),
+    (1024, 1024, 1024),
+    (2048, 2048, 4096),
+    (64, 576, 2048),
+    (512, 128, 4096),
+)
+
+
+@cache
+def product_rate(dtype: torch.dtype) -> float:
+    """Operations per second of torch's fastest product of this type."""
+    return max(_product_rate(shape, dtype) for shape in SHAPES)
+
+
+def _product_rate(shape: Shape, dtype: torch.dtype) -> float:
     m, k, n = shape
-    best = 0.0
-    for dtype in dtypes:
-        if dtype == torch.int8:
-            a, b = (torch.randint(-9, 9, size, dtype=dtype) for size in ((m, k), (n, k)))
-            multiply = lambda a=a, b=b: torch._int_mm(a, b.t())  # noqa: E731
-        else:
-            x, y = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype)
-            multiply = lambda x=x, y=y: x @ y  # noqa: E731
-        multiply()
-        best = max(best, 2.0 * m * k * n / min(seconds(multiply) for _ in range(5)))
-    return best
+    if dtype == torch.int8:
+        a, b = (torch.randint(-9, 9, size, dtype=dtype) for size in ((m, k), (n, k)))
+        multiply = lambda: torch._int_mm(a, b.t())  # noqa: E731
+    else:
+        x, y = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype)
+        multiply = lambda: x @ y  # noqa: E731
+    multiply()
+    best: float = min(seconds(multiply) for _ in range(5))
+    return 2.0 * m * k * n / best
 
 
 def checking(case: Case) -> float:
@@ -107,19 +142,23 @@ def checking(case: Case) -> float:
     return spent / whole
 
 
-def measure(case: Case, rounds: int, threads: int, copied: float) -> dict[str, Any]:
+def measure(case: Case, rounds: int, threads: int, machine: Machine) -> dict[str, Any]:
+    def cold(function: Callable[[], Any]) -> float:
+        machine.empty_the_caches()
+        return seconds(function)
+
     torch.set_num_threads(threads)
     error = case.check()
     times: dict[str, list[float]] = {"plain": [], "fast": [], "all": []}
     for _ in range(rounds):
-        times["all"].append(seconds(case.fast))
+        times["all"].append(cold(case.fast))
     torch.set_num_threads(1)
     time.sleep(0.5)  # torch's other threads wait actively for a while
     for _ in range(rounds):
-        times["fast"].append(seconds(case.fast))
-        times["plain"].append(seconds(case.plain))
-    spent = sum(count / product_rate(shape, dtypes) for count, shape, dtypes in case.operations)
-    floor = max(spent, case.bytes / copied)
+        times["fast"].append(cold(case.fast))
+        times["plain"].append(cold(case.plain))
+    spent = sum(count / machine.operations(dtypes) for count, dtypes in case.operations)
+    floor = max(spent, case.bytes / machine.read)
     fast, plain, together = (statistics.median(times[name]) for name in ("fast", "plain", "all"))
     return {
         "op": case.op, "shape": case.shape, "baseline_ms": round(plain * 1e3, 2), "compiled_ms": round(fast * 1e3, 2),
@@ -162,8 +201,9 @@ def main() -> int:
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | wanted)
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    copied = copy_rate()
-    print(f"features {args.features}; copy with one thread {copied / 1e9:.1f} GB/s")
+    machine = Machine(restricted=args.features == "avx2")
+    rates = " ".join(f"{name} {machine.operations(dtypes) / 1e9:.0f}" for name, dtypes in KINDS.items())
+    print(f"features {args.features}; one thread reads {machine.read / 1e9:.1f} GB/s; best products, Gop/s: {rates}")
     print(f"medians of {args.rounds}; all = {args.threads} threads")
     makers: list[tuple[str, Callable[[], Case]]] = []
     for tokens in (8, args.prefill):
@@ -179,7 +219,7 @@ def main() -> int:
         makers += [("int8_linear", lambda t=tokens: product(t, Q_LORA + RANK + ROPE, HIDDEN))]  # type: ignore[misc]
     rows = []
     for _, make in [pair for pair in makers if args.only in pair[0]]:
-        rows.append(measure(make(), args.rounds, args.threads, copied))
+        rows.append(measure(make(), args.rounds, args.threads, machine))
         row = rows[-1]
         print(
             "  ".join(f"{key} {value}" for key, value in row.items() if key != "ok") + ("" if row["ok"] else "  WRONG")
