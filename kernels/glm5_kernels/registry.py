@@ -30,6 +30,7 @@ __all__ = [
     "UnsupportedVariantError",
     "choose",
     "function",
+    "int8_products",
     "load",
     "missing",
     "names",
@@ -164,3 +165,14 @@ def names() -> list[str]:
 def report(device: str = "cpu") -> list[Choice]:
     """What runs for every op, for `doctor` and for logs. Raises as `choose` does."""
     return [choose(op, device) for op in OPS]
+
+
+def int8_products() -> tuple[str, str]:
+    """How int8 products are made on this processor: the instruction, and for how many tokens; for `doctor`.
+
+    Raises:
+        ImportError: numba is not installed; the references then run.
+    """
+    from glm5_kernels.compiled.int8_ways import CHOSEN
+
+    return CHOSEN.instruction, f"up to {CHOSEN.tokens} tokens; beyond, {CHOSEN.beyond}"

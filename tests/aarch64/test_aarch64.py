@@ -56,7 +56,7 @@ def test_parity_of_all_ops(emulated: Emulated) -> None:
     print(done.stdout)
 
 
-@pytest.mark.parametrize(("cpu", "instruction"), [("tsv110", "sdot"), ("cortex-a72", "mul")])
+@pytest.mark.parametrize(("cpu", "instruction"), [("tsv110", "sdot"), ("neoverse-v1", "smmla"), ("cortex-a72", "mul")])
 def test_machine_code(emulated: Emulated, cpu: str, instruction: str, tmp_path: Path) -> None:
     """int8 sums are exact, by the processor's own instruction; fp32 loops multiply and add in one; no calls."""
     compiled_here = {"NUMBA_CACHE_DIR": str(tmp_path)}  # cached code cannot be looked at

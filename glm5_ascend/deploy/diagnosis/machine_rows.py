@@ -18,7 +18,8 @@ from glm5_kernels.registry import KernelUnavailableError
 def rows() -> list[DoctorRow]:
     """All of them. Imports neither torch nor vLLM."""
     cache = DoctorRow("kernel cache", *kernel_cache.described())
-    return [*version_rows(), *device_rows(), platform_row(), *kernel_rows(), cache, *obstacle_rows()]
+    rows = [*version_rows(), *device_rows(), platform_row(), *kernel_rows(), *int8_rows(), cache]
+    return [*rows, *obstacle_rows()]
 
 
 def version_rows() -> list[DoctorRow]:
@@ -93,6 +94,15 @@ def kernel_rows() -> list[DoctorRow]:
         DoctorRow("kernels", f"{implementation}: {', '.join(names)}", "info", why)
         for (implementation, why), names in ops.items()
     ]
+
+
+def int8_rows() -> list[DoctorRow]:
+    """The instruction that multiplies the quantized layers on this CPU; nothing where nothing is compiled."""
+    try:
+        instruction, reach = registry.int8_products()
+    except ImportError:
+        return []
+    return [DoctorRow("int8 products", instruction, "info", reach)]
 
 
 def platform_row() -> DoctorRow:

@@ -11,16 +11,15 @@ import numpy as np
 import torch
 from numba import njit
 
-from glm5_kernels.compiled.int8_dots_intrinsics import FEATURE, STEP, TILE, dots
+from glm5_kernels.compiled.int8_dots_intrinsics import STEP, TILE, dots
+from glm5_kernels.compiled.int8_ways import CHOSEN
 from glm5_kernels.compiled.threads import each
 
 ROWS = 256  # weight rows of a task
 #: Columns whose products are summed in fp32 without an error: 2^24 / (128 * 128).
 _EXACT = 1024
-#: Whether torch's int8 product is one of vectors here; else it is a loop over single bytes.
-LIBRARY = FEATURE == "avx512vnni"
 #: More tokens than this are multiplied by a library: by torch, else by fp32 products, which first widen the weight.
-TOKENS = 16 if LIBRARY else 256
+TOKENS = CHOSEN.tokens
 
 
 def matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -29,7 +28,7 @@ def matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     if tokens == 0:
         return torch.zeros(0, len(w), dtype=torch.int32)
     if tokens > TOKENS or k % STEP or w.stride(1) != 1:
-        return torch._int_mm(a, w.t()) if LIBRARY else by_fp32(a, w)
+        return torch._int_mm(a, w.t()) if CHOSEN.library else by_fp32(a, w)
     # Unsigned by an offset of 128, which the kernel takes off again.
     x = torch.full((-(-tokens // TILE) * TILE, k), 128, dtype=torch.uint8)
     x[:tokens] = (a.to(torch.int16) + 128).to(torch.uint8)

@@ -1,12 +1,7 @@
-"""The inner loop of int8 products: 4 tokens times 4 weight rows, in the instructions that the processor has.
+"""The inner loop of int8 products: 4 tokens times 4 weight rows, in the instructions of `int8_ways`.
 
-    AVX-512 VNNI   VPDPBUSD: 64 unsigned times signed bytes, fours added in int32
-    AVX-VNNI       the same of 32
-    AVX2, SSE4.1   PMADDWD: 16 or 8 products of int16, pairs added in int32; the bytes are widened first
-    ARM dotprod    SDOT: 16 signed bytes, fours added in int32
-    other          int32 by LLVM's plain multiplications (NEON without dotprod)
-
-All are exact: the same int32 in each.
+VPDPBUSD adds fours of unsigned times signed bytes in int32, SDOT of signed ones; PMADDWD adds pairs of int16, so bytes
+are widened first; SMMLA multiplies two tokens by two rows, 8 columns of each.
 """
 
 from __future__ import annotations
@@ -19,7 +14,7 @@ from numba import int64, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from glm5_kernels.compiled.processor import features
+from glm5_kernels.compiled.int8_ways import CHOSEN
 from glm5_kernels.compiled.rows import prefetch_line
 from glm5_kernels.compiled.simd import I8, I16, I32, I64, for_range, i64_const, returns_void
 
@@ -93,6 +88,40 @@ def _totals(builder: Any, rows: list[Any]) -> Any:
     mixed = halves(pairs, every([0, 1, 4, 5]), every([2, 3, 6, 7]))  # [a, b, c, d] of each quarter
     mixed = halves([mixed, mixed], list(range(8)), list(range(8, 16)))
     return halves([mixed, mixed], list(range(4)), list(range(4, 8)))
+
+
+def _by_smmla(tile: DotsTile) -> None:
+    """Sums of two tokens and two rows lie in one vector: [t r, t r+1, t+1 r, t+1 r+1]."""
+    builder, kind, sums_of = (
+        tile.builder,
+        ir.VectorType(I8, 16),
+        ir.FunctionType(_FOUR, [_FOUR] + [ir.VectorType(I8, 16)] * 2),
+    )
+    multiply = cgutils.get_or_insert_function(builder.module, sums_of, "llvm.aarch64.neon.smmla.v4i32.v16i8")
+    flip, pairs = ir.Constant(kind, [-128] * 16), range(0, TILE, 2)
+    sums = [_zeros(builder, 4, TILE // 2) for _ in pairs]
+    with for_range(builder, tile.blocks) as block:
+        tile.prefetch(block)
+        for part in range(0, STEP, 16):
+            offset = builder.add(builder.mul(block, i64_const(STEP)), i64_const(part))
+            tokens = [builder.xor(tile.load(kind, token, offset), flip) for token in tile.tokens]
+            weights = [tile.load(kind, row, offset) for row in tile.rows]
+            for half in (0, 8):
+                a, b = ([_beside(builder, each[i], each[i + 1], half) for i in pairs] for each in (tokens, weights))
+                for places, left in zip(sums, a, strict=True):
+                    for place, right in zip(places, b, strict=True):
+                        builder.store(builder.call(multiply, [builder.load(place), left, right]), place)
+    for t, places in zip(pairs, sums, strict=True):
+        for r, place in zip(pairs, places, strict=True):
+            for lane in range(4):
+                total = builder.extract_element(builder.load(place), ir.Constant(I32, lane))
+                tile.store(t + lane // 2, r + lane % 2, total)
+
+
+def _beside(builder: Any, first: Any, second: Any, start: int) -> Any:
+    """Eight bytes of each, from `start` on."""
+    lanes = [*range(start, start + 8), *range(16 + start, 24 + start)]
+    return builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(I32, 16), lanes))
 
 
 class DotsInstruction(NamedTuple):
@@ -198,16 +227,16 @@ def _plain(builder: Any, total: Any, token: Any, weight: Any) -> Any:
     return builder.add(total, builder.add(*(builder.shuffle_vector(products, products, half) for half in halves)))
 
 
-#: Feature and the code made for it; the first that the processor has.
-WAYS: tuple[tuple[str, Callable[[DotsTile], None]], ...] = (
-    ("avx512vnni", _by_vnni),
-    ("avxvnni", DotsInstruction(2, 32, 8, True, _as_words, _vpdpbusd).generate),
-    ("avx2", DotsInstruction(2, 16, 8, False, _as_int16, _pmaddwd).generate),
-    ("sse4.1", DotsInstruction(2, 8, 4, False, _as_int16, _pmaddwd).generate),
-    ("dotprod", DotsInstruction(4, 16, 4, False, _as_bytes, _sdot).generate),
-    ("", DotsInstruction(2, 16, 8, False, _as_int16, _plain).generate),
-)
-FEATURE, _GENERATE = next((name, way) for name, way in WAYS if not name or name in features())
+#: The code made for each of `int8_ways.WAYS`.
+GENERATORS: dict[str, Callable[[DotsTile], None]] = {
+    "avx512vnni": _by_vnni,
+    "avxvnni": DotsInstruction(2, 32, 8, True, _as_words, _vpdpbusd).generate,
+    "avx2": DotsInstruction(2, 16, 8, False, _as_int16, _pmaddwd).generate,
+    "sse4.1": DotsInstruction(2, 8, 4, False, _as_int16, _pmaddwd).generate,
+    "i8mm": _by_smmla,
+    "dotprod": DotsInstruction(4, 16, 4, False, _as_bytes, _sdot).generate,
+    "": DotsInstruction(2, 16, 8, False, _as_int16, _plain).generate,
+}
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -218,6 +247,6 @@ def dots(_: Any, x: Any, x_pitch: Any, w: Any, blocks: Any, out: Any, out_pitch:
     """
 
     def generate(builder: Any, arguments: Any) -> None:
-        _GENERATE(DotsTile(builder, arguments))
+        GENERATORS[CHOSEN.feature](DotsTile(builder, arguments))
 
     return types.void(*[int64] * 8), returns_void(generate)

@@ -19,6 +19,7 @@ RESTRICTED = {
     "x86-64-v3": ("sse2", "sse4.1", "sse4.2", "avx", "avx2", "fma"),
     "alderlake": ("sse2", "sse4.1", "sse4.2", "avx", "avx2", "fma", "avxvnni"),
     "tsv110": ("neon", "dotprod"),  # Kunpeng 920
+    "neoverse-v1": ("neon", "dotprod", "i8mm"),
     "cortex-a72": ("neon",),  # the first ARM servers
     "skylake-avx512": ("sse2", "sse4.1", "sse4.2", "avx", "avx2", "fma", "avx512f", "avx512bw", "avx512vl"),
 }
@@ -30,7 +31,7 @@ def restricted_to(name: str) -> dict[str, str]:
 
 
 def features() -> frozenset[str]:
-    """LLVM's names, as avx2, avx512f, avx512vnni, avx512bf16, neon, dotprod."""
+    """LLVM's names, as avx2, avx512f, avx512vnni, avx512bf16, neon, dotprod, i8mm."""
     name = os.environ.get("NUMBA_CPU_NAME", "")
     if name in RESTRICTED:
         return frozenset(RESTRICTED[name])

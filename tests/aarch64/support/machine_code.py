@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from glm5_kernels.compiled import fp32_product, int8_dots
+from glm5_kernels.compiled.int8_ways import CHOSEN
 
 #: What multiplies, by the names that the test asks for.
-MULTIPLIES = {"sdot": r"\tsdot\t", "mul": r"\t(?:s?mull?2?|mla)\t", "fmla": r"\tfml[as]\t"}
+MULTIPLIES = {"smmla": r"\tsmmla\t", "sdot": r"\tsdot\t", "mul": r"\t(?:s?mull?2?|mla)\t", "fmla": r"\tfml[as]\t"}
 
 
 def counted(function: Any, inner: str) -> dict[str, int]:
@@ -30,7 +31,7 @@ def main() -> None:
         exact &= torch.equal(int8_dots.matmul(a, w), a.int() @ w.int().T)
     x, y = torch.randn(5, 2, 64), torch.randn(2, 64, 32)
     exact &= torch.allclose(fp32_product.per_head(x, y), torch.einsum("thn,hnr->thr", x, y), atol=1e-4)
-    inner = "sdot" if int8_dots.FEATURE == "dotprod" else "mul"
+    inner = {"i8mm": "smmla", "dotprod": "sdot"}.get(CHOSEN.feature, "mul")
     found = {"int8": counted(int8_dots.rows, inner), "fp32": counted(fp32_product._per_head, "fmla")}
     print(json.dumps({"exact": exact, **found}))
 

@@ -1,0 +1,39 @@
+"""Which instruction makes int8 products on this processor, up to how many tokens, and what makes them beyond.
+
+All are exact: the same int32 in each. `int8_dots_intrinsics` has the code.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from glm5_kernels.compiled.processor import features
+
+_WIDENED = "fp32 products of 1024 columns, which are exact"
+
+
+class Int8Way(NamedTuple):
+    """feature: LLVM's name; "" is any processor. tokens: more of them are multiplied as `beyond` says."""
+
+    feature: str
+    instruction: str
+    tokens: int
+    beyond: str
+
+    @property
+    def library(self) -> bool:
+        """Whether torch's own int8 product is one of vectors on such a processor; else it loops over single bytes."""
+        return self.beyond.startswith("torch")
+
+
+#: The first whose feature the processor has.
+WAYS = (
+    Int8Way("avx512vnni", "AVX-512 VNNI, VPDPBUSD of 64 bytes", 16, "torch._int_mm, by AMX where there is AMX"),
+    Int8Way("avxvnni", "AVX-VNNI, VPDPBUSD of 32 bytes", 256, _WIDENED),
+    Int8Way("avx2", "AVX2, PMADDWD of 16 bytes widened to int16", 256, _WIDENED),
+    Int8Way("sse4.1", "SSE4.1, PMADDWD of 8 bytes widened to int16", 256, _WIDENED),
+    Int8Way("i8mm", "ARM i8mm, SMMLA of 2 x 8 bytes", 256, _WIDENED),
+    Int8Way("dotprod", "ARM dotprod, SDOT of 16 bytes", 256, _WIDENED),
+    Int8Way("", "multiplications of single lanes", 256, _WIDENED),
+)
+CHOSEN = next(way for way in WAYS if not way.feature or way.feature in features())
