@@ -48,5 +48,13 @@ def test_all_ops(name: str, tmp_path: Path) -> None:
     passes(name, tmp_path, *(str(path.relative_to(ROOT)) for path in files), least=700)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["haswell", "nehalem"])
+def test_the_quantizer(name: str, tmp_path: Path) -> None:
+    """Methods, calibration, a whole run: what is compiled for this processor and what is not agree with naive versions."""
+    passes(name, tmp_path, *(f"tests/quantize/{part}" for part in QUANTIZER), least=150)
+
+
+QUANTIZER = ("methods", "calibration", "training", "test_pipeline.py", "run/test_expert.py", "run/test_not_finite.py")
 #: They start processes for other processors, or Triton's interpreter, themselves.
 LEFT_OUT = ("test_lesser_processors.py", "test_register_widths.py", "test_bad_operands.py")
