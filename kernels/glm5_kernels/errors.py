@@ -62,9 +62,9 @@ def require_device(like: torch.Tensor, **tensors: torch.Tensor | None) -> None:
 
 def require_shape(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...]) -> None:
     """Raise `KernelInputError` unless `tensor.shape` fits `shape` (None = any size)."""
-    fits = tensor.dim() == len(shape) and all(
-        want is None or got == want for got, want in zip(tensor.shape, shape, strict=True)
-    )
-    if not fits:
+    got = tensor.shape
+    if got == shape:  # the common case; a decode step asks hundreds of times
+        return
+    if len(got) != len(shape) or any(want is not None and size != want for size, want in zip(got, shape, strict=True)):
         wanted = ", ".join("*" if size is None else str(size) for size in shape)
-        raise KernelInputError(f"{name} has shape {list(tensor.shape)}, expected [{wanted}]")
+        raise KernelInputError(f"{name} has shape {list(got)}, expected [{wanted}]")

@@ -153,7 +153,13 @@ def load(op: str, implementation: str) -> Callable[..., Any]:
 
 
 def function(op: str, device: str = "cpu") -> Callable[..., Any]:
-    """What to call for tensors on `device`."""
+    """What to call for tensors on `device`. Raises as `choose` does."""
+    return _function(op, device, os.environ.get(VARIABLE))
+
+
+@functools.cache
+def _function(op: str, device: str, _wanted: str | None) -> Callable[..., Any]:
+    """Asked hundreds of times in a decode step: what can run here changes with the variable alone."""
     return load(op, choose(op, device).implementation)
 
 

@@ -1,0 +1,123 @@
+"""Where one decode step of the CPU server goes: our compiled code, our Python, torch, vLLM.
+
+    OMP_NUM_THREADS=1 python benchmarks/report_server_step.py work/w4a8 [--requests 8] [--length 256] [--top 15]
+
+The engine runs in this process, without HTTP. Decode steps are timed first, then counted by Python's profiler, which
+adds its own time to every call: the shares lean towards what makes many calls. Checked: every request gets its tokens,
+the same ones in both passes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import os
+import pstats
+import statistics
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from glm5_ascend.serve.launch import CPU_ENVIRONMENT, ENVIRONMENT
+from glm5_kernels import registry
+
+#: What a function's file or name holds, and whose it is; the first that fits.
+OWNERS = (
+    (("torch._ops.glm5_ascend",), "torch: calls of our ops"),
+    (("glm5_kernels",), "our kernels: Python"),
+    (("glm5_ascend",), "our plugin: Python"),
+    (("vllm",), "vLLM"),
+    (("torch.", "torch/", "Tensor"), "torch"),
+    (("numpy",), "numpy"),
+)
+PREFILL_STEPS = 10  # steps until every request decodes, at most
+
+
+def owner(function: tuple[str, int, str], compiled: set[str]) -> str:
+    file, _, name = function
+    if "glm5_kernels" in file and name in compiled:
+        return "our kernels: compiled"
+    for marks, whose in OWNERS:
+        if any(mark in f"{file} {name}" for mark in marks):
+            return whose
+    return "Python itself"
+
+
+def compiled_functions() -> set[str]:
+    """Names of the functions that numba compiles, in all modules of the kernels that are loaded."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("glm5_kernels")]
+    return {name for module in modules for name, value in vars(module).items() if hasattr(value, "inspect_asm")}
+
+
+def engine(directory: Path, requests: int) -> Any:
+    for name, value in {**ENVIRONMENT, **CPU_ENVIRONMENT, "VLLM_LOGGING_LEVEL": "ERROR"}.items():
+        os.environ.setdefault(name, value)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the profiler sees this process alone
+    from vllm import LLM
+
+    quantized = (directory / "quant_model_description.json").is_file()
+    return LLM(
+        model=str(directory), quantization="ascend" if quantized else None, max_model_len=2048, max_num_seqs=requests,
+        enable_prefix_caching=False,
+    ).llm_engine  # fmt: skip
+
+
+def decode(running: Any, name: str, prompts: list[list[int]], new: int, profile: cProfile.Profile | None) -> Any:
+    """Seconds of each decode step, and every request's tokens."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(temperature=0, max_tokens=new, min_tokens=new, ignore_eos=True)
+    for number, prompt in enumerate(prompts):
+        running.add_request(f"{name}-{number}", {"prompt_token_ids": prompt}, sampling)
+    outputs = [running.step() for _ in range(PREFILL_STEPS)]
+    seconds = []
+    if profile is not None:
+        profile.enable()
+    while running.has_unfinished_requests():
+        began = time.perf_counter()
+        outputs.append(running.step())
+        seconds.append(time.perf_counter() - began)
+    if profile is not None:
+        profile.disable()
+    done = {out.request_id.split("-")[1]: out.outputs[0].token_ids for step in outputs for out in step if out.finished}
+    return seconds, {number: list(tokens) for number, tokens in done.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--requests", type=int, default=8)
+    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--new-tokens", type=int, default=130)
+    parser.add_argument("--top", type=int, default=15)
+    args = parser.parse_args()
+    text = (Path(__file__).parents[1] / "LICENSE").read_bytes() * (1 + args.requests * args.length // 10000)
+    prompts = [list(text[i * args.length : (i + 1) * args.length]) for i in range(args.requests)]
+    running, profile = engine(args.directory, args.requests), cProfile.Profile()
+    decode(running, "warm", prompts, args.new_tokens, None)
+    seconds, tokens = decode(running, "timed", prompts, args.new_tokens, None)
+    profiled, again = decode(running, "profiled", prompts, args.new_tokens, profile)
+    right = tokens == again and all(len(made) == args.new_tokens for made in tokens.values())
+    compiled, shares = compiled_functions(), Counter[str]()
+    stats: Any = pstats.Stats(profile)
+    for function, (_, _, spent, _, _) in stats.stats.items():
+        shares[owner(function, compiled)] += spent
+    whole, step = sum(shares.values()), statistics.median(seconds) * 1e3
+    print(
+        f"kernels {registry.choose('mla_preprocess', 'cpu').implementation}; {args.requests} requests of {args.length}"
+    )
+    print(f"{len(seconds)} decode steps: median {step:.2f} ms, {statistics.median(profiled) * 1e3:.2f} ms profiled")
+    for whose, spent in shares.most_common():
+        print(f"{whose:26} {spent / whole:6.1%}   {spent / whole * step:5.2f} ms of the step")
+    print("\ncalls per step, ms per step (profiled), function")
+    longest = sorted(stats.stats.items(), key=lambda item: -item[1][2])[: args.top]
+    for (file, _, name), (_, calls, spent, _, _) in longest:
+        where = Path(file).name if file != "~" else ""
+        print(f"{calls / len(profiled):7.1f} {spent / len(profiled) * 1e3:7.3f}   {where} {name}")
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
