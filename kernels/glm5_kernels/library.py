@@ -38,6 +38,7 @@ SCHEMAS = {
         " str q_b_mode, Tensor w_uk_t, Tensor q_a_gamma, Tensor kv_a_gamma, Tensor slot_mapping,"
         " Tensor(a!) ckv_cache, Tensor(b!) kpe_cache, float eps) -> (Tensor, Tensor, Tensor)"
     ),
+    "v_up_proj": "(Tensor latent, Tensor w_uv) -> Tensor",
     "int8_linear": "(Tensor x, Tensor?[] w, str mode) -> Tensor",
     "w4a8_moe": (
         "(Tensor x, Tensor topk_weights, Tensor topk_ids, Tensor w13, Tensor w13_scale, Tensor w2, Tensor w2_scale)"
@@ -118,6 +119,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "sparse_flash_attention": _attended,
     "sparse_flash_attention_quant": _attended,
     "mla_preprocess": _preprocessed,
+    "v_up_proj": lambda latent, w_uv: latent.new_empty(len(latent), latent.shape[1] * w_uv.shape[2]),
     "int8_linear": _multiplied,
     "w4a8_moe": _mixed,
 }

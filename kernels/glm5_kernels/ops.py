@@ -51,6 +51,7 @@ __all__ = [
     "sparse_flash_attention",
     "sparse_flash_attention_quant",
     "ssz_scale",
+    "v_up_proj",
     "w4a8_moe",
     "write_rows",
 ]
@@ -149,6 +150,12 @@ def mla_preprocess(
         kpe_cache,
         eps,
     )
+    return out
+
+
+def v_up_proj(latent: Tensor, w_uv: Tensor) -> Tensor:
+    """latent [T, H, kv_lora_rank] times w_uv [H, kv_lora_rank, v_head_dim] -> [T, H * v_head_dim] in the same dtype."""
+    out: Tensor = _torch.v_up_proj(latent, w_uv)
     return out
 
 

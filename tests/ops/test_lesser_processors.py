@@ -51,7 +51,7 @@ def test_all_ops(name: str, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["haswell", "nehalem"])
 def test_the_quantizer(name: str, tmp_path: Path) -> None:
-    """Methods, calibration, a whole run: what is compiled for this processor and what is not agree with naive versions."""
+    """Methods, calibration, a whole run, against naive versions."""
     passes(name, tmp_path, *(f"tests/quantize/{part}" for part in QUANTIZER), least=150)
 
 

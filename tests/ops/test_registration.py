@@ -36,6 +36,8 @@ def arguments(name: str) -> tuple[object, ...]:
         chosen = torch.tensor([[0, 1, -1]] * 3, dtype=torch.int32)
         rows = ops.pack_latents(cache(128), cache(16))
         return torch.randn(3, 2, 128), torch.randn(3, 2, 16), rows, chosen, *step, 0.5, True
+    if name == "v_up_proj":
+        return torch.randn(3, 2, 8), torch.randn(2, 8, 5)
     if name == "int8_linear":
         weight = torch.randint(-9, 9, (6, 8), dtype=torch.int8)
         return torch.randn(3, 8), [weight, torch.rand(6), None, None, None], ops.PER_TOKEN

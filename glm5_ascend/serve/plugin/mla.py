@@ -1,6 +1,6 @@
-"""One attention layer of GLM-5 in vLLM: three fused ops, the value up-projection, the output projection.
+"""One attention layer of GLM-5 in vLLM: three fused ops, then the value and output projections.
 
-    hidden -> mla_preprocess -> (indexer) lightning_indexer -> sparse_flash_attention -> W_UV -> o_proj
+    hidden -> mla_preprocess -> (indexer) lightning_indexer -> sparse_flash_attention -> v_up_proj -> o_proj
 
 Each op runs once per layer and step, whatever the layer's quantization. Layers without an indexer of their own
 (GLM-5.2) reuse the positions that the last layer with one left in the shared buffer.
@@ -97,8 +97,7 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
             latent, _ = ops.sparse_flash_attention_quant(ql_nope, q_pe, cache, *chosen_from)  # [T, H, kv_lora_rank]
         else:
             latent, _ = ops.sparse_flash_attention(ql_nope, q_pe, ckv, kpe, *chosen_from)
-        values = torch.bmm(latent.transpose(0, 1), self.mla_attn.W_UV)  # [H, T, v_head_dim]
-        return values.transpose(0, 1).reshape(tokens, -1)
+        return ops.v_up_proj(latent, self.mla_attn.W_UV)
 
 
 def register() -> None:

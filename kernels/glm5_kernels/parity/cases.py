@@ -53,6 +53,7 @@ def cases(seed: int = 0, ops: Collection[str] = ()) -> Iterator[Case]:
         ({"lightning_indexer", "lightning_indexer_quant"}, _indexer),
         ({"sparse_flash_attention", "sparse_flash_attention_quant"}, _attention),
         ({"mla_preprocess"}, _preprocess),
+        ({"v_up_proj"}, _up_projection),
         ({"int8_linear"}, _linear),
         ({"w4a8_moe"}, _experts),
         ({"hadamard"}, _rotation),
@@ -171,6 +172,16 @@ def _preprocess(generator: torch.Generator) -> Iterator[Case]:
                 outputs = tuple((name, allowed) for name in ("ql_nope", "q_pe", "q_c", "ckv_cache", "kpe_cache"))
                 variant = f"{mode}, {str(dtype)[6:]}, {tokens} tokens"
                 yield Case("mla_preprocess", variant, arguments, outputs, written=(9, 10))
+
+
+def _up_projection(generator: torch.Generator) -> Iterator[Case]:
+    for dtype in (torch.float32, torch.bfloat16):
+        for tokens in (1, 8, 40):
+            latent = torch.randn(tokens, HEADS, RANK, generator=generator).to(dtype)
+            w_uv = (torch.randn(HEADS, RANK, 256, generator=generator) * 0.05).to(dtype)
+            yield Case(
+                "v_up_proj", f"{str(dtype)[6:]}, {tokens} tokens", (latent, w_uv), (("values", _sums(dtype, RANK)),)
+            )
 
 
 def _linear(generator: torch.Generator) -> Iterator[Case]:

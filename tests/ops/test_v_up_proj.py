@@ -1,0 +1,42 @@
+"""The value up-projection against sums in fp64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from glm5_kernels import ops
+from glm5_kernels.errors import KernelInputError
+from glm5_kernels.registry import load
+
+
+@pytest.mark.parametrize("implementation", ["reference", "cpu"])
+def test_a_worked_example(implementation: str) -> None:
+    latent = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])  # one token, two heads, rank 2
+    w_uv = torch.tensor([[[1.0], [10.0]], [[100.0], [1000.0]]])
+    assert load("v_up_proj", implementation)(latent, w_uv).tolist() == [[21.0, 4300.0]]
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 3, 16, 17, 130])
+@pytest.mark.parametrize(("rank", "size"), [(512, 256), (96, 32), (20, 7)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_against_fp64(tokens: int, rank: int, size: int, dtype: torch.dtype) -> None:
+    latent, w_uv = torch.randn(tokens, 3, rank).to(dtype), (torch.randn(3, rank, size) * 0.1).to(dtype)
+    want = torch.einsum("thr,hrv->thv", latent.double(), w_uv.double()).flatten(1)
+    got = ops.v_up_proj(latent, w_uv)
+    assert got.dtype == dtype and got.shape == (tokens, 3 * size) and got.is_contiguous()
+    rounding = torch.finfo(dtype).eps  # once at the end; and up to 512 additions in fp32
+    torch.testing.assert_close(got.double(), want, rtol=2 * rounding, atol=8 * rounding + 2e-5)
+
+
+def test_strided_operands() -> None:
+    latent, w_uv = torch.randn(9, 4, 64, 2)[..., 0], torch.randn(64, 4, 32).transpose(0, 1)
+    want = torch.einsum("thr,hrv->thv", latent, w_uv).flatten(1)
+    torch.testing.assert_close(ops.v_up_proj(latent, w_uv), want, rtol=1e-4, atol=1e-4)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    latent, w_uv = torch.zeros(2, 3, 8), torch.zeros(3, 8, 4)
+    for bad in (w_uv[:2], w_uv[:, :7], w_uv[0], w_uv.bfloat16(), w_uv.int()):
+        with pytest.raises(KernelInputError, match="w_uv"):
+            ops.v_up_proj(latent, bad)
