@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
-import torch
-
+from glm5_ascend.checkpoint.tokenizer_process import SourceTokenizer
 from glm5_ascend.errors import CheckpointError, TextError
 from glm5_ascend.files.foreign import open_regular
 from glm5_ascend.model.json_file import parse_json
@@ -22,57 +20,6 @@ PIECE = 64 * 1024
 MAX_RECORD = 64 * 1024**2
 _BEHIND_LINE = re.compile(r"(?<=\n)(?=\S)")
 _BEFORE_WORD = re.compile(r"(?<=\w)(?= \w)")
-
-
-class SourceTokenizer:
-    """The checkpoint's own tokenizer and chat template.
-
-    transformers takes seconds to import; where there is a tokenizer.json, which holds all that plain text needs, it is
-    only loaded for messages.
-
-    Raises:
-        CheckpointError: no usable tokenizer in `source`.
-    """
-
-    def __init__(self, source: Path) -> None:
-        self.source = source
-        self._quick = source / "tokenizer.json"
-
-    @cached_property
-    def _fast(self) -> Any:
-        from tokenizers import Tokenizer
-
-        return self._load(lambda: Tokenizer.from_file(str(self._quick)))
-
-    @cached_property
-    def _whole(self) -> Any:
-        from transformers import AutoTokenizer
-
-        return self._load(
-            lambda: AutoTokenizer.from_pretrained(str(self.source), local_files_only=True, trust_remote_code=False)
-        )
-
-    def _load(self, load: Callable[[], Any]) -> Any:
-        try:
-            return load()
-        except Exception as error:  # both raise anything from OSError to KeyError on damaged files
-            reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-            raise CheckpointError(
-                f"{self.source}: tokenizer cannot be loaded: {reason}", "copy the tokenizer files again"
-            ) from None
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids, no special tokens added."""
-        if self._quick.is_file():
-            return list(self._fast.encode(text, add_special_tokens=False).ids)
-        return list(self._whole(text, add_special_tokens=False)["input_ids"])
-
-    def decode(self, ids: torch.Tensor) -> str:
-        return str(self._whole.decode(ids))
-
-    def render(self, messages: list[Any], tools: Any) -> str:
-        """The chat template's text."""
-        return str(self._whole.apply_chat_template(messages, tools=tools, tokenize=False))
 
 
 def encoded_records(path: Path, tokenizer: SourceTokenizer) -> Iterator[list[int]]:
@@ -197,10 +144,9 @@ def _text(tokenizer: SourceTokenizer, record: Any, path: Path, line: int) -> str
     if isinstance(record, dict) and isinstance(record.get("messages"), list):
         try:
             return tokenizer.render(record["messages"], record.get("tools"))
-        except CheckpointError:
-            raise
-        except Exception as error:  # jinja raises its own family
+        except TextError as error:
             raise TextError(
-                f"{path}:{line}: chat template refuses the messages: {error}", "correct the record"
+                f"{path}:{line}: chat template refuses the messages: {error.message.split(': ', 2)[-1]}",
+                "correct the record",
             ) from None
     raise TextError(f'{path}:{line}: needs a string, {{"text": ...}} or {{"messages": [...]}}', "correct the record")

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from glm5_ascend.checkpoint.output import exclusive, publish, workshop
-from glm5_ascend.checkpoint.texts import SourceTokenizer
+from glm5_ascend.checkpoint.tokenizer_process import SourceTokenizer
 from glm5_ascend.checkpoint.writer import write_json
 from glm5_ascend.errors import CheckFailedError, MissingEnvironmentError
 from glm5_ascend.model.config import ModelConfig

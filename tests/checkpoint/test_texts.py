@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend.checkpoint import texts
-from glm5_ascend.checkpoint.texts import SourceTokenizer, encoded_records, pieces, read_records
+from glm5_ascend.checkpoint.texts import encoded_records, pieces, read_records
+from glm5_ascend.checkpoint.tokenizer_process import SourceTokenizer
 from glm5_ascend.errors import TextError
 from glm5_ascend.quantize.calibration.dataset import load_calibration
 from tests.support.command import TIMEOUT_S, environment

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from glm5_ascend.checkpoint.texts import SourceTokenizer, check_vocabulary, encoded_records
+from glm5_ascend.checkpoint.texts import check_vocabulary, encoded_records
+from glm5_ascend.checkpoint.tokenizer_process import SourceTokenizer
 from glm5_ascend.errors import TextError
 from glm5_ascend.model.config import ModelConfig
 
