@@ -151,6 +151,7 @@ class Client:
                     if not isinstance(event, dict) or event.get("error"):
                         raise CheckFailedError(f"{self.url}{path}: {shown(event, 300)}", "see the server's log")
                 yield event
+        raise CheckFailedError(f"{self.url}{path}: the stream ends without [DONE]", "the server broke off: see its log")
 
     def _parsed(self, method: str, path: str, body: dict[str, Any] | None = None, max_bytes: int | None = None) -> Any:
         with self._answer(method, path, body, max_bytes) as reply:

@@ -46,6 +46,8 @@ class BoundedReply:
             if time.monotonic() > self._deadline:
                 raise httpx.ReadTimeout("timed out: the answer did not end")
             yield piece
+        if time.monotonic() > self._deadline:  # `_Watch` has ended the connection, which can look like a whole answer
+            raise httpx.ReadTimeout("timed out: the answer did not end")
 
     def read(self) -> bytes:
         return b"".join(self.pieces())
