@@ -50,7 +50,7 @@ EDGES_BETWEEN_PACKAGES = {
 #: Heavy packages and the only places that may import them: modules, or all below a name with a dot at its end.
 THIRD_PARTY = {
     "vllm": ("glm5_ascend.serve.",),
-    "transformers": ("glm5_ascend.demo_model.", "glm5_ascend.checkpoint.texts", "glm5_ascend.serve."),
+    "transformers": ("glm5_ascend.demo_model.", "glm5_ascend.checkpoint.tokenizer_child", "glm5_ascend.serve."),
     "openai": ("glm5_ascend.cli.demo",),
     "torch_npu": ("glm5_ascend.model.device", "glm5_ascend.serve.plugin.ascend."),
     "vllm_ascend": ("glm5_ascend.serve.plugin.ascend.",),
@@ -156,6 +156,7 @@ PARSERS = {
     "glm5_ascend.quantize.run.journal": {"json.loads"},  # a line counts only if it is, byte for byte, what we write
     "glm5_ascend.quantize.run.helper_rank": {"torch.load"},  # of the first rank, weights only
     "glm5_ascend.demo_model.loading": {"load_file"},  # the checkpoint that the same run has written
+    "glm5_ascend.checkpoint.tokenizer_child": {"json.loads"},  # requests of the process that has started it
     "glm5_ascend.cli.demo": {"json.loads"},  # a tool call of the server that the demo has started
 }
 _PARSE = {
