@@ -17,6 +17,7 @@ import pytest
 from glm5_ascend.demo_model.corpus import validation_texts
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.deploy.rendering.files import rendered_texts
+from glm5_ascend.errors import CheckFailedError
 from glm5_ascend.fidelity.evaluation.compare import compare
 from glm5_ascend.fidelity.evaluation.metrics import metrics
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
@@ -127,10 +128,18 @@ def router(folder: Path, package: str, script: str, environ: dict[str, str]) -> 
     try:
         client = Client(f"http://127.0.0.1:{port}", "glm-5", timeout=60)
         wait_for(lambda: healthy(client.url), f"the router:\n{tail(program.log)}", 120)
-        wait_for(lambda: len(client.models()) == 1, "its servers", 60)
+        wait_for(lambda: answers(client), f"its servers:\n{tail(program.log)}", 120)
         yield client
     finally:
         program.kill()
+
+
+def answers(client: Client) -> bool:
+    """A router is up before it knows its servers: it says 503 until then."""
+    try:
+        return bool(client.models()) and client.chat(QUESTION, max_tokens=1).completion_tokens == 1
+    except CheckFailedError:
+        return False
 
 
 def asked(client: Client, servers: list[Replica]) -> list[bool]:
