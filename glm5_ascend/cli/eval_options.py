@@ -26,7 +26,8 @@ Metrics = Annotated[
     ),
 ]
 Url = Annotated[
-    str | None, typer.Option(metavar="URL", help="A running vLLM server instead of DIR.", rich_help_panel=SERVERS)
+    str | None,
+    typer.Option(metavar="URL", help="A running vLLM or SGLang server instead of DIR.", rich_help_panel=SERVERS),
 ]
 TopLogprobs = Annotated[
     int, typer.Option(min=1, help="With --url: log-probabilities to ask for.", rich_help_panel=SERVERS)

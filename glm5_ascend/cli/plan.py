@@ -35,6 +35,7 @@ def plan(
     hardware: options.HardwareName = "a3",
     nodes: options.Nodes = 1,
     price: options.Price = None,
+    power: options.Power = None,
     workload: options.Workload = "in=3500,out=1500,concurrency=16",
     slo: options.Slo = None,
     acceptance: options.Acceptance = None,
@@ -72,9 +73,9 @@ def plan(
 
     asked: dict[str, Any] = {
         "model": model, "quant": quant, "cache": cache, "index_cache": index_cache, "hardware": hardware,
-        "nodes": nodes, "price": price, "workload": workload, "slo": slo, "acceptance": acceptance, "layout": layout,
-        "mtp": mtp, "seqs": seqs, "batched_tokens": batched_tokens, "utilization": utilization, "buffer_mb": buffer_mb,
-        "imbalance": imbalance,
+        "nodes": nodes, "price": price, "power": power, "workload": workload, "slo": slo, "acceptance": acceptance,
+        "layout": layout, "mtp": mtp, "seqs": seqs, "batched_tokens": batched_tokens, "utilization": utilization,
+        "buffer_mb": buffer_mb, "imbalance": imbalance,
     }  # fmt: skip
     if what_if:
         return _what_if(directory, asked, csv, as_json)

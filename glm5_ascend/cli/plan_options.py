@@ -28,7 +28,10 @@ Directory = Annotated[Path | None, typer.Argument(metavar="DIR", help="A checkpo
 ModelName = Annotated[
     str | None, _option(_MODEL, "Instead of DIR: glm-5, glm-5.1, glm-5.2 or glm-5.3.", metavar="NAME")
 ]
-Quant = Annotated[str, _option(_MODEL, "With --model: bf16, w8a8, w4a8, w8a8c8 or w4a8c8.", metavar="NAME")]
+Quant = Annotated[
+    str,
+    _option(_MODEL, "With --model: bf16, w8a8, w4a8, w8a8c8 or w4a8c8; on an Ascend 950 fp8 or mxfp4.", metavar="NAME"),
+]
 Cache = Annotated[CacheOption | None, _option(_MODEL, "Caches in INT8.", show_default="by --quant or DIR")]
 IndexCache = Annotated[bool, _option(_MODEL, "Run-time reuse of the indexer's choice.", "--index-cache")]
 
@@ -36,12 +39,20 @@ HardwareName = Annotated[
     str,
     _option(
         _MACHINES,
-        "a3 (a supernode), a3-roce, a2, cpu (after --measure), or a YAML file that describes one.",
+        "a3 (a supernode), cloudmatrix384, a3-roce, a2, a2-910b3, a2-910b4, ascend-950pr, cpu (after --measure), or "
+        "a YAML file that describes one.",
         metavar="NAME",
     ),
 ]
 Nodes = Annotated[int, _option(_MACHINES, "How many machines.", metavar="N")]
 Price = Annotated[float | None, _option(_MACHINES, "Of one machine and hour: adds the cost of a token.", metavar="X")]
+
+Power = Annotated[
+    float | None,
+    _option(
+        _MACHINES, "Of one machine under load: adds energy.", "--power-usage", metavar="W", show_default="by --hardware"
+    ),
+]
 
 Workload = Annotated[
     str,
@@ -54,8 +65,14 @@ Workload = Annotated[
 ]
 Slo = Annotated[str | None, _option(_LOAD, "Limits on latency, as in tpot=50ms,ttft=2s.", metavar="KEY=T,...")]
 Acceptance = Annotated[
-    float | None,
-    _option(_LOAD, "Mean accepted length measured with 3 drafts.", metavar="X", show_default="3.16, healthy"),
+    str | None,
+    _option(
+        _LOAD,
+        "Mean accepted length measured with 3 drafts, or the share of each position, as in 0.90,0.77,0.63 or "
+        "0.86-0.90,0.63-0.77,0.42-0.63, whose ranges widen the band.",
+        metavar="X",
+        show_default="3.16, healthy",
+    ),
 ]
 
 Imbalance = Annotated[

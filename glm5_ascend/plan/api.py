@@ -53,8 +53,9 @@ def plan(
     batched_tokens: int = 4096,
     utilization: float = 0.95,
     buffer_mb: int = 200,
-    acceptance: float | None = None,
+    acceptance: str | float | None = None,
     price: float | None = None,
+    power: float | None = None,
     imbalance: float = 1.0,
     tails: bool = False,
     html: str | Path | None = None,
@@ -64,14 +65,16 @@ def plan(
     Args:
         directory: a checkpoint, for its real types and bytes; else `model` (glm-5, glm-5.1, glm-5.2) and `quant`
             (bf16, w8a8, w4a8, w8a8c8, w4a8c8).
-        hardware: a3, a2, cpu (after `plan --measure`), or a YAML file. nodes: how many machines.
+        hardware: a3, a2, other names of data/hardware, cpu (after `plan --measure`), or a YAML file.
+        nodes: how many machines.
         workload: in=TOKENS,out=TOKENS,concurrency=N,prefix_hit=SHARE,rate=PER_SECOND,requests=N.
         mtp: draft tokens per step; None searches the best. slo: tpot=50ms,ttft=2s.
         layout: judge this one instead of searching, e.g. tp=16,dp=1.
         cache: caches in INT8: none, li, li+sfa. index_cache: run-time reuse of the indexer's choice.
         seqs, batched_tokens, utilization, buffer_mb: vLLM's --max-num-seqs, --max-num-batched-tokens,
             --gpu-memory-utilization, and HCCL_BUFFSIZE in MB.
-        acceptance: mean accepted length measured with 3 drafts. price: of one machine and hour.
+        acceptance: mean accepted length measured with 3 drafts, or shares by position, as in "0.90,0.77,0.63".
+        price: of one machine and hour. power: watts of one machine.
         imbalance: load of the die with the hottest experts over the mean, beyond what chance does.
         tails: also simulate the scheduler. html: file to write a report to.
     Raises:
@@ -81,7 +84,7 @@ def plan(
         directory=None if directory is None else Path(directory), model=model, quant=quant, hardware=str(hardware),
         nodes=nodes, workload=workload, mtp=mtp, slo=slo, layout=layout, cache=cache, index_cache=index_cache,
         seqs=seqs, batched_tokens=batched_tokens, utilization=utilization, buffer_mb=buffer_mb, acceptance=acceptance,
-        price=price, imbalance=imbalance,
+        price=price, power=power, imbalance=imbalance,
     )  # fmt: skip
     made = run(request)
     report = PlanReport(made, simulate(made) if tails else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from glm5_ascend.plan.frontier import Point
 from glm5_ascend.plan.memory import Memory
@@ -62,6 +63,26 @@ def share_chart(prediction: Prediction) -> Chart:
         [(name, 1e3 * s, f"{1e3 * s:.1f} ms, {100 * s / step:.0f} %") for name, s in rows if s > 0.01 * step],
         f"ms of a decode step of {1e3 * step:.0f} ms",
     )
+
+
+def goodput_chart(rows: Sequence[dict[str, Any]]) -> Chart:
+    """Requests per second over clients: all that are answered, and those within the SLO, from `tables.sweep`."""
+    import altair as alt
+
+    clients, rate = "clients", "requests per second"
+    records: list[charts.Record] = [
+        {clients: row["clients"], rate: row[key], "kind": kind, "TPOT ms": row["tpot_ms"], "TTFT ms": row["ttft_ms"]}
+        for key, kind in (("requests_per_s", "answered"), ("goodput", "within the SLO"))
+        for row in rows
+    ]
+    told = [alt.Tooltip(field=name, type="quantitative") for name in (clients, rate, "TPOT ms", "TTFT ms")]
+    drawn = alt.Chart(charts.data(records)).mark_line(point=True, interpolate="linear").encode(
+        x=alt.X(field=clients, type="quantitative", scale=alt.Scale(type="log", base=2)),
+        y=alt.Y(field=rate, type="quantitative", scale=alt.Scale(zero=True)),
+        color=alt.Color("kind:N", legend=alt.Legend(title=None)),
+        strokeDash=alt.StrokeDash("kind:N", legend=None), tooltip=told,
+    )  # fmt: skip
+    return charts.finished("Goodput by load", drawn.properties(height=260), records)
 
 
 _TPOT, _SPEED, _REQUESTS = "ms per output token (TPOT)", "output tokens per second", "requests at a time"

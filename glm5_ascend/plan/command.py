@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glm5_ascend.errors import PlanError
-from glm5_ascend.plan.hardware import Cluster, load_hardware
+from glm5_ascend.plan.hardware import Cluster, Figure, load_hardware
 from glm5_ascend.plan.layouts import Options
 from glm5_ascend.plan.model import PlannedModel, from_directory, named
 from glm5_ascend.plan.result import Plan, make_plan
-from glm5_ascend.plan.workload import parse_slo, parse_workload
+from glm5_ascend.plan.spending import NodeRates
+from glm5_ascend.plan.workload import parse_acceptance, parse_slo, parse_workload
 
 #: More machines than anyone has in one deployment: a typing error, and a search without end.
 MOST_NODES = 4096
@@ -35,8 +36,9 @@ class PlanRequest:
     batched_tokens: int = 4096
     utilization: float = 0.95
     buffer_mb: int = 200
-    acceptance: float | None = None
+    acceptance: str | float | None = None
     price: float | None = None
+    power: float | None = None
     imbalance: float = 1.0
 
 
@@ -50,6 +52,10 @@ def run(request: PlanRequest) -> Plan:
     model = _model(request)
     if request.mtp and not model.config.num_nextn_predict_layers:
         raise PlanError(f"--mtp {request.mtp}: {model.name} has no MTP layer", "--mtp 0")
+    if model.needs_fp8 and not hardware.fp8:
+        raise PlanError(
+            f"--quant {model.quantization}: {hardware.title} does not multiply FP8", "--hardware ascend-950pr, or w8a8"
+        )
     drafts = 0 if not model.config.num_nextn_predict_layers else request.mtp
     options = Options(
         drafts,
@@ -57,11 +63,15 @@ def run(request: PlanRequest) -> Plan:
         request.utilization,
         request.batched_tokens,
         request.buffer_mb,
-        request.acceptance,
+        parse_acceptance(request.acceptance),
         request.imbalance,
     )
     price = hardware.price_per_node_hour if request.price is None else request.price
-    return make_plan(model, Cluster(hardware, request.nodes), workload, slo, options, request.layout, price)
+    power = hardware.power_watts
+    if request.power is not None:
+        power = Figure(value=request.power, quality="measured", source="--power-usage")
+    rates = NodeRates(price, power)
+    return make_plan(model, Cluster(hardware, request.nodes), workload, slo, options, request.layout, rates)
 
 
 def _model(request: PlanRequest) -> PlannedModel:
@@ -79,8 +89,8 @@ def _check_numbers(request: PlanRequest) -> None:
         ("--batched-tokens", request.batched_tokens, 1, 1_000_000),
         ("--utilization", request.utilization, 0.01, 1.0),
         ("--buffer-mb", request.buffer_mb, 0, 100_000),
-        ("--acceptance", request.acceptance, 1.0, 4.0),
         ("--price", request.price, 0.0, 1e9),
+        ("--power-usage", request.power, 1.0, 1e6),
         ("--imbalance", request.imbalance, 1.0, 256.0),
     ):
         if value is not None and not low <= value <= high:

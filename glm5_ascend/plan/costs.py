@@ -13,7 +13,7 @@ from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.roofline import decode_step, prefill_chunk
-from glm5_ascend.plan.workload import accepted
+from glm5_ascend.plan.workload import Acceptance, accepted
 
 Floats = NDArray[np.float64]
 
@@ -44,7 +44,7 @@ class Costs:
 
 def costs(
     model: PlannedModel, hardware: Hardware, engine: Engine, efficiency: Efficiencies, context: float,
-    decode_only: bool = False, split: bool = False, acceptance: float | None = None,
+    decode_only: bool = False, split: bool = False, acceptance: float | Acceptance | None = None,
 ) -> Costs:  # fmt: skip
     """Tables of `engine` for requests that are about `context` tokens long."""
     held = memory.fit(model, hardware, engine, decode_only, split)

@@ -94,12 +94,19 @@ class ConfigKeys(Keys):
 
 
 class QuantizationKeys(Keys):
-    """Types of the routed experts, of the attention's linears, of dense and shared MLPs; caches at run time."""
+    """Types of the routed experts, of the attention's linears, of dense and shared MLPs; caches at run time.
+
+    Attributes:
+        fp8: needs units for FP8; the types above only say how many bytes a weight takes.
+        little_data: what is not known of it, in words for a plan.
+    """
 
     experts: LinearType
     attention: LinearType
     mlp: LinearType
     cache: Cache
+    fp8: bool = False
+    little_data: str | None = None
 
 
 class FamilyFile(Keys):

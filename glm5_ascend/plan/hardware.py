@@ -67,6 +67,8 @@ class Hardware(Keys):
         host_ahead: the host launches the operators of a prefill while the device is still busy with earlier ones;
             false where both are one (a CPU): the times add.
         mc2: None: whatever the number of dies.
+        power_watts: of a node under load, with its share of switches and cooling where the source counts them.
+        fp8: whether its units multiply FP8 and MXFP4. little_data: what is not known of it, in words for a plan.
         measured_on: the model that `plan --measure` served, for a machine that was measured.
     """
 
@@ -80,6 +82,9 @@ class Hardware(Keys):
     peer_seconds: Figure
     pass_seconds_scale: Figure
     price_per_node_hour: Positive | None = None
+    power_watts: Figure | None = None
+    fp8: bool = False
+    little_data: str | None = None
     host_ahead: bool = True
     measured_on: str | None = None
     efficiencies: EfficiencyKeys | None = None  # of a machine that was measured; None: those fitted on the A3

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from glm5_ascend.plan.chart import frontier_chart, memory_chart, share_chart
+from glm5_ascend.plan.chart import frontier_chart, goodput_chart, memory_chart, share_chart
 from glm5_ascend.plan.frontier import frontier
 from glm5_ascend.plan.layouts import PROVEN_DRAFTS
 from glm5_ascend.plan.profile import commands
 from glm5_ascend.plan.result import Plan
+from glm5_ascend.plan.tables import goodput, sweep
 from glm5_ascend.plan.text import basis, span
+from glm5_ascend.plan.workload import Slo
 from glm5_ascend.report import page as report
 from glm5_ascend.report.content import Card, Code, Page, Section, Table
 from glm5_ascend.report.header import ReportHeader, make_header
 from glm5_ascend.report.verdict import ReportVerdict
 
 _LAYOUTS = 6
+_GOODPUT = "The chosen layout with fewer and more clients; all requests of a load keep the limits on the mean, or none."
 _ORDER = (
     "Best first: layouts that meet the SLO, then by output tokens per second, then by latency. What no public result "
     f"has (other drafts than {PROVEN_DRAFTS}, DCP, experts cut over all dies) counts for less than the tokens shown, "
@@ -87,6 +90,9 @@ def _sections(plan: Plan) -> Iterator[Section]:
         [frontier_chart(frontier(plan), plan.numbers["output_tokens_per_s"], plan.slo)],
         "The chosen layout with fewer and more requests, and the range of the prediction. Large dot: this workload.",
     )
+    if plan.slo != Slo():
+        rows = sweep(plan)
+        yield Section("Goodput by load", [goodput_chart(rows)], f"{goodput(rows).capitalize()}. {_GOODPUT}")
     yield Section("What limits a decode step", [share_chart(plan.chosen.prediction)])
     if plan.others:
         yield Section("Next best layouts", [_others(plan)], _ORDER)

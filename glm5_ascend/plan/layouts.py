@@ -15,7 +15,7 @@ from glm5_ascend.plan.hardware import Cluster
 from glm5_ascend.plan.layout import Engine, Layout, exchange_buffer_mb
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.timing import PromptTime, Timing
-from glm5_ascend.plan.workload import Workload, accepted
+from glm5_ascend.plan.workload import Acceptance, Workload, accepted
 
 #: What everyone runs.
 PROVEN_DRAFTS = 3
@@ -35,7 +35,7 @@ class Options:
     utilization: float = 0.95
     batched_tokens: int = 4096
     buffer_mb: int = 200
-    acceptance: float | None = None
+    acceptance: float | Acceptance | None = None
     skew: float = 1.0
 
 

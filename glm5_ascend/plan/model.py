@@ -44,6 +44,17 @@ class PlannedModel:
     stored_bytes: int | None = None
 
     @property
+    def needs_fp8(self) -> bool:
+        known = family().quantizations.get(self.quantization)
+        return known is not None and known.fp8
+
+    @property
+    def little_data(self) -> str | None:
+        """What is not known of its quantization, in words for a plan."""
+        known = family().quantizations.get(self.quantization)
+        return None if known is None else known.little_data
+
+    @property
     def expert_type(self) -> str:
         """Type of the main model's routed experts."""
         moe = next((i for i in range(self.config.num_hidden_layers) if self.config.is_moe(i)), None)

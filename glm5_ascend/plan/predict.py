@@ -21,7 +21,7 @@ from glm5_ascend.plan.memory import Memory
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.roofline import LINK
 from glm5_ascend.plan.timing import PromptTime, Timing
-from glm5_ascend.plan.workload import Workload, accepted
+from glm5_ascend.plan.workload import Acceptance, Workload, accepted
 
 #: Of a run whose requests are all alike and begin together: how much of their prefills falls together on all ranks, on
 #: a logarithmic scale of ranks. Chosen by the public runs; simulated, lengths that differ by 2 to 10 % do as much.
@@ -105,7 +105,7 @@ def predict(
     layout: Layout,
     efficiency: Efficiencies,
     workload: Workload,
-    acceptance: float | None = None,
+    acceptance: float | Acceptance | None = None,
     timing: Timing | None = None,
 ) -> Prediction | None:
     """Steady state of one replica of `layout` under its share of the workload; None if not one request fits."""
@@ -122,7 +122,9 @@ def predict(
     return solve(timing or Timing(model, hardware, efficiency), layout, share, acceptance)
 
 
-def _together(timing: Timing, layout: Layout, load: Workload, acceptance: float | None) -> Prediction | None:
+def _together(
+    timing: Timing, layout: Layout, load: Workload, acceptance: float | Acceptance | None
+) -> Prediction | None:
     engine = layout.decode
     held = memory.fit(timing.model, timing.hardware, engine)
     room = most_requests(held, engine, load)
@@ -182,7 +184,7 @@ def _burst(prompt: PromptTime, per_rank: float) -> float:
     )
 
 
-def _apart(timing: Timing, layout: Layout, load: Workload, acceptance: float | None) -> Prediction | None:
+def _apart(timing: Timing, layout: Layout, load: Workload, acceptance: float | Acceptance | None) -> Prediction | None:
     engine, first = layout.decode, layout.prefill
     assert first is not None
     model, hardware = timing.model, timing.hardware

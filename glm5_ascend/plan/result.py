@@ -16,7 +16,8 @@ from glm5_ascend.plan.layouts import Options, together
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.predict import predict, run_output, run_ttft
 from glm5_ascend.plan.search import Candidate, parse_layout, search
-from glm5_ascend.plan.workload import Slo, Workload, acceptance_spread
+from glm5_ascend.plan.spending import UNKNOWN, NodeRates, spending
+from glm5_ascend.plan.workload import Acceptance, Slo, Workload, acceptance_spread
 
 #: Prompt tokens from which the indexer is a large part of a prefill.
 LONG_PROMPT = 16_384
@@ -52,12 +53,13 @@ class Plan:
     extrapolated: list[str]
     within_slo: bool
     notes: list[str] = field(default_factory=list)
-    acceptance: float | None = None
+    acceptance: float | Acceptance | None = None
+    rates: NodeRates = UNKNOWN
 
 
 def make_plan(
     model: PlannedModel, cluster: Cluster, workload: Workload, slo: Slo, options: Options, layout: str | None = None,
-    price: float | None = None,
+    rates: NodeRates = UNKNOWN,
 ) -> Plan:  # fmt: skip
     """Search, or judge the given layout.
 
@@ -84,11 +86,13 @@ def make_plan(
         raise PlanError(*_nothing_fits(model, cluster, workload, tried, fixed is not None))
     best = candidates[0]
     reasons = extrapolations(model, cluster, workload, best)
-    numbers = _numbers(model, cluster, workload, best, price, options.acceptance)
+    numbers = _numbers(model, cluster, workload, best, rates, options.acceptance)
     met = slo.met(best.prediction.tpot, best.prediction.ttft)
-    notes = _notes(best, workload, cluster)
+    notes = [f"little data: {said}" for said in (cluster.hardware.little_data, model.little_data) if said]
+    notes += _notes(best, workload, cluster)
     return Plan(
-        model, cluster, workload, slo, best, candidates[1:], numbers, reasons, met, notes, options.acceptance
+        model, cluster, workload, slo, best, candidates[1:], numbers, reasons, met, notes, options.acceptance,
+        rates,
     )  # fmt: skip
 
 
@@ -100,8 +104,8 @@ def extrapolations(model: PlannedModel, cluster: Cluster, workload: Workload, ch
 
 
 def _numbers(
-    model: PlannedModel, cluster: Cluster, workload: Workload, chosen: Candidate, price: float | None,
-    acceptance: float | None,
+    model: PlannedModel, cluster: Cluster, workload: Workload, chosen: Candidate, rates: NodeRates,
+    acceptance: float | Acceptance | None,
 ) -> dict[str, Range]:  # fmt: skip
     held, p = chosen.prediction.memory, chosen.prediction
     own = float(sum(held.weights.values()))
@@ -116,8 +120,7 @@ def _numbers(
     longest = [min(model.config.max_position_embeddings, held.tokens(b)) for b in budgets]
     most = [float(_concurrency(held, b, chosen, workload)) for b in budgets]
     here = place(model, cluster.hardware.name, chosen.layout, workload)
-    drafted = chosen.layout.decode.drafts > 0 and acceptance is None
-    spread = acceptance_spread() if drafted else 0.0
+    spread = acceptance_spread(acceptance) if chosen.layout.decode.drafts else 0.0
     speed, each = (math.exp(math.hypot(half_width(name, here), spread)) for name in ("tok_s", "tpot"))
     first = math.exp(half_width("ttft", here))
     out, ttft = run_output(p, workload), run_ttft(p, workload)
@@ -134,9 +137,8 @@ def _numbers(
         "ttft_ms": Range(1e3 * ttft, 1e3 * ttft / first, 1e3 * ttft * first, basis),
         "output_tokens_per_s": Range(out, out / speed, out * speed, basis),
     }
-    if price is not None:
-        cost = price * cluster.nodes / 3600 / out * 1e6
-        numbers["cost_per_million_output_tokens"] = Range(cost, cost / speed, cost * speed, basis)
+    for name, value in spending(cluster, chosen.layout, p, workload, out, rates).items():
+        numbers[name] = Range(value, value / speed, value * speed, basis)
     return numbers
 
 

@@ -13,6 +13,7 @@ from glm5_ascend.plan.command import PlanRequest, run
 from glm5_ascend.plan.efficiency import efficiencies_of
 from glm5_ascend.plan.predict import predict
 from glm5_ascend.plan.result import Plan
+from glm5_ascend.plan.spending import ENERGY, WHOLE
 from glm5_ascend.plan.timing import Timing
 
 #: Loads of a sweep, in shares of the workload's clients.
@@ -74,11 +75,9 @@ def what_if(request: PlanRequest) -> Iterator[dict[str, Any]]:
                     "layout": str(made.chosen.layout), "tokens_per_s": round(told["output_tokens_per_s"].value),
                     "tpot_ms": round(told["tpot_ms"].value, 1), "ttft_ms": round(told["ttft_ms"].value),
                     "slo": "met" if made.within_slo else "missed",
-                    **({"cost_per_million": round(told[_COST].value, 3)} if _COST in told else {}),
+                    **({"cost_per_million": round(told[WHOLE].value, 3)} if WHOLE in told else {}),
+                    **({"kwh_per_million": round(told[ENERGY].value, 3)} if ENERGY in told else {}),
                 }  # fmt: skip
-
-
-_COST = "cost_per_million_output_tokens"
 
 
 def _longer(workload: str, factor: float) -> tuple[int, str]:

@@ -17,7 +17,7 @@ from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.result import Plan
 from glm5_ascend.plan.roofline import LINK
 from glm5_ascend.plan.simulate import Trace, simulate, simulate_apart
-from glm5_ascend.plan.workload import Workload
+from glm5_ascend.plan.workload import Acceptance, Workload
 
 #: Requests of a simulation: enough for a 99th percentile.
 REQUESTS = 4000
@@ -64,7 +64,7 @@ def tails(plan: Plan, requests: int = REQUESTS, seed: int = 0) -> dict[str, floa
 
 def replica_tails(
     model: PlannedModel, hardware: Hardware, layout: Layout, efficiency: Efficiencies, load: Workload,
-    arrivals: Arrivals, acceptance: float | None = None,
+    arrivals: Arrivals, acceptance: float | Acceptance | None = None,
 ) -> dict[str, float]:  # fmt: skip
     """The same for any layout; rate and the workload's concurrency are those of all replicas together.
 
@@ -89,7 +89,7 @@ def replica_tails(
 
 def engine_costs(
     model: PlannedModel, hardware: Hardware, engine: Engine, efficiency: Efficiencies, load: Workload,
-    decode_only: bool = False, split: bool = False, acceptance: float | None = None,
+    decode_only: bool = False, split: bool = False, acceptance: float | Acceptance | None = None,
 ) -> Costs:  # fmt: skip
     """Tables of one engine for requests like the workload's."""
     context = load.prompt + load.output / 2

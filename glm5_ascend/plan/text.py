@@ -9,6 +9,7 @@ from glm5_ascend.plan.efficiency import fitted
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.profile import commands, profile_of
 from glm5_ascend.plan.result import Plan, Range
+from glm5_ascend.plan.spending import ANSWERS, ENERGY, PER_KWH, PROMPTS, WHOLE
 from glm5_ascend.report.terminal import STYLES
 from glm5_ascend.report.terminal import show as show_rows
 
@@ -88,8 +89,13 @@ def _speed(plan: Plan, simulated: Mapping[str, float] | None) -> Rows:
     yield "tokens/s", f"{span(speed)} output tokens, all requests  [{speed.basis}]"
     yield "TPOT", f"{span(n['tpot_ms'], digits=1)} ms  [{n['tpot_ms'].basis}]"
     yield "TTFT", f"{span(n['ttft_ms'])} ms  [{n['ttft_ms'].basis}; few public numbers]"
-    if "cost_per_million_output_tokens" in n:
-        yield "cost", f"{span(n['cost_per_million_output_tokens'], digits=3)} per million output tokens"
+    if WHOLE in n:
+        yield "cost", f"{span(n[WHOLE], digits=3)} per million output tokens"
+        apart = f"{n[PROMPTS].value:,.3f} per million input tokens, {n[ANSWERS].value:,.3f} per million output tokens"
+        yield "divided", f"{apart}, by the machines' time"
+    if ENERGY in n and (power := plan.rates.power) is not None:
+        yield "energy", f"{span(n[ENERGY], digits=2)} kWh per million output tokens, {span(n[PER_KWH])} tokens per kWh"
+        yield "assumed", f"{power.value:,.0f} W per machine  [{power.quality}: {power.source}]"
     if simulated:
         how = "simulated, with lengths spread by half" if plan.workload.requests is None else "simulated, this run"
         for name, key in (("TPOT", "tpot"), ("TTFT", "ttft")):

@@ -10,6 +10,9 @@ from glm5_ascend.errors import PlanError
 #: Mean accepted tokens per position of the three drafts of a healthy GLM-5 W4A8 on A3 (log in vllm-ascend #9803).
 ACCEPTANCE = (0.891, 0.717, 0.549)
 
+#: Most that can be accepted per step with three drafts, and with as many as are read from --acceptance.
+MOST_ACCEPTED, MOST_POSITIONS = 4.0, 15
+
 #: The same elsewhere: GLM-5.2-w4a8 in vllm-ascend's nightly CI, before and after its second model runner.
 OTHER_ACCEPTANCES = ((0.86, 0.63, 0.42), (0.90, 0.77, 0.63))
 
@@ -52,22 +55,41 @@ class Slo:
         return (self.tpot is None or tpot <= self.tpot) and (self.ttft is None or ttft <= self.ttft)
 
 
-def accepted(drafts: int, acceptance: float | None = None) -> float:
+@dataclass(frozen=True)
+class Acceptance:
+    """What was measured of drafts, position by position.
+
+    Attributes:
+        positions: share of the steps in which the draft of this position, and so all before it, is accepted.
+        spread: half width of what a step gains, on a logarithmic scale.
+    """
+
+    positions: tuple[float, ...]
+    spread: float = 0.0
+
+
+def accepted(drafts: int, acceptance: float | Acceptance | None = None) -> float:
     """Tokens a request gains per step: one, and the drafts before the first refused one.
 
     Args:
-        acceptance: mean accepted length measured with three drafts, None: ACCEPTANCE.
+        acceptance: mean accepted length measured with three drafts, or by position; None: ACCEPTANCE.
     """
     positions = list(ACCEPTANCE)
-    if acceptance is not None:
+    if isinstance(acceptance, Acceptance):
+        positions = list(acceptance.positions)
+        if len(positions) == 1:
+            positions.append(positions[0] * positions[0])
+    elif acceptance is not None:
         positions = [p * (acceptance - 1) / sum(ACCEPTANCE) for p in ACCEPTANCE]
     while len(positions) < drafts:  # every further draft is as good as the last ratio
         positions.append(positions[-1] * positions[-1] / positions[-2] if positions[-2] else 0.0)
     return 1.0 + sum(positions[:drafts])
 
 
-def acceptance_spread() -> float:
-    """Half width, on a logarithmic scale, of what public runs gain per step with three drafts."""
+def acceptance_spread(acceptance: float | Acceptance | None = None) -> float:
+    """Half width, on a logarithmic scale, of what a step gains: that of public runs with three drafts, or the given."""
+    if acceptance is not None:
+        return acceptance.spread if isinstance(acceptance, Acceptance) else 0.0
     gains = [1.0 + sum(positions) for positions in (ACCEPTANCE, *OTHER_ACCEPTANCES)]
     return math.log(max(gains) / min(gains)) / 2
 
@@ -105,6 +127,39 @@ def parse_workload(text: str) -> Workload:
     requests = int(values["requests"]) if "requests" in values else None
     clients = values.get("concurrency", 1.0)
     return Workload(int(values["in"]), int(values["out"]), clients, hit, values.get("rate"), requests)
+
+
+def parse_acceptance(text: str | float | None) -> float | Acceptance | None:
+    """`2.9`, `0.90,0.77,0.63`, or with what it varies between `0.86-0.90,0.63-0.77,0.42-0.63`.
+
+    Raises:
+        PlanError: not a number, out of range, or a later draft accepted more often than one before it.
+    """
+    if text is None or not isinstance(text, str):
+        return _mean_length(text)
+    if "," not in text:
+        return _mean_length(_number("--acceptance", "X", text))
+    low, high = list[float](), list[float]()
+    for place, item in enumerate(text.split(","), start=1):
+        ends = [_number("--acceptance", f"draft {place}", part) for part in item.split("-")]
+        if len(ends) > 2 or not all(0 <= end <= 1 for end in ends) or ends != sorted(ends):
+            raise PlanError(
+                f"--acceptance: draft {place} is {item.strip()!r:.40}, a share is meant", "0.77 or 0.63-0.77"
+            )
+        low.append(ends[0])
+        high.append(ends[-1])
+    if low != sorted(low, reverse=True) or high != sorted(high, reverse=True) or len(low) > MOST_POSITIONS:
+        raise PlanError(
+            "--acceptance: a later draft is accepted more often than one before it", "shares of all steps, as vLLM logs"
+        )
+    middle = tuple((a + b) / 2 for a, b in zip(low, high, strict=True))
+    return Acceptance(middle, math.log((1 + sum(high)) / (1 + sum(low))) / 2)
+
+
+def _mean_length(value: float | None) -> float | None:
+    if value is not None and not 1 <= value <= MOST_ACCEPTED:
+        raise PlanError(f"--acceptance {value:g}: must be 1 to {MOST_ACCEPTED:g}", "correct --acceptance")
+    return value
 
 
 def parse_slo(text: str | None) -> Slo:

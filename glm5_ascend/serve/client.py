@@ -137,6 +137,29 @@ class Client:
             choice: dict[str, Any] = {**reply["choices"][0]}
         return choice
 
+    def prompt_probabilities(self, prompt: list[int], k: int) -> dict[str, Any]:
+        """SGLang's own words for a prompt's log-probabilities and those of the `k` most probable ids of each place."""
+        path = "/generate"
+        body: dict[str, Any] = {
+            "input_ids": prompt, "sampling_params": {"max_new_tokens": 1, "temperature": 0}, "return_logprob": True,
+            "logprob_start_len": 0, "top_logprobs_num": k,
+        }  # fmt: skip
+        reply = self._parsed("POST", path, body, MAX_BYTES + len(prompt) * (k + 1) * LOGPROB_BYTES)
+        with self._understood(path):
+            told: dict[str, Any] = {**reply["meta_info"]}
+        return told
+
+    def is_sglang(self) -> bool:
+        """Whether the server has SGLang's description of its model, which vLLM has not."""
+        for path in ("/model_info", "/get_model_info"):  # the second is the older name
+            try:
+                told = self._parsed("GET", path)
+            except CheckFailedError:
+                continue
+            if isinstance(told, dict) and "is_generation" in told:
+                return True
+        return False
+
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The server-sent events of a streamed answer, each when its line is there: nothing is held back."""
         with self._answer("POST", path, body) as reply:
@@ -181,7 +204,7 @@ class Client:
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             raise CheckFailedError(
                 f"{self.url}{path}: the answer is not what the OpenAI API says: {shortened(str(error), 160)}",
-                "is this a vLLM server? see its log",
+                "is this a vLLM or SGLang server? see its log",
             ) from None
 
 

@@ -42,7 +42,7 @@ class BoundedReply:
         for piece in self._response.iter_raw():
             self._left -= len(piece)
             if self._left < 0:
-                raise CheckFailedError(f"{self._url}: the answer is too long", "is this a vLLM server?")
+                raise CheckFailedError(f"{self._url}: the answer is too long", "is this a vLLM or SGLang server?")
             if time.monotonic() > self._deadline:
                 raise httpx.ReadTimeout("timed out: the answer did not end")
             yield piece

@@ -32,6 +32,39 @@ def test_by_hand(asked: dict[str, object], weights: float, token: int, least: fl
     assert made.numbers["tpot_ms"].value > 0.3 * least / (ACCEPTED if asked["mtp"] else 1.0)
 
 
+#: An audit's kinds of queries: model and machines, weights, load. Each pair of neighbours in a load's list is compared.
+MACHINES = (
+    ("glm-5", "a3", 1, "w4a8"), ("glm-5", "a3", 2, "w8a8"), ("glm-5.1", "a3", 4, "w8a8c8"), ("glm-5", "a2", 2, "w4a8"),
+    ("glm-5.2", "a3", 1, "w4a8c8"), ("glm-5.2", "a3", 4, "bf16"), ("glm-5.3", "a3-roce", 4, "w8a8c8"),
+    ("glm-5.2", "a2", 8, "w8a8"),
+)  # fmt: skip
+LOADS = (
+    *(f"in={n},out=500,concurrency=4" for n in (128, 1024, 3500, 16_000, 64_000, 128_000)),
+    *(f"in=3500,out=1500,concurrency={n}" for n in (1, 4, 16, 64, 256)),
+    *(f"in=8000,out={n},concurrency=8" for n in (1, 16, 256, 4096)),
+    "in=64000,out=1000,concurrency=16,prefix_hit=0.9", "in=3500,out=1500,concurrency=64,rate=0.5",
+    "in=3500,out=1500,concurrency=32,requests=32", "in=1,out=2,concurrency=0.5", "in=100000,out=100,concurrency=2",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: "-".join(map(str, machine)))
+def test_an_audits_queries_stay_right(machine: tuple[str, str, int, str]) -> None:
+    """20 loads on 8 clusters: no memory below zero, no step faster than the die's memory, ranges in order."""
+    model, hardware, nodes, quant = machine
+    for load in LOADS:
+        made = plan(model=model, hardware=hardware, nodes=nodes, quant=quant, workload=load).plan
+        numbers, found, where = made.numbers, made.chosen.prediction, f"{machine} {load}"
+        assert all(0 <= n.low <= n.value <= n.high for n in numbers.values()), where
+        assert found.memory.budget > 0 and made.chosen.layout.dies <= made.cluster.dies, where
+        own = made.chosen.layout.decode
+        always = sum(
+            size for name, size in found.memory.weights.items() if name in ("attention", "dense MLP and router")
+        )
+        bound = always / made.cluster.hardware.rates.memory.value
+        assert found.step_seconds > bound and found.tpot >= bound / (own.drafts + 1) * (made.workload.output > 1), where
+        assert numbers["ttft_ms"].value > 0 and numbers["max_context_tokens"].value <= 1_048_576, where
+
+
 def _speed(made: Plan) -> float:
     return made.numbers["output_tokens_per_s"].value
 

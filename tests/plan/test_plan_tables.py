@@ -42,6 +42,13 @@ def test_goodput_is_the_most_that_keeps_the_slo() -> None:
     assert "none" in goodput([row | {"goodput": 0.0} for row in rows])
 
 
+def test_the_sweep_is_drawn_where_there_is_a_limit(tmp_path: Path) -> None:
+    for name, slo in (("with.html", "tpot=40ms"), ("without.html", None)):
+        plan(nodes=2, quant="w8a8", slo=slo, html=tmp_path / name)
+    drawn, plain = ((tmp_path / name).read_text(encoding="utf-8") for name in ("with.html", "without.html"))
+    assert "Goodput by load" in drawn and "within the SLO" in drawn and "Goodput by load" not in plain
+
+
 def test_a_sweep_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "sweep.csv"
     assert run([*ASKED, "--slo", "tpot=50ms", "--sweep", "--csv", str(path)]) == 0

@@ -6,11 +6,12 @@ the log-sum inequality bounds that part from below: sum p log(p/q) >= P log(P/Q)
 
     KL(p || q) >= sum over the K ids of p log(p/q) + P log(P/Q),
 
-with equality where the two tails have the same shape; a larger k closes the gap.
+with equality where the two tails have the same shape; a larger k closes the gap. SGLang says the same at /generate.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,8 @@ def compare_served(
         MissingEnvironmentError: nothing answers. CheckFailedError: an HTTP error, or NaN or infinity in an answer.
         EvaluationError: the server does not give log-probabilities of prompts.
     """
-    pieces = [ask(client, window.tolist(), k) for window in windows]
+    sglang = client.is_sglang()
+    pieces = [ask(client, window.tolist(), k, sglang) for window in windows]
     answers = Answers(
         torch.cat([piece.ids for piece in pieces]),
         torch.cat([piece.log_probabilities for piece in pieces]),
@@ -86,13 +88,13 @@ def lower_bound(reference: torch.Tensor, served: torch.Tensor) -> torch.Tensor:
     return (inside + outside).clamp_min(0)
 
 
-def ask(client: Client, prompt: list[int], k: int) -> Answers:
-    """The log-probabilities of one prompt's tokens but the first."""
-    choice = client.complete(prompt, max_tokens=1, prompt_logprobs=k)
-    entries = choice.get("prompt_logprobs")
+def ask(client: Client, prompt: list[int], k: int, sglang: bool = False) -> Answers:
+    """The log-probabilities of one prompt's tokens but the first; `sglang`: by its own route, not by vLLM's."""
+    entries = _of_sglang(client, prompt, k) if sglang else _of_vllm(client, prompt, k)
     if not isinstance(entries, list) or len(entries) != len(prompt):
         raise EvaluationError(
-            f"{client.url}: no prompt_logprobs in its answer", "give the URL of a vLLM server with /v1/completions"
+            f"{client.url}: no {'input_token_logprobs' if sglang else 'prompt_logprobs'} in its answer",
+            "give the URL of a vLLM server with /v1/completions, or of an SGLang server with /generate",
         )
     ids = torch.tensor(prompt[1:])[:, None].repeat(1, k + 1)
     values = torch.full((len(prompt) - 1, k + 1), -torch.inf, dtype=torch.float64)
@@ -112,6 +114,26 @@ def ask(client: Client, prompt: list[int], k: int) -> Answers:
     return Answers(ids, values, best)
 
 
+def _of_vllm(client: Client, prompt: list[int], k: int) -> Any:
+    return client.complete(prompt, max_tokens=1, prompt_logprobs=k).get("prompt_logprobs")
+
+
+def _of_sglang(client: Client, prompt: list[int], k: int) -> Any:
+    """In vLLM's form: of each token {id: {"logprob": value}}; None where the form is another one."""
+    told = client.prompt_probabilities(prompt, k)
+    try:
+        own, best = told["input_token_logprobs"], told["input_top_logprobs"]
+        return [
+            {} if value is None and not others else {
+                str(token): {"logprob": math.nan if found is None else found}
+                for found, token, *_ in [*(others or []), (value, own_id)]
+            }
+            for (value, own_id, *_), others in zip(own, best, strict=True)
+        ]  # fmt: skip
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
 def _probabilities(client: Client, row: int, entry: Any) -> dict[int, tuple[float, Any]]:
     """Log-probability and rank by token id, of one position."""
     try:
@@ -121,6 +143,6 @@ def _probabilities(client: Client, row: int, entry: Any) -> dict[int, tuple[floa
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         pass
     raise EvaluationError(
-        f"{client.url}: position {row + 1}: prompt_logprobs are not vLLM's: {shown(entry, 120)}",
-        "give the URL of a vLLM server with /v1/completions",
+        f"{client.url}: position {row + 1}: log-probabilities in an unknown form: {shown(entry, 120)}",
+        "give the URL of a vLLM server with /v1/completions, or of an SGLang server with /generate",
     )

@@ -5,6 +5,7 @@ to weights after loading, the NPU branches of attention, indexer and experts, pa
 modules that need an NPU (`npu_modules`), their operators in plain torch (`npu_operators`), attention over a cache
 (`attention`). SGLang 0.5.23's CPU wheel parts are not used.
 
-What no test on top of this can show: NZ layouts, HCCL, DeepEP, graphs, MLAPO, the scheduler, what the NPU's kernels
-compute.
+`serve` runs its whole server so: scheduler, prefix cache, sampling, parsers, HTTP; `token_cache` says what is not its
+own. What no test on top of this can show: NZ layouts, HCCL, DeepEP, graphs, MLAPO, drafts inside the scheduler, what
+the NPU's kernels compute.
 """

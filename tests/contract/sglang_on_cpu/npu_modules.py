@@ -79,7 +79,7 @@ def device(module: Any) -> None:
 
     for name in (
         "set_device", "synchronize", "empty_cache", "set_compile_mode", "reset_peak_memory_stats", "_lazy_init",
-        "manual_seed", "manual_seed_all",
+        "manual_seed", "manual_seed_all", "_is_in_bad_fork",
     ):  # fmt: skip
         setattr(module, name, nothing)
     module.is_available = module.is_initialized = lambda: True
@@ -150,7 +150,7 @@ class NpuIsCpu(TorchFunctionMode):
     """Devices called "npu" are the CPU; matrix products promote mixed types, as aclnnMatmul is said to."""
 
     def __torch_function__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
         if func is torch.nn.functional.linear and args[0].dtype != args[1].dtype:
             dtype = torch.promote_types(args[0].dtype, args[1].dtype)
             args = (args[0].to(dtype), args[1].to(dtype), *args[2:])
@@ -175,6 +175,7 @@ def install() -> None:
     torch.npu = sys.modules["torch.npu"] = sys.modules["torch_npu.npu"]  # type: ignore[attr-defined]
     torch.Tensor.npu = lambda self, *_, **__: self  # type: ignore[attr-defined]
     torch.Tensor.record_stream = lambda self, *_: None  # type: ignore[method-assign]
+    torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[method-assign]
     torch.nn.Module.npu = lambda self, *_: self  # type: ignore[attr-defined]
     for name in ("nms", "qnms"):  # PyPI's torchvision is built for CUDA: it fails on operators that are not named
         torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -46,6 +46,16 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+def on_gloo() -> None:
+    """Parallel groups of this process do without an NPU."""
+    npu_utils.init_npu_backend = lambda: None
+    bootstrap.get_default_distributed_backend = lambda _: "gloo"
+    bootstrap.register_sgl_tp_rank = lambda _: None
+    bootstrap._bind_threads_if_cpu = lambda **_: None
+    parallel_state.get_torch_distributed_pg_options = lambda *_, **__: None
+    torch.distributed.barrier = lambda *_, **__: None  # asks the accelerator's hooks
+
+
 def engine(checkpoint: str, rank: int = 0, port: int | None = None, **arguments: Any) -> ServerArgs:
     """Arguments resolved as on an Atlas, and this process as one rank of a group."""
     args = ServerArgs(
@@ -53,12 +63,7 @@ def engine(checkpoint: str, rank: int = 0, port: int | None = None, **arguments:
         disable_cuda_graph=True, mem_fraction_static=0.5, **arguments,
     )  # fmt: skip
     publish(args, role="scheduler", ranks=SpawnRanks(world_rank=rank, gpu_id=0))
-    npu_utils.init_npu_backend = lambda: None
-    bootstrap.get_default_distributed_backend = lambda _: "gloo"
-    bootstrap.register_sgl_tp_rank = lambda _: None
-    bootstrap._bind_threads_if_cpu = lambda **_: None
-    parallel_state.get_torch_distributed_pg_options = lambda *_, **__: None
-    torch.distributed.barrier = lambda *_, **__: None  # asks the accelerator's hooks
+    on_gloo()
     bootstrap.init_parallel_runtime(server_args=args, device="npu", dist_port=port or free_port())
     return args
 

@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from glm5_ascend.serve.local_server import free_port
 from tests.contract.support.peers import TORCH, install, new_environment
+from tests.deploy.support.replicas import Replica
 
 SGLANG = "sglang==0.5.23"
 #: Its own list brings 6 GB of CUDA and another torch: this is what its loader, models and arguments import.
 IMPORTED = (
     "transformers==5.19.0", "tokenizers==0.23.2", "openai==2.8.0", "aiohttp", "dill", "distro", "einops", "fastapi",
-    "gguf", "ipython", "loguru", "msgspec", "numpy", "orjson", "partial_json_parser", "pillow", "psutil", "pybase64",
-    "pydantic", "python-multipart", "pyzmq", "regex", "requests", "scipy", "sentencepiece==0.2.1", "setuptools",
-    "tiktoken", "uvicorn", "watchfiles", "zstandard",
+    "gguf", "ipython", "jsonschema", "loguru", "msgspec", "numpy", "orjson", "partial_json_parser", "pillow",
+    "prometheus_client", "psutil", "pybase64", "pydantic", "python-multipart", "pyzmq", "regex", "requests", "scipy",
+    "sentencepiece==0.2.1", "setproctitle", "setuptools", "soundfile", "tiktoken", "uvicorn", "uvloop", "watchfiles",
+    "zstandard",
 )  # fmt: skip
 #: Of these the dependencies are not wanted, either: they would bring CUDA, or nothing that is imported.
 BY_THEMSELVES = (
@@ -26,7 +29,19 @@ BY_THEMSELVES = (
     "torchvision", "triton==3.9.0", "xgrammar==0.2.7",
 )  # fmt: skip
 RUN_LIMIT = 900  # seconds; all jobs of a file together take about one minute
-PACKAGES = Path(__file__).parents[1]
+VARIABLES = {
+    "PYTHONPATH": str(Path(__file__).parents[1]),
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # nothing else may be taken for torch_npu
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+#: As the profiles have them, but small; the others are what `sglang_on_cpu` stands in for.
+SERVER = {
+    "device": "npu", "attention-backend": "ascend", "mem-fraction-static": "0.5", "context-length": "1024",
+    "max-total-tokens": "16384", "max-running-requests": "8", "served-model-name": "glm-5", "dtype": "bfloat16",
+    "reasoning-parser": "glm45", "tool-call-parser": "glm47", "host": "127.0.0.1", "quantization": "modelslim",
+    "cuda-graph-backend-decode": "disabled", "cuda-graph-backend-prefill": "disabled",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -38,19 +53,20 @@ class SGLang:
     def run(self, jobs: list[dict[str, Any]], folder: Path) -> None:
         """Run jobs (see `sglang_on_cpu.jobs`); each leaves what it found, or error.txt, in its `out`."""
         (folder / "jobs.json").write_text(json.dumps(jobs, default=str))
-        variables = {
-            "PYTHONPATH": str(PACKAGES),
-            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # nothing else may be taken for torch_npu
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-        }
         command = [str(self.python), "-m", "sglang_on_cpu.jobs", str(folder / "jobs.json")]
         done = subprocess.run(
-            command, capture_output=True, text=True, env=os.environ | variables, timeout=RUN_LIMIT, check=False,
+            command, capture_output=True, text=True, env=os.environ | VARIABLES, timeout=RUN_LIMIT, check=False,
             cwd=folder,
         )  # fmt: skip
         if done.returncode:
             raise RuntimeError(f"{command} failed:\n{done.stdout[-3000:]}\n{done.stderr[-8000:]}")
+
+    def replica(self, checkpoint: Path, log: Path) -> Replica:
+        """Its whole server, not started yet."""
+        port = free_port()
+        flags = [word for name, value in SERVER.items() for word in (f"--{name}", value)]
+        command = [str(self.python), "-m", "sglang_on_cpu.serve", "--model-path", str(checkpoint), *flags]
+        return Replica([*command, "--port", str(port), "--enable-metrics"], log, VARIABLES, port=port)
 
 
 def error_of(out: Path) -> str | None:
