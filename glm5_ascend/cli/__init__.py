@@ -28,6 +28,7 @@ from glm5_ascend.cli import (
     usage,
     verify,
     warm_up,
+    watch,
 )
 from glm5_ascend.errors import EXIT_BAD_INPUT, EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_OK, Glm5Error
 from glm5_ascend.report.header import COMMAND
@@ -56,6 +57,7 @@ COMMANDS = (
     parity,
     doctor,
     warm_up,
+    watch,
 )
 for module in COMMANDS:
     module.register(app)

@@ -17,6 +17,7 @@ TOGETHER = {
     "tests/serve/test_api_key.py": "server",
     "tests/serve/test_http.py": "server",
     "tests/serve/test_smoke.py": "server",
+    "tests/serve/test_watch.py": "server",
     "tests/serve/test_chat.py": "server",
     "tests/fidelity/test_eval_served.py": "server",
 }
