@@ -11,6 +11,7 @@ import typer
 
 from glm5_ascend import __version__
 from glm5_ascend.cli import (
+    accept,
     analyze,
     chat,
     demo,
@@ -51,13 +52,14 @@ COMMANDS = (
     chat,
     ui,
     smoke,
+    watch,
+    accept,
     deploy,
     demo,
     demo_model,
     parity,
     doctor,
     warm_up,
-    watch,
 )
 for module in COMMANDS:
     module.register(app)

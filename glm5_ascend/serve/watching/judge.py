@@ -23,8 +23,8 @@ from glm5_ascend.serve.watching.poll import (
 WINDOW = 6
 #: At once: half of a kind's answers are bad in one poll, at least two of them.
 AT_ONCE, LEAST = 0.5, 2
-#: In a window: this share, in at least two polls. A tool call that fails once in a while is none.
-IN_WINDOW = 0.2
+#: In a window: this share, at least three answers, in at least two polls. One that is bad once in a while is no sign.
+IN_WINDOW, LEAST_IN_WINDOW = 0.1, 3
 #: Steps of MTP that a mean needs; below, nothing is said of it.
 MIN_STEPS = 60
 #: Of the tokens that MTP adds to a step, as learnt: less than this share is left.
@@ -91,7 +91,7 @@ class Judge:
         state.figures[name] = bad / asked
         last_bad, last = counts[-1]
         at_once = last_bad >= LEAST and last_bad >= AT_ONCE * last
-        often = bad >= IN_WINDOW * asked and sum(one > 0 for one, _ in counts) >= 2
+        often = bad >= max(LEAST_IN_WINDOW, IN_WINDOW * asked) and sum(one > 0 for one, _ in counts) >= 2
         if at_once or often:
             state.findings[name] = f"{bad} of {asked} in the last {len(counts)} polls"
 
