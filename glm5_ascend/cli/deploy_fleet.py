@@ -25,11 +25,11 @@ Key = Annotated[str, typer.Option(metavar="KEY", envvar="OPENAI_API_KEY", help="
 def register(group: typer.Typer) -> None:
     command(
         group, "upgrade", upgrade,
-        "deploy upgrade http://a:8080 --restart 'upgrade.sh {host}'",
+        "deploy upgrade http://a:8080 --restart ./upgrade-{host}.sh",
     )  # fmt: skip
     command(
         group, "heartbeat", heartbeat,
-        "deploy heartbeat http://a:8080 --on-hung 'restart.sh {host}'",
+        "deploy heartbeat http://a:8080 --on-hung ./end-{host}.sh",
     )  # fmt: skip
 
 

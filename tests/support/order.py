@@ -24,6 +24,8 @@ TOGETHER = {
 #: What takes longest (seconds here), so that it does not come last.
 LONGEST = (
     "tests/deploy/test_replicas.py",
+    "tests/deploy/test_fleet.py",
+    "tests/deploy/test_accept.py",
     "tests/serve/test_api.py",
     "tests/cli/test_demo.py",
     "tests/serve/test_api_key.py",

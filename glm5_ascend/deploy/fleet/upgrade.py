@@ -11,6 +11,7 @@ from typing import Any
 from glm5_ascend.errors import EXIT_OK, CheckFailedError, ConfigError, MissingEnvironmentError
 from glm5_ascend.serve.client import Client
 from glm5_ascend.serve.router import RunningRouter, requests_of
+from glm5_ascend.serve.smoke import user
 from glm5_ascend.serve.watching.api import watch
 
 #: Readings of "no request" in a row: one may be on its way from the router when it is told.
@@ -30,7 +31,7 @@ class UpgradeLimits:
 
 @dataclass
 class UpgradedReplica:
-    """One replica: what was in flight when it left the router, and seconds of each phase."""
+    """One replica: most requests it was seen with after it had left the router, and seconds of each phase."""
 
     url: str
     in_flight: float = 0.0
@@ -87,7 +88,7 @@ def upgrade(
     for each in chosen:
         client, replica = Client(each, timeout=limits.answer, key=key), UpgradedReplica(each)
         _drain(router, client, replica, limits.drain, say)
-        say(f"{each}: restart")
+        say(f"{each}: {replica.in_flight:.0f} requests were in flight and have ended; restart")
         replica.restarted_s = _timed(lambda each=each, client=client: _restart(each, restart, client, limits.start))  # type: ignore[misc]
         replica.checked_s = _timed(lambda each=each: _check(each, canaries, limits.answer, key))  # type: ignore[misc]
         router.add(each)
@@ -106,18 +107,14 @@ def _timed(work: Callable[[], object]) -> float:
 def _drain(router: RunningRouter, client: Client, replica: UpgradedReplica, seconds: float, say: Say) -> None:
     """Take it out and wait until it holds no request."""
     router.remove(replica.url)
-    began, idle, first = time.monotonic(), 0, True
+    say(f"{replica.url}: out of the router")
+    began, idle = time.monotonic(), 0
     while idle < IDLE_READINGS:
-        try:
-            held = requests_of(client)
-        except MissingEnvironmentError:
-            held = 0.0  # it has ended already
+        held = _held(client)
         if held is None:
             router.add(replica.url)
             raise CheckFailedError(f"{replica.url}/metrics does not count requests", "is this a vLLM server?")
-        if first:
-            replica.in_flight, first = held, False
-            say(f"{replica.url}: out of the router, {held:.0f} requests in flight")
+        replica.in_flight = max(replica.in_flight, held)
         idle = idle + 1 if held == 0 else 0
         if idle < IDLE_READINGS and time.monotonic() - began > seconds:
             router.add(replica.url)
@@ -126,6 +123,29 @@ def _drain(router: RunningRouter, client: Client, replica: UpgradedReplica, seco
             )
         time.sleep(PAUSE_S)
     replica.drained_s = round(time.monotonic() - began, 1)
+
+
+def _held(client: Client) -> float | None:
+    """Requests that a server has, none where it has ended; None where it does not count them.
+
+    vLLM counts them anew when a step ends, which with a long prompt may take many seconds: until then a request that
+    has just come is in no count. An answer to a question of ours says that a step has ended since.
+    """
+    try:
+        client.chat(user("Hello"), max_tokens=1)
+    except CheckFailedError:
+        pass  # it does not like the question: its count stands all the same
+    except MissingEnvironmentError:
+        return _counted(client, 1.0)  # no answer in time: not idle, whatever it counts
+    return _counted(client, 0.0)
+
+
+def _counted(client: Client, least: float) -> float | None:
+    try:
+        held = requests_of(client)
+    except MissingEnvironmentError:
+        return 0.0  # it has ended already
+    return None if held is None else max(held, least)
 
 
 def _restart(url: str, restart: Callable[[str], object], client: Client, seconds: float) -> None:
