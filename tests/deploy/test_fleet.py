@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import statistics
 import threading
 import time
@@ -80,6 +81,20 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, rotated_checkpoint: Path) ->
         made.kill()
 
 
+def end(server: Replica) -> None:
+    """kill -9, and until its port is free: the processes it had started may go a moment later."""
+    server.kill()
+
+    def free() -> bool:
+        try:
+            socket.create_server(("127.0.0.1", server.port)).close()
+        except OSError:
+            return False
+        return True
+
+    wait_for(free, "the port")
+
+
 class Load:
     """Clients who ask one request after the other, whole and streamed, until `stop`; notes what became of each."""
 
@@ -126,7 +141,7 @@ def test_an_upgrade_loses_no_request(fleet: Fleet, rotated_w8a8_checkpoint: Path
     def successor(url: str) -> None:
         old = fleet.server(url)
         assert old.metric("vllm:num_requests_running") == 0
-        old.kill()
+        end(old)
         old.command[old.command.index("serve") + 1] = str(rotated_w8a8_checkpoint)
         old.start()
 
@@ -138,7 +153,7 @@ def test_an_upgrade_loses_no_request(fleet: Fleet, rotated_w8a8_checkpoint: Path
         thread.start()
     wait_for(lambda: all(request.bytes_seen for request in long), "streams that have begun")
     with Load(fleet.url) as traffic:
-        done = upgrade(RunningRouter(fleet.url), successor, say=print)
+        done = upgrade(RunningRouter(fleet.url), successor, limits=UpgradeLimits(900, 900, 900), say=print)
         before = len(traffic.requests)
         wait_for(lambda: len(traffic.requests) > before + 2 * CLIENTS, "requests to the new ones")
     for thread in threads:
@@ -169,7 +184,7 @@ def test_a_hung_server_is_taken_out_under_load(fleet: Fleet, what: str) -> None:
     victim = fleet.servers[0]
     said: list[str] = []
     heart = FleetHeartbeat(
-        RunningRouter(fleet.url), patience=4, timeout=15, on_hung=lambda url: fleet.server(url).kill(), say=said.append
+        RunningRouter(fleet.url), patience=4, timeout=15, on_hung=lambda url: end(fleet.server(url)), say=said.append
     )
     over = threading.Event()
 
