@@ -328,6 +328,20 @@ def test_heartbeat_of_one_that_is_stuck_and_one_that_is_busy(routed: Routed) -> 
     assert router.workers == [idle] and "last one" in said[-1]
 
 
+def test_a_server_that_an_upgrade_took_out_is_left_alone(routed: Routed) -> None:
+    hung: list[str] = []
+    with bad_server("Hello", IDLE) as idle:
+        router = routed([idle, "http://127.0.0.1:9"])
+        heart = FleetHeartbeat(RunningRouter(router.url), patience=2, timeout=60, on_hung=hung.append)
+        heart.beat()
+        router.workers.remove("http://127.0.0.1:9")
+        heart.run(0, beats=3)
+        assert (router.workers, hung) == ([idle], [])
+        router.workers.append("http://127.0.0.1:9")
+        heart.run(0, beats=2)
+        assert (router.workers, hung) == ([idle], ["http://127.0.0.1:9"])
+
+
 def test_commands(tmp_path: Path) -> None:
     assert named("ssh {host} 'restart {port}' {url}", "http://atlas:8000") == [
         "ssh", "atlas", "restart 8000", "http://atlas:8000",

@@ -61,12 +61,19 @@ class FleetHeartbeat:
             self.lives.setdefault(url, ReplicaLife(Client(url, timeout=self.timeout, key=self.key)))
 
     def beat(self) -> None:
-        """One beat for all at once; takes out and lets in. A server that joins the router is followed."""
-        self.follow(self.router.workers())
-        with ThreadPoolExecutor(max(1, len(self.lives))) as pool:
-            alive = list(pool.map(self._alive, self.lives.values()))
-        for (url, life), lives in zip(self.lives.items(), alive, strict=True):
+        """One beat for all at once; takes out and lets in.
+
+        A server that joins the router is followed. One that somebody else took out, as an upgrade does, is theirs.
+        """
+        within = self.router.workers()
+        self.follow(within)
+        ours = {url: life for url, life in self.lives.items() if url in within or life.out}
+        self.lives = ours
+        with ThreadPoolExecutor(max(1, len(ours))) as pool:
+            alive = list(pool.map(self._alive, ours.values()))
+        for (url, life), lives in zip(ours.items(), alive, strict=True):
             life.misses = 0 if lives else life.misses + 1
+            life.out = life.out and url not in within  # let in by somebody else
             if life.misses >= self.patience and not life.out:
                 self._take_out(url, life)
             elif lives and life.out:
@@ -103,8 +110,9 @@ class FleetHeartbeat:
         if not [other for other, its in self.lives.items() if other != url and not its.out]:
             self.say(f"{url}: no sign of life ({life.said}), but it is the last one: stays")
             return
-        if url in self.router.workers():
-            self.router.remove(url)
+        if url not in self.router.workers():  # taken out by somebody else just now
+            return
+        self.router.remove(url)
         life.out = True
         self.say(f"{url}: out, {life.misses} beats without a sign of life: {life.said}")
         if self.on_hung is not None:
