@@ -154,6 +154,7 @@ PARSERS = {
     "glm5_ascend.model.json_file": {"json.loads"},
     "glm5_ascend.files.yaml_file": {"yaml.parse"},
     "glm5_ascend.quantize.run.journal": {"json.loads"},  # a line counts only if it is, byte for byte, what we write
+    "glm5_ascend.deploy.acceptance.journal": {"json.loads"},  # the same
     "glm5_ascend.quantize.run.helper_rank": {"torch.load"},  # of the first rank, weights only
     "glm5_ascend.demo_model.loading": {"load_file"},  # the checkpoint that the same run has written
     "glm5_ascend.checkpoint.tokenizer_child": {"json.loads"},  # requests of the process that has started it

@@ -11,6 +11,7 @@ import typer
 
 from glm5_ascend import __version__
 from glm5_ascend.cli import (
+    accept,
     analyze,
     chat,
     demo,
@@ -28,6 +29,7 @@ from glm5_ascend.cli import (
     usage,
     verify,
     warm_up,
+    watch,
 )
 from glm5_ascend.cli.interruption import Interruption
 from glm5_ascend.errors import EXIT_BAD_INPUT, EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_OK, Glm5Error
@@ -51,6 +53,8 @@ COMMANDS = (
     chat,
     ui,
     smoke,
+    watch,
+    accept,
     deploy,
     demo,
     demo_model,

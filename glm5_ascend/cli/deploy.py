@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+import glm5_ascend.cli.deploy_fleet as deploy_fleet
 from glm5_ascend.cli.help import command
 from glm5_ascend.deploy.target import RenderTarget
 
@@ -22,6 +23,7 @@ def register(app: typer.Typer) -> None:
         "deploy render --profile a3-single-w4a8 --to shell",
         "deploy render --profile a3-2node --to k8s --out pods",
     )  # fmt: skip
+    deploy_fleet.register(group)
     app.add_typer(group, name="deploy")
 
 

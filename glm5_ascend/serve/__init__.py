@@ -1,8 +1,9 @@
 """Serving: vLLM's command line and environment for GLM-5, our plugin inside it, and a client for its API.
 
-    from glm5_ascend.serve import serve
+    from glm5_ascend.serve import serve, watch
 
-is the command `serve` without a profile. It is found late: vLLM's processes import this package before torch.
+are the commands `serve`, without a profile, and `watch`. They are found late: vLLM's processes import this package
+before torch.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from glm5_ascend.serve.launch import serve
+    from glm5_ascend.serve.watching.api import watch
 
-__all__ = ["serve"]
+__all__ = ["serve", "watch"]
+_HOMES = {"serve": "launch", "watch": "watching.api"}
 
 
 def __getattr__(name: str) -> Any:
-    if name != "serve":
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module("glm5_ascend.serve.launch").serve
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -25,7 +25,10 @@ QUICK_S = 30.0
 
 @dataclass
 class Answer:
-    """One chat completion, streamed or not. tool_calls: (name, arguments as JSON text)."""
+    """One chat completion, streamed or not. tool_calls: (name, arguments as JSON text).
+
+    prompt_ids, token_ids: where `return_token_ids` asked for them and the answer was not streamed.
+    """
 
     content: str = ""
     reasoning: str = ""
@@ -34,6 +37,8 @@ class Answer:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     chunks: int = 0
+    prompt_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
 
 
 class CallPart(NamedTuple):
@@ -92,14 +97,22 @@ class Client:
 
     def metrics(self) -> dict[str, float]:
         """Prometheus samples by name, summed over engines and labels; empty where the server shows none."""
+        found: dict[str, float] = {}
+        for name, _, value in self.samples():
+            found[name] = found.get(name, 0.0) + value
+        return found
+
+    def samples(self) -> list[tuple[str, str, float]]:
+        """Prometheus samples: name, label `engine` (vLLM's DP rank, "" without), value; none where it shows none."""
         try:
             text = self.get("/metrics").decode(errors="replace")
         except CheckFailedError:
-            return {}
-        found: dict[str, float] = {}
-        for name, value in re.findall(r"^([\w:]+)(?:\{[^}\n]*\})? ([-+.\deE]{1,40})$", text, re.MULTILINE):
+            return []
+        found = []
+        for name, labels, value in re.findall(r"^([\w:]+)(\{[^}\n]*\})? ([-+.\deE]{1,40})$", text, re.MULTILINE):
             with contextlib.suppress(ValueError):
-                found[name] = found.get(name, 0.0) + float(value)
+                engine = re.search(r'[{,]engine="([^"]*)"', labels)
+                found.append((name, engine[1] if engine else "", float(value)))
         return found
 
     def chat(self, messages: list[dict[str, Any]], **options: Any) -> Answer:
@@ -118,6 +131,7 @@ class Client:
             answer = Answer(finish=_text(choice["finish_reason"]))
             _add(answer, choice["message"])
             _count(answer, reply.get("usage"))
+            answer.prompt_ids, answer.token_ids = _ids(reply.get("prompt_token_ids")), _ids(choice.get("token_ids"))
         return answer
 
     def deltas(self, request: dict[str, Any]) -> Iterator[Delta]:
@@ -159,6 +173,17 @@ class Client:
             if isinstance(told, dict) and "is_generation" in told:
                 return True
         return False
+
+    def score(self, prompt: list[int], tokens: list[int]) -> list[float] | None:
+        """Log-probability of each of `tokens` after `prompt`, in nats; None where the server does not give them."""
+        entries = self.complete([*prompt, *tokens], max_tokens=1, prompt_logprobs=0).get("prompt_logprobs")
+        if not entries:
+            return None
+        with self._understood("/v1/completions"):
+            found = [
+                float(entry[str(token)]["logprob"]) for token, entry in zip(tokens, entries[len(prompt) :], strict=True)
+            ]
+        return found
 
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The server-sent events of a streamed answer, each when its line is there: nothing is held back."""
@@ -253,6 +278,12 @@ def _add(answer: Answer, part: dict[str, Any]) -> None:
         elif answer.tool_calls:
             name, arguments = answer.tool_calls[-1]
             answer.tool_calls[-1] = (name, arguments + said)
+
+
+def _ids(value: Any) -> list[int]:
+    if not isinstance(value, list | None) or not all(type(each) is int for each in value or ()):
+        raise TypeError(f"{shown(value)} where token ids should be")
+    return value or []
 
 
 def _text(value: Any) -> str:

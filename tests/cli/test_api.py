@@ -20,11 +20,12 @@ from glm5_ascend.cli import quantize as quantize_command
 from glm5_ascend.cli import run
 from glm5_ascend.cli import serve as serve_command
 from glm5_ascend.cli import verify as verify_command
+from glm5_ascend.cli import watch as watch_command
 from glm5_ascend.deploy import doctor, render
 from glm5_ascend.fidelity import analyze, evaluate
 from glm5_ascend.plan import plan
 from glm5_ascend.quantize import quantize
-from glm5_ascend.serve import serve
+from glm5_ascend.serve import serve, watch
 from glm5_ascend.verify import verify
 
 #: What belongs to a terminal alone: how the answer is printed.
@@ -34,9 +35,10 @@ ONLY_COMMAND = {
     "quantize": {"model_path", "save_path", "quant_type", "upgrade", "config_path", "model_type", "trust_remote_code"},
     "plan": {"measure", "out", "baselines", "calibrate", "csv", "sweep", "what_if"},
     "serve": {"log", "verbose", "profile", "role", "node", "rank", "head", "ip", "nic", "skip_verify"},
+    "watch": {"learn"},
 }
 #: What only a caller can give: callbacks, vLLM's own flags, how deep to look before serving.
-ONLY_FUNCTION = {"progress", "on_plan", "vllm_args", "deep"}
+ONLY_FUNCTION = {"progress", "on_plan", "on_poll", "vllm_args", "deep"}
 #: A command tells "not given" from the default, because a second spelling or a profile may give it.
 NOT_GIVEN = {("quantize", "recipe"), ("serve", "host"), ("serve", "port")}
 PAIRS: list[tuple[str, Callable[..., Any], Callable[..., Any]]] = [
@@ -48,6 +50,7 @@ PAIRS: list[tuple[str, Callable[..., Any], Callable[..., Any]]] = [
     ("render", deploy_command.render, render),
     ("doctor", doctor_command.doctor, doctor),
     ("serve", serve_command.serve, serve),
+    ("watch", watch_command.watch, watch),
 ]
 
 

@@ -17,12 +17,15 @@ TOGETHER = {
     "tests/serve/test_api_key.py": "server",
     "tests/serve/test_http.py": "server",
     "tests/serve/test_smoke.py": "server",
+    "tests/serve/test_watch.py": "server",
     "tests/serve/test_chat.py": "server",
     "tests/fidelity/test_eval_served.py": "server",
 }
 #: What takes longest (seconds here), so that it does not come last.
 LONGEST = (
     "tests/deploy/test_replicas.py",
+    "tests/deploy/test_fleet.py",
+    "tests/deploy/test_accept.py",
     "tests/serve/test_api.py",
     "tests/cli/test_demo.py",
     "tests/serve/test_api_key.py",

@@ -1,0 +1,100 @@
+"""A load on a running server, and what the planner says of the same load."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from glm5_ascend.errors import Glm5Error
+from glm5_ascend.serve.client import Client
+
+#: Token ids of prompts: the first ones are bytes in any of these tokenizers.
+IDS = 256
+
+
+@dataclass(frozen=True)
+class MeasuredLoad:
+    """Medians and the 99th percentile over requests, in ms; tokens per second over the whole run.
+
+    Attributes:
+        failed: requests that did not end as they should; `said`: what the first of them met.
+        per_step: tokens per step of MTP, None without.
+    """
+
+    prompt: int
+    output: int
+    concurrency: int
+    requests: int
+    failed: int
+    seconds: float
+    output_tokens_per_s: float
+    ttft_ms: float
+    ttft_p99_ms: float
+    tpot_ms: float
+    tpot_p99_ms: float
+    per_step: float | None = None
+    said: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def put_load(client: Client, prompt: int, output: int, concurrency: int, requests: int) -> MeasuredLoad:
+    """Streamed completions of random prompts, `concurrency` at once, each of `output` tokens.
+
+    Raises:
+        MissingEnvironmentError, CheckFailedError: /metrics cannot be read. What single requests meet is counted.
+    """
+    chance, before = random.Random(0), client.metrics()
+    prompts = [[chance.randrange(IDS) for _ in range(prompt)] for _ in range(requests)]
+    began = time.perf_counter()
+    with ThreadPoolExecutor(concurrency) as pool:
+        runs = list(pool.map(lambda ids: _arrivals(client, ids, output), prompts))
+    seconds = time.perf_counter() - began
+    good = [run for run in runs if isinstance(run, list)]
+    failures = [run for run in runs if isinstance(run, str)]
+    first = [1e3 * run[1] for run in good]
+    each = [1e3 * (run[-1] - run[1]) / max(1, output - 1) for run in good]
+    return MeasuredLoad(
+        prompt, output, concurrency, requests, len(failures), round(seconds, 3), round(len(good) * output / seconds, 3),
+        _at(first, 0.5), _at(first, 0.99), _at(each, 0.5), _at(each, 0.99), _per_step(before, client.metrics()),
+        failures[0] if failures else "",
+    )  # fmt: skip
+
+
+def _arrivals(client: Client, prompt: Sequence[int], output: int) -> list[float] | str:
+    """Seconds from the question to the begin (0), and to each token; a text where it did not end as it should."""
+    body = {
+        "model": client.model, "prompt": list(prompt), "max_tokens": output, "temperature": 0, "ignore_eos": True,
+        "stream": True, "return_token_ids": True,
+    }  # fmt: skip
+    began, times = time.perf_counter(), [0.0]
+    try:
+        for event in client.stream("/v1/completions", body):
+            tokens = sum(len(choice.get("token_ids") or ()) for choice in event.get("choices") or ())
+            times += [time.perf_counter() - began] * tokens
+    except Glm5Error as error:
+        return error.message
+    return times if len(times) == output + 1 else f"{len(times) - 1} of {output} tokens came"
+
+
+def _at(values: list[float], share: float) -> float:
+    """A percentile, the nearest value above; NaN-free: 0 without values."""
+    if not values:
+        return 0.0
+    return round(
+        statistics.median(values) if share == 0.5 else sorted(values)[int(share * (len(values) - 1) + 0.999)], 3
+    )
+
+
+def _per_step(before: dict[str, float], after: dict[str, float]) -> float | None:
+    drafts, accepted = (
+        after.get(name, 0.0) - before.get(name, 0.0)
+        for name in ("vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total")
+    )
+    return round(1 + accepted / drafts, 3) if drafts > 0 else None

@@ -1,0 +1,66 @@
+"""vllm-router's own list of servers: what it sends requests to, changed while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from glm5_ascend.errors import CheckFailedError, shown
+from glm5_ascend.model.json_file import parse_json
+from glm5_ascend.serve.client import Client
+from glm5_ascend.serve.connection import Limits, exchange, server_address
+
+_LIMITS = Limits(30.0, 30.0, 1024**2)
+_RUNNING = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+
+
+@dataclass(frozen=True)
+class RunningRouter:
+    """url: http://HOST:PORT. key: API key, empty for none.
+
+    Raises (all methods): MissingEnvironmentError where it does not answer, CheckFailedError for an HTTP error.
+    """
+
+    url: str
+    key: str = ""
+
+    def workers(self) -> list[str]:
+        """URLs of the servers that get requests."""
+        with exchange("GET", f"{self.url}/list_workers", None, self.key, _LIMITS) as reply:
+            data = reply.read()
+        try:
+            urls = parse_json(data)["urls"]
+        except (ValueError, KeyError, TypeError):
+            urls = None
+        if not isinstance(urls, list) or not all(isinstance(each, str) for each in urls):
+            raise CheckFailedError(f"{self.url}/list_workers: {shown(data, 120)}", "is this vllm-router?")
+        return urls
+
+    def remove(self, worker: str) -> None:
+        """No new request goes to it; what it has begun goes on."""
+        self._post("remove_worker", worker)
+
+    def add(self, worker: str) -> None:
+        """Let it in (again)."""
+        self._post("add_worker", worker)
+
+    def _post(self, what: str, worker: str) -> None:
+        with exchange("POST", f"{self.url}/{what}?url={quote(worker, safe=':/')}", None, self.key, _LIMITS) as reply:
+            reply.read()
+
+
+def connected(url: str, key: str = "") -> RunningRouter:
+    """Raises ConfigError for no URL; others as `RunningRouter` where none answers."""
+    found = RunningRouter(server_address(url), key)
+    found.workers()
+    return found
+
+
+def requests_of(worker: Client) -> float | None:
+    """Requests that a server computes or holds; None where it does not say.
+
+    Raises:
+        MissingEnvironmentError: it does not answer.
+    """
+    counted = worker.metrics()
+    return sum(counted[name] for name in _RUNNING) if all(name in counted for name in _RUNNING) else None

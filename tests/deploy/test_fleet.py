@@ -1,0 +1,366 @@
+"""Two replicas behind vllm-router: upgraded under load without a lost request; one whose engine hangs is taken out."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from glm5_ascend.deploy.fleet.commands import named, run_command
+from glm5_ascend.deploy.fleet.heartbeat import FleetHeartbeat
+from glm5_ascend.deploy.fleet.upgrade import UpgradeLimits, upgrade
+from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.deploy.rendering.files import rendered_texts
+from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError
+from glm5_ascend.serve.client import Client
+from glm5_ascend.serve.local_server import free_port
+from glm5_ascend.serve.router import RunningRouter
+from tests.deploy.support.judges import tool_environment
+from tests.deploy.support.replicas import COMPLETE, Program, Replica, Request, chat, healthy, replica, wait_for
+from tests.serve.test_smoke import bad_server
+from tests.support.command import assert_one_clear_line, glm5_ascend
+
+SESSIONS = [f"conversation-{i}" for i in range(8)]
+CLIENTS = 4
+
+
+class Fleet:
+    """The router's URL and its two servers, of two checkpoints if they are upgraded."""
+
+    def __init__(self, folder: Path, checkpoint: Path, python: Path) -> None:
+        self.folder = folder
+        self.servers = [replica(checkpoint, folder / f"server-{i}.log") for i in range(2)]
+        script = folder / "router.sh"
+        script.write_text(rendered_texts(load("cpu"), "shell", "/models/glm5")["router.sh"])
+        self.port = free_port()
+        workers = " ".join(server.url for server in self.servers)
+        environ = {"WORKERS": workers, "PORT": str(self.port), "PATH": f"{python.parent}:/usr/bin:/bin"}
+        command = ["bash", str(script), "--host", "127.0.0.1", "--prometheus-port", str(free_port())]
+        self.process = Program(command, folder / "router.log", environ)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        for server in self.servers:
+            server.start()
+        for server in self.servers:
+            wait_for(lambda server=server: healthy(server.url), "a server")  # type: ignore[misc]
+        self.process.start()
+        wait_for(lambda: healthy(self.url), "the router")
+
+    def server(self, url: str) -> Replica:
+        return next(each for each in self.servers if each.url == url)
+
+    def kill(self) -> None:
+        for program in (self.process, *self.servers):
+            program.kill()
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory, rotated_checkpoint: Path) -> Iterator[Fleet]:
+    pytest.importorskip("vllm")
+    folder = tmp_path_factory.mktemp("fleet")
+    made = Fleet(folder, rotated_checkpoint, tool_environment(folder / "venv", "vllm-router"))
+    try:
+        made.start()
+        yield made
+    finally:
+        made.kill()
+
+
+def end(server: Replica) -> None:
+    """kill -9, and until its port is free: the processes it had started may go a moment later."""
+    server.kill()
+
+    def free() -> bool:
+        try:
+            socket.create_server(("127.0.0.1", server.port)).close()
+        except OSError:
+            return False
+        return True
+
+    wait_for(free, "the port")
+
+
+class Load:
+    """Clients who ask one request after the other, whole and streamed, until `stop`; notes what became of each."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.requests, self.over = url, [], threading.Event()
+        self.requests: list[Request] = []
+        self.seconds: list[float] = []
+        self.threads = [threading.Thread(target=self.ask, args=(i,)) for i in range(CLIENTS)]
+
+    def __enter__(self) -> Load:
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def ask(self, client: int) -> None:
+        number = 0
+        while not self.over.is_set():
+            number += 1
+            hello = [{"role": "user", "content": f"What is {11 + number % 80} + {12 + client}?"}]
+            long = {"max_tokens": 400, "ignore_eos": True} if number % 4 == 0 else {}
+            session = SESSIONS[(client + number) % len(SESSIONS)]
+            request = Request(self.url, session, chat(hello, stream=(client + number) % 2 == 0, **long))
+            self.requests.append(request)
+            began = time.monotonic()
+            request.run()
+            self.seconds.append(time.monotonic() - began)
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        for thread in self.threads:
+            thread.join()
+
+    def counts(self) -> dict[str, Any]:
+        kinds = Counter(f"{'stream' if r.body.get('stream') else 'whole'} {r.fate}" for r in self.requests)
+        lost = [r for r in self.requests if r.fate != COMPLETE]
+        return {"sent": len(self.requests), "completed": len(self.requests) - len(lost), "lost": len(lost), **kinds}
+
+
+@pytest.mark.server
+@pytest.mark.long
+def test_an_upgrade_loses_no_request(fleet: Fleet, rotated_w8a8_checkpoint: Path) -> None:
+    """From W4A8 to W8A8 under load, one server after the other; streams that were begun before complete."""
+
+    def successor(url: str) -> None:
+        old = fleet.server(url)
+        assert old.metric("vllm:num_requests_running") == 0
+        end(old)
+        old.command[old.command.index("serve") + 1] = str(rotated_w8a8_checkpoint)
+        old.start()
+
+    hello = [{"role": "user", "content": "Hello"}]
+    body = chat(hello, stream=True, max_tokens=1500, ignore_eos=True)
+    long = [Request(fleet.url, session, body) for session in SESSIONS]
+    threads = [threading.Thread(target=request.run) for request in long]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: all(request.bytes_seen for request in long), "streams that have begun")
+    with Load(fleet.url) as traffic:
+        done = upgrade(RunningRouter(fleet.url), successor, limits=UpgradeLimits(900, 900, 900), say=print)
+        before = len(traffic.requests)
+        wait_for(lambda: len(traffic.requests) > before + 2 * CLIENTS, "requests to the new ones")
+    for thread in threads:
+        thread.join()
+    print(json.dumps(traffic.counts()), json.dumps(done.to_dict()["replicas"]))
+    assert [request.fate for request in long] == [COMPLETE] * len(long)
+    assert traffic.counts()["lost"] == 0 and traffic.counts()["sent"] > 4 * CLIENTS
+    assert max(each.in_flight for each in done.replicas) >= 1
+    assert {each.url for each in done.replicas} == {server.url for server in fleet.servers}
+    for server in fleet.servers:
+        assert Client(server.url).entry()["root"] == str(rotated_w8a8_checkpoint)
+    assert sorted(RunningRouter(fleet.url).workers()) == sorted(server.url for server in fleet.servers)
+
+
+def engine_of(server: Replica) -> psutil.Process:
+    """The process that computes: the child of the HTTP server's, which goes on answering /health."""
+    assert server.process is not None
+    family = psutil.Process(server.process.pid).children(recursive=True)
+    return next(each for each in family if "EngineCore" in " ".join(each.cmdline()) + each.name())
+
+
+@pytest.mark.server
+@pytest.mark.long
+@pytest.mark.parametrize("what", ["engine", "server"])
+def test_a_hung_server_is_taken_out_under_load(fleet: Fleet, what: str) -> None:
+    """SIGSTOP of the engine, whose HTTP server still answers, or of all. Whole requests are answered by the other."""
+    wait_for(lambda: all(healthy(server.url) for server in fleet.servers), "both servers")
+    victim = fleet.servers[0]
+    said: list[str] = []
+    heart = FleetHeartbeat(
+        RunningRouter(fleet.url), patience=4, timeout=15, on_hung=lambda url: end(fleet.server(url)), say=said.append
+    )
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.is_set():
+            heart.beat()
+            time.sleep(2)
+
+    beating = threading.Thread(target=beat)
+    beating.start()
+    try:
+        with Load(fleet.url) as traffic:
+            wait_for(lambda: victim.metric("vllm:num_requests_running") >= 1, "the load")
+            hung = [engine_of(victim)] if what == "engine" else [engine_of(victim), *_servers(victim)]
+            for process in hung:
+                process.send_signal(signal.SIGSTOP)
+            assert what == "server" or healthy(victim.url)  # nothing but the heartbeat can know
+            wait_for(lambda: any(f"{victim.url}: out" in line for line in said), "the heartbeat")
+            at = len(traffic.requests)
+            wait_for(lambda: len(traffic.requests) > at + 2 * CLIENTS, "requests after it")
+        counts = traffic.counts()
+        print(
+            what,
+            json.dumps(counts),
+            f"longest {max(traffic.seconds):.1f} s, median {statistics.median(traffic.seconds):.2f} s",
+        )
+        assert RunningRouter(fleet.url).workers() == [fleet.servers[1].url]
+        lost = [request for request in traffic.requests if request.fate != COMPLETE]
+        assert all(request.body.get("stream") for request in lost) and len(lost) <= CLIENTS, counts
+        victim.start()
+        wait_for(lambda: any(f"{victim.url}: in again" in line for line in said), "the restarted server")
+        assert len(RunningRouter(fleet.url).workers()) == 2
+    finally:
+        over.set()
+        beating.join()
+    print(*said, sep="\n")
+
+
+def _servers(server: Replica) -> list[psutil.Process]:
+    assert server.process is not None
+    root = psutil.Process(server.process.pid)
+    return [root, *root.children(recursive=True)]
+
+
+class FakeRouter:
+    """The three routes of vllm-router that are used, before servers that are not there."""
+
+    def __init__(self, workers: list[str]) -> None:
+        self.workers = workers
+        router = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.answer(json.dumps({"urls": router.workers}))
+
+            def do_POST(self) -> None:
+                what, _, url = self.path.partition("?url=")
+                if what == "/remove_worker":
+                    router.workers.remove(url)
+                else:
+                    router.workers.append(url)
+                self.answer("done")
+
+            def answer(self, text: str) -> None:
+                self.send_response(200)
+                self.send_header("content-length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def routed() -> Iterator[Callable[[list[str]], FakeRouter]]:
+    made: list[FakeRouter] = []
+
+    def start(workers: list[str]) -> FakeRouter:
+        made.append(FakeRouter(workers))
+        threading.Thread(target=made[-1].server.serve_forever, daemon=True).start()
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.server.shutdown()
+        each.server.server_close()
+
+
+IDLE = "vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\n"
+STUCK = "vllm:num_requests_running 2.0\nvllm:num_requests_waiting 0.0\nvllm:iteration_tokens_total_sum 77.0\n"
+Routed = Callable[[list[str]], FakeRouter]
+
+
+def test_garbage_stays_outside_and_ends_the_upgrade(routed: Routed) -> None:
+    with bad_server("!" * 200, IDLE) as bad, bad_server("!" * 200, IDLE) as other:
+        router = routed([bad, other])
+        restarted: list[str] = []
+        with pytest.raises(CheckFailedError, match="answers, but not well"):
+            upgrade(RunningRouter(router.url), restarted.append, limits=UpgradeLimits(drain=60, start=60))
+    assert restarted == [bad] and router.workers == [other]
+
+
+def test_a_server_that_is_not_drained_goes_on(routed: Routed) -> None:
+    with bad_server("85", STUCK) as busy, bad_server("85", IDLE) as other:
+        router = routed([busy, other])
+        with pytest.raises(CheckFailedError, match="2 requests still run"):
+            upgrade(RunningRouter(router.url), lambda url: None, limits=UpgradeLimits(drain=0.5))
+    assert sorted(router.workers) == sorted([busy, other])
+
+
+def test_what_cannot_be_upgraded(routed: Routed) -> None:
+    router = RunningRouter(routed(["http://127.0.0.1:9"]).url)
+    with pytest.raises(ConfigError, match="1 server"):
+        upgrade(router, lambda url: None)
+    with pytest.raises(ConfigError, match="has no server"):
+        upgrade(router, lambda url: None, workers=["http://127.0.0.1:8"])
+    with pytest.raises(MissingEnvironmentError):
+        RunningRouter("http://127.0.0.1:9").workers()
+    with bad_server("85") as server, pytest.raises(CheckFailedError, match="list_workers"):
+        RunningRouter(server).workers()
+
+
+def test_heartbeat_of_one_that_is_stuck_and_one_that_is_busy(routed: Routed) -> None:
+    """Both have requests; only one finishes steps. The last server is never taken out."""
+    hung: list[str] = []
+    said: list[str] = []
+    with bad_server("85", STUCK) as stuck, bad_server("Hello", IDLE) as idle:
+        router = routed([stuck, idle])
+        heart = FleetHeartbeat(RunningRouter(router.url), patience=2, timeout=60, on_hung=hung.append, say=said.append)
+        heart.beat()  # the first one only reads
+        heart.beat()
+        assert (router.workers, hung) == ([stuck, idle], [])
+        heart.beat()
+        assert (router.workers, hung) == ([idle], [stuck]) and "no step ends" in said[0]
+        heart.run(0, beats=2)
+        assert hung == [stuck]
+    heart.run(0, beats=3)  # now nobody answers
+    assert router.workers == [idle] and "last one" in said[-1]
+
+
+def test_a_server_that_an_upgrade_took_out_is_left_alone(routed: Routed) -> None:
+    hung: list[str] = []
+    with bad_server("Hello", IDLE) as idle:
+        router = routed([idle, "http://127.0.0.1:9"])
+        heart = FleetHeartbeat(RunningRouter(router.url), patience=2, timeout=60, on_hung=hung.append)
+        heart.beat()
+        router.workers.remove("http://127.0.0.1:9")
+        heart.run(0, beats=3)
+        assert (router.workers, hung) == ([idle], [])
+        router.workers.append("http://127.0.0.1:9")
+        heart.run(0, beats=2)
+        assert (router.workers, hung) == ([idle], ["http://127.0.0.1:9"])
+
+
+def test_commands(tmp_path: Path) -> None:
+    assert named("ssh {host} 'restart {port}' {url}", "http://atlas:8000") == [
+        "ssh", "atlas", "restart 8000", "http://atlas:8000",
+    ]  # fmt: skip
+    for bad in ("", "ssh 'a", "echo {nothing}", "echo {0}"):
+        with pytest.raises(ConfigError):
+            named(bad, "http://a:1")
+    run_command(f"touch {tmp_path}/{{host}}", "http://a:1")
+    assert (tmp_path / "a").exists()
+    with pytest.raises(CheckFailedError, match="ended with exit code"):
+        run_command("ls {url}/none", "http://a:1")
+    with pytest.raises(ConfigError):
+        run_command("/nowhere/program", "http://a:1")
+
+
+def test_on_the_command_line(routed: Routed) -> None:
+    assert_one_clear_line(glm5_ascend("deploy", "upgrade", "http://127.0.0.1:9", "--restart", "true"), 3, "no answer")
+    assert_one_clear_line(glm5_ascend("deploy", "upgrade", "x", "--restart", "echo {what}"), 2, "echo {what}")
+    router = routed(["http://127.0.0.1:9"])
+    assert_one_clear_line(glm5_ascend("deploy", "upgrade", router.url, "--restart", "true"), 2, "1 server")
+    done = glm5_ascend("deploy", "heartbeat", router.url, "--beats", "1")
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,190 @@
+"""`glm5-ascend watch` before the real server: a proxy plants faults, which are named; health is left in peace."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from glm5_ascend.serve.client import Client
+from glm5_ascend.serve.smoke import user
+from glm5_ascend.serve.watching.api import WatchReport, watch
+from glm5_ascend.serve.watching.canaries import read_canaries
+from glm5_ascend.serve.watching.judge import WINDOW, WatchState
+from tests.serve.support.chat import API_KEY
+from tests.serve.support.fault_proxy import FAULTS, FaultProxy, spoiled
+from tests.support.command import glm5_ascend
+
+pytestmark = pytest.mark.server
+#: Only to end a test that hangs.
+ANSWER_S = 600.0
+#: An hour of polls every ten seconds.
+HOUR = 360
+
+
+@pytest.fixture(scope="module")
+def canaries(server: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Learnt from the healthy server, by the command."""
+    file = tmp_path_factory.mktemp("watch") / "canaries.json"
+    done = glm5_ascend("watch", server, "--learn", file, "--key", API_KEY, "--json")
+    said = json.loads(done.stdout)
+    assert (done.returncode, said["ok"], said["canaries"]) == (0, True, 6), done.stdout + done.stderr
+    return file
+
+
+@pytest.fixture(scope="module")
+def few(canaries: Path) -> Path:
+    """Two of them and one tool call: a poll takes a second."""
+    value = json.loads(canaries.read_text())
+    file = canaries.with_name("few.json")
+    file.write_text(json.dumps({**value, "canaries": value["canaries"][:2], "cities": value["cities"][:1]}))
+    return file
+
+
+def polled(url: str, canaries: Path | None, polls: int) -> WatchReport:
+    return watch(url, canaries=canaries, polls=polls, interval=0, timeout=ANSWER_S, key=API_KEY)
+
+
+def test_what_was_learnt(canaries: Path) -> None:
+    learnt = read_canaries(canaries)
+    assert learnt.tokens_per_step > 1.5
+    for canary in learnt.canaries:
+        assert canary.answer and len(canary.logprobs) == len(canary.token_ids) > 5
+    assert json.loads(canaries.read_text())["schema_version"] == 1
+
+
+QUICK = ("repeats", "acceptance decays")
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(fault, marks=() if fault in QUICK else pytest.mark.long) for fault in FAULTS]
+)
+def test_a_fault_is_noticed_within_a_minute_of_polls(fault: str, server: str, few: Path) -> None:
+    """Two healthy polls, then the fault; a minute has six polls. What shows at once need not be asked as often."""
+    proxy, polls = FaultProxy(server), 4 if fault == "repeats" else 2 + WINDOW
+    noticed: list[int] = []
+    with spoiled(proxy) as url:
+
+        def after(number: int, state: WatchState) -> None:
+            if number == 2:
+                assert not state.findings, state
+                proxy.fault = fault
+            if state.findings:
+                noticed.append(number)
+
+        report = watch(url, canaries=few, polls=polls, interval=0, timeout=ANSWER_S, key=API_KEY, on_poll=after)
+    print(f"{fault}: {report.verdict}")
+    assert FAULTS[fault] in report.findings and report.exit_code == 1
+    assert report.findings[FAULTS[fault]][0] <= polls
+    assert noticed == list(range(noticed[0], polls + 1))  # and it stays
+
+
+@pytest.mark.parametrize("fault", ["repeats", "noise"])
+@pytest.mark.long
+def test_a_third_of_bad_answers_is_noticed_too(fault: str, server: str, canaries: Path) -> None:
+    """One bad machine of three behind a router."""
+    with spoiled(FaultProxy(server, fault, share=1 / 3)) as url:
+        report = polled(url, canaries, WINDOW)
+    print(f"{fault}, a third: {report.verdict}")
+    assert FAULTS[fault] in report.findings
+
+
+def test_without_a_learnt_file(server: str) -> None:
+    with spoiled(FaultProxy(server, "noise")) as url:
+        assert "wrong_answers" in polled(url, None, 1).findings
+    assert polled(server, None, 2).exit_code == 0
+
+
+@pytest.fixture
+def load(server: str) -> Iterator[None]:
+    """Two clients who ask without a pause: answers are computed in changing batches."""
+    over = threading.Event()
+
+    def ask(seed: int) -> None:
+        client, number = Client(server, "glm-5", ANSWER_S, API_KEY), 0
+        while not over.is_set():
+            number += 1
+            client.chat(user(f"What is {10 + number % 80} + {seed + 11}?"), temperature=1.0, seed=number, max_tokens=48)
+
+    threads = [threading.Thread(target=ask, args=(each,)) for each in range(2)]
+    for thread in threads:
+        thread.start()
+    yield
+    over.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_nothing_is_found_on_a_healthy_server_under_load(server: str, few: Path, load: None) -> None:
+    report = polled(server, few, WINDOW)
+    assert (report.exit_code, report.findings) == (0, {}), report.verdict
+
+
+@pytest.mark.long
+def test_nothing_is_found_in_an_hour(server: str, few: Path) -> None:
+    """As many polls as an hour has, one right after the other."""
+    report = polled(server, few, HOUR)
+    print(report.verdict)
+    assert (report.exit_code, report.findings, report.polls) == (0, {}, HOUR), report.verdict
+
+
+def test_exit_codes_for_cron(server: str, canaries: Path, tmp_path: Path) -> None:
+    assert glm5_ascend("watch", server, "--once", "--canaries", canaries, "--key", API_KEY).returncode == 0
+    with spoiled(FaultProxy(server, "repeats")) as url:
+        done = glm5_ascend("watch", url, "--once", "--key", API_KEY, "--textfile", tmp_path / "glm5.prom")
+    assert done.returncode == 1 and done.stdout.splitlines()[-1].startswith("garbage: repeats (poll 1)")
+    assert 'finding="repeats"} 1' in (tmp_path / "glm5.prom").read_text()
+    done = glm5_ascend("watch", "http://127.0.0.1:9", "--once", "--textfile", tmp_path / "glm5.prom")
+    assert done.returncode == 3 and "unreachable" in done.stdout and "Traceback" not in done.stderr
+    text = (tmp_path / "glm5.prom").read_text()
+    assert re.search(r"^glm5_watch_up\{[^}]*\} 0$", text, re.MULTILINE)
+    assert re.search(r"^glm5_watch_healthy\{[^}]*\} 0$", text, re.MULTILINE)
+
+
+def test_metrics_over_http(server: str, canaries: Path) -> None:
+    """Read by Prometheus' own parser, while the watch runs."""
+    parser = pytest.importorskip("prometheus_client.parser")
+    seen: list[str] = []
+    from glm5_ascend.serve.local_server import free_port
+
+    port = free_port()
+
+    def scrape(number: int, state: WatchState) -> None:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
+            assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+            seen.append(reply.read().decode())
+
+    watch(
+        server, canaries=canaries, polls=2, interval=0, metrics_port=port, timeout=ANSWER_S, key=API_KEY, on_poll=scrape
+    )
+    families = {family.name: family for family in parser.text_string_to_metric_families(seen[-1])}
+    values = {name: family.samples[0].value for name, family in families.items() if family.samples}
+    assert values["glm5_watch_up"] == values["glm5_watch_healthy"] == 1 and values["glm5_watch_polls"] == 2
+    assert values["glm5_watch_mtp_tokens_per_step"] > values["glm5_watch_mtp_tokens_per_step_least"] > 1
+    assert sum(s.value for s in families["glm5_watch_answers"].samples) == 2 * 14
+    assert {s.labels["finding"] for s in families["glm5_watch_finding"].samples} >= set(FAULTS.values())
+
+
+def test_what_is_learnt_from_a_sick_server(server: str, tmp_path: Path) -> None:
+    with spoiled(FaultProxy(server, "noise")) as url:
+        done = glm5_ascend("watch", url, "--learn", tmp_path / "canaries.json", "--key", API_KEY)
+    assert done.returncode == 1 and "not healthy" in done.stderr and not (tmp_path / "canaries.json").exists()
+
+
+def test_a_silent_server_is_no_garbage(server: str) -> None:
+    """It is not asked all questions, and comes back."""
+    proxy = FaultProxy(server)
+    with spoiled(proxy) as url:
+        proxy.target = "http://127.0.0.1:9"
+
+        def back(number: int, state: WatchState) -> None:
+            proxy.target = server
+
+        report = watch(url, polls=2, interval=0, timeout=ANSWER_S, key=API_KEY, on_poll=back)
+    assert report.last.reached and report.unreachable == 1 and report.exit_code == 0
+    assert report.asked == 2 + 5
