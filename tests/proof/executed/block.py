@@ -39,7 +39,7 @@ def run_block(module: Module, arguments: Values, block: int, watch: Watch, order
         FaultError: an address out of range, or nothing can go on.
     """
     flags, watch.block = Flags(), block
-    watch.time += 1
+    watch.time, watch.blocks = watch.time + 1, watch.blocks + 1
     found = programs(module)
     cores = []
     for number, function in found:
@@ -49,6 +49,9 @@ def run_block(module: Module, arguments: Values, block: int, watch: Watch, order
         _drawn(cores, random.Random(block))
     else:
         _in_turn(cores if order == "eager" else cores[::-1], order == "lazy")
+    for core in cores:
+        for name, left in core.unfinished():
+            watch.report("end", left, left, f"the program ends and does not wait for {name}")
     for key in flags.left():
         watch.report("flag", 0, 0, f"{key} is set and never waited for")
 

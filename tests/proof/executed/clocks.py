@@ -66,6 +66,7 @@ class Watch:
     findings: dict[tuple[str, int, int], str] = field(default_factory=dict)
     time: int = 0
     block: int = 0
+    blocks: int = 0
 
     def report(self, kind: str, line: int, other: int, words: str) -> None:
         if len(self.findings) < LIMIT:

@@ -212,6 +212,11 @@ class Core:
     def move(self, pipe: str) -> None:
         self._execute(pipe, self.queues[pipe].popleft())
 
+    def unfinished(self) -> list[tuple[str, int]]:
+        """Pipes that the scalar pipe does not know to be finished, with the program's last line."""
+        last, known = self.function.body[-1].number, self.pipes["S"].known
+        return [(name, last) for name, pipe in self.pipes.items() if pipe.done[pipe.thread] > known[pipe.thread]]
+
     def stuck(self) -> list[str]:
         """What this core waits for."""
         found = [] if self.finished or not self.waits_for else [f"{CORES[self.number]} S, {self.waits_for}"]

@@ -1,8 +1,8 @@
 """The matrix product: `mma_tile`, which brings both operands from L1 to L0A and L0B in parts and multiplies them.
 
-From AscendNPU-IR v1.2.0, `bishengir/lib/Template/lib/Cube/LocalMmad.cpp`: the parts of the sum, the two halves of L0A and
-L0B that alternate, the flags it waits for and sets (its arguments say which between MTE2 and MTE1; between MTE1 and M
-it has its own), the rows that it multiplies. The order of elements inside L0A and L0B is the library's own affair and
+From AscendNPU-IR v1.2.0, `bishengir/lib/Template/lib/Cube/LocalMmad.cpp`: the parts of the sum, the two halves of L0A
+and L0B that alternate, the flags it waits for and sets (its arguments say which between MTE2 and MTE1; between MTE1 and
+M it has its own), the rows that it multiplies. The order of elements inside L0A and L0B is the library's own affair and
 simplified here (rows that follow each other, the same bytes).
 """
 
