@@ -164,8 +164,12 @@ class Watch:
             self.report("race", line, other, f"written while {_name(reader)} still reads")
 
     def owned(self, view: View, line: int) -> None:
-        """Reports reads of on-chip bytes that nobody wrote, or that were last written as another buffer."""
-        if view.space.shared or not view.count:
+        """Reports reads of bytes that nobody wrote, or that were last written as another buffer on the chip."""
+        if view.space.prepared or not view.count:
+            return
+        if view.space.shared:
+            if "at" not in view.space.shadow or (view.of(view.space.shadow["at"]) == 0).any():
+                self.report("unwritten", line, line, f"reads bytes of the {view.space.name} that nobody wrote")
             return
         owner = view.of(view.space.filled("owner", np.int32, 0))
         if (owner == view.owner).all():

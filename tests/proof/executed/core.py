@@ -155,7 +155,11 @@ class Core:
         names, line = values(rest.partition(")")[0]), operation.number
 
         def run(known: Values) -> Iterator[None]:
-            for step in build([known[value] for value in names]):
+            try:
+                steps = build([known[value] for value in names])
+            except FaultError as error:
+                raise FaultError(f"line {line}: {error}") from error
+            for step in steps:
                 yield from self._issue(step, line)
 
         return run
@@ -236,9 +240,8 @@ class Core:
         if isinstance(step, Instruction):
             at = watch.instruction(pipe, entry.issued)
             try:
-                for view in (*step.own, *step.read):
+                for view in step.read:
                     watch.read(view, pipe, at, entry.line)
-                for view in step.own:
                     watch.owned(view, entry.line)
                 for view in step.written:
                     watch.write(view, pipe, at, entry.line)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.proof.executed.block import run_block
+from tests.proof.executed.block import programs, run_block
 from tests.proof.executed.clocks import Watch
 from tests.proof.executed.places import Space, View
 from tests.proof.executed.scalars import Values
@@ -26,7 +26,7 @@ BEFORE, GRID = 3, 3
 def launch(module: Module, grid: Sequence[int], arguments: Sequence[Any], watch: Watch, order: str) -> None:
     """Every block of `grid` in turn; what they do to each other's bytes is reported too."""
     sizes = (*grid, 1, 1)[:GRID]
-    function = next(function for function in module.functions.values() if function.core)
+    _, function = programs(module)[0]
     if len(function.arguments) != BEFORE + len(arguments) + GRID:
         raise UncoveredError(f"{function.name} takes {len(function.arguments)} arguments")
     blocks = sizes[0] * sizes[1] * sizes[2]
@@ -38,7 +38,7 @@ def launch(module: Module, grid: Sequence[int], arguments: Sequence[Any], watch:
 def _known(module: Module, function: Function, arguments: Sequence[Any], sizes: tuple[int, ...], blocks: int) -> Values:
     spaces: dict[int, Space] = {}
     workspace = Space("workspace", np.full(max(1, _workspace(module) * blocks), 0xA5, np.uint8), shared=True)
-    lock = Space("lock", np.zeros(64, np.uint8), shared=True)
+    lock = Space("lock", np.zeros(64, np.uint8), shared=True, prepared=True)
     names = [name for name, _ in function.arguments]
     whole = [View(space, 0, 0, (len(space.data),), (1,), "i8") for space in (lock, workspace)]
     given = [0, *whole, *(_argument(value, spaces) for value in arguments), *sizes]
@@ -53,7 +53,7 @@ def _argument(value: Any, spaces: dict[int, Space]) -> Any:
     where, size = storage.data_ptr(), storage.nbytes()
     if where not in spaces:
         data = np.frombuffer((ctypes.c_uint8 * size).from_address(where), np.uint8) if size else np.zeros(0, np.uint8)
-        spaces[where] = Space(f"GM argument {len(spaces)}", data, shared=True)
+        spaces[where] = Space(f"GM argument {len(spaces)}", data, shared=True, prepared=True)
     return View(spaces[where], value.data_ptr() - where, 0, (value.numel(),), (1,), KINDS[value.dtype])
 
 

@@ -29,12 +29,16 @@ class Space:
 
     Attributes:
         shared: GM, which all cores and all blocks see.
-        owner: per byte the allocation that wrote it last, 0 nobody, -1 whoever prepared GM.
+        prepared: it holds something before the program starts, as tensors do and a workspace does not.
+        shadow: arrays with an entry per byte, by name.
+        latest: number of the last instruction that touched it, by thread and by ("written", thread).
+        pending: reads of GM as long as nobody has written there.
     """
 
     name: str
     data: Bytes
     shared: bool = False
+    prepared: bool = False
     shadow: dict[Any, Bytes] = field(default_factory=dict)
     latest: dict[Any, int] = field(default_factory=dict)
     pending: list[Any] = field(default_factory=list)

@@ -16,16 +16,13 @@ class Instruction:
     """Runs on `pipe` as one: reads its operands, then writes.
 
     Attributes:
-        own: reads whose bytes must have been written as the buffer that they are read as.
-        read: other bytes that it reads.
-        written: bytes that it writes.
+        written: what it writes: results, and what the library uses in between.
     """
 
     pipe: str
-    own: tuple[View, ...]
+    read: tuple[View, ...]
     written: tuple[View, ...]
     run: Callable[[], None]
-    read: tuple[View, ...] = ()
 
 
 @dataclass(frozen=True)

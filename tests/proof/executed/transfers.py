@@ -73,7 +73,7 @@ def _load(arguments: list[Any]) -> list[Step]:
     if not ub.count:
         return []
     if not _aligned(ub, gm):
-        return by_scalar("MTE2", Instruction("S", (), (ub,), lambda: _copy(gm, ub), read=(gm,)))
+        return by_scalar("MTE2", Instruction("S", (gm,), (ub,), lambda: _copy(gm, ub)))
     written = _padded(ub)
 
     def run() -> None:
@@ -81,7 +81,7 @@ def _load(arguments: list[Any]) -> list[Step]:
         written.write(rest)
         _copy(gm, ub)
 
-    return [Instruction("MTE2", (), (written,), run, read=(gm,))]
+    return [Instruction("MTE2", (gm,), (written,), run)]
 
 
 def _store(arguments: list[Any]) -> list[Step]:
@@ -117,7 +117,7 @@ def _to_l1(arguments: list[Any]) -> list[Step]:
         whole[:, :columns] = gm.array()
         target.array()[...] = whole.reshape(rows, blocks, per_block).swapaxes(0, 1)
 
-    return [Instruction("MTE2", (), (target,), run, read=(gm,))] if rows and columns else []
+    return [Instruction("MTE2", (gm,), (target,), run)] if rows and columns else []
 
 
 def _fill_l1(arguments: list[Any]) -> list[Step]:
