@@ -2,7 +2,7 @@
 
 A process of its own, because TRITON_INTERPRET counts when the kernels are imported, because levels 2 and 3 want
 triton-ascend where level 1 wants upstream Triton, and because a wrong call at level 3 may end it. Level 4 is
-`compiled`: TOOLS is then the folder of the device's compilers.
+`compiled` and level 5 `executed`: TOOLS is then the folder of the device's compilers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from glm5_kernels.triton_launch import launched_by
 from tests.proof import execute, structure
 from tests.proof.device_compiler import TARGETS, VERSIONS, DeviceCompiler
 from tests.proof.lowering import Lowered, lower
-from tests.proof.shapes import REAL, launched_cases, quick_cases, real_cases
+from tests.proof.shapes import REAL, executed_cases, launched_cases, quick_cases, real_cases
 from tests.proof.tools import Tools
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ OPS = (
     "sparse_flash_attention_quant",
     "mla_preprocess",
 )
-LEVELS = ("interpreted", "lowered", "compiled")
+LEVELS = ("interpreted", "lowered", "compiled", "executed")
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Result:
     """One line of the table.
 
     Attributes:
-        level: 1, 2, 3 or 4.
-        what: the variant of the op, at level 2 the kernel, at level 4 the kernel, its target and compiler.
-        relative: error over the whole output, None at levels 2 and 4.
+        level: 1, 2, 3, 4 or 5.
+        what: the variant of the op, at level 2 the kernel, at levels 4 and 5 the kernel, its compiler and options.
+        relative: error over the whole output, None at levels 2 and 4; at level 5 the largest of all cases.
         asserted: what was compared or required.
     """
 
@@ -66,7 +66,7 @@ def prove(level: str, op: str, tools: Tools | None) -> list[Result]:
     """Run it in its process.
 
     Args:
-        level: `interpreted` (1), `lowered` (2 and 3) or `compiled` (4).
+        level: `interpreted` (1), `lowered` (2 and 3), `compiled` (4) or `executed` (5).
     Raises:
         RuntimeError: the process ended before its last result.
     """
@@ -74,7 +74,7 @@ def prove(level: str, op: str, tools: Tools | None) -> list[Result]:
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     if level != "interpreted":
         if tools is None:
-            raise ValueError("levels 2 to 4 need the tools")
+            raise ValueError("levels 2 to 5 need the tools")
         paths.insert(0, str(tools.triton_ascend))
         environment.pop("TRITON_INTERPRET")
     environment |= {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
@@ -153,7 +153,21 @@ def _compiled(op: str, folder: Path) -> Iterator[Result]:
             yield Result(op, 4, what, not wrong, None, "; ".join(wrong), words)
 
 
-RUN = {"interpreted": lambda op, _: _interpreted(op), "lowered": _lowered, "compiled": _compiled}
+def _executed(op: str, folder: Path) -> Iterator[Result]:
+    """Every kernel that a server launches as its compiled program, in several orders."""
+    from tests.proof.executed.prove import prove_op
+
+    for program in prove_op(list(executed_cases(op)), folder):
+        words = f"{program.asserted()}; {program.seconds:.0f} s"
+        yield Result(op, 5, program.what, not program.wrong, program.relative, "; ".join(program.wrong[:5]), words)
+
+
+RUN = {
+    "interpreted": lambda op, _: _interpreted(op),
+    "lowered": _lowered,
+    "compiled": _compiled,
+    "executed": _executed,
+}
 
 if __name__ == "__main__":
     chosen, name, folder = sys.argv[1:]

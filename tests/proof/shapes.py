@@ -67,6 +67,17 @@ def launched_cases(op: str) -> Iterator[Case]:
         yield _indexer(op, generator)
 
 
+def executed_cases(op: str) -> Iterator[Case]:
+    """Level 5's: every kernel that a server launches, and for the indexer prefill and decode in one batch."""
+    if op == "mla_preprocess":  # each number of heads and each mode once
+        generator = torch.Generator().manual_seed(7)
+        yield from (_preprocess(m, generator, h) for m, h in zip(QUANT_MODES, (64, 32, 16), strict=True))
+    else:
+        yield from launched_cases(op)
+    if op.startswith("lightning_indexer"):
+        yield next(case for case in quick_cases(op) if "mixed" in case.variant and "float32" not in case.variant)
+
+
 def _pages(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """block_table [B, 32] of shuffled pages, the slots that are owned, and query_start_loc of one token each."""
     needed = [-(-length // BLOCK) for length in LENGTHS]

@@ -18,12 +18,13 @@ from tests.proof.tools import make_tools
 def summary(results: list[Result]) -> list[str]:
     """One Markdown row per op: what passed at each level."""
     lines = [
-        "| op | at GLM-5's sizes | 1 interpreted | 2 lowered | 3 lowered and run | 4 compiled | error | on an NPU |",
-        "|---|---|---|---|---|---|---|---|",
+        "| op | at GLM-5's sizes | 1 interpreted | 2 lowered | 3 lowered and run | 4 compiled | 5 executed | error "
+        "| on an NPU |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for op in OPS:
         chosen = [r for r in results if r.op == op and not r.skipped]
-        levels = [[r for r in chosen if r.level == level] for level in (1, 2, 3, 4)]
+        levels = [[r for r in chosen if r.level == level] for level in (1, 2, 3, 4, 5)]
         passed = [f"{sum(r.ok for r in level)} of {len(level)}" for level in levels]
         worst = max((r.relative for r in chosen if r.relative is not None), default=0.0)
         lines.append(f"| `{op}` | {IN_WORDS[op]} | {' | '.join(passed)} | {worst:.1e} | no |")
@@ -37,6 +38,14 @@ def compiled_line(results: list[Result]) -> str:
         taken = [r.ok for r in results if r.level == 4 and r.what.endswith(f", {target}, {VERSIONS[0]}")]
         counts.append(f"{sum(taken)} of {len(taken)} kernels compiled for {target}")
     return "level 4: " + ", ".join(counts)
+
+
+def executed_line(results: list[Result]) -> str:
+    """How many of the compiled kernels are proven by running their programs, and which are not."""
+    found = [r for r in results if r.level == 5]
+    open_ones = [f"{r.op} {r.what}: {r.worst}" for r in found if not r.ok]
+    words = f"level 5: {len(found) - len(open_ones)} of {len(found)} compiled kernels proven"
+    return "; ".join([words, *open_ones])
 
 
 def all_rows(results: list[Result]) -> list[str]:
@@ -73,7 +82,7 @@ def main() -> int:
             print("\n".join(details(new)), flush=True)
             results += new
     lines = summary(results)
-    print("\n" + "\n".join(lines) + "\n\n" + compiled_line(results))
+    print("\n" + "\n".join(lines) + "\n\n" + compiled_line(results) + "\n" + executed_line(results))
     if given.markdown:
         given.markdown.write_text("\n".join([*lines, "", *all_rows(results)]) + "\n")
     return 0 if all(r.ok for r in results) else 1

@@ -1,4 +1,4 @@
-"""The Triton kernels on four levels (kernels/README.md), and that the levels can fail."""
+"""The Triton kernels on five levels (kernels/README.md), and that the levels can fail."""
 
 from __future__ import annotations
 
@@ -70,6 +70,13 @@ def test_level_4_the_device_compiler_takes_every_kernel(op: str, proof_tools: to
     assert {r.what.split()[0] for r in found} == KERNELS[op]
     for target, version in itertools.product(TARGETS, VERSIONS):
         assert any(f", {target}, {version}" in r.what for r in found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("op", OPS)
+def test_level_5_what_was_compiled_gives_the_same_and_has_no_race(op: str, proof_tools: tools.Tools) -> None:
+    found = passed(prove("executed", op, proof_tools), 5)
+    assert {r.what.split()[0] for r in found} == KERNELS[op]
 
 
 ADD = """

@@ -1,0 +1,145 @@
+"""Level 5 of one op: its compiled programs on the cases that a server launches, against the reference.
+
+A kernel is proven if every case that it takes part in gives what the reference gives, in every order, and nothing was
+found in its program. What the interpreter does not cover makes it not proven, and so does a case that ends early.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glm5_kernels.parity import run
+from glm5_kernels.parity.cases import Case
+from glm5_kernels.triton_launch import launched_by
+from tests.proof.device_compiler import TARGETS, VERSIONS, DeviceCompiler
+from tests.proof.executed.block import ORDERS
+from tests.proof.executed.clocks import Watch
+from tests.proof.executed.launch import launch
+from tests.proof.executed.places import FaultError
+from tests.proof.executed.text import Module, UncoveredError, parse
+from tests.proof.lowering import Lowered, lower
+
+#: Compiler, multi-buffering, and the orders in which its programs run.
+CONFIGURATIONS = (
+    (VERSIONS[0], True, ORDERS),
+    (VERSIONS[0], False, ("drawn",)),
+    (VERSIONS[1], True, ("drawn",)),
+    (VERSIONS[1], False, ("drawn",)),
+)
+Key = tuple[Any, ...]
+
+
+@dataclass
+class Program:
+    """One kernel as one configuration compiles it.
+
+    Attributes:
+        wrong: why it is not proven; empty if it is, once it has run.
+        relative: largest error of the cases that it took part in.
+    """
+
+    what: str
+    module: Module
+    wrong: list[str] = field(default_factory=list)
+    relative: float | None = None
+    blocks: int = 0
+    seconds: float = 0.0
+
+    def asserted(self) -> str:
+        return f"{self.blocks} blocks, no race, no byte unwritten, all flags used; {' and '.join(TARGETS)} alike"
+
+
+def prove_op(cases: list[Case], folder: Path) -> Iterator[Program]:
+    """Every kernel of the cases in every configuration."""
+    kernels: dict[Key, Lowered] = {}
+
+    def note(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
+        key = _key(kernel, arguments, constants)
+        if key not in kernels:
+            kernels[key] = lower(kernel, arguments, constants)
+
+    with launched_by(note):
+        for case in cases:
+            run._results(case, "triton", "cpu")
+    for version, multi_buffer, orders in CONFIGURATIONS:
+        compiler = DeviceCompiler(folder, version)
+        programs = {key: _program(key, lowered, compiler, multi_buffer) for key, lowered in kernels.items()}
+        for order in orders:
+            for case in cases:
+                _case(case, programs, order)
+        for program in programs.values():
+            if not program.blocks and not program.wrong:
+                program.wrong.append("not proven: never run")
+            yield program
+
+
+def _key(kernel: Any, arguments: tuple[Any, ...], constants: dict[str, Any]) -> Key:
+    types = tuple(a.dtype if isinstance(a, torch.Tensor) else type(a) for a in arguments)
+    return kernel.__name__, types, tuple(constants.items())
+
+
+def _program(key: Key, lowered: Lowered, compiler: DeviceCompiler, multi_buffer: bool) -> Program:
+    shape = " ".join(f"{name}={value}" for name, value in key[2])
+    what = f"{key[0]} {shape}, {compiler.version}" + ("" if multi_buffer else ", single buffers")
+    texts = [compiler.compile(lowered, target, multi_buffer).program for target in TARGETS]
+    wrong = [] if len({_code(text) for text in texts}) == 1 else [f"not proven: {TARGETS[1]} gets another program"]
+    try:
+        return Program(what, parse(texts[0]), wrong)
+    except UncoveredError as error:
+        return Program(what, Module({}, {}), [f"not proven: {error}"])
+
+
+def _code(text: str) -> str:
+    """Without the line that describes the device."""
+    return "\n".join(line for line in text.splitlines() if not line.startswith("module "))
+
+
+def _case(case: Case, programs: dict[Key, Program], order: str) -> None:
+    """Run and judge a case; what is wrong goes to the programs that took part."""
+    used: list[Program] = []
+
+    def start(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
+        program = programs[_key(kernel, arguments, constants)]
+        used.append(program)
+        run_program(program, grid, arguments, order)
+
+    with launched_by(start), suppress(FaultError, UncoveredError):
+        got = run._results(case, "triton", "cpu")
+        for row in run._judge(case, "triton", got, run._results(case, "reference", "cpu")):
+            for program in used:
+                program.relative = max(row.relative, program.relative or 0.0)
+                if not row.ok:
+                    _add(program, f"{order}: {case.variant}, {row.output}: {row.worst}")
+        return
+    for program in used[:-1]:  # the last one says it itself
+        _add(program, f"{order}: {case.variant} ended early")
+
+
+def run_program(program: Program, grid: tuple[int, ...], arguments: tuple[Any, ...], order: str) -> None:
+    """A launch; findings go to the program, faults too before they are raised again."""
+    watch, began = Watch(), time.monotonic()
+    try:
+        launch(program.module, grid, arguments, watch, order)
+    except UncoveredError as error:
+        _add(program, f"not proven: {error}")
+        raise
+    except FaultError as error:
+        _add(program, f"{order}: {error}")
+        raise
+    finally:
+        program.seconds += time.monotonic() - began
+        program.blocks += watch.blocks
+        for (kind, line, other), words in watch.findings.items():
+            _add(program, f"{order}: {kind} at line {line} with line {other}: {words}")
+
+
+def _add(program: Program, words: str) -> None:
+    if words not in program.wrong:
+        program.wrong.append(words)
