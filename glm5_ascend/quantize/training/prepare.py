@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -53,9 +54,11 @@ class QuantizedExperts(nn.Module):
         planned: of each expert, its linears by their last name.
     """
 
-    def __init__(self, stock: nn.Module, planned: list[dict[str, LinearPlan]], dtype: torch.dtype) -> None:
+    def __init__(self, stock: Any, planned: list[dict[str, LinearPlan]], dtype: torch.dtype) -> None:
         super().__init__()
-        self.gate_up_proj, self.down_proj, self.act_fn = stock.gate_up_proj, stock.down_proj, stock.act_fn
+        self.gate_up_proj: nn.Parameter = stock.gate_up_proj
+        self.down_proj: nn.Parameter = stock.down_proj
+        self.act_fn = stock.act_fn
         self.planned, self.dtype = planned, dtype
 
     def forward(
@@ -188,8 +191,8 @@ def hub_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         prefix, _, last = name.rpartition(".")
         if re.search(r"\.mlp\.experts$", prefix) and last in ("gate_up_proj", "down_proj"):
             for expert, weight in enumerate(tensor):
-                parts = zip(_GATE_UP, weight.chunk(2), strict=True) if last == "gate_up_proj" else [(last, weight)]
-                for part, rows in parts:
+                fused = last == "gate_up_proj"
+                for part, rows in zip(_GATE_UP if fused else (last,), weight.chunk(2 if fused else 1), strict=True):
                     yield f"{prefix}.{expert}.{part}.weight", rows
         else:
             yield name, tensor

@@ -121,7 +121,8 @@ def test_the_example_learns_the_same_in_one_process_and_in_two(source: Path, tmp
     environment = os.environ | {
         "OMP_NUM_THREADS": "1", "STEPS": "3", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]),
     }  # fmt: skip
-    printed, made = {}, {}
+    printed: dict[int, list[float]] = {}
+    made: dict[int, SourceCheckpoint] = {}
     for ranks in (1, 2):
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if ranks == 2 else []
         command = [sys.executable, *launcher, "quant_recipes/train_qat.py", source, text, tmp_path / str(ranks)]
