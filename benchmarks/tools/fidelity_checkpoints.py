@@ -26,6 +26,8 @@ from glm5_ascend.quantize.run.writer import Store
 PEER_PROGRAM = """#!/bin/sh
 exec "{python}" "{script}" "$@"
 """
+#: What msModelSlim is given instead of ours.
+PEER_RECIPES = {"w8a8": str(Path(__file__).with_name("msmodelslim-w8a8.yaml"))}
 #: Records of a drawn calibration text: as many tokens as the bundled one has, half of them chats.
 TEXTS, CHATS, CHARACTERS = 32, 31, 500
 
@@ -71,10 +73,19 @@ def quantized(source: Path, out: Path, recipe: str, texts: list[str]) -> Path:
 
 
 def quantized_by_peer(source: Path, out: Path, recipe: str, texts: list[str], program: Path) -> Path:
-    """By msModelSlim, from the same texts."""
+    """By msModelSlim, from the same texts; by its own recipe where ours of that name smooths more."""
     if not out.is_dir():
         engine = ["--engine", "msmodelslim", "--device", "cpu"]
-        glm5_ascend("quantize", str(source), str(out), "--recipe", recipe, *engine, *texts, path=program)
+        glm5_ascend(
+            "quantize",
+            str(source),
+            str(out),
+            "--recipe",
+            PEER_RECIPES.get(recipe, recipe),
+            *engine,
+            *texts,
+            path=program,
+        )
     return out
 
 

@@ -14,6 +14,7 @@ def register(app: typer.Typer) -> None:
     command(
         app, "eval", evaluate,
         "eval glm5-w4a8 --against GLM-5 --html report.html",
+        "eval glm5-w4a8 --against GLM-5 --quick",
         "eval --url http://127.0.0.1:8000 --against GLM-5 --windows 8",
     )  # fmt: skip
 
@@ -24,6 +25,7 @@ def evaluate(
     text: options.Text = None,
     window: options.Window = 512,
     windows: options.Windows = 64,
+    quick: options.Quick = False,
     metrics: options.Metrics = None,
     url: options.Url = None,
     top_logprobs: options.TopLogprobs = 20,
@@ -47,6 +49,7 @@ def evaluate(
             text=text,
             window=window,
             windows=windows,
+            quick=quick,
             metrics=metrics,
             url=url,
             top_logprobs=top_logprobs,

@@ -19,6 +19,7 @@ Text = Annotated[
 ]
 Window = Annotated[int, typer.Option(min=2, help="Tokens per window.")]
 Windows = Annotated[int, typer.Option(min=1, help="Windows, at most.")]
+Quick = Annotated[bool, typer.Option("--quick", help="20 windows of 128 tokens: a thirteenth of the tokens.")]
 Metrics = Annotated[
     str | None,
     typer.Option(

@@ -25,9 +25,13 @@ from glm5_ascend.fidelity.evaluation.windows import read_windows
 from glm5_ascend.quantize.progress import Progress, silent
 from glm5_ascend.quantize.sizes import parse_size
 from glm5_ascend.report import page
+from glm5_ascend.report.verdict import FEW_WINDOWS
 from glm5_ascend.serve.client import Client, server_address
 
 ANSWER_TIMEOUT_S = 600.0
+#: Defaults of `evaluate`, and tokens and windows of a quick one: as few windows as a 95 % interval takes.
+WINDOW, WINDOWS = 512, 64
+QUICK_WINDOW, QUICK_WINDOWS = 128, int(FEW_WINDOWS.value)
 
 
 def evaluate(
@@ -35,8 +39,9 @@ def evaluate(
     *,
     against: str | Path | None = None,
     text: str | Path | None = None,
-    window: int = 512,
-    windows: int = 64,
+    window: int = WINDOW,
+    windows: int = WINDOWS,
+    quick: bool = False,
     metrics: str | None = None,
     url: str | None = None,
     top_logprobs: int = 20,
@@ -55,6 +60,7 @@ def evaluate(
         against: its source, the reference.
         text: held-out text, .txt or .jsonl; None takes Python's documentation.
         window, windows: tokens per window, and at most so many windows.
+        quick: windows of 128 tokens, 20 of them; on a large model reading the weights takes most of what is left.
         metrics: only these, comma-separated: kl, top1, flips, nll, routing, indexer.
         url, against_url: running vLLM servers of the two models, http://HOST:PORT.
         top_logprobs: log-probabilities to ask a server for.
@@ -69,6 +75,10 @@ def evaluate(
     paths = _Compared(_path(directory), _path(against), url, _path(prompts), against_url)
     groups = chosen_groups(metrics)
     paths.check()
+    if quick:
+        if (window, windows) != (WINDOW, WINDOWS):
+            raise EvaluationError("--quick has its own windows", "leave out --window and --windows, or --quick")
+        window, windows = QUICK_WINDOW, QUICK_WINDOWS
     if html is not None:
         page.check_place(Path(html))
     asked = read_prompts(paths.prompts) if paths.prompts is not None else []

@@ -40,6 +40,17 @@ def evaluate(*arguments: object) -> subprocess.CompletedProcess[str]:
     return in_process("eval", *arguments)
 
 
+def test_a_quick_look_has_few_short_windows_and_an_interval(tiny_source: Path, tiny_w4a8: Path, text: Path) -> None:
+    text.write_text(json.dumps({"text": WORDS * 8}) + "\n")
+    done = evaluate(tiny_w4a8, "--against", tiny_source, "--text", text, "--quick", "--json")
+    report = json.loads(done.stdout)
+    assert (report["windows"], report["window"], report["tokens"]) == (20, 128, 20 * 127)
+    low, high = report["intervals"]["kl_mean"]
+    assert 0 < low < report["kl_mean"] < high and not report["verdict"]["warnings"]
+    refused = evaluate(tiny_w4a8, "--against", tiny_source, "--quick", "--windows", 3)
+    assert_one_clear_line(refused, 2, "--quick has its own windows")
+
+
 def test_the_report(tiny_source: Path, tiny_w4a8: Path, text: Path, tmp_path: Path) -> None:
     html = tmp_path / "report.html"
     done = evaluate(tiny_w4a8, "--against", tiny_source, "--text", text, "--window", 64, "--json", "--html", html)

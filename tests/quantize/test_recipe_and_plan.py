@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import RecipeError
+from glm5_ascend.model import structure
 from glm5_ascend.quantize.plan import QuantizationPlan, Selector
 from glm5_ascend.quantize.recipe import Selection, find_recipe, load_recipe
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
@@ -64,6 +65,17 @@ def test_c8_recipes_differ_by_one_step(name: str) -> None:
     steps = [step for step in cached.spec.process if step.type != "fa3_quant"]
     assert steps == list(plain.spec.process)
     assert len(steps) == len(cached.spec.process) - 1
+
+
+@pytest.mark.parametrize("name", ["w4a8", "w8a8", "w4a8-best", "w8a8-best", "w4a8-mlapo", "w4a8c8", "w8a8c8"])
+def test_no_calibrated_recipe_leaves_an_up_down_pair_rough(tiny_source: Path, name: str) -> None:
+    """The input of a down_proj has the largest outliers: unsmoothed, seven times the KL where a model has some."""
+    plan = QuantizationPlan(SourceCheckpoint(tiny_source), load_recipe(find_recipe(name)))
+    for layer in range(plan.config.num_hidden_layers):
+        pairs = [pair for pair in structure.subgraphs(plan.config, layer) if pair.kind == "up-down"]
+        pairs += [structure.expert_subgraph(0)] if plan.config.is_moe(layer) else []
+        rounded = [p for p in pairs if plan.linears[structure.layer_prefix(layer) + p.targets[0]].scheme != "FLOAT"]
+        assert [search.subgraph for search in plan.smoothing(layer, pairs)] == rounded
 
 
 def test_unknown_recipe_lists_the_known() -> None:

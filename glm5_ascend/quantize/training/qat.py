@@ -56,7 +56,7 @@ class TrainableModel:
     def __init__(self, directory: Path, recipe: str | None) -> None:
         source = SourceCheckpoint(directory)
         self.config = source.config
-        self.linears = {} if recipe is None else _rounded_linears(source, find_recipe(recipe))
+        self.linears = {} if recipe is None else rounded_linears(source, find_recipe(recipe))
         mtp = {structure.layer_prefix(n) for n in range(self.config.num_hidden_layers, self.config.num_layers_with_mtp)}
         self.weights = {
             prefix + structure.tensor_name(part): source.read(prefix + structure.tensor_name(part)).requires_grad_()
@@ -96,7 +96,8 @@ class TrainableModel:
         return list(top.linear("lm_head", x).split(lengths))
 
 
-def _rounded_linears(source: SourceCheckpoint, path: Path) -> dict[str, LinearPlan]:
+def rounded_linears(source: SourceCheckpoint, path: Path) -> dict[str, LinearPlan]:
+    """What every linear becomes by a recipe for training, by full name; see `TrainableModel` for errors."""
     recipe = load_recipe(path)
     linears = QuantizationPlan(source, recipe).linears
     more = recipe.rotates or recipe.smoothing_steps

@@ -1,0 +1,205 @@
+"""Quantization-aware training of transformers' GLM-5: `prepare_qat(model, recipe)`, train as ever, `export_trained`.
+
+The linears that the recipe quantizes compute through `fake_quant`; parameters, their names, `state_dict`, optimizers
+and DDP stay as they were. Nothing of transformers is imported: what counts is how its modules are called and named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from glm5_ascend.checkpoint import schemes
+from glm5_ascend.checkpoint.output import copy_serving_files
+from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.errors import CheckpointError, ConfigError, OutputError
+from glm5_ascend.files.written import copy_file, new_folder
+from glm5_ascend.quantize.plan import LinearPlan
+from glm5_ascend.quantize.recipe import find_recipe
+from glm5_ascend.quantize.training.fake_quant import FakeWeight, fake_quant_linear, fake_quant_weight
+from glm5_ascend.quantize.training.qat import FLOAT_LINEAR, rounded_linears
+
+#: The parts of an expert in transformers' fused parameter `gate_up_proj`, in its order of rows.
+_GATE_UP = ("gate_proj", "up_proj")
+
+
+def _as_stored(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`weight` rounded to the dtype of the checkpoint; straight through for the gradient."""
+    return weight if weight.dtype is dtype else weight + (weight.to(dtype).to(weight.dtype) - weight).detach()
+
+
+class QuantizedLinear(nn.Module):
+    """A linear without bias that computes as the server will; it shares the parameter of the one it replaces."""
+
+    def __init__(self, weight: nn.Parameter, planned: LinearPlan, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight, self.planned, self.dtype = weight, planned, dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., K] -> [..., N] in x's dtype."""
+        weight = _as_stored(self.weight, self.dtype)
+        return fake_quant_linear(x, fake_quant_weight(weight, self.planned.scheme, self.planned.method))
+
+
+class QuantizedExperts(nn.Module):
+    """transformers' routed experts, computing as the server will; its parameters are those of the module it replaces.
+
+    Args:
+        stock: the module with `gate_up_proj` [E, 2 I, H], `down_proj` [E, H, I] and `act_fn`.
+        planned: of each expert, its linears by their last name.
+    """
+
+    def __init__(self, stock: Any, planned: list[dict[str, LinearPlan]], dtype: torch.dtype) -> None:
+        super().__init__()
+        self.gate_up_proj: nn.Parameter = stock.gate_up_proj
+        self.down_proj: nn.Parameter = stock.down_proj
+        self.act_fn = stock.act_fn
+        self.planned, self.dtype = planned, dtype
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """[T, H], experts [T, k] and their weights [T, k] -> [T, H]."""
+        out = torch.zeros_like(hidden_states)
+        for expert in top_k_index.unique().tolist():
+            if expert >= len(self.planned):
+                continue  # a token that another rank's expert takes
+            token, slot = torch.where(top_k_index == expert)
+            x, rows = hidden_states[token], self.gate_up_proj[expert].chunk(2)
+            gate, up = (self._linear(expert, name, part, x) for name, part in zip(_GATE_UP, rows, strict=True))
+            made = self._linear(expert, "down_proj", self.down_proj[expert], self.act_fn(gate) * up)
+            out = out.index_add(0, token, (made * top_k_weights[token, slot, None]).to(out.dtype))
+        return out
+
+    def _linear(self, expert: int, name: str, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        planned, weight = self.planned[expert][name], _as_stored(weight, self.dtype)
+        if planned.scheme == schemes.FLOAT:
+            return nn.functional.linear(x, weight)
+        return fake_quant_linear(x, fake_quant_weight(weight, planned.scheme, planned.method))
+
+
+def prepare_qat(model: nn.Module, recipe: str = "qat-w4a8", source: Path | None = None) -> nn.Module:
+    """Make a `GlmMoeDsaForCausalLM` of transformers compute as its quantized self will; changes and returns it.
+
+    The indexers' parameters are frozen: transformers runs them without a gradient, and DDP waits for every gradient.
+
+    Args:
+        recipe: name or path of a recipe that only rounds, per token.
+        source: the checkpoint the model was loaded from; None takes `model.name_or_path`.
+
+    Raises:
+        RecipeError: the recipe rotates, smooths, or has static activations: it would change what was trained.
+        ConfigError: no source, or a model with other modules than its checkpoint.
+    """
+    checkpoint = _source(model, source)
+    linears = rounded_linears(checkpoint, find_recipe(recipe))
+    dtype = checkpoint.dtype("model.embed_tokens.weight")
+    modules, found = dict(model.named_modules()), set()
+    for name, module in modules.items():
+        made: nn.Module | None = None
+        if hasattr(module, "gate_up_proj") and isinstance(module.gate_up_proj, nn.Parameter):
+            names = [f"{name}.{expert}." for expert in range(len(module.gate_up_proj))]
+            parts = (*_GATE_UP, "down_proj")
+            made = QuantizedExperts(module, [{part: linears[of + part] for part in parts} for of in names], dtype)
+            found |= {of + part for of in names for part in parts}
+        elif isinstance(module, nn.Linear) and linears.get(name, FLOAT_LINEAR).scheme != schemes.FLOAT:
+            made = QuantizedLinear(module.weight, linears[name], dtype)
+            found.add(name)
+        if made is not None:
+            parent, _, last = name.rpartition(".")
+            setattr(modules[parent], last, made.train(module.training))
+    config = checkpoint.config
+    mtp = tuple(f"model.layers.{layer}." for layer in range(config.num_hidden_layers, config.num_layers_with_mtp))
+    wanted = {name for name, planned in linears.items() if planned.scheme != schemes.FLOAT and not name.startswith(mtp)}
+    if missing := sorted(wanted - found):
+        raise ConfigError(
+            f"{type(model).__name__} has no linear {missing[0]} ({len(missing)} of {len(wanted)} are missing)",
+            "give GlmMoeDsaForCausalLM as transformers loads it, and the checkpoint it was loaded from",
+        )
+    for name, parameter in model.named_parameters():
+        if ".indexer." in name:
+            parameter.requires_grad_(False)
+    return model
+
+
+def rounded_weights(model: nn.Module) -> Iterator[tuple[str, FakeWeight]]:
+    """Hub name and rounded weight of every linear of a prepared model: what its checkpoint will hold."""
+    for name, module in model.named_modules():
+        if isinstance(module, QuantizedLinear):
+            weight = _as_stored(module.weight.detach(), module.dtype)
+            yield name, fake_quant_weight(weight, module.planned.scheme, module.planned.method)
+        elif isinstance(module, QuantizedExperts):
+            for expert, planned in enumerate(module.planned):
+                gate, up = module.gate_up_proj[expert].detach().chunk(2)
+                parts = {"gate_proj": gate, "up_proj": up, "down_proj": module.down_proj[expert].detach()}
+                for part, weight in parts.items():
+                    if planned[part].scheme != schemes.FLOAT:
+                        rounded = _as_stored(weight, module.dtype)
+                        yield (
+                            f"{name}.{expert}.{part}",
+                            fake_quant_weight(rounded, planned[part].scheme, planned[part].method),
+                        )
+
+
+def export_trained(model: nn.Module, out: Path, source: Path | None = None) -> Path:
+    """Write the checkpoint the model was loaded from, with its trained weights, to be quantized with the same recipe.
+
+    Names, dtypes and shards are the source's, and so is what transformers does not load: the MTP layer.
+
+    Args:
+        out: must not exist or be empty; one shard of the source is held in memory at a time.
+
+    Raises:
+        CheckpointError: the source has no tensor for a parameter, or is FP8. OutputError: `out` cannot be written.
+    """
+    from safetensors.torch import save_file
+
+    checkpoint = _source(model, source)
+    if any(entry.dtype is torch.float8_e4m3fn for entry in checkpoint.files.entries.values()):
+        raise CheckpointError(
+            f"{checkpoint.directory}: FP8", "train from the bf16 checkpoint, trained weights are bf16"
+        )
+    if out.exists() and any(out.iterdir()):
+        raise OutputError(f"{out}: is not empty", "give another folder")
+    trained = dict(hub_tensors(model))
+    if unknown := sorted(trained.keys() - checkpoint.files.entries.keys()):
+        raise CheckpointError(
+            f"{checkpoint.directory}: has no tensor {unknown[0]}", "give the checkpoint it was loaded from"
+        )
+    with new_folder(out) as aside:
+        copy_serving_files(checkpoint.directory, aside)
+        names: dict[str, list[str]] = {}
+        for name, file in sorted(checkpoint.files.file_of.items()):
+            names.setdefault(file, []).append(name)
+        for file, held in names.items():
+            tensors = {name: trained[name].cpu() if name in trained else checkpoint.files.read(name) for name in held}
+            stored = {name: tensors[name].to(checkpoint.files.entries[name].dtype).contiguous() for name in held}
+            save_file(stored, aside / file, metadata={"format": "pt"})
+        for path in checkpoint.directory.glob("*.safetensors.index.json"):
+            copy_file(path, aside / path.name)
+    return out
+
+
+def hub_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and buffers that checkpoints hold, under the hub's names: fused experts taken apart."""
+    for name, tensor in model.state_dict().items():
+        prefix, _, last = name.rpartition(".")
+        if re.search(r"\.mlp\.experts$", prefix) and last in ("gate_up_proj", "down_proj"):
+            for expert, weight in enumerate(tensor):
+                fused = last == "gate_up_proj"
+                for part, rows in zip(_GATE_UP if fused else (last,), weight.chunk(2 if fused else 1), strict=True):
+                    yield f"{prefix}.{expert}.{part}.weight", rows
+        else:
+            yield name, tensor
+
+
+def _source(model: nn.Module, given: Path | None) -> SourceCheckpoint:
+    directory = Path(given or getattr(model, "name_or_path", "") or "")
+    if not (directory / "config.json").is_file() or directory == Path():
+        raise ConfigError(f"{directory}: no checkpoint of this model there", "name its folder: source=DIR")
+    return SourceCheckpoint(directory)
