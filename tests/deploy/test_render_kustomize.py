@@ -31,7 +31,7 @@ def built(folder: Path, *components: str) -> dict[tuple[str, str], dict[str, Any
 def test_every_component_builds(name: str, tmp_path: Path) -> None:
     render(name, "kustomize", out=tmp_path / "out")
     offered = sorted(path.name for path in (tmp_path / "out" / "components").iterdir())
-    assert offered == sorted(["auth", "pvc", "volcano", *([] if load(name).proxy else ["two-replicas"])])
+    assert offered == sorted(["auth", "monitoring", "pvc", "volcano", *([] if load(name).proxy else ["two-replicas"])])
     objects = built(tmp_path / "out", *offered)
     assert ("Secret", "glm5-api-key") in objects
     servers = [each for (kind, _), each in objects.items() if kind in ("LeaderWorkerSet", "Deployment")]

@@ -9,7 +9,7 @@ from typing import Any
 
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.profiles.show import heading
-from glm5_ascend.deploy.rendering import image, kubernetes_front, scripts
+from glm5_ascend.deploy.rendering import image, kubernetes_front, monitoring, scripts
 from glm5_ascend.deploy.rendering.kubernetes_front import ANSWERS, INSTANCE, PART_OF, full_name, service_name
 from glm5_ascend.deploy.rendering.pod import HEALTH, pod
 from glm5_ascend.deploy.rendering.values import PodValues
@@ -45,6 +45,8 @@ def grouped(profile: Profile, model: str, values: PodValues) -> dict[str, list[d
     file, objects = kubernetes_front.objects(profile, values)
     made[file] = objects
     made["network.yaml"] = [network_policy(profile, values)]
+    if values.monitoring.enabled:
+        made["monitoring.yaml"] = monitoring.objects(profile, values)
     if values.namespace:
         for objects in made.values():
             for each in objects:
