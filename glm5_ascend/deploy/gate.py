@@ -33,7 +33,7 @@ def main(argv: list[str]) -> None:
     def guarded(app: Any, *args: Any, **options: Any) -> None:
         start(ProxyGate(app), *args, **options)
 
-    uvicorn.run = guarded
+    vars(uvicorn)["run"] = guarded
     sys.argv = argv
     runpy.run_path(argv[0], run_name="__main__")
 

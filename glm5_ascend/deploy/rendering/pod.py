@@ -166,7 +166,7 @@ def resources(role: Role, values: PodValues) -> dict[str, Any]:
 
 def storage(name: str, model: str, values: PodValues) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(mounts, volumes): scripts, shared memory, what is written, the checkpoint, the driver."""
-    written = {"/tmp": {}, HOME: {}, LOGS: {"sizeLimit": values.storage.logs}}
+    written: dict[str, dict[str, str]] = {"/tmp": {}, HOME: {}, LOGS: {"sizeLimit": values.storage.logs}}
     mounts: list[dict[str, Any]] = [
         {"name": "scripts", "mountPath": SCRIPTS, "readOnly": True},
         {"name": "shm", "mountPath": "/dev/shm"},

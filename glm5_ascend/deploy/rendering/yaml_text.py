@@ -22,4 +22,5 @@ _Plain.add_representer(str, _text)
 
 def dumped(objects: Iterable[Any]) -> str:
     """One or several documents, keys in their order."""
-    return yaml.dump_all(objects, Dumper=_Plain, sort_keys=False, width=120, allow_unicode=True)
+    text: str = yaml.dump_all(objects, Dumper=_Plain, sort_keys=False, width=120, allow_unicode=True)
+    return text
