@@ -11,4 +11,5 @@ class RenderTarget(StrEnum):
     shell = "shell"
     compose = "compose"
     k8s = "k8s"
+    kustomize = "kustomize"
     systemd = "systemd"

@@ -51,8 +51,21 @@ def started(tmp_path: Path):  # type: ignore[no-untyped-def]
             engine = tmp_path / "bin" / name
             engine.write_text(RECORDER)
             engine.chmod(0o755)
-        place = {"NODE": str(node), "HEAD": "10.0.0.1", "IP": "10.0.0.2", "NIC": "eth0", "STORE": "10.0.0.1"}
-        env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "RECORD": str(record), **place, **environ}
+        place = {
+            "NODE": str(node),
+            "HEAD": "10.0.0.1",
+            "IP": "10.0.0.2",
+            "NIC": "eth0",
+            "STORE": "10.0.0.1",
+            "OPEN": "1",
+        }
+        env = {
+            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+            "RECORD": str(record),
+            "OPEN": "1",
+            **place,
+            **environ,
+        }
         if role.per_rank:
             env["STAY"] = str(role.local_ranks)
         script = folder / f"serve-{role.name}.sh"

@@ -34,7 +34,7 @@ def run_script(path: Path, folder: Path, **variables: str) -> subprocess.Complet
     programs.mkdir(exist_ok=True)
     (programs / "vllm").write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
     (programs / "vllm").chmod(0o755)
-    env = {"PATH": f"{programs}:{os.environ['PATH']}", **variables}
+    env = {"PATH": f"{programs}:{os.environ['PATH']}", "OPEN": "1", **variables}
     return subprocess.run(["bash", str(path)], capture_output=True, text=True, check=False, env=env, timeout=60)
 
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from glm5_ascend.deploy.profiles.load import load
-from glm5_ascend.deploy.rendering.kubernetes import RESOURCE
 from glm5_ascend.deploy.rendering.kubernetes_front import ROUTER_VERSION
+from glm5_ascend.deploy.rendering.values import NPU_RESOURCE
 from tests.deploy.support.judges import checked, tool_environment
 from tests.deploy.support.rendered import ATLAS, written
 
@@ -48,10 +48,13 @@ def test_kubernetes_objects_fit_their_schemas(name: str, tmp_path: Path, kuberne
     for pod in [each["spec"]["template"] for each in core if each["kind"] == "Deployment"]:
         (container,) = pod["spec"]["containers"]
         if container["name"] == "server":
-            assert int(container["resources"]["limits"][RESOURCE]) in (8, 16)
+            assert int(container["resources"]["limits"][NPU_RESOURCE]) in (8, 16)
         else:
             fronts += 1
-            assert container["name"] == ("proxy" if load(name).proxy else "router") and "resources" not in container
+            assert (
+                container["name"] == ("proxy" if load(name).proxy else "router")
+                and NPU_RESOURCE not in container["resources"]["limits"]
+            )
     assert fronts == 1
 
 
@@ -116,7 +119,7 @@ def test_the_proxy_is_told_of_every_pod(tmp_path: Path) -> None:
     """Two nodes per role: the names that LWS gives to group 0 of each set, and the ports of every server there."""
     objects, profile = kubernetes_objects(tmp_path / "files", "a3-pd"), load("a3-pd")
     (container,) = objects["Deployment", "a3-pd-proxy"]["spec"]["template"]["spec"]["containers"]
-    environ = {each["name"]: each["value"] for each in container["env"]}
+    environ = {each["name"]: each["value"] for each in container["env"] if "value" in each} | {"OPEN": "1"}
     assert environ["DECODE_NODES"].split() == ["a3-pd-decode-0.a3-pd-decode", "a3-pd-decode-0-1.a3-pd-decode"]
     (tmp_path / "bin").mkdir()
     python = tmp_path / "bin" / "python"  # stands where the image's would: says what it was called with
@@ -127,7 +130,8 @@ def test_the_proxy_is_told_of_every_pod(tmp_path: Path) -> None:
     path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", script], env=environ | path, capture_output=True, text=True, check=True)
     words = done.stdout.split()
-    assert words[0].startswith("/vllm-workspace/vllm-ascend/examples/")
+    assert words[:2] == ["-m", "glm5_ascend.deploy.gate"]
+    assert words[2].startswith("/vllm-workspace/vllm-ascend/examples/")
     for role, flag in (("prefill", "--prefiller"), ("decode", "--decoder")):
         count = profile.roles[role].nodes * profile.roles[role].local_ranks
         for kind in ("hosts", "ports"):
@@ -140,7 +144,7 @@ def test_the_proxy_is_told_of_every_pod(tmp_path: Path) -> None:
 def test_sglangs_router_is_told_of_both_halves(tmp_path: Path) -> None:
     objects = kubernetes_objects(tmp_path / "files", "a3-pd-sglang")
     (container,) = objects["Deployment", "a3-pd-sglang-proxy"]["spec"]["template"]["spec"]["containers"]
-    environ = {each["name"]: each["value"] for each in container["env"]}
+    environ = {each["name"]: each["value"] for each in container["env"] if "value" in each} | {"OPEN": "1"}
     (tmp_path / "bin").mkdir()
     python = tmp_path / "bin" / "python"
     python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
@@ -175,7 +179,7 @@ def test_the_router_accepts_its_flags(tmp_path: Path) -> None:
         "print(json.dumps(vars(parse_router_args(sys.argv[1:])), default=str))\n"
     )
     stand_in.chmod(0o755)
-    path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "OPEN": "1"}
     for arguments, environ in ((container["args"][1:], {}), ([], {"WORKERS": "http://a:8000 http://b:8000"})):
         said = json.loads(
             subprocess.run(

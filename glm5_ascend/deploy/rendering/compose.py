@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
-
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.profiles.show import heading
 from glm5_ascend.deploy.rendering import image, scripts
+from glm5_ascend.deploy.rendering.script_parts import KEY_VARIABLE
+from glm5_ascend.deploy.rendering.yaml_text import dumped
 
 
 def files(profile: Profile, model: str) -> dict[str, str]:
     services = {role.name: service(profile, role, model) for role in profile.roles.values()}
-    text = yaml.safe_dump({"version": "2.4", "services": services}, sort_keys=False, width=120)
+    text = dumped([{"services": services}])
     note = ["# Start what a machine is for: NODE=0 HEAD=... IP=... NIC=... docker compose up ROLE"]
     made = {"compose.yaml": "\n".join([*heading(profile), *note, text])}
     made |= dict(image.dockerfile(profile, role) for role in profile.roles.values())
@@ -34,7 +34,14 @@ def service(profile: Profile, role: Role, model: str) -> dict[str, Any]:
         "ulimits": {"memlock": -1, "nofile": 1048576},
         "devices": [f"/dev/davinci{i}" for i in range(image.dies(role))] + list(image.MANAGERS),
         "volumes": [f"{path}:{path}:ro" for path in (*image.MOUNTS, model)] + [f"./{name}:/glm5/{name}:ro"],
-        "environment": ["=".join(image.KERNEL_CACHE), *variables],
+        "environment": [
+            "=".join(image.KERNEL_CACHE),
+            f"{KEY_VARIABLE}=${{{KEY_VARIABLE}:-}}",
+            "OPEN=${OPEN:-0}",
+            *variables,
+        ],
+        "stop_grace_period": "360s",
+        "security_opt": ["no-new-privileges:true"],
         "restart": "on-failure",
         "healthcheck": {
             "test": ["CMD-SHELL", f'[ "$${{NODE:-0}}" -gt 0 ] || curl -sf http://127.0.0.1:{port}/health'],

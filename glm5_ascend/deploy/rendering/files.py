@@ -7,18 +7,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from glm5_ascend.deploy.profiles.load import Profile, load
-from glm5_ascend.deploy.rendering import compose, kubernetes, scripts, systemd
+from glm5_ascend.deploy.rendering import compose, kubernetes, kustomize, scripts, systemd
+from glm5_ascend.deploy.rendering.kubernetes import DEFAULTS
+from glm5_ascend.deploy.rendering.values import AuthValues, PodValues
 from glm5_ascend.deploy.target import RenderTarget
 from glm5_ascend.errors import ConfigError, OutputError, shown
+from glm5_ascend.files.resources import read_yaml
 from glm5_ascend.files.written import new_folder, write_file
 
 TARGETS = {
     RenderTarget.shell: scripts.files,
     RenderTarget.compose: compose.files,
-    RenderTarget.k8s: kubernetes.files,
     RenderTarget.systemd: systemd.files,
 }
+#: Those that take a cluster's values.
+WITH_VALUES = {RenderTarget.k8s: kubernetes.files, RenderTarget.kustomize: kustomize.files}
 #: A `}` ends a shell's default value, a `:` begins options of a mount, a `$` is replaced by shells and by compose.
 _NOT_PLAIN = re.compile(r"[^\w./@+=,%-]")
 #: Where the checkpoint lies on the machines, if nothing else is said.
@@ -43,36 +49,73 @@ class RenderedFiles:
         }  # fmt: skip
 
 
-def render(profile: str, to: str, *, model: str = MODEL, out: str | Path | None = None) -> RenderedFiles:
+def render(
+    profile: str,
+    to: str,
+    *,
+    model: str = MODEL,
+    out: str | Path | None = None,
+    values: str | Path | None = None,
+    api_key_secret: str | None = None,
+    open: bool = False,
+) -> RenderedFiles:
     """Write a profile as scripts, containers, Kubernetes objects or units.
 
     Args:
         profile: its name; `glm5-ascend deploy list` shows them.
-        to: shell, compose, k8s or systemd.
+        to: shell, compose, k8s, kustomize or systemd.
         model: absolute path of the checkpoint on every machine, mounted at the same place in containers.
+        values: YAML file of a cluster's own values (deploy/schemas/values.json), for k8s and kustomize; never written.
+        api_key_secret: Secret with the API key below `key`; wins over the file's.
+        open: start without a key on addresses that others reach; wins over the file's.
         out: an absent or empty folder; PROFILE-TO in the working directory if left out.
 
     Raises:
         ConfigError: unknown profile or target, a path that is not plain, containers for the CPU profile.
         OutputError: the folder has files already, or cannot be written; nothing is left.
     """
-    texts = rendered_texts(load(profile), to, model)
+    texts = rendered_texts(load(profile), to, model, pod_values(to, values, api_key_secret, open))
     folder = Path(f"{profile}-{to}") if out is None else Path(out)
     if (folder.is_dir() and any(folder.iterdir())) or folder.is_file():
         raise OutputError(f"{folder}: exists and is not empty", "name another folder with --out")
     with new_folder(folder) as aside:
         for name, text in texts.items():
+            (aside / name).parent.mkdir(parents=True, exist_ok=True)
             write_file(aside / name, text)
             if name.endswith(".sh"):
                 (aside / name).chmod(0o755)
     return RenderedFiles(profile, to, model, folder, tuple(folder / name for name in texts))
 
 
-def rendered_texts(profile: Profile, target: str, model: str) -> dict[str, str]:
+def pod_values(to: str, path: str | Path | None, api_key_secret: str | None, opened: bool) -> PodValues:
+    """Values of a file, and what options say of who may ask. Raises `ConfigError` for targets that take none."""
+    if to not in WITH_VALUES and (path is not None or api_key_secret is not None or opened):
+        raise ConfigError(
+            f"--to {to}: takes no --values, --api-key-secret or --open",
+            f"they are for {', '.join(WITH_VALUES)}; scripts take the key by VLLM_API_KEY, and --open",
+        )
+    if opened and api_key_secret is not None:
+        raise ConfigError("--open and --api-key-secret say the opposite", "give one of them")
+    found = (
+        DEFAULTS if path is None else read_yaml(Path(path), PodValues, tip="deploy/schemas/values.json has the keys")
+    )
+    said: dict[str, Any] = {"open": True} if opened else {}
+    if api_key_secret is not None:
+        said = {"api_key_secret": api_key_secret, "open": False}
+    try:
+        auth = AuthValues.model_validate(found.auth.model_dump() | said)
+    except ValidationError:
+        raise ConfigError(
+            f"--api-key-secret {shown(api_key_secret or '', 80)}: no name of a Secret", "small letters, digits, - and ."
+        ) from None
+    return found.model_copy(update={"auth": auth})
+
+
+def rendered_texts(profile: Profile, target: str, model: str, values: PodValues = DEFAULTS) -> dict[str, str]:
     """File name -> text; see `render` for the arguments and the `ConfigError`s."""
-    if target not in TARGETS:
-        raise ConfigError(f"--to {target}: unknown", f"one of {', '.join(TARGETS)}")
-    if profile.platform == "cpu" and target in ("compose", "k8s"):
+    if target not in [*TARGETS, *WITH_VALUES]:
+        raise ConfigError(f"--to {target}: unknown", f"one of {', '.join([*TARGETS, *WITH_VALUES])}")
+    if profile.platform == "cpu" and target in ("compose", "k8s", "kustomize"):
         raise ConfigError("profile cpu has no container image", "--to shell or --to systemd")
     odd = re.search(_NOT_PLAIN, model)
     if not Path(model).is_absolute() or odd:
@@ -80,4 +123,6 @@ def rendered_texts(profile: Profile, target: str, model: str) -> dict[str, str]:
         raise ConfigError(
             f"--model {shown(model, 200)}: {what}", "give the machines' path, of letters, digits and . _ - + = @ % , /"
         )
+    if target in WITH_VALUES:
+        return WITH_VALUES[RenderTarget(target)](profile, model, values)
     return TARGETS[RenderTarget(target)](profile, model)

@@ -1,38 +1,63 @@
 """Kubernetes: a Deployment for one machine, a LeaderWorkerSet per role of several; scripts in a ConfigMap.
 
-What stands before them is in `kubernetes_front`.
+What stands before them is in `kubernetes_front`, their pods are in `pod`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import yaml
-
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.profiles.show import heading
-from glm5_ascend.deploy.rendering import image, kubernetes_front, scripts
+from glm5_ascend.deploy.rendering import image, kubernetes_front, monitoring, scripts
 from glm5_ascend.deploy.rendering.kubernetes_front import ANSWERS, INSTANCE, PART_OF, full_name, service_name
+from glm5_ascend.deploy.rendering.pod import HEALTH, pod
+from glm5_ascend.deploy.rendering.values import PodValues
+from glm5_ascend.deploy.rendering.yaml_text import dumped
 
-#: What the Ascend device plugin counts.
-RESOURCE = "huawei.com/Ascend910"
 #: Of SGLang's memory store, in the variable ASCEND_MF_STORE_URL of its profiles.
 STORE_PORT = 24667
+DEFAULTS = PodValues()
 
 
-def files(profile: Profile, model: str) -> dict[str, str]:
+def files(profile: Profile, model: str, values: PodValues = DEFAULTS) -> dict[str, str]:
     made: dict[str, str] = {}
+    for file, objects in grouped(profile, model, values).items():
+        made[file] = document(profile, objects)
     for role in profile.roles.values():
-        objects = [config_map(profile, role, model), workload(profile, role, model), service(profile, role)]
-        made[f"{role.name}.yaml"] = document(profile, objects)
         docker = image.dockerfile(profile, role)
         made[docker[0]] = docker[1]
-    file, objects, more = kubernetes_front.objects(profile)
-    return made | {file: document(profile, objects)} | more | scripts.front(profile)
+    return made | kubernetes_front.dockerfiles(profile) | scripts.front(profile)
+
+
+def grouped(profile: Profile, model: str, values: PodValues) -> dict[str, list[dict[str, Any]]]:
+    """File name -> its objects."""
+    made = {
+        f"{role.name}.yaml": [
+            config_map(profile, role, model),
+            workload(profile, role, model, values),
+            service(profile, role),
+            disruption(profile, role),
+            *([pod_group(profile, role, values.replicas)] if values.scheduling.pod_group else []),
+        ]
+        for role in profile.roles.values()
+    }
+    file, objects = kubernetes_front.objects(profile, values)
+    made[file] = objects
+    made["network.yaml"] = [network_policy(profile, values)]
+    if values.monitoring.enabled:
+        made["monitoring.yaml"] = monitoring.objects(profile, values)
+    if values.namespace:
+        for objects in made.values():
+            for each in objects:
+                each["metadata"]["namespace"] = values.namespace
+                for subject in each.get("subjects", []):
+                    subject["namespace"] = values.namespace
+    return made
 
 
 def document(profile: Profile, objects: list[dict[str, Any]]) -> str:
-    return "\n".join([*heading(profile), yaml.safe_dump_all(objects, sort_keys=False, width=120)])
+    return "\n".join([*heading(profile), dumped(objects)])
 
 
 def config_map(profile: Profile, role: Role, model: str) -> dict[str, Any]:
@@ -40,11 +65,11 @@ def config_map(profile: Profile, role: Role, model: str) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": full_name(profile, role)},
-        "data": {scripts.script_name(role): scripts.script(profile, role, model)},
+        "data": {scripts.script_name(role): scripts.script(profile, role, model), "health.sh": HEALTH},
     }
 
 
-def workload(profile: Profile, role: Role, model: str) -> dict[str, Any]:
+def workload(profile: Profile, role: Role, model: str, values: PodValues = DEFAULTS) -> dict[str, Any]:
     name = full_name(profile, role)
     if role.nodes == 1:
         return {
@@ -52,10 +77,12 @@ def workload(profile: Profile, role: Role, model: str) -> dict[str, Any]:
             "kind": "Deployment",
             "metadata": {"name": name},
             "spec": {
-                "replicas": 1,
-                "strategy": {"type": "Recreate"},  # two do not fit on one machine
+                "replicas": values.replicas,
+                # A machine's NPUs hold one: the old one goes first, one machine after the other.
+                "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+                "progressDeadlineSeconds": values.life.start_minutes * 60 + 600,
                 "selector": {"matchLabels": {INSTANCE: name}},
-                "template": pod(profile, role, model, leader=True),
+                "template": pod(profile, role, model, values, leader=True),
             },
         }
     return {
@@ -63,68 +90,54 @@ def workload(profile: Profile, role: Role, model: str) -> dict[str, Any]:
         "kind": "LeaderWorkerSet",
         "metadata": {"name": name},
         "spec": {
-            "replicas": 1,
+            "replicas": values.replicas,
+            "rolloutStrategy": {
+                "type": "RollingUpdate",
+                "rollingUpdateConfiguration": {"maxSurge": 0, "maxUnavailable": 1},
+            },
             "leaderWorkerTemplate": {
                 "size": role.nodes,
                 "restartPolicy": "RecreateGroupOnPodRestart",  # ranks that lost one another cannot go on
-                "leaderTemplate": pod(profile, role, model, leader=True),
-                "workerTemplate": pod(profile, role, model, leader=role.per_rank),
+                "leaderTemplate": pod(profile, role, model, values, leader=True),
+                "workerTemplate": pod(profile, role, model, values, leader=role.per_rank),
             },
         },
     }
 
 
-def pod(profile: Profile, role: Role, model: str, leader: bool) -> dict[str, Any]:
-    """leader: it answers requests, so it is probed and found by the Service."""
+def disruption(profile: Profile, role: Role) -> dict[str, Any]:
+    """Drains of nodes take one pod at a time."""
     name = full_name(profile, role)
-    dies = image.dies(role)
-    mounts = [{"name": "scripts", "mountPath": "/glm5"}, {"name": "shm", "mountPath": "/dev/shm"}]
-    volumes: list[dict[str, Any]] = [
-        {"name": "scripts", "configMap": {"name": name}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{image.SHM_GIB}Gi"}},
-    ]
-    for number, path in enumerate((model, *image.MOUNTS)):
-        mounts.append({"name": f"host-{number}", "mountPath": path, "readOnly": True})  # type: ignore[dict-item]
-        volumes.append({"name": f"host-{number}", "hostPath": {"path": path}})
-    container: dict[str, Any] = {
-        "name": "server",
-        "image": image.tag(profile, role),
-        "args": [f"/glm5/{scripts.script_name(role)}"],
-        "env": [{"name": image.KERNEL_CACHE[0], "value": image.KERNEL_CACHE[1]}, *place_variables(profile, role)],
-        "resources": {"limits": {RESOURCE: str(dies)}, "requests": {RESOURCE: str(dies)}},
-        "volumeMounts": mounts,
-        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
-    }
-    if leader:
-        probe = {"httpGet": {"path": "/health", "port": role.port}}
-        container["ports"] = [{"containerPort": role.port}]
-        container["startupProbe"] = {**probe, "periodSeconds": 30, "failureThreshold": 120}  # an hour to load
-        container["readinessProbe"] = {**probe, "periodSeconds": 10}
-        container["livenessProbe"] = {**probe, "periodSeconds": 30, "failureThreshold": 5}
-    labels = {INSTANCE: name, PART_OF: profile.name} | ({ANSWERS: "yes"} if leader else {})
     return {
-        "metadata": {"labels": labels},
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": name},
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {INSTANCE: name}}},
+    }
+
+
+def pod_group(profile: Profile, role: Role, replicas: int) -> dict[str, Any]:
+    return {
+        "apiVersion": "scheduling.volcano.sh/v1beta1",
+        "kind": "PodGroup",
+        "metadata": {"name": full_name(profile, role)},
+        "spec": {"minMember": role.nodes * max(1, replicas)},
+    }
+
+
+def network_policy(profile: Profile, values: PodValues) -> dict[str, Any]:
+    """Who reaches the pods. Pods on the host's network are outside of it: their guard is the key."""
+    peers = [{"podSelector": {}}] if values.auth.allow_from is None else values.auth.allow_from
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": profile.name},
         "spec": {
-            "hostNetwork": True,
-            "dnsPolicy": "ClusterFirstWithHostNet",
-            "containers": [container],
-            "volumes": volumes,
+            "podSelector": {"matchLabels": {PART_OF: profile.name}},
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": peers}] if peers else [],
         },
     }
-
-
-def place_variables(profile: Profile, role: Role) -> list[dict[str, Any]]:
-    """A LeaderWorkerSet gives LWS_WORKER_INDEX and LWS_LEADER_ADDRESS itself; the script reads them."""
-    store = []
-    if scripts.uses_store(role):
-        store = [{"name": "STORE", "value": service_name(profile, profile.roles["prefill"])}]
-    if role.nodes == 1:
-        return store
-    return [
-        *store,
-        {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-        {"name": "NIC", "value": "eth0"},  # the machines' interface: the pods are on their network
-    ]
 
 
 def service(profile: Profile, role: Role) -> dict[str, Any]:
@@ -136,7 +149,7 @@ def service(profile: Profile, role: Role) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": service_name(profile, role)},
+        "metadata": {"name": service_name(profile, role), "labels": {PART_OF: profile.name}},
         "spec": {
             "selector": {INSTANCE: full_name(profile, role), ANSWERS: "yes"},
             "ports": ports,

@@ -5,14 +5,19 @@ Neither needs an NPU. The scripts are those of the other targets, in a ConfigMap
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from glm5_ascend.deploy.profiles.engines import SGLANG
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.rendering import image, scripts
+from glm5_ascend.deploy.rendering.script_parts import KEY_VARIABLE
+from glm5_ascend.deploy.rendering.values import PodValues
 
 INSTANCE, PART_OF, ANSWERS = "app.kubernetes.io/instance", "app.kubernetes.io/part-of", "glm5-ascend/answers"
 ROUTER_PORT = 8080
+NOBODY = 65534
+FRONT_NEEDS = {"cpu": "4", "memory": "8Gi"}
 ROUTER_VERSION = "0.1.17"
 #: Where vllm-ascend's images keep its sources (Dockerfile.a3 of v0.23.0).
 SOURCES = "/vllm-workspace/vllm-ascend"
@@ -25,14 +30,19 @@ ENTRYPOINT ["/bin/bash"]
 """
 
 
-def objects(profile: Profile) -> tuple[str, list[dict[str, Any]], dict[str, str]]:
-    """(name of the file, its objects, further files)."""
+def objects(profile: Profile, values: PodValues) -> tuple[str, list[dict[str, Any]]]:
+    """(name of the file, its objects)."""
     if profile.proxy:
-        return "proxy.yaml", proxy(profile), {}
-    return "router.yaml", router(profile), {"Dockerfile.router": DOCKERFILE}
+        return "proxy.yaml", proxy(profile, values)
+    return "router.yaml", router(profile, values)
 
 
-def router(profile: Profile) -> list[dict[str, Any]]:
+def dockerfiles(profile: Profile) -> dict[str, str]:
+    """The router's; the proxy runs in the servers' image."""
+    return {} if profile.proxy else {"Dockerfile.router": DOCKERFILE}
+
+
+def router(profile: Profile, values: PodValues) -> list[dict[str, Any]]:
     """Several replicas of the profile, as many as the objects of the servers say, behind one address."""
     name = f"{profile.name}-router"
     (port,) = {role.port for role in profile.roles.values()}
@@ -42,13 +52,20 @@ def router(profile: Profile) -> list[dict[str, Any]]:
     ]  # fmt: skip
     container = {
         "name": "router",
-        "image": f"glm5-ascend-router:{ROUTER_VERSION}",
+        "image": registered(f"glm5-ascend-router:{ROUTER_VERSION}", values.image.router_digest, values),
         "args": ["/glm5/router.sh", *flags],
-        "env": [{"name": "NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}],
-        "readinessProbe": {"httpGet": {"path": "/liveness", "port": ROUTER_PORT}, "periodSeconds": 10},
+        "env": [
+            {"name": "NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
+            *key_variables(values),
+        ],
+        "readinessProbe": {
+            "httpGet": {"path": "/liveness", "port": ROUTER_PORT},
+            "periodSeconds": 10,
+            "timeoutSeconds": 5,
+        },
     }
     # One router: which server has a conversation's cache is known to it alone.
-    made = front(name, "router.sh", scripts.front(profile)["router.sh"], container, ROUTER_PORT, name)
+    made = front(name, "router.sh", scripts.front(profile)["router.sh"], container, ROUTER_PORT, name, values)
     return [*watching_pods(name), *made]
 
 
@@ -70,15 +87,16 @@ def watching_pods(name: str) -> list[dict[str, Any]]:
     ]
 
 
-def proxy(profile: Profile) -> list[dict[str, Any]]:
+def proxy(profile: Profile, values: PodValues) -> list[dict[str, Any]]:
     """vllm-ascend's example proxy or SGLang's router, from the image the servers run."""
     name, port = f"{profile.name}-proxy", profile.proxy["port"]
     first, sglang = next(iter(profile.roles.values())), profile.engine == SGLANG
     container = {
         "name": "proxy",
-        "image": image.tag(profile, first),
+        "image": registered(image.tag(profile, first), values.image.digest, values),
         "args": ["/glm5/proxy.sh"],
         "env": [
+            *key_variables(values),
             *([] if sglang else [{"name": "PROXY", "value": f"{SOURCES}/{profile.proxy['program']}"}]),
             *(
                 {"name": f"{side.upper()}_NODES", "value": " ".join(hosts(profile, profile.roles[side]))}
@@ -88,9 +106,10 @@ def proxy(profile: Profile) -> list[dict[str, Any]]:
         "readinessProbe": {
             "httpGet": {"path": "/readiness" if sglang else "/healthcheck", "port": port},
             "periodSeconds": 10,
+            "timeoutSeconds": 5,
         },
     }
-    return front(name, "proxy.sh", scripts.front(profile)["proxy.sh"], container, port, None)
+    return front(name, "proxy.sh", scripts.front(profile)["proxy.sh"], container, port, None, values)
 
 
 def hosts(profile: Profile, role: Role) -> list[str]:
@@ -112,21 +131,54 @@ def service_name(profile: Profile, role: Role) -> str:
     return f"{full_name(profile, role)}-http"
 
 
+def registered(tag: str, digest: str | None, values: PodValues) -> str:
+    """An image's name in the registry, by its digest where that is known."""
+    name = f"{values.image.registry.rstrip('/')}/{tag}" if values.image.registry else tag
+    return f"{name.rpartition(':')[0]}@{digest}" if digest else name
+
+
+def key_variables(values: PodValues) -> list[dict[str, Any]]:
+    """A pod whose Secret is missing does not start."""
+    if values.auth.open:
+        return [{"name": "OPEN", "value": "1"}]
+    known = {"secretKeyRef": {"name": values.auth.api_key_secret, "key": "key"}}
+    return [{"name": KEY_VARIABLE, "valueFrom": known}]
+
+
 def front(
-    name: str, file: str, script: str, container: dict[str, Any], port: int, account: str | None
+    name: str, file: str, script: str, container: dict[str, Any], port: int, account: str | None, values: PodValues
 ) -> list[dict[str, Any]]:
-    """ConfigMap, Deployment and Service of one container that runs `script`."""
+    """ConfigMap, Deployment and Service of one container that runs `script`, as nobody. A router has no NPU."""
     container |= {
-        "ports": [{"containerPort": port}],
-        "volumeMounts": [{"name": "scripts", "mountPath": "/glm5"}],
+        "imagePullPolicy": values.image.pull_policy,
+        "ports": [{"name": "http", "containerPort": port}],
+        "volumeMounts": [
+            {"name": "scripts", "mountPath": "/glm5", "readOnly": True},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+        "resources": {"requests": FRONT_NEEDS, "limits": FRONT_NEEDS},
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(values.life.leave_s)]}}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+            "runAsNonRoot": True,
+            "runAsUser": NOBODY,
+        },
     }
     spec: dict[str, Any] = {
+        "automountServiceAccountToken": account is not None,  # only the router asks the cluster for anything
+        "terminationGracePeriodSeconds": values.life.leave_s + values.life.drain_s + 45,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [container],
-        "volumes": [{"name": "scripts", "configMap": {"name": name}}],
+        "volumes": [{"name": "scripts", "configMap": {"name": name}}, {"name": "tmp", "emptyDir": {}}],
     }
+    if values.image.pull_secrets:
+        spec["imagePullSecrets"] = [{"name": each} for each in values.image.pull_secrets]
     if account:
         spec["serviceAccountName"] = account
     labels = {INSTANCE: name}
+    annotations = {"glm5-ascend/config": hashlib.sha256(script.encode()).hexdigest()[:16]}
     return [
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {file: script}},
         {
@@ -136,7 +188,7 @@ def front(
             "spec": {
                 "replicas": 1,
                 "selector": {"matchLabels": labels},
-                "template": {"metadata": {"labels": labels}, "spec": spec},
+                "template": {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec},
             },
         },
         {

@@ -8,6 +8,7 @@ from glm5_ascend.deploy.profiles.command import WORDS, open_command, without
 from glm5_ascend.deploy.profiles.engines import SGLANG
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.profiles.show import call, heading
+from glm5_ascend.deploy.rendering.script_parts import DRAIN, KEY_VARIABLE, NIC_FINDER, STOP, key_check
 
 #: A profile's words as the script's variables.
 VARIABLES = {
@@ -20,7 +21,8 @@ PLACE = """\
 NODE="${{NODE:-${{LWS_WORKER_INDEX:-0}}}}"      # number of this machine within the role, from 0
 HEAD="${{HEAD:-${{LWS_LEADER_ADDRESS:?or HEAD: address of node 0}}}}"
 IP="${{IP:?address of this machine}}"
-NIC="${{NIC:?network interface that has it}}"
+NIC="${{NIC:-$(nic_towards "$HEAD")}}"
+NIC="${{NIC:?no interface has the address on the way to HEAD; name it}}"
 """
 
 
@@ -43,8 +45,10 @@ def script(profile: Profile, role: Role, model: str) -> str:
     several = role.nodes > 1
     if several:
         asked = any("{ip}" in value for value in role.env.values())
+        lines += NIC_FINDER.splitlines()
         lines += [line for line in PLACE.format().splitlines() if asked or not line.startswith("IP=")]
         lines += node_check(role.nodes)
+    lines += guard(profile, role)
     if uses_store(role):
         lines.append('STORE="${STORE:?address of the machine with the memory store: the first of prefill}"')
     env: dict[str, str] = {}
@@ -61,6 +65,14 @@ def script(profile: Profile, role: Role, model: str) -> str:
     if several and role.engine != SGLANG:
         lines += ['if [ "$NODE" -gt 0 ]; then', *indented(run(without(headless(argv), ("--api-server-count",)))), "fi"]
     return "\n".join([*lines, *run(program(profile, argv))]) + "\n"
+
+
+def guard(profile: Profile, role: Role) -> list[str]:
+    """Nobody reaches the CPU's server from elsewhere: its profile listens on 127.0.0.1."""
+    if profile.platform == "cpu":
+        return []
+    sglang = role.engine == SGLANG
+    return key_check(f"{ENGINES[role.engine]} on {role.args['host']}", middleware=not sglang, sglang=sglang)
 
 
 def uses_store(role: Role) -> bool:
@@ -107,11 +119,11 @@ def per_rank(role: Role, argv: list[str], late: dict[str, str]) -> list[str]:
     command = call(argv, quote, '"$@" &')
     body += [("  " if late else "") + command[0], *command[1:]]
     return [
-        "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT",
+        *STOP.splitlines(),
         f"for LOCAL in $(seq 0 {role.local_ranks - 1}); do",
         *indented(body),
         "done",
-        "wait -n",
+        *DRAIN.splitlines(),
     ]
 
 
@@ -119,12 +131,20 @@ def front(profile: Profile) -> dict[str, str]:
     """What stands before the servers: PD's proxy, or a router over several deployments of the profile."""
     if profile.proxy:
         return {"proxy.sh": pd_router(profile) if profile.engine == SGLANG else proxy(profile)}
-    return {"router.sh": ROUTER.format(name=profile.name)}
+    return {"router.sh": ROUTER.format(name=profile.name, guard=router_guard(profile))}
+
+
+def router_guard(profile: Profile) -> str:
+    """The CPU's listens on 127.0.0.1 unless HOST says otherwise, and then as all others."""
+    lines = key_check("the router")
+    if profile.platform == "cpu":
+        lines = ['HOST="${HOST:-127.0.0.1}"', 'if [ "$HOST" != 127.0.0.1 ]; then', *indented(lines), "fi"]
+    return "\n".join(lines)
 
 
 def proxy(profile: Profile) -> str:
     lines = ["#!/usr/bin/env bash", f"# The proxy of {profile.name}: {profile.proxy['program']}"]
-    lines += ["set -euo pipefail"]
+    lines += ["set -euo pipefail", *key_check("the proxy"), f'export OPENAI_API_KEY="${{{KEY_VARIABLE}:-}}"']
     flags = []
     for role, word in (("prefill", "prefiller"), ("decode", "decoder")):
         servers, upper = profile.roles[role], role.upper()
@@ -139,7 +159,7 @@ def proxy(profile: Profile) -> str:
         ]
         flags += [f'--{word}-hosts "${{{role}_hosts[@]}}"', f'--{word}-ports "${{{role}_ports[@]}}"']
     program, port = profile.proxy["program"], profile.proxy["port"]
-    head = f'exec python "${{PROXY:-{program}}}" --host 0.0.0.0 --port "${{PORT:-{port}}}"'
+    head = f'exec python -m glm5_ascend.deploy.gate "${{PROXY:-{program}}}" --host 0.0.0.0 --port "${{PORT:-{port}}}"'
     rest = [f"  {flag}" + (" \\" if i < len(flags) - 1 else "") for i, flag in enumerate(flags)]
     return "\n".join([*lines, head + " \\", *rest]) + "\n"
 
@@ -151,6 +171,7 @@ def pd_router(profile: Profile) -> str:
         "#!/usr/bin/env bash",
         f"# The router of {profile.name}: python -m {program}",
         "set -euo pipefail",
+        *key_check("the router"),
         "servers=()",
     ]
     for role in ("prefill", "decode"):
@@ -177,13 +198,15 @@ ROUTER = """\
 # A conversation stays with the server that has its cache, by header x-session-id; a dead server is left out after two
 # failed heartbeats and taken back after one good one; a request it had not begun to answer goes to another. Retries
 # must outlast the heartbeats: until a server counts as dead, its conversations are sent to it again.
+# Clients' keys are passed on: the servers judge them.
 set -euo pipefail
+{guard}
 if [[ " $* " != *" --service-discovery "* ]]; then
   read -r -a workers <<< "${{WORKERS:?URLs of the servers}}"
   set -- --worker-urls "${{workers[@]}}" "$@"
 fi
 exec vllm-router \\
-  --host 0.0.0.0 --port "${{PORT:-8080}}" \\
+  --host "${{HOST:-0.0.0.0}}" --port "${{PORT:-8080}}" \\
   --policy consistent_hash \\
   --health-check-interval-secs 2 --health-failure-threshold 2 --health-success-threshold 1 \\
   --cb-failure-threshold 2 --cb-success-threshold 1 --cb-timeout-duration-secs 10 \\

@@ -18,6 +18,8 @@ def unit(profile: Profile, role: Role) -> str:
     needs = "STORE" if scripts.uses_store(role) else needs
     return f"""\
 # {profile.name}: {profile.title}. The script goes to {FOLDER}; {needs}: to /etc/glm5-ascend/{role.name}.env
+# Its user: useradd --system glm5; on a machine with NPUs with --groups HwHiAiUser, whose the device files are.
+# The environment file has VLLM_API_KEY, too, and belongs to root alone.
 [Unit]
 Description=GLM-5, profile {profile.name}, role {role.name}
 After=network-online.target
@@ -30,7 +32,29 @@ EnvironmentFile=-/etc/glm5-ascend/{role.name}.env
 ExecStart=/bin/bash {FOLDER}/{scripts.script_name(role)}
 Restart=on-failure
 RestartSec=30
-TimeoutStopSec=60
+TimeoutStopSec=360
+User=glm5
+Group=glm5
+NoNewPrivileges=yes
+CapabilityBoundingSet=
+ProtectSystem=strict
+ProtectHome=yes
+ProtectControlGroups=yes
+ProtectKernelModules=yes
+ProtectKernelTunables=yes
+ProtectClock=yes
+ProtectHostname=yes
+PrivateTmp=yes
+RestrictSUIDSGID=yes
+RestrictRealtime=yes
+RestrictNamespaces=yes
+LockPersonality=yes
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK
+UMask=0077
+WorkingDirectory=%C/glm5-ascend
+Environment=HOME=%C/glm5-ascend
+Environment=ASCEND_PROCESS_LOG_PATH=%L/glm5-ascend
+LogsDirectory=glm5-ascend
 LimitMEMLOCK=infinity
 LimitNOFILE=1048576
 

@@ -1,0 +1,205 @@
+"""The pod of a server: what it may, needs and is asked, and how it ends."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from glm5_ascend.deploy.profiles.engines import SGLANG
+from glm5_ascend.deploy.profiles.load import Profile, Role
+from glm5_ascend.deploy.rendering import image, scripts
+from glm5_ascend.deploy.rendering.kubernetes_front import (
+    ANSWERS,
+    INSTANCE,
+    PART_OF,
+    full_name,
+    key_variables,
+    registered,
+    service_name,
+)
+from glm5_ascend.deploy.rendering.values import PodValues
+
+#: A busy server answers /health late: it is restarted after five minutes of silence, not after seconds.
+LIVENESS = {"periodSeconds": 30, "timeoutSeconds": 20, "failureThreshold": 10}
+READINESS = {"periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 3}
+STARTUP_PERIOD_S = 30
+#: Between the end of the servers' own limit and the kubelet's SIGKILL.
+SPARE_S = 45
+HOME, LOGS, SCRIPTS = "/scratch", "/var/log/glm5", "/glm5"
+#: Asks every server of the machine; a machine without one asks the first machine.
+HEALTH = """\
+#!/usr/bin/env bash
+# HOST FIRST_PORT SERVERS SECONDS: all of them answer.
+set -euo pipefail
+for port in $(seq "$2" $(($2 + $3 - 1))); do
+  python3 - "http://$1:$port/health" "$4" <<'PYTHON'
+import sys, urllib.request
+urllib.request.urlopen(sys.argv[1], timeout=float(sys.argv[2]))
+PYTHON
+done
+"""
+
+
+def pod(profile: Profile, role: Role, model: str, values: PodValues, leader: bool) -> dict[str, Any]:
+    """Template of a pod. leader: it answers requests, so Services find it."""
+    name = full_name(profile, role)
+    labels = {INSTANCE: name, PART_OF: profile.name} | ({ANSWERS: "yes"} if leader else {})
+    life, planned, host = values.life, values.scheduling, on_host_network(profile, role, values)
+    mounts, volumes = storage(name, model, values)
+    spec: dict[str, Any] = {
+        "hostNetwork": host,
+        "dnsPolicy": "ClusterFirstWithHostNet" if host else "ClusterFirst",
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": life.leave_s + life.drain_s + SPARE_S,
+        "securityContext": {
+            "seccompProfile": {"type": "RuntimeDefault"},
+            "supplementalGroups": [values.security.device_group],
+        },
+        "nodeSelector": planned.node_selector,
+        "tolerations": planned.tolerations,
+        "schedulerName": planned.scheduler or ("volcano" if planned.pod_group else None),
+        "imagePullSecrets": [{"name": each} for each in values.image.pull_secrets],
+        "initContainers": [checks(profile, role, model, values, mounts)] if life.check else [],
+        "containers": [server(profile, role, values, mounts, leader)],
+        "volumes": volumes,
+    }
+    annotations = {"glm5-ascend/config": config_hash(profile, role, model)}
+    if planned.pod_group:
+        annotations["scheduling.k8s.io/group-name"] = name
+    kept = {key: value for key, value in spec.items() if value not in (None, [], {})}
+    return {"metadata": {"labels": labels, "annotations": annotations}, "spec": kept}
+
+
+def config_hash(profile: Profile, role: Role, model: str) -> str:
+    """Changes with the script, so that a change of flags restarts the pods."""
+    text = scripts.script(profile, role, model) + HEALTH
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def on_host_network(profile: Profile, role: Role, values: PodValues) -> bool:
+    """Machines that talk to one another by HCCL or Mooncake do it on their own addresses."""
+    if values.network.host is not None:
+        return values.network.host
+    return role.nodes > 1 or bool(profile.proxy)
+
+
+def server(
+    profile: Profile, role: Role, values: PodValues, mounts: list[dict[str, Any]], leader: bool
+) -> dict[str, Any]:
+    life = values.life
+    made = common(profile, role, values, mounts) | {
+        "name": "server",
+        "args": [f"{SCRIPTS}/{scripts.script_name(role)}", *drain_flags(role, values)],
+        "resources": resources(role, values),
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(life.leave_s)]}}},
+    }
+    made["env"] += [*key_variables(values), *place_variables(profile, role, values)]
+    startup = {"periodSeconds": STARTUP_PERIOD_S, "timeoutSeconds": 20}
+    startup["failureThreshold"] = life.start_minutes * 60 // STARTUP_PERIOD_S
+    count = role.local_ranks if role.per_rank else 1
+    if leader:
+        made["ports"] = [{"name": f"http-{i}", "containerPort": role.port + i} for i in range(count)]
+    asked = "127.0.0.1" if leader else "$LWS_LEADER_ADDRESS"
+    made["startupProbe"] = asks(asked, role.port, count, startup)
+    made["readinessProbe"] = asks(asked, role.port, count, READINESS)
+    if leader:  # its end ends the group; a worker restarted for the leader's silence would only do it twice
+        made["livenessProbe"] = asks(asked, role.port, count, LIVENESS)
+    return made
+
+
+def asks(host: str, port: int, count: int, times: dict[str, int]) -> dict[str, Any]:
+    """A probe of every server; its own limit is shared by them."""
+    each = max(1, (times["timeoutSeconds"] - 1) // count)
+    line = f'exec bash {SCRIPTS}/health.sh "{host}" {port} {count} {each}'
+    return {"exec": {"command": ["/bin/bash", "-c", line]}, **times}
+
+
+def drain_flags(role: Role, values: PodValues) -> list[str]:
+    return [] if role.engine == SGLANG else ["--shutdown-timeout", str(values.life.drain_s)]
+
+
+def checks(profile: Profile, role: Role, model: str, values: PodValues, mounts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The checkpoint against its recorded hashes, then the machine against the profile: both before 400 GB load."""
+    flags = " --engine sglang" if role.engine == SGLANG else ""
+    line = (
+        f'glm5-ascend verify "{model}" --quiet{flags} && '
+        f'glm5-ascend doctor "{model}" --profile {profile.name} --role {role.name}'
+    )
+    sizes = resources(role, values)
+    return common(profile, role, values, mounts) | {"name": "checks", "args": ["-c", line], "resources": sizes}
+
+
+def common(profile: Profile, role: Role, values: PodValues, mounts: list[dict[str, Any]]) -> dict[str, Any]:
+    """What both containers share. HOME and the working directory are writable, for caches of CANN and compilers."""
+    environ = {image.KERNEL_CACHE[0]: image.KERNEL_CACHE[1], "HOME": HOME, "ASCEND_PROCESS_LOG_PATH": f"{LOGS}/ascend"}
+    secured = values.security
+    context: dict[str, Any] = {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": secured.read_only_root,
+        "capabilities": {"drop": ["ALL"], "add": list(secured.capabilities)},
+    }
+    if secured.user is not None:
+        context |= {"runAsUser": secured.user, "runAsNonRoot": secured.user != 0}
+    return {
+        "image": image_name(profile, role, values),
+        "imagePullPolicy": values.image.pull_policy,
+        "workingDir": HOME,
+        "env": [{"name": key, "value": value} for key, value in environ.items()],
+        "volumeMounts": mounts,
+        "securityContext": context,
+    }
+
+
+def image_name(profile: Profile, role: Role, values: PodValues) -> str:
+    return registered(image.tag(profile, role), values.image.digest, values)
+
+
+def resources(role: Role, values: PodValues) -> dict[str, Any]:
+    dies = image.dies(role)
+    needs = {
+        values.resources.npu: str(dies),
+        "cpu": values.resources.cpu or str(8 * dies),
+        "memory": values.resources.memory or f"{48 * dies}Gi",
+    }
+    return {"limits": needs, "requests": needs}
+
+
+def storage(name: str, model: str, values: PodValues) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(mounts, volumes): scripts, shared memory, what is written, the checkpoint, the driver."""
+    written: dict[str, dict[str, str]] = {"/tmp": {}, HOME: {}, LOGS: {"sizeLimit": values.storage.logs}}
+    mounts: list[dict[str, Any]] = [
+        {"name": "scripts", "mountPath": SCRIPTS, "readOnly": True},
+        {"name": "shm", "mountPath": "/dev/shm"},
+    ]
+    volumes: list[dict[str, Any]] = [
+        {"name": "scripts", "configMap": {"name": name}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": values.resources.shm}},
+    ]
+    for path, limits in written.items():
+        title = path.rpartition("/")[2]
+        mounts.append({"name": title, "mountPath": path})
+        volumes.append({"name": title, "emptyDir": limits})
+    of_model: dict[str, Any] = {"name": "model", "mountPath": model, "readOnly": True}
+    if values.storage.claim_path:
+        of_model["subPath"] = values.storage.claim_path
+    mounts.append(of_model)
+    claim = {"persistentVolumeClaim": {"claimName": values.storage.claim, "readOnly": True}}
+    volumes.append(
+        {"name": "model", **(claim if values.storage.claim else {"hostPath": {"path": model, "type": "Directory"}})}
+    )
+    for number, path in enumerate(image.MOUNTS):
+        mounts.append({"name": f"driver-{number}", "mountPath": path, "readOnly": True})
+        volumes.append({"name": f"driver-{number}", "hostPath": {"path": path}})
+    return mounts, volumes
+
+
+def place_variables(profile: Profile, role: Role, values: PodValues) -> list[dict[str, Any]]:
+    """A LeaderWorkerSet gives LWS_WORKER_INDEX and LWS_LEADER_ADDRESS itself; the script reads them."""
+    found: list[dict[str, Any]] = []
+    if scripts.uses_store(role):
+        found.append({"name": "STORE", "value": service_name(profile, profile.roles["prefill"])})
+    if role.nodes > 1:
+        found.append({"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
+        if values.network.nic:
+            found.append({"name": "NIC", "value": values.network.nic})
+    return found

@@ -1,0 +1,67 @@
+"""Parts of the servers' scripts: who may ask, which interface, how requests in flight end."""
+
+from __future__ import annotations
+
+KEY_VARIABLE = "VLLM_API_KEY"
+#: Finds this machine's interface on the way to the first machine; /proc and `ip` differ between images.
+NIC_FINDER = """\
+nic_towards() {
+  python3 - "$1" <<'PYTHON'
+import fcntl, socket, struct, sys
+probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+try:
+    probe.connect((sys.argv[1], 9))  # sends nothing
+except OSError as problem:
+    sys.exit(f"error: HEAD={sys.argv[1]}: {problem}")
+for _, name in socket.if_nameindex():
+    try:
+        asked = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", name.encode()))  # SIOCGIFADDR
+    except OSError:
+        continue
+    if socket.inet_ntoa(asked[20:24]) == probe.getsockname()[0]:
+        print(name)
+        break
+PYTHON
+}"""
+
+
+def key_check(listens: str, *, middleware: bool = False, sglang: bool = False) -> list[str]:
+    """Lines that refuse to start without a key where others reach the address. OPEN=1 or --open says it is meant.
+
+    Args:
+        listens: what listens, for the message.
+        middleware: every route of vLLM wants the key, not those below /v1 alone.
+        sglang: takes the key as a flag alone.
+    """
+    lines = [
+        'if [ "${1:-}" = --open ]; then OPEN=1; shift; fi',
+        f'if [ -z "${{{KEY_VARIABLE}:-}}" ] && [ "${{OPEN:-0}}" != 1 ]; then',
+        f'  echo "error: {listens} would answer anyone: set {KEY_VARIABLE}, or give --open first" >&2',
+        "  exit 2",
+        "fi",
+    ]
+    if middleware:
+        guard = "glm5_ascend.serve.api_key.EveryRouteWantsTheKey"
+        lines.append(f'if [ -n "${{{KEY_VARIABLE}:-}}" ]; then set -- --middleware {guard} "$@"; fi')
+    if sglang:
+        lines.append(f'if [ -n "${{{KEY_VARIABLE}:-}}" ]; then set -- --api-key "${KEY_VARIABLE}" "$@"; fi')
+    return lines
+
+
+#: Stands before the servers' start. Told to stop, each server finishes what it has begun. `wait` returns at a signal.
+STOP = """\
+stop() {
+  mapfile -t running < <(jobs -pr)
+  if [ "${#running[@]}" -gt 0 ]; then kill -TERM "${running[@]}" 2>/dev/null || true; fi
+}
+trap 'told=1; stop' TERM INT"""
+#: Stands behind it: when one server ends, so do the others, and the script, which may be process 1, waits for them all.
+DRAIN = """\
+status=0
+wait -n || status=$?
+trap '' TERM INT
+stop
+while [ -n "$(jobs -pr)" ]; do wait || true; done
+if [ "${told:-0}" = 1 ]; then exit 0; fi
+exit "$status"\
+"""

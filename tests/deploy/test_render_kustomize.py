@@ -1,0 +1,67 @@
+"""The kustomize tree, built by kubectl's own kustomize where kubectl is installed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from glm5_ascend.deploy import render
+from glm5_ascend.deploy.profiles.load import load
+from tests.deploy.support.judges import checked
+from tests.deploy.support.rendered import ATLAS
+
+
+def built(folder: Path, *components: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """What `overlays/mine` with some components stands for."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    mine = folder / "overlays" / "mine" / "kustomization.yaml"
+    content = yaml.safe_load(mine.read_text()) | {"components": [f"../../components/{each}" for each in components]}
+    mine.write_text(yaml.safe_dump(content))
+    text = checked("kubectl", "kustomize", folder / "overlays" / "mine")
+    return {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(text)}
+
+
+@pytest.mark.parametrize("name", ATLAS)
+def test_every_component_builds(name: str, tmp_path: Path) -> None:
+    render(name, "kustomize", out=tmp_path / "out")
+    offered = sorted(path.name for path in (tmp_path / "out" / "components").iterdir())
+    assert offered == sorted(["auth", "monitoring", "pvc", "volcano", *([] if load(name).proxy else ["two-replicas"])])
+    objects = built(tmp_path / "out", *offered)
+    assert ("Secret", "glm5-api-key") in objects
+    servers = [each for (kind, _), each in objects.items() if kind in ("LeaderWorkerSet", "Deployment")]
+    found = 0
+    for each in servers:
+        template = each["spec"].get("leaderWorkerTemplate") or {"leaderTemplate": each["spec"]["template"]}
+        for key in ("leaderTemplate", "workerTemplate"):
+            spec = template.get(key, {}).get("spec", {})
+            if not spec or spec["containers"][0]["name"] != "server":
+                continue
+            found += 1
+            claim = {"name": "model", "persistentVolumeClaim": {"claimName": "glm5-weights", "readOnly": True}}
+            assert spec["schedulerName"] == "volcano" and claim in spec["volumes"]
+            group = template[key]["metadata"]["annotations"]["scheduling.k8s.io/group-name"]
+            assert ("PodGroup", group) in objects
+            assert each["spec"]["replicas"] == (1 if load(name).proxy else 2)
+    assert found == sum(2 if role.nodes > 1 else 1 for role in load(name).roles.values())
+
+
+def test_the_base_alone_is_what_k8s_writes(tmp_path: Path) -> None:
+    render("a3-2node", "kustomize", out=tmp_path / "out")
+    render("a3-2node", "k8s", out=tmp_path / "k8s")
+    plain = [each for path in (tmp_path / "k8s").glob("*.yaml") for each in yaml.safe_load_all(path.read_text())]
+    assert built(tmp_path / "out") == {(each["kind"], each["metadata"]["name"]): each for each in plain}
+
+
+def test_scripts_are_blocks_and_nothing_is_an_anchor(tmp_path: Path) -> None:
+    render("a3-pd", "k8s", out=tmp_path / "k8s")
+    for path in (tmp_path / "k8s").glob("*.yaml"):
+        text = path.read_text()
+        assert not re.search(r"[&*]id\d", text)
+        if "kind: ConfigMap" in text:
+            assert re.search(r"\.sh: \|\n +#!/usr/bin/env bash", text)

@@ -1,0 +1,175 @@
+"""A cluster's own values in the rendered pods; who may ask."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from glm5_ascend.deploy import render
+from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.deploy.rendering.files import rendered_texts
+from glm5_ascend.errors import ConfigError
+from glm5_ascend.serve.local_server import free_port
+from tests.deploy.support.rendered import ATLAS
+from tests.deploy.support.replicas import wait_for
+
+VALUES = """\
+namespace: models
+replicas: 2
+auth: {api_key_secret: keys}
+image: {registry: registry.example/team, digest: "sha256:%s", pull_secrets: [pull]}
+resources: {npu: huawei.com/ascend-1980, cpu: "125", memory: 512Gi}
+network: {nic: bond0}
+scheduling: {node_selector: {accelerator: a3}, tolerations: [{key: npu, operator: Exists}], pod_group: true}
+storage: {claim: weights, claim_path: glm5}
+life: {drain_s: 600, leave_s: 5}
+""" % ("0" * 64)
+
+
+def pods(folder: Path) -> list[dict[str, Any]]:
+    """Pod specs of all servers of a rendered folder."""
+    found = []
+    for path in folder.glob("*.yaml"):
+        for each in yaml.safe_load_all(path.read_text()):
+            if each["kind"] == "LeaderWorkerSet":
+                template = each["spec"]["leaderWorkerTemplate"]
+                found += [template[key]["spec"] for key in ("leaderTemplate", "workerTemplate")]
+            elif each["kind"] == "Deployment":
+                found.append(each["spec"]["template"]["spec"])
+    return found
+
+
+def test_values_reach_every_server(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(VALUES)
+    render("a3-2node", "k8s", out=tmp_path / "out", values=tmp_path / "mine.yaml")
+    assert (tmp_path / "mine.yaml").read_text() == VALUES
+    servers = [pod for pod in pods(tmp_path / "out") if pod["containers"][0]["name"] == "server"]
+    assert len(servers) == 2
+    for pod in servers:
+        (container,) = pod["containers"]
+        assert container["image"] == "registry.example/team/glm5-ascend@sha256:" + "0" * 64
+        limits = {"huawei.com/ascend-1980": "16", "cpu": "125", "memory": "512Gi"}
+        assert container["resources"] == {"limits": limits, "requests": limits}
+        assert {"name": "NIC", "value": "bond0"} in container["env"]
+        assert pod["schedulerName"] == "volcano" and pod["nodeSelector"] == {"accelerator": "a3"}
+        assert pod["terminationGracePeriodSeconds"] > 605 and container["args"][-2:] == ["--shutdown-timeout", "600"]
+        assert {"persistentVolumeClaim": {"claimName": "weights", "readOnly": True}, "name": "model"} in pod["volumes"]
+    objects = [each for path in (tmp_path / "out").glob("*.yaml") for each in yaml.safe_load_all(path.read_text())]
+    assert {each["metadata"]["namespace"] for each in objects} == {"models"}
+    assert {"PodGroup", "PodDisruptionBudget", "NetworkPolicy"} <= {each["kind"] for each in objects}
+
+
+@pytest.mark.parametrize("name", ATLAS)
+def test_pods_ask_for_no_more_than_they_need(name: str, tmp_path: Path) -> None:
+    render(name, "k8s", out=tmp_path / "out")
+    for pod in pods(tmp_path / "out"):
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is ("serviceAccountName" in pod)
+        for container in (*pod["containers"], *pod.get("initContainers", [])):
+            secured = container["securityContext"]
+            assert secured["capabilities"]["drop"] == ["ALL"] and secured["readOnlyRootFilesystem"]
+            assert not secured["allowPrivilegeEscalation"]
+            assert container["resources"]["limits"] == container["resources"]["requests"]
+            assert any(each["name"] == "VLLM_API_KEY" for each in container["env"]) is (container["name"] != "checks")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("replica: 2", "replica"), ("network: {nic: 'a b'}", "network.nic"), ("replicas: '2'", "replicas"), ("- 1", "")],
+)
+def test_wrong_values_are_refused(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        render("a3-2node", "k8s", out=tmp_path / "out", values=tmp_path / "mine.yaml")
+    assert said in error.value.message and "mine.yaml:1" in error.value.message
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("options", [{"open": True, "api_key_secret": "a"}, {"api_key_secret": "A B"}])
+def test_wrong_options_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        render("a3-2node", "k8s", out=tmp_path / "out", **options)
+    with pytest.raises(ConfigError, match="takes no --values"):
+        render("a3-2node", "shell", out=tmp_path / "out", open=True)
+
+
+@pytest.mark.parametrize("name", ["a3-single-w4a8", "a3-2node", "a3-pd", "a3-single-w4a8-sglang", "a3-pd-sglang"])
+def test_no_script_starts_open(name: str, tmp_path: Path) -> None:
+    """Servers, router and proxy: without a key status 2 and one line, before anything is started."""
+    place = {"NODE": "0", "HEAD": "127.0.0.1", "IP": "127.0.0.1", "NIC": "lo", "STORE": "127.0.0.1"}
+    environ = {**place, "PATH": os.environ["PATH"]}
+    for file, text in rendered_texts(load(name), "shell", "/m").items():
+        (tmp_path / file).write_text(text)
+        done = subprocess.run(["bash", tmp_path / file], env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and "would answer anyone" in done.stderr and done.stdout == "", file
+
+
+def test_a_router_of_the_cpus_that_others_reach_wants_a_key(tmp_path: Path) -> None:
+    script = tmp_path / "router.sh"
+    script.write_text(rendered_texts(load("cpu"), "shell", "/m")["router.sh"])
+    environ = {"HOST": "0.0.0.0", "WORKERS": "http://a", "PATH": os.environ["PATH"]}
+    done = subprocess.run(["bash", script], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "would answer anyone" in done.stderr
+
+
+def test_the_interface_is_found_by_the_route(tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "vllm").write_text('#!/bin/bash\necho "$HCCL_SOCKET_IFNAME"\n')
+    (programs / "vllm").chmod(0o755)
+    script = tmp_path / "serve.sh"
+    script.write_text(rendered_texts(load("a3-2node"), "shell", "/m")["serve-server.sh"])
+    environ = {"NODE": "0", "HEAD": "127.0.0.1", "IP": "127.0.0.1", "OPEN": "1"}
+    path = {"PATH": f"{programs}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", script], env=environ | path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "lo\n"), done.stderr
+
+
+PROXY = """\
+import argparse, uvicorn
+from fastapi import FastAPI
+app = FastAPI()
+app.get("/healthcheck")(lambda: {"ok": True})
+app.post("/v1/completions")(lambda: {"answered": True})
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int)
+    uvicorn.run(app, host="127.0.0.1", port=parser.parse_args().port)
+"""
+
+
+def test_a_proxy_behind_the_gate_wants_the_key(tmp_path: Path) -> None:
+    pytest.importorskip("fastapi")
+    (tmp_path / "proxy.py").write_text(PROXY)
+    port = free_port()
+    command = [sys.executable, "-m", "glm5_ascend.deploy.gate", str(tmp_path / "proxy.py"), "--port", str(port)]
+    running = subprocess.Popen(command, env={**os.environ, "VLLM_API_KEY": "secret"}, stderr=subprocess.DEVNULL)
+
+    def status(path: str, key: str | None, data: bytes | None) -> int:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as reply:
+                json.load(reply)
+                return int(reply.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return 0
+
+    try:
+        wait_for(lambda: status("/healthcheck", None, None) == 200, "the proxy", 60)
+        asked = [status("/v1/completions", key, b"{}") for key in (None, "wrong", "secret")]
+        assert asked == [401, 401, 200]
+    finally:
+        running.terminate()
+        running.wait(60)
