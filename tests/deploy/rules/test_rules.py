@@ -116,11 +116,32 @@ def test_rules_are_no_programs(text: str) -> None:
         holds(text, {"a": 1, "b": True})
 
 
+def test_both_spellings_of_int8_caches_are_seen() -> None:
+    old = of_command(["vllm", "serve", "D", "--additional-config", '{"enable_sparse_li_c8": true, "no_key": 1}'], {})
+    assert (old["sfa_c8"], old["li_c8"], old["old_c8_keys"], old["new_c8_flags"]) == (False, True, True, False)
+    assert old["unknown_keys"] == "no_key"
+    new = of_command(
+        ["vllm", "serve", "D", "--kv-cache-dtype", "int8", "--attention_config.indexer_kv_dtype", "int8"], {}
+    )
+    assert (new["sfa_c8"], new["li_c8"], new["old_c8_keys"], new["new_c8_flags"]) == (True, True, False, True)
+
+
+def test_the_exchange_buffer_is_that_of_the_formula() -> None:
+    """CANN's formula by hand for two published layouts: 64 ranks of TP1, and 32 of TP4, 32 requests and 3 drafts each."""
+    for profile, role, megabytes in (
+        ("rollout", "a3", 827),
+        ("a3-pd", "decode", 207),
+        ("a3-single-w4a8", "server", 26),
+    ):
+        chosen = load(profile).role(role)
+        assert of_command(open_command(chosen, "DIR", []).argv, {})["exchange_buffer"] == megabytes
+
+
 @pytest.mark.parametrize("profile", [name for name in names() if load(name).platform == "npu"])
 def test_no_profile_breaks_a_rule(profile: str) -> None:
     """Every one of ours, on a healthy machine with the checkpoint it is for; warnings are the ones it names itself."""
     loaded = load(profile)
-    named = {("a3-1m", "server"): {"P7w", "P11"}, ("a3-pd", "decode"): {"P55"}}
+    named = {("a3-1m", "server"): {"P7w"}, ("a3-pd", "decode"): {"P55"}}
     for role in loaded.roles.values():
         argv = open_command(role, "DIR", []).argv
         if role.engine == SGLANG:
