@@ -127,7 +127,7 @@ def test_both_spellings_of_int8_caches_are_seen() -> None:
 
 
 def test_the_exchange_buffer_is_that_of_the_formula() -> None:
-    """CANN's formula by hand for two published layouts: 64 ranks of TP1, and 32 of TP4, 32 requests and 3 drafts each."""
+    """As computed by hand from CANN's formula for the shipped layouts."""
     for profile, role, megabytes in (
         ("rollout", "a3", 827),
         ("a3-pd", "decode", 207),
