@@ -181,7 +181,7 @@ def exchange_buffer(facts: Mapping[str, Any]) -> int:
     local = EXPERTS // facts["ep_size"]
     sent = 512 * -(-(2 * HIDDEN + 64) // 512)
     received = (CHOSEN + 1) * tokens * 2 * HIDDEN
-    return -(-2 * (local * tokens * facts["ep_size"] * sent + received) // 2**20)
+    return int(-(-2 * (local * tokens * facts["ep_size"] * sent + received) // 2**20))
 
 
 def _number(text: str, default: int | None) -> int | None:
