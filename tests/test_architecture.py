@@ -29,7 +29,7 @@ EDGES_BETWEEN_PACKAGES = {
     "verify": {"checkpoint", "errors", "model"},
     "quantize": {"checkpoint", "errors", "files", "glm5_kernels", "model"},
     "serve": {"checkpoint", "errors", "files", "glm5_kernels", "model"},
-    "deploy": {"checkpoint", "errors", "files", "glm5_kernels", "serve", "verify"},
+    "deploy": {"checkpoint", "errors", "files", "glm5_kernels", "model", "serve", "verify"},
     "fidelity": {"checkpoint", "demo_model", "errors", "glm5_kernels", "model", "quantize", "report", "serve"},
     "plan": {"checkpoint", "deploy", "errors", "files", "glm5_kernels", "model", "report", "serve"},
     "cli": {
@@ -47,13 +47,15 @@ EDGES_BETWEEN_PACKAGES = {
     },
     "__main__": {"cli"},
 }
+#: Run by the interpreter of another environment, which holds these packages; nothing here imports it.
+INSIDE_OTHERS = ("glm5_ascend.deploy.rehearsal.inside.",)
 #: Heavy packages and the only places that may import them: modules, or all below a name with a dot at its end.
 THIRD_PARTY = {
-    "vllm": ("glm5_ascend.serve.",),
+    "vllm": ("glm5_ascend.serve.", *INSIDE_OTHERS),
     "transformers": ("glm5_ascend.demo_model.", "glm5_ascend.checkpoint.tokenizer_child", "glm5_ascend.serve."),
     "openai": ("glm5_ascend.cli.demo",),
-    "torch_npu": ("glm5_ascend.model.device", "glm5_ascend.serve.plugin.ascend."),
-    "vllm_ascend": ("glm5_ascend.serve.plugin.ascend.",),
+    "torch_npu": ("glm5_ascend.model.device", "glm5_ascend.serve.plugin.ascend.", *INSIDE_OTHERS),
+    "vllm_ascend": ("glm5_ascend.serve.plugin.ascend.", *INSIDE_OTHERS),
 }
 
 
@@ -137,6 +139,14 @@ def test_the_doors_to_the_kernels_are_ops_and_registry() -> None:
     assert doors == {"glm5_kernels.ops", "glm5_kernels.registry"}
 
 
+def test_what_runs_in_another_environment_stands_alone() -> None:
+    inside = "glm5_ascend.deploy.rehearsal.inside"
+    for module, names in EDGES.items():
+        for name in names:
+            if name.startswith(("glm5_ascend.", "glm5_kernels")):
+                assert name.startswith(inside) == module.startswith(inside), f"{module} imports {name}"
+
+
 def test_one_op_folder_does_not_import_another() -> None:
     folders = {path.parent.name for path in (ROOT / "kernels" / "glm5_kernels").glob("*/__init__.py")} - {
         "compiled",
@@ -158,6 +168,7 @@ PARSERS = {
     "glm5_ascend.quantize.run.helper_rank": {"torch.load"},  # of the first rank, weights only
     "glm5_ascend.demo_model.loading": {"load_file"},  # the checkpoint that the same run has written
     "glm5_ascend.checkpoint.tokenizer_child": {"json.loads"},  # requests of the process that has started it
+    "glm5_ascend.deploy.rehearsal.inside.rank": {"json.loads"},  # the job that the command has written
     "glm5_ascend.cli.demo": {"json.loads"},  # a tool call of the server that the demo has started
 }
 _PARSE = {

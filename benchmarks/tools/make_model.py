@@ -3,6 +3,7 @@
     python benchmarks/tools/make_model.py OUT --preset real --experts 64    # one dense and one MoE layer of GLM-5
     python benchmarks/tools/make_model.py OUT --preset mid                  # 0.67 GB, msModelSlim's time is known
     python benchmarks/tools/make_model.py OUT --preset real --layers 78 --dense 3 --mtp 1 --hollow    # for --dry-run
+    python benchmarks/tools/make_model.py OUT --recipe w4a8 --preset real --layers 78 --dense 3 --mtp 1   # for rehearse
 
 Rows have spread scales and a few input channels are outliers (norm gains up, columns of their readers down), so that
 rotation and smoothing have something to do. `--dtype fp8` writes e4m3 with one scale per 128x128 block. Weights come
@@ -14,6 +15,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
+import tempfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ from glm5_ascend.model.structure import Linear, Vector
 
 SHARD_BYTES = 1_000_000_000
 OUTLIERS = 6
+INDEX = "model.safetensors.index.json"
 GLM5: dict[str, Any] = {
     "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "dtype": "bfloat16",
     "hidden_size": 6144, "intermediate_size": 12288, "moe_intermediate_size": 2048, "num_hidden_layers": 2,
@@ -110,6 +114,31 @@ def write_hollow(shard: dict[str, torch.Tensor], path: Path) -> None:
     os.truncate(path, 8 + len(encoded) + end)
 
 
+def write_quantized(source: Path, recipe: str, out: Path) -> None:
+    """What `quantize` would make of a hollow source: names, shapes and types of all tensors, without their bytes."""
+    from glm5_ascend.checkpoint.source import SourceCheckpoint
+    from glm5_ascend.quantize.description import description
+    from glm5_ascend.quantize.plan import QuantizationPlan
+    from glm5_ascend.quantize.recipe import find_recipe, load_recipe
+
+    plan = QuantizationPlan(SourceCheckpoint(source), load_recipe(find_recipe(recipe)))
+    out.mkdir(parents=True)
+    for path in source.iterdir():
+        if path.suffix != ".safetensors" and path.name != INDEX:
+            shutil.copy(path, out / path.name)
+    (out / "quant_model_description.json").write_text(json.dumps(description(plan)))
+    shards: list[dict[str, torch.Tensor]] = [{}]
+    for tensor in plan.outputs():
+        if sum(one.nbytes for one in shards[-1].values()) >= SHARD_BYTES:
+            shards.append({})
+        shards[-1][tensor.name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    weight_map = {name: f"model-{i:05d}.safetensors" for i, shard in enumerate(shards) for name in shard}
+    for i, shard in enumerate(shards):
+        write_hollow(shard, out / f"model-{i:05d}.safetensors")
+    (out / INDEX).write_text(json.dumps({"metadata": {"total_size": plan.output_bytes}, "weight_map": weight_map}))
+    print(f"{out}: {plan.output_bytes} bytes, {len(weight_map)} tensors, as recipe {recipe} makes them")
+
+
 def write_tokenizer(out: Path) -> None:
     """Byte level, no merges: every text has as many tokens as bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -134,9 +163,20 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, help="another vocab_size")
     parser.add_argument("--layers", type=int, help="another num_hidden_layers")
     parser.add_argument("--dense", type=int, help="another first_k_dense_replace")
+    parser.add_argument("--recipe", help="hollow, and as this recipe would quantize it: for rehearse")
     parser.add_argument("--hollow", action="store_true", help="headers only, data as holes: for --dry-run at any size")
     parser.add_argument("--dtype", choices=("bf16", "fp8"), default="bf16")
     args = parser.parse_args()
+    if args.recipe:
+        with tempfile.TemporaryDirectory() as made:
+            source = Path(made) / "source"
+            write_model(argparse.Namespace(**vars(args) | {"out": source, "hollow": True}))
+            write_quantized(source, args.recipe, args.out)
+    else:
+        write_model(args)
+
+
+def write_model(args: argparse.Namespace) -> None:
     changes = {
         "n_routed_experts": args.experts, "num_nextn_predict_layers": args.mtp, "vocab_size": args.vocab,
         "num_hidden_layers": args.layers, "first_k_dense_replace": args.dense,
@@ -174,7 +214,7 @@ def main() -> None:
     total += sum(tensor.nbytes for tensor in shard.values())
     flush()
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (args.out / "model.safetensors.index.json").write_text(json.dumps(index))
+    (args.out / INDEX).write_text(json.dumps(index))
     print(f"{args.out}: {total} bytes in {count} shards")
 
 

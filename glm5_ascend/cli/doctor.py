@@ -30,12 +30,15 @@ def doctor(
         str | None, typer.Option(metavar="NAME", help="Deploy profile to check against all known bad combinations.")
     ] = None,
     role: Annotated[str | None, typer.Option(metavar="NAME", help="Only this role of the profile.")] = None,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="First and last ranks, too, by vllm-ascend's own code; see `rehearse`.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Rows as one JSON object on stdout.")] = False,
 ) -> int:
     """Check this machine, a checkpoint, a profile: versions, what serves here, and what mends the rest."""
     from glm5_ascend.deploy import doctor as diagnose
 
-    found = diagnose(directory, profile=profile, role=role)
+    found = diagnose(directory, profile=profile, role=role, rehearse=rehearse)
     if as_json:
         print(json.dumps(found.to_dict()))
         return found.exit_code

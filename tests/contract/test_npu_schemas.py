@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from glm5_ascend.deploy.rehearsal.environment import site_packages
 from tests.contract.support.npu_schemas import USED, drift, schemas
 from tests.contract.support.peers import download
-from tests.contract.support.vllm_ascend import VllmAscend, site_packages
+from tests.contract.support.vllm_ascend import VllmAscend
 from tests.ops.support.npu_operators import SCHEMAS
 from tests.support.command import ROOT
 

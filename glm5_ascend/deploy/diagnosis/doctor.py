@@ -8,9 +8,10 @@ from typing import Any
 
 from glm5_ascend.deploy.diagnosis import machine_rows
 from glm5_ascend.deploy.diagnosis.checkpoint_rows import checkpoint_rows, profile_rows
+from glm5_ascend.deploy.diagnosis.rehearsal_rows import rehearsal_rows
 from glm5_ascend.deploy.diagnosis.row import PROBLEM, WARNING, DoctorRow
 from glm5_ascend.deploy.profiles.load import load
-from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_OK
+from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_OK, ConfigError
 from glm5_ascend.serve.servable import check_directory
 
 
@@ -47,7 +48,9 @@ class Diagnosis:
         }  # fmt: skip
 
 
-def doctor(directory: str | Path | None = None, *, profile: str | None = None, role: str | None = None) -> Diagnosis:
+def doctor(
+    directory: str | Path | None = None, *, profile: str | None = None, role: str | None = None, rehearse: bool = False
+) -> Diagnosis:
     """Check this machine, a checkpoint, a profile: versions, what serves here, and what mends the rest.
 
     Without a checkpoint neither torch nor vLLM is imported.
@@ -56,8 +59,10 @@ def doctor(directory: str | Path | None = None, *, profile: str | None = None, r
         directory: a checkpoint to check as well: files, names, shapes and types, no values.
         profile: name of a deploy profile; all known bad combinations are looked for.
         role: only this role of the profile.
+        rehearse: first and last ranks, too, by vllm-ascend's own code in the environment that GLM5_REHEARSAL names.
 
     Raises:
+        MissingEnvironmentError: `rehearse` without such an environment.
         ConfigError: unknown profile or role, or config.json that vLLM would misread.
         CheckpointError: the directory holds no weights, or a description that cannot be read.
     """
@@ -68,6 +73,10 @@ def doctor(directory: str | Path | None = None, *, profile: str | None = None, r
         rows += checkpoint_rows(checkpoint, chosen)
     if chosen is not None:
         rows += profile_rows(chosen, checkpoint, role)
+    if rehearse:
+        if directory is None or chosen is None:
+            raise ConfigError("a rehearsal needs a checkpoint and a profile", "give DIR and --profile")
+        rows += rehearsal_rows(Path(directory), chosen, role)
     return Diagnosis(rows)
 
 

@@ -67,6 +67,8 @@ def device_rows() -> list[DoctorRow]:
 def set_rows(vllm_ascend: str, cann: str | None) -> list[DoctorRow]:
     """Whether everything installed is of the set that this vllm-ascend belongs to."""
     name, wanted = sets.meant_by(vllm_ascend)
+    if not wanted:
+        return [DoctorRow("set", name, "info", "a pre-release between the lines that versions.yaml knows: not checked")]
     mixed = sets.differences(wanted, environment.version_of, cann)
     if not mixed:
         return [DoctorRow("set", name, "ok", "all installed packages belong to it")]

@@ -81,10 +81,20 @@ def _compare(how: Callable[[Any, Any], bool], left: Any, right: Any) -> Any:
     if isinstance(left, Unknown) or isinstance(right, Unknown):
         return UNKNOWN
     if isinstance(left, Version) or isinstance(right, Version):
+        installed = [isinstance(side, Version) for side in (left, right)]
         left, right = _version(left), _version(right)
         if left is None or right is None:
             return UNKNOWN
+        if installed == [True, False]:
+            left = _beside(left, right)
+        elif installed == [False, True]:
+            right = _beside(right, left)
     return how(left, right)
+
+
+def _beside(installed: Version, named: Version) -> Version:
+    """Beside a plain release the release it belongs to: 0.24.0rc1 has what 0.24 has. Else the version itself."""
+    return installed if named.is_prerelease or named.is_postrelease else Version(installed.base_version)
 
 
 def _version(value: Any) -> Version | None:

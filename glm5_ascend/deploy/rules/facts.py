@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from glm5_ascend.deploy.profiles.load import Profile, Role
+from glm5_ascend.deploy.rules.known_keys import KNOWN_KEYS
 from glm5_ascend.serve.flags import given_flags, json_of, value_of
 
 #: Every fact, and what it is.
@@ -46,7 +47,12 @@ FACTS = {
     "enable_mlapo": "asked for by name", "mlapo_active": "asked for or left on", "sfa_c8": "", "li_c8": "", "kv_nz": "",
     "reduce_sample": "", "recompute": "", "mc2_hierarchy": "", "dynamic_eplb": "", "profiling_chunk": "",
     "kv_offload_sparse": "", "lmhead_tp": "", "oproj_tp": "", "embedding_tp": "",
+    "unknown_keys": "of --additional-config, to 0.30.0rc2", "old_c8_keys": "C8 by --additional-config",
+    "new_c8_flags": "C8 by --kv-cache-dtype or --attention_config", "hccl_buffer": "HCCL_BUFFSIZE, MB",
+    "exchange_buffer": "what dispatch and combine need of it, MB",
 }  # fmt: skip
+#: Of every GLM-5: routed experts, those of a token, width.
+EXPERTS, CHOSEN, HIDDEN = 256, 8, 6144
 PRODUCER, CONSUMER = "kv_producer", "kv_consumer"
 _NUMBERS = {
     "tp": ("--tensor-parallel-size", 1), "dp": ("--data-parallel-size", 1),
@@ -104,7 +110,12 @@ def of_command(argv: list[str], environ: Mapping[str, str]) -> dict[str, Any]:
     facts["mtp"] = draft.get("num_speculative_tokens", 0) if "mtp" in str(draft.get("method")) else 0
     facts["mtp_eager"] = draft.get("enforce_eager", False)
     facts |= _of_transfer(json_of(argv, "--kv-transfer-config"), facts)
-    facts |= _of_additional(json_of(argv, "--additional-config"), environ)
+    additional = json_of(argv, "--additional-config")
+    facts |= _of_additional(additional, environ) | _of_caches(argv, additional)
+    facts["unknown_keys"] = ", ".join(sorted(set(additional) - KNOWN_KEYS))
+    facts["hccl_buffer"] = _number(environ.get("HCCL_BUFFSIZE", ""), 200)
+    if "max_num_seqs" in facts:
+        facts["exchange_buffer"] = exchange_buffer(facts)
     facts["launch_blocking"] = environ.get("ASCEND_LAUNCH_BLOCKING", "0") == "1"
     return facts
 
@@ -136,12 +147,11 @@ def _of_additional(additional: dict[str, Any], environ: Mapping[str, str]) -> di
         "enable_mlapo": bool(old("enable_mlapo", "VLLM_ASCEND_ENABLE_MLAPO")),
         "enable_dsa_cp": bool(additional.get("enable_dsa_cp")),
         "multistream_overlap": bool(additional.get("multistream_overlap_shared_expert")),
-        "sfa_c8": bool(additional.get("enable_sparse_sfa_c8")),
-        "li_c8": bool(additional.get("enable_sparse_li_c8")),
         "kv_nz": bool(additional.get("enable_kv_nz")),
         "reduce_sample": bool(additional.get("enable_reduce_sample")),
         "recompute": bool(additional.get("recompute_scheduler_enable")),
-        "mc2_hierarchy": bool(additional.get("enable_mc2_hierarchy_comm")),
+        "mc2_hierarchy": bool(additional.get("enable_mc2_hierarchy_comm"))
+        or (environ.get("HCCL_INTRA_ROCE_ENABLE"), environ.get("HCCL_INTRA_PCIE_ENABLE")) == ("0", "1"),
         "dynamic_eplb": bool(additional.get("eplb_config", {}).get("dynamic_eplb")),
         "profiling_chunk": bool(additional.get("profiling_chunk_config", {}).get("enabled")),
         "kv_offload_sparse": bool(additional.get("sparse_kv_offload_config")),
@@ -149,6 +159,29 @@ def _of_additional(additional: dict[str, Any], environ: Mapping[str, str]) -> di
         "oproj_tp": int(parts.get("oproj_tensor_parallel_size", 0)),
         "embedding_tp": int(parts.get("embedding_tensor_parallel_size", 0)),
     }
+
+
+def _of_caches(argv: list[str], additional: dict[str, Any]) -> dict[str, Any]:
+    """INT8 caches, in the spelling of 0.23.0 or of 0.30.0rc2."""
+    flags = value_of(argv, "--kv-cache-dtype") == "int8"
+    indexer = json_of(argv, "--attention-config").get("indexer_kv_dtype", "")
+    indexer = value_of(argv, "--attention-config.indexer-kv-dtype") or indexer
+    old = [bool(additional.get(f"enable_sparse_{part}_c8")) for part in ("sfa", "li")]
+    return {
+        "sfa_c8": old[0] or flags, "li_c8": old[1] or indexer == "int8",
+        "old_c8_keys": any(old), "new_c8_flags": flags or indexer == "int8",
+    }  # fmt: skip
+
+
+def exchange_buffer(facts: Mapping[str, Any]) -> int:
+    """HCCL_BUFFSIZE in MB that dispatch and combine of a decode step of GLM-5 need: CANN's formula, two buffers."""
+    if not facts["ep"] or facts["ep_size"] == 1:
+        return 0
+    tokens = min(512, -(-facts["max_num_seqs"] * (facts["mtp"] + 1) // facts["tp"]))
+    local = EXPERTS // facts["ep_size"]
+    sent = 512 * -(-(2 * HIDDEN + 64) // 512)
+    received = (CHOSEN + 1) * tokens * 2 * HIDDEN
+    return int(-(-2 * (local * tokens * facts["ep_size"] * sent + received) // 2**20))
 
 
 def _number(text: str, default: int | None) -> int | None:

@@ -12,7 +12,7 @@ import pytest
 
 from glm5_ascend.checkpoint.summary import summarize
 from glm5_ascend.deploy import doctor
-from glm5_ascend.deploy.diagnosis import machine, weights
+from glm5_ascend.deploy.diagnosis import machine, machine_rows, weights
 from glm5_ascend.deploy.diagnosis.checkpoint_rows import profile_rows
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.errors import CheckpointError
@@ -90,6 +90,15 @@ def test_a_mixed_set_is_told(change: dict[str, str], cann: str, wrong: list[str]
 def test_older_rows_and_main_are_found() -> None:
     assert sets.meant_by("0.21.0rc1")[1]["cann"] == "9.0.0"
     assert sets.meant_by("0.27.1.dev0+g182b75e")[0] == "vllm-ascend-main"
+
+
+def test_a_pre_release_is_of_its_own_line() -> None:
+    assert sets.meant_by("0.30.0rc2")[1]["transformers"] == "5.14.1"
+    assert sets.meant_by("0.30.0rc1")[0] == "vllm-ascend-0.30.0rc2"
+    for between in ("0.24.0rc1", "0.28.0rc1"):  # neither 0.23's packages nor main's
+        assert sets.meant_by(between) == (f"vllm-ascend {between}", {})
+        assert [row.status for row in machine_rows.set_rows(between, "9.1.0")] == ["info"]
+    assert sets.meant_by("0.23.0.post1")[0] == "vllm-ascend-0.23.0"
 
 
 def test_facts_of_a_checkpoint(tiny_w4a8: Path, editable: Callable[[Path], Path]) -> None:

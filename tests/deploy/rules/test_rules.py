@@ -99,6 +99,10 @@ def test_messages_have_their_values() -> None:
         ("v < '0.24'", {"v": Version("0.23.0.post1")}, True),
         ("v == '0.21.0rc1'", {"v": Version("0.21.0rc1")}, True),
         ("v >= '0.24'", {"v": Version("0.27.1.dev0")}, True),
+        ("v < '0.24'", {"v": Version("0.24.0rc1")}, False),  # a pre-release of 0.24 is not 0.23
+        ("v >= '0.30'", {"v": Version("0.30.0rc2")}, True),
+        ("v == '0.21.0rc1'", {"v": Version("0.21.0")}, False),
+        ("v == '0.23.0'", {"v": Version("0.23.0.post1")}, True),
         ("v < '1'", {"v": "no version"}, False),
     ],
 )
@@ -112,11 +116,32 @@ def test_rules_are_no_programs(text: str) -> None:
         holds(text, {"a": 1, "b": True})
 
 
+def test_both_spellings_of_int8_caches_are_seen() -> None:
+    old = of_command(["vllm", "serve", "D", "--additional-config", '{"enable_sparse_li_c8": true, "no_key": 1}'], {})
+    assert (old["sfa_c8"], old["li_c8"], old["old_c8_keys"], old["new_c8_flags"]) == (False, True, True, False)
+    assert old["unknown_keys"] == "no_key"
+    new = of_command(
+        ["vllm", "serve", "D", "--kv-cache-dtype", "int8", "--attention_config.indexer_kv_dtype", "int8"], {}
+    )
+    assert (new["sfa_c8"], new["li_c8"], new["old_c8_keys"], new["new_c8_flags"]) == (True, True, False, True)
+
+
+def test_the_exchange_buffer_is_that_of_the_formula() -> None:
+    """As computed by hand from CANN's formula for the shipped layouts."""
+    for profile, role, megabytes in (
+        ("rollout", "a3", 827),
+        ("a3-pd", "decode", 207),
+        ("a3-single-w4a8", "server", 26),
+    ):
+        chosen = load(profile).role(role)
+        assert of_command(open_command(chosen, "DIR", []).argv, {})["exchange_buffer"] == megabytes
+
+
 @pytest.mark.parametrize("profile", [name for name in names() if load(name).platform == "npu"])
 def test_no_profile_breaks_a_rule(profile: str) -> None:
     """Every one of ours, on a healthy machine with the checkpoint it is for; warnings are the ones it names itself."""
     loaded = load(profile)
-    named = {"a3-1m": {"P7w"}}
+    named = {("a3-1m", "server"): {"P7w"}, ("a3-pd", "decode"): {"P55"}}
     for role in loaded.roles.values():
         argv = open_command(role, "DIR", []).argv
         if role.engine == SGLANG:
@@ -127,7 +152,7 @@ def test_no_profile_breaks_a_rule(profile: str) -> None:
         facts["device_count"] = facts["dies"]
         broken = judge(facts)[0]
         assert not [each for each in broken if each.level == ERROR]
-        assert {each.id for each in broken} == named.get(profile, set())
+        assert {each.id for each in broken} == named.get((profile, role.name), set())
 
 
 @pytest.mark.parametrize(

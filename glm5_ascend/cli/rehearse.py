@@ -1,0 +1,130 @@
+"""`glm5-ascend rehearse CHECKPOINT --profile NAME`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from glm5_ascend.cli.help import SHOWN, command
+from glm5_ascend.errors import ConfigError
+
+if TYPE_CHECKING:
+    from glm5_ascend.deploy.profiles.load import Profile, Role
+    from glm5_ascend.deploy.rehearsal.result import PlannedRank, Rehearsal
+
+
+def register(app: typer.Typer) -> None:
+    command(
+        app, "rehearse", rehearse,
+        "rehearse --prepare env",
+        "rehearse glm5-w4a8 --profile a3-pd --environment env",
+        extra_args=True,
+    )  # fmt: skip
+
+
+def rehearse(
+    context: typer.Context,
+    checkpoint: Annotated[
+        Path | None, typer.Argument(metavar="[CHECKPOINT]", help="Quantized checkpoint; its headers are enough.")
+    ] = None,
+    profile: Annotated[str | None, typer.Option(metavar="NAME", help="Deploy profile.")] = None,
+    role: Annotated[str | None, typer.Option(metavar="NAME", help="Only this role of the profile.")] = None,
+    ranks: Annotated[
+        str, typer.Option(metavar="RANKS", help="all, ends (first, last, one per pipeline stage), or 0,5,15.")
+    ] = "ends",
+    environment: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="What --prepare made; else what GLM5_REHEARSAL names.")
+    ] = None,
+    prepare: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Install vllm-ascend for this from PyPI: 4 GB. No checkpoint.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Report as one JSON object on stdout.", rich_help_panel=SHOWN)
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Report as a page, too.", rich_help_panel=SHOWN)
+    ] = None,
+) -> int:
+    """Build, load and weigh a deployment's ranks with vllm-ascend's own code: no NPU, no weights, a minute each.
+
+    What follows `--` goes to vLLM, after the profile's flags. No operator is run.
+    """
+    if prepare is not None:
+        from glm5_ascend.deploy.rehearsal.environment import prepare as install
+
+        made = install(prepare, _say)
+        print(f"{made.folder}: ready; export GLM5_REHEARSAL={made.folder}")
+        return 0
+    if checkpoint is None or profile is None:
+        raise ConfigError("rehearse needs a checkpoint and --profile", "or --prepare DIR, once")
+    from glm5_ascend.report.page import check_place
+
+    if html is not None:
+        check_place(html)
+    found = _rehearsed(checkpoint, profile, role, ranks, environment, list(context.args))
+    if html is not None:
+        from glm5_ascend.cli.rehearse_shown import page
+        from glm5_ascend.report.page import write
+
+        write(html, page(found))
+    if as_json:
+        print(json.dumps(found.to_dict()))
+    else:
+        from glm5_ascend.cli.rehearse_shown import show
+
+        show(found)
+    return found.exit_code
+
+
+def _rehearsed(
+    checkpoint: Path, profile: str, role: str | None, ranks: str, environment: Path | None, extra: list[str]
+) -> Rehearsal:
+    from glm5_ascend.deploy.profiles.load import load
+    from glm5_ascend.deploy.rehearsal.environment import named
+    from glm5_ascend.deploy.rehearsal.result import Rehearsal
+    from glm5_ascend.deploy.rehearsal.run import Stage, rehearse_role
+
+    chosen, place = load(profile), named(environment)
+    roles = list(chosen.roles.values()) if role is None else [chosen.role(role)]
+    done = []
+    for one in roles:
+        planned = _planned(checkpoint, chosen, one) if not extra else None
+        done += rehearse_role(Stage(place, chosen, one, checkpoint, extra, planned), ranks, _say)
+    return Rehearsal(profile, str(checkpoint), tuple(done))
+
+
+def _planned(checkpoint: Path, profile: Profile, role: Role) -> PlannedRank | None:
+    """The planner's numbers for one die of a role; None where it does not know the machine."""
+    from glm5_ascend.deploy.rehearsal.result import PlannedRank
+    from glm5_ascend.plan.hardware import known_hardware, load_hardware
+    from glm5_ascend.plan.layout import Engine
+    from glm5_ascend.plan.memory import fit
+    from glm5_ascend.plan.model import from_directory
+
+    machine = role.name if profile.alternatives else str(profile.hardware["node"])
+    if machine not in known_hardware():
+        return None
+    args, extra = role.args, role.args.get("additional-config", {})
+    connector = args.get("kv-transfer-config", {}).get("kv_role")
+    caches = "li+sfa" if extra.get("enable_sparse_sfa_c8") else "li" if extra.get("enable_sparse_li_c8") else "none"
+    model = from_directory(checkpoint, caches, bool(args.get("hf-overrides", {}).get("use_index_cache")))
+    engine = Engine(
+        tp=int(args.get("tensor-parallel-size", 1)), dp=int(args.get("data-parallel-size", 1)),
+        dcp=int(args.get("decode-context-parallel-size", 1)), pp=int(args.get("pipeline-parallel-size", 1)),
+        drafts=int(args.get("speculative-config", {}).get("num_speculative_tokens", 0)),
+        sequences=int(args["max-num-seqs"]), batched_tokens=int(args["max-num-batched-tokens"]),
+        utilization=float(args["gpu-memory-utilization"]), buffer_mb=int(role.env.get("HCCL_BUFFSIZE", 200)),
+        split_prefill=bool(extra.get("enable_dsa_cp")), eager_decode=bool(args.get("enforce-eager")),
+        expert_parallel=bool(args.get("enable-expert-parallel")),
+    )  # fmt: skip
+    memory = fit(model, load_hardware(machine), engine, connector == "kv_consumer", connector is not None)
+    weights = sum(memory.weights.values())
+    return PlannedRank(weights, memory.bytes_per_token, int(memory.budget) + weights)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,24 @@
+"""Rows of `doctor --rehearse`: what vllm-ascend's own code makes of the ends of every role."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from glm5_ascend.deploy.diagnosis.row import OK, PROBLEM, DoctorRow
+from glm5_ascend.deploy.profiles.load import Profile
+from glm5_ascend.deploy.rehearsal.environment import named
+from glm5_ascend.deploy.rehearsal.run import Stage, rehearse_role
+
+
+def rehearsal_rows(directory: Path, profile: Profile, role: str | None) -> Iterator[DoctorRow]:
+    """One row per rank and problem; a rank without one has a row, too."""
+    environment = named(None)
+    for one in profile.roles.values() if role is None else [profile.role(role)]:
+        for rank in rehearse_role(Stage(environment, profile, one, directory, []), "ends"):
+            item = f"rehearsal, {rank.role} rank {rank.rank} of {rank.world}"
+            for problem in rank.problems:
+                yield DoctorRow(item, problem, PROBLEM, "glm5-ascend rehearse shows all of it", id="rehearsal")
+            if not rank.problems:
+                weight = f"{(rank.found.resident_bytes or 0) / 1e9:.2f} GB of weights"
+                yield DoctorRow(item, f"built and loaded, {weight}", OK, "no operator was run")

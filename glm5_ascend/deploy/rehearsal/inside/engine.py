@@ -1,0 +1,82 @@
+"""The engine's configuration from a command line, and the groups of one rank, in NPUWorker's order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from .machine import without_other_ranks
+
+
+def engine_config(argv: list[str]) -> VllmConfig:
+    """Parse as `vllm serve` does and build the engine's configuration, which runs the platform's checks.
+
+    Parsers of tools and thinking are of the front end and stay there: they need a tokenizer, and no rank does.
+    """
+    parser = make_arg_parser(FlexibleArgumentParser())
+    try:
+        parsed = parser.parse_args(argv[2:])
+    except SystemExit:
+        raise ValueError("vLLM's parser refuses the command line; its message is in the log") from None
+    parsed.model = parsed.model_tag
+    validate_parsed_serve_args(parsed)
+    arguments = AsyncEngineArgs.from_cli_args(parsed)
+    arguments.skip_tokenizer_init = True
+    arguments.reasoning_parser = ""
+    return arguments.create_engine_config()
+
+
+def place(config: VllmConfig, job: dict[str, Any]) -> None:
+    """Make `config` that of the job's rank, as the engine's processes do."""
+    parallel = config.parallel_config
+    parallel.data_parallel_rank = parallel.data_parallel_index = job["dp_rank"]
+    parallel.rank = job["rank_in_dp"]
+
+
+def start_worker(config: VllmConfig, job: dict[str, Any]) -> None:
+    """What NPUWorker does before it loads a model, with torch's fake groups for HCCL's."""
+    from vllm_ascend.ascend_config import get_ascend_config, init_ascend_config
+    from vllm_ascend.ascend_forward_context import set_mc2_tokens_capacity
+    from vllm_ascend.distributed.parallel_state import init_ascend_model_parallel
+    from vllm_ascend.utils import adapt_patch, register_ascend_customop, set_weight_prefetch_method
+
+    adapt_patch()
+    register_ascend_customop(config)
+    init_ascend_config(config)
+    without_other_ranks(job["rank"], job["world"])
+    parallel = config.parallel_config
+    init_distributed_environment(parallel.world_size, job["rank_in_dp"], "env://", 0, "fake")
+    ensure_model_parallel_initialized(
+        parallel.tensor_parallel_size, parallel.pipeline_parallel_size,
+        parallel.prefill_context_parallel_size, parallel.decode_context_parallel_size,
+    )  # fmt: skip
+    init_ascend_model_parallel(parallel)
+    set_weight_prefetch_method(get_ascend_config().weight_prefetch_config)  # as NPUModelRunner does
+    drafts = config.speculative_config.num_speculative_tokens if config.speculative_config else 0
+    set_mc2_tokens_capacity(config, config.scheduler_config.max_num_seqs, drafts + 1)
+    torch.set_default_dtype(torch.bfloat16)
+
+
+def versions() -> dict[str, str]:
+    """Of the packages whose code runs here."""
+    from importlib.metadata import version
+
+    import vllm
+
+    return {"vllm": vllm.__version__, "vllm-ascend": version("vllm-ascend"), "torch": torch.__version__}
+
+
+def models_of(config: VllmConfig) -> dict[str, Any]:
+    """What this rank builds: the target, and on the last pipeline stage the draft."""
+    from vllm.distributed import get_pp_group
+
+    found = {"target": config.model_config}
+    if config.speculative_config is not None and get_pp_group().is_last_rank:
+        found["draft"] = config.speculative_config.draft_model_config
+    return found

@@ -1,0 +1,160 @@
+"""`glm5-ascend rehearse` with vllm-ascend's real code: a sound checkpoint at real sizes, and faults that it must name.
+
+Hollow checkpoints: GLM-5's real widths and 256 experts, few layers, no bytes. Rank 0 of the profile's world.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.tools.make_model import INDEX, write_hollow
+from glm5_ascend.checkpoint.index import CheckpointDir
+from tests.contract.support.vllm_ascend import VllmAscend
+from tests.support.command import ROOT, glm5_ascend
+
+pytestmark = pytest.mark.contract
+DESCRIPTION = "quant_model_description.json"
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def hollow(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """By recipe: four layers (one dense) and the MTP layer, as the recipe makes them."""
+    made: dict[str, Path] = {}
+
+    def of(recipe: str) -> Path:
+        if recipe not in made:
+            made[recipe] = tmp_path_factory.mktemp("hollow") / recipe
+            sizes = ["--preset", "real", "--layers", "4", "--dense", "1", "--experts", "256", "--mtp", "1"]
+            program = [sys.executable, ROOT / "benchmarks/tools/make_model.py", made[recipe], "--recipe", recipe]
+            subprocess.run([*program, *sizes], check=True)
+        return made[recipe]
+
+    return of
+
+
+def rehearsed(
+    vllm_ascend: VllmAscend, checkpoint: Path, profile: str, *extra: str, ranks: str = "0", role: str = ""
+) -> dict[str, Any]:
+    words = ["--profile", profile, "--environment", str(vllm_ascend.python.parents[1]), "--ranks", ranks, "--json"]
+    words += ["--role", role] if role else []
+    done = glm5_ascend("rehearse", str(checkpoint), *words, *(["--", *extra] if extra else []))
+    assert done.stdout, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    assert done.returncode == answer["exit_code"]
+    return answer
+
+
+def changed(
+    source: Path, out: Path, tensors: Callable[[Tensors], Tensors], words: dict[str, Any] | None = None
+) -> Path:
+    """A copy with other tensors, in one file; `words` go into config.json."""
+    out.mkdir()
+    for path in source.iterdir():
+        if path.suffix != ".safetensors" and path.name != INDEX:
+            shutil.copy(path, out / path.name)
+    entries = CheckpointDir(source).entries.values()
+    kept = tensors({entry.name: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for entry in entries})
+    write_hollow(kept, out / "model.safetensors")
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(config | (words or {})))
+    return out
+
+
+def without(*endings: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {name: tensor for name, tensor in tensors.items() if not name.endswith(endings)}
+
+
+def problems(answer: dict[str, Any]) -> str:
+    assert not answer["ok"], "nothing was found"
+    return "\n".join(line for rank in answer["ranks"] for line in rank["problems"])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "profile", "role", "rank"),
+    [("w4a8", "a3-single-w4a8", "server", "15"), ("w8a8", "a3-pd", "decode", "31")],
+)
+def test_a_sound_checkpoint_is_taken_whole(
+    vllm_ascend: VllmAscend, hollow: Callable[[str], Path], recipe: str, profile: str, role: str, rank: str
+) -> None:
+    answer = rehearsed(vllm_ascend, hollow(recipe), profile, ranks=rank, role=role)
+    assert answer["ok"], problems(answer)
+    (only,) = answer["ranks"]
+    assert only["rank"] == int(rank) and set(only["found"]["models"]) == {"target", "draft"}
+    assert abs(only["differences"]["parameters"]) < 0.2  # of four layers; tables weigh more than in 78
+    assert only["differences"]["cache"] == 0
+    assert only["cached_tokens"] > 0
+    assert only["found"]["peak_bytes"] < 5e9
+
+
+def test_tensor_parallelism_that_does_not_divide_the_heads(
+    vllm_ascend: VllmAscend, hollow: Callable[[str], Path]
+) -> None:
+    answer = rehearsed(vllm_ascend, hollow("w4a8"), "a3-single-w4a8", "--tensor-parallel-size", "12")
+    assert "64" in problems(answer) and "12" in problems(answer)
+
+
+def test_a_static_layer_without_its_scale(
+    vllm_ascend: VllmAscend, hollow: Callable[[str], Path], tmp_path: Path
+) -> None:
+    broken = changed(hollow("w8a8"), tmp_path / "broken", without("layers.2.self_attn.o_proj.input_scale"))
+    answer = rehearsed(vllm_ascend, broken, "a3-single-w8a8")
+    assert "never written" in problems(answer) and "layers.2.self_attn.o_proj.input_scale" in problems(answer)
+
+
+def test_a_missing_mtp_head(vllm_ascend: VllmAscend, hollow: Callable[[str], Path], tmp_path: Path) -> None:
+    broken = changed(hollow("w4a8"), tmp_path / "broken", without("layers.4.eh_proj.weight"))
+    assert "eh_proj" in problems(rehearsed(vllm_ascend, broken, "a3-single-w4a8"))
+
+
+def test_wrong_indexer_types(vllm_ascend: VllmAscend, hollow: Callable[[str], Path], tmp_path: Path) -> None:
+    words = {"indexer_types": ["full", "shared", "full", "full"]}  # the file has an indexer in all four
+    broken = changed(hollow("w4a8"), tmp_path / "broken", lambda tensors: tensors, words)
+    assert "layers.1.self_attn.indexer" in problems(rehearsed(vllm_ascend, broken, "a3-single-w4a8"))
+
+
+def test_a_missing_expert_of_this_rank(vllm_ascend: VllmAscend, hollow: Callable[[str], Path], tmp_path: Path) -> None:
+    broken = changed(hollow("w4a8"), tmp_path / "broken", without("layers.3.mlp.experts.7.down_proj.weight"))
+    assert "layers.3.mlp.experts" in problems(rehearsed(vllm_ascend, broken, "a3-single-w4a8"))
+
+
+def test_a_wrong_shape(vllm_ascend: VllmAscend, hollow: Callable[[str], Path], tmp_path: Path) -> None:
+    def halved(tensors: Tensors) -> Tensors:
+        name = "model.layers.1.self_attn.o_proj.weight"
+        return tensors | {name: tensors[name][: tensors[name].shape[0] // 2]}
+
+    broken = changed(hollow("w4a8"), tmp_path / "broken", halved)
+    assert "layers.1.self_attn.o_proj" in problems(rehearsed(vllm_ascend, broken, "a3-single-w4a8"))
+
+
+def test_float_experts_that_are_described_as_quantized(
+    vllm_ascend: VllmAscend, hollow: Callable[[str], Path], tmp_path: Path
+) -> None:
+    def plain(tensors: Tensors) -> Tensors:
+        suffixes = ("weight_scale", "weight_offset", "scale_bias")
+        kept = {
+            name: t for name, t in tensors.items() if not (".layers.2.mlp.experts." in name and name.endswith(suffixes))
+        }
+        return {
+            name: torch.empty((2048, 6144) if "down" not in name else (6144, 2048), dtype=torch.bfloat16, device="meta")
+            if ".layers.2.mlp.experts." in name
+            else tensor
+            for name, tensor in kept.items()
+        }
+
+    broken = changed(hollow("w4a8"), tmp_path / "broken", plain)
+    assert "layers.2.mlp.experts" in problems(rehearsed(vllm_ascend, broken, "a3-single-w4a8"))
+
+
+def test_experts_that_the_ranks_do_not_divide(vllm_ascend: VllmAscend, hollow: Callable[[str], Path]) -> None:
+    answer = rehearsed(vllm_ascend, hollow("w4a8"), "a3-single-w4a8", "--data-parallel-size", "3")
+    assert problems(answer)

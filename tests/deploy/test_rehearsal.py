@@ -1,0 +1,120 @@
+"""What `rehearse` does around vllm-ascend's code: which ranks, and what they come to. Real ranks: tests/contract."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glm5_ascend.cli import run
+from glm5_ascend.cli.rehearse_shown import notes, page, row
+from glm5_ascend.deploy.diagnosis.rehearsal_rows import rehearsal_rows
+from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.deploy.rehearsal.environment import named, prepare
+from glm5_ascend.deploy.rehearsal.result import FoundRank, PlannedRank, Rehearsal, RehearsedRank, read_rank
+from glm5_ascend.deploy.rehearsal.run import INSIDE, RankLayout, chosen_ranks, layout
+from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError
+from glm5_ascend.report.page import render
+
+MODEL = {"parameters": 3, "built_bytes": 1000, "schemes": {"A": 2}, "parameter_bytes": 900, "resident_bytes": 950}
+GOOD: dict[str, Any] = {
+    "versions": {"vllm-ascend": "0.23.0.post1"}, "seconds": {"import": 1.0}, "models": {"target": MODEL},
+    "failure": None, "unused": {"count": 0, "first": []}, "parameter_bytes": 900, "resident_bytes": 950,
+    "cache": {"layers": 2, "bytes_per_token": 10.0, "tokens_per_block": 128, "blocks": 7}, "peak_bytes": 5,
+}  # fmt: skip
+
+
+def rank(planned: PlannedRank | None = None, **changes: Any) -> RehearsedRank:
+    return RehearsedRank("server", 0, 16, FoundRank.model_validate(GOOD | changes), planned)
+
+
+def rehearsal(*ranks: RehearsedRank) -> Rehearsal:
+    return Rehearsal("a3-single-w4a8", "glm5", ranks)
+
+
+def test_a_rank_is_chosen_by_number_or_by_where_it_stands() -> None:
+    sizes = RankLayout(tensor=8, pipeline=2, data=4)
+    assert chosen_ranks("ends", sizes) == [0, 8, 63]
+    assert chosen_ranks("63,5,5", sizes) == [5, 63]
+    assert len(chosen_ranks("all", sizes)) == 64
+    for wrong in ("64", "-1", "first", "1,,2", ""):
+        with pytest.raises(ConfigError):
+            chosen_ranks(wrong, sizes)
+
+
+def test_flags_of_the_line_change_the_layout() -> None:
+    role = load("a3-pd").role("decode")
+    assert layout(role, []) == RankLayout(4, 1, 8)
+    assert layout(role, ["--tensor-parallel-size", "2", "--pipeline-parallel-size=2"]) == RankLayout(2, 2, 8)
+    with pytest.raises(ConfigError, match="tensor-parallel-size"):
+        layout(role, ["--tensor-parallel-size", "many"])
+
+
+def test_a_sound_rank_is_ok_and_beside_the_planner() -> None:
+    found = rehearsal(rank(PlannedRank(900, 10.0, 2000)))
+    assert found.exit_code == 0 and found.verdict.startswith("ok: 1 rank")
+    assert found.ranks[0].cached_tokens == 896
+    assert found.ranks[0].differences == {"parameters": 0.0, "cache": 0.0}
+    assert list(notes(found)) == []
+    off = rehearsal(rank(PlannedRank(800, 10.0, 2000)))
+    assert list(notes(off)) == ["note: the planner's parameters are off by up to 12.50 %"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"failure": {"stage": "load target", "error": "KeyError: x", "tensor": "t"}}, "load target at t: KeyError: x"),
+        ({"unused": {"count": 2, "first": ["model.a", "model.b"]}}, "2 tensors of the checkpoint are used by nothing"),
+        ({"models": {"draft": MODEL | {"problems": {"uninitialised": {"count": 4, "first": ["w"]}}}}},
+         "draft: 4 never written by the loader: w"),
+        ({"cache": GOOD["cache"] | {"blocks": None, "refused": "too little"}}, "cache: too little"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(changes: dict[str, Any], said: str) -> None:
+    found = rehearsal(rank(), rank(**changes))
+    assert found.exit_code == 1
+    assert any(line.startswith(f"problem: {said}") for line in notes(found)), list(notes(found))
+    assert row(found.ranks[1])[-1] == "1 problem"
+    answer = json.loads(json.dumps(found.to_dict()))
+    assert answer["ok"] is False and [len(one["problems"]) for one in answer["ranks"]] == [0, 1]
+    assert said.partition(":")[0] in render(page(found))
+
+
+def test_an_answer_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    path.write_text(json.dumps(GOOD | {"peak_bytes": "many"}))
+    with pytest.raises(CheckFailedError, match="peak_bytes"):
+        read_rank(path)
+    path.write_text(json.dumps(GOOD))
+    assert read_rank(path).cache is not None
+
+
+def test_without_an_environment_it_says_how_to_get_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("GLM5_REHEARSAL", raising=False)
+    with pytest.raises(MissingEnvironmentError):
+        named(None)
+    monkeypatch.setenv("GLM5_REHEARSAL", str(tmp_path))
+    assert run(["rehearse", str(tmp_path), "--profile", "a3-single-w4a8"]) == 3
+    assert "rehearse --prepare" in capsys.readouterr().err
+    assert run(["rehearse"]) == 2
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="not empty"):
+        prepare(tmp_path)
+
+
+def test_the_files_that_run_elsewhere_are_where_they_are_looked_for() -> None:
+    assert (INSIDE / "rank.py").is_file()
+
+
+def test_doctor_rehearses_where_there_is_something_to_rehearse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("GLM5_REHEARSAL", raising=False)
+    assert run(["doctor", "--rehearse"]) == 2
+    assert "needs a checkpoint and a profile" in capsys.readouterr().err
+    with pytest.raises(MissingEnvironmentError, match="GLM5_REHEARSAL"):
+        list(rehearsal_rows(tmp_path, load("a3-single-w4a8"), None))
