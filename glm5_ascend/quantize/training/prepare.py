@@ -36,7 +36,7 @@ def _as_stored(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 class QuantizedLinear(nn.Module):
     """A linear without bias that computes as the server will; it shares the parameter of the one it replaces."""
 
-    def __init__(self, weight: nn.Parameter, planned: LinearPlan, dtype: torch.dtype) -> None:
+    def __init__(self, weight: torch.Tensor, planned: LinearPlan, dtype: torch.dtype) -> None:
         super().__init__()
         self.weight, self.planned, self.dtype = weight, planned, dtype
 

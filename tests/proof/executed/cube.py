@@ -37,6 +37,7 @@ class Product:
     """a [k1, m1, 16, k0] times b ([n1, k1 * 16, n0] or, transposed, [k1, n1, 16, k0]) into c [n1, m1, 16, 16].
 
     Attributes:
+        columns: how many of c's are multiplied: whole sixteens of what the call asks for.
         part: how much of the sum goes into a half of L0A and L0B.
         size: elements of such a half.
     """
@@ -95,9 +96,9 @@ def _planned(a: View, b: View, c: View, start: bool, k: int, n: int, transposed:
     if part == 0:
         raise UncoveredError("mma_tile of operands that L0 does not hold")
     taken = _ceil(n, FRACTAL if transposed else per_block)
-    if taken != columns:
+    if taken > columns or (taken < columns and not transposed):
         raise UncoveredError("mma_tile of a part of the columns")
-    return Product(a, b, c, start, k, n, transposed, part, size, double)
+    return Product(a, b, c, start, k, taken, transposed, part, size, double)
 
 
 def _part(
@@ -107,16 +108,16 @@ def _part(
     a, b, c = product.a, product.b, product.c
     per_block = BLOCK // a.item
     rows = a.sizes[1] * a.sizes[2]
-    columns = b.sizes[1] * b.sizes[2] if product.transposed else b.sizes[0] * b.sizes[3]
+    columns = product.columns
     first = index * product.part
     length = min(product.part, _ceil(product.k, per_block) - first)
     used = min(product.part, product.k - first)
     base = half * product.size * a.item
     left = View(spaces["ca"], base, 0, (rows, length), packed((rows, length)), a.kind, -2)
     right = View(spaces["cb"], base, 0, (columns, length), packed((columns, length)), b.kind, -3)
-    of_a = _blocks(a, first, length)
+    of_a = _blocks(a, first, length, rows)
     if product.transposed:
-        of_b, shape = _blocks(b, first, length), (columns, length)
+        of_b, shape = _blocks(b, first, length, columns), (columns, length)
     else:  # [n1, k, n0]
         depth = _ceil(length, FRACTAL)
         sizes = (b.sizes[0], min(depth, b.sizes[1] * b.sizes[2] - first), b.sizes[3])
@@ -152,9 +153,9 @@ def _part(
     )
 
 
-def _blocks(view: View, first: int, length: int) -> View:
-    """Of [k1, r1, 16, k0]: `length` of the sum from `first` on, as [k1, r, k0]."""
-    rows, wide = view.sizes[1] * view.sizes[2], view.sizes[3]
+def _blocks(view: View, first: int, length: int, rows: int) -> View:
+    """Of [k1, r1, 16, k0]: `length` of the sum from `first` on, as [k1, rows, k0]."""
+    wide = view.sizes[3]
     if view.strides[1] != view.sizes[2] * view.strides[2] or view.strides[2] != wide:
         raise UncoveredError("mma_tile of rows that do not follow each other")
     return view.part(

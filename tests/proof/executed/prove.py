@@ -119,7 +119,7 @@ def _case(case: Case, programs: dict[Key, Program], order: str) -> None:
                     _add(program, f"{order}: {case.variant}, {row.output}: {row.worst}")
         return
     for program in used[:-1]:  # the last one says it itself
-        _add(program, f"{order}: {case.variant} ended early")
+        _add(program, f"not proven: {case.variant} ended early, in another kernel")
 
 
 def run_program(program: Program, grid: tuple[int, ...], arguments: tuple[Any, ...], order: str) -> None:
