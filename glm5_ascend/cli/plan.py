@@ -40,6 +40,7 @@ def plan(
     slo: options.Slo = None,
     acceptance: options.Acceptance = None,
     imbalance: options.Imbalance = 1.0,
+    host_time: options.HostTime = 1.0,
     layout: options.LayoutText = None,
     mtp: options.Drafts = None,
     seqs: options.Sequences = None,
@@ -75,7 +76,7 @@ def plan(
         "model": model, "quant": quant, "cache": cache, "index_cache": index_cache, "hardware": hardware,
         "nodes": nodes, "price": price, "power": power, "workload": workload, "slo": slo, "acceptance": acceptance,
         "layout": layout, "mtp": mtp, "seqs": seqs, "batched_tokens": batched_tokens, "utilization": utilization,
-        "buffer_mb": buffer_mb, "imbalance": imbalance,
+        "buffer_mb": buffer_mb, "imbalance": imbalance, "host_time": host_time,
     }  # fmt: skip
     if what_if:
         return _what_if(directory, asked, csv, as_json)

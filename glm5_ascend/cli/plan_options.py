@@ -80,6 +80,14 @@ Imbalance = Annotated[
     _option(_LOAD, "Load of the die with the hottest experts over the mean, beyond what chance does.", metavar="X"),
 ]
 
+HostTime = Annotated[
+    float,
+    _option(
+        _MACHINES, "Time the host's processor takes to launch operators, over that of the public results' hosts.",
+        metavar="X",
+    ),
+]  # fmt: skip
+
 LayoutText = Annotated[
     str | None,
     _option(

@@ -57,6 +57,7 @@ def plan(
     price: float | None = None,
     power: float | None = None,
     imbalance: float = 1.0,
+    host_time: float = 1.0,
     tails: bool = False,
     html: str | Path | None = None,
 ) -> PlanReport:
@@ -76,6 +77,7 @@ def plan(
         acceptance: mean accepted length measured with 3 drafts, or shares by position, as in "0.90,0.77,0.63".
         price: of one machine and hour. power: watts of one machine.
         imbalance: load of the die with the hottest experts over the mean, beyond what chance does.
+        host_time: what the host's processor takes to launch operators, over the hosts of the public results.
         tails: also simulate the scheduler. html: file to write a report to.
     Raises:
         PlanError, ConfigError: an option that makes no sense, or a plan that cannot be.
@@ -84,7 +86,7 @@ def plan(
         directory=None if directory is None else Path(directory), model=model, quant=quant, hardware=str(hardware),
         nodes=nodes, workload=workload, mtp=mtp, slo=slo, layout=layout, cache=cache, index_cache=index_cache,
         seqs=seqs, batched_tokens=batched_tokens, utilization=utilization, buffer_mb=buffer_mb, acceptance=acceptance,
-        price=price, power=power, imbalance=imbalance,
+        price=price, power=power, imbalance=imbalance, host_time=host_time,
     )  # fmt: skip
     made = run(request)
     report = PlanReport(made, simulate(made) if tails else None)

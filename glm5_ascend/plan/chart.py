@@ -80,7 +80,7 @@ def goodput_chart(rows: Sequence[dict[str, Any]]) -> Chart:
         x=alt.X(field=clients, type="quantitative", scale=alt.Scale(type="log", base=2)),
         y=alt.Y(field=rate, type="quantitative", scale=alt.Scale(zero=True)),
         color=alt.Color("kind:N", legend=alt.Legend(title=None)),
-        strokeDash=alt.StrokeDash("kind:N", legend=None), tooltip=told,
+        strokeDash=alt.StrokeDash("kind:N", legend=alt.Legend(title=None)), tooltip=told,
     )  # fmt: skip
     return charts.finished("Goodput by load", drawn.properties(height=260), records)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glm5_ascend.errors import PlanError
-from glm5_ascend.plan.hardware import Cluster, Figure, load_hardware
+from glm5_ascend.plan.hardware import Cluster, Figure, Hardware, load_hardware
 from glm5_ascend.plan.layouts import Options
 from glm5_ascend.plan.model import PlannedModel, from_directory, named
 from glm5_ascend.plan.result import Plan, make_plan
@@ -40,6 +40,7 @@ class PlanRequest:
     price: float | None = None
     power: float | None = None
     imbalance: float = 1.0
+    host_time: float = 1.0
 
 
 def run(request: PlanRequest) -> Plan:
@@ -48,6 +49,7 @@ def run(request: PlanRequest) -> Plan:
     if not 1 <= request.nodes <= MOST_NODES:
         raise PlanError(f"--nodes {request.nodes}: must be 1 to {MOST_NODES}", "correct --nodes")
     _check_numbers(request)
+    hardware = _with_host(hardware, request.host_time)
     workload, slo = parse_workload(request.workload), parse_slo(request.slo)
     model = _model(request)
     if request.mtp and not model.config.num_nextn_predict_layers:
@@ -74,6 +76,15 @@ def run(request: PlanRequest) -> Plan:
     return make_plan(model, Cluster(hardware, request.nodes), workload, slo, options, request.layout, rates)
 
 
+def _with_host(hardware: Hardware, times: float) -> Hardware:
+    """The machine with another processor beside its dies, which takes so many times as long for the same launches."""
+    if times == 1.0:
+        return hardware
+    known = hardware.pass_seconds_scale
+    scale = Figure(value=times * known.value, quality="measured", source=f"--host-time {times:g}; {known.source}")
+    return hardware.model_copy(update={"pass_seconds_scale": scale})
+
+
 def _model(request: PlanRequest) -> PlannedModel:
     if request.directory is not None and request.model is not None:
         raise PlanError("both DIR and --model are given", "give one of them")
@@ -92,6 +103,7 @@ def _check_numbers(request: PlanRequest) -> None:
         ("--price", request.price, 0.0, 1e9),
         ("--power-usage", request.power, 1.0, 1e6),
         ("--imbalance", request.imbalance, 1.0, 256.0),
+        ("--host-time", request.host_time, 0.1, 10.0),
     ):
         if value is not None and not low <= value <= high:
             raise PlanError(f"{option} {value:g}: must be {low:g} to {high:g}", f"correct {option}")

@@ -17,6 +17,7 @@ from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.predict import predict, run_output, run_ttft
 from glm5_ascend.plan.search import Candidate, parse_layout, search
 from glm5_ascend.plan.spending import UNKNOWN, NodeRates, spending
+from glm5_ascend.plan.unequal import told, unequal
 from glm5_ascend.plan.workload import Acceptance, Slo, Workload, acceptance_spread
 
 #: Prompt tokens from which the indexer is a large part of a prefill.
@@ -90,6 +91,8 @@ def make_plan(
     met = slo.met(best.prediction.tpot, best.prediction.ttft)
     notes = [f"little data: {said}" for said in (cluster.hardware.little_data, model.little_data) if said]
     notes += _notes(best, workload, cluster)
+    if fixed is None and (parts := unequal(model, cluster, workload, slo, efficiency, options, best)):
+        notes.append(told(parts))
     return Plan(
         model, cluster, workload, slo, best, candidates[1:], numbers, reasons, met, notes, options.acceptance,
         rates,

@@ -24,6 +24,15 @@ def test_extreme_values_do_not_overflow() -> None:
         assert (int8_dots.matmul(a, w) == left * right * 16384).all()
 
 
+@pytest.mark.parametrize("columns", [6144, 6145, 16384])
+@pytest.mark.parametrize("largest", [8, 127])
+def test_by_fp32_is_exact(columns: int, largest: int) -> None:
+    """One product where the rows are short enough for it, parts where they are not: both at the edge of 2^24."""
+    w = torch.randint(-largest, largest + 1, (40, columns), dtype=torch.int8)
+    a = torch.cat([w[:20], torch.full((1, columns), -128, dtype=torch.int8), -w[20:]])  # sums as large as can be
+    assert torch.equal(int8_dots.by_fp32(a, w).long(), a.long() @ w.long().T)
+
+
 def test_a_slice_of_a_weight() -> None:
     w = torch.randint(-128, 128, (20, 256), dtype=torch.int8)
     a = torch.randint(-128, 128, (2, 128), dtype=torch.int8)

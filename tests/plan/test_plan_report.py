@@ -43,7 +43,8 @@ def test_it_shows_the_key_figures(report: Path, scheme: str, width: int, capsys:
             assert f"{wanted[key]['value']:,.0f}"[:5] in page.inner_text(f"#{key}")
         assert f"{wanted['tpot_ms']['value']:.1f} ms" in page.inner_text("#tpot_ms")
         assert "per million output tokens" in text and "Run it" in text
-        assert page.locator(".chart svg").count() == 3
+        assert page.locator(".chart svg").count() == 4
+        assert "requests per second" in hovered(page, "Goodput by load", "symbol", 1)
         assert marks(page, "Throughput and latency", "area").count() == 1
         dots = marks(page, "Throughput and latency", "symbol")
         assert dots.count() > 4 and "output tokens per second" in hovered(page, "Throughput and latency", "symbol", 1)

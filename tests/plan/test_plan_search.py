@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from glm5_ascend.errors import PlanError
@@ -119,3 +121,29 @@ def test_hot_experts_slow_a_step_and_their_copies_help() -> None:
     assert hot < copied < even
     usual, skewed = (plan(quant="w4a8", layout="tp=8,dp=2", imbalance=factor).plan for factor in (1.0, 2.0))
     assert skewed.numbers["output_tokens_per_s"].value < usual.numbers["output_tokens_per_s"].value
+
+
+def test_unequal_deployments_are_named_where_they_answer_more() -> None:
+    """Three A2 under more clients than they hold: two nodes as one engine would leave the third idle."""
+    made = plan(hardware="a2", nodes=3, workload="in=3500,out=1500,concurrency=480").plan
+    note = next(note for note in made.notes if note.startswith("two unequal deployments"))
+    sizes = [int(clients) for clients in re.findall(r"(\d+) clients to", note)]
+    assert sum(sizes) == 480 and "to 1 node with TP8" in note and "to 2 nodes with TP8" in note
+    together = float(re.search(r"([\d,]+) tokens/s", note)[1].replace(",", ""))  # type: ignore[index]
+    alone = [
+        plan(hardware="a2", nodes=nodes, workload=f"in=3500,out=1500,concurrency={clients}").plan
+        for nodes, clients in zip((1, 2), sizes, strict=True)
+    ]
+    assert together == pytest.approx(sum(p.chosen.prediction.output_per_second for p in alone), abs=1)
+    assert together > 1.1 * made.chosen.prediction.output_per_second
+    for quiet in ("in=3500,out=1500,concurrency=16", "in=3500,out=1500,concurrency=480,rate=1"):
+        assert not any("unequal" in n for n in plan(hardware="a2", nodes=3, workload=quiet).plan.notes)
+
+
+def test_a_slower_host_takes_longer_to_launch() -> None:
+    """By as much as its launches take; what the dies do stays as it is."""
+    usual, slow = (plan(layout="tp=16", host_time=times).plan.chosen.prediction for times in (1.0, 2.0))
+    assert slow.by_limit["host"] == pytest.approx(2 * usual.by_limit["host"])
+    assert slow.step_seconds - usual.step_seconds == pytest.approx(usual.by_limit["host"])
+    with pytest.raises(PlanError, match="--host-time 0"):
+        plan(host_time=0.0)

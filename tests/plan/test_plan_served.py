@@ -88,7 +88,7 @@ def test_every_token_has_the_time_of_its_event() -> None:
 
 
 def test_tokens_that_do_not_come_are_an_error() -> None:
-    with answering(lambda send, body: send(event(1))) as url, pytest.raises(CheckFailedError, match="1 of 3 tokens"):
+    with answering(lambda send, body: send(event(1) + b"data: [DONE]\n\n")) as url, pytest.raises(CheckFailedError, match="1 of 3 tokens"):
         Timer(url, 10).arrivals([1], 3)
     with pytest.raises(MissingEnvironmentError, match="no answer"):
         Timer(url, 10).arrivals([1], 3)
@@ -101,6 +101,7 @@ def test_a_first_token_is_one_of_a_prompt_of_that_length() -> None:
         asked.append(len(body["prompt"]))
         for _ in range(body["max_tokens"]):
             send(event(1))
+        send(b"data: [DONE]\n\n")
 
     with answering(answer) as url:
         timer = Timer(url, 10)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numba import njit
+from torch.nn.functional import linear
 
 from glm5_kernels.compiled.int8_dots_intrinsics import STEP, TILE, dots
 from glm5_kernels.compiled.int8_ways import CHOSEN
@@ -18,6 +19,8 @@ from glm5_kernels.compiled.threads import each
 ROWS = 256  # weight rows of a task
 #: Columns whose products are summed in fp32 without an error: 2^24 / (128 * 128).
 _EXACT = 1024
+#: Whole numbers that fp32 holds, less than the error of a row's length. Tokens that are widened at a time.
+_HELD, _WIDENED = 0.999 * 2**24, 2048
 #: More tokens than this are multiplied by a library: by torch, else by fp32 products, which first widen the weight.
 TOKENS = CHOSEN.tokens
 
@@ -25,8 +28,8 @@ TOKENS = CHOSEN.tokens
 def matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """int8 [T, K] times int8 [N, K] transposed -> int32 [T, N], exact."""
     tokens, k = a.shape
-    if tokens == 0:
-        return torch.zeros(0, len(w), dtype=torch.int32)
+    if not a.numel():
+        return torch.zeros(tokens, len(w), dtype=torch.int32)
     if tokens > TOKENS or k % STEP or w.stride(1) != 1:
         return torch._int_mm(a, w.t()) if CHOSEN.library else by_fp32(a, w)
     # Unsigned by an offset of 128, which the kernel takes off again.
@@ -43,12 +46,24 @@ def matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def by_fp32(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """The same by fp32 products of 1024 columns, whose partial sums are whole numbers that fp32 holds."""
-    total = torch.zeros(len(a), len(w), dtype=torch.int32)
-    for first in range(0, a.shape[1], _EXACT):
-        part = slice(first, first + _EXACT)
-        total += torch.nn.functional.linear(a[:, part].float(), w[:, part].float()).int()
-    return total
+    """The same by fp32 products, of as many columns as fp32 can hold every sum of: partial sums are whole numbers."""
+    out, y = torch.empty(len(a), len(w), dtype=torch.int32), w.float()
+    longest = _longest(y)
+    for first in range(0, len(a), _WIDENED):
+        x = a[first : first + _WIDENED].float()
+        # No sum of products of two rows is larger than their lengths' product, whichever are added first.
+        columns = a.shape[1] if _longest(x) * longest < _HELD else _EXACT
+        parts = [slice(begin, begin + columns) for begin in range(0, a.shape[1], columns)]
+        rows_of_out = out[first : first + _WIDENED]
+        rows_of_out.copy_(linear(x[:, parts[0]], y[:, parts[0]]))
+        for part in parts[1:]:
+            rows_of_out += linear(x[:, part], y[:, part]).int()
+    return out
+
+
+def _longest(rows_of: torch.Tensor) -> float:
+    """The largest Euclidean length of a row."""
+    return float(torch.linalg.vector_norm(rows_of, dim=1).max())
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
