@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from glm5_kernels.compiled.processor import features
 
-_WIDENED = "fp32 products of 1024 columns, which are exact"
+_WIDENED = "fp32 products of as many columns as they are exact for"
 
 
 class Int8Way(NamedTuple):
