@@ -88,7 +88,10 @@ def test_every_token_has_the_time_of_its_event() -> None:
 
 
 def test_tokens_that_do_not_come_are_an_error() -> None:
-    with answering(lambda send, body: send(event(1) + b"data: [DONE]\n\n")) as url, pytest.raises(CheckFailedError, match="1 of 3 tokens"):
+    with (
+        answering(lambda send, body: send(event(1) + b"data: [DONE]\n\n")) as url,
+        pytest.raises(CheckFailedError, match="1 of 3 tokens"),
+    ):
         Timer(url, 10).arrivals([1], 3)
     with pytest.raises(MissingEnvironmentError, match="no answer"):
         Timer(url, 10).arrivals([1], 3)
