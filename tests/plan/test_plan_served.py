@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from glm5_ascend.errors import CheckFailedError, MissingEnvironmentError
 from glm5_ascend.plan.measure.served import Timer
 from glm5_ascend.serve.client import Client
+from tests.support.listening import listening
 
 #: Seconds after which what waits for ever is ended; nothing is judged by it.
 ENDED = 60
@@ -41,18 +42,8 @@ def answering(answer: Callable[[Send, dict[str, Any]], None]) -> Iterator[str]:
 
             answer(send, body)
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Nobody reads it."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with listening(Handler) as url:
+        yield url
 
 
 def test_an_event_is_seen_before_the_next_one_is_sent() -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from glm5_ascend.serve.client import Client
 from glm5_ascend.serve.smoke import SmokeBounds, acceptance, degenerate
 from tests.serve.support.chat import API_KEY
 from tests.support.command import glm5_ascend
+from tests.support.listening import listening
 
 pytestmark = pytest.mark.server
 
@@ -95,18 +95,8 @@ def bad_server(content: str, metrics: str = "") -> Iterator[str]:
             self.end_headers()
             self.wfile.write(json.dumps(value).encode())
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=listening.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listening.server_port}"
-    finally:
-        listening.shutdown()
-        listening.server_close()
-        thread.join()
+    with listening(Handler) as url:
+        yield url
 
 
 def test_garbage_fails_every_check() -> None:

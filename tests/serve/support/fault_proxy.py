@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import random
 import re
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.support.listening import listening
 
 HEALTHY = "healthy"
 #: Name of a fault -> the watch's word for it.
@@ -106,15 +107,5 @@ def spoiled(proxy: FaultProxy) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(data)
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=listening.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listening.server_port}"
-    finally:
-        listening.shutdown()
-        listening.server_close()
-        thread.join()
+    with listening(Handler) as url:
+        yield url
