@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from glm5_ascend.cli.help import SHOWN, command
-from glm5_ascend.errors import ConfigError
+from glm5_ascend.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from glm5_ascend.deploy.profiles.load import Profile, Role
@@ -92,9 +92,18 @@ def _rehearsed(
     roles = list(chosen.roles.values()) if role is None else [chosen.role(role)]
     done = []
     for one in roles:
-        planned = _planned(checkpoint, chosen, one) if not extra else None
+        planned = _planned_or_none(checkpoint, chosen, one) if not extra else None
         done += rehearse_role(Stage(place, chosen, one, checkpoint, extra, planned), ranks, _say)
     return Rehearsal(profile, str(checkpoint), tuple(done))
+
+
+def _planned_or_none(checkpoint: Path, profile: Profile, role: Role) -> PlannedRank | None:
+    """A checkpoint that the planner refuses is rehearsed all the same: what the real loader says is the answer."""
+    try:
+        return _planned(checkpoint, profile, role)
+    except (CheckpointError, ConfigError) as error:
+        _say(f"note: no planner's numbers: {error}")
+        return None
 
 
 def _planned(checkpoint: Path, profile: Profile, role: Role) -> PlannedRank | None:
@@ -122,7 +131,7 @@ def _planned(checkpoint: Path, profile: Profile, role: Role) -> PlannedRank | No
         expert_parallel=bool(args.get("enable-expert-parallel")),
     )  # fmt: skip
     memory = fit(model, load_hardware(machine), engine, connector == "kv_consumer", connector is not None)
-    weights = sum(memory.weights.values())
+    weights = sum(memory.weights.values()) + sum(int(memory.parts[name]) for name in ("MLAPO copies", "DSA-CP copies"))
     return PlannedRank(weights, memory.bytes_per_token, int(memory.budget) + weights)
 
 

@@ -90,7 +90,10 @@ def test_a_sound_checkpoint_is_taken_whole(
     assert answer["ok"], problems(answer)
     (only,) = answer["ranks"]
     assert only["rank"] == int(rank) and set(only["found"]["models"]) == {"target", "draft"}
-    assert abs(only["differences"]["parameters"]) < 0.2  # of four layers; tables weigh more than in 78
+    # The planner leaves out the draft's rotation, 75 MB: a quarter of a per cent of 78 layers, 3 % of four.
+    rotation = 2 * 6144 * 6144
+    off = only["found"]["parameter_bytes"] - rotation - only["planned"]["parameter_bytes"]
+    assert abs(off) < 0.002 * only["planned"]["parameter_bytes"]
     assert only["differences"]["cache"] == 0
     assert only["cached_tokens"] > 0
     assert only["found"]["peak_bytes"] < 5e9
@@ -117,7 +120,8 @@ def test_a_missing_mtp_head(vllm_ascend: VllmAscend, hollow: Callable[[str], Pat
 
 
 def test_wrong_indexer_types(vllm_ascend: VllmAscend, hollow: Callable[[str], Path], tmp_path: Path) -> None:
-    words = {"indexer_types": ["full", "shared", "full", "full"]}  # the file has an indexer in all four
+    # The file has an indexer in all four. 0.23.0 reads `indexer_types` only of layers that the pattern skips.
+    words = {"indexer_types": ["full", "shared", "full", "full"], "index_topk_pattern": "FSFF"}
     broken = changed(hollow("w4a8"), tmp_path / "broken", lambda tensors: tensors, words)
     assert "layers.1.self_attn.indexer" in problems(rehearsed(vllm_ascend, broken, "a3-single-w4a8"))
 

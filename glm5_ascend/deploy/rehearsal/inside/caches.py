@@ -12,14 +12,16 @@ from .meta import BigOnMeta
 
 
 def share(config: VllmConfig, target: torch.nn.Module, draft: torch.nn.Module) -> None:
-    """Embedding and head are the target's where the proposer says so: its own code decides."""
+    """Embedding, head and table of choices are the target's where the proposer says so: its own code decides."""
     from vllm_ascend.spec_decode.eagle_proposer import AscendEagleProposer
 
     proposer = object.__new__(AscendEagleProposer)
     proposer.model, proposer.vllm_config, proposer.method, proposer.use_compress = draft, config, "mtp", False
+    proposer.use_cuda_graph = False  # with one it would wrap what it runs in a graph, which needs a device
     with BigOnMeta():
         proposer._maybe_share_embeddings(target)
         proposer._maybe_share_lm_head(target)
+        proposer._maybe_share_topk_indices(target)
 
 
 def cache_specs(config: VllmConfig) -> dict[str, Any]:

@@ -74,6 +74,12 @@ def rehearse(job: dict[str, Any], stages: Stages) -> None:
             found["cache"] = caches.cache(config, None if room is None else int(room) - found["resident_bytes"])
 
 
+def said(error: Exception) -> str:
+    """Its message; a bare assertion is named by its place."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {str(error) or f'{last.line} ({Path(last.filename).name}:{last.lineno})'}"
+
+
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     os.environ.update(job["env"])
@@ -84,7 +90,7 @@ def main() -> None:
         account = stages.found.pop("loading", None)
         stages.found["failure"] = {
             "stage": stages.at,
-            "error": f"{type(error).__name__}: {error}"[:2000],
+            "error": said(error)[:2000],
             "tensor": account.current if account else "",
             "trace": traceback.format_exc()[-4000:],
         }
