@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,6 +43,9 @@ def rehearse(
     prepare: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Install vllm-ascend for this from PyPI: 4 GB. No checkpoint.")
     ] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What --json said before: which operators differ.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Report as one JSON object on stdout.", rich_help_panel=SHOWN)
     ] = False,
@@ -49,9 +53,9 @@ def rehearse(
         Path | None, typer.Option(metavar="FILE", help="Report as a page, too.", rich_help_panel=SHOWN)
     ] = None,
 ) -> int:
-    """Build, load and weigh a deployment's ranks with vllm-ascend's own code: no NPU, no weights, a minute each.
+    """Build, load, weigh and walk a deployment's ranks with vllm-ascend's own code: no NPU, no weights, a minute each.
 
-    What follows `--` goes to vLLM, after the profile's flags. No operator is run.
+    What follows `--` goes to vLLM, after the profile's flags. Operators are called for shapes, none computes.
     """
     if prepare is not None:
         from glm5_ascend.deploy.rehearsal.environment import prepare as install
@@ -65,7 +69,12 @@ def rehearse(
 
     if html is not None:
         check_place(html)
+    from glm5_ascend.deploy.rehearsal.against import differences, read_other
+
+    other = None if against is None else read_other(against)
     found = _rehearsed(checkpoint, profile, role, ranks, environment, list(context.args))
+    if other is not None:
+        found = replace(found, against=tuple(differences(found.ranks, other)))
     if html is not None:
         from glm5_ascend.cli.rehearse_shown import page
         from glm5_ascend.report.page import write

@@ -97,6 +97,35 @@ def test_a_sound_checkpoint_is_taken_whole(
     assert only["differences"]["cache"] == 0
     assert only["cached_tokens"] > 0
     assert only["found"]["peak_bytes"] < 5e9
+    walk = only["found"]["walk"]
+    prompts = ["prefill", "prefill draft"] if role == "server" else []
+    assert list(walk) == [*prompts, "decode", "decode draft", "next draft"]
+    for step, layers in {"decode": 4, "decode draft": 1}.items():
+        assert calls(walk[step], "npu::npu_lightning_indexer(") == layers
+        assert calls(walk[step], "_C_ascend::npu_sparse_flash_attention(") == layers
+    dispatches = calls(walk["decode"], "npu::npu_moe_distribute_dispatch_v2(")
+    assert dispatches == 3  # one of the four layers is dense
+    fused = calls(walk["decode"], "_C_ascend::mla_preprocess(")
+    assert fused == (4 if role == "decode" else 0)
+    assert all(name.startswith("_C_ascend::") for step in walk.values() for name in step["ours"])
+
+
+def calls(walk: dict[str, Any], name: str) -> int:
+    return sum(walk["operators"][number].startswith(name) for number in walk["order"])
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("--additional-config", '{"enable_dsa_cp": true}', "DSA CP requires SP"),
+        ("--kv-cache-dtype", "int8", "invalid choice: 'int8'"),  # C8 as later versions spell it
+    ],
+)
+def test_switches_that_this_version_does_not_take(
+    vllm_ascend: VllmAscend, hollow: Callable[[str], Path], flag: str, value: str, said: str
+) -> None:
+    answer = rehearsed(vllm_ascend, hollow("w4a8"), "a3-single-w4a8", flag, value)
+    assert said in problems(answer)
 
 
 def test_tensor_parallelism_that_does_not_divide_the_heads(

@@ -11,6 +11,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from . import operators
 from .machine import without_other_ranks
 
 
@@ -41,10 +42,13 @@ def place(config: VllmConfig, job: dict[str, Any]) -> None:
 
 def start_worker(config: VllmConfig, job: dict[str, Any]) -> None:
     """What NPUWorker does before it loads a model, with torch's fake groups for HCCL's."""
+    from vllm_ascend import utils
     from vllm_ascend.ascend_config import get_ascend_config, init_ascend_config
     from vllm_ascend.distributed.parallel_state import init_ascend_model_parallel
     from vllm_ascend.utils import adapt_patch, register_ascend_customop, set_weight_prefetch_method
 
+    operators.define()
+    utils._CUSTOM_OP_ENABLED = True  # what was compiled for an NPU is there on one
     adapt_patch()
     register_ascend_customop(config)
     init_ascend_config(config)

@@ -33,7 +33,7 @@ class BigOnMeta(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
-        if "npu" in str(given.get("device", "")) or (function is torch.tensor and isinstance(given.get("device"), int)):
+        if "npu" in str(given.get("device", "")) or isinstance(given.get("device"), int):  # 0: the current device
             given["device"] = self.device
         if function in _COMPARISONS and args[0].is_meta:  # no values to compare: what has one shape is one copy
             return args[0].shape == args[1].shape
