@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from glm5_ascend.cli.help import SHOWN, command
-from glm5_ascend.errors import ConfigError
+from glm5_ascend.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from glm5_ascend.deploy.profiles.load import Profile, Role
@@ -42,6 +43,9 @@ def rehearse(
     prepare: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Install vllm-ascend for this from PyPI: 4 GB. No checkpoint.")
     ] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What --json said before: which operators differ.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Report as one JSON object on stdout.", rich_help_panel=SHOWN)
     ] = False,
@@ -49,9 +53,9 @@ def rehearse(
         Path | None, typer.Option(metavar="FILE", help="Report as a page, too.", rich_help_panel=SHOWN)
     ] = None,
 ) -> int:
-    """Build, load and weigh a deployment's ranks with vllm-ascend's own code: no NPU, no weights, a minute each.
+    """Build, load, weigh and walk a deployment's ranks with vllm-ascend's own code: no NPU, no weights, a minute each.
 
-    What follows `--` goes to vLLM, after the profile's flags. No operator is run.
+    What follows `--` goes to vLLM, after the profile's flags. Operators are called for shapes, none computes.
     """
     if prepare is not None:
         from glm5_ascend.deploy.rehearsal.environment import prepare as install
@@ -65,7 +69,12 @@ def rehearse(
 
     if html is not None:
         check_place(html)
+    from glm5_ascend.deploy.rehearsal.against import differences, read_other
+
+    other = None if against is None else read_other(against)
     found = _rehearsed(checkpoint, profile, role, ranks, environment, list(context.args))
+    if other is not None:
+        found = replace(found, against=tuple(differences(found.ranks, other)))
     if html is not None:
         from glm5_ascend.cli.rehearse_shown import page
         from glm5_ascend.report.page import write
@@ -92,9 +101,18 @@ def _rehearsed(
     roles = list(chosen.roles.values()) if role is None else [chosen.role(role)]
     done = []
     for one in roles:
-        planned = _planned(checkpoint, chosen, one) if not extra else None
+        planned = _planned_or_none(checkpoint, chosen, one) if not extra else None
         done += rehearse_role(Stage(place, chosen, one, checkpoint, extra, planned), ranks, _say)
     return Rehearsal(profile, str(checkpoint), tuple(done))
+
+
+def _planned_or_none(checkpoint: Path, profile: Profile, role: Role) -> PlannedRank | None:
+    """A checkpoint that the planner refuses is rehearsed all the same: what the real loader says is the answer."""
+    try:
+        return _planned(checkpoint, profile, role)
+    except (CheckpointError, ConfigError) as error:
+        _say(f"note: no planner's numbers: {error}")
+        return None
 
 
 def _planned(checkpoint: Path, profile: Profile, role: Role) -> PlannedRank | None:
@@ -122,7 +140,7 @@ def _planned(checkpoint: Path, profile: Profile, role: Role) -> PlannedRank | No
         expert_parallel=bool(args.get("enable-expert-parallel")),
     )  # fmt: skip
     memory = fit(model, load_hardware(machine), engine, connector == "kv_consumer", connector is not None)
-    weights = sum(memory.weights.values())
+    weights = sum(memory.weights.values()) + sum(int(memory.parts[name]) for name in ("MLAPO copies", "DSA-CP copies"))
     return PlannedRank(weights, memory.bytes_per_token, int(memory.budget) + weights)
 
 

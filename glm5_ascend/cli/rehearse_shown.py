@@ -47,6 +47,9 @@ def notes(found: Rehearsal) -> Iterator[str]:
             said.setdefault(problem, []).append(f"{rank.role} {rank.rank}")
     for problem, ranks in said.items():
         yield f"problem: {problem} ({', '.join(ranks)})"
+    if found.against is not None:
+        yield f"{len(found.against)} differences in operators from the other rehearsal (calls there -> here)"
+        yield from found.against
     for name in ("parameters", "cache"):
         off = max((abs(rank.differences.get(name, 0.0)) for rank in found.ranks), default=0.0)
         if off > TOLERANCE:

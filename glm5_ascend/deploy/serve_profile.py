@@ -8,13 +8,18 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from packaging.version import Version
+
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.engines import SGLANG, verify_name
 from glm5_ascend.deploy.profiles.load import Profile, load
 from glm5_ascend.deploy.profiles.show import script
+from glm5_ascend.deploy.profiles.spelling import spelled_for
 from glm5_ascend.deploy.refusals import refuse_broken, refuse_known_bad, refuse_other_platform, refuse_other_weights
 from glm5_ascend.errors import MissingEnvironmentError
+from glm5_ascend.serve.c8_flags import with_keys
+from glm5_ascend.serve.environment import version_of
 from glm5_ascend.serve.flags import ServerCommand, given_flags, value_of
 from glm5_ascend.serve.launch import KEY_GUARD, SERVER_MODULE, become, require_free_port
 from glm5_ascend.serve.servable import check_directory
@@ -50,6 +55,8 @@ def serve_profile(
     if not skip_verify and not dry_run:
         refuse_broken(checkpoint, verify_name(chosen.engine, chosen.platform))
     chosen_role = chosen.role(role)
+    if chosen.platform == "npu" and (installed := version_of("vllm-ascend")) is not None:
+        chosen_role = spelled_for(chosen_role, Version(installed))
     refuse_known_bad(chosen, chosen_role, checkpoint, vllm_args, only_warn=skip_verify)
     refuse_other_weights(chosen, checkpoint)
     built = command(chosen, chosen_role, place or ServerPlace(), str(checkpoint.directory), list(vllm_args))
@@ -84,7 +91,7 @@ def on_this_platform(profile: Profile, checkpoint: CheckpointSummary, argv: list
     if profile.platform != "cpu":
         return argv
     quantized = bool(checkpoint.types) and "--quantization" not in given_flags(argv)
-    model, *flags = argv[2:]
+    model, *flags = with_keys(argv[2:])
     head = [sys.executable, "-m", SERVER_MODULE, "serve", model]
     return [*head, *(["--quantization", "ascend"] if quantized else []), *flags]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from glm5_ascend.cli import run
 from glm5_ascend.cli.rehearse_shown import notes, page, row
 from glm5_ascend.deploy.diagnosis.rehearsal_rows import rehearsal_rows
 from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.deploy.rehearsal.against import differences, read_other
 from glm5_ascend.deploy.rehearsal.environment import named, prepare
 from glm5_ascend.deploy.rehearsal.result import FoundRank, PlannedRank, Rehearsal, RehearsedRank, read_rank
 from glm5_ascend.deploy.rehearsal.run import INSIDE, RankLayout, chosen_ranks, layout
@@ -80,6 +82,24 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], said: str) -> None:
     answer = json.loads(json.dumps(found.to_dict()))
     assert answer["ok"] is False and [len(one["problems"]) for one in answer["ranks"]] == [0, 1]
     assert said.partition(":")[0] in render(page(found))
+
+
+def test_two_rehearsals_differ_in_their_operators(tmp_path: Path) -> None:
+    def walked(operators: list[str], order: list[int]) -> RehearsedRank:
+        return rank(walk={"decode": {"operators": operators, "order": order, "ours": []}})
+
+    before, path = rehearsal(walked(["a(i8[2])", "b()"], [0, 1, 1])), tmp_path / "before.json"
+    path.write_text(json.dumps(before.to_dict()))
+    assert list(differences(before.ranks, read_other(path))) == []
+    now = [walked(["b()", "a(i8[3])"], [0, 0, 1])]
+    assert list(differences(now, read_other(path))) == [
+        "server 0, decode: 1 -> 0 x a(i8[2])", "server 0, decode: 0 -> 1 x a(i8[3])",
+    ]  # fmt: skip
+    other = replace(before, against=("server 0, decode: 1 -> 0 x a(i8[2])",))
+    assert list(notes(other))[-1] == other.to_dict()["against"][0]
+    path.write_text("{}")
+    with pytest.raises(ConfigError, match="ranks: not a rehearsal"):
+        read_other(path)
 
 
 def test_an_answer_that_is_none_is_refused(tmp_path: Path) -> None:

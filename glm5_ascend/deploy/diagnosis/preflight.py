@@ -14,6 +14,7 @@ from glm5_ascend.deploy.diagnosis import machine, weights
 from glm5_ascend.deploy.profiles.command import open_command
 from glm5_ascend.deploy.profiles.engines import SGLANG
 from glm5_ascend.deploy.profiles.load import Profile, Role
+from glm5_ascend.deploy.profiles.spelling import spelled_for
 from glm5_ascend.deploy.rules import facts as rule_facts
 from glm5_ascend.deploy.rules.load import BrokenRule, judge
 from glm5_ascend.deploy.rules.sglang_facts import COMMON, of_sglang_command
@@ -41,8 +42,10 @@ def facts_for(
     Returns:
         (facts, whether versions are assumed as the profile's because its engine is not here)
     """
-    argv = open_command(role, str(checkpoint.directory if checkpoint else "DIR"), extra).argv
     software, assumed = sets.facts(profile.versions)
+    if profile.platform == "npu":
+        role = spelled_for(role, software.get("vllm_ascend"))
+    argv = open_command(role, str(checkpoint.directory if checkpoint else "DIR"), extra).argv
     if role.engine == SGLANG:
         assumed = version_of("sglang") is None
     known = rule_facts.of_profile(profile, role)

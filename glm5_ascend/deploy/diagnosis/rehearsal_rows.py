@@ -21,4 +21,4 @@ def rehearsal_rows(directory: Path, profile: Profile, role: str | None) -> Itera
                 yield DoctorRow(item, problem, PROBLEM, "glm5-ascend rehearse shows all of it", id="rehearsal")
             if not rank.problems:
                 weight = f"{(rank.found.resident_bytes or 0) / 1e9:.2f} GB of weights"
-                yield DoctorRow(item, f"built and loaded, {weight}", OK, "no operator was run")
+                yield DoctorRow(item, f"built, loaded and walked, {weight}", OK, "nothing was computed")

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.version import Version
+
 from glm5_ascend.deploy.rehearsal.cann_stubs import make_stubs
 from glm5_ascend.errors import ConfigError, MissingEnvironmentError
 
@@ -48,6 +50,12 @@ class RehearsalEnvironment:
     @property
     def stubs(self) -> Path:
         return self.folder / STUBS
+
+    @property
+    def version(self) -> Version | None:
+        """Of vllm-ascend, by its folder of metadata; None where it is not installed."""
+        found = sorted(self.folder.glob("lib/python*/site-packages/vllm_ascend-*.dist-info"))
+        return Version(found[-1].name.removeprefix("vllm_ascend-").removesuffix(".dist-info")) if found else None
 
     def variables(self, packages: Path) -> dict[str, str]:
         """What a program in it needs; `packages` is the folder its own modules are found in."""

@@ -65,6 +65,14 @@ class FoundCache(_Found):
     refused: str = ""
 
 
+class FoundWalk(_Found):
+    """operators: lines with shapes, once each; order: their numbers, call by call; ours: answered by no Meta kernel."""
+
+    operators: list[str]
+    order: list[int]
+    ours: list[str]
+
+
 class FoundRank(_Found):
     """The answer of `inside/rank.py`."""
 
@@ -76,6 +84,7 @@ class FoundRank(_Found):
     parameter_bytes: int | None = None
     resident_bytes: int | None = None
     cache: FoundCache | None = None
+    walk: dict[str, FoundWalk] = {}
     peak_bytes: int
 
 
@@ -135,11 +144,12 @@ class RehearsedRank:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """All ranks that were rehearsed."""
+    """All ranks that were rehearsed. against: what differs from another rehearsal, None if there is no other."""
 
     profile: str
     checkpoint: str
     ranks: tuple[RehearsedRank, ...]
+    against: tuple[str, ...] | None = None
 
     @property
     def exit_code(self) -> int:
@@ -157,13 +167,14 @@ class Rehearsal:
         count = f"{len(self.ranks)} rank" + ("" if len(self.ranks) == 1 else "s")
         if bad:
             return f"{len(bad)} of {count} of {self.profile} cannot serve this with {by}"
-        return f"ok: {count} of {self.profile} built, loaded and weighed by {by}; no operator was run"
+        return f"ok: {count} of {self.profile} built, loaded, weighed and walked by {by}; nothing was computed"
 
     def to_dict(self) -> dict[str, Any]:
         """The data of `--json`."""
         return {
             "schema_version": 1, "command": "rehearse", "ok": self.exit_code == EXIT_OK, "exit_code": self.exit_code,
             "verdict": self.verdict, "profile": self.profile, "checkpoint": self.checkpoint, "versions": self.versions,
+            "against": self.against,
             "ranks": [
                 {
                     "role": rank.role, "rank": rank.rank, "world": rank.world, "problems": rank.problems,

@@ -7,7 +7,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from glm5_ascend.checkpoint.shards import DTYPE_NAMES
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.engines import VLLM
 from glm5_ascend.deploy.profiles.load import Profile, Role
+from glm5_ascend.deploy.profiles.spelling import spelled_for
 from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment
 from glm5_ascend.deploy.rehearsal.result import FoundFailure, FoundRank, PlannedRank, RehearsedRank, read_rank
 from glm5_ascend.errors import CheckFailedError, ConfigError
@@ -106,6 +107,7 @@ def rehearse_role(stage: Stage, said: str, say: Callable[[str], None] = lambda l
             f"profile {stage.profile.name} is not for vllm-ascend: nothing to rehearse it with",
             "glm5-ascend deploy list shows the profiles",
         )
+    stage = replace(stage, role=spelled_for(stage.role, stage.environment.version))
     sizes = layout(stage.role, stage.extra)
     ranks, headers, done = chosen_ranks(said, sizes), headers_of(stage.directory), []
     for rank in ranks:

@@ -11,15 +11,27 @@ from vllm.config import VllmConfig
 from .meta import BigOnMeta
 
 
-def share(config: VllmConfig, target: torch.nn.Module, draft: torch.nn.Module) -> None:
-    """Embedding and head are the target's where the proposer says so: its own code decides."""
+def proposer_of(config: VllmConfig, draft: torch.nn.Module) -> Any:
+    """vllm-ascend's proposer around a draft, with what of its constructor the calls here need."""
+    from vllm_ascend.ascend_config import get_ascend_config
     from vllm_ascend.spec_decode.eagle_proposer import AscendEagleProposer
 
     proposer = object.__new__(AscendEagleProposer)
     proposer.model, proposer.vllm_config, proposer.method, proposer.use_compress = draft, config, "mtp", False
+    proposer.use_cuda_graph = False  # with one it would wrap what it runs in a graph, which needs a device
+    proposer.is_multimodal_model = False
+    proposer.supports_mm_inputs = False
+    proposer.enable_shared_expert_dp = get_ascend_config().enable_shared_expert_dp
+    return proposer
+
+
+def share(config: VllmConfig, target: torch.nn.Module, draft: torch.nn.Module) -> None:
+    """Embedding, head and table of choices are the target's where the proposer says so: its own code decides."""
+    proposer = proposer_of(config, draft)
     with BigOnMeta():
         proposer._maybe_share_embeddings(target)
         proposer._maybe_share_lm_head(target)
+        proposer._maybe_share_topk_indices(target)
 
 
 def cache_specs(config: VllmConfig) -> dict[str, Any]:

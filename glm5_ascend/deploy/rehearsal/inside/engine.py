@@ -11,6 +11,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from . import operators
 from .machine import without_other_ranks
 
 
@@ -41,11 +42,13 @@ def place(config: VllmConfig, job: dict[str, Any]) -> None:
 
 def start_worker(config: VllmConfig, job: dict[str, Any]) -> None:
     """What NPUWorker does before it loads a model, with torch's fake groups for HCCL's."""
+    from vllm_ascend import utils
     from vllm_ascend.ascend_config import get_ascend_config, init_ascend_config
-    from vllm_ascend.ascend_forward_context import set_mc2_tokens_capacity
     from vllm_ascend.distributed.parallel_state import init_ascend_model_parallel
     from vllm_ascend.utils import adapt_patch, register_ascend_customop, set_weight_prefetch_method
 
+    operators.define()
+    utils._CUSTOM_OP_ENABLED = True  # what was compiled for an NPU is there on one
     adapt_patch()
     register_ascend_customop(config)
     init_ascend_config(config)
@@ -58,9 +61,23 @@ def start_worker(config: VllmConfig, job: dict[str, Any]) -> None:
     )  # fmt: skip
     init_ascend_model_parallel(parallel)
     set_weight_prefetch_method(get_ascend_config().weight_prefetch_config)  # as NPUModelRunner does
-    drafts = config.speculative_config.num_speculative_tokens if config.speculative_config else 0
-    set_mc2_tokens_capacity(config, config.scheduler_config.max_num_seqs, drafts + 1)
     torch.set_default_dtype(torch.bfloat16)
+    start_runner(config)
+
+
+def start_runner(config: VllmConfig) -> None:
+    """What NPUModelRunner's constructor leaves for layers and forward passes to find, in its order."""
+    from vllm_ascend import utils
+    from vllm_ascend.ascend_forward_context import set_mc2_mask, set_mc2_tokens_capacity
+    from vllm_ascend.ops.rotary_embedding import set_cos_and_sin
+
+    drafts = config.speculative_config.num_speculative_tokens if config.speculative_config else 0
+    requests = config.scheduler_config.max_num_seqs
+    set_cos_and_sin(config, requests, drafts + 1, torch.bfloat16, "cpu")
+    set_mc2_tokens_capacity(config, requests, drafts + 1)
+    set_mc2_mask(config, "cpu")
+    if hasattr(utils, "set_potential_max_tokens"):  # a decode role of PD asks for it while it is built
+        utils.set_potential_max_tokens(config)
 
 
 def versions() -> dict[str, str]:

@@ -25,6 +25,9 @@ def same(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
 
 def prepare() -> None:
     """Make vLLM and vllm-ascend importable, and models built and loaded without a device."""
+    from . import walk
+
+    walk.remember_python_operators()
     _import_torchvision()
     torch.version.cann = None  # type: ignore[attr-defined]  # 'not known' would be parsed as a number
     torch_npu.npu_format_cast = same  # no NZ layout: every tensor keeps the one it has

@@ -100,8 +100,15 @@ def tensors(headers: Headers) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def parameters(*models: torch.nn.Module) -> dict[int, int]:
-    """Bytes by storage of the parameters and of what the schemes made of them: shared ones count once."""
-    return {storage(value): value.nbytes for model in models for value in model.parameters()}
+    """Bytes by storage of the parameters and of what post-processing made of them: shared ones count once.
+
+    The attention keeps its own forms of some, beside them (MLAPO's copies) or in their place (kv_b_proj).
+    """
+    found = {storage(value): value.nbytes for model in models for value in model.parameters()}
+    for module in (module for model in models for module in model.modules() if hasattr(module, "impl")):
+        made = {name: value for name, value in vars(module.impl).items() if isinstance(value, torch.Tensor)}
+        found |= {storage(value): value.nbytes for name, value in made.items() if "buffer" not in name}
+    return found
 
 
 def resident(*models: torch.nn.Module) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""Build, load and weigh one rank of a deployment with vllm-ascend's own code.
+"""Build, load, weigh and walk one rank of a deployment with vllm-ascend's own code.
 
     python -m glm5_rehearsal.rank JOB OUT
 
@@ -44,7 +44,7 @@ def rehearse(job: dict[str, Any], stages: Stages) -> None:
         machine.prepare()
         from vllm.config import set_current_vllm_config
 
-        from . import caches, engine, models
+        from . import caches, engine, models, steps, walk
     found["versions"] = engine.versions()
     with stages.stage("configure"):
         config = engine.engine_config(job["argv"])
@@ -72,6 +72,19 @@ def rehearse(job: dict[str, Any], stages: Stages) -> None:
             found["parameter_bytes"] = sum(models.parameters(*(model.model for model in rehearsed.values())).values())
             room = job.get("room")
             found["cache"] = caches.cache(config, None if room is None else int(room) - found["resident_bytes"])
+        built = {name: model.model for name, model in rehearsed.items()}
+        steps.prepare(built)
+        for step in steps.steps_of(config):
+            if step.model in built:
+                with stages.stage(f"walk {step.name}"):
+                    walked = steps.take(config, step, built)
+                found.setdefault("walk", {})[step.name] = walk.table(walked.lines) | {"ours": sorted(walked.ours)}
+
+
+def said(error: Exception) -> str:
+    """Its message; a bare assertion is named by its place."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {str(error) or f'{last.line} ({Path(last.filename).name}:{last.lineno})'}"
 
 
 def main() -> None:
@@ -84,7 +97,7 @@ def main() -> None:
         account = stages.found.pop("loading", None)
         stages.found["failure"] = {
             "stage": stages.at,
-            "error": f"{type(error).__name__}: {error}"[:2000],
+            "error": said(error)[:2000],
             "tensor": account.current if account else "",
             "trace": traceback.format_exc()[-4000:],
         }

@@ -1,0 +1,168 @@
+"""Operators without a Meta kernel, by the shapes of their documents: vllm-ascend's own, which no wheel on PyPI holds.
+
+Schemas are those of vllm-ascend's `csrc/torch_binding.cpp`: an argument that they do not have is refused.
+`batch_matmul_transpose` alone is by its call. Others of a later vllm-ascend are named as missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+FAR = 9223372036854775807
+#: Their schemas, without namespace. GLM-5 calls these.
+SCHEMAS = (
+    "npu_add_rms_norm_bias(Tensor x1, Tensor x2, Tensor gamma, Tensor? beta=None, float epsilon=1e-6) "
+    "-> (Tensor y, Tensor rstd, Tensor x)",
+    "moe_gating_top_k(Tensor x, int k, int k_group, int group_count, int group_select_mode, int renorm, int norm_type, "
+    "bool out_flag, float routed_scaling_factor, float eps, Tensor? bias_opt=None) "
+    "-> (Tensor y, Tensor expert_idx, Tensor out)",
+    "npu_dequant_swiglu_quant(Tensor x, *, Tensor? weight_scale=None, Tensor? activation_scale=None, "
+    "Tensor? bias=None, Tensor? quant_scale=None, Tensor? quant_offset=None, Tensor? group_index=None, "
+    "bool activate_left=True, int quant_mode=0, int swiglu_mode=0, float clamp_limit=0.0, float glu_alpha=1.0, "
+    "float glu_bias=0.0) -> (Tensor y, Tensor scale)",
+    "grouped_matmul_swiglu_quant_weight_nz(Tensor x, Tensor weight, Tensor weight_scale, Tensor x_scale, "
+    "Tensor group_list, *, Tensor? bias=None, Tensor? offset=None, float swiglu_limit=0.0) "
+    "-> (Tensor output, Tensor output_scale, Tensor output_offset)",
+    "grouped_matmul_swiglu_quant_weight_nz_tensor_list(Tensor x, Tensor[] weight, Tensor[] weight_scale, "
+    "Tensor x_scale, Tensor group_list, *, Tensor? bias=None, Tensor? offset=None, float swiglu_limit=0.0) "
+    "-> (Tensor output, Tensor output_scale, Tensor output_offset)",
+    "grouped_matmul_swiglu_quant_v2(Tensor x, Tensor[] weight, Tensor[] weight_scale, Tensor x_scale, "
+    "Tensor group_list, Tensor? smooth_scale=None, Tensor[]? weight_assist_matrix=None, Tensor? bias=None, "
+    "int? dequant_mode=0, int? dequant_dtype=0, int? quant_mode=0, int? quant_dtype=0, bool transpose_weight=False, "
+    "int group_list_type=0, int[2] tuning_config=[], float swiglu_limit=0.0) -> (Tensor output, Tensor output_scale)",
+    "npu_lightning_indexer_quant(Tensor query, Tensor key, Tensor weights, Tensor query_dequant_scale, "
+    "Tensor key_dequant_scale, *, Tensor? actual_seq_lengths_query=None, Tensor? actual_seq_lengths_key=None, "
+    "Tensor? block_table=None, int query_quant_mode=0, int key_quant_mode=0, str layout_query='BSND', "
+    "str layout_key='BSND', int sparse_count=2048, int sparse_mode=3) -> Tensor",
+    "npu_lightning_indexer(Tensor query, Tensor key, Tensor weights, *, Tensor? actual_seq_lengths_query=None, "
+    "Tensor? actual_seq_lengths_key=None, Tensor? block_table=None, str layout_query='BSND', "
+    "str layout_key='BSND', int sparse_count=2048, int sparse_mode=3) -> (Tensor, Tensor)",
+    "npu_sparse_flash_attention(Tensor query, Tensor key, Tensor value, Tensor sparse_indices, float scale_value, *, "
+    "Tensor? block_table=None, Tensor? actual_seq_lengths_query=None, Tensor? actual_seq_lengths_kv=None, "
+    "Tensor? query_rope=None, Tensor? key_rope=None, int sparse_block_size=1, str layout_query='BSND', "
+    f"str layout_kv='BSND', int sparse_mode=3, int pre_tokens={FAR}, int next_tokens={FAR}, int attention_mode=2, "
+    "bool return_softmax_lse=False) -> (Tensor attention_out, Tensor softmax_max, Tensor softmax_sum)",
+    "npu_kv_quant_sparse_flash_attention(Tensor query, Tensor key, Tensor value, Tensor sparse_indices, "
+    "float scale_value, *, int key_quant_mode=1, int value_quant_mode=1, Tensor? key_dequant_scale=None, "
+    "Tensor? value_dequant_scale=None, Tensor? block_table=None, Tensor? actual_seq_lengths_query=None, "
+    "Tensor? actual_seq_lengths_kv=None, int sparse_block_size=1, str layout_query='BSND', str layout_kv='BSND', "
+    f"int sparse_mode=3, int pre_tokens={FAR}, int next_tokens={FAR}, int attention_mode=2, "
+    "int quant_scale_repo_mode=1, int tile_size=128, int rope_head_dim=64, bool return_softmax_lse=False) "
+    "-> (Tensor attention_out, Tensor softmax_max, Tensor softmax_sum)",
+    "mla_preprocess(Tensor hiddenState, Tensor wdqkv, Tensor? descale0, Tensor gamma1, Tensor? beta1, Tensor wuq, "
+    "Tensor? descale1, Tensor gamma2, Tensor cos, Tensor sin, Tensor wuk, Tensor kv_cache, Tensor kv_cache_rope, "
+    "Tensor slotmapping, Tensor? quant_scale0, Tensor? quant_offset0, Tensor? bias0, Tensor? quant_scale1, "
+    "Tensor? quant_offset1, Tensor? bias1, Tensor? ctkv_scale, Tensor? q_nope_scale, str? cache_mode, "
+    "str? quant_mode, bool? enable_inner_out, Tensor(a!) q_out0, Tensor(b!) kv_cache_out0, Tensor(c!) q_out1, "
+    "Tensor(d!) kv_cache_out1, Tensor(e!) inner_out) "
+    "-> (Tensor(a!) q_out0, Tensor(b!) kv_cache_out0, Tensor(c!) q_out1, Tensor(d!) kv_cache_out1, "
+    "Tensor(e!) inner_out)",
+    "batch_matmul_transpose(Tensor tensor_a, Tensor tensor_b, Tensor(a!) tensor_c, str? format_mode=None, "
+    "str? quant_mode=None) -> ()",
+)
+_LIBRARY: list[torch.library.Library] = []
+
+
+def define() -> None:
+    """Register what is not there, on Meta, as a compiled vllm-ascend would for an NPU."""
+    library = torch.library.Library("_C_ascend", "FRAGMENT")
+    _LIBRARY.append(library)
+    for schema in SCHEMAS:
+        name = schema.partition("(")[0]
+        library.define(schema)
+        library.impl(name, OURS[f"_C_ascend::{name}"], "Meta")
+
+
+def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
+    _same(x1.shape == x2.shape and x1.shape[-1:] == gamma.shape, x1, x2, gamma)
+    return torch.empty_like(x1), x1.new_empty(*x1.shape[:-1], 1, dtype=torch.float32), torch.empty_like(x1)
+
+
+def gating_top_k(x: Tensor, k: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
+    rows = x.shape[0]
+    return x.new_empty(rows, k), x.new_empty(rows, k, dtype=torch.int32), torch.empty_like(x, dtype=torch.float32)
+
+
+def dequant_swiglu_quant(x: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+    return x.new_empty(*x.shape[:-1], x.shape[-1] // 2, dtype=torch.int8), x.new_empty(
+        x.shape[:-1], dtype=torch.float32
+    )
+
+
+def grouped_swiglu_quant(x: Tensor, weight: Any, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights [E, K, N], or eight INT4 in an int32 of them."""
+    first = weight[0] if isinstance(weight, list | tuple) else weight
+    _same(first.shape[-2] == x.shape[-1], x, first)
+    columns = first.shape[-1] * (8 if first.dtype == torch.int32 else 1)
+    one = x.new_empty(x.shape[0], columns // 2, dtype=torch.int8), x.new_empty(x.shape[0], dtype=torch.float32)
+    return *one, x.new_empty(0)
+
+
+def grouped_swiglu_quant_v2(x: Tensor, weight: Any, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    return grouped_swiglu_quant(x, weight)[:2]
+
+
+def indexer_quant(query: Tensor, key: Tensor, *_: Any, sparse_count: int = 2048, **__: Any) -> Tensor:
+    _same(query.shape[-1] == key.shape[-1] and query.dtype == key.dtype, query, key)
+    return query.new_empty(query.shape[0], key.shape[2], sparse_count, dtype=torch.int32)
+
+
+def indexer(query: Tensor, key: Tensor, *rest: Any, **named: Any) -> tuple[Tensor, Tensor]:
+    return indexer_quant(query, key, *rest, **named), query.new_empty(0)
+
+
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, sparse_indices: Tensor, *_: Any, query_rope: Tensor | None = None,
+    key_rope: Tensor | None = None, **__: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    _same(query.shape[-1] == key.shape[-1] and query.shape[0] == sparse_indices.shape[0], query, key, sparse_indices)
+    if query_rope is not None and key_rope is not None:
+        _same(query_rope.shape[-1] == key_rope.shape[-1], query_rope, key_rope)
+    return torch.empty_like(query), *_sums(query, key)
+
+
+def quantized_attention(
+    query: Tensor, key: Tensor, value: Tensor, sparse_indices: Tensor, *_: Any, rope_head_dim: int = 64, **__: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    _same(query.shape[0] == sparse_indices.shape[0], query, sparse_indices)
+    return query.new_empty(*query.shape[:-1], query.shape[-1] - rope_head_dim), *_sums(query, key)
+
+
+def preprocess(*arguments: Any, **named: Any) -> tuple[Tensor, ...]:
+    names = ("q_out0", "kv_cache_out0", "q_out1", "kv_cache_out1", "inner_out")
+    return tuple(named[name] if name in named else arguments[i - 5] for i, name in enumerate(names))
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+def _sums(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    groups = key.shape[2]
+    shape = groups, query.shape[0], query.shape[1] // groups
+    return query.new_empty(shape, dtype=torch.float32), query.new_empty(shape, dtype=torch.float32)
+
+
+def _same(holds: bool, *tensors: Tensor) -> None:
+    if not holds:
+        raise ValueError(f"shapes or types do not agree: {[(list(t.shape), str(t.dtype)) for t in tensors]}")
+
+
+OURS: dict[str, Callable[..., Any]] = {
+    "_C_ascend::npu_add_rms_norm_bias": add_rms_norm,
+    "_C_ascend::moe_gating_top_k": gating_top_k,
+    "_C_ascend::npu_dequant_swiglu_quant": dequant_swiglu_quant,
+    "_C_ascend::grouped_matmul_swiglu_quant_weight_nz": grouped_swiglu_quant,
+    "_C_ascend::grouped_matmul_swiglu_quant_weight_nz_tensor_list": grouped_swiglu_quant,
+    "_C_ascend::grouped_matmul_swiglu_quant_v2": grouped_swiglu_quant_v2,
+    "_C_ascend::npu_lightning_indexer_quant": indexer_quant,
+    "_C_ascend::npu_lightning_indexer": indexer,
+    "_C_ascend::npu_sparse_flash_attention": attention,
+    "_C_ascend::npu_kv_quant_sparse_flash_attention": quantized_attention,
+    "_C_ascend::mla_preprocess": preprocess,
+    "_C_ascend::batch_matmul_transpose": nothing,
+}

@@ -1,0 +1,175 @@
+"""The steps of a server on the built models: a prompt, a decode step, a draft; each as NPUModelRunner would call it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+
+from . import caches, walk
+from .meta import BigOnMeta
+
+#: Pages of the caches that are walked on; nothing depends on how many.
+PAGES = 64
+#: Tokens that a request of a decode step has behind it, at most.
+BEHIND = 4096
+
+
+@dataclass(frozen=True)
+class Step:
+    """Requests of equal size. before, new: tokens of each. model: `target` or `draft`."""
+
+    name: str
+    model: str
+    requests: int
+    before: int
+    new: int
+    state: str
+
+    @property
+    def tokens(self) -> int:
+        return self.requests * self.new
+
+
+def steps_of(config: VllmConfig) -> Iterator[Step]:
+    """What a role does: a prefill role no decode steps, a decode role no prompts."""
+    scheduler, transfer = config.scheduler_config, config.kv_transfer_config
+    drafts = config.speculative_config.num_speculative_tokens if config.speculative_config else 0
+    role = transfer.kv_role if transfer is not None else "kv_both"
+    before = min(BEHIND, config.model_config.max_model_len - drafts - 2)
+    requests = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens // (drafts + 1))
+    prompt = min(scheduler.max_num_batched_tokens, config.model_config.max_model_len)
+    state = "SpecDecoding" if drafts else "DecodeOnly"
+    if role != "kv_consumer":
+        yield Step("prefill", "target", 1, 0, prompt, "ChunkedPrefill")
+        if drafts:
+            yield Step("prefill draft", "draft", 1, 0, prompt, "ChunkedPrefill")
+    if role != "kv_producer":
+        yield Step("decode", "target", requests, before, drafts + 1, state)
+        if drafts:
+            yield Step("decode draft", "draft", requests, before, drafts + 1, state)
+        if drafts > 1:
+            yield Step("next draft", "draft", requests, before + 1, 1, "DecodeOnly")
+
+
+def prepare(models: dict[str, Any]) -> None:
+    """Caches of a few pages for every attention layer, without memory."""
+    walk.without_streams()
+    for layer in (layer for model in models.values() for layer in attention_layers(model)):
+        parts = widths(layer.impl)
+        layer.kv_cache = tuple(torch.empty(PAGES, 128, 1, width, dtype=dtype, device="meta") for width, dtype in parts)
+
+
+def attention_layers(model: Any) -> list[Any]:
+    """Those with a cache."""
+    return [module for module in model.modules() if hasattr(module, "impl") and hasattr(module, "kv_cache")]
+
+
+def widths(impl: Any) -> Iterator[tuple[int, torch.dtype]]:
+    """Of the parts of a layer's cache, in vllm-ascend's order."""
+    if getattr(impl, "enable_sparse_sfa_c8", False):
+        yield impl.sfa_qsfa_packed_kv_head_dim, torch.int8
+    else:
+        yield impl.kv_lora_rank, torch.bfloat16
+        yield impl.qk_rope_head_dim, torch.bfloat16
+    if impl.has_indexer and getattr(impl, "enable_sparse_li_c8", False):
+        yield impl.head_dim, impl.c8_k_cache_dtype
+        yield 1, impl.c8_k_scale_cache_dtype
+    elif impl.has_indexer:
+        yield impl.head_dim, torch.bfloat16
+
+
+def take(config: VllmConfig, step: Step, models: dict[str, Any]) -> walk.OperatorWalk:
+    """Walk one step: model and logits. What the host prepares before is not noted."""
+    model, walked = models[step.model], walk.OperatorWalk()
+    with torch.no_grad(), BigOnMeta(), walked, context(config, step, model):
+        walked.lines.clear()
+        hidden = forward(config, step, model)
+        if hidden is not None:
+            rows = torch.empty(step.requests, hidden.shape[-1], dtype=hidden.dtype, device="meta")
+            model.compute_logits(rows)
+    return walked
+
+
+def forward(config: VllmConfig, step: Step, model: Any) -> Any:
+    """Hidden states; None on a pipeline stage that hands on."""
+    from vllm.distributed import get_pp_group
+
+    padded, width = padded_tokens(config, step), config.model_config.get_hidden_size()
+    ids = torch.empty(padded, dtype=torch.int32, device="meta")
+    positions = torch.empty(padded, dtype=torch.int64, device="meta")
+    if step.model == "draft":
+        hidden = torch.empty(padded, width, dtype=torch.bfloat16, device="meta")
+        hidden, positions = caches.proposer_of(config, model).maybe_pad_and_reduce(hidden, positions)
+        answer = model(input_ids=ids, positions=positions, hidden_states=hidden)
+        return answer[0] if isinstance(answer, tuple) else answer
+    stages = get_pp_group()
+    given = None if stages.is_first_rank else model.make_empty_intermediate_tensors(padded, torch.bfloat16, "meta")
+    answer = model(ids, positions, given, None)
+    return answer if stages.is_last_rank else None
+
+
+def padded_tokens(config: VllmConfig, step: Step) -> int:
+    """A whole number for each rank of the tensor parallel group, as sequence parallelism wants it."""
+    size: int = config.parallel_config.tensor_parallel_size
+    return -(-step.tokens // size) * size
+
+
+@contextmanager
+def context(config: VllmConfig, step: Step, model: Any) -> Iterator[None]:
+    """vllm-ascend's forward context with the metadata that its own builder makes of the step."""
+    from vllm_ascend.ascend_forward_context import set_ascend_forward_context
+
+    padded, data = padded_tokens(config, step), config.parallel_config.data_parallel_size
+    across = torch.full((data,), padded, dtype=torch.int32) if data > 1 else None
+    draft = step.model == "draft"
+    with set_ascend_forward_context(
+        metadata(config, step, model), config, num_tokens=padded, num_tokens_across_dp=across,
+        num_actual_tokens=step.tokens, model_instance=None if draft else model, is_draft_model=draft,
+        skip_compiled=True,
+    ):  # fmt: skip
+        yield
+
+
+def metadata(config: VllmConfig, step: Step, model: Any) -> dict[str, Any]:
+    """By name of the layer."""
+    layers = {layer.layer_name: layer for layer in attention_layers(model)}
+    specs = caches.cache_specs(config)
+    common = common_metadata(config, step)
+    built: dict[str, Any] = {}
+    made: dict[Any, Any] = {}
+    for name, layer in layers.items():
+        spec = specs[name]
+        key = type(spec), spec.page_size_bytes
+        if key not in made:
+            builder = layer.get_attn_backend().get_builder_cls()(spec, [name], config, torch.device("cpu"))
+            made[key] = builder.build(0, common)
+        built[name] = made[key]
+    return built
+
+
+def common_metadata(config: VllmConfig, step: Step) -> Any:
+    """What the runner hands to the builders."""
+    from vllm_ascend.attention.attention_v1 import AscendAttentionState
+    from vllm_ascend.attention.utils import AscendCommonAttentionMetadata
+
+    padded = padded_tokens(config, step)
+    starts = torch.arange(0, step.tokens + 1, step.new, dtype=torch.int32)
+    lengths = torch.full((step.requests,), step.before + step.new, dtype=torch.int32)
+    pages = -(-(step.before + step.new) // 128)
+    given = {
+        "query_start_loc": starts, "query_start_loc_cpu": starts, "seq_lens": lengths, "seq_lens_cpu": lengths,
+        "_seq_lens_cpu": lengths, "num_computed_tokens_cpu": lengths - step.new, "num_reqs": step.requests,
+        "num_actual_tokens": step.tokens, "max_query_len": step.new, "max_seq_len": step.before + step.new,
+        "block_table_tensor": torch.zeros(step.requests, pages, dtype=torch.int32),
+        "slot_mapping": torch.zeros(padded, dtype=torch.int32), "causal": True,
+        "positions": torch.zeros(padded, dtype=torch.int64), "positions_cpu": torch.zeros(padded, dtype=torch.int64),
+        "attn_state": AscendAttentionState[step.state], "num_input_tokens": padded,
+        "actual_seq_lengths_q": starts[1:].tolist(), "decode_token_per_req": step.new,
+    }  # fmt: skip
+    known = {field.name for field in fields(AscendCommonAttentionMetadata)}
+    return AscendCommonAttentionMetadata(**{name: value for name, value in given.items() if name in known})

@@ -1,0 +1,66 @@
+"""int8 caches in the spellings of vllm-ascend: keys of additional_config (0.23), or flags of vLLM (0.30).
+
+0.23 refuses the flags; 0.30 overwrites the keys without a word, so that its caches are bf16. Our CPU server reads the
+keys, because vLLM's own parser does not take the flags.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from packaging.version import Version
+
+from glm5_ascend.serve.flags import json_of
+
+SFA_KEY, LI_KEY = "enable_sparse_sfa_c8", "enable_sparse_li_c8"
+CACHE, ATTENTION, INDEXER = "--kv-cache-dtype", "--attention-config", "indexer_kv_dtype"
+ADDITIONAL = "--additional-config"
+#: The first release segment whose configuration overwrites the keys.
+FLAGS_SINCE = (0, 30)
+
+
+def reads_flags(version: Version) -> bool:
+    """Whether this vllm-ascend takes C8 from flags; pre-releases count as their release."""
+    return version.release[:2] >= FLAGS_SINCE
+
+
+def with_flags(args: Mapping[str, Any]) -> dict[str, Any]:
+    """A profile's arguments (flags without dashes) with switches that are on as flags in the place of keys."""
+    additional = dict(args.get("additional-config") or {})
+    latents, keys = (additional.pop(name, None) is True for name in (SFA_KEY, LI_KEY))
+    if additional == (args.get("additional-config") or {}):
+        return dict(args)
+    written = {name: value for name, value in args.items() if name != "additional-config"}
+    written |= {"additional-config": additional} if additional else {}
+    written |= {"kv-cache-dtype": "int8"} if latents else {}
+    attention = {**(args.get("attention-config") or {}), INDEXER: "int8"}
+    return written | ({"attention-config": attention} if keys else {})
+
+
+def with_keys(argv: Sequence[str]) -> list[str]:
+    """A command line with the flags as keys of `--additional-config`; what asks for no int8 cache stays as it is."""
+    kept: list[str] = []
+    found: dict[str, bool] = {}
+    rest = iter(argv)
+    for arg in rest:
+        name, equals, inline = arg.partition("=")
+        flag = name.replace("_", "-")
+        if flag not in (CACHE, ATTENTION, f"{ATTENTION}.{INDEXER.replace('_', '-')}"):
+            kept.append(arg)
+            continue
+        value = inline if equals else next(rest, "")
+        if flag == ATTENTION:
+            attention = json_of([flag, value], flag)
+            if attention.get(INDEXER) == "int8":
+                found[LI_KEY] = True
+                value = json.dumps({key: item for key, item in attention.items() if key != INDEXER})
+            kept += [arg] if equals and LI_KEY not in found else [] if value == "{}" else [name, value]
+        elif value == "int8":
+            found[SFA_KEY if flag == CACHE else LI_KEY] = True
+        else:
+            kept += [arg] if equals else [arg, value]
+    if not found:
+        return list(argv)
+    return [*kept, ADDITIONAL, json.dumps(json_of(kept, ADDITIONAL) | found)]
