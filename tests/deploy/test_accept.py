@@ -125,9 +125,13 @@ def test_all_of_it_on_a_cpu(rotated_checkpoint: Path, tmp_path: Path) -> None:
     figures = {each["name"]: each["figures"] for each in report["steps"]}
     assert figures["parity"]["implementations"]["cpu"]["results"] > 100
     assert 0 < figures["eval"]["kl_mean"] < 0.01
-    measured, predicted = figures["load"]["measured"], figures["load"]["predicted"]
+    measured = figures["load"]["measured"]
     assert measured["failed"] == 0 and measured["output_tokens_per_s"] > 0 and measured["per_step"] > 1
-    assert predicted["output_tokens_per_s"]["low"] < predicted["output_tokens_per_s"]["high"]
+    if "fix" in figures["hardware"]:  # a machine too busy to be measured is accepted all the same
+        assert "predicted" not in figures["load"] and "this machine was not measured" in done.stdout
+    else:
+        predicted = figures["load"]["predicted"]
+        assert predicted["output_tokens_per_s"]["low"] < predicted["output_tokens_per_s"]["high"]
     assert figures["watch"]["polls"] == 3 and figures["watch"]["canaries"] == 6
     page = (tmp_path / "accept.html").read_text()
     assert "<h2>Steps</h2>" in page and "What to send whom" not in page

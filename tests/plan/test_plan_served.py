@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from glm5_ascend.errors import CheckFailedError, MissingEnvironmentError
-from glm5_ascend.plan.measure.served import Timer
+from glm5_ascend.plan.measure.served import ANSWERS, Timer
 from glm5_ascend.serve.client import Client
 from tests.support.listening import listening
 
@@ -102,3 +102,29 @@ def test_a_first_token_is_one_of_a_prompt_of_that_length() -> None:
         first = timer.first_token(128)
         assert first > 0 and asked == [128]
         assert all(0 <= token < 10 for token in timer.prompt(50))
+
+
+class KnownTimer(Timer):
+    """Requests whose tokens come one per second, the second request's `apart` seconds after the first's."""
+
+    def __init__(self, apart: int) -> None:
+        super().__init__("http://127.0.0.1:9", 10)
+        self.apart, self.asked, self.lock = apart, list[int](), threading.Lock()
+
+    def arrivals(self, prompt: Sequence[int], new_tokens: int) -> list[float]:
+        with self.lock:
+            self.asked.append(new_tokens)
+            start = self.apart if len(self.asked) % 2 else 0
+        return [float(start + second) for second in range(new_tokens)]
+
+
+def test_requests_that_do_not_meet_are_asked_for_longer_answers() -> None:
+    short, longer, longest = ANSWERS
+    together = KnownTimer(short // 2)
+    assert together.step(2) == pytest.approx(1.0) and together.asked == [short] * 2
+    late = KnownTimer(short + 10)
+    assert late.step(2) == pytest.approx(1.0) and late.asked == [short] * 2 + [longer] * 2
+    never = KnownTimer(longest)
+    with pytest.raises(CheckFailedError, match="did not decode together"):
+        never.step(2)
+    assert never.asked == [size for size in ANSWERS for _ in range(2)]
