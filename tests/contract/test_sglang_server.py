@@ -46,7 +46,7 @@ def servers(
         for each in found:
             each.start()
         for each in found:
-            wait_for(lambda each=each: ready(each), f"the server:\n{tail(each.log)}", 600)  # type: ignore[misc]
+            wait_for(lambda each=each: ready(each, each.url), f"the server: {each.log}", 600)  # type: ignore[misc]
         yield found
     finally:
         for each in found:
@@ -57,10 +57,10 @@ def tail(log: Path) -> str:
     return log.read_text()[-3000:] if log.exists() else ""
 
 
-def ready(server: Replica) -> bool:
-    """After its own warm-up."""
-    assert server.process is not None and server.process.poll() is None, tail(server.log)
-    return healthy(server.url)
+def ready(program: Program, url: str) -> bool:
+    """After its own warm-up; one that has ended will never be."""
+    assert program.process is not None and program.process.poll() is None, tail(program.log)
+    return healthy(url)
 
 
 def test_smoke(servers: list[Replica]) -> None:
@@ -122,13 +122,13 @@ def router(folder: Path, package: str, script: str, environ: dict[str, str]) -> 
     path, port = folder / "router.sh", free_port()
     path.write_text(script)
     variables = environ | {"PORT": str(port), "PATH": f"{python.parent}:{os.environ['PATH']}"}
-    command = ["bash", str(path), "--prometheus-port", str(free_port())]
+    command = ["bash", str(path), "--open", "--prometheus-port", str(free_port())]
     program = Program(command, folder / "router.log", variables)
     program.start()
     try:
         client = Client(f"http://127.0.0.1:{port}", "glm-5", timeout=60)
-        wait_for(lambda: healthy(client.url), f"the router:\n{tail(program.log)}", 120)
-        wait_for(lambda: answers(client), f"its servers:\n{tail(program.log)}", 120)
+        wait_for(lambda: ready(program, client.url), f"the router: {program.log}", 300)
+        wait_for(lambda: answers(client), f"its servers: {program.log}", 300)
         yield client
     finally:
         program.kill()
