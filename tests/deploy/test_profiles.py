@@ -229,7 +229,8 @@ def test_the_readme_shows_the_profiles_as_they_are() -> None:
 
 def test_a_rehearsal_is_kept_until_one_fails() -> None:
     known: dict[str, Any] = {}
-    ranks = [{"role": "server", "rank": rank, "world": 16, "problems": []} for rank in (0, 15)]
+    found = {"cache": {"layers": 79}}
+    ranks = [{"role": "server", "rank": rank, "world": 16, "problems": [], "found": found} for rank in (0, 15)]
     answer = {"profile": "a3-1m", "versions": {"vllm-ascend": "0.23.0.post1"}, "ranks": ranks}
     keep(answer, known)
     assert known["a3-1m, server"]["ranks"] == "0 and 15 of 16"

@@ -45,7 +45,7 @@ def row(profile: Profile, role: Role) -> str:
 def rehearsed(profile: Profile, role: Role) -> str:
     """Version, ranks and date of the last rehearsal that found nothing."""
     last = json.loads(REHEARSED.read_text()).get(f"{profile.name}, {role.name}")
-    return "-" if last is None else f"{last['version']}, ranks {last['ranks']}, {last['date']}"
+    return "-" if last is None else f"{last['version']}, ranks {last['ranks']}, {last['layers']} layers, {last['date']}"
 
 
 def keep(answer: dict[str, Any], known: dict[str, Any]) -> None:
@@ -57,6 +57,7 @@ def keep(answer: dict[str, Any], known: dict[str, Any]) -> None:
             known[key] = {
                 "version": answer["versions"]["vllm-ascend"],
                 "ranks": " and ".join(str(rank["rank"]) for rank in ranks) + f" of {ranks[0]['world']}",
+                "layers": ranks[0]["found"]["cache"]["layers"],
                 "date": datetime.now(UTC).date().isoformat(),
             }
 
