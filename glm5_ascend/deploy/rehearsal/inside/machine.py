@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 import types
 from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 import torch
@@ -34,11 +36,27 @@ def prepare() -> None:
     torch.Tensor.npu = same  # type: ignore[attr-defined]
     torch.npu.current_device = lambda: 0  # type: ignore[attr-defined]  # asking would start the device
     _stand_in_for_mooncake()
+    sys.meta_path.append(_OtherModels())
     from vllm.model_executor.models import registry
     from vllm_ascend.platform import NPUPlatform
 
     NPUPlatform.device_type = "cpu"
     registry._run_in_subprocess = lambda inspect: inspect()  # a process of its own would lack all this
+
+
+class _OtherModels(MetaPathFinder, Loader):
+    """Kernel libraries of models other than GLM-5, which no wheel on PyPI holds: patches import names of them."""
+
+    PACKAGES = ("fla_npu",)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in self.PACKAGES else None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        def missing(*_: Any, **__: Any) -> None:
+            raise RuntimeError(f"{module.__name__} is not here: GLM-5 was not expected to call it")
+
+        module.__dict__["__getattr__"] = lambda name: missing if name[0] != "_" else module.__dict__[name]
 
 
 def without_other_ranks(rank: int, world: int) -> None:

@@ -6,6 +6,8 @@ Schemas are those of vllm-ascend's `csrc/torch_binding.cpp`: an argument that th
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -68,7 +70,11 @@ _LIBRARY: list[torch.library.Library] = []
 
 
 def define() -> None:
-    """Register what is not there, on Meta, as a compiled vllm-ascend would for an NPU."""
+    """Register what is not there, on Meta, as the library that a compiled vllm-ascend has would for an NPU."""
+    from vllm_ascend import utils
+
+    sys.modules["vllm_ascend.vllm_ascend_C"] = types.ModuleType("vllm_ascend.vllm_ascend_C")
+    utils._CUSTOM_OP_ENABLED = True
     library = torch.library.Library("_C_ascend", "FRAGMENT")
     _LIBRARY.append(library)
     for schema in SCHEMAS:

@@ -61,7 +61,17 @@ def prepare(models: dict[str, Any]) -> None:
     walk.without_streams()
     for layer in (layer for model in models.values() for layer in attention_layers(model)):
         parts = widths(layer.impl)
-        layer.kv_cache = tuple(torch.empty(PAGES, 128, 1, width, dtype=dtype, device="meta") for width, dtype in parts)
+        made = [torch.empty(PAGES, 128, 1, width, dtype=dtype, device="meta") for width, dtype in parts]
+        own = len(made) if (indexer := indexer_cache(layer)) is None else 2 - (made[0].dtype == torch.int8)
+        layer.kv_cache = tuple(made[:own])
+        if indexer is not None:
+            indexer.kv_cache = tuple(made[own:])
+
+
+def indexer_cache(layer: Any) -> Any:
+    """The layer that holds the indexer's cache, where it has one of its own (vllm-ascend 0.30), else None."""
+    impl = layer.impl
+    return impl.indexer.k_cache if getattr(impl, "runtime_has_indexer", False) else None
 
 
 def attention_layers(model: Any) -> list[Any]:
@@ -104,7 +114,9 @@ def forward(config: VllmConfig, step: Step, model: Any) -> Any:
     positions = torch.empty(padded, dtype=torch.int64, device="meta")
     if step.model == "draft":
         hidden = torch.empty(padded, width, dtype=torch.bfloat16, device="meta")
-        hidden, positions = caches.proposer_of(config, model).maybe_pad_and_reduce(hidden, positions)
+        proposer = caches.proposer_of(config, model)
+        if hasattr(proposer, "maybe_pad_and_reduce"):  # 0.23 splits the draft's rows before it is called
+            hidden, positions = proposer.maybe_pad_and_reduce(hidden, positions)
         answer = model(input_ids=ids, positions=positions, hidden_states=hidden)
         return answer[0] if isinstance(answer, tuple) else answer
     stages = get_pp_group()
@@ -138,13 +150,15 @@ def context(config: VllmConfig, step: Step, model: Any) -> Iterator[None]:
 def metadata(config: VllmConfig, step: Step, model: Any) -> dict[str, Any]:
     """By name of the layer."""
     layers = {layer.layer_name: layer for layer in attention_layers(model)}
+    indexers = [found for layer in layers.values() if (found := indexer_cache(layer)) is not None]
+    layers |= {indexer.prefix: indexer for indexer in indexers}
     specs = caches.cache_specs(config)
     common = common_metadata(config, step)
     built: dict[str, Any] = {}
     made: dict[Any, Any] = {}
     for name, layer in layers.items():
         spec = specs[name]
-        key = type(spec), spec.page_size_bytes
+        key = type(layer), type(spec), spec.page_size_bytes
         if key not in made:
             builder = layer.get_attn_backend().get_builder_cls()(spec, [name], config, torch.device("cpu"))
             made[key] = builder.build(0, common)
