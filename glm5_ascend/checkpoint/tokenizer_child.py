@@ -9,6 +9,7 @@ import json
 import os
 import resource
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
@@ -61,6 +62,10 @@ def main() -> None:
     with suppress(ValueError, OSError):  # macOS
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    try:
+        tempfile.gettempdir()
+    except OSError:  # libraries ask for its name when they are imported, and write nothing
+        tempfile.tempdir = "/tmp"
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)  # a library that prints spoils no answer
     tokenizer = OwnTokenizer(source)

@@ -49,7 +49,9 @@ def test_each_op_once_per_layer_and_step(chunked: dict[str, Any]) -> None:
     counted = chunked["counted"]
     calls = counted["layers"] * counted["steps"]
     assert counted["steps"] >= 4
-    assert counted["ops"] == {"mla_preprocess": calls, "lightning_indexer": calls, "sparse_flash_attention": calls}
+    assert counted["ops"] == dict.fromkeys(
+        ("mla_preprocess", "lightning_indexer", "sparse_flash_attention", "v_up_proj"), calls
+    )
 
 
 def test_rope_op_is_switched_off(chunked: dict[str, Any]) -> None:
@@ -98,6 +100,7 @@ def test_layers_that_share_an_indexer(
         "mla_preprocess": 3 * steps,
         "lightning_indexer": 2 * steps,
         "sparse_flash_attention": 3 * steps,
+        "v_up_proj": 3 * steps,
     }
     assert tokens(report["passes"][0]) == shared_indexer_oracle
 

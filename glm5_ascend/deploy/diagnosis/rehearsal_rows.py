@@ -8,11 +8,12 @@ from pathlib import Path
 from glm5_ascend.deploy.diagnosis.row import OK, PROBLEM, DoctorRow
 from glm5_ascend.deploy.profiles.load import Profile
 from glm5_ascend.deploy.rehearsal.environment import named
-from glm5_ascend.deploy.rehearsal.run import Stage, rehearse_role
 
 
 def rehearsal_rows(directory: Path, profile: Profile, role: str | None) -> Iterator[DoctorRow]:
     """One row per rank and problem; a rank without one has a row, too."""
+    from glm5_ascend.deploy.rehearsal.run import Stage, rehearse_role  # reads headers, for which torch is loaded
+
     environment = named(None)
     for one in profile.roles.values() if role is None else [profile.role(role)]:
         for rank in rehearse_role(Stage(environment, profile, one, directory, []), "ends"):
