@@ -27,7 +27,7 @@ EDGES_BETWEEN_PACKAGES = {
     "demo_model": {"errors", "files", "model"},
     "checkpoint": {"errors", "files", "model"},
     "verify": {"checkpoint", "errors", "model"},
-    "quantize": {"checkpoint", "errors", "files", "glm5_kernels", "model"},
+    "quantize": {"checkpoint", "errors", "files", "glm5_kernels", "model", "verify"},
     "serve": {"checkpoint", "errors", "files", "glm5_kernels", "model"},
     "deploy": {"checkpoint", "errors", "files", "glm5_kernels", "model", "serve", "verify"},
     "fidelity": {"checkpoint", "demo_model", "errors", "glm5_kernels", "model", "quantize", "report", "serve"},

@@ -112,6 +112,14 @@ def serving_files(source: Path) -> list[str]:
     return sorted({*names, "config.json"})
 
 
+def served_config(raw: dict[str, Any]) -> dict[str, Any]:
+    """A source's config.json as an output has it: with quantization_config vLLM would not open the description."""
+    kept = {key: value for key, value in raw.items() if key != "quantization_config"}
+    if isinstance(inner := kept.get("text_config"), dict):
+        kept["text_config"] = {key: value for key, value in inner.items() if key != "quantization_config"}
+    return kept
+
+
 def copy_serving_files(source: Path, destination: Path) -> None:
     """Copy tokenizer, chat template and generation files, and config.json without its quantization_config."""
     try:
@@ -120,12 +128,8 @@ def copy_serving_files(source: Path, destination: Path) -> None:
                 copy_file(source / name, destination / name)
         raw = read_config(source)
         text = (source / "config.json").read_text(encoding="utf-8")
-        inner = raw.get("text_config") or {}
-        if "quantization_config" in raw or "quantization_config" in inner:
-            # With it vLLM would never open quant_model_description.json.
-            raw.pop("quantization_config", None)
-            inner.pop("quantization_config", None)
-            text = json.dumps(raw, indent=2) + "\n"
+        if (kept := served_config(raw)) != raw:
+            text = json.dumps(kept, indent=2) + "\n"
         write_file(destination / "config.json", text)
     except OSError as error:
         raise disk_error(destination, error) from None

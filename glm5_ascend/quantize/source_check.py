@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from glm5_ascend.checkpoint.output import served_config
 from glm5_ascend.checkpoint.source import SourceCheckpoint
-from glm5_ascend.errors import CheckpointError, ConfigError
+from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model import structure
-from glm5_ascend.model.config import indexer_schedule
-from glm5_ascend.model.json_file import read_json_object
+from glm5_ascend.model.config import read_config
+from glm5_ascend.verify.config_keys import CONFIG, check_config
+from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
+from glm5_ascend.verify.report import Report
+from glm5_ascend.verify.tensors import check_stated_dtype
+from glm5_ascend.verify.text_files import check_text_files
 
 #: Ends of the names of tensors that public checkpoints carry and no engine reads: buffers computed from config.json.
 UNUSED = (".rotary_emb.inv_freq",)
@@ -17,10 +22,10 @@ def check_source(source: SourceCheckpoint) -> None:
     """Refuse a source whose output would not be the whole model.
 
     Raises:
-        CheckpointError: tensors that no module of the model reads. ConfigError: an indexer schedule that contradicts
-            `indexer_types`.
+        CheckpointError: a key of config.json, a tokenizer, chat template or generation config that engines misread, or
+            tensors that no module of the model reads.
     """
-    _check_schedule(source)
+    _check_texts(source)
     config = source.config
     known = {prefix + structure.tensor_name(part) for prefix, part in structure.all_parts(config)}
     shared = tuple(  # the engine drops them, too
@@ -41,15 +46,17 @@ def check_source(source: SourceCheckpoint) -> None:
         )
 
 
-def _check_schedule(source: SourceCheckpoint) -> None:
-    """A layer shares an indexer in the engine only if the schedule's keys skip it and `indexer_types` says so."""
-    config = source.config
-    raw = read_json_object(source.directory / "config.json", error=ConfigError)
-    computes = indexer_schedule(raw, config.num_hidden_layers)
-    wrong = [i for i, kind in enumerate(config.indexer_types) if kind == "shared" and computes[i]]
-    if raw.get("indexer_types") is not None and wrong:
-        raise ConfigError(
-            f"{source.directory / 'config.json'}: layers {wrong[:8]} are 'shared' in indexer_types, but "
-            "index_topk_freq and index_skip_topk_offset (or index_topk_pattern) let them compute",
-            "take these keys from the model's own config.json",
-        )
+def _check_texts(source: SourceCheckpoint) -> None:
+    """What `verify` says of config.json and of the files between text and ids, as the output will have them."""
+    raw = served_config(read_config(source.directory))
+    report = Report(source.directory)
+    check_config(raw, report)
+    checkpoint = LoadedCheckpoint(source.directory, source.config, raw, entries=source.files.entries)
+    check_stated_dtype(checkpoint, report)
+    check_text_files(checkpoint, report)
+    errors = [found for found in report.findings if found.level == "error"]
+    if errors:
+        more = f" ({len(errors) - 1} more: glm5-ascend verify names them)" if len(errors) > 1 else ""
+        file = errors[0].file or CONFIG
+        fix = errors[0].fix if file == CONFIG else "correct it, or download this file again"
+        raise CheckpointError(f"{source.directory / file}: {errors[0].message}{more}", fix)

@@ -36,7 +36,7 @@ def check_tensors(checkpoint: LoadedCheckpoint, schemes: dict[str, str], report:
             complete.add(module)
     _check_unexpected(checkpoint, checker.known | {ROT_NAME}, report)
     _check_mixed(checkpoint, checkpoint.entries.keys(), {torch.bfloat16, torch.float16}, report)
-    _check_stated_dtype(checkpoint, report)
+    check_stated_dtype(checkpoint, report)
     if static:
         _check_float16(checkpoint, report)
     return complete
@@ -154,7 +154,7 @@ def _check_mixed(
     return len(ranked) > 1
 
 
-def _check_stated_dtype(checkpoint: LoadedCheckpoint, report: Report) -> None:
+def check_stated_dtype(checkpoint: LoadedCheckpoint, report: Report) -> None:
     """An engine runs in the dtype of config.json: bf16 weights in float16 overflow, and deq_scale is read as int64."""
     count = Counter(entry.dtype for entry in checkpoint.entries.values())
     stored = max((torch.bfloat16, torch.float16), key=lambda dtype: count[dtype])

@@ -9,12 +9,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from glm5_ascend.errors import CheckpointError, ConfigError
+from glm5_ascend.errors import CheckpointError, Glm5Error
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import prepare
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
+from tests.verify.faults import keys, texts
+from tests.verify.faults.row import QUICK, Linked, Row
 
 SHARD = "model-00001-of-00001.safetensors"
+#: The faults of verify's table that a source can have: what is copied, or written from it. An FP8 source has a
+#: quantization_config, which the output has not.
+FAULTS = [
+    row
+    for row in (*keys.ROWS, *texts.ROWS)
+    if row.level == "error" and QUICK in row.modes and row.kind in (keys.C, texts.T, texts.S, texts.J, texts.G)
+    if row.place != "quantization_config"
+]
 
 
 def with_tensors(directory: Path, *names: str, **config: object) -> QuantizeOptions:
@@ -58,5 +68,15 @@ def test_scales_of_fp8_are_known(tmp_path: Path) -> None:
 
 def test_indexer_types_alone_are_refused(tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "source", indexer_types=["full", "shared", "full"])
-    with pytest.raises(ConfigError, match=r"layers \[1\] are \'shared\' in indexer_types"):
+    with pytest.raises(CheckpointError, match=r"layers \[1\] are \'shared\' in indexer_types"):
         prepare(QuantizeOptions(source, tmp_path / "out"))
+
+
+@pytest.mark.parametrize("row", FAULTS, ids=lambda row: row.name)
+def test_what_verify_refuses_is_refused(row: Row, tiny_source: Path, tmp_path: Path) -> None:
+    ck = Linked(tiny_source, tmp_path / "source")
+    row.edit(ck)
+    with pytest.raises(Glm5Error) as refused:
+        prepare(QuantizeOptions(ck.directory, tmp_path / "out"))
+    assert refused.value.exit_code == 2 and refused.value.tip
+    assert len(refused.value.message.splitlines()) == 1 and not (tmp_path / "out").exists()

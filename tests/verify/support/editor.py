@@ -42,7 +42,8 @@ class Checkpoint:
         self.refresh()
 
     def refresh(self) -> None:
-        self.description: dict[str, Any] = json.loads((self.directory / DESCRIPTION).read_text())
+        path = self.directory / DESCRIPTION
+        self.description: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}  # a source has none
         self.shards = sorted(path.name for path in self.directory.glob("*.safetensors"))
         self.file_of: dict[str, str] = {}
         self.facts: dict[str, dict[str, Any]] = {}
