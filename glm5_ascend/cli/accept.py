@@ -16,6 +16,7 @@ from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, MissingEnvironmentErr
 
 if TYPE_CHECKING:
     from glm5_ascend.deploy.acceptance.journal import StepResult
+    from glm5_ascend.deploy.acceptance.steps import Accepting
 
 
 def register(app: typer.Typer) -> None:
@@ -66,7 +67,6 @@ def accept(
     from glm5_ascend.deploy.acceptance.steps import Accepting
     from glm5_ascend.deploy.profiles.load import load
     from glm5_ascend.report.header import make_header
-    from glm5_ascend.serve.activation import on_ascend
     from glm5_ascend.serve.client import server_address
     from glm5_ascend.serve.servable import check_directory
 
@@ -76,16 +76,9 @@ def accept(
         checkpoint.directory, chosen, folder, server_address(url) if url else "", key, minutes, simulate_npu
     )
     check_profile(setting)
-    if setting.on_npu and not simulate_npu and not url and not on_ascend():
-        raise MissingEnvironmentError(
-            f"profile {profile} needs an Atlas with vllm-ascend, and this machine has none",
-            "--simulate-npu does the rest, --profile cpu all of it on this CPU",
-        )
+    _require_machine(setting)
     sizes = AcceptSizes(against or directory, workload, windows, window)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{folder}: {error.strerror}", "name another folder with --out") from None
+    _make(folder)
     about: dict[str, Any] = {
         "checkpoint": str(checkpoint.directory.resolve()), "files": file_list(checkpoint.directory), "profile": profile,
         "engine": chosen.versions, "against": str(sizes.against.resolve()), "url": setting.url, "minutes": minutes,
@@ -106,6 +99,23 @@ def accept(
         print(printable(report["verdict"]))
         print(printable(f"wrote {journal.path} and {folder / accept_page.NAME}"))
     return EXIT_OK if report["ok"] else EXIT_CHECK_FAILED
+
+
+def _require_machine(setting: Accepting) -> None:
+    from glm5_ascend.serve.activation import on_ascend
+
+    if setting.on_npu and not setting.simulate and not setting.url and not on_ascend():
+        raise MissingEnvironmentError(
+            f"profile {setting.profile.name} needs an Atlas with vllm-ascend, and this machine has none",
+            "--simulate-npu does the rest, --profile cpu all of it on this CPU",
+        )
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: {error.strerror}", "name another folder with --out") from None
 
 
 def show(result: StepResult) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,13 +28,13 @@ from glm5_ascend.serve.client import Client
 from glm5_ascend.serve.local_server import free_port
 from tests.contract.support.sglang import SGLang
 from tests.deploy.support.judges import tool_environment
-from tests.deploy.support.replicas import Program, Replica, healthy, wait_for
+from tests.deploy.support.replicas import COMPLETE, Program, Replica, Request, chat, healthy, wait_for
 from tests.support.command import glm5_ascend
 
 pytestmark = pytest.mark.contract
 WINDOW, WINDOWS = 96, 4
 SGLANG_ROUTER, VLLM_ROUTER = "sglang-router==0.3.2", "vllm-router"
-PROMPT_TOKENS = "sglang:prompt_tokens_histogram_sum"
+PROMPT_TOKENS, RUNNING = "sglang:prompt_tokens_histogram_sum", "sglang:num_running_reqs"
 QUESTION = [{"role": "user", "content": "What is 47 + 38?"}]
 
 
@@ -151,14 +153,6 @@ def asked(client: Client, servers: list[Replica]) -> list[bool]:
     return [server.metric(PROMPT_TOKENS) > old for server, old in zip(servers, before, strict=True)]
 
 
-def test_the_router_of_a_single_profile(servers: list[Replica], tmp_path: Path) -> None:
-    """One of two servers answers."""
-    script = rendered_texts(load("a3-single-w4a8-sglang"), "shell", "/models/glm5")["router.sh"]
-    workers = {"WORKERS": " ".join(server.url for server in servers)}
-    with router(tmp_path, VLLM_ROUTER, script, workers) as client:
-        assert sum(asked(client, servers)) == 1
-
-
 def test_the_router_of_prefill_and_decode_asks_both(servers: list[Replica], tmp_path: Path) -> None:
     """SGLang's own router takes the rendered line and sends every request to both halves.
 
@@ -169,3 +163,36 @@ def test_the_router_of_prefill_and_decode_asks_both(servers: list[Replica], tmp_
     ahead, behind = (server.url.removeprefix("http://") for server in servers)
     with router(tmp_path, SGLANG_ROUTER, script, {"PREFILL_NODES": ahead, "DECODE_NODES": behind}) as client:
         assert asked(client, servers) == [True, True]
+
+
+def test_the_router_of_a_single_profile(servers: list[Replica], tmp_path: Path) -> None:
+    """One of two servers answers. Then one is killed under load: what had begun is lost, and nothing else."""
+    script = rendered_texts(load("a3-single-w4a8-sglang"), "shell", "/models/glm5")["router.sh"]
+    workers = {"WORKERS": " ".join(server.url for server in servers)}
+    with router(tmp_path, VLLM_ROUTER, script, workers) as client:
+        assert sum(asked(client, servers)) == 1
+        requests = under_load(client.url)
+        threads = [threading.Thread(target=request.run) for request in requests]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: all(server.metric(RUNNING) >= 1 for server in servers), "both servers to be at work", 300)
+        wait_for(lambda: any(request.bytes_seen for request in requests), "a stream that has begun", 300)
+        servers[0].kill()
+        for thread in threads:
+            thread.join(timeout=600)
+        assert not any(thread.is_alive() for thread in threads), "a request hangs"
+        fates = Counter(f"{'stream' if request.body['stream'] else 'whole'}: {request.fate}" for request in requests)
+        print(f"one of two SGLang servers killed under {len(requests)} requests: {dict(fates)}")
+        for request in requests:
+            if request.fate != COMPLETE:
+                assert request.body["stream"] and request.bytes_seen and "[DONE]" not in request.text, request
+        assert "85" in client.chat(QUESTION).content
+
+
+def under_load(url: str) -> list[Request]:
+    """Eight conversations, each with a streamed and a whole answer; long ones, so that a kill falls into them."""
+    return [
+        Request(url, f"conversation-{i}", chat(QUESTION, stream=stream, max_tokens=300, ignore_eos=True))
+        for i in range(8)
+        for stream in (False, True)
+    ]
