@@ -71,7 +71,7 @@ def main() -> None:
     tokenizer = OwnTokenizer(source)
     for line in sys.stdin:
         _renew(seconds)
-        answers.write(json.dumps(_answer(tokenizer, *json.loads(line))) + "\n")
+        answers.write(json.dumps(answer(tokenizer, *json.loads(line))) + "\n")
         answers.flush()
 
 
@@ -82,7 +82,7 @@ def _renew(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
-def _answer(tokenizer: OwnTokenizer, what: str, value: Any) -> dict[str, Any]:
+def answer(tokenizer: OwnTokenizer, what: str, value: Any) -> dict[str, Any]:
     """{"made": ...}, or why not: {"unusable": ...} of the files, {"refused": ...} of this text."""
     act: Callable[[Any], Any] = getattr(tokenizer, what)
     try:

@@ -21,7 +21,7 @@ from glm5_ascend.errors import MissingEnvironmentError
 from glm5_ascend.serve.c8_flags import with_keys
 from glm5_ascend.serve.environment import version_of
 from glm5_ascend.serve.flags import ServerCommand, given_flags, value_of
-from glm5_ascend.serve.launch import KEY_GUARD, SERVER_MODULE, become, require_free_port
+from glm5_ascend.serve.launch import KEY_GUARD, SERVER_MODULE, become, port_of, require_free_port
 from glm5_ascend.serve.servable import check_directory
 
 
@@ -66,12 +66,13 @@ def serve_profile(
         argv = [*argv[:flags], "--middleware", KEY_GUARD, *argv[flags:]]
     built = ServerCommand(kept(built.env), argv)
     built = built if chosen.engine == SGLANG else built.without_key()
+    port = port_of(built.argv)
     if dry_run:
         return built
     refuse_other_platform(chosen, vllm_args)
     answers = "--headless" not in built.argv and value_of(built.argv, "--node-rank") in ("", "0")
     if answers:
-        require_free_port(value_of(built.argv, "--host"), int(value_of(built.argv, "--port")))
+        require_free_port(value_of(built.argv, "--host"), port)
     own = chosen.platform == "cpu" or chosen.engine == SGLANG
     program = sys.executable if own else executable("vllm")
     start(ServerCommand(built.env, [program, *built.argv[1:]]))

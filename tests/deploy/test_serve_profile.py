@@ -81,6 +81,7 @@ def test_the_users_environment_stays_and_is_said(checkpoints: dict[str, Path]) -
         ("w4a8", ["--profile", "a3-single-w4a8-mlapo"], 2, "is for attention in W8A8,"),
         ("w8a8", ["--profile", "a3-single-w4a8"], 2, "is for experts in W4A8_DYNAMIC"),
         ("w8a8", ["--profile", "a3-2node"], 2, "needs to know 'ip'"),
+        ("w4a8", ["--profile", "a3-single-w4a8", "--", "--port", "x"], 2, "--port x: not a port"),
         ("w8a8", ["--profile", "a3-pd"], 2, "has several roles"),
         ("w4a8", ["--node", "1"], 2, "belong to a profile"),
         ("w8a8", ["--profile", "a3-single-w4a8-sglang"], 2, "is for experts in W4A8_DYNAMIC"),

@@ -189,6 +189,7 @@ def _options() -> Iterator[Case]:
         ["plan", "--model", "glm-5", "--workload=in=1024,out=64,requests=@"], ["plan", "--model=@"],
         ["plan", "--model", "glm-5", "--hardware=@"], ["plan", "--model", "glm-5", "--layout=tp=@"],
         ["serve", "{source}", "--dry-run", "--", "--port=@"], ["serve", "{source}", "--dry-run", "--profile=@"],
+        ["serve", "{source}", "--dry-run", "--profile=cpu", "--", "--port=@"],
         ["deploy", "render", "--to", "shell", "--out", "{out}", "--profile=@"], ["smoke", "http://@"],
         ["eval", "--url=@"],
         ["deploy", "render", "--to", "shell", "--out", "{out}", "--profile", "a3-2node", "--model=@"],

@@ -18,8 +18,6 @@ from tests.support.fork_server import ForkServer
 ROOT = Path(__file__).resolve().parents[2]
 #: No command of a test takes so long on the slowest machine; it is there to end one that hangs.
 TIMEOUT_S = 900
-#: No command of a test takes so long on the slowest machine; it is there to end one that hangs.
-TIMEOUT_S = 900
 
 
 def environment(**extra: str) -> dict[str, str]:
