@@ -1,6 +1,6 @@
 """Half an hour of unfriendly traffic: is the CPU server's memory flat, and does it answer as before?
 
-    python benchmarks/soak_server.py CHECKPOINT [--minutes 30] [--clients 8] [--out soak.csv] [--plot soak.svg]
+    python benchmarks/report_soak.py CHECKPOINT [--minutes 30] [--clients 8] [--out soak.csv] [--plot soak.svg]
 
 Starts `glm5-ascend serve` and sends mixed requests: chats, completions, tools, streams, drawn and greedy, log-probs. Of
 them 20 % are disturbed in equal parts: the client goes away in the middle of a stream, or before the answer, or sends
