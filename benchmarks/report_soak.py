@@ -1,6 +1,6 @@
 """Half an hour of unfriendly traffic: is the CPU server's memory flat, and does it answer as before?
 
-    python benchmarks/report_soak.py CHECKPOINT [--minutes 30] [--clients 8] [--out soak.csv] [--plot soak.svg]
+    python benchmarks/report_soak.py CHECKPOINT [--minutes 30] [--clients 8] [--out soak.csv]
 
 Starts `glm5-ascend serve` and sends mixed requests: chats, completions, tools, streams, drawn and greedy, log-probs. Of
 them 20 % are disturbed in equal parts: the client goes away in the middle of a stream, or before the answer, or sends
@@ -33,6 +33,8 @@ DISTURBED = 0.2
 WARM_UP_S = 300
 SAMPLE_S = 10
 TIMEOUT_S = 300
+#: A cache that traffic fills within the first minutes: its pages count as resident when they are first written.
+FLAGS = ("--max-num-seqs", "8", "--max-model-len", "2048", "--num-gpu-blocks-override", "512")
 PROBE = {"prompt": "[gMASK]<sop><|user|>Who are you?<|assistant|></think>", "max_tokens": 24, "temperature": 0}
 TOOL = {
     "type": "function",
@@ -139,30 +141,17 @@ def slope(points: list[tuple[float, int]]) -> float | None:
     return statistics.linear_regression([t / 3600 for t, _ in late], [size / 2**20 for _, size in late]).slope
 
 
-def plot(points: list[tuple[float, int]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 2.5), layout="constrained")
-    axes.plot([t / 60 for t, _ in points], [size / 2**20 for _, size in points])
-    axes.set(xlabel="minutes", ylabel="resident memory, MiB", ylim=(0, None))
-    figure.savefig(path, metadata={"Date": None})
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--out", type=Path, help="CSV: seconds, bytes")
-    parser.add_argument("--plot", type=Path, help="SVG")
     args = parser.parse_args()
     stop, count, wrong, points = threading.Event(), Counter[str](), list[str](), list[tuple[float, int]]()
     log = Path(tempfile.mkstemp(prefix="soak-", suffix=".log")[1])
     print(f"log: {log}")
-    with server(args.checkpoint, log, ["--max-num-seqs", "8", "--max-model-len", "2048"]) as port:
+    with server(args.checkpoint, log, FLAGS) as port:
         before = probe(port)
         clients = [threading.Thread(target=client, args=(port, n, stop, count, wrong)) for n in range(args.clients)]
         for thread in clients:
@@ -178,10 +167,9 @@ def main() -> int:
     if args.out:
         with args.out.open("w", newline="") as file:
             csv.writer(file).writerows([("seconds", "bytes"), *((f"{t:.0f}", size) for t, size in points)])
-    if args.plot:
-        plot(points, args.plot)
     print(f"{sum(count.values())} requests: " + ", ".join(f"{n} {kind}" for kind, n in sorted(count.items())))
-    print(f"resident: {points[0][1] / 2**20:.0f} MiB at first, {points[-1][1] / 2**20:.0f} MiB at last")
+    curve = points[:: max(1, len(points) // 12)]
+    print("minute: MiB   " + "   ".join(f"{t / 60:.1f}: {size / 2**20:.0f}" for t, size in [*curve, points[-1]]))
     if (rate := slope(points)) is not None:
         print(f"slope after {WARM_UP_S // 60} minutes: {rate:+.1f} MiB per hour")
     print(f"the probe's answer is {'the same' if after == before else f'{after!r}, was {before!r}'}")
