@@ -81,5 +81,7 @@ def rows(x: Any, tokens: Any, k: Any, w: Any, pitch: Any, first: Any, last: Any,
                 dots(x + token * k, k, table, k // STEP, place + 4 * token * pitch_out, pitch_out, ahead, reach)
             else:
                 dots(x + token * k, k, table, k // STEP, tile.ctypes.data, TILE, ahead, reach)
-                out[token : token + TILE, row:last] = tile[:, : last - row]
+                for i in range(TILE):  # not as slices: their shape check takes numba 2 s to compile
+                    for j in range(last - row):
+                        out[token + i, row + j] = tile[i, j]
             ahead += 2 * reach * (k // STEP)

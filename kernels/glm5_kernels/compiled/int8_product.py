@@ -186,14 +186,16 @@ def _multiply(first: Any, last: Any, given: Any, weights: Any, bias: Any, n: Any
             packed, padded = group, -(-count // TILE) * TILE
             x, sums = np.empty((padded, k), np.uint8), np.empty((padded, int8_dots.ROWS), np.int32)
             for row in range(count):
-                x[row] = codes[rows[begin + row]]
+                for column in range(k):  # not as a slice, nor below: its shape check takes numba 2 s to compile
+                    x[row, column] = codes[rows[begin + row], column]
         high = min(low + int8_dots.ROWS, n)
         weight = weights.base + group * weights.group_pitch + low * weights.row_pitch
         int8_dots.rows(x.ctypes.data, len(x), k, weight, weights.row_pitch, 0, high - low, sums)
         scales = weights.scales + 4 * (group * n + low)
         for row in range(count):
             if len(bias):
-                sums[row, : high - low] += bias[low:high]
+                for column in range(high - low):
+                    sums[row, column] += bias[low + column]
             target = out.base + (begin + row) * out.row_pitch + size * low
             factor = given.factors[rows[begin + row], 0]
             scale_row(sums[row].ctypes.data, high - low, factor, scales, out.kind, target)

@@ -57,7 +57,8 @@ def _sort_descending(keys: Any, n: Any) -> None:
             digit = int64(mask - (keys[0, i] >> uint32(shift) & mask))
             keys[2, starts[digit]], keys[3, starts[digit]] = keys[0, i], keys[1, i]
             starts[digit] += 1
-        keys[:2, :n] = keys[2:, :n]
+        for i in range(n):  # not as slices: those take numba 2.5 s to compile
+            keys[0, i], keys[1, i] = keys[2, i], keys[3, i]
 
 
 @njit(nogil=True, cache=True, inline="always")  # type: ignore[untyped-decorator]

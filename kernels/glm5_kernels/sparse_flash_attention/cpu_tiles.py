@@ -30,7 +30,7 @@ _KEY_KIND = (FP32, BF16, FP32, FP32, FP32)
 _VALUE_KIND = (FP32, BF16, FP32, FP32, BF16)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def attend_tokens(
     first: Any, last: Any, queries: Any, caches: Any, selection: Any, softmax: Any, out: Any, lse: Any
 ) -> None:
@@ -62,8 +62,10 @@ def attend_tokens(
         for head in range(queries.heads):
             lse[token, head] = float32(np.inf)
             if found:
-                tile.mixed[head] /= tile.total[head]
-                lse[token, head] = tile.peak[head] + np.log(tile.total[head])
+                total = tile.total[head]
+                for column in range(caches.rank):  # not as a slice: its shape check takes numba 2 s to compile
+                    tile.mixed[head, column] /= total
+                lse[token, head] = tile.peak[head] + np.log(total)
             target = out.base + token * out.block_pitch + head * out.row_pitch
             store_row_as(tile.mixed[head].ctypes.data, caches.rank, out.kind, target)
 
