@@ -30,14 +30,15 @@ class Glm5Error(Exception):
     Args:
         message: one line: what is wrong, and where (file, tensor, shard, line).
         tip: one line: what to do about it.
+
+    Both may hold names out of a stranger's file: what is no printable character is written as its escape.
     """
 
     exit_code = EXIT_BAD_INPUT
 
     def __init__(self, message: str, tip: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.tip = tip
+        self.message, self.tip = printable(message), printable(tip)
+        super().__init__(self.message)
 
 
 class CheckFailedError(Glm5Error):

@@ -18,3 +18,10 @@ GIB = 2**30  # bytes
 DESCRIPTION_NAME = "quant_model_description.json"
 #: Meta keys the two vllm-ascend lines need; `group_size` 0 and `version` 1.0.0 select per-channel packed int4.
 DESCRIPTION_META: dict[str, object] = {"version": "1.0.0", "group_size": 0, "metadata": {}}
+
+#: Key of the description that says the type of a layer's indexer cache, behind the name of its attention.
+INDEXER_CACHE_SUFFIX = ".indexer.quant_type"
+#: The only INT8 word that engines know there: vllm-ascend 0.23.0.post1 and 0.30.0rc2, `ascend_config.py`.
+INDEXER_CACHE_TYPE = "INT8_DYNAMIC"
+#: What our outputs up to November 2026 say instead: every cache then stays in 16 bits, silently.
+OLD_INDEXER_CACHE_TYPE = "QK_INT8_DYNAMIC"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
-from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT, QUANTIZED
+from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT, INDEXER_CACHE_SUFFIX, QUANTIZED
 from glm5_ascend.errors import CheckpointError, PlanError
 from glm5_ascend.files.resources import near, read_yaml
 from glm5_ascend.model import structure
@@ -114,7 +114,7 @@ def from_directory(directory: Path, cache: str | None = None, index_cache: bool 
             raise CheckpointError(f"{path}: {prefix}{part.name}.weight: unknown type {kind!r:.40}", "quantize again")
         types[prefix + part.name] = kind
     quantization = "bf16" if set(types.values()) == {FLOAT} else str(said.get("model_quant_type", "mixed"))
-    marked = any(str(key).endswith(".indexer.quant_type") for key in said)
+    marked = any(str(key).endswith(INDEXER_CACHE_SUFFIX) for key in said)
     model = PlannedModel(
         directory.name, quantization, config, types, "li" if marked else "none",
         config.indexer_types.count("full"), _stored_bytes(directory, config, types),

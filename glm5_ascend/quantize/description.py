@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from glm5_ascend.checkpoint import schemes
+from glm5_ascend.checkpoint.types import INDEXER_CACHE_SUFFIX, INDEXER_CACHE_TYPE
 from glm5_ascend.model import structure
 from glm5_ascend.quantize.plan import QuantizationPlan
 
@@ -13,8 +14,8 @@ def description(plan: QuantizationPlan) -> dict[str, object]:
     static = schemes.W8A8 in entries.values()
     entries |= {"model_quant_type": schemes.W8A8 if static else schemes.W8A8_DYNAMIC} | schemes.DESCRIPTION_META
     for layer in plan.cache_layers():
-        entries["indexer_quant_type"] = "INT8_DYNAMIC"
-        entries[f"{structure.layer_prefix(layer)}self_attn.indexer.quant_type"] = "QK_INT8_DYNAMIC"
+        entries["indexer_quant_type"] = INDEXER_CACHE_TYPE
+        entries[f"{structure.layer_prefix(layer)}self_attn{INDEXER_CACHE_SUFFIX}"] = INDEXER_CACHE_TYPE
     if plan.recipe.rotates:
         entries["is_rot_used"] = True
         entries["optional"] = {"quarot": {"rotation_map": {"global_rotation": "optional/quarot.safetensors"}}}

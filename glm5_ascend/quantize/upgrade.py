@@ -1,9 +1,10 @@
 """`quantize --upgrade DIR`: an output of an earlier version becomes what this one writes, and no weight is touched.
 
-Earlier versions kept `rot.weight` in a shard; SGLang looks for it in `rot.safetensors`. The new directory is built
-beside the old one, of hard links, but for the shard that held the tensor, the index and the provenance; then it takes
-the old one's name, as a finished quantization does. Killed at any time, DIR is the old one or the new one, and the same
-command goes on. Hashes of files that are only linked stay those of the run that wrote them.
+Earlier versions kept `rot.weight` in a shard, where SGLang looks for `rot.safetensors`, and called INT8 indexer caches
+by a word that no engine knows. The new directory is built beside the old one, of hard links, but for the files that
+change and the provenance; then it takes the old one's name, as a finished quantization does. Killed at any time, DIR
+is the old one or the new one, and the same command goes on. Hashes of files that are only linked stay those of the run
+that wrote them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ from glm5_ascend.checkpoint.output import (
     workshop,
 )
 from glm5_ascend.checkpoint.shards import Shard, TensorEntry
-from glm5_ascend.checkpoint.types import ROT_FILE, ROT_NAME
+from glm5_ascend.checkpoint.types import (
+    DESCRIPTION_NAME,
+    INDEXER_CACHE_SUFFIX,
+    INDEXER_CACHE_TYPE,
+    OLD_INDEXER_CACHE_TYPE,
+    ROT_FILE,
+    ROT_NAME,
+)
 from glm5_ascend.checkpoint.writer import check_free_space, disk_error, shard_header, write_json
 from glm5_ascend.errors import CheckpointError, OutputError
 from glm5_ascend.model.json_file import MAX_BYTES_BY_TENSOR, read_json_object
@@ -83,30 +91,64 @@ def _finish_stopped(work: Path, out: Path) -> None:
 
 def _upgrade(out: Path, work: Path) -> list[str]:
     record = _record(out)
-    files = CheckpointDir(out)
-    home = files.file_of.get(ROT_NAME)
-    if home is None or home == ROT_FILE:
+    shard, description = _shard_with_rot(out), _renamed_caches(out)
+    changed = [] if description is None else [DESCRIPTION_NAME]
+    if shard is not None:
+        changed += [shard.path.name, INDEX_NAME]
+    if not changed:
         finish_publishing(out)
         return []
-    shard = files.shards[home]
-    _check_unchanged(out, (home, INDEX_NAME), record)
-    _check_room_for_file(out, shard)
-    check_free_space(out.parent, shard.path.stat().st_size)
-    kept = [entry for entry in shard.entries.values() if entry.name != ROT_NAME]
+    _check_unchanged(out, changed, record)
+    gone = None
     try:
-        _link(out, work, without={home, INDEX_NAME, PROVENANCE_NAME, ROT_FILE})
-        if kept:
-            _copy_tensors(shard, kept, work / home)
-        _copy_tensors(shard, [shard.entries[ROT_NAME]], work / ROT_FILE)
+        if shard is None:
+            _link(out, work, without={*changed, PROVENANCE_NAME})
+        else:
+            _check_room_for_file(out, shard)
+            check_free_space(out.parent, shard.path.stat().st_size)
+            _link(out, work, without={*changed, PROVENANCE_NAME, ROT_FILE})
+            gone = _move_rot(shard, work)
+            changed += [ROT_FILE]
+        if description is not None:
+            write_json(work / DESCRIPTION_NAME, description)
     except OSError as error:
         raise disk_error(work, error) from None
-    index = read_json_object(out / INDEX_NAME, max_bytes=MAX_BYTES_BY_TENSOR)
-    index["weight_map"][ROT_NAME] = ROT_FILE
-    write_json(work / INDEX_NAME, index)
-    written = [*([home] if kept else []), INDEX_NAME, ROT_FILE]
-    write_json(work / PROVENANCE_NAME, _renewed(record, work, written, gone=None if kept else home))
+    written = [name for name in changed if name != gone]
+    write_json(work / PROVENANCE_NAME, _renewed(record, work, written, gone))
     publish(work, out)
     return sorted([*written, PROVENANCE_NAME])
+
+
+def _shard_with_rot(out: Path) -> Shard | None:
+    """The shard that holds `rot.weight`, unless that is where engines look for it."""
+    files = CheckpointDir(out)
+    home = files.file_of.get(ROT_NAME)
+    return None if home is None or home == ROT_FILE else files.shards[home]
+
+
+def _renamed_caches(out: Path) -> dict[str, Any] | None:
+    """The description with today's word for INT8 indexer caches; None if it has no other."""
+    if not (out / DESCRIPTION_NAME).is_file():
+        return None  # `verify` says so
+    description = read_json_object(out / DESCRIPTION_NAME, max_bytes=MAX_BYTES_BY_TENSOR)
+    old = {
+        key: INDEXER_CACHE_TYPE
+        for key, value in description.items()
+        if key.endswith(INDEXER_CACHE_SUFFIX) and value == OLD_INDEXER_CACHE_TYPE
+    }
+    return description | old if old else None
+
+
+def _move_rot(shard: Shard, work: Path) -> str | None:
+    """Write the file of `rot.weight`, the index and the rest of the shard; returns the shard's name if none is left."""
+    kept = [entry for entry in shard.entries.values() if entry.name != ROT_NAME]
+    if kept:
+        _copy_tensors(shard, kept, work / shard.path.name)
+    _copy_tensors(shard, [shard.entries[ROT_NAME]], work / ROT_FILE)
+    index = read_json_object(shard.path.parent / INDEX_NAME, max_bytes=MAX_BYTES_BY_TENSOR)
+    index["weight_map"][ROT_NAME] = ROT_FILE
+    write_json(work / INDEX_NAME, index)
+    return None if kept else shard.path.name
 
 
 def _record(out: Path) -> dict[str, Any]:
@@ -181,7 +223,7 @@ def _copy_tensors(shard: Shard, entries: list[TensorEntry], path: Path) -> None:
 
 def _renewed(record: dict[str, Any], work: Path, written: list[str], gone: str | None) -> dict[str, Any]:
     """The provenance with the new list of files, and new hashes of those that were written."""
-    names = sorted({*record["files"], ROT_FILE} - {gone})
+    names = sorted({*record["files"], *written} - {gone})
     if "outputs" not in record:  # of the first versions
         return record | {"files": names}
     facts = record["outputs"] | file_facts(work, written)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter
 
 from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME, FLOAT, QUANTIZED, W4A8_DYNAMIC, W8A8
-from glm5_ascend.checkpoint.types import ROT_NAME
+from glm5_ascend.checkpoint.types import INDEXER_CACHE_SUFFIX, ROT_NAME
 from glm5_ascend.model import structure
 from glm5_ascend.model.structure import Linear
-from glm5_ascend.verify.description_meta import CACHE_SUFFIX, META, check_meta
+from glm5_ascend.verify.description_meta import META, check_meta
 from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.verify.report import Report
 
@@ -64,7 +64,7 @@ def _check_keys(checkpoint: LoadedCheckpoint, description: dict[str, object], re
     """One key per tensor, one type per linear, nothing else."""
     here = checkpoint.entries.keys() | checkpoint.unreadable
     for key, scheme in description.items():
-        if key in META or key.endswith(CACHE_SUFFIX):
+        if key in META or key.endswith(INDEXER_CACHE_SUFFIX):
             continue  # check_meta
         if not isinstance(scheme, str) or scheme not in (FLOAT, *QUANTIZED):
             report.error(

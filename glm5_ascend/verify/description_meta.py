@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from glm5_ascend.checkpoint.types import DESCRIPTION_META, DESCRIPTION_NAME, FLOAT
+from glm5_ascend.checkpoint.types import (
+    DESCRIPTION_META,
+    DESCRIPTION_NAME,
+    FLOAT,
+    INDEXER_CACHE_SUFFIX,
+    INDEXER_CACHE_TYPE,
+    OLD_INDEXER_CACHE_TYPE,
+)
 from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.verify.report import CheckpointFinding, Report
@@ -25,9 +32,6 @@ META = {
     "indexer_quant_type",
     "kv_cache_type",
 }
-#: Of a layer: its indexer's cache is INT8 at run time. With one such key, all other layers keep theirs in 16 bits.
-CACHE_SUFFIX = ".indexer.quant_type"
-INDEXER_CACHE = "INT8_DYNAMIC"
 #: Caches whose scales lie in tensors that no GLM-5 checkpoint has: key -> what the engine would look for.
 _FOREIGN_CACHES = {"fa_quant_type": "fa_k.scale", "kv_cache_type": "k_proj.kv_cache_scale"}
 
@@ -88,16 +92,16 @@ def _check_caches(description: Mapping[str, object], config: ModelConfig, report
                 f"is {description[key]!r:.60}: the engine would build a cache for {tensors}, which GLM-5 does not have"
             )
             _error(report, key, why, "remove the key")
-    marked = [key for key in description if key.endswith(CACHE_SUFFIX)]
+    marked = [key for key in description if key.endswith(INDEXER_CACHE_SUFFIX)]
     for key in marked:
         _check_layer(config, key, description[key], report)
     key = "indexer_quant_type"
-    if key in description and description[key] != INDEXER_CACHE:
-        _error(report, key, f"is {description[key]!r:.60}, expected {INDEXER_CACHE!r}: no engine knows it")
+    if key in description and description[key] != INDEXER_CACHE_TYPE:
+        _error(report, key, f"is {description[key]!r:.60}, expected {INDEXER_CACHE_TYPE!r}: no engine knows it")
     elif key in description and not marked:
         report.warning(
             f"description.{key}",
-            f"{key} is given, but no layer has a key {CACHE_SUFFIX[1:]}: the engine chooses the layers by itself",
+            f"{key} is given, but no layer has {INDEXER_CACHE_SUFFIX[1:]}: the engine chooses the layers by itself",
             file=DESCRIPTION_NAME,
             fix="quantize again, or remove the key",
         )
@@ -106,17 +110,20 @@ def _check_caches(description: Mapping[str, object], config: ModelConfig, report
 
 
 def _check_layer(config: ModelConfig, key: str, scheme: object, report: Report) -> None:
-    problem = None
+    """With one such key, a layer's cache is INT8 at run time only where this says so in the engine's word."""
     layers = (layer for layer in range(config.num_layers_with_mtp) if config.has_indexer(layer))
-    if key.removesuffix(CACHE_SUFFIX) not in (f"{structure.layer_prefix(layer)}self_attn" for layer in layers):
+    fix = "quantize again, or correct the description"
+    if key.removesuffix(INDEXER_CACHE_SUFFIX) not in (f"{structure.layer_prefix(layer)}self_attn" for layer in layers):
         problem = "this layer has none"
-    elif not isinstance(scheme, str) or "INT8" not in scheme:
-        problem = f"{scheme!r:.60} is no INT8 type"
-    if problem:
-        report.error(
-            "description.cache",
-            f"cache type of an indexer: {problem}",
-            tensor=key,
-            file=DESCRIPTION_NAME,
-            fix="quantize again, or correct the description",
+    elif scheme == OLD_INDEXER_CACHE_TYPE:
+        problem = (
+            f"{scheme!r}, as earlier versions wrote it: engines know {INDEXER_CACHE_TYPE!r} only, and keep 16 bits"
         )
+        fix = f"glm5-ascend quantize --upgrade {report.directory}"
+    elif scheme != INDEXER_CACHE_TYPE:
+        problem = f"{scheme!r:.60}, expected {INDEXER_CACHE_TYPE!r}"
+    else:
+        return
+    report.error(
+        "description.cache", f"cache type of an indexer: {problem}", tensor=key, file=DESCRIPTION_NAME, fix=fix
+    )

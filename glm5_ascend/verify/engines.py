@@ -11,6 +11,7 @@ from dataclasses import replace
 from glm5_ascend.checkpoint.types import (
     DESCRIPTION_NAME,
     FLOAT,
+    INDEXER_CACHE_SUFFIX,
     LINEAR_TYPES,
     ROT_NAME,
     W4A8_DYNAMIC,
@@ -107,7 +108,7 @@ def _sglang_notes(checked: Checked) -> list[EngineNote]:
                 "models/deepseek_common/deepseek_weight_loader.py:328, speculative/eagle_worker_v2.py:378",
             )
         )
-    if any(key.endswith(".indexer.quant_type") for key in description):
+    if any(key.endswith(INDEXER_CACHE_SUFFIX) for key in description):
         notes.append(EngineNote("INT8 indexer caches (C8) are not known: they stay in 16 bits", _MODELSLIM))
     return notes
 

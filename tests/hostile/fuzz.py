@@ -30,6 +30,10 @@ MEMORY_BYTES, CPU_SECONDS = 4 * 2**30, 10
 STARTS_SOMETHING = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.connect")
 
 
+#: Targets see another one, see `limit`.
+really_end = os._exit
+
+
 class Ended(BaseException):
     """The process would have ended itself here, as its parent expects."""
 
@@ -54,7 +58,10 @@ def main() -> int:
             return 0
         child = os.fork()  # libFuzzer ends its process
         if child == 0:
-            fuzz(given.target, given.minutes, corpus, Path(scratch))
+            try:
+                fuzz(given.target, given.minutes, corpus, Path(scratch))
+            finally:
+                really_end(1)  # where libFuzzer raises instead, the folder is still the parent's
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         pack(given.target, corpus)
         return code

@@ -71,8 +71,8 @@ def test_a_stock_file_runs_unchanged(recipe: Path, tiny_source: Path, tmp_path: 
     quantize(prepare(options), silent)
     written = json.loads((out / "quant_model_description.json").read_text())
     assert written["indexer_quant_type"] == "INT8_DYNAMIC"
-    marked = {key for key in written if key.endswith(".indexer.quant_type")}
-    assert marked == {f"model.layers.{i}.self_attn.indexer.quant_type" for i in (1, 2, 3)}
+    marked = {key: word for key, word in written.items() if key.endswith(".indexer.quant_type")}
+    assert marked == {f"model.layers.{i}.self_attn.indexer.quant_type": "INT8_DYNAMIC" for i in (1, 2, 3)}
     assert written["model.layers.1.mlp.experts.0.up_proj.weight"] == "W4A8_DYNAMIC"
 
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file, save_file
 
-from glm5_ascend.checkpoint.output import PROVENANCE_NAME, workshop
+from glm5_ascend.checkpoint.output import PROVENANCE_NAME, file_facts, workshop
 from glm5_ascend.checkpoint.writer import ShardWriter
 from glm5_ascend.cli import run
 from glm5_ascend.errors import CheckpointError, OutputError
@@ -25,6 +25,7 @@ from glm5_ascend.verify import verify
 from tests.quantize.support.kill_runs import digest
 from tests.support.tiny_model import quantize_tiny
 
+DESCRIPTION = "quant_model_description.json"
 INDEX = "model.safetensors.index.json"
 SHARD = "quant_model_weights-00001-of-00001.safetensors"
 Quantized = Callable[..., Path]
@@ -182,6 +183,25 @@ def test_a_users_own_files_stay(old: Path, tiny_w4a8: Path) -> None:
     assert (old / "notes" / "mine.txt").read_text() == (old / "chat_template.jinja").read_text() == "mine"
     record = json.loads((old / PROVENANCE_NAME).read_text())
     assert record == json.loads((tiny_w4a8 / PROVENANCE_NAME).read_text())  # an edit is still seen by verify
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_int8_caches_get_the_engines_word(moves: bool, tiny_source: Path, tmp_path: Path) -> None:
+    """Alone, and together with the move of `rot.weight`."""
+    today = quantize_tiny(tiny_source, tmp_path / "today", "w4a8c8")
+    made = quantize_as_before if moves else quantize_tiny
+    out = made(tiny_source, tmp_path / "out", "w4a8c8")
+    text = (out / DESCRIPTION).read_text()
+    (out / DESCRIPTION).write_text(text.replace('.indexer.quant_type": "INT8', '.indexer.quant_type": "QK_INT8'))
+    record = json.loads((out / PROVENANCE_NAME).read_text())
+    record["outputs"] |= file_facts(out, [DESCRIPTION])
+    (out / PROVENANCE_NAME).write_text(json.dumps(record))
+    caches = [found for found in verify(out).findings if found.id == "description.cache"]
+    assert caches and {found.fix for found in caches} == {f"glm5-ascend quantize --upgrade {out}"}
+    rot = [INDEX, SHARD, "rot.safetensors"] if moves else []
+    assert upgrade_output(out).written == sorted([PROVENANCE_NAME, DESCRIPTION, *rot])
+    assert digest(out) == digest(today) and verify(out, against=tiny_source).findings == []
+    assert upgrade_output(out).written == []
 
 
 def test_without_a_rotation_there_is_nothing_to_do(tiny_source: Path, tmp_path: Path) -> None:

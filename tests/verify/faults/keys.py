@@ -17,6 +17,14 @@ def rope(name: str, value: object) -> Edit:
     return edit
 
 
+def cache_of_a_layer(word: str) -> Edit:
+    def edit(ck: Linked) -> None:
+        key(DESCRIPTION, "indexer_quant_type", "INT8_DYNAMIC")(ck)
+        key(DESCRIPTION, "model.layers.1.self_attn.indexer.quant_type", word)(ck)
+
+    return edit
+
+
 def mlp_layer_types_alone(ck: Linked) -> None:
     key(CONFIG, "mlp_layer_types", ["dense", "sparse", "sparse"])(ck)
     without(CONFIG, "first_k_dense_replace")(ck)
@@ -56,8 +64,10 @@ ROWS = [
     ),
     Row(
         K, "a layer without indexer_quant_type",
-        key(DESCRIPTION, "model.layers.1.self_attn.indexer.quant_type", "QK_INT8_DYNAMIC"), "would not build its INT8",
+        key(DESCRIPTION, "model.layers.1.self_attn.indexer.quant_type", "INT8_DYNAMIC"), "would not build its INT8",
     ),
+    Row(K, "a layer's cache in the old word", cache_of_a_layer("QK_INT8_DYNAMIC"), "engines know 'INT8_DYNAMIC' only"),
+    Row(K, "a layer's cache of another type", cache_of_a_layer("INT8"), "'INT8', expected 'INT8_DYNAMIC'"),
     Row(K, "a key of nothing", key(DESCRIPTION, "ascend_quant_method", "ascend"), "type 'ascend' is unknown"),
     # -- config.json
     Row(C, "dtype float16", key(CONFIG, "dtype", "float16"), "dtype is float16, but"),
