@@ -169,8 +169,9 @@ def stored_inputs(name: str) -> Path:
 
 
 def seeds(name: str) -> Iterator[bytes]:
-    """Sound inputs of a target."""
+    """Sound inputs of a target, and what was once found."""
     if name == "safetensors":
+        yield b"\x0e\0\0\0\0\0\0\0" + b'{"a\\fb": 0}    '  # a name with a form feed, which some take for a line end
         yield b"\x3c\0\0\0\0\0\0\0" + b'{"a":{"dtype":"I8","shape":[2,2],"data_offsets":[0,4]}}     ' + bytes(4)
     elif name == "recipe":
         yield from (path.read_bytes() for path in sorted((ROOT / "quant_recipes").rglob("*.yaml")))

@@ -114,8 +114,10 @@ def _per_head(first_task: Any, last_task: Any, blocks: Any, sizes: Any, x: Any, 
     for task in range(first_task, last_task):
         head, first = task // blocks, task % blocks * TOKENS
         tokens = min(TOKENS, all_tokens - first)
-        left[tokens * n :] = 0
-        total[:] = 0
+        for element in range(tokens * n, len(left)):  # not as slices, which take numba long to compile
+            left[element] = 0
+        for element in range(len(total)):
+            total[element] = 0
         for token in range(tokens):
             source = x.base + (first + token) * x.block_pitch + head * x.row_pitch
             load_row_as_fp32(source, n, x.kind, left.ctypes.data + 4 * n * token, STEP)

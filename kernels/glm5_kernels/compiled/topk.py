@@ -23,7 +23,7 @@ def best_positions(scores: Any, seen: Any, k: Any, out: Any, keys: Any) -> None:
         out: int32 [k].
         keys: uint32 [4, >= seen], scratch.
     """
-    bits, values, positions = scores[:seen].view(np.uint32), keys[0], keys[1]
+    bits, values, positions = scores.view(np.uint32), keys[0], keys[1]
     for position in range(seen):
         values[position] = _ordered(bits[position])
     bins = np.zeros(1 << _DIGIT, np.int32)

@@ -32,15 +32,17 @@ class IndexerCall(NamedTuple):
     """All tokens' queries and all requests' keys; T tokens, H heads (a multiple of HEADS), D dims (of WIDTH).
 
     Attributes:
-        query: fp32 [T, H, D], or [T, H, D / 2] pairs of bf16 where the keys' kind is PAIRED. weight: fp32 [T, H].
-        heads: those that count, the others pad. visible: int64 [T]. block_table: int64 [B, max_blocks].
+        query: address of fp32 [T, H, D], or [T, H, D / 2] pairs of bf16 where the keys' kind is PAIRED; padded: its
+            H and width. weight: address of fp32 [T, H]. heads: those that count, the others pad.
+        visible: int64 [T]. block_table: int64 [B, max_blocks].
         keys: rows (block, offset) of the cache. block_size: rows of a block.
         key_scale: fp32 [num_blocks, block_size] of int8 keys, else empty.
         out: int32 [T, topk].
     """
 
-    query: Any
-    weight: Any
+    query: int
+    padded: tuple[int, int]
+    weight: int
     heads: int
     visible: Any
     block_table: Any
@@ -102,8 +104,9 @@ def _choose(
 
     keys = row_address(k_cache, PAIRED if pairs else None)
     step = IndexerCall(
-        query.view(torch.float32).numpy(), weight.numpy(), heads, visible.numpy(), batch.block_table.long().numpy(),
-        keys, k_cache.shape[1], (torch.empty(0, 0) if k_scale is None else k_scale).numpy(), out.numpy(),
+        query.data_ptr(), (padded[0], padded[1] // 2 if pairs else padded[1]), weight.data_ptr(), heads,
+        visible.numpy(), batch.block_table.long().numpy(), keys, k_cache.shape[1],
+        (torch.empty(0, 0) if k_scale is None else k_scale).numpy(), out.numpy(),
     )  # fmt: skip
     threads = torch.get_num_threads()
     if len(tasks) < threads:
@@ -126,7 +129,7 @@ def _choose_with_all_threads(task: tuple[int, int, int], step: IndexerCall) -> N
         _score(step, request, first, number * SPAN, min((number + 1) * SPAN, length), scores)
 
     each(score_part, -(-length // SPAN))
-    _best(scores, step.visible[first:last], step.out[first:last])
+    _best(scores, step, first)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
@@ -137,7 +140,7 @@ def _choose_tasks(tasks: Any, step: Any) -> None:
         length = step.visible[last - 1]
         scores = np.empty((last - first, -(-length // STEP) * STEP), np.float32)
         _score(step, request, first, 0, length, scores)
-        _best(scores, step.visible[first:last], step.out[first:last])
+        _best(scores, step, first)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
@@ -146,14 +149,14 @@ def _score(step: Any, request: Any, first_token: Any, start: Any, stop: Any, sco
 
     start: a multiple of STEP; scores may be written up to the next one after `stop`. A missing key's score is NaN.
     """
-    heads, dims = step.query.shape[1:]
+    heads, dims = step.padded
     cache, table, block_size = step.keys, step.block_table[request], step.block_size
     keys, key_kind = aligned_fp32(dims * STEP), FP32 if cache.kind == PAIRED else cache.kind  # pairs move as 32 bits
     addresses, factor = np.empty(STEP, np.int64), np.empty(STEP, np.float32)
     index, offset = start // block_size, start % block_size  # counted on: a division takes as long as many products
     for first in range(start, stop, STEP):
         n = min(STEP, stop - first)
-        index, offset, plain = _find_keys(step, table, index, offset, addresses[:n], factor)
+        index, offset, plain = _find_keys(step, table, index, offset, n, addresses, factor)
         for key in range(n, STEP):
             addresses[key] = addresses[n - 1]
         for key in range(0, STEP, WIDTH):
@@ -164,8 +167,9 @@ def _score(step: Any, request: Any, first_token: Any, start: Any, stop: Any, sco
             stride = -(-STEP * cache.row_pitch // (heads // HEADS * dims))
         for row in range(len(scores)):
             token = first_token + row
-            seen, out = min(n, step.visible[token] - first), scores[row].ctypes.data + 4 * first
-            query, weight = step.query[token].ctypes.data, step.weight[token].ctypes.data
+            seen, out = min(n, step.visible[token] - first), scores.ctypes.data + 4 * (row * scores.shape[1] + first)
+            query = step.query + 4 * token * heads * dims
+            weight = step.weight + 4 * token * heads
             if seen > 0 and cache.kind == PAIRED:
                 tile_scores_of_pairs(keys.ctypes.data, query, weight, heads, step.heads, dims, out, ahead, stride)
             elif seen > 0:
@@ -176,14 +180,14 @@ def _score(step: Any, request: Any, first_token: Any, start: Any, stop: Any, sco
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _find_keys(step: Any, table: Any, index: Any, offset: Any, addresses: Any, factor: Any) -> Any:
-    """addresses and factor <- row and scale of the next keys from row `offset` of the request's block `index` on.
+def _find_keys(step: Any, table: Any, index: Any, offset: Any, n: Any, addresses: Any, factor: Any) -> Any:
+    """addresses and factor <- row and scale of the next n keys from row `offset` of the request's block `index` on.
 
     Returns:
         where the keys after these begin (index, offset), and whether all factors are 1. A missing key's is NaN.
     """
     cache, plain = step.keys, step.key_scale.size == 0
-    for key in range(len(addresses)):
+    for key in range(n):
         block = table[index] if index < len(table) else int64(-1)
         addresses[key] = cache.base + max(block, int64(0)) * cache.block_pitch + offset * cache.row_pitch
         factor[key] = float32(1)
@@ -198,8 +202,10 @@ def _find_keys(step: Any, table: Any, index: Any, offset: Any, addresses: Any, f
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _best(scores: Any, visible: Any, out: Any) -> None:
-    """out int32 [n, topk] <- the best of the first visible[i] of scores[i], for scores fp32 [n, length]."""
+def _best(scores: Any, step: Any, first: Any) -> None:
+    """Rows of step.out from token `first` on <- the best of the positions visible to it; scores fp32 [n, length]."""
     scratch = np.empty((4, scores.shape[1]), np.uint32)
-    for token in range(len(out)):
-        best_positions(scores[token], max(int64(0), visible[token]), out.shape[1], out[token], scratch)
+    for row in range(len(scores)):
+        token = first + row
+        seen = max(int64(0), step.visible[token])
+        best_positions(scores[row], seen, step.out.shape[1], step.out[token], scratch)

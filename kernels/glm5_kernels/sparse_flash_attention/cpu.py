@@ -12,7 +12,7 @@ from glm5_kernels.compiled.simd import BF16, PAIRS, STEP, WIDTH
 from glm5_kernels.compiled.threads import each
 from glm5_kernels.paged_cache import LONGEST, PagedBatch, query_layout
 from glm5_kernels.sparse_flash_attention import reference
-from glm5_kernels.sparse_flash_attention.cpu_operands import Caches, ChosenKeys, Queries, SoftmaxOptions
+from glm5_kernels.sparse_flash_attention.cpu_operands import Caches, ChosenKeys, Queries, SoftmaxOptions, buffers
 from glm5_kernels.sparse_flash_attention.cpu_tiles import attend_tokens
 from glm5_kernels.sparse_flash_attention.reference import check, check_packed, unpack_latents
 
@@ -113,7 +113,8 @@ def _attend(
 
     def attend(task: int) -> None:
         first, last = size * task, min(size * (task + 1), num_tokens)
-        attend_tokens(first, last, queries, caches, selection, softmax, row_address(latents), lse.numpy())
+        tile = buffers(heads, caches, topk_indices.shape[1])
+        attend_tokens(first, last, queries, caches, selection, softmax, tile, row_address(latents), lse.numpy())
 
     each(attend, -(-num_tokens // max(size, 1)))
     return latents[..., :rank].to(dtype).contiguous(), lse

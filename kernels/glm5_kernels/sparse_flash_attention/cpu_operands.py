@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from typing import Any, NamedTuple
 
-from glm5_kernels.compiled.rows import RowAddress
+import numpy as np
+
+from glm5_kernels.compiled.rows import PAIRED, RowAddress
+from glm5_kernels.compiled.simd import HEADS, STEP, aligned_fp32
 
 #: Keys of a tile: with 512 + 64 columns the tile, its transposed copy, the query and the output fit a 1 MiB cache.
 TILE = 64
@@ -56,23 +61,62 @@ class Tile(NamedTuple):
     D = rank + rope. `keys` and `values` lie in pieces of STEP columns, so that a piece stays in the nearest cache for
     all heads.
 
+    What compiled code needs no elements of is an address: every array costs numba time to compile.
+
     Attributes:
-        query: [H, D]. keys: [D * TILE], transposed. values: [rank * TILE].
+        query: [H, D], zeros behind the last head. keys: [D * TILE], transposed. values: [rank * TILE].
         scores: [H, TILE]. mixed: [H, rank], the weighted sum of values. peak, total: [H], of the softmax.
         ckv_rows, kpe_rows: int64 [K + STEP], addresses of the chosen rows.
-        latents, rotated: [TILE, rank] and [TILE, rope], unpacked rows; latent_rows, rotated_rows: int64 [TILE], theirs.
+        latent_rows, rotated_rows: int64 [TILE], addresses of unpacked rows [rank] and [rope].
     """
 
-    query: Any
-    keys: Any
-    values: Any
+    query: int
+    keys: int
+    values: int
     scores: Any
     mixed: Any
     peak: Any
     total: Any
     ckv_rows: Any
     kpe_rows: Any
-    latents: Any
-    rotated: Any
     latent_rows: Any
     rotated_rows: Any
+
+
+class _Buffers(threading.local):
+    """A thread's `Tile`, for what sizes it is, and the arrays that it holds addresses of."""
+
+    sizes: tuple[int, ...] | None = None
+    arrays: tuple[Any, ...]
+    tile: Tile
+
+
+def buffers(heads: int, caches: Caches, most: int) -> Tile:
+    """This thread's `Tile` for so many heads and up to `most` chosen positions; the last one again, if it fits."""
+    sizes = heads, caches.ckv.kind, caches.rank, caches.rope, most
+    if _own.sizes != sizes:
+        _own.arrays, _own.tile = _new_buffers(-(-heads // HEADS) * HEADS, caches, most)
+        _own.sizes = sizes
+    return _own.tile
+
+
+def _new_buffers(heads: int, caches: Caches, most: int) -> tuple[tuple[Any, ...], Tile]:
+    rank, rope = caches.rank, caches.rope
+    dims = (rank + rope) // (2 if caches.ckv.kind == PAIRED else 1)
+    query, latents, rotated = np.zeros((heads, dims), np.float32), _aligned(TILE, rank), _aligned(TILE, rope)
+    keys, values = _aligned(dims * TILE), _aligned(rank * TILE)
+    tile = Tile(
+        query.ctypes.data, keys.ctypes.data, values.ctypes.data,
+        _aligned(heads, TILE), _aligned(heads, rank), np.empty(heads, np.float32), np.empty(heads, np.float32),
+        np.empty(most + STEP, np.int64), np.empty(most + STEP, np.int64),
+        latents.ctypes.data + 4 * rank * np.arange(TILE), rotated.ctypes.data + 4 * rope * np.arange(TILE),
+    )  # fmt: skip
+    return (query, keys, values, latents, rotated), tile
+
+
+def _aligned(*shape: int) -> Any:
+    """`aligned_fp32`, outside of compiled code."""
+    return aligned_fp32.py_func(math.prod(shape)).reshape(shape)
+
+
+_own = _Buffers()

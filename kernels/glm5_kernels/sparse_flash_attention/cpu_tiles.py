@@ -18,9 +18,9 @@ from glm5_kernels.compiled.rows import (
     store_row_as,
     transpose,
 )
-from glm5_kernels.compiled.simd import BF16, FP32, HEADS, STEP, WIDTH, aligned_fp32
+from glm5_kernels.compiled.simd import BF16, FP32, STEP, WIDTH
 from glm5_kernels.sparse_flash_attention.cpu_intrinsics import exponentials, pair_up, scale_and_peak, unpacked
-from glm5_kernels.sparse_flash_attention.cpu_operands import DEPTH, TILE, Tile
+from glm5_kernels.sparse_flash_attention.cpu_operands import DEPTH, TILE
 from glm5_kernels.sparse_flash_attention.reference import TILE as PER_SCALE
 
 #: As what the rows of a cache of each kind are transposed: PACKED ones are unpacked to fp32 first, PAIRED ones are
@@ -32,7 +32,7 @@ _VALUE_KIND = (FP32, BF16, FP32, FP32, BF16)
 
 @njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def attend_tokens(
-    first: Any, last: Any, queries: Any, caches: Any, selection: Any, softmax: Any, out: Any, lse: Any
+    first: Any, last: Any, queries: Any, caches: Any, selection: Any, softmax: Any, tile: Any, out: Any, lse: Any
 ) -> None:
     """out (RowAddress of latents) and lse fp32 [T, heads] of tokens first..last.
 
@@ -45,13 +45,13 @@ def attend_tokens(
 
     from m = -inf, l = 0, o = 0 on; after the last tile out = o / l and lse = m + log(l).
     """
-    tile = _buffers(queries, caches, selection.topk_indices.shape[1])
     for token in range(first, last):
         found = _choose_rows(token, selection, caches, tile)
         _load_query(token, queries, caches, tile)
-        tile.mixed[:] = float32(0)
-        tile.peak[:] = float32(-np.inf)
-        tile.total[:] = float32(0)
+        for head in range(len(tile.mixed)):  # no slices here: the check of their shapes takes numba long to compile
+            tile.peak[head], tile.total[head] = float32(-np.inf), float32(0)
+            for column in range(caches.rank):
+                tile.mixed[head, column] = float32(0)
         for start in range(0, found, TILE):
             keys = min(TILE, found - start)
             _gather_tile(start, keys, caches, softmax, tile)
@@ -63,11 +63,11 @@ def attend_tokens(
             lse[token, head] = float32(np.inf)
             if found:
                 total = tile.total[head]
-                for column in range(caches.rank):  # not as a slice: its shape check takes numba 2 s to compile
+                for column in range(caches.rank):
                     tile.mixed[head, column] /= total
                 lse[token, head] = tile.peak[head] + np.log(total)
             target = out.base + token * out.block_pitch + head * out.row_pitch
-            store_row_as(tile.mixed[head].ctypes.data, caches.rank, out.kind, target)
+            store_row_as(tile.mixed.ctypes.data + 4 * head * caches.rank, caches.rank, out.kind, target)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
@@ -84,24 +84,6 @@ def _value_pairs(caches: Any, softmax: Any) -> Any:
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _whole_steps(keys: Any) -> Any:
     return -(-keys // STEP) * STEP
-
-
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _buffers(queries: Any, caches: Any, most: Any) -> Any:
-    """A `Tile` for up to `most` chosen positions."""
-    heads, rank, rope = -(-queries.heads // HEADS) * HEADS, caches.rank, caches.rope
-    dims = (rank + rope) // _columns_per_element(caches)
-    latents, rotated = aligned_fp32(TILE * rank).reshape(TILE, rank), aligned_fp32(TILE * rope).reshape(TILE, rope)
-    latent_rows, rotated_rows = np.empty(TILE, np.int64), np.empty(TILE, np.int64)
-    for key in range(TILE):
-        latent_rows[key], rotated_rows[key] = latents[key].ctypes.data, rotated[key].ctypes.data
-    return Tile(
-        np.zeros((heads, dims), np.float32), aligned_fp32(dims * TILE), aligned_fp32(rank * TILE),
-        aligned_fp32(heads * TILE).reshape(heads, TILE), aligned_fp32(heads * rank).reshape(heads, rank),
-        np.empty(heads, np.float32), np.empty(heads, np.float32),
-        np.empty(most + STEP, np.int64), np.empty(most + STEP, np.int64),
-        latents, rotated, latent_rows, rotated_rows,
-    )  # fmt: skip
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
@@ -135,7 +117,7 @@ def _load_query(token: Any, queries: Any, caches: Any, tile: Any) -> None:
     nope_kind = FP32 if per == 2 else nope.kind  # pairs are moved as 32 bits
     pe_kind = FP32 if per == 2 else pe.kind
     for head in range(queries.heads):
-        start = tile.query[head].ctypes.data
+        start = tile.query + 4 * head * (rank + rope)
         nope_row = nope.base + token * nope.block_pitch + head * nope.row_pitch
         load_row_as_fp32(nope_row, rank, nope_kind, start, STEP)
         pe_row = pe.base + token * pe.block_pitch + head * pe.row_pitch
@@ -146,26 +128,26 @@ def _load_query(token: Any, queries: Any, caches: Any, tile: Any) -> None:
 def _gather_tile(start: Any, keys: Any, caches: Any, softmax: Any, tile: Any) -> None:
     """tile.keys and tile.values <- the chosen rows start .. start + keys, and to the next STEP what fills the lanes."""
     kind, rank, whole = caches.ckv.kind, caches.rank, _whole_steps(keys)
-    latent_rows, rotated_rows = tile.ckv_rows[start:], tile.kpe_rows[start:]
+    latent_rows, rotated_rows = tile.ckv_rows, tile.kpe_rows
     if kind == PACKED:
         _unpack_rows(start, whole, caches, tile)
-        latent_rows, rotated_rows = tile.latent_rows, tile.rotated_rows
+        latent_rows, rotated_rows, start = tile.latent_rows, tile.rotated_rows, 0
     if _value_pairs(caches, softmax):
         for key in range(0, whole, 2):
-            here = tile.values.ctypes.data + 4 * STEP * (key // 2)
-            interleave(latent_rows[key], latent_rows[key + 1], rank, here, STEP * TILE)
+            here = tile.values + 4 * STEP * (key // 2)
+            interleave(latent_rows[start + key], latent_rows[start + key + 1], rank, here, STEP * TILE)
     else:
         for key in range(whole):
-            here = tile.values.ctypes.data + 4 * STEP * key
-            load_row_as_fp32(latent_rows[key], rank, _VALUE_KIND[kind], here, STEP * TILE)
+            here = tile.values + 4 * STEP * key
+            load_row_as_fp32(latent_rows[start + key], rank, _VALUE_KIND[kind], here, STEP * TILE)
     per = _columns_per_element(caches)
     latent_dims, rotated_dims = rank // per, caches.rope // per
     dims = latent_dims + rotated_dims
     for key in range(0, whole, WIDTH):
-        here = tile.keys.ctypes.data + 4 * (key // STEP * STEP * dims + key % STEP)
-        transpose(latent_rows.ctypes.data + 8 * key, latent_dims, _KEY_KIND[kind], here, STEP)
+        here = tile.keys + 4 * (key // STEP * STEP * dims + key % STEP)
+        transpose(latent_rows.ctypes.data + 8 * (start + key), latent_dims, _KEY_KIND[kind], here, STEP)
         here += 4 * latent_dims * STEP
-        transpose(rotated_rows.ctypes.data + 8 * key, rotated_dims, _KEY_KIND[kind], here, STEP)
+        transpose(rotated_rows.ctypes.data + 8 * (start + key), rotated_dims, _KEY_KIND[kind], here, STEP)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
@@ -174,8 +156,8 @@ def _unpack_rows(start: Any, keys: Any, caches: Any, tile: Any) -> None:
     for key in range(keys):
         latents, rotated = tile.ckv_rows[start + key], tile.kpe_rows[start + key]
         scales = rotated + 2 * caches.rope  # an element of the rotated part is a bf16
-        unpacked(latents, caches.rank // PER_SCALE, PER_SCALE, scales, tile.latents[key].ctypes.data)
-        load_row_as_fp32(rotated, caches.rope, BF16, tile.rotated[key].ctypes.data, STEP)
+        unpacked(latents, caches.rank // PER_SCALE, PER_SCALE, scales, tile.latent_rows[key])
+        load_row_as_fp32(rotated, caches.rope, BF16, tile.rotated_rows[key], STEP)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
@@ -189,12 +171,14 @@ def _prefetch_rows(start: Any, stop: Any, caches: Any, tile: Any) -> None:
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _scores(keys: Any, caches: Any, tile: Any) -> None:
     """tile.scores[:, :keys] <- query . key, not scaled; DEPTH columns at a time, each key's in their order."""
-    (heads, dims), whole = tile.query.shape, _whole_steps(keys)
-    tile.scores[:, :whole] = float32(0)
+    heads, dims, whole = len(tile.peak), (caches.rank + caches.rope) // _columns_per_element(caches), _whole_steps(keys)
+    for head in range(heads):
+        for key in range(whole):
+            tile.scores[head, key] = float32(0)
     for key in range(0, whole, STEP):
         out = tile.scores.ctypes.data + 4 * key
         for dim in range(0, dims, DEPTH):
-            matrix, left = tile.keys.ctypes.data + 4 * (key * dims + dim * STEP), tile.query.ctypes.data + 4 * dim
+            matrix, left = tile.keys + 4 * (key * dims + dim * STEP), tile.query + 4 * dim
             depth = min(DEPTH, dims - dim)
             if caches.ckv.kind == PAIRED:
                 accumulate_pairs(matrix, STEP, left, dims, heads, depth, out, TILE)
@@ -207,19 +191,19 @@ def _online_softmax(keys: Any, caches: Any, softmax: Any, tile: Any) -> None:
     """tile.scores <- unnormalised probabilities; what was summed before is scaled to the new maximum."""
     whole, pairs = _whole_steps(keys), _value_pairs(caches, softmax)
     for head in range(len(tile.scores)):
-        row, mixed, before = tile.scores[head], tile.mixed[head], tile.peak[head]
+        row, before = tile.scores.ctypes.data + 4 * head * TILE, tile.peak[head]
         for key in range(keys, whole):  # what fills the lanes gets no weight
-            row[key] = float32(-np.inf)
-        peak = max(before, scale_and_peak(row.ctypes.data, whole // WIDTH, float32(softmax.scale)))
-        added = exponentials(row.ctypes.data, whole // WIDTH, peak, softmax.round_probs)
+            tile.scores[head, key] = float32(-np.inf)
+        peak = max(before, scale_and_peak(row, whole // WIDTH, float32(softmax.scale)))
+        added = exponentials(row, whole // WIDTH, peak, softmax.round_probs)
         factor = np.exp(before - peak)
         tile.total[head] = tile.total[head] * factor + added
         tile.peak[head] = peak
         if factor != float32(1):
-            for column in range(len(mixed)):
-                mixed[column] *= factor
+            for column in range(caches.rank):
+                tile.mixed[head, column] *= factor
         if pairs:
-            pair_up(row.ctypes.data, whole // 2)
+            pair_up(row, whole // 2)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
@@ -228,7 +212,7 @@ def _weighted_values(keys: Any, caches: Any, softmax: Any, tile: Any) -> None:
     (heads, rank), whole, left = tile.mixed.shape, _whole_steps(keys), tile.scores.ctypes.data
     pairs = _value_pairs(caches, softmax)
     for column in range(0, rank, STEP):
-        matrix, out = tile.values.ctypes.data + 4 * column * TILE, tile.mixed.ctypes.data + 4 * column
+        matrix, out = tile.values + 4 * column * TILE, tile.mixed.ctypes.data + 4 * column
         if pairs:
             accumulate_pairs(matrix, STEP, left, TILE, heads, whole // 2, out, rank)
         else:
