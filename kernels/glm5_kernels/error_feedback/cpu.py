@@ -20,6 +20,7 @@ from glm5_kernels.error_feedback.reference import check, feedback_gains
 __all__ = ["feedback_gains", "round_with_feedback"]
 
 GROUP = 8  # columns of a pass: their sums fit the registers
+BLOCKS = 8  # of WIDTH rows, that share a pass over inputs and gains: what all of them carry stays in the nearer caches
 
 
 def round_with_feedback(
@@ -90,21 +91,23 @@ def _add(_: Any, carried: Any, group: Any, n: Any, factors: Any) -> Any:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def _first(w: Any, q: Any, s: Any, low: Any, high: Any, x: Any, u: Any, handed: Any, carried: Any, room: Any) -> None:
-    """Every column once, its error handed on to the columns behind it."""
-    n, errors = x.shape[1], room[GROUP:]
+def _first(blocks: Any, w: Any, q: Any, s: Any, low: Any, high: Any, x: Any, u: Any, handed: Any, carried: Any) -> None:
+    """Every column of so many blocks of rows once, its error handed on to the columns behind it."""
+    n, room = x.shape[1], np.empty((2 * GROUP, WIDTH), np.float32)
+    errors = room[GROUP:]
     carried[:] = 0
     for group in range(len(x)):
-        _dots(carried.ctypes.data, x[group].ctypes.data, n, room.ctypes.data)
-        for c in range(GROUP):
-            k = group * GROUP + c
-            for lane in range(WIDTH):
-                value = w[k, lane] + room[c, lane]
-                for before in range(c):
-                    value += errors[before, lane] * handed[group, before, c]
-                q[k, lane] = min(max(np.rint(value / s[lane]), low), high)
-                errors[c, lane] = value - q[k, lane] * s[lane]
-        _add(carried.ctypes.data, u[group].ctypes.data, n, errors.ctypes.data)
+        for block in range(blocks):
+            _dots(carried[block].ctypes.data, x[group].ctypes.data, n, room.ctypes.data)
+            for c in range(GROUP):
+                k = group * GROUP + c
+                for lane in range(WIDTH):
+                    value = w[block, k, lane] + room[c, lane]
+                    for before in range(c):
+                        value += errors[before, lane] * handed[group, before, c]
+                    q[block, k, lane] = min(max(np.rint(value / s[block, lane]), low), high)
+                    errors[c, lane] = value - q[block, k, lane] * s[block, lane]
+            _add(carried[block].ctypes.data, u[group].ctypes.data, n, errors.ctypes.data)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
@@ -155,36 +158,50 @@ def _descend(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _improve(
+    w: Any, q: Any, s: Any, low: Any, high: Any, x: Any, shared: Any, curvature: Any, damping: Any, passes: Any,
+    refit: Any,
+) -> None:  # fmt: skip
+    """The passes after the first, for one block of rows."""
+    n, room = x.shape[1], np.empty((2 * GROUP, WIDTH), np.float32)
+    wanted, got = np.empty((n, WIDTH), np.float32), np.empty((n, WIDTH), np.float32)
+    _outputs(w, x, wanted)
+    for _ in range(passes):
+        _outputs(q, x, got)
+        if refit:
+            _refit(w, q, s, wanted, got, damping)
+        for i in range(n):
+            for lane in range(WIDTH):
+                got[i, lane] = wanted[i, lane] - s[lane] * got[i, lane]
+        _descend(w, q, s, low, high, x, shared, got, curvature, damping, room)
+    if refit:
+        _outputs(q, x, got)
+        _refit(w, q, s, wanted, got, damping)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def _round(
     weight: Any, scale: Any, largest: Any, x: Any, u: Any, handed: Any, shared: Any, curvature: Any,
     damping: Any, passes: Any, refit: Any, out: Any,
 ) -> None:  # fmt: skip
     rows, columns = weight.shape
     n, low, high, strength = x.shape[1], float32(-largest - 1), float32(largest), float32(damping)
-    w, q = np.zeros((len(x) * GROUP, WIDTH), np.float32), np.zeros((len(x) * GROUP, WIDTH), np.float32)
-    wanted, got = np.empty((n, WIDTH), np.float32), np.empty((n, WIDTH), np.float32)
-    s, room = np.ones(WIDTH, np.float32), np.empty((2 * GROUP, WIDTH), np.float32)
-    for start in range(0, rows, WIDTH):
-        here = min(WIDTH, rows - start)
-        for lane in range(here):
-            s[lane] = scale[start + lane, 0]
+    blocks = min(BLOCKS, -(-rows // WIDTH))
+    w = np.zeros((blocks, len(x) * GROUP, WIDTH), np.float32)
+    q = np.zeros_like(w)
+    carried, s = np.empty((blocks, n, WIDTH), np.float32), np.ones((blocks, WIDTH), np.float32)
+    for start in range(0, rows, blocks * WIDTH):
+        for row in range(start, min(start + blocks * WIDTH, rows)):
+            block, lane = divmod(row - start, WIDTH)
+            s[block, lane] = scale[row, 0]
             for k in range(columns):
-                w[k, lane] = weight[start + lane, k]
-        _first(w, q, s, low, high, x, u, handed, got, room)
-        if passes > 0:
-            _outputs(w, x, wanted)
-        for _ in range(passes):
-            _outputs(q, x, got)
-            if refit:
-                _refit(w, q, s, wanted, got, strength)
-            for i in range(n):
-                for lane in range(WIDTH):
-                    got[i, lane] = wanted[i, lane] - s[lane] * got[i, lane]
-            _descend(w, q, s, low, high, x, shared, got, curvature, strength, room)
-        if refit and passes > 0:
-            _outputs(q, x, got)
-            _refit(w, q, s, wanted, got, strength)
-        for lane in range(here):
-            scale[start + lane, 0] = s[lane]
+                w[block, k, lane] = weight[row, k]
+        here = min(blocks, -(-(rows - start) // WIDTH))
+        _first(here, w, q, s, low, high, x, u, handed, carried)
+        for block in range(here if passes > 0 else 0):
+            _improve(w[block], q[block], s[block], low, high, x, shared, curvature, strength, passes, refit)
+        for row in range(start, min(start + blocks * WIDTH, rows)):
+            block, lane = divmod(row - start, WIDTH)
+            scale[row, 0] = s[block, lane]
             for k in range(columns):
-                out[start + lane, k] = q[k, lane]
+                out[row, k] = q[block, k, lane]
