@@ -29,6 +29,8 @@ class Work:
 
     op: str
     shape: str
+    tokens: int
+    context: int
     moved: float
     operations: dict[str, float]
 
@@ -44,7 +46,9 @@ def indexer(tokens: int, requests: int, context: int, int8: bool) -> Work:
     row = INDEX_DIM + 2 if int8 else 2 * INDEX_DIM
     moved = requests * context * row + tokens * (INDEX_HEADS * INDEX_DIM * (1 if int8 else 2) + 4 * TOPK)
     operations = {"int8" if int8 else "bf16": 2.0 * tokens * context * INDEX_HEADS * INDEX_DIM}
-    return Work("lightning_indexer" + "_quant" * int8, f"T={tokens}, {context // 1024}k", moved, operations)
+    return Work(
+        "lightning_indexer" + "_quant" * int8, f"T={tokens}, {context // 1024}k", tokens, context, moved, operations
+    )
 
 
 def attention(tokens: int, int8: bool) -> Work:
@@ -52,7 +56,7 @@ def attention(tokens: int, int8: bool) -> Work:
     row = PACKED_ROW if int8 else 2 * (RANK + ROPE)
     moved = tokens * (TOPK * (row + 4) + 2 * HEADS * (RANK + ROPE + RANK))
     return Work(
-        "sparse_flash_attention" + "_quant" * int8, f"T={tokens}, K={TOPK}", moved,
+        "sparse_flash_attention" + "_quant" * int8, f"T={tokens}, K={TOPK}", tokens, 0, moved,
         {"bf16": 2.0 * tokens * HEADS * TOPK * (2 * RANK + ROPE)},
     )  # fmt: skip
 
@@ -63,7 +67,7 @@ def preprocess(tokens: int) -> Work:
     absorbed = HEADS * NOPE * RANK
     activations = 2 * (HIDDEN + HEADS * (NOPE + ROPE) + HEADS * (RANK + ROPE) + Q_LORA + RANK + ROPE)
     return Work(
-        "mla_preprocess", f"T={tokens}", first + second + 2 * absorbed + tokens * activations,
+        "mla_preprocess", f"T={tokens}", tokens, 0, first + second + 2 * absorbed + tokens * activations,
         {"int8": 2.0 * tokens * (first + second), "bf16": 2.0 * tokens * absorbed},
     )  # fmt: skip
 

@@ -61,11 +61,15 @@ def both(op: str, arguments: tuple[Any, ...]) -> tuple[Callable[[], Any], Callab
     return lambda: fast(*arguments), lambda: plain(*arguments)
 
 
-def indexer(requests: int, tokens: int, context: int) -> Case:
+def indexer_operands(requests: int, tokens: int, context: int) -> tuple[Any, ...]:
     cache = torch.randn(requests * context // BLOCK, BLOCK, INDEX_DIM).bfloat16()
     q = torch.randn(requests * tokens, INDEX_HEADS, INDEX_DIM).bfloat16()
     w = torch.randn(requests * tokens, INDEX_HEADS).bfloat16()
-    fast, plain = both("lightning_indexer", (q, cache, w, batch(requests, tokens, context), TOPK))
+    return q, cache, w, batch(requests, tokens, context), TOPK
+
+
+def indexer(requests: int, tokens: int, context: int) -> Case:
+    fast, plain = both("lightning_indexer", indexer_operands(requests, tokens, context))
     pairs = requests * tokens * (context - (tokens - 1) / 2)
     work = 2.0 * pairs * INDEX_HEADS * INDEX_DIM, FLOATS
     shape = f"B={requests} n={tokens} ctx={context}"
@@ -73,14 +77,19 @@ def indexer(requests: int, tokens: int, context: int) -> Case:
     return Case("lightning_indexer", shape, fast, plain, check, 1e-3, 2.0 * requests * context * INDEX_DIM, [work])
 
 
-def attention(requests: int, tokens: int, context: int) -> Case:
+def attention_operands(requests: int, tokens: int, context: int) -> tuple[Any, ...]:
+    """Probabilities are rounded, as an NPU does."""
     cache = torch.randn(requests * context // BLOCK, BLOCK, RANK + ROPE).bfloat16()
     count = requests * tokens
     nope, rope = (torch.randn(count, HEADS, RANK) * 0.2).bfloat16(), (torch.randn(count, HEADS, ROPE) * 0.2).bfloat16()
     chosen = torch.stack([torch.randperm(context - tokens)[:TOPK] for _ in range(count)]).int()
-    where = chosen, batch(requests, tokens, context), HEADS**-0.5 / 2, True  # probabilities rounded, as an NPU does
-    fast, plain = both("sparse_flash_attention", (nope, rope, cache[..., :RANK], cache[..., RANK:], *where))
-    keys = count * min(TOPK, context - tokens)
+    where = chosen, batch(requests, tokens, context), HEADS**-0.5 / 2, True
+    return nope, rope, cache[..., :RANK], cache[..., RANK:], *where
+
+
+def attention(requests: int, tokens: int, context: int) -> Case:
+    fast, plain = both("sparse_flash_attention", attention_operands(requests, tokens, context))
+    keys = requests * tokens * min(TOPK, context - tokens)
     scores = 2.0 * keys * HEADS * (RANK + ROPE), FLOATS
     values = 2.0 * keys * HEADS * RANK, FLOATS
     shape = f"B={requests} n={tokens} ctx={context}"
@@ -93,17 +102,22 @@ def linear(n: int, k: int) -> LinearWeights:
     return LinearWeights(torch.randint(-127, 128, (n, k), dtype=torch.int8), PER_TOKEN, torch.rand(n) * 1e-3)
 
 
-def preprocess(tokens: int) -> Case:
+def preprocess_operands(tokens: int) -> tuple[Any, ...]:
     """As GLM-5 runs it: int8 weights but for W_UK, which is bf16 like activations and caches."""
     qkv_a, q_b = linear(Q_LORA + RANK + ROPE, HIDDEN), linear(HEADS * (NOPE + ROPE), Q_LORA)
     slots, pairs = -(-tokens // BLOCK), ROPE // 2
     x, angles = torch.randn(tokens, HIDDEN).bfloat16(), (torch.randn(tokens, pairs), torch.randn(tokens, pairs))
     w_uk_t, gammas = (torch.randn(HEADS, NOPE, RANK) * 0.05).bfloat16(), (torch.ones(Q_LORA), torch.ones(RANK))
     caches = torch.zeros(slots, BLOCK, RANK).bfloat16(), torch.zeros(slots, BLOCK, ROPE).bfloat16()
-    where = torch.arange(tokens)
+    return x, *angles, qkv_a, q_b, w_uk_t, *gammas, torch.arange(tokens), *caches, 1e-5
+
+
+def preprocess(tokens: int) -> Case:
+    operands = preprocess_operands(tokens)
+    fast, exact = both("mla_preprocess", operands)
+    x, cos, sin, qkv_a, q_b, w_uk_t, *gammas, where, ckv, kpe, eps = operands
     floats = [LinearWeights(w.weight.float() * w.scale[:, None]) for w in (qkv_a, q_b) if w.scale is not None]
-    fast, exact = both("mla_preprocess", (x, *angles, qkv_a, q_b, w_uk_t, *gammas, where, *caches, 1e-5))
-    widened = x.float(), *angles, *floats, w_uk_t.float(), *gammas, where, *(cache.float() for cache in caches), 1e-5
+    widened = x.float(), cos, sin, *floats, w_uk_t.float(), *gammas, where, ckv.float(), kpe.float(), eps
     plain = lambda: registry.load("mla_preprocess", "reference")(*widened)  # noqa: E731
     absorbed = 2.0 * tokens * HEADS * NOPE * RANK
     products = [(2.0 * tokens * w.weight.numel(), INTEGERS) for w in (qkv_a, q_b)]

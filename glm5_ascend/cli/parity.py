@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from glm5_ascend.cli.help import command
-from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, Glm5Error, MissingEnvironmentError
+from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, Glm5Error, MissingEnvironmentError, shown
 
 
 def register(app: typer.Typer) -> None:
@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
         app, "parity", parity,
         "parity",
         "parity --op lightning_indexer --verbose",
-        "parity --device npu",
+        "parity --device npu --kernels triton",
     )  # fmt: skip
 
 
@@ -28,6 +28,10 @@ def parity(
     op: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Only this op; may be given several times.")
     ] = None,
+    kernels: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only these: cpu, npu or triton; may be given several times."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the inputs.")] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line per result instead of one per op.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="All results as one JSON object on stdout.")] = False,
@@ -37,14 +41,17 @@ def parity(
     Exit code 1 if one differs by more than its tolerance, 3 if there is nothing to compare.
     """
     from glm5_ascend.model.device import find_device
-    from glm5_kernels import ops
+    from glm5_kernels import ops, registry
 
     where = str(find_device(device))
     unknown = sorted(set(op or ()) - set(ops.names()))
     if unknown:
-        raise Glm5Error(f"--op {unknown[0]}: unknown", f"one of {', '.join(ops.names())}")
+        raise Glm5Error(f"--op {shown(unknown[0])}: unknown", f"one of {', '.join(ops.names())}")
+    strange = sorted(set(kernels or ()) - set(registry.IMPLEMENTATIONS[1:]))
+    if strange:
+        raise Glm5Error(f"--kernels {shown(strange[0])}: unknown", f"one of {', '.join(registry.IMPLEMENTATIONS[1:])}")
     rows = []
-    for row in ops.parity(where, tuple(op or ()), seed):
+    for row in ops.parity(where, tuple(op or ()), seed, tuple(kernels or ())):
         rows.append(row)
         if not as_json and verbose and row.skipped:
             print(f"skip  {row.op}  {row.implementation}  {row.variant}: {row.skipped}")
@@ -56,7 +63,10 @@ def parity(
     compared = [row for row in rows if not row.skipped]
     if not compared:
         raise MissingEnvironmentError(
-            f"no implementation but the reference runs on {where}", "glm5-ascend doctor says what is missing"
+            f"none of the kernels asked for runs on {where}"
+            if kernels
+            else f"no implementation but the reference runs on {where}",
+            "glm5-ascend doctor says what is missing",
         )
     failed = sum(not row.ok for row in rows)
     code = EXIT_CHECK_FAILED if failed else EXIT_OK

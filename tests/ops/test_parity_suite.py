@@ -21,6 +21,11 @@ def test_every_compiled_op_agrees_with_its_reference(op: str) -> None:
     assert rows
 
 
+def test_only_some_kernels() -> None:
+    assert {row.implementation for row in parity(ops=("hadamard",), kernels=("cpu", "npu"))} == {"cpu"}
+    assert list(parity(ops=("hadamard",), kernels=("triton",))) == []
+
+
 def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     load = registry.load
 

@@ -35,17 +35,19 @@ class ParityRow:
     skipped: str = ""
 
 
-def parity(device: str = "cpu", ops: tuple[str, ...] = (), seed: int = 0) -> Iterator[ParityRow]:
+def parity(
+    device: str = "cpu", ops: tuple[str, ...] = (), seed: int = 0, kernels: tuple[str, ...] = ()
+) -> Iterator[ParityRow]:
     """Rows in the order of the cases.
 
     Args:
         device: where the implementations under test run; the reference runs on the CPU.
-        ops: only these; all if empty.
+        ops, kernels: only these ops and implementations; all if empty.
     """
     kind = torch.device(device).type
     for case in cases(seed, ops):
         runnable = [name for name in registry.OPS[case.op] if registry.obstacle(case.op, name, kind) is None]
-        others = [name for name in runnable if name != "reference"]
+        others = [name for name in runnable if name != "reference" and name in (kernels or runnable)]
         if not others:
             continue
         want = _results(case, "reference", "cpu")
@@ -84,15 +86,16 @@ def _text(tolerance: Tolerance) -> str:
 
 def _results(case: Case, implementation: str, device: str) -> list[Any]:
     """What the op returns, and what it wrote into its arguments; those of the case stay as they are."""
-    arguments = [_copied(argument, device) for argument in case.arguments]
+    arguments = [copied(argument, device) for argument in case.arguments]
     found = registry.load(case.op, implementation)(*arguments)
     results = list(found) if isinstance(found, tuple) else [found]
     return results + [arguments[position] for position in case.written]
 
 
-def _copied(value: Any, device: str) -> Any:
+def copied(value: Any, device: str) -> Any:
+    """An operand on another device, with its strides."""
     if isinstance(value, LinearWeights | PagedBatch):
-        return type(value)(*[_copied(field, device) for field in value])
+        return type(value)(*[copied(field, device) for field in value])
     if not isinstance(value, torch.Tensor):
         return value
     # Strides as they were: a cache may be a view of a wider one.

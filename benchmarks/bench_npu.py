@@ -1,0 +1,126 @@
+"""Time of the fused ops on an NPU beside the least that one die needs on paper, at GLM-5's shapes.
+
+    python benchmarks/bench_npu.py --device npu [--kernels triton npu] [--only attention] [--rounds 20] [--csv FILE]
+
+Every result is checked against the reference on the CPU before it is timed, which takes a minute for long prompts.
+Times are medians of calls that wait for the device. `at least` is `report_npu_roofline.py`'s; on a CPU, where the
+script can be tried, there is none. Exit code 1 if a result is wrong, 3 without the device or a kernel that runs on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from report_npu_roofline import Work, works
+from tools.ops_cases import attention_operands, indexer_operands, missed, preprocess_operands, relative
+
+from glm5_ascend.cli.usage import report
+from glm5_ascend.errors import Glm5Error, MissingEnvironmentError
+from glm5_ascend.model.device import find_device
+from glm5_kernels import ops, registry
+from glm5_kernels.parity.run import copied
+
+#: A choice may differ where scores are equal but for rounding; outputs by what bf16 rounds.
+LIMITS = {"lightning_indexer": 2e-3, "sparse_flash_attention": 1e-2, "mla_preprocess": 1e-2}
+CONTEXT = 16384  # of attention, which reads 2048 rows whatever the context is
+
+
+def operands(work: Work) -> tuple[Any, ...]:
+    """Of one call: eight requests of one token, or one request of many."""
+    requests, tokens = (8, 1) if work.tokens == 8 else (1, work.tokens)
+    if work.op == "mla_preprocess":
+        return preprocess_operands(work.tokens)
+    if work.op.startswith("lightning_indexer"):
+        q, cache, weights, batch, topk = indexer_operands(requests, tokens, work.context)
+        if work.op == "lightning_indexer":
+            return q, cache, weights, batch, topk
+        (q, q_scale), (cache, k_scale) = ops.quantize_indexer(q), ops.quantize_indexer(cache)
+        return q, cache, weights, q_scale, k_scale, batch, topk
+    nope, rope, ckv, kpe, *where = attention_operands(requests, tokens, CONTEXT)
+    cache = (ckv, kpe) if work.op == "sparse_flash_attention" else (ops.pack_latents(ckv, kpe),)
+    return nope, rope, *cache, *where
+
+
+def runnable(op: str, device: torch.device, wanted: list[str]) -> list[str]:
+    names = [name for name in registry.OPS[op] if name != "reference" and name in (wanted or registry.IMPLEMENTATIONS)]
+    return [name for name in names if registry.obstacle(op, name, device.type) is None]
+
+
+def measured(work: Work, device: torch.device, names: list[str], rounds: int) -> Iterator[dict[str, Any]]:
+    torch.manual_seed(0)
+    given = operands(work)
+    for name in names:
+        here, function = [copied(operand, str(device)) for operand in given], registry.load(work.op, name)
+        error = difference(work, function(*here), given)
+        times = [seconds(function, here, device) for _ in range(rounds + 1)][1:]
+        least = max(work.seconds) if device.type != "cpu" else None
+        yield {
+            "op": work.op, "shape": work.shape, "kernel": name, "measured_us": round(statistics.median(times) * 1e6, 1),
+            "at_least_us": None if least is None else round(least * 1e6, 1),
+            "times": None if least is None else round(statistics.median(times) / least, 2),
+            "error": f"{error:.1e}", "ok": error <= LIMITS[work.op.removesuffix("_quant")],
+        }  # fmt: skip
+
+
+def difference(work: Work, got: Any, given: tuple[Any, ...]) -> float:
+    """From the reference on the CPU."""
+    got = got[0] if isinstance(got, tuple) else got
+    want = registry.load(work.op, "reference")(*given)
+    want = want[0] if isinstance(want, tuple) else want
+    return missed(got.cpu(), want) if work.op.startswith("lightning_indexer") else relative(got.cpu(), want)
+
+
+def seconds(function: Callable[..., Any], arguments: list[Any], device: torch.device) -> float:
+    wait = torch.accelerator.synchronize if device.type != "cpu" else lambda: None
+    wait()
+    began = time.perf_counter()
+    function(*arguments)
+    wait()
+    return time.perf_counter() - began
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="npu", help="npu, npu:N, or cpu to try the script")
+    parser.add_argument("--kernels", nargs="+", choices=registry.IMPLEMENTATIONS[1:], default=[])
+    parser.add_argument("--only", default="", help="rows whose op and shape contain this, as 'attention T=8'")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--csv", type=Path)
+    args = parser.parse_args()
+    try:
+        device = find_device(args.device)
+        chosen = [work for work in works() if all(word in f"{work.op} {work.shape}" for word in args.only.split())]
+        found = [(work, runnable(work.op, device, args.kernels)) for work in chosen]
+        if not any(names for _, names in found):
+            raise MissingEnvironmentError(f"no such kernel runs on {device}", "glm5-ascend doctor says what is missing")
+    except Glm5Error as error:
+        return report(error.message, error.tip, error.exit_code, [])
+    rows: list[dict[str, Any]] = []
+    print("| op | shape | kernel | measured | at least | times | error |\n|---|---|---|---|---|---|---|")
+    for work, names in found:
+        for row in measured(work, device, names, args.rounds):
+            rows.append(row)
+            least = "-" if row["at_least_us"] is None else f"{row['at_least_us']} us"
+            print(
+                f"| `{row['op']}` | {row['shape']} | {row['kernel']} | {row['measured_us']} us | {least} | "
+                f"{row['times'] or '-'} | {row['error']}{'' if row['ok'] else ' WRONG'} |",
+                flush=True,
+            )
+    if args.csv:
+        with args.csv.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    return 0 if all(row["ok"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
