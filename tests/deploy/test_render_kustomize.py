@@ -12,6 +12,7 @@ import yaml
 
 from glm5_ascend.deploy import render
 from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.deploy.rendering.yaml_text import dumped
 from tests.deploy.support.judges import checked
 from tests.deploy.support.rendered import ATLAS
 
@@ -56,6 +57,12 @@ def test_the_base_alone_is_what_k8s_writes(tmp_path: Path) -> None:
     render("a3-2node", "k8s", out=tmp_path / "k8s")
     plain = [each for path in (tmp_path / "k8s").glob("*.yaml") for each in yaml.safe_load_all(path.read_text())]
     assert built(tmp_path / "out") == {(each["kind"], each["metadata"]["name"]): each for each in plain}
+
+
+@pytest.mark.parametrize("word", ["1e3", "12E-3", "0o17", "+1.5e3", ".5e3", "1234567890123e45", "yes", "12"])
+def test_words_that_are_numbers_elsewhere_are_quoted(word: str) -> None:
+    """Kubernetes' reader takes 1e3 for a number, and a Secret's name or an annotation is none."""
+    assert dumped([{"name": word}]) == f"name: '{word}'\n"
 
 
 def test_scripts_are_blocks_and_nothing_is_an_anchor(tmp_path: Path) -> None:

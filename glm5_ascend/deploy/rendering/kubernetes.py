@@ -14,10 +14,12 @@ from glm5_ascend.deploy.rendering.kubernetes_front import ANSWERS, INSTANCE, PAR
 from glm5_ascend.deploy.rendering.pod import HEALTH, pod
 from glm5_ascend.deploy.rendering.values import PodValues
 from glm5_ascend.deploy.rendering.yaml_text import dumped
+from glm5_ascend.errors import ConfigError
 
 #: Of SGLang's memory store, in the variable ASCEND_MF_STORE_URL of its profiles.
 STORE_PORT = 24667
 DEFAULTS = PodValues()
+ONE_GROUP = "replicas: the proxy of PD knows the pods of one group; deploy the profile again under another namespace"
 
 
 def files(profile: Profile, model: str, values: PodValues = DEFAULTS) -> dict[str, str]:
@@ -32,6 +34,7 @@ def files(profile: Profile, model: str, values: PodValues = DEFAULTS) -> dict[st
 
 def grouped(profile: Profile, model: str, values: PodValues) -> dict[str, list[dict[str, Any]]]:
     """File name -> its objects."""
+    refuse_what_the_proxy_does_not_know(profile, values)
     made = {
         f"{role.name}.yaml": [
             config_map(profile, role, model),
@@ -54,6 +57,13 @@ def grouped(profile: Profile, model: str, values: PodValues) -> dict[str, list[d
                 for subject in each.get("subjects", []):
                     subject["namespace"] = values.namespace
     return made
+
+
+def refuse_what_the_proxy_does_not_know(profile: Profile, values: PodValues) -> None:
+    """A second group beside the first would get no request."""
+    if profile.proxy and values.replicas > 1:
+        what, _, tip = ONE_GROUP.partition("; ")
+        raise ConfigError(what, tip)
 
 
 def document(profile: Profile, objects: list[dict[str, Any]]) -> str:
