@@ -29,7 +29,9 @@ CASES = {
     "security": "security: {user: 1000, device_group: 0, capabilities: [], read_only_root: false}\n"
     "network: {host: true}\nstorage: {logs: 1Gi, claim: w}\nresources: {shm: 1Ti, cpu: '1'}\nreplicas: 0",
     "root": "security: {user: 0}\nnetwork: {host: false, nic: '1'}\nscheduling: {pod_group: true, scheduler: mine}",
-    "seen": "monitoring: {enabled: true, labels: {release: '1', app.kubernetes.io/part-of: mine}}\nreplicas: 1000",
+    "seen": "server: {flags: [--max-num-seqs, '8', '{\"a\": 1}'], env: {B: '{{1}}', A_1: '\"x\\y'}}\n"
+    "monitoring: {enabled: true, labels: {release: '1', app.kubernetes.io/part-of: mine}}\nreplicas: 1000\n"
+    "autoscaling: {enabled: true, minimum: 2, maximum: 9, requests: 100000, prometheus: 'https://p.q:1/x'}",
 }
 Objects = dict[tuple[str, str], dict[str, Any]]
 
@@ -54,10 +56,15 @@ def templated(helm: Path, chart: Path, *values: object) -> Objects:
 
 def one_group(name: str, case: str) -> str:
     """The proxy of PD takes no second group."""
-    return json.dumps({**yaml.safe_load(CASES[case]), "replicas": 1}) if load(name).proxy else CASES[case]
+    one = {"replicas": 1, "autoscaling": {}}
+    return json.dumps({**yaml.safe_load(CASES[case]), **one}) if load(name).proxy else CASES[case]
 
 
-@pytest.mark.parametrize("name", ATLAS)
+#: One machine, several, PD, SGLang; the others with the long tests.
+IN_SHORT = ("a3-single-w4a8", "a3-2node", "a3-pd", "a3-pd-sglang")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in IN_SHORT else [pytest.mark.long]) for n in ATLAS])
 def test_helm_makes_what_k8s_writes(name: str, tmp_path: Path, helm: Path) -> None:
     render(name, "helm", out=tmp_path / "helm")
     linted = real.run(helm, "lint", "--strict", tmp_path / "helm" / "chart")
@@ -108,6 +115,8 @@ def test_values_given_to_render_are_the_charts_own_and_mine_win(tmp_path: Path, 
         ("a3-2node", "replicas: '2'", "replicas"),
         ("a3-2node", "auth: {api_key_secret: A B}", "api_key_secret"),
         ("a3-pd", "replicas: 2", "one group"),
+        ("a3-pd", "autoscaling: {enabled: true}", "one group"),
+        ("a3-2node", "autoscaling: {enabled: true, minimum: 5}", "minimum is above maximum"),
     ],
 )
 def test_helm_refuses_what_render_refuses(name: str, text: str, said: str, tmp_path: Path, helm: Path) -> None:

@@ -15,11 +15,12 @@ from glm5_ascend.deploy.profiles.load import Profile
 from glm5_ascend.deploy.rendering import image, kubernetes, kubernetes_front
 from glm5_ascend.deploy.rendering.helm_objects import ChartObjects
 from glm5_ascend.deploy.rendering.kubernetes_front import service_name
-from glm5_ascend.deploy.rendering.values import MonitoringValues, PodValues, SchedulingValues
+from glm5_ascend.deploy.rendering.values import AutoscalingValues, MonitoringValues, PodValues, SchedulingValues
 from glm5_ascend.deploy.rendering.yaml_text import dumped
 
 #: With every object there can be; the templates' conditions leave some out.
 ALL = PodValues(monitoring=MonitoringValues(enabled=True), scheduling=SchedulingValues(pod_group=True))
+SCALED = ALL.model_copy(update={"autoscaling": AutoscalingValues(enabled=True)})
 MINE = """\
 # Yours: what differs from chart/values.yaml, by the same keys. Replace `chart` by a new rendering and keep this file.
 # helm upgrade --install glm5 chart --values mine.yaml
@@ -54,7 +55,7 @@ def files(profile: Profile, model: str, values: PodValues = kubernetes.DEFAULTS)
         "chart/templates/NOTES.txt": notes(profile),
         "mine.yaml": MINE,
     }
-    for file, objects in kubernetes.grouped(profile, model, ALL).items():
+    for file, objects in kubernetes.grouped(profile, model, ALL if profile.proxy else SCALED).items():
         made[f"chart/templates/{file}"] = chart.template(file, objects)
     made |= {f"chart/files/{name}": text for name, text in chart.files.items()}
     for role in profile.roles.values():

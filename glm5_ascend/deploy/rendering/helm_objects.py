@@ -23,8 +23,16 @@ HOST = (
     '{{{{- $scheduler = .scheduler | default (ternary "volcano" "" .pod_group) }}}}\n'
     "{{{{- end }}}}\n"
 )
+REFUSED = "{{- if or (gt (int .Values.replicas) 1) .Values.autoscaling.enabled }}"
+OUT_OF_ORDER = (
+    "{{- with .Values.autoscaling }}{{- if gt (int .minimum) (int .maximum) }}"
+    '{{ fail "autoscaling: minimum is above maximum" }}{{- end }}{{- end }}\n'
+)
 #: Whole files, and kinds of object, that a value asks for.
-FILES_WHEN = {"monitoring.yaml": "if .Values.monitoring.enabled"}
+FILES_WHEN = {
+    "monitoring.yaml": "if .Values.monitoring.enabled",
+    "autoscaling.yaml": "if .Values.autoscaling.enabled",
+}
 KINDS_WHEN = {"PodGroup": "if .Values.scheduling.pod_group"}
 
 
@@ -51,8 +59,10 @@ class ChartObjects:
         if role is not None:
             head += HOST.format(host=str(on_host_network(self.profile, role, kubernetes.DEFAULTS)).lower())
         if file == "proxy.yaml":
-            head += '{{- if gt (int .Values.replicas) 1 }}{{ fail "' + kubernetes.ONE_GROUP + '" }}{{- end }}\n'
+            head += REFUSED + '{{ fail "' + kubernetes.ONE_GROUP + '" }}{{- end }}\n'
         body = "".join(self.document(own_parts(each)) for each in objects)
+        if file == "autoscaling.yaml":
+            body = OUT_OF_ORDER + body
         if file in FILES_WHEN:
             body = f"{{{{- {FILES_WHEN[file]} }}}}\n{body}{{{{- end }}}}\n"
         return head + body
@@ -68,6 +78,8 @@ class ChartObjects:
         elif kind == "PodGroup":
             role = self.roles[each["metadata"]["name"]]
             each["spec"]["minMember"] = self.go.value(f"mul {role.nodes} (max 1 (int .Values.replicas))")
+        elif kind == "ScaledObject":
+            self.scaled(each["spec"])
         elif kind in ("PodMonitor", "PrometheusRule"):
             own = f'(dict "{PART_OF}" "{self.profile.name}")'
             each["metadata"]["labels"] = self.go.value(f"merge (dict) .Values.monitoring.labels {own} | toJson")
@@ -89,12 +101,21 @@ class ChartObjects:
             f'ternary (list (dict "from" {peers})) list (not (empty {peers})) | toJson'
         )
 
+    def scaled(self, spec: dict[str, Any]) -> None:
+        spec["minReplicaCount"] = self.go.value("int .Values.autoscaling.minimum")
+        spec["maxReplicaCount"] = self.go.value("int .Values.autoscaling.maximum")
+        asked = spec["triggers"][0]["metadata"]
+        asked["serverAddress"] = self.go.value(".Values.autoscaling.prometheus | quote")
+        asked["threshold"] = self.go.value("int .Values.autoscaling.requests | quote")
+
     def workload(self, each: dict[str, Any]) -> None:
         spec, role = each["spec"], self.roles.get(each["metadata"]["name"])
         if role is None:
             self.front(spec["template"])
             return
-        spec["replicas"] = self.go.value("int .Values.replicas")
+        count = self.go.when("if not .Values.autoscaling.enabled", {"replicas": self.go.value("int .Values.replicas")})
+        each["spec"] = count | {key: part for key, part in spec.items() if key != "replicas"}
+        spec = each["spec"]
         if each["kind"] == "Deployment":
             spec["progressDeadlineSeconds"] = self.go.value("add (mul .Values.life.start_minutes 60) 600")
             self.pod(spec["template"], role)
@@ -146,6 +167,9 @@ class ChartObjects:
         if role.nodes > 1:
             nic = [{"name": "NIC", "value": go.value(". | quote")}]
             container["env"] += go.items("with .Values.network.nic", nic)
+        container["args"] += go.items("range .Values.server.flags", [go.value(". | quote")])
+        variable = {"name": go.value("$name | quote"), "value": go.value("$value | quote")}
+        container["env"] += go.items("range $name, $value := .Values.server.env", [variable])
         return self.container(container, role)
 
     def key(self, container: dict[str, Any]) -> None:
