@@ -89,6 +89,24 @@ def test_the_script_starts_what_serve_starts(started, profile: Profile, role: Ro
     assert {name: mine["env"][name] for name in want.env} == want.env
 
 
+def test_the_script_reads_what_the_image_has_for_terminals(started, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """CANN's files as they are: they use what is not set, may fail, and read arguments, if there are any."""
+    texts = {
+        "ascend-toolkit/set_env.sh": "export TOOLKIT=$NOT_SET:1\nfalse\n",
+        "cann-9.1.0/share/info/ascendnpu-ir/bin/set_env.sh": "export COMPILER=1\n",
+        "nnal/atb/set_env.sh": 'export ATB="$#"\n',
+    }
+    for name, text in texts.items():
+        (tmp_path / "cann" / name).parent.mkdir(parents=True)
+        (tmp_path / "cann" / name).write_text(text)
+    profile = load("a3-single-w4a8")
+    flags = ("--max-num-seqs", "2")
+    (found,) = started(profile, profile.role(None), 0, *flags, CANN=str(tmp_path / "cann"), LD_LIBRARY_PATH="/a")
+    known = {name: found["env"].get(name) for name in ("TOOLKIT", "COMPILER", "ATB", "LD_LIBRARY_PATH")}
+    assert known == {"TOOLKIT": ":1", "COMPILER": "1", "ATB": "0", "LD_LIBRARY_PATH": "/a:/usr/local/lib"}
+    assert found["argv"][-2:] == list(flags)
+
+
 def test_a_script_of_sglang_asks_for_what_it_needs(tmp_path: Path) -> None:
     for profile, words in (("a3-2node-sglang", {"HEAD", "NIC"}), ("a3-pd-sglang", {"STORE"})):
         for name, text in rendered_texts(load(profile), "shell", "/m").items():

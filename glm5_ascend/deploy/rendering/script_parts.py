@@ -25,6 +25,23 @@ PYTHON
 }"""
 
 
+#: The images set these in ~/.bashrc and in an entry point; a server that is started without a terminal reads neither.
+CANN = """\
+# What images set for terminals alone: CANN, ATB, Triton's compiler, Mooncake's libraries (vllm-ascend #9141, #12059).
+cann() {
+  local file home="${CANN:-/usr/local/Ascend}"
+  local compiler=share/info/ascendnpu-ir/bin/set_env.sh
+  set +eu
+  for file in "$home"/ascend-toolkit/set_env.sh "$home"/cann-*/"$compiler" "$home"/nnal/atb/set_env.sh; do
+    # shellcheck disable=SC1090
+    if [ -r "$file" ]; then . "$file"; fi
+  done
+  set -eu
+  export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/lib"
+}
+cann"""
+
+
 def key_check(listens: str, *, middleware: bool = False, sglang: bool = False) -> list[str]:
     """Lines that refuse to start without a key where others reach the address. OPEN=1 or --open says it is meant.
 
