@@ -12,4 +12,5 @@ class RenderTarget(StrEnum):
     compose = "compose"
     k8s = "k8s"
     kustomize = "kustomize"
+    helm = "helm"
     systemd = "systemd"

@@ -15,6 +15,7 @@ from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
 from glm5_ascend.deploy.rendering.files import TARGETS, rendered_texts
 from glm5_ascend.errors import ConfigError
+from glm5_ascend.serve.local_server import free_port
 from tests.deploy.support.judges import checked, program
 from tests.deploy.support.rendered import ATLAS, written
 from tests.support.command import TIMEOUT_S
@@ -88,6 +89,24 @@ def test_the_script_starts_what_serve_starts(started, profile: Profile, role: Ro
     assert {name: mine["env"][name] for name in want.env} == want.env
 
 
+def test_the_script_reads_what_the_image_has_for_terminals(started, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """CANN's files as they are: they use what is not set, may fail, and read arguments, if there are any."""
+    texts = {
+        "ascend-toolkit/set_env.sh": "export TOOLKIT=$NOT_SET:1\nfalse\n",
+        "cann-9.1.0/share/info/ascendnpu-ir/bin/set_env.sh": "export COMPILER=1\n",
+        "nnal/atb/set_env.sh": 'export ATB="$#"\n',
+    }
+    for name, text in texts.items():
+        (tmp_path / "cann" / name).parent.mkdir(parents=True)
+        (tmp_path / "cann" / name).write_text(text)
+    profile = load("a3-single-w4a8")
+    flags = ("--max-num-seqs", "2")
+    (found,) = started(profile, profile.role(None), 0, *flags, CANN=str(tmp_path / "cann"), LD_LIBRARY_PATH="/a")
+    known = {name: found["env"].get(name) for name in ("TOOLKIT", "COMPILER", "ATB", "LD_LIBRARY_PATH")}
+    assert known == {"TOOLKIT": ":1", "COMPILER": "1", "ATB": "0", "LD_LIBRARY_PATH": "/a:/usr/local/lib"}
+    assert found["argv"][-2:] == list(flags)
+
+
 def test_a_script_of_sglang_asks_for_what_it_needs(tmp_path: Path) -> None:
     for profile, words in (("a3-2node-sglang", {"HEAD", "NIC"}), ("a3-pd-sglang", {"STORE"})):
         for name, text in rendered_texts(load(profile), "shell", "/m").items():
@@ -123,6 +142,54 @@ def test_compose_files_are_accepted(name: str, tmp_path: Path) -> None:
         assert str(folder / f"serve-{role.name}.sh") in mounted and "/models/glm5" in mounted
 
 
+#: A server that answers, and after SIGUSR1 lives on without listening.
+HANGS = """import http.server, signal, sys, time
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer)
+def hang(*_):
+    server.socket.close()
+    time.sleep(600)
+signal.signal(signal.SIGUSR1, hang)
+server.serve_forever()
+"""
+#: Process 1 of a container, and its health checks.
+CONTAINER = """set -u
+check() { bash compose-health.sh "$PORT" 1 2> checks.log; }
+for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do check && exit 9; done  # while it loads
+python3 hangs.py "$PORT" 2> server.log & server=$!
+until check; do kill -0 $server || exit 8; sleep 0.2; done
+kill -USR1 $server
+for _ in 1 2 3 4 5 6 7 8 9; do check && exit 7; done
+kill -0 $server || exit 6
+check
+wait $server
+echo "ended with $?"
+"""
+
+
+def test_a_container_that_hangs_ends(tmp_path: Path) -> None:
+    """In a process namespace, where process 1 outlives what the check kills, as docker's own does."""
+    folder = written(tmp_path / "files", "a3-pd", "compose")
+    (folder / "hangs.py").write_text(HANGS)
+    inside = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "bash", "-c")
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*inside, "true"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("no process namespaces here")
+    environ = {**os.environ, "STATE": str(tmp_path), "PORT": str(free_port())}
+    done = subprocess.run(
+        [*inside, CONTAINER], cwd=folder, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "ended with 137\n"), done.stdout + done.stderr
+    services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
+    assert services["decode"]["healthcheck"]["test"][1].endswith(" 9900 4")
+    assert all(each["init"] and each["restart"] == "on-failure" for each in services.values())
+
+
 @pytest.mark.parametrize("name", names())
 def test_units_are_accepted(name: str, tmp_path: Path) -> None:
     folder = written(tmp_path / "files", name, "systemd")
@@ -141,7 +208,7 @@ def test_units_are_accepted(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("profile", "target", "model"),
-    [("cpu", "k8s", "/m"), ("cpu", "compose", "/m"), ("a3-1m", "helm", "/m"), ("a3-1m", "shell", "a b")],
+    [("cpu", "k8s", "/m"), ("cpu", "compose", "/m"), ("a3-1m", "nomad", "/m"), ("a3-1m", "shell", "a b")],
 )
 def test_what_cannot_be_rendered_is_refused(profile: str, target: str, model: str) -> None:
     with pytest.raises(ConfigError) as caught:

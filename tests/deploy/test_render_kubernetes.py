@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from glm5_ascend.deploy import render
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.deploy.rendering.kubernetes_front import ROUTER_VERSION
 from glm5_ascend.deploy.rendering.values import NPU_RESOURCE
+from glm5_ascend.errors import ConfigError
 from tests.deploy.support.judges import checked, tool_environment
 from tests.deploy.support.rendered import ATLAS, written
 
@@ -59,7 +61,10 @@ def test_kubernetes_objects_fit_their_schemas(name: str, tmp_path: Path, kuberne
 
 
 def kubernetes_objects(folder: Path, name: str) -> dict[tuple[str, str], dict]:  # type: ignore[type-arg]
-    files = sorted(written(folder, name, "k8s").glob("*.yaml"))
+    return by_name(sorted(written(folder, name, "k8s").glob("*.yaml")))
+
+
+def by_name(files: list[Path]) -> dict[tuple[str, str], dict]:  # type: ignore[type-arg]
     objects = [each for path in files for each in yaml.safe_load_all(path.read_text())]
     found = {(each["kind"], each["metadata"]["name"]): each for each in objects}
     assert len(found) == len(objects)  # two of one kind and name would overwrite each other
@@ -211,3 +216,49 @@ def test_a_wrong_object_is_refused_by_the_same_judge(tmp_path: Path, kubernetes_
         [kubernetes_python, "-c", code], input=json.dumps(wrong), text=True, capture_output=True, check=False
     )
     assert done.returncode != 0
+
+
+@pytest.mark.parametrize("name", [name for name in ATLAS if not load(name).proxy])
+def test_an_autoscaler_for_every_role(name: str, tmp_path: Path, kubernetes_python: Path) -> None:
+    """It scales what exists and has no number of its own; its behaviour is one that Kubernetes' autoscaler takes."""
+    (tmp_path / "mine.yaml").write_text("autoscaling: {enabled: true, minimum: 2, maximum: 5}")
+    render(name, "k8s", out=tmp_path / "k8s", values=tmp_path / "mine.yaml")
+    objects = by_name(sorted((tmp_path / "k8s").glob("*.yaml")))
+    scaled = [each for (kind, _), each in objects.items() if kind == "ScaledObject"]
+    assert len(scaled) == len(load(name).roles)
+    autoscalers = []
+    for each in scaled:
+        target = each["spec"]["scaleTargetRef"]
+        found = objects[target["kind"], target["name"]]
+        assert found["apiVersion"] == target["apiVersion"] and "replicas" not in found["spec"]
+        spec = {"scaleTargetRef": target, "minReplicas": 2, "maxReplicas": 5}
+        spec |= each["spec"]["advanced"]["horizontalPodAutoscalerConfig"]
+        kind = {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler"}
+        autoscalers.append({**kind, "metadata": {"name": name}, "spec": spec})
+    code = (
+        "import json, sys, jsonschema, kubernetes_validate\n"
+        "given = json.load(sys.stdin)\n"
+        "for each in given['scaled']: jsonschema.validate(each, given['schema'])\n"
+        "for each in given['core']: kubernetes_validate.validate(each, '1.30', strict=True)\n"
+    )
+    schema = json.loads((Path(__file__).parent / "support" / "scaledobject.json").read_text())
+    checked(kubernetes_python, "-c", code, text=json.dumps({"scaled": scaled, "core": autoscalers, "schema": schema}))
+
+
+@pytest.mark.parametrize("name", [name for name in ATLAS if load(name).proxy])
+@pytest.mark.parametrize("text", ["replicas: 2", "autoscaling: {enabled: true}"])
+def test_pd_takes_no_second_group(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="one group"):
+        render(name, "k8s", out=tmp_path / "k8s", values=tmp_path / "mine.yaml")
+
+
+@pytest.mark.parametrize("name", ATLAS)
+def test_the_policy_is_of_the_front_too(name: str, tmp_path: Path) -> None:
+    """Servers on the host's network are outside of every policy: then the front alone is behind it."""
+    objects = kubernetes_objects(tmp_path / "files", name)
+    chosen = objects["NetworkPolicy", name]["spec"]["podSelector"]["matchLabels"]
+    front = objects["Deployment", f"{name}-{'proxy' if load(name).proxy else 'router'}"]["spec"]["template"]
+    assert matches(chosen, front["metadata"]["labels"])
+    (container,) = front["spec"]["containers"]
+    assert container["livenessProbe"]["failureThreshold"] * container["livenessProbe"]["periodSeconds"] >= 180

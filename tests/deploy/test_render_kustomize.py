@@ -12,6 +12,7 @@ import yaml
 
 from glm5_ascend.deploy import render
 from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.deploy.rendering.yaml_text import dumped
 from tests.deploy.support.judges import checked
 from tests.deploy.support.rendered import ATLAS
 
@@ -31,7 +32,9 @@ def built(folder: Path, *components: str) -> dict[tuple[str, str], dict[str, Any
 def test_every_component_builds(name: str, tmp_path: Path) -> None:
     render(name, "kustomize", out=tmp_path / "out")
     offered = sorted(path.name for path in (tmp_path / "out" / "components").iterdir())
-    assert offered == sorted(["auth", "monitoring", "pvc", "volcano", *([] if load(name).proxy else ["two-replicas"])])
+    more = [] if load(name).proxy else ["autoscaling", "two-replicas"]
+    assert offered == sorted(["auth", "monitoring", "pvc", "volcano", *more])
+    offered = [each for each in offered if each != "autoscaling"]  # it takes the number that two-replicas sets
     objects = built(tmp_path / "out", *offered)
     assert ("Secret", "glm5-api-key") in objects
     servers = [each for (kind, _), each in objects.items() if kind in ("LeaderWorkerSet", "Deployment")]
@@ -56,6 +59,19 @@ def test_the_base_alone_is_what_k8s_writes(tmp_path: Path) -> None:
     render("a3-2node", "k8s", out=tmp_path / "k8s")
     plain = [each for path in (tmp_path / "k8s").glob("*.yaml") for each in yaml.safe_load_all(path.read_text())]
     assert built(tmp_path / "out") == {(each["kind"], each["metadata"]["name"]): each for each in plain}
+
+
+def test_the_autoscalers_component_is_what_its_value_gives(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("autoscaling: {enabled: true}")
+    render("a3-2node", "kustomize", out=tmp_path / "component")
+    render("a3-2node", "kustomize", out=tmp_path / "value", values=tmp_path / "mine.yaml")
+    assert built(tmp_path / "component", "autoscaling") == built(tmp_path / "value")
+
+
+@pytest.mark.parametrize("word", ["1e3", "12E-3", "0o17", "+1.5e3", ".5e3", "1234567890123e45", "yes", "12"])
+def test_words_that_are_numbers_elsewhere_are_quoted(word: str) -> None:
+    """Kubernetes' reader takes 1e3 for a number, and a Secret's name or an annotation is none."""
+    assert dumped([{"name": word}]) == f"name: '{word}'\n"
 
 
 def test_scripts_are_blocks_and_nothing_is_an_anchor(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ network: {nic: bond0}
 scheduling: {node_selector: {accelerator: a3}, tolerations: [{key: npu, operator: Exists}], pod_group: true}
 storage: {claim: weights, claim_path: glm5}
 life: {drain_s: 600, leave_s: 5}
+server: {flags: [--max-num-seqs, "8"], env: {HCCL_IF_BASE_PORT: "50000"}}
 """ % ("0" * 64)
 
 
@@ -61,7 +62,13 @@ def test_values_reach_every_server(tmp_path: Path) -> None:
         assert container["resources"] == {"limits": limits, "requests": limits}
         assert {"name": "NIC", "value": "bond0"} in container["env"]
         assert pod["schedulerName"] == "volcano" and pod["nodeSelector"] == {"accelerator": "a3"}
-        assert pod["terminationGracePeriodSeconds"] > 605 and container["args"][-2:] == ["--shutdown-timeout", "600"]
+        assert pod["terminationGracePeriodSeconds"] > 605 and container["args"][1:] == [
+            "--shutdown-timeout",
+            "600",
+            "--max-num-seqs",
+            "8",
+        ]
+        assert {"name": "HCCL_IF_BASE_PORT", "value": "50000"} in container["env"]
         assert {"persistentVolumeClaim": {"claimName": "weights", "readOnly": True}, "name": "model"} in pod["volumes"]
     objects = [each for path in (tmp_path / "out").glob("*.yaml") for each in yaml.safe_load_all(path.read_text())]
     assert {each["metadata"]["namespace"] for each in objects} == {"models"}

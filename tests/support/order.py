@@ -26,6 +26,7 @@ LONGEST = (
     "tests/deploy/test_replicas.py",
     "tests/deploy/test_fleet.py",
     "tests/deploy/test_accept.py",
+    "tests/deploy/test_render_monitoring.py",
     "tests/serve/test_api.py",
     "tests/cli/test_demo.py",
     "tests/serve/test_api_key.py",

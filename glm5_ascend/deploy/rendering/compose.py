@@ -7,7 +7,7 @@ from typing import Any
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.profiles.show import heading
 from glm5_ascend.deploy.rendering import image, scripts
-from glm5_ascend.deploy.rendering.script_parts import KEY_VARIABLE
+from glm5_ascend.deploy.rendering.script_parts import COMPOSE_HEALTH, HEALTH, KEY_VARIABLE
 from glm5_ascend.deploy.rendering.yaml_text import dumped
 
 
@@ -16,6 +16,7 @@ def files(profile: Profile, model: str) -> dict[str, str]:
     text = dumped([{"services": services}])
     note = ["# Start what a machine is for: NODE=0 HEAD=... IP=... NIC=... docker compose up ROLE"]
     made = {"compose.yaml": "\n".join([*heading(profile), *note, text])}
+    made |= {"health.sh": HEALTH, "compose-health.sh": COMPOSE_HEALTH}
     made |= dict(image.dockerfile(profile, role) for role in profile.roles.values())
     return made | scripts.files(profile, model)
 
@@ -24,7 +25,10 @@ def service(profile: Profile, role: Role, model: str) -> dict[str, Any]:
     name = scripts.script_name(role)
     variables = ["NODE=${NODE:-0}", "HEAD=${HEAD:-}", "IP=${IP:-}", "NIC=${NIC:-}"] if role.nodes > 1 else []
     variables += ["STORE=${STORE:-}"] if scripts.uses_store(role) else []
-    port = role.port
+    count = role.local_ranks if role.per_rank else 1
+    check = f"bash /glm5/compose-health.sh {role.port} {count}"
+    if not role.per_rank and role.nodes > 1:  # only the first machine has a server
+        check = f'[ "$${{NODE:-0}}" -gt 0 ] || {check}'
     return {
         "image": image.tag(profile, role),
         "build": {"context": ".", "dockerfile": image.dockerfile(profile, role)[0]},
@@ -33,7 +37,8 @@ def service(profile: Profile, role: Role, model: str) -> dict[str, Any]:
         "shm_size": f"{image.SHM_GIB}g",
         "ulimits": {"memlock": -1, "nofile": 1048576},
         "devices": [f"/dev/davinci{i}" for i in range(image.dies(role))] + list(image.MANAGERS),
-        "volumes": [f"{path}:{path}:ro" for path in (*image.MOUNTS, model)] + [f"./{name}:/glm5/{name}:ro"],
+        "volumes": [f"{path}:{path}:ro" for path in (*image.MOUNTS, model)]
+        + [f"./{file}:/glm5/{file}:ro" for file in (name, "health.sh", "compose-health.sh")],
         "environment": [
             "=".join(image.KERNEL_CACHE),
             f"{KEY_VARIABLE}=${{{KEY_VARIABLE}:-}}",
@@ -42,11 +47,12 @@ def service(profile: Profile, role: Role, model: str) -> dict[str, Any]:
         ],
         "stop_grace_period": "360s",
         "security_opt": ["no-new-privileges:true"],
+        "init": True,
         "restart": "on-failure",
         "healthcheck": {
-            "test": ["CMD-SHELL", f'[ "$${{NODE:-0}}" -gt 0 ] || curl -sf http://127.0.0.1:{port}/health'],
+            "test": ["CMD-SHELL", check],
             "interval": "30s",
-            "timeout": "10s",
+            "timeout": f"{6 * count + 10}s",
             "retries": 3,
             "start_period": "3600s",
         },

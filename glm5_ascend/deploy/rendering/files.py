@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from glm5_ascend.deploy.profiles.load import Profile, load
-from glm5_ascend.deploy.rendering import compose, kubernetes, kustomize, scripts, systemd
+from glm5_ascend.deploy.rendering import compose, helm, kubernetes, kustomize, scripts, systemd
 from glm5_ascend.deploy.rendering.kubernetes import DEFAULTS
 from glm5_ascend.deploy.rendering.values import AuthValues, PodValues
 from glm5_ascend.deploy.target import RenderTarget
@@ -24,7 +24,11 @@ TARGETS = {
     RenderTarget.systemd: systemd.files,
 }
 #: Those that take a cluster's values.
-WITH_VALUES = {RenderTarget.k8s: kubernetes.files, RenderTarget.kustomize: kustomize.files}
+WITH_VALUES = {
+    RenderTarget.k8s: kubernetes.files,
+    RenderTarget.kustomize: kustomize.files,
+    RenderTarget.helm: helm.files,
+}
 #: A `}` ends a shell's default value, a `:` begins options of a mount, a `$` is replaced by shells and by compose.
 _NOT_PLAIN = re.compile(r"[^\w./@+=,%-]")
 #: Where the checkpoint lies on the machines, if nothing else is said.
@@ -63,9 +67,9 @@ def render(
 
     Args:
         profile: its name; `glm5-ascend deploy list` shows them.
-        to: shell, compose, k8s, kustomize or systemd.
+        to: shell, compose, k8s, kustomize, helm or systemd.
         model: absolute path of the checkpoint on every machine, mounted at the same place in containers.
-        values: YAML file of a cluster's own values (deploy/schemas/values.json), for k8s and kustomize; never written.
+        values: YAML file of a cluster's own values (deploy/schemas/values.json), for pods; never written.
         api_key_secret: Secret with the API key below `key`; wins over the file's.
         open: start without a key on addresses that others reach; wins over the file's.
         out: an absent or empty folder; PROFILE-TO in the working directory if left out.
@@ -115,7 +119,7 @@ def rendered_texts(profile: Profile, target: str, model: str, values: PodValues 
     """File name -> text; see `render` for the arguments and the `ConfigError`s."""
     if target not in [*TARGETS, *WITH_VALUES]:
         raise ConfigError(f"--to {target}: unknown", f"one of {', '.join([*TARGETS, *WITH_VALUES])}")
-    if profile.platform == "cpu" and target in ("compose", "k8s", "kustomize"):
+    if profile.platform == "cpu" and target in ("compose", *WITH_VALUES):
         raise ConfigError("profile cpu has no container image", "--to shell or --to systemd")
     odd = re.search(_NOT_PLAIN, model)
     if not Path(model).is_absolute() or odd:

@@ -9,15 +9,18 @@ from typing import Any
 
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.profiles.show import heading
-from glm5_ascend.deploy.rendering import image, kubernetes_front, monitoring, scripts
+from glm5_ascend.deploy.rendering import autoscaling, image, kubernetes_front, monitoring, scripts
 from glm5_ascend.deploy.rendering.kubernetes_front import ANSWERS, INSTANCE, PART_OF, full_name, service_name
-from glm5_ascend.deploy.rendering.pod import HEALTH, pod
+from glm5_ascend.deploy.rendering.pod import pod
+from glm5_ascend.deploy.rendering.script_parts import HEALTH
 from glm5_ascend.deploy.rendering.values import PodValues
 from glm5_ascend.deploy.rendering.yaml_text import dumped
+from glm5_ascend.errors import ConfigError
 
 #: Of SGLang's memory store, in the variable ASCEND_MF_STORE_URL of its profiles.
 STORE_PORT = 24667
 DEFAULTS = PodValues()
+ONE_GROUP = "replicas, autoscaling: the proxy of PD knows the pods of one group; render again for another namespace"
 
 
 def files(profile: Profile, model: str, values: PodValues = DEFAULTS) -> dict[str, str]:
@@ -32,6 +35,7 @@ def files(profile: Profile, model: str, values: PodValues = DEFAULTS) -> dict[st
 
 def grouped(profile: Profile, model: str, values: PodValues) -> dict[str, list[dict[str, Any]]]:
     """File name -> its objects."""
+    refuse_what_the_proxy_does_not_know(profile, values)
     made = {
         f"{role.name}.yaml": [
             config_map(profile, role, model),
@@ -47,6 +51,8 @@ def grouped(profile: Profile, model: str, values: PodValues) -> dict[str, list[d
     made["network.yaml"] = [network_policy(profile, values)]
     if values.monitoring.enabled:
         made["monitoring.yaml"] = monitoring.objects(profile, values)
+    if values.autoscaling.enabled:
+        made["autoscaling.yaml"] = autoscaling.objects(profile, values)
     if values.namespace:
         for objects in made.values():
             for each in objects:
@@ -54,6 +60,13 @@ def grouped(profile: Profile, model: str, values: PodValues) -> dict[str, list[d
                 for subject in each.get("subjects", []):
                     subject["namespace"] = values.namespace
     return made
+
+
+def refuse_what_the_proxy_does_not_know(profile: Profile, values: PodValues) -> None:
+    """A second group beside the first would get no request."""
+    if profile.proxy and (values.replicas > 1 or values.autoscaling.enabled):
+        what, _, tip = ONE_GROUP.partition("; ")
+        raise ConfigError(what, tip)
 
 
 def document(profile: Profile, objects: list[dict[str, Any]]) -> str:
@@ -71,13 +84,15 @@ def config_map(profile: Profile, role: Role, model: str) -> dict[str, Any]:
 
 def workload(profile: Profile, role: Role, model: str, values: PodValues = DEFAULTS) -> dict[str, Any]:
     name = full_name(profile, role)
+    # Applied again, a number here would undo the autoscaler's.
+    count = {} if values.autoscaling.enabled else {"replicas": values.replicas}
     if role.nodes == 1:
         return {
             "apiVersion": "apps/v1",
             "kind": "Deployment",
             "metadata": {"name": name},
             "spec": {
-                "replicas": values.replicas,
+                **count,
                 # A machine's NPUs hold one: the old one goes first, one machine after the other.
                 "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
                 "progressDeadlineSeconds": values.life.start_minutes * 60 + 600,
@@ -90,7 +105,7 @@ def workload(profile: Profile, role: Role, model: str, values: PodValues = DEFAU
         "kind": "LeaderWorkerSet",
         "metadata": {"name": name},
         "spec": {
-            "replicas": values.replicas,
+            **count,
             "rolloutStrategy": {
                 "type": "RollingUpdate",
                 "rollingUpdateConfiguration": {"maxSurge": 0, "maxUnavailable": 1},

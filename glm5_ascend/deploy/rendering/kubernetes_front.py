@@ -58,14 +58,10 @@ def router(profile: Profile, values: PodValues) -> list[dict[str, Any]]:
             {"name": "NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
             *key_variables(values),
         ],
-        "readinessProbe": {
-            "httpGet": {"path": "/liveness", "port": ROUTER_PORT},
-            "periodSeconds": 10,
-            "timeoutSeconds": 5,
-        },
+        **probes("/liveness", "/liveness", ROUTER_PORT),
     }
     # One router: which server has a conversation's cache is known to it alone.
-    made = front(name, "router.sh", scripts.front(profile)["router.sh"], container, ROUTER_PORT, name, values)
+    made = front(profile, name, container, ROUTER_PORT, name, values)
     return [*watching_pods(name), *made]
 
 
@@ -103,13 +99,23 @@ def proxy(profile: Profile, values: PodValues) -> list[dict[str, Any]]:
                 for side in ("prefill", "decode")
             ),
         ],
-        "readinessProbe": {
-            "httpGet": {"path": "/readiness" if sglang else "/healthcheck", "port": port},
-            "periodSeconds": 10,
-            "timeoutSeconds": 5,
+        **(probes("/readiness", "/liveness", port) if sglang else probes("/healthcheck", "/healthcheck", port)),
+    }
+    return front(profile, name, container, port, None, values)
+
+
+def probes(ready: str, alive: str, port: int) -> dict[str, Any]:
+    """One that hangs is restarted, after minutes: all requests in flight go through it."""
+    return {
+        "readinessProbe": {"httpGet": {"path": ready, "port": port}, "periodSeconds": 10, "timeoutSeconds": 5},
+        "livenessProbe": {
+            "httpGet": {"path": alive, "port": port},
+            "initialDelaySeconds": 60,
+            "periodSeconds": 30,
+            "timeoutSeconds": 20,
+            "failureThreshold": 6,
         },
     }
-    return front(name, "proxy.sh", scripts.front(profile)["proxy.sh"], container, port, None, values)
 
 
 def hosts(profile: Profile, role: Role) -> list[str]:
@@ -146,9 +152,10 @@ def key_variables(values: PodValues) -> list[dict[str, Any]]:
 
 
 def front(
-    name: str, file: str, script: str, container: dict[str, Any], port: int, account: str | None, values: PodValues
+    profile: Profile, name: str, container: dict[str, Any], port: int, account: str | None, values: PodValues
 ) -> list[dict[str, Any]]:
-    """ConfigMap, Deployment and Service of one container that runs `script`, as nobody. A router has no NPU."""
+    """ConfigMap, Deployment and Service of one container that runs its script, as nobody. It has no NPU."""
+    ((file, script),) = scripts.front(profile).items()
     container |= {
         "imagePullPolicy": values.image.pull_policy,
         "ports": [{"name": "http", "containerPort": port}],
@@ -177,7 +184,7 @@ def front(
         spec["imagePullSecrets"] = [{"name": each} for each in values.image.pull_secrets]
     if account:
         spec["serviceAccountName"] = account
-    labels = {INSTANCE: name}
+    labels = {INSTANCE: name}  # what selects it; PART_OF puts it behind the NetworkPolicy
     annotations = {"glm5-ascend/config": hashlib.sha256(script.encode()).hexdigest()[:16]}
     return [
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {file: script}},
@@ -188,7 +195,10 @@ def front(
             "spec": {
                 "replicas": 1,
                 "selector": {"matchLabels": labels},
-                "template": {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec},
+                "template": {
+                    "metadata": {"labels": labels | {PART_OF: profile.name}, "annotations": annotations},
+                    "spec": spec,
+                },
             },
         },
         {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from glm5_ascend.deploy.profiles.load import Profile
-from glm5_ascend.deploy.rendering import image, kubernetes, kubernetes_front, monitoring
+from glm5_ascend.deploy.rendering import autoscaling, image, kubernetes, kubernetes_front, monitoring
 from glm5_ascend.deploy.rendering.kubernetes_front import full_name
 from glm5_ascend.deploy.rendering.values import PodValues
 from glm5_ascend.deploy.rendering.yaml_text import dumped
@@ -74,6 +74,11 @@ def components(profile: Profile, values: PodValues, workloads: list[dict[str, An
     if not profile.proxy:  # the proxy of PD knows the pods of one group by their names
         twice = [operation("replace", "/spec/replicas", 2)]
         made["two-replicas"] = ({"patches": [patch(each, twice) for each in workloads]}, {})
+        if not values.autoscaling.enabled:
+            scaled = {"scaled.yaml": dumped(autoscaling.objects(profile, values))}
+            without = [{"op": "remove", "path": "/spec/replicas"}]
+            parts = {"resources": ["scaled.yaml"], "patches": [patch(each, without) for each in workloads]}
+            made["autoscaling"] = (parts, scaled)
     if not values.monitoring.enabled:
         seen = dumped(monitoring.objects(profile, values))
         made["monitoring"] = ({"resources": ["monitoring.yaml"]}, {"monitoring.yaml": seen})

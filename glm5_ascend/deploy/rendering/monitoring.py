@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from glm5_ascend.deploy.profiles.load import Profile
 from glm5_ascend.deploy.rendering.kubernetes_front import ANSWERS, PART_OF
 from glm5_ascend.deploy.rendering.values import PodValues
 
-#: Title -> expressions by legend. Rates are over five minutes.
+#: Title -> expressions by legend. Rates are over five minutes. `selected` keeps other servers of the cluster out.
 PANELS: dict[str, dict[str, str]] = {
     "Requests": {
         "running": "sum(vllm:num_requests_running)",
@@ -68,6 +69,13 @@ ALERTS: dict[str, tuple[str, str, str]] = {
 }
 
 
+def selected(expression: str, profile: Profile) -> str:
+    """The expression of this profile's servers: the PodMonitor gives their job the profile's name."""
+    job = f'job="{profile.name}"'
+    narrowed = re.sub(r"(vllm:\w+|process_start_time_seconds)\{", rf"\1{{{job},", expression)
+    return re.sub(r"(vllm:\w+|process_start_time_seconds)(?![\w{])", rf"\1{{{job}}}", narrowed)
+
+
 def objects(profile: Profile, values: PodValues) -> list[dict[str, Any]]:
     """PodMonitor, PrometheusRule, and a ConfigMap that Grafana's sidecar finds by its label."""
     operator, labels = "monitoring.coreos.com/v1", {PART_OF: profile.name, **values.monitoring.labels}
@@ -75,7 +83,7 @@ def objects(profile: Profile, values: PodValues) -> list[dict[str, Any]]:
     rules = [
         {
             "alert": name,
-            "expr": expression,
+            "expr": selected(expression, profile),
             "for": duration,
             "labels": {"severity": "warning"},
             "annotations": {"summary": said},
@@ -88,6 +96,7 @@ def objects(profile: Profile, values: PodValues) -> list[dict[str, Any]]:
             "kind": "PodMonitor",
             "metadata": {"name": profile.name, "labels": labels},
             "spec": {
+                "jobLabel": PART_OF,
                 "selector": {"matchLabels": {PART_OF: profile.name, ANSWERS: "yes"}},
                 "podMetricsEndpoints": [
                     {"port": f"http-{i}", "path": "/metrics", "interval": "15s"} for i in range(count)
@@ -120,7 +129,12 @@ def dashboard(profile: Profile) -> dict[str, Any]:
             "datasource": source,
             "gridPos": {"h": 8, "w": 12, "x": 12 * (number % 2), "y": 8 * (number // 2)},
             "targets": [
-                {"refId": chr(ord("A") + i), "datasource": source, "expr": expression, "legendFormat": legend}
+                {
+                    "refId": chr(ord("A") + i),
+                    "datasource": source,
+                    "expr": selected(expression, profile),
+                    "legendFormat": legend,
+                }
                 for i, (legend, expression) in enumerate(queries.items())
             ],
         }

@@ -17,6 +17,7 @@ from glm5_ascend.deploy.rendering.kubernetes_front import (
     registered,
     service_name,
 )
+from glm5_ascend.deploy.rendering.script_parts import HEALTH
 from glm5_ascend.deploy.rendering.values import PodValues
 
 #: A busy server answers /health late: it is restarted after five minutes of silence, not after seconds.
@@ -26,18 +27,6 @@ STARTUP_PERIOD_S = 30
 #: Between the end of the servers' own limit and the kubelet's SIGKILL.
 SPARE_S = 45
 HOME, LOGS, SCRIPTS = "/scratch", "/var/log/glm5", "/glm5"
-#: Asks every server of the machine; a machine without one asks the first machine.
-HEALTH = """\
-#!/usr/bin/env bash
-# HOST FIRST_PORT SERVERS SECONDS: all of them answer.
-set -euo pipefail
-for port in $(seq "$2" $(($2 + $3 - 1))); do
-  python3 - "http://$1:$port/health" "$4" <<'PYTHON'
-import sys, urllib.request
-urllib.request.urlopen(sys.argv[1], timeout=float(sys.argv[2]))
-PYTHON
-done
-"""
 
 
 def pod(profile: Profile, role: Role, model: str, values: PodValues, leader: bool) -> dict[str, Any]:
@@ -89,11 +78,12 @@ def server(
     life = values.life
     made = common(profile, role, values, mounts) | {
         "name": "server",
-        "args": [f"{SCRIPTS}/{scripts.script_name(role)}", *drain_flags(role, values)],
+        "args": [f"{SCRIPTS}/{scripts.script_name(role)}", *drain_flags(role, values), *values.server.flags],
         "resources": resources(role, values),
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(life.leave_s)]}}},
     }
     made["env"] += [*key_variables(values), *place_variables(profile, role, values)]
+    made["env"] += [{"name": name, "value": value} for name, value in sorted(values.server.env.items())]
     startup = {"periodSeconds": STARTUP_PERIOD_S, "timeoutSeconds": 20}
     startup["failureThreshold"] = life.start_minutes * 60 // STARTUP_PERIOD_S
     count = role.local_ranks if role.per_rank else 1

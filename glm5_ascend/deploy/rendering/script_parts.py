@@ -25,6 +25,23 @@ PYTHON
 }"""
 
 
+#: The images set these in ~/.bashrc and in an entry point; a server that is started without a terminal reads neither.
+CANN = """\
+# What images set for terminals alone: CANN, ATB, Triton's compiler, Mooncake's libraries (vllm-ascend #9141, #12059).
+cann() {
+  local file home="${CANN:-/usr/local/Ascend}"
+  local compiler=share/info/ascendnpu-ir/bin/set_env.sh
+  set +eu
+  for file in "$home"/ascend-toolkit/set_env.sh "$home"/cann-*/"$compiler" "$home"/nnal/atb/set_env.sh; do
+    # shellcheck disable=SC1090
+    if [ -r "$file" ]; then . "$file"; fi
+  done
+  set -eu
+  export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/lib"
+}
+cann"""
+
+
 def key_check(listens: str, *, middleware: bool = False, sglang: bool = False) -> list[str]:
     """Lines that refuse to start without a key where others reach the address. OPEN=1 or --open says it is meant.
 
@@ -64,4 +81,34 @@ stop
 while [ -n "$(jobs -pr)" ]; do wait || true; done
 if [ "${told:-0}" = 1 ]; then exit 0; fi
 exit "$status"\
+"""
+#: Asks every server of the machine; a machine without one asks the first machine.
+HEALTH = """\
+#!/usr/bin/env bash
+# HOST FIRST_PORT SERVERS SECONDS: all of them answer.
+set -euo pipefail
+for port in $(seq "$2" $(($2 + $3 - 1))); do
+  python3 - "http://$1:$port/health" "$4" <<'PYTHON'
+import sys, urllib.request
+urllib.request.urlopen(sys.argv[1], timeout=float(sys.argv[2]))
+PYTHON
+done
+"""
+#: compose's own: it only marks a container that does not answer.
+COMPOSE_HEALTH = """\
+#!/usr/bin/env bash
+# FIRST_PORT SERVERS: all servers of this machine answer. compose marks a container that does not, and leaves it: after
+# the first answer, ten misses in a row end its processes, and `restart` starts them again.
+set -euo pipefail
+misses="${STATE:-/dev/shm}/glm5-misses"  # in memory that a restart empties: misses while it loads do not count
+if bash "$(dirname "$0")/health.sh" 127.0.0.1 "$1" "$2" 5; then
+  echo 0 > "$misses"
+  exit 0
+fi
+if [ -f "$misses" ]; then
+  count=$(($(cat "$misses") + 1))
+  echo "$count" > "$misses"
+  if [ "$count" -ge 10 ]; then kill -s KILL -- -1; fi  # all but process 1, docker's own by `init: true`
+fi
+exit 1
 """

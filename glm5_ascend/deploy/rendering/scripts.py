@@ -8,7 +8,7 @@ from glm5_ascend.deploy.profiles.command import WORDS, open_command, without
 from glm5_ascend.deploy.profiles.engines import SGLANG
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.profiles.show import call, heading
-from glm5_ascend.deploy.rendering.script_parts import DRAIN, KEY_VARIABLE, NIC_FINDER, STOP, key_check
+from glm5_ascend.deploy.rendering.script_parts import CANN, DRAIN, KEY_VARIABLE, NIC_FINDER, STOP, key_check
 
 #: A profile's words as the script's variables.
 VARIABLES = {
@@ -42,6 +42,8 @@ def script(profile: Profile, role: Role, model: str) -> str:
         f"# role: {role.name}; flags given to this script go to {ENGINES[role.engine]} and win",
     ]
     lines += ["set -euo pipefail", f'MODEL="${{MODEL:-{model}}}"']
+    if profile.platform != "cpu":
+        lines += CANN.splitlines()
     several = role.nodes > 1
     if several:
         asked = any("{ip}" in value for value in role.env.values())

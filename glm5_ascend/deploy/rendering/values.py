@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 #: A name of a Kubernetes object.
 ObjectName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$")]
@@ -12,6 +12,9 @@ Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,12}(m|Ki|Mi|Gi|Ti
 #: Goes into a shell script inside of double quotes.
 Interface = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.@-]{1,32}$")]
 Plain = Annotated[str, StringConstraints(pattern=r"^[\w./:@-]{1,200}$")]
+Flag = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$")]
+Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,100}$")]
+Address = Annotated[str, StringConstraints(pattern=r"^https?://[\w./:-]{1,200}$")]
 #: As the device plugins count them: Ascend's own, Huawei Cloud's CCE.
 NPU_RESOURCE = "huawei.com/Ascend910"
 
@@ -102,11 +105,35 @@ class MonitoringValues(_Values):
     labels: dict[str, str] = Field(default={}, description="What the operator selects monitors and rules by.")
 
 
+class AutoscalingValues(_Values):
+    """A ScaledObject of KEDA; it asks Prometheus, so `monitoring` or scraping of your own goes with it."""
+
+    enabled: bool = False
+    minimum: int = Field(default=1, ge=1, le=1000)
+    maximum: int = Field(default=4, ge=1, le=1000)
+    requests: int = Field(default=16, ge=1, le=100000, description="Per replica, running and waiting ones.")
+    prometheus: Address = Field(default="http://prometheus-operated.monitoring:9090", description="Its address.")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.minimum > self.maximum:
+            raise ValueError("minimum is above maximum")
+        return self
+
+
+class ServerValues(_Values):
+    """What the servers get beside the profile's; it wins."""
+
+    flags: list[Flag] = Field(default=[], description="Of the engine, a word each.")
+    env: dict[Variable, str] = Field(default={}, description="As HCCL_IF_BASE_PORT, or VLLM_LOGGING_LEVEL.")
+
+
 class PodValues(_Values):
     """All of it; every key has a default that is safe."""
 
     namespace: ObjectName | None = None
     replicas: int = Field(default=1, ge=0, le=1000)
+    server: ServerValues = ServerValues()
     auth: AuthValues = AuthValues()
     image: ImageValues = ImageValues()
     resources: ResourceValues = ResourceValues()
@@ -116,3 +143,4 @@ class PodValues(_Values):
     life: LifeValues = LifeValues()
     security: SecurityValues = SecurityValues()
     monitoring: MonitoringValues = MonitoringValues()
+    autoscaling: AutoscalingValues = AutoscalingValues()

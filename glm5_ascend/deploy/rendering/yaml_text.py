@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import yaml
+
+#: Numbers to the YAML of Go, where PyYAML reads 1e3 and 0o17 as words and writes them without quotes.
+_NUMBER = re.compile(r"[-+]?(0o[0-7_]+|\.?[0-9][0-9_.]*(e[-+]?[0-9]+)?)", re.IGNORECASE)
 
 
 class _Plain(yaml.SafeDumper):
@@ -14,7 +18,8 @@ class _Plain(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    style = "|" if "\n" in text else "'" if _NUMBER.fullmatch(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Plain.add_representer(str, _text)

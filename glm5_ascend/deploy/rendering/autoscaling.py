@@ -1,0 +1,60 @@
+"""How many replicas: a ScaledObject of KEDA per role, by the requests that its servers have and keep waiting.
+
+Waiting ones alone would let a fleet that has just caught up shrink again at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from glm5_ascend.deploy.profiles.load import Profile, Role
+from glm5_ascend.deploy.rendering.kubernetes_front import full_name
+from glm5_ascend.deploy.rendering.values import PodValues
+
+#: A new server loads for an hour and meanwhile takes nothing: one at a time, and none away before the next hour.
+STEP = {"policies": [{"type": "Pods", "value": 1, "periodSeconds": 1800}]}
+BEHAVIOR = {
+    "scaleUp": {"stabilizationWindowSeconds": 120, **STEP},
+    "scaleDown": {"stabilizationWindowSeconds": 3600, **STEP},
+}
+
+
+def query(profile: Profile, role: Role) -> str:
+    """PromQL: requests of a role's servers, running and waiting."""
+    chosen = f'{{job="{profile.name}",pod=~"{full_name(profile, role)}-.*"}}'
+    return f"sum(vllm:num_requests_running{chosen}) + sum(vllm:num_requests_waiting{chosen})"
+
+
+def objects(profile: Profile, values: PodValues) -> list[dict[str, Any]]:
+    return [scaled(profile, role, values) for role in profile.roles.values()]
+
+
+def scaled(profile: Profile, role: Role, values: PodValues) -> dict[str, Any]:
+    name, wanted = full_name(profile, role), values.autoscaling
+    several = role.nodes > 1
+    return {
+        "apiVersion": "keda.sh/v1alpha1",
+        "kind": "ScaledObject",
+        "metadata": {"name": name},
+        "spec": {
+            "scaleTargetRef": {
+                "apiVersion": "leaderworkerset.x-k8s.io/v1" if several else "apps/v1",
+                "kind": "LeaderWorkerSet" if several else "Deployment",
+                "name": name,
+            },
+            "pollingInterval": 30,
+            "minReplicaCount": wanted.minimum,
+            "maxReplicaCount": wanted.maximum,
+            "advanced": {"horizontalPodAutoscalerConfig": {"behavior": BEHAVIOR}},
+            "triggers": [
+                {
+                    "type": "prometheus",
+                    "metadata": {
+                        "serverAddress": wanted.prometheus,
+                        "query": query(profile, role),
+                        "threshold": str(wanted.requests),
+                    },
+                }
+            ],
+        },
+    }
