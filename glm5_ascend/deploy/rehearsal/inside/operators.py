@@ -171,4 +171,5 @@ OURS: dict[str, Callable[..., Any]] = {
     "_C_ascend::npu_kv_quant_sparse_flash_attention": quantized_attention,
     "_C_ascend::mla_preprocess": preprocess,
     "_C_ascend::batch_matmul_transpose": nothing,
+    "atb::_npu_reshape_and_cache": nothing,
 }

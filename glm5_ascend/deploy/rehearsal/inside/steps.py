@@ -183,6 +183,7 @@ def common_metadata(config: VllmConfig, step: Step) -> Any:
         "slot_mapping": torch.zeros(padded, dtype=torch.int32), "causal": True,
         "positions": torch.zeros(padded, dtype=torch.int64), "positions_cpu": torch.zeros(padded, dtype=torch.int64),
         "attn_state": AscendAttentionState[step.state], "num_input_tokens": padded,
+        "is_prefilling": torch.full((step.requests,), step.new > 1 and not step.before),
         "actual_seq_lengths_q": starts[1:].tolist(), "decode_token_per_req": step.new,
     }  # fmt: skip
     known = {field.name for field in fields(AscendCommonAttentionMetadata)}
