@@ -147,7 +147,9 @@ def _planned(checkpoint: Path, profile: Profile, role: Role, line: str) -> Plann
     )  # fmt: skip
     apart = connector in ("kv_consumer", "kv_producer")
     memory = fit(model, load_hardware(machine), engine, connector == "kv_consumer", apart)
-    kept = copies(model, engine, connector == "kv_consumer", apart)
+    # 0.30 counts kv_both as a consumer, whose fused projections take the place of the others.
+    moved = connector == "kv_consumer" or (connector == "kv_both" and line != "0.23" and not engine.split_prefill)
+    kept = copies(model, engine, moved, apart)
     weights = sum(memory.weights.values()) + int(sum(kept.values()))
     return PlannedRank(weights, memory.bytes_per_token, int(memory.budget) + weights)
 
