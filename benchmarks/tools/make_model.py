@@ -3,7 +3,7 @@
     python benchmarks/tools/make_model.py OUT --preset real --experts 64    # one dense and one MoE layer of GLM-5
     python benchmarks/tools/make_model.py OUT --preset mid                  # 0.67 GB, msModelSlim's time is known
     python benchmarks/tools/make_model.py OUT --preset real --layers 78 --dense 3 --mtp 1 --hollow    # for --dry-run
-    python benchmarks/tools/make_model.py OUT --recipe w4a8 --preset real --layers 78 --dense 3 --mtp 1   # for rehearse
+    python benchmarks/tools/make_model.py OUT --recipe w4a8 --family glm-5.2       # headers of all of it: for rehearse
 
 Rows have spread scales and a few input channels are outliers (norm gains up, columns of their readers down), so that
 rotation and smoothing have something to do. `--dtype fp8` writes e4m3 with one scale per 128x128 block. Weights come
@@ -158,6 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--preset", choices=sorted(PRESETS), default="mid")
+    parser.add_argument("--family", help="glm-5, glm-5.1, glm-5.2, glm-5.3: all its layers; with --hollow or --recipe")
     parser.add_argument("--experts", type=int, help="another number of routed experts")
     parser.add_argument("--mtp", type=int, help="another num_nextn_predict_layers")
     parser.add_argument("--vocab", type=int, help="another vocab_size")
@@ -176,12 +177,24 @@ def main() -> None:
         write_model(args)
 
 
+def keys_of(family: str) -> dict[str, Any]:
+    """config.json of a model of the family, as the planner knows it."""
+    from glm5_ascend.model.config import parse_config
+    from glm5_ascend.plan.model import family as known
+
+    found = known()
+    raw = GLM5 | found.common.model_dump(exclude_unset=True) | found.models[family].model_dump(exclude_unset=True)
+    return raw | {"indexer_types": list(parse_config(raw, Path(family)).indexer_types)}
+
+
 def write_model(args: argparse.Namespace) -> None:
     changes = {
         "n_routed_experts": args.experts, "num_nextn_predict_layers": args.mtp, "vocab_size": args.vocab,
         "num_hidden_layers": args.layers, "first_k_dense_replace": args.dense,
     }  # fmt: skip
-    raw = PRESETS[args.preset] | {key: value for key, value in changes.items() if value is not None}
+    raw = (keys_of(args.family) if args.family else PRESETS[args.preset]) | {
+        key: value for key, value in changes.items() if value is not None
+    }
     args.out.mkdir(parents=True)
     if args.dtype == "fp8":
         raw["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}

@@ -102,25 +102,27 @@ def _rehearsed(
 
     chosen, place = load(profile), named(environment)
     roles = list(chosen.roles.values()) if role is None else [chosen.role(role)]
+    line = "0.23" if place.version is None or place.version.release[:2] < (0, 30) else "0.30"
     done = []
     for one in roles:
-        planned = _planned_or_none(checkpoint, chosen, one) if not extra else None
+        planned = _planned_or_none(checkpoint, chosen, one, line) if not extra else None
         done += rehearse_role(Stage(place, chosen, one, checkpoint, extra, planned), ranks, _say)
     return Rehearsal(profile, str(checkpoint), tuple(done))
 
 
-def _planned_or_none(checkpoint: Path, profile: Profile, role: Role) -> PlannedRank | None:
+def _planned_or_none(checkpoint: Path, profile: Profile, role: Role, line: str) -> PlannedRank | None:
     """A checkpoint that the planner refuses is rehearsed all the same: what the real loader says is the answer."""
     try:
-        return _planned(checkpoint, profile, role)
+        return _planned(checkpoint, profile, role, line)
     except (CheckpointError, ConfigError) as error:
         _say(f"note: no planner's numbers: {error}")
         return None
 
 
-def _planned(checkpoint: Path, profile: Profile, role: Role) -> PlannedRank | None:
+def _planned(checkpoint: Path, profile: Profile, role: Role, line: str) -> PlannedRank | None:
     """The planner's numbers for one die of a role; None where it does not know the machine."""
     from glm5_ascend.deploy.rehearsal.result import PlannedRank
+    from glm5_ascend.plan.copies import copies
     from glm5_ascend.plan.hardware import known_hardware, load_hardware
     from glm5_ascend.plan.layout import Engine
     from glm5_ascend.plan.memory import fit
@@ -139,11 +141,16 @@ def _planned(checkpoint: Path, profile: Profile, role: Role) -> PlannedRank | No
         drafts=int(args.get("speculative-config", {}).get("num_speculative_tokens", 0)),
         sequences=int(args["max-num-seqs"]), batched_tokens=int(args["max-num-batched-tokens"]),
         utilization=float(args["gpu-memory-utilization"]), buffer_mb=int(role.env.get("HCCL_BUFFSIZE", 200)),
+        flashcomm=bool(extra.get("enable_flashcomm1")), mlapo=bool(extra.get("enable_mlapo", True)), line=line,
         split_prefill=bool(extra.get("enable_dsa_cp")), eager_decode=bool(args.get("enforce-eager")),
         expert_parallel=bool(args.get("enable-expert-parallel")),
     )  # fmt: skip
-    memory = fit(model, load_hardware(machine), engine, connector == "kv_consumer", connector is not None)
-    weights = sum(memory.weights.values()) + sum(int(memory.parts[name]) for name in ("MLAPO copies", "DSA-CP copies"))
+    apart = connector in ("kv_consumer", "kv_producer")
+    memory = fit(model, load_hardware(machine), engine, connector == "kv_consumer", apart)
+    # 0.30 counts kv_both as a consumer, whose fused projections take the place of the others.
+    moved = connector == "kv_consumer" or (connector == "kv_both" and line != "0.23" and not engine.split_prefill)
+    kept = copies(model, engine, moved, apart)
+    weights = sum(memory.weights.values()) + int(sum(kept.values()))
     return PlannedRank(weights, memory.bytes_per_token, int(memory.budget) + weights)
 
 

@@ -20,17 +20,18 @@ def attention_row(model: PlannedModel) -> int:
     return _BF16 * (c.kv_lora_rank + c.qk_rope_head_dim)
 
 
-def indexer_row(model: PlannedModel) -> int:
-    """Bytes of a token's indexer key in one layer."""
+def indexer_row(model: PlannedModel, layer: int | None = None) -> int:
+    """Bytes of a token's indexer key in one layer; without one, in a layer that takes part in C8."""
     dim = model.config.index_head_dim
-    return _BF16 * dim if model.cache == "none" else dim + _FP16
+    whole = model.cache == "none" or (layer is not None and bool(model.marked) and layer not in model.marked)
+    return _BF16 * dim if whole else dim + _FP16
 
 
 @functools.lru_cache(maxsize=64)
 def layers(model: PlannedModel, mtp: bool) -> tuple[int, int]:
-    """(layers with a cache, layers with an indexer cache)."""
+    """(layers with a cache, bytes of a token's indexer keys in all layers that have some)."""
     count = model.config.num_layers_with_mtp if mtp else model.config.num_hidden_layers
-    return count, sum(model.config.has_indexer(layer) for layer in range(count))
+    return count, sum(indexer_row(model, layer) for layer in range(count) if model.config.has_indexer(layer))
 
 
 def bytes_per_token(model: PlannedModel, mtp: bool, dcp: int = 1) -> float:
@@ -39,7 +40,7 @@ def bytes_per_token(model: PlannedModel, mtp: bool, dcp: int = 1) -> float:
     DCP divides the attention part; the indexer's stays whole.
     """
     count, indexers = layers(model, mtp)
-    return count * attention_row(model) / dcp + indexers * indexer_row(model)
+    return count * attention_row(model) / dcp + indexers
 
 
 def pages(tokens: float) -> int:

@@ -30,6 +30,8 @@ class Engine:
         pp: pipeline stages, each of tp x dp dies with its share of the layers.
         expert_parallel: false: every die holds a slice of every expert.
         redundant: copies of experts beyond the model's own, for EPLB or for a number of dies that does not divide them.
+        flashcomm: sequence parallelism of vllm-ascend's own. mlapo: its fused preprocessing, where it can run.
+        line: of vllm-ascend, whose copies of weights are counted.
         skew: most loaded die over the mean beyond what chance does, by hot experts; 1: none.
     """
 
@@ -47,6 +49,9 @@ class Engine:
     expert_parallel: bool = True
     redundant: int = 0
     skew: float = 1.0
+    flashcomm: bool = False
+    mlapo: bool = True
+    line: str = "0.23"
 
     @property
     def ep(self) -> int:

@@ -6,17 +6,14 @@ import functools
 from dataclasses import dataclass
 from typing import Literal
 
-from glm5_ascend.checkpoint.types import W8A8
 from glm5_ascend.files.resources import read_yaml
 from glm5_ascend.plan import cache, weights
+from glm5_ascend.plan.copies import copies
 from glm5_ascend.plan.data_files import GuessedFigure, MemoryFile, data_file
 from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import PlannedModel
 
-#: Kept twice for the fused MLA pre-processing unless the node only decodes, with few tokens (mla_v1.py:69).
-_FUSED = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.q_b_proj")
-_FUSED_TOKENS = 1024
 #: Of communicators whose size the engine sets itself, in and out each (vllm-ascend's default for process groups).
 _GROUP_MB = 200
 
@@ -61,8 +58,7 @@ def fit(
     usable = total * engine.utilization
     fixed = {
         "weights": float(sum(own.values())),
-        "MLAPO copies": 0.0 if decode_only and engine.batched_tokens <= _FUSED_TOKENS else _mlapo(model, engine),
-        "DSA-CP copies": 0.0 if decode_only or not engine.split_prefill else _whole(model, engine, split),
+        **copies(model, engine, decode_only, split),
         "activations": _activations(model, engine),
     }
 
@@ -86,39 +82,6 @@ def fit(
         total, usable, fixed | rest("value"), own, token,
         *left,
     )  # fmt: skip
-
-
-def _whole(model: PlannedModel, engine: Engine, split: bool) -> float:
-    """What DSA context parallelism keeps whole on every die (vllm-ascend's ShardedCPColumnParallelOp).
-
-    q_b_proj and kv_b_proj; the output projection too on a prefill node, which else gathers it for each chunk.
-    """
-    c = model.config
-    heads, rest = c.num_attention_heads, 1.0 - 1.0 / engine.tp
-    qk = c.qk_nope_head_dim + c.qk_rope_head_dim
-    per_layer = 0.0
-    for part, rows, columns in (
-        ("self_attn.q_b_proj", heads * qk, c.q_lora_rank),
-        ("self_attn.kv_b_proj", heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank),
-        ("self_attn.o_proj", c.hidden_size, heads * c.v_head_dim),
-    ):
-        if split or part != "self_attn.o_proj":
-            per_layer += rest * weights.resident_linear(model.type_of(0, part), rows, columns)
-    return per_layer * c.num_hidden_layers / engine.pp
-
-
-def _mlapo(model: PlannedModel, engine: Engine) -> float:
-    """Second copies of the fused projections; the kernel exists for static W8A8 alone."""
-    c, static = model.config, _static_layers(model)
-    first = (c.q_lora_rank + c.kv_lora_rank + c.qk_rope_head_dim) * c.hidden_size
-    second = c.num_attention_heads * (c.qk_nope_head_dim + c.qk_rope_head_dim) * c.q_lora_rank // engine.tp
-    return float(static * (first + second)) / engine.pp
-
-
-@functools.lru_cache(maxsize=64)
-def _static_layers(model: PlannedModel) -> int:
-    layers = range(model.config.num_hidden_layers)
-    return sum(all(model.type_of(layer, part) == W8A8 for part in _FUSED) for layer in layers)
 
 
 def _activations(model: PlannedModel, engine: Engine) -> float:

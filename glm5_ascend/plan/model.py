@@ -6,12 +6,13 @@ Three ways to name it: a member of the family (`glm-5.2`) with a quantization, o
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
-from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT, INDEXER_CACHE_SUFFIX, QUANTIZED
+from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT, QUANTIZED
 from glm5_ascend.errors import CheckpointError, PlanError
 from glm5_ascend.files.resources import near, read_yaml
 from glm5_ascend.model import structure
@@ -20,6 +21,8 @@ from glm5_ascend.model.json_file import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.model.structure import Linear, Vector
 from glm5_ascend.plan.data_files import Cache, FamilyFile, QuantizationKeys, data_file
 
+#: The description's entry of a layer whose indexer keys are INT8.
+_MARK = re.compile(r"model\.layers\.(\d{1,6})\.self_attn\.indexer\.quant_type")
 CACHES: tuple[str, ...] = get_args(Cache)
 
 
@@ -33,6 +36,8 @@ class PlannedModel:
         cache: which caches are INT8 at run time: none | li | li+sfa.
         full_layers: main layers that compute a top-k of their own; more layers than these may own an indexer.
         stored_bytes: bytes of all tensors of a real checkpoint, None for a model known by name only.
+        rotated: the MTP layer brings `rot.weight`.
+        marked: layers whose indexer keys a checkpoint marks as INT8; empty: all of them.
     """
 
     name: str
@@ -42,6 +47,8 @@ class PlannedModel:
     cache: str
     full_layers: int
     stored_bytes: int | None = None
+    rotated: bool = False
+    marked: frozenset[int] = frozenset()
 
     @property
     def needs_fp8(self) -> bool:
@@ -94,7 +101,8 @@ def named(
     config = parse_config(raw, Path(f"{name} (models.yaml)"))
     rules = known.quantizations[quantization]
     types = {prefix + part.name: _rule(rules, config, prefix, part.name) for prefix, part in _linears(config)}
-    model = PlannedModel(name, quantization, config, types, rules.cache, config.indexer_types.count("full"))
+    full, rotated = config.indexer_types.count("full"), rules.experts != FLOAT
+    model = PlannedModel(name, quantization, config, types, rules.cache, full, rotated=rotated)
     return adjusted(model, cache, index_cache)
 
 
@@ -114,10 +122,11 @@ def from_directory(directory: Path, cache: str | None = None, index_cache: bool 
             raise CheckpointError(f"{path}: {prefix}{part.name}.weight: unknown type {kind!r:.40}", "quantize again")
         types[prefix + part.name] = kind
     quantization = "bf16" if set(types.values()) == {FLOAT} else str(said.get("model_quant_type", "mixed"))
-    marked = any(str(key).endswith(INDEXER_CACHE_SUFFIX) for key in said)
+    marked = frozenset(int(found[1]) for key in said if (found := _MARK.fullmatch(str(key))))
     model = PlannedModel(
         directory.name, quantization, config, types, "li" if marked else "none",
         config.indexer_types.count("full"), _stored_bytes(directory, config, types),
+        said.get("is_rot_used") is True, marked,
     )  # fmt: skip
     return adjusted(model, cache, index_cache)
 

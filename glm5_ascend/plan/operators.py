@@ -14,7 +14,7 @@ from glm5_ascend.plan import cache
 from glm5_ascend.plan.hardware import Mc2
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import PlannedModel
-from glm5_ascend.plan.weights import BF16, FP32, resident_linear
+from glm5_ascend.plan.weights import BF16, FP32, streamed_linear
 
 #: Tokens of a tensor-parallel rank that MC2 takes in a step (vllm-ascend, ascend_forward_context.py).
 _MC2_TOKENS = 512
@@ -77,7 +77,7 @@ class _Sheet:
     def linear(self, name: str, kind: str, rows: float, columns: float, tokens: float, count: int) -> None:
         """A weight of [rows, columns] of this die, with `tokens` inputs."""
         operations = 2.0 * tokens * rows * columns * count
-        nbytes = resident_linear(kind, int(rows), int(columns)) + BF16 * tokens * (rows + columns)
+        nbytes = streamed_linear(kind, int(rows), int(columns)) + BF16 * tokens * (rows + columns)
         if kind == FLOAT:
             self.ops.append(Op(name, stream=nbytes * count, bf16=operations, count=count))
         else:  # activations are quantized on the vector units
@@ -212,7 +212,7 @@ def _moe(sheet: _Sheet, step: StepLoad, kinds: _Kinds, layers: int) -> None:
     touched = min(local, mean_touched * imbalance(mean_touched, engine.ep)) / slices
     pairs = total / engine.ep * chance / slices
     width = c.moe_intermediate_size
-    one = resident_linear(kinds.experts, 2 * width, c.hidden_size) + resident_linear(
+    one = streamed_linear(kinds.experts, 2 * width, c.hidden_size) + streamed_linear(
         kinds.experts, c.hidden_size, width
     )
     operations = 6.0 * pairs * width * c.hidden_size * layers

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     Rows = Iterator[tuple[str | Text, ...]]
 
 _GB = 1e9
+#: Parts of a die's memory that nobody published; all others follow from sizes and vllm-ascend's code.
+GUESSED = ("graphs", "communication buffers", "PD transfer", "margin")
 
 
 def span(number: Range, scale: float = 1.0, digits: int = 0) -> str:
@@ -75,7 +77,7 @@ def _memory(plan: Plan) -> Rows:
         yield f"  {name}", f"{nbytes / _GB:6.2f} GB  [derived]"
     for name, amount in held.parts.items():
         if name != "weights" and amount:
-            known = "derived" if name in ("MLAPO copies", "activations") else "guessed"
+            known = "guessed" if name in GUESSED else "derived"
             yield f"  {name}", f"{amount / _GB:6.2f} GB  [{known}]"
     yield "  left for the cache", f"{span(n['kv_budget_bytes_per_die'], 1 / _GB, 1)} GB"
     yield "cache of a token", f"{n['kv_bytes_per_token'].value:,.0f} bytes  [derived]"

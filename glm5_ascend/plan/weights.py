@@ -21,6 +21,13 @@ PARTIAL_SUMS = 16
 REPLICATED = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.indexer.", "mlp.gate", "eh_proj")
 #: Copies of the main model's tables that the engine shares at run time.
 SHARED_AT_RUN_TIME = tuple(structure.MTP_COPIES)
+#: Cut along their inputs: what belongs to an output row is whole on every die.
+ROW_PARALLEL = ("o_proj", "down_proj")
+#: Bytes that stay in memory beside the matrix for each output row. Dynamic INT8: scale and offset in bf16; static: also
+#: deq_scale and quant_bias; INT4: the scale widened to 64 bits, offset and scale_bias in fp32.
+ROW_BYTES = {FLOAT: 0, W8A8_DYNAMIC: 2 * BF16, W8A8: 2 * BF16 + 2 * FP32, W4A8_DYNAMIC: 8 + 2 * FP32}
+#: And for each input column: a static input scale is repeated.
+COLUMN_BYTES = {W8A8: BF16}
 #: Norms of the MTP layer that msModelSlim writes in bf16; all other vectors are fp32.
 MTP_BF16 = ("enorm", "hnorm", "shared_head.norm")
 
@@ -36,13 +43,17 @@ def stored_linear(kind: str, rows: int, columns: int, down: bool) -> int:
     return BF16 * rows * columns
 
 
-def resident_linear(kind: str, rows: int, columns: int) -> int:
-    """Bytes the same linear takes in memory: scale_bias is one value per row, INT4 scales are widened to 64 bits."""
+def streamed_linear(kind: str, rows: int, columns: int) -> int:
+    """Bytes a product reads of it: scale_bias is one value per row, INT4 scales are widened to 64 bits."""
     if kind == W4A8_DYNAMIC:
-        return rows * columns // 2 + (8 + FP32) * rows
-    if kind == FLOAT:
-        return BF16 * rows * columns
-    return rows * columns + 2 * FP32 * rows
+        return matrix_bytes(kind, rows, columns) + (8 + FP32) * rows
+    return matrix_bytes(kind, rows, columns) + (0 if kind == FLOAT else 2 * FP32 * rows)
+
+
+def matrix_bytes(kind: str, rows: int, columns: int) -> int:
+    """Bytes of the matrix alone, in memory."""
+    count = rows * columns
+    return count // 2 if kind == W4A8_DYNAMIC else BF16 * count if kind == FLOAT else count
 
 
 def stored_bytes(model: PlannedModel, fp32_head: bool = False, mtp_copies: bool = True) -> int:
@@ -68,7 +79,7 @@ class WeightSum:
     """Resident bytes of one kind of weight, all layers together, and how a layout divides them."""
 
     part: str
-    divided_by: str  # nothing | tp | ep
+    divided_by: str  # nothing | tp | ep | shared (tp; whole with FlashComm, see copies)
     nbytes: int
 
 
@@ -80,14 +91,26 @@ def weight_sums(model: PlannedModel, mtp: bool) -> tuple[WeightSum, ...]:
         drafts = bool(prefix) and model.config.is_mtp(int(prefix.split(".")[2]))
         if drafts and (not mtp or part.name in SHARED_AT_RUN_TIME):
             continue
-        shape = structure.shape(part, size)
-        if isinstance(part, Linear):
-            nbytes = resident_linear(model.types[prefix + part.name], shape[0], shape[1])
-            nbytes *= 2 if part.name == "mlp.gate" else 1  # the router computes in fp32
-        else:
-            nbytes = (FP32 if part.role == "router_bias" else BF16) * shape[0]
-        found[_kind(part, drafts), _division(part)] += count * nbytes
+        kind, shape, division = _kind(part, drafts), structure.shape(part, size), _division(part)
+        if isinstance(part, Vector):
+            found[kind, division] += count * _vector_bytes(part, shape[0], model)
+            continue
+        stored = model.types[prefix + part.name]
+        router = 2 if part.name == "mlp.gate" else 1  # it computes in fp32
+        found[kind, division] += count * router * matrix_bytes(stored, shape[0], shape[1])
+        along_rows = part.name.endswith(ROW_PARALLEL) and division != "ep"
+        found[kind, "nothing" if along_rows else division] += count * ROW_BYTES[stored] * shape[0]
+        found[kind, division if along_rows else "nothing"] += count * COLUMN_BYTES.get(stored, 0) * shape[1]
+    if mtp and model.rotated and model.config.num_nextn_predict_layers:
+        found["MTP layer", "nothing"] += BF16 * model.config.hidden_size**2  # rot.weight
     return tuple(WeightSum(part, divided, nbytes) for (part, divided), nbytes in found.items())
+
+
+def _vector_bytes(part: Vector, size: int, model: PlannedModel) -> int:
+    """A quantized model's norms get a bias each, since the description names that of one."""
+    if part.role == "norm":
+        return BF16 * size * (1 if model.quantization == "bf16" else 2)
+    return FP32 * size
 
 
 def per_die(
@@ -106,6 +129,7 @@ def per_die(
 def _per_die(model: PlannedModel, mtp: bool, tp: int, ep: int, redundant: int, pp: int, slices: int) -> dict[str, int]:
     experts = model.config.n_routed_experts
     share = {"nothing": 1.0, "tp": 1 / tp, "ep": -(-(experts + redundant) // ep) / experts / slices}
+    share["shared"] = share["tp"]
     parts: dict[str, float] = {}
     for item in weight_sums(model, mtp):
         stage = 1 if item.part in ("MTP layer", "embedding and head") else pp
@@ -116,6 +140,8 @@ def _per_die(model: PlannedModel, mtp: bool, tp: int, ep: int, redundant: int, p
 def _division(part: Linear | Vector) -> str:
     if part.name.startswith("mlp.experts."):
         return "ep"
+    if part.name.startswith("mlp.shared_experts."):
+        return "shared"
     if isinstance(part, Vector) or part.name.startswith(REPLICATED):
         # "mlp.gate" is also how gate_proj begins.
         return "tp" if part.name.endswith("gate_proj") else "nothing"

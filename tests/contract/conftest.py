@@ -44,6 +44,14 @@ def vllm_ascend(tmp_path_factory: pytest.TempPathFactory) -> VllmAscend:
 
 
 @pytest.fixture(scope="session")
+def vllm_ascend_030(tmp_path_factory: pytest.TempPathFactory) -> VllmAscend:
+    """The pre-release 0.30.0rc2 likewise. VLLM_ASCEND_030_PYTHON names an environment made before, by `rehearse`."""
+    python = named_interpreter("VLLM_ASCEND_030_PYTHON")
+    folder = tmp_path_factory.mktemp("vllm_ascend_030") / "venv"
+    return VllmAscend(python) if python else make_environment(folder, "0.30")
+
+
+@pytest.fixture(scope="session")
 def sglang(tmp_path_factory: pytest.TempPathFactory) -> SGLang:
     """The real 0.5.23 without an NPU, 2.5 GB.
 

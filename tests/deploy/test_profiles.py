@@ -22,6 +22,7 @@ WANTED = {
     "a3-single-w4a8", "a3-single-w4a8-mlapo", "a3-single-w8a8", "a2-single-w4a8", "a3-2node", "a3-pd", "a3-1m",
     "rollout", "cpu", "a3-single-w4a8-sglang", "a3-2node-sglang", "a3-pd-sglang",
     "a3-single-w4a8-conservative", "a3-single-w4a8-dp2", "a3-2node-w8a8c8",
+    "a3-pd-pp2", "a3-single-w4a8-pool",
 }  # fmt: skip
 ROLES = [(profile, role) for profile in map(load, names()) for role in profile.roles.values()]
 ON_ATLAS = [(profile, role) for profile, role in ROLES if profile.platform == "npu"]
@@ -52,7 +53,7 @@ def switched_on(role: Role) -> dict[str, bool]:
     return {
         "async_scheduling": args.get("async-scheduling") is True,
         "prefix_cache": args.get("enable-prefix-caching") is True,
-        "ram_tier": "Offloading" in str(args.get("kv-transfer-config", "")),
+        "ram_tier": any(name in str(args.get("kv-transfer-config", "")) for name in ("Offloading", "AscendStore")),
         "attention_dp": args.get("data-parallel-size", 1) > 1,
         "moe_ep": args.get("enable-expert-parallel") is True,
         "flashcomm": additional.get("enable_flashcomm1") is True,
@@ -80,7 +81,8 @@ def test_the_layout_uses_every_die_once(profile: Profile, role: Role) -> None:
     if role.engine == SGLANG:
         assert role.args["tp-size"] == role.nodes * per_node and role.args.get("nnodes", 1) == role.nodes
     else:
-        assert role.local_ranks * role.nodes == role.args.get("data-parallel-size", 1)
+        assert role.local_ranks * role.nodes == role.args.get("data-parallel-size", 1) * role.args.get("nnodes", 1)
+        assert role.args.get("nnodes", role.nodes) == role.nodes
     if not profile.alternatives:
         assert sum(r.nodes for r in profile.roles.values()) * per_node == profile.hardware["dies"]
 
@@ -101,12 +103,16 @@ def test_one_request_of_full_length_fits(profile: Profile, role: Role) -> None:
 @pytest.mark.parametrize(("profile", "role"), VLLM_ON_ATLAS, ids=ids)
 def test_pd_sizes_are_the_real_ones(profile: Profile, role: Role) -> None:
     transfer = role.args.get("kv-transfer-config")
-    if transfer is None:
-        assert profile.name != "a3-pd"
+    if transfer is None or transfer["kv_role"] == "kv_both":
+        assert "pd" not in profile.name
         return
     for side in ("prefill", "decode"):
-        args = profile.roles[side].args
-        sizes = {"dp_size": args["data-parallel-size"], "tp_size": args["tensor-parallel-size"]}
+        args, env = profile.roles[side].args, profile.roles[side].env
+        sizes = {"dp_size": args.get("data-parallel-size", 1), "tp_size": args["tensor-parallel-size"]}
+        if stages := args.get("pipeline-parallel-size"):
+            sizes |= {"pp_size": stages, "pp_layer_partition": env["VLLM_PP_LAYER_PARTITION"]}
+            layers = [int(count) for count in env["VLLM_PP_LAYER_PARTITION"].split(",")]
+            assert len(layers) == stages and sum(layers) == 78
         assert transfer["kv_connector_extra_config"][side] == sizes
 
 
@@ -233,6 +239,10 @@ def test_a_rehearsal_is_kept_until_one_fails() -> None:
     ranks = [{"role": "server", "rank": rank, "world": 16, "problems": [], "found": found} for rank in (0, 15)]
     answer = {"profile": "a3-1m", "versions": {"vllm-ascend": "0.23.0.post1"}, "ranks": ranks}
     keep(answer, known)
-    assert known["a3-1m, server"]["ranks"] == "0 and 15 of 16"
-    keep(answer | {"ranks": [ranks[0] | {"problems": ["x"]}]}, known)
+    keep(answer | {"versions": {"vllm-ascend": "0.30.0rc2"}}, known)
+    assert [each["ranks"] for each in known["a3-1m, server"].values()] == ["0, 15 of 16"] * 2
+    bad = answer | {"ranks": [ranks[0] | {"problems": ["x"]}]}
+    keep(bad, known)
+    assert list(known["a3-1m, server"]) == ["0.30.0rc2"]
+    keep(bad | {"versions": {"vllm-ascend": "0.30.0rc2"}}, known)
     assert known == {}

@@ -62,10 +62,11 @@ class Role:
 
     @property
     def rank_dies(self) -> int:
-        """Dies of one DP rank; with SGLang, whose group may span machines, those on one machine."""
+        """Dies of one DP rank on one machine; with SGLang and pipeline stages a rank may span machines."""
         if self.engine == SGLANG:
             return int(self.args.get("tp-size", 1)) // self.nodes
-        return int(self.args.get("tensor-parallel-size", 1)) * int(self.args.get("pipeline-parallel-size", 1))
+        dies = int(self.args.get("tensor-parallel-size", 1)) * int(self.args.get("pipeline-parallel-size", 1))
+        return dies // int(self.args.get("nnodes", 1))
 
 
 @dataclass(frozen=True)

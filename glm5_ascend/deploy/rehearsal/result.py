@@ -55,7 +55,10 @@ class FoundModel(_Found):
 
 
 class FoundCache(_Found):
-    """blocks: what vLLM makes of `available_bytes`; refused: what it says if that is too little."""
+    """blocks: what vLLM makes of `available_bytes`; refused: what it says if that is too little.
+
+    ignored: int8 caches that were asked for and that no layer has.
+    """
 
     layers: int
     bytes_per_token: float
@@ -63,6 +66,7 @@ class FoundCache(_Found):
     available_bytes: int | None = None
     blocks: int | None = None
     refused: str = ""
+    ignored: list[str] = []
 
 
 class FoundWalk(_Found):
@@ -124,6 +128,8 @@ class RehearsedRank:
             yield f"{unused.count} tensors of the checkpoint are used by nothing: {unused.first[0]}"
         if self.found.cache is not None and self.found.cache.refused:
             yield f"cache: {shortened(self.found.cache.refused, 300)}"
+        for part in () if self.found.cache is None else self.found.cache.ignored:
+            yield f"cache: int8 {part} are asked for, no layer has them: this version reads other switches or marks"
 
     @property
     def differences(self) -> dict[str, float]:

@@ -50,9 +50,9 @@ class VllmAscend:
             raise RuntimeError(f"{script} failed:\n{done.stdout[-3000:]}\n{done.stderr[-8000:]}")
 
 
-def make_environment(folder: Path) -> VllmAscend:
+def make_environment(folder: Path, line: str = "0.23") -> VllmAscend:
     """The one that `glm5-ascend rehearse --prepare` makes: two or three minutes and 4 GB."""
-    return VllmAscend(prepare(folder).python)
+    return VllmAscend(prepare(folder, line=line).python)
 
 
 if __name__ == "__main__":  # for VLLM_ASCEND_PYTHON=FOLDER/bin/python

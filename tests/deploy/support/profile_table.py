@@ -43,23 +43,27 @@ def row(profile: Profile, role: Role) -> str:
 
 
 def rehearsed(profile: Profile, role: Role) -> str:
-    """Version, ranks and date of the last rehearsal that found nothing."""
-    last = json.loads(REHEARSED.read_text()).get(f"{profile.name}, {role.name}")
-    return "-" if last is None else f"{last['version']}, ranks {last['ranks']}, {last['layers']} layers, {last['date']}"
+    """Versions, ranks and date of the last rehearsals that found nothing; alike ones in one piece."""
+    alike: dict[str, list[str]] = {}
+    for version, last in sorted(json.loads(REHEARSED.read_text()).get(f"{profile.name}, {role.name}", {}).items()):
+        alike.setdefault(f"ranks {last['ranks']}, {last['layers']} layers, {last['date']}", []).append(version)
+    return "; ".join(f"{' and '.join(versions)}: {what}" for what, versions in alike.items()) or "-"
 
 
 def keep(answer: dict[str, Any], known: dict[str, Any]) -> None:
-    """Take over every role of an answer; one with problems loses what was known of it."""
+    """Take over every role of an answer; one with problems loses what was known of it in this version."""
+    version = answer["versions"]["vllm-ascend"]
     for name in dict.fromkeys(rank["role"] for rank in answer["ranks"]):
         ranks, key = [rank for rank in answer["ranks"] if rank["role"] == name], f"{answer['profile']}, {name}"
-        known.pop(key, None)
+        known.setdefault(key, {}).pop(version, None)
         if not any(rank["problems"] for rank in ranks):
-            known[key] = {
-                "version": answer["versions"]["vllm-ascend"],
-                "ranks": " and ".join(str(rank["rank"]) for rank in ranks) + f" of {ranks[0]['world']}",
-                "layers": ranks[0]["found"]["cache"]["layers"],
+            known[key][version] = {
+                "ranks": ", ".join(str(rank["rank"]) for rank in ranks) + f" of {ranks[0]['world']}",
+                "layers": max(rank["found"]["cache"]["layers"] for rank in ranks),
                 "date": datetime.now(UTC).date().isoformat(),
             }
+        if not known[key]:
+            del known[key]
 
 
 def _of_sglang(profile: Profile, role: Role, name: str, machines: str) -> str:

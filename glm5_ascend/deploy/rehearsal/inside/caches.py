@@ -52,6 +52,7 @@ def cache_specs(config: VllmConfig) -> dict[str, Any]:
         sparse_head_dim=(hf.kv_lora_rank, hf.qk_rope_head_dim, hf.index_head_dim),
         kv_cache_dtype=kv_cache_dtype_str_to_dtype(config.cache_config.cache_dtype, config.model_config),
         dtype=config.model_config.dtype,
+        c8_cache_dtype=torch.int8,
         c8_k_cache_dtype=torch.int8,
         c8_k_scale_cache_dtype=torch.float16,
         block_size=config.cache_config.block_size,
@@ -70,7 +71,12 @@ def cache(config: VllmConfig, available: int | None) -> dict[str, Any]:
     specs = cache_specs(config)
     tokens = config.cache_config.block_size * config.parallel_config.decode_context_parallel_size
     page = sum(spec.page_size_bytes for spec in specs.values())
-    found = {"layers": len(specs), "bytes_per_token": page / tokens, "tokens_per_block": tokens}
+    found: dict[str, Any] = {
+        "ignored": ignored(config, specs),
+        "layers": len(specs),
+        "bytes_per_token": page / tokens,
+        "tokens_per_block": tokens,
+    }
     if available is not None and specs:
         found["available_bytes"] = available
         settle_layout(config, specs)
@@ -80,6 +86,20 @@ def cache(config: VllmConfig, available: int | None) -> dict[str, Any]:
         except ValueError as problem:  # one longest request does not fit
             found["refused"] = str(problem)
     return found
+
+
+def ignored(config: VllmConfig, specs: dict[str, Any]) -> list[str]:
+    """int8 caches that were asked for, by a key or a flag, and that no layer has."""
+    keys, flags = config.additional_config or {}, getattr(config.attention_config, "indexer_kv_dtype", "")
+    asked = {
+        "cache_sparse_sfa_c8": keys.get("enable_sparse_sfa_c8") or config.cache_config.cache_dtype == "int8",
+        "cache_sparse_li_c8": keys.get("enable_sparse_li_c8") or flags == "int8",
+    }
+    names = {"cache_sparse_sfa_c8": "latents", "cache_sparse_li_c8": "indexer keys"}
+    return [
+        names[mark] for mark, wanted in asked.items()
+        if wanted and not any(getattr(spec, mark, False) for spec in specs.values())
+    ]  # fmt: skip
 
 
 def settle_layout(config: VllmConfig, specs: dict[str, Any]) -> None:

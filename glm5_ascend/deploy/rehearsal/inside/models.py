@@ -12,7 +12,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
 
-from .meta import Account, BigOnMeta, storage
+from .meta import REAL_PARAMETERS, Account, BigOnMeta, storage
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -22,6 +22,8 @@ DTYPES = {
 Headers = dict[str, tuple[str, list[int]]]
 #: Of a list in the result: a loader that fails fails for every layer.
 SHOWN = 40
+#: Parameters that vllm-ascend makes for marked C8 layers and no code of it reads.
+UNREAD = (".indexer.q_rot", ".indexer.k_rot")
 _LAYER = re.compile(r"model\.layers\.\d+\.")
 _EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.")
 
@@ -37,7 +39,7 @@ class RehearsedModel:
 
     def __init__(self, config: VllmConfig, model_config: Any) -> None:
         self.model_config = model_config
-        self.factory = BigOnMeta()
+        self.factory = BigOnMeta(real=REAL_PARAMETERS)
         with self.factory, torch.no_grad():
             self.model = initialize_model(vllm_config=config, model_config=model_config)
         self.used: set[str] = set()
@@ -61,7 +63,8 @@ class RehearsedModel:
         left = self.account.unwritten(parameters)
         defaulted = {
             name for name, count in left.items()
-            if storage(parameters[name]) in self.factory.filled and count == parameters[name].numel()
+            if name.endswith(UNREAD)
+            or (storage(parameters[name]) in self.factory.filled and count == parameters[name].numel())
         }  # fmt: skip
         never = [f"{name}: {count} of {parameters[name].numel()} elements" for name, count in left.items()
                  if name not in defaulted]  # fmt: skip
@@ -124,8 +127,8 @@ def resident(*models: torch.nn.Module) -> dict[int, int]:
     return found
 
 
-def unused(headers: Headers, models: list[RehearsedModel]) -> list[str]:
-    """Tensors that no model took, without the experts and the layers that other ranks hold."""
+def unused(headers: Headers, models: list[RehearsedModel], stages: int) -> list[str]:
+    """Tensors that no model took, without what other ranks hold: experts, layers, with stages what is of no layer."""
     used = set[str]().union(*(model.used for model in models))
     elsewhere = set[int]().union(*(absent for model in models for absent in model.foreign_experts().values()))
     names = {name for model in models for name in model.account.names.values()}
@@ -133,7 +136,9 @@ def unused(headers: Headers, models: list[RehearsedModel]) -> list[str]:
 
     def here(name: str) -> bool:
         layer, expert = _LAYER.match(name), _EXPERT.match(name)
-        return (layer is None or layer[0] in layers) and (expert is None or int(expert[2]) not in elsewhere)
+        return (stages == 1 if layer is None else layer[0] in layers) and (
+            expert is None or int(expert[2]) not in elsewhere
+        )
 
     return [name for name in headers if name not in used and here(name)]
 

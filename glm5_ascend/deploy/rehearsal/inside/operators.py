@@ -81,6 +81,9 @@ def define() -> None:
         name = schema.partition("(")[0]
         library.define(schema)
         library.impl(name, OURS[f"_C_ascend::{name}"], "Meta")
+    old, new = "npu_kv_quant_sparse_flash_attention", "npu_kv_quant_sparse_flash_attention_vllm"  # its name in 0.30
+    library.define(next(schema for schema in SCHEMAS if schema.startswith(f"{old}(")).replace(old, new, 1))
+    library.impl(new, quantized_attention, "Meta")
 
 
 def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -169,6 +172,8 @@ OURS: dict[str, Callable[..., Any]] = {
     "_C_ascend::npu_lightning_indexer": indexer,
     "_C_ascend::npu_sparse_flash_attention": attention,
     "_C_ascend::npu_kv_quant_sparse_flash_attention": quantized_attention,
+    "_C_ascend::npu_kv_quant_sparse_flash_attention_vllm": quantized_attention,
     "_C_ascend::mla_preprocess": preprocess,
     "_C_ascend::batch_matmul_transpose": nothing,
+    "atb::_npu_reshape_and_cache": nothing,
 }

@@ -63,7 +63,9 @@ def rehearse(job: dict[str, Any], stages: Stages) -> None:
                 del found["loading"]
             with stages.stage(f"process {name}"):
                 model.process()
-        found["unused"] = models.listed(models.unused(job["headers"], list(rehearsed.values())))
+        found["unused"] = models.listed(
+            models.unused(job["headers"], list(rehearsed.values()), config.parallel_config.pipeline_parallel_size)
+        )
         with stages.stage("weigh"):
             if "draft" in rehearsed:
                 caches.share(config, rehearsed["target"].model, rehearsed["draft"].model)

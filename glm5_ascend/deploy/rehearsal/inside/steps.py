@@ -86,9 +86,11 @@ def widths(impl: Any) -> Iterator[tuple[int, torch.dtype]]:
     else:
         yield impl.kv_lora_rank, torch.bfloat16
         yield impl.qk_rope_head_dim, torch.bfloat16
-    if impl.has_indexer and getattr(impl, "enable_sparse_li_c8", False):
-        yield impl.head_dim, impl.c8_k_cache_dtype
-        yield 1, impl.c8_k_scale_cache_dtype
+    indexer = getattr(impl, "indexer", None)
+    keys = indexer if hasattr(indexer, "enable_sparse_li_c8") else impl  # 0.30: the indexer knows
+    if impl.has_indexer and getattr(keys, "enable_sparse_li_c8", False):
+        yield impl.head_dim, keys.c8_k_cache_dtype
+        yield 1, keys.c8_k_scale_cache_dtype
     elif impl.has_indexer:
         yield impl.head_dim, torch.bfloat16
 
@@ -183,6 +185,7 @@ def common_metadata(config: VllmConfig, step: Step) -> Any:
         "slot_mapping": torch.zeros(padded, dtype=torch.int32), "causal": True,
         "positions": torch.zeros(padded, dtype=torch.int64), "positions_cpu": torch.zeros(padded, dtype=torch.int64),
         "attn_state": AscendAttentionState[step.state], "num_input_tokens": padded,
+        "is_prefilling": torch.full((step.requests,), step.new > 1 and not step.before),
         "actual_seq_lengths_q": starts[1:].tolist(), "decode_token_per_req": step.new,
     }  # fmt: skip
     known = {field.name for field in fields(AscendCommonAttentionMetadata)}

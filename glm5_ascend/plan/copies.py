@@ -1,0 +1,102 @@
+"""Weights that a die holds beyond its share: copies for fused kernels, and what is kept whole.
+
+Facts: vllm-ascend 0.23.0.post1 and 0.30.0rc2, `attention/sfa_v1.py`, `ops/linear_op.py`. `glm5-ascend rehearse` weighs
+what both hold.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from glm5_ascend.checkpoint.types import FLOAT, W8A8, W8A8_DYNAMIC
+from glm5_ascend.plan import weights
+from glm5_ascend.plan.layout import Engine
+from glm5_ascend.plan.model import PlannedModel
+
+#: What MLAPO fuses; kept twice unless the node only decodes, with few tokens.
+_FUSED = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.q_b_proj")
+_FUSED_TOKENS = 1024
+_FIRST_LINE = "0.23"
+
+
+def copies(model: PlannedModel, engine: Engine, decode_only: bool, split: bool) -> dict[str, float]:
+    """Bytes on one die by what they are for. decode_only, split: of prefill and decode apart."""
+    divided = engine.split_prefill and not decode_only
+    fused = engine.dcp == 1 and not divided
+    moved = decode_only and engine.batched_tokens <= _FUSED_TOKENS
+    found = {
+        "MLAPO copies": _mlapo(model, engine) if fused and engine.mlapo and not moved else 0.0,
+        "DSA-CP copies": _whole(model, engine, split) if divided else 0.0,
+    }
+    if engine.line == _FIRST_LINE:
+        found["whole shared experts"] = _shared_experts(model, engine) if divided or engine.flashcomm else 0.0
+    else:
+        found["PROLOG copies"] = _prolog(model, engine) if fused and not decode_only else 0.0
+        # The draft names its head a second time, so that sharing the target's frees nothing.
+        c = model.config
+        found["draft's own head"] = weights.BF16 * c.vocab_size * c.hidden_size / engine.tp if engine.drafts else 0.0
+    return found
+
+
+def _shared_experts(model: PlannedModel, engine: Engine) -> float:
+    """What FlashComm, which DSA-CP needs in the first line, keeps of the shared experts beyond a die's share."""
+    sums = weights.weight_sums(model, engine.drafts > 0)
+    return (1.0 - 1.0 / engine.tp) * sum(item.nbytes for item in sums if item.divided_by == "shared") / engine.pp
+
+
+def _whole(model: PlannedModel, engine: Engine, split: bool) -> float:
+    """What DSA context parallelism keeps whole on every die (vllm-ascend's ShardedCPColumnParallelOp).
+
+    q_b_proj and kv_b_proj; the output projection too on a prefill node, which else gathers it for each chunk, into one
+    place for all layers of a type.
+    """
+    c = model.config
+    heads, rest = c.num_attention_heads, 1.0 - 1.0 / engine.tp
+    qk = c.qk_nope_head_dim + c.qk_rope_head_dim
+    out = c.hidden_size, heads * c.v_head_dim
+    layers = [(model.type_of(0, "self_attn.o_proj"), 0, c.num_hidden_layers / engine.pp)]
+    layers += [(FLOAT, c.num_hidden_layers, 1.0)] if engine.drafts and c.num_nextn_predict_layers else []
+    total = 0.0
+    for kind, layer, count in layers:
+        for part, rows, columns in (
+            ("self_attn.q_b_proj", heads * qk, c.q_lora_rank),
+            ("self_attn.kv_b_proj", heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank),
+            ("self_attn.o_proj", *out),
+        ):
+            stored = model.type_of(layer, part)
+            nbytes = weights.matrix_bytes(stored, rows, columns) + weights.ROW_BYTES[stored] * rows
+            total += count * rest * nbytes if split or part != "self_attn.o_proj" else 0.0
+        if not split and engine.line == _FIRST_LINE:
+            pool = weights.matrix_bytes(kind, *out)
+            total += pool + (pool / engine.tp if kind == FLOAT else 0.0)  # FLOAT shards are turned around first
+    return total
+
+
+def _mlapo(model: PlannedModel, engine: Engine) -> float:
+    """Second copies of the fused projections; the kernel exists for static W8A8 and bf16 latents alone."""
+    if model.cache == "li+sfa":
+        return 0.0
+    first, second = _rows(model, engine)
+    scales = 2 * weights.FP32  # deq_scale, quant_bias
+    one = first * (model.config.hidden_size + scales) + second * (model.config.q_lora_rank + scales)
+    return float(_layers_of(model, W8A8) * one) / engine.pp
+
+
+def _prolog(model: PlannedModel, engine: Engine) -> float:
+    """npu_mla_prolog_v3 has q_a and kv_a in two matrices of their own, and all scales in fp32."""
+    first, second = _rows(model, engine)
+    one = first * model.config.hidden_size + weights.FP32 * (first + second)
+    return float(_layers_of(model, W8A8_DYNAMIC) * one) / engine.pp
+
+
+def _rows(model: PlannedModel, engine: Engine) -> tuple[int, int]:
+    """Of q_a and kv_a together, and of a die's q_b."""
+    c = model.config
+    first = c.q_lora_rank + c.kv_lora_rank + c.qk_rope_head_dim
+    return first, c.num_attention_heads * (c.qk_nope_head_dim + c.qk_rope_head_dim) // engine.tp
+
+
+@functools.lru_cache(maxsize=64)
+def _layers_of(model: PlannedModel, kind: str) -> int:
+    layers = range(model.config.num_hidden_layers)
+    return sum(all(model.type_of(layer, part) == kind for part in _FUSED) for layer in layers)

@@ -1,0 +1,60 @@
+"""Weights of a die against what vllm-ascend's own code holds: what `glm5-ascend rehearse` weighed at GLM-5's size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from glm5_ascend.plan import cache, weights
+from glm5_ascend.plan.copies import copies
+from glm5_ascend.plan.layout import Engine
+from glm5_ascend.plan.model import named
+
+W4A8 = Engine(16, 1, sequences=16, split_prefill=False)
+W8A8 = Engine(16, 1, sequences=16, split_prefill=False, flashcomm=True)
+#: Model, weights, engine, decode only, prefill and decode apart; bytes of parameters and of what was made of them.
+WEIGHED = [
+    ("glm-5", "w4a8", W4A8, False, False, 28_163_986_944),
+    ("glm-5", "w4a8", replace(W4A8, line="0.30"), False, False, 29_541_577_728),
+    ("glm-5", "w8a8", W8A8, False, False, 54_825_694_944),
+    ("glm-5", "w8a8", Engine(4, 8, batched_tokens=128, split_prefill=False), True, True, 31_236_289_248),
+    ("glm-5", "w8a8", Engine(8, 4, split_prefill=False, flashcomm=True, mlapo=False), False, True, 31_222_092_200),
+    ("glm-5", "w8a8", Engine(8, 4, split_prefill=False, flashcomm=True, mlapo=False, line="0.30"), False, True,
+     28_917_917_864),
+    ("glm-5.2", "w4a8", Engine(16, 1, dcp=16, split_prefill=True, flashcomm=True), False, False, 35_309_995_836),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "quantization", "engine", "decode_only", "split", "weighed"), WEIGHED)
+def test_weights_are_those_of_the_official_code(
+    name: str, quantization: str, engine: Engine, decode_only: bool, split: bool, weighed: int
+) -> None:
+    model = named(name, quantization)
+    own = weights.per_die(model, True, engine.tp, engine.ep, engine.redundant, engine.pp)
+    planned = sum(own.values()) + sum(copies(model, engine, decode_only, split).values())
+    assert planned == pytest.approx(weighed, rel=0.0001)  # a tenth of what `rehearse` says nothing about
+
+
+def test_copies_exclude_each_other() -> None:
+    model, engine = named("glm-5", "w8a8"), replace(W8A8, flashcomm=False)
+    assert set(filter(None, copies(model, engine, False, False).values()))
+    for other in (replace(engine, mlapo=False), replace(engine, dcp=16), named("glm-5", "w8a8", "li+sfa")):
+        made = (
+            copies(other, engine, False, False) if not isinstance(other, Engine) else copies(model, other, False, False)
+        )
+        assert not any(made.values())
+    assert not any(copies(model, replace(engine, batched_tokens=1024), True, True).values())
+    divided = copies(model, replace(engine, split_prefill=True), False, False)
+    assert divided["MLAPO copies"] == 0 < divided["DSA-CP copies"]
+    assert (
+        divided["whole shared experts"]
+        > 0
+        == copies(named("glm-5", "w4a8"), W4A8, False, False)["whole shared experts"]
+    )
+
+
+def test_only_marked_layers_keep_int8_indexer_keys() -> None:
+    model = replace(named("glm-5.2", "w4a8", "li"), marked=frozenset({6, 10}))
+    everywhere = cache.bytes_per_token(named("glm-5.2", "w4a8", "li"), True)
+    assert cache.bytes_per_token(model, True) == everywhere + 20 * (256 - 130)  # 22 layers have an indexer
