@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 #: Larger tensors get no memory; smaller ones are real, because expert maps and tables are looked at while building.
 REAL_ELEMENTS = 100_000
-#: While a model is built: post-processing reads the scales of a rank's experts on the host, and a die may hold 160.
-REAL_PARAMETERS = 1_000_000
+#: Scales of a rank's experts, [experts, rows, 1], are read on the host by post-processing: of so many they are real.
+REAL_SCALES = 2_000_000
 _FILLED: frozenset[Any] = frozenset({torch.zeros, torch.ones, torch.full})
 _FACTORIES = _FILLED | {torch.empty, torch.rand, torch.randn, torch.randint}
 _COMPARISONS: frozenset[Any] = frozenset({torch.allclose, torch.equal})
@@ -27,9 +27,9 @@ class BigOnMeta(TorchFunctionMode):
         filled: storages of tensors that were made with values (zeros, ones), so that a loader may leave them.
     """
 
-    def __init__(self, device: str = "cpu", real: int = REAL_ELEMENTS) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         super().__init__()
-        self.device, self.real = device, real
+        self.device = device
         self.filled: set[int] = set()
         self._kept: list[torch.Tensor] = []  # a storage that is freed would give its number to another
 
@@ -41,13 +41,18 @@ class BigOnMeta(TorchFunctionMode):
             return args[0].shape == args[1].shape
         if function in _FACTORIES:
             given.pop("pin_memory", None)
-            if _elements(args, given) > self.real:
+            if _elements(args, given) > (REAL_SCALES if _is_scales(args) else REAL_ELEMENTS):
                 given["device"] = "meta"
         made = function(*args, **given)
         if function in _FILLED:
             self._kept.append(made)
             self.filled.add(storage(made))
         return made
+
+
+def _is_scales(args: Any) -> bool:
+    shape = args[0] if args and isinstance(args[0], tuple | list) else args
+    return len(shape) == 3 and shape[-1] == 1
 
 
 def _elements(args: Any, given: dict[str, Any]) -> int:

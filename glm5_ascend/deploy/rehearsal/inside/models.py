@@ -12,7 +12,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
 
-from .meta import REAL_PARAMETERS, Account, BigOnMeta, storage
+from .meta import Account, BigOnMeta, storage
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -39,7 +39,7 @@ class RehearsedModel:
 
     def __init__(self, config: VllmConfig, model_config: Any) -> None:
         self.model_config = model_config
-        self.factory = BigOnMeta(real=REAL_PARAMETERS)
+        self.factory = BigOnMeta()
         with self.factory, torch.no_grad():
             self.model = initialize_model(vllm_config=config, model_config=model_config)
         self.used: set[str] = set()

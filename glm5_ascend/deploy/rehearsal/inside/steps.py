@@ -86,11 +86,11 @@ def widths(impl: Any) -> Iterator[tuple[int, torch.dtype]]:
     else:
         yield impl.kv_lora_rank, torch.bfloat16
         yield impl.qk_rope_head_dim, torch.bfloat16
-    indexer = getattr(impl, "indexer", None)
-    keys = indexer if hasattr(indexer, "enable_sparse_li_c8") else impl  # 0.30: the indexer knows
+    indexer: Any = getattr(impl, "indexer", None)
+    keys: Any = indexer if hasattr(indexer, "enable_sparse_li_c8") else impl  # 0.30: the indexer knows
     if impl.has_indexer and getattr(keys, "enable_sparse_li_c8", False):
-        yield impl.head_dim, keys.c8_k_cache_dtype
-        yield 1, keys.c8_k_scale_cache_dtype
+        yield impl.head_dim, getattr(keys, "c8_k_cache_dtype", torch.int8)
+        yield 1, getattr(keys, "c8_k_scale_cache_dtype", torch.float16)
     elif impl.has_indexer:
         yield impl.head_dim, torch.bfloat16
 
