@@ -68,8 +68,8 @@ def test_errors_are_ours(tmp_path: Path) -> None:
         serve(str(tmp_path / "nowhere"), dry_run=True)
     with pytest.raises(OutputError, match="exists and is not empty"):
         render("a3-1m", to="shell", out=str(tmp_path))
-    with pytest.raises(ConfigError, match="--to helm"):
-        render("a3-1m", "helm")
+    with pytest.raises(ConfigError, match="--to nomad"):
+        render("a3-1m", "nomad", out=str(tmp_path / "absent"))
 
 
 def test_other_names_are_attribute_errors() -> None:

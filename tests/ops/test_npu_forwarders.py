@@ -59,7 +59,7 @@ def test_parity_on_a_device() -> None:
 
 def arguments(op: str, variant: str) -> list[Any]:
     case = next(case for case in cases.cases(0, [op]) if variant in case.variant)
-    return [run._copied(argument, "cpu") for argument in case.arguments]
+    return [run.copied(argument, "cpu") for argument in case.arguments]
 
 
 @pytest.mark.parametrize(

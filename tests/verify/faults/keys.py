@@ -60,7 +60,7 @@ ROWS = [
     Row(K, "indexer_quant_type null", key(DESCRIPTION, "indexer_quant_type", None), "None, expected"),
     Row(
         K, "indexer_quant_type without a layer", key(DESCRIPTION, "indexer_quant_type", "INT8_DYNAMIC"),
-        "no layer has a key", "warning",
+        "no layer has indexer.quant_type", "warning",
     ),
     Row(
         K, "a layer without indexer_quant_type",

@@ -66,6 +66,7 @@ def cache_specs(config: VllmConfig) -> dict[str, Any]:
 
 def cache(config: VllmConfig, available: int | None) -> dict[str, Any]:
     """Layers, bytes per token of one die, and blocks for `available` bytes (None: not asked)."""
+    from vllm.model_executor.models.utils import extract_layer_index
     from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 
     specs = cache_specs(config)
@@ -73,7 +74,7 @@ def cache(config: VllmConfig, available: int | None) -> dict[str, Any]:
     page = sum(spec.page_size_bytes for spec in specs.values())
     found: dict[str, Any] = {
         "ignored": ignored(config, specs),
-        "layers": len(specs),
+        "layers": len({extract_layer_index(name) for name in specs}),  # after 0.23 the indexer's keys are a cache apart
         "bytes_per_token": page / tokens,
         "tokens_per_block": tokens,
     }

@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 import torch_npu
 
+#: torch_npu's number of an A3's; those of A2 are below it, Ascend 950 is above.
+SOC_VERSION = 250
 #: A name that HCCL would give.
 _GROUP = types.SimpleNamespace(get_hccl_comm_name=lambda *_, **__: "fake")
 
@@ -35,6 +37,8 @@ def prepare() -> None:
     torch_npu.npu_format_cast = same  # no NZ layout: every tensor keeps the one it has
     torch.Tensor.npu = same  # type: ignore[attr-defined]
     torch.npu.current_device = lambda: 0  # type: ignore[attr-defined]  # asking would start the device
+    # Meta kernels of exchanges between A2 machines ask which processor it is, and asking starts the device.
+    import_module("torch_npu.op_plugin.meta._meta_registrations").__dict__["get_soc_version"] = lambda: SOC_VERSION
     _stand_in_for_mooncake()
     sys.meta_path.append(_OtherModels())
     from vllm.model_executor.models import registry
