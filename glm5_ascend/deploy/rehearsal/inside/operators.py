@@ -141,6 +141,17 @@ def quantized_attention(
     return query.new_empty(*query.shape[:-1], query.shape[-1] - rope_head_dim), *_sums(query, key)
 
 
+def combine_over_context(
+    partial_output: Tensor, softmax_lse: Tensor, dcp_size: int, scatter_dim: int, *_: Any, return_lse: bool = False,
+    **__: Any,
+) -> Tensor:  # fmt: skip
+    """Partial outputs [tokens, heads, D] with their LSE [tokens, heads, 1], exchanged and merged (Triton, 0.30)."""
+    shape = list(partial_output.shape)
+    _same(softmax_lse.shape == (*shape[:2], 1) and shape[scatter_dim] % dcp_size == 0, partial_output, softmax_lse)
+    shape[scatter_dim] //= dcp_size
+    return partial_output.new_empty(*shape[:2], shape[2] + return_lse)
+
+
 def preprocess(*arguments: Any, **named: Any) -> tuple[Tensor, ...]:
     names = ("q_out0", "kv_cache_out0", "q_out1", "kv_cache_out1", "inner_out")
     return tuple(named[name] if name in named else arguments[i - 5] for i, name in enumerate(names))
@@ -176,4 +187,5 @@ OURS: dict[str, Callable[..., Any]] = {
     "_C_ascend::mla_preprocess": preprocess,
     "_C_ascend::batch_matmul_transpose": nothing,
     "atb::_npu_reshape_and_cache": nothing,
+    "vllm::dcp_a2a_fused": combine_over_context,
 }
