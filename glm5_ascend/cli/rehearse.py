@@ -105,32 +105,32 @@ def _rehearsed(
     line = "0.23" if place.version is None or place.version.release[:2] < (0, 30) else "0.30"
     done = []
     for one in roles:
-        planned = _planned_or_none(checkpoint, chosen, one, line) if not extra else None
+        planned = _planned_or_none(checkpoint, chosen, one, line) if not extra else ()
         done += rehearse_role(Stage(place, chosen, one, checkpoint, extra, planned), ranks, _say)
     return Rehearsal(profile, str(checkpoint), tuple(done))
 
 
-def _planned_or_none(checkpoint: Path, profile: Profile, role: Role, line: str) -> PlannedRank | None:
+def _planned_or_none(checkpoint: Path, profile: Profile, role: Role, line: str) -> tuple[PlannedRank, ...]:
     """A checkpoint that the planner refuses is rehearsed all the same: what the real loader says is the answer."""
     try:
         return _planned(checkpoint, profile, role, line)
     except (CheckpointError, ConfigError) as error:
         _say(f"note: no planner's numbers: {error}")
-        return None
+        return ()
 
 
-def _planned(checkpoint: Path, profile: Profile, role: Role, line: str) -> PlannedRank | None:
-    """The planner's numbers for one die of a role; None where it does not know the machine."""
+def _planned(checkpoint: Path, profile: Profile, role: Role, line: str) -> tuple[PlannedRank, ...]:
+    """The planner's numbers for a die of each pipeline stage; none where it does not know the machine."""
     from glm5_ascend.deploy.rehearsal.result import PlannedRank
     from glm5_ascend.plan.copies import copies
     from glm5_ascend.plan.hardware import known_hardware, load_hardware
     from glm5_ascend.plan.layout import Engine
-    from glm5_ascend.plan.memory import fit
+    from glm5_ascend.plan.memory import stage_fit
     from glm5_ascend.plan.model import from_directory
 
     machine = role.name if profile.alternatives else str(profile.hardware["node"])
     if machine not in known_hardware():
-        return None
+        return ()
     args, extra = role.args, role.args.get("additional-config", {})
     connector = args.get("kv-transfer-config", {}).get("kv_role")
     caches = "li+sfa" if extra.get("enable_sparse_sfa_c8") else "li" if extra.get("enable_sparse_li_c8") else "none"
@@ -144,14 +144,17 @@ def _planned(checkpoint: Path, profile: Profile, role: Role, line: str) -> Plann
         flashcomm=bool(extra.get("enable_flashcomm1")), mlapo=bool(extra.get("enable_mlapo", True)), line=line,
         split_prefill=bool(extra.get("enable_dsa_cp")), eager_decode=bool(args.get("enforce-eager")),
         expert_parallel=bool(args.get("enable-expert-parallel")),
+        partition=tuple(int(part) for part in role.env.get("VLLM_PP_LAYER_PARTITION", "").split(",") if part),
     )  # fmt: skip
     apart = connector in ("kv_consumer", "kv_producer")
-    memory = fit(model, load_hardware(machine), engine, connector == "kv_consumer", apart)
     # 0.30 counts kv_both as a consumer, whose fused projections take the place of the others.
     moved = connector == "kv_consumer" or (connector == "kv_both" and line != "0.23" and not engine.split_prefill)
-    kept = copies(model, engine, moved, apart)
-    weights = sum(memory.weights.values()) + int(sum(kept.values()))
-    return PlannedRank(weights, memory.bytes_per_token, int(memory.budget) + weights)
+    found = []
+    for stage in engine.stages(model.config):
+        memory = stage_fit(model, load_hardware(machine), engine, stage, connector == "kv_consumer", apart)
+        weights = sum(memory.weights.values()) + int(sum(copies(model, engine, moved, apart, stage).values()))
+        found.append(PlannedRank(weights, memory.bytes_per_token, int(memory.budget) + weights))
+    return tuple(found)
 
 
 def _say(line: str) -> None:

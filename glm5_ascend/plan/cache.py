@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from glm5_ascend.plan.model import PlannedModel
+from glm5_ascend.plan.stages import PipelineStage
 
 #: Sequences take whole pages of so many tokens.
 PAGE = 128
@@ -28,18 +29,20 @@ def indexer_row(model: PlannedModel, layer: int | None = None) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def layers(model: PlannedModel, mtp: bool) -> tuple[int, int]:
-    """(layers with a cache, bytes of a token's indexer keys in all layers that have some)."""
-    count = model.config.num_layers_with_mtp if mtp else model.config.num_hidden_layers
-    return count, sum(indexer_row(model, layer) for layer in range(count) if model.config.has_indexer(layer))
+def layers(model: PlannedModel, mtp: bool, stage: PipelineStage | None = None) -> tuple[int, int]:
+    """(layers with a cache, bytes of a token's indexer keys in all layers that have some); of one stage, or of all."""
+    config = model.config
+    count = config.num_layers_with_mtp if mtp else config.num_hidden_layers
+    here = [layer for layer in range(count) if stage is None or stage.holds(layer, config.is_mtp(layer))]
+    return len(here), sum(indexer_row(model, layer) for layer in here if config.has_indexer(layer))
 
 
-def bytes_per_token(model: PlannedModel, mtp: bool, dcp: int = 1) -> float:
+def bytes_per_token(model: PlannedModel, mtp: bool, dcp: int = 1, stage: PipelineStage | None = None) -> float:
     """On every die of a tensor-parallel group: there is one KV head, so TP does not divide it.
 
     DCP divides the attention part; the indexer's stays whole.
     """
-    count, indexers = layers(model, mtp)
+    count, indexers = layers(model, mtp, stage)
     return count * attention_row(model) / dcp + indexers
 
 

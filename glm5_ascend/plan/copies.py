@@ -12,6 +12,7 @@ from glm5_ascend.checkpoint.types import FLOAT, W8A8, W8A8_DYNAMIC
 from glm5_ascend.plan import weights
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import PlannedModel
+from glm5_ascend.plan.stages import PipelineStage
 
 #: What MLAPO fuses; kept twice unless the node only decodes, with few tokens.
 _FUSED = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.q_b_proj")
@@ -19,32 +20,41 @@ _FUSED_TOKENS = 1024
 _FIRST_LINE = "0.23"
 
 
-def copies(model: PlannedModel, engine: Engine, decode_only: bool, split: bool) -> dict[str, float]:
-    """Bytes on one die by what they are for. decode_only, split: of prefill and decode apart."""
+def copies(
+    model: PlannedModel, engine: Engine, decode_only: bool, split: bool, stage: PipelineStage | None = None
+) -> dict[str, float]:
+    """Bytes on one die by what they are for.
+
+    Args:
+        decode_only: a decode node of prefill and decode apart. split: one of either.
+        stage: the die's pipeline stage; None: the first.
+    """
+    here = stage or engine.stages(model.config)[0]
     divided = engine.split_prefill and not decode_only
     fused = engine.dcp == 1 and not divided
     moved = decode_only and engine.batched_tokens <= _FUSED_TOKENS
     found = {
-        "MLAPO copies": _mlapo(model, engine) if fused and engine.mlapo and not moved else 0.0,
-        "DSA-CP copies": _whole(model, engine, split) if divided else 0.0,
+        "MLAPO copies": _mlapo(model, engine, here) if fused and engine.mlapo and not moved else 0.0,
+        "DSA-CP copies": _whole(model, engine, split, here) if divided else 0.0,
     }
     if engine.line == _FIRST_LINE:
-        found["whole shared experts"] = _shared_experts(model, engine) if divided or engine.flashcomm else 0.0
+        found["whole shared experts"] = _shared_experts(model, engine, here) if divided or engine.flashcomm else 0.0
     else:
-        found["PROLOG copies"] = _prolog(model, engine) if fused and not decode_only else 0.0
+        found["PROLOG copies"] = _prolog(model, engine, here) if fused and not decode_only else 0.0
         # The draft names its head a second time, so that sharing the target's frees nothing.
         c = model.config
-        found["draft's own head"] = weights.BF16 * c.vocab_size * c.hidden_size / engine.tp if engine.drafts else 0.0
+        drafts = bool(engine.drafts) and here.is_last
+        found["draft's own head"] = weights.BF16 * c.vocab_size * c.hidden_size / engine.tp if drafts else 0.0
     return found
 
 
-def _shared_experts(model: PlannedModel, engine: Engine) -> float:
+def _shared_experts(model: PlannedModel, engine: Engine, stage: PipelineStage) -> float:
     """What FlashComm, which DSA-CP needs in the first line, keeps of the shared experts beyond a die's share."""
-    sums = weights.weight_sums(model, engine.drafts > 0)
-    return (1.0 - 1.0 / engine.tp) * sum(item.nbytes for item in sums if item.divided_by == "shared") / engine.pp
+    sums = weights.weight_sums(model, engine.drafts > 0, stage)
+    return (1.0 - 1.0 / engine.tp) * sum(item.nbytes for item in sums if item.divided_by == "shared")
 
 
-def _whole(model: PlannedModel, engine: Engine, split: bool) -> float:
+def _whole(model: PlannedModel, engine: Engine, split: bool, stage: PipelineStage) -> float:
     """What DSA context parallelism keeps whole on every die (vllm-ascend's ShardedCPColumnParallelOp).
 
     q_b_proj and kv_b_proj; the output projection too on a prefill node, which else gathers it for each chunk, into one
@@ -54,8 +64,9 @@ def _whole(model: PlannedModel, engine: Engine, split: bool) -> float:
     heads, rest = c.num_attention_heads, 1.0 - 1.0 / engine.tp
     qk = c.qk_nope_head_dim + c.qk_rope_head_dim
     out = c.hidden_size, heads * c.v_head_dim
-    layers = [(model.type_of(0, "self_attn.o_proj"), 0, c.num_hidden_layers / engine.pp)]
-    layers += [(FLOAT, c.num_hidden_layers, 1.0)] if engine.drafts and c.num_nextn_predict_layers else []
+    layers = [(model.type_of(0, "self_attn.o_proj"), 0, stage.end - stage.first)]
+    drafts = engine.drafts and c.num_nextn_predict_layers and stage.is_last
+    layers += [(FLOAT, c.num_hidden_layers, 1)] if drafts else []
     total = 0.0
     for kind, layer, count in layers:
         for part, rows, columns in (
@@ -72,21 +83,21 @@ def _whole(model: PlannedModel, engine: Engine, split: bool) -> float:
     return total
 
 
-def _mlapo(model: PlannedModel, engine: Engine) -> float:
+def _mlapo(model: PlannedModel, engine: Engine, stage: PipelineStage) -> float:
     """Second copies of the fused projections; the kernel exists for static W8A8 and bf16 latents alone."""
     if model.cache == "li+sfa":
         return 0.0
     first, second = _rows(model, engine)
     scales = 2 * weights.FP32  # deq_scale, quant_bias
     one = first * (model.config.hidden_size + scales) + second * (model.config.q_lora_rank + scales)
-    return float(_layers_of(model, W8A8) * one) / engine.pp
+    return float(_layers_of(model, W8A8, stage) * one)
 
 
-def _prolog(model: PlannedModel, engine: Engine) -> float:
+def _prolog(model: PlannedModel, engine: Engine, stage: PipelineStage) -> float:
     """npu_mla_prolog_v3 has q_a and kv_a in two matrices of their own, and all scales in fp32."""
     first, second = _rows(model, engine)
     one = first * model.config.hidden_size + weights.FP32 * (first + second)
-    return float(_layers_of(model, W8A8_DYNAMIC) * one) / engine.pp
+    return float(_layers_of(model, W8A8_DYNAMIC, stage) * one)
 
 
 def _rows(model: PlannedModel, engine: Engine) -> tuple[int, int]:
@@ -97,6 +108,6 @@ def _rows(model: PlannedModel, engine: Engine) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=64)
-def _layers_of(model: PlannedModel, kind: str) -> int:
-    layers = range(model.config.num_hidden_layers)
+def _layers_of(model: PlannedModel, kind: str, stage: PipelineStage) -> int:
+    layers = range(stage.first, stage.end)
     return sum(all(model.type_of(layer, part) == kind for part in _FUSED) for layer in layers)

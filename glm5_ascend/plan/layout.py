@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from glm5_ascend.errors import PlanError
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.plan.hardware import Hardware
+from glm5_ascend.plan.stages import PipelineStage, stages
 
 #: vllm-ascend refuses more draft tokens: one more than them must be at most 16 (sfa_v1.py:240).
 MOST_DRAFTS = 15
@@ -27,7 +28,7 @@ class Engine:
         buffer_mb: HCCL_BUFFSIZE.
         split_prefill: DSA context parallelism: each die of a TP group prefills its share of the tokens.
         eager_decode: decode without graphs.
-        pp: pipeline stages, each of tp x dp dies with its share of the layers.
+        pp: pipeline stages, each of tp x dp dies with its share of the layers. partition: layers of each; none: equal.
         expert_parallel: false: every die holds a slice of every expert.
         redundant: copies of experts beyond the model's own, for EPLB or for a number of dies that does not divide them.
         flashcomm: sequence parallelism of vllm-ascend's own. mlapo: its fused preprocessing, where it can run.
@@ -52,6 +53,11 @@ class Engine:
     flashcomm: bool = False
     mlapo: bool = True
     line: str = "0.23"
+    partition: tuple[int, ...] = ()
+
+    def stages(self, config: ModelConfig) -> tuple[PipelineStage, ...]:
+        """Which layers each pipeline stage holds. PlanError: the partition is not of this model."""
+        return stages(config.num_hidden_layers, self.pp, self.partition)
 
     @property
     def ep(self) -> int:

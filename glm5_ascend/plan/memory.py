@@ -13,6 +13,7 @@ from glm5_ascend.plan.data_files import GuessedFigure, MemoryFile, data_file
 from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import PlannedModel
+from glm5_ascend.plan.stages import PipelineStage
 
 #: Of communicators whose size the engine sets itself, in and out each (vllm-ascend's default for process groups).
 _GROUP_MB = 200
@@ -51,14 +52,23 @@ def unknowns() -> MemoryFile:
 def fit(
     model: PlannedModel, hardware: Hardware, engine: Engine, decode_only: bool = False, split: bool = False
 ) -> Memory:
-    """Memory of one die under `engine`; `split`: prefill and decode run on different nodes."""
+    """Memory of one die under `engine`, of the stage with the fewest tokens; `split`: prefill and decode on different
+    nodes."""
+    found = (stage_fit(model, hardware, engine, stage, decode_only, split) for stage in engine.stages(model.config))
+    return min(found, key=lambda memory: memory.budget / memory.bytes_per_token)
+
+
+def stage_fit(
+    model: PlannedModel, hardware: Hardware, engine: Engine, stage: PipelineStage, decode_only: bool, split: bool
+) -> Memory:
+    """The same of one pipeline stage."""
     slices = 1 if engine.expert_parallel else engine.tp * engine.dp
-    own = weights.per_die(model, engine.drafts > 0, engine.tp, engine.ep, engine.redundant, engine.pp, slices)
+    own = weights.per_die(model, engine.drafts > 0, engine.tp, engine.ep, engine.redundant, stage, slices)
     total = hardware.memory_bytes.value
     usable = total * engine.utilization
     fixed = {
         "weights": float(sum(own.values())),
-        **copies(model, engine, decode_only, split),
+        **copies(model, engine, decode_only, split, stage),
         "activations": _activations(model, engine),
     }
 
@@ -77,7 +87,7 @@ def fit(
         }
 
     left = [usable - sum(fixed.values()) - sum(part.values()) for part in (rest("value"), rest("high"), rest("low"))]
-    token = cache.bytes_per_token(model, engine.drafts > 0, engine.dcp) / engine.pp
+    token = cache.bytes_per_token(model, engine.drafts > 0, engine.dcp, stage)
     return Memory(
         total, usable, fixed | rest("value"), own, token,
         *left,

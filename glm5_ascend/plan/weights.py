@@ -13,6 +13,7 @@ from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
 from glm5_ascend.model import structure
 from glm5_ascend.model.structure import Linear, Vector
 from glm5_ascend.plan.model import PlannedModel, counted_parts
+from glm5_ascend.plan.stages import PipelineStage
 
 BF16, FP32 = 2, 4
 #: A down_proj of an INT4 expert stores its bias in as many partial sums as tensor parallelism may cut it into.
@@ -21,6 +22,8 @@ PARTIAL_SUMS = 16
 REPLICATED = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.indexer.", "mlp.gate", "eh_proj")
 #: Copies of the main model's tables that the engine shares at run time.
 SHARED_AT_RUN_TIME = tuple(structure.MTP_COPIES)
+#: The draft's copy of the embedding, and the embedding.
+EMBEDDING_COPY, EMBEDDING = "embed_tokens", structure.MTP_COPIES["embed_tokens"]
 #: Cut along their inputs: what belongs to an output row is whole on every die.
 ROW_PARALLEL = ("o_proj", "down_proj")
 #: Bytes that stay in memory beside the matrix for each output row. Dynamic INT8: scale and offset in bf16; static: also
@@ -84,12 +87,16 @@ class WeightSum:
 
 
 @functools.lru_cache(maxsize=64)
-def weight_sums(model: PlannedModel, mtp: bool) -> tuple[WeightSum, ...]:
-    """Resident weights by part; with or without the MTP layer."""
+def weight_sums(model: PlannedModel, mtp: bool, stage: PipelineStage | None = None) -> tuple[WeightSum, ...]:
+    """Resident weights by part, with or without the MTP layer; of one pipeline stage, or of all."""
     size, found = structure.sizes(model.config), Counter[tuple[str, str]]()
     for prefix, part, count in counted_parts(model.config):
         drafts = bool(prefix) and model.config.is_mtp(int(prefix.split(".")[2]))
-        if drafts and (not mtp or part.name in SHARED_AT_RUN_TIME):
+        if (drafts and not mtp) or (stage is not None and not _lies_on(stage, prefix, part.name, drafts)):
+            continue
+        # The first stage's embedding cannot be shared with a draft on the last one.
+        own = part.name == EMBEDDING_COPY and stage is not None and not stage.is_first
+        if drafts and part.name in SHARED_AT_RUN_TIME and not own:
             continue
         kind, shape, division = _kind(part, drafts), structure.shape(part, size), _division(part)
         if isinstance(part, Vector):
@@ -101,9 +108,15 @@ def weight_sums(model: PlannedModel, mtp: bool) -> tuple[WeightSum, ...]:
         along_rows = part.name.endswith(ROW_PARALLEL) and division != "ep"
         found[kind, "nothing" if along_rows else division] += count * ROW_BYTES[stored] * shape[0]
         found[kind, division if along_rows else "nothing"] += count * COLUMN_BYTES.get(stored, 0) * shape[1]
-    if mtp and model.rotated and model.config.num_nextn_predict_layers:
+    if mtp and model.rotated and model.config.num_nextn_predict_layers and (stage is None or stage.is_last):
         found["MTP layer", "nothing"] += BF16 * model.config.hidden_size**2  # rot.weight
     return tuple(WeightSum(part, divided, nbytes) for (part, divided), nbytes in found.items())
+
+
+def _lies_on(stage: PipelineStage, prefix: str, name: str, drafts: bool) -> bool:
+    if not prefix:
+        return stage.is_first if name == EMBEDDING else stage.is_last
+    return stage.holds(int(prefix.split(".")[2]), drafts)
 
 
 def _vector_bytes(part: Vector, size: int, model: PlannedModel) -> int:
@@ -114,26 +127,28 @@ def _vector_bytes(part: Vector, size: int, model: PlannedModel) -> int:
 
 
 def per_die(
-    model: PlannedModel, mtp: bool, tp: int, ep: int, redundant: int = 0, pp: int = 1, slices: int = 1
-) -> dict[str, int]:
+    model: PlannedModel, mtp: bool, tp: int, ep: int, redundant: int = 0, stage: PipelineStage | None = None,
+    slices: int = 1,
+) -> dict[str, int]:  # fmt: skip
     """Resident bytes of weights on one die, by part. The die with the most experts counts.
 
     Args:
-        redundant: copies of experts. pp: pipeline stages; embedding, head and MTP layer lie on one of them.
+        redundant: copies of experts. stage: the die's, where there are several.
         slices: into how many parts each expert is cut, where experts are not divided whole.
     """
-    return dict(_per_die(model, mtp, tp, ep, redundant, pp, slices))
+    return dict(_per_die(model, mtp, tp, ep, redundant, None if stage is None or stage.whole else stage, slices))
 
 
 @functools.lru_cache(maxsize=1024)
-def _per_die(model: PlannedModel, mtp: bool, tp: int, ep: int, redundant: int, pp: int, slices: int) -> dict[str, int]:
+def _per_die(
+    model: PlannedModel, mtp: bool, tp: int, ep: int, redundant: int, stage: PipelineStage | None, slices: int
+) -> dict[str, int]:
     experts = model.config.n_routed_experts
     share = {"nothing": 1.0, "tp": 1 / tp, "ep": -(-(experts + redundant) // ep) / experts / slices}
     share["shared"] = share["tp"]
     parts: dict[str, float] = {}
-    for item in weight_sums(model, mtp):
-        stage = 1 if item.part in ("MTP layer", "embedding and head") else pp
-        parts[item.part] = parts.get(item.part, 0.0) + item.nbytes * share[item.divided_by] / stage
+    for item in weight_sums(model, mtp, stage):
+        parts[item.part] = parts.get(item.part, 0.0) + item.nbytes * share[item.divided_by]
     return {name: round(nbytes) for name, nbytes in sorted(parts.items(), key=lambda pair: -pair[1])}
 
 

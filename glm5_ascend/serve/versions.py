@@ -65,28 +65,22 @@ def version_set(name: str) -> dict[str, str] | None:
 def meant_by(vllm_ascend: str) -> tuple[str, dict[str, str]]:
     """The set that an installed vllm-ascend belongs to: its name, and the versions of the others.
 
-    Nothing is known of the pre-releases between two lines: then the name is the release's, and the versions are empty.
+    Nothing is known of builds from source and of pre-releases between two lines: then the name is the release's, and
+    the versions are empty.
     """
     release = Version(vllm_ascend)
     for row in _file().older:
         if Version(row.vllm_ascend) == release:
             return f"vllm-ascend {release}", row.model_dump(by_alias=True)
-    if release.is_devrelease:
-        name = "vllm-ascend-main"
-    else:
-        lines = [
-            entry.name
-            for entry in _file().sets
-            if entry.packages.get("vllm-ascend") and _line(entry) == release.release[:2]
-        ]
-        name = lines[0] if lines else f"vllm-ascend {release}" if release.release > (0, 23) else "vllm-ascend-0.23.0"
+    lines = [
+        entry.name
+        for entry in _file().sets
+        if not release.is_devrelease  # the number of a build from source says little
+        and entry.packages.get("vllm-ascend")
+        and Version(entry.packages["vllm-ascend"]).release[:2] == release.release[:2]
+    ]
+    name = lines[0] if lines else f"vllm-ascend {release}" if release.release > (0, 23) else "vllm-ascend-0.23.0"
     return name, version_set(name) or {}
-
-
-def _line(entry: VersionSet) -> tuple[int, ...] | None:
-    """0.23 of 0.23.0.post1; None for a build from source, whose number says little."""
-    version = Version(entry.packages["vllm-ascend"])
-    return None if version.is_devrelease else version.release[:2]
 
 
 def differences(wanted: Mapping[str, str], installed: Installed, cann: str | None) -> list[tuple[str, str, str]]:

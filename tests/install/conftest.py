@@ -44,9 +44,8 @@ class Indexes:
 
     def environment(self, **more: str) -> dict[str, str]:
         """pip sees the first index and nothing this machine is configured with."""
-        kept = {
-            key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "UV_", "TORCH_", "MAKE"))
-        }
+        strange = ("PIP_", "UV_", "TORCH_", "MAKE", "VIRTUAL_ENV")
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(strange)}
         ours = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": self.pypi, "UV_NO_CONFIG": "0", "PYTHONPATH": ""}
         return kept | ours | {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"} | more
 

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from glm5_ascend.errors import PlanError
 from glm5_ascend.plan import cache, weights
 from glm5_ascend.plan.copies import copies
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import named
+from glm5_ascend.plan.stages import equal_parts, stages
 
 W4A8 = Engine(16, 1, sequences=16, split_prefill=False)
 W8A8 = Engine(16, 1, sequences=16, split_prefill=False, flashcomm=True)
@@ -31,9 +33,29 @@ def test_weights_are_those_of_the_official_code(
     name: str, quantization: str, engine: Engine, decode_only: bool, split: bool, weighed: int
 ) -> None:
     model = named(name, quantization)
-    own = weights.per_die(model, True, engine.tp, engine.ep, engine.redundant, engine.pp)
+    own = weights.per_die(model, True, engine.tp, engine.ep, engine.redundant)
     planned = sum(own.values()) + sum(copies(model, engine, decode_only, split).values())
     assert planned == pytest.approx(weighed, rel=0.0001)  # a tenth of what `rehearse` says nothing about
+
+
+@pytest.mark.parametrize(
+    ("line", "weighed"), [("0.23", (26_327_705_836, 27_193_577_660)), ("0.30", (24_983_462_252, 25_932_796_732))]
+)
+def test_a_die_of_each_pipeline_stage(line: str, weighed: tuple[int, int]) -> None:
+    """Two stages of 41 and 37 layers that prefill; the second has the draft and a copy of the embedding."""
+    model = named("glm-5", "w8a8")
+    engine = Engine(16, 1, pp=2, partition=(41, 37), split_prefill=False, flashcomm=True, mlapo=False, line=line)
+    for stage, nbytes in zip(engine.stages(model.config), weighed, strict=True):
+        own = weights.per_die(model, True, engine.tp, engine.ep, stage=stage)
+        made = copies(model, engine, False, True, stage)
+        assert sum(own.values()) + sum(made.values()) == pytest.approx(nbytes, rel=0.0001)
+
+
+def test_layers_of_the_stages_are_divided_as_vllm_does() -> None:
+    assert equal_parts(78, 2) == (39, 39)
+    assert equal_parts(78, 4) == (19, 20, 20, 19)
+    with pytest.raises(PlanError, match="41,36: not 2 stages of 78 layers"):
+        stages(78, 2, (41, 36))
 
 
 def test_copies_exclude_each_other() -> None:

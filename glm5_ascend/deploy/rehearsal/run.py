@@ -86,14 +86,14 @@ def headers_of(directory: Path) -> dict[str, tuple[str, list[int]]]:
 
 @dataclass(frozen=True)
 class Stage:
-    """What all ranks of a role share. planned: the planner's numbers, if it has some."""
+    """What all ranks of a role share. planned: the planner's numbers by pipeline stage, if it has some."""
 
     environment: RehearsalEnvironment
     profile: Profile
     role: Role
     directory: Path
     extra: list[str]
-    planned: PlannedRank | None = None
+    planned: tuple[PlannedRank, ...] = ()
 
 
 def rehearse_role(stage: Stage, said: str, say: Callable[[str], None] = lambda line: None) -> list[RehearsedRank]:
@@ -114,17 +114,22 @@ def rehearse_role(stage: Stage, said: str, say: Callable[[str], None] = lambda l
         say(f"{stage.profile.name}, {stage.role.name}: rank {rank} of {sizes.world}")
         job = _job(stage, rank, sizes) | {"headers": headers}
         found = _run(stage.environment, job)
-        done.append(RehearsedRank(stage.role.name, rank, sizes.world, found, stage.planned))
+        done.append(RehearsedRank(stage.role.name, rank, sizes.world, found, _planned_of(stage, rank, sizes)))
     return done
 
 
 def _job(stage: Stage, rank: int, sizes: RankLayout) -> dict[str, Any]:
     dp_rank, rank_in_dp = divmod(rank, sizes.tensor * sizes.pipeline)
-    built = _command(stage, dp_rank)
+    built, planned = _command(stage, dp_rank), _planned_of(stage, rank, sizes)
     return {
         "argv": built.argv, "env": built.env, "rank": rank, "world": sizes.world, "dp_rank": dp_rank,
-        "rank_in_dp": rank_in_dp, "room": stage.planned.room if stage.planned else None,
+        "rank_in_dp": rank_in_dp, "room": planned.room if planned else None,
     }  # fmt: skip
+
+
+def _planned_of(stage: Stage, rank: int, sizes: RankLayout) -> PlannedRank | None:
+    """Ranks of a tensor-parallel group follow each other, then those of the pipeline stages."""
+    return stage.planned[rank // sizes.tensor % sizes.pipeline] if stage.planned else None
 
 
 def _command(stage: Stage, dp_rank: int) -> ServerCommand:

@@ -188,7 +188,7 @@ def test_the_users_flags_are_judged_too() -> None:
     extra = ["--decode-context-parallel-size=4", "--additional-config", '{"enable_dsa_cp": true}', "--enforce-eager"]
     facts = {**HEALTHY, **of_command(open_command(role, "DIR", extra).argv, {})}
     assert facts["graph"] == "NONE"
-    assert {"P13", "P48", "P37", "P15w"} == found(facts)
+    assert {"P13", "P48", "P37"} == found(facts)
 
 
 def test_the_old_variable_counts_where_the_key_is_not_given() -> None:
