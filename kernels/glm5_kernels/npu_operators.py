@@ -17,6 +17,8 @@ from glm5_kernels.errors import KernelUnavailableError, require_supported
 from glm5_kernels.paged_cache import PagedBatch
 
 HALF = (torch.bfloat16, torch.float16)
+#: Rows of a page that all of them take.
+PAGE = 128
 
 
 def operator(namespace: str, name: str) -> Callable[..., Any]:
@@ -35,9 +37,12 @@ def operator(namespace: str, name: str) -> Callable[..., Any]:
             raise KernelUnavailableError(f"{namespace}::{name}: {error}; use the vllm-ascend image") from error
         found = getattr(getattr(torch.ops, namespace), name, None)
     if found is None:
-        raise KernelUnavailableError(
-            f"{namespace}::{name} is not registered: this build of vllm-ascend lacks its compiled operators"
+        lacking = (
+            "this torch_npu has no such operator"
+            if namespace == "npu"
+            else ("this build of vllm-ascend lacks its compiled operators")
         )
+        raise KernelUnavailableError(f"{namespace}::{name} is not registered: {lacking}")
     function: Callable[..., Any] = found
     return function
 

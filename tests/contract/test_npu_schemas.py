@@ -13,6 +13,7 @@ from glm5_ascend.deploy.rehearsal.environment import site_packages
 from tests.contract.support.npu_schemas import USED, drift, schemas
 from tests.contract.support.peers import download
 from tests.contract.support.vllm_ascend import VllmAscend
+from tests.ops.support import npu_mla_prolog
 from tests.ops.support.npu_operators import SCHEMAS
 from tests.support.command import ROOT
 
@@ -46,7 +47,7 @@ def test_torch_npu_takes_our_arguments_and_answers_with_our_shape(vllm_ascend: V
     out = tmp_path / "found.json"
     vllm_ascend.run("schemas", ROOT / "kernels", out)
     found = json.loads(out.read_text())
-    assert found["schemas"] == [normal("npu", SCHEMAS["npu"][0])]
+    assert found["schemas"] == [normal("npu", SCHEMAS["npu"][0]), normal("npu", npu_mla_prolog.SCHEMA)]
     assert any("Tensor" in schema and "int acl_format" in schema for schema in found["format_cast"])
     assert found["lightning_indexer"] == {"shape": [7, 2048], "dtype": "torch.int32"}
 

@@ -17,6 +17,8 @@ from glm5_kernels.parity import cases, run
 from tests.ops.support import npu_operators
 from tests.support.command import ROOT, environment
 
+#: q_b unquantized, qkv_a not.
+MIXED = next(case for case in cases.cases(0, ["mla_preprocess"]) if "no_quant, bfloat16" in case.variant).arguments[4]
 FUSED = [op for op, found in registry.OPS.items() if "npu" in found]
 
 
@@ -70,7 +72,9 @@ def arguments(op: str, variant: str) -> list[Any]:
         ("lightning_indexer", "decode, bfloat16", 1, torch.zeros(20, 24, 128).bfloat16(), "block_size of 16, 32"),
         ("sparse_flash_attention", "decode, bfloat16, one cache", None, None, "rounds the probabilities"),
         ("sparse_flash_attention", "decode, bfloat16, bf16 P, one", None, None, "contiguous caches"),
-        ("mla_preprocess", "per_token_quant_symm, bfloat16, 8", None, None, "static W8A8"),
+        ("mla_preprocess", "per_token_quant_symm, float32, 8", None, None, "takes bf16 with per_token_quant_symm"),
+        ("mla_preprocess", "no_quant, float32, 8", None, None, "takes bf16 with no_quant"),
+        ("mla_preprocess", "per_token_quant_symm, bfloat16, 8", 4, MIXED, "takes one quant mode for both linears"),
         ("mla_preprocess", "per_tensor_quant_asymm, bfloat16, 8", 11, 1e-5, "eps of 1e-06, not 1e-05"),
     ],
 )
@@ -86,7 +90,9 @@ def test_variants_a_kernel_cannot_take_are_skipped_not_passed(monkeypatch: pytes
     monkeypatch.setattr(registry, "obstacle", lambda op, implementation, device: None)
     rows = [row for row in run.parity("cpu", ("mla_preprocess",)) if row.implementation == "npu"]
     assert {bool(row.skipped) for row in rows} == {True, False}
-    assert all(row.variant.startswith("per_tensor_quant_asymm, bfloat16") for row in rows if not row.skipped)
+    assert {row.variant.rpartition(",")[0] for row in rows if not row.skipped} == {
+        f"{mode}, bfloat16" for mode in ("no_quant", "per_token_quant_symm", "per_tensor_quant_asymm")
+    }
 
 
 def test_a_missing_operator_is_named() -> None:
@@ -120,4 +126,4 @@ def test_the_weights_of_mlapo_are_the_same_rows_in_the_kernels_order() -> None:
     assert npu._first_order(3, 2, 4, torch.device("cpu")).tolist() == [3, 4, 5, 7, 6, 8, 0, 1, 2]
     assert npu._second_order(2, 1, 4, torch.device("cpu")).tolist() == [0, 1, 3, 2, 4, 5, 6, 8, 7, 9]
     x = torch.arange(8.0)
-    assert torch.equal(npu._interleaved(torch.cat([x[0::2], x[1::2]])), x)
+    assert torch.equal(npu.interleaved(torch.cat([x[0::2], x[1::2]])), x)

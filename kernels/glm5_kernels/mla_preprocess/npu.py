@@ -1,4 +1,4 @@
-"""MLA preprocess by vllm-ascend's MLAPO kernel, `_C_ascend::mla_preprocess`.
+"""MLA preprocess by vllm-ascend's MLAPO kernel, `_C_ascend::mla_preprocess`: static W8A8. Others: `npu_prolog`.
 
 The kernel wants its weights in another order than the op's contract: rows kv | k_pe | q, the rotated rows of each head
 even ones first, int8 matrices in NZ blocks. They are laid out anew at every call, and what comes back is put into the
@@ -11,14 +11,14 @@ from __future__ import annotations
 import torch
 
 from glm5_kernels.int8 import PER_TENSOR, LinearWeights
+from glm5_kernels.mla_preprocess.npu_prolog import interleaved, mla_prolog
 from glm5_kernels.mla_preprocess.reference import check
-from glm5_kernels.npu_operators import HALF, operator, support
+from glm5_kernels.npu_operators import HALF, PAGE, operator, support
 from glm5_kernels.paged_cache import write_rows
 
 #: Fixed in the kernel.
 EPS = 1e-6
 TOKENS = 1024
-PAGE = 128
 _FRACTAL_NZ = 29  # torch_npu's number of the format
 
 
@@ -36,11 +36,16 @@ def mla_preprocess(
     kpe_cache: torch.Tensor,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See the package docstring; static W8A8, at most 1024 tokens, eps 1e-6."""
-    check(hidden_states, cos, sin, qkv_a, q_b, w_uk_t, q_a_gamma, kv_a_gamma, slot_mapping, ckv_cache, kpe_cache)
+    """See the package docstring; static W8A8 of at most 1024 tokens and an eps of 1e-6, or what `npu_prolog` takes."""
+    operands = hidden_states, cos, sin, qkv_a, q_b, w_uk_t, q_a_gamma, kv_a_gamma, slot_mapping, ckv_cache, kpe_cache
+    check(*operands)
+    alike = qkv_a.quant_mode == q_b.quant_mode
+    support(alike, f"takes one quant mode for both linears, got {qkv_a.quant_mode} and {q_b.quant_mode}")
+    if qkv_a.quant_mode != PER_TENSOR:
+        return mla_prolog(*operands, eps)
     tokens, (heads, nope, rank), rope = len(hidden_states), w_uk_t.shape, kpe_cache.shape[-1]
     dtype, like = hidden_states.dtype, hidden_states.new_empty
-    _check_supported(hidden_states, (qkv_a, q_b), eps)
+    _check_supported(hidden_states, eps)
     first = _ordered(qkv_a, _first_order(len(q_a_gamma), rank, rope, qkv_a.weight.device))
     second = _ordered(q_b, _second_order(heads, nope, rope, q_b.weight.device))
     # Its own small cache: the caller's may be a view, and holds rotated keys in the contract's order.
@@ -81,15 +86,13 @@ def mla_preprocess(
         inner_out=q_c,
     )
     write_rows(ckv_cache, slot_mapping, latents.view(-1, rank)[:tokens])
-    write_rows(kpe_cache, slot_mapping, _interleaved(rotated.view(-1, rope)[:tokens]))
-    return ql_nope, _interleaved(q_pe), q_c
+    write_rows(kpe_cache, slot_mapping, interleaved(rotated.view(-1, rope)[:tokens]))
+    return ql_nope, interleaved(q_pe), q_c
 
 
-def _check_supported(hidden_states: torch.Tensor, linears: tuple[LinearWeights, ...], eps: float) -> None:
+def _check_supported(hidden_states: torch.Tensor, eps: float) -> None:
     dtype, tokens = hidden_states.dtype, len(hidden_states)
     support(dtype in HALF, f"takes bf16 or fp16, got {dtype}")
-    static = all(linear.quant_mode == PER_TENSOR for linear in linears)
-    support(static, "is used for static W8A8 (per_tensor_quant_asymm) alone")
     support(0 < tokens <= TOKENS, f"takes 1 to {TOKENS} tokens, got {tokens}")
     support(eps == EPS, f"has an eps of {EPS:g}, not {eps:g}")
 
@@ -130,9 +133,3 @@ def _angles(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _in(x: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     return None if x is None else x.to(dtype)
-
-
-def _interleaved(x: torch.Tensor) -> torch.Tensor:
-    """[..., P] with the first of each pair in front, as pairs side by side."""
-    half = x.shape[-1] // 2
-    return torch.stack([x[..., :half], x[..., half:]], dim=-1).flatten(-2)

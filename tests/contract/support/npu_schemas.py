@@ -16,6 +16,7 @@ from pathlib import Path
 #: What vllm-ascend 0.23.0 calls around one GLM-5 attention layer, and what parity calls.
 USED = (
     "npu_lightning_indexer",
+    "npu_mla_prolog_v3",
     "npu_sparse_flash_attention",
     "npu_interleave_rope",
     "npu_rotary_mul",

@@ -37,7 +37,9 @@ chosen = npu.lightning_indexer(
 )  # fmt: skip
 cast = torch.ops.npu.npu_format_cast
 found = {
-    "schemas": [str(torch.ops.npu.npu_lightning_indexer.default._schema)],
+    "schemas": [
+        str(getattr(torch.ops.npu, name).default._schema) for name in ("npu_lightning_indexer", "npu_mla_prolog_v3")
+    ],
     "format_cast": [str(getattr(cast, overload)._schema) for overload in cast.overloads()],
     "lightning_indexer": answer(chosen),
 }

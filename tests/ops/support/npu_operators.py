@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from tests.ops.support import npu_mla_prolog
+
 FAR = "9223372036854775807"
 SCHEMAS = {
     "npu": [
@@ -24,6 +26,7 @@ SCHEMAS = {
         "str layout_key='BSND', int sparse_count=2048, int sparse_mode=3, "
         f"int pre_tokens={FAR}, int next_tokens={FAR}, bool return_value=False) -> (Tensor, Tensor)",
         "npu_format_cast(Tensor self, int acl_format) -> Tensor",
+        npu_mla_prolog.SCHEMA,
     ],
     "_C_ascend": [
         "npu_lightning_indexer_quant(Tensor query, Tensor key, Tensor weights, Tensor query_dequant_scale, "
@@ -70,7 +73,10 @@ def register() -> None:
 
 def with_defaults(namespace: str, name: str) -> Callable[..., Any]:
     """The meaning of an operator, given every argument by name: torch drops those that equal the schema's default."""
-    meaning, wanted = globals()[name], getattr(getattr(torch.ops, namespace), name).default._schema.arguments
+    meaning, wanted = (
+        globals().get(name) or getattr(npu_mla_prolog, name),
+        getattr(getattr(torch.ops, namespace), name).default._schema.arguments,
+    )
     defaults = {argument.name: argument.default_value for argument in wanted if argument.has_default_value()}
     return lambda *arguments, **named: meaning(*arguments, **defaults | named)
 
