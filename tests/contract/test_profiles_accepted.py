@@ -1,4 +1,4 @@
-"""Every deploy profile through vLLM 0.23's own parser and vllm-ascend 0.23.0's own configuration code, on a CPU.
+"""Every deploy profile through vLLM's own parser and vllm-ascend's own configuration code, both lines, on a CPU.
 
 The configuration is built to its end (`create_engine_config`, with the NPU platform's checks); no engine starts. The
 model is a tiny GLM-5 with heads enough for TP16. Mooncake's library is stood in for: configuring calls nothing of it.
@@ -15,6 +15,8 @@ import pytest
 from glm5_ascend.demo_model.resources import write_demo_model
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
+from glm5_ascend.deploy.profiles.spelling import spelled_for
+from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment
 from tests.contract.support.vllm_ascend import VllmAscend
 from tests.deploy.support.profile_table import is_on
 from tests.support.tiny_model import write_tiny_model
@@ -28,6 +30,8 @@ ROLES = [
     for role in profile.roles.values()
     for node in sorted({0, role.nodes - 1})
 ]
+#: Line -> fixture with its environment.
+LINES = {"0.23": "vllm_ascend", "0.30": "vllm_ascend_030"}
 #: Combinations the code must refuse: that it checks at all.
 BAD = {
     "balance scheduling with PD": {
@@ -42,8 +46,11 @@ def key(profile: Profile, role: Role, node: int) -> str:
     return f"{profile.name} {role.name} {node}"
 
 
-@pytest.fixture(scope="module")
-def answers(vllm_ascend: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+@pytest.fixture(scope="module", params=LINES)
+def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of one line's code; each role in the options that its version reads."""
+    vllm_ascend: VllmAscend = request.getfixturevalue(LINES[request.param])
+    version = RehearsalEnvironment(vllm_ascend.python).version
     folder = tmp_path_factory.mktemp("profiles")
     model = write_tiny_model(folder / "glm5", num_attention_heads=16, max_position_embeddings=1048576, **SIZES)
     (model / "quant_model_description.json").write_text(json.dumps({"group_size": 0, "version": "1.0.0"}))
@@ -53,9 +60,12 @@ def answers(vllm_ascend: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -
         if path.name.startswith(("tokenizer", "chat_template")):
             shutil.copy(path, model)
     commands: dict[str, Any] = {}
-    for profile, role, node in ROLES:
+    for profile, written, node in ROLES:
+        role = spelled_for(written, version)
         built = command(profile, role, ServerPlace(node, 0, "127.0.0.1", "127.0.0.1", "lo"), str(model), [])
-        commands[key(profile, role, node)] = {"env": built.env, "argv": built.argv}
+        # The tiny model has three layers, and 0.30 counts.
+        stages = {name: "2,1" for name in built.env if name == "VLLM_PP_LAYER_PARTITION"}
+        commands[key(profile, role, node)] = {"env": built.env | stages, "argv": built.argv}
         for name, switch in profile.scheduling.items():
             if switch.add and node == 0:
                 with_it = command(
@@ -65,7 +75,7 @@ def answers(vllm_ascend: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -
     single = load("a3-single-w4a8")
     for name, flags in BAD.items():
         extra = [part for flag, value in flags.items() for part in (f"--{flag}", json.dumps(value))]
-        built = command(single, single.role(None), ServerPlace(), str(model), extra)
+        built = command(single, spelled_for(single.role(None), version), ServerPlace(), str(model), extra)
         commands[name] = {"env": built.env, "argv": built.argv}
     (folder / "commands.json").write_text(json.dumps(commands))
     vllm_ascend.run("profiles", folder / "commands.json", folder / "out.json")

@@ -1,4 +1,4 @@
-"""What vLLM 0.23's parser and vllm-ascend 0.23.0's configuration code make of command lines.
+"""What vLLM's own parser and vllm-ascend's own configuration code make of command lines.
 
     python -m vllm_ascend_on_cpu.profiles COMMANDS OUT
 
@@ -25,9 +25,13 @@ import vllm.envs
 import vllm_ascend
 import vllm_ascend.envs
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.model_executor.models import registry
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+try:
+    from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
+except ImportError:  # its place in 0.30
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 
 
 def configured(argv: list[str]) -> dict[str, Any]:
@@ -109,6 +113,8 @@ def looked_up(tree: ast.AST) -> Iterator[str]:
             for part in node.body:
                 if isinstance(part, ast.FunctionDef) and part.name == "__init__":
                     yield from (argument.arg for argument in part.args.args)
+                elif isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):  # a dataclass, in 0.30
+                    yield part.target.id
 
 
 def constant(node: ast.AST) -> Iterator[str]:

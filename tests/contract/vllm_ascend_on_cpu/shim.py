@@ -6,6 +6,10 @@ vLLM finds the platform and vllm-ascend's patches through their own entry points
 
 from __future__ import annotations
 
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -26,6 +30,20 @@ def import_torchvision() -> None:
         import torchvision  # noqa: F401
 
 
+class OtherModels(MetaPathFinder, Loader):
+    """Kernel libraries of models other than GLM-5, which no wheel on PyPI holds: patches of 0.30 import names of them."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] == "fla_npu" else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        def missing(*_: Any, **__: Any) -> None:
+            raise RuntimeError(f"{module.__name__} is not here: GLM-5 was not expected to call it")
+
+        module.__dict__["__getattr__"] = lambda name: missing if name[0] != "_" else module.__dict__[name]
+
+
+sys.meta_path.append(OtherModels())
 import_torchvision()
 torch.version.cann = None  # without CANN it is 'not known', which vllm-ascend would parse as a number
 torch_npu.npu_format_cast = same  # no NZ layout: every tensor keeps the one it has
