@@ -31,7 +31,7 @@ def import_torchvision() -> None:
 
 
 class OtherModels(MetaPathFinder, Loader):
-    """Kernel libraries of models other than GLM-5, which no wheel on PyPI holds: patches of 0.30 import names of them."""
+    """Kernel libraries of other models, which no wheel on PyPI holds: patches of 0.30 import names of them."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] == "fla_npu" else None
