@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import subprocess
 import sys
@@ -15,12 +16,28 @@ from glm5_ascend.errors import MissingEnvironmentError
 from glm5_ascend.serve.foreground import end
 
 START_TIMEOUT_S = 600
+#: Below it are the ports that well-known services use most.
+LOWEST_PORT = 15000
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of 127.0.0.1 that nobody listens on.
+
+    Of those that the kernel does not give to outgoing connections: one of these could take it before the server does.
+    """
+    for _ in range(100):
+        port = random.randrange(LOWEST_PORT, _first_of_outgoing())
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise MissingEnvironmentError("no port of 127.0.0.1 is free", "end some servers")
+
+
+def _first_of_outgoing() -> int:
+    """Linux tells it, and may be told another one; others begin at 49152 (IANA)."""
+    try:
+        return max(LOWEST_PORT + 1000, int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]))
+    except (OSError, ValueError):
+        return 49152
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from glm5_ascend.serve.client import Client
 from glm5_ascend.serve.local_server import free_port
 from tests.contract.support.sglang import SGLang
 from tests.deploy.support.judges import tool_environment
-from tests.deploy.support.replicas import COMPLETE, Program, Replica, Request, chat, healthy, wait_for
+from tests.deploy.support.replicas import COMPLETE, Program, Replica, Request, chat, wait_for
 from tests.support.command import glm5_ascend
 
 pytestmark = pytest.mark.contract
@@ -48,21 +48,11 @@ def servers(
         for each in found:
             each.start()
         for each in found:
-            wait_for(lambda each=each: ready(each, each.url), f"the server: {each.log}", 600)  # type: ignore[misc]
+            each.wait_until_healthy(each.url)
         yield found
     finally:
         for each in found:
             each.kill()
-
-
-def tail(log: Path) -> str:
-    return log.read_text()[-3000:] if log.exists() else ""
-
-
-def ready(program: Program, url: str) -> bool:
-    """After its own warm-up; one that has ended will never be."""
-    assert program.process is not None and program.process.poll() is None, tail(program.log)
-    return healthy(url)
 
 
 def test_smoke(servers: list[Replica]) -> None:
@@ -129,7 +119,7 @@ def router(folder: Path, package: str, script: str, environ: dict[str, str]) -> 
     program.start()
     try:
         client = Client(f"http://127.0.0.1:{port}", "glm-5", timeout=60)
-        wait_for(lambda: ready(program, client.url), f"the router: {program.log}", 300)
+        program.wait_until_healthy(client.url)
         wait_for(lambda: answers(client), f"its servers: {program.log}", 300)
         yield client
     finally:

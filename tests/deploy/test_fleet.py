@@ -57,9 +57,9 @@ class Fleet:
         for server in self.servers:
             server.start()
         for server in self.servers:
-            wait_for(lambda server=server: healthy(server.url), "a server")  # type: ignore[misc]
+            server.wait_until_healthy(server.url)
         self.process.start()
-        wait_for(lambda: healthy(self.url), "the router")
+        self.process.wait_until_healthy(self.url)
 
     def server(self, url: str) -> Replica:
         return next(each for each in self.servers if each.url == url)

@@ -15,7 +15,7 @@ import pytest
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.deploy.rendering.files import rendered_texts
 from glm5_ascend.serve.local_server import free_port
-from tests.deploy.support.replicas import COMPLETE, START_LIMIT_S, Program, Replica, Request, chat, healthy, wait_for
+from tests.deploy.support.replicas import COMPLETE, Program, Replica, Request, chat, wait_for
 
 #: An engine that takes its time to end after SIGTERM, and notes both.
 SLOW = """#!/usr/bin/env python3
@@ -73,7 +73,7 @@ def test_requests_in_flight_complete(tmp_path: Path) -> None:
     ]  # fmt: skip
     try:
         server.start()
-        wait_for(lambda: healthy(server.url), "the server", START_LIMIT_S)
+        server.wait_until_healthy(server.url)
         threads = [threading.Thread(target=request.run) for request in requests]
         for thread in threads:
             thread.start()

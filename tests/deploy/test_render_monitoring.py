@@ -28,7 +28,7 @@ from glm5_ascend.deploy.rendering.monitoring import ALERTS, PANELS, dashboard, o
 from glm5_ascend.deploy.rendering.values import PodValues
 from glm5_ascend.serve.local_server import free_port
 from tests.deploy.support.judges import checked, node_packages, program
-from tests.deploy.support.replicas import COMPLETE, Program, Replica, Request, chat, healthy, replica, wait_for
+from tests.deploy.support.replicas import COMPLETE, Program, Replica, Request, chat, replica, wait_for
 
 PROFILE = load("a3-2node")
 OF_PANELS = [selected(each, PROFILE) for queries in PANELS.values() for each in queries.values()]
@@ -209,7 +209,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory, rotated_checkpoint: Path)
     clients = [threading.Thread(target=load_it, args=(i,)) for i in range(3)]
     try:
         server.start()
-        wait_for(lambda: healthy(server.url), "the server")
+        server.wait_until_healthy(server.url)
         watcher.start()
         for client in clients:
             client.start()

@@ -21,7 +21,6 @@ from tests.deploy.support.replicas import (
     Replica,
     Request,
     chat,
-    healthy,
     replica,
     wait_for,
 )
@@ -51,9 +50,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[
         for server in servers:
             server.start()
         for server in servers:
-            wait_for(lambda server=server: healthy(server.url), f"{server.log.read_text()[-500:]}")  # type: ignore[misc]
+            server.wait_until_healthy(server.url)
         router.start()
-        wait_for(lambda: healthy(f"http://127.0.0.1:{port}"), "the router")
+        router.wait_until_healthy(f"http://127.0.0.1:{port}")
         yield f"http://127.0.0.1:{port}", servers
     finally:
         for program in (router, *servers):
@@ -137,7 +136,7 @@ def test_killing_one_server_under_load(fleet: tuple[str, list[Replica]]) -> None
     orphan = next(session for session in SESSIONS if homes[session] == 0)
     assert home_of(url, orphan, servers) == 1
     servers[0].start()
-    wait_for(lambda: healthy(servers[0].url), "the restarted server")
+    servers[0].wait_until_healthy(servers[0].url)
     deadline = time.monotonic() + START_LIMIT_S
     while home_of(url, orphan, servers) != 0:
         assert time.monotonic() < deadline, "the server is not let in again"

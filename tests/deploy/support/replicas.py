@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from glm5_ascend.serve.local_server import free_port
+from tests.support.server_process import wait_until_healthy
 
 START_LIMIT_S = 1800
 NO_BYTE, COMPLETE, BROKEN = "no first byte", "complete", "broken off"
@@ -53,6 +54,11 @@ class Program:
             self.process = subprocess.Popen(
                 self.command, stdout=out, stderr=out, start_new_session=True, env={**os.environ, **self.environ}
             )
+
+    def wait_until_healthy(self, url: str) -> None:
+        """Until /health of `url` answers; fails with the end of its log if it has ended before."""
+        assert self.process is not None
+        wait_until_healthy(f"{url}/health", self.process, self.log)
 
     def kill(self) -> None:
         """kill -9 of it and of all that it has started: a server left alone would end its streams in order."""
