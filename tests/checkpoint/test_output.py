@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from glm5_ascend.checkpoint.index import CheckpointDir
-from glm5_ascend.checkpoint.output import check_output, copy_serving_files, exclusive, file_facts, publish, workshop
+from glm5_ascend.checkpoint.output import check_output, copy_serving_files, exclusive, workshop
 from glm5_ascend.checkpoint.writer import ShardWriter, check_free_space
 from glm5_ascend.errors import OutputError
 
@@ -90,22 +90,6 @@ def test_output_must_not_touch_the_source(tmp_path: Path) -> None:
     check_output(source, tmp_path / "new", overwrite=False)
 
 
-def test_overwrite_replaces_only_what_we_wrote(tmp_path: Path, tiny_source: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "thesis.txt").write_text("mine")
-    with pytest.raises(OutputError, match="not empty") as error:
-        check_output(tiny_source, out, overwrite=False)
-    assert "--overwrite" in error.value.tip
-    with pytest.raises(OutputError, match="not written by this tool"):
-        check_output(tiny_source, out, overwrite=True)
-    (out / "glm5_ascend_provenance.json").write_text(json.dumps({"files": ["glm5_ascend_provenance.json"]}))
-    with pytest.raises(OutputError, match=r"thesis\.txt: not written by this tool"):
-        check_output(tiny_source, out, overwrite=True)
-    (out / "thesis.txt").unlink()
-    check_output(tiny_source, out, overwrite=True)
-
-
 def test_a_second_writer_goes_on_with_the_first_ones_shards(tmp_path: Path) -> None:
     names = list(TENSORS)
     first = ShardWriter(tmp_path, SPECS, 100)
@@ -122,35 +106,6 @@ def test_a_second_writer_goes_on_with_the_first_ones_shards(tmp_path: Path) -> N
     second.finish()
     read = CheckpointDir(tmp_path)
     assert all(torch.equal(read.read(name), tensor) for name, tensor in TENSORS.items())
-
-
-def test_publishing_replaces_the_old_directory_at_once(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    for text in ("first", "second"):
-        place = workshop(out)
-        with exclusive(place):
-            (place / "checkpoint").mkdir()
-            (place / "checkpoint" / text).write_text("x")
-            publish(place / "checkpoint", out)
-        assert [path.name for path in out.iterdir()] == [text]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.partial", "out"]
-
-
-def test_a_failed_publishing_puts_the_old_directory_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, work = tmp_path / "out", tmp_path / "work"
-    out.mkdir(), work.mkdir()
-    (out / "old").write_text("x")
-    rename = Path.rename
-
-    def refuse(self: Path, target: Path) -> Path:
-        if self == work:
-            raise OSError(errno.EIO, "Input/output error")
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", refuse)
-    with pytest.raises(OutputError, match="Input/output error"):
-        publish(work, out)
-    assert (out / "old").exists()
 
 
 @pytest.mark.parametrize("kind", ["folder", "other lock", "link", "file", "linked lock"])
@@ -184,99 +139,6 @@ def test_a_run_that_ended_at_once_can_go_on(tmp_path: Path) -> None:
     (place / "lock").write_bytes(b"")
     with exclusive(place):
         assert (place / "lock").read_bytes()
-
-
-def test_what_is_not_ours_is_kept_beside_the_result(tmp_path: Path) -> None:
-    out, work = tmp_path / "out", tmp_path / "work"
-    work.mkdir(), out.mkdir()
-    (work / "new").write_text("x")
-    (out / "thesis.txt").write_text("mine")
-    kept = publish(work, out, keep=True)
-    assert kept is not None and (kept / "thesis.txt").read_text() == "mine"
-    assert [path.name for path in out.iterdir()] == ["new"]
-    assert kept.name.startswith("out.before-")
-
-
-def test_a_users_folder_in_the_place_of_the_replaced_one_is_refused(tmp_path: Path) -> None:
-    out, work, aside = tmp_path / "out", tmp_path / "work", tmp_path / ".out.replaced"
-    for folder in (out, work, aside):
-        folder.mkdir()
-    (aside / "thesis.txt").write_text("mine")
-    (out / "old").write_text("x")
-    with pytest.raises(OutputError, match="in the way"):
-        publish(work, out)
-    assert (aside / "thesis.txt").read_text() == "mine" and (out / "old").exists()
-
-
-def test_a_copied_provenance_does_not_give_a_users_files_away(tmp_path: Path, tiny_source: Path) -> None:
-    """The names are those of the record, the files are not."""
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "config.json").write_text("mine, and longer")
-    record = {"files": ["config.json", "glm5_ascend_provenance.json"], "outputs": {"config.json": {"bytes": 3}}}
-    (out / "glm5_ascend_provenance.json").write_text(json.dumps(record))
-    with pytest.raises(OutputError, match=r"config\.json: not as this tool wrote it"):
-        check_output(tiny_source, out, overwrite=True)
-
-
-def recorded(out: Path, **changes: object) -> None:
-    """A provenance over the files of a folder."""
-    names = [path.name for path in out.iterdir()]
-    record = {"files": [*names, "glm5_ascend_provenance.json"], "outputs": file_facts(out, names)}
-    (out / "glm5_ascend_provenance.json").write_text(json.dumps(record | changes))
-
-
-def test_only_files_with_the_recorded_hash_are_replaced(tmp_path: Path, tiny_source: Path) -> None:
-    """Of the same size, without a hash, or a link to the same bytes: not what the record speaks of."""
-    out, said = tmp_path / "out", list[str]()
-    out.mkdir()
-    (out / "config.json").write_text("ours")
-    recorded(out)
-    stamps = check_output(tiny_source, out, overwrite=True, say=said.append)
-    assert len(said) == 1 and "hashes" in said[0]
-    for text in ("mine", "ours"):  # touched since: read again
-        (out / "config.json").write_text(text)
-        if text == "mine":
-            with pytest.raises(OutputError, match=r"config\.json: not as this tool wrote it"):
-                check_output(tiny_source, out, overwrite=True, known=stamps)
-    check_output(tiny_source, out, overwrite=True, known=stamps)
-    (out / "config.json").rename(tmp_path / "mine")
-    (out / "config.json").symlink_to(tmp_path / "mine")
-    with pytest.raises(OutputError, match=r"config\.json: not written by this tool"):
-        check_output(tiny_source, out, overwrite=True)
-    (out / "config.json").unlink()
-    (tmp_path / "mine").rename(out / "config.json")
-    recorded(out, outputs={})
-    with pytest.raises(OutputError, match=r"config\.json: not written by this tool"):
-        check_output(tiny_source, out, overwrite=True)
-
-
-@pytest.mark.parametrize(
-    "record",
-    [{"files": 3}, {"files": [["a"]], "outputs": 3}, {"files": ["a"], "outputs": {"a": {"sha256": ""}}},
-     {"files": ["a"], "outputs": {"a": None}}],
-)  # fmt: skip
-def test_a_strange_record_is_none(record: dict[str, object], tmp_path: Path, tiny_source: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "glm5_ascend_provenance.json").write_text(json.dumps(record))
-    (tmp_path / "out" / "a").write_text("x")
-    with pytest.raises(OutputError, match="not written by this tool"):
-        check_output(tiny_source, tmp_path / "out", overwrite=True)
-
-
-def test_a_forged_record_in_the_replaced_folder_gives_nothing_away(tmp_path: Path) -> None:
-    out, work, aside = tmp_path / "out", tmp_path / "work", tmp_path / ".out.replaced"
-    for folder in (out, work, aside):
-        folder.mkdir()
-    (aside / "thesis.txt").write_text("mine")
-    (aside / "glm5_ascend_provenance.json").write_text(json.dumps({"files": ["glm5_ascend_provenance.json"]}))
-    (out / "old").write_text("x")
-    with pytest.raises(OutputError, match="in the way"):
-        publish(work, out)
-    assert (aside / "thesis.txt").read_text() == "mine" and (out / "old").exists()
-    (aside / "thesis.txt").unlink()
-    publish(work, out)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
 def test_two_processes_do_not_write_one_output(tmp_path: Path) -> None:

@@ -1,0 +1,161 @@
+"""Upgrade and heartbeat before servers that only say they have requests: whom they refuse, whom they leave alone."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glm5_ascend.deploy.fleet.commands import named, run_command
+from glm5_ascend.deploy.fleet.heartbeat import FleetHeartbeat
+from glm5_ascend.deploy.fleet.upgrade import UpgradeLimits, upgrade
+from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError
+from glm5_ascend.serve.router import RunningRouter
+from tests.serve.test_smoke import bad_server
+from tests.support.command import assert_one_clear_line, glm5_ascend
+
+
+class FakeRouter:
+    """The three routes of vllm-router that are used, before servers that are not there."""
+
+    def __init__(self, workers: list[str]) -> None:
+        self.workers = workers
+        router = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.answer(json.dumps({"urls": router.workers}))
+
+            def do_POST(self) -> None:
+                what, _, url = self.path.partition("?url=")
+                if what == "/remove_worker":
+                    router.workers.remove(url)
+                else:
+                    router.workers.append(url)
+                self.answer("done")
+
+            def answer(self, text: str) -> None:
+                self.send_response(200)
+                self.send_header("content-length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def routed() -> Iterator[Callable[[list[str]], FakeRouter]]:
+    made: list[FakeRouter] = []
+
+    def start(workers: list[str]) -> FakeRouter:
+        made.append(FakeRouter(workers))
+        threading.Thread(target=made[-1].server.serve_forever, daemon=True).start()
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.server.shutdown()
+        each.server.server_close()
+
+
+IDLE = "vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\n"
+
+
+STUCK = "vllm:num_requests_running 2.0\nvllm:num_requests_waiting 0.0\nvllm:iteration_tokens_total_sum 77.0\n"
+
+
+Routed = Callable[[list[str]], FakeRouter]
+
+
+def test_garbage_stays_outside_and_ends_the_upgrade(routed: Routed) -> None:
+    with bad_server("!" * 200, IDLE) as bad, bad_server("!" * 200, IDLE) as other:
+        router = routed([bad, other])
+        restarted: list[str] = []
+        with pytest.raises(CheckFailedError, match="answers, but not well"):
+            upgrade(RunningRouter(router.url), restarted.append, limits=UpgradeLimits(drain=60, start=60))
+    assert restarted == [bad] and router.workers == [other]
+
+
+def test_a_server_that_is_not_drained_goes_on(routed: Routed) -> None:
+    with bad_server("85", STUCK) as busy, bad_server("85", IDLE) as other:
+        router = routed([busy, other])
+        with pytest.raises(CheckFailedError, match="2 requests still run"):
+            upgrade(RunningRouter(router.url), lambda url: None, limits=UpgradeLimits(drain=0.5))
+    assert sorted(router.workers) == sorted([busy, other])
+
+
+def test_what_cannot_be_upgraded(routed: Routed) -> None:
+    router = RunningRouter(routed(["http://127.0.0.1:9"]).url)
+    with pytest.raises(ConfigError, match="1 server"):
+        upgrade(router, lambda url: None)
+    with pytest.raises(ConfigError, match="has no server"):
+        upgrade(router, lambda url: None, workers=["http://127.0.0.1:8"])
+    with pytest.raises(MissingEnvironmentError):
+        RunningRouter("http://127.0.0.1:9").workers()
+    with bad_server("85") as server, pytest.raises(CheckFailedError, match="list_workers"):
+        RunningRouter(server).workers()
+
+
+def test_heartbeat_of_one_that_is_stuck_and_one_that_is_busy(routed: Routed) -> None:
+    """Both have requests; only one finishes steps. The last server is never taken out."""
+    hung: list[str] = []
+    said: list[str] = []
+    with bad_server("85", STUCK) as stuck, bad_server("Hello", IDLE) as idle:
+        router = routed([stuck, idle])
+        heart = FleetHeartbeat(RunningRouter(router.url), patience=2, timeout=60, on_hung=hung.append, say=said.append)
+        heart.beat()  # the first one only reads
+        heart.beat()
+        assert (router.workers, hung) == ([stuck, idle], [])
+        heart.beat()
+        assert (router.workers, hung) == ([idle], [stuck]) and "no step ends" in said[0]
+        heart.run(0, beats=2)
+        assert hung == [stuck]
+    heart.run(0, beats=3)  # now nobody answers
+    assert router.workers == [idle] and "last one" in said[-1]
+
+
+def test_a_server_that_an_upgrade_took_out_is_left_alone(routed: Routed) -> None:
+    hung: list[str] = []
+    with bad_server("Hello", IDLE) as idle:
+        router = routed([idle, "http://127.0.0.1:9"])
+        heart = FleetHeartbeat(RunningRouter(router.url), patience=2, timeout=60, on_hung=hung.append)
+        heart.beat()
+        router.workers.remove("http://127.0.0.1:9")
+        heart.run(0, beats=3)
+        assert (router.workers, hung) == ([idle], [])
+        router.workers.append("http://127.0.0.1:9")
+        heart.run(0, beats=2)
+        assert (router.workers, hung) == ([idle], ["http://127.0.0.1:9"])
+
+
+def test_commands(tmp_path: Path) -> None:
+    assert named("ssh {host} 'restart {port}' {url}", "http://atlas:8000") == [
+        "ssh", "atlas", "restart 8000", "http://atlas:8000",
+    ]  # fmt: skip
+    for bad in ("", "ssh 'a", "echo {nothing}", "echo {0}"):
+        with pytest.raises(ConfigError):
+            named(bad, "http://a:1")
+    run_command(f"touch {tmp_path}/{{host}}", "http://a:1")
+    assert (tmp_path / "a").exists()
+    with pytest.raises(CheckFailedError, match="ended with exit code"):
+        run_command("ls {url}/none", "http://a:1")
+    with pytest.raises(ConfigError):
+        run_command("/nowhere/program", "http://a:1")
+
+
+def test_on_the_command_line(routed: Routed) -> None:
+    assert_one_clear_line(glm5_ascend("deploy", "upgrade", "http://127.0.0.1:9", "--restart", "true"), 3, "no answer")
+    assert_one_clear_line(glm5_ascend("deploy", "upgrade", "x", "--restart", "echo {what}"), 2, "echo {what}")
+    router = routed(["http://127.0.0.1:9"])
+    assert_one_clear_line(glm5_ascend("deploy", "upgrade", router.url, "--restart", "true"), 2, "1 server")
+    done = glm5_ascend("deploy", "heartbeat", router.url, "--beats", "1")
+    assert done.returncode == 0, done.stderr
