@@ -59,7 +59,10 @@ def test_values_reach_every_server(tmp_path: Path) -> None:
         (container,) = pod["containers"]
         assert container["image"] == "registry.example/team/glm5-ascend@sha256:" + "0" * 64
         limits = {"huawei.com/ascend-1980": "16", "cpu": "125", "memory": "512Gi"}
-        assert container["resources"] == {"limits": limits, "requests": limits}
+        assert container["resources"] == {"limits": limits, "requests": limits | {"ephemeral-storage": "40Gi"}}
+        (checks,) = pod["initContainers"]  # judge what is started
+        assert checks["args"][-2:] == container["args"][-2:] == ["--max-num-seqs", "8"]
+        assert {"name": "HCCL_IF_BASE_PORT", "value": "50000"} in checks["env"]
         assert {"name": "NIC", "value": "bond0"} in container["env"]
         assert pod["schedulerName"] == "volcano" and pod["nodeSelector"] == {"accelerator": "a3"}
         assert pod["terminationGracePeriodSeconds"] > 605 and container["args"][1:] == [
@@ -81,11 +84,16 @@ def test_pods_ask_for_no_more_than_they_need(name: str, tmp_path: Path) -> None:
     for pod in pods(tmp_path / "out"):
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert pod["automountServiceAccountToken"] is ("serviceAccountName" in pod)
+        assert pod["enableServiceLinks"] is False
+        kinds = {each["hostPath"]["path"]: each["hostPath"]["type"] for each in pod["volumes"] if "hostPath" in each}
+        assert set(kinds.values()) <= {"File", "Directory"}  # else a kubelet makes a folder of what is missing
         for container in (*pod["containers"], *pod.get("initContainers", [])):
             secured = container["securityContext"]
             assert secured["capabilities"]["drop"] == ["ALL"] and secured["readOnlyRootFilesystem"]
             assert not secured["allowPrivilegeEscalation"]
-            assert container["resources"]["limits"] == container["resources"]["requests"]
+            requests = container["resources"]["requests"]
+            assert container["resources"]["limits"].items() <= requests.items()
+            assert container["command"] == ["/bin/bash"] and container["args"][0].startswith("/glm5/")
             assert any(each["name"] == "VLLM_API_KEY" for each in container["env"]) is (container["name"] != "checks")
 
 

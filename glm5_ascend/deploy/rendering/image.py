@@ -13,11 +13,16 @@ IMAGES = {
     SGLANG: ("quay.io/ascend/sglang", {"a3": "-cann9.0.0-a3", "a2": "-cann9.0.0-910b"}),
 }
 MANAGERS = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
-MOUNTS = (
-    "/usr/local/dcmi", "/usr/local/bin/npu-smi", "/usr/local/Ascend/driver/lib64",
-    "/usr/local/Ascend/driver/version.info", "/usr/local/Ascend/driver/tools/hccn_tool", "/etc/ascend_install.info",
-    "/etc/hccn.conf",
-)  # fmt: skip
+#: Of the machine: path -> what it is. Where one is missing nothing may make a folder of that name.
+MOUNTS = {
+    "/usr/local/dcmi": "Directory",
+    "/usr/local/bin/npu-smi": "File",
+    "/usr/local/Ascend/driver/lib64": "Directory",
+    "/usr/local/Ascend/driver/version.info": "File",
+    "/usr/local/Ascend/driver/tools/hccn_tool": "File",
+    "/etc/ascend_install.info": "File",
+    "/etc/hccn.conf": "File",
+}
 SHM_GIB = 512
 #: Where compiled kernels are kept, in memory that any user may write to, whatever the root file system is.
 KERNEL_CACHE = ("NUMBA_CACHE_DIR", "/dev/shm/glm5-kernels")
