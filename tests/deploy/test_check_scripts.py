@@ -18,9 +18,10 @@ import psutil
 import pytest
 
 from glm5_ascend.deploy.profiles.load import load
-from glm5_ascend.deploy.rendering.check_scripts import CHECKS, HEALTH
+from glm5_ascend.deploy.rendering.check_scripts import CHECKS, COMPOSE_HEALTH, HEALTH
 from glm5_ascend.deploy.rendering.files import rendered_texts
 from glm5_ascend.serve.local_server import free_port
+from tests.deploy.support.judges import checked, program
 from tests.deploy.support.replicas import START_LIMIT_S, Request, chat, healthy, replica, wait_for
 from tests.support.command import ROOT, TIMEOUT_S
 
@@ -36,6 +37,12 @@ def late(name):
     return known("127.0.0.1" if name == "leader" else name)
 socket.gethostbyname = late
 """
+
+
+def test_they_pass_shellcheck(tmp_path: Path) -> None:
+    for name, text in (("health", HEALTH), ("checks", CHECKS), ("compose-health", COMPOSE_HEALTH)):
+        (tmp_path / f"{name}.sh").write_text(text)
+    checked(program("shellcheck", "shellcheck"), "--shell=bash", *sorted(tmp_path.glob("*.sh")))
 
 
 def bash(script: Path, *arguments: object, **environ: str) -> Done:

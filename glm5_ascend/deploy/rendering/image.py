@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from glm5_ascend import __version__
 from glm5_ascend.deploy.profiles.engines import SGLANG, VLLM
 from glm5_ascend.deploy.profiles.load import Profile, Role
 
@@ -39,8 +40,9 @@ def dies(role: Role) -> int:
 
 
 def tag(profile: Profile, role: Role) -> str:
+    """This package's version, then the engine's: a tag that another wheel would overwrite is pulled once and kept."""
     mark = "sglang-" if profile.engine == SGLANG else ""
-    return f"glm5-ascend:{mark}{_release(profile, role)}"
+    return f"glm5-ascend:{__version__}-{mark}{_release(profile, role)}"
 
 
 def _release(profile: Profile, role: Role) -> str:

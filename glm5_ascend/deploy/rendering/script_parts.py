@@ -32,7 +32,8 @@ PYTHON
 
 #: The images set these in ~/.bashrc and in an entry point; a server that is started without a terminal reads neither.
 CANN = """\
-# What images set for terminals alone: CANN, ATB, Triton's compiler, Mooncake's libraries (vllm-ascend #9141, #12059).
+# What images set for terminals alone: CANN, ATB, Triton's compiler, Mooncake's libraries, jemalloc (vllm-ascend #9141,
+# #12059, its Dockerfiles).
 cann() {
   local file home="${CANN:-/usr/local/Ascend}"
   local compiler=share/info/ascendnpu-ir/bin/set_env.sh
@@ -43,6 +44,8 @@ cann() {
   done
   set -eu
   export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/lib"
+  file="${JEMALLOC:-/usr/lib/$(uname -m)-linux-gnu/libjemalloc.so.2}"
+  if [ -r "$file" ]; then export LD_PRELOAD="$file${LD_PRELOAD:+:$LD_PRELOAD}"; fi
 }
 cann"""
 
