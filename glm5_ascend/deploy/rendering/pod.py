@@ -26,6 +26,11 @@ READINESS = {"periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 3}
 STARTUP_PERIOD_S = 30
 #: Between the end of the servers' own limit and the kubelet's SIGKILL.
 SPARE_S = 45
+#: How people review a container: what runs, with what, asked how, allowed what.
+ORDER = (
+    "name", "image", "imagePullPolicy", "command", "args", "workingDir", "env", "ports", "resources", "startupProbe",
+    "readinessProbe", "livenessProbe", "lifecycle", "terminationMessagePolicy", "securityContext", "volumeMounts",
+)  # fmt: skip
 HOME, LOGS, SCRIPTS = "/scratch", "/var/log/glm5", "/glm5"
 
 
@@ -51,8 +56,8 @@ def pod(profile: Profile, role: Role, model: str, values: PodValues, leader: boo
         "schedulerName": planned.scheduler or ("volcano" if planned.pod_group else None),
         "priorityClassName": planned.priority_class,
         "imagePullSecrets": [{"name": each} for each in values.image.pull_secrets],
-        "initContainers": [checks(profile, role, model, values, mounts)] if life.check else [],
-        "containers": [server(profile, role, values, mounts, leader)],
+        "initContainers": [in_order(checks(profile, role, model, values, mounts))] if life.check else [],
+        "containers": [in_order(server(profile, role, values, mounts, leader))],
         "volumes": volumes,
     }
     annotations = planned.annotations | {"glm5-ascend/config": config_hash(profile, role, model)}
@@ -60,6 +65,10 @@ def pod(profile: Profile, role: Role, model: str, values: PodValues, leader: boo
         annotations["scheduling.k8s.io/group-name"] = name
     kept = {key: value for key, value in spec.items() if value not in (None, [], {})}
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": kept}
+
+
+def in_order(container: dict[str, Any]) -> dict[str, Any]:
+    return dict(sorted(container.items(), key=lambda item: ORDER.index(item[0])))
 
 
 def config_hash(profile: Profile, role: Role, model: str) -> str:
