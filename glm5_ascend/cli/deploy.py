@@ -56,6 +56,12 @@ def render(
     api_key_secret: Annotated[
         str | None, typer.Option(metavar="NAME", help="Secret with the API key, below `key` (k8s, kustomize, helm).")
     ] = None,
+    nic: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Interface between machines, else found by the route (k8s, kustomize, helm)."
+        ),
+    ] = None,
     open: Annotated[
         bool,
         typer.Option("--open", help="Start without an API key: anyone may ask (k8s, kustomize, helm)."),
@@ -65,7 +71,9 @@ def render(
     """Write a profile as scripts, containers, Kubernetes objects or units."""
     from glm5_ascend.deploy import render as rendered
 
-    written = rendered(profile, to, model=model, out=out, values=values, api_key_secret=api_key_secret, open=open)
+    written = rendered(
+        profile, to, model=model, out=out, values=values, api_key_secret=api_key_secret, nic=nic, open=open
+    )
     if as_json:
         print(json.dumps(written.to_dict()))
         return 0

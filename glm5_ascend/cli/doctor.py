@@ -20,11 +20,13 @@ def register(app: typer.Typer) -> None:
     command(
         app, "doctor", doctor,
         "doctor",
-        "doctor glm5-w4a8 --profile a3-single-w4a8",
+        "doctor glm5-w4a8 --profile a3-single-w4a8 -- --max-num-seqs 8",
+        extra_args=True,
     )  # fmt: skip
 
 
 def doctor(
+    context: typer.Context,
     directory: Annotated[Path | None, typer.Argument(metavar="DIR", help="Checkpoint to check as well.")] = None,
     profile: Annotated[
         str | None, typer.Option(metavar="NAME", help="Deploy profile to check against all known bad combinations.")
@@ -35,10 +37,13 @@ def doctor(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Rows as one JSON object on stdout.")] = False,
 ) -> int:
-    """Check this machine, a checkpoint, a profile: versions, what serves here, and what mends the rest."""
+    """Check this machine, a checkpoint, a profile: versions, what serves here, and what mends the rest.
+
+    What follows `--` is judged as flags of the profile's engine that win over its own.
+    """
     from glm5_ascend.deploy import doctor as diagnose
 
-    found = diagnose(directory, profile=profile, role=role, rehearse=rehearse)
+    found = diagnose(directory, list(context.args), profile=profile, role=role, rehearse=rehearse)
     if as_json:
         print(json.dumps(found.to_dict()))
         return found.exit_code

@@ -19,7 +19,7 @@ from glm5_ascend.serve import serve
 
 #: Options of a command that its function has not: how it prints, and what belongs to a profile or is done before.
 LEFT_OUT = {
-    "doctor": {"as_json"},
+    "doctor": {"as_json", "context"},
     "render": {"as_json"},
     "serve": {
         "as_json",

@@ -28,6 +28,9 @@ CASES = {
     'scheduling: {scheduler: "0", node_selector: {a: "yes", "{{b}}": "{{ .Values.x }}"}}' % ("1" * 64),
     "security": "security: {user: 1000, device_group: 0, capabilities: [], read_only_root: false}\n"
     "network: {host: true}\nstorage: {logs: 1Gi, claim: w}\nresources: {shm: 1Ti, cpu: '1'}\nreplicas: 0",
+    "scheduled": "scheduling: {priority_class: '1', labels: {ring-controller.atlas: ascend-910b, "
+    "app.kubernetes.io/instance: mine}, annotations: {a/b: 'yes', glm5-ascend/config: mine}, pod_group: true}\n"
+    "life: {still_minutes: 0}\nresources: {disk: '1'}",
     "root": "security: {user: 0}\nnetwork: {host: false, nic: '1'}\nscheduling: {pod_group: true, scheduler: mine}",
     "seen": "server: {flags: [--max-num-seqs, '8', '{\"a\": 1}'], env: {B: '{{1}}', A_1: '\"x\\y'}}\n"
     "monitoring: {enabled: true, labels: {release: '1', app.kubernetes.io/part-of: mine}}\nreplicas: 1000\n"

@@ -58,6 +58,18 @@ FIRING: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {"vllm:num_requests_waiting": " ".join(["9x8 0"] * 12)},
     ),
     "CacheFull": ({"vllm:kv_cache_usage_perc": "0.96x120"}, {"vllm:kv_cache_usage_perc": "0.94x120"}),
+    "StandsStill": (
+        {
+            "vllm:num_requests_running": "2x120",
+            "vllm:generation_tokens_total": "50x120",
+            "vllm:prompt_tokens_total": "9x120",
+        },
+        {
+            "vllm:num_requests_running": "2x120",
+            "vllm:generation_tokens_total": "50+1x120",
+            "vllm:prompt_tokens_total": "9x120",
+        },
+    ),
     "ServerRestarted": (
         {"process_start_time_seconds": "100x90 5000x30"},
         {"process_start_time_seconds": "100x120"},

@@ -59,7 +59,10 @@ def test_values_reach_every_server(tmp_path: Path) -> None:
         (container,) = pod["containers"]
         assert container["image"] == "registry.example/team/glm5-ascend@sha256:" + "0" * 64
         limits = {"huawei.com/ascend-1980": "16", "cpu": "125", "memory": "512Gi"}
-        assert container["resources"] == {"limits": limits, "requests": limits}
+        assert container["resources"] == {"limits": limits, "requests": limits | {"ephemeral-storage": "40Gi"}}
+        (checks,) = pod["initContainers"]  # judge what is started
+        assert checks["args"][-2:] == container["args"][-2:] == ["--max-num-seqs", "8"]
+        assert {"name": "HCCL_IF_BASE_PORT", "value": "50000"} in checks["env"]
         assert {"name": "NIC", "value": "bond0"} in container["env"]
         assert pod["schedulerName"] == "volcano" and pod["nodeSelector"] == {"accelerator": "a3"}
         assert pod["terminationGracePeriodSeconds"] > 605 and container["args"][1:] == [
@@ -81,11 +84,16 @@ def test_pods_ask_for_no_more_than_they_need(name: str, tmp_path: Path) -> None:
     for pod in pods(tmp_path / "out"):
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert pod["automountServiceAccountToken"] is ("serviceAccountName" in pod)
+        assert pod["enableServiceLinks"] is False
+        kinds = {each["hostPath"]["path"]: each["hostPath"]["type"] for each in pod["volumes"] if "hostPath" in each}
+        assert set(kinds.values()) <= {"File", "Directory"}  # else a kubelet makes a folder of what is missing
         for container in (*pod["containers"], *pod.get("initContainers", [])):
             secured = container["securityContext"]
             assert secured["capabilities"]["drop"] == ["ALL"] and secured["readOnlyRootFilesystem"]
             assert not secured["allowPrivilegeEscalation"]
-            assert container["resources"]["limits"] == container["resources"]["requests"]
+            requests = container["resources"]["requests"]
+            assert container["resources"]["limits"].items() <= requests.items()
+            assert container["command"] == ["/bin/bash"] and container["args"][0].startswith("/glm5/")
             assert any(each["name"] == "VLLM_API_KEY" for each in container["env"]) is (container["name"] != "checks")
 
 
@@ -101,12 +109,28 @@ def test_wrong_values_are_refused(text: str, said: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("options", [{"open": True, "api_key_secret": "a"}, {"api_key_secret": "A B"}])
+@pytest.mark.parametrize(
+    "options", [{"open": True, "api_key_secret": "a"}, {"api_key_secret": "A B"}, {"nic": "a b"}, {"nic": ""}]
+)
 def test_wrong_options_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         render("a3-2node", "k8s", out=tmp_path / "out", **options)
     with pytest.raises(ConfigError, match="takes no --values"):
         render("a3-2node", "shell", out=tmp_path / "out", open=True)
+    with pytest.raises(ConfigError, match="takes no --values"):
+        render("a3-2node", "shell", out=tmp_path / "out", nic="bond0")
+
+
+def test_options_win_over_the_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(VALUES)
+    options = {"nic": "enp1s0", "api_key_secret": "mine"}
+    render("a3-2node", "k8s", out=tmp_path / "out", values=tmp_path / "mine.yaml", **options)
+    servers = [pod["containers"][0] for pod in pods(tmp_path / "out") if "initContainers" in pod]
+    for container in servers:
+        assert {"name": "NIC", "value": "enp1s0"} in container["env"]
+        (key,) = (each for each in container["env"] if each["name"] == "VLLM_API_KEY")
+        assert key["valueFrom"]["secretKeyRef"]["name"] == "mine"
+    assert len(servers) == 2
 
 
 @pytest.mark.parametrize("name", ["a3-single-w4a8", "a3-2node", "a3-pd", "a3-single-w4a8-sglang", "a3-pd-sglang"])

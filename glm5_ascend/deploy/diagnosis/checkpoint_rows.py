@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.deploy.diagnosis.preflight import Preflight, preflight
@@ -30,9 +32,11 @@ def checkpoint_rows(checkpoint: CheckpointSummary, profile: Profile | None) -> l
     ]
 
 
-def profile_rows(profile: Profile, checkpoint: CheckpointSummary | None, role: str | None) -> list[DoctorRow]:
-    """What the rules say of each role, of the named one if there is a name."""
-    return [row for result in preflight(profile, checkpoint, role) for row in _role_rows(profile, result)]
+def profile_rows(
+    profile: Profile, checkpoint: CheckpointSummary | None, role: str | None, flags: Sequence[str] = ()
+) -> list[DoctorRow]:
+    """What the rules say of each role, of the named one if there is a name, with the user's flags of its engine."""
+    return [row for result in preflight(profile, checkpoint, role, list(flags)) for row in _role_rows(profile, result)]
 
 
 def _role_rows(profile: Profile, result: Preflight) -> list[DoctorRow]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,12 @@ class Diagnosis:
 
 
 def doctor(
-    directory: str | Path | None = None, *, profile: str | None = None, role: str | None = None, rehearse: bool = False
+    directory: str | Path | None = None,
+    vllm_args: Sequence[str] = (),
+    *,
+    profile: str | None = None,
+    role: str | None = None,
+    rehearse: bool = False,
 ) -> Diagnosis:
     """Check this machine, a checkpoint, a profile: versions, what serves here, and what mends the rest.
 
@@ -57,26 +63,29 @@ def doctor(
 
     Args:
         directory: a checkpoint to check as well: files, names, shapes and types, no values.
+        vllm_args: flags of the profile's engine that `serve` would get, too; they win over the profile's.
         profile: name of a deploy profile; all known bad combinations are looked for.
         role: only this role of the profile.
         rehearse: first and last ranks, too, by vllm-ascend's own code in the environment that GLM5_REHEARSAL names.
 
     Raises:
         MissingEnvironmentError: `rehearse` without such an environment.
-        ConfigError: unknown profile or role, or config.json that vLLM would misread.
+        ConfigError: unknown profile or role, flags without a profile, or config.json that vLLM would misread.
         CheckpointError: the directory holds no weights, or a description that cannot be read.
     """
+    if vllm_args and profile is None:
+        raise ConfigError("flags of the engine, but no profile", "give --profile NAME before --")
     rows = machine_rows.rows()
     checkpoint = None if directory is None else check_directory(Path(directory))
     chosen = None if profile is None else load(profile)
     if checkpoint is not None:
         rows += checkpoint_rows(checkpoint, chosen)
     if chosen is not None:
-        rows += profile_rows(chosen, checkpoint, role)
+        rows += profile_rows(chosen, checkpoint, role, vllm_args)
     if rehearse:
         if directory is None or chosen is None:
             raise ConfigError("a rehearsal needs a checkpoint and a profile", "give DIR and --profile")
-        rows += rehearsal_rows(Path(directory), chosen, role)
+        rows += rehearsal_rows(Path(directory), chosen, role, vllm_args)
     return Diagnosis(rows)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from glm5_ascend.deploy.diagnosis.row import OK, PROBLEM, DoctorRow
@@ -10,13 +10,15 @@ from glm5_ascend.deploy.profiles.load import Profile
 from glm5_ascend.deploy.rehearsal.environment import named
 
 
-def rehearsal_rows(directory: Path, profile: Profile, role: str | None) -> Iterator[DoctorRow]:
+def rehearsal_rows(
+    directory: Path, profile: Profile, role: str | None, flags: Sequence[str] = ()
+) -> Iterator[DoctorRow]:
     """One row per rank and problem; a rank without one has a row, too."""
     from glm5_ascend.deploy.rehearsal.run import Stage, rehearse_role  # reads headers, for which torch is loaded
 
     environment = named(None)
     for one in profile.roles.values() if role is None else [profile.role(role)]:
-        for rank in rehearse_role(Stage(environment, profile, one, directory, []), "ends"):
+        for rank in rehearse_role(Stage(environment, profile, one, directory, list(flags)), "ends"):
             item = f"rehearsal, {rank.role} rank {rank.rank} of {rank.world}"
             for problem in rank.problems:
                 yield DoctorRow(item, problem, PROBLEM, "glm5-ascend rehearse shows all of it", id="rehearsal")

@@ -19,8 +19,8 @@ from glm5_ascend.serve.smoke import user
 from glm5_ascend.serve.watching.api import watch
 
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
-#: Grow with every step of the engine, the parts of a long prompt included.
-PROGRESS = ("vllm:iteration_tokens_total_sum", "vllm:generation_tokens_total", "vllm:prompt_tokens_total")
+#: Tokens count at the end of a prompt, however long it is; meanwhile its parts fill the cache.
+PROGRESS = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:kv_cache_usage_perc")
 Say = Callable[[str], object]
 
 

@@ -7,7 +7,8 @@ from typing import Any
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.profiles.show import heading
 from glm5_ascend.deploy.rendering import image, scripts
-from glm5_ascend.deploy.rendering.script_parts import COMPOSE_HEALTH, HEALTH, KEY_VARIABLE
+from glm5_ascend.deploy.rendering.check_scripts import COMPOSE_HEALTH, HEALTH
+from glm5_ascend.deploy.rendering.script_parts import KEY_VARIABLE
 from glm5_ascend.deploy.rendering.yaml_text import dumped
 
 
@@ -52,7 +53,7 @@ def service(profile: Profile, role: Role, model: str) -> dict[str, Any]:
         "healthcheck": {
             "test": ["CMD-SHELL", check],
             "interval": "30s",
-            "timeout": f"{6 * count + 10}s",
+            "timeout": "20s",
             "retries": 3,
             "start_period": "3600s",
         },

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from glm5_ascend.deploy.profiles.load import Profile, load
 from glm5_ascend.deploy.rendering import compose, helm, kubernetes, kustomize, scripts, systemd
 from glm5_ascend.deploy.rendering.kubernetes import DEFAULTS
-from glm5_ascend.deploy.rendering.values import AuthValues, PodValues
+from glm5_ascend.deploy.rendering.values import AuthValues, NetworkValues, PodValues
 from glm5_ascend.deploy.target import RenderTarget
 from glm5_ascend.errors import ConfigError, OutputError, shown
 from glm5_ascend.files.resources import read_yaml
@@ -61,6 +61,7 @@ def render(
     out: str | Path | None = None,
     values: str | Path | None = None,
     api_key_secret: str | None = None,
+    nic: str | None = None,
     open: bool = False,
 ) -> RenderedFiles:
     """Write a profile as scripts, containers, Kubernetes objects or units.
@@ -71,6 +72,7 @@ def render(
         model: absolute path of the checkpoint on every machine, mounted at the same place in containers.
         values: YAML file of a cluster's own values (deploy/schemas/values.json), for pods; never written.
         api_key_secret: Secret with the API key below `key`; wins over the file's.
+        nic: interface between machines, else it is found by the route; wins over the file's.
         open: start without a key on addresses that others reach; wins over the file's.
         out: an absent or empty folder; PROFILE-TO in the working directory if left out.
 
@@ -78,7 +80,7 @@ def render(
         ConfigError: unknown profile or target, a path that is not plain, containers for the CPU profile.
         OutputError: the folder has files already, or cannot be written; nothing is left.
     """
-    texts = rendered_texts(load(profile), to, model, pod_values(to, values, api_key_secret, open))
+    texts = rendered_texts(load(profile), to, model, pod_values(to, values, api_key_secret, nic, open))
     folder = Path(f"{profile}-{to}") if out is None else Path(out)
     if (folder.is_dir() and any(folder.iterdir())) or folder.is_file():
         raise OutputError(f"{folder}: exists and is not empty", "name another folder with --out")
@@ -91,28 +93,31 @@ def render(
     return RenderedFiles(profile, to, model, folder, tuple(folder / name for name in texts))
 
 
-def pod_values(to: str, path: str | Path | None, api_key_secret: str | None, opened: bool) -> PodValues:
-    """Values of a file, and what options say of who may ask. Raises `ConfigError` for targets that take none."""
-    if to not in WITH_VALUES and (path is not None or api_key_secret is not None or opened):
+def pod_values(to: str, path: str | Path | None, secret: str | None, nic: str | None, opened: bool) -> PodValues:
+    """Values of a file, and what options say beside it. Raises `ConfigError` for targets that take none."""
+    if to not in WITH_VALUES and (opened or any(each is not None for each in (path, secret, nic))):
         raise ConfigError(
-            f"--to {to}: takes no --values, --api-key-secret or --open",
-            f"they are for {', '.join(WITH_VALUES)}; scripts take the key by VLLM_API_KEY, and --open",
+            f"--to {to}: takes no --values, --api-key-secret, --nic or --open",
+            f"they are for {', '.join(WITH_VALUES)}; scripts take --open, VLLM_API_KEY and NIC",
         )
-    if opened and api_key_secret is not None:
+    if opened and secret is not None:
         raise ConfigError("--open and --api-key-secret say the opposite", "give one of them")
     found = (
         DEFAULTS if path is None else read_yaml(Path(path), PodValues, tip="deploy/schemas/values.json has the keys")
     )
     said: dict[str, Any] = {"open": True} if opened else {}
-    if api_key_secret is not None:
-        said = {"api_key_secret": api_key_secret, "open": False}
+    if secret is not None:
+        said = {"api_key_secret": secret, "open": False}
     try:
         auth = AuthValues.model_validate(found.auth.model_dump() | said)
-    except ValidationError:
-        raise ConfigError(
-            f"--api-key-secret {shown(api_key_secret or '', 80)}: no name of a Secret", "small letters, digits, - and ."
-        ) from None
-    return found.model_copy(update={"auth": auth})
+        network = NetworkValues.model_validate(found.network.model_dump() | ({} if nic is None else {"nic": nic}))
+    except ValidationError as error:
+        if error.title == NetworkValues.__name__:
+            tip = "letters, digits and _ . @ -, 32 at most"
+            raise ConfigError(f"--nic {shown(nic or '', 80)}: no name of an interface", tip) from None
+        tip = "small letters, digits, - and ."
+        raise ConfigError(f"--api-key-secret {shown(secret or '', 80)}: no name of a Secret", tip) from None
+    return found.model_copy(update={"auth": auth, "network": network})
 
 
 def rendered_texts(profile: Profile, target: str, model: str, values: PodValues = DEFAULTS) -> dict[str, str]:

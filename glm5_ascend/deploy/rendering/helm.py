@@ -38,7 +38,7 @@ HELPERS = """\
 {{- $cpu := .values.cpu | default (mul 8 .dies | toString) -}}
 {{- $memory := .values.memory | default (printf "%dGi" (mul 48 .dies)) -}}
 {{- $needs := dict .values.npu (toString .dies) "cpu" $cpu "memory" $memory -}}
-{{- dict "limits" $needs "requests" $needs | toJson -}}
+{{- dict "limits" $needs "requests" (merge (dict "ephemeral-storage" .values.disk) $needs) | toJson -}}
 {{- end -}}
 """
 

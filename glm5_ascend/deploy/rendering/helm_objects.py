@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from glm5_ascend.deploy.profiles.engines import SGLANG
@@ -124,8 +125,14 @@ class ChartObjects:
                 self.pod(spec["leaderWorkerTemplate"][key], role)
 
     def config_hash(self, *names: str) -> str:
+        """An expression."""
         read = " ".join(f'(.Files.Get "files/{name}")' for name in names)
-        return self.go.value(f"print {read} | sha256sum | trunc 16 | quote")
+        return f"print {read} | sha256sum | trunc 16"
+
+    def merged(self, own: dict[str, str], said: str) -> str:
+        """Labels of ours, which win, and those that a value says."""
+        words = " ".join(json.dumps(word) for pair in own.items() for word in pair)
+        return self.go.value(f"merge (dict {words}) {said} | toJson")
 
     def pull_secrets(self) -> dict[str, Any]:
         go = self.go
@@ -136,22 +143,27 @@ class ChartObjects:
         go, old = self.go, template["spec"]
         (server,), (checks,) = old["containers"], old["initContainers"]
         group = template["metadata"]["annotations"].pop("scheduling.k8s.io/group-name")
-        template["metadata"]["annotations"] = {
-            CONFIG: self.config_hash(server["args"][0].rpartition("/")[2], "health.sh"),
-            **go.when("if .Values.scheduling.pod_group", {"scheduling.k8s.io/group-name": group}),
+        script = server["args"][0].rpartition("/")[2]
+        ours = f'(dict "{CONFIG}" ({self.config_hash(script, "health.sh")}))'
+        gang = f'(ternary (dict "scheduling.k8s.io/group-name" "{group}") (dict) .Values.scheduling.pod_group)'
+        template["metadata"] = {
+            "labels": self.merged(template["metadata"]["labels"], ".Values.scheduling.labels"),
+            "annotations": go.value(f"merge {gang} {ours} .Values.scheduling.annotations | toJson"),
         }
         old["securityContext"]["supplementalGroups"] = [go.value("int .Values.security.device_group")]
         template["spec"] = {
             "hostNetwork": go.value("$host"),
             "dnsPolicy": go.value('ternary "ClusterFirstWithHostNet" "ClusterFirst" $host'),
             "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
             "terminationGracePeriodSeconds": go.value(GRACE),
             "securityContext": old["securityContext"],
             **go.when("with .Values.scheduling.node_selector", {"nodeSelector": go.value("toJson .")}),
             **go.when("with .Values.scheduling.tolerations", {"tolerations": go.value("toJson .")}),
             **go.when("with $scheduler", {"schedulerName": go.value(". | quote")}),
+            **go.when("with .Values.scheduling.priority_class", {"priorityClassName": go.value(". | quote")}),
             **self.pull_secrets(),
-            **go.when("if .Values.life.check", {"initContainers": [self.container(checks, role)]}),
+            **go.when("if .Values.life.check", {"initContainers": [self.checks(checks, role)]}),
             "containers": [self.server(server, role)],
             "volumes": self.volumes(old["volumes"]),
         }
@@ -163,10 +175,18 @@ class ChartObjects:
         container["lifecycle"]["preStop"]["exec"]["command"][-1] = go.value("int .Values.life.leave_s | quote")
         periods = f"div (mul .Values.life.start_minutes 60) {STARTUP_PERIOD_S}"
         container["startupProbe"]["failureThreshold"] = go.value(periods)
+        if role.engine != SGLANG and "livenessProbe" in container:
+            command = container["livenessProbe"]["exec"]["command"]
+            command[-1] = f"{command[-1].rpartition(' ')[0]} {go.value('mul .Values.life.still_minutes 60')}"
         self.key(container)
         if role.nodes > 1:
             nic = [{"name": "NIC", "value": go.value(". | quote")}]
             container["env"] += go.items("with .Values.network.nic", nic)
+        return self.checks(container, role)
+
+    def checks(self, container: dict[str, Any], role: Role) -> dict[str, Any]:
+        """What judges the server gets the same flags and variables."""
+        go = self.go
         container["args"] += go.items("range .Values.server.flags", [go.value(". | quote")])
         variable = {"name": go.value("$name | quote"), "value": go.value("$value | quote")}
         container["env"] += go.items("range $name, $value := .Values.server.env", [variable])
@@ -228,6 +248,7 @@ class ChartObjects:
         self.image(container, digest)
         self.key(container)
         container["lifecycle"]["preStop"]["exec"]["command"][-1] = go.value("int .Values.life.leave_s | quote")
-        template["metadata"]["annotations"][CONFIG] = self.config_hash(container["args"][0].rpartition("/")[2])
+        read = self.config_hash(container["args"][0].rpartition("/")[2])
+        template["metadata"]["annotations"][CONFIG] = go.value(f"{read} | quote")
         spec["terminationGracePeriodSeconds"] = go.value(GRACE)
         spec |= self.pull_secrets()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from glm5_ascend import __version__
 from glm5_ascend.deploy.profiles.engines import SGLANG, VLLM
 from glm5_ascend.deploy.profiles.load import Profile, Role
 
@@ -13,11 +14,16 @@ IMAGES = {
     SGLANG: ("quay.io/ascend/sglang", {"a3": "-cann9.0.0-a3", "a2": "-cann9.0.0-910b"}),
 }
 MANAGERS = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
-MOUNTS = (
-    "/usr/local/dcmi", "/usr/local/bin/npu-smi", "/usr/local/Ascend/driver/lib64",
-    "/usr/local/Ascend/driver/version.info", "/usr/local/Ascend/driver/tools/hccn_tool", "/etc/ascend_install.info",
-    "/etc/hccn.conf",
-)  # fmt: skip
+#: Of the machine: path -> what it is. Where one is missing nothing may make a folder of that name.
+MOUNTS = {
+    "/usr/local/dcmi": "Directory",
+    "/usr/local/bin/npu-smi": "File",
+    "/usr/local/Ascend/driver/lib64": "Directory",
+    "/usr/local/Ascend/driver/version.info": "File",
+    "/usr/local/Ascend/driver/tools/hccn_tool": "File",
+    "/etc/ascend_install.info": "File",
+    "/etc/hccn.conf": "File",
+}
 SHM_GIB = 512
 #: Where compiled kernels are kept, in memory that any user may write to, whatever the root file system is.
 KERNEL_CACHE = ("NUMBA_CACHE_DIR", "/dev/shm/glm5-kernels")
@@ -34,8 +40,9 @@ def dies(role: Role) -> int:
 
 
 def tag(profile: Profile, role: Role) -> str:
+    """This package's version, then the engine's: a tag that another wheel would overwrite is pulled once and kept."""
     mark = "sglang-" if profile.engine == SGLANG else ""
-    return f"glm5-ascend:{mark}{_release(profile, role)}"
+    return f"glm5-ascend:{__version__}-{mark}{_release(profile, role)}"
 
 
 def _release(profile: Profile, role: Role) -> str:

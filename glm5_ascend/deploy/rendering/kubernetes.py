@@ -10,9 +10,9 @@ from typing import Any
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.profiles.show import heading
 from glm5_ascend.deploy.rendering import autoscaling, image, kubernetes_front, monitoring, scripts
+from glm5_ascend.deploy.rendering.check_scripts import CHECKS, HEALTH
 from glm5_ascend.deploy.rendering.kubernetes_front import ANSWERS, INSTANCE, PART_OF, full_name, service_name
 from glm5_ascend.deploy.rendering.pod import pod
-from glm5_ascend.deploy.rendering.script_parts import HEALTH
 from glm5_ascend.deploy.rendering.values import PodValues
 from glm5_ascend.deploy.rendering.yaml_text import dumped
 from glm5_ascend.errors import ConfigError
@@ -53,13 +53,19 @@ def grouped(profile: Profile, model: str, values: PodValues) -> dict[str, list[d
         made["monitoring.yaml"] = monitoring.objects(profile, values)
     if values.autoscaling.enabled:
         made["autoscaling.yaml"] = autoscaling.objects(profile, values)
-    if values.namespace:
-        for objects in made.values():
-            for each in objects:
-                each["metadata"]["namespace"] = values.namespace
-                for subject in each.get("subjects", []):
-                    subject["namespace"] = values.namespace
+    for each in labelled(profile, [one for objects in made.values() for one in objects]):
+        if values.namespace:
+            each["metadata"]["namespace"] = values.namespace
+            for subject in each.get("subjects", []):
+                subject["namespace"] = values.namespace
     return made
+
+
+def labelled(profile: Profile, objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`kubectl get` and `delete` find all of a profile by one label."""
+    for each in objects:
+        each["metadata"]["labels"] = {PART_OF: profile.name} | each["metadata"].get("labels", {})
+    return objects
 
 
 def refuse_what_the_proxy_does_not_know(profile: Profile, values: PodValues) -> None:
@@ -78,7 +84,11 @@ def config_map(profile: Profile, role: Role, model: str) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": full_name(profile, role)},
-        "data": {scripts.script_name(role): scripts.script(profile, role, model), "health.sh": HEALTH},
+        "data": {
+            scripts.script_name(role): scripts.script(profile, role, model),
+            "health.sh": HEALTH,
+            "checks.sh": CHECKS,
+        },
     }
 
 
@@ -121,13 +131,17 @@ def workload(profile: Profile, role: Role, model: str, values: PodValues = DEFAU
 
 
 def disruption(profile: Profile, role: Role) -> dict[str, Any]:
-    """Drains of nodes take one pod at a time."""
+    """Drains of nodes take one pod at a time; one that is not ready holds none of them up."""
     name = full_name(profile, role)
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": {"name": name},
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {INSTANCE: name}}},
+        "spec": {
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": {INSTANCE: name}},
+        },
     }
 
 

@@ -157,6 +157,7 @@ def front(
     """ConfigMap, Deployment and Service of one container that runs its script, as nobody. It has no NPU."""
     ((file, script),) = scripts.front(profile).items()
     container |= {
+        "command": ["/bin/bash"],
         "imagePullPolicy": values.image.pull_policy,
         "ports": [{"name": "http", "containerPort": port}],
         "volumeMounts": [
@@ -172,9 +173,11 @@ def front(
             "runAsNonRoot": True,
             "runAsUser": NOBODY,
         },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     spec: dict[str, Any] = {
         "automountServiceAccountToken": account is not None,  # only the router asks the cluster for anything
+        "enableServiceLinks": False,
         "terminationGracePeriodSeconds": values.life.leave_s + values.life.drain_s + 45,
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [container],

@@ -9,7 +9,7 @@ from typing import Any
 
 from glm5_ascend.deploy.profiles.load import Profile
 from glm5_ascend.deploy.rendering import autoscaling, image, kubernetes, kubernetes_front, monitoring
-from glm5_ascend.deploy.rendering.kubernetes_front import full_name
+from glm5_ascend.deploy.rendering.kubernetes_front import PART_OF, full_name
 from glm5_ascend.deploy.rendering.values import PodValues
 from glm5_ascend.deploy.rendering.yaml_text import dumped
 
@@ -65,7 +65,10 @@ def components(profile: Profile, values: PodValues, workloads: list[dict[str, An
     secret = {
         "name": values.auth.api_key_secret,
         "envs": ["api-key.env"],
-        "options": {"disableNameSuffixHash": True},  # pods that render elsewhere name it as it is
+        "options": {
+            "disableNameSuffixHash": True,
+            "labels": {PART_OF: profile.name},
+        },  # pods that render elsewhere name it as it is
     }
     made: dict[str, Component] = {
         "auth": ({"secretGenerator": [secret]}, {"api-key.env": KEY_FILE}),
@@ -75,17 +78,17 @@ def components(profile: Profile, values: PodValues, workloads: list[dict[str, An
         twice = [operation("replace", "/spec/replicas", 2)]
         made["two-replicas"] = ({"patches": [patch(each, twice) for each in workloads]}, {})
         if not values.autoscaling.enabled:
-            scaled = {"scaled.yaml": dumped(autoscaling.objects(profile, values))}
+            scaled = {"scaled.yaml": dumped(kubernetes.labelled(profile, autoscaling.objects(profile, values)))}
             without = [{"op": "remove", "path": "/spec/replicas"}]
             parts = {"resources": ["scaled.yaml"], "patches": [patch(each, without) for each in workloads]}
             made["autoscaling"] = (parts, scaled)
     if not values.monitoring.enabled:
-        seen = dumped(monitoring.objects(profile, values))
+        seen = dumped(kubernetes.labelled(profile, monitoring.objects(profile, values)))
         made["monitoring"] = ({"resources": ["monitoring.yaml"]}, {"monitoring.yaml": seen})
     if not values.scheduling.pod_group:
         groups = [kubernetes.pod_group(profile, role, values.replicas) for role in profile.roles.values()]
         parts = {"resources": ["groups.yaml"], "patches": [patch(each, ganged(each)) for each in workloads]}
-        made["volcano"] = (parts, {"groups.yaml": dumped(groups)})
+        made["volcano"] = (parts, {"groups.yaml": dumped(kubernetes.labelled(profile, groups))})
     return made
 
 

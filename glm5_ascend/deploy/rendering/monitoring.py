@@ -55,6 +55,13 @@ ALERTS: dict[str, tuple[str, str, str]] = {
         "requests waited all the time: more load than the server takes",
     ),
     "CacheFull": ("max by (pod) (vllm:kv_cache_usage_perc) > 0.95", "10m", "requests are preempted and begun again"),
+    "StandsStill": (
+        "sum by (pod) (rate(vllm:generation_tokens_total[10m]))"
+        " + sum by (pod) (rate(vllm:prompt_tokens_total[10m])) == 0"
+        " and sum by (pod) (vllm:num_requests_running) > 0",
+        "5m",
+        "requests run and no token comes: an engine, or a machine of its group, hangs",
+    ),
     "ServerRestarted": (
         "changes(process_start_time_seconds[1h]) > 0",
         "0m",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from glm5_ascend.deploy.profiles.engines import SGLANG
+from glm5_ascend.deploy.profiles.engines import SGLANG, verify_name
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.rendering import image, scripts
+from glm5_ascend.deploy.rendering.check_scripts import HEALTH
 from glm5_ascend.deploy.rendering.kubernetes_front import (
     ANSWERS,
     INSTANCE,
@@ -17,7 +18,6 @@ from glm5_ascend.deploy.rendering.kubernetes_front import (
     registered,
     service_name,
 )
-from glm5_ascend.deploy.rendering.script_parts import HEALTH
 from glm5_ascend.deploy.rendering.values import PodValues
 
 #: A busy server answers /health late: it is restarted after five minutes of silence, not after seconds.
@@ -26,19 +26,26 @@ READINESS = {"periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 3}
 STARTUP_PERIOD_S = 30
 #: Between the end of the servers' own limit and the kubelet's SIGKILL.
 SPARE_S = 45
+#: How people review a container: what runs, with what, asked how, allowed what.
+ORDER = (
+    "name", "image", "imagePullPolicy", "command", "args", "workingDir", "env", "ports", "resources", "startupProbe",
+    "readinessProbe", "livenessProbe", "lifecycle", "terminationMessagePolicy", "securityContext", "volumeMounts",
+)  # fmt: skip
 HOME, LOGS, SCRIPTS = "/scratch", "/var/log/glm5", "/glm5"
 
 
 def pod(profile: Profile, role: Role, model: str, values: PodValues, leader: bool) -> dict[str, Any]:
     """Template of a pod. leader: it answers requests, so Services find it."""
     name = full_name(profile, role)
-    labels = {INSTANCE: name, PART_OF: profile.name} | ({ANSWERS: "yes"} if leader else {})
-    life, planned, host = values.life, values.scheduling, on_host_network(profile, role, values)
+    planned = values.scheduling
+    labels = planned.labels | {INSTANCE: name, PART_OF: profile.name} | ({ANSWERS: "yes"} if leader else {})
+    life, host = values.life, on_host_network(profile, role, values)
     mounts, volumes = storage(name, model, values)
     spec: dict[str, Any] = {
         "hostNetwork": host,
         "dnsPolicy": "ClusterFirstWithHostNet" if host else "ClusterFirst",
         "automountServiceAccountToken": False,
+        "enableServiceLinks": False,  # a Service named vllm would set VLLM_PORT
         "terminationGracePeriodSeconds": life.leave_s + life.drain_s + SPARE_S,
         "securityContext": {
             "seccompProfile": {"type": "RuntimeDefault"},
@@ -47,16 +54,21 @@ def pod(profile: Profile, role: Role, model: str, values: PodValues, leader: boo
         "nodeSelector": planned.node_selector,
         "tolerations": planned.tolerations,
         "schedulerName": planned.scheduler or ("volcano" if planned.pod_group else None),
+        "priorityClassName": planned.priority_class,
         "imagePullSecrets": [{"name": each} for each in values.image.pull_secrets],
-        "initContainers": [checks(profile, role, model, values, mounts)] if life.check else [],
-        "containers": [server(profile, role, values, mounts, leader)],
+        "initContainers": [in_order(checks(profile, role, model, values, mounts))] if life.check else [],
+        "containers": [in_order(server(profile, role, values, mounts, leader))],
         "volumes": volumes,
     }
-    annotations = {"glm5-ascend/config": config_hash(profile, role, model)}
+    annotations = planned.annotations | {"glm5-ascend/config": config_hash(profile, role, model)}
     if planned.pod_group:
         annotations["scheduling.k8s.io/group-name"] = name
     kept = {key: value for key, value in spec.items() if value not in (None, [], {})}
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": kept}
+
+
+def in_order(container: dict[str, Any]) -> dict[str, Any]:
+    return dict(sorted(container.items(), key=lambda item: ORDER.index(item[0])))
 
 
 def config_hash(profile: Profile, role: Role, model: str) -> str:
@@ -82,8 +94,7 @@ def server(
         "resources": resources(role, values),
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(life.leave_s)]}}},
     }
-    made["env"] += [*key_variables(values), *place_variables(profile, role, values)]
-    made["env"] += [{"name": name, "value": value} for name, value in sorted(values.server.env.items())]
+    made["env"] += [*key_variables(values), *place_variables(profile, role, values), *own_variables(values)]
     startup = {"periodSeconds": STARTUP_PERIOD_S, "timeoutSeconds": 20}
     startup["failureThreshold"] = life.start_minutes * 60 // STARTUP_PERIOD_S
     count = role.local_ranks if role.per_rank else 1
@@ -93,14 +104,15 @@ def server(
     made["startupProbe"] = asks(asked, role.port, count, startup)
     made["readinessProbe"] = asks(asked, role.port, count, READINESS)
     if leader:  # its end ends the group; a worker restarted for the leader's silence would only do it twice
-        made["livenessProbe"] = asks(asked, role.port, count, LIVENESS)
+        still = 0 if role.engine == SGLANG else 60 * life.still_minutes  # SGLang's /health is a question to the model
+        made["livenessProbe"] = asks(asked, role.port, count, LIVENESS, str(still))
     return made
 
 
-def asks(host: str, port: int, count: int, times: dict[str, int]) -> dict[str, Any]:
-    """A probe of every server; its own limit is shared by them."""
-    each = max(1, (times["timeoutSeconds"] - 1) // count)
-    line = f'exec bash {SCRIPTS}/health.sh "{host}" {port} {count} {each}'
+def asks(host: str, port: int, count: int, times: dict[str, int], *still: str) -> dict[str, Any]:
+    """A probe of every server of the machine at once."""
+    limit = times["timeoutSeconds"] - 2  # Python starts late on a busy machine
+    line = " ".join([f'exec bash {SCRIPTS}/health.sh "{host}" {port} {count} {limit}', *still])
     return {"exec": {"command": ["/bin/bash", "-c", line]}, **times}
 
 
@@ -110,13 +122,18 @@ def drain_flags(role: Role, values: PodValues) -> list[str]:
 
 def checks(profile: Profile, role: Role, model: str, values: PodValues, mounts: list[dict[str, Any]]) -> dict[str, Any]:
     """The checkpoint against its recorded hashes, then the machine against the profile: both before 400 GB load."""
-    flags = " --engine sglang" if role.engine == SGLANG else ""
-    line = (
-        f'glm5-ascend verify "{model}" --quiet{flags} && '
-        f'glm5-ascend doctor "{model}" --profile {profile.name} --role {role.name}'
-    )
-    sizes = resources(role, values)
-    return common(profile, role, values, mounts) | {"name": "checks", "args": ["-c", line], "resources": sizes}
+    engine = verify_name(role.engine, profile.platform)
+    made = common(profile, role, values, mounts) | {
+        "name": "checks",
+        "args": [f"{SCRIPTS}/checks.sh", model, profile.name, role.name, engine, *values.server.flags],
+        "resources": resources(role, values),
+    }
+    made["env"] += own_variables(values)
+    return made
+
+
+def own_variables(values: PodValues) -> list[dict[str, Any]]:
+    return [{"name": name, "value": value} for name, value in sorted(values.server.env.items())]
 
 
 def common(profile: Profile, role: Role, values: PodValues, mounts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -133,10 +150,12 @@ def common(profile: Profile, role: Role, values: PodValues, mounts: list[dict[st
     return {
         "image": image_name(profile, role, values),
         "imagePullPolicy": values.image.pull_policy,
+        "command": ["/bin/bash"],  # whatever the image's entry point is
         "workingDir": HOME,
         "env": [{"name": key, "value": value} for key, value in environ.items()],
         "volumeMounts": mounts,
         "securityContext": context,
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # a pod's last words outlive it in its events
     }
 
 
@@ -151,7 +170,8 @@ def resources(role: Role, values: PodValues) -> dict[str, Any]:
         "cpu": values.resources.cpu or str(8 * dies),
         "memory": values.resources.memory or f"{48 * dies}Gi",
     }
-    return {"limits": needs, "requests": needs}
+    # Of the machine's disk only a request: one without is evicted first, one beyond a limit at once.
+    return {"limits": needs, "requests": needs | {"ephemeral-storage": values.resources.disk}}
 
 
 def storage(name: str, model: str, values: PodValues) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -177,9 +197,9 @@ def storage(name: str, model: str, values: PodValues) -> tuple[list[dict[str, An
     volumes.append(
         {"name": "model", **(claim if values.storage.claim else {"hostPath": {"path": model, "type": "Directory"}})}
     )
-    for number, path in enumerate(image.MOUNTS):
+    for number, (path, kind) in enumerate(image.MOUNTS.items()):
         mounts.append({"name": f"driver-{number}", "mountPath": path, "readOnly": True})
-        volumes.append({"name": f"driver-{number}", "hostPath": {"path": path}})
+        volumes.append({"name": f"driver-{number}", "hostPath": {"path": path, "type": kind}})
     return mounts, volumes
 
 

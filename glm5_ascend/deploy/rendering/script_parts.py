@@ -6,13 +6,18 @@ KEY_VARIABLE = "VLLM_API_KEY"
 #: Finds this machine's interface on the way to the first machine; /proc and `ip` differ between images.
 NIC_FINDER = """\
 nic_towards() {
-  python3 - "$1" <<'PYTHON'
-import fcntl, socket, struct, sys
+  python3 - "$1" "${LWS_LEADER_ADDRESS:+120}" <<'PYTHON'
+import fcntl, socket, struct, sys, time
 probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-try:
-    probe.connect((sys.argv[1], 9))  # sends nothing
-except OSError as problem:
-    sys.exit(f"error: HEAD={sys.argv[1]}: {problem}")
+patience = time.monotonic() + float(sys.argv[2] or 0)  # a pod's name is known some seconds after the pod has begun
+while True:
+    try:
+        probe.connect((socket.gethostbyname(sys.argv[1]), 9))  # sends nothing
+        break
+    except OSError as problem:
+        if not isinstance(problem, socket.gaierror) or time.monotonic() > patience:
+            sys.exit(f"error: HEAD={sys.argv[1]}: {problem}")
+        time.sleep(2)
 for _, name in socket.if_nameindex():
     try:
         asked = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", name.encode()))  # SIOCGIFADDR
@@ -27,7 +32,8 @@ PYTHON
 
 #: The images set these in ~/.bashrc and in an entry point; a server that is started without a terminal reads neither.
 CANN = """\
-# What images set for terminals alone: CANN, ATB, Triton's compiler, Mooncake's libraries (vllm-ascend #9141, #12059).
+# What images set for terminals alone: CANN, ATB, Triton's compiler, Mooncake's libraries, jemalloc (vllm-ascend #9141,
+# #12059, its Dockerfiles).
 cann() {
   local file home="${CANN:-/usr/local/Ascend}"
   local compiler=share/info/ascendnpu-ir/bin/set_env.sh
@@ -38,8 +44,13 @@ cann() {
   done
   set -eu
   export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/lib"
+  file="${JEMALLOC:-/usr/lib/$(uname -m)-linux-gnu/libjemalloc.so.2}"
+  if [ -r "$file" ]; then export LD_PRELOAD="$file${LD_PRELOAD:+:$LD_PRELOAD}"; fi
 }
 cann"""
+
+#: The proxy of PD and the router ask servers directly, whatever the image or the cluster sets.
+NO_PROXY = "unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY"
 
 
 def key_check(listens: str, *, middleware: bool = False, sglang: bool = False) -> list[str]:
@@ -81,34 +92,4 @@ stop
 while [ -n "$(jobs -pr)" ]; do wait || true; done
 if [ "${told:-0}" = 1 ]; then exit 0; fi
 exit "$status"\
-"""
-#: Asks every server of the machine; a machine without one asks the first machine.
-HEALTH = """\
-#!/usr/bin/env bash
-# HOST FIRST_PORT SERVERS SECONDS: all of them answer.
-set -euo pipefail
-for port in $(seq "$2" $(($2 + $3 - 1))); do
-  python3 - "http://$1:$port/health" "$4" <<'PYTHON'
-import sys, urllib.request
-urllib.request.urlopen(sys.argv[1], timeout=float(sys.argv[2]))
-PYTHON
-done
-"""
-#: compose's own: it only marks a container that does not answer.
-COMPOSE_HEALTH = """\
-#!/usr/bin/env bash
-# FIRST_PORT SERVERS: all servers of this machine answer. compose marks a container that does not, and leaves it: after
-# the first answer, ten misses in a row end its processes, and `restart` starts them again.
-set -euo pipefail
-misses="${STATE:-/dev/shm}/glm5-misses"  # in memory that a restart empties: misses while it loads do not count
-if bash "$(dirname "$0")/health.sh" 127.0.0.1 "$1" "$2" 5; then
-  echo 0 > "$misses"
-  exit 0
-fi
-if [ -f "$misses" ]; then
-  count=$(($(cat "$misses") + 1))
-  echo "$count" > "$misses"
-  if [ "$count" -ge 10 ]; then kill -s KILL -- -1; fi  # all but process 1, docker's own by `init: true`
-fi
-exit 1
 """

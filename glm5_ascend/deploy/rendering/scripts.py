@@ -8,7 +8,7 @@ from glm5_ascend.deploy.profiles.command import WORDS, open_command, without
 from glm5_ascend.deploy.profiles.engines import SGLANG
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.profiles.show import call, heading
-from glm5_ascend.deploy.rendering.script_parts import CANN, DRAIN, KEY_VARIABLE, NIC_FINDER, STOP, key_check
+from glm5_ascend.deploy.rendering.script_parts import CANN, DRAIN, KEY_VARIABLE, NIC_FINDER, NO_PROXY, STOP, key_check
 
 #: A profile's words as the script's variables.
 VARIABLES = {
@@ -133,7 +133,7 @@ def front(profile: Profile) -> dict[str, str]:
     """What stands before the servers: PD's proxy, or a router over several deployments of the profile."""
     if profile.proxy:
         return {"proxy.sh": pd_router(profile) if profile.engine == SGLANG else proxy(profile)}
-    return {"router.sh": ROUTER.format(name=profile.name, guard=router_guard(profile))}
+    return {"router.sh": ROUTER.format(name=profile.name, no_proxy=NO_PROXY, guard=router_guard(profile))}
 
 
 def router_guard(profile: Profile) -> str:
@@ -146,7 +146,7 @@ def router_guard(profile: Profile) -> str:
 
 def proxy(profile: Profile) -> str:
     lines = ["#!/usr/bin/env bash", f"# The proxy of {profile.name}: {profile.proxy['program']}"]
-    lines += ["set -euo pipefail", *key_check("the proxy"), f'export OPENAI_API_KEY="${{{KEY_VARIABLE}:-}}"']
+    lines += ["set -euo pipefail", NO_PROXY, *key_check("the proxy"), f'export OPENAI_API_KEY="${{{KEY_VARIABLE}:-}}"']
     flags = []
     for role, word in (("prefill", "prefiller"), ("decode", "decoder")):
         servers, upper = profile.roles[role], role.upper()
@@ -173,6 +173,7 @@ def pd_router(profile: Profile) -> str:
         "#!/usr/bin/env bash",
         f"# The router of {profile.name}: python -m {program}",
         "set -euo pipefail",
+        NO_PROXY,
         *key_check("the router"),
         "servers=()",
     ]
@@ -202,6 +203,7 @@ ROUTER = """\
 # must outlast the heartbeats: until a server counts as dead, its conversations are sent to it again.
 # Clients' keys are passed on: the servers judge them.
 set -euo pipefail
+{no_proxy}
 {guard}
 if [[ " $* " != *" --service-discovery "* ]]; then
   read -r -a workers <<< "${{WORKERS:?URLs of the servers}}"

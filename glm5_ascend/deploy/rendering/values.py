@@ -52,6 +52,7 @@ class ResourceValues(_Values):
     cpu: Quantity | None = Field(default=None, description="Default: 8 cores per die.")
     memory: Quantity | None = Field(default=None, description="Default: 48 GiB per die; /dev/shm counts.")
     shm: Quantity = Field(default="256Gi", description="Size limit of /dev/shm.")
+    disk: Quantity = Field(default="40Gi", description="Of the machine's disk, for logs and caches; a request alone.")
 
 
 class NetworkValues(_Values):
@@ -67,6 +68,9 @@ class SchedulingValues(_Values):
     node_selector: dict[str, str] = {}
     tolerations: list[dict[str, Any]] = []
     scheduler: ObjectName | None = None
+    priority_class: ObjectName | None = None
+    labels: dict[str, str] = Field(default={}, description="Of the servers' pods, as a scheduler's plug-in wants them.")
+    annotations: dict[str, str] = Field(default={}, description="Of the servers' pods.")
     pod_group: bool = Field(default=False, description="A Volcano PodGroup per role: all of its pods or none.")
 
 
@@ -85,6 +89,12 @@ class LifeValues(_Values):
 
     check: bool = Field(default=True, description="An init container runs `verify` and `doctor` first.")
     start_minutes: int = Field(default=120, ge=1, le=1440)
+    still_minutes: int = Field(
+        default=5,
+        ge=0,
+        le=1440,
+        description="Requests run and no step ends: then the server is started anew. 0: never.",
+    )
     drain_s: int = Field(default=300, ge=0, le=7200, description="Seconds that requests in flight may still take.")
     leave_s: int = Field(default=15, ge=0, le=600, description="Seconds between leaving the Service and SIGTERM.")
 

@@ -1,0 +1,232 @@
+"""The scripts of probes and of the init container, as pods run them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import psutil
+import pytest
+
+from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.deploy.rendering.check_scripts import CHECKS, COMPOSE_HEALTH, HEALTH
+from glm5_ascend.deploy.rendering.files import rendered_texts
+from glm5_ascend.serve.local_server import free_port
+from tests.deploy.support.judges import checked, program
+from tests.deploy.support.replicas import START_LIMIT_S, Request, chat, healthy, replica, wait_for
+from tests.support.command import ROOT, TIMEOUT_S
+
+Done = subprocess.CompletedProcess[str]
+LATE_NAME = """\
+import os, socket
+known = socket.gethostbyname
+def late(name):
+    note = os.environ["NOTE"]
+    if name == "leader" and not os.path.exists(note):
+        open(note, "w").close()
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    return known("127.0.0.1" if name == "leader" else name)
+socket.gethostbyname = late
+"""
+
+
+def test_they_pass_shellcheck(tmp_path: Path) -> None:
+    for name, text in (("health", HEALTH), ("checks", CHECKS), ("compose-health", COMPOSE_HEALTH)):
+        (tmp_path / f"{name}.sh").write_text(text)
+    checked(program("shellcheck", "shellcheck"), "--shell=bash", *sorted(tmp_path.glob("*.sh")))
+
+
+def bash(script: Path, *arguments: object, **environ: str) -> Done:
+    words = ["bash", str(script), *map(str, arguments)]
+    env = {**os.environ, **environ}
+    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+
+@contextmanager
+def answering(port: int, answer: Callable[[str], tuple[int, str]]) -> Iterator[None]:
+    """An HTTP server: path -> status and text."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, text = answer(self.path)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def health(tmp_path: Path) -> Path:
+    script = tmp_path / "health.sh"
+    script.write_text(HEALTH)
+    return script
+
+
+def neighbours() -> int:
+    """The first of two free ports in a row."""
+    for _ in range(100):
+        port = free_port()
+        try:
+            ThreadingHTTPServer(("127.0.0.1", port + 1), BaseHTTPRequestHandler).server_close()
+            return port
+        except OSError:
+            continue
+    raise AssertionError("no two free ports")
+
+
+def test_every_server_of_a_machine_is_asked_at_once_and_past_proxies(health: Path) -> None:
+    """Each answers only when both have been asked: one after the other, they would share the time of one."""
+    port, both = neighbours(), threading.Barrier(2)
+
+    def together(_: str) -> tuple[int, str]:
+        both.wait(60)
+        return 200, ""
+
+    proxies = {"http_proxy": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "no_proxy": "", "NO_PROXY": ""}
+    with answering(port, together), answering(port + 1, together):
+        found = bash(health, "127.0.0.1", port, 2, 60, **proxies)
+    assert (found.returncode, found.stderr) == (0, "")
+    with answering(port, lambda _: (200, "")):
+        found = bash(health, "127.0.0.1", port, 2, 60)
+        assert found.returncode == 1 and f"port {port + 1}" in found.stderr and f"port {port}:" not in found.stderr
+    with answering(port, lambda _: (503, "")):
+        assert "status 503" in bash(health, "127.0.0.1", port, 1, 60).stderr
+
+
+def test_an_engine_that_stands_still_is_seen(health: Path) -> None:
+    """Of two engines behind one port, as with a rank on another machine. Idle ones and prompts in parts are well."""
+    port, seconds = free_port(), "0.2"
+    state = Path(f"/tmp/glm5-steps-{port}")  # the script's own
+    state.unlink(missing_ok=True)
+    counted = {"num_requests_running": [0, 1], "generation_tokens_total": [7, 7], "kv_cache_usage_perc": [0.0, 0.1]}
+
+    def answer(path: str) -> tuple[int, str]:
+        lines = [
+            f'vllm:{name}{{engine="{engine}",model_name="glm-5"}} {value}'
+            for name, values in counted.items()
+            for engine, value in enumerate(values)
+        ]
+        return 200, "\n".join(lines) if path == "/metrics" else ""
+
+    try:
+        with answering(port, answer):
+            assert bash(health, "127.0.0.1", port, 1, 60, seconds).returncode == 0
+            for name, value in (("generation_tokens_total", 8), ("kv_cache_usage_perc", 0.2)):
+                time.sleep(0.4)
+                counted[name][1] = value
+                assert bash(health, "127.0.0.1", port, 1, 60, seconds).returncode == 0, name
+            time.sleep(0.4)
+            assert bash(health, "127.0.0.1", port, 1, 60).returncode == 0  # readiness: it answers
+            found = bash(health, "127.0.0.1", port, 1, 60, seconds)
+            assert found.returncode == 1 and "engine 1 " in found.stderr and "engine 0 " not in found.stderr
+            counted["num_requests_running"][1] = 0
+            assert bash(health, "127.0.0.1", port, 1, 60, seconds).returncode == 0
+    finally:
+        state.unlink(missing_ok=True)
+
+
+@pytest.mark.server
+@pytest.mark.long
+def test_a_hung_engine_of_a_real_server_is_seen(health: Path, rotated_checkpoint: Path, tmp_path: Path) -> None:
+    """SIGSTOP for the engine under load: /health goes on answering, liveness does not."""
+    pytest.importorskip("vllm")
+    server = replica(rotated_checkpoint, tmp_path / "server.log")
+    asked = [Request(server.url, str(i), chat([{"role": "user", "content": "Hello"}], max_tokens=1500, ignore_eos=True))
+             for i in range(4)]  # fmt: skip
+    threads = [threading.Thread(target=each.run) for each in asked]
+    try:
+        server.start()
+        wait_for(lambda: healthy(server.url) or server.process is None or server.process.poll() is not None, "a server")
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: server.metric("vllm:num_requests_running") > 0, "requests", START_LIMIT_S)
+        assert server.process is not None
+        family = psutil.Process(server.process.pid).children(recursive=True)
+        engine = next(each for each in family if "EngineCore" in " ".join([each.name(), *each.cmdline()]))
+        engine.send_signal(signal.SIGSTOP)
+        time.sleep(1)  # what it had said before has arrived
+        assert bash(health, "127.0.0.1", server.port, 1, 60, 3).returncode == 0
+        began = time.monotonic()
+        time.sleep(4)
+        assert bash(health, "127.0.0.1", server.port, 1, 60).returncode == 0
+        found = bash(health, "127.0.0.1", server.port, 1, 60, 3)
+        print(f"noticed {time.monotonic() - began:.1f} s after the first beat that saw no step")
+        assert found.returncode == 1 and "has requests and no step" in found.stderr
+    finally:
+        server.kill()
+        for thread in threads:
+            thread.join(60)
+        Path(f"/tmp/glm5-steps-{server.port}").unlink(missing_ok=True)
+
+
+@pytest.fixture
+def checks(tmp_path: Path) -> Callable[..., Done]:
+    """checks.sh in an image whose torch loads a back end that finds no driver, as torch_npu does without CANN."""
+    (tmp_path / "checks.sh").write_text(CHECKS)
+    (tmp_path / "bin").mkdir()
+    ours = tmp_path / "bin" / "glm5-ascend"
+    ours.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m glm5_ascend "$@"\n')
+    ours.chmod(0o755)
+    meta = tmp_path / "site" / "driverless-1.dist-info"
+    meta.mkdir(parents=True)
+    (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: driverless\nVersion: 1\n")
+    (meta / "entry_points.txt").write_text("[torch.backends]\ndriverless = driverless:load\n")
+    (tmp_path / "site" / "driverless.py").write_text("raise ImportError('libascend_hal.so: cannot open')\n")
+    path = {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}:{ROOT / 'kernels'}",
+    }
+    return lambda *words: bash(tmp_path / "checks.sh", *words, **path)
+
+
+def test_the_checks_before_a_server_loads(checks: Callable[..., Done], tiny_w4a8: Path, tmp_path: Path) -> None:
+    good = (tiny_w4a8, "a3-single-w4a8", "server", "vllm-ascend")
+    found = checks(*good)
+    assert found.returncode == 0 and "ok: nothing is in the way" in found.stdout, found.stdout + found.stderr
+    found = checks(*good, "--decode-context-parallel-size", "2")
+    assert found.returncode == 1 and "problem" in found.stdout, found.stdout + found.stderr
+    damaged = shutil.copytree(tiny_w4a8, tmp_path / "damaged")
+    shard = max(damaged.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    content = bytearray(shard.read_bytes())
+    content[-5] ^= 1
+    shard.write_bytes(content)
+    found = checks(damaged, *good[1:])
+    assert found.returncode == 1 and shard.name in found.stdout and "nothing is in the way" not in found.stdout
+
+
+def test_a_pods_name_may_be_known_late(tmp_path: Path) -> None:
+    """A LeaderWorkerSet's pod begins before its name resolves; its end would end the whole group."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "vllm").write_text('#!/bin/bash\necho "$HCCL_SOCKET_IFNAME"\n')
+    (tmp_path / "bin" / "vllm").chmod(0o755)
+    (tmp_path / "sitecustomize.py").write_text(LATE_NAME)
+    script = tmp_path / "serve.sh"
+    script.write_text(rendered_texts(load("a3-2node"), "shell", "/m")["serve-server.sh"])
+    place = {"IP": "127.0.0.1", "OPEN": "1", "NOTE": str(tmp_path / "note"), "PYTHONPATH": str(tmp_path)}
+    place["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    once = bash(script, NODE="0", HEAD="leader", **place)
+    assert once.returncode != 0 and "error: HEAD=leader" in once.stderr and once.stdout == ""
+    (tmp_path / "note").unlink()
+    found = bash(script, LWS_WORKER_INDEX="0", LWS_LEADER_ADDRESS="leader", **place)
+    assert (found.returncode, found.stdout) == (0, "lo\n"), found.stderr
