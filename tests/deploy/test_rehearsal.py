@@ -12,7 +12,8 @@ import pytest
 from glm5_ascend.cli import run
 from glm5_ascend.cli.rehearse_shown import notes, page, row
 from glm5_ascend.deploy.diagnosis.rehearsal_rows import rehearsal_rows
-from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.deploy.profiles.engines import SGLANG
+from glm5_ascend.deploy.profiles.load import load, names
 from glm5_ascend.deploy.rehearsal.against import differences, read_other
 from glm5_ascend.deploy.rehearsal.environment import named, prepare
 from glm5_ascend.deploy.rehearsal.result import FoundRank, PlannedRank, Rehearsal, RehearsedRank, read_rank
@@ -126,6 +127,17 @@ def test_without_an_environment_it_says_how_to_get_one(
         prepare(tmp_path)
     with pytest.raises(ConfigError, match="not a line"):
         prepare(tmp_path / "new", line="0.24")
+
+
+@pytest.mark.parametrize("profile", [name for name in names() if load(name).engine == SGLANG] + ["cpu"])
+def test_a_profile_of_another_engine_is_refused_in_one_line(
+    profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before it asks for an environment."""
+    monkeypatch.delenv("GLM5_REHEARSAL", raising=False)
+    assert run(["rehearse", str(tmp_path), "--profile", profile]) == 2
+    engine = "vLLM on a CPU" if profile == "cpu" else "SGLang"
+    assert f"profile {profile} starts {engine}: rehearse has the code of vllm-ascend alone" in capsys.readouterr().err
 
 
 def test_the_files_that_run_elsewhere_are_where_they_are_looked_for() -> None:

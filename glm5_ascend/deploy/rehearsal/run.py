@@ -78,6 +78,16 @@ def chosen_ranks(said: str, sizes: RankLayout) -> list[int]:
     return sorted({int(word) for word in words})
 
 
+def require_vllm_ascend(profile: Profile) -> None:
+    """Raises `ConfigError` for a profile of another engine or of a CPU, before anything is asked for."""
+    if profile.engine != VLLM or profile.platform != "npu":
+        started = "SGLang" if profile.engine != VLLM else "vLLM on a CPU"
+        raise ConfigError(
+            f"profile {profile.name} starts {started}: rehearse has the code of vllm-ascend alone",
+            "name a profile of vllm-ascend (glm5-ascend deploy list)",
+        )
+
+
 def headers_of(directory: Path) -> dict[str, tuple[str, list[int]]]:
     """Name -> type and shape of every tensor of a checkpoint; nothing but headers is read."""
     entries = CheckpointDir(directory).entries
@@ -102,11 +112,7 @@ def rehearse_role(stage: Stage, said: str, say: Callable[[str], None] = lambda l
     Raises:
         ConfigError: the profile is not vllm-ascend's, or has no such rank. CheckpointError: a header that is damaged.
     """
-    if stage.profile.engine != VLLM or stage.profile.platform != "npu":
-        raise ConfigError(
-            f"profile {stage.profile.name} is not for vllm-ascend: nothing to rehearse it with",
-            "glm5-ascend deploy list shows the profiles",
-        )
+    require_vllm_ascend(stage.profile)
     stage = replace(stage, role=spelled_for(stage.role, stage.environment.version))
     sizes = layout(stage.role, stage.extra)
     ranks, headers, done = chosen_ranks(said, sizes), headers_of(stage.directory), []

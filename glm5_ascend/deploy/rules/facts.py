@@ -20,7 +20,7 @@ FACTS = {
     "weights_gib": "weights per die, GiB",
     "transformers": "version", "vllm_ascend": "version", "cann": "version",
     "triton": "Triton-Ascend is installed", "wanted_triton": "its version in the profile's set",
-    "our_plugin": "vLLM would load this package's plugin",
+    "our_plugin": "vLLM would load this package's plugin, which finds the rotation it mends",
     "device_count": "NPUs visible here", "hbm_gib": "HBM per die, GiB", "shm_gib": "size of /dev/shm, GiB",
     "memlock_unlimited": "ulimit -l is unlimited", "open_files": "ulimit -n",
     "launch_blocking": "ASCEND_LAUNCH_BLOCKING=1",
