@@ -13,8 +13,8 @@ Switches = dict[str, Any]
 #: What every place has its own of: addresses, ports, names of the two halves' engines.
 OF_A_PLACE = {
     "host", "port", "data-parallel-rank", "data-parallel-address", "data-parallel-rpc-port",
-    "kv-transfer-config.kv_port", "kv-transfer-config.engine_id", "SERVER_PORT", "ASCEND_RT_VISIBLE_DEVICES", "HCCL_IF_IP", "GLOO_SOCKET_IFNAME",
-    "TP_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME",
+    "kv-transfer-config.kv_port", "kv-transfer-config.engine_id", "SERVER_PORT", "ASCEND_RT_VISIBLE_DEVICES",
+    "HCCL_IF_IP", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME",
 }  # fmt: skip
 #: What clients see, and where the model comes from.
 OF_THE_FRONT = {

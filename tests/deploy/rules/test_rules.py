@@ -141,7 +141,10 @@ def test_the_exchange_buffer_is_that_of_the_formula() -> None:
 def test_no_profile_breaks_a_rule(profile: str) -> None:
     """Every one of ours, on a healthy machine with the checkpoint it is for; warnings are the ones it names itself."""
     loaded = load(profile)
-    named = {("a3-single-w4a8-conservative", "server"): {"P17"}, ("a3-1m", "server"): {"P7w"}, ("a3-pd", "decode"): {"P55"}, ("a3-pd-pp2", "decode"): {"P55"}}  # fmt: skip
+    named = {
+        ("a3-single-w4a8-conservative", "server"): {"P17"}, ("a3-1m", "server"): {"P7w"},
+        ("a3-pd", "decode"): {"P55"}, ("a3-pd-pp2", "decode"): {"P55"},
+    }  # fmt: skip
     for role in loaded.roles.values():
         argv = open_command(role, "DIR", []).argv
         if role.engine == SGLANG:
