@@ -37,8 +37,7 @@ def servers(path: Path) -> dict[str, Switches]:
     """Role -> switches; `server` where all are alike."""
     data = yaml.safe_load(path.read_text())
     if "test_cases" in data:
-        (case,) = data["test_cases"]
-        return {"server": switches(case["envs"], [*case["server_cmd"], *case.get("server_cmd_extra", [])])}
+        return {"server": switches(*only_server(path))}
     sizes = {each["node_index"]: {"dp": each["dp_size"], "tp": each["tp_size"]} for each in data["config"]}
     groups = data["routing"]["groups"]
     found = {}
@@ -48,6 +47,13 @@ def servers(path: Path) -> dict[str, Switches]:
         line = [size.get(str(word), str(word)) for word in template["server_cmd_template"]]
         found[role] = switches(template["envs"], line)
     return found
+
+
+def only_server(path: Path) -> tuple[dict[str, str], list[str]]:
+    """Variables and flags of a file with one server, as they stand there."""
+    (case,) = yaml.safe_load(path.read_text())["test_cases"]
+    line = [*case["server_cmd"], *case.get("server_cmd_extra", [])]
+    return {name: str(value) for name, value in case["envs"].items()}, [str(word) for word in line]
 
 
 def switches(env: Mapping[str, str], line: Sequence[str]) -> Switches:
