@@ -99,9 +99,11 @@ def _rehearsed(
     from glm5_ascend.deploy.rehearsal.environment import named
     from glm5_ascend.deploy.rehearsal.result import Rehearsal
     from glm5_ascend.deploy.rehearsal.run import Stage, rehearse_role, require_vllm_ascend
+    from glm5_ascend.model.config import check_architecture, read_config
 
     chosen = load(profile)
     require_vllm_ascend(chosen)
+    check_architecture(read_config(checkpoint), checkpoint / "config.json")
     place = named(environment)
     roles = list(chosen.roles.values()) if role is None else [chosen.role(role)]
     line = "0.23" if place.version is None or place.version.release[:2] < (0, 30) else "0.30"
