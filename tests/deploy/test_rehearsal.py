@@ -17,7 +17,7 @@ from glm5_ascend.deploy.profiles.load import load, names
 from glm5_ascend.deploy.rehearsal.against import differences, read_other
 from glm5_ascend.deploy.rehearsal.environment import named, prepare
 from glm5_ascend.deploy.rehearsal.result import FoundRank, PlannedRank, Rehearsal, RehearsedRank, read_rank
-from glm5_ascend.deploy.rehearsal.run import INSIDE, RankLayout, chosen_ranks, layout
+from glm5_ascend.deploy.rehearsal.run import INSIDE, RankLayout, chosen_ranks, layout, uneven_experts
 from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError
 from glm5_ascend.report.page import render
 
@@ -83,6 +83,18 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], said: str) -> None:
     answer = json.loads(json.dumps(found.to_dict()))
     assert answer["ok"] is False and [len(one["problems"]) for one in answer["ranks"]] == [0, 1]
     assert said.partition(":")[0] in render(page(found))
+
+
+def test_experts_that_ranks_do_not_divide_are_named() -> None:
+    role, names = (
+        load("a3-single-w4a8").role(None),
+        [f"model.layers.3.mlp.experts.{i}.up_proj.weight" for i in range(256)],
+    )
+    said = uneven_experts(role, RankLayout(tensor=16, pipeline=1, data=3), names)
+    assert said == "48 expert parallel ranks do not divide 256 experts"
+    assert uneven_experts(role, RankLayout(tensor=16, pipeline=2, data=4), names) == ""
+    assert uneven_experts(role, RankLayout(tensor=16, pipeline=1, data=3), ["model.norm.weight"]) == ""
+    assert replace(rank(), layout=said).problems == [said]
 
 
 def test_two_rehearsals_differ_in_their_operators(tmp_path: Path) -> None:
