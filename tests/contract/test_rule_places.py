@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
 from glm5_ascend.deploy.rehearsal.environment import site_packages
+from glm5_ascend.deploy.rules.known_keys import KNOWN_KEYS
 from glm5_ascend.deploy.rules.load import rules
 from tests.contract.support.vllm_ascend import VllmAscend
 
@@ -24,3 +27,17 @@ def test_the_word_stands_on_the_line(fixture: str, request: pytest.FixtureReques
             assert word and word in lines[int(number) - 1], f"{rule.id}: {name}:{number} has no {word}"
             checked += 1
     assert checked > 20
+
+
+def test_the_keys_that_0_30_takes_are_its_own(vllm_ascend_030: VllmAscend) -> None:
+    """Rule V11: the fields of AscendConfig, and the names that its maker takes out before it builds one."""
+    path = site_packages(vllm_ascend_030.python) / "vllm_ascend/ascend_config.py"
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    (config,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "AscendConfig")
+    fields = {part.target.id for part in config.body if isinstance(part, ast.AnnAssign)}  # type: ignore[union-attr]
+    (taken,) = (
+        ast.literal_eval(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_NON_USER_INPUT_KEYS"
+    )
+    assert {name for name in fields | taken if not name.startswith("_")} == KNOWN_KEYS

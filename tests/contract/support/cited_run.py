@@ -24,13 +24,17 @@ OF_THE_FRONT = {
 #: What vLLM takes where nothing is said; tests/contract/test_cited_runs.py asks it.
 DEFAULTS: Switches = {
     "async-scheduling": True, "enable-chunked-prefill": True, "enable-prefix-caching": True, "data-parallel-size": "1",
+    "pipeline-parallel-size": "1", "prefill-context-parallel-size": "1", "api-server-count": "1", "block-size": "128",
     "additional-config.recompute_scheduler_enable": False,
 }  # fmt: skip
 #: Later places and spellings -> those of 0.23.0.
 SPELLED = {
     "additional-config.scheduler_config.enable_balance_scheduling": "additional-config.enable_balance_scheduling",
     "VLLM_ASCEND_ENABLE_FLASHCOMM1": "additional-config.enable_flashcomm1",
+    "attention-config.indexer-kv-dtype": "additional-config.enable_sparse_li_c8",
 }
+#: Words that mean true.
+TRUE = {("additional-config.enable_flashcomm1", "1"), ("additional-config.enable_sparse_li_c8", "int8")}
 
 
 def servers(path: Path) -> dict[str, Switches]:
@@ -67,13 +71,15 @@ def switches(env: Mapping[str, str], line: Sequence[str]) -> Switches:
             flag, value = flag.removeprefix("no-"), False
         found |= flat(flag, json.loads(value) if str(value).startswith("{") else value)
     spelled = {SPELLED.get(name, name): value for name, value in found.items()}
-    if spelled.get("additional-config.enable_flashcomm1") == "1":
-        spelled["additional-config.enable_flashcomm1"] = True
+    spelled = {name: True if (name, str(value)) in TRUE else value for name, value in spelled.items()}
     kept = {name: value for name, value in spelled.items() if name not in OF_A_PLACE | OF_THE_FRONT}
     return DEFAULTS | kept
 
 
 def flat(name: str, value: Any) -> Switches:
-    if not isinstance(value, dict):
-        return {name: value if isinstance(value, bool | list) else str(value)}
-    return {key: item for inner, part in value.items() for key, item in flat(f"{name}.{inner}", part).items()}
+    """Maps key by key; numbers as texts of one spelling."""
+    if isinstance(value, dict):
+        return {key: item for inner, part in value.items() for key, item in flat(f"{name}.{inner}", part).items()}
+    if isinstance(value, bool | list):
+        return {name: value}
+    return {name: f"{float(value):g}" if str(value).replace(".", "", 1).isdecimal() else str(value)}
