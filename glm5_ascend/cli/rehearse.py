@@ -44,7 +44,7 @@ def rehearse(
         Path | None, typer.Option(metavar="DIR", help="Install vllm-ascend for this from PyPI: 4 GB. No checkpoint.")
     ] = None,
     line: Annotated[
-        str, typer.Option(metavar="LINE", help="With --prepare: 0.23 (stable) or 0.30 (pre-release).")
+        str, typer.Option(metavar="LINE", help="With --prepare: 0.23 (stable), 0.30 (pre-release) or newest.")
     ] = "0.23",
     against: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What --json said before: which operators differ.")
@@ -98,9 +98,13 @@ def _rehearsed(
     from glm5_ascend.deploy.profiles.load import load
     from glm5_ascend.deploy.rehearsal.environment import named
     from glm5_ascend.deploy.rehearsal.result import Rehearsal
-    from glm5_ascend.deploy.rehearsal.run import Stage, rehearse_role
+    from glm5_ascend.deploy.rehearsal.run import Stage, rehearse_role, require_vllm_ascend
+    from glm5_ascend.model.config import check_architecture, read_config
 
-    chosen, place = load(profile), named(environment)
+    chosen = load(profile)
+    require_vllm_ascend(chosen)
+    check_architecture(read_config(checkpoint), checkpoint / "config.json")
+    place = named(environment)
     roles = list(chosen.roles.values()) if role is None else [chosen.role(role)]
     line = "0.23" if place.version is None or place.version.release[:2] < (0, 30) else "0.30"
     done = []

@@ -54,7 +54,8 @@ def row(rule: Rule) -> str:
     versions, cause = split(rule.when)
     condition = f"`{cause}`" if cause else ""
     cells = [
-        f"{rule.id} {rule.level}", readable(rule.message), condition, versions, readable(rule.fix), linked(rule.source)
+        f"{rule.id} {rule.level}", readable(rule.message), condition, versions, readable(rule.fix),
+        linked(rule.known_from),
     ]  # fmt: skip
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 

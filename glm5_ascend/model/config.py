@@ -119,7 +119,7 @@ def read_config(directory: Path, *, counts: bool = True, error: type[Glm5Error] 
 def parse_config(raw: dict[str, Any], path: Path) -> ModelConfig:
     """`load_config` on an already parsed dictionary."""
     read = _Reader(raw, path)
-    _check_architecture(raw, path)
+    check_architecture(raw, path)
     check_counts(raw, path)
     layers = read.positive("num_hidden_layers")
     config = ModelConfig(
@@ -198,7 +198,8 @@ class _Reader:
         return value
 
 
-def _check_architecture(raw: dict[str, Any], path: Path) -> None:
+def check_architecture(raw: dict[str, Any], path: Path) -> None:
+    """Raises `ConfigError` for another `model_type` than GLM-5's; names architectures that are confused with it."""
     model_type = raw.get("model_type")
     if model_type == MODEL_TYPE:
         return

@@ -9,6 +9,7 @@ import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 GENERAL_PLUGINS = "vllm.general_plugins"
 ENTRY_POINTS = {"vllm.platform_plugins": "glm5_cpu", GENERAL_PLUGINS: "glm5_ascend"}
@@ -18,7 +19,17 @@ CPU_SWITCH = "GLM5_CPU_PLATFORM"
 
 def on_ascend() -> bool:
     """vllm-ascend is installed: it brings its own platform, our CPU platform stays out of the way."""
-    return importlib.util.find_spec("vllm_ascend") is not None
+    return _spec() is not None
+
+
+def ascend_folder() -> Path | None:
+    """Where the installed vllm-ascend lies."""
+    places = list(getattr(_spec(), "submodule_search_locations", None) or ())
+    return Path(places[0]) if places else None
+
+
+def _spec() -> object | None:
+    return importlib.util.find_spec("vllm_ascend")
 
 
 def cpu_platform_is_off(environ: Mapping[str, str]) -> bool:

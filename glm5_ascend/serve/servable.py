@@ -9,7 +9,7 @@ from typing import Any
 from glm5_ascend.checkpoint.summary import CheckpointSummary, summarize
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.errors import CheckpointError, ConfigError, shown
-from glm5_ascend.model.config import read_config
+from glm5_ascend.model.config import check_architecture, read_config
 from glm5_ascend.serve.plugin.description import load_description
 from glm5_ascend.serve.schedule import topk_pattern
 
@@ -40,11 +40,7 @@ def check_directory(directory: Path) -> CheckpointSummary:
 def _checked_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     config = read_config(directory)  # checked before anything is built or looped over by its numbers
-    model_type = config.get("model_type")
-    if model_type != "glm_moe_dsa":
-        raise ConfigError(
-            f"{path}: model_type is {shown(model_type)}, not 'glm_moe_dsa'", "give a GLM-5 (5.1, 5.2) checkpoint"
-        )
+    check_architecture(config, path)
     if "GlmMoeDsaForCausalLM" not in _names(config.get("architectures")):
         raise ConfigError(
             f"{path}: architectures is {shown(config.get('architectures'))}; vLLM would serve embeddings, not text",

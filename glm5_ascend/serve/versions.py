@@ -65,8 +65,8 @@ def version_set(name: str) -> dict[str, str] | None:
 def meant_by(vllm_ascend: str) -> tuple[str, dict[str, str]]:
     """The set that an installed vllm-ascend belongs to: its name, and the versions of the others.
 
-    Nothing is known of builds from source and of pre-releases between two lines: then the name is the release's, and
-    the versions are empty.
+    Of a pre-release between two lines that has no row the vLLM is known, by vllm-ascend's versioning policy. Nothing is
+    known of builds from source. The name is the release's then.
     """
     release = Version(vllm_ascend)
     for row in _file().older:
@@ -80,7 +80,8 @@ def meant_by(vllm_ascend: str) -> tuple[str, dict[str, str]]:
         and Version(entry.packages["vllm-ascend"]).release[:2] == release.release[:2]
     ]
     name = lines[0] if lines else f"vllm-ascend {release}" if release.release > (0, 23) else "vllm-ascend-0.23.0"
-    return name, version_set(name) or {}
+    own = {"vllm": release.base_version} if release.is_prerelease and not release.is_devrelease else {}
+    return name, version_set(name) or own
 
 
 def differences(wanted: Mapping[str, str], installed: Installed, cann: str | None) -> list[tuple[str, str, str]]:

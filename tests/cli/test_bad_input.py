@@ -45,13 +45,14 @@ def test_not_a_model_directory(tmp_path: Path, out: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["glm4_moe", "glm5_next", "deepseek_v32", "llama"])
-@pytest.mark.parametrize("command", ["quantize", "verify", "serve"])
+@pytest.mark.parametrize("command", ["quantize", "verify", "serve", "plan", "doctor"])
 def test_other_architectures_are_refused(command: str, architecture: str, tmp_path: Path, out: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": architecture}))
     arguments = [out] if command == "quantize" else []
     done = glm5_ascend(command, tmp_path / "model", *arguments)
     assert_one_clear_line(done, 2, "model_type", architecture)
+    assert ("GLM-5.3-Flash" in done.stderr) == (architecture == "glm5_next")
 
 
 def test_truncated_shard(tiny_source: Path, editable: Copy, out: Path) -> None:

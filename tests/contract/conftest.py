@@ -11,7 +11,7 @@ import pytest
 from tests.contract.support import sglang as sglang_support
 from tests.contract.support.peers import install, named_interpreter, new_environment
 from tests.contract.support.sglang import SGLang
-from tests.contract.support.vllm_ascend import VllmAscend, make_environment
+from tests.contract.support.vllm_ascend import LINES, NEWEST, VllmAscend, lines, make_environment
 from tests.support.command import ROOT
 
 
@@ -49,6 +49,21 @@ def vllm_ascend_030(tmp_path_factory: pytest.TempPathFactory) -> VllmAscend:
     python = named_interpreter("VLLM_ASCEND_030_PYTHON")
     folder = tmp_path_factory.mktemp("vllm_ascend_030") / "venv"
     return VllmAscend(python) if python else make_environment(folder, "0.30")
+
+
+@pytest.fixture(scope="session")
+def vllm_ascend_newest(tmp_path_factory: pytest.TempPathFactory) -> VllmAscend:
+    """The newest pre-release on PyPI; VLLM_ASCEND_NEWEST_PYTHON must name its environment (`make test-newest`)."""
+    python = named_interpreter(NEWEST)
+    assert python is not None, f"{NEWEST} is not set"
+    return VllmAscend(python)
+
+
+@pytest.fixture(scope="session", params=lines())
+def line(request: pytest.FixtureRequest) -> VllmAscend:
+    """Each supported line of vllm-ascend in turn; under `make test-newest` the newest pre-release alone."""
+    found: VllmAscend = request.getfixturevalue(LINES[request.param])
+    return found
 
 
 @pytest.fixture(scope="session")

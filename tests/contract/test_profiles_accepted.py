@@ -7,22 +7,18 @@ model is a tiny GLM-5 with heads enough for TP16. Mooncake's library is stood in
 from __future__ import annotations
 
 import json
-import shutil
 from typing import Any
 
 import pytest
 
-from glm5_ascend.demo_model.resources import write_demo_model
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
 from glm5_ascend.deploy.profiles.spelling import spelled_for
-from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment
+from tests.contract.support.tiny_glm5 import tiny_glm5
 from tests.contract.support.vllm_ascend import VllmAscend
 from tests.deploy.support.profile_table import is_on
-from tests.support.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.contract
-SIZES: dict[str, Any] = {"qk_rope_head_dim": 16, "qk_head_dim": 32, "head_dim": 16, "index_head_dim": 32}
 ROLES = [
     (profile, role, node)
     for profile in map(load, names())
@@ -30,8 +26,6 @@ ROLES = [
     for role in profile.roles.values()
     for node in sorted({0, role.nodes - 1})
 ]
-#: Line -> fixture with its environment.
-LINES = {"0.23": "vllm_ascend", "0.30": "vllm_ascend_030"}
 #: Combinations the code must refuse: that it checks at all.
 BAD = {
     "balance scheduling with PD": {
@@ -46,19 +40,12 @@ def key(profile: Profile, role: Role, node: int) -> str:
     return f"{profile.name} {role.name} {node}"
 
 
-@pytest.fixture(scope="module", params=LINES)
-def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def answers(line: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Of one line's code; each role in the options that its version reads."""
-    vllm_ascend: VllmAscend = request.getfixturevalue(LINES[request.param])
-    version = RehearsalEnvironment(vllm_ascend.python).version
+    version = line.version
     folder = tmp_path_factory.mktemp("profiles")
-    model = write_tiny_model(folder / "glm5", num_attention_heads=16, max_position_embeddings=1048576, **SIZES)
-    (model / "quant_model_description.json").write_text(json.dumps({"group_size": 0, "version": "1.0.0"}))
-    for path in write_demo_model(
-        folder / "demo"
-    ).iterdir():  # a tokenizer with GLM-5's special tokens, which parsers ask
-        if path.name.startswith(("tokenizer", "chat_template")):
-            shutil.copy(path, model)
+    model = tiny_glm5(folder)
     commands: dict[str, Any] = {}
     for profile, written, node in ROLES:
         role = spelled_for(written, version)
@@ -78,7 +65,7 @@ def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         built = command(single, spelled_for(single.role(None), version), ServerPlace(), str(model), extra)
         commands[name] = {"env": built.env, "argv": built.argv}
     (folder / "commands.json").write_text(json.dumps(commands))
-    vllm_ascend.run("profiles", folder / "commands.json", folder / "out.json")
+    line.run("profiles", folder / "commands.json", folder / "out.json")
     found: dict[str, Any] = json.loads((folder / "out.json").read_text())
     return found
 

@@ -1,4 +1,4 @@
-"""vllm-ascend 0.23.0's own attention code, run on our kernels, against attention written out in fp32.
+"""vllm-ascend's own attention code, of both lines, run on our kernels, against attention written out in fp32.
 
 `AscendSFAImpl.forward` of the release runs unmodified on the real torch_npu's dispatcher, with our Lightning Indexer
 and Sparse Flash Attention behind the official schemas (`vllm_ascend_on_cpu/npu_kernels.py`).
@@ -39,10 +39,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ran(vllm_ascend: VllmAscend, checkpoint: Path) -> Path:
-    schemas, out = checkpoint.parent / "schemas.json", checkpoint.parent / "ran.safetensors"
+def ran(line: VllmAscend, checkpoint: Path) -> Path:
+    schemas, out = checkpoint.parent / "schemas.json", checkpoint.parent / f"ran-{line.version}.safetensors"
     schemas.write_text(json.dumps(SCHEMAS["_C_ascend"]))
-    vllm_ascend.run("attention", checkpoint, ROOT / "kernels", schemas, out)
+    line.run("attention", checkpoint, ROOT / "kernels", schemas, out)
     return out
 
 
@@ -109,15 +109,18 @@ def test_its_attention_on_our_kernels_is_attention(ran: Path, checkpoint: Path) 
         assert error[step, f"dense, beyond {SPARSE}"] > 2 * ERROR  # the choice matters
 
 
-def test_our_kernels_were_the_ones_that_ran(ran: Path) -> None:
+def test_our_kernels_were_the_ones_that_ran(ran: Path, line: VllmAscend) -> None:
     with safe_open(ran, "pt") as file:
         calls = json.loads(file.metadata()["calls"])
     assert calls["npu_lightning_indexer"] == calls["npu_sparse_flash_attention"] == 4
-    assert calls["npu_kv_rmsnorm_rope_cache"] == calls["npu_interleave_rope"] == 4
+    if line.fuses_dynamic:
+        assert calls["npu_mla_prolog_v3"] == 4 and "npu_kv_rmsnorm_rope_cache" not in calls
+    else:
+        assert calls["npu_kv_rmsnorm_rope_cache"] == calls["npu_interleave_rope"] == 4
 
 
 def test_without_triton_its_indexer_rotates_the_wrong_pairs(ran: Path, checkpoint: Path) -> None:
-    """Upstream bug of 0.23.0: GLM-5's indexer rotates neighbours; without Triton-Ascend it gets halves."""
+    """Upstream bug of both lines: GLM-5's indexer rotates neighbours; without Triton-Ascend it gets halves."""
     attention = Attention(checkpoint)
     (each,) = (each for each in asked(ran) if each.step == "long prefill")
     beyond = each.positions >= SPARSE

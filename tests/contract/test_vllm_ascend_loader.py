@@ -1,4 +1,4 @@
-"""vllm-ascend 0.23.0's real loader takes our checkpoints, and its parameters hold what our files mean.
+"""vllm-ascend's real loader, of both lines, takes our checkpoints, and its parameters hold what our files mean.
 
 Covered: its type lookup, schemes, weight loaders, patched model classes, `process_weights_after_loading` and the choice
 of MLAPO, for the target model and the MTP draft, on one rank. Not covered: the NZ layout, the NPU's kernels, tensor and
@@ -59,14 +59,14 @@ def checkpoints(tiny_quantized: Callable[..., Path], tmp_path_factory: pytest.Te
 
 
 @pytest.fixture(scope="module")
-def load(vllm_ascend: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -> Load:
+def load(line: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -> Load:
     """Through vllm-ascend, once per checkpoint."""
     done: dict[Path, dict[str, Loaded]] = {}
 
     def run(checkpoint: Path) -> dict[str, Loaded]:
         if checkpoint not in done:
             out = tmp_path_factory.mktemp("loaded") / "out"
-            vllm_ascend.run("load", checkpoint, out)
+            line.run("load", checkpoint, out)
             done[checkpoint] = read_loaded(out)
         return done[checkpoint]
 
@@ -154,7 +154,7 @@ def test_the_draft_gets_rot(case: str, checkpoints: dict[str, Path], load: Load)
 
 
 def test_int4_experts_are_what_vllm_ascend_packs_itself(
-    checkpoints: dict[str, Path], load: Load, vllm_ascend: VllmAscend, tmp_path: Path
+    checkpoints: dict[str, Path], load: Load, line: VllmAscend, tmp_path: Path
 ) -> None:
     """Its loader for another format starts from plain integers: nibble order and scale_bias are its own there."""
     files, experts = CheckpointDir(checkpoints["w4a8"]), "model.layers.1.mlp.experts"
@@ -167,7 +167,7 @@ def test_int4_experts_are_what_vllm_ascend_packs_itself(
             scale.append(torch.cat([files.read(f"{name}.weight_scale") for name in read]))
         plain |= {f"{stack}_weight": torch.stack(q), f"{stack}_weight_scale": torch.stack(scale)}
     save_file(plain, tmp_path / "integers.safetensors")
-    vllm_ascend.run("pack", checkpoints["w4a8"], tmp_path / "integers.safetensors", tmp_path / "packed.safetensors")
+    line.run("pack", checkpoints["w4a8"], tmp_path / "integers.safetensors", tmp_path / "packed.safetensors")
     loaded = load(checkpoints["w4a8"])["target"].tensors
     for name, packed in load_file(tmp_path / "packed.safetensors").items():
         assert equal(name, loaded[f"{experts}.{name}"], packed), name

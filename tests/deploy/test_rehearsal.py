@@ -12,11 +12,12 @@ import pytest
 from glm5_ascend.cli import run
 from glm5_ascend.cli.rehearse_shown import notes, page, row
 from glm5_ascend.deploy.diagnosis.rehearsal_rows import rehearsal_rows
-from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.deploy.profiles.engines import SGLANG
+from glm5_ascend.deploy.profiles.load import load, names
 from glm5_ascend.deploy.rehearsal.against import differences, read_other
 from glm5_ascend.deploy.rehearsal.environment import named, prepare
 from glm5_ascend.deploy.rehearsal.result import FoundRank, PlannedRank, Rehearsal, RehearsedRank, read_rank
-from glm5_ascend.deploy.rehearsal.run import INSIDE, RankLayout, chosen_ranks, layout
+from glm5_ascend.deploy.rehearsal.run import INSIDE, RankLayout, chosen_ranks, layout, uneven_experts
 from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError
 from glm5_ascend.report.page import render
 
@@ -84,6 +85,18 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], said: str) -> None:
     assert said.partition(":")[0] in render(page(found))
 
 
+def test_experts_that_ranks_do_not_divide_are_named() -> None:
+    role, names = (
+        load("a3-single-w4a8").role(None),
+        [f"model.layers.3.mlp.experts.{i}.up_proj.weight" for i in range(256)],
+    )
+    said = uneven_experts(role, RankLayout(tensor=16, pipeline=1, data=3), names)
+    assert said == "48 expert parallel ranks do not divide 256 experts"
+    assert uneven_experts(role, RankLayout(tensor=16, pipeline=2, data=4), names) == ""
+    assert uneven_experts(role, RankLayout(tensor=16, pipeline=1, data=3), ["model.norm.weight"]) == ""
+    assert replace(rank(), layout=said).problems == [said]
+
+
 def test_two_rehearsals_differ_in_their_operators(tmp_path: Path) -> None:
     def walked(operators: list[str], order: list[int]) -> RehearsedRank:
         return rank(walk={"decode": {"operators": operators, "order": order, "ours": []}})
@@ -118,14 +131,28 @@ def test_without_an_environment_it_says_how_to_get_one(
     with pytest.raises(MissingEnvironmentError):
         named(None)
     monkeypatch.setenv("GLM5_REHEARSAL", str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "glm_moe_dsa"}')
     assert run(["rehearse", str(tmp_path), "--profile", "a3-single-w4a8"]) == 3
     assert "rehearse --prepare" in capsys.readouterr().err
     assert run(["rehearse"]) == 2
-    (tmp_path / "file").touch()
+    (tmp_path / "config.json").write_text('{"model_type": "glm5_next"}')
+    assert run(["rehearse", str(tmp_path), "--profile", "a3-single-w4a8"]) == 2
+    assert "GLM-5.3-Flash" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="not empty"):
         prepare(tmp_path)
     with pytest.raises(ConfigError, match="not a line"):
         prepare(tmp_path / "new", line="0.24")
+
+
+@pytest.mark.parametrize("profile", [name for name in names() if load(name).engine == SGLANG] + ["cpu"])
+def test_a_profile_of_another_engine_is_refused_in_one_line(
+    profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before it asks for an environment."""
+    monkeypatch.delenv("GLM5_REHEARSAL", raising=False)
+    assert run(["rehearse", str(tmp_path), "--profile", profile]) == 2
+    engine = "vLLM on a CPU" if profile == "cpu" else "SGLang"
+    assert f"profile {profile} starts {engine}: rehearse has the code of vllm-ascend alone" in capsys.readouterr().err
 
 
 def test_the_files_that_run_elsewhere_are_where_they_are_looked_for() -> None:

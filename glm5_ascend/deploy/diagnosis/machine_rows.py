@@ -68,8 +68,12 @@ def set_rows(vllm_ascend: str, cann: str | None) -> list[DoctorRow]:
     """Whether everything installed is of the set that this vllm-ascend belongs to."""
     name, wanted = sets.meant_by(vllm_ascend)
     if not wanted:
-        return [DoctorRow("set", name, "info", "a pre-release between the lines that versions.yaml knows: not checked")]
+        return [DoctorRow("set", name, "info", "a build from source: not checked")]
     mixed = sets.differences(wanted, environment.version_of, cann)
+    if not mixed and len(wanted) == 1:
+        return [
+            DoctorRow("set", name, "info", f"a pre-release that goes with vLLM {wanted['vllm']}; the rest is not known")
+        ]
     if not mixed:
         return [DoctorRow("set", name, "ok", "all installed packages belong to it")]
     said = ", ".join(f"{package} {have} (the set: {want})" for package, have, want in mixed)

@@ -18,8 +18,9 @@ from glm5_ascend.deploy.profiles.spelling import spelled_for
 from glm5_ascend.deploy.rules import facts as rule_facts
 from glm5_ascend.deploy.rules.load import BrokenRule, judge
 from glm5_ascend.deploy.rules.sglang_facts import COMMON, of_sglang_command
+from glm5_ascend.serve import indexer_rotation
 from glm5_ascend.serve import versions as sets
-from glm5_ascend.serve.activation import plugin_is_active
+from glm5_ascend.serve.activation import ascend_folder, plugin_is_active
 from glm5_ascend.serve.environment import version_of
 
 
@@ -51,7 +52,7 @@ def facts_for(
     known = rule_facts.of_profile(profile, role)
     environ = {**os.environ, **role.env}
     known |= rule_facts.of_command(argv, environ) | software
-    known["our_plugin"] = plugin_is_active(environ, ascend=profile.platform == "npu")
+    known["our_plugin"] = plugin_is_active(environ, ascend=profile.platform == "npu") and mends_rotation()
     if checkpoint is not None:
         known |= weights.facts(checkpoint)
     if not assumed:  # elsewhere the machine's devices and limits say nothing about the Atlas
@@ -62,6 +63,12 @@ def facts_for(
     if role.engine == SGLANG:
         known = {name: value for name, value in known.items() if name in COMMON} | of_sglang_command(argv, environ)
     return known, assumed
+
+
+def mends_rotation() -> bool:
+    """Whether our plugin finds what it mends in the vllm-ascend that is installed; elsewhere the tested ones count."""
+    folder = ascend_folder()
+    return folder is None or indexer_rotation.known(folder)
 
 
 def preflight(

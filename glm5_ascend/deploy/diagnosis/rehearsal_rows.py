@@ -14,8 +14,13 @@ def rehearsal_rows(
     directory: Path, profile: Profile, role: str | None, flags: Sequence[str] = ()
 ) -> Iterator[DoctorRow]:
     """One row per rank and problem; a rank without one has a row, too."""
-    from glm5_ascend.deploy.rehearsal.run import Stage, rehearse_role  # reads headers, for which torch is loaded
+    from glm5_ascend.deploy.rehearsal.run import (
+        Stage,
+        rehearse_role,
+        require_vllm_ascend,
+    )  # reads headers, for which torch is loaded
 
+    require_vllm_ascend(profile)
     environment = named(None)
     for one in profile.roles.values() if role is None else [profile.role(role)]:
         for rank in rehearse_role(Stage(environment, profile, one, directory, list(flags)), "ends"):

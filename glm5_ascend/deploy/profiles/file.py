@@ -67,6 +67,16 @@ class ProxyKeys(_ProfileKeys):
     program: str
 
 
+class CitedKeys(_ProfileKeys):
+    """A run of vllm-ascend's own CI that the profile follows, and every switch in which it does not."""
+
+    file: str = Field(description="Of vllm-ascend's sources.")
+    version: str
+    differs: dict[str, dict[str, str]] = Field(
+        description="Role -> flag, key of a JSON flag after a dot, or variable -> why it is another here."
+    )
+
+
 class SwitchKeys(_ProfileKeys):
     """One line of the scheduling list."""
 
@@ -88,6 +98,7 @@ class ProfileFile(_ProfileKeys):
     versions: str | None = Field(default=None, description="A set of versions.yaml.")
     status: str | None = Field(default=None, description="What it was proven with.")
     source: str | None = None
+    cited: CitedKeys | None = None
     models: list[str] | None = None
     hardware: HardwareKeys | None = None
     weights: WeightKeys | None = None
@@ -99,4 +110,4 @@ class ProfileFile(_ProfileKeys):
     shared: dict[str, LayerKeys] | None = None
     roles: dict[str, RoleKeys] | None = None
     scheduling: dict[SwitchName, SwitchKeys] | None = None
-    on_main: list[str] | None = Field(default=None, description="What to change for vllm-ascend's main branch.")
+    on_next: list[str] | None = Field(default=None, description="What is different on the newer line, 0.30.")

@@ -17,7 +17,7 @@ PER_RANK = "per_rank"
 #: What a profile must say, by itself or by what it extends.
 REQUIRED = (
     "name", "title", "platform", "versions", "status", "source", "models", "hardware", "weights", "roles", "scheduling",
-    "on_main", "base", "multi_node",
+    "on_next", "base", "multi_node",
 )  # fmt: skip
 
 
@@ -29,6 +29,15 @@ class SchedulingSwitch:
     why: str
     excludes: str
     add: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CitedRun:
+    """A run of vllm-ascend's CI that a profile follows. differs: role -> switch -> why it is another here."""
+
+    file: str
+    version: str
+    differs: dict[str, dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,8 @@ class Profile:
     alternatives: bool
     proxy: dict[str, Any]
     scheduling: dict[str, SchedulingSwitch]
-    on_main: tuple[str, ...] = field(default=())
+    on_next: tuple[str, ...] = field(default=())
+    cited: CitedRun | None = None
 
     def role(self, name: str | None) -> Role:
         """The named role, or the only one."""
@@ -170,7 +180,7 @@ def _profile(name: str, data: dict[str, Any]) -> Profile:
         hardware=data["hardware"],
         weights=data["weights"], memory=data.get("memory", {}), roles=roles,
         alternatives=data.get("alternatives", False), proxy=data.get("proxy", {}), scheduling=switches,
-        on_main=tuple(data["on_main"]),
+        on_next=tuple(data["on_next"]), cited=CitedRun(**data["cited"]) if data.get("cited") else None,
     )  # fmt: skip
 
 

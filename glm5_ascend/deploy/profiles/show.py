@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
 
 from glm5_ascend.deploy.profiles.load import Profile
 from glm5_ascend.serve.flags import ServerCommand
@@ -17,8 +18,19 @@ def heading(profile: Profile) -> list[str]:
         f"# {profile.name}: {profile.title}",
         f"# for {profile.versions}; {profile.status}",
         f"# source: {profile.source}",
-        *(f"# on vllm-ascend main: {line}" for line in profile.on_main),
+        *(f"# on vllm-ascend 0.30: {line}" for line in profile.on_next),
+        *(f"# {line}" for line in _cited(profile)),
     ]
+
+
+def _cited(profile: Profile) -> list[str]:
+    """In which switches it is not the run that it follows."""
+    run = profile.cited
+    if run is None:
+        return []
+    name = PurePosixPath(run.file).name
+    each = [f"unlike {name}, {role}: {', '.join(switches)}" for role, switches in run.differs.items()]
+    return each or [f"as {name}"]
 
 
 def exports(env: Mapping[str, str], quote: Callable[[str], str] = shlex.quote) -> list[str]:

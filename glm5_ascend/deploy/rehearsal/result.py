@@ -103,13 +103,14 @@ class PlannedRank:
 
 @dataclass(frozen=True)
 class RehearsedRank:
-    """One rank of one role."""
+    """One rank of one role. layout: what is wrong with the sizes of its world, whatever this rank met."""
 
     role: str
     rank: int
     world: int
     found: FoundRank
     planned: PlannedRank | None = None
+    layout: str = ""
 
     @property
     def problems(self) -> list[str]:
@@ -117,6 +118,8 @@ class RehearsedRank:
         return list(self._problems())
 
     def _problems(self) -> Iterator[str]:
+        if self.layout:
+            yield self.layout
         for name, model in self.found.models.items():
             for kind, lines in model.problems.items():
                 yield f"{name}: {lines.count} {_MEANING.get(kind, kind)}: {shortened(lines.first[0], 200)}"

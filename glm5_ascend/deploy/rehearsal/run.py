@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ INSIDE = Path(__file__).parent / "inside"
 #: Seconds; a rank takes about one minute on one core.
 LIMIT = 900
 _HERE = "127.0.0.1"
+_EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,33 @@ def chosen_ranks(said: str, sizes: RankLayout) -> list[int]:
     return sorted({int(word) for word in words})
 
 
+def require_vllm_ascend(profile: Profile) -> None:
+    """Raises `ConfigError` for a profile of another engine or of a CPU, before anything is asked for."""
+    if profile.engine != VLLM or profile.platform != "npu":
+        started = "SGLang" if profile.engine != VLLM else "vLLM on a CPU"
+        raise ConfigError(
+            f"profile {profile.name} starts {started}: rehearse has the code of vllm-ascend alone",
+            "name a profile of vllm-ascend (glm5-ascend deploy list)",
+        )
+
+
 def headers_of(directory: Path) -> dict[str, tuple[str, list[int]]]:
     """Name -> type and shape of every tensor of a checkpoint; nothing but headers is read."""
     entries = CheckpointDir(directory).entries
     return {name: (DTYPE_NAMES[entry.dtype], list(entry.shape)) for name, entry in entries.items()}
+
+
+def uneven_experts(role: Role, sizes: RankLayout, names: Iterable[str]) -> str:
+    """What is wrong if expert parallel ranks do not divide the experts of a checkpoint, else nothing.
+
+    vllm-ascend 0.23.0 makes room for the quotient on each rank and gives some of them more (doctor's rule P50), so the
+    error that a rank meets names neither number.
+    """
+    experts = 1 + max((int(found[1]) for name in names if (found := _EXPERT.search(name))), default=-1)
+    ranks = sizes.tensor * sizes.data
+    if not experts or not role.args.get("enable-expert-parallel") or experts % ranks == 0:
+        return ""
+    return f"{ranks} expert parallel ranks do not divide {experts} experts"
 
 
 @dataclass(frozen=True)
@@ -102,19 +127,17 @@ def rehearse_role(stage: Stage, said: str, say: Callable[[str], None] = lambda l
     Raises:
         ConfigError: the profile is not vllm-ascend's, or has no such rank. CheckpointError: a header that is damaged.
     """
-    if stage.profile.engine != VLLM or stage.profile.platform != "npu":
-        raise ConfigError(
-            f"profile {stage.profile.name} is not for vllm-ascend: nothing to rehearse it with",
-            "glm5-ascend deploy list shows the profiles",
-        )
+    require_vllm_ascend(stage.profile)
     stage = replace(stage, role=spelled_for(stage.role, stage.environment.version))
     sizes = layout(stage.role, stage.extra)
     ranks, headers, done = chosen_ranks(said, sizes), headers_of(stage.directory), []
+    uneven = uneven_experts(stage.role, sizes, headers)
     for rank in ranks:
         say(f"{stage.profile.name}, {stage.role.name}: rank {rank} of {sizes.world}")
         job = _job(stage, rank, sizes) | {"headers": headers}
         found = _run(stage.environment, job)
-        done.append(RehearsedRank(stage.role.name, rank, sizes.world, found, _planned_of(stage, rank, sizes)))
+        planned = _planned_of(stage, rank, sizes)
+        done.append(RehearsedRank(stage.role.name, rank, sizes.world, found, planned, uneven))
     return done
 
 

@@ -23,7 +23,13 @@ Topic = Literal[
 
 
 class Rule(BaseModel):
-    """One known bad combination. when: a condition over `facts.FACTS`; source: the thread or file that says so."""
+    """One known bad combination.
+
+    Attributes:
+        when: a condition over `facts.FACTS`.
+        source: the thread or file that says so.
+        read: version of vllm-ascend -> `file:line word` where its code does it, the word on that line.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     id: str
@@ -33,6 +39,13 @@ class Rule(BaseModel):
     message: str
     fix: str
     source: str
+    read: dict[str, str] = {}
+
+    @property
+    def known_from(self) -> str:
+        """The source, and in which versions the rule was read."""
+        places = [f"{version} {place.partition(' ')[0]}" for version, place in self.read.items()]
+        return f"{self.source}; read in {' and '.join(places)}" if places else self.source
 
 
 class RuleFile(RootModel[list[Rule]]):
@@ -67,7 +80,9 @@ def judge(facts: Mapping[str, Any]) -> tuple[list[BrokenRule], dict[str, list[st
         elif answer:
             shown = _Shown(facts)
             broken.append(
-                BrokenRule(rule.id, rule.level, rule.message.format_map(shown), rule.fix.format_map(shown), rule.source)
+                BrokenRule(
+                    rule.id, rule.level, rule.message.format_map(shown), rule.fix.format_map(shown), rule.known_from
+                )
             )
     return broken, unchecked
 

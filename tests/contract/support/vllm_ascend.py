@@ -1,4 +1,4 @@
-"""Makes the virtual environment with vllm-ascend 0.23.0 and runs the scripts of `vllm_ascend_on_cpu` in it."""
+"""Makes virtual environments with vllm-ascend and runs the scripts of `vllm_ascend_on_cpu` in it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,20 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.version import Version
+
 from glm5_ascend.deploy.rehearsal.environment import BUILD, VLLM_ASCEND, RehearsalEnvironment, prepare
 
+#: Line -> fixture with its environment.
+LINES = {"0.23": "vllm_ascend", "0.30": "vllm_ascend_030", "newest": "vllm_ascend_newest"}
+#: Names the interpreter of an environment with the newest pre-release; set, contract tests of lines run with it alone.
+NEWEST = "VLLM_ASCEND_NEWEST_PYTHON"
 RUN_LIMIT = 300  # seconds; a script takes some 20
 PACKAGES = Path(__file__).parents[1]
+
+
+def lines() -> list[str]:
+    return ["newest"] if os.environ.get(NEWEST) else ["0.23", "0.30"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +34,18 @@ class VllmAscend:
     @property
     def stubs(self) -> Path:
         return RehearsalEnvironment(self.python).stubs
+
+    @property
+    def version(self) -> Version:
+        """Of vllm-ascend."""
+        found = RehearsalEnvironment(self.python).version
+        assert found is not None, f"{self.python}: no vllm-ascend"
+        return found
+
+    @property
+    def fuses_dynamic(self) -> bool:
+        """PROLOG_V3 fuses dynamic W8A8 attention, and indexers have caches of their own: since 0.30."""
+        return self.version.release[:2] >= (0, 30)
 
     def sources(self, folder: Path) -> Path:
         """Its C++ sources, which no wheel holds, unpacked from the release on PyPI."""

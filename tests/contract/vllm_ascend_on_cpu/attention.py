@@ -13,7 +13,10 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -53,10 +56,11 @@ def main() -> None:
     config = engine_config(given.checkpoint)
     with set_current_vllm_config(config):
         start_worker(config)
+        from vllm_ascend import utils
         from vllm_ascend.ascend_config import get_ascend_config
-        from vllm_ascend.utils import set_weight_prefetch_method
 
-        set_weight_prefetch_method(get_ascend_config().weight_prefetch_config)  # as NPUModelRunner does
+        if hasattr(utils, "set_weight_prefetch_method"):  # as NPUModelRunner does; removed after 0.23
+            utils.set_weight_prefetch_method(get_ascend_config().weight_prefetch_config)
         model, _ = load(config, config.model_config)
         sys.path.insert(0, str(given.kernels))
         from vllm_ascend_on_cpu import npu_kernels
@@ -64,6 +68,37 @@ def main() -> None:
         npu_kernels.define(json.loads(given.schemas.read_text()))
         found = run(model, config.model_config.hf_config, npu_kernels.CHOSEN)
     save_file(found, given.out, metadata={"calls": json.dumps(npu_kernels.CALLS)})
+
+
+def own_indexer(implementation: Any) -> Any:
+    """The indexer of a layer where it keeps its own cache and metadata (0.30), else None."""
+    return implementation.indexer if getattr(implementation, "runtime_has_indexer", False) else None
+
+
+@contextmanager
+def indexers_context(indexer: Any, metadata: Any) -> Iterator[None]:
+    """Metadata of the indexer's own cache, where vLLM's forward context holds it."""
+    if indexer is None:
+        yield
+        return
+    from vllm.config import get_current_vllm_config
+    from vllm.forward_context import set_forward_context
+    from vllm_ascend.attention.indexer import AscendSFAIndexerMetadata
+
+    own = AscendSFAIndexerMetadata(
+        num_actual_tokens=metadata.num_actual_tokens,
+        slot_mapping=metadata.slot_mapping,
+        seq_lens=metadata.seq_lens,
+        cum_query_lens=metadata.cum_query_lens,
+        block_table=metadata.block_table,
+        sin=metadata.sin,
+        cos=metadata.cos,
+        block_size=PAGE,
+        actual_seq_lengths_query=metadata.cum_query_lens,
+        actual_seq_lengths_key=metadata.seq_lens,
+    )
+    with set_forward_context({indexer.k_cache.prefix: own}, get_current_vllm_config()):
+        yield
 
 
 def run(model: torch.nn.Module, hf: object, chosen: list[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -76,6 +111,8 @@ def run(model: torch.nn.Module, hf: object, chosen: list[torch.Tensor]) -> dict[
     hidden, rank, rope = hf.hidden_size, hf.kv_lora_rank, hf.qk_rope_head_dim  # type: ignore[attr-defined]
     widths = rank, rope, hf.index_head_dim  # type: ignore[attr-defined]
     caches = tuple(torch.full((PAGES, PAGE, 1, width), float("nan"), dtype=torch.bfloat16) for width in widths)
+    if indexer := own_indexer(implementation):
+        indexer.k_cache.kv_cache, caches = caches[2:], caches[:2]
     generator = torch.Generator().manual_seed(11)
     found: dict[str, torch.Tensor] = {}
     for step in os.environ.get("GLM5_TEST_STEPS", ",".join(STEPS)).split(","):
@@ -105,7 +142,7 @@ def run(model: torch.nn.Module, hf: object, chosen: list[torch.Tensor]) -> dict[
             block_size=PAGE,
         )
         output = torch.empty(tokens, hidden, dtype=torch.bfloat16)
-        with torch.inference_mode():
+        with torch.inference_mode(), indexers_context(indexer, metadata):
             implementation.forward(name, states, caches, metadata, output=output)
         values = {"states": states, "positions": positions, "owners": owners, "chosen": chosen[-1], "output": output}
         found |= {f"{step}.{key}": value.clone() for key, value in values.items()}

@@ -8,8 +8,10 @@ was called, `CHOSEN` keeps what the indexer answered.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -143,6 +145,17 @@ def kv_rmsnorm_rope_cache(
     ckv_cache.view(-1, rank)[index] = latent.reshape(-1, rank)
     k_cache.view(-1, rotated.shape[-1])[index] = rotated.reshape(-1, rotated.shape[-1])
     return tuple(kv.new_empty(0) for _ in range(4))
+
+
+@on_cpu(_NPU, "npu_mla_prolog_v3")
+def mla_prolog(*arguments: Any, **named: Any) -> tuple[Tensor, ...]:
+    """The slow meaning that the tests of our forwarder have, by torch_npu's documents."""
+    sys.path.append(str(Path(__file__).parents[3]))
+    from tests.ops.support.npu_mla_prolog import npu_mla_prolog_v3
+
+    schema = torch.ops.npu.npu_mla_prolog_v3.default._schema.arguments
+    defaults = {each.name: each.default_value for each in schema if each.has_default_value()}
+    return npu_mla_prolog_v3(*arguments, **defaults | named)
 
 
 @on_cpu(_NPU, "npu_transpose_batchmatmul")

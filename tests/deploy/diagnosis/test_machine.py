@@ -94,10 +94,28 @@ def test_older_rows_are_found() -> None:
 def test_a_pre_release_is_of_its_own_line() -> None:
     assert sets.meant_by("0.30.0rc2")[1]["transformers"] == "5.14.1"
     assert sets.meant_by("0.30.0rc1")[0] == "vllm-ascend-0.30.0rc2"
-    for between in ("0.24.0rc1", "0.28.0rc1", "0.30.1.dev0+g182b75e"):  # neither 0.23's packages nor 0.30's
-        assert sets.meant_by(between) == (f"vllm-ascend {between}", {})
-        assert [row.status for row in machine_rows.set_rows(between, "9.1.0")] == ["info"]
+    for between in (
+        "0.24.0rc1",
+        "0.25.1rc1",
+        "0.27.1rc1",
+        "0.28.0rc1",
+        "0.29.0rc1",
+    ):  # neither 0.23's packages nor 0.30's
+        assert sets.meant_by(between) == (f"vllm-ascend {between}", {"vllm": between[:6]})
+    built = "0.30.1.dev0+g182b75e"
+    assert sets.meant_by(built) == (f"vllm-ascend {built}", {})
+    assert [row.status for row in machine_rows.set_rows(built, "9.1.0")] == ["info"]
+    assert sets.meant_by("0.26.0rc1")[1]["cann"] == "9.1.0"
     assert sets.meant_by("0.23.0.post1")[0] == "vllm-ascend-0.23.0"
+
+
+def test_a_pre_release_without_a_row_goes_with_the_vllm_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm = "0.28.0"
+    monkeypatch.setattr(machine_rows.environment, "version_of", lambda *names: vllm if "vllm" in names else None)
+    (good,) = machine_rows.set_rows("0.28.0rc1", "9.9.9")
+    assert good.status == "info" and "goes with vLLM 0.28.0" in good.note
+    (bad,) = machine_rows.set_rows("0.29.0rc1", "9.9.9")
+    assert bad.status == "problem" and "vllm 0.28.0 (the set: 0.29.0)" in bad.value
 
 
 def test_facts_of_a_checkpoint(tiny_w4a8: Path, editable: Callable[[Path], Path]) -> None:

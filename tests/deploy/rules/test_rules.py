@@ -77,6 +77,25 @@ def test_a_wrong_rotation_is_an_error_only_where_nothing_mends_it(facts: dict[st
     assert found({**HEALTHY, **facts}) == rule
 
 
+@pytest.mark.parametrize("rule", ["P40", "F1", "P32", "P32w", "P54", "P48"])
+def test_a_rule_of_the_first_line_alone_is_silent_on_the_next(rule: str) -> None:
+    """0.30.0rc2 does not refuse it, or no longer knows the key (rule V11)."""
+    bad = {**HEALTHY, **CASES[rule]["bad"]}
+    assert rule in found(bad) and rule not in found({**bad, "vllm_ascend": Version("0.30.0rc2")})
+
+
+def test_0_30_reads_other_switches_between_a2_machines_and_for_embeddings() -> None:
+    newer = {**HEALTHY, "vllm_ascend": Version("0.30.0rc2"), "transformers": Version("5.14.1")}
+    far = {"node": "a2", "nodes": 2, "hccl_intra": True}
+    assert "P52" not in found({**HEALTHY, **far}) and "P52" in found({**newer, **far})
+    assert "P42" in found({**HEALTHY, "embedding_tp": 4}) and "P42" not in found({**newer, "embedding_tp": 4})
+
+
+def test_doctor_says_in_which_line_a_rule_was_read() -> None:
+    (only,) = (each for each in judge({**HEALTHY, **CASES["P18"]["bad"]})[0] if each.id == "P18")
+    assert only.source.endswith("read in 0.23.0.post1 attention/sfa_v1.py:301 and 0.30.0rc2 attention/sfa_v1.py:529")
+
+
 def test_messages_have_their_values() -> None:
     (said,) = (each for each in judge({**HEALTHY, **CASES["P13"]["bad"]})[0] if each.id == "P13")
     assert said.message.startswith("decode context parallelism 8 must equal tensor parallelism 16")
@@ -141,7 +160,10 @@ def test_the_exchange_buffer_is_that_of_the_formula() -> None:
 def test_no_profile_breaks_a_rule(profile: str) -> None:
     """Every one of ours, on a healthy machine with the checkpoint it is for; warnings are the ones it names itself."""
     loaded = load(profile)
-    named = {("a3-1m", "server"): {"P7w"}, ("a3-pd", "decode"): {"P55"}, ("a3-pd-pp2", "decode"): {"P55"}}
+    named = {
+        ("a3-single-w4a8-conservative", "server"): {"P17"}, ("a3-1m", "server"): {"P7w"},
+        ("a3-pd", "decode"): {"P55"}, ("a3-pd-pp2", "decode"): {"P55"},
+    }  # fmt: skip
     for role in loaded.roles.values():
         argv = open_command(role, "DIR", []).argv
         if role.engine == SGLANG:

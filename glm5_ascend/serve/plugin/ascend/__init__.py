@@ -14,8 +14,8 @@ from glm5_ascend.serve import versions
 from glm5_ascend.serve.environment import version_of
 
 logger = logging.getLogger("vllm.glm5_ascend")
-#: Releases whose code this was written against and tested with; main is read, not run.
-TESTED = "0.23.0"
+#: Releases whose code this was written against and tested with.
+TESTED = ("0.23.0", "0.30.0rc2")
 _MARK = "_glm5_ascend"
 #: The backend that vllm-ascend gives GLM-5.
 SPARSE_BACKEND = "AscendSFABackend"
@@ -51,8 +51,9 @@ def warn_of_versions() -> None:
         return
     name, wanted = versions.meant_by(release)
     mixed = versions.differences(wanted, version_of, None)
-    if not versions.same(release, TESTED):
-        logger.warning("glm5-ascend was tested with vllm-ascend %s, this is %s (%s)", TESTED, release, name)
+    if not any(versions.same(release, tested) for tested in TESTED):
+        tested = " and ".join(TESTED)
+        logger.warning("glm5-ascend was tested with vllm-ascend %s, this is %s (%s)", tested, release, name)
     if mixed:
         said = ", ".join(f"{package} {have} (the set: {want})" for package, have, want in mixed)
         logger.warning("glm5-ascend: not the versions of %s: %s; `glm5-ascend doctor` says more", name, said)

@@ -1,7 +1,7 @@
 """What is changed of vllm-ascend's sparse attention, and when.
 
 - Without Triton-Ascend its indexer rotates halves, GLM-5's rotates neighbours: wrong tokens beyond 2048. We give it the
-  right rotation (`rotation`). Remove when vllm-ascend has PR 8982 on the supported releases.
+  right rotation (`rotation`), or refuse where it is not found. Remove when vllm-ascend has PR 8982 on both lines.
 - `GLM5_KERNELS=reference` or `triton` puts our kernels in the place of the official ones (`kernels`).
 - `GLM5_COMPARE=1` computes each fused op a second time by the CPU reference and logs the difference (`compare`).
 """
@@ -13,7 +13,9 @@ import os
 from typing import Any
 
 from glm5_ascend.errors import ConfigError
+from glm5_ascend.serve.activation import ascend_folder
 from glm5_ascend.serve.plugin.ascend import compare, kernels, rotation
+from glm5_ascend.serve.plugin.ascend.calls import INDEXER
 from glm5_kernels.registry import VARIABLE
 
 logger = logging.getLogger("vllm.glm5_ascend")
@@ -37,9 +39,9 @@ def prepare() -> None:
         require_eager(f"{COMPARE}=1")
     if chosen == "reference":
         require_eager(f"{VARIABLE}=reference")
-    mend_rotation()
     from vllm_ascend.device.device_op import DeviceOperator
 
+    mend_rotation(DeviceOperator)
     if chosen in OURS:
         kernels.replace(DeviceOperator, chosen)
         logger.warning("glm5-ascend: %s=%s, attention runs on our kernels", VARIABLE, chosen)
@@ -59,17 +61,16 @@ def require_eager(setting: str) -> None:
         raise ConfigError(f"{setting} cannot look into graphs", "add --enforce-eager")
 
 
-def mend_rotation() -> None:
+def mend_rotation(operator: Any) -> None:
+    """`operator`: vllm-ascend's DeviceOperator. Nothing where Triton-Ascend rotates."""
     from vllm.triton_utils import HAS_TRITON
 
-    if HAS_TRITON:
+    folder = ascend_folder()
+    if HAS_TRITON or folder is None:
         return
-    from vllm_ascend.attention import sfa_v1
-    from vllm_ascend.attention.context_parallel import sfa_cp
-
-    for module in (sfa_v1, sfa_cp):
-        rotation.mend(module)
+    mended = rotation.mend_all(folder)
+    rotation.require_calls(operator, INDEXER)
     logger.warning(
         "glm5-ascend: Triton-Ascend is missing; vllm-ascend's indexer would rotate GLM-5's keys wrongly beyond 2048 "
-        "tokens, our slower rotation takes its place"
-    )
+        "tokens, our slower rotation takes its place (in %s)", ", ".join(mended),
+    )  # fmt: skip

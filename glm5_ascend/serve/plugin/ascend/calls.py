@@ -1,6 +1,7 @@
-"""The calls of vllm-ascend 0.23.0's DeviceOperator that matter to sparse attention, in our ops' terms.
+"""The calls of vllm-ascend's DeviceOperator that matter to sparse attention, in our ops' terms; of 0.23 and 0.30.
 
 Arguments are taken by name from its signatures, so another release's order does not matter; a missing name is told.
+From 0.30 the indexer has caches of its own, and its call no longer names the layer.
 """
 
 from __future__ import annotations
@@ -25,10 +26,15 @@ def named(method: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapp
     return dict(inspect.signature(method).bind(*arguments, **keywords).arguments)
 
 
-def layer_of(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
-    """Whose call it is. The layer's implementation comes first, so nothing else has to be bound."""
-    implementation = arguments[0] if arguments else keywords["sfa_impl"]
-    return str(getattr(implementation, "layer_name", "?"))
+def layer_of(method: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
+    """Whose call it is: the layer's name, or of an indexer that was not told it (0.30) the address of its cache."""
+    names = inspect.signature(method).parameters
+    if "sfa_impl" in names:
+        implementation = keywords.get("sfa_impl", arguments[0] if arguments else None)
+        return str(getattr(implementation, "layer_name", "?"))
+    place = list(names).index("kv_cache")
+    caches = keywords["kv_cache"] if "kv_cache" in keywords else arguments[place]
+    return f"indexer with its cache at {caches[0].data_ptr():#x}"
 
 
 def quantized(call: Mapping[str, Any]) -> bool:
@@ -70,6 +76,8 @@ def quantized_indexer_arguments(call: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def behind_latents(call: Mapping[str, Any]) -> int:
     """Place of the indexer's keys among the caches (their scales come next): packed latents hold the rotated keys."""
+    if "indexer_k_cache_idx" in call:  # 0.30 says it
+        return int(call["indexer_k_cache_idx"])
     return 1 if getattr(call["sfa_impl"], "enable_sparse_sfa_c8", False) else 2
 
 

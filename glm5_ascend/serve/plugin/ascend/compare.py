@@ -47,7 +47,7 @@ def _compared(name: str, method: Any, difference: Any, steps: int) -> Any:
 
     def compared(*arguments: Any, **keywords: Any) -> Any:
         answer = method(*arguments, **keywords)
-        layer = layer_of(arguments, keywords)
+        layer = layer_of(method, arguments, keywords)
         if seen[layer] < steps:
             seen[layer] += 1
             said = difference(named(method, arguments, keywords), answer)

@@ -1,0 +1,43 @@
+"""Where doctor's rules say that vllm-ascend's code does it: the installed files of both lines, at that line."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from glm5_ascend.deploy.rehearsal.environment import site_packages
+from glm5_ascend.deploy.rules.known_keys import KNOWN_KEYS
+from glm5_ascend.deploy.rules.load import rules
+from tests.contract.support.vllm_ascend import VllmAscend
+
+pytestmark = pytest.mark.contract
+
+
+@pytest.mark.parametrize("fixture", ["vllm_ascend", "vllm_ascend_030"])
+def test_the_word_stands_on_the_line(fixture: str, request: pytest.FixtureRequest) -> None:
+    environment: VllmAscend = request.getfixturevalue(fixture)
+    folder, version = site_packages(environment.python) / "vllm_ascend", str(environment.version)
+    checked = 0
+    for rule in rules():
+        if version in rule.read:
+            place, _, word = rule.read[version].partition(" ")
+            name, _, number = place.partition(":")
+            lines = (folder / name).read_text(encoding="utf-8").splitlines()
+            assert word and word in lines[int(number) - 1], f"{rule.id}: {name}:{number} has no {word}"
+            checked += 1
+    assert checked > 20
+
+
+def test_the_keys_that_0_30_takes_are_its_own(vllm_ascend_030: VllmAscend) -> None:
+    """Rule V11: the fields of AscendConfig, and the names that its maker takes out before it builds one."""
+    path = site_packages(vllm_ascend_030.python) / "vllm_ascend/ascend_config.py"
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    (config,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "AscendConfig")
+    fields = {part.target.id for part in config.body if isinstance(part, ast.AnnAssign)}  # type: ignore[union-attr]
+    (taken,) = (
+        ast.literal_eval(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_NON_USER_INPUT_KEYS"
+    )
+    assert {name for name in fields | taken if not name.startswith("_")} == KNOWN_KEYS
