@@ -14,14 +14,15 @@ from glm5_ascend.fidelity.analysis import recipe as recipes
 from glm5_ascend.fidelity.analysis import run, summary
 from glm5_ascend.fidelity.analysis.budget import Fallback, final_types, propose
 from glm5_ascend.fidelity.evaluation import html as evaluation_html
-from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, compare
-from glm5_ascend.fidelity.evaluation.generation import generate, generation_metrics, read_prompts
-from glm5_ascend.fidelity.evaluation.metrics import chosen_groups
+from glm5_ascend.fidelity.evaluation.compare import Extras, FidelityComparison, compare
+from glm5_ascend.fidelity.evaluation.generation import generate, generation_metrics, metrics_by_task, read_prompts
+from glm5_ascend.fidelity.evaluation.long_context import long_contexts
+from glm5_ascend.fidelity.evaluation.metrics import Metric, chosen_groups
 from glm5_ascend.fidelity.evaluation.metrics import metrics as figures
 from glm5_ascend.fidelity.evaluation.served import compare_served
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.evaluation.summary import Summary
-from glm5_ascend.fidelity.evaluation.windows import read_windows
+from glm5_ascend.fidelity.evaluation.windows import read_tasks
 from glm5_ascend.quantize.progress import Progress, silent
 from glm5_ascend.quantize.sizes import parse_size
 from glm5_ascend.report import page
@@ -43,6 +44,7 @@ def evaluate(
     windows: int = WINDOWS,
     quick: bool = False,
     metrics: str | None = None,
+    lengths: str | Sequence[int] = (),
     url: str | None = None,
     top_logprobs: int = 20,
     prompts: str | Path | None = None,
@@ -58,10 +60,11 @@ def evaluate(
     Args:
         directory: quantized checkpoint; None where `url` serves it.
         against: its source, the reference.
-        text: held-out text, .txt or .jsonl; None takes Python's documentation.
+        text: held-out text, .txt or .jsonl, whose records may name a "task" each; None takes Python's documentation.
         window, windows: tokens per window, and at most so many windows.
         quick: windows of 128 tokens, 20 of them; on a large model reading the weights takes most of what is left.
-        metrics: only these, comma-separated: kl, top1, flips, nll, routing, indexer.
+        metrics: only these, comma-separated: kl, top1, flips, nll, routing, indexer, mtp.
+        lengths: of retrieval prompts in tokens, such as "4096,16384" or [4096]; with `directory` only.
         url, against_url: running vLLM servers of the two models, http://HOST:PORT.
         top_logprobs: log-probabilities to ask a server for.
         prompts: JSONL file of prompts that both servers answer, in at most `max_tokens` tokens.
@@ -79,6 +82,9 @@ def evaluate(
         if (window, windows) != (WINDOW, WINDOWS):
             raise EvaluationError("--quick has its own windows", "leave out --window and --windows, or --quick")
         window, windows = QUICK_WINDOW, QUICK_WINDOWS
+    far = _lengths(lengths)
+    if far and paths.directory is None:
+        raise EvaluationError("--lengths looks into a checkpoint: a server does not show its keys", "give DIR")
     if html is not None:
         page.check_place(Path(html))
     asked = read_prompts(paths.prompts) if paths.prompts is not None else []
@@ -88,16 +94,23 @@ def evaluate(
     if paths.against is not None:
         config = StoredModel(paths.against).config
         bundled = list(validation_texts()) if text is None else []
-        tokens = read_windows(_path(text), bundled, paths.against, config, window, windows)
+        tokens = read_tasks(_path(text), bundled, paths.against, config, window, windows)
         if paths.directory is not None:
-            comparison = compare(paths.directory, paths.against, tokens, progress)
+            extras = Extras(drafts="mtp" in groups)
+            comparison = compare(paths.directory, paths.against, tokens.windows, progress, extras)
         else:
-            comparison = compare_served(servers[0], paths.against, tokens, top_logprobs, progress)
+            comparison = compare_served(servers[0], paths.against, tokens.windows, top_logprobs, progress)
         _fill_in(found, comparison, groups)
-        found.window, found.windows = window, len(tokens)
+        for task, numbers in tokens.by_task().items():
+            found.tasks[task] = _chosen(comparison.of(numbers), groups)
+        found.window, found.windows = window, len(tokens.windows)
+        if far and paths.directory is not None:
+            found.tasks |= long_contexts(paths.directory, paths.against, _path(text), bundled, far, progress)
     if asked:
         this, reference = (generate(server, asked, max_tokens) for server in servers)
         found.prompts, found.generated = len(asked), generation_metrics(asked, reference, this)
+        for task, rows in metrics_by_task(asked, reference, this).items():
+            found.tasks[task] = [*found.tasks.get(task, []), *rows]
     if html is not None:
         header = evaluation_html.header_of(paths.directory, _path(text), bundled)
         page.write(Path(html), evaluation_html.document(found, header))
@@ -106,7 +119,7 @@ def evaluate(
 
 def _fill_in(found: Summary, comparison: FidelityComparison, groups: Collection[str]) -> None:
     """What was compared, as far as it was asked for."""
-    found.rows = [row for row in figures(comparison) if row.group in groups]
+    found.rows = _chosen(comparison, groups)
     found.layers = [
         replace(
             layer,
@@ -117,6 +130,18 @@ def _fill_in(found: Summary, comparison: FidelityComparison, groups: Collection[
     ]
     found.kl_is_bound = comparison.kl_is_bound
     found.per_window = comparison.kl.mean(1) if "kl" in groups else None
+
+
+def _chosen(comparison: FidelityComparison, groups: Collection[str]) -> list[Metric]:
+    return [row for row in figures(comparison) if row.group in groups]
+
+
+def _lengths(given: str | Sequence[int]) -> list[int]:
+    """ "4096,16384" -> [4096, 16384]."""
+    try:
+        return [int(each) for each in (given.split(",") if isinstance(given, str) else given)]
+    except ValueError:
+        raise EvaluationError(f"--lengths: {given!r} is no list of numbers", "such as 4096,16384,32768") from None
 
 
 @dataclass(frozen=True)
