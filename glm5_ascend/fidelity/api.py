@@ -12,7 +12,7 @@ from glm5_ascend.errors import ConfigError, EvaluationError
 from glm5_ascend.fidelity.analysis import html as analysis_html
 from glm5_ascend.fidelity.analysis import recipe as recipes
 from glm5_ascend.fidelity.analysis import run, summary
-from glm5_ascend.fidelity.analysis.budget import Fallback, final_types, propose
+from glm5_ascend.fidelity.analysis.budget import Fallback, final_types, propose, wide_caches
 from glm5_ascend.fidelity.evaluation import html as evaluation_html
 from glm5_ascend.fidelity.evaluation.compare import Extras, FidelityComparison, compare
 from glm5_ascend.fidelity.evaluation.generation import generate, generation_metrics, metrics_by_task, read_prompts
@@ -214,8 +214,9 @@ def analyze(
     """Where `recipe` loses accuracy on `source`, by layer, module and expert; nothing is quantized.
 
     Args:
-        budget: bytes the output may have, or text such as "420GB": proposes what to keep in more bits.
-        out: with `budget`: file to write the proposal to, as a recipe. html: file to write a report to.
+        budget: bytes the output may have, or text such as "420GB": proposes what to keep in more bits. None: as the
+            recipe's rules say, if it has any.
+        out: with `budget` or rules: file to write the proposal to, as a recipe. html: file to write a report to.
         calib, samples, seq_len, seed, threads: as for `quantize`.
         progress: progress(text, done, total) in layers.
     Raises:
@@ -223,14 +224,17 @@ def analyze(
     """
     limit = parse_size(budget, "--budget")
     if out is not None:
-        if limit is None:
-            raise ConfigError("--out: a recipe is written for a budget", "give --budget as well")
         recipes.check_place(Path(out))
     if html is not None:
         page.check_place(Path(html))
     prepared = run.prepare(run.AnalyzeOptions(Path(source), recipe, _path(calib), samples, seq_len, seed, threads))
+    rules = prepared.plan.recipe.spec.fallback
+    if limit is None and rules is not None:
+        limit = int(prepared.plan.output_bytes * (1 + rules.extra_bytes))
     if limit is not None:
         propose([], prepared.plan.output_bytes, limit)  # a budget that is too small is said before the work
+    elif out is not None:
+        raise ConfigError("--out: a recipe is written for a budget or by rules", "give --budget as well")
     analysis = run.analyze(prepared, progress)
     report = AnalysisReport(analysis, (), analysis.plan.output_bytes)
     if limit is not None:
@@ -246,7 +250,8 @@ def _propose(report: AnalysisReport, limit: int, name: str, out: Path | None) ->
     analysis = report.analysis
     report.steps = propose((unit for layer in analysis.layers for unit in layer.units), report.output_bytes, limit)
     changes = final_types(report.steps)
-    value = recipes.with_fallbacks(analysis.recipe_path, analysis.plan.config, changes)
+    wide = wide_caches(analysis.layers, analysis.plan.recipe.spec.fallback)
+    value = recipes.with_fallbacks(analysis.recipe_path, analysis.plan.config, changes, wide)
     report.output_bytes = recipes.output_bytes(analysis.plan.source, value)
     if out is not None:
         removed, total = summary.removed_noise(analysis, report.steps)
@@ -256,5 +261,6 @@ def _propose(report: AnalysisReport, limit: int, name: str, out: Path | None) ->
             "to the",
             "residual streams goes. Assumed: units add up, and noise costs the same in every layer.",
             *recipes.engine_notes(changes),
+            *recipes.cache_notes(wide),
         ]
         recipes.write(out, value, comment)
