@@ -115,6 +115,18 @@ def test_what_differs_is_plotted_under_its_own_name() -> None:
     assert ["same top-1", "75.00%", "[70.00%, 87.50%]"] in [list(row) for row in sections["All figures"].blocks[0].rows]  # type: ignore[union-attr]
 
 
+def test_the_page_has_every_grade_with_its_reason() -> None:
+    found = summary(0.005, 0.006)
+    found.tasks = {"tools": [Metric("tool_calls_kept", "kept", 0.96, (0.9, 0.99), True)]}
+    sections = {section.title: section for section in document(found, HEADER).sections}
+    rows = [list(row) for row in sections["Grades"].blocks[0].rows]  # type: ignore[union-attr]
+    assert [row[:6] for row in rows] == [
+        ["mean KL", "all", "0.005000 [0.002500, 0.006000]", "good", "0.01 nats", "0.03 nats"],
+        ["tool calls kept", "tools", "96.00% [90.00%, 99.00%]", "good, not settled", "99%", "95%"],
+    ]
+    assert "llama.cpp" in rows[0][6] and "20 calls" in rows[1][6] and "All figures: tools" in sections
+
+
 def test_no_secret_in_title_or_command() -> None:
     token = COMMAND.set(("eval", "--url", "http://me:pw@host:1", "--key", "pw"))
     try:

@@ -155,6 +155,11 @@ def _of(found: Judged) -> str:
     return f" of {found.task}" if found.task else ""
 
 
+def limit_text(found: Judged, limit: float) -> str:
+    """A limit of a judged figure, with its unit."""
+    return f"{limit:g} nats" if found.metric.name in ("kl_mean", "nll_delta") else f"{limit:.0%}"
+
+
 def _threshold(found: Judged) -> str:
     unit = " nats" if found.metric.name in ("kl_mean", "nll_delta") else ""
     close, usable = (
