@@ -89,13 +89,6 @@ class ModelConfig:
         """Shared-indexer layers (GLM-5.2) own no indexer tensors; MTP layers always own one."""
         return self.is_mtp(layer) or self.indexer_types[layer] == "full"
 
-    def indexer_readers(self, layer: int) -> int:
-        """How many layers attend to what this layer's indexer chose: itself, and those behind it that share it."""
-        if not self.has_indexer(layer):
-            return 0
-        behind = self.indexer_types[layer + 1 :]
-        return 1 + next((number for number, kind in enumerate(behind) if kind == "full"), len(behind))
-
 
 def load_config(directory: Path) -> ModelConfig:
     """Read and check `directory/config.json`.

@@ -12,7 +12,8 @@ import yaml
 
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.fidelity.analysis.run import AnalyzeOptions, analyze, prepare
-from glm5_ascend.model.config import ModelConfig, indexer_schedule, parse_config
+from glm5_ascend.model import structure
+from glm5_ascend.model.config import indexer_schedule, parse_config
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import find_recipe, load_recipe
 from tests.support.command import assert_one_clear_line, in_process
@@ -45,10 +46,10 @@ def test_who_attends_to_what_an_indexer_chose() -> None:
     """GLM-5.2's schedule: indexers in 0, 1, 2, 6, ..., 74, each for itself and the shared layers behind it."""
     layers = {"num_hidden_layers": 78, "index_topk_freq": 4, "index_skip_topk_offset": 3}
     config = parse_config(tiny_config(**layers), Path("config.json"))
-    readers = [config.indexer_readers(layer) for layer in range(78)]
+    readers = [structure.indexer_readers(config, layer) for layer in range(78)]
     assert [bool(count) for count in readers] == indexer_schedule(layers, 78)
     assert readers[:7] == [1, 1, 4, 0, 0, 0, 4] and readers[74] == 4 and sum(readers) == 78
-    assert config.indexer_readers(78) == 1  # the MTP layer's own
+    assert structure.indexer_readers(config, 78) == 1  # the MTP layer's own
 
 
 def test_an_indexer_counts_once_for_each_of_its_layers(
@@ -60,7 +61,7 @@ def test_an_indexer_counts_once_for_each_of_its_layers(
         return [units[f"layer {layer} self_attn.indexer.wq_b"].noise["W8A8_DYNAMIC"] for layer in range(3)]
 
     counted = noise()
-    monkeypatch.setattr(ModelConfig, "indexer_readers", lambda self, layer: 1)
+    monkeypatch.setattr(structure, "indexer_readers", lambda config, layer: 1)
     once = noise()
     assert all(once) and [a / b for a, b in zip(counted, once, strict=True)] == pytest.approx([1, 1, 2])
 
@@ -86,7 +87,7 @@ def test_the_rules_decide(source: Path, base: list[Any], tmp_path: Path) -> None
     assert plan.cache_layers() == [layer for layer in range(3) if layer != wide] and recipe.spec.fallback is None
     before = QuantizationPlan(SourceCheckpoint(source), load_recipe(find_recipe(C8)))
     assert before.cache_layers() == [0, 1, 2]
-    assert before.output_bytes < plan.output_bytes <= 1.01 * before.output_bytes
+    assert before.output_bytes < plan.output_bytes <= 1.02 * before.output_bytes
     moved = [name for name, planned in before.linears.items() if plan.linears[name] != planned]
     assert moved and {plan.linears[name].scheme for name in moved} <= {"FLOAT", "W8A8_DYNAMIC"}
 
@@ -120,7 +121,7 @@ def test_the_recipes_differ_from_w4a8_best_where_they_say() -> None:
     dense.remove("model.layers.{dense}.mlp.down_proj")
     assert mine["spec"]["process"] == best["spec"]["process"]
     assert [step for step in c8["spec"]["process"] if step["type"] != "fa3_quant"] == mine["spec"]["process"]
-    assert mine["spec"]["fallback"] == {"extra_bytes": 0.01}
+    assert mine["spec"]["fallback"] == {"extra_bytes": 0.02}
 
 
 def test_same_keys_against_selections(source: Path, base: list[Any]) -> None:

@@ -76,6 +76,8 @@ def test_the_worst_task_decides_and_is_named() -> None:
     graded = {(each["task"], each["figure"]): each["grade"] for each in found.to_dict()["judged"]}
     assert graded[("code", "kl_mean")] == "good" and graded[("tools", "kl_mean")] == "fair"
     lines = list(found.lines())
+    found.tasks.pop("tools")
+    assert found.verdict().text.endswith("0.006000).") and found.verdict().grade == "good"
     assert "code:" in lines and "grades: 2 of 4 good; fair: mean KL of tools; poor: tool calls kept of tools" in lines
 
 

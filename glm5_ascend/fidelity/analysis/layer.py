@@ -123,7 +123,7 @@ class LayerAnalysis:
         for unit in self.report.units:
             stream = self._behind_attention if unit.modules[0].startswith("self_attn.") else behind
             for kind, tokens in self._noise.get(unit.label, {}).items():
-                times = self.config.indexer_readers(self.layer) if ".indexer." in unit.modules[0] else 1
+                times = structure.indexer_readers(self.config, self.layer) if ".indexer." in unit.modules[0] else 1
                 unit.noise[kind] = times * float((tokens / stream.clamp_min(1e-30)).mean())
 
     def _quantized(self) -> list[Linear]:
@@ -157,7 +157,7 @@ class LayerAnalysis:
                 self._unit(unit, tensors, {name: seen[reader[name]] for name in unit.modules}, smooth, probe, unrotated)
         self._behind_attention = probe.energy
         if self.layer in self.plan.cache_layers() and (same := probe.same_keys()) is not None:
-            self.report.cache = CacheReport(same, self.config.indexer_readers(self.layer))
+            self.report.cache = CacheReport(same, structure.indexer_readers(self.config, self.layer))
         return routed
 
     def _weight_states(self, name: str, smoothed: torch.Tensor) -> dict[str, Outliers]:

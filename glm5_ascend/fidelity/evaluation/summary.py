@@ -57,7 +57,7 @@ class Summary:
         if not found:
             return ReportVerdict("open", "No verdict: KL was not measured.", "", "", warnings)
         first, *others = worst(found)
-        more = f", and {len(others)} more" if others else ""
+        more = f", and {len(others)} more" if others and first.grade != "good" else ""
         text = f"{_WORTH[first.grade]}: {worded(first)}{more}."
         reason = first.criterion.reason
         if first.criterion.metric == "kl_mean" and first.grade == "good":
