@@ -23,25 +23,33 @@ _BEFORE_WORD = re.compile(r"(?<=\w)(?= \w)")
 
 
 def encoded_records(path: Path, tokenizer: SourceTokenizer) -> Iterator[list[int]]:
-    """Token ids of the records of `path`, in order; read and tokenized piece by piece, as far as the caller asks.
+    """The token ids of `encoded_tasks`."""
+    return (ids for _, ids in encoded_tasks(path, tokenizer))
+
+
+def encoded_tasks(path: Path, tokenizer: SourceTokenizer) -> Iterator[tuple[str, list[int]]]:
+    """Task and token ids of the records of `path`, in order; read and tokenized piece by piece, as far as is asked.
 
     A record of up to `PIECE` characters comes whole; of a longer one each of its `pieces` comes by itself, so that
     memory does not depend on its length.
 
     Args:
         path: .jsonl (each line a string, {"text": ...}, {"inputs_pretokenized": ...} or {"messages": [...],
-            "tools": [...]}), .json (a list of the same), or .txt.
+            "tools": [...]}; "task" names the family of tasks it belongs to), .json (a list of the same), or .txt.
     Raises:
         TextError: unreadable file or record, by line.
     """
     if path.suffix == ".txt":
         with _opened(path) as file:
             for piece in pieces(iter(lambda: file.read(PIECE), "")):
-                yield tokenizer.encode(piece)
+                yield "", tokenizer.encode(piece)
         return
     for line, record in read_records(path):
+        task = record.get("task", "") if isinstance(record, dict) else ""
+        if not isinstance(task, str):
+            raise TextError(f'{path}:{line}: "task" is no text', "name the family of tasks, or leave it out")
         for piece in pieces(iter([_text(tokenizer, record, path, line)])):
-            yield tokenizer.encode(piece)
+            yield task, tokenizer.encode(piece)
 
 
 def pieces(parts: Iterator[str]) -> Iterator[str]:

@@ -16,6 +16,7 @@ def register(app: typer.Typer) -> None:
         app, "analyze", analyze,
         "analyze GLM-5 --html report.html",
         "analyze GLM-5 --budget 420GB --out my-recipe.yaml",
+        "analyze GLM-5.2 --recipe glm-5.2-w4a8 --seq-len 4096 --out my-recipe.yaml",
     )  # fmt: skip
 
 
@@ -24,10 +25,14 @@ def analyze(
     recipe: Annotated[str, typer.Option(metavar="NAME", help="Shipped recipe or a YAML file.")] = "w4a8",
     budget: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Size the output may have, e.g. 420GB: proposes what to keep in more bits."),
+        typer.Option(
+            metavar="SIZE",
+            help="Size the output may have, e.g. 420GB: proposes what to keep in more bits; else the recipe's rules.",
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --budget: write the proposal as a recipe.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the proposal as a recipe, for --budget or by the recipe's rules."),
     ] = None,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a report that needs no network.", rich_help_panel=SHOWN)

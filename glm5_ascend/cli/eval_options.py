@@ -23,7 +23,15 @@ Quick = Annotated[bool, typer.Option("--quick", help="20 windows of 128 tokens: 
 Metrics = Annotated[
     str | None,
     typer.Option(
-        metavar="LIST", show_default="all", help="Only these, with commas: kl, top1, flips, nll, routing, indexer."
+        metavar="LIST", show_default="all", help="Only these, with commas: kl, top1, flips, nll, routing, indexer, mtp."
+    ),
+]
+Lengths = Annotated[
+    str,
+    typer.Option(
+        metavar="LIST",
+        show_default="none",
+        help="Prompts of so many tokens that repeat what stands in them: are the keys kept? Such as 4096,16384.",
     ),
 ]
 Url = Annotated[

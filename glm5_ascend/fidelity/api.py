@@ -12,16 +12,17 @@ from glm5_ascend.errors import ConfigError, EvaluationError
 from glm5_ascend.fidelity.analysis import html as analysis_html
 from glm5_ascend.fidelity.analysis import recipe as recipes
 from glm5_ascend.fidelity.analysis import run, summary
-from glm5_ascend.fidelity.analysis.budget import Fallback, final_types, propose
+from glm5_ascend.fidelity.analysis.budget import Fallback, final_types, propose, wide_caches
 from glm5_ascend.fidelity.evaluation import html as evaluation_html
-from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, compare
-from glm5_ascend.fidelity.evaluation.generation import generate, generation_metrics, read_prompts
-from glm5_ascend.fidelity.evaluation.metrics import chosen_groups
+from glm5_ascend.fidelity.evaluation.compare import Extras, FidelityComparison, compare
+from glm5_ascend.fidelity.evaluation.generation import generate, generation_metrics, metrics_by_task, read_prompts
+from glm5_ascend.fidelity.evaluation.long_context import long_contexts
+from glm5_ascend.fidelity.evaluation.metrics import Metric, chosen_groups
 from glm5_ascend.fidelity.evaluation.metrics import metrics as figures
 from glm5_ascend.fidelity.evaluation.served import compare_served
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.evaluation.summary import Summary
-from glm5_ascend.fidelity.evaluation.windows import read_windows
+from glm5_ascend.fidelity.evaluation.windows import read_tasks
 from glm5_ascend.quantize.progress import Progress, silent
 from glm5_ascend.quantize.sizes import parse_size
 from glm5_ascend.report import page
@@ -43,6 +44,7 @@ def evaluate(
     windows: int = WINDOWS,
     quick: bool = False,
     metrics: str | None = None,
+    lengths: str | Sequence[int] = (),
     url: str | None = None,
     top_logprobs: int = 20,
     prompts: str | Path | None = None,
@@ -58,10 +60,11 @@ def evaluate(
     Args:
         directory: quantized checkpoint; None where `url` serves it.
         against: its source, the reference.
-        text: held-out text, .txt or .jsonl; None takes Python's documentation.
+        text: held-out text, .txt or .jsonl, whose records may name a "task" each; None takes Python's documentation.
         window, windows: tokens per window, and at most so many windows.
         quick: windows of 128 tokens, 20 of them; on a large model reading the weights takes most of what is left.
-        metrics: only these, comma-separated: kl, top1, flips, nll, routing, indexer.
+        metrics: only these, comma-separated: kl, top1, flips, nll, routing, indexer, mtp.
+        lengths: of retrieval prompts in tokens, such as "4096,16384" or [4096]; with `directory` only.
         url, against_url: running vLLM servers of the two models, http://HOST:PORT.
         top_logprobs: log-probabilities to ask a server for.
         prompts: JSONL file of prompts that both servers answer, in at most `max_tokens` tokens.
@@ -79,6 +82,9 @@ def evaluate(
         if (window, windows) != (WINDOW, WINDOWS):
             raise EvaluationError("--quick has its own windows", "leave out --window and --windows, or --quick")
         window, windows = QUICK_WINDOW, QUICK_WINDOWS
+    far = _lengths(lengths)
+    if far and paths.directory is None:
+        raise EvaluationError("--lengths looks into a checkpoint: a server does not show its keys", "give DIR")
     if html is not None:
         page.check_place(Path(html))
     asked = read_prompts(paths.prompts) if paths.prompts is not None else []
@@ -88,16 +94,23 @@ def evaluate(
     if paths.against is not None:
         config = StoredModel(paths.against).config
         bundled = list(validation_texts()) if text is None else []
-        tokens = read_windows(_path(text), bundled, paths.against, config, window, windows)
+        tokens = read_tasks(_path(text), bundled, paths.against, config, window, windows)
         if paths.directory is not None:
-            comparison = compare(paths.directory, paths.against, tokens, progress)
+            extras = Extras(drafts="mtp" in groups)
+            comparison = compare(paths.directory, paths.against, tokens.windows, progress, extras)
         else:
-            comparison = compare_served(servers[0], paths.against, tokens, top_logprobs, progress)
+            comparison = compare_served(servers[0], paths.against, tokens.windows, top_logprobs, progress)
         _fill_in(found, comparison, groups)
-        found.window, found.windows = window, len(tokens)
+        for task, numbers in tokens.by_task().items():
+            found.tasks[task] = _chosen(comparison.of(numbers), groups)
+        found.window, found.windows = window, len(tokens.windows)
+        if far and paths.directory is not None:
+            found.tasks |= long_contexts(paths.directory, paths.against, _path(text), bundled, far, progress)
     if asked:
         this, reference = (generate(server, asked, max_tokens) for server in servers)
         found.prompts, found.generated = len(asked), generation_metrics(asked, reference, this)
+        for task, rows in metrics_by_task(asked, reference, this).items():
+            found.tasks[task] = [*found.tasks.get(task, []), *rows]
     if html is not None:
         header = evaluation_html.header_of(paths.directory, _path(text), bundled)
         page.write(Path(html), evaluation_html.document(found, header))
@@ -106,7 +119,7 @@ def evaluate(
 
 def _fill_in(found: Summary, comparison: FidelityComparison, groups: Collection[str]) -> None:
     """What was compared, as far as it was asked for."""
-    found.rows = [row for row in figures(comparison) if row.group in groups]
+    found.rows = _chosen(comparison, groups)
     found.layers = [
         replace(
             layer,
@@ -117,6 +130,18 @@ def _fill_in(found: Summary, comparison: FidelityComparison, groups: Collection[
     ]
     found.kl_is_bound = comparison.kl_is_bound
     found.per_window = comparison.kl.mean(1) if "kl" in groups else None
+
+
+def _chosen(comparison: FidelityComparison, groups: Collection[str]) -> list[Metric]:
+    return [row for row in figures(comparison) if row.group in groups]
+
+
+def _lengths(given: str | Sequence[int]) -> list[int]:
+    """ "4096,16384" -> [4096, 16384]."""
+    try:
+        return [int(each) for each in (given.split(",") if isinstance(given, str) else given)]
+    except ValueError:
+        raise EvaluationError(f"--lengths: {given!r} is no list of numbers", "such as 4096,16384,32768") from None
 
 
 @dataclass(frozen=True)
@@ -189,8 +214,9 @@ def analyze(
     """Where `recipe` loses accuracy on `source`, by layer, module and expert; nothing is quantized.
 
     Args:
-        budget: bytes the output may have, or text such as "420GB": proposes what to keep in more bits.
-        out: with `budget`: file to write the proposal to, as a recipe. html: file to write a report to.
+        budget: bytes the output may have, or text such as "420GB": proposes what to keep in more bits. None: as the
+            recipe's rules say, if it has any.
+        out: with `budget` or rules: file to write the proposal to, as a recipe. html: file to write a report to.
         calib, samples, seq_len, seed, threads: as for `quantize`.
         progress: progress(text, done, total) in layers.
     Raises:
@@ -198,14 +224,17 @@ def analyze(
     """
     limit = parse_size(budget, "--budget")
     if out is not None:
-        if limit is None:
-            raise ConfigError("--out: a recipe is written for a budget", "give --budget as well")
         recipes.check_place(Path(out))
     if html is not None:
         page.check_place(Path(html))
     prepared = run.prepare(run.AnalyzeOptions(Path(source), recipe, _path(calib), samples, seq_len, seed, threads))
+    rules = prepared.plan.recipe.spec.fallback
+    if limit is None and rules is not None:
+        limit = int(prepared.plan.output_bytes * (1 + rules.extra_bytes))
     if limit is not None:
         propose([], prepared.plan.output_bytes, limit)  # a budget that is too small is said before the work
+    elif out is not None:
+        raise ConfigError("--out: a recipe is written for a budget or by rules", "give --budget as well")
     analysis = run.analyze(prepared, progress)
     report = AnalysisReport(analysis, (), analysis.plan.output_bytes)
     if limit is not None:
@@ -221,7 +250,8 @@ def _propose(report: AnalysisReport, limit: int, name: str, out: Path | None) ->
     analysis = report.analysis
     report.steps = propose((unit for layer in analysis.layers for unit in layer.units), report.output_bytes, limit)
     changes = final_types(report.steps)
-    value = recipes.with_fallbacks(analysis.recipe_path, analysis.plan.config, changes)
+    wide = wide_caches(analysis.layers, analysis.plan.recipe.spec.fallback)
+    value = recipes.with_fallbacks(analysis.recipe_path, analysis.plan.config, changes, wide)
     report.output_bytes = recipes.output_bytes(analysis.plan.source, value)
     if out is not None:
         removed, total = summary.removed_noise(analysis, report.steps)
@@ -231,5 +261,6 @@ def _propose(report: AnalysisReport, limit: int, name: str, out: Path | None) ->
             "to the",
             "residual streams goes. Assumed: units add up, and noise costs the same in every layer.",
             *recipes.engine_notes(changes),
+            *recipes.cache_notes(wide),
         ]
         recipes.write(out, value, comment)

@@ -7,6 +7,7 @@ Used to calibrate (float weights, inputs recorded) and to evaluate (integer weig
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.structure import expert_prefix
+from glm5_kernels import ops
 
 SCORES = 2**24  # attention scores held at a time
 INDEXER_NORM_EPS = 1e-6  # LayerNorm of the indexer key: fixed by the architecture, not in config.json
@@ -51,41 +53,84 @@ def apply_rope(x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]) -> to
 
 
 @torch.no_grad()
-def select_topk(config: ModelConfig, weights: LayerWeights, x: torch.Tensor, q_c: torch.Tensor) -> torch.Tensor:
-    """Lightning Indexer on one sequence from position 0: bool [S, S], True where query t attends to key s."""
-    length, rope = x.shape[0], config.qk_rope_head_dim
-    visible = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
+def select_topk(
+    config: ModelConfig, weights: LayerWeights, x: torch.Tensor, q_c: torch.Tensor, int8_keys: bool = False
+) -> torch.Tensor:
+    """Lightning Indexer on one sequence from position 0: bool [S, S], True where query t attends to key s.
+
+    Args:
+        int8_keys: queries and keys as an INT8 cache holds them (C8).
+    """
+    length = x.shape[0]
     if length <= config.index_topk:
-        return visible
+        return torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
+    q, k = _index_operands(config, weights, x, q_c)
+    if int8_keys:
+        q, k = ((values.float() * scale.float()[..., None]) for values, scale in map(ops.quantize_indexer, (q, k)))
+    head_weight = weights.linear("self_attn.indexer.weights_proj", x)  # [S, index heads]
+    selected = torch.zeros(length, length, dtype=torch.bool, device=x.device)
+    for rows in _query_blocks(length):
+        score = torch.zeros(rows.stop - rows.start, rows.stop, device=x.device)
+        for head in range(config.index_n_heads):  # one head at a time: [t, S], never [heads, t, S]
+            score += head_weight[rows, head, None] * torch.relu(q[rows, head] @ k[: rows.stop].T)
+        selected[rows, : rows.stop] = _best(score, rows, config.index_topk)
+    return selected
+
+
+def _best(score: torch.Tensor, rows: slice, topk: int) -> torch.Tensor:
+    """bool [t, S]: the `topk` largest scores among the keys that each query of `rows` sees; of equal ones the first."""
+    visible = torch.ones_like(score, dtype=torch.bool).tril(rows.start)
+    score.masked_fill_(~visible, -torch.inf)
+    last = score.topk(min(topk, score.shape[1]), dim=-1).values[:, -1:]
+    above, level = score > last, score == last
+    level &= level.cumsum(1) <= topk - above.sum(1, keepdim=True)
+    return (above | level) & visible
+
+
+def _index_operands(
+    config: ModelConfig, weights: LayerWeights, x: torch.Tensor, q_c: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries [S, index heads, D] and keys [S, D] of the indexer, rotated by position."""
+    length, rope, prefix = x.shape[0], config.qk_rope_head_dim, "self_attn.indexer."
     tables = rope_tables(config, torch.arange(length, device=x.device))
-    prefix = "self_attn.indexer."
     q = weights.linear(prefix + "wq_b", q_c).view(length, config.index_n_heads, config.index_head_dim)
     gain, bias = weights.vector(prefix + "k_norm.weight"), weights.vector(prefix + "k_norm.bias")
     k = F.layer_norm(weights.linear(prefix + "wk", x), (config.index_head_dim,), gain, bias, INDEXER_NORM_EPS)[:, None]
     q = torch.cat([apply_rope(q[..., :rope], tables), q[..., rope:]], dim=-1)
-    k = torch.cat([apply_rope(k[..., :rope], tables), k[..., rope:]], dim=-1)[:, 0]
-    head_weight = weights.linear(prefix + "weights_proj", x)  # [S, index heads]
-    score = torch.zeros(length, length, device=x.device)
-    for head in range(config.index_n_heads):  # one head at a time: [S, S], never [heads, S, S]
-        score += head_weight[:, head, None] * torch.relu(q[:, head] @ k.T)
-    score.masked_fill_(~visible, -torch.inf)
-    best = torch.sort(score, dim=-1, descending=True, stable=True).indices[:, : config.index_topk]
-    return torch.zeros_like(visible).scatter_(1, best, True) & visible
+    return q, torch.cat([apply_rope(k[..., :rope], tables), k[..., rope:]], dim=-1)[:, 0]
+
+
+def _query_blocks(length: int) -> Iterator[slice]:
+    """Queries whose scores against all keys are held at a time: all of them up to 4096 tokens."""
+    step = max(1, SCORES // length)
+    for start in range(0, length, step):
+        yield slice(start, min(start + step, length))
+
+
+def query_latent(config: ModelConfig, weights: LayerWeights, x: torch.Tensor) -> torch.Tensor:
+    """What the queries of attention and indexer are made of, [S, q_lora_rank]."""
+    gain = weights.vector("self_attn.q_a_layernorm.weight")
+    return rms_norm(weights.linear("self_attn.q_a_proj", x), gain, config.rms_norm_eps)
 
 
 def attention(
-    config: ModelConfig, weights: LayerWeights, x: torch.Tensor, shared: torch.Tensor | None, own_indexer: bool
+    config: ModelConfig,
+    weights: LayerWeights,
+    x: torch.Tensor,
+    shared: torch.Tensor | None,
+    own_indexer: bool,
+    int8_keys: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sparse MLA on one sequence x [S, hidden] (already normalised).
 
+    Args:
+        int8_keys: its own indexer's cache is INT8 (C8).
     Returns:
         output [S, hidden] and the selection [S, S] for shared-indexer layers behind this one.
     """
     c, length = config, x.shape[0]
     tables = rope_tables(c, torch.arange(length, device=x.device))
-    q_c = rms_norm(
-        weights.linear("self_attn.q_a_proj", x), weights.vector("self_attn.q_a_layernorm.weight"), c.rms_norm_eps
-    )
+    q_c = query_latent(c, weights, x)
     q = weights.linear("self_attn.q_b_proj", q_c).view(length, c.num_attention_heads, -1)
     q_nope, q_pe = q.split([c.qk_nope_head_dim, c.qk_rope_head_dim], dim=-1)
     latent, k_pe = weights.linear("self_attn.kv_a_proj_with_mqa", x).split([c.kv_lora_rank, c.qk_rope_head_dim], dim=-1)
@@ -95,7 +140,7 @@ def attention(
     q_pe, k_pe = apply_rope(q_pe, tables), apply_rope(k_pe[:, None], tables)[:, 0]
 
     if own_indexer:
-        selected = select_topk(c, weights, x, q_c)
+        selected = select_topk(c, weights, x, q_c, int8_keys)
     elif shared is None:
         raise ValueError("a shared-indexer layer has no full layer before it")
     else:
@@ -107,8 +152,13 @@ def attention(
         shared_pe = k_pe[:, None].expand(-1, k_nope[:, part].shape[1], -1)
         query = torch.cat([q_nope[:, part], q_pe[:, part]], dim=-1).transpose(0, 1)
         key = torch.cat([k_nope[:, part], shared_pe], dim=-1).transpose(0, 1)
-        mixed = F.scaled_dot_product_attention(query[None], key[None], v[None, :, part].transpose(1, 2), selected)
-        out[:, part] = mixed[0].transpose(0, 1)
+        value = v[None, :, part].transpose(1, 2)
+        for rows in _query_blocks(length):
+            end = rows.stop
+            mixed = F.scaled_dot_product_attention(
+                query[None, :, rows], key[None, :, :end], value[:, :, :end], selected[rows, :end]
+            )
+            out[rows, part] = mixed[0].transpose(0, 1)
     return weights.linear("self_attn.o_proj", out.flatten(1)), selected
 
 
@@ -141,17 +191,23 @@ def attention_input(config: ModelConfig, weights: LayerWeights, hidden: torch.Te
 
 
 def attention_block(
-    config: ModelConfig, layer: int, weights: LayerWeights, hidden: torch.Tensor, shared: torch.Tensor | None = None
+    config: ModelConfig,
+    layer: int,
+    weights: LayerWeights,
+    hidden: torch.Tensor,
+    shared: torch.Tensor | None = None,
+    int8_keys: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The first half of a layer on one sequence: residual stream [S, hidden] in front of and behind attention.
 
     Args:
         shared: selection [S, S] of the layer whose indexer this one shares; unused where it has its own.
+        int8_keys: its own indexer's cache is INT8 (C8).
     Returns:
         the stream behind attention, and the selection for layers that share this one's indexer.
     """
     x = attention_input(config, weights, hidden)
-    mixed, selected = attention(config, weights, x, shared, config.has_indexer(layer))
+    mixed, selected = attention(config, weights, x, shared, config.has_indexer(layer), int8_keys)
     return hidden + mixed, selected
 
 

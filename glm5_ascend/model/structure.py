@@ -162,6 +162,14 @@ def layer_prefix(layer: int) -> str:
     return f"model.layers.{layer}."
 
 
+def indexer_readers(config: ModelConfig, layer: int) -> int:
+    """How many layers attend to what this layer's indexer chose: itself, and those behind it that share it."""
+    if not config.has_indexer(layer):
+        return 0
+    behind = config.indexer_types[layer + 1 :]
+    return 1 + next((number for number, kind in enumerate(behind) if kind == "full"), len(behind))
+
+
 def expert_prefix(expert: int) -> str:
     return f"mlp.experts.{expert}"
 

@@ -104,7 +104,7 @@ def prepare(options: QuantizeOptions, progress: Progress = silent) -> PreparedJo
     dataset = _dataset(options, plan)
     return PreparedJob(
         options, recipe_path, recipe, source, plan, plan.output_bytes, threads, max_ram, device,
-        dataset.path if dataset is not None else None, _notes(source, dataset, device), replaced,
+        dataset.path if dataset is not None else None, _notes(plan, dataset, device), replaced,
     )  # fmt: skip
 
 
@@ -277,8 +277,10 @@ def _dataset(options: QuantizeOptions, plan: QuantizationPlan) -> Dataset | None
     return found
 
 
-def _notes(source: SourceCheckpoint, dataset: Dataset | None, device: torch.device) -> list[str]:
-    notes = []
+def _notes(plan: QuantizationPlan, dataset: Dataset | None, device: torch.device) -> list[str]:
+    source, notes = plan.source, []
+    if plan.recipe.spec.fallback is not None:
+        notes.append("the recipe's rules for fall-backs were not applied: quantize with what analyze --out writes")
     if device.type != "cpu":
         notes.append(f"on {device}; on the host stay " + "; ".join(f"{what} ({why})" for what, why in ON_HOST.items()))
     if source.unlisted:

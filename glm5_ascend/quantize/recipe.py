@@ -121,8 +121,21 @@ class Metadata(_RecipePart):
     label: dict[str, Any] | None = None
 
 
+class FallbackRules(_RecipePart):
+    """What `analyze` may change, by what it measures; `quantize` takes the recipe that it writes.
+
+    extra_bytes: units may get more bits until the output is larger by this share of what the recipe alone makes.
+    keys_lost: an INT8 indexer cache (C8) may change this share of the chosen keys, counted once for every layer that
+        attends to them; a layer's cache that changes more stays in 16 bits.
+    """
+
+    extra_bytes: float = Field(gt=0, le=1)
+    keys_lost: float = Field(default=1, gt=0, le=1)
+
+
 class Spec(_RecipePart):
     process: tuple[Step, ...]
+    fallback: FallbackRules | None = None
     dataset: str = "default"
     save: tuple[Saver, ...] = (Saver(type="ascendv1_saver"),)
 

@@ -85,8 +85,12 @@ def test_bound_against_whole_distributions() -> None:
 def test_answers_of_two_servers(server: str, source_server: str, tmp_path: Path) -> None:
     """Length inflation and score on the demo model's held-out questions, both checkpoints behind real servers."""
     path, html = tmp_path / "prompts.jsonl", tmp_path / "report.html"
-    questions = [q for q in held_out_questions(n=60) if isinstance(q.expected, str) and not q.tools][:16]
-    path.write_text("".join(json.dumps({"messages": q.messages, "expected": q.expected}) + "\n" for q in questions))
+    questions = [q for q in held_out_questions(n=60) if q.category in ("lookup", "repeat", "tool_call")][:16]
+    records = [
+        {"messages": q.messages, "expected": q.expected, "task": q.category} | ({"tools": q.tools} if q.tools else {})
+        for q in questions
+    ]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
     both = ["--url", server, "--against-url", source_server, "--key", API_KEY, "--prompts", path]
     done = glm5_ascend("eval", *both, "--max-tokens", 96, "--json", "--html", html)
     assert done.returncode == 0, done.stderr
@@ -97,6 +101,10 @@ def test_answers_of_two_servers(server: str, source_server: str, tmp_path: Path)
     low, high = report["intervals"]["length_inflation"]
     assert low <= report["length_inflation"] <= high
     assert "longer answers" in html.read_text()
+    assert set(report["tasks"]) == {"lookup", "repeat", "tool_call"}
+    # The demo model calls the right function with the right arguments nearly always, quantized or not.
+    assert report["tasks"]["tool_call"]["score_source"] > 0.5 and report["tool_calls_kept"] > 0.5
+    assert {"tool_calls_kept", "length_inflation", "score_change"} <= {each["figure"] for each in report["judged"]}
     cut = json.loads(glm5_ascend("eval", *both, "--max-tokens", 2, "--json").stdout)
     assert cut["length_source"] == cut["length_quantized"] == 2 and cut["score_source"] == 0
 

@@ -10,6 +10,7 @@ import torch
 
 from glm5_ascend.fidelity.evaluation.compare import LayerAgreement
 from glm5_ascend.fidelity.evaluation.html import document, header_of
+from glm5_ascend.fidelity.evaluation.judging import CRITERIA
 from glm5_ascend.fidelity.evaluation.metrics import Metric
 from glm5_ascend.fidelity.evaluation.summary import Summary
 from glm5_ascend.report.header import COMMAND, ReportHeader
@@ -30,6 +31,60 @@ def summary(kl: float, high: float | None, windows: int = 64) -> Summary:
 def test_the_upper_end_decides(kl: float, high: float | None, grade: str) -> None:
     found = summary(kl, high).verdict()
     assert found.grade == grade and "nats" in found.threshold and "llama.cpp" in found.reason and not found.warnings
+
+
+NEAR = {  # figure: limits, and intervals whose near end is good, fair and poor
+    "nll_delta": ((-0.01, 0.02), (0.006, 0.02), (0.02, 0.03)),
+    "flip_rate": ((0.02, 0.06), (0.03, 0.06), (0.051, 0.06)),
+    "length_inflation": ((-0.1, 0.3), (0.06, 0.3), (0.21, 0.3)),
+    "score_change": ((-0.1, -0.01), (-0.1, -0.03), (-0.1, -0.06)),
+    "tool_calls_kept": ((0.8, 0.99), (0.8, 0.96), (0.8, 0.94)),
+    "draft_step_change": ((-0.1, 0.0), (-0.1, -0.02), (-0.1, -0.06)),
+}
+
+
+@pytest.mark.parametrize("name", sorted(NEAR))
+def test_of_the_other_figures_the_near_end_decides(name: str) -> None:
+    for ends, grade in zip(NEAR[name], ("good", "fair", "poor"), strict=True):
+        found = summary(0.005, 0.006)
+        found.rows.append(Metric(name, name, sum(ends) / 2, ends, True))
+        judged = next(each for each in found.judged() if each.criterion.metric == name)
+        assert (judged.grade, judged.settled) == (grade, grade == "poor")
+        verdict = found.verdict()
+        assert verdict.grade == grade and (judged.criterion.what in verdict.text) == (grade != "good")
+        assert any("not settled" in warning for warning in verdict.warnings) == (grade != "poor")
+        if grade == "fair":
+            assert verdict.threshold.startswith(("above", "below")) and verdict.reason == judged.criterion.reason
+
+
+def test_the_worst_task_decides_and_is_named() -> None:
+    found = summary(0.005, 0.006)
+    found.tasks = {
+        "code": [Metric("kl_mean", "KL", 0.006, (0.005, 0.007))],
+        "tools": [
+            Metric("tool_calls_kept", "kept", 0.9, (0.85, 0.93), True),
+            Metric("kl_mean", "KL", 0.02, (0.01, 0.025)),
+        ],
+    }
+    verdict = found.verdict()
+    assert verdict.grade == "poor"
+    assert (
+        verdict.text
+        == "Far from the reference: tool calls kept of tools 90.00% (upper end of its 95 % interval: 93.00%)."
+    )
+    assert verdict.threshold == "below 95%" and "20 calls" in verdict.reason
+    graded = {(each["task"], each["figure"]): each["grade"] for each in found.to_dict()["judged"]}
+    assert graded[("code", "kl_mean")] == "good" and graded[("tools", "kl_mean")] == "fair"
+    lines = list(found.lines())
+    found.tasks.pop("tools")
+    assert found.verdict().text.endswith("0.006000).") and found.verdict().grade == "good"
+    assert "code:" in lines and "grades: 2 of 4 good; fair: mean KL of tools; poor: tool calls kept of tools" in lines
+
+
+def test_every_criterion_has_its_limits_in_order_and_a_reason() -> None:
+    for each in CRITERIA:
+        assert each.grade(each.close) == "good" and each.grade(each.usable) == "fair"
+        assert each.sign * each.close < each.sign * each.usable and len(each.reason) > 40
 
 
 @pytest.mark.parametrize(("windows", "warned"), [(2, True), (19, True), (20, False)])
@@ -60,6 +115,18 @@ def test_what_differs_is_plotted_under_its_own_name() -> None:
     (chart,) = sections["Different routed experts by layer"].blocks
     assert chart.data.rows == [["layer 3", "0.25"]]  # type: ignore[union-attr]
     assert ["same top-1", "75.00%", "[70.00%, 87.50%]"] in [list(row) for row in sections["All figures"].blocks[0].rows]  # type: ignore[union-attr]
+
+
+def test_the_page_has_every_grade_with_its_reason() -> None:
+    found = summary(0.005, 0.006)
+    found.tasks = {"tools": [Metric("tool_calls_kept", "kept", 0.96, (0.9, 0.99), True)]}
+    sections = {section.title: section for section in document(found, HEADER).sections}
+    rows = [list(row) for row in sections["Grades"].blocks[0].rows]  # type: ignore[union-attr]
+    assert [row[:6] for row in rows] == [
+        ["mean KL", "all", "0.005000 [0.002500, 0.006000]", "good", "0.01 nats", "0.03 nats"],
+        ["tool calls kept", "tools", "96.00% [90.00%, 99.00%]", "good, not settled", "99%", "95%"],
+    ]
+    assert "llama.cpp" in rows[0][6] and "20 calls" in rows[1][6] and "All figures: tools" in sections
 
 
 def test_no_secret_in_title_or_command() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 
+from glm5_ascend.fidelity.evaluation.judging import CRITERIA
 from tests.support.command import in_process
 from tests.support.documents import document, shell_lines
 
@@ -23,13 +25,23 @@ def test_they_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert in_process("demo-model", "work/glm5").returncode == 0
     assert in_process("quantize", "work/glm5", "work/glm5-w4a8", "--quiet").returncode == 0
     local = [shlex.split(line) for line in LINES if "--url" not in line]
-    assert [words[0] for words in local] == ["eval", "analyze", "quantize"]
+    assert [words[0] for words in local] == ["eval", "eval", "analyze", "quantize"]
     for words in local:
         small = {"eval": ["--windows", "2"], "analyze": ["--samples", "4"]}.get(words[0], [])
         done = in_process(*words, *small)
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "work/eval.html").is_file() and (tmp_path / "work/analyze.html").is_file()
     assert (tmp_path / "work/glm5-mine/quant_model_description.json").is_file()
+
+
+def test_the_table_of_limits_is_the_codes() -> None:
+    text = document("glm5_ascend/fidelity/README.md")
+    rows = dict(re.findall(r"^\| ([^|]+) \| (-?[\d.]+(?: nats|%) \| -?[\d.]+(?: nats|%)) \|", text, re.MULTILINE))
+    limits = {}
+    for each in CRITERIA:
+        nats = each.metric in ("kl_mean", "nll_delta")
+        limits[each.what] = " | ".join(f"{x:g} nats" if nats else f"{x:.0%}" for x in (each.close, each.usable))
+    assert rows == limits
 
 
 def test_the_others_are_tested_with_servers() -> None:

@@ -42,7 +42,9 @@ def write(tmp_path: Path) -> Callable[..., Path]:
     return write_recipe
 
 
-@pytest.mark.parametrize("name", ["w4a8", "w8a8", "w4a8-mlapo", "w4a8c8", "w8a8c8", "rtn-w4a8", "qat-w4a8"])
+@pytest.mark.parametrize(
+    "name", ["w4a8", "w8a8", "w4a8-mlapo", "w4a8c8", "w8a8c8", "rtn-w4a8", "qat-w4a8", "glm-5.2-w4a8", "glm-5.2-w4a8c8"]
+)
 def test_shipped_recipes_plan_every_config(tmp_path: Path, tiny_source: Path, name: str) -> None:
     recipe = load_recipe(find_recipe(name))
     for source in (tiny_source, write_tiny_model(tmp_path / "52", **SHARED_INDEXER)):
@@ -55,7 +57,8 @@ def test_shipped_recipes_plan_every_config(tmp_path: Path, tiny_source: Path, na
         assert plan.linears["model.layers.1.self_attn.indexer.wq_b"].scheme == attention
         experts = "W8A8_DYNAMIC" if name.startswith("w8a8") else "W4A8_DYNAMIC"
         assert plan.linears["model.layers.2.mlp.experts.3.up_proj"].scheme == experts
-        assert plan.cache_layers() == ([1, 2] if name.endswith("c8") else [])
+        marked = [0, 1, 2] if name.startswith("glm-5.2") else [1, 2]
+        assert plan.cache_layers() == (marked if name.endswith("c8") else [])
 
 
 @pytest.mark.parametrize("name", ["w4a8", "w8a8"])

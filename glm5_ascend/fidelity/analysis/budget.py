@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from glm5_ascend.errors import RecipeError
+from glm5_ascend.fidelity.analysis.layer import AnalyzedLayer
 from glm5_ascend.fidelity.analysis.units import Unit, fallbacks
+from glm5_ascend.quantize.recipe import FallbackRules
 from glm5_ascend.report.units import format_bytes
 
 
@@ -19,6 +21,12 @@ class Fallback:
     after: str
     gain: float
     nbytes: int
+
+
+def wide_caches(found: Iterable[AnalyzedLayer], rules: FallbackRules | None) -> list[int]:
+    """Layers whose indexer cache changes more keys than the rules allow; none without rules."""
+    most = 1.0 if rules is None else rules.keys_lost
+    return [layer.layer for layer in found if rules is not None and layer.cache and layer.cache.lost > most]
 
 
 def propose(units: Iterable[Unit], spent: int, budget: int) -> list[Fallback]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from glm5_ascend.fidelity.analysis.budget import Fallback, final_types
+from glm5_ascend.fidelity.analysis.budget import Fallback, final_types, wide_caches
 from glm5_ascend.fidelity.analysis.layer import AnalyzedLayer, LinearReport
 from glm5_ascend.fidelity.analysis.measure import SCALE_HIGH, SCALE_LOW, Outliers
 from glm5_ascend.fidelity.analysis.outliers import STATES
@@ -100,6 +100,7 @@ def _sections(found: Analysis, steps: list[Fallback], units: list[Unit]) -> Iter
     if steps:
         rows_of_steps = [[u.label, u.scheme, kind] for u, kind in final_types(steps)]
         yield Section("Fall-backs", [Table(["unit", "from", "to"], rows_of_steps)])
+    yield from _caches(found)
     if names := _names(layers):
         title = "Output error by module"
         grid = _grid(layers, lambda linear: linear.errors.output)
@@ -109,6 +110,26 @@ def _sections(found: Analysis, steps: list[Fallback], units: list[Unit]) -> Iter
         yield _states(layers, "weights", lambda linear: linear.weights)
     yield from _scales(layers)
     yield from _experts(layers)
+
+
+def _caches(found: Analysis) -> Iterator[Section]:
+    """INT8 indexer caches, where the recipe has any."""
+    known = [(layer.layer, layer.cache) for layer in found.layers if layer.cache is not None]
+    wide = wide_caches(found.layers, found.plan.recipe.spec.fallback)
+    if known:
+        title = "Keys that an INT8 indexer cache changes"
+        rows = [
+            (
+                f"layer {number}{' (16 bits)' * (number in wide)}",
+                cache.lost,
+                f"{1 - cache.same_keys:.2%} x {cache.readers}",
+            )
+            for number, cache in known
+        ]
+        note = (
+            "Share of the chosen keys, times the layers that attend to them; 16 bits: the recipe's rule keeps it wide."
+        )
+        yield Section(title, [charts.bars(title, rows, "share of keys, summed over layers", percent=True)], note)
 
 
 def _table(units: list[Unit]) -> Table:

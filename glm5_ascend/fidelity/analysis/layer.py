@@ -49,15 +49,29 @@ class LinearReport:
     weights: dict[str, Outliers]
 
 
+@dataclass(frozen=True)
+class CacheReport:
+    """An INT8 indexer cache: the share of keys that it leaves as they were, and how many layers attend to them."""
+
+    same_keys: float
+    readers: int
+
+    @property
+    def lost(self) -> float:
+        """Share of changed keys, counted once for every layer that attends to them."""
+        return (1 - self.same_keys) * self.readers
+
+
 @dataclass
 class AnalyzedLayer:
-    """What is known of one layer; `scales` are histograms of weight scales by type."""
+    """What is known of one layer; `scales` are histograms of weight scales by type. cache: where the recipe has C8."""
 
     layer: int
     linears: list[LinearReport] = field(default_factory=list)
     experts: list[ExpertReport] = field(default_factory=list)
     units: list[Unit] = field(default_factory=list)
     scales: dict[str, torch.Tensor] = field(default_factory=dict)
+    cache: CacheReport | None = None
 
     @property
     def noise(self) -> float:
@@ -101,12 +115,16 @@ class LayerAnalysis:
         return self.report
 
     def _relative(self) -> None:
-        """Noise relative to the stream it is written to: the stream behind attention, or behind the whole layer."""
+        """Noise relative to the stream it is written to: the stream behind attention, or behind the whole layer.
+
+        Keys that an indexer chooses wrongly are wrong in every layer that shares it: its noise counts once for each.
+        """
         behind = torch.cat([energy(self.out.sequence(number)) for number in self._probe_numbers()])
         for unit in self.report.units:
             stream = self._behind_attention if unit.modules[0].startswith("self_attn.") else behind
             for kind, tokens in self._noise.get(unit.label, {}).items():
-                unit.noise[kind] = float((tokens / stream.clamp_min(1e-30)).mean())
+                times = structure.indexer_readers(self.config, self.layer) if ".indexer." in unit.modules[0] else 1
+                unit.noise[kind] = times * float((tokens / stream.clamp_min(1e-30)).mean())
 
     def _quantized(self) -> list[Linear]:
         return [p for p in self.parts if isinstance(p, Linear) and self._scheme(p.name) != schemes.FLOAT]
@@ -138,6 +156,8 @@ class LayerAnalysis:
             if not unit.experts:
                 self._unit(unit, tensors, {name: seen[reader[name]] for name in unit.modules}, smooth, probe, unrotated)
         self._behind_attention = probe.energy
+        if self.layer in self.plan.cache_layers() and (same := probe.same_keys()) is not None:
+            self.report.cache = CacheReport(same, structure.indexer_readers(self.config, self.layer))
         return routed
 
     def _weight_states(self, name: str, smoothed: torch.Tensor) -> dict[str, Outliers]:

@@ -75,6 +75,17 @@ class Probe:
         dense = layers.unrouted_mlp(config, self.layer, weights, inner)
         return ProbeSequence(x, shared, mixed, hidden + mixed, inner, dense)
 
+    def same_keys(self) -> float | None:
+        """Share of the indexer's chosen keys that it also chooses with an INT8 cache, where it has more to choose from
+        than it keeps; None where it never has, or where the layer has no indexer."""
+        topk, weights, shares = self.config.index_topk, ProbeLayer(self.tensors, {}), []
+        for s in self.sequences:
+            if self.own and len(s.x) > topk:
+                latent = layers.query_latent(self.config, weights, s.x)
+                a, b = (layers.select_topk(self.config, weights, s.x, latent, int8) for int8 in (False, True))
+                shares.append((a & b)[topk:].sum(-1).float() / topk)
+        return float(torch.cat(shares).mean()) if shares else None
+
     def noise(self, rounded: Mapping[str, RoundedLinear]) -> torch.Tensor:
         """Energy that rounding these linears adds to each token's stream, fp64 [tokens of all sequences]."""
         weights, found = ProbeLayer(self.tensors, rounded), []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.writer import write_file
 from glm5_ascend.errors import OutputError
 from glm5_ascend.fidelity.analysis.units import Unit
+from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.quantize.plan import QuantizationPlan, Selector
 from glm5_ascend.quantize.recipe import LinearQuant, Recipe, recipe_content
@@ -23,15 +25,25 @@ _INT8 = {
 }
 
 
-def with_fallbacks(recipe: Path, config: ModelConfig, changes: list[tuple[Unit, str]]) -> dict[str, Any]:
-    """The YAML of `recipe` with every unit of `changes` at its new type."""
+def with_fallbacks(
+    recipe: Path, config: ModelConfig, changes: list[tuple[Unit, str]], wide_caches: Iterable[int] = ()
+) -> dict[str, Any]:
+    """The YAML of `recipe` with every unit of `changes` at its new type, its rules gone: they have been applied.
+
+    Args:
+        wide_caches: layers whose indexer cache is not INT8 after all.
+    """
     raw = recipe_content(recipe)
     value: dict[str, Any] = copy.deepcopy({key: raw[key] for key in ("metadata", "spec")})  # no aliases
     value = {"apiversion": "glm5_ascend_v1"} | value
     value["metadata"]["config_id"] = f"{value['metadata']['config_id']}-fallbacks"
+    value["spec"].pop("fallback", None)
+    wide = [f"{structure.layer_prefix(layer)}*" for layer in wide_caches]
     group: list[Any] = []
     for step in value["spec"]["process"]:
         group = step["configs"] if step["type"] == "group" else group
+        if step["type"] == "fa3_quant" and wide:
+            step["exclude"] = [*step.get("exclude", []), *wide]
         for each in step["configs"] if step["type"] == "group" else [step]:
             if each["type"] == "linear_quant":
                 selects = Selector(LinearQuant.model_validate(each), config)
@@ -51,6 +63,12 @@ def engine_notes(changes: list[tuple[Unit, str]]) -> list[str]:
         return []
     named = ", ".join(map(str, layers[:8])) + (", ..." if len(layers) > 8 else "")
     return [f"SGLang does not load it: routed experts in FLOAT, layers {named}; W8A8_DYNAMIC it does"]
+
+
+def cache_notes(wide: list[int]) -> list[str]:
+    """Lines for the recipe's comment: which indexer caches the rules keep in 16 bits."""
+    named = ", ".join(map(str, wide[:16])) + (", ..." if len(wide) > 16 else "")
+    return [f"Indexer caches that would change too many keys in INT8 and stay in 16 bits: layers {named}."] * bool(wide)
 
 
 def check_place(path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from glm5_ascend.fidelity.analysis.budget import Fallback, final_types
+from glm5_ascend.fidelity.analysis.budget import Fallback, final_types, wide_caches
 from glm5_ascend.fidelity.analysis.experts import ExpertReport
 from glm5_ascend.fidelity.analysis.layer import AnalyzedLayer, LinearReport
 from glm5_ascend.fidelity.analysis.run import Analysis
@@ -30,6 +30,7 @@ def lines(found: Analysis, steps: list[Fallback], predicted: int) -> Iterator[st
         yield f"  {unit.label:<60} {unit.scheme:<13} {unit.noise[unit.scheme] ** 0.5:.5f}  ({more})"
     if len(ranked) > SHOWN:
         yield f"  ... and {len(ranked) - SHOWN} more (--json, --html)"
+    yield from _caches(found)
     cold = sum(not expert.tokens for layer in found.layers for expert in layer.experts)
     if cold:
         yield f"{cold} experts saw no token: nothing is known of them (more text: --calib, --samples)"
@@ -38,6 +39,17 @@ def lines(found: Analysis, steps: list[Fallback], predicted: int) -> Iterator[st
         yield f"fall-backs: {removed / total:.1%} of the noise goes, {format_bytes(predicted)} predicted"
         for unit, scheme in final_types(steps):
             yield f"  {unit.label:<60} {unit.scheme} -> {scheme}"
+
+
+def _caches(found: Analysis) -> Iterator[str]:
+    """Layers whose indexer cache the recipe has in INT8, those that change most keys first."""
+    known = [(layer.layer, layer.cache) for layer in found.layers if layer.cache is not None]
+    wide = wide_caches(found.layers, found.plan.recipe.spec.fallback)
+    if known:
+        yield "INT8 indexer caches, share of the chosen keys that they change:"
+    for number, cache in sorted(known, key=lambda each: -each[1].lost)[:SHOWN]:
+        kept = "  stays in 16 bits" if number in wide else ""
+        yield f"  layer {number:<54} {1 - cache.same_keys:.2%} in {cache.readers} layers{kept}"
 
 
 def removed_noise(found: Analysis, steps: list[Fallback]) -> tuple[float, float]:
@@ -53,6 +65,7 @@ def to_json(found: Analysis, steps: list[Fallback], predicted: int) -> dict[str,
         "recipe": found.plan.recipe.metadata.config_id, "recipe_bytes": found.plan.output_bytes,
         "predicted_bytes": predicted, "calibration_tokens": found.tokens, "noise": total, "noise_removed": removed,
         "layers": [_layer(layer) for layer in found.layers],
+        "wide_indexer_caches": wide_caches(found.layers, found.plan.recipe.spec.fallback),
         "fallbacks": [
             {"layer": unit.layer, "modules": unit.patterns, "from": unit.scheme, "to": scheme}
             for unit, scheme in final_types(steps)
@@ -61,9 +74,11 @@ def to_json(found: Analysis, steps: list[Fallback], predicted: int) -> dict[str,
 
 
 def _layer(layer: AnalyzedLayer) -> dict[str, Any]:
+    cache = layer.cache
     return {
         "layer": layer.layer,
         "noise": layer.noise,
+        "indexer_cache": None if cache is None else {"same_keys": cache.same_keys, "readers": cache.readers},
         "units": [
             {"label": unit.label, "type": unit.scheme, "noise": unit.noise, "bytes": unit.nbytes}
             for unit in layer.units

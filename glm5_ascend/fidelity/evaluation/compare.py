@@ -8,13 +8,14 @@ block of the vocabulary, as fp32. Never a whole layer or head, nor the logits of
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from glm5_ascend.errors import CheckFailedError, EvaluationError
-from glm5_ascend.fidelity.evaluation.head import divergence, softmax_of
+from glm5_ascend.fidelity.evaluation.drafts import DraftComparison, accepted, drafted, wanted_of
+from glm5_ascend.fidelity.evaluation.head import Softmax, divergence, softmax_of
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.evaluation.walk import Walk
 from glm5_ascend.model.config import ModelConfig
@@ -33,6 +34,26 @@ class LayerAgreement:
     layer: int
     experts: torch.Tensor | None = None
     indexer: torch.Tensor | None = None
+
+    def of(self, windows: torch.Tensor) -> LayerAgreement:
+        """The same of some windows."""
+        experts, indexer = (None if share is None else share[windows] for share in (self.experts, self.indexer))
+        return LayerAgreement(self.layer, experts, indexer)
+
+
+#: Called with the reference's and this model's walk behind every layer.
+Observer = Callable[[int, tuple[Walk, Walk]], None]
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What is looked at besides. drafts: those of the MTP layer, where both models have one."""
+
+    drafts: bool = False
+    observe: Observer = lambda layer, walks: None
+
+
+NOTHING = Extras()
 
 
 @dataclass
@@ -53,6 +74,22 @@ class FidelityComparison:
     right_this: torch.Tensor
     layers: list[LayerAgreement] = field(default_factory=list)
     kl_is_bound: bool = False
+    drafts: DraftComparison | None = None
+
+    def at(self, pick: Callable[[torch.Tensor], torch.Tensor]) -> FidelityComparison:
+        """The same of some windows or positions: `pick` takes and gives [windows, positions]."""
+        return replace(
+            self,
+            kl=pick(self.kl), nll_reference=pick(self.nll_reference), nll_this=pick(self.nll_this),
+            same_top1=pick(self.same_top1), right_reference=pick(self.right_reference),
+            right_this=pick(self.right_this),
+        )  # fmt: skip
+
+    def of(self, windows: torch.Tensor) -> FidelityComparison:
+        """The same of some windows, int64 [n]."""
+        drafts = None if self.drafts is None else self.drafts.of(windows)
+        layers = [layer.of(windows) for layer in self.layers]
+        return replace(self.at(lambda values: values[windows]), layers=layers, drafts=drafts)
 
 
 #: What must agree for two checkpoints to be one model in two precisions.
@@ -75,7 +112,11 @@ def check_comparable(reference: ModelConfig, this: ModelConfig) -> None:
 
 @torch.no_grad()
 def compare(
-    this: Path | StoredModel, against: Path, windows: list[torch.Tensor], progress: Progress = silent
+    this: Path | StoredModel,
+    against: Path,
+    windows: list[torch.Tensor],
+    progress: Progress = silent,
+    extras: Extras = NOTHING,
 ) -> FidelityComparison:
     """`this` against the reference `against` on int64 windows, all of one length.
 
@@ -93,18 +134,32 @@ def compare(
             _step(walk, layer, path, _expert_progress(progress, layer, count, half * experts, 2 * experts))
         agreement = LayerAgreement(layer, _same_experts(walks), _same_keys(reference.config, layer, walks))
         layers.append(agreement)
+        extras.observe(layer, walks)
         progress(_note(agreement), layer + 1, count)
     inputs = _head_inputs(reference, walks[0], windows), _head_inputs(this, walks[1], windows)
     del walks
-    true = _true_ids(windows)
-    kl, first, second = divergence((reference, this), inputs, true)
+    true, drafts = _true_ids(windows), []
+    has_mtp = all(model.config.num_nextn_predict_layers for model in (reference, this))
+    if extras.drafts and has_mtp and len(windows[0]) > 2:
+        drafts = [drafted(model, read, windows) for model, read in zip((reference, this), inputs, strict=True)]
+    wanted = torch.cat([true, *map(wanted_of, drafts)], dim=1)
+    kl, first, second = divergence((reference, this), inputs, wanted)
     found_nll = [-side.log_probabilities[:, 0] for side in (first, second)]
     _check_numbers(kl, f"{this.directory}: KL")
     shape = (len(windows), -1)
     return FidelityComparison(
         kl.view(shape), found_nll[0].view(shape), found_nll[1].view(shape), (first.best == second.best).view(shape),
         (first.best == true[:, 0]).view(shape), (second.best == true[:, 0]).view(shape), layers,
+        drafts=_accepted((first, second), drafts) if drafts else None,
     )  # fmt: skip
+
+
+def _accepted(mains: tuple[Softmax, Softmax], drafts: list[torch.Tensor]) -> DraftComparison:
+    """Each model's drafts judged by its own main model; wanted column 0 is the true token."""
+    (greedy_a, sampled_a), (greedy_b, sampled_b) = (
+        accepted(main, number + 1, own) for number, (main, own) in enumerate(zip(mains, drafts, strict=True))
+    )
+    return DraftComparison(greedy_a, greedy_b, sampled_a, sampled_b)
 
 
 @dataclass

@@ -75,14 +75,14 @@ def _rows(count: int) -> Iterator[slice]:
         yield slice(start, min(start + ROWS, count))
 
 
-def softmax_of(model: StoredModel, normed: torch.Tensor, wanted: torch.Tensor) -> Softmax:
+def softmax_of(model: StoredModel, normed: torch.Tensor, wanted: torch.Tensor, mtp: int | None = None) -> Softmax:
     """The softmax of one model's tokens.
 
     Args:
-        normed: fp32 [T, hidden], behind the final norm. wanted: int64 [T, K].
+        normed: fp32 [T, hidden], behind the final norm. wanted: int64 [T, K]. mtp: by the head of this MTP layer.
     """
     found = Softmax(wanted)
-    for start, head in model.head():
+    for start, head in model.head(mtp):
         for rows in _rows(len(normed)):
             found.add(rows, start, normed[rows] @ head.T)
     return found

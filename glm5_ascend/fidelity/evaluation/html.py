@@ -9,7 +9,7 @@ from typing import Any
 from glm5_ascend.checkpoint.output import PROVENANCE_NAME
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.fidelity.evaluation.metrics import Metric
-from glm5_ascend.fidelity.evaluation.summary import Summary, mean_share, span, value_text
+from glm5_ascend.fidelity.evaluation.summary import Summary, limit_text, mean_share, span, value_text
 from glm5_ascend.model.json_file import read_json_object
 from glm5_ascend.report import charts
 from glm5_ascend.report.content import Card, Page, Section, Table
@@ -18,6 +18,10 @@ from glm5_ascend.report.header import Hashed, ReportHeader, hashed_file, hashed_
 _NOTE = (
     "Teacher-forced. Intervals: 95 %, paired bootstrap over windows (prompts for generation). Flips: positions where "
     "just one of the two models has the true token as its most probable one."
+)
+_JUDGED = (
+    "The verdict is the worst grade. Judged is the far end of the interval for KL, for all others the near one: noise "
+    "alone counts against nobody. Not settled: the far end lies beyond the limit."
 )
 _CARDS = ("kl_mean", "kl_p99", "top1_agreement", "nll_change", "length_inflation", "score_change")
 #: What agrees, and what is plotted of it: its difference to 100 %.
@@ -91,8 +95,32 @@ def _sections(found: Summary, rows: list[Metric]) -> Iterator[Section]:
         known = [(f"layer {number}", 1 - share, f"{1 - share:.2%}") for number, share in values if share is not None]
         if known:
             yield Section(title, [charts.bars(title, known, "share that differs", percent=True)])
+    yield from _grades(found)
+    yield _table("All figures", rows)
+    for task, those in found.tasks.items():
+        yield _table(f"All figures: {task}", those)
+
+
+def _grades(found: Summary) -> Iterator[Section]:
+    """Every judged figure with its limits and their reason."""
+    table = [
+        (
+            each.criterion.what,
+            each.task or "all",
+            f"{value_text(each.metric, each.metric.value)} {span(each.metric)}",
+            each.grade + ("" if each.settled or each.criterion.far else ", not settled"),
+            limit_text(each, each.criterion.close), limit_text(each, each.criterion.usable), each.criterion.reason,
+        )
+        for each in found.judged()
+    ]  # fmt: skip
+    if table:
+        columns = ["figure", "task", "value", "grade", "good up to", "fair up to", "why"]
+        yield Section("Grades", [Table(columns, table)], _JUDGED)
+
+
+def _table(title: str, rows: Sequence[Metric]) -> Section:
     table = [(row.label, value_text(row, row.value), span(row)) for row in rows]
-    yield Section("All figures", [Table(["figure", "value", "95 % interval"], table)])
+    return Section(title, [Table(["figure", "value", "95 % interval"], table)])
 
 
 def _interval(row: Metric) -> charts.Interval:

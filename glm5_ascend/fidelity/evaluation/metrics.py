@@ -14,10 +14,11 @@ import torch
 
 from glm5_ascend.errors import EvaluationError
 from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, LayerAgreement
+from glm5_ascend.fidelity.evaluation.drafts import DraftComparison
 from glm5_ascend.fidelity.evaluation.intervals import Interval, interval, mean_interval
 
 #: Groups `--metrics` knows.
-GROUPS = ("kl", "top1", "flips", "nll", "routing", "indexer")
+GROUPS = ("kl", "top1", "flips", "nll", "routing", "indexer", "mtp")
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,25 @@ def metrics(found: FidelityComparison) -> list[Metric]:
         Metric("nll_delta", "change of NLL", float(delta.mean()), mean_interval(delta.mean(1)), group="nll"),
         Metric("nll_change", "relative change of NLL", float(delta.mean() / a.mean()), relative, True, "nll"),
     ]
-    return rows + [row for row in (_routing(found.layers), _indexer(found.layers)) if row is not None]
+    rows += [row for row in (_routing(found.layers), _indexer(found.layers)) if row is not None]
+    return rows + (_drafts(found.drafts) if found.drafts is not None else [])
+
+
+def _drafts(found: DraftComparison) -> list[Metric]:
+    """Shares of accepted drafts, and what a server with one draft a step loses: tokens per step are 1 + the share."""
+    shares = (
+        ("draft_source", "drafts accepted, reference (greedy)", found.greedy_reference),
+        ("draft_quantized", "drafts accepted, this (greedy)", found.greedy_this),
+        ("draft_sampled_source", "drafts accepted, reference (temperature 1)", found.sampled_reference),
+        ("draft_sampled_quantized", "drafts accepted, this (temperature 1)", found.sampled_this),
+    )
+    rows = [
+        Metric(name, label, float(each.double().mean()), mean_interval(each.double().mean(1)), True, "mtp")
+        for name, label, each in shares
+    ]
+    a, b = found.greedy_reference.double().mean(1), found.greedy_this.double().mean(1)
+    change, interval_ = float((b - a).mean() / (1 + a.mean())), mean_interval(b - a, 1 + a)
+    return [*rows, Metric("draft_step_change", "tokens per step with one draft", change, interval_, True, "mtp")]
 
 
 def _routing(layers: list[LayerAgreement]) -> Metric | None:

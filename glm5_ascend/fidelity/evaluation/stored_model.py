@@ -2,7 +2,8 @@
 integers.
 
 The arithmetic is that of the served model (same ops, per-token int8 activations, int32 sums), in fp32 between the
-linears. Used to measure what a quantization costs; serving itself is vLLM's work.
+linears; indexer caches are INT8 where the description says so (C8). Used to measure what a quantization costs; serving
+itself is vLLM's work.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import torch
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.types import INDEXER_CACHE_SUFFIX, INDEXER_CACHE_TYPE, ROT_NAME
 from glm5_ascend.fidelity.evaluation.walk import Walk
 from glm5_ascend.model import layers
 from glm5_ascend.model.config import load_config
 from glm5_ascend.model.json_file import MAX_BYTES_BY_TENSOR, read_json_object
-from glm5_ascend.model.structure import layer_prefix
+from glm5_ascend.model.structure import MTP_COPIES, layer_prefix
 from glm5_kernels import ops
 
 #: Rows of the embedding or the head that are in memory at a time.
@@ -84,19 +86,24 @@ class StoredModel:
         self.config = load_config(directory)
         path = directory / schemes.DESCRIPTION_NAME
         self.description = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR) if path.is_file() else {}
-        self.files: Tensors = CheckpointDir(directory) if self.description else SourceCheckpoint(directory)
+        self.quantized = CheckpointDir(directory) if self.description else None
+        self.files: Tensors = self.quantized or SourceCheckpoint(directory)
 
     def weights(self, layer: int) -> StoredLayer:
         """Fresh access to a layer's weights: nothing is read yet, and all goes when the caller lets go."""
         return StoredLayer(self.files, self.description, layer_prefix(layer))
 
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """fp32 [T, hidden] for ids int64 [T]; the table is read in blocks of rows."""
-        out = torch.empty(len(ids), self.config.hidden_size)
+    def int8_keys(self, layer: int) -> bool:
+        """Whether the indexer's cache of this layer is INT8 once C8 is switched on."""
+        return self.description.get(f"{layer_prefix(layer)}self_attn{INDEXER_CACHE_SUFFIX}") == INDEXER_CACHE_TYPE
+
+    def embed(self, ids: torch.Tensor, mtp: int | None = None) -> torch.Tensor:
+        """fp32 [T, hidden] for ids int64 [T], by the main table or that of an MTP layer, read in blocks of rows."""
+        out, name = torch.empty(len(ids), self.config.hidden_size), self._table("embed_tokens", mtp)
         for start, stop in self._blocks():
             chosen = (ids >= start) & (ids < stop)
             if chosen.any():
-                rows = self.files.read_rows("model.embed_tokens.weight", start, stop).float()
+                rows = self.files.read_rows(name, start, stop).float()
                 out[chosen] = rows[ids[chosen] - start]
         return out
 
@@ -104,10 +111,21 @@ class StoredModel:
         """What the head reads, fp32 [T, hidden]."""
         return layers.rms_norm(hidden, self.files.read("model.norm.weight").float(), self.config.rms_norm_eps)
 
-    def head(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """(first id, fp32 [<= VOCABULARY_BLOCK, hidden]) of every block of the head's rows."""
+    def handed_to_mtp(self, normed: torch.Tensor) -> torch.Tensor:
+        """The main model's normalised output [T, hidden] as an MTP layer reads it: turned by `rot` if rotated."""
+        rotated = self.description.get("is_rot_used") is True
+        return normed @ self.files.read(ROT_NAME).float().T if rotated else normed
+
+    def head(self, mtp: int | None = None) -> Iterator[tuple[int, torch.Tensor]]:
+        """(first id, fp32 [<= VOCABULARY_BLOCK, hidden]) of every block of the head's rows, or of an MTP layer's."""
+        name = self._table("shared_head.head", mtp)
         for start, stop in self._blocks():
-            yield start, self.files.read_rows("lm_head.weight", start, stop).float()
+            yield start, self.files.read_rows(name, start, stop).float()
+
+    def _table(self, copy: str, mtp: int | None) -> str:
+        """Name of the table `copy` of an MTP layer; where it has none, and for the main model, of the original."""
+        own, original = f"{layer_prefix(mtp or 0)}{copy}.weight", f"{MTP_COPIES[copy]}.weight"
+        return own if mtp is not None and (self.quantized is None or own in self.quantized) else original
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
         size = self.config.vocab_size

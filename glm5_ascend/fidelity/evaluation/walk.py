@@ -7,7 +7,7 @@ the indexer's choice of every sequence (1 byte x length^2).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -24,6 +24,7 @@ class Model(Protocol):
 
     def weights(self, layer: int) -> layers.LayerWeights: ...
     def embed(self, ids: torch.Tensor) -> torch.Tensor: ...
+    def int8_keys(self, layer: int) -> bool: ...
 
 
 class Walk:
@@ -36,23 +37,29 @@ class Walk:
     """
 
     def __init__(self, model: Model, sequences: list[torch.Tensor]) -> None:
-        self.model = model
-        self.spans: list[slice] = []
-        start = 0
-        for sequence in sequences:
-            self.spans.append(slice(start, start + len(sequence)))
-            start += len(sequence)
-        self.hidden = model.embed(torch.cat(sequences))
-        self.selections: list[torch.Tensor | None] = [None] * len(sequences)
+        self._begin(model, [len(sequence) for sequence in sequences], model.embed(torch.cat(sequences)))
+
+    @classmethod
+    def behind(cls, model: Model, lengths: Sequence[int], hidden: torch.Tensor) -> Walk:
+        """A walk that begins with a stream [tokens, hidden] of sequences of these lengths: that of an MTP layer."""
+        walk = cls.__new__(cls)
+        walk._begin(model, lengths, hidden)
+        return walk
+
+    def _begin(self, model: Model, lengths: Sequence[int], hidden: torch.Tensor) -> None:
+        self.model, self.hidden = model, hidden
+        ends = torch.tensor(lengths).cumsum(0).tolist()
+        self.spans = [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+        self.selections: list[torch.Tensor | None] = [None] * len(lengths)
         self.experts: torch.Tensor | None = None
 
     def step(self, layer: int, expert_done: Callable[[int], None] = lambda expert: None) -> None:
         """One layer on all sequences."""
         config = self.model.config
-        weights = self.model.weights(layer)
+        weights, int8_keys = self.model.weights(layer), self.model.int8_keys(layer)
         for number, span in enumerate(self.spans):
             self.hidden[span], self.selections[number] = layers.attention_block(
-                config, layer, weights, self.hidden[span], self.selections[number]
+                config, layer, weights, self.hidden[span], self.selections[number], int8_keys
             )
         weights = self.model.weights(layer)
         x = layers.mlp_input(config, weights, self.hidden)

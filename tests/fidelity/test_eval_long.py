@@ -1,0 +1,120 @@
+"""Retrieval prompts, long sequences in blocks, and INT8 indexer caches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from glm5_ascend.fidelity.evaluation.long_context import DEPTHS, PASSAGE, TAIL, RetrievalPrompt, long_contexts
+from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
+from glm5_ascend.fidelity.evaluation.windows import read_windows
+from glm5_ascend.model import layers
+from glm5_kernels import ops
+from tests.support.command import assert_one_clear_line, in_process
+from tests.support.decoder_layer import decoder_layer
+
+LENGTH = 448
+WORDS = "".join(chr(33 + (i * i + 7 * i) % 90) for i in range(2000))  # one token a character
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    (tmp_path / "text.txt").write_text(WORDS)
+    return tmp_path / "text.txt"
+
+
+def selections(model: StoredModel, tokens: torch.Tensor) -> list[torch.Tensor]:
+    """Of every main layer with an indexer of its own, bool [S, S]."""
+    hidden, selected, found = model.files.read("model.embed_tokens.weight").float()[tokens], None, []
+    for layer in range(model.config.num_hidden_layers):
+        hidden, selected = decoder_layer(model.config, layer, model.weights(layer), hidden, selected)
+        found.append(selected)
+    return found
+
+
+def test_what_a_query_needs_is_what_follows_in_the_text() -> None:
+    body = torch.arange(1000)
+    prompt = RetrievalPrompt.of(body)
+    assert len(prompt.tokens) == 1000 and torch.equal(prompt.tokens[: 1000 - TAIL], body[: 1000 - TAIL])
+    assert len(prompt.queries) == len(DEPTHS) * (PASSAGE - 1)
+    assert torch.equal(prompt.tokens[prompt.queries + 1], prompt.tokens[prompt.needles])
+    assert torch.equal(prompt.tokens[prompt.queries], prompt.tokens[prompt.needles - 1])
+    assert int(prompt.needles.max()) < 1000 - TAIL <= int(prompt.queries.min())
+    assert int(prompt.needles.min()) < 100 and int(prompt.needles.max()) > 700
+
+
+def test_needed_keys_are_counted(tiny_source: Path, tiny_w4a8: Path, text: Path) -> None:
+    (rows,) = long_contexts(tiny_w4a8, tiny_source, text, (), [LENGTH]).values()
+    got = {row.name: row.value for row in rows}
+    source, this = StoredModel(tiny_source), StoredModel(tiny_w4a8)
+    (window,) = read_windows(text, (), tiny_source, source.config, LENGTH, 1)
+    prompt = RetrievalPrompt.of(window)
+    a, b = (torch.stack([s[prompt.queries, prompt.needles] for s in selections(m, prompt.tokens)])
+            for m in (source, this))  # fmt: skip
+    assert 0 < float(a.double().mean()) < 1
+    assert got["needles_source"] == pytest.approx(float(a.double().mean()))
+    assert got["needles_kept"] == pytest.approx(float((a & b).sum() / a.sum()))
+    logits = [model.logits([prompt.tokens])[0].double().log_softmax(-1) for model in (source, this)]
+    kl = (logits[0].exp() * (logits[0] - logits[1])).sum(-1)[prompt.queries].mean()
+    assert got["kl_mean"] == pytest.approx(float(kl), rel=1e-3)
+
+
+def test_lengths_on_the_command_line(tiny_source: Path, tiny_w4a8: Path, text: Path) -> None:
+    base = ["eval", tiny_w4a8, "--against", tiny_source, "--text", text, "--window", 64, "--windows", 2]
+    done = in_process(*base, "--lengths", f"256,{LENGTH}", "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 0 and list(report["tasks"]) == ["256 tokens", f"{LENGTH} tokens"]
+    assert {each["task"] for each in report["judged"] if each["figure"] == "needles_kept"} <= set(report["tasks"])
+    for given, words in (("4k", "no list"), ("200", "the indexer keeps 16 keys"), ("600", "512 positions")):
+        assert_one_clear_line(in_process(*base, "--lengths", given), 2, "--lengths", words)
+    done = in_process("eval", "--url", "http://127.0.0.1:9", "--against", tiny_source, "--lengths", "256")
+    assert_one_clear_line(done, 2, "--lengths", "a server does not show its keys")
+
+
+@pytest.mark.parametrize("scores", [96 * 7, 96 * 40])
+def test_blocks_of_queries_change_nothing(scores: int, tiny_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokens = StoredModel(tiny_source), torch.randint(7, 263, (96,), generator=torch.Generator().manual_seed(4))
+    whole, chosen = model.logits([tokens])[0], selections(model, tokens)
+    monkeypatch.setattr(layers, "SCORES", scores)
+    assert all(map(torch.equal, chosen, selections(model, tokens)))
+    torch.testing.assert_close(model.logits([tokens])[0], whole, rtol=1e-4, atol=1e-5)
+
+
+def test_of_equal_scores_the_first_keys_are_kept() -> None:
+    score = torch.tensor([[1.0, 2.0, 2.0, 2.0, 2.0], [3.0, 1.0, 3.0, 1.0, 9.0]])
+    kept = layers._best(score, slice(3, 5), 3)
+    assert kept.tolist() == [[False, True, True, True, False], [True, False, True, False, True]]
+    assert layers._best(torch.zeros(2, 2), slice(0, 2), 1).tolist() == [[True, False], [True, False]]
+
+
+def test_int8_keys_are_those_of_the_op(tiny_source: Path) -> None:
+    """`select_topk(int8_keys=True)` against the op that serves C8, on the same operands."""
+    model, tokens = StoredModel(tiny_source), torch.randint(7, 263, (64,), generator=torch.Generator().manual_seed(5))
+    config, weights = model.config, model.weights(1)
+    x = layers.attention_input(config, weights, model.embed(tokens))
+    latent = layers.query_latent(config, weights, x)
+    got = layers.select_topk(config, weights, x, latent, int8_keys=True)
+    q, k = layers._index_operands(config, weights, x, latent)
+    (q8, q_scale), (k8, k_scale) = ops.quantize_indexer(q), ops.quantize_indexer(k)
+    pages, table = ops.keys_in_pages(k8[None], 16)
+    scales, _ = ops.keys_in_pages(k_scale[None, :, None], 16)
+    batch = ops.PagedBatch(torch.tensor([0, 64]), torch.tensor([64]), table)
+    head = weights.linear("self_attn.indexer.weights_proj", x)
+    best = ops.lightning_indexer_quant(q8, pages, head, q_scale, scales[..., 0], batch, config.index_topk)
+    wanted = torch.zeros(64, 64, dtype=torch.bool)
+    for row, positions in enumerate(best.tolist()):
+        wanted[row, [position for position in positions if position >= 0]] = True
+    # fp32 sums in another order: a key at the edge may fall either way.
+    assert int((got != wanted).sum()) <= 4
+    assert not torch.equal(got, layers.select_topk(config, weights, x, latent))
+
+
+def test_marked_layers_are_evaluated_with_int8_keys(tiny_source: Path, tiny_quantized: object) -> None:
+    c8, plain = StoredModel(tiny_quantized("w4a8c8")), StoredModel(tiny_quantized("w4a8"))  # type: ignore[operator]
+    assert [c8.int8_keys(layer) for layer in range(4)] == [False, True, True, False]
+    assert not any(plain.int8_keys(layer) for layer in range(4))
+    tokens = [torch.randint(7, 263, (200,), generator=torch.Generator().manual_seed(6))]
+    assert not torch.equal(c8.logits(tokens)[0], plain.logits(tokens)[0])  # the weights are the same bytes
