@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -91,7 +90,7 @@ def server(model: Path, threads: int, log: Path) -> Iterator[dict[str, Any]]:
             memory = sum(member.memory_info().rss for member in family)
             yield {"url": url, "start_seconds": time.perf_counter() - began, "rss_bytes": memory}
         finally:
-            process.send_signal(signal.SIGINT)
+            process.terminate()  # a background job of a shell ignores SIGINT, and so does what it starts
             process.wait(timeout=60)
 
 

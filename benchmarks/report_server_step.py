@@ -1,10 +1,11 @@
-"""Where one decode step of the CPU server goes: our compiled code, our Python, torch, vLLM.
+"""Where one decode step of the CPU server goes, or its prefill: our compiled code, our Python, torch, vLLM.
 
     OMP_NUM_THREADS=1 python benchmarks/report_server_step.py work/w4a8 [--requests 8] [--length 256] [--top 15]
+    OMP_NUM_THREADS=1 python benchmarks/report_server_step.py work/w4a8 --prefill
 
-The engine runs in this process, without HTTP. Decode steps are timed first, then counted by Python's profiler, which
-adds its own time to every call: the shares lean towards what makes many calls. Checked: every request gets its tokens,
-the same ones in both passes.
+The engine runs in this process, without HTTP. Steps are timed first, then counted by Python's profiler, which adds its
+own time to every call: the shares lean towards what makes many calls. --prefill: the steps until every request has its
+first token, together. Checked: every request gets its tokens, the same ones in both passes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import statistics
 import sys
 import time
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,10 @@ OWNERS = (
     (("torch.", "torch/", "Tensor"), "torch"),
     (("numpy",), "numpy"),
 )
-PREFILL_STEPS = 10  # steps until every request decodes, at most
+
+
+#: What counts the calls of decode steps and of the prefill.
+Profile = tuple[cProfile.Profile | None, cProfile.Profile | None]
 
 
 def owner(function: tuple[str, int, str], compiled: set[str]) -> str:
@@ -64,25 +69,27 @@ def engine(directory: Path, requests: int) -> Any:
     ).llm_engine  # fmt: skip
 
 
-def decode(running: Any, name: str, prompts: list[list[int]], new: int, profile: cProfile.Profile | None) -> Any:
-    """Seconds of each decode step, and every request's tokens."""
+def run(running: Any, name: str, prompts: list[list[int]], new: int, profile: Profile) -> Any:
+    """Seconds of the prefill, of each decode step, and every request's tokens."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(temperature=0, max_tokens=new, min_tokens=new, ignore_eos=True)
     for number, prompt in enumerate(prompts):
         running.add_request(f"{name}-{number}", {"prompt_token_ids": prompt}, sampling)
-    outputs = [running.step() for _ in range(PREFILL_STEPS)]
-    seconds = []
-    if profile is not None:
-        profile.enable()
+    prefill, seconds, outputs, begun = 0.0, [], [], set[str]()
     while running.has_unfinished_requests():
+        counted = profile[len(begun) < len(prompts)]
         began = time.perf_counter()
-        outputs.append(running.step())
-        seconds.append(time.perf_counter() - began)
-    if profile is not None:
-        profile.disable()
+        with counted or nullcontext():
+            outputs.append(running.step())
+        spent = time.perf_counter() - began
+        if len(begun) < len(prompts):
+            prefill += spent
+        else:
+            seconds.append(spent)
+        begun |= {out.request_id for out in outputs[-1] if out.outputs[0].token_ids}
     done = {out.request_id.split("-")[1]: out.outputs[0].token_ids for step in outputs for out in step if out.finished}
-    return seconds, {number: list(tokens) for number, tokens in done.items()}
+    return prefill, seconds, {number: list(tokens) for number, tokens in done.items()}
 
 
 def main() -> int:
@@ -91,31 +98,36 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=8)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--new-tokens", type=int, default=130)
+    parser.add_argument("--prefill", action="store_true")
     parser.add_argument("--top", type=int, default=15)
     args = parser.parse_args()
     text = (Path(__file__).parents[1] / "LICENSE").read_bytes() * (1 + args.requests * args.length // 10000)
     prompts = [list(text[i * args.length : (i + 1) * args.length]) for i in range(args.requests)]
     running, profile = engine(args.directory, args.requests), cProfile.Profile()
-    decode(running, "warm", prompts, args.new_tokens, None)
-    seconds, tokens = decode(running, "timed", prompts, args.new_tokens, None)
-    profiled, again = decode(running, "profiled", prompts, args.new_tokens, profile)
+    counts: Profile = (None, profile) if args.prefill else (profile, None)
+    run(running, "warm", prompts, args.new_tokens, (None, None))
+    prefill, seconds, tokens = run(running, "timed", prompts, args.new_tokens, (None, None))
+    prefilled, profiled, again = run(running, "profiled", prompts, args.new_tokens, counts)
     right = tokens == again and all(len(made) == args.new_tokens for made in tokens.values())
     compiled, shares = compiled_functions(), Counter[str]()
     stats: Any = pstats.Stats(profile)
     for function, (_, _, spent, _, _) in stats.stats.items():
         shares[owner(function, compiled)] += spent
-    whole, step = sum(shares.values()), statistics.median(seconds) * 1e3
+    whole, steps = sum(shares.values()), 1 if args.prefill else len(profiled)
+    step = 1e3 * (prefill if args.prefill else statistics.median(seconds))
+    slowed = 1e3 * (prefilled if args.prefill else statistics.median(profiled))
+    what = "the prefill" if args.prefill else f"a decode step, median of {steps}"
     print(
         f"kernels {registry.choose('mla_preprocess', 'cpu').implementation}; {args.requests} requests of {args.length}"
     )
-    print(f"{len(seconds)} decode steps: median {step:.2f} ms, {statistics.median(profiled) * 1e3:.2f} ms profiled")
+    print(f"{what}: {step:.2f} ms, {slowed:.2f} ms profiled")
     for whose, spent in shares.most_common():
-        print(f"{whose:26} {spent / whole:6.1%}   {spent / whole * step:5.2f} ms of the step")
-    print("\ncalls per step, ms per step (profiled), function")
+        print(f"{whose:26} {spent / whole:6.1%}   {spent / whole * step:5.2f} ms")
+    print("\ncalls, ms (profiled), function")
     longest = sorted(stats.stats.items(), key=lambda item: -item[1][2])[: args.top]
     for (file, _, name), (_, calls, spent, _, _) in longest:
         where = Path(file).name if file != "~" else ""
-        print(f"{calls / len(profiled):7.1f} {spent / len(profiled) * 1e3:7.3f}   {where} {name}")
+        print(f"{calls / steps:7.1f} {spent / steps * 1e3:7.3f}   {where} {name}")
     return 0 if right else 1
 
 

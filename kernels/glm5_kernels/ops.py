@@ -11,7 +11,7 @@ import torch
 
 from glm5_kernels.errors import KernelInputError, KernelUnavailableError
 from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, LinearWeights, quantize_per_token
-from glm5_kernels.library import NAMESPACE, as_list
+from glm5_kernels.library import run
 from glm5_kernels.lightning_indexer.reference import quantize_indexer
 from glm5_kernels.paged_cache import PagedBatch, keys_in_pages, queries_in_a_row, write_rows
 from glm5_kernels.parity.run import ParityRow, parity
@@ -34,6 +34,7 @@ __all__ = [
     "fake_round",
     "feedback_gains",
     "hadamard",
+    "indexer_preprocess",
     "int8_linear",
     "keys_in_pages",
     "lightning_indexer",
@@ -57,7 +58,6 @@ __all__ = [
 ]
 
 Tensor = torch.Tensor
-_torch = getattr(torch.ops, NAMESPACE)
 
 
 def lightning_indexer(
@@ -68,7 +68,7 @@ def lightning_indexer(
     topk: int,
 ) -> Tensor:
     """The `topk` best visible positions of each query token: int32 [T, topk], best first, then -1."""
-    out: Tensor = _torch.lightning_indexer(q, k_cache, weights, *batch, topk)
+    out: Tensor = run("lightning_indexer", q, k_cache, weights, batch, topk)
     return out
 
 
@@ -82,7 +82,7 @@ def lightning_indexer_quant(
     topk: int,
 ) -> Tensor:
     """`lightning_indexer` on int8 queries and keys with their scales (`quantize_indexer`)."""
-    out: Tensor = _torch.lightning_indexer_quant(q, k_cache, weights, q_scale, k_scale_cache, *batch, topk)
+    out: Tensor = run("lightning_indexer_quant", q, k_cache, weights, q_scale, k_scale_cache, batch, topk)
     return out
 
 
@@ -97,8 +97,8 @@ def sparse_flash_attention(
     round_probs: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Absorbed attention over the chosen positions: out [T, H, kv_lora_rank] and lse fp32 [T, H]."""
-    out: tuple[Tensor, Tensor] = _torch.sparse_flash_attention(
-        ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, *batch, scale, round_probs
+    out: tuple[Tensor, Tensor] = run(
+        "sparse_flash_attention", ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, batch, scale, round_probs
     )
     return out
 
@@ -113,8 +113,8 @@ def sparse_flash_attention_quant(
     round_probs: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`sparse_flash_attention` on a cache of packed int8 rows (`pack_latents`)."""
-    out: tuple[Tensor, Tensor] = _torch.sparse_flash_attention_quant(
-        ql_nope, q_pe, kv_cache, topk_indices, *batch, scale, round_probs
+    out: tuple[Tensor, Tensor] = run(
+        "sparse_flash_attention_quant", ql_nope, q_pe, kv_cache, topk_indices, batch, scale, round_probs
     )
     return out
 
@@ -134,14 +134,13 @@ def mla_preprocess(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """ql_nope [T, H, kv_lora_rank], q_pe [T, H, rope], q_c [T, q_lora_rank]; writes both caches."""
-    out: tuple[Tensor, Tensor, Tensor] = _torch.mla_preprocess(
+    out: tuple[Tensor, Tensor, Tensor] = run(
+        "mla_preprocess",
         hidden_states,
         cos,
         sin,
-        as_list(qkv_a),
-        qkv_a.quant_mode,
-        as_list(q_b),
-        q_b.quant_mode,
+        qkv_a,
+        q_b,
         w_uk_t,
         q_a_gamma,
         kv_a_gamma,
@@ -153,15 +152,34 @@ def mla_preprocess(
     return out
 
 
+def indexer_preprocess(
+    q: Tensor,
+    k: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    slot_mapping: Tensor,
+    k_cache: Tensor,
+) -> Tensor:
+    """The index queries rotated, [T, H, D]; writes the normed and rotated keys of k [T, D] into the cache."""
+    out: Tensor = run(
+        "indexer_preprocess", q, k, norm_weight, norm_bias, eps, cos, sin, interleaved, slot_mapping, k_cache
+    )
+    return out
+
+
 def v_up_proj(latent: Tensor, w_uv: Tensor) -> Tensor:
     """latent [T, H, kv_lora_rank] times w_uv [H, kv_lora_rank, v_head_dim] -> [T, H * v_head_dim] in the same dtype."""
-    out: Tensor = _torch.v_up_proj(latent, w_uv)
+    out: Tensor = run("v_up_proj", latent, w_uv)
     return out
 
 
 def int8_linear(x: Tensor, w: LinearWeights) -> Tensor:
     """x [..., K] times the quantized weight [N, K] transposed -> [..., N] in x's dtype."""
-    out: Tensor = _torch.int8_linear(x, as_list(w), w.quant_mode)
+    out: Tensor = run("int8_linear", x, w)
     return out
 
 
@@ -175,7 +193,7 @@ def w4a8_moe(
     w2_scale: Tensor,
 ) -> Tensor:
     """The routed experts' share of the output, [T, D] in x's dtype."""
-    out: Tensor = _torch.w4a8_moe(x, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale)
+    out: Tensor = run("w4a8_moe", x, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale)
     return out
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -47,14 +48,38 @@ def check_blocks(batch: PagedBatch, num_blocks: int, block_size: int) -> None:
         return
     if block_size < 1:
         raise KernelInputError("the cache has blocks of 0 rows")
-    if int(batch.seq_lens.max()) > LONGEST:
-        raise KernelInputError(f"seq_lens holds {int(batch.seq_lens.max())}, positions are int32")
-    used = -(-batch.seq_lens.numpy().astype(np.int64) // block_size)
-    columns = min(int(used.max()), table.shape[1])  # what lies behind may be left over from other requests
-    part = table[:, : max(columns, 0)].numpy()
-    worst = int(np.where(np.arange(part.shape[1]) < used[:, None], part, -1).max(initial=-1))
+    longest, worst = _reach(_Content.of(batch.seq_lens), _Content.of(table), block_size)
+    if longest > LONGEST:
+        raise KernelInputError(f"seq_lens holds {longest}, positions are int32")
     if worst >= num_blocks:
         raise KernelInputError(f"block_table names block {worst}, the cache has {num_blocks}")
+
+
+class _Content(NamedTuple):
+    """An array as a key: what is found of one is the same for the next of equal numbers."""
+
+    dtype: Any
+    shape: tuple[int, ...]
+    data: bytes
+
+    @classmethod
+    def of(cls, x: torch.Tensor) -> _Content:
+        array = x.numpy()
+        return cls(array.dtype, array.shape, array.tobytes())
+
+    def array(self) -> Any:
+        return np.frombuffer(self.data, self.dtype).reshape(self.shape)
+
+
+# All layers of a step ask the same of the same numbers, which would take them as long as their products.
+@lru_cache(maxsize=4)
+def _reach(lengths: _Content, table: _Content, block_size: int) -> tuple[int, int]:
+    """The longest request, and the largest block that requests of these lengths reach in their tables."""
+    longest = int(lengths.array().max())
+    used = -(-lengths.array().astype(np.int64) // block_size)
+    columns = min(int(used.max()), table.shape[1])  # what lies behind may be left over from other requests
+    part = table.array()[:, : max(columns, 0)]
+    return longest, int(np.where(np.arange(part.shape[1]) < used[:, None], part, -1).max(initial=-1))
 
 
 def check_slots(slot_mapping: torch.Tensor, cache: torch.Tensor) -> None:
@@ -79,10 +104,15 @@ def query_layout(batch: PagedBatch, num_tokens: int) -> tuple[torch.Tensor, torc
         KernelInputError: query_start_loc does not divide `num_tokens` among the requests of seq_lens.
     """
     # On the host: a dozen operations on a few numbers, which as tensors would take as long as attention itself.
-    starts, lengths = (
-        batch.query_start_loc.cpu().numpy().astype(np.int64),
-        batch.seq_lens.cpu().numpy().astype(np.int64),
-    )
+    request, visible = _layout(_Content.of(batch.query_start_loc.cpu()), _Content.of(batch.seq_lens.cpu()), num_tokens)
+    device = batch.query_start_loc.device
+    return torch.from_numpy(request.copy()).to(device), torch.from_numpy(visible.copy()).to(device)
+
+
+@lru_cache(maxsize=4)
+def _layout(starts_of: _Content, lengths_of: _Content, num_tokens: int) -> tuple[Any, Any]:
+    """`query_layout` of arrays."""
+    starts, lengths = starts_of.array().astype(np.int64), lengths_of.array().astype(np.int64)
     ends = len(starts) == len(lengths) + 1 and starts[0] == 0 and starts[-1] == num_tokens
     if not ends or (np.diff(starts) < 0).any():
         raise KernelInputError(
@@ -90,9 +120,7 @@ def query_layout(batch: PagedBatch, num_tokens: int) -> tuple[torch.Tensor, torc
             f" to the {num_tokens} query tokens in {len(lengths) + 1} entries"
         )
     request = np.repeat(np.arange(len(lengths)), np.diff(starts))  # [T]
-    visible = lengths[request] - starts[1:][request] + np.arange(num_tokens) + 1
-    device = batch.query_start_loc.device
-    return torch.from_numpy(request).to(device), torch.from_numpy(visible).to(device)
+    return request, lengths[request] - starts[1:][request] + np.arange(num_tokens) + 1
 
 
 def physical_rows(positions: torch.Tensor, block_tables: torch.Tensor, block_size: int) -> torch.Tensor:

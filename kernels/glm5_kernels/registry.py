@@ -49,6 +49,7 @@ OPS: dict[str, tuple[str, ...]] = {
     "sparse_flash_attention": ("reference", "cpu", "npu", "triton"),
     "sparse_flash_attention_quant": ("reference", "cpu", "npu", "triton"),
     "mla_preprocess": ("reference", "cpu", "npu", "triton"),
+    "indexer_preprocess": ("reference", "cpu"),
     "v_up_proj": ("reference", "cpu"),
     "int8_linear": ("reference", "cpu"),
     "w4a8_moe": ("reference", "cpu"),

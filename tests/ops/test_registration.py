@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from glm5_kernels import library, ops, registry
 from tests.ops.support.paged_batch import paged_batch
@@ -16,7 +18,7 @@ from tests.support.command import ROOT
 #: Files compiled by numba.
 COMPILED = (
     "cpu.py", "cpu_intrinsics.py", "cpu_tiles.py", "fp32_product.py", "int8_product.py", "int8_rows.py", "rows.py",
-    "simd.py", "topk.py", "int8_dots.py", "int8_dots_intrinsics.py", "int8_ways.py", "processor.py",
+    "rotation.py", "simd.py", "topk.py", "int8_dots.py", "int8_dots_intrinsics.py", "int8_ways.py", "processor.py",
 )  # fmt: skip
 
 
@@ -36,6 +38,9 @@ def arguments(name: str) -> tuple[object, ...]:
         chosen = torch.tensor([[0, 1, -1]] * 3, dtype=torch.int32)
         rows = ops.pack_latents(cache(128), cache(16))
         return torch.randn(3, 2, 128), torch.randn(3, 2, 16), rows, chosen, *step, 0.5, True
+    if name == "indexer_preprocess":
+        rows, angles = (torch.randn(3, 4, 8), torch.randn(3, 8)), (torch.randn(3, 2), torch.randn(3, 2))
+        return *rows, torch.ones(8), torch.zeros(8), 1e-6, *angles, True, batch.slots(), cache(8)
     if name == "v_up_proj":
         return torch.randn(3, 2, 8), torch.randn(2, 8, 5)
     if name == "int8_linear":
@@ -53,6 +58,39 @@ def arguments(name: str) -> tuple[object, ...]:
     )  # fmt: skip
 
 
+class Seen(TorchDispatchMode):
+    """The names of ops that pass torch's dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_who_watches_sees_ops_also_where_a_server_goes_past_torch() -> None:
+    latent, w_uv, step = torch.randn(3, 2, 8), torch.randn(2, 8, 5), paged_batch([9, 3], [2, 1]).paged
+    weights = ops.LinearWeights(torch.randint(-9, 9, (6, 8), dtype=torch.int8), ops.PER_TOKEN, torch.rand(6))
+    keys = torch.randn(9, 4, 8), torch.randn(3, 4), step, 5
+
+    def results() -> list[torch.Tensor]:
+        chosen = ops.lightning_indexer(torch.ones(3, 4, 8), *keys)
+        return [ops.v_up_proj(latent, w_uv), ops.int8_linear(latent, weights), chosen]
+
+    by_torch, names = results(), [f"glm5_ascend::{op}" for op in ("v_up_proj", "int8_linear", "lightning_indexer")]
+    with torch.inference_mode():
+        straight = results()
+        with Seen() as mode:
+            results()
+        with torch.profiler.profile() as profile:
+            results()
+    assert all(torch.equal(a, b) for a, b in zip(by_torch, straight, strict=True))
+    assert sorted(name for name in mode.names if name.startswith("glm5")) == sorted(names)
+    assert {event.key for event in profile.key_averages()} >= set(names)
+
+
 @pytest.mark.parametrize("name", library.SCHEMAS)
 def test_opcheck(name: str) -> None:
     """Schema (mutated arguments included), fake implementation and tracing agree with what the op does."""
@@ -64,8 +102,8 @@ def test_opcheck(name: str) -> None:
 def test_only_the_caches_are_mutated() -> None:
     for name in library.SCHEMAS:
         schema = getattr(torch.ops.glm5_ascend, name).default._schema
-        mutated = {"ckv_cache", "kpe_cache"} if name == "mla_preprocess" else set()
-        assert {a.name for a in schema.arguments if a.is_write} == mutated
+        mutated = {"mla_preprocess": {"ckv_cache", "kpe_cache"}, "indexer_preprocess": {"k_cache"}}
+        assert {a.name for a in schema.arguments if a.is_write} == mutated.get(name, set())
 
 
 @pytest.mark.parametrize("name", library.SCHEMAS)

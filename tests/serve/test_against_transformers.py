@@ -50,7 +50,7 @@ def test_each_op_once_per_layer_and_step(chunked: dict[str, Any]) -> None:
     calls = counted["layers"] * counted["steps"]
     assert counted["steps"] >= 4
     assert counted["ops"] == dict.fromkeys(
-        ("mla_preprocess", "lightning_indexer", "sparse_flash_attention", "v_up_proj"), calls
+        ("mla_preprocess", "indexer_preprocess", "lightning_indexer", "sparse_flash_attention", "v_up_proj"), calls
     )
 
 
@@ -98,6 +98,7 @@ def test_layers_that_share_an_indexer(
     steps = report["counted"]["steps"]
     assert report["counted"]["ops"] == {
         "mla_preprocess": 3 * steps,
+        "indexer_preprocess": 2 * steps,
         "lightning_indexer": 2 * steps,
         "sparse_flash_attention": 3 * steps,
         "v_up_proj": 3 * steps,

@@ -6,7 +6,8 @@ cache, its spec and the split kv_b_proj weights. Its forward is never called, an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -32,10 +33,20 @@ class SparseMLAMetadata(AttentionMetadata):  # type: ignore[misc]
     block_table: torch.Tensor  # int32 [B, max_blocks]
     slot_mapping: torch.Tensor  # int64 [T]
 
-    @property
+    _angles: dict[tuple[int, bytes], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    @cached_property
     def paged(self) -> PagedBatch:
         """What the ops take."""
         return PagedBatch(self.query_start_loc, self.seq_lens, self.block_table)
+
+    def angles(self, table: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos, sin fp32 [T, rope / 2] at these positions of a rotary table; made once for all layers of the step."""
+        key = table.data_ptr(), positions.numpy().tobytes()
+        if key not in self._angles:
+            cos, sin = table[positions].float().chunk(2, dim=-1)
+            self._angles[key] = cos.contiguous(), sin.contiguous()
+        return self._angles[key]
 
 
 def current_metadata(layer_name: str) -> SparseMLAMetadata | None:

@@ -21,8 +21,16 @@ from glm5_kernels import ops
 SCALE_BYTES = 2
 
 
-class PackedMLAAttention(MLAAttention):  # type: ignore[misc]
-    """vLLM's owner of the latent cache, with rows of int8."""
+class LatentAttention(MLAAttention):  # type: ignore[misc]
+    """vLLM's owner of the latent cache and of kv_b_proj's halves, with W_UV [H, kv_lora_rank, v_head_dim] in order."""
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        super().process_weights_after_loading(act_dtype)
+        self.W_UV.data = self.W_UV.data.contiguous()  # vLLM's is a transposed view, which is read element by element
+
+
+class PackedMLAAttention(LatentAttention):
+    """The same with rows of int8."""
 
     def get_kv_cache_spec(self, vllm_config: Any) -> Any:
         size = packed_row_bytes(self.kv_lora_rank, self.qk_rope_head_dim)
@@ -34,11 +42,10 @@ def packed_row_bytes(kv_lora_rank: int, rope: int) -> int:
     return kv_lora_rank + 2 * rope + 4 * kv_lora_rank // TILE
 
 
-def pack(attention: MLAAttention) -> bool:
-    """Give `attention` an int8 cache if that is switched on; whether it is."""
+def adopt(attention: MLAAttention) -> bool:
+    """Make `attention` ours, with an int8 cache if that is switched on; whether it is."""
     wanted = switches(get_current_vllm_config()).latents
-    if wanted:
-        attention.__class__ = PackedMLAAttention
+    attention.__class__ = PackedMLAAttention if wanted else LatentAttention
     return wanted
 
 

@@ -7,6 +7,8 @@ turned into one in the model's dtype or in int8 (`caches`), and its forward, whi
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.models.deepseek_v2 import DeepseekV32IndexerCache, Indexer
@@ -40,7 +42,7 @@ def choose_positions(
     hidden_states: torch.Tensor,
     q_c: torch.Tensor,
     positions: torch.Tensor,
-    rotary_emb: torch.nn.Module,
+    rotary_emb: Any,
     metadata: SparseMLAMetadata,
 ) -> torch.Tensor:
     """int32 [T, index_topk]: the positions each token attends to, -1 where there are fewer.
@@ -49,19 +51,20 @@ def choose_positions(
         hidden_states: [T, hidden_size], the layer's input. q_c: [T, q_lora_rank], normalised.
         positions: int64 [T]. rotary_emb: the indexer's own (its pairing may differ from the attention's).
     """
-    rope, dim = indexer.rope_dim, indexer.head_dim
+    dim, slots, cache = indexer.head_dim, metadata.slot_mapping, indexer.k_cache.kv_cache
     q = indexer.wq_b(q_c)[0].view(-1, indexer.n_head, dim)  # [T, H, D]
     k, weights = indexer.wk_weights_proj(hidden_states)[0].split([dim, indexer.n_head], dim=-1)
-    k = indexer.k_norm(k)[:, None]  # [T, 1, D]
-    q_pe, k_pe = rotary_emb(positions, q[..., :rope].contiguous(), k[..., :rope].contiguous())
-    q = torch.cat([q_pe.view(-1, indexer.n_head, rope), q[..., rope:]], dim=-1)
-    k = torch.cat([k_pe.view(-1, 1, rope), k[..., rope:]], dim=-1)[:, 0]  # [T, D]
-    cache = indexer.k_cache.kv_cache
     scaled = weights.float() * (dim**-0.5 * indexer.n_head**-0.5)
-    # Keys first: a token may choose itself.
-    if cache.dtype != torch.int8:
-        ops.write_rows(cache, metadata.slot_mapping, k)
+    norm, angles = indexer.k_norm, metadata.angles(rotary_emb.cos_sin_cache, positions)
+    is_int8, rows = cache.dtype == torch.int8, cache
+    if is_int8:  # this step's keys as they come; int8 ones are made of them
+        rows, slots = k.new_empty(1, len(k), dim), torch.arange(len(k))
+    # Keys are written before positions are chosen: a token may choose itself.
+    q = ops.indexer_preprocess(
+        q, k, norm.weight, norm.bias, norm.eps, *angles, not rotary_emb.is_neox_style, slots, rows
+    )
+    if not is_int8:
         return ops.lightning_indexer(q, cache, scaled, metadata.paged, indexer.topk_tokens)
-    caches.write_keys(cache, metadata.slot_mapping, k)
+    caches.write_keys(cache, metadata.slot_mapping, rows[0])
     (queries, q_scale), (keys, k_scale) = ops.quantize_indexer(q), caches.split_keys(cache)
     return ops.lightning_indexer_quant(queries, keys, scaled, q_scale, k_scale, metadata.paged, indexer.topk_tokens)

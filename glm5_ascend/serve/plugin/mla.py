@@ -35,7 +35,7 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
             return
         if self.indexer is not None:
             indexer_module.adopt(self.indexer)
-        self.is_packed = caches.pack(self.mla_attn)
+        self.is_packed = caches.adopt(self.mla_attn)
         modules = mla_modules(args, kwargs)
         self.topk_indices_buffer = modules.topk_indices_buffer  # layers without an indexer get it here in all versions
         for linear in (self.fused_qkv_a_proj, self.q_b_proj):
@@ -62,7 +62,7 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
     def attend(self, positions: torch.Tensor, hidden_states: torch.Tensor, metadata: SparseMLAMetadata) -> torch.Tensor:
         """[T, hidden_size] -> [T, H * v_head_dim]; writes this step's rows into the caches."""
         tokens = hidden_states.shape[0]
-        cos, sin = self.rotary_emb.cos_sin_cache[positions].chunk(2, dim=-1)
+        cos, sin = metadata.angles(self.rotary_emb.cos_sin_cache, positions)
         cache, slots = self.mla_attn.kv_cache, metadata.slot_mapping
         rows = cache
         if self.is_packed:  # this step's rows as they come; int8 ones are made of them

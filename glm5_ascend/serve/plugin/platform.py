@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from vllm.platforms.cpu import CpuPlatform
@@ -41,14 +42,18 @@ class Glm5CpuPlatform(CpuPlatform):  # type: ignore[misc]
             super().check_and_update_config(vllm_config)
             return
         refuse_unsupported(vllm_config)
-        scheduler, cache = vllm_config.scheduler_config, vllm_config.cache_config
+        scheduler, cache, parallel = vllm_config.scheduler_config, vllm_config.cache_config, vllm_config.parallel_config
         # CpuPlatform forces these four because its own MLA kernel cannot do better; ours can.
         chunked_prefill, max_tokens = scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens
-        prefix_caching = cache.enable_prefix_caching
+        prefix_caching, executor = cache.enable_prefix_caching, parallel.distributed_executor_backend
         block_size = cache.block_size if cache.user_specified_block_size else DEFAULT_BLOCK_SIZE
         super().check_and_update_config(vllm_config)
         scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens = chunked_prefill, max_tokens
         cache.enable_prefix_caching, cache.block_size = prefix_caching, block_size
+        # CpuPlatform moves a single worker into a process of its own to bind its threads. Where none are bound, the way
+        # there and back would only make every step longer.
+        if executor == "uni" and os.environ.get("VLLM_CPU_OMP_THREADS_BIND") == "nobind":
+            parallel.distributed_executor_backend = executor
 
         from vllm.config import CompilationMode
 

@@ -8,7 +8,7 @@ import numpy as np
 from numba import int32, int64, njit, uint32
 
 _DIGIT = 12  # bits of the score that are counted
-_PASS = 11  # bits of a pass of the sort
+_PASS, _FEW = 11, 8  # bits of a pass of the sort, of many and of few values
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
@@ -46,12 +46,15 @@ def best_positions(scores: Any, seen: Any, k: Any, out: Any, keys: Any) -> None:
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _sort_descending(keys: Any, n: Any) -> None:
     """Rows 0 (values) and 1 (positions) of keys[:, :n] by value, largest first, equal ones in their order."""
-    mask = uint32((1 << _PASS) - 1)
-    for shift in range(0, 32, _PASS):
-        starts = np.zeros((1 << _PASS) + 1, np.int64)
+    width = _FEW if n < 1 << _PASS else _PASS  # counting digits takes as long as there are digits
+    mask = uint32((1 << width) - 1)
+    starts = np.empty((1 << width) + 1, np.int64)
+    for shift in range(0, 32, width):
+        for digit in range(len(starts)):
+            starts[digit] = 0
         for i in range(n):
             starts[int64(mask - (keys[0, i] >> uint32(shift) & mask)) + 1] += 1
-        for digit in range(1 << _PASS):
+        for digit in range(1 << width):
             starts[digit + 1] += starts[digit]
         for i in range(n):
             digit = int64(mask - (keys[0, i] >> uint32(shift) & mask))

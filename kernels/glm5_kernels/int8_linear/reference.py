@@ -18,5 +18,7 @@ def int8_linear(
     """See the package docstring."""
     require_floats(x=x)
     check_linear("w", w, None, x.shape[-1])
+    if x.dim() == 2:
+        return apply(x, w, x.dtype)
     rows = x.reshape(-1, x.shape[-1])
     return apply(rows, w, x.dtype).reshape(*x.shape[:-1], w.weight.shape[0])

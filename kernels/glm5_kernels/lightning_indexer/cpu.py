@@ -88,16 +88,14 @@ def _choose(
     visible = readable(query_layout(batch, num_tokens)[1], batch, k_cache.shape[1])
     padded = -(-heads // HEADS) * HEADS, -(-dim // WIDTH) * WIDTH  # zeros change no sum
     pairs = PAIRS and q.dtype == k_cache.dtype == torch.bfloat16 and not dim % (2 * WIDTH) and k_cache.stride(-1) == 1
-    query = torch.zeros(num_tokens, *padded, dtype=torch.bfloat16 if pairs else torch.float32)
-    query[:, :heads, :dim] = q
-    weight = torch.zeros(num_tokens, padded[0])
-    weight[:, :heads] = weights
+    query = _padded(q, (num_tokens, *padded), torch.bfloat16 if pairs else torch.float32)
+    weight = _padded(weights, (num_tokens, padded[0]), torch.float32)
     if k_cache.dtype not in KINDS or k_cache.stride(-1) != 1 or dim != padded[1]:
         k_cache = torch.nn.functional.pad(k_cache.float(), (0, padded[1] - dim)).contiguous()
     out = torch.full((num_tokens, topk), -1, dtype=torch.int32)
-    tasks = []
+    tasks, seen = [], visible.tolist()
     for request, (start, end) in enumerate(itertools.pairwise(batch.query_start_loc.tolist())):
-        length = int(visible[end - 1]) if end > start else 0
+        length = seen[end - 1] if end > start else 0
         size = min(TOKENS, max(1, SCORES // max(length, 1)))
         if length > 0:
             tasks += [(request, first, min(first + size, end)) for first in range(start, end, size)]
@@ -116,6 +114,15 @@ def _choose(
     size = len(tasks) if threads == 1 else max(1, len(tasks) // (4 * threads))
     rows = np.array(tasks)
     each(lambda number: _choose_tasks(rows[number * size : (number + 1) * size], step), -(-len(tasks) // size))
+    return out
+
+
+def _padded(x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """x in `dtype` and, with zeros behind it, in `shape`; contiguous; x itself if it is so already."""
+    if x.shape == shape:
+        return x.to(dtype).contiguous()
+    out = torch.zeros(shape, dtype=dtype)
+    out[tuple(slice(size) for size in x.shape)] = x
     return out
 
 

@@ -14,6 +14,7 @@ from numba import float32, njit
 from glm5_kernels.compiled.fp32_product import per_head
 from glm5_kernels.compiled.int8_product import apply_linear
 from glm5_kernels.compiled.int8_rows import COMPILED, FLOATS
+from glm5_kernels.compiled.rotation import Angles, rotate
 from glm5_kernels.compiled.rows import ELEMENT_BYTES, KINDS, RowAddress, load_row_as_fp32, row_address, store_row_as
 from glm5_kernels.compiled.simd import STEP, WIDTH
 from glm5_kernels.compiled.threads import each
@@ -22,13 +23,6 @@ from glm5_kernels.mla_preprocess import reference
 
 #: Tokens of a task.
 _TOKENS = 32
-
-
-class Angles(NamedTuple):
-    """cos, sin: fp32 [T, rope / 2]."""
-
-    cos: Any
-    sin: Any
 
 
 class Norms(NamedTuple):
@@ -71,7 +65,7 @@ def mla_preprocess(
     fits = dtype in FLOATS and all(cache.dtype == dtype and cache.stride(-1) == 1 for cache in caches)
     if not fits or not tokens or any(size % WIDTH for size in (q_lora, kv_lora, rope, nope)):
         return reference.mla_preprocess(*operands, eps, arithmetic=COMPILED)
-    kind, angles = KINDS[dtype], Angles(*(part.float().contiguous().numpy() for part in (cos, sin)))
+    kind, angles = KINDS[dtype], Angles.of(cos, sin)
     y = apply_linear(hidden_states, qkv_a, dtype).contiguous()
     q_c, norms = torch.empty(tokens, q_lora), Norms(q_a_gamma.float().numpy(), kv_a_gamma.float().numpy(), eps)
     target = Target(row_address(ckv_cache), row_address(kpe_cache), ckv_cache.shape[1], slot_mapping.long().numpy())
@@ -109,7 +103,7 @@ def _latents(y: Any, kind: Any, first: Any, last: Any, norms: Any, angles: Any, 
         if slot < 0:
             continue
         _norm(row[q : q + kv], norms.kv_gamma, norms.eps, row[q : q + kv])
-        _rotate(row[q + kv :], angles.cos[token], angles.sin[token])
+        rotate(row[q + kv :], angles.cos[token], angles.sin[token])
         block, offset = slot // target.block_size, slot % target.block_size
         store_row_as(row.ctypes.data + 4 * q, kv, kind, ckv.base + block * ckv.block_pitch + offset * ckv.row_pitch)
         kpe_row = kpe.base + block * kpe.block_pitch + offset * kpe.row_pitch
@@ -127,7 +121,7 @@ def _queries(z: Any, kind: Any, first: Any, last: Any, sizes: Any, angles: Any, 
     for token in range(first, last):
         for head in range(token * heads, (token + 1) * heads):
             load_row_as_fp32(z + size * (head * (nope + rope) + nope), rope, kind, row.ctypes.data, STEP)
-            _rotate(row, angles.cos[token], angles.sin[token])
+            rotate(row, angles.cos[token], angles.sin[token])
             store_row_as(row.ctypes.data, rope, kind, q_pe + size * head * rope)
 
 
@@ -144,11 +138,3 @@ def _norm(x: Any, gamma: Any, eps: Any, out: Any) -> None:
     factor = float32(1) / np.sqrt(total / float32(len(x)) + float32(eps))
     for column in range(len(x)):
         out[column] = x[column] * factor * gamma[column]
-
-
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _rotate(x: Any, cos: Any, sin: Any) -> None:
-    """The pairs (0, 1), (2, 3), ... of x by their angles, in place."""
-    for pair in range(len(cos)):
-        even, odd = x[2 * pair], x[2 * pair + 1]
-        x[2 * pair], x[2 * pair + 1] = even * cos[pair] - odd * sin[pair], odd * cos[pair] + even * sin[pair]

@@ -59,6 +59,7 @@ def cases(seed: int = 0, ops: Collection[str] = ()) -> Iterator[Case]:
         ({"hadamard"}, _rotation),
         ({"ssz_scale", "round_rows", "fake_round"}, _rounding),
         ({"feedback_gains", "round_with_feedback"}, _feedback),
+        ({"indexer_preprocess"}, _index_operands),  # last: the seeds of the others stay
     )
     for number, (makes, make) in enumerate(makers):
         if not ops or makes & set(ops):
@@ -172,6 +173,23 @@ def _preprocess(generator: torch.Generator) -> Iterator[Case]:
                 outputs = tuple((name, allowed) for name in ("ql_nope", "q_pe", "q_c", "ckv_cache", "kpe_cache"))
                 variant = f"{mode}, {str(dtype)[6:]}, {tokens} tokens"
                 yield Case("mla_preprocess", variant, arguments, outputs, written=(9, 10))
+
+
+def _index_operands(generator: torch.Generator) -> Iterator[Case]:
+    for dtype in (torch.float32, torch.bfloat16):
+        for tokens, interleaved in ((1, True), (8, True), (70, True), (8, False)):
+            slots = torch.randperm(2 * BLOCK, generator=generator)[:tokens]
+            slots[0] = -1 if tokens > 1 else slots[0]  # padding
+            angle = torch.rand(tokens, ROPE // 2, generator=generator) * 6
+            made = torch.randn(tokens, INDEX_DIM + INDEX_HEADS, generator=generator).to(dtype)
+            arguments = (
+                torch.randn(tokens, INDEX_HEADS, INDEX_DIM, generator=generator).to(dtype), made[:, :INDEX_DIM],
+                torch.rand(INDEX_DIM, generator=generator), torch.randn(INDEX_DIM, generator=generator), 1e-6,
+                angle.cos(), angle.sin(), interleaved, slots, torch.zeros(2, BLOCK, INDEX_DIM, dtype=dtype),
+            )  # fmt: skip
+            outputs = tuple((name, _sums(dtype, INDEX_DIM)) for name in ("q", "k_cache"))
+            variant = f"{str(dtype)[6:]}, {tokens} tokens, {'pairs' if interleaved else 'halves'}"
+            yield Case("indexer_preprocess", variant, arguments, outputs, written=(9,))
 
 
 def _up_projection(generator: torch.Generator) -> Iterator[Case]:

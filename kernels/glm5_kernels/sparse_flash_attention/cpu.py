@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -77,9 +78,8 @@ def _with_special_values(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens with a score that is not finite as the reference has them: an online softmax makes NaN of inf - inf."""
     out, lse = made
-    special = lse.isnan().any(dim=1)
-    if special.any():
-        right = by_reference()
+    if np.isnan(lse.numpy()).any():
+        special, right = lse.isnan().any(dim=1), by_reference()
         out[special], lse[special] = right[0][special], right[1][special]
     return out, lse
 
@@ -122,7 +122,7 @@ def _attend(
 
 def _int32(x: torch.Tensor) -> torch.Tensor:
     """What does not fit is beyond every cache, or negative."""
-    return x.long().clamp(-1, LONGEST).int()
+    return (x if x.dtype == torch.int32 else x.long().clamp(-1, LONGEST).int()).contiguous()
 
 
 def _readable(x: torch.Tensor, size: int) -> torch.Tensor:
