@@ -1,7 +1,7 @@
 """What config.json says about a `glm_moe_dsa` model, named once and checked once.
 
-Nothing here has a size built in: every number comes from the file. Source of the keys and of the indexer schedule:
-transformers 5.19 `GlmMoeDsaConfig`, vLLM 0.32 `deepseek_v2.py`.
+Nothing here has a size built in: every number comes from the file. Source of the keys: transformers 5.19
+`GlmMoeDsaConfig`, vLLM 0.32 `deepseek_v2.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from glm5_ascend.errors import ConfigError, Glm5Error, shown
 from glm5_ascend.model.json_file import MAX_CONFIG_BYTES, read_json_object
+from glm5_ascend.model.layer_types import indexer_types, mlp_layer_types
 
 MODEL_TYPE = "glm_moe_dsa"
 #: Architectures users confuse with GLM-5, and what to tell them.
@@ -130,8 +131,8 @@ def parse_config(raw: dict[str, Any], path: Path) -> ModelConfig:
         rope_theta=_rope_theta(raw, path),
         norm_topk_prob=bool(read.value("norm_topk_prob")),
         routed_scaling_factor=read.number("routed_scaling_factor"),
-        mlp_layer_types=_mlp_layer_types(raw, layers, path),
-        indexer_types=_indexer_types(raw, layers, path),
+        mlp_layer_types=mlp_layer_types(raw, layers, path),
+        indexer_types=indexer_types(raw, layers, path),
         quantization_config=raw.get("quantization_config"),
         **{key: read.positive(key) for key in _SIZES},
     )
@@ -223,53 +224,6 @@ def _rope_theta(raw: dict[str, Any], path: Path) -> float:
             f"{path}: rope_parameters.rope_theta is {shown(theta)}", "use the config.json of the original checkpoint"
         )
     return float(theta)
-
-
-def _mlp_layer_types(raw: dict[str, Any], layers: int, path: Path) -> tuple[str, ...]:
-    dense = raw.get("first_k_dense_replace")
-    types = raw.get("mlp_layer_types")
-    if types is None:
-        if not isinstance(dense, int) or dense < 0:
-            raise ConfigError(
-                f"{path}: neither mlp_layer_types nor a first_k_dense_replace >= 0 is given", "correct config.json"
-            )
-        types = ["dense"] * min(dense, layers) + ["sparse"] * (layers - min(dense, layers))
-    if len(types) != layers or any(kind not in ("dense", "sparse") for kind in types):
-        raise ConfigError(f"{path}: mlp_layer_types must be {layers} times 'dense' or 'sparse'", "correct config.json")
-    # Bounded by the layers first: a list of `dense` entries could be of any length.
-    if dense is not None and (
-        not 0 <= dense <= layers or list(types) != ["dense"] * dense + ["sparse"] * (layers - dense)
-    ):
-        raise ConfigError(
-            f"{path}: mlp_layer_types and first_k_dense_replace {dense} disagree",
-            "the engine reads the latter: correct one",
-        )
-    return tuple(types)
-
-
-def indexer_schedule(raw: dict[str, Any], layers: int) -> list[bool]:
-    """Which main layers compute their own top-k at run time; vLLM reads these keys, not `indexer_types`."""
-    pattern = raw.get("index_topk_pattern")
-    if pattern is not None:
-        return [i >= len(pattern) or pattern[i] != "S" for i in range(layers)]
-    freq, offset = max(raw.get("index_topk_freq") or 1, 1), raw.get("index_skip_topk_offset")
-    offset = 2 if offset is None else offset  # the default in vLLM and transformers; GLM-5.2 has 3
-    return [max(i - offset + 1, 0) % freq == 0 for i in range(layers)]
-
-
-def _indexer_types(raw: dict[str, Any], layers: int, path: Path) -> tuple[str, ...]:
-    types = raw.get("indexer_types")
-    pattern = raw.get("index_topk_pattern")
-    if types is None and pattern is not None:
-        types = [{"F": "full", "S": "shared"}.get(letter, letter) for letter in pattern]
-    if types is None:
-        types = ["full" if computes else "shared" for computes in indexer_schedule(raw, layers)]
-    if len(types) != layers or any(kind not in ("full", "shared") for kind in types):
-        raise ConfigError(f"{path}: indexer_types must be {layers} times 'full' or 'shared'", "correct config.json")
-    if types[0] == "shared":
-        what = f"{path}: indexer_types[0] is 'shared': the first layer has nothing to share"
-        raise ConfigError(what, "correct config.json")
-    return tuple(types)
 
 
 def _check_fixed_choices(raw: dict[str, Any], path: Path) -> None:
