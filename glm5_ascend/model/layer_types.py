@@ -1,4 +1,4 @@
-"""Which kinds the main layers are of, by config.json: `mlp_layer_types`, `indexer_types` and the keys that stand for them.
+"""The kinds of the main layers, by config.json: `mlp_layer_types`, `indexer_types`, and the keys that stand for them.
 
 Errors: `ConfigError` where keys contradict each other. Source of the indexer schedule: transformers 5.19
 `GlmMoeDsaConfig`, vLLM 0.32 `deepseek_v2.py`.
