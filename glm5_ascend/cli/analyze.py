@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
         app, "analyze", analyze,
         "analyze GLM-5 --html report.html",
         "analyze GLM-5 --budget 420GB --out my-recipe.yaml",
-        "analyze GLM-5.2 --recipe glm-5.2-w4a8 --seq-len 4096 --out my-recipe.yaml",
+        "analyze GLM-5.2 --recipe glm-5.2-w4a8 --seq-len 4096 --out r.yaml",
     )  # fmt: skip
 
 

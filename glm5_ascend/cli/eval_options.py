@@ -27,7 +27,7 @@ Metrics = Annotated[
     ),
 ]
 Lengths = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="LIST",
         show_default="none",

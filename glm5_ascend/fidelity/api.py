@@ -44,7 +44,7 @@ def evaluate(
     windows: int = WINDOWS,
     quick: bool = False,
     metrics: str | None = None,
-    lengths: str | Sequence[int] = (),
+    lengths: str | Sequence[int] | None = None,
     url: str | None = None,
     top_logprobs: int = 20,
     prompts: str | Path | None = None,
@@ -89,23 +89,11 @@ def evaluate(
         page.check_place(Path(html))
     asked = read_prompts(paths.prompts) if paths.prompts is not None else []
     servers = [_client(address, model, key) for address in (url, against_url) if address is not None]
-    bundled: list[str] = []
     found = Summary(url or str(directory), str(against or against_url))
+    bundled = list(validation_texts()) if paths.against is not None and text is None else []
     if paths.against is not None:
-        config = StoredModel(paths.against).config
-        bundled = list(validation_texts()) if text is None else []
-        tokens = read_tasks(_path(text), bundled, paths.against, config, window, windows)
-        if paths.directory is not None:
-            extras = Extras(drafts="mtp" in groups)
-            comparison = compare(paths.directory, paths.against, tokens.windows, progress, extras)
-        else:
-            comparison = compare_served(servers[0], paths.against, tokens.windows, top_logprobs, progress)
-        _fill_in(found, comparison, groups)
-        for task, numbers in tokens.by_task().items():
-            found.tasks[task] = _chosen(comparison.of(numbers), groups)
-        found.window, found.windows = window, len(tokens.windows)
-        if far and paths.directory is not None:
-            found.tasks |= long_contexts(paths.directory, paths.against, _path(text), bundled, far, progress)
+        job = _TextJob(_path(text), bundled, window, windows, far, groups, top_logprobs, progress)
+        _evaluate_text(found, job, paths, servers)
     if asked:
         this, reference = (generate(server, asked, max_tokens) for server in servers)
         found.prompts, found.generated = len(asked), generation_metrics(asked, reference, this)
@@ -115,6 +103,39 @@ def evaluate(
         header = evaluation_html.header_of(paths.directory, _path(text), bundled)
         page.write(Path(html), evaluation_html.document(found, header))
     return found
+
+
+@dataclass(frozen=True)
+class _TextJob:
+    """What is to be compared on a text; `path` None: the texts `bundled`. lengths: of retrieval prompts."""
+
+    path: Path | None
+    bundled: list[str]
+    window: int
+    windows: int
+    lengths: list[int]
+    groups: Collection[str]
+    top_logprobs: int
+    progress: Progress
+
+
+def _evaluate_text(found: Summary, job: _TextJob, paths: _Compared, servers: list[Client]) -> None:
+    """Fill in the teacher-forced figures: of all windows, of each task, of each length."""
+    assert paths.against is not None
+    config = StoredModel(paths.against).config
+    tokens = read_tasks(job.path, job.bundled, paths.against, config, job.window, job.windows)
+    if paths.directory is not None:
+        extras = Extras(drafts="mtp" in job.groups)
+        comparison = compare(paths.directory, paths.against, tokens.windows, job.progress, extras)
+    else:
+        comparison = compare_served(servers[0], paths.against, tokens.windows, job.top_logprobs, job.progress)
+    _fill_in(found, comparison, job.groups)
+    found.window, found.windows = job.window, len(tokens.windows)
+    for task, numbers in tokens.by_task().items():
+        found.tasks[task] = _chosen(comparison.of(numbers), job.groups)
+    if paths.directory is not None and job.lengths:
+        far = long_contexts(paths.directory, paths.against, job.path, job.bundled, job.lengths, job.progress)
+        found.tasks |= far
 
 
 def _fill_in(found: Summary, comparison: FidelityComparison, groups: Collection[str]) -> None:
@@ -136,10 +157,10 @@ def _chosen(comparison: FidelityComparison, groups: Collection[str]) -> list[Met
     return [row for row in figures(comparison) if row.group in groups]
 
 
-def _lengths(given: str | Sequence[int]) -> list[int]:
+def _lengths(given: str | Sequence[int] | None) -> list[int]:
     """ "4096,16384" -> [4096, 16384]."""
     try:
-        return [int(each) for each in (given.split(",") if isinstance(given, str) else given)]
+        return [int(each) for each in (given.split(",") if isinstance(given, str) else given or ())]
     except ValueError:
         raise EvaluationError(f"--lengths: {given!r} is no list of numbers", "such as 4096,16384,32768") from None
 

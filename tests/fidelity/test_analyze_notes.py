@@ -21,7 +21,7 @@ def test_a_calibration_text_that_is_not_installed_is_named(
     recipe["apiversion"], recipe["spec"]["dataset"] = "modelslim_v1", "mix_calib.jsonl"
     (tmp_path / "stock.yaml").write_text(yaml.safe_dump(recipe))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    prepared = prepare(AnalyzeOptions(tiny_source, str(tmp_path / "stock.yaml"), samples=1, seq_len=16))
+    prepared = prepare(AnalyzeOptions(tiny_source, str(tmp_path / "stock.yaml"), samples=1, seq_len=32))
     assert len(prepared.notes) == 1
     assert "mix_calib.jsonl" in prepared.notes[0]
 

@@ -85,10 +85,10 @@ def prepare(options: AnalyzeOptions) -> PreparedAnalysis:
         raise RecipeError(f"{calib}: no such calibration file", "give one with --calib")
     text = load_calibration(calib, options.source, source.config.vocab_size, options.samples, options.seq_len)
     if len(text.sequences[0]) <= (topk := source.config.index_topk):
-        what = f"sequences of at most {options.seq_len} tokens: the indexer keeps {topk} keys and has nothing to choose"
+        what = f"sequences of at most {options.seq_len} tokens tell nothing of the indexer, which keeps {topk} keys"
         if recipe.spec.fallback is not None and recipe.cache_steps:
-            raise RecipeError(f"{what}; the recipe's rule keys_lost cannot be judged", f"give --seq-len {2 * topk}")
-        notes.append(f"{what}: nothing is known of it (--seq-len {2 * topk})")
+            raise RecipeError(f"{what}: the recipe's rule keys_lost cannot be judged", f"give --seq-len {2 * topk}")
+        notes.append(f"{what} (--seq-len {2 * topk})")
     return PreparedAnalysis(options, path, calib, plan, text, notes)
 
 

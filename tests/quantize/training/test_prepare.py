@@ -153,5 +153,4 @@ def test_the_example_learns_the_same_in_one_process_and_in_two(source: Path, tmp
     for name in moved:
         step = (made[1].read(name) - before.read(name)).norm()
         apart = (made[1].read(name) - made[2].read(name)).norm()
-        print("APART", name, float(apart / step))
-        assert apart <= 0.1 * step + 1e-6, name
+        assert apart <= 0.02 * step + 1e-6, name
