@@ -93,7 +93,7 @@ class LifeValues(_Values):
         default=5,
         ge=0,
         le=1440,
-        description="Requests run and no step ends: then the server is started anew. 0: never.",
+        description="An engine runs requests and stands still: started anew. 0: never, where roll-outs pause them.",
     )
     drain_s: int = Field(default=300, ge=0, le=7200, description="Seconds that requests in flight may still take.")
     leave_s: int = Field(default=15, ge=0, le=600, description="Seconds between leaving the Service and SIGTERM.")
