@@ -111,6 +111,14 @@ def contents(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone().contiguous() for name, tensor in found.items()}
 
 
+def preprocess_of(implementation: Any) -> str:
+    """What prepares an attention's input: native, mlapo or prolog_v3."""
+    if hasattr(implementation, "preprocess_type"):  # 0.30
+        return str(implementation.preprocess_type.name).lower()
+    switches = {"mlapo": "enable_mlapo", "prolog_v3": "enable_sfa_prolog_v3"}
+    return next((kind for kind, switch in switches.items() if getattr(implementation, switch)), "native")
+
+
 def report(model: torch.nn.Module, unwritten: dict[str, int]) -> dict[str, Any]:
     """Unwritten elements, the scheme of each linear and stack of experts, and how each attention prepares its input."""
     schemes, preprocess = {}, {}
@@ -119,8 +127,7 @@ def report(model: torch.nn.Module, unwritten: dict[str, int]) -> dict[str, Any]:
         if method is not None:
             schemes[name] = type(getattr(method, "quant_method", method)).__name__
         if hasattr(module, "impl"):
-            chosen = [kind for kind in ("mlapo", "sfa_prolog_v3") if getattr(module.impl, f"enable_{kind}")]
-            preprocess[name] = chosen[0] if chosen else "native"
+            preprocess[name] = preprocess_of(module.impl)
     return {"model": type(model).__name__, "unwritten": unwritten, "schemes": schemes, "preprocess": preprocess}
 
 
