@@ -116,9 +116,11 @@ def test_every_module_gets_the_scheme_of_its_type(case: str, checkpoints: dict[s
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_static_attention_and_nothing_else_turns_mlapo_on(case: str, checkpoints: dict[str, Path], load: Load) -> None:
+def test_static_attention_and_nothing_else_turns_mlapo_on(
+    case: str, checkpoints: dict[str, Path], load: Load, line: VllmAscend
+) -> None:
     loaded = load(checkpoints[case])
-    wanted = "mlapo" if case in STATIC_ATTENTION else "native"
+    wanted = "mlapo" if case in STATIC_ATTENTION else "prolog_v3" if line.fuses_dynamic else "native"
     assert set(loaded["target"].report["preprocess"].values()) == {wanted}
     assert set(loaded["draft"].report["preprocess"].values()) == {"native"}  # float
 

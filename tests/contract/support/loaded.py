@@ -29,6 +29,7 @@ FUSED = {
 }
 #: The stacks of all experts.
 STACKS = {"w13": ("gate_proj", "up_proj"), "w2": ("down_proj",)}
+INNER_EXPERTS = ".experts.routed_experts"
 #: One per module, not one per row.
 PER_TENSOR = ("input_scale", "input_offset")
 #: scale_bias alone is a sum (of 16 columns) in fp32: relative to the largest of the module.
@@ -52,8 +53,14 @@ class Loaded:
 
 
 def read_loaded(folder: Path) -> dict[str, Loaded]:
-    report = json.loads((folder / "report.json").read_text())
-    return {name: Loaded(load_file(folder / f"{name}.safetensors"), report[name]) for name in ("target", "draft")}
+    """Modules by 0.23's names: 0.30 has one more in a layer's experts."""
+    report = json.loads((folder / "report.json").read_text().replace(INNER_EXPERTS, ".experts"))
+    stored = {name: load_file(folder / f"{name}.safetensors") for name in ("target", "draft")}
+    renamed = {
+        model: {name.replace(INNER_EXPERTS, ".experts"): tensor for name, tensor in tensors.items()}
+        for model, tensors in stored.items()
+    }
+    return {name: Loaded(tensors, report[name]) for name, tensors in renamed.items()}
 
 
 @dataclass

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from vllm_ascend_on_cpu import shim  # isort: skip  # noqa: F401  # before vLLM
 
 from vllm.config import set_current_vllm_config
-from vllm_ascend_on_cpu.load import engine_config, load, start_worker
+from vllm_ascend_on_cpu.load import engine_config, is_attention, load, start_worker
 
 LAYER = 1
 PAGE = 128
@@ -107,7 +107,7 @@ def run(model: torch.nn.Module, hf: object, chosen: list[torch.Tensor]) -> dict[
     from vllm_ascend.attention.attention_v1 import AscendAttentionState
 
     name = f"model.layers.{LAYER}.self_attn.attn"
-    (implementation,) = (m.impl for n, m in model.named_modules() if f"layers.{LAYER}." in n and hasattr(m, "impl"))
+    (implementation,) = (m.impl for n, m in model.named_modules() if f"layers.{LAYER}." in n and is_attention(m))
     hidden, rank, rope = hf.hidden_size, hf.kv_lora_rank, hf.qk_rope_head_dim  # type: ignore[attr-defined]
     widths = rank, rope, hf.index_head_dim  # type: ignore[attr-defined]
     caches = tuple(torch.full((PAGES, PAGE, 1, width), float("nan"), dtype=torch.bfloat16) for width in widths)

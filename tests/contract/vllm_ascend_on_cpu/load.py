@@ -104,11 +104,24 @@ def contents(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = dict(model.named_parameters())
     for name, module in model.named_modules():
         owners = {name: module} if hasattr(module, "quant_method") else {}
-        if hasattr(module, "impl"):
+        if is_attention(module):
             owners[f"{name}.impl"] = module.impl
         for owner, value in owners.items():
             found |= {f"{owner}.{key}": item for key, item in vars(value).items() if isinstance(item, torch.Tensor)}
     return {name: tensor.detach().clone().contiguous() for name, tensor in found.items()}
+
+
+def is_attention(module: torch.nn.Module) -> bool:
+    """A layer with a cache; in 0.30 the indexer's wrapper has an `impl`, too."""
+    return hasattr(module, "impl") and hasattr(module, "kv_cache")
+
+
+def preprocess_of(implementation: Any) -> str:
+    """What prepares an attention's input: native, mlapo or prolog_v3."""
+    if hasattr(implementation, "preprocess_type"):  # 0.30
+        return str(implementation.preprocess_type.name).lower()
+    switches = {"mlapo": "enable_mlapo", "prolog_v3": "enable_sfa_prolog_v3"}
+    return next((kind for kind, switch in switches.items() if getattr(implementation, switch)), "native")
 
 
 def report(model: torch.nn.Module, unwritten: dict[str, int]) -> dict[str, Any]:
@@ -118,9 +131,8 @@ def report(model: torch.nn.Module, unwritten: dict[str, int]) -> dict[str, Any]:
         method = getattr(module, "quant_method", None)
         if method is not None:
             schemes[name] = type(getattr(method, "quant_method", method)).__name__
-        if hasattr(module, "impl"):
-            chosen = [kind for kind in ("mlapo", "sfa_prolog_v3") if getattr(module.impl, f"enable_{kind}")]
-            preprocess[name] = chosen[0] if chosen else "native"
+        if is_attention(module):
+            preprocess[name] = preprocess_of(module.impl)
     return {"model": type(model).__name__, "unwritten": unwritten, "schemes": schemes, "preprocess": preprocess}
 
 

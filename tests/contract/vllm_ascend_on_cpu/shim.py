@@ -7,6 +7,7 @@ vLLM finds the platform and vllm-ascend's patches through their own entry points
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -40,7 +41,12 @@ class OtherModels(MetaPathFinder, Loader):
         def missing(*_: Any, **__: Any) -> None:
             raise RuntimeError(f"{module.__name__} is not here: GLM-5 was not expected to call it")
 
-        module.__dict__["__getattr__"] = lambda name: missing if name[0] != "_" else module.__dict__[name]
+        def get(name: str) -> Any:
+            if name[0] == "_":
+                raise AttributeError(name)
+            return missing
+
+        module.__dict__["__getattr__"] = get
 
 
 sys.meta_path.append(OtherModels())
@@ -57,7 +63,10 @@ NPUPlatform.device_type = "cpu"  # where models are built and loaded
 
 def without_hccl() -> None:
     """The MoE schemes ask HCCL for the name of a group, and do without if there is no group. Call after the patches."""
-    from vllm_ascend.quantization.methods import w4a8, w8a8_dynamic
-
-    for module in (w4a8, w8a8_dynamic):
-        module.get_mc2_group = lambda: None
+    for name in ("w4a8", "w8a8_dynamic", "w4a8.w4a8", "w8a8.w8a8_dynamic"):  # 0.23's files, and 0.30's
+        try:
+            module = import_module(f"vllm_ascend.quantization.methods.{name}")
+        except ModuleNotFoundError:
+            continue
+        if hasattr(module, "get_mc2_group"):
+            module.get_mc2_group = lambda: None

@@ -60,7 +60,12 @@ class _OtherModels(MetaPathFinder, Loader):
         def missing(*_: Any, **__: Any) -> None:
             raise RuntimeError(f"{module.__name__} is not here: GLM-5 was not expected to call it")
 
-        module.__dict__["__getattr__"] = lambda name: missing if name[0] != "_" else module.__dict__[name]
+        def get(name: str) -> Any:
+            if name[0] == "_":
+                raise AttributeError(name)
+            return missing
+
+        module.__dict__["__getattr__"] = get
 
 
 def without_other_ranks(rank: int, world: int) -> None:
