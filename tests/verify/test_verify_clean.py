@@ -35,6 +35,15 @@ def test_own_output_is_clean_and_matches_its_source(tiny_quantized: Quantized, t
         assert row.relative_error < row.limit / 2, row  # far from the limit: the limits are not tuned to pass
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("recipe", ["w4a8-best", "w8a8-best"])
+def test_error_feedback_on_a_trained_model_is_clean(
+    tiny_quantized: Quantized, trained_checkpoint: Path, recipe: str
+) -> None:
+    """Its experts have seen few tokens, so weights are moved far."""
+    assert_clean(verify(tiny_quantized(recipe, trained_checkpoint), against=trained_checkpoint))
+
+
 @pytest.mark.parametrize("recipe", ["w4a8", "w8a8", "w4a8-best", "w8a8-best"])
 def test_shared_indexer_layers_are_not_asked_for_an_indexer(
     tiny_quantized: Quantized, tmp_path_factory: pytest.TempPathFactory, recipe: str

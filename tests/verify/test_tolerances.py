@@ -1,0 +1,41 @@
+"""Which errors of a column a weight in INT4 may have: those of error feedback, and none of a wrong scale."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, W8A8_DYNAMIC
+from glm5_ascend.verify.tolerances import Verdict, WeightComparison
+
+
+def judged(scheme: str, factor: float = 1.0, noise: float = 0.0, rows: int = 256) -> Verdict:
+    """Column 5 of a random weight times `factor`, with noise of that share of it; compared in two pieces."""
+    generator = torch.Generator().manual_seed(3)
+    wanted = torch.randn(rows, 64, generator=generator)
+    found = wanted.clone()
+    found[:, 5] = factor * wanted[:, 5] + noise * torch.randn(rows, generator=generator)
+    comparison = WeightComparison()
+    for part in (slice(0, rows // 2), slice(rows // 2, rows)):
+        comparison.add(found[part], wanted[part])
+    return comparison.judge(scheme)
+
+
+@pytest.mark.parametrize(("factor", "noise"), [(1.0, 0.0), (1.0, 0.55), (0.95, 0.5), (1.1, 0.3)])
+def test_what_error_feedback_does_is_right(factor: float, noise: float) -> None:
+    assert judged(W4A8_DYNAMIC, factor, noise).ok
+
+
+@pytest.mark.parametrize(
+    ("factor", "noise"), [(0.55, 0.0), (1.6, 0.0), (0.5, 0.3), (-1.0, 0.0), (0.0, 0.0), (1.0, 1.2)]
+)
+def test_a_wrong_column_is_not(factor: float, noise: float) -> None:
+    verdict = judged(W4A8_DYNAMIC, factor, noise)
+    assert not verdict.ok and verdict.column == 5 and verdict.column_error > verdict.column_limit
+
+
+@pytest.mark.parametrize("scheme", [W8A8_DYNAMIC, FLOAT])
+def test_more_bits_leave_less_room(scheme: str) -> None:
+    assert judged(scheme, 1.02).ok
+    assert not judged(scheme, 0.8).ok
+    assert not judged(scheme, 1.0, 0.3).ok
