@@ -1,6 +1,6 @@
-"""One attention layer of GLM-5 in vLLM: three fused ops, then the value and output projections.
+"""One attention layer of GLM-5 in vLLM: fused ops, then the value and output projections.
 
-    hidden -> mla_preprocess -> (indexer) lightning_indexer -> sparse_flash_attention -> v_up_proj -> o_proj
+    hidden -> mla_preprocess -> (indexer_preprocess, lightning_indexer) -> sparse_flash_attention -> v_up_proj -> o_proj
 
 Each op runs once per layer and step, whatever the layer's quantization. Layers without an indexer of their own
 (GLM-5.2) reuse the positions that the last layer with one left in the shared buffer.
