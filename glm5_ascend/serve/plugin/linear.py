@@ -13,6 +13,9 @@ from vllm.model_executor.utils import set_weight_attrs
 from glm5_ascend.errors import CheckpointError
 from glm5_kernels import ops
 
+#: Bytes behind a weight, so that the compiled product may read its last row in whole vectors.
+ROOM = 64
+
 
 class Int8Linear(LinearMethodBase):  # type: ignore[misc]
     """What W8A8_DYNAMIC and W8A8 share: int8 weight, one fp32 scale per output row.
@@ -34,7 +37,8 @@ class Int8Linear(LinearMethodBase):  # type: ignore[misc]
         **extra: Any,
     ) -> None:
         loader, rows = extra["weight_loader"], sum(output_partition_sizes)
-        weight = torch.empty(rows, input_size_per_partition, dtype=torch.int8)
+        size = rows * input_size_per_partition
+        weight = torch.empty(size + ROOM, dtype=torch.int8)[:size].view(rows, input_size_per_partition)
         layer.register_parameter(
             "weight", ModelWeightParameter(data=weight, input_dim=1, output_dim=0, weight_loader=loader)
         )
