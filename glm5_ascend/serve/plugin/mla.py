@@ -51,11 +51,14 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
         if not self.is_ours:
             dense: torch.Tensor = super().forward(positions, hidden_states, llama_4_scaling)
             return dense
-        attended = hidden_states.new_zeros(hidden_states.shape[0], self.num_heads * self.v_head_dim)
         metadata = current_metadata(self.mla_attn.layer_name)
-        if metadata is not None:  # None in the profiling run; rows beyond n are padding
-            n = metadata.num_actual_tokens
-            attended[:n] = self.attend(positions[:n], hidden_states[:n], metadata)
+        tokens, n = len(hidden_states), 0 if metadata is None else metadata.num_actual_tokens
+        if metadata is not None and n == tokens:
+            attended = self.attend(positions, hidden_states, metadata)
+        else:  # the profiling run has no metadata; rows beyond n are padding
+            attended = hidden_states.new_zeros(tokens, self.num_heads * self.v_head_dim)
+            if metadata is not None:
+                attended[:n] = self.attend(positions[:n], hidden_states[:n], metadata)
         out: torch.Tensor = self.o_proj(attended)[0]
         return out
 
