@@ -53,7 +53,8 @@ class Int8Linear(LinearMethodBase):  # type: ignore[misc]
         return [("weight_scale", (rows, 1), torch.float32), ("weight_offset", (rows, 1), torch.float32)]
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        layer.op_weights = self.weights(layer)
+        # Plain tensors: what is asked of a Parameter goes through its class first.
+        layer.op_weights = ops.LinearWeights(*(plain(field) for field in self.weights(layer)))
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         y = ops.int8_linear(x, linear_weights(layer))
@@ -96,7 +97,11 @@ def linear_weights(layer: Any) -> ops.LinearWeights:
     if isinstance(layer.quant_method, Int8Linear):
         held: ops.LinearWeights = layer.op_weights
         return held
-    return ops.LinearWeights(layer.weight)
+    return ops.LinearWeights(layer.weight.data)
+
+
+def plain(field: Any) -> Any:
+    return field.data if isinstance(field, torch.nn.Parameter) else field
 
 
 def as_fp32(loader: Callable[..., None]) -> Callable[..., None]:

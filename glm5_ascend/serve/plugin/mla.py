@@ -78,9 +78,9 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
             sin,
             linear_weights(self.fused_qkv_a_proj),
             linear_weights(self.q_b_proj),
-            self.mla_attn.W_UK_T,
-            self.q_a_layernorm.weight,
-            self.kv_a_layernorm.weight,
+            self.mla_attn.W_UK_T.data,
+            self.q_a_layernorm.weight.data,
+            self.kv_a_layernorm.weight.data,
             slots,
             ckv,
             kpe,
@@ -100,7 +100,7 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
             latent, _ = ops.sparse_flash_attention_quant(ql_nope, q_pe, cache, *chosen_from)  # [T, H, kv_lora_rank]
         else:
             latent, _ = ops.sparse_flash_attention(ql_nope, q_pe, ckv, kpe, *chosen_from)
-        return ops.v_up_proj(latent, self.mla_attn.W_UV)
+        return ops.v_up_proj(latent, self.mla_attn.W_UV.data)
 
 
 def register() -> None:

@@ -74,13 +74,13 @@ def _is_float(_x: torch.Tensor, w: int8.LinearWeights, _dtype: torch.dtype) -> b
 
 
 def _fits_one_pass(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> bool:
-    few = 0 < len(x) <= int8_dots.TOKENS and dtype in FLOATS and fits(x)
+    few = 0 < x.shape[0] <= int8_dots.TOKENS and dtype in FLOATS and fits(x)
     return few and w.scale is not None and multiplies(w.weight, w.scale)
 
 
 def _in_one_pass(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
     assert w.scale is not None
-    tokens = len(x)
+    tokens = x.shape[0]
     return grouped(x, _EVERY[:tokens], np.array([0, tokens]), w.weight, w.scale, dtype, w)
 
 
@@ -136,8 +136,8 @@ def grouped(
         weight: int8 [E, N, K], or [N, K] of a single group. scale: fp32 [E, N].
         static: may hold one scale and offset for all of x, and a bias int32 [N] added before scaling back.
     """
-    n, k = weight.shape[-2:]
-    codes, factors, added = np.empty((len(x), _in_steps(k)), np.uint8), np.empty((len(x), 1), np.float32), _NOTHING
+    (n, k), tokens = weight.shape[-2:], x.shape[0]
+    codes, factors, added = np.empty((tokens, _in_steps(k)), np.uint8), np.empty((tokens, 1), np.float32), _NOTHING
     source = x.data_ptr(), x.stride(0) * x.element_size(), KINDS[x.dtype], k
     if static is None or static.quant_mode == int8.PER_TOKEN:
         _per_token(*source, codes, factors)
