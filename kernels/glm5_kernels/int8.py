@@ -121,7 +121,7 @@ def check_linear(name: str, w: LinearWeights, rows: int | None, columns: int) ->
         require_floats(**{f"{name}.weight": w.weight})
         return
     assert w.scale is not None
-    require_shape(f"{name}.scale", w.scale, (len(w.weight),))
+    require_shape(f"{name}.scale", w.scale, (w.weight.shape[0],))
     require_floats(**{f"{name}.scale": w.scale})
     if w.quant_mode == PER_TENSOR:
         assert w.quant_bias is not None and w.input_scale is not None and w.input_offset is not None

@@ -48,9 +48,11 @@ def check_blocks(batch: PagedBatch, num_blocks: int, block_size: int) -> None:
         return
     if block_size < 1:
         raise KernelInputError("the cache has blocks of 0 rows")
-    longest, worst = _reach(_Content.of(batch.seq_lens), _Content.of(table), block_size)
+    lengths = _Content.of(batch.seq_lens)
+    longest, columns = _reach(lengths, block_size)
     if longest > LONGEST:
         raise KernelInputError(f"seq_lens holds {longest}, positions are int32")
+    worst = _last_block(lengths, _Content.of(table[:, :columns]), block_size)
     if worst >= num_blocks:
         raise KernelInputError(f"block_table names block {worst}, the cache has {num_blocks}")
 
@@ -73,13 +75,17 @@ class _Content(NamedTuple):
 
 # All layers of a step ask the same of the same numbers, which would take them as long as their products.
 @lru_cache(maxsize=4)
-def _reach(lengths: _Content, table: _Content, block_size: int) -> tuple[int, int]:
-    """The longest request, and the largest block that requests of these lengths reach in their tables."""
+def _reach(lengths: _Content, block_size: int) -> tuple[int, int]:
+    """The longest request, and its blocks: what lies behind in a table may be left over from other requests."""
     longest = int(lengths.array().max())
+    return longest, max(0, -(-longest // block_size))
+
+
+@lru_cache(maxsize=4)
+def _last_block(lengths: _Content, table: _Content, block_size: int) -> int:
+    """The largest block that requests of these lengths reach in their tables."""
     used = -(-lengths.array().astype(np.int64) // block_size)
-    columns = min(int(used.max()), table.shape[1])  # what lies behind may be left over from other requests
-    part = table.array()[:, : max(columns, 0)]
-    return longest, int(np.where(np.arange(part.shape[1]) < used[:, None], part, -1).max(initial=-1))
+    return int(np.where(np.arange(table.shape[1]) < used[:, None], table.array(), -1).max(initial=-1))
 
 
 def check_slots(slot_mapping: torch.Tensor, cache: torch.Tensor) -> None:

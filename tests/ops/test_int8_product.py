@@ -44,6 +44,20 @@ def test_a_linear_layer(mode: str, dtype: torch.dtype, tokens: int, n: int, k: i
         assert torch.equal(few_rows.apply_linear(given, w, dtype), int8.apply_linear(given, w, dtype))
 
 
+@pytest.mark.parametrize("mode", [int8.PER_TOKEN, int8.PER_TENSOR])
+@pytest.mark.parametrize("k", [80, 96, 16, 144])
+def test_rows_that_end_within_a_step(mode: str, k: int) -> None:
+    """In one pass only where the bytes behind the last row are the storage's; what they hold changes nothing."""
+    w, x = layer(mode, 48, k), torch.randn(6, k) * 3
+    want = int8.apply_linear(x, w, torch.float32)
+    for room, in_one_pass in ((0, False), (63 - (k - 1) % 64, True), (64, True)):
+        storage = torch.full((48 * k + room,), 77, dtype=torch.int8)
+        storage[: 48 * k] = w.weight.flatten()
+        held = w._replace(weight=storage[: 48 * k].view(48, k))
+        assert few_rows.multiplies(held.weight, torch.rand(48)) == in_one_pass
+        assert torch.equal(few_rows.apply_linear(x, held, torch.float32), want)
+
+
 def test_what_saturates() -> None:
     w, x = layer(int8.PER_TENSOR, 16, 64), torch.tensor([1e9, -1e9, 0.0, 2.5]).repeat(2, 16)
     assert torch.equal(few_rows.apply_linear(x, w, torch.float32), int8.apply_linear(x, w, torch.float32))

@@ -115,6 +115,7 @@ def test_every_device_has_a_kernel(name: str, key: str) -> None:
 
 @pytest.mark.parametrize("name", library.SCHEMAS)
 def test_a_compiled_graph_gives_the_same(name: str) -> None:
+    torch._dynamo.reset()  # it counts how often the same lines are compiled, for whichever op
     op = getattr(torch.ops.glm5_ascend, name)
     given = arguments(name)
     want = op(*copy.deepcopy(given))

@@ -58,6 +58,11 @@ def test_platform_is_chosen(seen: dict[str, Any]) -> None:
 
 
 @needs_vllm
+def test_a_worker_gets_a_process_of_its_own_where_vllm_binds_threads(seen: dict[str, Any]) -> None:
+    assert seen["executors"] == {"not_bound": "uni", "bound": "mp", "asked": "mp"}
+
+
+@needs_vllm
 def test_stays_out_of_the_way(seen: dict[str, Any]) -> None:
     """Two active platforms are a RuntimeError in vLLM: ours must not answer beside vllm-ascend or when opted out.
 

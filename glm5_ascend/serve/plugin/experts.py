@@ -59,10 +59,10 @@ class Int8Experts(FusedMoEMethodBase):  # type: ignore[misc]
             x,
             topk_weights,
             topk_ids,
-            layer.w13_weight,
-            layer.w13_weight_scale.squeeze(-1),
-            layer.w2_weight,
-            layer.w2_weight_scale.squeeze(-1),
+            layer.w13_weight.data,
+            layer.w13_weight_scale.data.squeeze(-1),
+            layer.w2_weight.data,
+            layer.w2_weight_scale.data.squeeze(-1),
         )
 
 

@@ -61,7 +61,7 @@ def choose_positions(
         rows, slots = k.new_empty(1, len(k), dim), torch.arange(len(k))
     # Keys are written before positions are chosen: a token may choose itself.
     q = ops.indexer_preprocess(
-        q, k, norm.weight, norm.bias, norm.eps, *angles, not rotary_emb.is_neox_style, slots, rows
+        q, k, norm.weight.data, norm.bias.data, norm.eps, *angles, not rotary_emb.is_neox_style, slots, rows
     )
     if not is_int8:
         return ops.lightning_indexer(q, cache, scaled, metadata.paged, indexer.topk_tokens)

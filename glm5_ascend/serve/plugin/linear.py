@@ -13,6 +13,9 @@ from vllm.model_executor.utils import set_weight_attrs
 from glm5_ascend.errors import CheckpointError
 from glm5_kernels import ops
 
+#: Bytes behind a weight, so that the compiled product may read its last row in whole vectors.
+ROOM = 64
+
 
 class Int8Linear(LinearMethodBase):  # type: ignore[misc]
     """What W8A8_DYNAMIC and W8A8 share: int8 weight, one fp32 scale per output row.
@@ -34,7 +37,8 @@ class Int8Linear(LinearMethodBase):  # type: ignore[misc]
         **extra: Any,
     ) -> None:
         loader, rows = extra["weight_loader"], sum(output_partition_sizes)
-        weight = torch.empty(rows, input_size_per_partition, dtype=torch.int8)
+        size = rows * input_size_per_partition
+        weight = torch.empty(size + ROOM, dtype=torch.int8)[:size].view(rows, input_size_per_partition)
         layer.register_parameter(
             "weight", ModelWeightParameter(data=weight, input_dim=1, output_dim=0, weight_loader=loader)
         )
@@ -49,7 +53,8 @@ class Int8Linear(LinearMethodBase):  # type: ignore[misc]
         return [("weight_scale", (rows, 1), torch.float32), ("weight_offset", (rows, 1), torch.float32)]
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        layer.op_weights = self.weights(layer)
+        # Plain tensors: what is asked of a Parameter goes through its class first.
+        layer.op_weights = ops.LinearWeights(*(plain(field) for field in self.weights(layer)))
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         y = ops.int8_linear(x, linear_weights(layer))
@@ -92,7 +97,11 @@ def linear_weights(layer: Any) -> ops.LinearWeights:
     if isinstance(layer.quant_method, Int8Linear):
         held: ops.LinearWeights = layer.op_weights
         return held
-    return ops.LinearWeights(layer.weight)
+    return ops.LinearWeights(layer.weight.data)
+
+
+def plain(field: Any) -> Any:
+    return field.data if isinstance(field, torch.nn.Parameter) else field
 
 
 def as_fp32(loader: Callable[..., None]) -> Callable[..., None]:

@@ -1,6 +1,6 @@
-"""One attention layer of GLM-5 in vLLM: three fused ops, then the value and output projections.
+"""One attention layer of GLM-5 in vLLM: fused ops, then the value and output projections.
 
-    hidden -> mla_preprocess -> (indexer) lightning_indexer -> sparse_flash_attention -> v_up_proj -> o_proj
+    hidden -> mla_preprocess -> (indexer_preprocess, lightning_indexer) -> sparse_flash_attention -> v_up_proj -> o_proj
 
 Each op runs once per layer and step, whatever the layer's quantization. Layers without an indexer of their own
 (GLM-5.2) reuse the positions that the last layer with one left in the shared buffer.
@@ -51,11 +51,14 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
         if not self.is_ours:
             dense: torch.Tensor = super().forward(positions, hidden_states, llama_4_scaling)
             return dense
-        attended = hidden_states.new_zeros(hidden_states.shape[0], self.num_heads * self.v_head_dim)
         metadata = current_metadata(self.mla_attn.layer_name)
-        if metadata is not None:  # None in the profiling run; rows beyond n are padding
-            n = metadata.num_actual_tokens
-            attended[:n] = self.attend(positions[:n], hidden_states[:n], metadata)
+        tokens, n = len(hidden_states), 0 if metadata is None else metadata.num_actual_tokens
+        if metadata is not None and n == tokens:
+            attended = self.attend(positions, hidden_states, metadata)
+        else:  # the profiling run has no metadata; rows beyond n are padding
+            attended = hidden_states.new_zeros(tokens, self.num_heads * self.v_head_dim)
+            if metadata is not None:
+                attended[:n] = self.attend(positions[:n], hidden_states[:n], metadata)
         out: torch.Tensor = self.o_proj(attended)[0]
         return out
 
@@ -75,9 +78,9 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
             sin,
             linear_weights(self.fused_qkv_a_proj),
             linear_weights(self.q_b_proj),
-            self.mla_attn.W_UK_T,
-            self.q_a_layernorm.weight,
-            self.kv_a_layernorm.weight,
+            self.mla_attn.W_UK_T.data,
+            self.q_a_layernorm.weight.data,
+            self.kv_a_layernorm.weight.data,
             slots,
             ckv,
             kpe,
@@ -97,7 +100,7 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
             latent, _ = ops.sparse_flash_attention_quant(ql_nope, q_pe, cache, *chosen_from)  # [T, H, kv_lora_rank]
         else:
             latent, _ = ops.sparse_flash_attention(ql_nope, q_pe, ckv, kpe, *chosen_from)
-        return ops.v_up_proj(latent, self.mla_attn.W_UV)
+        return ops.v_up_proj(latent, self.mla_attn.W_UV.data)
 
 
 def register() -> None:

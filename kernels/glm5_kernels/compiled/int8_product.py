@@ -38,7 +38,8 @@ _EVERY, _NOTHING = np.arange(int8_dots.TOKENS), np.empty(0, np.int32)
 
 
 class Activations(NamedTuple):
-    """codes uint8 [T, K] (int8 + 128), factors fp32 [T, 1]; rows int64 [P], starts int64 [E + 1]: see `grouped`."""
+    """codes uint8 [T, K] (int8 + 128; K in whole steps), factors fp32 [T, 1]; rows int64 [P], starts int64 [E + 1]:
+    see `grouped`."""
 
     codes: Any
     factors: Any
@@ -63,7 +64,8 @@ class Way(NamedTuple):
 
 
 def apply_linear(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
-    """See `int8.apply_linear`: x [T, K] -> [T, N] in `dtype`, by the first of `WAYS` that takes a layer that fits."""
+    """See `int8.apply_linear`: x [T, K] -> [T, N] in `dtype`, by the first of `WAYS` that takes the layer."""
+    int8.check(w)
     return next(way for way in WAYS if way.takes(x, w, dtype)).apply(x, w, dtype)
 
 
@@ -72,13 +74,13 @@ def _is_float(_x: torch.Tensor, w: int8.LinearWeights, _dtype: torch.dtype) -> b
 
 
 def _fits_one_pass(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> bool:
-    few = 0 < len(x) <= int8_dots.TOKENS and dtype in FLOATS and fits(x)
+    few = 0 < x.shape[0] <= int8_dots.TOKENS and dtype in FLOATS and fits(x)
     return few and w.scale is not None and multiplies(w.weight, w.scale)
 
 
 def _in_one_pass(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
     assert w.scale is not None
-    tokens = len(x)
+    tokens = x.shape[0]
     return grouped(x, _EVERY[:tokens], np.array([0, tokens]), w.weight, w.scale, dtype, w)
 
 
@@ -107,9 +109,20 @@ WAYS = (
 def multiplies(weight: torch.Tensor, scale: torch.Tensor) -> bool:
     """Whether `grouped` takes weight [..., N, K] with these scales [..., N]."""
     n, k = weight.shape[-2:]
-    whole = not k % STEP and not n % WIDTH and weight.stride(-1) == 1
+    whole = not n % WIDTH and weight.stride(-1) == 1 and (not k % STEP or _has_room(weight))
     plain = weight.dtype == torch.int8 and scale.dtype == torch.float32 and scale.is_contiguous()
     return whole and plain
+
+
+def _has_room(weight: torch.Tensor) -> bool:
+    """Whether whole steps of columns can be read of its last row, too: what is read too much meets tokens of zero."""
+    pairs = zip(weight.shape[:-1], weight.stride()[:-1], strict=True)
+    last = weight.storage_offset() + sum((size - 1) * stride for size, stride in pairs)
+    return last + _in_steps(weight.shape[-1]) <= weight.untyped_storage().nbytes()
+
+
+def _in_steps(columns: int) -> int:
+    return -(-columns // STEP) * STEP
 
 
 def grouped(
@@ -123,9 +136,9 @@ def grouped(
         weight: int8 [E, N, K], or [N, K] of a single group. scale: fp32 [E, N].
         static: may hold one scale and offset for all of x, and a bias int32 [N] added before scaling back.
     """
-    n, k = weight.shape[-2:]
-    codes, factors, added = np.empty((len(x), k), np.uint8), np.empty((len(x), 1), np.float32), _NOTHING
-    source = x.data_ptr(), x.stride(0) * x.element_size(), KINDS[x.dtype]
+    (n, k), tokens = weight.shape[-2:], x.shape[0]
+    codes, factors, added = np.empty((tokens, _in_steps(k)), np.uint8), np.empty((tokens, 1), np.float32), _NOTHING
+    source = x.data_ptr(), x.stride(0) * x.element_size(), KINDS[x.dtype], k
     if static is None or static.quant_mode == int8.PER_TOKEN:
         _per_token(*source, codes, factors)
     else:
@@ -148,26 +161,28 @@ def grouped(
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _per_token(x: Any, pitch: Any, kind: Any, codes: Any, factors: Any) -> None:
-    """codes uint8 [T, K] and factors fp32 [T, 1] <- `quantize_rows` of all rows, codes offset by 128."""
-    quantize_rows(x, pitch, kind, 0, len(codes), codes.view(np.int8), factors)
-    _unsigned(codes)
+def _per_token(x: Any, pitch: Any, kind: Any, columns: Any, codes: Any, factors: Any) -> None:
+    """codes uint8 [T, >= columns] and factors fp32 [T, 1] <- `quantize_rows` of all rows, codes offset by 128."""
+    quantize_rows(x, pitch, kind, 0, len(codes), columns, codes.view(np.int8), factors)
+    _unsigned(codes, columns)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _per_tensor(x: Any, pitch: Any, kind: Any, scale: Any, offset: Any, codes: Any, factors: Any) -> None:
+def _per_tensor(x: Any, pitch: Any, kind: Any, columns: Any, scale: Any, offset: Any, codes: Any, factors: Any) -> None:
     """The same with one scale and offset for all rows; factors <- 1."""
-    quantize_rows_with(x, pitch, kind, 0, len(codes), scale, offset, codes.view(np.int8))
+    quantize_rows_with(x, pitch, kind, 0, len(codes), columns, scale, offset, codes.view(np.int8))
     factors[:] = np.float32(1)
-    _unsigned(codes)
+    _unsigned(codes, columns)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _unsigned(codes: Any) -> None:
-    """int8 + 128 as uint8, in place, because VPDPBUSD multiplies unsigned by signed; codes uint8 [T, K]."""
+def _unsigned(codes: Any, columns: Any) -> None:
+    """int8 + 128 as uint8, in place, because VPDPBUSD multiplies unsigned by signed; zeros behind the columns."""
     for row in range(len(codes)):
-        for column in range(codes.shape[1]):
+        for column in range(columns):
             codes[row, column] ^= np.uint8(128)
+        for column in range(columns, codes.shape[1]):
+            codes[row, column] = np.uint8(128)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]

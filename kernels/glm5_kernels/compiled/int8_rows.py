@@ -55,7 +55,7 @@ def quantize_per_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     pitch, kind = x.stride(0) * x.element_size(), KINDS[x.dtype]
 
     def part(first: int, last: int) -> None:
-        quantize_rows(x.data_ptr(), pitch, kind, first, last, out.numpy(), scale.numpy())
+        quantize_rows(x.data_ptr(), pitch, kind, first, last, columns, out.numpy(), scale.numpy())
 
     _in_parts(part, rows, columns)
     return out, scale
@@ -70,7 +70,8 @@ def quantize_per_tensor(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tens
     pitch, kind, step, zero = x.stride(0) * x.element_size(), KINDS[x.dtype], float(scale), float(offset)
 
     def part(first: int, last: int) -> None:
-        quantize_rows_with(x.data_ptr(), pitch, kind, first, last, np.float32(step), np.float32(zero), out.numpy())
+        given = x.data_ptr(), pitch, kind, first, last, columns
+        quantize_rows_with(*given, np.float32(step), np.float32(zero), out.numpy())
 
     _in_parts(part, rows, columns)
     return out
@@ -168,12 +169,12 @@ def scale_row(_: Any, row: Any, columns: Any, factor: Any, scales: Any, kind: An
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def quantize_rows(x: Any, pitch: Any, kind: Any, first: Any, last: Any, out: Any, scale: Any) -> None:
-    """out int8 [T, K] and scale fp32 [T, 1] = max|row| / 127, of tokens first..last.
+def quantize_rows(x: Any, pitch: Any, kind: Any, first: Any, last: Any, columns: Any, out: Any, scale: Any) -> None:
+    """out int8 [T, >= columns] and scale fp32 [T, 1] = max|row| / 127, of tokens first..last.
 
-    x: address of T rows of K elements of `kind`, `pitch` bytes apart.
+    x: address of T rows of so many columns of `kind`, `pitch` bytes apart.
     """
-    lanes, columns = np.empty(WIDTH, np.float32), out.shape[1]
+    lanes = np.empty(WIDTH, np.float32)
     for row in range(first, last):
         _largest(x + row * pitch, columns, kind, lanes.ctypes.data)
         highest = float32(1e-8)
@@ -185,10 +186,12 @@ def quantize_rows(x: Any, pitch: Any, kind: Any, first: Any, last: Any, out: Any
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def quantize_rows_with(x: Any, pitch: Any, kind: Any, first: Any, last: Any, scale: Any, offset: Any, out: Any) -> None:
-    """out int8 [T, K] <- x / scale + offset of tokens first..last; x, pitch, kind as for `quantize_rows`."""
+def quantize_rows_with(
+    x: Any, pitch: Any, kind: Any, first: Any, last: Any, columns: Any, scale: Any, offset: Any, out: Any
+) -> None:
+    """out int8 [T, >= columns] <- x / scale + offset of tokens first..last; the rest as for `quantize_rows`."""
     for row in range(first, last):
-        _codes(x + row * pitch, out.shape[1], kind, scale, offset, out[row].ctypes.data)
+        _codes(x + row * pitch, columns, kind, scale, offset, out[row].ctypes.data)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]

@@ -63,5 +63,24 @@ def refused(model: str) -> dict[str, Any]:
     }
 
 
+def executors(model: str) -> dict[str, Any]:
+    """What runs the worker, by whether threads are bound, and where the user says it."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    def executor(bound: str, **engine: Any) -> Any:
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = bound
+        made = EngineArgs(model=model, max_model_len=512, **engine).create_engine_config()
+        return made.parallel_config.distributed_executor_backend
+
+    return {
+        "not_bound": executor("nobind"),
+        "bound": executor("auto"),
+        "asked": executor("nobind", distributed_executor_backend="mp"),
+    }
+
+
 if __name__ == "__main__":
-    print("PROBE " + json.dumps({**before_vllm(), **registered(), **refused(sys.argv[1])}))
+    print(
+        "PROBE "
+        + json.dumps({**before_vllm(), **registered(), **refused(sys.argv[1]), "executors": executors(sys.argv[1])})
+    )

@@ -1,0 +1,44 @@
+"""Processor seconds until the server's ops are compiled and have run, from an empty cache: per op, and together.
+
+    OMP_NUM_THREADS=1 python benchmarks/report_compile_time.py [--ops int8_linear w4a8_moe]
+
+Without --ops: what a server of a W4A8 checkpoint calls (int8 caches, a choice, are not among them). Each op runs the
+cases of the parity suite in bf16 and in integers; what an earlier one has compiled is not counted again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+
+SERVED = (
+    "mla_preprocess", "indexer_preprocess", "lightning_indexer", "sparse_flash_attention", "v_up_proj", "int8_linear",
+    "w4a8_moe",
+)  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--ops", nargs="+", default=list(SERVED))
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["NUMBA_CACHE_DIR"] = folder  # before numba is loaded
+        from glm5_kernels import registry
+        from glm5_kernels.parity.cases import cases
+
+        compilation, began = registry.cache.compilation, time.process_time()
+        for op in args.ops:
+            before, function = time.process_time(), registry.load(op, "cpu")
+            for case in cases(ops=(op,)):
+                if "float32" not in case.variant:
+                    function(*case.arguments)
+            print(f"{op:24} {time.process_time() - before:6.2f} s", flush=True)
+        print(f"{'together':24} {time.process_time() - began:6.2f} s for {compilation.functions} functions")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
