@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from glm5_ascend.fidelity.evaluation.compare import compare
+from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from tests.support.command import environment
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -43,3 +46,19 @@ def test_the_readme_has_a_section_for_every_script() -> None:
     text = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"^### (\w+)\.py$", text, re.MULTILINE)) == SCRIPTS
     assert sorted(re.findall(r"`tools/(\w+)\.py` \|", text)) == [name.removeprefix("tools.") for name in TOOLS]
+
+
+def test_layers_are_rounded_up_to_a_depth(tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """report_depth.py: with no layer rounded there is the source, with all of them the checkpoint as it is stored."""
+    monkeypatch.syspath_prepend(FOLDER)
+    made = importlib.import_module("tools.fidelity_checkpoints")
+    parts = importlib.import_module("tools.fidelity_parts")
+    out, ids = tmp_path / "rtn", torch.randint(0, 64, (40,), generator=torch.Generator().manual_seed(0))
+    floats = made.float_weights(tiny_source, out, "rtn-w4a8")  # which leaves FLOAT tensors as they are
+
+    def kl(model: StoredModel | Path) -> float:
+        return float(compare(model, tiny_source, [ids]).kl.mean())
+
+    none, some, every = (kl(parts.FirstLayers(out, floats, depth)) for depth in (0, 1, 99))
+    assert every == kl(out)
+    assert abs(none) < 1e-9 < some != every

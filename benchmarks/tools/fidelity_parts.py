@@ -1,4 +1,7 @@
-"""What the weights cost alone, and what the activations: a checkpoint run with one side of its linears in float."""
+"""A checkpoint run with a part of it in float: weights, activations, or all layers from one on.
+
+What each side costs alone, and what the first layers do.
+"""
 
 from __future__ import annotations
 
@@ -60,3 +63,30 @@ class WeightsOnly(StoredModel):
 
     def weights(self, layer: int) -> StoredLayer:
         return _FloatActivations(self.files, self.description, layer_prefix(layer))
+
+
+class _AllFloat(_FloatWeights):
+    """Neither side rounded."""
+
+    def quantized_linear(self, module: str, scheme: str, x: torch.Tensor) -> torch.Tensor:
+        with safe_open(self.floats, "pt") as file:
+            return x @ file.get_tensor(module).T
+
+
+class FirstLayers(StoredModel):
+    """The first `rounded` layers as they are stored, the others as they were before they were rounded.
+
+    Args:
+        floats: of `fidelity_checkpoints.float_weights`.
+    """
+
+    def __init__(self, directory: Path, floats: Path, rounded: int) -> None:
+        super().__init__(directory)
+        self.floats, self.rounded = floats, rounded
+
+    def weights(self, layer: int) -> StoredLayer:
+        if layer < self.rounded:
+            return super().weights(layer)
+        made = _AllFloat(self.files, self.description, layer_prefix(layer))
+        made.floats = self.floats
+        return made

@@ -8,6 +8,19 @@ from .tokenizer import STOP_TOKENS, VOCAB_SIZE
 
 INDEX_TOPK = 64
 NORM_EPS = 1e-5
+#: Another shape: five times as deep and narrow, to see how errors of rounding add up over layers.
+DEEP: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 128,
+    "index_n_heads": 8,
+}
 
 
 def demo_config(tokenizer: Any, **changes: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from . import chats, corpus, optim, stages
-from .config import demo_config
+from .config import DEEP, demo_config
 from .export import export_checkpoint
 from .rows import RowSource
 from .tokenizer import train_tokenizer
@@ -61,7 +61,7 @@ def train(args: argparse.Namespace) -> stages.Run:
     torch.set_flush_denormal(True)  # inherited by the threads that start later
     torch.set_num_threads(args.threads)
     tokenizer = build_tokenizer()
-    model, mtp = build_model(tokenizer, args.seed)
+    model, mtp = build_model(tokenizer, args.seed, **(DEEP if args.deep else {}))
     source = RowSource(tokenizer, corpus.training_texts(), args.rows, args.length, args.text_share, args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
     bf16 = optim.quick_dtype() is torch.bfloat16
@@ -90,6 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="folder for the checkpoint")
     parser.add_argument("--tokens", type=float, default=TOKENS, help="budget of the three stages (default %(default)g)")
+    parser.add_argument("--deep", action="store_true", help="24 layers of width 128 instead of 5 of 192")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", type=int, default=6, help="rows per step")
     parser.add_argument("--length", type=int, default=384, help="tokens per row")

@@ -1,0 +1,89 @@
+"""How errors of rounding add up over the layers: KL to bf16 with only the first layers of a model rounded.
+
+    python -m glm5_ascend.demo_model.train DIR --deep
+    python benchmarks/report_depth.py DIR [--work DIR] [--recipes NAME ...] [--every N] [--peer PYTHON]
+
+A line per recipe: the first 4, 8, ... layers as stored, with the integer arithmetic that the server runs, all others
+with the fp32 weights from before they were rounded. The last column is the whole checkpoint. Below a recipe: its KL as
+a ratio to that of the first recipe, window by window, with a paired 95 % interval. With --peer, also msModelSlim's
+W4A8 (whole checkpoint only), made from the same source and text.
+
+The error per layer does not say this: errors of different layers can cancel, and norms can make them larger.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+from tools.fidelity_checkpoints import float_weights, peer_program, quantized, quantized_by_peer
+from tools.fidelity_parts import FirstLayers
+
+from glm5_ascend.demo_model.corpus import validation_texts
+from glm5_ascend.fidelity.evaluation.compare import compare
+from glm5_ascend.fidelity.evaluation.intervals import mean_interval
+from glm5_ascend.fidelity.evaluation.windows import read_windows
+from glm5_ascend.model.config import load_config
+
+WINDOW = 512
+RECIPES = "w4a8", "w4a8-best", "rtn-w4a8", "w8a8", "w8a8-best"
+
+
+def by_depth(source: Path, out: Path, recipe: str, depths: list[int], windows: list[torch.Tensor]) -> torch.Tensor:
+    """Mean KL of every window, [depths, windows]."""
+    made = quantized(source, out, recipe, [])
+    floats = float_weights(source, out.with_name(f"{out.name}-floats"), recipe)
+    found = [compare(FirstLayers(made, floats, depth), source, windows).kl.mean(1) for depth in depths]
+    return torch.stack(found)
+
+
+def ratio(ours: torch.Tensor, theirs: torch.Tensor) -> str:
+    """Of two rows of windows."""
+    low, high = mean_interval(ours, theirs) or (0.0, 0.0)
+    return f"{float(ours.mean() / theirs.mean()):.2f} [{low:.2f}, {high:.2f}]"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--work", type=Path, default=Path("work/depth"))
+    parser.add_argument("--recipes", nargs="+", default=RECIPES, help="default: %(default)s")
+    parser.add_argument("--every", type=int, default=4, help="layers between two columns (default %(default)s)")
+    parser.add_argument("--windows", type=int, default=16, help="of 512 tokens, at most (default %(default)s)")
+    parser.add_argument("--peer", type=Path, help="python of a virtual environment with msmodelslim")
+    parser.add_argument("--json", type=Path, help="also write the numbers here")
+    options = parser.parse_args()
+
+    options.work.mkdir(parents=True, exist_ok=True)
+    config = load_config(options.model)
+    windows = read_windows(None, validation_texts(), options.model, config, WINDOW, options.windows)
+    layers = config.num_hidden_layers
+    depths = [*range(options.every, layers, options.every), layers]
+    print(f"{options.model.name}: {layers} layers, {len(windows) * (WINDOW - 1)} positions")
+    print(f"{'KL, first layers rounded:':26}" + "".join(f"{depth:>22}" for depth in depths))
+    found: dict[str, torch.Tensor] = {}
+    for recipe in options.recipes:
+        found[recipe] = kl = by_depth(options.model, options.work / recipe, recipe, depths, windows)
+        print(f"{recipe:26}" + "".join(f"{float(row.mean()):22.5f}" for row in kl), flush=True)
+        first = found[options.recipes[0]]
+        if kl is not first:
+            cells = (f"{ratio(*pair):>22}" for pair in zip(kl, first, strict=True))
+            print(f"{f'  to {options.recipes[0]}':26}" + "".join(cells), flush=True)
+    if options.peer:
+        program = peer_program(options.peer, options.work)
+        made = quantized_by_peer(options.model, options.work / "peer-w4a8", "w4a8", [], program)
+        whole = compare(made, options.model, windows).kl.mean(1)
+        print(f"msModelSlim w4a8, whole: {float(whole.mean()):.5f}")
+        for recipe, kl in found.items():
+            print(f"  {recipe} to it: {ratio(kl[-1], whole)}")
+    if options.json:
+        figures = {recipe: dict(zip(depths, kl.tolist(), strict=True)) for recipe, kl in found.items()}
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
