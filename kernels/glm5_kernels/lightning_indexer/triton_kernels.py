@@ -2,11 +2,11 @@
 
 Shaped for one core of a 910B/910C (64 KB L0A and L0B, 128 KB L0C, 192 KB UB), at GLM-5's 32 heads of 128:
 
-    score_pages      [BT * H, D] x [D, PAGE]: 32 x 128 x 128 in decode, 64 x 128 x 128 where a request has several tokens,
-                     which share its keys. A page is one run of memory. A program takes many pages in a loop, so that the
-                     copy of the next page, the cube and the vector cores work side by side; one program per core.
+    score_pages      [BT * H, D] x [D, PAGE]: 32 x 128 x 128 in decode, 64 x 128 x 128 where a request has several
+                     tokens, which share its keys. A page is one run of memory. A program takes many pages in a loop:
+                     the copy of the next page, the cube and the vector cores work side by side. One program per core.
     choose_level     one row of scores, TILE = 2048 (8 KB) at a time: the K-th score is found bit by bit, by counting
-                     floats (vector cores compare floats, not integers), until exactly K reach it; no sort, no histogram.
+                     floats (vector cores compare floats, not integers), until exactly K reach it; no sort.
                      Hits are added lane by lane and summed once per count. A row is read from L2 once per bit.
     place_positions  those positions in order, SCAN = 64 at a time: a prefix sum and a compaction, both as 64 x 64
                      comparisons (16 KB), and one copy. A row in parts, so that a few rows fill all vector cores.
@@ -27,8 +27,8 @@ def score_pages(
     s_kb, s_ks, s_table, s_out, pages,
     H: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, PAGE: tl.constexpr, INT8: tl.constexpr,
 ):  # fmt: skip
-    """Grid (groups, S / (pages * PAGE)). groups int32 [G, 3]: first token, number of tokens <= BT, request. q [T, H, D] contiguous;
-    k [num_blocks, PAGE, D]; weights and q_scale [T, H]; k_scale [num_blocks, PAGE]; out fp32 [T, S].
+    """Grid (groups, S / (pages * PAGE)). groups int32 [G, 3]: first token, number of tokens <= BT, request. q [T, H, D]
+    contiguous; k [num_blocks, PAGE, D]; weights and q_scale [T, H]; k_scale [num_blocks, PAGE]; out fp32 [T, S].
     """
     g, part = tl.program_id(0), tl.program_id(1)
     first, count, request = tl.load(groups + g * 3), tl.load(groups + g * 3 + 1), tl.load(groups + g * 3 + 2)
@@ -79,8 +79,8 @@ def _count(scores, length, level, last, EQUAL: tl.constexpr, TILE: tl.constexpr)
 
 @triton.jit
 def choose_level(scores, visible, level_out, last_out, number, s_scores, topk, TILE: tl.constexpr):
-    """Grid (T). Of scores [T, S] the min(topk, those that are there) best, lowest position among equals, are: those above
-    level_out fp32 [T], and those that equal it at positions up to last_out int32 [T]; number int32 [T] of them."""
+    """Grid (T). Of scores [T, S] the min(topk, those that are there) best, lowest position among equals, are those
+    above level_out fp32 [T], and those that equal it at positions up to last_out int32 [T]; number int32 [T] of them."""
     t = tl.program_id(0)
     row, length = scores + t * s_scores, tl.load(visible + t)
     there = _count(row, length, float("-inf"), 0, False, TILE)

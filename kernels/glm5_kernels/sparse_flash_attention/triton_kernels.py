@@ -5,12 +5,12 @@ Shaped for one core of a 910B/910C (512 KB L1, 64 KB L0A and L0B, 128 KB L0C, 19
     gather_rows  BN = 64 rows of 1152 bytes (72 KB in UB) by one copy each, then written in a row by one copy: all 48
                  vector cores keep many copies under way.
     attend       BH = 32 heads against BN = 128 rows that follow each other: one copy of them to L1 (144 KB, twice),
-                 [32, 512] x [512, 128] and [32, 128] x [128, 512], 80 KB of fp32 in L0C. In UB, on either vector core,
+                 [32, 512] x [512, 128] and [32, 128] x [128, 512], 80 KB of fp32 in L0C. In UB of either vector core
                  the running output (32 KB fp32) beside a new product (32 KB). 64 heads of 8 tokens are 16 programs.
-    unpack_rows  as gather_rows from packed rows, one tile of 128 latents at a time: 8 KB int8, 32 KB fp32, 16 KB bf16.
+    unpack_rows  the same from packed rows, one tile of 128 latents at a time: 8 KB int8, 32 KB fp32, 16 KB bf16.
 
-If `attend` gathered by itself, its rows would come between two products, while the cube waits (benchmarks/README.md says
-what that costs). Rows are gathered whole: an unused place gets a row that holds data, and the
+If `attend` gathered by itself, its rows would come between two products, while the cube waits (the cost is in
+benchmarks/README.md). Rows are gathered whole: an unused place gets a row that holds data, and the
 *scores* are masked. A mask on the gathered rows would take a tile through selects, and rows that nobody wrote may hold
 NaN, which not even a probability of zero removes.
 """
@@ -62,8 +62,8 @@ def gather_rows(
     s_ckv, s_kpe, s_rows,
     R: tl.constexpr, P: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T, K / BN). Rows int32 [T, K] of ckv_cache and kpe_cache -> ckv [T * K, R] and kpe [T * K, P]; a place that is
-    unused (-1) gets the row `fill` int32 [T]."""
+    """Grid (T, K / BN). Rows int32 [T, K] of ckv_cache and kpe_cache -> ckv [T * K, R] and kpe [T * K, P]; an unused
+    place (-1) gets the row `fill` int32 [T]."""
     t, block = tl.program_id(0), tl.program_id(1)
     i, r, p = tl.arange(0, BN), tl.arange(0, R), tl.arange(0, P)
     row = tl.load(rows + t * s_rows + block * BN + i)
