@@ -80,7 +80,7 @@ def _count(scores, length, level, last, EQUAL: tl.constexpr, TILE: tl.constexpr)
 @triton.jit
 def choose_level(scores, visible, level_out, last_out, number, s_scores, topk, TILE: tl.constexpr):
     """Grid (T). Of scores [T, S] the min(topk, those that are there) best, lowest position among equals, are those
-    above level_out fp32 [T], and those that equal it at positions up to last_out int32 [T]; number int32 [T] of them."""
+    above level_out fp32 [T], and those that equal it at positions up to last_out int32 [T]; number int32 [T]."""
     t = tl.program_id(0)
     row, length = scores + t * s_scores, tl.load(visible + t)
     there = _count(row, length, float("-inf"), 0, False, TILE)

@@ -249,8 +249,12 @@ def _names(body: list[Operation]) -> dict[int, str]:
     return found
 
 
-def time_block(module: Module, known: Values, block: int, share: Share, memory: Memory) -> Record:
-    """A block from its start, at which all of its cores begin, to the end of the last one."""
+def time_block(module: Module, known: Values, block: int, share: Share, memory: Memory, lazy: bool = False) -> Record:
+    """A block from its start, at which all of its cores begin, to the end of the last one.
+
+    Args:
+        lazy: interpret in another order, which changes no time.
+    """
     watch, flags = Unwatched(), Flags()
     watch.block, watch.time = block, 1
     times = Times(share, memory, Record())
@@ -259,7 +263,7 @@ def time_block(module: Module, known: Values, block: int, share: Share, memory: 
     for number, function in found:
         others = tuple(other for other, _ in found if (other == 0) != (number == 0))
         cores.append(TimedCore(number, module, function, dict(known), watch, flags, block, others, times=times))
-    in_turn(cores, False)
+    in_turn(cores, lazy)
     return times.record
 
 
