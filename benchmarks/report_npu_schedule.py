@@ -74,6 +74,7 @@ def predictions(args: argparse.Namespace) -> list[dict[str, Any]]:
     from tests.proof.predicted.works import predict_call
 
     compiled, rows = compiler(args.tools), []
+    drawn: set[Path] = set()
     for work in works():
         if not all(word in f"{work.op} {work.shape}" for word in args.only.split()):
             continue
@@ -86,15 +87,14 @@ def predictions(args: argparse.Namespace) -> list[dict[str, Any]]:
         )
         print("| kernel | launches | blocks | estimate | lower bound | by | busy |\n|---|---|---|---|---|---|---|")
         for row in by_kernel(launches):
-            rows.append({"op": work.op, "shape": work.shape, "paper_us": round(least * 1e6, 1)} | row)
+            rows.append({"op": work.op, "shape": work.shape, "paper_us": round(least * 1e6, 2)} | row)
             print("| " + " | ".join(str(value) for value in row.values()) + " |", flush=True)
-        for launch in {launch.kernel: launch for launch in launches}.values():
-            if args.pictures and launch.record.spans:
-                args.pictures.mkdir(parents=True, exist_ok=True)
-                name = f"{work.op}-{launch.kernel}".replace("_mix_aiv", "")
-                draw(
-                    launch.record, f"{launch.kernel}: one block, {work.op} {work.shape}", args.pictures / f"{name}.svg"
-                )
+        for launch in launches if args.pictures else ():
+            args.pictures.mkdir(parents=True, exist_ok=True)
+            path = args.pictures / f"{work.op}-{launch.kernel}.svg"
+            if path not in drawn:  # of the first shape
+                draw(launch.record, f"{launch.kernel}: one block, {work.op} {work.shape}", path)
+                drawn.add(path)
     return rows
 
 

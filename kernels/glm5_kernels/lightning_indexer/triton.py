@@ -18,8 +18,8 @@ from glm5_kernels.triton_launch import launch, padded, support, support_power
 
 #: Query rows (tokens times heads) of one matrix product. With 128 its fp32 scores and their copies overflow UB.
 QUERY_ROWS = 64
-#: Tokens whose scores are held at once: 64 times 64k of them are 16 MB.
-TOKENS = 64
+#: Tokens whose scores are held at once, two for each vector core of a die: 96 times 64k of them are 25 MB.
+TOKENS = 96
 #: A scan compares SCAN x SCAN positions in UB: 128 overflow it.
 TILE, PART, SCAN, BI, BJ = 2048, 1024, 64, 64, 128
 #: Vector and cube cores of a die.
