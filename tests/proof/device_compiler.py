@@ -27,7 +27,7 @@ TARGETS = ("Ascend910_9382", "Ascend910B3")
 #: Bytes of one core's memories (AscendNPU-IR's target specification): vector, cube, accumulators.
 MEMORIES = {"ub": 196608, "cbuf": 524288, "cc": 131072}
 NAMES = {"ub": "UB", "cbuf": "L1", "cc": "L0C"}
-#: `choose_positions` takes 25 s here and 160 s beside other work.
+#: No kernel takes more than seconds; a size that does not fit once took 160 s.
 LIMIT = 900
 _BITS = {"i1": 1, "i8": 8, "bf16": 16, "f16": 16, "i16": 16, "f32": 32, "i32": 32, "i64": 64}
 _STAND_IN = """#!/bin/sh

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -56,7 +57,7 @@ def real_cases(op: str) -> Iterator[Case]:
 
 def launched_cases(op: str) -> Iterator[Case]:
     """What a server of GLM-5, 5.1 or 5.2 launches: a rank has 64, 32 or 16 of the heads. The number of tokens and of
-    requests is no constant of any kernel, so decode and prefill launch the same ones."""
+    requests is no constant of any kernel but of `score_pages`, which takes one token (decode) or several at once."""
     generator = torch.Generator().manual_seed(7)
     for heads in (64, 32, 16):
         if op.startswith("sparse_flash_attention"):
@@ -65,6 +66,7 @@ def launched_cases(op: str) -> Iterator[Case]:
             yield from (_preprocess(mode, generator, heads) for mode in QUANT_MODES)
     if op.startswith("lightning_indexer"):  # every rank has all heads of the indexer
         yield _indexer(op, generator)
+        yield _indexer(op, generator, (3, 1, 0))
 
 
 def executed_cases(op: str) -> Iterator[Case]:
@@ -98,9 +100,11 @@ def _cache(columns: int, owned: torch.Tensor, generator: torch.Generator) -> tor
     return rows.view(-1, BLOCK, columns)
 
 
-def _indexer(op: str, generator: torch.Generator) -> Case:
-    table, owned, starts = _pages(generator)
-    tokens, lengths = len(LENGTHS), torch.tensor(LENGTHS, dtype=torch.int32)
+def _indexer(op: str, generator: torch.Generator, counts: tuple[int, ...] = (1, 1, 1)) -> Case:
+    """`counts`: tokens of each request."""
+    table, owned, _ = _pages(generator)
+    tokens, lengths = sum(counts), torch.tensor(LENGTHS, dtype=torch.int32)
+    starts = torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32)
     q = torch.randn(tokens, INDEX_HEADS, INDEX_DIM, generator=generator).bfloat16()
     weights = torch.randn(tokens, INDEX_HEADS, generator=generator).bfloat16()
     keys = _cache(INDEX_DIM, owned, generator)

@@ -38,14 +38,14 @@ class Expected:
 
 #: At GLM-5's real sizes, by kernel and quant mode.
 EXPECTED = {
-    "score_pages, bf16": Expected("mix", ("64x128 x 128x128 bf16 -> f32",)),
-    "score_pages, i8": Expected("mix", ("64x128 x 128x128 i8 -> i32",)),
-    "choose_positions": Expected("aiv", single=2),
+    "score_pages, bf16": Expected("mix", ("32x128 x 128x128 bf16 -> f32",)),
+    "score_pages, i8": Expected("mix", ("32x128 x 128x128 i8 -> i32",)),
+    "choose_level": Expected("aiv"),
+    "place_positions": Expected("aiv"),
     "order_positions": Expected("aiv", single=1),
+    "gather_rows": Expected("aiv", rows=("1x512xbf16", "1x64xbf16")),
     "attend": Expected(
-        "mix",
-        ("16x512 x 512x64 bf16 -> f32", "16x64 x 64x64 bf16 -> f32", "16x64 x 64x512 bf16 -> f32"),
-        ("1x512xbf16", "1x64xbf16"),
+        "mix", ("32x512 x 512x128 bf16 -> f32", "32x64 x 64x128 bf16 -> f32", "32x128 x 128x512 bf16 -> f32")
     ),
     "unpack_rows": Expected("aiv", rows=("1x128xi8",) * 4 + ("1x64xbf16",), single=4),  # a scale per row and tile
     "quantize_rows": Expected("aiv"),

@@ -19,9 +19,9 @@ from tests.proof.lowering import Lowered
 
 #: Kernels of each op at GLM-5's sizes; MLA preprocess in two quant modes.
 KERNELS = {
-    "lightning_indexer": {"score_pages", "choose_positions", "order_positions"},
-    "lightning_indexer_quant": {"score_pages", "choose_positions", "order_positions"},
-    "sparse_flash_attention": {"attend"},
+    "lightning_indexer": {"score_pages", "choose_level", "place_positions", "order_positions"},
+    "lightning_indexer_quant": {"score_pages", "choose_level", "place_positions", "order_positions"},
+    "sparse_flash_attention": {"attend", "gather_rows"},
     "sparse_flash_attention_quant": {"attend", "unpack_rows"},
     "mla_preprocess": {"quantize_rows", "linear", "absorb", "rotate", "write_latents"},
 }

@@ -7,16 +7,23 @@ import itertools
 import torch
 
 from glm5_kernels.lightning_indexer.reference import check, check_quant
-from glm5_kernels.lightning_indexer.triton_kernels import choose_positions, order_positions, score_pages
+from glm5_kernels.lightning_indexer.triton_kernels import (
+    choose_level,
+    order_positions,
+    place_positions,
+    score_pages,
+)
 from glm5_kernels.paged_cache import PagedBatch, query_layout
 from glm5_kernels.triton_launch import launch, padded, support, support_power
 
 #: Query rows (tokens times heads) of one matrix product. With 128 its fp32 scores and their copies overflow UB.
 QUERY_ROWS = 64
-#: Tokens whose scores are held at once: 64 times 64k of them are 16 MB.
-TOKENS = 64
+#: Tokens whose scores are held at once, two for each vector core of a die: 96 times 64k of them are 25 MB.
+TOKENS = 96
 #: A scan compares SCAN x SCAN positions in UB: 128 overflow it.
-TILE, SCAN, BI, BJ = 2048, 64, 64, 128
+TILE, PART, SCAN, BI, BJ = 2048, 1024, 64, 64, 128
+#: Vector and cube cores of a die.
+PROGRAMS, CUBES = 48, 24
 
 
 def lightning_indexer(
@@ -61,8 +68,10 @@ def _choose(
     _, visible = query_layout(batch, tokens)
     seen = visible.clamp(0, batch.block_table.shape[1] * page).int().to(device)
     out = torch.full((tokens, topk), -1, dtype=torch.int32, device=device)
-    per_group = max(1, QUERY_ROWS // heads)
-    groups = _groups(batch.query_start_loc.tolist(), per_group, TOKENS)
+    starts = batch.query_start_loc.tolist()
+    longest = max((end - start for start, end in itertools.pairwise(starts)), default=1)
+    per_group = max(1, QUERY_ROWS // heads) if longest > 1 else 1
+    groups = _groups(starts, per_group, TOKENS)
     pages = -(-int(visible.max()) // page) if tokens else 0
     q, weights, blocks = q.contiguous(), weights.contiguous(), batch.block_table.int().contiguous()
     # bf16 weights and scales are widened inside; what no int8 kernel reads is any tensor of the right device.
@@ -76,15 +85,21 @@ def _choose(
         chosen = torch.empty(hi - lo, width, dtype=torch.float32, device=device)
         number = torch.zeros(hi - lo, dtype=torch.int32, device=device)
         table = torch.tensor([(start - lo, count, owner) for start, count, owner in part], dtype=torch.int32)
+        each = max(1, -(-pages * len(part) // CUBES))
         launch(
-            score_pages, (len(part), pages),
+            score_pages, (len(part), -(-pages // each)),
             q[lo:hi], k_cache, weights[lo:hi], q_scale[lo:hi], k_scale, blocks, table.to(device),
-            seen[lo:hi], scores, k_cache.stride(0), k_cache.stride(1), blocks.shape[1], scores.stride(0),
+            seen[lo:hi], scores, k_cache.stride(0), k_cache.stride(1), blocks.shape[1], scores.stride(0), each,
             H=heads, D=dim, BT=per_group, PAGE=page, INT8=q.dtype == torch.int8,
         )  # fmt: skip
+        level = torch.empty(hi - lo, dtype=torch.float32, device=device)
+        last = torch.empty(hi - lo, dtype=torch.int32, device=device)
+        launch(choose_level, (hi - lo,), scores, seen[lo:hi], level, last, number, scores.stride(0), topk, TILE=TILE)
+        # Parts of a row, so that all vector cores have one.
+        step = padded(-(-scores.shape[1] * (hi - lo) // PROGRAMS), PART)
         launch(
-            choose_positions, (hi - lo,),
-            scores, seen[lo:hi], positions, chosen, number, scores.stride(0), width, topk, TILE=TILE, SCAN=SCAN,
+            place_positions, (hi - lo, -(-scores.shape[1] // step)),
+            scores, seen[lo:hi], level, last, positions, chosen, scores.stride(0), width, step, TILE=PART, SCAN=SCAN,
         )  # fmt: skip
         launch(
             order_positions, (hi - lo, width // BI),

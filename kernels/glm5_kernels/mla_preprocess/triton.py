@@ -42,7 +42,7 @@ def mla_preprocess(
 
     x, x_scale = _rows(hidden_states.contiguous(), qkv_a, None, eps, None)  # 1
     y = _linear(x, x_scale, qkv_a, dtype)  # 2, 3
-    q_c = like(tokens, q_lora)
+    q_c = _whole(hidden_states, tokens, q_lora)
     x, x_scale = _rows(y[:, :q_lora], q_b, q_a_gamma, eps, q_c)  # 4 to 6
     z = _linear(x, x_scale, q_b, dtype)  # 7, 8
     ql_nope, q_pe = like(tokens, heads, rank), like(tokens, heads, rope)
@@ -59,15 +59,21 @@ def mla_preprocess(
     return ql_nope, q_pe, q_c
 
 
+def _whole(like: torch.Tensor, tokens: int, n: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """[tokens, n] of a memory in whole tiles of BM rows: a product reads them whole. A mask on the rows would fill the
+    tile with zeros before every copy."""
+    return like.new_empty(padded(tokens, BM), n, dtype=dtype or like.dtype)[:tokens]
+
+
 def _rows(
     x: torch.Tensor, w: LinearWeights, gamma: torch.Tensor | None, eps: float, normed: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """x [T, n], with gamma first normalized into `normed`, as `w` takes it; and its scales [T], if it has them."""
     tokens, n = x.shape
     if gamma is None and w.quant_mode == NO_QUANT:
-        return x, None
+        return _whole(x, tokens, n).copy_(x), None
     quantize(x[:0], w, x.dtype)  # raises what is wrong with w
-    integers = x.new_empty(tokens, n, dtype=torch.int8)
+    integers = _whole(x, tokens, n, torch.int8)
     scales = x.new_empty(tokens, dtype=torch.float32)
     # An argument that a mode does not read is any tensor of the right device.
     scale_in, offset_in = (scales if t is None else t for t in (w.input_scale, w.input_offset))
@@ -90,7 +96,7 @@ def _linear(x: torch.Tensor, x_scale: torch.Tensor | None, w: LinearWeights, dty
     support(n % BN == 0 and k % step == 0, f"takes weights of {BN} x {step} blocks, got {[n, k]}")
     same = w.weight.dtype == (dtype if w.quant_mode == NO_QUANT else torch.int8)
     support(same, f"takes weights of the dtype of its inputs, got {w.weight.dtype}")
-    out = torch.empty(tokens, n, dtype=dtype, device=x.device)
+    out = _whole(x, tokens, n, dtype)
     scale, bias, x_scale = (out if t is None else t for t in (w.scale, w.quant_bias, x_scale))
     launch(
         linear, (padded(tokens, BM) // BM, n // BN),

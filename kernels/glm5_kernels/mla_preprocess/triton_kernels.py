@@ -73,7 +73,8 @@ def linear(
     tokens, n, k, s_x, s_out,
     MODE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T / BM, N / BN). out [T, N] = x [T, K] times w [N, K] transposed; K a multiple of BK, N of BN. int8: exact,
+    """Grid (T / BM, N / BN). out [T, N] = x [T, K] times w [N, K] transposed; K a multiple of BK, N of BN; rows of x
+    up to a whole BM are read and their results dropped. int8: exact,
     plus bias int32 [N] (per_tensor_quant_asymm), times x_scale [T] (per_token_quant_symm), times scale [N]."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     column, j = tl.program_id(1) * BN + tl.arange(0, BN), tl.arange(0, BK)
@@ -82,7 +83,7 @@ def linear(
     else:
         total = tl.zeros([BM, BN], tl.int32)
     for start in range(0, k, BK):
-        a = tl.load(x + m[:, None] * s_x + (start + j)[None, :], mask=(m < tokens)[:, None], other=0)
+        a = tl.load(x + m[:, None] * s_x + (start + j)[None, :])
         b = tl.load(w + column[:, None] * k + (start + j)[None, :])
         total = tl.dot(a, tl.trans(b), total)
     if MODE == "per_tensor_quant_asymm":
@@ -101,12 +102,13 @@ def absorb(
     tokens, s_z,
     H: tl.constexpr, N: tl.constexpr, HEAD: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T / BM, H). out [T, H, R] = the first N of each head of z [T, H * HEAD], times w_uk_t [H, N, R]."""
+    """Grid (T / BM, H). out [T, H, R] = the first N of each head of z [T, H * HEAD], times w_uk_t [H, N, R]; rows
+    of z up to a whole BM are read."""
     m, h = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1)
     j, r = tl.arange(0, BK), tl.arange(0, R)
     total = tl.zeros([BM, R], tl.float32)
     for start in range(0, N, BK):
-        a = tl.load(z + m[:, None] * s_z + (h * HEAD + start + j)[None, :], mask=(m < tokens)[:, None], other=0.0)
+        a = tl.load(z + m[:, None] * s_z + (h * HEAD + start + j)[None, :])
         b = tl.load(w_uk_t + (h * N + start + j)[:, None] * R + r[None, :])
         total = tl.dot(a, b, total)
     place = (m * H + h)[:, None] * R + r[None, :]

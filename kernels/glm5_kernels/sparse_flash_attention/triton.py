@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from glm5_kernels.paged_cache import PagedBatch, query_layout
 from glm5_kernels.sparse_flash_attention.reference import TILE, check, check_packed, usable_rows
-from glm5_kernels.sparse_flash_attention.triton_kernels import attend, unpack_rows
+from glm5_kernels.sparse_flash_attention.triton_kernels import attend, gather_rows, unpack_rows
 from glm5_kernels.triton_launch import launch, padded, row_stride, support, support_power
 
-BH, BN = 16, 64
-#: Tokens whose int8 rows are unpacked at once: 64 times 2048 rows of 1152 bytes are 151 MB.
+#: Heads of one program where they are so many, else LEAST; rows that it multiplies at once, and that one gathers.
+BH, LEAST, BN, GATHER = 32, 16, 128, 64
+#: Tokens whose rows are gathered at once: 64 times 2048 rows of 1152 bytes are 151 MB.
 TOKENS = 64
 
 
@@ -29,8 +32,16 @@ def sparse_flash_attention(
     _support(ql_nope, q_pe, round_probs)
     same = ql_nope.dtype == q_pe.dtype == ckv_cache.dtype == kpe_cache.dtype
     support(same, f"takes queries and caches of one dtype, got {ql_nope.dtype} and {ckv_cache.dtype}")
-    rows, fill, count = _rows(topk_indices, batch, ckv_cache.shape[1])
-    return _attend(ql_nope, q_pe, ckv_cache, kpe_cache, rows, fill, count, scale)
+    s_ckv, s_kpe = row_stride(ckv_cache), row_stride(kpe_cache)
+    rank, rope = ql_nope.shape[2], q_pe.shape[2]
+
+    def gather(rows: torch.Tensor, fill: torch.Tensor, ckv: torch.Tensor, kpe: torch.Tensor) -> None:
+        launch(
+            gather_rows, (len(rows), rows.shape[1] // GATHER),
+            ckv_cache, kpe_cache, rows, fill, ckv, kpe, s_ckv, s_kpe, rows.shape[1], R=rank, P=rope, BN=GATHER,
+        )  # fmt: skip
+
+    return _attend(ql_nope, q_pe, _rows(topk_indices, batch, ckv_cache.shape[1]), gather, scale)
 
 
 def sparse_flash_attention_quant(
@@ -52,30 +63,19 @@ def sparse_flash_attention_quant(
     support(aligned, "reads packed rows that begin at multiples of 4 bytes")
     whole = kv_cache.as_strided((kv_cache.shape[0] * kv_cache.shape[1], kv_cache.shape[2]), (s_bytes, 1))
     integers, keys, scales = whole.split([rank, 2 * rope, 4 * rank // TILE], dim=-1)
-    rows, fill, count = _rows(topk_indices, batch, kv_cache.shape[1])
-    width = rows.shape[1]
-    outs = []
-    for lo in range(0, len(rows), TOKENS):
-        part = slice(lo, min(lo + TOKENS, len(rows)))
-        some = part.stop - lo
-        ckv = ql_nope.new_empty(some * width, 1, rank)
-        kpe = q_pe.new_empty(some * width, 1, rope)
+
+    def unpack(rows: torch.Tensor, fill: torch.Tensor, ckv: torch.Tensor, kpe: torch.Tensor) -> None:
         launch(
-            unpack_rows, (some, width // BN),
-            integers, keys.view(torch.bfloat16), scales.view(torch.float32), rows[part], fill[part], ckv, kpe,
-            s_bytes, width, R=rank, P=rope, TILE=TILE, BN=BN,
+            unpack_rows, (len(rows), rows.shape[1] // GATHER),
+            integers, keys.view(torch.bfloat16), scales.view(torch.float32), rows, fill, ckv, kpe,
+            s_bytes, rows.shape[1], R=rank, P=rope, TILE=TILE, BN=GATHER,
         )  # fmt: skip
-        places = torch.arange(some * width, dtype=torch.int32, device=rows.device).view(some, width)
-        places = places.masked_fill(rows[part] < 0, -1)
-        first = torch.arange(0, some * width, max(width, 1), dtype=torch.int32, device=rows.device)
-        outs.append(_attend(ql_nope[part], q_pe[part], ckv, kpe, places, first, count[part], scale))
-    if not outs:
-        return torch.empty_like(ql_nope), ql_nope.new_empty(ql_nope.shape[:2], dtype=torch.float32)
-    return torch.cat([out for out, _ in outs]), torch.cat([lse for _, lse in outs])
+
+    return _attend(ql_nope, q_pe, _rows(topk_indices, batch, kv_cache.shape[1]), unpack, scale)
 
 
 def _support(ql_nope: torch.Tensor, q_pe: torch.Tensor, round_probs: bool) -> None:
-    support(ql_nope.shape[1] % BH == 0, f"takes heads in sixteens, got {ql_nope.shape[1]}")
+    support(ql_nope.shape[1] % LEAST == 0, f"takes heads in sixteens, got {ql_nope.shape[1]}")
     support_power("kv_lora_rank and qk_rope_head_dim", ql_nope.shape[2], q_pe.shape[2])
     rounds = ql_nope.dtype != torch.float32
     support(round_probs or not rounds, "rounds the probabilities to 16 bits before the second product")
@@ -100,20 +100,23 @@ def _rows(
 def _attend(
     ql_nope: torch.Tensor,
     q_pe: torch.Tensor,
-    ckv_cache: torch.Tensor,
-    kpe_cache: torch.Tensor,
-    rows: torch.Tensor,
-    fill: torch.Tensor,
-    count: torch.Tensor,
+    chosen: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    gather: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None],
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    tokens, heads, rank = ql_nope.shape
+    """`gather(rows, fill, ckv, kpe)` writes the chosen rows of some tokens to ckv and kpe."""
+    (rows, fill, count), (tokens, heads, rank), rope = chosen, ql_nope.shape, q_pe.shape[2]
+    width, some = rows.shape[1], BH if heads % BH == 0 else LEAST
     out = torch.empty_like(ql_nope, memory_format=torch.contiguous_format)
     lse = torch.empty(tokens, heads, dtype=torch.float32, device=ql_nope.device)
-    launch(
-        attend, (tokens, heads // BH),
-        ql_nope.contiguous(), q_pe.contiguous(), ckv_cache, kpe_cache, rows, fill, count, out, lse, float(scale),
-        row_stride(ckv_cache), row_stride(kpe_cache), rows.shape[1],
-        H=heads, R=rank, P=q_pe.shape[2], BH=BH, BN=BN,
-    )  # fmt: skip
+    ql_nope, q_pe = ql_nope.contiguous(), q_pe.contiguous()
+    ckv, kpe = ql_nope.new_empty(min(tokens, TOKENS) * width, rank), q_pe.new_empty(min(tokens, TOKENS) * width, rope)
+    for lo in range(0, tokens, TOKENS):
+        part = slice(lo, min(lo + TOKENS, tokens))
+        gather(rows[part], fill[part], ckv, kpe)
+        launch(
+            attend, (part.stop - lo, heads // some),
+            ql_nope[part], q_pe[part], ckv, kpe, rows[part], count[part], out[part], lse[part], float(scale), width,
+            H=heads, R=rank, P=rope, BH=some, BN=BN,
+        )  # fmt: skip
     return out, lse

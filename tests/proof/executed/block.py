@@ -48,7 +48,7 @@ def run_block(module: Module, arguments: Values, block: int, watch: Watch, order
     if order == "drawn":
         _drawn(cores, random.Random(block))
     else:
-        _in_turn(cores if order == "eager" else cores[::-1], order == "lazy")
+        in_turn(cores if order == "eager" else cores[::-1], order == "lazy")
     for core in cores:
         for name, left in core.unfinished():
             watch.report("end", left, left, f"the program ends and does not wait for {name}")
@@ -56,7 +56,7 @@ def run_block(module: Module, arguments: Values, block: int, watch: Watch, order
         watch.report("flag", 0, 0, f"{key} is set and never waited for")
 
 
-def _in_turn(cores: list[Core], lazy: bool) -> None:
+def in_turn(cores: list[Core], lazy: bool) -> None:
     scalars = [core.scalar() for core in cores]
     order = PIPES[:0:-1] if lazy else PIPES[1:]
     while True:

@@ -186,7 +186,7 @@ class Core:
 
     def _issue(self, step: Step, line: int) -> Iterator[None]:
         """To the pipe where it runs; yields while the scalar pipe itself has to wait."""
-        where = step.pipe if isinstance(step, Instruction) else _where(step)
+        where = step.pipe if isinstance(step, Instruction) else where_flag(step)
         if where == "ALL":
             while any(self.queues.values()):
                 self.waits_for = f"line {line}: all pipes"
@@ -266,7 +266,7 @@ class Core:
                 pipe.learn(self.flags.take(("cross", other, self.number, step.event)))
 
 
-def _where(step: Flag) -> str:
+def where_flag(step: Flag) -> str:
     """The pipe that a flag's step runs on."""
     if step.verb in ("wait", "expect"):
         return step.target

@@ -30,12 +30,14 @@ def launch(module: Module, grid: Sequence[int], arguments: Sequence[Any], watch:
     if len(function.arguments) != BEFORE + len(arguments) + GRID:
         raise UncoveredError(f"{function.name} takes {len(function.arguments)} arguments")
     blocks = sizes[0] * sizes[1] * sizes[2]
-    known = _known(module, function, arguments, sizes, blocks)
+    known = known_values(module, function, arguments, sizes, blocks)
     for block in range(blocks):
         run_block(module, known, block, watch, order)
 
 
-def _known(module: Module, function: Function, arguments: Sequence[Any], sizes: tuple[int, ...], blocks: int) -> Values:
+def known_values(
+    module: Module, function: Function, arguments: Sequence[Any], sizes: tuple[int, ...], blocks: int
+) -> Values:
     spaces: dict[int, Space] = {}
     workspace = Space("workspace", np.full(max(1, _workspace(module) * blocks), 0xA5, np.uint8), shared=True)
     lock = Space("lock", np.zeros(64, np.uint8), shared=True, prepared=True)
