@@ -78,9 +78,6 @@ def test_level_5_what_was_compiled_gives_the_same_and_has_no_race(op: str, proof
     results = prove("executed", op, proof_tools)
     found = passed([r for r in results if not known(r)], 5)
     assert {r.what.split()[0] for r in found} == KERNELS[op]
-    wrong = [r for r in results if known(r) and r.what.startswith("attend")]
-    assert all("reads bytes that nobody wrote" in r.worst for r in wrong)
-    assert bool(wrong) == op.startswith("sparse_flash_attention")  # else the compiler is mended: `known` can go
 
 
 ADD = """
