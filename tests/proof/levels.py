@@ -63,10 +63,9 @@ class Result:
 
 
 def known(result: Result) -> bool:
-    """A defect of 1.1.0 that kernels/README.md names: `attend`'s gathered rows, a buffer of `score_pages`."""
+    """A defect of 1.1.0 that kernels/README.md names: a buffer of `score_pages`."""
     old = result.level == 5 and not result.ok and f", {VERSIONS[1]}" in result.what
-    buffer = result.what.startswith("score_pages") and "written on aiv0 V while aiv0 V writes" in result.worst
-    return old and (result.op.startswith("sparse_flash_attention") or buffer)
+    return old and result.what.startswith("score_pages") and "written on aiv0 V while aiv0 V writes" in result.worst
 
 
 def prove(level: str, op: str, tools: Tools | None) -> list[Result]:
