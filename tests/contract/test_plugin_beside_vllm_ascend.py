@@ -114,7 +114,9 @@ def test_compare_mode_finds_right_kernels_right(run: Run, line: VllmAscend) -> N
     lines = [each for each in report["said"] if "compare: " in each]
     named = [each for each in lines if "layers.1." in each]
     cached = [each for each in lines if "indexer with its cache at" in each]  # 0.30 does not say whose indexer it is
-    assert len(named) + len(cached) == len(lines) == 6 and len(cached) == (3 if line.fuses_dynamic else 0)
+    absent = [each for each in lines if "is not compared" in each]  # 0.30's preprocess is one operator of torch_npu
+    assert len(named) + len(cached) == len(lines) - len(absent) == 6
+    assert (len(cached), len(absent)) == ((3, 1) if line.fuses_dynamic else (0, 0))
 
 
 def test_compare_mode_shows_a_wrong_kernel(run: Run) -> None:

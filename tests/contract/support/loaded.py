@@ -29,7 +29,11 @@ FUSED = {
 }
 #: The stacks of all experts.
 STACKS = {"w13": ("gate_proj", "up_proj"), "w2": ("down_proj",)}
+#: The rotation's module in a checkpoint, and in 0.30's draft.
+ROT = "rot"
 INNER_EXPERTS = ".experts.routed_experts"
+#: Counted while it serves.
+COUNTERS = ("moe_load",)
 #: One per module, not one per row.
 PER_TENSOR = ("input_scale", "input_offset")
 #: scale_bias alone is a sum (of 16 columns) in fp32: relative to the largest of the module.
@@ -47,7 +51,8 @@ class Loaded:
         found: dict[str, Tensors] = defaultdict(dict)
         for name, tensor in self.tensors.items():
             module, _, suffix = name.rpartition(".")
-            if tensor.numel():  # the loader empties kv_b_proj, once it is split into W_UK_T and W_UV
+            # The loader empties kv_b_proj, once it is split into W_UK_T and W_UV.
+            if tensor.numel() and suffix not in COUNTERS:
                 found[module][suffix] = tensor
         return found
 
@@ -88,6 +93,8 @@ class Checkpoint:
         for model, each in loaded.items():
             for module, tensors in each.modules().items():
                 kind, wanted = self.meant(self.stored_name(module, model), result.used)
+                if "weight_fp32" in tensors:  # 0.30 keeps a router's weight twice
+                    wanted["weight_fp32"] = wanted["weight"].to(tensors["weight"].dtype).float()
                 found = read_back(kind, tensors, wanted)
                 for suffix in found.keys() | wanted.keys():
                     same = suffix in found and suffix in wanted and equal(suffix, found[suffix], wanted[suffix])
@@ -97,7 +104,7 @@ class Checkpoint:
     def stored_name(self, module: str, model: str) -> str:
         """The checkpoint's name for a loaded module."""
         mtp = f"model.layers.{self.config['num_hidden_layers']}"
-        names = {"model.embed_tokens": f"{mtp}.embed_tokens", f"{mtp}.rot": "rot"} if model == "draft" else {}
+        names = {"model.embed_tokens": f"{mtp}.embed_tokens", f"{mtp}.rot": ROT} if model == "draft" else {}
         return names.get(module, module.replace(".mtp_block", ""))
 
     def meant(self, module: str, used: set[str]) -> tuple[str, Tensors]:

@@ -30,7 +30,9 @@ def pack(config: VllmConfig, experts: dict[str, torch.Tensor]) -> dict[str, torc
         layer.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
     chosen = {"ascend_quant_method": COMPRESSED_TENSORS_METHOD, "weight_strategy": "channel"}
     config.quant_config.quant_description.update(chosen)
-    AscendW4A8DynamicFusedMoEMethod().process_weights_after_loading(layer)
+    method = AscendW4A8DynamicFusedMoEMethod()
+    method.quant_method = COMPRESSED_TENSORS_METHOD  # 0.30 looks here, at the name of the configuration in use
+    method.process_weights_after_loading(layer)
     return {name: parameter.detach().contiguous() for name, parameter in layer.named_parameters()}
 
 
