@@ -16,10 +16,10 @@ OF_A_PLACE = {
     "kv-transfer-config.kv_port", "kv-transfer-config.engine_id", "SERVER_PORT", "ASCEND_RT_VISIBLE_DEVICES",
     "HCCL_IF_IP", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME",
 }  # fmt: skip
-#: What clients see, and where the model comes from.
+#: What clients see, where the model comes from, and whether vLLM reports its use to its makers.
 OF_THE_FRONT = {
     "served-model-name", "shutdown-timeout", "enable-auto-tool-choice", "tool-call-parser", "reasoning-parser",
-    "chat-template-content-format", "trust-remote-code", "VLLM_USE_MODELSCOPE",
+    "chat-template-content-format", "trust-remote-code", "VLLM_USE_MODELSCOPE", "HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS",
 }  # fmt: skip
 #: What vLLM takes where nothing is said; tests/contract/test_cited_runs.py asks it.
 DEFAULTS: Switches = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from glm5_ascend.deploy.rehearsal.environment import BUILD, VLLM_ASCEND, RehearsalEnvironment, prepare
+from glm5_ascend.deploy.rehearsal.environment import BUILD, RehearsalEnvironment, prepare
 
 #: Line -> fixture with its environment.
 LINES = {"0.23": "vllm_ascend", "0.30": "vllm_ascend_030", "newest": "vllm_ascend_newest"}
@@ -50,7 +50,7 @@ class VllmAscend:
     def sources(self, folder: Path) -> Path:
         """Its C++ sources, which no wheel holds, unpacked from the release on PyPI."""
         flags = ["--quiet", "--no-deps", "--no-build-isolation", "--no-binary", "vllm-ascend", "--dest", str(folder)]
-        command = [str(self.python), "-m", "pip", "download", *flags, VLLM_ASCEND]
+        command = [str(self.python), "-m", "pip", "download", *flags, f"vllm-ascend=={self.version}"]
         subprocess.run(command, check=True, env=os.environ | BUILD)
         (archive,) = folder.glob("vllm_ascend-*.tar.gz")
         with tarfile.open(archive) as packed:
