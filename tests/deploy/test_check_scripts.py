@@ -22,7 +22,7 @@ from glm5_ascend.deploy.rendering.check_scripts import CHECKS, COMPOSE_HEALTH, H
 from glm5_ascend.deploy.rendering.files import rendered_texts
 from glm5_ascend.serve.local_server import free_port
 from tests.deploy.support.judges import checked, program
-from tests.deploy.support.replicas import START_LIMIT_S, Request, chat, healthy, replica, wait_for
+from tests.deploy.support.replicas import START_LIMIT_S, Request, chat, replica, wait_for
 from tests.support.command import ROOT, TIMEOUT_S
 
 Done = subprocess.CompletedProcess[str]
@@ -157,7 +157,7 @@ def test_a_hung_engine_of_a_real_server_is_seen(health: Path, rotated_checkpoint
     threads = [threading.Thread(target=each.run) for each in asked]
     try:
         server.start()
-        wait_for(lambda: healthy(server.url) or server.process is None or server.process.poll() is not None, "a server")
+        server.wait_until_healthy(server.url)
         for thread in threads:
             thread.start()
         wait_for(lambda: server.metric("vllm:num_requests_running") > 0, "requests", START_LIMIT_S)

@@ -15,7 +15,7 @@ import pytest
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.deploy.rendering.files import rendered_texts
 from glm5_ascend.serve.local_server import free_port
-from tests.deploy.support.replicas import COMPLETE, Program, Replica, Request, chat, wait_for
+from tests.deploy.support.replicas import COMPLETE, START_LIMIT_S, Program, Replica, Request, chat, wait_for
 
 #: An engine that takes its time to end after SIGTERM, and notes both.
 SLOW = """#!/usr/bin/env python3
@@ -45,9 +45,9 @@ def test_the_script_of_several_servers_waits_for_them(tmp_path: Path) -> None:
     environ = {**os.environ, **place, "PATH": f"{programs}:{os.environ['PATH']}"}
     running = subprocess.Popen(["bash", str(script)], env=environ, start_new_session=True)
     try:
-        wait_for(lambda: len(list(record.iterdir())) == 4, "four servers", 60)
+        wait_for(lambda: len(list(record.iterdir())) == 4, "four servers")
         running.send_signal(signal.SIGTERM)
-        assert running.wait(60) == 0
+        assert running.wait(START_LIMIT_S) == 0
         assert sorted(path.name for path in record.iterdir()) == [f"{port}.drained" for port in range(9900, 9904)]
     finally:
         if running.poll() is None:
@@ -77,13 +77,13 @@ def test_requests_in_flight_complete(tmp_path: Path) -> None:
         threads = [threading.Thread(target=request.run) for request in requests]
         for thread in threads:
             thread.start()
-        wait_for(lambda: server.metric("vllm:num_requests_running") == len(requests), "all in flight", 120)
+        wait_for(lambda: server.metric("vllm:num_requests_running") == len(requests), "all in flight")
         assert server.process is not None
         started = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         for thread in threads:
-            thread.join(300)
-        server.process.wait(120)
+            thread.join(START_LIMIT_S)
+        server.process.wait(START_LIMIT_S)
         completed = sum(request.fate == COMPLETE for request in requests)
         took = time.monotonic() - started
         print(f"sent {len(requests)}, completed {completed}, lost {len(requests) - completed}, {took:.1f} s")

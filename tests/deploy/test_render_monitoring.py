@@ -230,7 +230,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory, rotated_checkpoint: Path)
         stop.set()
         for client in clients:
             if client.ident is not None:
-                client.join(300)
+                client.join()
         watcher.kill()
         server.kill()
     assert asked and all(each.fate == COMPLETE for each in asked), [(e.status, e.detail) for e in asked]
@@ -255,9 +255,9 @@ def test_prometheus_evaluates_all_on_a_real_server_under_load(observed: Observed
         missing[:] = [each for each in missing if not any(map(math.isfinite, observed.numbers(each)))]
         return not missing
 
-    wait_for(lambda: healthy_prometheus(observed), "Prometheus", 120)
+    wait_for(lambda: healthy_prometheus(observed), "Prometheus")
     try:
-        wait_for(all_known, "every expression", 600)  # windows of minutes, and a first minute of the subquery
+        wait_for(all_known, "every expression")  # windows of minutes, and a first minute of the subquery
     except AssertionError:
         raise AssertionError(f"no number for {missing}") from None
     for each in [*known, *compared, QUESTION]:

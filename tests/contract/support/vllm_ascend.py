@@ -17,7 +17,7 @@ from glm5_ascend.deploy.rehearsal.environment import BUILD, RehearsalEnvironment
 LINES = {"0.23": "vllm_ascend", "0.30": "vllm_ascend_030", "newest": "vllm_ascend_newest"}
 #: Names the interpreter of an environment with the newest pre-release; set, contract tests of lines run with it alone.
 NEWEST = "VLLM_ASCEND_NEWEST_PYTHON"
-RUN_LIMIT = 300  # seconds; a script takes some 20
+RUN_LIMIT = 1800  # seconds, to end what hangs; a script takes 20 to 200
 PACKAGES = Path(__file__).parents[1]
 
 
