@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import psutil
 import pytest
 
 from glm5_ascend.deploy.profiles.load import load
@@ -161,10 +160,7 @@ def test_a_hung_engine_of_a_real_server_is_seen(health: Path, rotated_checkpoint
         for thread in threads:
             thread.start()
         wait_for(lambda: server.metric("vllm:num_requests_running") > 0, "requests", START_LIMIT_S)
-        assert server.process is not None
-        family = psutil.Process(server.process.pid).children(recursive=True)
-        engine = next(each for each in family if "EngineCore" in " ".join([each.name(), *each.cmdline()]))
-        engine.send_signal(signal.SIGSTOP)
+        server.engine().send_signal(signal.SIGSTOP)
         time.sleep(1)  # what it had said before has arrived
         assert bash(health, "127.0.0.1", server.port, 1, 60, 3).returncode == 0
         began = time.monotonic()

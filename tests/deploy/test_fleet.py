@@ -163,13 +163,6 @@ def test_an_upgrade_loses_no_request(fleet: Fleet, rotated_w8a8_checkpoint: Path
     assert sorted(RunningRouter(fleet.url).workers()) == sorted(server.url for server in fleet.servers)
 
 
-def engine_of(server: Replica) -> psutil.Process:
-    """The process that computes: the child of the HTTP server's, which goes on answering /health."""
-    assert server.process is not None
-    family = psutil.Process(server.process.pid).children(recursive=True)
-    return next(each for each in family if "EngineCore" in " ".join(each.cmdline()) + each.name())
-
-
 @pytest.mark.server
 @pytest.mark.long
 @pytest.mark.parametrize("what", ["engine", "server"])
@@ -193,7 +186,7 @@ def test_a_hung_server_is_taken_out_under_load(fleet: Fleet, what: str) -> None:
     try:
         with Load(fleet.url) as traffic:
             wait_for(lambda: victim.metric("vllm:num_requests_running") >= 1, "the load")
-            hung = [engine_of(victim)] if what == "engine" else [engine_of(victim), *_servers(victim)]
+            hung = [victim.engine()] if what == "engine" else [victim.engine(), *_servers(victim)]
             for process in hung:
                 process.send_signal(signal.SIGSTOP)
             assert what == "server" or healthy(victim.url)  # nothing but the heartbeat can know

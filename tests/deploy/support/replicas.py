@@ -89,6 +89,16 @@ class Replica(Program):
             return 0.0
         return sum(float(value) for value in re.findall(rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE))
 
+    def engine(self) -> psutil.Process:
+        """The process that computes: below the HTTP server's, which goes on answering /health without it."""
+        wait_for(lambda: bool(self._engines()), "the engine")
+        return self._engines()[0]
+
+    def _engines(self) -> list[psutil.Process]:
+        assert self.process is not None
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        return [each for each in family if "EngineCore" in " ".join([each.name(), *each.cmdline()])]
+
 
 def replica(directory: Path, log: Path) -> Replica:
     port = free_port()
