@@ -67,7 +67,7 @@ def lightning_indexer(
     batch: PagedBatch,
     topk: int,
 ) -> Tensor:
-    """The `topk` best visible positions of each query token: int32 [T, topk], best first, then -1."""
+    """The `topk` best visible positions of each query token: int32 [T, topk], ascending, then -1."""
     out: Tensor = run("lightning_indexer", q, k_cache, weights, batch, topk)
     return out
 

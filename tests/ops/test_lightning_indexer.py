@@ -18,14 +18,14 @@ def run(batch: RaggedBatch, q: torch.Tensor, keys: list[torch.Tensor], w: torch.
 def brute_force(
     batch: RaggedBatch, q: torch.Tensor, keys: list[torch.Tensor], w: torch.Tensor, topk: int
 ) -> list[list[int]]:
-    """Score every visible position in a Python loop; sort by (-score, position)."""
+    """Score every visible position in a Python loop; take the first by (-score, position)."""
     out = []
     for t, (b, visible) in enumerate(batch.tokens()):
         scores = []
         for s in range(visible):
             dots = [max(float(q[t, h].double() @ keys[b][s].double()), 0.0) for h in range(q.shape[1])]
             scores.append(sum(float(w[t, h]) * dot for h, dot in enumerate(dots)))
-        out.append(sorted(range(visible), key=lambda s: (-scores[s], s))[:topk])
+        out.append(sorted(sorted(range(visible), key=lambda s: (-scores[s], s))[:topk]))
     return out
 
 

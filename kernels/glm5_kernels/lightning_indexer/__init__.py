@@ -10,10 +10,11 @@ Arguments (T query tokens of all requests in a row, B requests, H index heads, D
     weights         [T, H]                         any sign; a positive constant factor changes nothing
     batch           PagedBatch                     of B requests and T tokens, see `paged_cache`
     topk            int >= 1
-    returns         int32 [T, topk]                positions inside the request, best first, unused tail -1
+    returns         int32 [T, topk]                positions inside the request, ascending, unused tail -1
 
 Rules: query i of n sees positions 0 .. seq_len - n + i. Equal scores: the lowest position wins, always. A position
-that is not visible, whose block is missing, or whose score is NaN, is never returned.
+that is not visible, whose block is missing, or whose score is NaN, is never returned. Attention does not depend on the
+order; the official operators (`npu.py`) return their own.
 
 `lightning_indexer_quant` is the same on int8 keys (LI-C8, half the bytes):
 

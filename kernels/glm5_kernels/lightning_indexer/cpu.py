@@ -211,7 +211,7 @@ def _find_keys(step: Any, table: Any, index: Any, offset: Any, n: Any, addresses
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _best(scores: Any, step: Any, first: Any) -> None:
     """Rows of step.out from token `first` on <- the best of the positions visible to it; scores fp32 [n, length]."""
-    scratch = np.empty((4, scores.shape[1]), np.uint32)
+    scratch = np.empty((3, scores.shape[1] + 1), np.uint32)
     for row in range(len(scores)):
         token = first + row
         seen = max(int64(0), step.visible[token])

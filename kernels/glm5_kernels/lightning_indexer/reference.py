@@ -118,12 +118,17 @@ def score_keys(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> to
 
 
 def best_positions(scores: torch.Tensor, seen: torch.Tensor, topk: int) -> torch.Tensor:
-    """The topk seen columns of each row, largest score first, lowest column first among equals, then -1."""
+    """The topk seen columns of each row with the largest scores, in ascending order, then -1.
+
+    Among equal scores the lowest columns are chosen; NaN never is.
+    """
     seen = seen & ~scores.isnan()
     scores = scores.masked_fill(~seen, float("-inf"))
     # stable: equal scores keep their order, so the lowest column comes first
     order = torch.sort(scores, dim=-1, descending=True, stable=True).indices
     behind = torch.sort((~seen).gather(1, order).to(torch.int8), dim=-1, stable=True).indices  # after a score of -inf
     order = order.gather(1, behind)[:, :topk]
-    order = torch.where(seen.gather(1, order), order, -1)
+    unused = scores.shape[1]  # sorts behind every column
+    order = order.masked_fill(~seen.gather(1, order), unused).sort(dim=-1).values
+    order = order.masked_fill(order == unused, -1)
     return torch.nn.functional.pad(order, (0, topk - order.shape[1]), value=-1).to(torch.int32)
