@@ -18,7 +18,8 @@ from tests.support.command import ROOT
 #: Files compiled by numba.
 COMPILED = (
     "cpu.py", "cpu_intrinsics.py", "cpu_tiles.py", "fp32_product.py", "int8_product.py", "int8_rows.py", "rows.py",
-    "rotation.py", "simd.py", "topk.py", "int8_dots.py", "int8_dots_intrinsics.py", "int8_ways.py", "processor.py",
+    "rotation.py", "jit.py", "simd.py", "topk.py", "int8_dots.py", "int8_dots_intrinsics.py", "int8_ways.py",
+    "processor.py",
 )  # fmt: skip
 
 

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from numba import int64, njit, types
+from numba import int64, types
 from numba.extending import intrinsic
 
+from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.rows import load_row_as_fp32, row_address, store_row_as
 from glm5_kernels.compiled.simd import (
     GROUPS,
@@ -105,7 +106,7 @@ def _takes(x: torch.Tensor, w: torch.Tensor) -> bool:
     return types <= {torch.float32, torch.bfloat16} and aligned and useful
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@kernel
 def _per_head(first_task: Any, last_task: Any, blocks: Any, sizes: Any, x: Any, w: Any, out: Any) -> None:
     """Tasks of TOKENS tokens of one head; rows of x and out are (token, head), of w (head, n); sizes: T, N, R."""
     all_tokens, n, r = sizes

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch.nn.functional import linear
 
 from glm5_kernels.compiled.int8_dots_intrinsics import STEP, TILE, dots
 from glm5_kernels.compiled.int8_ways import CHOSEN
+from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.threads import each
 
 ROWS = 256  # weight rows of a task
@@ -66,7 +66,7 @@ def _longest(rows_of: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(rows_of, dim=1).max())
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@kernel
 def rows(x: Any, tokens: Any, k: Any, w: Any, pitch: Any, first: Any, last: Any, out: Any) -> None:
     """out int32 [tokens, N] for weight rows first..last; `tokens` a multiple of TILE, x uint8 offset by 128."""
     addresses, tile = np.empty(TILE, np.int64), np.empty((TILE, TILE), np.int32)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
+from numba import int64
 
 from glm5_kernels import int8
 from glm5_kernels.compiled import int8_dots
@@ -19,12 +19,14 @@ from glm5_kernels.compiled.int8_dots_intrinsics import STEP, TILE
 from glm5_kernels.compiled.int8_rows import (
     COMPILED,
     FLOATS,
+    UNSIGNED,
     fits,
     quantize_rows,
     quantize_rows_with,
     scale_back_to,
     scale_row,
 )
+from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.rows import ELEMENT_BYTES, KINDS, RowAddress
 from glm5_kernels.compiled.simd import WIDTH
 from glm5_kernels.compiled.threads import each
@@ -125,6 +127,12 @@ def _in_steps(columns: int) -> int:
     return -(-columns // STEP) * STEP
 
 
+def _zeros(tokens: int, padded: int, columns: int) -> Any:
+    """uint8 [tokens, padded] that holds int8 + 128: room for so many columns, zeros behind them."""
+    shape = tokens, padded
+    return np.empty(shape, np.uint8) if padded == columns else np.full(shape, UNSIGNED, np.uint8)
+
+
 def grouped(
     x: torch.Tensor, rows: Any, starts: Any, weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype,
     static: int8.LinearWeights | None = None,
@@ -137,14 +145,14 @@ def grouped(
         static: may hold one scale and offset for all of x, and a bias int32 [N] added before scaling back.
     """
     (n, k), tokens = weight.shape[-2:], x.shape[0]
-    codes, factors, added = np.empty((tokens, _in_steps(k)), np.uint8), np.empty((tokens, 1), np.float32), _NOTHING
-    source = x.data_ptr(), x.stride(0) * x.element_size(), KINDS[x.dtype], k
+    codes, factors, added = _zeros(tokens, _in_steps(k), k), np.ones((tokens, 1), np.float32), _NOTHING
+    source = x.data_ptr(), x.stride(0) * x.element_size(), KINDS[x.dtype], 0, tokens, k, UNSIGNED
     if static is None or static.quant_mode == int8.PER_TOKEN:
-        _per_token(*source, codes, factors)
+        quantize_rows(*source, codes.view(np.int8), factors)
     else:
         assert static.input_scale is not None and static.input_offset is not None
         step, zero = (np.float32(x.item()) for x in (static.input_scale, static.input_offset))
-        _per_tensor(*source, step, zero, codes, factors)
+        quantize_rows_with(*source, step, zero, codes.view(np.int8))
         added = static.quant_bias.numpy()  # type: ignore[union-attr]
     out = torch.empty(len(rows), n, dtype=dtype)
     given = Activations(codes, factors, rows, starts)
@@ -160,32 +168,7 @@ def grouped(
     return out
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _per_token(x: Any, pitch: Any, kind: Any, columns: Any, codes: Any, factors: Any) -> None:
-    """codes uint8 [T, >= columns] and factors fp32 [T, 1] <- `quantize_rows` of all rows, codes offset by 128."""
-    quantize_rows(x, pitch, kind, 0, len(codes), columns, codes.view(np.int8), factors)
-    _unsigned(codes, columns)
-
-
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _per_tensor(x: Any, pitch: Any, kind: Any, columns: Any, scale: Any, offset: Any, codes: Any, factors: Any) -> None:
-    """The same with one scale and offset for all rows; factors <- 1."""
-    quantize_rows_with(x, pitch, kind, 0, len(codes), columns, scale, offset, codes.view(np.int8))
-    factors[:] = np.float32(1)
-    _unsigned(codes, columns)
-
-
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _unsigned(codes: Any, columns: Any) -> None:
-    """int8 + 128 as uint8, in place, because VPDPBUSD multiplies unsigned by signed; zeros behind the columns."""
-    for row in range(len(codes)):
-        for column in range(columns):
-            codes[row, column] ^= np.uint8(128)
-        for column in range(columns, codes.shape[1]):
-            codes[row, column] = np.uint8(128)
-
-
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@kernel
 def _multiply(first: Any, last: Any, given: Any, weights: Any, bias: Any, n: Any, out: Any) -> None:
     """Tasks first..last, each some weight rows of a group: rows of out [P, n], of its kind."""
     codes, rows, size = given.codes, given.rows, ELEMENT_BYTES[out.kind]
@@ -204,7 +187,7 @@ def _multiply(first: Any, last: Any, given: Any, weights: Any, bias: Any, n: Any
                     x[row, column] = codes[rows[begin + row], column]
         high = min(low + int8_dots.ROWS, n)
         weight = weights.base + group * weights.group_pitch + low * weights.row_pitch
-        int8_dots.rows(x.ctypes.data, len(x), k, weight, weights.row_pitch, 0, high - low, sums)
+        int8_dots.rows(int64(x.ctypes.data), len(x), k, weight, weights.row_pitch, int64(0), high - low, sums)
         scales = weights.scales + 4 * (group * n + low)
         for row in range(count):
             if len(bias):

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import float32, int64, njit, types
+from numba import float32, int64, types
 from numba.extending import intrinsic
 
 from glm5_kernels import int8
 from glm5_kernels.compiled import int8_dots
+from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.rows import KINDS, RowAddress
 from glm5_kernels.compiled.simd import (
     I8,
@@ -32,6 +33,8 @@ from glm5_kernels.compiled.threads import each
 
 #: What goes in and comes out.
 FLOATS = torch.float32, torch.bfloat16
+#: What flips a code: nothing, or its sign bit, which makes int8 + 128 of it, in a byte without sign.
+SIGNED, UNSIGNED = 0, 128
 #: Elements of a task.
 _ELEMENTS = 2**18
 _WORDS, _BYTES = ir.VectorType(I32, WIDTH), ir.VectorType(I8, WIDTH)
@@ -55,7 +58,7 @@ def quantize_per_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     pitch, kind = x.stride(0) * x.element_size(), KINDS[x.dtype]
 
     def part(first: int, last: int) -> None:
-        quantize_rows(x.data_ptr(), pitch, kind, first, last, columns, out.numpy(), scale.numpy())
+        quantize_rows(x.data_ptr(), pitch, kind, first, last, columns, SIGNED, out.numpy(), scale.numpy())
 
     _in_parts(part, rows, columns)
     return out, scale
@@ -70,7 +73,7 @@ def quantize_per_tensor(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tens
     pitch, kind, step, zero = x.stride(0) * x.element_size(), KINDS[x.dtype], float(scale), float(offset)
 
     def part(first: int, last: int) -> None:
-        given = x.data_ptr(), pitch, kind, first, last, columns
+        given = x.data_ptr(), pitch, kind, first, last, columns, SIGNED
         quantize_rows_with(*given, np.float32(step), np.float32(zero), out.numpy())
 
     _in_parts(part, rows, columns)
@@ -133,22 +136,24 @@ def _largest(_: Any, row: Any, columns: Any, kind: Any, out: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _codes(_: Any, row: Any, columns: Any, kind: Any, scale: Any, offset: Any, out: Any) -> Any:
-    """out int8 <- x / scale + offset, rounded to even, saturating, 0 where it is NaN, for a row."""
+def _codes(_: Any, row: Any, columns: Any, kind: Any, scale: Any, offset: Any, flip: Any, out: Any) -> Any:
+    """out int8 <- x / scale + offset, rounded to even, saturating, 0 where it is NaN, for a row; xor `flip`, a byte."""
 
     def generate(builder: Any, arguments: Any) -> None:
-        row, columns, kind, scale, offset, out = arguments
+        row, columns, kind, scale, offset, flip, out = arguments
         v = Lanes(builder)
         divisor, zero = v.broadcast(scale), v.broadcast(offset)
+        flips = builder.insert_element(ir.Constant(_BYTES, ir.Undefined), builder.trunc(flip, I8), ir.Constant(I32, 0))
+        flips = builder.shuffle_vector(flips, flips, ir.Constant(ir.VectorType(I32, WIDTH), [0] * WIDTH))
         with for_range(builder, builder.sdiv(columns, i64_const(WIDTH))) as group:
             place = builder.mul(group, i64_const(WIDTH))
             whole = v.call("rint", builder.fadd(builder.fdiv(load_as_fp32(v, row, place, kind), divisor), zero))
             whole = builder.select(builder.fcmp_unordered("uno", whole, whole), v.constant(0.0), whole)
             whole = v.call("minnum", v.call("maxnum", whole, v.constant(-128.0)), v.constant(127.0))
-            codes = builder.trunc(builder.fptosi(whole, _WORDS), _BYTES)
+            codes = builder.xor(builder.trunc(builder.fptosi(whole, _WORDS), _BYTES), flips)
             builder.store(codes, builder.inttoptr(builder.add(out, place), _BYTES.as_pointer())).align = 1
 
-    return types.void(int64, int64, int64, float32, float32, int64), returns_void(generate)
+    return types.void(int64, int64, int64, float32, float32, int64, int64), returns_void(generate)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -168,11 +173,13 @@ def scale_row(_: Any, row: Any, columns: Any, factor: Any, scales: Any, kind: An
     return types.void(int64, int64, float32, int64, int64, int64), returns_void(generate)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def quantize_rows(x: Any, pitch: Any, kind: Any, first: Any, last: Any, columns: Any, out: Any, scale: Any) -> None:
+@kernel
+def quantize_rows(
+    x: Any, pitch: Any, kind: Any, first: Any, last: Any, columns: Any, flip: Any, out: Any, scale: Any
+) -> None:
     """out int8 [T, >= columns] and scale fp32 [T, 1] = max|row| / 127, of tokens first..last.
 
-    x: address of T rows of so many columns of `kind`, `pitch` bytes apart.
+    x: address of T rows of so many columns of `kind`, `pitch` bytes apart. flip: 0, or UNSIGNED for int8 + 128.
     """
     lanes = np.empty(WIDTH, np.float32)
     for row in range(first, last):
@@ -182,19 +189,19 @@ def quantize_rows(x: Any, pitch: Any, kind: Any, first: Any, last: Any, columns:
             if lanes[lane] > highest or lanes[lane] != lanes[lane]:  # a NaN stays
                 highest = lanes[lane]
         scale[row, 0] = highest / float32(127) if highest < float32(np.inf) else float32(np.nan)
-        _codes(x + row * pitch, columns, kind, scale[row, 0], float32(0), out[row].ctypes.data)
+        _codes(x + row * pitch, columns, kind, scale[row, 0], float32(0), flip, out[row].ctypes.data)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@kernel
 def quantize_rows_with(
-    x: Any, pitch: Any, kind: Any, first: Any, last: Any, columns: Any, scale: Any, offset: Any, out: Any
+    x: Any, pitch: Any, kind: Any, first: Any, last: Any, columns: Any, flip: Any, scale: Any, offset: Any, out: Any
 ) -> None:
     """out int8 [T, >= columns] <- x / scale + offset of tokens first..last; the rest as for `quantize_rows`."""
     for row in range(first, last):
-        _codes(x + row * pitch, columns, kind, scale, offset, out[row].ctypes.data)
+        _codes(x + row * pitch, columns, kind, scale, offset, flip, out[row].ctypes.data)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@kernel
 def _scale_rows(sums: Any, first: Any, last: Any, out: Any) -> None:
     """Rows first..last of out, FP32 or BF16 (`scale_row`)."""
     for row in range(first, last):

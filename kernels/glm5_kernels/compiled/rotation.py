@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from numba import njit
+
+from glm5_kernels.compiled.jit import inner
 
 
 class Angles(NamedTuple):
@@ -19,7 +20,7 @@ class Angles(NamedTuple):
         return cls(cos.float().contiguous().numpy(), sin.float().contiguous().numpy())
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@inner
 def rotate(x: Any, cos: Any, sin: Any) -> None:
     """The pairs (0, 1), (2, 3), ... of x by their angles, in place."""
     for pair in range(len(cos)):
@@ -27,7 +28,7 @@ def rotate(x: Any, cos: Any, sin: Any) -> None:
         x[2 * pair], x[2 * pair + 1] = even * cos[pair] - odd * sin[pair], odd * cos[pair] + even * sin[pair]
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@inner
 def rotate_halves(x: Any, cos: Any, sin: Any) -> None:
     """The pairs (0, n), (1, n + 1), ... of x by their n angles, in place."""
     half = len(cos)

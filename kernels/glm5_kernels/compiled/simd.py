@@ -15,9 +15,9 @@ from typing import Any
 import llvmlite.binding
 import numpy as np
 from llvmlite import ir
-from numba import njit
 from numba.core import cgutils
 
+from glm5_kernels.compiled.jit import inner
 from glm5_kernels.compiled.processor import features
 
 WIDTH = 16
@@ -36,7 +36,7 @@ UNROLLED = 4
 STEP = WIDTH * GROUPS
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@inner
 def aligned_fp32(size: Any) -> Any:
     """Uninitialised fp32 buffer [size], 64-byte aligned: a load that crosses cache lines takes twice as long."""
     room = np.empty(size + WIDTH, np.float32)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import int32, int64, njit, uint32
+from numba import int32, int64, uint32
+
+from glm5_kernels.compiled.jit import inner, kernel
 
 _DIGIT = 12  # bits of the score that are counted at once: 12, 12 and the last 8
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@kernel
 def best_positions(scores: Any, seen: Any, k: Any, out: Any, keys: Any) -> None:
     """out[:k] <- the positions p < seen with the largest scores[p], in ascending order; then -1.
 
@@ -40,7 +42,7 @@ def best_positions(scores: Any, seen: Any, k: Any, out: Any, keys: Any) -> None:
         out[place] = int32(positions[place]) if place < found else int32(-1)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@inner
 def _kth_largest(values: Any, n: Any, k: Any, candidates: Any) -> Any:
     """The k-th largest of uint32 values[:n], n > k, and how many equal to it are among the k largest.
 
@@ -70,7 +72,7 @@ def _kth_largest(values: Any, n: Any, k: Any, candidates: Any) -> Any:
     return (prefix, left) if prefix else (uint32(1), left)
 
 
-@njit(nogil=True, cache=True, inline="always")  # type: ignore[untyped-decorator]
+@inner
 def _ordered(bits: Any) -> Any:
     """The bits of an fp32 as an unsigned integer in the same order; -0.0 and 0.0 are one value, NaN is 0."""
     if bits & uint32(0x7FFFFFFF) > uint32(0x7F800000):

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numba import float32, int64, njit, types
+from numba import float32, int64, types
 from numba.extending import intrinsic
 
+from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.simd import WIDTH, Lanes, for_range, i64_const, returns_void
 from glm5_kernels.error_feedback.reference import check, feedback_gains
 
@@ -90,7 +91,7 @@ def _add(_: Any, carried: Any, group: Any, n: Any, factors: Any) -> Any:
     return types.void(int64, int64, int64, int64), returns_void(generate)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@inner
 def _first(blocks: Any, w: Any, q: Any, s: Any, low: Any, high: Any, x: Any, u: Any, handed: Any, carried: Any) -> None:
     """Every column of so many blocks of rows once, its error handed on to the columns behind it."""
     n, room = x.shape[1], np.empty((2 * GROUP, WIDTH), np.float32)
@@ -110,7 +111,7 @@ def _first(blocks: Any, w: Any, q: Any, s: Any, low: Any, high: Any, x: Any, u: 
             _add(carried[block].ctypes.data, u[group].ctypes.data, n, errors.ctypes.data)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@inner
 def _outputs(w: Any, x: Any, out: Any) -> None:
     """out [n, 16] = what sixteen rows w [K, 16] make of the inputs."""
     out[:] = 0
@@ -118,7 +119,7 @@ def _outputs(w: Any, x: Any, out: Any) -> None:
         _add(out.ctypes.data, x[group].ctypes.data, x.shape[1], w[group * GROUP :].ctypes.data)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@kernel
 def _refit(w: Any, q: Any, s: Any, wanted: Any, got: Any, damping: Any) -> None:
     along, energy = np.zeros(WIDTH), np.zeros(WIDTH)
     for i in range(len(wanted)):
@@ -134,7 +135,7 @@ def _refit(w: Any, q: Any, s: Any, wanted: Any, got: Any, damping: Any) -> None:
             s[lane] = float32(along[lane] / energy[lane])
 
 
-@njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@inner
 def _descend(
     w: Any, q: Any, s: Any, low: Any, high: Any, x: Any, shared: Any, left: Any, curvature: Any, damping: Any, room: Any
 ) -> None:
@@ -157,7 +158,7 @@ def _descend(
             _add(left.ctypes.data, x[group].ctypes.data, n, moves.ctypes.data)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@inner
 def _improve(
     w: Any, q: Any, s: Any, low: Any, high: Any, x: Any, shared: Any, curvature: Any, damping: Any, passes: Any,
     refit: Any,
@@ -179,7 +180,7 @@ def _improve(
         _refit(w, q, s, wanted, got, damping)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@kernel
 def _round(
     weight: Any, scale: Any, largest: Any, x: Any, u: Any, handed: Any, shared: Any, curvature: Any,
     damping: Any, passes: Any, refit: Any, out: Any,

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
+from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.simd import WIDTH, Lanes, for_range, i64_const, returns_void
 from glm5_kernels.hadamard import reference
 
@@ -114,7 +115,7 @@ def _core(_: Any, address: Any, blocks: Any, pitch: Any, core: Any, matrix: Any,
     return signature, returns_void(generate)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@inner
 def _between(address: Any, groups: Any, pitch: Any, core: Any, matrix: Any, room: Any) -> None:
     """The levels between `groups` lane groups, `pitch` fp32 apart."""
     step, size = 1, groups // core
@@ -127,7 +128,7 @@ def _between(address: Any, groups: Any, pitch: Any, core: Any, matrix: Any, room
         _core(address, size, pitch, core, matrix.ctypes.data, room.ctypes.data)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@kernel
 def _rows(address: Any, rows: Any, columns: Any, apart: Any, weight: Any, core: Any, matrix: Any) -> None:
     n, room = len(weight), np.empty(core * WIDTH, np.float32)
     for row in range(rows):
@@ -154,7 +155,7 @@ def _copy(_: Any, source: Any, apart: Any, target: Any, pitch: Any, weight: Any,
     return types.void(*[types.int64] * 7), returns_void(generate)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@kernel
 def _columns(address: Any, rows: Any, columns: Any, apart: Any, weight: Any, core: Any, matrix: Any) -> None:
     n, room = len(weight), np.empty(core * WIDTH, np.float32)
     panel, ones = np.empty((n, PANEL), np.float32), np.ones(n, np.float32)

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import float32, njit
+from numba import float32, int64
 
+from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rotation import Angles, rotate, rotate_halves
 from glm5_kernels.compiled.rows import RowAddress, load_row_as_fp32, row_address, store_row_as
 from glm5_kernels.compiled.simd import STEP, WIDTH
@@ -70,7 +71,7 @@ def indexer_preprocess(
     return out
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@kernel
 def _tokens(first: Any, last: Any, rows: Any, sizes: Any, angles: Any, norm: Any, slots: Any) -> None:
     """Tokens first..last."""
     row, kind, cache = np.empty(sizes.dim, np.float32), rows.q.kind, rows.cache
@@ -82,19 +83,19 @@ def _tokens(first: Any, last: Any, rows: Any, sizes: Any, angles: Any, norm: Any
             store_row_as(row.ctypes.data, sizes.dim, kind, _place(rows.turned, token, head))
         slot = slots[token]
         if slot >= 0:
-            load_row_as_fp32(_place(rows.k, 0, token), sizes.dim, kind, row.ctypes.data, STEP)
+            load_row_as_fp32(_place(rows.k, int64(0), token), sizes.dim, kind, row.ctypes.data, STEP)
             _layer_norm(row, norm[0], norm[1], sizes.eps)
             _turn(row, cos, sin, sizes.interleaved)
             place = _place(cache, slot // sizes.block_size, slot % sizes.block_size)
             store_row_as(row.ctypes.data, sizes.dim, kind, place)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@inner
 def _place(rows: Any, block: Any, row: Any) -> Any:
     return rows.base + block * rows.block_pitch + row * rows.row_pitch
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@inner
 def _turn(row: Any, cos: Any, sin: Any, interleaved: Any) -> None:
     if interleaved:
         rotate(row, cos, sin)
@@ -102,7 +103,7 @@ def _turn(row: Any, cos: Any, sin: Any, interleaved: Any) -> None:
         rotate_halves(row, cos, sin)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@inner
 def _layer_norm(x: Any, weight: Any, bias: Any, eps: Any) -> None:
     """x <- (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias."""
     mean = _sum(x) / float32(len(x))
@@ -115,7 +116,7 @@ def _layer_norm(x: Any, weight: Any, bias: Any, eps: Any) -> None:
         x[column] = x[column] * factor * weight[column] + bias[column]
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@inner
 def _sum(x: Any) -> Any:
     lanes, total = np.zeros(WIDTH, np.float32), float32(0)
     for start in range(0, len(x), WIDTH):

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import float32, int64, njit
+from numba import float32, int64
 
+from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rows import KINDS, PAIRED, RowAddress, row_address, transpose
 from glm5_kernels.compiled.simd import FP32, HEADS, PAIRS, STEP, WIDTH, aligned_fp32
 from glm5_kernels.compiled.threads import each
@@ -50,6 +51,27 @@ class IndexerCall(NamedTuple):
     block_size: int
     key_scale: Any
     out: Any
+
+
+class Task(NamedTuple):
+    """Query tokens first..last of a request.
+
+    Attributes:
+        length: positions that the last one sees. start, stop: of them, those to be scored; start a multiple of STEP.
+        chooses: whether all are scored then, so that the best can be taken.
+    """
+
+    request: int
+    first: int
+    last: int
+    length: int
+    start: int
+    stop: int
+    chooses: bool
+
+
+def _in_steps(length: int) -> int:
+    return -(-length // STEP) * STEP
 
 
 def lightning_indexer(
@@ -93,12 +115,15 @@ def _choose(
     if k_cache.dtype not in KINDS or k_cache.stride(-1) != 1 or dim != padded[1]:
         k_cache = torch.nn.functional.pad(k_cache.float(), (0, padded[1] - dim)).contiguous()
     out = torch.full((num_tokens, topk), -1, dtype=torch.int32)
-    tasks, seen = [], visible.tolist()
+    tasks: list[Task] = []
+    seen = visible.tolist()
     for request, (start, end) in enumerate(itertools.pairwise(batch.query_start_loc.tolist())):
         length = seen[end - 1] if end > start else 0
         size = min(TOKENS, max(1, SCORES // max(length, 1)))
         if length > 0:
-            tasks += [(request, first, min(first + size, end)) for first in range(start, end, size)]
+            for first in range(start, end, size):
+                last = min(first + size, end)
+                tasks.append(Task(request, first, last, seen[last - 1], 0, seen[last - 1], True))
 
     keys = row_address(k_cache, PAIRED if pairs else None)
     step = IndexerCall(
@@ -112,8 +137,8 @@ def _choose(
             _choose_with_all_threads(task, step)
         return out
     size = len(tasks) if threads == 1 else max(1, len(tasks) // (4 * threads))
-    rows = np.array(tasks)
-    each(lambda number: _choose_tasks(rows[number * size : (number + 1) * size], step), -(-len(tasks) // size))
+    parts = [tasks[number : number + size] for number in range(0, len(tasks), size)]
+    each(lambda number: _run(np.array(parts[number]), step, _room(parts[number])), len(parts))
     return out
 
 
@@ -126,33 +151,38 @@ def _padded(x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torc
     return out
 
 
-def _choose_with_all_threads(task: tuple[int, int, int], step: IndexerCall) -> None:
+def _room(tasks: list[Task]) -> Any:
+    """For the scores of one task after the other."""
+    return np.empty(max((task.last - task.first) * _in_steps(task.length) for task in tasks), np.float32)
+
+
+def _choose_with_all_threads(task: Task, step: IndexerCall) -> None:
     """One long request: its keys in parts for all threads."""
-    request, first, last = task
-    length = int(step.visible[last - 1])
-    scores = np.empty((last - first, -(-length // STEP) * STEP), np.float32)
+    scores = _room([task])
 
     def score_part(number: int) -> None:
-        _score(step, request, first, number * SPAN, min((number + 1) * SPAN, length), scores)
+        part = task._replace(start=number * SPAN, stop=min((number + 1) * SPAN, task.length), chooses=False)
+        _run(np.array([part]), step, scores)
 
-    each(score_part, -(-length // SPAN))
-    _best(scores, step, first)
+    each(score_part, -(-task.length // SPAN))
+    _run(np.array([task._replace(stop=0)]), step, scores)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _choose_tasks(tasks: Any, step: Any) -> None:
-    """Tasks int64 [n, 3] of some tokens each: request, first token, the one after the last."""
+@kernel
+def _run(tasks: Any, step: Any, scores: Any) -> None:
+    """tasks: int64 [n, fields of a Task]. scores: fp32, as many as the largest one needs."""
     for number in range(len(tasks)):
-        request, first, last = tasks[number]
-        length = step.visible[last - 1]
-        scores = np.empty((last - first, -(-length // STEP) * STEP), np.float32)
-        _score(step, request, first, 0, length, scores)
-        _best(scores, step, first)
+        request, first, last, length, start, stop, chooses = tasks[number]
+        _score(step, request, first, last - first, start, stop, scores, -(-length // STEP) * STEP)
+        if chooses:
+            _best(scores, -(-length // STEP) * STEP, step, first, last)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _score(step: Any, request: Any, first_token: Any, start: Any, stop: Any, scores: Any) -> None:
-    """scores fp32 [n, length], columns start..stop, of the n tokens of `request` from `first_token` on.
+@inner
+def _score(
+    step: Any, request: Any, first_token: Any, tokens: Any, start: Any, stop: Any, scores: Any, pitch: Any
+) -> None:
+    """scores fp32 [tokens, pitch], columns start..stop, of the tokens of `request` from `first_token` on.
 
     start: a multiple of STEP; scores may be written up to the next one after `stop`. A missing key's score is NaN.
     """
@@ -172,9 +202,9 @@ def _score(step: Any, request: Any, first_token: Any, start: Any, stop: Any, sco
         if index < len(table) and table[index] >= 0:
             ahead = cache.base + table[index] * cache.block_pitch + offset * cache.row_pitch
             stride = -(-STEP * cache.row_pitch // (heads // HEADS * dims))
-        for row in range(len(scores)):
-            token = first_token + row
-            seen, out = min(n, step.visible[token] - first), scores.ctypes.data + 4 * (row * scores.shape[1] + first)
+        for row in range(tokens):
+            token, place = first_token + row, row * pitch + first
+            seen, out = min(n, step.visible[token] - first), scores.ctypes.data + 4 * place
             query = step.query + 4 * token * heads * dims
             weight = step.weight + 4 * token * heads
             if seen > 0 and cache.kind == PAIRED:
@@ -183,10 +213,10 @@ def _score(step: Any, request: Any, first_token: Any, start: Any, stop: Any, sco
                 tile_scores(keys.ctypes.data, query, weight, heads, step.heads, dims, out, ahead, stride)
             if not plain:
                 for key in range(seen):
-                    scores[row, first + key] *= factor[key]
+                    scores[place + key] *= factor[key]
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@inner
 def _find_keys(step: Any, table: Any, index: Any, offset: Any, n: Any, addresses: Any, factor: Any) -> Any:
     """addresses and factor <- row and scale of the next n keys from row `offset` of the request's block `index` on.
 
@@ -208,11 +238,10 @@ def _find_keys(step: Any, table: Any, index: Any, offset: Any, n: Any, addresses
     return index, offset, plain
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _best(scores: Any, step: Any, first: Any) -> None:
-    """Rows of step.out from token `first` on <- the best of the positions visible to it; scores fp32 [n, length]."""
-    scratch = np.empty((3, scores.shape[1] + 1), np.uint32)
-    for row in range(len(scores)):
-        token = first + row
-        seen = max(int64(0), step.visible[token])
-        best_positions(scores[row], seen, step.out.shape[1], step.out[token], scratch)
+@inner
+def _best(scores: Any, pitch: Any, step: Any, first: Any, last: Any) -> None:
+    """Rows of step.out of tokens first..last <- the best of the positions visible to each; scores [tokens, pitch]."""
+    scratch = np.empty((3, pitch + 1), np.uint32)
+    for token in range(first, last):
+        seen, row = max(int64(0), step.visible[token]), (token - first) * pitch
+        best_positions(scores[row : row + pitch], seen, step.out.shape[1], step.out[token], scratch)

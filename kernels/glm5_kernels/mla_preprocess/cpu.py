@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import float32, njit
+from numba import float32
 
 from glm5_kernels.compiled.fp32_product import per_head
 from glm5_kernels.compiled.int8_product import apply_linear
 from glm5_kernels.compiled.int8_rows import COMPILED, FLOATS
+from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rotation import Angles, rotate
 from glm5_kernels.compiled.rows import ELEMENT_BYTES, KINDS, RowAddress, load_row_as_fp32, row_address, store_row_as
 from glm5_kernels.compiled.simd import STEP, WIDTH
@@ -87,7 +88,7 @@ def _part(number: int, tokens: int) -> tuple[int, int]:
     return number * _TOKENS, min((number + 1) * _TOKENS, tokens)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@kernel
 def _latents(y: Any, kind: Any, first: Any, last: Any, norms: Any, angles: Any, target: Any, q_c: Any) -> None:
     """q_c fp32 [T, q_lora] and the rows of both caches, for tokens first..last.
 
@@ -110,7 +111,7 @@ def _latents(y: Any, kind: Any, first: Any, last: Any, norms: Any, angles: Any, 
         store_row_as(row.ctypes.data + 4 * (q + kv), rope, kind, kpe_row)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@kernel
 def _queries(z: Any, kind: Any, first: Any, last: Any, sizes: Any, angles: Any, q_pe: Any) -> None:
     """The rotated part of each head's query, for tokens first..last.
 
@@ -125,7 +126,7 @@ def _queries(z: Any, kind: Any, first: Any, last: Any, sizes: Any, angles: Any, 
             store_row_as(row.ctypes.data, rope, kind, q_pe + size * head * rope)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@inner
 def _norm(x: Any, gamma: Any, eps: Any, out: Any) -> None:
     """out <- x / sqrt(mean(x^2) + eps) * gamma; squares added in sixteen lanes."""
     lanes = np.zeros(WIDTH, np.float32)

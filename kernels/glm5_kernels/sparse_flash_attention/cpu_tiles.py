@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import float32, njit
+from numba import float32, int64
 
 from glm5_kernels.compiled.fp32_product import accumulate, accumulate_pairs
+from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rows import (
     ELEMENT_BYTES,
     PACKED,
@@ -30,7 +31,7 @@ _KEY_KIND = (FP32, BF16, FP32, FP32, FP32)
 _VALUE_KIND = (FP32, BF16, FP32, FP32, BF16)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@kernel
 def attend_tokens(
     first: Any, last: Any, queries: Any, caches: Any, selection: Any, softmax: Any, tile: Any, out: Any, lse: Any
 ) -> None:
@@ -70,30 +71,30 @@ def attend_tokens(
             store_row_as(tile.mixed.ctypes.data + 4 * head * caches.rank, caches.rank, out.kind, target)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@inner
 def _columns_per_element(caches: Any) -> Any:
     return 2 if caches.ckv.kind == PAIRED else 1
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@inner
 def _value_pairs(caches: Any, softmax: Any) -> Any:
     """Whether P V, too, multiplies pairs: only where P is rounded to bf16."""
     return caches.ckv.kind == PAIRED and softmax.round_probs != 0
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@inner
 def _whole_steps(keys: Any) -> Any:
     return -(-keys // STEP) * STEP
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@inner
 def _choose_rows(token: Any, selection: Any, caches: Any, tile: Any) -> Any:
     """How many of a token's chosen positions have a row; tile.ckv_rows and kpe_rows <- where each begins.
 
     The last row is repeated up to a multiple of STEP: what fills the lanes must be a row that has been written.
     """
     topk_indices, visible = selection.topk_indices[token], selection.visible[token]
-    blocks, found = selection.block_table[selection.request[token]], 0
+    blocks, found = selection.block_table[selection.request[token]], int64(0)
     for column in range(min(len(topk_indices), visible)):
         position = topk_indices[column]
         if position < 0:
@@ -109,7 +110,7 @@ def _choose_rows(token: Any, selection: Any, caches: Any, tile: Any) -> Any:
     return found
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@inner
 def _load_query(token: Any, queries: Any, caches: Any, tile: Any) -> None:
     """tile.query <- both parts of every head's query, as fp32 or, for PAIRED caches, as pairs of bf16."""
     per, nope, pe = _columns_per_element(caches), queries.nope, queries.pe
@@ -124,7 +125,7 @@ def _load_query(token: Any, queries: Any, caches: Any, tile: Any) -> None:
         load_row_as_fp32(pe_row, rope, pe_kind, start + 4 * rank, STEP)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@inner
 def _gather_tile(start: Any, keys: Any, caches: Any, softmax: Any, tile: Any) -> None:
     """tile.keys and tile.values <- the chosen rows start .. start + keys, and to the next STEP what fills the lanes."""
     kind, rank, whole = caches.ckv.kind, caches.rank, _whole_steps(keys)
@@ -150,7 +151,7 @@ def _gather_tile(start: Any, keys: Any, caches: Any, softmax: Any, tile: Any) ->
         transpose(rotated_rows.ctypes.data + 8 * (start + key), rotated_dims, _KEY_KIND[kind], here, STEP)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@inner
 def _unpack_rows(start: Any, keys: Any, caches: Any, tile: Any) -> None:
     """tile.latents and tile.rotated <- packed rows start .. start + keys as fp32."""
     for key in range(keys):
@@ -160,7 +161,7 @@ def _unpack_rows(start: Any, keys: Any, caches: Any, tile: Any) -> None:
         load_row_as_fp32(rotated, caches.rope, BF16, tile.rotated_rows[key], STEP)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@inner
 def _prefetch_rows(start: Any, stop: Any, caches: Any, tile: Any) -> None:
     size = ELEMENT_BYTES[caches.ckv.kind]
     for key in range(start, stop):
@@ -168,7 +169,7 @@ def _prefetch_rows(start: Any, stop: Any, caches: Any, tile: Any) -> None:
         prefetch(tile.kpe_rows[key], caches.rope * size)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@inner
 def _scores(keys: Any, caches: Any, tile: Any) -> None:
     """tile.scores[:, :keys] <- query . key, not scaled; DEPTH columns at a time, each key's in their order."""
     heads, dims, whole = len(tile.peak), (caches.rank + caches.rope) // _columns_per_element(caches), _whole_steps(keys)
@@ -186,7 +187,7 @@ def _scores(keys: Any, caches: Any, tile: Any) -> None:
                 accumulate(matrix, STEP, left, dims, heads, depth, out, TILE)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@inner
 def _online_softmax(keys: Any, caches: Any, softmax: Any, tile: Any) -> None:
     """tile.scores <- unnormalised probabilities; what was summed before is scaled to the new maximum."""
     whole, pairs = _whole_steps(keys), _value_pairs(caches, softmax)
@@ -206,7 +207,7 @@ def _online_softmax(keys: Any, caches: Any, softmax: Any, tile: Any) -> None:
             pair_up(row, whole // 2)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@inner
 def _weighted_values(keys: Any, caches: Any, softmax: Any, tile: Any) -> None:
     """tile.mixed += probabilities times values."""
     (heads, rank), whole, left = tile.mixed.shape, _whole_steps(keys), tile.scores.ctypes.data

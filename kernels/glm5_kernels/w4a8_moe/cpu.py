@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 
 from glm5_kernels.compiled import int8_dots, int8_product
 from glm5_kernels.compiled.int8_rows import COMPILED, fits
+from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.w4a8_moe import reference
 
 
@@ -38,7 +38,7 @@ def w4a8_moe(
     return out.to(x.dtype)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@kernel
 def _by_expert(ids: Any, weights: Any, experts: Any) -> Any:
     """Token and weight of the P pairs of ids, weights [T, k] sorted by expert, and where each expert's begin."""
     starts = np.zeros(experts + 1, np.int64)
@@ -56,7 +56,7 @@ def _by_expert(ids: Any, weights: Any, experts: Any) -> Any:
     return token, weight, starts
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@kernel
 def _mix(y: Any, token: Any, weight: Any, out: Any) -> None:
     """out[token] += y * weight, in order."""
     for pair in range(len(y)):

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import float32, float64, int8, int64, njit
+from numba import float32, float64, int8, int64
 
+from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.simd import WIDTH
 from glm5_kernels.errors import require_fp32, require_matrix, require_shape
 from glm5_kernels.weight_rounding.cpu_intrinsics import UNROLL, fake_rounded, refit_sums, rounded_bytes, scaled_peak
@@ -48,7 +49,7 @@ def round_rows(
     return stored, sums, error, square
 
 
-@njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@inner
 def _peak(row: Any, target: Any, factor: Any, lanes: Any) -> Any:
     """max|row * factor|, which goes to `target`; without a factor (length 0) max|row|."""
     groups, scaled = len(row) // WIDTH, len(factor) > 0
@@ -66,7 +67,7 @@ def _peak(row: Any, target: Any, factor: Any, lanes: Any) -> Any:
     return peak
 
 
-@njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@kernel
 def _refit(row: Any, scale: Any, largest: Any, lanes: Any) -> Any:
     """(least-squares scale, gain) for the integers of `row` at `scale`."""
     low, high, inverse = float32(-largest - 1), float32(largest), float32(1) / scale
@@ -85,7 +86,7 @@ def _refit(row: Any, scale: Any, largest: Any, lanes: Any) -> Any:
     return float32(along / energy), along * along / energy
 
 
-@njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@kernel
 def _ssz(row: Any, start: Any, largest: Any, steps: Any, grid: Any, lanes: Any) -> Any:
     best, gain = start, -1.0
     for ratio in grid:
@@ -100,7 +101,7 @@ def _ssz(row: Any, start: Any, largest: Any, steps: Any, grid: Any, lanes: Any) 
     return best
 
 
-@njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@kernel
 def _ssz_scales(weight: Any, largest: Any, steps: Any, grid: Any, out: Any) -> None:
     lanes, nothing = np.empty(2 * _GROUP, np.float32), np.empty(0, np.float32)
     for number in range(len(weight)):
@@ -109,7 +110,7 @@ def _ssz_scales(weight: Any, largest: Any, steps: Any, grid: Any, out: Any) -> N
         out[number, 0] = _ssz(row, peak / float32(largest), largest, steps, grid, lanes) if peak > 0 else float32(1)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@kernel
 def _fake_round(weight: Any, factor: Any, largest: Any, steps: Any, out: Any) -> None:
     lanes, grid = np.empty(2 * _GROUP, np.float32), np.ones(1, np.float32)
     low, high, groups = float32(-largest - 1), float32(largest), weight.shape[1] // WIDTH
@@ -126,7 +127,7 @@ def _fake_round(weight: Any, factor: Any, largest: Any, steps: Any, out: Any) ->
             row[column] = min(max(np.rint(row[column] / scale), low), high) * scale
 
 
-@njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@kernel
 def _round_rows(weight: Any, scale: Any, bits: Any, stored: Any, sums: Any) -> Any:
     n, k = weight.shape
     run, high = k // sums.shape[1], float32(2 ** (bits - 1) - 1)
