@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numba.extending import register_jitable
 from torch.nn.functional import linear
 
-from glm5_kernels.compiled.int8_dots_intrinsics import STEP, TILE, dots
+from glm5_kernels.compiled.int8_dots_intrinsics import STEP, TILE, dots, dots_of_one
 from glm5_kernels.compiled.int8_ways import CHOSEN
 from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.threads import each
@@ -33,7 +34,7 @@ def matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     if tokens > TOKENS or k % STEP or w.stride(1) != 1:
         return torch._int_mm(a, w.t()) if CHOSEN.library else by_fp32(a, w)
     # Unsigned by an offset of 128, which the kernel takes off again.
-    x = torch.full((-(-tokens // TILE) * TILE, k), 128, dtype=torch.uint8)
+    x = torch.full((in_tiles(tokens), k), 128, dtype=torch.uint8)
     x[:tokens] = (a.to(torch.int16) + 128).to(torch.uint8)
     out = torch.empty(len(x), len(w), dtype=torch.int32)
 
@@ -66,22 +67,32 @@ def _longest(rows_of: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(rows_of, dim=1).max())
 
 
+@register_jitable  # type: ignore[untyped-decorator]
+def in_tiles(tokens: int) -> int:
+    """Tokens that `rows` wants for so many: one alone, or whole tiles."""
+    return tokens if tokens == 1 else -(-tokens // TILE) * TILE
+
+
 @kernel
 def rows(x: Any, tokens: Any, k: Any, w: Any, pitch: Any, first: Any, last: Any, out: Any) -> None:
-    """out int32 [tokens, N] for weight rows first..last; `tokens` a multiple of TILE, x uint8 offset by 128."""
+    """out int32 [tokens, N] for weight rows first..last; tokens as `in_tiles` says, x uint8 offset by 128."""
     addresses, tile = np.empty(TILE, np.int64), np.empty((TILE, TILE), np.int32)
-    table, pitch_out, stride = addresses.ctypes.data, out.shape[1], max(STEP, 2 * STEP * TILE // tokens)
+    table, pitch_out, stride = addresses.ctypes.data, out.shape[1], max(STEP, 2 * STEP * TILE // max(tokens, TILE))
     for row in range(first, last, TILE):
         for r in range(TILE):
             addresses[r] = w + pitch * min(row + r, last - 1)
-        ahead, place = w + pitch * (row + TILE), out.ctypes.data + 4 * row
+        ahead, whole = w + pitch * (row + TILE), row + TILE <= last
         for token in range(0, tokens, TILE):
             reach = stride if token < 2 * TILE else 0  # by then all of the next rows are on their way
-            if row + TILE <= last:
-                dots(x + token * k, k, table, k // STEP, place + 4 * token * pitch_out, pitch_out, ahead, reach)
+            source = x + token * k
+            place = out.ctypes.data + 4 * (token * pitch_out + row) if whole else tile.ctypes.data
+            width = pitch_out if whole else TILE
+            if tokens == 1:
+                dots_of_one(source, k, table, k // STEP, place, width, ahead, reach)
             else:
-                dots(x + token * k, k, table, k // STEP, tile.ctypes.data, TILE, ahead, reach)
-                for i in range(TILE):  # not as slices: their shape check takes numba 2 s to compile
+                dots(source, k, table, k // STEP, place, width, ahead, reach)
+            if not whole:
+                for i in range(min(TILE, tokens)):  # not as slices: their shape check takes numba 2 s to compile
                     for j in range(last - row):
                         out[token + i, row + j] = tile[i, j]
             ahead += 2 * reach * (k // STEP)

@@ -1,4 +1,4 @@
-"""The inner loop of int8 products: 4 tokens times 4 weight rows, in the instructions of `int8_ways`.
+"""The inner loop of int8 products: 4 tokens, or one, times 4 weight rows, in the instructions of `int8_ways`.
 
 VPDPBUSD adds fours of unsigned times signed bytes in int32, SDOT of signed ones; PMADDWD adds pairs of int16, so bytes
 are widened first; SMMLA multiplies two tokens by two rows, 8 columns of each.
@@ -26,12 +26,12 @@ _WORDS, _FOUR = ir.VectorType(I32, 16), ir.VectorType(I32, TILE)
 class DotsTile:
     """Addresses of a tile of `dots`, while its code is generated."""
 
-    def __init__(self, builder: Any, arguments: Any) -> None:
+    def __init__(self, builder: Any, arguments: Any, tokens: int) -> None:
         x, x_pitch, w, self.blocks, self.out, self.out_pitch, self.ahead, self.stride = arguments
         self.builder = builder
         table = builder.inttoptr(w, I64.as_pointer())
         self.rows = [builder.load(builder.gep(table, [i64_const(r)])) for r in range(TILE)]
-        self.tokens = [builder.add(x, builder.mul(x_pitch, i64_const(t))) for t in range(TILE)]
+        self.tokens = [builder.add(x, builder.mul(x_pitch, i64_const(t))) for t in range(tokens)]
 
     def prefetch(self, block: Any) -> None:
         """Two lines of what comes next."""
@@ -55,7 +55,7 @@ def _by_vnni(tile: DotsTile) -> None:
     kind = ir.FunctionType(_WORDS, [_WORDS] * 3)
     multiply_add = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.vpdpbusd.512")
     zero, ones = ir.Constant(_WORDS, [0] * 16), ir.Constant(_WORDS, [0x01010101] * 16)
-    sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(TILE)] for _ in range(TILE + 1)]
+    sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(TILE)] for _ in [*tile.tokens, ones]]
     for row in sums:
         for place in row:
             builder.store(zero, place)
@@ -68,9 +68,9 @@ def _by_vnni(tile: DotsTile) -> None:
             for place, weight in zip(places, weights, strict=True):
                 builder.store(builder.call(multiply_add, [builder.load(place), unsigned, weight]), place)
     totals = [_totals(builder, [builder.load(place) for place in places]) for places in sums]
-    offset = builder.mul(totals[TILE], ir.Constant(_FOUR, [128] * TILE))
-    for t in range(TILE):
-        tile.store(t, 0, builder.sub(totals[t], offset))
+    offset = builder.mul(totals.pop(), ir.Constant(_FOUR, [128] * TILE))
+    for t, total in enumerate(totals):
+        tile.store(t, 0, builder.sub(total, offset))
 
 
 def _totals(builder: Any, rows: list[Any]) -> Any:
@@ -143,7 +143,7 @@ class DotsInstruction(NamedTuple):
         builder, kind = tile.builder, ir.VectorType(I8, self.columns)
         for first in range(0, TILE, self.rows):
             rows = tile.rows[first : first + self.rows]
-            sums = [_zeros(builder, self.lanes, len(rows)) for _ in range(TILE + self.offset)]
+            sums = [_zeros(builder, self.lanes, len(rows)) for _ in range(len(tile.tokens) + self.offset)]
             with for_range(builder, tile.blocks) as block:
                 if first == 0:
                     tile.prefetch(block)
@@ -165,10 +165,10 @@ class DotsInstruction(NamedTuple):
     def _store(self, tile: DotsTile, first: int, sums: list[list[Any]]) -> None:
         builder = tile.builder
         totals = [[_added_lanes(builder, builder.load(place)) for place in places] for places in sums]
-        for t in range(TILE):
+        for t in range(len(tile.tokens)):
             for r, total in enumerate(totals[t]):
                 if self.offset:
-                    total = builder.sub(total, builder.mul(totals[TILE][r], ir.Constant(I32, 128)))
+                    total = builder.sub(total, builder.mul(totals[-1][r], ir.Constant(I32, 128)))
                 tile.store(t, first + r, total)
 
 
@@ -239,14 +239,24 @@ GENERATORS: dict[str, Callable[[DotsTile], None]] = {
 }
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def dots(_: Any, x: Any, x_pitch: Any, w: Any, blocks: Any, out: Any, out_pitch: Any, ahead: Any, stride: Any) -> Any:
-    """out[t, r] of a tile, int32; x holds int8 + 128, `w` the addresses of the tile's weight rows.
+def _dots(tokens: int) -> Any:
+    """The intrinsic out[t, r] of a tile of so many tokens, int32; x holds int8 + 128, `w` the addresses of its rows.
 
     On the way it asks for 2 `blocks` lines of the cache, `stride` bytes apart, from `ahead` on.
     """
+    # SMMLA multiplies two tokens at least; what has it has SDOT.
+    feature = "dotprod" if tokens == 1 and CHOSEN.feature == "i8mm" else CHOSEN.feature
 
-    def generate(builder: Any, arguments: Any) -> None:
-        GENERATORS[CHOSEN.feature](DotsTile(builder, arguments))
+    @intrinsic  # type: ignore[untyped-decorator]
+    def dots(
+        _: Any, x: Any, x_pitch: Any, w: Any, blocks: Any, out: Any, out_pitch: Any, ahead: Any, stride: Any
+    ) -> Any:
+        def generate(builder: Any, arguments: Any) -> None:
+            GENERATORS[feature](DotsTile(builder, arguments, tokens))
 
-    return types.void(*[int64] * 8), returns_void(generate)
+        return types.void(*[int64] * 8), returns_void(generate)
+
+    return dots
+
+
+dots, dots_of_one = _dots(TILE), _dots(1)

@@ -15,7 +15,7 @@ from numba import int64
 
 from glm5_kernels import int8
 from glm5_kernels.compiled import int8_dots
-from glm5_kernels.compiled.int8_dots_intrinsics import STEP, TILE
+from glm5_kernels.compiled.int8_dots_intrinsics import STEP
 from glm5_kernels.compiled.int8_rows import (
     COMPILED,
     FLOATS,
@@ -180,7 +180,7 @@ def _multiply(first: Any, last: Any, given: Any, weights: Any, bias: Any, n: Any
         if not count:
             continue
         if group != packed:
-            packed, padded = group, -(-count // TILE) * TILE
+            packed, padded = group, int8_dots.in_tiles(count)
             x, sums = np.empty((padded, k), np.uint8), np.empty((padded, int8_dots.ROWS), np.int32)
             for row in range(count):
                 for column in range(k):  # not as a slice, nor below: its shape check takes numba 2 s to compile
