@@ -37,6 +37,8 @@ _SUMS, _ROWS = 2**22, 512
 #: Tasks for each thread, where there are several.
 _SHARE = 8
 _EVERY, _NOTHING = np.arange(int8_dots.TOKENS), np.empty(0, np.int32)
+#: `starts` of one group of so many tokens.
+_ALONE = [np.array([0, tokens]) for tokens in range(int8_dots.TOKENS + 1)]
 
 
 class Activations(NamedTuple):
@@ -83,7 +85,7 @@ def _fits_one_pass(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -
 def _in_one_pass(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
     assert w.scale is not None
     tokens = x.shape[0]
-    return grouped(x, _EVERY[:tokens], np.array([0, tokens]), w.weight, w.scale, dtype, w)
+    return grouped(x, _EVERY[:tokens], _ALONE[tokens], w.weight, w.scale, dtype, w)
 
 
 def _by_library(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
