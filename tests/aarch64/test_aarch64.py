@@ -66,7 +66,7 @@ def test_machine_code(emulated: Emulated, cpu: str, instruction: str, tmp_path: 
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert found["exact"] and found["int8"][instruction] >= 16
-    assert (found["int8"]["sdot"] > 0) == (cpu == "tsv110")
+    assert (found["int8"]["sdot"] > 0) == (cpu != "cortex-a72")  # a token alone, too, where SMMLA multiplies two
     assert found["fp32"]["fmla"] >= 16
     assert found["int8"]["blocks"] and found["fp32"]["blocks"]
     assert found["int8"]["calls"] == found["fp32"]["calls"] == 0
