@@ -21,7 +21,7 @@ from glm5_kernels import ops
 FEEDBACK_ROWS = 512
 #: Directions in which the inputs of a wider linear keep their own energy: rounding takes the longer the more they are.
 #: What the others hold is shared evenly by all columns, as shrinkage does it with a part of all energy.
-DIRECTIONS = 128
+DIRECTIONS = 64
 #: Tokens of a text are not independent, and texts to come differ from it: shrink more than the formula says.
 #: On the demo model 2 to 5 are alike and 1 is worse, for 32 tokens as for 2000 (relative output error of other texts).
 _CAUTION = 3.0
