@@ -6,7 +6,7 @@
 A line per recipe: the first 4, 8, ... layers as stored, with the integer arithmetic that the server runs, all others
 with the fp32 weights from before they were rounded. The last column is the whole checkpoint. Below a recipe: its KL as
 a ratio to that of the first recipe, window by window, with a paired 95 % interval. With --peer, also msModelSlim's
-W4A8 (whole checkpoint only), made from the same source and text.
+W4A8 and W8A8 (whole checkpoints only), made from the same source and text, each beside the recipes of its bits.
 
 The error per layer does not say this: errors of different layers can cancel, and norms can make them larger.
 """
@@ -30,6 +30,7 @@ from glm5_ascend.model.config import load_config
 
 WINDOW = 512
 RECIPES = "w4a8", "w4a8-best", "rtn-w4a8", "w8a8", "w8a8-best"
+PEER = "w4a8", "w8a8"
 
 
 def by_depth(source: Path, out: Path, recipe: str, depths: list[int], windows: list[torch.Tensor]) -> torch.Tensor:
@@ -65,6 +66,7 @@ def main() -> int:
     print(f"{options.model.name}: {layers} layers, {len(windows) * (WINDOW - 1)} positions")
     print(f"{'KL, first layers rounded:':26}" + "".join(f"{depth:>22}" for depth in depths))
     found: dict[str, torch.Tensor] = {}
+    peers: dict[str, list[float]] = {}
     for recipe in options.recipes:
         found[recipe] = kl = by_depth(options.model, options.work / recipe, recipe, depths, windows)
         print(f"{recipe:26}" + "".join(f"{float(row.mean()):22.5f}" for row in kl), flush=True)
@@ -72,15 +74,18 @@ def main() -> int:
         if kl is not first:
             cells = (f"{ratio(*pair):>22}" for pair in zip(kl, first, strict=True))
             print(f"{f'  to {options.recipes[0]}':26}" + "".join(cells), flush=True)
-    if options.peer:
+    for bits in PEER if options.peer else ():
         program = peer_program(options.peer, options.work)
-        made = quantized_by_peer(options.model, options.work / "peer-w4a8", "w4a8", [], program)
+        made = quantized_by_peer(options.model, options.work / f"peer-{bits}", bits, [], program)
         whole = compare(made, options.model, windows).kl.mean(1)
-        print(f"msModelSlim w4a8, whole: {float(whole.mean()):.5f}")
+        print(f"msModelSlim {bits}, whole: {float(whole.mean()):.5f}")
         for recipe, kl in found.items():
-            print(f"  {recipe} to it: {ratio(kl[-1], whole)}")
+            if bits in recipe:
+                print(f"  {recipe} to it: {ratio(kl[-1], whole)}", flush=True)
+        peers[bits] = whole.tolist()
     if options.json:
         figures = {recipe: dict(zip(depths, kl.tolist(), strict=True)) for recipe, kl in found.items()}
+        figures |= {f"msModelSlim {bits}": {layers: kl} for bits, kl in peers.items()}
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
     return 0
 

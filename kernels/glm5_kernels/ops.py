@@ -228,9 +228,10 @@ def feedback_gains(inputs: Tensor, damping: float) -> Tensor:
 
 
 def round_with_feedback(
-    weight: Tensor, scale: Tensor, largest: int, inputs: Tensor, gains: Tensor, damping: float, passes: int, refit: bool
-) -> tuple[Tensor, Tensor]:
+    weight: Tensor, scale: Tensor, largest: int, order: Tensor, inputs: Tensor, gains: Tensor, damping: float,
+    passes: int, refit: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Integers (fp32 [N, K]) and scale [N, 1] of weight fp32 [N, K] that keep its outputs on inputs [K, n]."""
     function = _function("round_with_feedback", weight.device.type)
-    out: tuple[Tensor, Tensor] = function(weight, scale, largest, inputs, gains, damping, passes, refit)
+    out: tuple[Tensor, Tensor] = function(weight, scale, largest, order, inputs, gains, damping, passes, refit)
     return out

@@ -111,7 +111,8 @@ def quantize_linear(
         weight, scale = feedback.round(weight, scale, largest, refit=bits == 4)
     integers, sums, error, square = ops.round_rows(weight, scale, bits, parts)
     if feedback is not None:
-        error, square = float((weight - wanted).square().sum()), float(wanted.square().sum())
+        square = float(torch.linalg.vector_norm(wanted)) ** 2
+        error = float(torch.linalg.vector_norm(weight.sub_(wanted))) ** 2
     per_row = {"weight": integers, "weight_scale": scale, "weight_offset": torch.zeros_like(scale)}
     per_tensor: dict[str, torch.Tensor] = {}
     if bits == 4:

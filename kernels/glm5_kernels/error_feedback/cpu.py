@@ -22,12 +22,14 @@ __all__ = ["feedback_gains", "round_with_feedback"]
 
 GROUP = 8  # columns of a pass: their sums fit the registers
 BLOCKS = 8  # of WIDTH rows, that share a pass over inputs and gains: what all of them carry stays in the nearer caches
+TILE = 128  # columns of sixteen rows that change places together: 8 KiB
 
 
 def round_with_feedback(
     weight: torch.Tensor,
     scale: torch.Tensor,
     largest: int,
+    order: torch.Tensor,
     inputs: torch.Tensor,
     gains: torch.Tensor,
     damping: float,
@@ -35,13 +37,13 @@ def round_with_feedback(
     refit: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the package docstring."""
-    check(weight, scale, inputs, gains)
+    check(weight, scale, order, inputs, gains)
     x, u = _grouped(inputs), _grouped(gains)
     handed = u.mT @ x
     shared = x.mT @ x if passes else handed  # only descent reads it
     curvature = F.pad(inputs.float().square().sum(1), (0, -len(inputs) % GROUP)) + damping
     q, found = torch.empty(weight.shape), scale.float().clone()
-    arrays = [t.contiguous().numpy() for t in (x, u, handed, shared, curvature)]
+    arrays = [t.contiguous().numpy() for t in (order, x, u, handed, shared, curvature)]
     _round(weight.float().contiguous().numpy(), found.numpy(), largest, *arrays, damping, passes, refit, q.numpy())
     return q, found
 
@@ -91,23 +93,47 @@ def _add(_: Any, carried: Any, group: Any, n: Any, factors: Any) -> Any:
     return types.void(int64, int64, int64, int64), returns_void(generate)
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def _nearest(
+    _: Any, w: Any, sums: Any, handed: Any, scale: Any, low: Any, high: Any, q: Any, errors: Any
+) -> Any:  # fmt: skip
+    """The integers of a group's columns, each after what the group's earlier ones hand on, and their errors."""
+
+    def generate(builder: Any, arguments: Any) -> None:
+        w, sums, handed, scale, low, high, q, errors = arguments
+        v = Lanes(builder)
+        step, least, most = v.load(scale, i64_const(0)), v.broadcast(low), v.broadcast(high)
+        left: list[Any] = []
+        for column in range(GROUP):
+            place = i64_const(WIDTH * column)
+            value = builder.fadd(v.load(w, place), v.load(sums, place))
+            for before, error in enumerate(left):
+                factor = v.broadcast(v.load_scalar(handed, i64_const(GROUP * before + column)))
+                value = builder.fadd(value, builder.fmul(error, factor))
+            whole = v.call("rint", builder.fdiv(value, step))
+            whole = v.call("minnum", v.call("maxnum", whole, least), most)
+            left.append(builder.fsub(value, builder.fmul(whole, step)))
+            v.store(whole, q, place)
+        for column, error in enumerate(left):
+            v.store(error, errors, i64_const(WIDTH * column))
+
+    return types.void(int64, int64, int64, int64, float32, float32, int64, int64), returns_void(generate)
+
+
 @inner
 def _first(blocks: Any, w: Any, q: Any, s: Any, low: Any, high: Any, x: Any, u: Any, handed: Any, carried: Any) -> None:
     """Every column of so many blocks of rows once, its error handed on to the columns behind it."""
     n, room = x.shape[1], np.empty((2 * GROUP, WIDTH), np.float32)
-    errors = room[GROUP:]
+    sums, errors = room[:GROUP], room[GROUP:]
     carried[:] = 0
     for group in range(len(x)):
+        k = group * GROUP
         for block in range(blocks):
-            _dots(carried[block].ctypes.data, x[group].ctypes.data, n, room.ctypes.data)
-            for c in range(GROUP):
-                k = group * GROUP + c
-                for lane in range(WIDTH):
-                    value = w[block, k, lane] + room[c, lane]
-                    for before in range(c):
-                        value += errors[before, lane] * handed[group, before, c]
-                    q[block, k, lane] = min(max(np.rint(value / s[block, lane]), low), high)
-                    errors[c, lane] = value - q[block, k, lane] * s[block, lane]
+            _dots(carried[block].ctypes.data, x[group].ctypes.data, n, sums.ctypes.data)
+            _nearest(
+                w[block, k:].ctypes.data, sums.ctypes.data, handed[group].ctypes.data, s[block].ctypes.data, low, high,
+                q[block, k:].ctypes.data, errors.ctypes.data,
+            )  # fmt: skip
             _add(carried[block].ctypes.data, u[group].ctypes.data, n, errors.ctypes.data)
 
 
@@ -119,7 +145,7 @@ def _outputs(w: Any, x: Any, out: Any) -> None:
         _add(out.ctypes.data, x[group].ctypes.data, x.shape[1], w[group * GROUP :].ctypes.data)
 
 
-@kernel
+@inner
 def _refit(w: Any, q: Any, s: Any, wanted: Any, got: Any, damping: Any) -> None:
     along, energy = np.zeros(WIDTH), np.zeros(WIDTH)
     for i in range(len(wanted)):
@@ -180,29 +206,46 @@ def _improve(
         _refit(w, q, s, wanted, got, damping)
 
 
+@inner
+def _load(weight: Any, start: Any, stop: Any, order: Any, w: Any) -> None:
+    """Rows start to stop of the weight [N, K] into w [blocks, K, 16]."""
+    for first in range(0, len(order), TILE):
+        for row in range(start, stop):
+            block, lane = divmod(row - start, WIDTH)
+            for k in range(first, min(first + TILE, len(order))):
+                w[block, k, lane] = weight[row, order[k]]
+
+
+@inner
+def _store(q: Any, start: Any, stop: Any, order: Any, out: Any) -> None:
+    """The other way."""
+    for first in range(0, len(order), TILE):
+        for row in range(start, stop):
+            block, lane = divmod(row - start, WIDTH)
+            for k in range(first, min(first + TILE, len(order))):
+                out[row, order[k]] = q[block, k, lane]
+
+
 @kernel
 def _round(
-    weight: Any, scale: Any, largest: Any, x: Any, u: Any, handed: Any, shared: Any, curvature: Any,
+    weight: Any, scale: Any, largest: Any, order: Any, x: Any, u: Any, handed: Any, shared: Any, curvature: Any,
     damping: Any, passes: Any, refit: Any, out: Any,
 ) -> None:  # fmt: skip
-    rows, columns = weight.shape
+    rows = len(weight)
     n, low, high, strength = x.shape[1], float32(-largest - 1), float32(largest), float32(damping)
     blocks = min(BLOCKS, -(-rows // WIDTH))
     w = np.zeros((blocks, len(x) * GROUP, WIDTH), np.float32)
     q = np.zeros_like(w)
     carried, s = np.empty((blocks, n, WIDTH), np.float32), np.ones((blocks, WIDTH), np.float32)
     for start in range(0, rows, blocks * WIDTH):
-        for row in range(start, min(start + blocks * WIDTH, rows)):
-            block, lane = divmod(row - start, WIDTH)
-            s[block, lane] = scale[row, 0]
-            for k in range(columns):
-                w[block, k, lane] = weight[row, k]
+        stop = min(start + blocks * WIDTH, rows)
+        for row in range(start, stop):
+            s[(row - start) // WIDTH, (row - start) % WIDTH] = scale[row, 0]
+        _load(weight, start, stop, order, w)
         here = min(blocks, -(-(rows - start) // WIDTH))
         _first(here, w, q, s, low, high, x, u, handed, carried)
         for block in range(here if passes > 0 else 0):
             _improve(w[block], q[block], s[block], low, high, x, shared, curvature, strength, passes, refit)
-        for row in range(start, min(start + blocks * WIDTH, rows)):
-            block, lane = divmod(row - start, WIDTH)
-            scale[row, 0] = s[block, lane]
-            for k in range(columns):
-                out[row, k] = q[block, k, lane]
+        for row in range(start, stop):
+            scale[row, 0] = s[(row - start) // WIDTH, (row - start) % WIDTH]
+        _store(q, start, stop, order, out)

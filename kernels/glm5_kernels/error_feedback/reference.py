@@ -36,6 +36,7 @@ def round_with_feedback(
     weight: torch.Tensor,
     scale: torch.Tensor,
     largest: int,
+    order: torch.Tensor,
     inputs: torch.Tensor,
     gains: torch.Tensor,
     damping: float,
@@ -43,8 +44,8 @@ def round_with_feedback(
     refit: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the package docstring."""
-    check(weight, scale, inputs, gains)
-    scale = scale.clone()
+    check(weight, scale, order, inputs, gains)
+    weight, scale = weight[:, order], scale.clone()
     q = torch.empty_like(weight)
     carried = weight.new_zeros(len(weight), inputs.shape[1])
     for k in range(weight.shape[1]):
@@ -52,7 +53,7 @@ def round_with_feedback(
         q[:, k] = _integers(w / scale[:, 0], largest)
         carried += (w - q[:, k] * scale[:, 0])[:, None] * gains[k]
     if not passes:
-        return q, scale
+        return _as_before(q, order), scale
     wanted = weight @ inputs
     curvature = inputs.square().sum(1) + damping
     for _ in range(passes):
@@ -66,17 +67,27 @@ def round_with_feedback(
             q[:, k] = better
     if refit:
         scale = _refit(weight, q, scale, wanted, q @ inputs, damping)
-    return q, scale
+    return _as_before(q, order), scale
 
 
-def check(weight: torch.Tensor, scale: torch.Tensor, inputs: torch.Tensor, gains: torch.Tensor) -> None:
-    """Raise `KernelInputError` unless the shapes fit."""
+def check(
+    weight: torch.Tensor, scale: torch.Tensor, order: torch.Tensor, inputs: torch.Tensor, gains: torch.Tensor
+) -> None:
+    """Raise `KernelInputError` unless the shapes fit and `order` is one."""
     require_matrix("weight", weight)
     for name, tensor in {"scale": scale, "inputs": inputs, "gains": gains}.items():
         require_fp32(name, tensor, (None, None))
     require_shape("scale", scale, (len(weight), 1))
     require_shape("inputs", inputs, (weight.shape[1], None))
     require_shape("gains", gains, tuple(inputs.shape))
+    require_shape("order", order, (weight.shape[1],))
+    columns = torch.arange(weight.shape[1], device=order.device)
+    if order.dtype != torch.int64 or not torch.equal(order.sort().values, columns):
+        raise KernelInputError(f"order must be int64 and name every one of {len(columns)} columns once")
+
+
+def _as_before(q: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(q).index_copy_(1, order, q)
 
 
 def _integers(x: torch.Tensor, largest: int) -> torch.Tensor:

@@ -256,6 +256,7 @@ def _feedback(generator: torch.Generator) -> Iterator[Case]:
     for bits, passes, refit in ((4, 0, False), (4, 1, True), (8, 1, False)):
         weight, largest = torch.randn(16, 64, generator=generator), 2 ** (bits - 1) - 1
         scale = weight.abs().amax(1, keepdim=True) / largest
-        arguments = weight, scale, largest, inputs, gains, 0.5, passes, refit
+        order = torch.randperm(64, generator=generator)
+        arguments = weight, scale, largest, order, inputs, gains, 0.5, passes, refit
         outputs = ("integers", exact), ("scale", sums)
         yield Case("round_with_feedback", f"INT{bits}, {passes} turns of descent", arguments, outputs)

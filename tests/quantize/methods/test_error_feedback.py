@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.quantize.methods.error_feedback import FEEDBACK_ROWS, Feedback, rows_kept, shrinkage
+from glm5_ascend.quantize.methods.error_feedback import (
+    DIRECTIONS,
+    FEEDBACK_ROWS,
+    Feedback,
+    leading,
+    rows_kept,
+    shrinkage,
+)
 from glm5_ascend.quantize.methods.rounding import quantize_linear
 from glm5_ascend.quantize.run.expert import evenly
 
@@ -38,6 +45,26 @@ def test_shrinkage_falls_with_the_tokens() -> None:
     found = [shrinkage(draw(tokens)) for tokens in (4, 32, 256, 2048)]
     assert found == sorted(found, reverse=True) and found[0] > 1 and found[-1] < 0.3
     assert shrinkage(torch.randn(64, 512)) > 1  # no structure: all directions alike
+
+
+def test_a_wide_linear_keeps_its_strongest_directions() -> None:
+    """Their second moments as they were, and all energy: what is left out is shared by all columns."""
+    seen = draw(400, FEEDBACK_ROWS + 128, rank=200)
+    feedback = Feedback.on(seen)
+    assert feedback is not None and feedback.inputs.shape == (seen.shape[1], DIRECTIONS)
+    kept, rest = leading(seen, seen @ seen.T, DIRECTIONS)
+    _, strengths, directions = torch.linalg.svd(seen.double(), full_matrices=False)
+    wanted = directions[:DIRECTIONS].T * strengths[:DIRECTIONS].square() @ directions[:DIRECTIONS]
+    assert torch.allclose(kept.double().T @ kept.double(), wanted, atol=1e-5 * float(strengths[0] ** 2))
+    assert rest == pytest.approx(float(strengths[DIRECTIONS:].square().sum()), rel=1e-3)
+
+
+@pytest.mark.parametrize("scheme", [schemes.W4A8_DYNAMIC, schemes.W8A8_DYNAMIC])
+def test_a_wide_linear_loses_less_on_other_texts(scheme: str) -> None:
+    columns = FEEDBACK_ROWS + 128
+    weight, unseen = torch.randn(64, columns), draw(2000, columns, seed=99)
+    plain = output_error(weight, scheme, None, unseen)
+    assert output_error(weight, scheme, Feedback.on(draw(FEEDBACK_ROWS, columns)), unseen) < 0.8 * plain
 
 
 def test_what_was_counted_as_error_is_of_the_weight() -> None:
