@@ -23,7 +23,7 @@ AT_ONCE = 2
 #: Tokens whose scores are held at once, two for each vector core of a die: 96 times 64k of them are 25 MB.
 TOKENS = 96
 #: Scores counted at once; runs of scores and their length in the sample that shows where the level lies.
-TILE, SAMPLE = 4096, (16, 128)
+TILE, SAMPLE = 8192, (16, 128)
 #: Runs of positions, their length, and how many positions of each are taken out together.
 ROWS, COLUMNS, SLOTS = 32, 128, 32
 #: Runs whose numbers are added at once.

@@ -202,9 +202,11 @@ def list_positions(
         most = tl.max(number, axis=0)
         for first in range(0, most, SLOTS):
             found = tl.zeros([ROWS, SLOTS], tl.float16)
-            for s in range(0, tl.minimum(SLOTS, most - first)):
+            turn = tl.broadcast_to(slot[None, :], (ROWS, SLOTS)).to(tl.float16)
+            for _ in range(0, tl.minimum(SLOTS, most - first)):
                 least = tl.reduce(left, 1, _lesser)
-                found = tl.where(slot[None, :] == s, least[:, None], found)
+                found = tl.where(turn == 0.0, least[:, None], found)
+                turn -= 1.0
                 left = tl.where(left > least[:, None], left, none)
             position = start + (r * COLUMNS)[:, None] + found.to(tl.int32)
             tl.store(runs + t * s_scores + start + (r * COLUMNS)[:, None] + first + slot[None, :], position)
