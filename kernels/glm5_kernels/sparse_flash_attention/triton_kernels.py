@@ -22,73 +22,105 @@ import triton.language as tl
 
 
 @triton.jit
-def attend(
-    ql_nope, q_pe, ckv, kpe, rows, count, out, lse, scale,
-    s_rows,
+def score_rows(
+    ql_nope, q_pe, ckv, kpe, count, scores, s_rows, step,
     H: tl.constexpr, R: tl.constexpr, P: tl.constexpr, BH: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T, H / BH). ql_nope [T, H, R] and q_pe [T, H, P]; ckv [T, K, R] and kpe [T, K, P], gathered; rows int32
-    [T, K], -1 where a place is unused, K a multiple of BN; count int32 [T], how many places to look at."""
-    t, block = tl.program_id(0), tl.program_id(1)
+    """Grid (T, H / BH, K / step), step and K multiples of BN. ql_nope [T, H, R] and q_pe [T, H, P]; ckv [T, K, R] and kpe
+    [T, K, P], gathered; count int32 [T], how many places to look at; scores fp32 [T, H, K], not yet scaled."""
+    t, block, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     head, i = t * H + block * BH + tl.arange(0, BH), tl.arange(0, BN)
     r, p = tl.arange(0, R), tl.arange(0, P)
     latent_query = tl.load(ql_nope + head[:, None] * R + r[None, :])
     rotated_query = tl.load(q_pe + head[:, None] * P + p[None, :])
-    largest = tl.full([BH], -1.0e30, tl.float32)
-    total = tl.zeros([BH], tl.float32)
-    result = tl.zeros([BH, R], tl.float32)
+    for first in range(part * step, tl.minimum((part + 1) * step, tl.load(count + t)), 2 * BN):
+        for start in tl.static_range(0, 2 * BN, BN):  # the second's product beside the way of the first's to memory
+            place = t * s_rows + first + start + i
+            latent = tl.load(ckv + place[:, None] * R + r[None, :])
+            rotated = tl.load(kpe + place[:, None] * P + p[None, :])
+            score = tl.dot(rotated_query, tl.trans(rotated), tl.dot(latent_query, tl.trans(latent)))
+            tl.store(scores + head[:, None] * s_rows + (first + start + i)[None, :], score)
+
+
+@triton.jit
+def normalize_scores(
+    scores, rows, count, weights, lse, scale, s_rows,
+    H: tl.constexpr, BH: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """Grid (T, H / BH). Softmax of scores [T, H, s_rows] over the used places, in the dtype of weights [T, H, s_rows];
+    rows int32 [T, s_rows], -1 where a place is unused; K >= s_rows. lse fp32 [T, H]."""
+    t, block = tl.program_id(0), tl.program_id(1)
+    head, i = t * H + block * BH + tl.arange(0, BH), tl.arange(0, K)
+    place = head[:, None] * s_rows + i[None, :]
+    row = tl.load(rows + t * s_rows + i, mask=i < s_rows, other=-1)
+    unused = tl.where(row >= 0, 0.0, -1.0e30)
+    score = tl.load(scores + place, mask=(i < tl.load(count + t))[None, :], other=-1.0e30)
+    score = score * scale + unused[None, :]
+    largest = tl.max(score, axis=1)
+    weight = tl.exp(score - largest[:, None])
+    total = tl.sum(weight, axis=1)
+    share = tl.where(largest > -1.0e29, 1.0 / total, 0.0)
+    share = tl.where(total == total, share, total)
+    tl.store(weights + place, (weight * share[:, None]).to(weights.dtype.element_ty), mask=(i < s_rows)[None, :])
+    tl.store(lse + head, tl.where(largest > -1.0e29, largest + tl.log(total), float("inf")))
+
+
+@triton.jit
+def weigh_rows(
+    weights, ckv, count, out, s_rows,
+    H: tl.constexpr, R: tl.constexpr, BH: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Grid (T, H / BH, R / BR). out [T, H, R] = weights [T, H, K] times ckv [T, K, R]; K a multiple of BN."""
+    t, block = tl.program_id(0), tl.program_id(1)
+    head, i = t * H + block * BH + tl.arange(0, BH), tl.arange(0, BN)
+    r = tl.program_id(2) * BR + tl.arange(0, BR)
+    total = tl.zeros([BH, BR], tl.float32)
     for start in range(0, tl.load(count + t), BN):
-        used = tl.load(rows + t * s_rows + start + i) >= 0
-        place = t * s_rows + start + i
-        latent = tl.load(ckv + place[:, None] * R + r[None, :])
-        rotated = tl.load(kpe + place[:, None] * P + p[None, :])
-        score = (tl.dot(latent_query, tl.trans(latent)) + tl.dot(rotated_query, tl.trans(rotated))) * scale
-        score = tl.where(used[None, :], score, -1.0e30)
-        new = tl.maximum(largest, tl.max(score, axis=1))
-        weight = tl.where(used[None, :], tl.exp(score - new[:, None]), 0.0)
-        shrink = tl.exp(largest - new)
-        total = total * shrink + tl.sum(weight, axis=1)
-        result = result * shrink[:, None] + tl.dot(weight.to(latent.dtype), latent)
-        largest = new
-    divisor = tl.where(total > 0, total, 1.0)
-    result = tl.where((total > 0)[:, None], result / divisor[:, None], 0.0)
-    tl.store(out + head[:, None] * R + r[None, :], result.to(out.dtype.element_ty))
-    tl.store(lse + head, tl.where(total > 0, largest + tl.log(divisor), float("inf")))
+        weight = tl.load(weights + head[:, None] * s_rows + (start + i)[None, :])
+        latent = tl.load(ckv + (t * s_rows + start + i)[:, None] * R + r[None, :])
+        total = tl.dot(weight, latent, total)
+    tl.store(out + head[:, None] * R + r[None, :], total.to(out.dtype.element_ty))
 
 
 @triton.jit
 def gather_rows(
     ckv_cache, kpe_cache, rows, fill, ckv, kpe,
-    s_ckv, s_kpe, s_rows,
+    s_ckv, s_kpe, s_rows, step,
     R: tl.constexpr, P: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T, K / BN). Rows int32 [T, K] of ckv_cache and kpe_cache -> ckv [T * K, R] and kpe [T * K, P]; an unused
-    place (-1) gets the row `fill` int32 [T]."""
-    t, block = tl.program_id(0), tl.program_id(1)
+    """Grid (T, K / step), step and K multiples of BN. Rows int32 [T, K] of ckv_cache and kpe_cache -> ckv [T * K, R] and
+    kpe [T * K, P]; an unused place (-1) gets the row `fill` int32 [T]."""
+    t, part = tl.program_id(0), tl.program_id(1)
     i, r, p = tl.arange(0, BN), tl.arange(0, R), tl.arange(0, P)
-    row = tl.load(rows + t * s_rows + block * BN + i)
-    row = tl.where(row >= 0, row, tl.load(fill + t))
-    place = t * s_rows + block * BN + i
-    tl.store(ckv + place[:, None] * R + r[None, :], tl.load(ckv_cache + row[:, None] * s_ckv + r[None, :]))
-    tl.store(kpe + place[:, None] * P + p[None, :], tl.load(kpe_cache + row[:, None] * s_kpe + p[None, :]))
+    instead = tl.load(fill + t)
+    for start in range(part * step, tl.minimum((part + 1) * step, s_rows), BN):
+        row = tl.load(rows + t * s_rows + start + i)
+        row = tl.where(row >= 0, row, instead)
+        place = t * s_rows + start + i
+        tl.store(ckv + place[:, None] * R + r[None, :], tl.load(ckv_cache + row[:, None] * s_ckv + r[None, :]))
+        tl.store(kpe + place[:, None] * P + p[None, :], tl.load(kpe_cache + row[:, None] * s_kpe + p[None, :]))
 
 
 @triton.jit
 def unpack_rows(
-    integers, rotated, scales, rows, fill, ckv, kpe,
-    s_bytes, s_rows,
+    integers, rotated, scales, keep, rows, fill, ckv, kpe,
+    s_bytes, s_rows, step,
     R: tl.constexpr, P: tl.constexpr, TILE: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T, K / BN). The three views of packed rows (int8 latents, bf16 rotated keys, fp32 scales; s_bytes between
-    rows) -> ckv bf16 [T * K, R] = bf16(integer * scale of its TILE) and kpe bf16 [T * K, P]; places unused get `fill`.
-    """
-    t, block = tl.program_id(0), tl.program_id(1)
-    i, d, p = tl.arange(0, BN), tl.arange(0, TILE), tl.arange(0, P)
-    row = tl.load(rows + t * s_rows + block * BN + i)
-    row = tl.where(row >= 0, row, tl.load(fill + t))
-    place = t * s_rows + block * BN + i
-    for tile in tl.static_range(R // TILE):
-        packed = tl.load(integers + row[:, None] * s_bytes + (tile * TILE + d)[None, :]).to(tl.float32)
-        scale = tl.load(scales + row * (s_bytes // 4) + tile)
-        tl.store(ckv + place[:, None] * R + (tile * TILE + d)[None, :], (packed * scale[:, None]).to(tl.bfloat16))
-    tl.store(kpe + place[:, None] * P + p[None, :], tl.load(rotated + row[:, None] * (s_bytes // 2) + p[None, :]))
+    """Grid (T, K / step), step and K multiples of BN. The three views of packed rows (int8 latents, bf16 rotated keys, bits
+    of fp32 scales behind as many others, which keep int32 [2 * R / TILE] makes zero; s_bytes between rows) -> ckv bf16 [T * K, R] = bf16(integer * scale of
+    its TILE) and kpe bf16 [T * K, P]; places unused get `fill`."""
+    t, part = tl.program_id(0), tl.program_id(1)
+    TILES: tl.constexpr = R // TILE
+    i, r, p, q = tl.arange(0, BN), tl.arange(0, R), tl.arange(0, P), tl.arange(0, 2 * TILES)
+    kept, instead = tl.load(keep + q), tl.load(fill + t)
+    for start in range(part * step, tl.minimum((part + 1) * step, s_rows), BN):
+        row = tl.load(rows + t * s_rows + start + i)
+        row = tl.where(row >= 0, row, instead)
+        place = t * s_rows + start + i
+        packed = tl.load(integers + row[:, None] * s_bytes + r[None, :]).to(tl.float32)
+        scale = tl.load(scales + row[:, None] * (s_bytes // 4) + q[None, :])
+        scale = tl.sum(tl.reshape(scale * kept[None, :], (BN, 2, TILES)), axis=1).to(tl.float32, bitcast=True)
+        latent = tl.reshape(packed, (BN, TILES, TILE)) * scale[:, :, None]
+        tl.store(ckv + place[:, None] * R + r[None, :], tl.reshape(latent, (BN, R)).to(tl.bfloat16))
+        tl.store(kpe + place[:, None] * P + p[None, :], tl.load(rotated + row[:, None] * (s_bytes // 2) + p[None, :]))
