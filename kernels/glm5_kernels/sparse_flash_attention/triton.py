@@ -20,7 +20,7 @@ from glm5_kernels.triton_launch import launch, padded, power, row_stride, suppor
 #: Heads that a product takes at once, of which a rank's number is a multiple.
 HEADS, LEAST = (64, 32, 16), 16
 #: Rows that a product of scores takes at once, and one of outputs; its columns; rows that a vector core gathers.
-BN, SUM, BR, GATHER, UNPACK = 128, 256, 256, 32, 16
+BN, SUM, BR, GATHER, UNPACK = 64, 256, 256, 64, 16
 #: Scores of one program of the softmax: 32 KB in fp32.
 SCORES = 8192
 #: Vector and cube cores of a die.
