@@ -20,7 +20,7 @@ from glm5_kernels.triton_launch import launch, padded, power, row_stride, suppor
 #: Heads that a product takes at once, of which a rank's number is a multiple.
 HEADS, LEAST = (64, 32, 16), 16
 #: Rows that a product of scores takes at once, and one of outputs; its columns; rows that a vector core gathers.
-BN, SUM, BR, GATHER, UNPACK = 64, 256, 256, 64, 16
+BN, SUM, BR, GATHER, UNPACK = 64, 256, 256, 64, 32
 #: Scores of one program of the softmax: 32 KB in fp32.
 SCORES = 8192
 #: Vector and cube cores of a die.
@@ -78,7 +78,7 @@ def sparse_flash_attention_quant(
     integers, keys, _ = whole.split([rank, 2 * rope, 4 * rank // TILE], dim=-1)
     # Half of the 32 bytes that a copy to UB has at least are keys.
     scales = whole[:, rank + 2 * rope - 4 * rank // TILE :].view(torch.int32)
-    keep = torch.arange(2 * rank // TILE, dtype=torch.int32, device=kv_cache.device) // (rank // TILE)
+    keep = torch.eye(2 * rank // TILE, dtype=torch.int32, device=kv_cache.device)[rank // TILE :].contiguous()
 
     def unpack(rows: torch.Tensor, fill: torch.Tensor, ckv: torch.Tensor, kpe: torch.Tensor) -> None:
         launch(
@@ -148,7 +148,7 @@ def _attend(
         each = min(LEAST, max(1, SCORES // whole))
         launch(
             normalize_scores, (number, heads // each),
-            scores, *here, weights, lse[part], float(scale), width, H=heads, BH=each, K=whole,
+            scores, *here, weights, out[part], lse[part], float(scale), width, H=heads, R=rank, BH=each, K=whole,
         )  # fmt: skip
         launch(
             weigh_rows, (number, blocks, rank // min(BR, rank)),

@@ -44,17 +44,21 @@ def score_rows(
 
 @triton.jit
 def normalize_scores(
-    scores, rows, count, weights, lse, scale, s_rows,
-    H: tl.constexpr, BH: tl.constexpr, K: tl.constexpr,
+    scores, rows, count, weights, out, lse, scale, s_rows,
+    H: tl.constexpr, R: tl.constexpr, BH: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """Grid (T, H / BH). Softmax of scores [T, H, s_rows] over the used places, in the dtype of weights [T, H, s_rows];
-    rows int32 [T, s_rows], -1 where a place is unused; K >= s_rows. lse fp32 [T, H]."""
+    rows int32 [T, s_rows], -1 where a place is unused; K >= s_rows. lse fp32 [T, H]. Without a place to
+    look at out [T, H, R] is zero."""
     t, block = tl.program_id(0), tl.program_id(1)
     head, i = t * H + block * BH + tl.arange(0, BH), tl.arange(0, K)
     place = head[:, None] * s_rows + i[None, :]
     row = tl.load(rows + t * s_rows + i, mask=i < s_rows, other=-1)
     unused = tl.where(row >= 0, 0.0, -1.0e30)
-    score = tl.load(scores + place, mask=(i < tl.load(count + t))[None, :], other=-1.0e30)
+    number, r = tl.load(count + t), tl.arange(0, R)
+    if number == 0:
+        tl.store(out + head[:, None] * R + r[None, :], tl.zeros([BH, R], out.dtype.element_ty))
+    score = tl.load(scores + place, mask=(i < number)[None, :], other=-1.0e30)
     score = score * scale + unused[None, :]
     largest = tl.max(score, axis=1)
     weight = tl.exp(score - largest[:, None])
@@ -70,16 +74,19 @@ def weigh_rows(
     weights, ckv, count, out, s_rows,
     H: tl.constexpr, R: tl.constexpr, BH: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T, H / BH, R / BR). out [T, H, R] = weights [T, H, K] times ckv [T, K, R]; K a multiple of BN."""
+    """Grid (T, H / BH, R / BR). out [T, H, R] = weights [T, H, K] times ckv [T, K, R]; K a multiple of BN. Without a place
+    to look at it writes nothing."""
     t, block = tl.program_id(0), tl.program_id(1)
     head, i = t * H + block * BH + tl.arange(0, BH), tl.arange(0, BN)
     r = tl.program_id(2) * BR + tl.arange(0, BR)
-    total = tl.zeros([BH, BR], tl.float32)
-    for start in range(0, tl.load(count + t), BN):
-        weight = tl.load(weights + head[:, None] * s_rows + (start + i)[None, :])
-        latent = tl.load(ckv + (t * s_rows + start + i)[:, None] * R + r[None, :])
-        total = tl.dot(weight, latent, total)
-    tl.store(out + head[:, None] * R + r[None, :], total.to(out.dtype.element_ty))
+    number = tl.load(count + t)
+    if number > 0:
+        total = tl.zeros([BH, BR], tl.float32)
+        for start in range(0, number, BN):
+            weight = tl.load(weights + head[:, None] * s_rows + (start + i)[None, :])
+            latent = tl.load(ckv + (t * s_rows + start + i)[:, None] * R + r[None, :])
+            total = tl.dot(weight, latent, total)
+        tl.store(out + head[:, None] * R + r[None, :], total.to(out.dtype.element_ty))
 
 
 @triton.jit
@@ -108,19 +115,21 @@ def unpack_rows(
     R: tl.constexpr, P: tl.constexpr, TILE: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Grid (T, K / step), step and K multiples of BN. The three views of packed rows (int8 latents, bf16 rotated keys, bits
-    of fp32 scales behind as many others, which keep int32 [2 * R / TILE] makes zero; s_bytes between rows) -> ckv bf16 [T * K, R] = bf16(integer * scale of
-    its TILE) and kpe bf16 [T * K, P]; places unused get `fill`."""
+    of fp32 scales behind as many others; s_bytes between rows) -> ckv bf16 [T * K, R] = bf16(integer * scale of
+    its TILE) and kpe bf16 [T * K, P]; places unused get `fill`. keep int32
+    [R / TILE, 2 * R / TILE] is 1 where a tile's scale is: a factor, since a select would want the others to be numbers."""
     t, part = tl.program_id(0), tl.program_id(1)
     TILES: tl.constexpr = R // TILE
-    i, r, p, q = tl.arange(0, BN), tl.arange(0, R), tl.arange(0, P), tl.arange(0, 2 * TILES)
-    kept, instead = tl.load(keep + q), tl.load(fill + t)
+    i, d, p, q = tl.arange(0, BN), tl.arange(0, TILE), tl.arange(0, P), tl.arange(0, 2 * TILES)
+    instead = tl.load(fill + t)
     for start in range(part * step, tl.minimum((part + 1) * step, s_rows), BN):
         row = tl.load(rows + t * s_rows + start + i)
         row = tl.where(row >= 0, row, instead)
         place = t * s_rows + start + i
-        packed = tl.load(integers + row[:, None] * s_bytes + r[None, :]).to(tl.float32)
-        scale = tl.load(scales + row[:, None] * (s_bytes // 4) + q[None, :])
-        scale = tl.sum(tl.reshape(scale * kept[None, :], (BN, 2, TILES)), axis=1).to(tl.float32, bitcast=True)
-        latent = tl.reshape(packed, (BN, TILES, TILE)) * scale[:, :, None]
-        tl.store(ckv + place[:, None] * R + r[None, :], tl.reshape(latent, (BN, R)).to(tl.bfloat16))
+        bits = tl.load(scales + row[:, None] * (s_bytes // 4) + q[None, :])
+        for tile in tl.static_range(TILES):
+            one = tl.load(keep + 2 * TILES * tile + q)
+            scale = tl.sum(bits * one[None, :], axis=1).to(tl.float32, bitcast=True)
+            packed = tl.load(integers + row[:, None] * s_bytes + (tile * TILE + d)[None, :]).to(tl.float32)
+            tl.store(ckv + place[:, None] * R + (tile * TILE + d)[None, :], (packed * scale[:, None]).to(tl.bfloat16))
         tl.store(kpe + place[:, None] * P + p[None, :], tl.load(rotated + row[:, None] * (s_bytes // 2) + p[None, :]))
