@@ -72,9 +72,10 @@ def launched_cases(op: str) -> Iterator[Case]:
 
 def executed_cases(op: str) -> Iterator[Case]:
     """Level 5's: every kernel that a server launches, and for the indexer prefill and decode in one batch."""
-    if op == "mla_preprocess":  # each number of heads and each mode once
+    if op == "mla_preprocess":  # each number of heads and each mode once; prefill
         generator = torch.Generator().manual_seed(7)
         yield from (_preprocess(m, generator, h) for m, h in zip(QUANT_MODES, (64, 32, 16), strict=True))
+        yield _preprocess(PER_TOKEN, generator, 16, 17)
     else:
         yield from launched_cases(op)
     if op.startswith("lightning_indexer"):

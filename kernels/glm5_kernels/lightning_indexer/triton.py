@@ -24,6 +24,8 @@ AT_ONCE = 2
 TOKENS = 96
 #: Scores counted at once; runs of scores and their length in the sample that shows where the level lies.
 TILE, SAMPLE = 8192, (16, 128)
+#: Sums of 2048 lanes of ones are exact in fp16, and a count has 128 such sums.
+LONGEST = 2048 * 128
 #: Runs of positions, their length, and how many positions of each are taken out together.
 ROWS, COLUMNS, SLOTS = 32, 128, 32
 #: Runs whose numbers are added at once.
@@ -79,6 +81,7 @@ def _choose(
     per_group = max(1, QUERY_ROWS // heads) if longest > 1 else 1
     groups = _groups(starts, per_group, TOKENS)
     pages = -(-int(visible.max()) // page) if tokens else 0
+    support(pages * page <= LONGEST, f"counts positions in fp16, up to {LONGEST}, got {pages * page}")
     q, weights, blocks = q.contiguous(), weights.contiguous(), batch.block_table.int().contiguous()
     # bf16 weights and scales are widened inside; what no int8 kernel reads is any tensor of the right device.
     q_scale = weights if q_scale is None else q_scale.contiguous()

@@ -1,16 +1,17 @@
-"""Lightning Indexer as Triton kernels: scores by pages, the choice of each row, its order.
+"""Lightning Indexer as Triton kernels: scores by pages, the level of each row's choice, the positions in order.
 
 Shaped for one core of a 910B/910C (64 KB L0A and L0B, 128 KB L0C, 192 KB UB), at GLM-5's 32 heads of 128:
 
     score_pages      [BT * H, D] x [D, PAGE]: 32 x 128 x 128 in decode, 64 x 128 x 128 where a request has several
-                     tokens, which share its keys. A page is one run of memory. A program takes many pages in a loop:
-                     the copy of the next page, the cube and the vector cores work side by side. One program per core.
-    choose_level     one row of scores, TILE = 2048 (8 KB) at a time: the K-th score is found bit by bit, by counting
-                     floats (vector cores compare floats, not integers), until exactly K reach it; no sort.
-                     Hits are added lane by lane and summed once per count. A row is read from L2 once per bit.
-    place_positions  those positions in order, SCAN = 64 at a time: a prefix sum and a compaction, both as 64 x 64
-                     comparisons (16 KB), and one copy. A row in parts, so that a few rows fill all vector cores.
-    order_positions  the rank of each of K positions by counting the better ones, 64 x 128 at a time (32 KB).
+                     tokens, which share its keys. A page is one run of memory. A program takes many pages in a loop
+                     without a branch, which the device's compiler makes a pipeline: cube and vector cores take turns
+                     over four workspaces. One program per core.
+    choose_level     one row of scores, TILE = 8192 (32 KB) at a time: the K-th score is found by counting floats
+                     (vector cores compare floats, not integers), until exactly K reach it; no sort. A sample of the
+                     row says where it lies; then by interpolation and halves. Hits are added lane by lane in fp16.
+    list_positions   32 runs of 128 positions: the smallest position left of each run at once, as often as the fullest
+                     run has some; [32, 128] in fp16 is 8 KB.
+    join_positions   the runs one behind the other, one copy each, in parts, so that all vector cores have one.
 
 A score that is NaN means: not there.
 """
@@ -145,7 +146,8 @@ def choose_level(
         slack = tl.sqrt(share) + 1.0
         under = _of_sample(sample, share + 2.5 * slack, slack, low, high)
         # Seldom more than four times as high; if it is, this is another try that fails.
-        over = _of_sample(sample, share - 2.5 * slack, slack, under, tl.minimum(under, high - 16777216) + 16777216)
+        limit = tl.minimum(under, high - 16777216) + 16777216
+        over = _of_sample(sample, share - 2.5 * slack, slack, under, limit)
     for turn in range(0, 7):
         if (reach > want) & (_middle(low, high) > low):
             for step in range(8 * turn, 8 * turn + 8):
@@ -217,7 +219,7 @@ def join_positions(
     visible, runs, numbers, out, s_scores, s_numbers, s_out, step,
     TILE: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T, S / COLUMNS / step). What `list_positions` has listed, one run behind the other, in out int32 [T, topk]."""
+    """Grid (T, S / COLUMNS / step). What `list_positions` has listed, run by run, in out int32 [T, topk]."""
     t, part = tl.program_id(0), tl.program_id(1)
     end = (tl.load(visible + t) + COLUMNS - 1) // COLUMNS
     i, c = tl.arange(0, TILE), tl.arange(0, COLUMNS)

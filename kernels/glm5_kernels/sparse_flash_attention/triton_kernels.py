@@ -1,18 +1,17 @@
-"""Sparse Flash Attention as Triton kernels: the gathering (and unpacking) of rows, and attention over them.
+"""Sparse Flash Attention as Triton kernels: rows gathered (and unpacked), scores, softmax, sums.
 
 Shaped for one core of a 910B/910C (512 KB L1, 64 KB L0A and L0B, 128 KB L0C, 192 KB UB), at GLM-5's 512 + 64:
 
-    gather_rows  BN = 64 rows of 1152 bytes (72 KB in UB) by one copy each, then written in a row by one copy: all 48
-                 vector cores keep many copies under way.
-    attend       BH = 32 heads against BN = 128 rows that follow each other: one copy of them to L1 (144 KB, twice),
-                 [32, 512] x [512, 128] and [32, 128] x [128, 512], 80 KB of fp32 in L0C. In UB of either vector core
-                 the running output (32 KB fp32) beside a new product (32 KB). 64 heads of 8 tokens are 16 programs.
-    unpack_rows  the same from packed rows, one tile of 128 latents at a time: 8 KB int8, 32 KB fp32, 16 KB bf16.
+    gather_rows       BN = 64 rows of 1152 bytes (72 KB in UB, twice) by one copy each, then written by one copy.
+    unpack_rows       the same from packed rows, one tile of 128 latents at a time: 4 KB int8, 16 KB fp32, 8 KB bf16.
+    score_rows        BH = 64 heads against BN = 64 rows that follow each other, twice: [64, 576] x [576, 64].
+    normalize_scores  4 heads of 2048 scores: 32 KB in fp32.
+    weigh_rows        64 heads, BR = 256 columns, BN = 256 rows at a time: [64, 256] x [256, 256], 64 KB of fp32 in L0C.
 
-If `attend` gathered by itself, its rows would come between two products, while the cube waits (the cost is in
-benchmarks/README.md). Rows are gathered whole: an unused place gets a row that holds data, and the
-*scores* are masked. A mask on the gathered rows would take a tile through selects, and rows that nobody wrote may hold
-NaN, which not even a probability of zero removes.
+Each kernel keeps to one kind of core: scores, softmax and sums in one kernel wait for each other by way of global
+memory once per tile (the cost is in benchmarks/README.md). Rows are gathered whole: an unused place gets a row that
+holds data, and the *scores* are masked. A mask on the gathered rows would take a tile through selects, and rows that nobody wrote
+may hold NaN, which not even a probability of zero removes.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ def score_rows(
     ql_nope, q_pe, ckv, kpe, count, scores, s_rows, step,
     H: tl.constexpr, R: tl.constexpr, P: tl.constexpr, BH: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T, H / BH, K / step), step and K multiples of BN. ql_nope [T, H, R] and q_pe [T, H, P]; ckv [T, K, R] and kpe
-    [T, K, P], gathered; count int32 [T], how many places to look at; scores fp32 [T, H, K], not yet scaled."""
+    """Grid (T, H / BH, K / step), step and K multiples of BN. ql_nope [T, H, R] and q_pe [T, H, P]; ckv [T, K, R] and
+    kpe [T, K, P], gathered; count int32 [T], how many places to look at; scores fp32 [T, H, K], not yet scaled."""
     t, block, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     head, i = t * H + block * BH + tl.arange(0, BH), tl.arange(0, BN)
     r, p = tl.arange(0, R), tl.arange(0, P)
@@ -74,8 +73,8 @@ def weigh_rows(
     weights, ckv, count, out, s_rows,
     H: tl.constexpr, R: tl.constexpr, BH: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T, H / BH, R / BR). out [T, H, R] = weights [T, H, K] times ckv [T, K, R]; K a multiple of BN. Without a place
-    to look at it writes nothing."""
+    """Grid (T, H / BH, R / BR). out [T, H, R] = weights [T, H, K] times ckv [T, K, R]; K a multiple of BN. Without a
+    place to look at it writes nothing."""
     t, block = tl.program_id(0), tl.program_id(1)
     head, i = t * H + block * BH + tl.arange(0, BH), tl.arange(0, BN)
     r = tl.program_id(2) * BR + tl.arange(0, BR)
@@ -95,8 +94,8 @@ def gather_rows(
     s_ckv, s_kpe, s_rows, step,
     R: tl.constexpr, P: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T, K / step), step and K multiples of BN. Rows int32 [T, K] of ckv_cache and kpe_cache -> ckv [T * K, R] and
-    kpe [T * K, P]; an unused place (-1) gets the row `fill` int32 [T]."""
+    """Grid (T, K / step), step and K multiples of BN. Rows int32 [T, K] of ckv_cache and kpe_cache -> ckv [T * K, R]
+    and kpe [T * K, P]; an unused place (-1) gets the row `fill` int32 [T]."""
     t, part = tl.program_id(0), tl.program_id(1)
     i, r, p = tl.arange(0, BN), tl.arange(0, R), tl.arange(0, P)
     instead = tl.load(fill + t)
@@ -114,10 +113,10 @@ def unpack_rows(
     s_bytes, s_rows, step,
     R: tl.constexpr, P: tl.constexpr, TILE: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T, K / step), step and K multiples of BN. The three views of packed rows (int8 latents, bf16 rotated keys, bits
-    of fp32 scales behind as many others; s_bytes between rows) -> ckv bf16 [T * K, R] = bf16(integer * scale of
+    """Grid (T, K / step), step and K multiples of BN. The three views of packed rows (int8 latents, bf16 rotated keys,
+    bits of fp32 scales behind as many others; s_bytes between rows) -> ckv bf16 [T * K, R] = bf16(integer * scale of
     its TILE) and kpe bf16 [T * K, P]; places unused get `fill`. keep int32
-    [R / TILE, 2 * R / TILE] is 1 where a tile's scale is: a factor, since a select would want the others to be numbers."""
+    [R / TILE, 2 * R / TILE] is 1 where a tile's scale is, a factor: what else is there need not be a number."""
     t, part = tl.program_id(0), tl.program_id(1)
     TILES: tl.constexpr = R // TILE
     i, d, p, q = tl.arange(0, BN), tl.arange(0, TILE), tl.arange(0, P), tl.arange(0, 2 * TILES)

@@ -99,7 +99,7 @@ def _subview(rest: str) -> Make:
 
 
 def _kept(size: tuple[int, ...], strides: tuple[int, ...], rank: int, wanted: list[str]) -> tuple[int, ...]:
-    """Ranks are reduced by dropping sizes of 1: the first of them that leave the strides that the result's type names."""
+    """Dropping sizes of 1 reduces a rank: the first that leave the strides which the result's type names."""
     found = [
         kept
         for kept in itertools.combinations(range(len(size)), rank)
