@@ -10,8 +10,8 @@ Shaped for one core of a 910B/910C (512 KB L1, 64 KB L0A and L0B, 128 KB L0C, 19
 
 Each kernel keeps to one kind of core: scores, softmax and sums in one kernel wait for each other by way of global
 memory once per tile (the cost is in benchmarks/README.md). Rows are gathered whole: an unused place gets a row that
-holds data, and the *scores* are masked. A mask on the gathered rows would take a tile through selects, and rows that nobody wrote
-may hold NaN, which not even a probability of zero removes.
+holds data, and the *scores* are masked. A mask on the gathered rows would take a tile through selects, and rows that
+nobody wrote may hold NaN, which not even a probability of zero removes.
 """
 
 from __future__ import annotations
