@@ -64,3 +64,8 @@ def row_stride(cache: torch.Tensor) -> int:
 def padded(size: int, step: int) -> int:
     """The next multiple of `step`."""
     return -(-size // step) * step
+
+
+def power(size: int) -> int:
+    """The next power of two."""
+    return 1 << max(0, size - 1).bit_length()

@@ -57,13 +57,14 @@ def real_cases(op: str) -> Iterator[Case]:
 
 def launched_cases(op: str) -> Iterator[Case]:
     """What a server of GLM-5, 5.1 or 5.2 launches: a rank has 64, 32 or 16 of the heads. The number of tokens and of
-    requests is no constant of any kernel but of `score_pages`, which takes one token (decode) or several at once."""
+    requests is a constant of `score_pages` alone, which takes one token (decode) or several at once, and of the
+    products of MLA preprocess, which take few or many."""
     generator = torch.Generator().manual_seed(7)
     for heads in (64, 32, 16):
         if op.startswith("sparse_flash_attention"):
             yield _attention(op, generator, heads)
         elif op == "mla_preprocess":
-            yield from (_preprocess(mode, generator, heads) for mode in QUANT_MODES)
+            yield from (_preprocess(mode, generator, heads, tokens) for mode in QUANT_MODES for tokens in (2, 17))
     if op.startswith("lightning_indexer"):  # every rank has all heads of the indexer
         yield _indexer(op, generator)
         yield _indexer(op, generator, (3, 1, 0))
@@ -71,9 +72,10 @@ def launched_cases(op: str) -> Iterator[Case]:
 
 def executed_cases(op: str) -> Iterator[Case]:
     """Level 5's: every kernel that a server launches, and for the indexer prefill and decode in one batch."""
-    if op == "mla_preprocess":  # each number of heads and each mode once
+    if op == "mla_preprocess":  # each number of heads and each mode once; prefill
         generator = torch.Generator().manual_seed(7)
         yield from (_preprocess(m, generator, h) for m, h in zip(QUANT_MODES, (64, 32, 16), strict=True))
+        yield _preprocess(PER_TOKEN, generator, 16, 17)
     else:
         yield from launched_cases(op)
     if op.startswith("lightning_indexer"):
@@ -140,8 +142,7 @@ def _packed(ckv: torch.Tensor, kpe: torch.Tensor, owned: torch.Tensor) -> torch.
     return packed
 
 
-def _preprocess(mode: str, generator: torch.Generator, heads: int = HEADS) -> Case:
-    tokens = 2
+def _preprocess(mode: str, generator: torch.Generator, heads: int = HEADS, tokens: int = 2) -> Case:
     angle = torch.rand(tokens, ROPE // 2, generator=generator) * 6
     fused = torch.zeros(2, BLOCK, RANK + ROPE, dtype=torch.bfloat16)
     arguments = (
@@ -150,7 +151,7 @@ def _preprocess(mode: str, generator: torch.Generator, heads: int = HEADS) -> Ca
         _quantized(mode, heads * (NOPE + ROPE), Q_LORA, generator),
         (torch.randn(heads, NOPE, RANK, generator=generator) * NOPE**-0.5).bfloat16(),
         torch.rand(Q_LORA, generator=generator) + 0.5, torch.rand(RANK, generator=generator) + 0.5,
-        torch.tensor([200, 3]), fused[..., :RANK], fused[..., RANK:], 1e-5,
+        torch.tensor([200, 3, *range(10, 8 + tokens)]), fused[..., :RANK], fused[..., RANK:], 1e-5,
     )  # fmt: skip
     allowed = Tolerance(2e-2, 2e-2, "bf16 between the steps; an int8 code on the border may go either way")
     names = "ql_nope", "q_pe", "q_c", "ckv_cache", "kpe_cache"

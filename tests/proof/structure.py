@@ -38,16 +38,16 @@ class Expected:
 
 #: At GLM-5's real sizes, by kernel and quant mode.
 EXPECTED = {
-    "score_pages, bf16": Expected("mix", ("32x128 x 128x128 bf16 -> f32",)),
-    "score_pages, i8": Expected("mix", ("32x128 x 128x128 i8 -> i32",)),
+    "score_pages, bf16": Expected("mix", ("32x128 x 128x128 bf16 -> f32",) * 2),
+    "score_pages, i8": Expected("mix", ("32x128 x 128x128 i8 -> i32",) * 2),
     "choose_level": Expected("aiv"),
-    "place_positions": Expected("aiv"),
-    "order_positions": Expected("aiv", single=1),
+    "list_positions": Expected("aiv"),
+    "join_positions": Expected("aiv"),
     "gather_rows": Expected("aiv", rows=("1x512xbf16", "1x64xbf16")),
-    "attend": Expected(
-        "mix", ("32x512 x 512x128 bf16 -> f32", "32x64 x 64x128 bf16 -> f32", "32x128 x 128x512 bf16 -> f32")
-    ),
-    "unpack_rows": Expected("aiv", rows=("1x128xi8",) * 4 + ("1x64xbf16",), single=4),  # a scale per row and tile
+    "unpack_rows": Expected("aiv", rows=("1x8xi32", *("1x128xi8",) * 4, "1x64xbf16")),
+    "score_rows": Expected("mix", ("64x512 x 512x64 bf16 -> f32", "64x64 x 64x64 bf16 -> f32") * 2),
+    "normalize_scores": Expected("aiv"),
+    "weigh_rows": Expected("mix", ("64x256 x 256x256 bf16 -> f32",)),
     "quantize_rows": Expected("aiv"),
     "linear": Expected("mix", ("16x512 x 512x64 i8 -> i32",)),
     "absorb": Expected("mix", ("16x64 x 64x512 bf16 -> f32",)),

@@ -19,10 +19,10 @@ from tests.proof.lowering import Lowered
 
 #: Kernels of each op at GLM-5's sizes; MLA preprocess in two quant modes.
 KERNELS = {
-    "lightning_indexer": {"score_pages", "choose_level", "place_positions", "order_positions"},
-    "lightning_indexer_quant": {"score_pages", "choose_level", "place_positions", "order_positions"},
-    "sparse_flash_attention": {"attend", "gather_rows"},
-    "sparse_flash_attention_quant": {"attend", "unpack_rows"},
+    "lightning_indexer": {"score_pages", "choose_level", "list_positions", "join_positions"},
+    "lightning_indexer_quant": {"score_pages", "choose_level", "list_positions", "join_positions"},
+    "sparse_flash_attention": {"gather_rows", "score_rows", "normalize_scores", "weigh_rows"},
+    "sparse_flash_attention_quant": {"unpack_rows", "score_rows", "normalize_scores", "weigh_rows"},
     "mla_preprocess": {"quantize_rows", "linear", "absorb", "rotate", "write_latents"},
 }
 
@@ -144,11 +144,9 @@ def test_the_interpreter_still_has_the_errors_that_are_corrected() -> None:
     assert done.stdout.split() == ["product", "wrong", "rounding", "wrong", "corrected:", "product", "rounding"]
 
 
-ATTEND = """
-  func.func @attend(%arg0: memref<?xi8>) attributes {SyncBlockLockArg = 0 : i64} {
-    %1 = linalg.matmul ins(%q, %k : tensor<32x512xbf16>, tensor<512x128xbf16>) outs(%c : tensor<32x128xf32>)
-    %2 = linalg.matmul ins(%q, %k : tensor<32x64xbf16>, tensor<64x128xbf16>) outs(%c : tensor<32x128xf32>)
-    %3 = linalg.matmul ins(%q, %k : tensor<32x128xbf16>, tensor<128x512xbf16>) outs(%c : tensor<32x512xf32>)
+WEIGH = """
+  func.func @weigh_rows(%arg0: memref<?xi8>) attributes {SyncBlockLockArg = 0 : i64} {
+    %1 = linalg.matmul ins(%w, %v : tensor<64x256xbf16>, tensor<256x256xbf16>) outs(%c : tensor<64x256xf32>)
   }
 """
 GATHER = """
@@ -167,7 +165,7 @@ GATHER = """
 @pytest.mark.parametrize(
     ("kernel", "change", "complaint"),
     [
-        ("attend", ("", ""), None),
+        ("weigh_rows", ("", ""), None),
         ("gather_rows", ("", ""), None),
         (
             "gather_rows",
@@ -176,18 +174,18 @@ GATHER = """
         ),
         ("gather_rows", (", hivm.parallel_loop", ""), "loops over single elements"),
         ("gather_rows", ("memref<1x512x", "memref<1x256x"), "gathers"),
-        ("attend", ("tensor<32x512xf32>", "tensor<32x512xbf16>"), "multiplies"),
-        ("attend", ("%1 =", "call @triton_sort(%x)\n    %1 ="), "calls triton_sort"),
+        ("weigh_rows", ("tensor<64x256xf32>", "tensor<64x256xbf16>"), "multiplies"),
+        ("weigh_rows", ("%1 =", "call @triton_sort(%x)\n    %1 ="), "calls triton_sort"),
     ],
 )
 def test_what_level_2_refuses(kernel: str, change: tuple[str, str], complaint: str | None) -> None:
-    text, cores = (ATTEND, "mix") if kernel == "attend" else (GATHER, "aiv")
+    text, cores = (WEIGH, "mix") if kernel == "weigh_rows" else (GATHER, "aiv")
     found = structure.findings(Lowered(kernel, text.replace(*change) if change[0] else text, cores))
     assert any(complaint in finding for finding in found) if complaint else not found
 
 
 def test_level_2_sees_on_which_cores_a_kernel_runs() -> None:
-    assert structure.findings(Lowered("attend", ATTEND, "aiv")) == ["runs on aiv, not mix"]
+    assert structure.findings(Lowered("weigh_rows", WEIGH, "aiv")) == ["runs on aiv, not mix"]
 
 
 def test_level_3_refuses_arguments_of_other_types() -> None:
@@ -202,6 +200,6 @@ def test_level_3_refuses_arguments_of_other_types() -> None:
 
 
 def test_a_wrong_result_is_a_failed_line() -> None:
-    good = Result("attend", 3, "x", True, 0.0, "", "")
+    good = Result("weigh_rows", 3, "x", True, 0.0, "", "")
     with pytest.raises(AssertionError):
         passed([good, dataclasses.replace(good, ok=False)], 3)

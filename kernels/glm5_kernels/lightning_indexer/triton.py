@@ -9,8 +9,8 @@ import torch
 from glm5_kernels.lightning_indexer.reference import check, check_quant
 from glm5_kernels.lightning_indexer.triton_kernels import (
     choose_level,
-    order_positions,
-    place_positions,
+    join_positions,
+    list_positions,
     score_pages,
 )
 from glm5_kernels.paged_cache import PagedBatch, query_layout
@@ -18,10 +18,18 @@ from glm5_kernels.triton_launch import launch, padded, support, support_power
 
 #: Query rows (tokens times heads) of one matrix product. With 128 its fp32 scores and their copies overflow UB.
 QUERY_ROWS = 64
+#: Pages whose copies and products are under way together: a core's wait for another core stops its scalar pipe.
+AT_ONCE = 2
 #: Tokens whose scores are held at once, two for each vector core of a die: 96 times 64k of them are 25 MB.
 TOKENS = 96
-#: A scan compares SCAN x SCAN positions in UB: 128 overflow it.
-TILE, PART, SCAN, BI, BJ = 2048, 1024, 64, 64, 128
+#: Scores counted at once; runs of scores and their length in the sample that shows where the level lies.
+TILE, SAMPLE = 8192, (16, 128)
+#: Sums of 2048 lanes of ones are exact in fp16, and a count has 128 such sums.
+LONGEST = 2048 * 128
+#: Runs of positions, their length, and how many positions of each are taken out together.
+ROWS, COLUMNS, SLOTS = 32, 128, 32
+#: Runs whose numbers are added at once.
+RUNS = 512
 #: Vector and cube cores of a die.
 PROGRAMS, CUBES = 48, 24
 
@@ -73,37 +81,42 @@ def _choose(
     per_group = max(1, QUERY_ROWS // heads) if longest > 1 else 1
     groups = _groups(starts, per_group, TOKENS)
     pages = -(-int(visible.max()) // page) if tokens else 0
+    support(pages * page <= LONGEST, f"counts positions in fp16, up to {LONGEST}, got {pages * page}")
     q, weights, blocks = q.contiguous(), weights.contiguous(), batch.block_table.int().contiguous()
     # bf16 weights and scales are widened inside; what no int8 kernel reads is any tensor of the right device.
     q_scale = weights if q_scale is None else q_scale.contiguous()
     k_scale = weights if k_scale is None else k_scale
-    width = padded(topk, BI)
     for part in groups:
         lo, hi = part[0][0], part[-1][0] + part[-1][1]
-        scores = torch.full((hi - lo, max(pages, 1) * page), float("nan"), device=device)
-        positions = torch.empty(hi - lo, width, dtype=torch.int32, device=device)
-        chosen = torch.empty(hi - lo, width, dtype=torch.float32, device=device)
-        number = torch.zeros(hi - lo, dtype=torch.int32, device=device)
+        width = padded(max(pages, 1) * page, ROWS * COLUMNS)
+        scores = torch.full((hi - lo, width), float("nan"), device=device)
+        runs = torch.empty(hi - lo, width, dtype=torch.int32, device=device)
+        numbers = torch.empty(hi - lo, width // COLUMNS, dtype=torch.int32, device=device)
         table = torch.tensor([(start - lo, count, owner) for start, count, owner in part], dtype=torch.int32)
         each = max(1, -(-pages * len(part) // CUBES))
         launch(
             score_pages, (len(part), -(-pages // each)),
             q[lo:hi], k_cache, weights[lo:hi], q_scale[lo:hi], k_scale, blocks, table.to(device),
             seen[lo:hi], scores, k_cache.stride(0), k_cache.stride(1), blocks.shape[1], scores.stride(0), each,
-            H=heads, D=dim, BT=per_group, PAGE=page, INT8=q.dtype == torch.int8,
+            H=heads, D=dim, BT=per_group, PAGE=page, INT8=q.dtype == torch.int8, AT_ONCE=AT_ONCE,
         )  # fmt: skip
         level = torch.empty(hi - lo, dtype=torch.float32, device=device)
         last = torch.empty(hi - lo, dtype=torch.int32, device=device)
-        launch(choose_level, (hi - lo,), scores, seen[lo:hi], level, last, number, scores.stride(0), topk, TILE=TILE)
-        # Parts of a row, so that all vector cores have one.
-        step = padded(-(-scores.shape[1] * (hi - lo) // PROGRAMS), PART)
         launch(
-            place_positions, (hi - lo, -(-scores.shape[1] // step)),
-            scores, seen[lo:hi], level, last, positions, chosen, scores.stride(0), width, step, TILE=PART, SCAN=SCAN,
+            choose_level, (hi - lo,),
+            scores, seen[lo:hi], level, last, scores.stride(0), topk, TILE=TILE, ROWS=SAMPLE[0], COLUMNS=SAMPLE[1],
         )  # fmt: skip
         launch(
-            order_positions, (hi - lo, width // BI),
-            positions, chosen, number, out[lo:hi], width, out.stride(0), BI=BI, BJ=BJ,
+            list_positions, (hi - lo, width // (ROWS * COLUMNS)),
+            scores, seen[lo:hi], level, last, runs, numbers, scores.stride(0), numbers.stride(0),
+            ROWS=ROWS, COLUMNS=COLUMNS, SLOTS=SLOTS,
+        )  # fmt: skip
+        # Parts of a row, so that all vector cores have one.
+        step = -(-numbers.shape[1] // max(1, PROGRAMS // (hi - lo)))
+        launch(
+            join_positions, (hi - lo, -(-numbers.shape[1] // step)),
+            seen[lo:hi], runs, numbers, out[lo:hi], scores.stride(0), numbers.stride(0), out.stride(0), step,
+            TILE=RUNS, COLUMNS=COLUMNS,
         )  # fmt: skip
     return out
 

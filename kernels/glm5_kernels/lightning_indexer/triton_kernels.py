@@ -1,16 +1,17 @@
-"""Lightning Indexer as Triton kernels: scores by pages, the choice of each row, its order.
+"""Lightning Indexer as Triton kernels: scores by pages, the level of each row's choice, the positions in order.
 
 Shaped for one core of a 910B/910C (64 KB L0A and L0B, 128 KB L0C, 192 KB UB), at GLM-5's 32 heads of 128:
 
     score_pages      [BT * H, D] x [D, PAGE]: 32 x 128 x 128 in decode, 64 x 128 x 128 where a request has several
-                     tokens, which share its keys. A page is one run of memory. A program takes many pages in a loop:
-                     the copy of the next page, the cube and the vector cores work side by side. One program per core.
-    choose_level     one row of scores, TILE = 2048 (8 KB) at a time: the K-th score is found bit by bit, by counting
-                     floats (vector cores compare floats, not integers), until exactly K reach it; no sort.
-                     Hits are added lane by lane and summed once per count. A row is read from L2 once per bit.
-    place_positions  those positions in order, SCAN = 64 at a time: a prefix sum and a compaction, both as 64 x 64
-                     comparisons (16 KB), and one copy. A row in parts, so that a few rows fill all vector cores.
-    order_positions  the rank of each of K positions by counting the better ones, 64 x 128 at a time (32 KB).
+                     tokens, which share its keys. A page is one run of memory. A program takes many pages in a loop
+                     without a branch, which the device's compiler makes a pipeline: cube and vector cores take turns
+                     over four workspaces. One program per core.
+    choose_level     one row of scores, TILE = 8192 (32 KB) at a time: the K-th score is found by counting floats
+                     (vector cores compare floats, not integers), until exactly K reach it; no sort. A sample of the
+                     row says where it lies; then by interpolation and halves. Hits are added lane by lane in fp16.
+    list_positions   32 runs of 128 positions: the smallest position left of each run at once, as often as the fullest
+                     run has some; [32, 128] in fp16 is 8 KB.
+    join_positions   the runs one behind the other, one copy each, in parts, so that all vector cores have one.
 
 A score that is NaN means: not there.
 """
@@ -26,6 +27,7 @@ def score_pages(
     q, k, weights, q_scale, k_scale, block_table, groups, visible, out,
     s_kb, s_ks, s_table, s_out, pages,
     H: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, PAGE: tl.constexpr, INT8: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Grid (groups, S / (pages * PAGE)). groups int32 [G, 3]: first token, number of tokens <= BT, request. q [T, H, D]
     contiguous; k [num_blocks, PAGE, D]; weights and q_scale [T, H]; k_scale [num_blocks, PAGE]; out fp32 [T, S].
@@ -40,20 +42,25 @@ def score_pages(
         weight_scale = tl.load(q_scale + first * H + row, mask=asked, other=0.0).to(tl.float32)
     seen = tl.load(visible + first + token, mask=token < count, other=0)
     last = tl.load(visible + first + count - 1)
-    for page in range(part * pages, tl.minimum((part + 1) * pages, (last + PAGE - 1) // PAGE)):
-        block = tl.load(block_table + request * s_table + page)
-        if block >= 0:
-            keys = tl.load(k + block * s_kb + s[:, None] * s_ks + d[None, :])
+    end = tl.minimum((part + 1) * pages, (last + PAGE - 1) // PAGE)
+    for start in range(part * pages, end, AT_ONCE):
+        for step in tl.static_range(AT_ONCE):
+            page = start + step
+            block = tl.load(block_table + request * s_table + tl.minimum(page, end - 1))
+            there = tl.maximum(block, 0)
+            keys = tl.load(k + there * s_kb + s[:, None] * s_ks + d[None, :])
             dots = tl.dot(queries, tl.trans(keys)).to(tl.float32)
             if INT8:
                 dots = dots * weight_scale[:, None]
-            weighted = tl.maximum(dots, 0.0) * weight[:, None]
+            weighted = tl.maximum(dots, 0.0, tl.PropagateNan.ALL) * weight[:, None]
             score = tl.sum(tl.reshape(weighted, (BT, H, PAGE)), axis=1)
             if INT8:
-                score = score * tl.load(k_scale + block * PAGE + s).to(tl.float32)[None, :]
+                score = score * tl.load(k_scale + there * PAGE + s).to(tl.float32)[None, :]
             column = page * PAGE + s
             score = tl.where(column[None, :] < seen[:, None], score, float("nan"))
-            tl.store(out + (first + token)[:, None] * s_out + column[None, :], score, mask=(token < count)[:, None])
+            written = tl.where((page < end) & (block >= 0), count, 0)
+            place = out + (first + token)[:, None] * s_out + column[None, :]
+            tl.store(place, score, mask=(token < written)[:, None])
 
 
 @triton.jit
@@ -63,106 +70,167 @@ def _number(key):
 
 
 @triton.jit
-def _count(scores, length, level, last, EQUAL: tl.constexpr, TILE: tl.constexpr):
-    """How many of scores [length] reach `level`, or with EQUAL: equal it at a position up to `last`."""
-    i = tl.arange(0, TILE)
-    total = tl.zeros([TILE], tl.float32)
-    for start in range(0, length, TILE):
-        score = tl.load(scores + start + i, mask=start + i < length, other=float("nan"))
-        if EQUAL:
-            hit = (score == level) & (start + i <= last)
-        else:
-            hit = score >= level
-        total += tl.where(hit, 1.0, 0.0)
-    return tl.sum(total, axis=0)
+def _middle(low, high):
+    return (low >> 1) + (high >> 1) + (low & high & 1)
 
 
 @triton.jit
-def choose_level(scores, visible, level_out, last_out, number, s_scores, topk, TILE: tl.constexpr):
+def _reaching(score, level):
+    """1 where a score reaches the level, in fp16: half the work of fp32, and exact for lanes that count to 2048."""
+    one = tl.full(score.shape, 1.0, tl.float16)
+    return tl.where(score >= level, one, tl.zeros(score.shape, tl.float16))
+
+
+@triton.jit
+def _count(scores, begin, end, level, TILE: tl.constexpr):
+    """How many of scores [begin] to [end] reach `level`."""
+    i = tl.arange(0, TILE)
+    total = tl.zeros([TILE], tl.float16)
+    for start in range(begin, end, TILE):
+        total += _reaching(tl.load(scores + start + i, mask=start + i < end, other=float("nan")), level)
+    return _total(tl.reshape(total, (TILE // 128, 128)))
+
+
+@triton.jit
+def _total(lanes):
+    """Their sum, by rows first: a tree of additions is quicker than the sum across lanes."""
+    return tl.sum(tl.reduce(lanes, 0, _plus).to(tl.float32), axis=0)
+
+
+@triton.jit
+def _of_sample(sample, target, slack, low, high):
+    """A key between `low` and `high` that about `target` of the sample reach."""
+    key = low
+    distance = slack + 1.0
+    for _ in range(0, 32):
+        if distance > slack:
+            key = _middle(low, high)
+            found = _total(_reaching(sample, _number(key)))
+            low = tl.where(found >= target, key, low)
+            high = tl.where(found >= target, high, key)
+            distance = tl.abs(found - target)
+    return key
+
+
+@triton.jit
+def _plus(a, b):
+    return a + b
+
+
+@triton.jit
+def _lesser(a, b):
+    return tl.minimum(a, b)
+
+
+@triton.jit
+def choose_level(
+    scores, visible, level_out, last_out, s_scores, topk,
+    TILE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Grid (T). Of scores [T, S] the min(topk, those that are there) best, lowest position among equals, are those
-    above level_out fp32 [T], and those that equal it at positions up to last_out int32 [T]; number int32 [T]."""
+    above level_out fp32 [T], and those that equal it at positions up to last_out int32 [T]."""
     t = tl.program_id(0)
     row, length = scores + t * s_scores, tl.load(visible + t)
-    there = _count(row, length, float("-inf"), 0, False, TILE)
-    want = tl.minimum(there, topk * 1.0)
-    # The largest float that `want` scores reach: its sign, then its other bits from the highest down, until exactly
-    # `want` reach it.
-    reach = _count(row, length, 0.0, 0, False, TILE)
-    key = tl.where(reach >= want, 0, -2147483648)
-    reach = tl.where(reach >= want, reach, there)
-    for bit in range(0, 31):
-        if reach > want:
-            tried = key + (1 << (30 - bit))
-            found = _count(row, length, _number(tried), 0, False, TILE)
-            key = tl.where(found >= want, tried, key)
-            reach = tl.where(found >= want, found, reach)
-    level = _number(key)
-    level = tl.where(level == level, level, float("-inf"))
+    reach = _count(row, 0, length, float("-inf"), TILE)
+    want = tl.minimum(reach, topk * 1.0)
+    # `reach` scores reach the float of key `low`, fewer than `want` that of `high`: `beyond`.
+    low = tl.minimum(length, 0) - 2139095041
+    high, beyond = -low, 0.0
+    r, c = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    long = length >= 4 * ROWS * COLUMNS
+    under, over = low, low
+    if long & (reach > want):
+        sample = tl.load(row + r[:, None] * (length // ROWS) + c[None, :])
+        among = _total(_reaching(sample, float("-inf")))
+        share = want / reach * among
+        slack = tl.sqrt(share) + 1.0
+        under = _of_sample(sample, share + 2.5 * slack, slack, low, high)
+        # Seldom more than four times as high; if it is, this is another try that fails.
+        limit = tl.minimum(under, high - 16777216) + 16777216
+        over = _of_sample(sample, share - 2.5 * slack, slack, under, limit)
+    for turn in range(0, 7):
+        if (reach > want) & (_middle(low, high) > low):
+            for step in range(8 * turn, 8 * turn + 8):
+                middle = _middle(low, high)
+                if (reach > want) & (middle > low):
+                    share = (reach - want) / (reach - beyond)
+                    tried = low + 2 * (((high >> 1) - (low >> 1)).to(tl.float32) * share).to(tl.int32)
+                    tried = tl.where(long & (step < 24) & (step % 4 != 1), tried, middle)
+                    tried = tl.where(long & (step == 0), under, tl.where(long & (step == 1), over, tried))
+                    tried = tl.minimum(tl.maximum(tried, low + 1), high - 1)
+                    found = _count(row, 0, length, _number(tried), TILE)
+                    enough = found >= want
+                    low, high = tl.where(enough, tried, low), tl.where(enough, high, tried)
+                    reach, beyond = tl.where(enough, found, reach), tl.where(enough, beyond, found)
+    level = _number(low)
     # Of those that equal the level the first ones, up to position `last`.
     last = length
     if reach > want:
-        need = want - (reach - _count(row, length, level, length, True, TILE))
+        above = _number(low + 1)
+        need = want - _count(row, 0, length, above, TILE)
         last = 0
         for bit in range(0, 31):
             tried = last | (1 << (30 - bit))
-            # positions below `tried` hold too few: the cut lies at or after it
-            last = tl.where(_count(row, length, level, tried - 1, True, TILE) < need, tried, last)
+            if tried < length:
+                # positions below `tried` hold too few: the cut lies at or after it
+                equal = _count(row, 0, tried, level, TILE) - _count(row, 0, tried, above, TILE)
+                last = tl.where(equal < need, tried, last)
     tl.store(level_out + t, level)
     tl.store(last_out + t, last)
-    tl.store(number + t, want.to(tl.int32))
 
 
 @triton.jit
-def place_positions(
-    scores, visible, level_in, last_in, positions, chosen, s_scores, s_out, step,
-    TILE: tl.constexpr, SCAN: tl.constexpr,
+def list_positions(
+    scores, visible, level_in, last_in, runs, numbers, s_scores, s_numbers,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T, S / step), step a multiple of TILE. The positions that `choose_level` has chosen, in order, to positions
-    int32 [T, >= topk] and their scores to chosen fp32; a program counts those before its part."""
+    """Grid (T, S / (ROWS * COLUMNS)). Of each run of COLUMNS positions those that `choose_level` has chosen, in order,
+    to its place in runs int32 [T, S], and their number to numbers int32 [T, S / COLUMNS]."""
     t, part = tl.program_id(0), tl.program_id(1)
-    row, length = scores + t * s_scores, tl.load(visible + t)
-    level, last = tl.load(level_in + t), tl.load(last_in + t)
-    begin = part * step
-    if begin < length:
-        k = tl.arange(0, TILE)
-        earlier = tl.zeros([TILE], tl.float32)
-        for start in range(0, begin, TILE):
-            score = tl.load(row + start + k)
-            taken = (score > level) | ((score == level) & (start + k <= last))
-            earlier += tl.where(taken, 1.0, 0.0)
-        base = tl.sum(earlier, axis=0).to(tl.int32)
-        i = tl.arange(0, SCAN)
-        j = i.to(tl.float32)
-        for start in range(begin, tl.minimum(begin + step, length), SCAN):
-            score = tl.load(row + start + i, mask=start + i < length, other=float("nan"))
-            taken = (score > level) | ((score == level) & (start + i <= last))
-            one = tl.where(taken, 1.0, 0.0)
-            count = tl.sum(one, axis=0).to(tl.int32)
-            if count > 0:
-                # place j gets the one that has j taken before it
-                before = tl.sum(tl.where(i[:, None] < i[None, :], one[:, None], 0.0), axis=0)
-                before = tl.where(taken, before, -1.0)
-                here = before[:, None] == j[None, :]
-                place = tl.sum(tl.where(here, (start + i).to(tl.float32)[:, None], 0.0), axis=0)
-                value = tl.sum(tl.where(here, score[:, None], 0.0), axis=0)
-                tl.store(positions + t * s_out + base + i, place.to(tl.int32), mask=i < count)
-                tl.store(chosen + t * s_out + base + i, value, mask=i < count)
-                base += count
+    length, start = tl.load(visible + t), part * ROWS * COLUMNS
+    if start < length:
+        level, last = tl.load(level_in + t), tl.load(last_in + t)
+        key = level.to(tl.int32, bitcast=True)
+        above = _number((key ^ ((key >> 31) & 0x7FFFFFFF)) + 1)
+        r, c, slot = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, SLOTS)
+        place = r[:, None] * COLUMNS + c[None, :]
+        column = tl.broadcast_to(c[None, :], (ROWS, COLUMNS)).to(tl.float16)
+        none = tl.full([ROWS, COLUMNS], 2048.0, tl.float16)
+        score = tl.load(scores + t * s_scores + start + place)
+        limit = tl.where(place.to(tl.float32) <= (last - start).to(tl.float32), level, above)
+        left = tl.where(score >= limit, column, none)
+        number = tl.sum(_reaching(score, limit).to(tl.float32), axis=1).to(tl.int32)
+        tl.store(numbers + t * s_numbers + part * ROWS + r, number)
+        most = tl.max(number, axis=0)
+        for first in range(0, most, SLOTS):
+            found = tl.zeros([ROWS, SLOTS], tl.float16)
+            turn = tl.broadcast_to(slot[None, :], (ROWS, SLOTS)).to(tl.float16)
+            for _ in range(0, tl.minimum(SLOTS, most - first)):
+                least = tl.reduce(left, 1, _lesser)
+                found = tl.where(turn == 0.0, least[:, None], found)
+                turn -= 1.0
+                left = tl.where(left > least[:, None], left, none)
+            position = start + (r * COLUMNS)[:, None] + found.to(tl.int32)
+            tl.store(runs + t * s_scores + start + (r * COLUMNS)[:, None] + first + slot[None, :], position)
 
 
 @triton.jit
-def order_positions(positions, chosen, number, out, s_in, s_out, BI: tl.constexpr, BJ: tl.constexpr):
-    """Grid (T, topk / BI). out int32 [T, topk]: positions by falling score, lowest position first among equals."""
-    t, block = tl.program_id(0), tl.program_id(1)
-    n = tl.load(number + t)
-    if block * BI < n:
-        i, j = block * BI + tl.arange(0, BI), tl.arange(0, BJ)
-        mine = tl.load(chosen + t * s_in + i, mask=i < n, other=0.0)
-        better_ones = tl.zeros([BI, BJ], tl.float32)
-        for start in range(0, n, BJ):
-            other = tl.load(chosen + t * s_in + start + j, mask=start + j < n, other=float("nan"))
-            earlier = (start + j)[None, :] < i[:, None]  # listed by position
-            better = (other[None, :] > mine[:, None]) | ((other[None, :] == mine[:, None]) & earlier)
-            better_ones += tl.where(better, 1.0, 0.0)
-        rank = tl.sum(better_ones, axis=1)
-        tl.store(out + t * s_out + rank.to(tl.int32), tl.load(positions + t * s_in + i, mask=i < n), mask=i < n)
+def join_positions(
+    visible, runs, numbers, out, s_scores, s_numbers, s_out, step,
+    TILE: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Grid (T, S / COLUMNS / step). What `list_positions` has listed, run by run, in out int32 [T, topk]."""
+    t, part = tl.program_id(0), tl.program_id(1)
+    end = (tl.load(visible + t) + COLUMNS - 1) // COLUMNS
+    i, c = tl.arange(0, TILE), tl.arange(0, COLUMNS)
+    before = tl.zeros([TILE], tl.float32)
+    for start in range(0, tl.minimum(part * step, end), TILE):
+        inside = start + i < part * step
+        before += tl.load(numbers + t * s_numbers + start + i, mask=inside, other=0).to(tl.float32)
+    at = tl.sum(before, axis=0).to(tl.int32)
+    for run in range(part * step, tl.minimum((part + 1) * step, end)):
+        number = tl.load(numbers + t * s_numbers + run)
+        if number > 0:
+            listed = tl.load(runs + t * s_scores + run * COLUMNS + c)
+            tl.store(out + t * s_out + at + c, listed, mask=c < number)
+            at += number

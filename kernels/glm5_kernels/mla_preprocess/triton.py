@@ -9,7 +9,10 @@ from glm5_kernels.mla_preprocess.reference import check
 from glm5_kernels.mla_preprocess.triton_kernels import absorb, linear, quantize_rows, rotate, write_latents
 from glm5_kernels.triton_launch import launch, padded, row_stride, support, support_power
 
-TILE, BM, BN, BK = 2048, 16, 64, 512
+TILE, BK = 2048, 512
+#: Tokens and columns of one product: in decode few, so that every core has some; in prefill weights are read 8 times
+#: less often, and the sum [128, 128] takes half of L0C. absorb's sum is 512 wide: 64 tokens take all of it.
+FEW, MANY, BN, WIDE, ABSORBED = 16, 128, 64, 128, 64
 #: Of the absorbed product's sum; divides qk_nope_head_dim.
 NOPE_STEP = 64
 
@@ -38,7 +41,7 @@ def mla_preprocess(
     dtype, like = hidden_states.dtype, hidden_states.new_empty
     cos, sin = cos.contiguous(), sin.contiguous()
     slots = slot_mapping.int()
-    blocks = (-(-tokens // BM), heads)
+    few = min(_at_once(tokens), ABSORBED)
 
     x, x_scale = _rows(hidden_states.contiguous(), qkv_a, None, eps, None)  # 1
     y = _linear(x, x_scale, qkv_a, dtype)  # 2, 3
@@ -47,8 +50,8 @@ def mla_preprocess(
     z = _linear(x, x_scale, q_b, dtype)  # 7, 8
     ql_nope, q_pe = like(tokens, heads, rank), like(tokens, heads, rope)
     launch(
-        absorb, blocks, z, w_uk_t.contiguous(), ql_nope, tokens, z.stride(0),
-        H=heads, N=nope, HEAD=head, R=rank, BM=BM, BK=NOPE_STEP,
+        absorb, (-(-tokens // few), heads), z, w_uk_t.contiguous(), ql_nope, tokens, z.stride(0),
+        H=heads, N=nope, HEAD=head, R=rank, BM=few, BK=NOPE_STEP,
     )  # fmt: skip  # 9
     launch(rotate, (tokens,), z[:, nope:], cos, sin, q_pe, z.stride(0), H=heads, HEAD=head, PAIRS=rope // 2)  # 10
     launch(
@@ -59,10 +62,14 @@ def mla_preprocess(
     return ql_nope, q_pe, q_c
 
 
+def _at_once(tokens: int) -> int:
+    return FEW if tokens <= FEW else MANY
+
+
 def _whole(like: torch.Tensor, tokens: int, n: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """[tokens, n] of a memory in whole tiles of BM rows: a product reads them whole. A mask on the rows would fill the
+    """[tokens, n] of a memory in whole tiles of rows: a product reads them whole. A mask on the rows would fill the
     tile with zeros before every copy."""
-    return like.new_empty(padded(tokens, BM), n, dtype=dtype or like.dtype)[:tokens]
+    return like.new_empty(padded(tokens, _at_once(tokens)), n, dtype=dtype or like.dtype)[:tokens]
 
 
 def _rows(
@@ -98,9 +105,11 @@ def _linear(x: torch.Tensor, x_scale: torch.Tensor | None, w: LinearWeights, dty
     support(same, f"takes weights of the dtype of its inputs, got {w.weight.dtype}")
     out = _whole(x, tokens, n, dtype)
     scale, bias, x_scale = (out if t is None else t for t in (w.scale, w.quant_bias, x_scale))
+    bm = _at_once(tokens)
+    bn = WIDE if bm == MANY and n % WIDE == 0 else BN
     launch(
-        linear, (padded(tokens, BM) // BM, n // BN),
+        linear, (-(-tokens // bm), n // bn),
         x, w.weight.contiguous(), x_scale, scale, bias, out, tokens, n, k, x.stride(0), n,
-        MODE=w.quant_mode, BM=BM, BN=BN, BK=step,
+        MODE=w.quant_mode, BM=bm, BN=bn, BK=step,
     )  # fmt: skip
     return out

@@ -6,7 +6,9 @@ Shaped for one core of a 910B/910C (512 KB L1, 64 KB L0A and L0B, 128 KB L0C, 19
                     between its passes.
     linear          steps 2, 3, 7 and 8: BM = 16 tokens against BN = 64 rows, BK = 512 of the sum: 8 KB and 32 KB int8,
                     4 KB int32 in L0C. 64 divides both 2624 and 16384; at 16384 rows that are 256 programs for 24 cores.
-    absorb          step 9: BM = 16 tokens of one head, [16, 64] x [64, 512] three times: 64 KB in L0B, 32 KB in L0C.
+                    More tokens: 128 against 128 rows, or 64 of 2624: twice 64 KB int8 in L1, 64 KB in L0C.
+    absorb          step 9: BM = 16 tokens of one head, [16, 64] x [64, 512] three times: 64 KB in L0B, 32 KB in L0C;
+                    of more tokens 64, 128 KB in L0C.
     rotate          step 10: a token's heads, 64 x 32 pairs (8 KB fp32 each half).
     write_latents   steps 11, 12 and 13: one token.
 """

@@ -8,13 +8,26 @@ import torch
 
 from glm5_kernels.paged_cache import PagedBatch, query_layout
 from glm5_kernels.sparse_flash_attention.reference import TILE, check, check_packed, usable_rows
-from glm5_kernels.sparse_flash_attention.triton_kernels import attend, gather_rows, unpack_rows
-from glm5_kernels.triton_launch import launch, padded, row_stride, support, support_power
+from glm5_kernels.sparse_flash_attention.triton_kernels import (
+    gather_rows,
+    normalize_scores,
+    score_rows,
+    unpack_rows,
+    weigh_rows,
+)
+from glm5_kernels.triton_launch import launch, padded, power, row_stride, support, support_power
 
-#: Heads of one program where they are so many, else LEAST; rows that it multiplies at once, and that one gathers.
-BH, LEAST, BN, GATHER = 32, 16, 128, 64
-#: Tokens whose rows are gathered at once: 64 times 2048 rows of 1152 bytes are 151 MB.
-TOKENS = 64
+#: Heads that a product takes at once, of which a rank's number is a multiple.
+HEADS, LEAST = (64, 32, 16), 16
+#: Rows that a product of scores takes at once, and one of outputs; its columns; rows that a vector core gathers.
+BN, SUM, BR, GATHER, UNPACK = 64, 256, 256, 64, 32
+#: Scores of one program of the softmax: 32 KB in fp32.
+SCORES = 8192
+#: Vector and cube cores of a die.
+PROGRAMS, CUBES = 48, 24
+#: Tokens whose rows are gathered at once, two for each cube core: 48 times 2048 rows of 1152 bytes are 113 MB, their
+#: scores 25 MB: L2 has 192 MB.
+TOKENS = 48
 
 
 def sparse_flash_attention(
@@ -37,8 +50,8 @@ def sparse_flash_attention(
 
     def gather(rows: torch.Tensor, fill: torch.Tensor, ckv: torch.Tensor, kpe: torch.Tensor) -> None:
         launch(
-            gather_rows, (len(rows), rows.shape[1] // GATHER),
-            ckv_cache, kpe_cache, rows, fill, ckv, kpe, s_ckv, s_kpe, rows.shape[1], R=rank, P=rope, BN=GATHER,
+            gather_rows, (len(rows), -(-rows.shape[1] // (step := _step(rows, PROGRAMS, GATHER)))),
+            ckv_cache, kpe_cache, rows, fill, ckv, kpe, s_ckv, s_kpe, rows.shape[1], step, R=rank, P=rope, BN=GATHER,
         )  # fmt: skip
 
     return _attend(ql_nope, q_pe, _rows(topk_indices, batch, ckv_cache.shape[1]), gather, scale)
@@ -62,13 +75,16 @@ def sparse_flash_attention_quant(
     aligned = s_bytes % 4 == 0 and kv_cache.data_ptr() % 4 == 0
     support(aligned, "reads packed rows that begin at multiples of 4 bytes")
     whole = kv_cache.as_strided((kv_cache.shape[0] * kv_cache.shape[1], kv_cache.shape[2]), (s_bytes, 1))
-    integers, keys, scales = whole.split([rank, 2 * rope, 4 * rank // TILE], dim=-1)
+    integers, keys, _ = whole.split([rank, 2 * rope, 4 * rank // TILE], dim=-1)
+    # Half of the 32 bytes that a copy to UB has at least are keys.
+    scales = whole[:, rank + 2 * rope - 4 * rank // TILE :].view(torch.int32)
+    keep = torch.eye(2 * rank // TILE, dtype=torch.int32, device=kv_cache.device)[rank // TILE :].contiguous()
 
     def unpack(rows: torch.Tensor, fill: torch.Tensor, ckv: torch.Tensor, kpe: torch.Tensor) -> None:
         launch(
-            unpack_rows, (len(rows), rows.shape[1] // GATHER),
-            integers, keys.view(torch.bfloat16), scales.view(torch.float32), rows, fill, ckv, kpe,
-            s_bytes, rows.shape[1], R=rank, P=rope, TILE=TILE, BN=GATHER,
+            unpack_rows, (len(rows), -(-rows.shape[1] // (step := _step(rows, PROGRAMS, UNPACK)))),
+            integers, keys.view(torch.bfloat16), scales, keep, rows, fill, ckv, kpe,
+            s_bytes, rows.shape[1], step, R=rank, P=rope, TILE=TILE, BN=UNPACK,
         )  # fmt: skip
 
     return _attend(ql_nope, q_pe, _rows(topk_indices, batch, kv_cache.shape[1]), unpack, scale)
@@ -89,12 +105,17 @@ def _rows(
     """Physical rows int32 [T, K in whole tiles], -1 unused; one used row per token (0 if none); places to look at."""
     request, visible = query_layout(batch, len(topk_indices))
     rows = usable_rows(topk_indices, visible, batch.block_table[request], block_size).int()
-    width = padded(rows.shape[1], BN)
+    width = padded(rows.shape[1], SUM)
     rows = torch.nn.functional.pad(rows, (0, width - rows.shape[1]), value=-1).contiguous()
     used = rows >= 0
     place = torch.arange(1, width + 1, device=rows.device)
     count = (used * place).amax(1).int()
     return rows, rows.amax(1).clamp_min(0), count
+
+
+def _step(rows: torch.Tensor, cores: int, least: int) -> int:
+    """Of rows [T, K]: how many each program takes, in whole `least`, so that every core has one."""
+    return padded(-(-rows.numel() // max(cores, len(rows))), least)
 
 
 def _attend(
@@ -106,17 +127,31 @@ def _attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`gather(rows, fill, ckv, kpe)` writes the chosen rows of some tokens to ckv and kpe."""
     (rows, fill, count), (tokens, heads, rank), rope = chosen, ql_nope.shape, q_pe.shape[2]
-    width, some = rows.shape[1], BH if heads % BH == 0 else LEAST
+    width, some = rows.shape[1], next(size for size in HEADS if heads % size == 0)
     out = torch.empty_like(ql_nope, memory_format=torch.contiguous_format)
     lse = torch.empty(tokens, heads, dtype=torch.float32, device=ql_nope.device)
     ql_nope, q_pe = ql_nope.contiguous(), q_pe.contiguous()
-    ckv, kpe = ql_nope.new_empty(min(tokens, TOKENS) * width, rank), q_pe.new_empty(min(tokens, TOKENS) * width, rope)
+    most, whole = min(tokens, TOKENS), power(width)
+    ckv, kpe = ql_nope.new_empty(most * width, rank), q_pe.new_empty(most * width, rope)
+    scores = torch.empty(most, heads, width, dtype=torch.float32, device=ql_nope.device)
+    weights = torch.empty_like(scores, dtype=ql_nope.dtype)
     for lo in range(0, tokens, TOKENS):
         part = slice(lo, min(lo + TOKENS, tokens))
+        number, here = part.stop - lo, (rows[part], count[part])
         gather(rows[part], fill[part], ckv, kpe)
+        step, blocks = _step(rows[part], max(1, CUBES * some // heads), SUM), heads // some
         launch(
-            attend, (part.stop - lo, heads // some),
-            ql_nope[part], q_pe[part], ckv, kpe, rows[part], count[part], out[part], lse[part], float(scale), width,
+            score_rows, (number, blocks, -(-width // step)),
+            ql_nope[part], q_pe[part], ckv, kpe, count[part], scores, width, step,
             H=heads, R=rank, P=rope, BH=some, BN=BN,
+        )  # fmt: skip
+        each = min(LEAST, max(1, SCORES // whole))
+        launch(
+            normalize_scores, (number, heads // each),
+            scores, *here, weights, out[part], lse[part], float(scale), width, H=heads, R=rank, BH=each, K=whole,
+        )  # fmt: skip
+        launch(
+            weigh_rows, (number, blocks, rank // min(BR, rank)),
+            weights, ckv, count[part], out[part], width, H=heads, R=rank, BH=some, BR=min(BR, rank), BN=SUM,
         )  # fmt: skip
     return out, lse

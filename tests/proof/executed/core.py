@@ -175,11 +175,11 @@ class Core:
         if short == "pipe_barrier":
             return lambda known: self._issue(Flag("barrier", ends[0]), line)
         if short in ("sync_block_set", "sync_block_wait") and "sync_instr_mode" not in operation.rest:
-            found = re.search(r"flag = (\d+)", operation.rest)
+            found = re.search(r"flag = (?:(\d+)|(%[\w$.#-]+))", operation.rest)
             if found is None or ends[1] != "S":
                 raise UncoveredError(f"{short} {operation.rest}")
-            verb, number = "give" if short.endswith("set") else "expect", int(found[1])
-            return lambda known: self._issue(Flag(verb, ends[0], "S", number), line)
+            verb, (number, name) = "give" if short.endswith("set") else "expect", found.groups()
+            return lambda known: self._issue(Flag(verb, ends[0], "S", int(number or known[name])), line)
         raise UncoveredError(operation.name)
 
     # Queues.

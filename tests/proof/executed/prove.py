@@ -41,19 +41,22 @@ class Program:
     """One kernel as one configuration compiles it.
 
     Attributes:
+        modules: the program for each target, once if they are alike. The compiler may give two workspaces to two uses
+            either way, from one run to the next.
         wrong: why it is not proven; empty if it is, once it has run.
         relative: largest error of the cases that it took part in.
     """
 
     what: str
-    module: Module
+    modules: list[Module]
     wrong: list[str] = field(default_factory=list)
     relative: float | None = None
     blocks: int = 0
     seconds: float = 0.0
 
     def asserted(self) -> str:
-        return f"{self.blocks} blocks, no race, no byte unwritten, all flags used; {' and '.join(TARGETS)} alike"
+        same = "alike" if len(self.modules) == 1 else "each"
+        return f"{self.blocks} blocks, no race, no byte unwritten, all flags used; {' and '.join(TARGETS)} {same}"
 
 
 def prove_op(cases: list[Case], folder: Path) -> Iterator[Program]:
@@ -89,11 +92,10 @@ def _program(key: Key, lowered: Lowered, compiler: DeviceCompiler, multi_buffer:
     shape = " ".join(f"{name}={value}" for name, value in key[2])
     what = f"{key[0]} {shape}, {compiler.version}" + ("" if multi_buffer else ", single buffers")
     texts = [compiler.compile(lowered, target, multi_buffer).program for target in TARGETS]
-    wrong = [] if len({_code(text) for text in texts}) == 1 else [f"not proven: {TARGETS[1]} gets another program"]
     try:
-        return Program(what, parse(texts[0]), wrong)
+        return Program(what, [parse(text) for text in {_code(text): text for text in texts}.values()])
     except UncoveredError as error:
-        return Program(what, Module({}, {}), [f"not proven: {error}"])
+        return Program(what, [Module({}, {})], [f"not proven: {error}"])
 
 
 def _code(text: str) -> str:
@@ -126,7 +128,8 @@ def run_program(program: Program, grid: tuple[int, ...], arguments: tuple[Any, .
     """A launch; findings go to the program, faults too before they are raised again."""
     watch, began = Watch(), time.monotonic()
     try:
-        launch(program.module, grid, arguments, watch, order)
+        for module in program.modules:
+            launch(module, grid, arguments, watch, order)
     except UncoveredError as error:
         _add(program, f"not proven: {error}")
         raise

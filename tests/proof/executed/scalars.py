@@ -147,11 +147,12 @@ def _affine(short: str, rest: str, maps: dict[str, str]) -> Callable[[Values], i
         raise UncoveredError(f"affine.{short} {rest[:60]}")
     text = maps[name[0]] if name[0].startswith("#") else rest[len("affine_map<") :].partition(">")[0]
     arguments, _, results = text.partition(" -> ")
-    python = re.sub(r"\bfloordiv\b", "//", results).replace(" mod ", " % ")
+    python = re.sub(r"(\([^()]*\)|[ds]?\d+) ceildiv (\w+)", r"(-(-\1 // \2))", results.strip())
+    python = re.sub(r"\bfloordiv\b", "//", python).replace(" mod ", " % ")
     if not re.fullmatch(r"[ds\d\s+*/%(),-]*", python):
         raise UncoveredError(f"map {text}")
     names = re.findall(r"[ds]\d+", arguments)
-    formula = eval(f"lambda {', '.join(names)}: {python.rstrip(')')},)")  # of the characters above alone
+    formula = eval(f"lambda {', '.join(names)}: {python.removesuffix(')')},)")  # of the characters above alone
     operands = re.findall(VALUE, rest)
     if short == "apply":
         return lambda known: int(formula(*(known[value] for value in operands))[0])

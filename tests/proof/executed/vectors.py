@@ -221,7 +221,7 @@ def _interleave(arguments: list[Any]) -> list[Step]:
 
 _NAMES = r"int8_t|int16_t|int32_t|half|float|bfloat16_t"
 _TABLE: list[tuple[str, Callable[..., Build]]] = [
-    (rf"({'|'.join(_TWO)})_[12]d_(?:bool|{_NAMES})", _elementwise),
+    (rf"({'|'.join(_TWO)})_[123]d_(?:bool|{_NAMES})", _elementwise),
     (rf"(vadds|vmuls|vmaxs|vmins|vsub|vdiv)_(vs|sv)_1d_(?:{_NAMES})", _with_scalar),
     (rf"({'|'.join(_ONE)})_1d_(?:bool|{_NAMES})", _single),
     (rf"vcmp(s?)_({'|'.join(_COMPARE)})_1d_(?:{_NAMES})", _compare),

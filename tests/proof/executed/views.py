@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -43,6 +45,8 @@ def _maker(operation: Operation, spaces: Spaces) -> Make | None:
         return _collapsed(rest)
     if name == "memref.expand_shape":
         return _expanded(rest)
+    if name == "hivm.hir.bitcast":
+        return _other_kind(rest)
     if name == "memref.view":
         return _bytes_as(rest)
     return None
@@ -79,20 +83,32 @@ def _subview(rest: str) -> Make:
     if found is None:
         raise UncoveredError(f"subview {rest[:60]}")
     source, offsets, sizes, steps = found[1], _numbers(found[2]), _numbers(found[3]), _numbers(found[4])
-    rank = len(view_type(rest.rpartition(" to ")[2]).sizes)
+    result = rest.rpartition(" to ")[2]
+    rank, named = len(view_type(result).sizes), re.search(r"strided<\[(.*?)\]", result)
+    wanted = [part.strip() for part in named[1].split(",")] if named else []
 
     def make(known: Values) -> View:
         view: View = known[source]
         at, size, step = offsets(known), sizes(known), steps(known)
         offset = view.offset + sum(a * s for a, s in zip(at, view.strides, strict=True))
         strides = tuple(a * s for a, s in zip(step, view.strides, strict=True))
-        kept = list(range(len(size)))
-        for axis in range(len(size)):  # ranks are reduced by dropping sizes of 1
-            if len(kept) > rank and size[axis] == 1:
-                kept.remove(axis)
+        kept = _kept(size, strides, rank, wanted)
         return view.part(offset, tuple(size[i] for i in kept), tuple(strides[i] for i in kept))
 
     return make
+
+
+def _kept(size: tuple[int, ...], strides: tuple[int, ...], rank: int, wanted: list[str]) -> tuple[int, ...]:
+    """Dropping sizes of 1 reduces a rank: the first that leave the strides which the result's type names."""
+    found = [
+        kept
+        for kept in itertools.combinations(range(len(size)), rank)
+        if all(size[axis] == 1 for axis in range(len(size)) if axis not in kept)
+    ]
+    for kept in reversed(found):
+        if all(word in ("?", str(strides[axis])) for word, axis in zip(wanted, kept, strict=False)):
+            return kept
+    return found[-1]
 
 
 def _groups(rest: str) -> list[list[int]]:
@@ -140,6 +156,11 @@ def _expanded(rest: str) -> Make:
         return view.part(view.offset, sizes, tuple(strides))
 
     return make
+
+
+def _other_kind(rest: str) -> Make:
+    source, kind = values(rest)[0], view_type(rest.rpartition(" -> ")[2])
+    return lambda known: replace(known[source], kind=kind.kind)
 
 
 def _bytes_as(rest: str) -> Make:

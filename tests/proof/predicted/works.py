@@ -47,18 +47,20 @@ def stand_in(kernel: str, arguments: tuple[Any, ...]) -> list[torch.Tensor]:
         scores[torch.arange(scores.shape[1])[None] >= visible[:, None]] = float("nan")
         return [scores]
     if kernel == "choose_level":
-        scores, visible, level, last, number = arguments[:5]
-        number.copy_(visible.clamp(max=arguments[6]))
+        scores, visible, level, last = arguments[:4]
         last.copy_(visible)
-        for row, want in enumerate(number.tolist()):
-            level[row] = scores[row, : visible[row]].topk(want).values[-1] if want else float("-inf")
-        return [level, last, number]
-    if kernel == "place_positions":
-        scores, visible, level, _, positions, chosen = arguments[:6]
-        for row in range(len(level)):
-            best = (scores[row] >= level[row]).nonzero()[:, 0]
-            positions[row, : len(best)], chosen[row, : len(best)] = best.int(), scores[row, best]
-        return [positions, chosen]
+        for row, seen in enumerate(visible.tolist()):
+            level[row] = scores[row, :seen].topk(min(seen, arguments[5])).values[-1] if seen else float("-inf")
+        return [level, last]
+    if kernel == "list_positions":
+        scores, _, level, _, runs, numbers = arguments[:6]
+        lists = scores.view(len(scores), numbers.shape[1], -1)
+        for row, found in enumerate(lists >= level[:, None, None]):
+            for run, places in enumerate(found):
+                listed = places.nonzero()[:, 0].int()
+                numbers[row, run] = len(listed)
+                runs[row, run * found.shape[1] :][: len(listed)] = listed + run * found.shape[1]
+        return [runs, numbers]
     return [value for value in arguments if isinstance(value, torch.Tensor)][-3:]
 
 
