@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 _builder = interpreter.InterpreterBuilder
-_dot, _cast = _builder.create_dot, _builder.cast_impl
+_dot, _cast, _reduce = _builder.create_dot, _builder.cast_impl, interpreter.ReduceOps.generic_reduce
 
 
 def _widened(handle: Any) -> Any:
@@ -36,6 +36,21 @@ def _cast_to_nearest(self: Any, source: Any, target: Any) -> Any:
     return interpreter.TensorHandle(rounded.astype(np.uint16), tl.bfloat16)
 
 
+def _reduce_by_slices(self: Any, values: tuple[Any, ...]) -> Any:
+    """One tensor along an axis, by a function of our own: slice by slice. Triton's goes element by element, which takes
+    minutes; the order of what is combined is the same."""
+    if len(values) != 1 or self.axis is None:
+        return _reduce(self, values)
+    (value,) = values
+    first, *rest = np.moveaxis(value.handle.data, self.axis, 0)
+    total = self.to_tensor(first, value.dtype)
+    for part in rest:
+        total = self.combine_fn.fn(total, self.to_tensor(part, value.dtype))
+    found = total.handle.data.reshape(first.shape)
+    return [self.to_tensor(np.expand_dims(found, self.axis) if self.keep_dims else found, value.dtype)]
+
+
 def correct() -> None:
-    """Mend both, for this process."""
+    """Mend both and hasten reductions, for this process."""
     _builder.create_dot, _builder.cast_impl = _dot_of_values, _cast_to_nearest
+    interpreter.ReduceOps.generic_reduce = _reduce_by_slices
