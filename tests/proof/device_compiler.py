@@ -58,6 +58,8 @@ class Compiled:
     def used(self) -> dict[str, int]:
         """Bytes in use by memory: the highest end of a buffer in `ub`, `cbuf` (L1), `cc` (L0C).
 
+        L0A and L0B have no buffers in a program: products read L1, and their machine code moves operands through them.
+
         Raises:
             ValueError: a buffer's address or size is not a constant, so the sum would be a guess.
         """
@@ -73,9 +75,15 @@ class Compiled:
                 used[space] = max(used.get(space, 0), int(constants[address.strip()]) + -(-bits // 8))
         return used
 
-    def flags(self) -> tuple[int, int]:
-        """How many flags between pipes of a core are set, and how many between cores."""
-        return len(re.findall(r"hir\.set_flag\[", self.program)), len(re.findall(r"sync_block_set\[", self.program))
+    def orders(self) -> dict[str, int]:
+        """How many flags between pipes of a core are set, how many barriers hold one or all, and how many flags between
+        cores are set."""
+        patterns = {
+            "pipe flags": "hir\\.set_flag\\[",
+            "barriers": "hir\\.pipe_barrier\\[",
+            "cross-core flags": "sync_block_set\\[",
+        }
+        return {name: len(re.findall(pattern, self.program)) for name, pattern in patterns.items()}
 
     def double_buffered(self) -> bool:
         """Whether a loop alternates between two buffers of one tile."""
@@ -96,8 +104,7 @@ class Compiled:
         if not self.program:
             return self.complaint
         places = [f"{NAMES[s]} {size / 1024:.0f} of {MEMORIES[s] // 1024} KiB" for s, size in self.used().items()]
-        pipes, cores = self.flags()
-        words = [*places, f"{pipes} pipe flags", f"{cores} cross-core flags"]
+        words = [*places, *(f"{count} {name}" for name, count in self.orders().items())]
         words += ["double buffered"] if self.double_buffered() else []
         words += [f"compiler gave up {name}" for name in self.fallbacks]
         return "; ".join(words)
