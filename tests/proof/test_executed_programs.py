@@ -140,7 +140,7 @@ def test_what_is_not_covered_makes_a_kernel_not_proven() -> None:
     name = "call @vcast_int32_t_to_float_1d_with_mode"
     with pytest.raises(UncoveredError, match="vcast_int32_t_to_float_1d_to_the_moon"):
         executed(changed(name, name.replace("with_mode", "to_the_moon")))
-    program = prove.Program("linear", parse("\n".join(changed("hir.set_mask_norm", "hir.set_mask_odd", 2))))
+    program = prove.Program("linear", [parse("\n".join(changed("hir.set_mask_norm", "hir.set_mask_odd", 2)))])
     sizes = TOKENS, COLUMNS, DEPTH, DEPTH, COLUMNS
     tensors = [torch.zeros(1, dtype=torch.int8)] * 2 + [torch.zeros(1)] * 2 + [torch.zeros(1, dtype=torch.bfloat16)] * 2
     with pytest.raises(UncoveredError):
