@@ -28,7 +28,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.came = False
-        self._since = 0.0
+        self._since, self._number = 0.0, int(signal.SIGINT)
 
     def heed(self, signals: list[signal.Signals]) -> None:
         for each in signals:
@@ -36,6 +36,7 @@ class Interruption:
         sys.unraisablehook = self._dropped
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._number = number
         if not self.came:
             self.came, self._since = True, time.monotonic()
         if _imports(frame) and time.monotonic() < self._since + _PATIENCE_S:
@@ -45,7 +46,7 @@ class Interruption:
 
     def _dropped(self, what: Any) -> None:
         if issubclass(what.exc_type, KeyboardInterrupt):
-            _again(signal.SIGINT)
+            _again(self._number)  # not SIGINT: what a shell starts in the background ignores that
         else:
             sys.__unraisablehook__(what)
 

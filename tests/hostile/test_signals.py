@@ -69,11 +69,12 @@ _SWALLOWS = {
 }
 
 
+@pytest.mark.parametrize("ignored", ["", "signal.signal(signal.SIGINT, signal.SIG_IGN)"])
 @pytest.mark.parametrize("what", _SWALLOWS)
-def test_none_is_swallowed(what: str) -> None:
-    """The command is one of ours with this body; all about it is the real thing."""
+def test_none_is_swallowed(what: str, ignored: str) -> None:
+    """The command is one of ours with this body; all about it is the real thing. A shell's `&` has SIGINT ignored."""
     program = (
-        "import os, signal, sys, time\n"
+        f"import os, signal, sys, time\n{ignored}\n"
         "from glm5_ascend import cli\n"
         f"def run(arguments):\n{textwrap.indent(textwrap.dedent(_SWALLOWS[what]), '    ')}\n"
         "cli.run = run\n"
