@@ -5,6 +5,7 @@ Every sum is added in the order of its terms, whatever the shapes and the number
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,8 @@ from glm5_kernels.compiled.threads import each
 DEPTH, TOKENS = 64, 128
 #: Up to so many tokens a library is slower, whatever the processor multiplies by itself.
 FEW = 16
+#: Whether torch's products in bf16 are no sums in fp32: those of an ARM with bf16 instructions are off by 8 ULP.
+ROUNDS_SUMS = platform.machine() == "aarch64"
 #: Tasks for each thread, where there are several.
 _SHARE = 8
 
@@ -87,6 +90,8 @@ def per_head(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     (tokens, heads, n), r = x.shape, w.shape[2]
     out = x.new_empty(tokens, heads, r)
     if not _takes(x, w):
+        if ROUNDS_SUMS:
+            return out.copy_(torch.bmm(x.float().transpose(0, 1), w.float()).transpose(0, 1))
         torch.bmm(x.transpose(0, 1), w, out=out.transpose(0, 1))
         return out
     blocks, threads = -(-tokens // TOKENS), torch.get_num_threads()
@@ -102,7 +107,7 @@ def _takes(x: torch.Tensor, w: torch.Tensor) -> bool:
     (tokens, _, n), r, types = x.shape, w.shape[2], {x.dtype, w.dtype}
     aligned = not n % WIDTH and not r % STEP and x.stride(2) == 1 and w.stride(2) == 1
     native = types == {torch.float32} or torch.cpu._is_avx512_bf16_supported()
-    useful = tokens > 1 and (not native or tokens <= FEW)
+    useful = (tokens > 1 or ROUNDS_SUMS) and (not native or tokens <= FEW)
     return types <= {torch.float32, torch.bfloat16} and aligned and useful
 
 
