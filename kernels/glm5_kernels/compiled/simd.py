@@ -16,6 +16,7 @@ import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
+from numba.extending import register_jitable
 
 from glm5_kernels.compiled.jit import inner
 from glm5_kernels.compiled.processor import features
@@ -34,6 +35,12 @@ HEADS, GROUPS = (8, 2) if "avx512f" in _FEATURES else (4, 1)
 UNROLLED = 4
 #: Columns of a product held in registers.
 STEP = WIDTH * GROUPS
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def in_steps(keys: Any) -> Any:
+    """`keys`, rounded up to whole steps."""
+    return -(-keys // STEP) * STEP
 
 
 @inner

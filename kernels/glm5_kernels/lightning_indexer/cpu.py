@@ -14,7 +14,7 @@ from numba import float32, int64
 
 from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rows import KINDS, PAIRED, RowAddress, row_address, transpose
-from glm5_kernels.compiled.simd import FP32, HEADS, PAIRS, STEP, WIDTH, aligned_fp32
+from glm5_kernels.compiled.simd import FP32, HEADS, PAIRS, STEP, WIDTH, aligned_fp32, in_steps
 from glm5_kernels.compiled.threads import each
 from glm5_kernels.compiled.topk import best_positions
 from glm5_kernels.lightning_indexer.cpu_intrinsics import tile_scores, tile_scores_of_pairs
@@ -68,10 +68,6 @@ class Task(NamedTuple):
     start: int
     stop: int
     chooses: bool
-
-
-def _in_steps(length: int) -> int:
-    return -(-length // STEP) * STEP
 
 
 def lightning_indexer(
@@ -153,7 +149,7 @@ def _padded(x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torc
 
 def _room(tasks: list[Task]) -> Any:
     """For the scores of one task after the other."""
-    return np.empty(max((task.last - task.first) * _in_steps(task.length) for task in tasks), np.float32)
+    return np.empty(max((task.last - task.first) * in_steps(task.length) for task in tasks), np.float32)
 
 
 def _choose_with_all_threads(task: Task, step: IndexerCall) -> None:
@@ -173,9 +169,10 @@ def _run(tasks: Any, step: Any, scores: Any) -> None:
     """tasks: int64 [n, fields of a Task]. scores: fp32, as many as the largest one needs."""
     for number in range(len(tasks)):
         request, first, last, length, start, stop, chooses = tasks[number]
-        _score(step, request, first, last - first, start, stop, scores, -(-length // STEP) * STEP)
+        pitch = in_steps(length)
+        _score(step, request, first, last - first, start, stop, scores, pitch)
         if chooses:
-            _best(scores, -(-length // STEP) * STEP, step, first, last)
+            _best(scores, pitch, step, first, last)
 
 
 @inner

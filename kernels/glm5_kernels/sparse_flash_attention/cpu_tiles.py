@@ -19,7 +19,7 @@ from glm5_kernels.compiled.rows import (
     store_row_as,
     transpose,
 )
-from glm5_kernels.compiled.simd import BF16, FP32, STEP, WIDTH
+from glm5_kernels.compiled.simd import BF16, FP32, STEP, WIDTH, in_steps
 from glm5_kernels.sparse_flash_attention.cpu_intrinsics import exponentials, pair_up, scale_and_peak, unpacked
 from glm5_kernels.sparse_flash_attention.cpu_operands import DEPTH, TILE
 from glm5_kernels.sparse_flash_attention.reference import TILE as PER_SCALE
@@ -83,11 +83,6 @@ def _value_pairs(caches: Any, softmax: Any) -> Any:
 
 
 @inner
-def _whole_steps(keys: Any) -> Any:
-    return -(-keys // STEP) * STEP
-
-
-@inner
 def _choose_rows(token: Any, selection: Any, caches: Any, tile: Any) -> Any:
     """How many of a token's chosen positions have a row; tile.ckv_rows and kpe_rows <- where each begins.
 
@@ -105,7 +100,7 @@ def _choose_rows(token: Any, selection: Any, caches: Any, tile: Any) -> Any:
             tile.ckv_rows[found] = caches.ckv.base + block * caches.ckv.block_pitch + offset * caches.ckv.row_pitch
             tile.kpe_rows[found] = caches.kpe.base + block * caches.kpe.block_pitch + offset * caches.kpe.row_pitch
             found += 1
-    for key in range(found, _whole_steps(found)):
+    for key in range(found, in_steps(found)):
         tile.ckv_rows[key], tile.kpe_rows[key] = tile.ckv_rows[found - 1], tile.kpe_rows[found - 1]
     return found
 
@@ -128,7 +123,7 @@ def _load_query(token: Any, queries: Any, caches: Any, tile: Any) -> None:
 @inner
 def _gather_tile(start: Any, keys: Any, caches: Any, softmax: Any, tile: Any) -> None:
     """tile.keys and tile.values <- the chosen rows start .. start + keys, and to the next STEP what fills the lanes."""
-    kind, rank, whole = caches.ckv.kind, caches.rank, _whole_steps(keys)
+    kind, rank, whole = caches.ckv.kind, caches.rank, in_steps(keys)
     latent_rows, rotated_rows = tile.ckv_rows, tile.kpe_rows
     if kind == PACKED:
         _unpack_rows(start, whole, caches, tile)
@@ -172,7 +167,7 @@ def _prefetch_rows(start: Any, stop: Any, caches: Any, tile: Any) -> None:
 @inner
 def _scores(keys: Any, caches: Any, tile: Any) -> None:
     """tile.scores[:, :keys] <- query . key, not scaled; DEPTH columns at a time, each key's in their order."""
-    heads, dims, whole = len(tile.peak), (caches.rank + caches.rope) // _columns_per_element(caches), _whole_steps(keys)
+    heads, dims, whole = len(tile.peak), (caches.rank + caches.rope) // _columns_per_element(caches), in_steps(keys)
     for head in range(heads):
         for key in range(whole):
             tile.scores[head, key] = float32(0)
@@ -190,7 +185,7 @@ def _scores(keys: Any, caches: Any, tile: Any) -> None:
 @inner
 def _online_softmax(keys: Any, caches: Any, softmax: Any, tile: Any) -> None:
     """tile.scores <- unnormalised probabilities; what was summed before is scaled to the new maximum."""
-    whole, pairs = _whole_steps(keys), _value_pairs(caches, softmax)
+    whole, pairs = in_steps(keys), _value_pairs(caches, softmax)
     for head in range(len(tile.scores)):
         row, before = tile.scores.ctypes.data + 4 * head * TILE, tile.peak[head]
         for key in range(keys, whole):  # what fills the lanes gets no weight
@@ -210,7 +205,7 @@ def _online_softmax(keys: Any, caches: Any, softmax: Any, tile: Any) -> None:
 @inner
 def _weighted_values(keys: Any, caches: Any, softmax: Any, tile: Any) -> None:
     """tile.mixed += probabilities times values."""
-    (heads, rank), whole, left = tile.mixed.shape, _whole_steps(keys), tile.scores.ctypes.data
+    (heads, rank), whole, left = tile.mixed.shape, in_steps(keys), tile.scores.ctypes.data
     pairs = _value_pairs(caches, softmax)
     for column in range(0, rank, STEP):
         matrix, out = tile.values + 4 * column * TILE, tile.mixed.ctypes.data + 4 * column
