@@ -128,8 +128,10 @@ class Lanes:
         return self.builder.extract_element(value, ir.Constant(I32, 0))
 
     def load_scalar(self, address: Any, index: Any) -> Any:
-        """Element `index` of the fp32 array at `address`."""
-        return self.builder.load(self.builder.gep(self.builder.inttoptr(address, F32.as_pointer()), [index]))
+        """Element `index` of the fp32 array at `address`; any alignment."""
+        value = self.builder.load(self.builder.gep(self.builder.inttoptr(address, F32.as_pointer()), [index]))
+        value.align = 1
+        return value
 
     def load(self, address: Any, index: Any) -> Any:
         """Elements index .. index + 15 of the fp32 array at `address` (int64); any alignment."""
@@ -168,6 +170,23 @@ def transpose_16x16(v: Lanes, rows: list[Any]) -> list[Any]:
             swapped[low | size] = v.builder.shuffle_vector(*pair, ir.Constant(order, second))
         rows = swapped
     return rows
+
+
+def sum_each(v: Lanes, rows: list[Any]) -> Any:
+    """A vector of len(rows) lanes, a power of two: the sums of each row's lanes, in the order of `reduce_lanes`."""
+    count, size = len(rows), WIDTH  # lanes of each row in its vector
+    while size > 1:
+        pairs = zip(rows[0::2], rows[1::2], strict=True) if len(rows) > 1 else [(rows[0], rows[0])]
+        front = [lane for lane in range(2 * WIDTH) if lane % size < size // 2]
+        rows, size = [_sum_of_halves(v, *pair, front, size // 2) for pair in pairs], size // 2
+    return v.builder.shuffle_vector(rows[0], rows[0], ir.Constant(ir.VectorType(I32, count), list(range(count))))
+
+
+def _sum_of_halves(v: Lanes, a: Any, b: Any, front: list[int], half: int) -> Any:
+    """Lanes `front` of a and b, one after the other, plus those `half` behind them."""
+    words = ir.VectorType(I32, WIDTH)
+    first, second = (ir.Constant(words, [lane + behind for lane in front]) for behind in (0, half))
+    return v.builder.fadd(v.builder.shuffle_vector(a, b, first), v.builder.shuffle_vector(a, b, second))
 
 
 def load_as_fp32(v: Lanes, address: Any, index: Any, kind: Any) -> Any:

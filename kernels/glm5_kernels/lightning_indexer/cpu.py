@@ -1,4 +1,4 @@
-"""Lightning Indexer compiled: keys transposed once per tile, scores of a few tokens at a time, top-k by counting.
+"""Lightning Indexer compiled: a lane for each head, so that keys are read where they lie; top-k by counting.
 
 Memory: fp32 scores of at most `SCORES` (token, position) pairs per thread, whatever the context's length is.
 """
@@ -13,38 +13,40 @@ import torch
 from numba import float32, int64
 
 from glm5_kernels.compiled.jit import inner, kernel
-from glm5_kernels.compiled.rows import KINDS, PAIRED, RowAddress, row_address, transpose
-from glm5_kernels.compiled.simd import FP32, HEADS, PAIRS, STEP, WIDTH, aligned_fp32, in_steps
+from glm5_kernels.compiled.rows import KINDS, PAIRED, RowAddress, load_row_as_fp32, row_address, transpose
+from glm5_kernels.compiled.simd import FP32, PAIRS, STEP, WIDTH, aligned_fp32, in_steps
 from glm5_kernels.compiled.threads import each
 from glm5_kernels.compiled.topk import best_positions
-from glm5_kernels.lightning_indexer.cpu_intrinsics import tile_scores, tile_scores_of_pairs
+from glm5_kernels.lightning_indexer.cpu_intrinsics import KEYS, scores_of_keys, scores_of_pairs
 from glm5_kernels.lightning_indexer.reference import check, check_quant
 from glm5_kernels.paged_cache import PagedBatch, query_layout, readable
 
 #: 32 MiB of scores.
 SCORES = 2**23
-#: Query tokens that share a transposed tile of keys.
+#: Query tokens of a task: they share the keys that were read.
 TOKENS = 64
+#: How many keys before it is needed a key's row is asked for: memory answers after some thousand cycles.
+AHEAD = 96
 #: Keys of a part, where one request's keys are shared among threads.
 SPAN = 4096
 
 
 class IndexerCall(NamedTuple):
-    """All tokens' queries and all requests' keys; T tokens, H heads (a multiple of HEADS), D dims (of WIDTH).
+    """All tokens' queries and all requests' keys; T tokens, H heads, D dims (a multiple of WIDTH).
 
     Attributes:
-        query: address of fp32 [T, H, D], or [T, H, D / 2] pairs of bf16 where the keys' kind is PAIRED; padded: its
-            H and width. weight: address of fp32 [T, H]. heads: those that count, the others pad.
+        query: rows (token, head) of D elements; where their kind is PAIRED, the keys' is, too.
+        dims: of query and keys, in elements of 32 bits once they are fp32 or pairs.
+        weights: fp32 [T, H].
         visible: int64 [T]. block_table: int64 [B, max_blocks].
         keys: rows (block, offset) of the cache. block_size: rows of a block.
         key_scale: fp32 [num_blocks, block_size] of int8 keys, else empty.
         out: int32 [T, topk].
     """
 
-    query: int
-    padded: tuple[int, int]
-    weight: int
-    heads: int
+    query: RowAddress
+    dims: int
+    weights: Any
     visible: Any
     block_table: Any
     keys: RowAddress
@@ -102,14 +104,10 @@ def _choose(
     batch: PagedBatch,
     topk: int,
 ) -> torch.Tensor:
-    num_tokens, heads, dim = q.shape
+    num_tokens, _, dim = q.shape
     visible = readable(query_layout(batch, num_tokens)[1], batch, k_cache.shape[1])
-    padded = -(-heads // HEADS) * HEADS, -(-dim // WIDTH) * WIDTH  # zeros change no sum
-    pairs = PAIRS and q.dtype == k_cache.dtype == torch.bfloat16 and not dim % (2 * WIDTH) and k_cache.stride(-1) == 1
-    query = _padded(q, (num_tokens, *padded), torch.bfloat16 if pairs else torch.float32)
-    weight = _padded(weights, (num_tokens, padded[0]), torch.float32)
-    if k_cache.dtype not in KINDS or k_cache.stride(-1) != 1 or dim != padded[1]:
-        k_cache = torch.nn.functional.pad(k_cache.float(), (0, padded[1] - dim)).contiguous()
+    pairs = PAIRS and q.dtype == k_cache.dtype == torch.bfloat16 and not dim % (2 * WIDTH)
+    q, k_cache = _whole_rows(q), _whole_rows(k_cache)
     out = torch.full((num_tokens, topk), -1, dtype=torch.int32)
     tasks: list[Task] = []
     seen = visible.tolist()
@@ -121,10 +119,10 @@ def _choose(
                 last = min(first + size, end)
                 tasks.append(Task(request, first, last, seen[last - 1], 0, seen[last - 1], True))
 
-    keys = row_address(k_cache, PAIRED if pairs else None)
+    kind = PAIRED if pairs else None
     step = IndexerCall(
-        query.data_ptr(), (padded[0], padded[1] // 2 if pairs else padded[1]), weight.data_ptr(), heads,
-        visible.numpy(), batch.block_table.long().numpy(), keys, k_cache.shape[1],
+        row_address(q, kind), q.shape[2] // (2 if pairs else 1), weights.float().numpy(),
+        visible.numpy(), batch.block_table.long().numpy(), row_address(k_cache, kind), k_cache.shape[1],
         (torch.empty(0, 0) if k_scale is None else k_scale).numpy(), out.numpy(),
     )  # fmt: skip
     threads = torch.get_num_threads()
@@ -138,13 +136,11 @@ def _choose(
     return out
 
 
-def _padded(x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """x in `dtype` and, with zeros behind it, in `shape`; contiguous; x itself if it is so already."""
-    if x.shape == shape:
-        return x.to(dtype).contiguous()
-    out = torch.zeros(shape, dtype=dtype)
-    out[tuple(slice(size) for size in x.shape)] = x
-    return out
+def _whole_rows(x: torch.Tensor) -> torch.Tensor:
+    """x, if its rows are of a kind that can be read where they lie; else as fp32, zeros behind each row."""
+    if x.dtype in KINDS and x.stride(-1) == 1 and not x.shape[-1] % WIDTH:
+        return x
+    return torch.nn.functional.pad(x.float(), (0, -x.shape[-1] % WIDTH)).contiguous()
 
 
 def _room(tasks: list[Task]) -> Any:
@@ -183,34 +179,62 @@ def _score(
 
     start: a multiple of STEP; scores may be written up to the next one after `stop`. A missing key's score is NaN.
     """
-    heads, dims = step.padded
+    dims, heads = step.dims, step.weights.shape[1]
+    blocks = in_steps(heads) // STEP
+    query, weights = aligned_fp32(tokens * blocks * dims * STEP), np.zeros((tokens, blocks * STEP), np.float32)
+    _lay_out_heads(step, first_token, tokens, query, weights)
     cache, table, block_size = step.keys, step.block_table[request], step.block_size
-    keys, key_kind = aligned_fp32(dims * STEP), FP32 if cache.kind == PAIRED else cache.kind  # pairs move as 32 bits
+    keys, stride = aligned_fp32(dims * STEP), -(-KEYS * cache.row_pitch // (blocks * dims))
     addresses, factor = np.empty(STEP, np.int64), np.empty(STEP, np.float32)
     index, offset = start // block_size, start % block_size  # counted on: a division takes as long as many products
     for first in range(start, stop, STEP):
         n = min(STEP, stop - first)
         index, offset, plain = _find_keys(step, table, index, offset, n, addresses, factor)
+        if cache.kind != PAIRED and cache.kind != FP32:
+            for key in range(n):
+                load_row_as_fp32(addresses[key], dims, cache.kind, keys.ctypes.data + 4 * key * dims, STEP)
+                addresses[key] = keys.ctypes.data + 4 * key * dims
         for key in range(n, STEP):
             addresses[key] = addresses[n - 1]
-        for key in range(0, STEP, WIDTH):
-            transpose(addresses.ctypes.data + 8 * key, dims, key_kind, keys.ctypes.data + 4 * key, STEP)
-        ahead, stride = addresses[0], int64(0)
-        if index < len(table) and table[index] >= 0:
-            ahead = cache.base + table[index] * cache.block_pitch + offset * cache.row_pitch
-            stride = -(-STEP * cache.row_pitch // (heads // HEADS * dims))
+        ahead = _row_ahead(step, table, first + AHEAD, addresses[0])
         for row in range(tokens):
             token, place = first_token + row, row * pitch + first
-            seen, out = min(n, step.visible[token] - first), scores.ctypes.data + 4 * place
-            query = step.query + 4 * token * heads * dims
-            weight = step.weight + 4 * token * heads
-            if seen > 0 and cache.kind == PAIRED:
-                tile_scores_of_pairs(keys.ctypes.data, query, weight, heads, step.heads, dims, out, ahead, stride)
-            elif seen > 0:
-                tile_scores(keys.ctypes.data, query, weight, heads, step.heads, dims, out, ahead, stride)
+            seen = min(n, step.visible[token] - first)
+            q, w = query.ctypes.data + 4 * row * blocks * dims * STEP, weights.ctypes.data + 4 * row * blocks * STEP
+            for key in range(0, seen, KEYS):
+                rows, out = addresses.ctypes.data + 8 * key, scores.ctypes.data + 4 * (place + key)
+                if cache.kind == PAIRED:
+                    scores_of_pairs(rows, q, w, heads, blocks, dims, out, ahead + key * cache.row_pitch, stride)
+                else:
+                    scores_of_keys(rows, q, w, heads, blocks, dims, out, ahead + key * cache.row_pitch, stride)
             if not plain:
                 for key in range(seen):
                     scores[place + key] *= factor[key]
+
+
+@inner
+def _row_ahead(step: Any, table: Any, position: Any, otherwise: Any) -> Any:
+    """Address of the row of the key at `position`, if there is one."""
+    index = position // step.block_size
+    if index < len(table) and table[index] >= 0:
+        return step.keys.base + table[index] * step.keys.block_pitch + position % step.block_size * step.keys.row_pitch
+    return otherwise
+
+
+@inner
+def _lay_out_heads(step: Any, first_token: Any, tokens: Any, query: Any, weights: Any) -> None:
+    """query <- the tokens' queries [tokens, blocks, dims, STEP], a lane for each head; weights fp32 [tokens, lanes]."""
+    cache, dims, heads, lanes = step.query, step.dims, step.weights.shape[1], weights.shape[1]
+    rows, kind = np.empty(WIDTH, np.int64), FP32 if cache.kind == PAIRED else cache.kind  # pairs move as 32 bits
+    for token in range(tokens):
+        base = cache.base + (first_token + token) * cache.block_pitch
+        for head in range(heads):
+            weights[token, head] = step.weights[first_token + token, head]
+        for first in range(0, lanes, WIDTH):
+            for lane in range(WIDTH):
+                rows[lane] = base + min(first + lane, heads - 1) * cache.row_pitch
+            place = (token * lanes + first // STEP * STEP) * dims + first % STEP
+            transpose(rows.ctypes.data, dims, kind, query.ctypes.data + 4 * place, STEP)
 
 
 @inner

@@ -1,68 +1,102 @@
-"""The inner loop of the Lightning Indexer: the scores of a few lane groups of keys for one query token."""
+"""The inner loop of the Lightning Indexer: the scores of a few keys for one query token, a lane for each head."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from llvmlite import ir
 from numba import int64, types
 from numba.extending import intrinsic
 
 from glm5_kernels.compiled.rows import prefetch_line
-from glm5_kernels.compiled.simd import GROUPS, HEADS, STEP, UNROLLED, WIDTH, Lanes, for_range, i64_const, returns_void
+from glm5_kernels.compiled.simd import (
+    GROUPS,
+    HEADS,
+    I32,
+    I64,
+    STEP,
+    UNROLLED,
+    WIDTH,
+    Lanes,
+    for_range,
+    i64_const,
+    returns_void,
+    sum_each,
+)
+
+#: Keys whose sums are held in registers, beside GROUPS lane groups of heads.
+KEYS = HEADS
 
 
 def _scores(add: Callable[..., Any]) -> Any:
-    """The intrinsic out[0:STEP] <- sum over heads of weights[h] * relu(query[h, :] . keys[:, lane]).
+    """The intrinsic out[0:KEYS] <- for each key, the sum over heads of weights[h] * relu(query[:, h] . key).
 
-    keys [dims, STEP], transposed; query [heads, dims]; heads a multiple of HEADS, of which the first `real` count; dims
-    of UNROLLED; 32 bits each, fp32 or, where `add` is `Lanes.add_pairs`, two bf16. Every dot product adds its dims in
-    order, every score its heads: the tile's shape changes no bit.
+    rows: address of the addresses of KEYS keys [dims]; query [blocks, dims, STEP]: the heads by blocks of STEP lanes,
+    of which the first `real` count; weights [blocks * STEP]; dims a multiple of UNROLLED; elements of 32 bits, fp32 or,
+    where `add` is `Lanes.add_pairs`, two bf16. Every dot product adds its dims in order, every score the heads of a
+    lane in order and the lanes as `sum_each` does: no bit depends on the keys and tokens beside it.
 
-    It prefetches the memory from `ahead` on, `stride` bytes further with every dim of every HEADS heads: a few lines at
-    a time, because a core tracks only ten or so outstanding lines.
+    It prefetches the memory from `ahead` on, `stride` bytes further with every dim of every block: a few lines at a
+    time, because a core tracks only ten or so outstanding lines.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def tile_scores(
-        _: Any, keys: Any, query: Any, weights: Any, heads: Any, real: Any, dims: Any, out: Any, ahead: Any, stride: Any
+    def scores_of_keys(
+        _: Any,
+        rows: Any,
+        query: Any,
+        weights: Any,
+        real: Any,
+        blocks: Any,
+        dims: Any,
+        out: Any,
+        ahead: Any,
+        stride: Any,
     ) -> Any:
         def generate(builder: Any, arguments: Any) -> None:
-            keys, query, weights, heads, real, dims, out, ahead, stride = arguments
-            v = Lanes(builder)
-            zero, scores = v.constant(0.0), [v.variable(0.0) for _ in range(GROUPS)]
-            sums = [[v.variable(0.0) for _ in range(GROUPS)] for _ in range(HEADS)]
-            with for_range(builder, builder.sdiv(heads, i64_const(HEADS))) as block:
-                first = builder.mul(block, i64_const(HEADS))
-                for row in sums:
-                    for total in row:
-                        builder.store(zero, total)
+            rows, query, weights, real, blocks, dims, out, ahead, stride = arguments
+            v, table = Lanes(builder), builder.inttoptr(rows, I64.as_pointer())
+            keys = [builder.load(builder.gep(table, [i64_const(key)])) for key in range(KEYS)]
+            zero, scores = v.constant(0.0), [v.variable(0.0) for _ in range(KEYS)]
+            sums = [[v.variable(0.0) for _ in range(GROUPS)] for _ in range(KEYS)]
+            with for_range(builder, blocks) as block:
+                for total in (total for row in sums for total in row):
+                    builder.store(zero, total)
                 with for_range(builder, builder.sdiv(dims, i64_const(UNROLLED))) as part:
                     begin = builder.mul(part, i64_const(UNROLLED))
                     done = builder.add(builder.mul(block, dims), begin)
-                    prefetch_line(builder, builder.add(ahead, builder.mul(stride, done)))
                     for number in range(UNROLLED):
-                        d = builder.add(begin, i64_const(number))
-                        place = builder.mul(d, i64_const(STEP))
-                        columns = [v.load(keys, builder.add(place, i64_const(WIDTH * g))) for g in range(GROUPS)]
-                        for h, row in enumerate(sums):
-                            at = builder.add(builder.mul(builder.add(first, i64_const(h)), dims), d)
-                            q = v.broadcast(v.load_scalar(query, at))
+                        if number % 2 == 0:
+                            line = builder.mul(stride, builder.add(done, i64_const(number)))
+                            prefetch_line(builder, builder.add(ahead, line))
+                        place = builder.mul(builder.add(done, i64_const(number)), i64_const(STEP))
+                        columns = [v.load(query, builder.add(place, i64_const(WIDTH * g))) for g in range(GROUPS)]
+                        for key, row in zip(keys, sums, strict=True):
+                            element = v.broadcast(v.load_scalar(key, builder.add(begin, i64_const(number))))
                             for total, column in zip(row, columns, strict=True):
-                                builder.store(add(v, q, column, builder.load(total)), total)
-                for h, row in enumerate(sums):
-                    head = builder.add(first, i64_const(h))
-                    w, is_real = v.broadcast(v.load_scalar(weights, head)), builder.icmp_signed("<", head, real)
-                    for score, total in zip(scores, row, strict=True):
-                        positive = v.larger(zero, builder.load(total))  # NaN stays
+                                builder.store(add(v, element, column, builder.load(total)), total)
+                for g in range(GROUPS):
+                    first = builder.add(builder.mul(block, i64_const(STEP)), i64_const(WIDTH * g))
+                    w, is_real = v.load(weights, first), _lanes_below(builder, builder.sub(real, first))
+                    for score, row in zip(scores, sums, strict=True):
+                        positive = v.larger(zero, builder.load(row[g]))  # NaN stays
                         positive = builder.select(is_real, positive, zero)  # 0 * inf of a head that pads is NaN
                         builder.store(v.add_products(w, positive, builder.load(score)), score)
-            for g, score in enumerate(scores):
-                v.store(builder.load(score), out, i64_const(WIDTH * g))
+            sums_of_keys = sum_each(v, [builder.load(score) for score in scores])
+            builder.store(sums_of_keys, builder.inttoptr(out, sums_of_keys.type.as_pointer())).align = 4
 
         return types.void(*[int64] * 9), returns_void(generate)
 
-    return tile_scores
+    return scores_of_keys
 
 
-tile_scores, tile_scores_of_pairs = _scores(Lanes.add_products), _scores(Lanes.add_pairs)
+def _lanes_below(builder: Any, count: Any) -> Any:
+    """Lanes of one bit: whether the lane's number is less than `count` (int64)."""
+    words, empty = ir.VectorType(I32, WIDTH), ir.Constant(ir.VectorType(I32, WIDTH), ir.Undefined)
+    first = builder.insert_element(empty, builder.trunc(count, I32), ir.Constant(I32, 0))
+    counts = builder.shuffle_vector(first, empty, ir.Constant(words, [0] * WIDTH))
+    return builder.icmp_signed("<", ir.Constant(words, list(range(WIDTH))), counts)
+
+
+scores_of_keys, scores_of_pairs = _scores(Lanes.add_products), _scores(Lanes.add_pairs)
