@@ -13,11 +13,13 @@ import torch
 from numba import int64, types
 from numba.extending import intrinsic
 
-from glm5_kernels.compiled.jit import kernel
-from glm5_kernels.compiled.rows import load_row_as_fp32, row_address, store_row_as
+from glm5_kernels.compiled.jit import inner, kernel
+from glm5_kernels.compiled.rows import PAIRED, interleave, load_row_as_fp32, prefetch, row_address, store_row_as
 from glm5_kernels.compiled.simd import (
+    FP32,
     GROUPS,
     HEADS,
+    PAIRS,
     STEP,
     UNROLLED,
     WIDTH,
@@ -31,6 +33,8 @@ from glm5_kernels.compiled.threads import each
 
 #: Rows of a weight that are converted to fp32 together; tokens that share them.
 DEPTH, TOKENS = 64, 128
+#: How many rows before it is needed one is asked for.
+AHEAD = 48
 #: Up to so many tokens a library is slower, whatever the processor multiplies by itself.
 FEW = 16
 #: Whether torch's products in bf16 are no sums in fp32: those of an ARM with bf16 instructions are off by 8 ULP.
@@ -97,7 +101,8 @@ def per_head(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     blocks, threads = -(-tokens // TOKENS), torch.get_num_threads()
     tasks = heads * blocks
     size = tasks if threads == 1 else -(-tasks // (_SHARE * threads))
-    operands = (tokens, n, r), row_address(x), row_address(w), row_address(out)
+    kind = PAIRED if PAIRS and x.dtype == w.dtype == torch.bfloat16 and not n % (2 * WIDTH) else None
+    operands = (tokens, n, r), row_address(x, kind), row_address(w, kind), row_address(out)
     each(lambda part: _per_head(part * size, min((part + 1) * size, tasks), blocks, *operands), -(-tasks // size))
     return out
 
@@ -115,29 +120,45 @@ def _takes(x: torch.Tensor, w: torch.Tensor) -> bool:
 def _per_head(first_task: Any, last_task: Any, blocks: Any, sizes: Any, x: Any, w: Any, out: Any) -> None:
     """Tasks of TOKENS tokens of one head; rows of x and out are (token, head), of w (head, n); sizes: T, N, R."""
     all_tokens, n, r = sizes
+    per = 2 if w.kind == PAIRED else 1  # rows of w, and elements of x, in 32 bits
+    depth_of_x, x_kind = n // per, FP32 if x.kind == PAIRED else x.kind
     most = -(-min(TOKENS, all_tokens) // HEADS) * HEADS
-    left, total, panel = aligned_fp32(most * n), aligned_fp32(most * r), aligned_fp32(DEPTH * r)
+    left, total, panel = aligned_fp32(most * depth_of_x), aligned_fp32(most * r), aligned_fp32(DEPTH * r)
     for task in range(first_task, last_task):
         head, first = task // blocks, task % blocks * TOKENS
         tokens = min(TOKENS, all_tokens - first)
-        for element in range(tokens * n, len(left)):  # not as slices, which take numba long to compile
+        for element in range(tokens * depth_of_x, len(left)):  # not as slices, which take numba long to compile
             left[element] = 0
         for element in range(len(total)):
             total[element] = 0
         for token in range(tokens):
             source = x.base + (first + token) * x.block_pitch + head * x.row_pitch
-            load_row_as_fp32(source, n, x.kind, left.ctypes.data + 4 * n * token, STEP)
-        for start in range(0, n, DEPTH):
-            depth = min(DEPTH, n - start)
+            load_row_as_fp32(source, depth_of_x, x_kind, left.ctypes.data + 4 * depth_of_x * token, STEP)
+        for start in range(0, depth_of_x, DEPTH):
+            depth = min(DEPTH, depth_of_x - start)
             for k in range(depth):
                 here = panel.ctypes.data + 4 * STEP * k
-                source = w.base + head * w.block_pitch + (start + k) * w.row_pitch
-                load_row_as_fp32(source, r, w.kind, here, STEP * DEPTH)
+                source = w.base + head * w.block_pitch + (start + k) * per * w.row_pitch
+                prefetch(source + AHEAD * w.row_pitch, per * w.row_pitch)
+                if w.kind == PAIRED:
+                    interleave(source, source + w.row_pitch, r, here, STEP * DEPTH)
+                else:
+                    load_row_as_fp32(source, r, w.kind, here, STEP * DEPTH)
             for column in range(0, r, STEP):
-                accumulate(
-                    panel.ctypes.data + 4 * column * DEPTH, STEP, left.ctypes.data + 4 * start, n,
+                _accumulate_columns(
+                    w.kind, panel.ctypes.data + 4 * column * DEPTH, left.ctypes.data + 4 * start, depth_of_x,
                     -(-tokens // HEADS) * HEADS, depth, total.ctypes.data + 4 * column, r,
                 )  # fmt: skip
         for token in range(tokens):
             target = out.base + (first + token) * out.block_pitch + head * out.row_pitch
             store_row_as(total.ctypes.data + 4 * r * token, r, out.kind, target)
+
+
+@inner
+def _accumulate_columns(
+    kind: Any, panel: Any, left: Any, left_pitch: Any, heads: Any, depth: Any, out: Any, out_pitch: Any
+) -> None:
+    if kind == PAIRED:
+        accumulate_pairs(panel, STEP, left, left_pitch, heads, depth, out, out_pitch)
+    else:
+        accumulate(panel, STEP, left, left_pitch, heads, depth, out, out_pitch)

@@ -22,6 +22,9 @@ ROWS = 256  # weight rows of a task
 _EXACT = 1024
 #: Whole numbers that fp32 holds, less than the error of a row's length. Tokens that are widened at a time.
 _HELD, _WIDENED = 0.999 * 2**24, 2048
+#: What a token's codes are held as, and which bit of theirs it has flipped: int8 + 128 is a byte without sign.
+CODE = CHOSEN.code
+FLIP = 128 if CODE is np.uint8 else 0
 #: More tokens than this are multiplied by a library: by torch, else by fp32 products, which first widen the weight.
 TOKENS = CHOSEN.tokens
 
@@ -33,14 +36,13 @@ def matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.zeros(tokens, len(w), dtype=torch.int32)
     if tokens > TOKENS or k % STEP or w.stride(1) != 1:
         return torch._int_mm(a, w.t()) if CHOSEN.library else by_fp32(a, w)
-    # Unsigned by an offset of 128, which the kernel takes off again.
-    x = torch.full((in_tiles(tokens), k), 128, dtype=torch.uint8)
-    x[:tokens] = (a.to(torch.int16) + 128).to(torch.uint8)
+    x = np.zeros((in_tiles(tokens), k), CODE)
+    x[:tokens] = a.numpy() if not FLIP else a.numpy().view(np.uint8) ^ np.uint8(FLIP)
     out = torch.empty(len(x), len(w), dtype=torch.int32)
 
     def one(number: int) -> None:
         first, last = number * ROWS, min((number + 1) * ROWS, len(w))
-        rows(x.data_ptr(), len(x), k, w.data_ptr(), w.stride(0), first, last, out.numpy())
+        rows(x, w.data_ptr(), w.stride(0), first, last, out.numpy())
 
     each(one, -(-len(w) // ROWS))
     return out[:tokens]
@@ -74,25 +76,26 @@ def in_tiles(tokens: int) -> int:
 
 
 @kernel
-def rows(x: Any, tokens: Any, k: Any, w: Any, pitch: Any, first: Any, last: Any, out: Any) -> None:
-    """out int32 [tokens, N] for weight rows first..last; tokens as `in_tiles` says, x uint8 offset by 128."""
+def rows(x: Any, w: Any, pitch: Any, first: Any, last: Any, out: Any) -> None:
+    """out int32 [tokens, N] <- x (CODE) [tokens, K] times weight rows first..last; tokens as `in_tiles` says."""
+    (tokens, k), pitch_in, pitch_out = x.shape, x.strides[0], out.shape[1]
     addresses, tile = np.empty(TILE, np.int64), np.empty((TILE, TILE), np.int32)
-    table, pitch_out, stride = addresses.ctypes.data, out.shape[1], max(STEP, 2 * STEP * TILE // max(tokens, TILE))
+    table, stride = addresses.ctypes.data, STEP * TILE // max(tokens, TILE)
     for row in range(first, last, TILE):
         for r in range(TILE):
             addresses[r] = w + pitch * min(row + r, last - 1)
         ahead, whole = w + pitch * (row + TILE), row + TILE <= last
         for token in range(0, tokens, TILE):
             reach = stride if token < 2 * TILE else 0  # by then all of the next rows are on their way
-            source = x + token * k
+            source = x.ctypes.data + token * pitch_in
             place = out.ctypes.data + 4 * (token * pitch_out + row) if whole else tile.ctypes.data
             width = pitch_out if whole else TILE
             if tokens == 1:
-                dots_of_one(source, k, table, k // STEP, place, width, ahead, reach)
+                dots_of_one(source, pitch_in, table, k // STEP, place, width, ahead, reach)
             else:
-                dots(source, k, table, k // STEP, place, width, ahead, reach)
+                dots(source, pitch_in, table, k // STEP, place, width, ahead, reach)
             if not whole:
                 for i in range(min(TILE, tokens)):  # not as slices: their shape check takes numba 2 s to compile
                     for j in range(last - row):
                         out[token + i, row + j] = tile[i, j]
-            ahead += 2 * reach * (k // STEP)
+            ahead += TILE * reach * (k // STEP)

@@ -1,7 +1,7 @@
 """The inner loop of int8 products: 4 tokens, or one, times 4 weight rows, in the instructions of `int8_ways`.
 
 VPDPBUSD adds fours of unsigned times signed bytes in int32, SDOT of signed ones; PMADDWD adds pairs of int16, so bytes
-are widened first; SMMLA multiplies two tokens by two rows, 8 columns of each.
+are widened first, those of tokens before they come here; SMMLA multiplies two tokens by two rows, 8 columns of each.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ class DotsTile:
         self.rows = [builder.load(builder.gep(table, [i64_const(r)])) for r in range(TILE)]
         self.tokens = [builder.add(x, builder.mul(x_pitch, i64_const(t))) for t in range(tokens)]
 
-    def prefetch(self, block: Any) -> None:
-        """Two lines of what comes next."""
-        for number in (block, self.builder.add(block, self.blocks)):
+    def prefetch(self, block: Any, rows: range = range(TILE)) -> None:
+        """A line of what comes next for each of these rows."""
+        for row in rows:
+            number = self.builder.add(block, self.builder.mul(self.blocks, i64_const(row)))
             prefetch_line(self.builder, self.builder.add(self.ahead, self.builder.mul(number, self.stride)))
 
     def load(self, kind: Any, address: Any, offset: Any) -> Any:
@@ -98,13 +99,13 @@ def _by_smmla(tile: DotsTile) -> None:
         ir.FunctionType(_FOUR, [_FOUR] + [ir.VectorType(I8, 16)] * 2),
     )
     multiply = cgutils.get_or_insert_function(builder.module, sums_of, "llvm.aarch64.neon.smmla.v4i32.v16i8")
-    flip, pairs = ir.Constant(kind, [-128] * 16), range(0, TILE, 2)
+    pairs = range(0, TILE, 2)
     sums = [_zeros(builder, 4, TILE // 2) for _ in pairs]
     with for_range(builder, tile.blocks) as block:
         tile.prefetch(block)
         for part in range(0, STEP, 16):
             offset = builder.add(builder.mul(block, i64_const(STEP)), i64_const(part))
-            tokens = [builder.xor(tile.load(kind, token, offset), flip) for token in tile.tokens]
+            tokens = [tile.load(kind, token, offset) for token in tile.tokens]
             weights = [tile.load(kind, row, offset) for row in tile.rows]
             for half in (0, 8):
                 a, b = ([_beside(builder, each[i], each[i + 1], half) for i in pairs] for each in (tokens, weights))
@@ -128,13 +129,14 @@ class DotsInstruction(NamedTuple):
     """An instruction that multiplies bytes of one weight row and one token and adds neighbours.
 
     rows: weight rows at once: as many as the registers hold sums of. columns: bytes loaded at a time. lanes: of a sum.
-    offset: takes the tokens as they are, int8 + 128; what is too much is taken off at the end.
-    widen(builder, bytes): operand. multiply_add(builder, total, token, weight): the new total.
+    code: type of a token's element. offset: it is int8 + 128; what is too much is taken off at the end.
+    widen(builder, bytes of a weight): operand. multiply_add(builder, total, token, weight): the new total.
     """
 
     rows: int
     columns: int
     lanes: int
+    code: Any
     offset: bool
     widen: Callable[[Any, Any], Any]
     multiply_add: Callable[[Any, Any, Any, Any], Any]
@@ -145,8 +147,7 @@ class DotsInstruction(NamedTuple):
             rows = tile.rows[first : first + self.rows]
             sums = [_zeros(builder, self.lanes, len(rows)) for _ in range(len(tile.tokens) + self.offset)]
             with for_range(builder, tile.blocks) as block:
-                if first == 0:
-                    tile.prefetch(block)
+                tile.prefetch(block, range(first, first + self.rows))
                 for part in range(0, STEP, self.columns):
                     offset = builder.add(builder.mul(block, i64_const(STEP)), i64_const(part))
                     weights = [self.widen(builder, tile.load(kind, row, offset)) for row in rows]
@@ -158,9 +159,9 @@ class DotsInstruction(NamedTuple):
             self._store(tile, first, sums)
 
     def _token(self, tile: DotsTile, address: Any, offset: Any) -> Any:
-        value = tile.load(ir.VectorType(I8, self.columns), address, offset)
-        flip = ir.Constant(value.type, [-128] * self.columns)
-        return self.widen(tile.builder, value if self.offset else tile.builder.xor(value, flip))
+        kind, size = ir.VectorType(self.code, self.columns), self.code.width // 8
+        value = tile.load(kind, address, tile.builder.mul(offset, i64_const(size)))
+        return value if size > 1 else self.widen(tile.builder, value)
 
     def _store(self, tile: DotsTile, first: int, sums: list[list[Any]]) -> None:
         builder = tile.builder
@@ -230,19 +231,19 @@ def _plain(builder: Any, total: Any, token: Any, weight: Any) -> Any:
 #: The code made for each of `int8_ways.WAYS`.
 GENERATORS: dict[str, Callable[[DotsTile], None]] = {
     "avx512vnni": _by_vnni,
-    "avxvnni": DotsInstruction(2, 32, 8, True, _as_words, _vpdpbusd).generate,
-    "avx2": DotsInstruction(2, 16, 8, False, _as_int16, _pmaddwd).generate,
-    "sse4.1": DotsInstruction(2, 8, 4, False, _as_int16, _pmaddwd).generate,
+    "avxvnni": DotsInstruction(2, 32, 8, I8, True, _as_words, _vpdpbusd).generate,
+    "avx2": DotsInstruction(2, 16, 8, I16, False, _as_int16, _pmaddwd).generate,
+    "sse4.1": DotsInstruction(2, 8, 4, I16, False, _as_int16, _pmaddwd).generate,
     "i8mm": _by_smmla,
-    "dotprod": DotsInstruction(4, 16, 4, False, _as_bytes, _sdot).generate,
-    "": DotsInstruction(2, 16, 8, False, _as_int16, _plain).generate,
+    "dotprod": DotsInstruction(4, 16, 4, I8, False, _as_bytes, _sdot).generate,
+    "": DotsInstruction(2, 16, 8, I16, False, _as_int16, _plain).generate,
 }
 
 
 def _dots(tokens: int) -> Any:
-    """The intrinsic out[t, r] of a tile of so many tokens, int32; x holds int8 + 128, `w` the addresses of its rows.
+    """The intrinsic out[t, r] of a tile of so many tokens, int32; x holds `Int8Way.code`, `w` the addresses of rows.
 
-    On the way it asks for 2 `blocks` lines of the cache, `stride` bytes apart, from `ahead` on.
+    x_pitch: in bytes. On the way it asks for TILE * `blocks` lines of the cache, `stride` bytes apart, from `ahead` on.
     """
     # SMMLA multiplies two tokens at least; what has it has SDOT.
     feature = "dotprod" if tokens == 1 and CHOSEN.feature == "i8mm" else CHOSEN.feature

@@ -19,7 +19,6 @@ from glm5_kernels.compiled.int8_dots_intrinsics import STEP
 from glm5_kernels.compiled.int8_rows import (
     COMPILED,
     FLOATS,
-    UNSIGNED,
     fits,
     quantize_rows,
     quantize_rows_with,
@@ -42,8 +41,8 @@ _ALONE = [np.array([0, tokens]) for tokens in range(int8_dots.TOKENS + 1)]
 
 
 class Activations(NamedTuple):
-    """codes uint8 [T, K] (int8 + 128; K in whole steps), factors fp32 [T, 1]; rows int64 [P], starts int64 [E + 1]:
-    see `grouped`."""
+    """codes int8 [T, K], or uint8 where `int8_dots.FLIP` flips them, K in whole steps; factors fp32 [T, 1]; rows int64
+    [P], starts int64 [E + 1]: see `grouped`."""
 
     codes: Any
     factors: Any
@@ -130,9 +129,10 @@ def _in_steps(columns: int) -> int:
 
 
 def _zeros(tokens: int, padded: int, columns: int) -> Any:
-    """uint8 [tokens, padded] that holds int8 + 128: room for so many columns, zeros behind them."""
-    shape = tokens, padded
-    return np.empty(shape, np.uint8) if padded == columns else np.full(shape, UNSIGNED, np.uint8)
+    """Codes [tokens, padded]: room for so many columns, zeros behind them."""
+    codes = np.empty((tokens, padded), np.uint8 if int8_dots.FLIP else np.int8)
+    codes[:, columns:] = int8_dots.FLIP
+    return codes
 
 
 def grouped(
@@ -148,7 +148,7 @@ def grouped(
     """
     (n, k), tokens = weight.shape[-2:], x.shape[0]
     codes, factors, added = _zeros(tokens, _in_steps(k), k), np.ones((tokens, 1), np.float32), _NOTHING
-    source = x.data_ptr(), x.stride(0) * x.element_size(), KINDS[x.dtype], 0, tokens, k, UNSIGNED
+    source = x.data_ptr(), x.stride(0) * x.element_size(), KINDS[x.dtype], 0, tokens, k, int8_dots.FLIP
     if static is None or static.quant_mode == int8.PER_TOKEN:
         quantize_rows(*source, codes.view(np.int8), factors)
     else:
@@ -175,7 +175,7 @@ def _multiply(first: Any, last: Any, given: Any, weights: Any, bias: Any, n: Any
     """Tasks first..last, each some weight rows of a group: rows of out [P, n], of its kind."""
     codes, rows, size = given.codes, given.rows, ELEMENT_BYTES[out.kind]
     k, blocks, packed = codes.shape[1], -(-n // int8_dots.ROWS), -1
-    x, sums = np.empty((1, 1), np.uint8), np.empty((1, 1), np.int32)
+    x, sums = np.empty((1, 1), int8_dots.CODE), np.empty((1, 1), np.int32)
     for task in range(first, last):
         group, low = task // blocks, task % blocks * int8_dots.ROWS
         begin, count = given.starts[group], given.starts[group + 1] - given.starts[group]
@@ -183,13 +183,13 @@ def _multiply(first: Any, last: Any, given: Any, weights: Any, bias: Any, n: Any
             continue
         if group != packed:
             packed, padded = group, int8_dots.in_tiles(count)
-            x, sums = np.empty((padded, k), np.uint8), np.empty((padded, int8_dots.ROWS), np.int32)
+            x, sums = np.empty((padded, k), int8_dots.CODE), np.empty((padded, int8_dots.ROWS), np.int32)
             for row in range(count):
                 for column in range(k):  # not as a slice, nor below: its shape check takes numba 2 s to compile
                     x[row, column] = codes[rows[begin + row], column]
         high = min(low + int8_dots.ROWS, n)
         weight = weights.base + group * weights.group_pitch + low * weights.row_pitch
-        int8_dots.rows(int64(x.ctypes.data), len(x), k, weight, weights.row_pitch, int64(0), high - low, sums)
+        int8_dots.rows(x, weight, weights.row_pitch, int64(0), high - low, sums)
         scales = weights.scales + 4 * (group * n + low)
         for row in range(count):
             if len(bias):

@@ -33,8 +33,6 @@ from glm5_kernels.compiled.threads import each
 
 #: What goes in and comes out.
 FLOATS = torch.float32, torch.bfloat16
-#: What flips a code: nothing, or its sign bit, which makes int8 + 128 of it, in a byte without sign.
-SIGNED, UNSIGNED = 0, 128
 #: Elements of a task.
 _ELEMENTS = 2**18
 _WORDS, _BYTES = ir.VectorType(I32, WIDTH), ir.VectorType(I8, WIDTH)
@@ -58,7 +56,7 @@ def quantize_per_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     pitch, kind = x.stride(0) * x.element_size(), KINDS[x.dtype]
 
     def part(first: int, last: int) -> None:
-        quantize_rows(x.data_ptr(), pitch, kind, first, last, columns, SIGNED, out.numpy(), scale.numpy())
+        quantize_rows(x.data_ptr(), pitch, kind, first, last, columns, 0, out.numpy(), scale.numpy())
 
     _in_parts(part, rows, columns)
     return out, scale
@@ -73,7 +71,7 @@ def quantize_per_tensor(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tens
     pitch, kind, step, zero = x.stride(0) * x.element_size(), KINDS[x.dtype], float(scale), float(offset)
 
     def part(first: int, last: int) -> None:
-        given = x.data_ptr(), pitch, kind, first, last, columns, SIGNED
+        given = x.data_ptr(), pitch, kind, first, last, columns, 0
         quantize_rows_with(*given, np.float32(step), np.float32(zero), out.numpy())
 
     _in_parts(part, rows, columns)
@@ -179,7 +177,7 @@ def quantize_rows(
 ) -> None:
     """out int8 [T, >= columns] and scale fp32 [T, 1] = max|row| / 127, of tokens first..last.
 
-    x: address of T rows of so many columns of `kind`, `pitch` bytes apart. flip: 0, or UNSIGNED for int8 + 128.
+    x: address of T rows of so many columns of `kind`, `pitch` bytes apart. flip: what every code is xored with.
     """
     lanes = np.empty(WIDTH, np.float32)
     for row in range(first, last):

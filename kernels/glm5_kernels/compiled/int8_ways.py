@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from glm5_kernels.compiled.processor import features
 
 _WIDENED = "fp32 products of as many columns as they are exact for"
@@ -24,6 +26,13 @@ class Int8Way(NamedTuple):
     def library(self) -> bool:
         """Whether torch's own int8 product is one of vectors on such a processor; else it loops over single bytes."""
         return self.beyond.startswith("torch")
+
+    @property
+    def code(self) -> type[np.generic]:
+        """What a token's codes are held as: int8 + 128 for VPDPBUSD, wide for PMADDWD, else int8 as they are."""
+        if "VPDPBUSD" in self.instruction:
+            return np.uint8
+        return np.int8 if self.feature in ("i8mm", "dotprod") else np.int16
 
 
 #: The first whose feature the processor has.
