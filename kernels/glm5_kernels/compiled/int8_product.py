@@ -35,6 +35,7 @@ from glm5_kernels.compiled.threads import each
 _SUMS, _ROWS = 2**22, 512
 #: Tasks for each thread, where there are several.
 _SHARE = 8
+_CODES = np.uint8 if int8_dots.FLIP else np.int8
 _EVERY, _NOTHING = np.arange(int8_dots.TOKENS), np.empty(0, np.int32)
 #: `starts` of one group of so many tokens.
 _ALONE = [np.array([0, tokens]) for tokens in range(int8_dots.TOKENS + 1)]
@@ -130,8 +131,9 @@ def _in_steps(columns: int) -> int:
 
 def _zeros(tokens: int, padded: int, columns: int) -> Any:
     """Codes [tokens, padded]: room for so many columns, zeros behind them."""
-    codes = np.empty((tokens, padded), np.uint8 if int8_dots.FLIP else np.int8)
-    codes[:, columns:] = int8_dots.FLIP
+    codes = np.empty((tokens, padded), _CODES)
+    if padded != columns:
+        codes[:, columns:] = int8_dots.FLIP
     return codes
 
 
@@ -147,7 +149,7 @@ def grouped(
         static: may hold one scale and offset for all of x, and a bias int32 [N] added before scaling back.
     """
     (n, k), tokens = weight.shape[-2:], x.shape[0]
-    codes, factors, added = _zeros(tokens, _in_steps(k), k), np.ones((tokens, 1), np.float32), _NOTHING
+    codes, factors, added = _zeros(tokens, _in_steps(k), k), np.empty((tokens, 1), np.float32), _NOTHING
     source = x.data_ptr(), x.stride(0) * x.element_size(), KINDS[x.dtype], 0, tokens, k, int8_dots.FLIP
     if static is None or static.quant_mode == int8.PER_TOKEN:
         quantize_rows(*source, codes.view(np.int8), factors)
@@ -155,6 +157,7 @@ def grouped(
         assert static.input_scale is not None and static.input_offset is not None
         step, zero = (np.float32(x.item()) for x in (static.input_scale, static.input_offset))
         quantize_rows_with(*source, step, zero, codes.view(np.int8))
+        factors.fill(1)
         added = static.quant_bias.numpy()  # type: ignore[union-attr]
     out = torch.empty(len(rows), n, dtype=dtype)
     given = Activations(codes, factors, rows, starts)
