@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from llvmlite import binding, ir
 
 from glm5_kernels.compiled import simd
+from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.topk import best_positions
 from glm5_kernels.lightning_indexer import cpu as li_cpu
 from glm5_kernels.lightning_indexer import reference as li
@@ -74,16 +76,21 @@ def test_indexer_orders_and_breaks_ties_as_the_reference() -> None:
     assert torch.equal(li_cpu.lightning_indexer(*arguments), li.lightning_indexer(*arguments))
 
 
+@kernel
+def _best(scores: Any, first: Any, seen: Any, out: Any, row: Any, scratch: Any) -> None:
+    best_positions(scores, first, seen, out, row, scratch)
+
+
 @pytest.mark.parametrize("k", [1, 7, 64, 1000])
 def test_best_positions_are_the_first_of_a_stable_sort(k: int) -> None:
     """Few different values, both zeros, infinities; NaN is never chosen."""
     values = torch.tensor([0.0, -0.0, 1.0, -1.0, float("inf"), float("-inf"), 1e-40, -3.5, float("nan")])
     scores = values[torch.randint(0, 9, (700,))].numpy()
-    out = np.empty(k, np.int32)
-    best_positions(scores, 650, k, out, np.empty((3, 651), np.uint32))
-    usable = [p for p in range(650) if scores[p] == scores[p]]
-    want = sorted(sorted(usable, key=lambda p: (-float(scores[p]), p))[:k])
-    assert out.tolist() == want + [-1] * (k - len(want))
+    out = np.full((2, k), 7, np.int32)
+    _best(scores, 50, 600, out, 1, np.empty(2 * 601, np.uint32))
+    usable = [p for p in range(600) if scores[50 + p] == scores[50 + p]]
+    want = sorted(sorted(usable, key=lambda p: (-float(scores[50 + p]), p))[:k])
+    assert out[1].tolist() == want + [-1] * (k - len(want)) and (out[0] == 7).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

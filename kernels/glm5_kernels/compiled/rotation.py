@@ -1,4 +1,4 @@
-"""Rotary embedding of a row, compiled."""
+"""Rotary embedding of a row, compiled; without slices, because the check of their shapes takes long to compile."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ class Angles(NamedTuple):
 
 
 @inner
-def rotate(x: Any, cos: Any, sin: Any) -> None:
-    """The pairs (0, 1), (2, 3), ... of x by their angles, in place."""
-    for pair in range(len(cos)):
-        even, odd = x[2 * pair], x[2 * pair + 1]
-        x[2 * pair], x[2 * pair + 1] = even * cos[pair] - odd * sin[pair], odd * cos[pair] + even * sin[pair]
+def rotate(x: Any, first: Any, angles: Any, token: Any) -> None:
+    """The pairs (0, 1), (2, 3), ... of x from element `first` on by the token's angles, in place."""
+    for pair in range(angles.cos.shape[1]):
+        cos, sin, place = angles.cos[token, pair], angles.sin[token, pair], first + 2 * pair
+        even, odd = x[place], x[place + 1]
+        x[place], x[place + 1] = even * cos - odd * sin, odd * cos + even * sin
 
 
 @inner
-def rotate_halves(x: Any, cos: Any, sin: Any) -> None:
-    """The pairs (0, n), (1, n + 1), ... of x by their n angles, in place."""
-    half = len(cos)
+def rotate_halves(x: Any, angles: Any, token: Any) -> None:
+    """The pairs (0, n), (1, n + 1), ... of x by the token's n angles, in place."""
+    half = angles.cos.shape[1]
     for pair in range(half):
-        a, b = x[pair], x[half + pair]
-        x[pair], x[half + pair] = a * cos[pair] - b * sin[pair], b * cos[pair] + a * sin[pair]
+        cos, sin, a, b = angles.cos[token, pair], angles.sin[token, pair], x[pair], x[half + pair]
+        x[pair], x[half + pair] = a * cos - b * sin, b * cos + a * sin

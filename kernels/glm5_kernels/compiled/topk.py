@@ -7,49 +7,50 @@ from typing import Any
 import numpy as np
 from numba import int32, int64, uint32
 
-from glm5_kernels.compiled.jit import inner, kernel
+from glm5_kernels.compiled.jit import inner
 
 _DIGIT = 12  # bits of the score that are counted at once: 12, 12 and the last 8
 
 
-@kernel
-def best_positions(scores: Any, seen: Any, k: Any, out: Any, keys: Any) -> None:
-    """out[:k] <- the positions p < seen with the largest scores[p], in ascending order; then -1.
+@inner
+def best_positions(scores: Any, first: Any, seen: Any, out: Any, row: Any, scratch: Any) -> None:
+    """out[row] <- the positions p < seen with the largest scores[first + p], in ascending order; then -1.
 
     NaN is never chosen. Scores become integers in the same order; the k-th largest is found digit by digit, each pass
     only over those that share the digits before; one more pass over the row takes what is larger, and as many equals
     as are left.
 
     Args:
-        scores: fp32 [>= seen].
-        out: int32 [k].
-        keys: uint32 [3, >= seen + 1], scratch.
+        scores: fp32 [>= first + seen].
+        out: int32 [rows, k].
+        scratch: uint32 [>= 2 * (seen + 1)].
     """
-    bits, values, positions = scores.view(np.uint32), keys[0], keys[1]
+    bits, positions, k = scores.view(np.uint32), seen + 1, out.shape[1]
     for position in range(seen):
-        values[position] = _ordered(bits[position])
+        scratch[position] = _ordered(bits[first + position])
     least, ties = uint32(1), int64(seen)  # 0 is NaN: all others, if there are no more than k
     if seen > k:
-        least, ties = _kth_largest(values, seen, k, keys[2])
+        least, ties = _kth_largest(scratch, seen, k, positions)
     found, equal = int64(0), int64(0)
     for position in range(seen):  # without a branch, which would be guessed wrong at every other candidate
-        value = values[position]
+        value = scratch[position]
         same = int64(value == least)
-        positions[found] = uint32(position)
+        scratch[positions + found] = uint32(position)
         found += int64(value > least) + (same & int64(equal < ties))
         equal += same
     for place in range(k):
-        out[place] = int32(positions[place]) if place < found else int32(-1)
+        out[row, place] = int32(scratch[positions + place]) if place < found else int32(-1)
 
 
 @inner
 def _kth_largest(values: Any, n: Any, k: Any, candidates: Any) -> Any:
     """The k-th largest of uint32 values[:n], n > k, and how many equal to it are among the k largest.
 
-    Zeros are no values: with fewer than k others it is 1, and all of them may be taken.
+    Zeros are no values: with fewer than k others it is 1, and all of them may be taken. values from `candidates` on:
+    room for n more.
     """
     bins = np.empty(1 << _DIGIT, np.int32)
-    left, prefix, source, shift = int64(k), uint32(0), values, 32
+    left, prefix, source, shift = int64(k), uint32(0), int64(0), 32
     while shift > 0:
         width = min(_DIGIT, shift)
         shift -= width
@@ -57,7 +58,7 @@ def _kth_largest(values: Any, n: Any, k: Any, candidates: Any) -> Any:
         for digit in range(1 << width):
             bins[digit] = 0
         for i in range(n):
-            bins[source[i] >> uint32(shift) & mask] += 1
+            bins[values[source + i] >> uint32(shift) & mask] += 1
         digit = int64(mask)
         while digit > 0 and bins[digit] < left:
             left -= bins[digit]
@@ -65,8 +66,8 @@ def _kth_largest(values: Any, n: Any, k: Any, candidates: Any) -> Any:
         prefix |= uint32(digit) << uint32(shift)
         found = int64(0)
         for i in range(n):
-            value = source[i]
-            candidates[found] = value
+            value = values[source + i]
+            values[candidates + found] = value
             found += int64(value >> uint32(shift) & mask == uint32(digit))
         n, source = found, candidates
     return (prefix, left) if prefix else (uint32(1), left)

@@ -76,16 +76,15 @@ def _tokens(first: Any, last: Any, rows: Any, sizes: Any, angles: Any, norm: Any
     """Tokens first..last."""
     row, kind, cache = np.empty(sizes.dim, np.float32), rows.q.kind, rows.cache
     for token in range(first, last):
-        cos, sin = angles.cos[token], angles.sin[token]
         for head in range(sizes.heads):
             load_row_as_fp32(_place(rows.q, token, head), sizes.dim, kind, row.ctypes.data, STEP)
-            _turn(row, cos, sin, sizes.interleaved)
+            _turn(row, angles, token, sizes.interleaved)
             store_row_as(row.ctypes.data, sizes.dim, kind, _place(rows.turned, token, head))
         slot = slots[token]
         if slot >= 0:
             load_row_as_fp32(_place(rows.k, int64(0), token), sizes.dim, kind, row.ctypes.data, STEP)
             _layer_norm(row, norm[0], norm[1], sizes.eps)
-            _turn(row, cos, sin, sizes.interleaved)
+            _turn(row, angles, token, sizes.interleaved)
             place = _place(cache, slot // sizes.block_size, slot % sizes.block_size)
             store_row_as(row.ctypes.data, sizes.dim, kind, place)
 
@@ -96,11 +95,11 @@ def _place(rows: Any, block: Any, row: Any) -> Any:
 
 
 @inner
-def _turn(row: Any, cos: Any, sin: Any, interleaved: Any) -> None:
+def _turn(row: Any, angles: Any, token: Any, interleaved: Any) -> None:
     if interleaved:
-        rotate(row, cos, sin)
+        rotate(row, 0, angles, token)
     else:
-        rotate_halves(row, cos, sin)
+        rotate_halves(row, angles, token)
 
 
 @inner

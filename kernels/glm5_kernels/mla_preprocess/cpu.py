@@ -71,7 +71,7 @@ def mla_preprocess(
     q_c, norms = torch.empty(tokens, q_lora), Norms(q_a_gamma.float().numpy(), kv_a_gamma.float().numpy(), eps)
     target = Target(row_address(ckv_cache), row_address(kpe_cache), ckv_cache.shape[1], slot_mapping.long().numpy())
     each(
-        lambda task: _latents(y.data_ptr(), kind, *_part(task, tokens), norms, angles, target, q_c.numpy()),
+        lambda task: _latents(y.data_ptr(), kind, *_part(task, tokens), norms, angles, target, q_c.view(-1).numpy()),
         -(-tokens // _TOKENS),
     )
     z = apply_linear(q_c if q_b.scale is not None else q_c.to(dtype), q_b, dtype).contiguous()
@@ -90,7 +90,7 @@ def _part(number: int, tokens: int) -> tuple[int, int]:
 
 @kernel
 def _latents(y: Any, kind: Any, first: Any, last: Any, norms: Any, angles: Any, target: Any, q_c: Any) -> None:
-    """q_c fp32 [T, q_lora] and the rows of both caches, for tokens first..last.
+    """q_c fp32 [T * q_lora] and the rows of both caches, for tokens first..last.
 
     y: address of [T, q_lora + kv_lora + rope] elements of `kind`: query, latent, key to be rotated.
     """
@@ -99,12 +99,12 @@ def _latents(y: Any, kind: Any, first: Any, last: Any, norms: Any, angles: Any, 
     row = np.empty(q + kv + rope, np.float32)
     for token in range(first, last):
         load_row_as_fp32(y + token * len(row) * size, len(row), kind, row.ctypes.data, STEP)
-        _norm(row[:q], norms.q_gamma, norms.eps, q_c[token])
+        _norm(row, 0, norms.q_gamma, norms.eps, q_c, token * q)
         slot = target.slots[token]
         if slot < 0:
             continue
-        _norm(row[q : q + kv], norms.kv_gamma, norms.eps, row[q : q + kv])
-        rotate(row[q + kv :], angles.cos[token], angles.sin[token])
+        _norm(row, q, norms.kv_gamma, norms.eps, row, q)
+        rotate(row, q + kv, angles, token)
         block, offset = slot // target.block_size, slot % target.block_size
         store_row_as(row.ctypes.data + 4 * q, kv, kind, ckv.base + block * ckv.block_pitch + offset * ckv.row_pitch)
         kpe_row = kpe.base + block * kpe.block_pitch + offset * kpe.row_pitch
@@ -122,20 +122,20 @@ def _queries(z: Any, kind: Any, first: Any, last: Any, sizes: Any, angles: Any, 
     for token in range(first, last):
         for head in range(token * heads, (token + 1) * heads):
             load_row_as_fp32(z + size * (head * (nope + rope) + nope), rope, kind, row.ctypes.data, STEP)
-            rotate(row, angles.cos[token], angles.sin[token])
+            rotate(row, 0, angles, token)
             store_row_as(row.ctypes.data, rope, kind, q_pe + size * head * rope)
 
 
 @inner
-def _norm(x: Any, gamma: Any, eps: Any, out: Any) -> None:
-    """out <- x / sqrt(mean(x^2) + eps) * gamma; squares added in sixteen lanes."""
-    lanes = np.zeros(WIDTH, np.float32)
-    for start in range(0, len(x), WIDTH):
+def _norm(x: Any, first: Any, gamma: Any, eps: Any, out: Any, place: Any) -> None:
+    """out, from `place` on, <- x / sqrt(mean(x^2) + eps) * gamma of x from `first` on; squares added in 16 lanes."""
+    lanes, size = np.zeros(WIDTH, np.float32), len(gamma)
+    for start in range(first, first + size, WIDTH):
         for lane in range(WIDTH):
             lanes[lane] += x[start + lane] * x[start + lane]
     total = float32(0)
     for lane in range(WIDTH):
         total += lanes[lane]
-    factor = float32(1) / np.sqrt(total / float32(len(x)) + float32(eps))
-    for column in range(len(x)):
-        out[column] = x[column] * factor * gamma[column]
+    factor = float32(1) / np.sqrt(total / float32(size) + float32(eps))
+    for column in range(size):
+        out[place + column] = x[first + column] * factor * gamma[column]
