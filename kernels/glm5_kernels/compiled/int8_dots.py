@@ -13,7 +13,7 @@ from numba.extending import register_jitable
 from torch.nn.functional import linear
 
 from glm5_kernels.compiled.int8_dots_intrinsics import STEP, TILE, dots, dots_of_one
-from glm5_kernels.compiled.int8_ways import CHOSEN
+from glm5_kernels.compiled.int8_ways import CHOSEN, IN_BLOCKS
 from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.threads import each
 
@@ -25,7 +25,7 @@ _HELD, _WIDENED = 0.999 * 2**24, 2048
 #: What a token's codes are held as, and which bit of theirs it has flipped: int8 + 128 is a byte without sign.
 CODE = CHOSEN.code
 FLIP = 128 if CODE is np.uint8 else 0
-#: More tokens than this are multiplied by a library: by torch, else by fp32 products, which first widen the weight.
+#: More tokens than this are multiplied as `CHOSEN.beyond` says; fp32 products first widen the weight.
 TOKENS = CHOSEN.tokens
 
 
@@ -34,8 +34,10 @@ def matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     tokens, k = a.shape
     if not a.numel():
         return torch.zeros(tokens, len(w), dtype=torch.int32)
-    if tokens > TOKENS or k % STEP or w.stride(1) != 1:
+    if (tokens > TOKENS and CHOSEN.beyond != IN_BLOCKS) or k % STEP or w.stride(1) != 1:
         return torch._int_mm(a, w.t()) if CHOSEN.library else by_fp32(a, w)
+    if tokens > TOKENS:
+        return torch.cat([matmul(a[first : first + TOKENS], w) for first in range(0, tokens, TOKENS)])
     x = np.zeros((in_tiles(tokens), k), CODE)
     x[:tokens] = a.numpy() if not FLIP else a.numpy().view(np.uint8) ^ np.uint8(FLIP)
     out = torch.empty(len(x), len(w), dtype=torch.int32)

@@ -208,9 +208,13 @@ def _vpdpbusd(builder: Any, total: Any, token: Any, weight: Any) -> Any:
     return builder.call(function, [total, token, weight])
 
 
+#: LLVM's names by the number of int16.
+_PMADDWD = {8: "sse2.pmadd.wd", 16: "avx2.pmadd.wd", 32: "avx512.pmaddw.d.512"}
+
+
 def _pmaddwd(builder: Any, total: Any, token: Any, weight: Any) -> Any:
-    kind, level = ir.FunctionType(total.type, [token.type] * 2), "avx2" if token.type.count == 16 else "sse2"
-    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{level}.pmadd.wd")
+    kind, name = ir.FunctionType(total.type, [token.type] * 2), _PMADDWD[token.type.count]
+    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}")
     return builder.add(total, builder.call(function, [token, weight]))
 
 
@@ -232,6 +236,7 @@ def _plain(builder: Any, total: Any, token: Any, weight: Any) -> Any:
 GENERATORS: dict[str, Callable[[DotsTile], None]] = {
     "avx512vnni": _by_vnni,
     "avxvnni": DotsInstruction(2, 32, 8, I8, True, _as_words, _vpdpbusd).generate,
+    "avx512bw": DotsInstruction(4, 32, 16, I16, False, _as_int16, _pmaddwd).generate,
     "avx2": DotsInstruction(2, 16, 8, I16, False, _as_int16, _pmaddwd).generate,
     "sse4.1": DotsInstruction(2, 8, 4, I16, False, _as_int16, _pmaddwd).generate,
     "i8mm": _by_smmla,

@@ -12,6 +12,7 @@ import numpy as np
 from glm5_kernels.compiled.processor import features
 
 _WIDENED = "fp32 products of as many columns as they are exact for"
+IN_BLOCKS = "the same, so many at a time"
 
 
 class Int8Way(NamedTuple):
@@ -38,11 +39,12 @@ class Int8Way(NamedTuple):
 #: The first whose feature the processor has.
 WAYS = (
     Int8Way("avx512vnni", "AVX-512 VNNI, VPDPBUSD of 64 bytes", 16, "torch._int_mm, by AMX where there is AMX"),
-    Int8Way("avxvnni", "AVX-VNNI, VPDPBUSD of 32 bytes", 256, _WIDENED),
-    Int8Way("avx2", "AVX2, PMADDWD of 16 bytes widened to int16", 256, _WIDENED),
-    Int8Way("sse4.1", "SSE4.1, PMADDWD of 8 bytes widened to int16", 256, _WIDENED),
-    Int8Way("i8mm", "ARM i8mm, SMMLA of 2 x 8 bytes", 256, _WIDENED),
-    Int8Way("dotprod", "ARM dotprod, SDOT of 16 bytes", 256, _WIDENED),
+    Int8Way("avxvnni", "AVX-VNNI, VPDPBUSD of 32 bytes", 256, IN_BLOCKS),
+    Int8Way("avx512bw", "AVX-512, PMADDWD of 32 bytes widened to int16", 256, IN_BLOCKS),
+    Int8Way("avx2", "AVX2, PMADDWD of 16 bytes widened to int16", 256, IN_BLOCKS),
+    Int8Way("sse4.1", "SSE4.1, PMADDWD of 8 bytes widened to int16", 256, IN_BLOCKS),
+    Int8Way("i8mm", "ARM i8mm, SMMLA of 2 x 8 bytes", 256, IN_BLOCKS),
+    Int8Way("dotprod", "ARM dotprod, SDOT of 16 bytes", 256, IN_BLOCKS),
     Int8Way("", "multiplications of single lanes", 256, _WIDENED),
 )
 CHOSEN = next(way for way in WAYS if not way.feature or way.feature in features())
