@@ -37,7 +37,7 @@ def repeated(tile: Any) -> Callable[..., None]:
     @njit(nogil=True)  # type: ignore[untyped-decorator]
     def run(count: Any, rows: Any, query: Any, weights: Any, dims: Any, out: Any) -> None:
         for _ in range(count):
-            tile(rows, query, weights, HEADS, in_steps(HEADS) // STEP, dims, out, query, 0)
+            tile(rows, query, weights, HEADS, in_steps(HEADS) // STEP, dims, out, 0, query, 0)
 
     made: Callable[..., None] = run
     return made

@@ -69,8 +69,8 @@ def test_indexer_at_real_head_shapes(dtype: torch.dtype, lengths: list[int], que
 
 def test_indexer_orders_and_breaks_ties_as_the_reference() -> None:
     """Integers: scores are exact, so every entry is the same, ties included."""
-    batch = paged_batch([300, 40], [4, 40], block_size=16)
-    q, w = torch.randint(-2, 3, (44, 8, 32)).float(), torch.randint(-2, 3, (44, 8)).float()
+    batch = paged_batch([300, 40], [5, 40], block_size=16)
+    q, w = torch.randint(-2, 3, (45, 8, 32)).float(), torch.randint(-2, 3, (45, 8)).float()
     cache = batch.cache([torch.randint(-2, 3, (length, 32)).float() for length in (300, 40)])
     arguments = q, cache, w, batch.paged, 50
     assert torch.equal(li_cpu.lightning_indexer(*arguments), li.lightning_indexer(*arguments))

@@ -180,8 +180,13 @@ def _score(
     start: a multiple of STEP; scores may be written up to the next one after `stop`. A missing key's score is NaN.
     """
     dims, heads = step.dims, step.weights.shape[1]
-    blocks = in_steps(heads) // STEP
-    query, weights = aligned_fp32(tokens * blocks * dims * STEP), np.zeros((tokens, blocks * STEP), np.float32)
+    lanes = in_steps(heads) if heads > WIDTH else WIDTH
+    together, blocks = (
+        STEP // min(STEP, lanes),
+        -(-lanes // STEP),
+    )  # tokens whose heads share a block; blocks of a token
+    room = -(-tokens // together) * together
+    query, weights = aligned_fp32(room * lanes * dims), np.zeros((room, lanes), np.float32)
     _lay_out_heads(step, first_token, tokens, query, weights)
     cache, table, block_size = step.keys, step.block_table[request], step.block_size
     keys, stride = aligned_fp32(dims * STEP), -(-KEYS * cache.row_pitch // (blocks * dims))
@@ -197,19 +202,20 @@ def _score(
         for key in range(n, STEP):
             addresses[key] = addresses[n - 1]
         ahead = _row_ahead(step, table, first + AHEAD, addresses[0])
-        for row in range(tokens):
-            token, place = first_token + row, row * pitch + first
-            seen = min(n, step.visible[token] - first)
-            q, w = query.ctypes.data + 4 * row * blocks * dims * STEP, weights.ctypes.data + 4 * row * blocks * STEP
+        for row in range(0, tokens, together):
+            last = min(row + together, tokens) - 1
+            seen, apart = min(n, step.visible[first_token + last] - first), 4 * pitch * (last - row)
+            q, w = query.ctypes.data + 4 * row * lanes * dims, weights.ctypes.data + 4 * row * lanes
             for key in range(0, seen, KEYS):
-                rows, out = addresses.ctypes.data + 8 * key, scores.ctypes.data + 4 * (place + key)
+                rows, out = addresses.ctypes.data + 8 * key, scores.ctypes.data + 4 * (row * pitch + first + key)
                 if cache.kind == PAIRED:
-                    scores_of_pairs(rows, q, w, heads, blocks, dims, out, ahead + key * cache.row_pitch, stride)
+                    scores_of_pairs(rows, q, w, heads, blocks, dims, out, apart, ahead + key * cache.row_pitch, stride)
                 else:
-                    scores_of_keys(rows, q, w, heads, blocks, dims, out, ahead + key * cache.row_pitch, stride)
+                    scores_of_keys(rows, q, w, heads, blocks, dims, out, apart, ahead + key * cache.row_pitch, stride)
             if not plain:
-                for key in range(seen):
-                    scores[place + key] *= factor[key]
+                for place in range(row * pitch + first, (last + 1) * pitch + first, pitch):
+                    for key in range(seen):
+                        scores[place + key] *= factor[key]
 
 
 @inner
@@ -223,7 +229,7 @@ def _row_ahead(step: Any, table: Any, position: Any, otherwise: Any) -> Any:
 
 @inner
 def _lay_out_heads(step: Any, first_token: Any, tokens: Any, query: Any, weights: Any) -> None:
-    """query <- the tokens' queries [tokens, blocks, dims, STEP], a lane for each head; weights fp32 [tokens, lanes]."""
+    """A lane for each head: query <- [blocks of all tokens, dims, STEP], weights <- fp32 [tokens, lanes of each]."""
     cache, dims, heads, lanes = step.query, step.dims, step.weights.shape[1], weights.shape[1]
     rows, kind = np.empty(WIDTH, np.int64), FP32 if cache.kind == PAIRED else cache.kind  # pairs move as 32 bits
     for token in range(tokens):
@@ -233,7 +239,8 @@ def _lay_out_heads(step: Any, first_token: Any, tokens: Any, query: Any, weights
         for first in range(0, lanes, WIDTH):
             for lane in range(WIDTH):
                 rows[lane] = base + min(first + lane, heads - 1) * cache.row_pitch
-            place = (token * lanes + first // STEP * STEP) * dims + first % STEP
+            group = token * lanes + first
+            place = group // STEP * STEP * dims + group % STEP
             transpose(rows.ctypes.data, dims, kind, query.ctypes.data + 4 * place, STEP)
 
 

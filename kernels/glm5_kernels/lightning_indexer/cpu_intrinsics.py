@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -34,8 +35,11 @@ def _scores(add: Callable[..., Any]) -> Any:
 
     rows: address of the addresses of KEYS keys [dims]; query [blocks, dims, STEP]: the heads by blocks of STEP lanes,
     of which the first `real` count; weights [blocks * STEP]; dims a multiple of UNROLLED; elements of 32 bits, fp32 or,
-    where `add` is `Lanes.add_pairs`, two bf16. Every dot product adds its dims in order, every score the heads of a
-    lane in order and the lanes as `sum_each` does: no bit depends on the keys and tokens beside it.
+    where `add` is `Lanes.add_pairs`, two bf16. Unless `apart` is 0, each lane group of the one block is another token
+    with `real` heads, whose scores lie `apart` bytes behind those of the one before.
+
+    Every dot product adds its dims in order; every score adds the heads of a lane in order, then the lanes of a group
+    as `sum_each` does, then the groups: no bit depends on the keys and tokens beside it.
 
     It prefetches the memory from `ahead` on, `stride` bytes further with every dim of every block: a few lines at a
     time, because a core tracks only ten or so outstanding lines.
@@ -43,22 +47,15 @@ def _scores(add: Callable[..., Any]) -> Any:
 
     @intrinsic  # type: ignore[untyped-decorator]
     def scores_of_keys(
-        _: Any,
-        rows: Any,
-        query: Any,
-        weights: Any,
-        real: Any,
-        blocks: Any,
-        dims: Any,
-        out: Any,
-        ahead: Any,
-        stride: Any,
-    ) -> Any:
+        _: Any, rows: Any, query: Any, weights: Any, real: Any, blocks: Any, dims: Any, out: Any, apart: Any,
+        ahead: Any, stride: Any,
+    ) -> Any:  # fmt: skip
         def generate(builder: Any, arguments: Any) -> None:
-            rows, query, weights, real, blocks, dims, out, ahead, stride = arguments
+            rows, query, weights, real, blocks, dims, out, apart, ahead, stride = arguments
             v, table = Lanes(builder), builder.inttoptr(rows, I64.as_pointer())
             keys = [builder.load(builder.gep(table, [i64_const(key)])) for key in range(KEYS)]
-            zero, scores = v.constant(0.0), [v.variable(0.0) for _ in range(KEYS)]
+            zero, alone = v.constant(0.0), builder.icmp_signed("==", apart, i64_const(0))
+            scores = [[v.variable(0.0) for _ in range(KEYS)] for _ in range(GROUPS)]
             sums = [[v.variable(0.0) for _ in range(GROUPS)] for _ in range(KEYS)]
             with for_range(builder, blocks) as block:
                 for total in (total for row in sums for total in row):
@@ -78,17 +75,27 @@ def _scores(add: Callable[..., Any]) -> Any:
                                 builder.store(add(v, element, column, builder.load(total)), total)
                 for g in range(GROUPS):
                     first = builder.add(builder.mul(block, i64_const(STEP)), i64_const(WIDTH * g))
-                    w, is_real = v.load(weights, first), _lanes_below(builder, builder.sub(real, first))
-                    for score, row in zip(scores, sums, strict=True):
+                    w = v.load(weights, first)
+                    is_real = _lanes_below(builder, builder.select(alone, builder.sub(real, first), real))
+                    for score, row in zip(scores[g], sums, strict=True):
                         positive = v.larger(zero, builder.load(row[g]))  # NaN stays
                         positive = builder.select(is_real, positive, zero)  # 0 * inf of a head that pads is NaN
                         builder.store(v.add_products(w, positive, builder.load(score)), score)
-            sums_of_keys = sum_each(v, [builder.load(score) for score in scores])
-            builder.store(sums_of_keys, builder.inttoptr(out, sums_of_keys.type.as_pointer())).align = 4
+            totals = [sum_each(v, [builder.load(score) for score in row]) for row in scores]
+            with builder.if_else(alone) as (together, separate):
+                with together:
+                    _store_scores(builder, functools.reduce(builder.fadd, totals), out)
+                with separate:
+                    for g, total in enumerate(totals):
+                        _store_scores(builder, total, builder.add(out, builder.mul(apart, i64_const(g))))
 
-        return types.void(*[int64] * 9), returns_void(generate)
+        return types.void(*[int64] * 10), returns_void(generate)
 
     return scores_of_keys
+
+
+def _store_scores(builder: Any, scores: Any, out: Any) -> None:
+    builder.store(scores, builder.inttoptr(out, scores.type.as_pointer())).align = 4
 
 
 def _lanes_below(builder: Any, count: Any) -> Any:
