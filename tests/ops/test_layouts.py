@@ -30,3 +30,21 @@ def test_a_batch_of_one_length_is_a_view_and_gives_what_each_request_gives() -> 
 def test_keys_that_fill_no_whole_blocks_are_refused() -> None:
     with pytest.raises(ops.KernelInputError, match="33 keys per request do not fill blocks of 16"):
         ops.keys_in_pages(torch.randn(1, 33, 4), 16)
+
+
+@pytest.mark.parametrize("strided", ["q", "k_cache", "weights"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_index_operands_in_any_strides(dtype: torch.dtype, strided: str) -> None:
+    """Elements of a row that do not follow each other, as a slice or a transposed tensor has them."""
+    tokens, heads, dim, length = 3, 8, 64, 48
+    operands = {
+        "q": torch.randn(tokens, heads, dim).to(dtype),
+        "k_cache": torch.randn(3, 16, dim).to(dtype),
+        "weights": torch.randn(tokens, heads),
+    }
+    batch = ops.PagedBatch(torch.tensor([0, tokens]), torch.tensor([length]), torch.tensor([[2, 0, 1]]))
+    want = ops.lightning_indexer(*operands.values(), batch, 5)
+    apart = torch.zeros(*operands[strided].shape, 2, dtype=operands[strided].dtype)
+    apart[..., 0] = operands[strided]
+    got = ops.lightning_indexer(*(operands | {strided: apart[..., 0]}).values(), batch, 5)
+    assert torch.equal(got, want)

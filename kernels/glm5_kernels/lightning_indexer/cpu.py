@@ -101,8 +101,8 @@ def _choose(
 ) -> torch.Tensor:
     num_tokens, _, dim = q.shape
     visible = readable(query_layout(batch, num_tokens)[1], batch, k_cache.shape[1])
-    pairs = PAIRS and q.dtype == k_cache.dtype == torch.bfloat16 and not dim % (2 * WIDTH)
     q, k_cache = _whole_rows(q), _whole_rows(k_cache)
+    pairs = PAIRS and q.dtype == k_cache.dtype == torch.bfloat16 and not dim % (2 * WIDTH)
     out = torch.full((num_tokens, topk), -1, dtype=torch.int32)
     tasks: list[Task] = []
     seen = visible.tolist()
