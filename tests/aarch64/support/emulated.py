@@ -8,6 +8,7 @@ makes FOLDER once (1.2 GB), and prints the command that runs this checkout there
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -45,12 +46,17 @@ class Emulated:
         return {
             "PATH": os.environ["PATH"], "HOME": str(self.folder), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
             "PYTHONPATH": f"{self.folder / 'site'}:{ROOT}:{ROOT / 'kernels'}", "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONHOME": str(self.folder / "root" / "usr"),
             "NUMBA_CACHE_DIR": str(self.folder / "compiled" / self.cpu), **restricted_to(self.cpu),
         }  # fmt: skip
 
     def command(self) -> list[str]:
-        root = self.folder / "root"
-        return [str(self.folder / "qemu-aarch64"), "-cpu", "max", "-L", str(root), str(root / "usr/bin/python3.11")]
+        """A script that starts the emulator, so that what Python calls sys.executable can be started by it, too."""
+        python, root = self.folder / "python", self.folder / "root"
+        parts = [self.folder / "qemu-aarch64", "-cpu", "max", "-L", root, "-0", python, root / "usr/bin/python3.11"]
+        python.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, parts))} "$@"\n')
+        python.chmod(0o755)
+        return [str(python)]
 
     def run(
         self, arguments: Sequence[str], limit_s: float = 3000, more: Mapping[str, str] | None = None
