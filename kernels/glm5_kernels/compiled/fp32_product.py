@@ -140,7 +140,7 @@ def _per_head(first_task: Any, last_task: Any, blocks: Any, sizes: Any, x: Any, 
                 here = panel.ctypes.data + 4 * STEP * k
                 source = w.base + head * w.block_pitch + (start + k) * per * w.row_pitch
                 prefetch(source + AHEAD * w.row_pitch, per * w.row_pitch)
-                if w.kind == PAIRED:
+                if PAIRS and w.kind == PAIRED:
                     interleave(source, source + w.row_pitch, r, here, STEP * DEPTH)
                 else:
                     load_row_as_fp32(source, r, w.kind, here, STEP * DEPTH)
@@ -158,7 +158,7 @@ def _per_head(first_task: Any, last_task: Any, blocks: Any, sizes: Any, x: Any, 
 def _accumulate_columns(
     kind: Any, panel: Any, left: Any, left_pitch: Any, heads: Any, depth: Any, out: Any, out_pitch: Any
 ) -> None:
-    if kind == PAIRED:
+    if PAIRS and kind == PAIRED:
         accumulate_pairs(panel, STEP, left, left_pitch, heads, depth, out, out_pitch)
     else:
         accumulate(panel, STEP, left, left_pitch, heads, depth, out, out_pitch)
