@@ -13,12 +13,13 @@ from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.layers import SCORES
 from glm5_ascend.model.structure import Linear
 from glm5_ascend.quantize.limits import BLOCK_WEIGHTS, EXPERT_TOKENS, SEARCH_OUTPUTS, SEARCH_ROWS
-from glm5_ascend.quantize.methods.error_feedback import FEEDBACK_ROWS
+from glm5_ascend.quantize.methods.error_feedback import FEEDBACK_ROWS, directions
 from glm5_ascend.quantize.plan import QuantizationPlan
 
 _IMPORTS = 560 * 1024**2  # interpreter, torch, transformers' tokenizer (measured)
 _FP32 = 4
 _BLOCK_COPIES = 8  # fp32 copies of a block alive while it is rotated or rounded
+_KEPT_COPIES = 7  # of a linear's kept inputs while its error feedback is made: three, and two in float64
 
 
 @dataclass(frozen=True)
@@ -59,21 +60,33 @@ def memory(plan: QuantizationPlan, seq_len: int) -> list[PhaseMemory]:
         search = 6 * rows if layer <= calibrated else 0
         names = plan.compensated(structure.layer_prefix(layer), held)
         compensated = {size[part.inp] for part in held if isinstance(part, Linear) and part.name in names}
-        feedback = 2 * sum(map(_feedback, compensated))
-        phases.append(PhaseMemory(_IMPORTS + weights + 4 * rows + feedback, max(block + feedback, sequence, search)))
+        feedback = sum(map(_feedback, compensated))
+        made = _KEPT_COPIES * max(map(_kept, compensated), default=0)
+        rounded = block + max(map(_feedback, compensated), default=0)
+        # The allocator may still hold what a sequence took when the feedback is made.
+        held_at_once = max(rounded, sequence + made, search)
+        phases.append(PhaseMemory(_IMPORTS + weights + 4 * rows + feedback, held_at_once))
     expert = 3 * _FP32 * c.hidden_size * c.moe_intermediate_size
     run = EXPERT_TOKENS * (c.hidden_size * 40 + c.moe_intermediate_size * 16)
     search = 8 * _FP32 * (SEARCH_ROWS + SEARCH_OUTPUTS) * c.moe_intermediate_size
     routed = (layer for layer in range(c.num_layers_with_mtp) if c.is_moe(layer))
     if any(plan.compensated(structure.layer_prefix(layer), structure.expert_linears(0)) for layer in routed):
-        block += 3 * (_feedback(c.hidden_size) + _feedback(c.moe_intermediate_size))
+        widths = c.hidden_size, c.moe_intermediate_size
+        kept = sum(map(_kept, widths))
+        block = max(block + 2 * sum(map(_feedback, widths)), _KEPT_COPIES * max(map(_kept, widths)))
+        block, run = block + kept, run + kept
     phases.append(PhaseMemory(_IMPORTS, expert + max(block, run, search)))
     return phases
 
 
 def _feedback(columns: int) -> int:
-    """Bytes of the inputs and gains of a linear with so many columns."""
-    return 2 * _FP32 * FEEDBACK_ROWS * columns
+    """Bytes of the inputs and gains that a linear with so many columns is rounded with."""
+    return 2 * _FP32 * directions(columns) * columns
+
+
+def _kept(columns: int) -> int:
+    """Bytes of the inputs that these are made of."""
+    return _FP32 * FEEDBACK_ROWS * columns
 
 
 def _sequence(c: ModelConfig, length: int) -> int:

@@ -17,7 +17,7 @@ from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.structure import Linear
 from glm5_ascend.quantize.calibration.product import product
 from glm5_ascend.quantize.limits import SEARCH_OUTPUTS, SEARCH_ROWS
-from glm5_ascend.quantize.methods.error_feedback import FEEDBACK_ROWS, Feedback
+from glm5_ascend.quantize.methods.error_feedback import FEEDBACK_ROWS, Feedback, rows_kept
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
 from glm5_ascend.quantize.methods.rounding import ActivationRange, quantize_linear
 from glm5_ascend.quantize.methods.smoothing import flex_awq_ssz, flex_smooth_quant
@@ -30,7 +30,7 @@ _READ = 2**26  # bytes of the source read to learn the disk's rate
 
 
 def seconds(plan: QuantizationPlan, tokens: int, seq_len: int, threads: int) -> float:
-    """Predicted wall time with `threads` threads; measures rates for about a second.
+    """Predicted wall time with `threads` threads; measures rates for a few seconds.
 
     What is not in it: the start of the program, and writing, which on most machines is quicker than computing what is
     written.
@@ -39,7 +39,7 @@ def seconds(plan: QuantizationPlan, tokens: int, seq_len: int, threads: int) -> 
     torch.set_num_threads(1)
     try:
         with torch.no_grad():
-            spent = _passes(plan) + _searches(plan) + _forward(plan, tokens, seq_len)
+            spent = _passes(plan) + _searches(plan) + _feedbacks(plan, tokens) + _forward(plan, tokens, seq_len)
     finally:
         torch.set_num_threads(before)
     return spent / threads * (_SHARED if threads > 1 else 1.0) + source_bytes(plan.source) / _read_rate(plan.source)
@@ -128,6 +128,19 @@ def _searches(plan: QuantizationPlan) -> float:
         count / _WIDTH * _timed(lambda k=kind: once(*k), repeats=1)  # type: ignore[misc]
         for kind, count in columns.items()
     )
+
+
+def _feedbacks(plan: QuantizationPlan, tokens: int) -> float:
+    """What the inputs of routed experts take until error feedback can use them; other linears are few beside these."""
+    c = plan.config
+    moe = [layer for layer in range(plan.last_calibrated_layer + 1) if c.is_moe(layer)]
+    prefixes = [structure.layer_prefix(layer) for layer in moe]
+    experts = c.n_routed_experts * sum(bool(plan.compensated(p, structure.expert_linears(0))) for p in prefixes)
+    if not experts:
+        return 0.0
+    seen = max(1, tokens * c.num_experts_per_tok // c.n_routed_experts)
+    inputs = [torch.randn(rows_kept(seen, width), width) for width in (c.hidden_size, c.moe_intermediate_size)]
+    return experts * _timed(lambda: [Feedback.on(rows) for rows in inputs], repeats=1)
 
 
 def _forward(plan: QuantizationPlan, tokens: int, seq_len: int) -> float:

@@ -54,8 +54,8 @@ class Feedback:
         damping = shrinkage(rows, gram) * float(rows.square().sum()) / rows.shape[1]
         if len(rows) > rows.shape[1]:
             rows = torch.linalg.qr(rows.double(), mode="r").R.float()  # the same second moments in K rows
-        elif rows.shape[1] > FEEDBACK_ROWS and DIRECTIONS < len(rows) < rows.shape[1]:
-            rows, rest = leading(rows, gram, DIRECTIONS)
+        elif (most := directions(rows.shape[1])) < len(rows) < rows.shape[1]:
+            rows, rest = leading(rows, gram, most)
             damping += rest / rows.shape[1]
         order = rows.square().sum(0).argsort(descending=True, stable=True)
         inputs = rows[:, order].T.contiguous()
@@ -99,6 +99,11 @@ def leading(rows: torch.Tensor, gram: torch.Tensor, count: int) -> tuple[torch.T
     """
     energies, vectors = torch.linalg.eigh(gram.double())
     return vectors[:, -count:].T.float() @ rows, float(energies[:-count].clamp_min(0).sum())
+
+
+def directions(columns: int) -> int:
+    """The most directions in which a linear with so many columns is rounded."""
+    return columns if columns <= FEEDBACK_ROWS else DIRECTIONS
 
 
 def rows_kept(tokens: int, columns: int) -> int:

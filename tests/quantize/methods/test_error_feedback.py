@@ -10,6 +10,7 @@ from glm5_ascend.quantize.methods.error_feedback import (
     DIRECTIONS,
     FEEDBACK_ROWS,
     Feedback,
+    directions,
     leading,
     rows_kept,
     shrinkage,
@@ -51,10 +52,11 @@ def test_a_wide_linear_keeps_its_strongest_directions() -> None:
     """Their second moments as they were, and all energy: what is left out is shared by all columns."""
     seen = draw(400, FEEDBACK_ROWS + 128, rank=200)
     feedback = Feedback.on(seen)
-    assert feedback is not None and feedback.inputs.shape == (seen.shape[1], DIRECTIONS)
+    assert feedback is not None and feedback.inputs.shape == (seen.shape[1], directions(seen.shape[1]))
+    assert directions(FEEDBACK_ROWS) == FEEDBACK_ROWS and directions(FEEDBACK_ROWS + 1) == DIRECTIONS
     kept, rest = leading(seen, seen @ seen.T, DIRECTIONS)
-    _, strengths, directions = torch.linalg.svd(seen.double(), full_matrices=False)
-    wanted = directions[:DIRECTIONS].T * strengths[:DIRECTIONS].square() @ directions[:DIRECTIONS]
+    _, strengths, axes = torch.linalg.svd(seen.double(), full_matrices=False)
+    wanted = axes[:DIRECTIONS].T * strengths[:DIRECTIONS].square() @ axes[:DIRECTIONS]
     assert torch.allclose(kept.double().T @ kept.double(), wanted, atol=1e-5 * float(strengths[0] ** 2))
     assert rest == pytest.approx(float(strengths[DIRECTIONS:].square().sum()), rel=1e-3)
 
