@@ -28,7 +28,7 @@ from glm5_kernels.triton_launch import launched_by
 from tests.proof import execute, structure
 from tests.proof.device_compiler import TARGETS, VERSIONS, DeviceCompiler
 from tests.proof.lowering import Lowered, lower
-from tests.proof.shapes import REAL, executed_cases, launched_cases, quick_cases, real_cases
+from tests.proof.shapes import MANY, REAL, TOPK, executed_cases, launched_cases, long_cases, quick_cases, real_cases
 from tests.proof.tools import Tools
 
 ROOT = Path(__file__).parents[2]
@@ -117,7 +117,7 @@ def _interpreted(op: str) -> Iterator[Result]:
     from tests.proof import interpreter
 
     interpreter.correct()
-    yield from _compared([*real_cases(op), *quick_cases(op)], 1)
+    yield from _compared([*real_cases(op), *long_cases(op, TOPK), *quick_cases(op)], 1)
 
 
 def _lowered(op: str, llvm: Path) -> Iterator[Result]:
@@ -137,7 +137,7 @@ def _lowered(op: str, llvm: Path) -> Iterator[Result]:
             wrong = structure.findings(lowered)
             asserted = structure.expected(lowered).in_words()
             yield Result(op, 2, f"{REAL}: {lowered.kernel}", not wrong, None, "; ".join(wrong), asserted)
-        yield from _compared(cases(0, [op]), 3)
+        yield from _compared([*long_cases(op, TOPK, MANY), *cases(0, [op])], 3)
 
 
 def _compiled(op: str, folder: Path) -> Iterator[Result]:

@@ -17,6 +17,8 @@ from glm5_kernels.sparse_flash_attention.reference import pack_latents
 REAL = "GLM-5"
 HEADS, RANK, ROPE, NOPE, Q_LORA, HIDDEN = 64, 512, 64, 192, 2048, 6144
 INDEX_HEADS, INDEX_DIM, TOPK, BLOCK = 32, 128, 2048, 128
+#: So many positions that sums of lanes of more than 2048 decide; the interpreter takes minutes.
+MANY = 300_007
 #: Decode: a long request, one shorter than TOPK, and one without a key.
 LENGTHS = (4096, 300, 0)
 #: What the real cases are, for the table.
@@ -53,6 +55,36 @@ def real_cases(op: str) -> Iterator[Case]:
         yield _attention(op, generator)
     else:
         yield from (_preprocess(mode, generator) for mode in (PER_TOKEN, PER_TENSOR))
+
+
+def long_cases(op: str, *topks: int) -> Iterator[Case]:
+    """The indexer at the most positions that it takes: scores all equal, best at the end, of minus infinity but few,
+    each there many times, missing in every second page. Four pages make all contexts. The length is no constant of a
+    kernel: levels 4 and 5 have the same programs in their other cases."""
+    if op != "lightning_indexer":
+        return
+    from glm5_kernels.lightning_indexer.triton import LONGEST  # needs Triton, or Triton-Ascend
+
+    page, length, generator = 8192, LONGEST, torch.Generator().manual_seed(7)
+    zeros, count = torch.zeros(page, 16), length // page
+    equal, below, drawn = zeros.clone(), zeros.clone(), zeros.clone()
+    equal[:, 0], below[:, 1] = 1.0, 1e10  # times a weight of -1e38
+    drawn[:, 0] = torch.rand(page, generator=generator) + 2.0
+    few = below.clone()
+    few[7] = drawn[7]
+    blocks = {"equal": 0, "below": 1, "drawn": 2, "few": 3}
+    table = torch.full((5, count), blocks["equal"], dtype=torch.int32)
+    table[1, -1:] = blocks["drawn"]
+    table[2], table[2, ::9] = blocks["below"], blocks["few"]
+    table[3] = blocks["drawn"]
+    table[4, ::2] = -1
+    q, weights = torch.zeros(5, 16, 16), torch.zeros(5, 16)
+    q[:, 0, 0], q[:, 1, 1], weights[:, 0], weights[:, 1] = 1.0, 1.0, 1.0, -1e38
+    lengths = torch.tensor([length, length, length, length - 5, length - 1], dtype=torch.int32)
+    batch = PagedBatch(torch.arange(6, dtype=torch.int32), lengths, table)
+    keys = torch.stack([equal, below, drawn, few])
+    for topk in topks:
+        yield Case(op, f"{length:,} positions, float32, top {topk}", (q, keys, weights, batch, topk), gap=0.0)
 
 
 def launched_cases(op: str) -> Iterator[Case]:

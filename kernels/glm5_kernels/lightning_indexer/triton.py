@@ -20,12 +20,13 @@ from glm5_kernels.triton_launch import launch, padded, support, support_power
 QUERY_ROWS = 64
 #: Pages whose copies and products are under way together: a core's wait for another core stops its scalar pipe.
 AT_ONCE = 2
-#: Tokens whose scores are held at once, two for each vector core of a die: 96 times 64k of them are 25 MB.
-TOKENS = 96
+#: Tokens whose scores are held at once, two for each vector core of a die: 96 times 64k of them are 25 MB. Where the
+#: context is long, as many as have this many scores: one for each vector core at 1,048,576 positions, 201 MB.
+TOKENS, SCORES = 96, 48 * 1048576
 #: Scores counted at once; runs of scores and their length in the sample that shows where the level lies.
 TILE, SAMPLE = 8192, (16, 128)
-#: Sums of 2048 lanes of ones are exact in fp16, and a count has 128 such sums.
-LONGEST = 2048 * 128
+#: A count adds tile by tile in fp16, sixteen lanes together: exact up to 2048, so up to 128 tiles.
+LONGEST = 128 * TILE
 #: Runs of positions, their length, and how many positions of each are taken out together.
 ROWS, COLUMNS, SLOTS = 32, 128, 32
 #: Runs whose numbers are added at once.
@@ -72,6 +73,7 @@ def _choose(
     page = k_cache.shape[1]
     support_power("heads, index_head_dim and block_size", heads, dim, page)
     support(k_cache.stride(2) == 1, "reads keys whose elements follow each other")
+    support(k_cache.shape[0] * k_cache.stride(0) < 2**31, "addresses a cache by int32, this one is larger")
     device = q.device
     _, visible = query_layout(batch, tokens)
     seen = visible.clamp(0, batch.block_table.shape[1] * page).int().to(device)
@@ -79,16 +81,16 @@ def _choose(
     starts = batch.query_start_loc.tolist()
     longest = max((end - start for start, end in itertools.pairwise(starts)), default=1)
     per_group = max(1, QUERY_ROWS // heads) if longest > 1 else 1
-    groups = _groups(starts, per_group, TOKENS)
     pages = -(-int(visible.max()) // page) if tokens else 0
-    support(pages * page <= LONGEST, f"counts positions in fp16, up to {LONGEST}, got {pages * page}")
+    support(pages * page <= LONGEST, f"counts up to {LONGEST:,} positions of a request, got {pages * page:,}")
+    width = padded(max(pages, 1) * page, ROWS * COLUMNS)
+    groups = _groups(starts, per_group, min(TOKENS, SCORES // width))
     q, weights, blocks = q.contiguous(), weights.contiguous(), batch.block_table.int().contiguous()
     # bf16 weights and scales are widened inside; what no int8 kernel reads is any tensor of the right device.
     q_scale = weights if q_scale is None else q_scale.contiguous()
     k_scale = weights if k_scale is None else k_scale
     for part in groups:
         lo, hi = part[0][0], part[-1][0] + part[-1][1]
-        width = padded(max(pages, 1) * page, ROWS * COLUMNS)
         scores = torch.full((hi - lo, width), float("nan"), device=device)
         runs = torch.empty(hi - lo, width, dtype=torch.int32, device=device)
         numbers = torch.empty(hi - lo, width // COLUMNS, dtype=torch.int32, device=device)

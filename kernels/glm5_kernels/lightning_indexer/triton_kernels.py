@@ -88,7 +88,9 @@ def _count(scores, begin, end, level, TILE: tl.constexpr):
     total = tl.zeros([TILE], tl.float16)
     for start in range(begin, end, TILE):
         total += _reaching(tl.load(scores + start + i, mask=start + i < end, other=float("nan")), level)
-    return _total(tl.reshape(total, (TILE // 128, 128)))
+    # Sixteen lanes that count to 128 make 2048, the last sum that is exact in fp16.
+    sums = tl.reduce(tl.reshape(total, (16, TILE // 16)), 0, _plus).to(tl.float32)
+    return _total(tl.reshape(sums, (TILE // 2048, 128)))
 
 
 @triton.jit

@@ -53,8 +53,8 @@ def compare_values(got: torch.Tensor, want: torch.Tensor, tolerance: Tolerance) 
 
 
 def compare_choice(got: torch.Tensor, want: torch.Tensor, scores: list[torch.Tensor], gap: float) -> Difference:
-    """Two top-k results int [T, K] as sets; only positions whose score lies within `gap` of the last chosen one's may
-    differ, and both must list as many positions, valid ones first, none twice.
+    """Two top-k results int [T, K] as sets; only positions whose score is nearer than `gap` to the last chosen one's
+    may differ (none if it is 0), and both must list as many positions, valid ones first, none twice.
 
     Args:
         scores: fp32 or fp64 [positions] per row, from the reference.
@@ -76,5 +76,5 @@ def compare_choice(got: torch.Tensor, want: torch.Tensor, scores: list[torch.Ten
             distance = abs(float(scores[row][position]) - last) if position < len(scores[row]) else float("inf")
             if distance > largest:
                 largest, worst = distance, f"row {row} position {position}: {distance:.3g} from the last chosen score"
-            ok = ok and distance <= gap
+            ok = ok and distance < gap
     return Difference(ok, worst, largest, missed / max(total, 1))

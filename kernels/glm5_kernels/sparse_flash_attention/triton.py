@@ -20,7 +20,7 @@ from glm5_kernels.triton_launch import launch, padded, power, row_stride, suppor
 #: Heads that a product takes at once, of which a rank's number is a multiple.
 HEADS, LEAST = (64, 32, 16), 16
 #: Rows that a product of scores takes at once, and one of outputs; its columns; rows that a vector core gathers.
-BN, SUM, BR, GATHER, UNPACK = 64, 256, 256, 64, 32
+BN, SUM, BR, GATHER, UNPACK = 64, 256, 256, 64, 16
 #: Scores of one program of the softmax: 32 KB in fp32.
 SCORES = 8192
 #: Vector and cube cores of a die.
@@ -48,10 +48,10 @@ def sparse_flash_attention(
     s_ckv, s_kpe = row_stride(ckv_cache), row_stride(kpe_cache)
     rank, rope = ql_nope.shape[2], q_pe.shape[2]
 
-    def gather(rows: torch.Tensor, fill: torch.Tensor, ckv: torch.Tensor, kpe: torch.Tensor) -> None:
+    def gather(rows: torch.Tensor, ckv: torch.Tensor, kpe: torch.Tensor) -> None:
         launch(
             gather_rows, (len(rows), -(-rows.shape[1] // (step := _step(rows, PROGRAMS, GATHER)))),
-            ckv_cache, kpe_cache, rows, fill, ckv, kpe, s_ckv, s_kpe, rows.shape[1], step, R=rank, P=rope, BN=GATHER,
+            ckv_cache, kpe_cache, rows, ckv, kpe, s_ckv, s_kpe, rows.shape[1], step, R=rank, P=rope, BN=GATHER,
         )  # fmt: skip
 
     return _attend(ql_nope, q_pe, _rows(topk_indices, batch, ckv_cache.shape[1]), gather, scale)
@@ -80,10 +80,10 @@ def sparse_flash_attention_quant(
     scales = whole[:, rank + 2 * rope - 4 * rank // TILE :].view(torch.int32)
     keep = torch.eye(2 * rank // TILE, dtype=torch.int32, device=kv_cache.device)[rank // TILE :].contiguous()
 
-    def unpack(rows: torch.Tensor, fill: torch.Tensor, ckv: torch.Tensor, kpe: torch.Tensor) -> None:
+    def unpack(rows: torch.Tensor, ckv: torch.Tensor, kpe: torch.Tensor) -> None:
         launch(
             unpack_rows, (len(rows), -(-rows.shape[1] // (step := _step(rows, PROGRAMS, UNPACK)))),
-            integers, keys.view(torch.bfloat16), scales, keep, rows, fill, ckv, kpe,
+            integers, keys.view(torch.bfloat16), scales, keep, rows, ckv, kpe,
             s_bytes, rows.shape[1], step, R=rank, P=rope, TILE=TILE, BN=UNPACK,
         )  # fmt: skip
 
@@ -102,7 +102,8 @@ def _rows(
     batch: PagedBatch,
     block_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Physical rows int32 [T, K in whole tiles], -1 unused; one used row per token (0 if none); places to look at."""
+    """Physical rows int32 [T, K in whole tiles], -1 unused; the same with a row that holds data there (0 if the token
+    has none); places to look at."""
     request, visible = query_layout(batch, len(topk_indices))
     rows = usable_rows(topk_indices, visible, batch.block_table[request], block_size).int()
     width = padded(rows.shape[1], SUM)
@@ -110,7 +111,7 @@ def _rows(
     used = rows >= 0
     place = torch.arange(1, width + 1, device=rows.device)
     count = (used * place).amax(1).int()
-    return rows, rows.amax(1).clamp_min(0), count
+    return rows, torch.where(used, rows, rows.amax(1, keepdim=True).clamp_min(0)), count
 
 
 def _step(rows: torch.Tensor, cores: int, least: int) -> int:
@@ -122,11 +123,11 @@ def _attend(
     ql_nope: torch.Tensor,
     q_pe: torch.Tensor,
     chosen: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    gather: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None],
+    gather: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None],
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`gather(rows, fill, ckv, kpe)` writes the chosen rows of some tokens to ckv and kpe."""
-    (rows, fill, count), (tokens, heads, rank), rope = chosen, ql_nope.shape, q_pe.shape[2]
+    """`gather(rows, ckv, kpe)` writes the chosen rows of some tokens to ckv and kpe."""
+    (rows, filled, count), (tokens, heads, rank), rope = chosen, ql_nope.shape, q_pe.shape[2]
     width, some = rows.shape[1], next(size for size in HEADS if heads % size == 0)
     out = torch.empty_like(ql_nope, memory_format=torch.contiguous_format)
     lse = torch.empty(tokens, heads, dtype=torch.float32, device=ql_nope.device)
@@ -138,7 +139,7 @@ def _attend(
     for lo in range(0, tokens, TOKENS):
         part = slice(lo, min(lo + TOKENS, tokens))
         number, here = part.stop - lo, (rows[part], count[part])
-        gather(rows[part], fill[part], ckv, kpe)
+        gather(filled[part], ckv, kpe)
         step, blocks = _step(rows[part], max(1, CUBES * some // heads), SUM), heads // some
         launch(
             score_rows, (number, blocks, -(-width // step)),

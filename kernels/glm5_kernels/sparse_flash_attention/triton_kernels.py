@@ -3,15 +3,15 @@
 Shaped for one core of a 910B/910C (512 KB L1, 64 KB L0A and L0B, 128 KB L0C, 192 KB UB), at GLM-5's 512 + 64:
 
     gather_rows       BN = 64 rows of 1152 bytes (72 KB in UB, twice) by one copy each, then written by one copy.
-    unpack_rows       the same from packed rows, one tile of 128 latents at a time: 4 KB int8, 16 KB fp32, 8 KB bf16.
+    unpack_rows       the same from BN = 16 packed rows by three copies each: 8 KB int8, 32 KB fp32, 16 KB bf16.
     score_rows        BH = 64 heads against BN = 64 rows that follow each other, twice: [64, 576] x [576, 64].
     normalize_scores  4 heads of 2048 scores: 32 KB in fp32.
     weigh_rows        64 heads, BR = 256 columns, BN = 256 rows at a time: [64, 256] x [256, 256], 64 KB of fp32 in L0C.
 
 Each kernel keeps to one kind of core: scores, softmax and sums in one kernel wait for each other by way of global
 memory once per tile (the cost is in benchmarks/README.md). Rows are gathered whole: an unused place gets a row that
-holds data, and the *scores* are masked. A mask on the gathered rows would take a tile through selects, and rows that
-nobody wrote may hold NaN, which not even a probability of zero removes.
+holds data before the kernels start, and the *scores* are masked. A mask on the gathered rows would take a tile through
+selects, and rows that nobody wrote may hold NaN, which not even a probability of zero removes.
 """
 
 from __future__ import annotations
@@ -90,18 +90,16 @@ def weigh_rows(
 
 @triton.jit
 def gather_rows(
-    ckv_cache, kpe_cache, rows, fill, ckv, kpe,
+    ckv_cache, kpe_cache, rows, ckv, kpe,
     s_ckv, s_kpe, s_rows, step,
     R: tl.constexpr, P: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Grid (T, K / step), step and K multiples of BN. Rows int32 [T, K] of ckv_cache and kpe_cache -> ckv [T * K, R]
-    and kpe [T * K, P]; an unused place (-1) gets the row `fill` int32 [T]."""
+    and kpe [T * K, P]."""
     t, part = tl.program_id(0), tl.program_id(1)
     i, r, p = tl.arange(0, BN), tl.arange(0, R), tl.arange(0, P)
-    instead = tl.load(fill + t)
     for start in range(part * step, tl.minimum((part + 1) * step, s_rows), BN):
-        row = tl.load(rows + t * s_rows + start + i)
-        row = tl.where(row >= 0, row, instead)
+        row = tl.load(rows + t * s_rows + start + i)  # as loaded: copies would wait for a vector instruction
         place = t * s_rows + start + i
         tl.store(ckv + place[:, None] * R + r[None, :], tl.load(ckv_cache + row[:, None] * s_ckv + r[None, :]))
         tl.store(kpe + place[:, None] * P + p[None, :], tl.load(kpe_cache + row[:, None] * s_kpe + p[None, :]))
@@ -109,26 +107,25 @@ def gather_rows(
 
 @triton.jit
 def unpack_rows(
-    integers, rotated, scales, keep, rows, fill, ckv, kpe,
+    integers, rotated, scales, keep, rows, ckv, kpe,
     s_bytes, s_rows, step,
     R: tl.constexpr, P: tl.constexpr, TILE: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Grid (T, K / step), step and K multiples of BN. The three views of packed rows (int8 latents, bf16 rotated keys,
     bits of fp32 scales behind as many others; s_bytes between rows) -> ckv bf16 [T * K, R] = bf16(integer * scale of
-    its TILE) and kpe bf16 [T * K, P]; places unused get `fill`. keep int32
-    [R / TILE, 2 * R / TILE] is 1 where a tile's scale is, a factor: what else is there need not be a number."""
+    its TILE) and kpe bf16 [T * K, P]. keep int32 [R / TILE, 2 * R / TILE] is 1 where a tile's scale is, a factor: what
+    else is there need not be a number."""
     t, part = tl.program_id(0), tl.program_id(1)
     TILES: tl.constexpr = R // TILE
-    i, d, p, q = tl.arange(0, BN), tl.arange(0, TILE), tl.arange(0, P), tl.arange(0, 2 * TILES)
-    instead = tl.load(fill + t)
+    i, r, p, tile, q = tl.arange(0, BN), tl.arange(0, R), tl.arange(0, P), tl.arange(0, TILES), tl.arange(0, 2 * TILES)
+    latent = tile[None, :, None] * TILE + tl.arange(0, TILE)[None, None, :]
+    kept = tl.load(keep + tile[:, None] * (2 * TILES) + q[None, :])
     for start in range(part * step, tl.minimum((part + 1) * step, s_rows), BN):
         row = tl.load(rows + t * s_rows + start + i)
-        row = tl.where(row >= 0, row, instead)
         place = t * s_rows + start + i
         bits = tl.load(scales + row[:, None] * (s_bytes // 4) + q[None, :])
-        for tile in tl.static_range(TILES):
-            one = tl.load(keep + 2 * TILES * tile + q)
-            scale = tl.sum(bits * one[None, :], axis=1).to(tl.float32, bitcast=True)
-            packed = tl.load(integers + row[:, None] * s_bytes + (tile * TILE + d)[None, :]).to(tl.float32)
-            tl.store(ckv + place[:, None] * R + (tile * TILE + d)[None, :], (packed * scale[:, None]).to(tl.bfloat16))
+        scale = tl.sum(bits[:, None, :] * kept[None, :, :], axis=2).to(tl.float32, bitcast=True)
+        packed = tl.load(integers + row[:, None] * s_bytes + r[None, :]).to(tl.float32)
+        unpacked = tl.reshape(packed, (BN, TILES, TILE)) * scale[:, :, None]
+        tl.store(ckv + place[:, None, None] * R + latent, unpacked.to(tl.bfloat16))
         tl.store(kpe + place[:, None] * P + p[None, :], tl.load(rotated + row[:, None] * (s_bytes // 2) + p[None, :]))
