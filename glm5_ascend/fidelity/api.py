@@ -16,7 +16,7 @@ from glm5_ascend.fidelity.analysis.budget import Fallback, final_types, propose,
 from glm5_ascend.fidelity.evaluation import html as evaluation_html
 from glm5_ascend.fidelity.evaluation.compare import Extras, FidelityComparison, compare
 from glm5_ascend.fidelity.evaluation.generation import generate, generation_metrics, metrics_by_task, read_prompts
-from glm5_ascend.fidelity.evaluation.long_context import long_contexts
+from glm5_ascend.fidelity.evaluation.long_context import long_contexts, retrieval_prompts
 from glm5_ascend.fidelity.evaluation.metrics import Metric, chosen_groups
 from glm5_ascend.fidelity.evaluation.metrics import metrics as figures
 from glm5_ascend.fidelity.evaluation.served import compare_served
@@ -124,6 +124,7 @@ def _evaluate_text(found: Summary, job: _TextJob, paths: _Compared, servers: lis
     assert paths.against is not None
     config = StoredModel(paths.against).config
     tokens = read_tasks(job.path, job.bundled, paths.against, config, job.window, job.windows)
+    prompts = retrieval_prompts(paths.against, job.path, job.bundled, job.lengths)
     if paths.directory is not None:
         extras = Extras(drafts="mtp" in job.groups)
         comparison = compare(paths.directory, paths.against, tokens.windows, job.progress, extras)
@@ -133,9 +134,8 @@ def _evaluate_text(found: Summary, job: _TextJob, paths: _Compared, servers: lis
     found.window, found.windows = job.window, len(tokens.windows)
     for task, numbers in tokens.by_task().items():
         found.tasks[task] = _chosen(comparison.of(numbers), job.groups)
-    if paths.directory is not None and job.lengths:
-        far = long_contexts(paths.directory, paths.against, job.path, job.bundled, job.lengths, job.progress)
-        found.tasks |= far
+    if paths.directory is not None:
+        found.tasks |= long_contexts(paths.directory, paths.against, prompts, job.progress)
 
 
 def _fill_in(found: Summary, comparison: FidelityComparison, groups: Collection[str]) -> None:

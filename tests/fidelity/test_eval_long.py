@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm5_ascend.fidelity.evaluation.long_context import DEPTHS, PASSAGE, TAIL, RetrievalPrompt, long_contexts
+from glm5_ascend.errors import TextError
+from glm5_ascend.fidelity.api import evaluate
+from glm5_ascend.fidelity.evaluation.long_context import (
+    DEPTHS,
+    PASSAGE,
+    TAIL,
+    RetrievalPrompt,
+    long_contexts,
+    retrieval_prompts,
+)
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.evaluation.windows import read_windows
 from glm5_ascend.model import layers
@@ -47,7 +56,8 @@ def test_what_a_query_needs_is_what_follows_in_the_text() -> None:
 
 
 def test_needed_keys_are_counted(tiny_source: Path, tiny_w4a8: Path, text: Path) -> None:
-    (rows,) = long_contexts(tiny_w4a8, tiny_source, text, (), [LENGTH]).values()
+    prompts = retrieval_prompts(tiny_source, text, (), [LENGTH])
+    (rows,) = long_contexts(tiny_w4a8, tiny_source, prompts).values()
     got = {row.name: row.value for row in rows}
     source, this = StoredModel(tiny_source), StoredModel(tiny_w4a8)
     (window,) = read_windows(text, (), tiny_source, source.config, LENGTH, 1)
@@ -72,6 +82,16 @@ def test_lengths_on_the_command_line(tiny_source: Path, tiny_w4a8: Path, text: P
         assert_one_clear_line(in_process(*base, "--lengths", given), 2, "--lengths", words)
     done = in_process("eval", "--url", "http://127.0.0.1:9", "--against", tiny_source, "--lengths", "256")
     assert_one_clear_line(done, 2, "--lengths", "a server does not show its keys")
+
+
+def test_a_wrong_length_is_told_before_anything_is_compared(tiny_source: Path, tiny_w4a8: Path, text: Path) -> None:
+    seen: list[object] = []
+    job = {"against": tiny_source, "text": text, "window": 64, "windows": 2}
+    with pytest.raises(TextError, match="600: the model has 512 positions"):
+        evaluate(tiny_w4a8, **job, lengths=[600], progress=lambda *shown: seen.append(shown))  # type: ignore[arg-type]
+    assert not seen
+    evaluate(tiny_w4a8, **job, progress=lambda *shown: seen.append(shown))  # type: ignore[arg-type]
+    assert seen
 
 
 @pytest.mark.parametrize("scores", [96 * 7, 96 * 40])

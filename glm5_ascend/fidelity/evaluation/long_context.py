@@ -9,7 +9,7 @@ Memory: 1 byte x length^2 for each model's choices, and 64 MiB of scores.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,14 +77,13 @@ class _Needles:
         return rows + ([Metric("needles_kept", "of these, this chooses too", share, None, True)] if kept.any() else [])
 
 
-def long_contexts(
-    this: Path, against: Path, text: Path | None, default: Iterable[str], lengths: Sequence[int],
-    progress: Progress = silent,
-) -> dict[str, list[Metric]]:  # fmt: skip
-    """Figures of one retrieval prompt of each length: KL and NLL where the passages repeat, keys, needed keys.
+def retrieval_prompts(
+    against: Path, text: Path | None, default: Iterable[str], lengths: Sequence[int]
+) -> dict[int, RetrievalPrompt]:
+    """A prompt of each length for the model in `against`: quick, so that a wrong length is told before any work.
 
     Raises:
-        EvaluationError: a length at which every key is kept. TextError: too little text.
+        EvaluationError: a length at which every key is kept. TextError: too little text, or too few positions.
     """
     config, found, default = StoredModel(against).config, {}, list(default)
     for length in lengths:
@@ -99,7 +98,16 @@ def long_contexts(
             raise TextError(
                 error.message.replace("--window", "--lengths"), "give more text with --text, or smaller --lengths"
             ) from None
-        prompt = RetrievalPrompt.of(window)
+        found[length] = RetrievalPrompt.of(window)
+    return found
+
+
+def long_contexts(
+    this: Path, against: Path, prompts: Mapping[int, RetrievalPrompt], progress: Progress = silent
+) -> dict[str, list[Metric]]:
+    """Figures of one retrieval prompt of each length: KL and NLL where the passages repeat, keys, needed keys."""
+    found = {}
+    for length, prompt in prompts.items():
         needles = _Needles(prompt)
         compared = compare(this, against, [prompt.tokens], progress, Extras(observe=needles.look))
         found[f"{length} tokens"] = [*metrics(compared.at(prompt.asked)), *needles.rows()]
