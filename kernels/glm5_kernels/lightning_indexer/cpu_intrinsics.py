@@ -38,8 +38,8 @@ def _scores(add: Callable[..., Any]) -> Any:
     where `add` is `Lanes.add_pairs`, two bf16. Unless `apart` is 0, each lane group of the one block is another token
     with `real` heads, whose scores lie `apart` bytes behind those of the one before.
 
-    Every dot product adds its dims in order; every score adds the heads of a lane in order, then the lanes of a group
-    as `sum_each` does, then the groups: no bit depends on the keys and tokens beside it.
+    Every dot product adds its dims in order; every score adds the heads of a lane in order, then the groups, then the
+    lanes as `sum_each` does: no bit depends on the keys and tokens beside it.
 
     It prefetches the memory from `ahead` on, `stride` bytes further with every dim of every block: a few lines at a
     time, because a core tracks only ten or so outstanding lines.
@@ -81,21 +81,24 @@ def _scores(add: Callable[..., Any]) -> Any:
                         positive = v.larger(zero, builder.load(row[g]))  # NaN stays
                         positive = builder.select(is_real, positive, zero)  # 0 * inf of a head that pads is NaN
                         builder.store(v.add_products(w, positive, builder.load(score)), score)
-            totals = [sum_each(v, [builder.load(score) for score in row]) for row in scores]
+            groups = [[builder.load(score) for score in row] for row in scores]
             with builder.if_else(alone) as (together, separate):
                 with together:
-                    _store_scores(builder, functools.reduce(builder.fadd, totals), out)
+                    whole = [functools.reduce(builder.fadd, of_key) for of_key in zip(*groups, strict=True)]
+                    _store_sums(v, whole, out)
                 with separate:
-                    for g, total in enumerate(totals):
-                        _store_scores(builder, total, builder.add(out, builder.mul(apart, i64_const(g))))
+                    for g, of_keys in enumerate(groups):
+                        _store_sums(v, of_keys, builder.add(out, builder.mul(apart, i64_const(g))))
 
         return types.void(*[int64] * 10), returns_void(generate)
 
     return scores_of_keys
 
 
-def _store_scores(builder: Any, scores: Any, out: Any) -> None:
-    builder.store(scores, builder.inttoptr(out, scores.type.as_pointer())).align = 4
+def _store_sums(v: Lanes, rows: list[Any], out: Any) -> None:
+    """out[i] <- the sum of the lanes of rows[i]."""
+    sums = sum_each(v, rows)
+    v.builder.store(sums, v.builder.inttoptr(out, sums.type.as_pointer())).align = 4
 
 
 def _lanes_below(builder: Any, count: Any) -> Any:
