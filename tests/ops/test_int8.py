@@ -61,6 +61,8 @@ def test_row_of_zeros_and_empty_batch() -> None:
     layer = ops.LinearWeights(int8(8, 16), ops.PER_TOKEN, torch.ones(8))
     assert torch.equal(ops.int8_linear(torch.zeros(2, 16), layer), torch.zeros(2, 8))
     assert ops.int8_linear(torch.zeros(0, 16), layer).shape == (0, 8)
+    nothing = ops.LinearWeights(int8(0, 64), ops.PER_TOKEN, torch.ones(0))
+    assert ops.int8_linear(torch.zeros(3, 64), nothing).shape == (3, 0)
 
 
 def test_leading_dimensions_and_dtype_are_kept() -> None:

@@ -163,7 +163,7 @@ def grouped(
     given = Activations(codes, factors, rows, starts)
     weights = WeightAddress(weight.data_ptr(), weight.stride(0), weight.stride(-2), scale.data_ptr())
     tasks, threads = (len(starts) - 1) * -(-n // int8_dots.ROWS), torch.get_num_threads()
-    size = tasks if threads == 1 else -(-tasks // (_SHARE * threads))
+    size = max(1, tasks if threads == 1 else -(-tasks // (_SHARE * threads)))
     target = RowAddress(out.data_ptr(), 0, n * out.element_size(), KINDS[dtype])
 
     def multiply(number: int) -> None:

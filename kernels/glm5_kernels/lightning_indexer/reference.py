@@ -99,6 +99,8 @@ def check_quant(q: torch.Tensor, k_cache: torch.Tensor, q_scale: torch.Tensor, k
 def check(q: torch.Tensor, k_cache: torch.Tensor, weights: torch.Tensor, batch: PagedBatch, topk: int) -> None:
     """Raise `KernelInputError` unless the arguments fit."""
     require_shape("q", q, (None, None, None))
+    if 0 in q.shape[1:]:
+        raise KernelInputError(f"q has shape {list(q.shape)}, expected a head and a dim at least")
     require_shape("k_cache", k_cache, (None, None, q.shape[2]))
     require_shape("weights", weights, (q.shape[0], q.shape[1]))
     require_floats(weights=weights)
