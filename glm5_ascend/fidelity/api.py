@@ -124,7 +124,7 @@ def _evaluate_text(found: Summary, job: _TextJob, paths: _Compared, servers: lis
     assert paths.against is not None
     config = StoredModel(paths.against).config
     tokens = read_tasks(job.path, job.bundled, paths.against, config, job.window, job.windows)
-    prompts = retrieval_prompts(paths.against, job.path, job.bundled, job.lengths)
+    prompts = retrieval_prompts(paths.against, config, job.path, job.bundled, job.lengths)
     if paths.directory is not None:
         extras = Extras(drafts="mtp" in job.groups)
         comparison = compare(paths.directory, paths.against, tokens.windows, job.progress, extras)

@@ -56,7 +56,7 @@ def test_what_a_query_needs_is_what_follows_in_the_text() -> None:
 
 
 def test_needed_keys_are_counted(tiny_source: Path, tiny_w4a8: Path, text: Path) -> None:
-    prompts = retrieval_prompts(tiny_source, text, (), [LENGTH])
+    prompts = retrieval_prompts(tiny_source, StoredModel(tiny_source).config, text, (), [LENGTH])
     (rows,) = long_contexts(tiny_w4a8, tiny_source, prompts).values()
     got = {row.name: row.value for row in rows}
     source, this = StoredModel(tiny_source), StoredModel(tiny_w4a8)

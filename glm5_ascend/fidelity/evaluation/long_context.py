@@ -18,9 +18,9 @@ import torch
 from glm5_ascend.errors import EvaluationError, TextError
 from glm5_ascend.fidelity.evaluation.compare import Extras, compare
 from glm5_ascend.fidelity.evaluation.metrics import Metric, metrics
-from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.evaluation.walk import Walk
 from glm5_ascend.fidelity.evaluation.windows import read_windows
+from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.quantize.progress import Progress, silent
 
 #: Tokens of a passage, and where passages begin, as shares of the text.
@@ -78,14 +78,14 @@ class _Needles:
 
 
 def retrieval_prompts(
-    against: Path, text: Path | None, default: Iterable[str], lengths: Sequence[int]
+    against: Path, config: ModelConfig, text: Path | None, default: Iterable[str], lengths: Sequence[int]
 ) -> dict[int, RetrievalPrompt]:
-    """A prompt of each length for the model in `against`: quick, so that a wrong length is told before any work.
+    """A prompt of each length for the model in `against`, of this config: so that a wrong length is told before any work.
 
     Raises:
         EvaluationError: a length at which every key is kept. TextError: too little text, or too few positions.
     """
-    config, found, default = StoredModel(against).config, {}, list(default)
+    found, default = {}, list(default)
     for length in lengths:
         if length - TAIL <= config.index_topk:
             raise EvaluationError(
