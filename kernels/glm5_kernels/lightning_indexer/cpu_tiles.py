@@ -26,7 +26,8 @@ def choose(tasks: Any, step: Any, scores: Any) -> None:
     for number in range(len(tasks)):
         request, first, last, length, start, stop, chooses = tasks[number]
         pitch = in_steps(length)
-        _score(step, request, first, last - first, start, stop, scores, pitch)
+        if start < stop:
+            _score(step, request, first, last - first, start, stop, scores, pitch)
         if chooses:
             _best(scores, pitch, step, first, last)
 
