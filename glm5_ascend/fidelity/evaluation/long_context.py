@@ -80,7 +80,7 @@ class _Needles:
 def retrieval_prompts(
     against: Path, config: ModelConfig, text: Path | None, default: Iterable[str], lengths: Sequence[int]
 ) -> dict[int, RetrievalPrompt]:
-    """A prompt of each length for the model in `against`, of this config: so that a wrong length is told before any work.
+    """A prompt of each length for the model in `against`, of this config: a wrong length is told before any work.
 
     Raises:
         EvaluationError: a length at which every key is kept. TextError: too little text, or too few positions.
