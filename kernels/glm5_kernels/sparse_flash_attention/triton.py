@@ -50,9 +50,11 @@ def sparse_flash_attention(
     rank, rope = ql_nope.shape[2], q_pe.shape[2]
 
     def gather(rows: torch.Tensor, ckv: torch.Tensor, kpe: torch.Tensor) -> None:
+        number, width = rows.shape
+        step = _step(number, width, PROGRAMS, GATHER)
         launch(
-            gather_rows, (len(rows), -(-rows.shape[1] // (step := _step(*rows.shape, PROGRAMS, GATHER)))),
-            ckv_cache, kpe_cache, rows, ckv, kpe, s_ckv, s_kpe, rows.shape[1], step, R=rank, P=rope, BN=GATHER,
+            gather_rows, (number, -(-width // step)),
+            ckv_cache, kpe_cache, rows, ckv, kpe, s_ckv, s_kpe, width, step, R=rank, P=rope, BN=GATHER,
         )  # fmt: skip
 
     return _attend(ql_nope, q_pe, _rows(topk_indices, batch, ckv_cache.shape[1]), gather, scale)
@@ -82,10 +84,12 @@ def sparse_flash_attention_quant(
     keep = torch.eye(2 * rank // TILE, dtype=torch.int32, device=kv_cache.device)[rank // TILE :].contiguous()
 
     def unpack(rows: torch.Tensor, ckv: torch.Tensor, kpe: torch.Tensor) -> None:
+        number, width = rows.shape
+        step = _step(number, width, PROGRAMS, UNPACK)
         launch(
-            unpack_rows, (len(rows), -(-rows.shape[1] // (step := _step(*rows.shape, PROGRAMS, UNPACK)))),
+            unpack_rows, (number, -(-width // step)),
             integers, keys.view(torch.bfloat16), scales, keep, rows, ckv, kpe,
-            s_bytes, rows.shape[1], step, R=rank, P=rope, TILE=TILE, BN=UNPACK,
+            s_bytes, width, step, R=rank, P=rope, TILE=TILE, BN=UNPACK,
         )  # fmt: skip
 
     return _attend(ql_nope, q_pe, _rows(topk_indices, batch, kv_cache.shape[1]), unpack, scale)
