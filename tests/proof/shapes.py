@@ -90,11 +90,13 @@ def long_cases(op: str, *topks: int) -> Iterator[Case]:
 def launched_cases(op: str) -> Iterator[Case]:
     """What a server of GLM-5, 5.1 or 5.2 launches: a rank has 64, 32 or 16 of the heads. The number of tokens and of
     requests is a constant of `score_pages` alone, which takes one token (decode) or several at once, and of the
-    products of MLA preprocess, which take few or many."""
+    products of MLA preprocess and of `weigh_rows`, which take few or many (here of 256 rows each: less to run)."""
     generator = torch.Generator().manual_seed(7)
     for heads in (64, 32, 16):
         if op.startswith("sparse_flash_attention"):
             yield _attention(op, generator, heads)
+            if op == "sparse_flash_attention":  # of packed rows all but `unpack_rows` are the same kernels
+                yield _attention(op, generator, heads, 25, 256)
         elif op == "mla_preprocess":
             yield from (_preprocess(mode, generator, heads, tokens) for mode in QUANT_MODES for tokens in (2, 17))
     if op.startswith("lightning_indexer"):  # every rank has all heads of the indexer
@@ -103,7 +105,8 @@ def launched_cases(op: str) -> Iterator[Case]:
 
 
 def executed_cases(op: str) -> Iterator[Case]:
-    """Level 5's: every kernel that a server launches, and for the indexer prefill and decode in one batch."""
+    """Level 5's: every kernel that a server launches, and for the indexer prefill and decode in one batch, and so many
+    positions that a sample of them shows where the level lies."""
     if op == "mla_preprocess":  # each number of heads and each mode once; prefill
         generator = torch.Generator().manual_seed(7)
         yield from (_preprocess(m, generator, h) for m, h in zip(QUANT_MODES, (64, 32, 16), strict=True))
@@ -112,20 +115,23 @@ def executed_cases(op: str) -> Iterator[Case]:
         yield from launched_cases(op)
     if op.startswith("lightning_indexer"):
         yield next(case for case in quick_cases(op) if "mixed" in case.variant and "float32" not in case.variant)
+        yield _indexer(op, torch.Generator().manual_seed(8), (1, 1), (9000, 300))
 
 
-def _pages(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """block_table [B, 32] of shuffled pages, the slots that are owned, and query_start_loc of one token each."""
-    needed = [-(-length // BLOCK) for length in LENGTHS]
+def _pages(
+    generator: torch.Generator, lengths: tuple[int, ...] = LENGTHS
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """block_table [B, pages] of shuffled pages, the slots that are owned, and query_start_loc of one token each."""
+    needed = [-(-length // BLOCK) for length in lengths]
     order = torch.randperm(sum(needed) + 3, generator=generator).int()
-    table = torch.full((len(LENGTHS), max(needed)), -1, dtype=torch.int32)
+    table = torch.full((len(lengths), max(needed)), -1, dtype=torch.int32)
     owned = torch.zeros(len(order) * BLOCK, dtype=torch.bool)
-    for request, (length, count) in enumerate(zip(LENGTHS, needed, strict=True)):
+    for request, (length, count) in enumerate(zip(lengths, needed, strict=True)):
         start = sum(needed[:request])
         table[request, :count] = order[start : start + count]
         positions = torch.arange(length)
         owned[table[request].long()[positions // BLOCK] * BLOCK + positions % BLOCK] = True
-    return table, owned, torch.arange(len(LENGTHS) + 1, dtype=torch.int32)
+    return table, owned, torch.arange(len(lengths) + 1, dtype=torch.int32)
 
 
 def _cache(columns: int, owned: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -134,10 +140,12 @@ def _cache(columns: int, owned: torch.Tensor, generator: torch.Generator) -> tor
     return rows.view(-1, BLOCK, columns)
 
 
-def _indexer(op: str, generator: torch.Generator, counts: tuple[int, ...] = (1, 1, 1)) -> Case:
-    """`counts`: tokens of each request."""
-    table, owned, _ = _pages(generator)
-    tokens, lengths = sum(counts), torch.tensor(LENGTHS, dtype=torch.int32)
+def _indexer(
+    op: str, generator: torch.Generator, counts: tuple[int, ...] = (1, 1, 1), seen: tuple[int, ...] = LENGTHS
+) -> Case:
+    """`counts`: tokens of each request; `seen`: positions."""
+    table, owned, _ = _pages(generator, seen)
+    tokens, lengths = sum(counts), torch.tensor(seen, dtype=torch.int32)
     starts = torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32)
     q = torch.randn(tokens, INDEX_HEADS, INDEX_DIM, generator=generator).bfloat16()
     weights = torch.randn(tokens, INDEX_HEADS, generator=generator).bfloat16()
@@ -150,14 +158,19 @@ def _indexer(op: str, generator: torch.Generator, counts: tuple[int, ...] = (1, 
     return Case(op, f"{REAL}, int8", (q_int, k_int, weights.half(), q_scale, k_scale, *step), gap=1e-3)
 
 
-def _attention(op: str, generator: torch.Generator, heads: int = HEADS) -> Case:
+def _attention(op: str, generator: torch.Generator, heads: int = HEADS, tokens: int = 0, topk: int = TOPK) -> Case:
+    """One token of each request, or `tokens` that are the last ones of the second."""
     table, owned, starts = _pages(generator)
-    tokens, lengths = len(LENGTHS), torch.tensor(LENGTHS, dtype=torch.int32)
+    lengths, seen = torch.tensor(LENGTHS, dtype=torch.int32), LENGTHS
+    if tokens:
+        starts = torch.tensor([0, 0, tokens, tokens], dtype=torch.int32)
+        seen = tuple(range(LENGTHS[1] - tokens + 1, LENGTHS[1] + 1))
+    tokens = len(seen)
     nope = (0.3 * torch.randn(tokens, heads, RANK, generator=generator)).bfloat16()
     pe = (0.3 * torch.randn(tokens, heads, ROPE, generator=generator)).bfloat16()
-    chosen = torch.full((tokens, TOPK), -1, dtype=torch.int32)
-    for token, length in enumerate(LENGTHS):
-        some = torch.randperm(length, generator=generator)[:TOPK].int()
+    chosen = torch.full((tokens, topk), -1, dtype=torch.int32)
+    for token, length in enumerate(seen):
+        some = torch.randperm(length, generator=generator)[:topk].int()
         chosen[token, : len(some)] = some
     ckv, kpe = _cache(RANK, owned, generator), _cache(ROPE, owned, generator)
     caches = (ckv, kpe) if op == "sparse_flash_attention" else (_packed(ckv, kpe, owned),)

@@ -24,9 +24,9 @@ AT_ONCE = 2
 #: context is long, as many as have this many scores: one for each vector core at 1,048,576 positions, 201 MB.
 TOKENS, SCORES = 96, 48 * 1048576
 #: Scores counted at once; runs of scores and their length in the sample that shows where the level lies.
-TILE, SAMPLE = 8192, (16, 128)
-#: A count adds tile by tile in fp16, sixteen lanes together: exact up to 2048, so up to 128 tiles.
-LONGEST = 128 * TILE
+TILE, SAMPLE = 4096, (16, 128)
+#: A count adds tile by tile in fp16, exact up to 2048, then lanes in fp32, exact beyond this many: up to 256 tiles.
+LONGEST = 256 * TILE
 #: Runs of positions, their length, and how many positions of each are taken out together.
 ROWS, COLUMNS, SLOTS = 32, 128, 32
 #: Runs whose numbers are added at once.

@@ -6,7 +6,7 @@ Shaped for one core of a 910B/910C (64 KB L0A and L0B, 128 KB L0C, 192 KB UB), a
                      tokens, which share its keys. A page is one run of memory. A program takes many pages in a loop
                      without a branch, which the device's compiler makes a pipeline: cube and vector cores take turns
                      over four workspaces. One program per core.
-    choose_level     one row of scores, TILE = 8192 (32 KB) at a time: the K-th score is found by counting floats
+    choose_level     one row of scores, TILE = 4096 (16 KB) at a time: the K-th score is found by counting floats
                      (vector cores compare floats, not integers), until exactly K reach it; no sort. A sample of the
                      row says where it lies; then by interpolation and halves. Hits are added lane by lane in fp16.
     list_positions   32 runs of 128 positions: the smallest position left of each run at once, as often as the fullest
@@ -88,15 +88,13 @@ def _count(scores, begin, end, level, TILE: tl.constexpr):
     total = tl.zeros([TILE], tl.float16)
     for start in range(begin, end, TILE):
         total += _reaching(tl.load(scores + start + i, mask=start + i < end, other=float("nan")), level)
-    # Sixteen lanes that count to 128 make 2048, the last sum that is exact in fp16.
-    sums = tl.reduce(tl.reshape(total, (16, TILE // 16)), 0, _plus).to(tl.float32)
-    return _total(tl.reshape(sums, (TILE // 2048, 128)))
+    return _total(tl.reshape(total.to(tl.float32), (TILE // 128, 128)))
 
 
 @triton.jit
 def _total(lanes):
     """Their sum, by rows first: a tree of additions is quicker than the sum across lanes."""
-    return tl.sum(tl.reduce(lanes, 0, _plus).to(tl.float32), axis=0)
+    return tl.sum(tl.reduce(lanes, 0, _plus), axis=0)
 
 
 @triton.jit
@@ -107,11 +105,33 @@ def _of_sample(sample, target, slack, low, high):
     for _ in range(0, 32):
         if distance > slack:
             key = _middle(low, high)
-            found = _total(_reaching(sample, _number(key)))
+            found = _total(tl.where(sample >= _number(key), 1.0, 0.0))
             low = tl.where(found >= target, key, low)
             high = tl.where(found >= target, high, key)
             distance = tl.abs(found - target)
     return key
+
+
+@triton.jit
+def _between(row, length, want, low, high, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Two keys between which the one lies that `want` of a row's scores reach, by a sample of the row: most likely."""
+    r, c = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    sample = tl.load(row + r[:, None] * (length // ROWS) + c[None, :])
+    share = want / length.to(tl.float32) * (ROWS * COLUMNS)
+    slack = tl.sqrt(share) + 1.0
+    under = _of_sample(sample, share + 2.5 * slack, slack, low, high)
+    # Seldom more than four times as high; if it is, this is another try that fails.
+    limit = tl.minimum(under, high - 16777216) + 16777216
+    return under, _of_sample(sample, share - 2.5 * slack, slack, under, limit)
+
+
+@triton.jit
+def _share(reach, want, beyond):
+    """How far from `low` to `high` to try: where a straight line puts `want`, and a little on, so that the nearer end
+    of the two is left behind too."""
+    drop, rise = reach - want, want - beyond
+    more = 0.5 * tl.sqrt(drop * rise / (drop + rise))
+    return (drop + tl.where(drop < rise, more, -more)) / (drop + rise)
 
 
 @triton.jit
@@ -133,32 +153,31 @@ def choose_level(
     above level_out fp32 [T], and those that equal it at positions up to last_out int32 [T]."""
     t = tl.program_id(0)
     row, length = scores + t * s_scores, tl.load(visible + t)
-    reach = _count(row, 0, length, float("-inf"), TILE)
-    want = tl.minimum(reach, topk * 1.0)
     # `reach` scores reach the float of key `low`, fewer than `want` that of `high`: `beyond`.
     low = tl.minimum(length, 0) - 2139095041
-    high, beyond = -low, 0.0
-    r, c = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    high, beyond, want = -low, 0.0, topk * 1.0
     long = length >= 4 * ROWS * COLUMNS
-    under, over = low, low
-    if long & (reach > want):
-        sample = tl.load(row + r[:, None] * (length // ROWS) + c[None, :])
-        among = _total(_reaching(sample, float("-inf")))
-        share = want / reach * among
-        slack = tl.sqrt(share) + 1.0
-        under = _of_sample(sample, share + 2.5 * slack, slack, low, high)
-        # Seldom more than four times as high; if it is, this is another try that fails.
-        limit = tl.minimum(under, high - 16777216) + 16777216
-        over = _of_sample(sample, share - 2.5 * slack, slack, under, limit)
+    under, over, reach = low, low, beyond
+    if long:
+        under, over = _between(row, length, want, low, high, ROWS, COLUMNS)
+        reach = _count(row, 0, length, _number(under), TILE)
+    bracketed = long & (reach >= want)
+    if bracketed:
+        low = under
+    else:  # short, the sample misleads, or fewer are there
+        if long:
+            high, beyond = tl.maximum(under, low + 1), reach
+        reach = _count(row, 0, length, float("-inf"), TILE)
+        want = tl.minimum(reach, want)
     for turn in range(0, 7):
         if (reach > want) & (_middle(low, high) > low):
             for step in range(8 * turn, 8 * turn + 8):
                 middle = _middle(low, high)
                 if (reach > want) & (middle > low):
-                    share = (reach - want) / (reach - beyond)
-                    tried = low + 2 * (((high >> 1) - (low >> 1)).to(tl.float32) * share).to(tl.int32)
-                    tried = tl.where(long & (step < 24) & (step % 4 != 1), tried, middle)
-                    tried = tl.where(long & (step == 0), under, tl.where(long & (step == 1), over, tried))
+                    half = ((high >> 1) - (low >> 1)).to(tl.float32)
+                    tried = low + 2 * (half * _share(reach, want, beyond)).to(tl.int32)
+                    tried = tl.where(long & (step < 24) & (step % 4 != 3), tried, middle)
+                    tried = tl.where(bracketed & (step == 0), over, tried)
                     tried = tl.minimum(tl.maximum(tried, low + 1), high - 1)
                     found = _count(row, 0, length, _number(tried), TILE)
                     enough = found >= want
@@ -207,9 +226,10 @@ def list_positions(
         for first in range(0, most, SLOTS):
             found = tl.zeros([ROWS, SLOTS], tl.float16)
             turn = tl.broadcast_to(slot[None, :], (ROWS, SLOTS)).to(tl.float16)
+            before = tl.full([ROWS, SLOTS], -0.5, tl.float16)  # a scalar would be compared in fp32
             for _ in range(0, tl.minimum(SLOTS, most - first)):
                 least = tl.reduce(left, 1, _lesser)
-                found = tl.where(turn == 0.0, least[:, None], found)
+                found = tl.where(turn > before, least[:, None], found)  # and in later slots, until theirs come
                 turn -= 1.0
                 left = tl.where(left > least[:, None], left, none)
             position = start + (r * COLUMNS)[:, None] + found.to(tl.int32)

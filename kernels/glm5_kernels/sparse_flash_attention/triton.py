@@ -19,8 +19,9 @@ from glm5_kernels.triton_launch import launch, padded, power, row_stride, suppor
 
 #: Heads that a product takes at once, of which a rank's number is a multiple.
 HEADS, LEAST = (64, 32, 16), 16
-#: Rows that a product of scores takes at once, and one of outputs; its columns; rows that a vector core gathers.
-BN, SUM, BR, GATHER, UNPACK = 64, 256, 256, 64, 16
+#: Rows that a product of scores takes at once; one of outputs, and its columns, where every cube core has a token and
+#: where not; rows that a vector core gathers, and unpacks.
+BN, MANY, FEW, GATHER, UNPACK = 64, (128, 512), (256, 256), 64, 16
 #: Scores of one program of the softmax: 32 KB in fp32.
 SCORES = 8192
 #: Vector and cube cores of a die.
@@ -49,9 +50,11 @@ def sparse_flash_attention(
     rank, rope = ql_nope.shape[2], q_pe.shape[2]
 
     def gather(rows: torch.Tensor, ckv: torch.Tensor, kpe: torch.Tensor) -> None:
+        number, width = rows.shape
+        step = _step(number, width, PROGRAMS, GATHER)
         launch(
-            gather_rows, (len(rows), -(-rows.shape[1] // (step := _step(rows, PROGRAMS, GATHER)))),
-            ckv_cache, kpe_cache, rows, ckv, kpe, s_ckv, s_kpe, rows.shape[1], step, R=rank, P=rope, BN=GATHER,
+            gather_rows, (number, -(-width // step)),
+            ckv_cache, kpe_cache, rows, ckv, kpe, s_ckv, s_kpe, width, step, R=rank, P=rope, BN=GATHER,
         )  # fmt: skip
 
     return _attend(ql_nope, q_pe, _rows(topk_indices, batch, ckv_cache.shape[1]), gather, scale)
@@ -81,10 +84,12 @@ def sparse_flash_attention_quant(
     keep = torch.eye(2 * rank // TILE, dtype=torch.int32, device=kv_cache.device)[rank // TILE :].contiguous()
 
     def unpack(rows: torch.Tensor, ckv: torch.Tensor, kpe: torch.Tensor) -> None:
+        number, width = rows.shape
+        step = _step(number, width, PROGRAMS, UNPACK)
         launch(
-            unpack_rows, (len(rows), -(-rows.shape[1] // (step := _step(rows, PROGRAMS, UNPACK)))),
+            unpack_rows, (number, -(-width // step)),
             integers, keys.view(torch.bfloat16), scales, keep, rows, ckv, kpe,
-            s_bytes, rows.shape[1], step, R=rank, P=rope, TILE=TILE, BN=UNPACK,
+            s_bytes, width, step, R=rank, P=rope, TILE=TILE, BN=UNPACK,
         )  # fmt: skip
 
     return _attend(ql_nope, q_pe, _rows(topk_indices, batch, kv_cache.shape[1]), unpack, scale)
@@ -106,7 +111,7 @@ def _rows(
     has none); places to look at."""
     request, visible = query_layout(batch, len(topk_indices))
     rows = usable_rows(topk_indices, visible, batch.block_table[request], block_size).int()
-    width = padded(rows.shape[1], SUM)
+    width = padded(rows.shape[1], FEW[0])
     rows = torch.nn.functional.pad(rows, (0, width - rows.shape[1]), value=-1).contiguous()
     used = rows >= 0
     place = torch.arange(1, width + 1, device=rows.device)
@@ -114,9 +119,10 @@ def _rows(
     return rows, torch.where(used, rows, rows.amax(1, keepdim=True).clamp_min(0)), count
 
 
-def _step(rows: torch.Tensor, cores: int, least: int) -> int:
-    """Of rows [T, K]: how many each program takes, in whole `least`, so that every core has one."""
-    return padded(-(-rows.numel() // max(cores, len(rows))), least)
+def _step(tokens: int, size: int, cores: int, least: int) -> int:
+    """Of `size` things of each token: how many each program takes, in whole `least`, so that all cores end soonest."""
+    steps = (padded(-(-size // parts), least) for parts in range(1, cores + 1))
+    return min(steps, key=lambda step: -(-tokens * -(-size // step) // cores) * step)
 
 
 def _attend(
@@ -140,19 +146,27 @@ def _attend(
         part = slice(lo, min(lo + TOKENS, tokens))
         number, here = part.stop - lo, (rows[part], count[part])
         gather(filled[part], ckv, kpe)
-        step, blocks = _step(rows[part], max(1, CUBES * some // heads), SUM), heads // some
+        blocks = heads // some
+        # Programs that take tokens in turn: the next one's copies beside the last one's way to memory.
+        turns = -(-number // CUBES)
+        step = _step(-(-number // turns), width, max(1, CUBES // blocks), FEW[0])
         launch(
-            score_rows, (number, blocks, -(-width // step)),
-            ql_nope[part], q_pe[part], ckv, kpe, count[part], scores, width, step,
+            score_rows, (-(-number // turns), blocks, -(-width // step)),
+            ql_nope[part], q_pe[part], ckv, kpe, count[part], scores, width, step, number, turns,
             H=heads, R=rank, P=rope, BH=some, BN=BN,
         )  # fmt: skip
         each = min(LEAST, max(1, SCORES // whole))
+        groups = _step(number, heads // each, PROGRAMS, 1)
         launch(
-            normalize_scores, (number, heads // each),
-            scores, *here, weights, out[part], lse[part], float(scale), width, H=heads, R=rank, BH=each, K=whole,
+            normalize_scores, (number, -(-(heads // each) // groups)),
+            scores, *here, weights, out[part], lse[part], float(scale), width, groups,
+            H=heads, R=rank, BH=each, K=whole,
         )  # fmt: skip
+        sum_rows, columns = MANY if number >= CUBES else FEW
+        columns = min(columns, rank)
         launch(
-            weigh_rows, (number, blocks, rank // min(BR, rank)),
-            weights, ckv, count[part], out[part], width, H=heads, R=rank, BH=some, BR=min(BR, rank), BN=SUM,
+            weigh_rows, (-(-number // turns), blocks, rank // columns),
+            weights, ckv, count[part], out[part], width, number, turns,
+            H=heads, R=rank, BH=some, BR=columns, BN=sum_rows,
         )  # fmt: skip
     return out, lse

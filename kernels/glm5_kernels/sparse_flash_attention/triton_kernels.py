@@ -5,8 +5,9 @@ Shaped for one core of a 910B/910C (512 KB L1, 64 KB L0A and L0B, 128 KB L0C, 19
     gather_rows       BN = 64 rows of 1152 bytes (72 KB in UB, twice) by one copy each, then written by one copy.
     unpack_rows       the same from BN = 16 packed rows by three copies each: 8 KB int8, 32 KB fp32, 16 KB bf16.
     score_rows        BH = 64 heads against BN = 64 rows that follow each other, twice: [64, 576] x [576, 64].
-    normalize_scores  4 heads of 2048 scores: 32 KB in fp32.
-    weigh_rows        64 heads, BR = 256 columns, BN = 256 rows at a time: [64, 256] x [256, 256], 64 KB of fp32 in L0C.
+    normalize_scores  4 heads of 2048 scores: 32 KB in fp32. A loop over heads: copies beside the vectors.
+    weigh_rows        64 heads, BR = 256 columns, BN = 256 rows at a time: [64, 256] x [256, 256], 64 KB of fp32 in L0C;
+                      with a token for every cube core all columns, [64, 128] x [128, 512], 128 KB: weights once.
 
 Each kernel keeps to one kind of core: scores, softmax and sums in one kernel wait for each other by way of global
 memory once per tile (the cost is in benchmarks/README.md). Rows are gathered whole: an unused place gets a row that
@@ -22,70 +23,75 @@ import triton.language as tl
 
 @triton.jit
 def score_rows(
-    ql_nope, q_pe, ckv, kpe, count, scores, s_rows, step,
+    ql_nope, q_pe, ckv, kpe, count, scores, s_rows, step, tokens, each,
     H: tl.constexpr, R: tl.constexpr, P: tl.constexpr, BH: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T, H / BH, K / step), step and K multiples of BN. ql_nope [T, H, R] and q_pe [T, H, P]; ckv [T, K, R] and
-    kpe [T, K, P], gathered; count int32 [T], how many places to look at; scores fp32 [T, H, K], not yet scaled."""
-    t, block, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    head, i = t * H + block * BH + tl.arange(0, BH), tl.arange(0, BN)
-    r, p = tl.arange(0, R), tl.arange(0, P)
-    latent_query = tl.load(ql_nope + head[:, None] * R + r[None, :])
-    rotated_query = tl.load(q_pe + head[:, None] * P + p[None, :])
-    for first in range(part * step, tl.minimum((part + 1) * step, tl.load(count + t)), 2 * BN):
-        for start in tl.static_range(0, 2 * BN, BN):  # the second's product beside the way of the first's to memory
-            place = t * s_rows + first + start + i
-            latent = tl.load(ckv + place[:, None] * R + r[None, :])
-            rotated = tl.load(kpe + place[:, None] * P + p[None, :])
-            score = tl.dot(rotated_query, tl.trans(rotated), tl.dot(latent_query, tl.trans(latent)))
-            tl.store(scores + head[:, None] * s_rows + (first + start + i)[None, :], score)
+    """Grid (T / each, H / BH, K / step), step and K multiples of BN. ql_nope [T, H, R] and q_pe [T, H, P]; ckv [T, K,
+    R] and kpe [T, K, P], gathered; count int32 [T], how many places to look at; scores fp32 [T, H, K], not yet scaled.
+    """
+    group, block, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    r, p, i = tl.arange(0, R), tl.arange(0, P), tl.arange(0, BN)
+    for t in range(group * each, tl.minimum((group + 1) * each, tokens)):
+        head = t * H + block * BH + tl.arange(0, BH)
+        latent_query = tl.load(ql_nope + head[:, None] * R + r[None, :])
+        rotated_query = tl.load(q_pe + head[:, None] * P + p[None, :])
+        for first in range(part * step, tl.minimum((part + 1) * step, tl.load(count + t)), 2 * BN):
+            for start in tl.static_range(0, 2 * BN, BN):  # the second's product beside the way of the first's to memory
+                place = t * s_rows + first + start + i
+                latent = tl.load(ckv + place[:, None] * R + r[None, :])
+                rotated = tl.load(kpe + place[:, None] * P + p[None, :])
+                score = tl.dot(rotated_query, tl.trans(rotated), tl.dot(latent_query, tl.trans(latent)))
+                tl.store(scores + head[:, None] * s_rows + (first + start + i)[None, :], score)
 
 
 @triton.jit
 def normalize_scores(
-    scores, rows, count, weights, out, lse, scale, s_rows,
+    scores, rows, count, weights, out, lse, scale, s_rows, each,
     H: tl.constexpr, R: tl.constexpr, BH: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T, H / BH). Softmax of scores [T, H, s_rows] over the used places, in the dtype of weights [T, H, s_rows];
-    rows int32 [T, s_rows], -1 where a place is unused; K >= s_rows. lse fp32 [T, H]. Without a place to
-    look at out [T, H, R] is zero."""
-    t, block = tl.program_id(0), tl.program_id(1)
-    head, i = t * H + block * BH + tl.arange(0, BH), tl.arange(0, K)
-    place = head[:, None] * s_rows + i[None, :]
+    """Grid (T, H / BH / each). Softmax of scores [T, H, s_rows] over the used places, in the dtype of weights [T, H,
+    s_rows]; rows int32 [T, s_rows], -1 where a place is unused; K >= s_rows. lse fp32 [T, H]. Without a place to look
+    at out [T, H, R] is zero."""
+    t, part = tl.program_id(0), tl.program_id(1)
+    i, r = tl.arange(0, K), tl.arange(0, R)
     row = tl.load(rows + t * s_rows + i, mask=i < s_rows, other=-1)
     unused = tl.where(row >= 0, 0.0, -1.0e30)
-    number, r = tl.load(count + t), tl.arange(0, R)
-    if number == 0:
-        tl.store(out + head[:, None] * R + r[None, :], tl.zeros([BH, R], out.dtype.element_ty))
-    score = tl.load(scores + place, mask=(i < number)[None, :], other=-1.0e30)
-    score = score * scale + unused[None, :]
-    largest = tl.max(score, axis=1)
-    weight = tl.exp(score - largest[:, None])
-    total = tl.sum(weight, axis=1)
-    share = tl.where(largest > -1.0e29, 1.0 / total, 0.0)
-    share = tl.where(total == total, share, total)
-    tl.store(weights + place, (weight * share[:, None]).to(weights.dtype.element_ty), mask=(i < s_rows)[None, :])
-    tl.store(lse + head, tl.where(largest > -1.0e29, largest + tl.log(total), float("inf")))
+    number = tl.load(count + t)
+    for block in range(part * each, tl.minimum((part + 1) * each, H // BH)):
+        head = t * H + block * BH + tl.arange(0, BH)
+        place = head[:, None] * s_rows + i[None, :]
+        if number == 0:
+            tl.store(out + head[:, None] * R + r[None, :], tl.zeros([BH, R], out.dtype.element_ty))
+        score = tl.load(scores + place, mask=(i < number)[None, :], other=-1.0e30)
+        score = score * scale + unused[None, :]
+        largest = tl.max(score, axis=1)
+        weight = tl.exp(score - largest[:, None])
+        total = tl.sum(weight, axis=1)
+        nothing = largest < -1.0e29
+        share = tl.where(nothing, 0.0, 1.0 / total)
+        tl.store(weights + place, (weight * share[:, None]).to(weights.dtype.element_ty), mask=(i < s_rows)[None, :])
+        tl.store(lse + head, tl.where(nothing, float("inf"), largest + tl.log(total)))
 
 
 @triton.jit
 def weigh_rows(
-    weights, ckv, count, out, s_rows,
+    weights, ckv, count, out, s_rows, tokens, each,
     H: tl.constexpr, R: tl.constexpr, BH: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T, H / BH, R / BR). out [T, H, R] = weights [T, H, K] times ckv [T, K, R]; K a multiple of BN. Without a
-    place to look at it writes nothing."""
-    t, block = tl.program_id(0), tl.program_id(1)
-    head, i = t * H + block * BH + tl.arange(0, BH), tl.arange(0, BN)
-    r = tl.program_id(2) * BR + tl.arange(0, BR)
-    number = tl.load(count + t)
-    if number > 0:
-        total = tl.zeros([BH, BR], tl.float32)
-        for start in range(0, number, BN):
-            weight = tl.load(weights + head[:, None] * s_rows + (start + i)[None, :])
-            latent = tl.load(ckv + (t * s_rows + start + i)[:, None] * R + r[None, :])
-            total = tl.dot(weight, latent, total)
-        tl.store(out + head[:, None] * R + r[None, :], total.to(out.dtype.element_ty))
+    """Grid (T / each, H / BH, R / BR). out [T, H, R] = weights [T, H, K] times ckv [T, K, R]; K a multiple of BN.
+    Without a place to look at it writes nothing."""
+    group, block = tl.program_id(0), tl.program_id(1)
+    i, r = tl.arange(0, BN), tl.program_id(2) * BR + tl.arange(0, BR)
+    for t in range(group * each, tl.minimum((group + 1) * each, tokens)):
+        head = t * H + block * BH + tl.arange(0, BH)
+        number = tl.load(count + t)
+        if number > 0:
+            total = tl.zeros([BH, BR], tl.float32)
+            for start in range(0, number, BN):
+                weight = tl.load(weights + head[:, None] * s_rows + (start + i)[None, :])
+                latent = tl.load(ckv + (t * s_rows + start + i)[:, None] * R + r[None, :])
+                total = tl.dot(weight, latent, total)
+            tl.store(out + head[:, None] * R + r[None, :], total.to(out.dtype.element_ty))
 
 
 @triton.jit
