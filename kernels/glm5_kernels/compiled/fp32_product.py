@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from glm5_kernels.compiled.simd import (
     i64_const,
     returns_void,
 )
-from glm5_kernels.compiled.threads import each
+from glm5_kernels.compiled.threads import bound
 
 #: Rows of a weight that are converted to fp32 together; tokens that share them.
 DEPTH, TOKENS = 64, 128
@@ -91,20 +92,24 @@ accumulate, accumulate_pairs = _accumulates(Lanes.add_products), _accumulates(La
 
 def per_head(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """x [T, H, N] times w [H, N, R] -> [T, H, R] in x's dtype, summed in fp32."""
+    out = x.new_empty(*x.shape[:2], w.shape[2])
+    bind_per_head(x, w, out)()
+    return out
+
+
+def bind_per_head(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> Callable[[], object]:
+    """What makes out [T, H, R] <- `per_head` of x and w, all of them where they are now."""
     (tokens, heads, n), r = x.shape, w.shape[2]
-    out = x.new_empty(tokens, heads, r)
     if not _takes(x, w):
         if ROUNDS_SUMS:
-            return out.copy_(torch.bmm(x.float().transpose(0, 1), w.float()).transpose(0, 1))
-        torch.bmm(x.transpose(0, 1), w, out=out.transpose(0, 1))
-        return out
+            return lambda: out.copy_(torch.bmm(x.float().transpose(0, 1), w.float()).transpose(0, 1))
+        return partial(torch.bmm, x.transpose(0, 1), w, out=out.transpose(0, 1))
     blocks, threads = -(-tokens // TOKENS), torch.get_num_threads()
     tasks = heads * blocks
     size = tasks if threads == 1 else -(-tasks // (_SHARE * threads))
     kind = PAIRED if PAIRS and x.dtype == w.dtype == torch.bfloat16 and not n % (2 * WIDTH) else None
     operands = (tokens, n, r), row_address(x, kind), row_address(w, kind), row_address(out)
-    each(lambda part: _per_head(part * size, min((part + 1) * size, tasks), blocks, *operands), -(-tasks // size))
-    return out
+    return bound(_per_head, tasks, max(size, 1), blocks, *operands)
 
 
 def _takes(x: torch.Tensor, w: torch.Tensor) -> bool:
