@@ -12,6 +12,7 @@ from vllm.model_executor.models.registry import ModelRegistry
 
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError
+from glm5_ascend.serve.plugin import decoder
 from glm5_ascend.serve.plugin.loading import SeenTensors, require_complete
 from glm5_ascend.serve.schedule import topk_pattern
 
@@ -25,6 +26,8 @@ class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
         if pattern is not None:
             config.index_topk_pattern = pattern  # vLLM builds no indexer where this has an S
         super().__init__(vllm_config=vllm_config, prefix=prefix)
+        for layer in self.model.layers:
+            decoder.adopt(layer)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         seen = SeenTensors(weights, hold_back=(ROT_NAME,))
@@ -47,6 +50,8 @@ class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
         if self.is_rot_used:
             hidden = self.config.hidden_size
             self.rot = torch.nn.Linear(hidden, hidden, bias=False)
+        for layer in self.model.layers.values():
+            decoder.adopt(layer.mtp_block)
 
     def forward(
         self,
