@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from glm5_kernels.compiled.rows import PAIRED, RowAddress
-from glm5_kernels.compiled.simd import HEADS, STEP, aligned_fp32
+from glm5_kernels.compiled.simd import FEWER, STEP, aligned_fp32
 
 #: Keys of a tile: with 512 + 64 columns the tile, its transposed copy, the query and the output fit a 1 MiB cache.
 TILE = 64
@@ -55,7 +55,7 @@ class SoftmaxOptions(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Buffers of a task: one tile of keys and what a token has summed so far; H is heads, a multiple of HEADS.
+    """Buffers of a task: one tile of keys and what a token has summed so far; H is heads, a multiple of FEWER.
 
     Where the caches are PAIRED, two bf16 columns share the 32 bits of an element: D = (rank + rope) / 2, else
     D = rank + rope. `keys` and `values` lie in pieces of STEP columns, so that a piece stays in the nearest cache for
@@ -95,7 +95,7 @@ def buffers(heads: int, caches: Caches, most: int) -> Tile:
     """This thread's `Tile` for so many heads and up to `most` chosen positions; the last one again, if it fits."""
     sizes = heads, caches.ckv.kind, caches.rank, caches.rope, most
     if _own.sizes != sizes:
-        _own.arrays, _own.tile = _new_buffers(-(-heads // HEADS) * HEADS, caches, most)
+        _own.arrays, _own.tile = _new_buffers(-(-heads // FEWER) * FEWER, caches, most)
         _own.sizes = sizes
     return _own.tile
 
