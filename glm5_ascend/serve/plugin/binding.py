@@ -14,11 +14,8 @@ from typing import Any
 import torch
 
 from glm5_ascend.serve.plugin.backend import SparseMLAMetadata
-from glm5_ascend.serve.plugin.linear import Int8Linear
+from glm5_ascend.serve.plugin.linear import Int8Linear, packed_product
 from glm5_kernels import ops
-
-#: With more tokens, the work takes longer than what leads to it.
-MOST_TOKENS = 16
 
 
 class NotBoundError(Exception):
@@ -81,33 +78,33 @@ class Calls:
     """The calls of a layer, in order."""
 
     def __init__(self) -> None:
-        self._calls: list[Callable[[], object]] = []
+        self._calls: list[tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]] = []
 
     def __call__(self) -> None:
-        for call in self._calls:
-            call()
+        for call, given, named in self._calls:
+            call(*given, **named)
 
-    def add(self, call: Callable[[], object]) -> None:
-        self._calls.append(call)
+    def add(self, call: Callable[..., object], *given: Any, **named: Any) -> None:
+        self._calls.append((call, given, named))
 
     def bind(self, op: str, *operands: Any) -> tuple[torch.Tensor, ...]:
         """Add a call of an op; where its results will be."""
         bound = ops.bind(op, *operands)
         if bound is None:
             raise NotBoundError
-        self._calls.append(bound)
+        self.add(bound)
         return bound.outputs
 
-    def linear(self, use: str, layer: Any, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Add a linear layer of vLLM; where its result will be: a place for `use`, in x's dtype or another one."""
+    def linear(self, use: str, layer: Any, x: torch.Tensor) -> torch.Tensor:
+        """Add a linear layer of vLLM; where its result will be: a place for `use`, in x's dtype."""
         if layer.bias is not None:
             raise NotBoundError
-        out = room().tensor(use, (len(x), layer.output_size), dtype or x.dtype)
-        multiply = getattr(layer, "cpu_linear", None)
-        if isinstance(layer.quant_method, Int8Linear) and out.dtype == x.dtype:
+        out = room().tensor(use, (len(x), layer.output_size), x.dtype)
+        packed = packed_product(layer)
+        if isinstance(layer.quant_method, Int8Linear):
             self.bind("int8_linear", x, layer.op_weights, out, room())
-        elif multiply is not None:  # what vLLM made of an unquantized weight
-            self.add(lambda: out.copy_(multiply(x, None, None)))
+        elif packed is not None:
+            self.add(packed, x, out)
         else:
             self.add(lambda: out.copy_(layer.quant_method.apply(layer, x)))
         return out

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from glm5_ascend.serve.plugin.binding import Calls, NotBoundError, StepInputs, room
-from glm5_ascend.serve.plugin.linear import linear_weights
+from glm5_ascend.serve.plugin.linear import linear_weights, packed_product
 
 
 def bind_attention(calls: Calls, layer: Any, hidden: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
@@ -34,6 +34,7 @@ def bind_attention(calls: Calls, layer: Any, hidden: torch.Tensor, inputs: StepI
         kpe,
         layer.q_a_layernorm.variance_epsilon,
         places,
+        (packed_product(layer.fused_qkv_a_proj), packed_product(layer.q_b_proj)),
     )
     chosen = layer.topk_indices_buffer[:tokens]
     if layer.indexer is not None and not layer.skip_topk:
@@ -53,7 +54,8 @@ def _bind_indexer(
     q = calls.linear("index queries", indexer.wq_b, q_c).view(-1, heads, dim)  # [T, H, D]
     k, weights = calls.linear("index keys", indexer.wk_weights_proj, hidden).split([dim, heads], dim=-1)
     scaled, factor = places.tensor("index weights", (len(hidden), heads), torch.float32), dim**-0.5 * heads**-0.5
-    calls.add(lambda: scaled.copy_(weights).mul_(factor))
+    calls.add(scaled.copy_, weights)
+    calls.add(scaled.mul_, factor)
     inputs.tables.require(cache)
     (turned,) = calls.bind(
         "indexer_preprocess",

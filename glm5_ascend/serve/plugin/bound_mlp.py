@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
+from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 from vllm.model_executor.models.deepseek_v2 import DeepseekV2MLP, DeepseekV2MoE
 
 from glm5_ascend.serve.plugin.binding import Calls, NotBoundError, room
@@ -27,8 +27,8 @@ def _bind_dense(calls: Calls, layer: Any, x: torch.Tensor) -> torch.Tensor:
     """`down_proj(silu(gate) * up)`."""
     gate, up = calls.linear("gate and up", layer.gate_up_proj, x).chunk(2, dim=-1)
     hidden = room().tensor("dense hidden", tuple(gate.shape), x.dtype)
-    calls.add(partial(_aten.silu.out, gate, out=hidden))
-    calls.add(partial(hidden.mul_, up))
+    calls.add(_aten.silu.out, gate, out=hidden)
+    calls.add(hidden.mul_, up)
     return calls.linear("dense", layer.down_proj, hidden)
 
 
@@ -42,8 +42,8 @@ def _bind_experts(calls: Calls, layer: Any, x: torch.Tensor) -> torch.Tensor:
     routed = _bind_routed(calls, runner.routed_experts, x, weights, ids)
     factor = runner.routed_scaling_factor
     if factor != 1.0:
-        calls.add(partial(routed.mul_, factor))
-    calls.add(partial(shared.add_, routed))
+        calls.add(routed.mul_, factor)
+    calls.add(shared.add_, routed)
     return shared
 
 
@@ -60,16 +60,17 @@ def _bind_router(calls: Calls, router: Any, gate: Any, x: torch.Tensor) -> tuple
         places.tensor("experts", tuple(best.shape), torch.int64),
         places.tensor("total", (tokens, 1), best.dtype),
     )
-    logits = calls.linear("router", gate, x, torch.float32)
-    calls.add(partial(torch.sigmoid, logits, out=scores))
-    calls.add(partial(torch.add, scores, bias.data, out=biased))
-    calls.add(partial(torch.topk, biased, router.top_k, dim=-1, sorted=False, out=(best, ids)))
-    calls.add(partial(torch.gather, scores, 1, ids, out=weights))
+    logits = places.tensor("logits", (tokens, experts), torch.float32)
+    calls.add(logits.copy_, calls.linear("router", gate, x))
+    calls.add(torch.sigmoid, logits, out=scores)
+    calls.add(torch.add, scores, bias.data, out=biased)
+    calls.add(torch.topk, biased, router.top_k, dim=-1, sorted=False, out=(best, ids))
+    calls.add(torch.gather, scores, 1, ids, out=weights)
     if router.renormalize:
-        calls.add(partial(torch.sum, weights, dim=-1, keepdim=True, out=total))
-        calls.add(partial(weights.div_, total))
+        calls.add(torch.sum, weights, dim=-1, keepdim=True, out=total)
+        calls.add(weights.div_, total)
     if router.routed_scaling_factor != 1.0:
-        calls.add(partial(weights.mul_, router.routed_scaling_factor))
+        calls.add(weights.mul_, router.routed_scaling_factor)
     return weights, ids
 
 
@@ -82,6 +83,13 @@ def _bind_routed(calls: Calls, experts: Any, x: torch.Tensor, weights: torch.Ten
         return calls.bind("w4a8_moe", x, weights, ids, w13, scales[0], w2, scales[1], room())[0]
     out = room().tensor("routed", tuple(x.shape), x.dtype)
     narrow = room().tensor("experts", tuple(ids.shape), torch.int32)
-    calls.add(partial(narrow.copy_, ids))
-    calls.add(lambda: out.copy_(experts.quant_method.apply(experts, x, weights, narrow, None, None)))
+    calls.add(narrow.copy_, ids)
+    compute = getattr(getattr(experts.quant_method, "moe_kernel", None), "fused_experts", None)
+    if not isinstance(compute, CPUUnquantizedExperts) or experts.expert_map is not None:
+        raise NotBoundError
+    given = dict.fromkeys(("a1q_scale", "a2_scale", "workspace13", "workspace2", "expert_tokens_meta", "expert_map"))
+    calls.add(
+        compute.apply, out, x, experts.w13_weight, experts.w2_weight, weights, narrow, experts.activation,
+        experts.global_num_experts, apply_router_weight_on_input=experts.apply_router_weight_on_input, **given,
+    )  # fmt: skip
     return out

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
 from typing import Any
 
 import torch
 from vllm.model_executor.models.deepseek_v2 import DeepseekV2DecoderLayer
 
 from glm5_ascend.serve.plugin.backend import SparseMLAMetadata, current_metadata
-from glm5_ascend.serve.plugin.binding import MOST_TOKENS, Calls, NotBoundError, room, step_inputs
+from glm5_ascend.serve.plugin.binding import Calls, NotBoundError, room, step_inputs
 from glm5_ascend.serve.plugin.bound_attention import bind_attention
 from glm5_ascend.serve.plugin.bound_mlp import bind_mlp
+from glm5_ascend.serve.plugin.linear import MOST_TOKENS
 from glm5_ascend.serve.plugin.mla import SparseMLA
 from glm5_kernels import ops
 
@@ -27,7 +27,7 @@ class BoundLayer:
             places.tensor(use, tuple(like.shape), like.dtype) for use in ("given", "residual", "normed")
         )
         self._first, self._later, self._rest = Calls(), Calls(), Calls()
-        self._first.add(partial(places.tensor("sum", tuple(like.shape), torch.float32).copy_, self._residual))
+        self._first.add(places.tensor("sum", tuple(like.shape), torch.float32).copy_, self._residual)
         _bind_add(self._later, self._given, self._residual)
         _bind_norm(self._rest, layer.input_layernorm, normed)
         attended = bind_attention(self._rest, attention, normed, self._inputs)
@@ -58,9 +58,9 @@ class BoundLayer:
 def _bind_add(calls: Calls, x: torch.Tensor, residual: torch.Tensor) -> None:
     """residual += x; the sum in fp32, before it is rounded, stays for `_bind_norm`."""
     total = room().tensor("sum", tuple(x.shape), torch.float32)
-    calls.add(partial(total.copy_, x))
-    calls.add(partial(total.add_, residual))
-    calls.add(partial(residual.copy_, total))
+    calls.add(total.copy_, x)
+    calls.add(total.add_, residual)
+    calls.add(residual.copy_, total)
 
 
 def _bind_norm(calls: Calls, norm: Any, out: torch.Tensor) -> None:
@@ -70,12 +70,13 @@ def _bind_norm(calls: Calls, norm: Any, out: torch.Tensor) -> None:
     shape, places, eps = tuple(out.shape), room(), norm.variance_epsilon
     total, squares = (places.tensor(use, shape, torch.float32) for use in ("sum", "squares"))
     mean = places.tensor("mean", (*shape[:-1], 1), torch.float32)
-    calls.add(partial(torch.mul, total, total, out=squares))
-    calls.add(partial(torch.mean, squares, -1, True, out=mean))
-    calls.add(lambda: mean.add_(eps).rsqrt_())
-    calls.add(partial(total.mul_, mean))
-    calls.add(partial(out.copy_, total))
-    calls.add(partial(out.mul_, norm.weight.data))
+    calls.add(torch.mul, total, total, out=squares)
+    calls.add(torch.mean, squares, -1, True, out=mean)
+    calls.add(mean.add_, eps)
+    calls.add(mean.rsqrt_)
+    calls.add(total.mul_, mean)
+    calls.add(out.copy_, total)
+    calls.add(out.mul_, norm.weight.data)
 
 
 class Glm5DecoderLayer(DeepseekV2DecoderLayer):  # type: ignore[misc]

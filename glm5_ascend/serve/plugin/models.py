@@ -12,7 +12,7 @@ from vllm.model_executor.models.registry import ModelRegistry
 
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.serve.plugin import decoder
+from glm5_ascend.serve.plugin import decoder, memory
 from glm5_ascend.serve.plugin.loading import SeenTensors, require_complete
 from glm5_ascend.serve.schedule import topk_pattern
 
@@ -25,6 +25,7 @@ class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
         pattern = topk_pattern(config.to_dict())
         if pattern is not None:
             config.index_topk_pattern = pattern  # vLLM builds no indexer where this has an S
+        memory.keep_freed_memory()
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         for layer in self.model.layers:
             decoder.adopt(layer)

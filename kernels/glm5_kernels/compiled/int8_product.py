@@ -32,6 +32,7 @@ from glm5_kernels.compiled.simd import WIDTH
 from glm5_kernels.compiled.threads import bound
 from glm5_kernels.workspace import Workspace
 
+Product = Callable[[torch.Tensor, torch.Tensor], object]
 #: int32 sums of a product made before they are scaled back, about what a cache holds; by so many weight rows, because
 #: torch's product is slow with fewer.
 _SUMS, _ROWS = 2**22, 512
@@ -90,11 +91,17 @@ def _in_one_pass(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> 
     return grouped(x, _EVERY[:tokens], _ALONE[tokens], w.weight, w.scale, dtype, w)
 
 
-def bind_linear(x: torch.Tensor, w: int8.LinearWeights, out: torch.Tensor, room: Workspace) -> Callable[[], object]:
-    """What makes out [T, N] <- `apply_linear` of x [T, K], all of them where they are now."""
+def bind_linear(
+    x: torch.Tensor, w: int8.LinearWeights, out: torch.Tensor, room: Workspace, product: Product | None = None
+) -> Callable[[], object]:
+    """What makes out [T, N] <- `apply_linear` of x [T, K], all of them where they are now.
+
+    product: of no_quant, x to out by a library that keeps the weight as it likes it.
+    """
     int8.check(w)
     if _is_float(x, w, out.dtype) and x.dtype == w.weight.dtype == out.dtype:
-        return partial(torch.mm, x, w.weight.t(), out=out)
+        transposed = w.weight.t()
+        return (lambda: torch.mm(x, transposed, out=out)) if product is None else partial(product, x, out)
     if _is_float(x, w, out.dtype) or not _fits_one_pass(x, w, out.dtype):
         return lambda: out.copy_(apply_linear(x, w, out.dtype))
     assert w.scale is not None

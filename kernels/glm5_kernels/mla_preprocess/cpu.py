@@ -6,7 +6,6 @@ The same numbers as the reference but for the order in which the squares of a ro
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 from numba import float32
 
 from glm5_kernels.compiled.fp32_product import bind_per_head, per_head
-from glm5_kernels.compiled.int8_product import apply_linear, bind_linear
+from glm5_kernels.compiled.int8_product import Product, apply_linear, bind_linear
 from glm5_kernels.compiled.int8_rows import COMPILED, FLOATS
 from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rotation import Angles, rotate
@@ -89,10 +88,12 @@ def bind(
     kpe_cache: torch.Tensor,
     eps: float,
     room: Workspace,
+    products: tuple[Product | None, Product | None] = (None, None),
 ) -> Bound | None:
     """`mla_preprocess` bound to its operands; None for those that compiled code does not take.
 
     cos, sin: fp32, contiguous. slot_mapping: int64; who calls has looked at the slots that it holds by then.
+    products: see `bind_linear`; of qkv_a and q_b.
     """
     operands = hidden_states, cos, sin, qkv_a, q_b, w_uk_t, q_a_gamma, kv_a_gamma, slot_mapping, ckv_cache, kpe_cache
     reference.check(*operands)
@@ -105,10 +106,10 @@ def bind(
     q_pe = room.tensor("q_pe", (tokens, heads, rope), dtype)
     ql_nope = room.tensor("ql_nope", (tokens, heads, kv_lora), dtype)
     calls = (
-        bind_linear(hidden_states, qkv_a, y, room),
+        bind_linear(hidden_states, qkv_a, y, room, products[0]),
         _bind_latents(y, angles, q_a_gamma, kv_a_gamma, slot_mapping, ckv_cache, kpe_cache, eps, q_c_as_fp32),
-        partial(q_c.copy_, q_c_as_fp32),
-        bind_linear(q_c_as_fp32 if q_b.scale is not None else q_c, q_b, z, room),
+        lambda: q_c.copy_(q_c_as_fp32),
+        bind_linear(q_c_as_fp32 if q_b.scale is not None else q_c, q_b, z, room, products[1]),
         _bind_queries(z, nope, angles, q_pe),
         bind_per_head(z.view(tokens, heads, nope + rope)[..., :nope], w_uk_t, ql_nope),
     )

@@ -67,7 +67,7 @@ def bind(
 
     calls = [look, *_bind_experts(x, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale, sums, room)]
     if out is not sums:
-        calls.append(partial(out.copy_, sums))
+        calls.append(lambda: out.copy_(sums))
     return Bound(calls, (out,), *operands)
 
 
@@ -97,8 +97,8 @@ def _bind_experts(
     return [
         partial(_by_expert, topk_ids.numpy(), topk_weights.numpy(), starts, token, weight),
         int8_product.bind_grouped(x, token, starts, w13, w13_scale, gate_up, None, room),
-        partial(torch.ops.aten.silu.out, gate, out=hidden),
-        partial(hidden.mul_, up),
+        lambda: torch.ops.aten.silu.out(gate, out=hidden),
+        lambda: hidden.mul_(up),
         int8_product.bind_grouped(hidden, own, starts, w2, w2_scale, y, None, room),
         partial(_mix, y.numpy(), starts, token, weight, out.numpy()),
     ]
