@@ -1,8 +1,8 @@
 """Memory that a step frees is kept for the next one: otherwise the kernel takes it back and clears it again each time.
 
-A prefill of 2048 tokens allocates results of several MiB in every layer. glibc maps each of them anew, and the kernel has
-to clear their pages, which took a fifth of the prefill. `mallopt` changes that for this process; other allocators ignore
-it.
+A prefill of 2048 tokens allocates results of several MiB in every layer. glibc maps each of them anew, and the kernel
+has to clear their pages, which took a fifth of the prefill. `mallopt` changes that for this process; other allocators
+ignore it.
 """
 
 from __future__ import annotations
