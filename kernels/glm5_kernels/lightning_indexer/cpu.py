@@ -14,6 +14,7 @@ import torch
 from glm5_kernels.compiled.rows import KINDS, PAIRED, RowAddress, row_address
 from glm5_kernels.compiled.simd import PAIRS, WIDTH, in_steps
 from glm5_kernels.compiled.threads import each
+from glm5_kernels.errors import require_shape
 from glm5_kernels.lightning_indexer.cpu_tiles import choose
 from glm5_kernels.lightning_indexer.reference import check, check_quant
 from glm5_kernels.paged_cache import PagedBatch, StepTables, query_layout, readable
@@ -121,7 +122,8 @@ def bind(
     check(q, k_cache, weights, tables.batch, out.shape[1])
     tables.require(k_cache)
     plain = _whole_rows(q) is q and _whole_rows(k_cache) is k_cache and weights.dtype == torch.float32
-    if not plain or out.dtype != torch.int32 or len(out) != len(q):
+    require_shape("out", out, (len(q), None))
+    if not plain or out.dtype != torch.int32 or not out.is_contiguous():
         return None
     rows = out.numpy()
     call = _call(q, k_cache, weights.numpy(), np.empty((0, 0), np.float32), tables.readable, tables.wide_table, rows)
