@@ -128,6 +128,25 @@ def load_row_as_fp32(_: Any, row: Any, dims: Any, kind: Any, out: Any, pitch: An
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def load_columns_as_fp32(_: Any, rows: Any, count: Any, skipped: Any, kind: Any, out: Any) -> Any:
+    """out fp32 [count, STEP] <- of each row the STEP elements of `kind` that begin `skipped` bytes behind its start.
+
+    The rows' addresses are the int64 at `rows`.
+    """
+
+    def generate(builder: Any, arguments: Any) -> None:
+        rows, count, skipped, kind, out = arguments
+        v, table = Lanes(builder), builder.inttoptr(rows, I64.as_pointer())
+        with for_range(builder, count) as row:
+            source = builder.add(builder.load(builder.gep(table, [row])), skipped)
+            for group in range(GROUPS):
+                place = builder.add(builder.mul(row, i64_const(WIDTH * GROUPS)), i64_const(WIDTH * group))
+                v.store(load_as_fp32(v, source, i64_const(WIDTH * group), kind), out, place)
+
+    return types.void(*[int64] * 5), returns_void(generate)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def interleave(_: Any, even: Any, odd: Any, dims: Any, out: Any, pitch: Any) -> Any:
     """out <- two rows of bf16 [dims] as pairs (even[d], odd[d]) of 32 bits, laid out as `load_row_as_fp32` does."""
 
