@@ -103,7 +103,7 @@ def _lay_out_heads(step: Any, first_token: Any, tokens: Any, query: Any, weights
                 rows[lane] = base + min(first + lane, heads - 1) * cache.row_pitch
             group = token * lanes + first
             place = group // STEP * STEP * dims + group % STEP
-            transpose(rows.ctypes.data, dims, kind, query.ctypes.data + 4 * place, STEP)
+            transpose(rows.ctypes.data, 0, dims, kind, query.ctypes.data + 4 * place, STEP)
 
 
 @inner

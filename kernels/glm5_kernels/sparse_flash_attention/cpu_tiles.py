@@ -57,9 +57,10 @@ def attend_tokens(
                 tile.mixed[head, column] = float32(0)
         for start in range(0, found, TILE):
             keys = min(TILE, found - start)
-            _gather_tile(start, keys, caches, tile)
+            if caches.ckv.kind == PACKED:
+                _unpack_rows(start, in_steps(keys), caches, tile)
             _prefetch_rows(start + keys, min(start + 2 * TILE, found), caches, tile)
-            _scores(keys, caches, tile)
+            _scores(start, keys, caches, tile)
             _online_softmax(keys, caches, softmax, tile)
             _weighted_values(start, keys, caches, softmax, tile)
         for head in range(queries.heads):
@@ -123,24 +124,6 @@ def _load_query(token: Any, queries: Any, caches: Any, tile: Any) -> None:
 
 
 @inner
-def _gather_tile(start: Any, keys: Any, caches: Any, tile: Any) -> None:
-    """tile.keys <- the chosen rows start .. start + keys, and to the next STEP what fills the lanes."""
-    kind, rank, whole = caches.ckv.kind, caches.rank, in_steps(keys)
-    latent_rows, rotated_rows = tile.ckv_rows, tile.kpe_rows
-    if kind == PACKED:
-        _unpack_rows(start, whole, caches, tile)
-        latent_rows, rotated_rows, start = tile.latent_rows, tile.rotated_rows, 0
-    per = _columns_per_element(caches)
-    latent_dims, rotated_dims = rank // per, caches.rope // per
-    dims = latent_dims + rotated_dims
-    for key in range(0, whole, WIDTH):
-        here = tile.keys + 4 * (key // STEP * STEP * dims + key % STEP)
-        transpose(latent_rows.ctypes.data + 8 * (start + key), latent_dims, _KEY_KIND[kind], here, STEP)
-        here += 4 * latent_dims * STEP
-        transpose(rotated_rows.ctypes.data + 8 * (start + key), rotated_dims, _KEY_KIND[kind], here, STEP)
-
-
-@inner
 def _unpack_rows(start: Any, keys: Any, caches: Any, tile: Any) -> None:
     """tile.latents and tile.rotated <- packed rows start .. start + keys as fp32."""
     for key in range(keys):
@@ -159,21 +142,36 @@ def _prefetch_rows(start: Any, stop: Any, caches: Any, tile: Any) -> None:
 
 
 @inner
-def _scores(keys: Any, caches: Any, tile: Any) -> None:
-    """tile.scores[:, :keys] <- query . key, not scaled; DEPTH columns at a time, each key's in their order."""
-    heads, dims, whole = len(tile.peak), (caches.rank + caches.rope) // _columns_per_element(caches), in_steps(keys)
+def _scores(start: Any, keys: Any, caches: Any, tile: Any) -> None:
+    """tile.scores[:, :keys] <- query . key, not scaled, for the chosen rows from `start` on.
+
+    STEP keys and DEPTH columns at a time: transposed, they stay in the nearest cache for all heads. The columns of a
+    key are added in their order.
+    """
+    kind, per, heads, whole = caches.ckv.kind, _columns_per_element(caches), len(tile.peak), in_steps(keys)
+    latent_dims, dims = caches.rank // per, (caches.rank + caches.rope) // per
+    as_kind, size = _KEY_KIND[kind], ELEMENT_BYTES[_KEY_KIND[kind]]
     for head in range(heads):
         for key in range(whole):
             tile.scores[head, key] = float32(0)
     for key in range(0, whole, STEP):
-        out = tile.scores.ctypes.data + 4 * key
-        for dim in range(0, dims, DEPTH):
-            matrix, left = tile.keys + 4 * (key * dims + dim * STEP), tile.query + 4 * dim
-            depth = min(DEPTH, dims - dim)
-            if caches.ckv.kind == PAIRED:
-                accumulate_pairs(matrix, STEP, left, dims, heads, depth, out, TILE)
+        out, dim = tile.scores.ctypes.data + 4 * key, int64(0)
+        while dim < dims:
+            rows, skipped, depth = tile.ckv_rows.ctypes.data, dim, min(DEPTH, latent_dims - dim)
+            if dim >= latent_dims:
+                rows, skipped, depth = tile.kpe_rows.ctypes.data, dim - latent_dims, min(DEPTH, dims - dim)
+            here = rows + 8 * (start + key)
+            if kind == PACKED:
+                unpacked_rows = tile.rotated_rows.ctypes.data if dim >= latent_dims else tile.latent_rows.ctypes.data
+                here = unpacked_rows + 8 * key
+            for lane in range(0, STEP, WIDTH):
+                transpose(here + 8 * lane, size * skipped, depth, as_kind, tile.keys + 4 * lane, STEP)
+            left = tile.query + 4 * dim
+            if kind == PAIRED:
+                accumulate_pairs(tile.keys, STEP, left, dims, heads, depth, out, TILE)
             else:
-                accumulate(matrix, STEP, left, dims, heads, depth, out, TILE)
+                accumulate(tile.keys, STEP, left, dims, heads, depth, out, TILE)
+            dim += depth
 
 
 @inner
