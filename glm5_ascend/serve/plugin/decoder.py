@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -118,6 +119,17 @@ class Glm5DecoderLayer(DeepseekV2DecoderLayer):  # type: ignore[misc]
 
 def adopt(layer: Any) -> None:
     """Make a decoder layer of vLLM ours; one with other attention than GLM-5's stays as it is."""
+    if type(layer) is not DeepseekV2DecoderLayer:
+        return
     attention = getattr(layer.self_attn, "mla_attn", None)
-    if type(layer) is DeepseekV2DecoderLayer and isinstance(attention, SparseMLA) and attention.is_ours:
+    if isinstance(attention, SparseMLA) and attention.is_ours:
         layer.__class__, layer.bound = Glm5DecoderLayer, {}
+
+
+def forget(layers: Iterable[Any]) -> None:
+    """Bind anew at the next step: weights were loaded, and what was made of them is of the old ones."""
+    for layer in layers:
+        if isinstance(layer, Glm5DecoderLayer):
+            layer.bound.clear()
+            for module in layer.modules():
+                module.__dict__.pop("packed_product", None)

@@ -34,6 +34,7 @@ class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
         seen = SeenTensors(weights, hold_back=(ROT_NAME,))
         loaded: set[str] = super().load_weights(seen)
         require_complete(self, seen.names)
+        decoder.forget(self.model.layers)
         return loaded
 
 
@@ -81,6 +82,7 @@ class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
             loaded.add(ROT_NAME)
             self._keep_own_head(seen.names)
         require_complete(self, seen.names, is_draft=True)
+        decoder.forget(layer.mtp_block for layer in self.model.layers.values())
         return loaded
 
     def _keep_own_head(self, tensors: set[str]) -> None:
