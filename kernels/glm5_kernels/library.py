@@ -72,12 +72,15 @@ def run(op: str, *arguments: Any) -> Any:
     profiler, a dispatch mode or a compiler may be watching.
     """
     first = arguments[0]
-    if torch.is_inference_mode_enabled() and first.device.type != "meta" and not _watched():
+    if first.device.type != "meta" and not watched():
         return registry.function(op, first.device.type)(*arguments)
     return getattr(_OPS, op)(*_flat(arguments))
 
 
-def _watched() -> bool:
+def watched() -> bool:
+    """Whether somebody may be looking at what passes torch's dispatcher."""
+    if not torch.is_inference_mode_enabled():
+        return True
     modes = torch._C._len_torch_dispatch_stack() or torch._C._is_torch_function_mode_enabled()
     return bool(modes) or torch._C._autograd._profiler_enabled() or torch.compiler.is_compiling()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -127,6 +128,65 @@ def _layout(starts_of: _Content, lengths_of: _Content, num_tokens: int) -> tuple
         )
     request = np.repeat(np.arange(len(lengths)), np.diff(starts))  # [T]
     return request, lengths[request] - starts[1:][request] + np.arange(num_tokens) + 1
+
+
+class StepTables:
+    """What one step's `PagedBatch` and slots say of T query tokens, in arrays that stay where they are.
+
+    For ops that are bound to them: what is looked at once is read by all layers of a step. Of T requests at most, in
+    caches with as many blocks, and as large ones, as `cache` [num_blocks, block_size, *].
+
+    Attributes:
+        slots: int64 [T], a tensor. batch: what they were filled with, at first nothing.
+        request, visible: int64 [T] (`query_layout`). readable: see there. starts: query_start_loc.
+        block_table: int32 [T, max_blocks], wide_table: the same in int64.
+    """
+
+    def __init__(self, tokens: int, max_blocks: int, cache: torch.Tensor) -> None:
+        self.slots = torch.full((tokens,), -1, dtype=torch.int64)
+        self.request, self.visible, self.readable = (np.zeros(tokens, np.int64) for _ in range(3))
+        self.block_table = np.full((tokens, max_blocks), -1, np.int32)
+        self.wide_table = np.full((tokens, max_blocks), -1, np.int64)
+        self.starts: list[int] = []
+        self.batch = PagedBatch(*(torch.zeros(shape, dtype=torch.int32) for shape in ((1,), (0,), (0, max_blocks))))
+        self._cache, self._key = cache, tuple[bytes, ...]()
+        self._made: dict[Callable[[StepTables], Any], Any] = {}
+
+    def require(self, cache: torch.Tensor) -> None:
+        """Raise `KernelInputError` unless the tables were made for the blocks of this cache."""
+        require_shape("cache", cache, (*self._cache.shape[:2], None))
+
+    def fits(self, batch: PagedBatch) -> bool:
+        """Whether `fill` takes a batch: no more requests than tokens, block tables as wide as these."""
+        shape, mine = batch.block_table.shape, self.block_table.shape
+        return shape[0] <= mine[0] and shape[1] == mine[1] and batch.block_table.dtype == torch.int32
+
+    def fill(self, batch: PagedBatch, slots: torch.Tensor) -> None:
+        """Look at a step's numbers and hold them; nothing to do for those that are held.
+
+        Raises:
+            KernelInputError: they name what the cache does not have, or do not fit these tables.
+        """
+        key = tuple(x.numpy().tobytes() for x in (slots, *batch))
+        if key == self._key:
+            return
+        self._key = ()
+        tokens, requests = len(self.slots), len(batch.seq_lens)
+        require_shape("slot_mapping", slots, (tokens,))
+        check_slots(slots, self._cache)
+        check_blocks(batch, *self._cache.shape[:2])
+        request, visible = query_layout(batch, tokens)
+        self.slots.copy_(slots)
+        self.request[:], self.visible[:] = request.numpy(), visible.numpy()
+        self.readable[:] = readable(visible, batch, self._cache.shape[1]).numpy()
+        self.block_table[:requests] = self.wide_table[:requests] = batch.block_table.numpy()
+        self.starts, self.batch, self._made, self._key = batch.query_start_loc.tolist(), batch, {}, key
+
+    def once(self, make: Callable[[StepTables], Any]) -> Any:
+        """make(self), the same until other numbers are held."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        return self._made[make]
 
 
 def physical_rows(positions: torch.Tensor, block_tables: torch.Tensor, block_size: int) -> torch.Tensor:

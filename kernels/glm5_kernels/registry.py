@@ -70,6 +70,11 @@ FOLDERS = {
     "feedback_gains": "error_feedback",
     "round_with_feedback": "error_feedback",
 }
+#: Ops whose compiled version can be bound to operands that stay where they are: `glm5_kernels.<op>.cpu.bind`.
+BOUND = (
+    "mla_preprocess", "indexer_preprocess", "lightning_indexer", "sparse_flash_attention", "v_up_proj", "int8_linear",
+    "w4a8_moe",
+)  # fmt: skip
 #: Ops whose NPU kernel is torch_npu's own; those of the others are compiled by vllm-ascend.
 TORCH_NPU_ALONE = ("lightning_indexer",)
 #: In the order of `auto`, by the device of the tensors.
@@ -163,6 +168,14 @@ def function(op: str, device: str = "cpu") -> Callable[..., Any]:
 def _function(op: str, device: str, _wanted: str | None) -> Callable[..., Any]:
     """Asked hundreds of times in a decode step: what can run here changes with the variable alone."""
     return load(op, choose(op, device).implementation)
+
+
+def binding(op: str) -> Callable[..., Any] | None:
+    """What binds the op to its operands, if its compiled version is what runs. Raises as `choose` does."""
+    if op not in BOUND or choose(op).implementation != "cpu":
+        return None
+    bind: Callable[..., Any] = import_module(f"glm5_kernels.{FOLDERS.get(op, op)}.cpu").bind
+    return bind
 
 
 def names() -> list[str]:

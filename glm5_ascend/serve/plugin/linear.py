@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import getclosurevars, isfunction
 from typing import Any
 
 import torch
+from vllm import _custom_ops as custom_ops
 from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.parameter import ChannelQuantScaleParameter, ModelWeightParameter
 from vllm.model_executor.utils import set_weight_attrs
@@ -15,6 +17,8 @@ from glm5_kernels import ops
 
 #: Bytes behind a weight, so that the compiled product may read its last row in whole vectors.
 ROOM = 64
+#: What is bound to its operands is bound for up to so many tokens: with more, work takes longer than what leads to it.
+MOST_TOKENS = 16
 
 
 class Int8Linear(LinearMethodBase):  # type: ignore[misc]
@@ -98,6 +102,36 @@ def linear_weights(layer: Any) -> ops.LinearWeights:
         held: ops.LinearWeights = layer.op_weights
         return held
     return ops.LinearWeights(layer.weight.data)
+
+
+def packed_product(layer: Any) -> Callable[[torch.Tensor, torch.Tensor], None] | None:
+    """The product of an unquantized layer by oneDNN, x [T, K] to out [T, N], with a weight laid out once.
+
+    It is vLLM's own where vLLM has laid the weight out; None for a quantized layer and where vLLM is without oneDNN.
+    """
+    if isinstance(layer.quant_method, Int8Linear):
+        return None
+    if not hasattr(layer, "packed_product"):
+        multiply = getattr(layer, "cpu_linear", None)
+        handler = getclosurevars(multiply).nonlocals.get("handler") if isfunction(multiply) else None
+        if handler is None and layer.weight.numel() and layer.weight.dtype == torch.bfloat16:
+            handler = custom_ops.create_onednn_mm(layer.weight.data.t(), MOST_TOKENS) if _has_onednn() else None
+        layer.packed_product = None if handler is None else _product_of(handler)
+    product: Callable[[torch.Tensor, torch.Tensor], None] | None = layer.packed_product
+    return product
+
+
+def _has_onednn() -> bool:
+    return bool(getattr(custom_ops, "_supports_onednn", False))
+
+
+def _product_of(handler: Any) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    multiply = torch.ops._C.onednn_mm.default
+
+    def product(x: torch.Tensor, out: torch.Tensor) -> None:
+        multiply(out, x, None, handler.handler_tensor)
+
+    return product
 
 
 def plain(field: Any) -> Any:

@@ -12,6 +12,7 @@ from vllm.model_executor.models.registry import ModelRegistry
 
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError
+from glm5_ascend.serve.plugin import decoder, memory
 from glm5_ascend.serve.plugin.loading import SeenTensors, require_complete
 from glm5_ascend.serve.schedule import topk_pattern
 
@@ -24,12 +25,16 @@ class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
         pattern = topk_pattern(config.to_dict())
         if pattern is not None:
             config.index_topk_pattern = pattern  # vLLM builds no indexer where this has an S
+        memory.keep_freed_memory()
         super().__init__(vllm_config=vllm_config, prefix=prefix)
+        for layer in self.model.layers:
+            decoder.adopt(layer)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         seen = SeenTensors(weights, hold_back=(ROT_NAME,))
         loaded: set[str] = super().load_weights(seen)
         require_complete(self, seen.names)
+        decoder.forget(self.model.layers)
         return loaded
 
 
@@ -47,6 +52,8 @@ class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
         if self.is_rot_used:
             hidden = self.config.hidden_size
             self.rot = torch.nn.Linear(hidden, hidden, bias=False)
+        for layer in self.model.layers.values():
+            decoder.adopt(layer.mtp_block)
 
     def forward(
         self,
@@ -75,6 +82,7 @@ class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
             loaded.add(ROT_NAME)
             self._keep_own_head(seen.names)
         require_complete(self, seen.names, is_draft=True)
+        decoder.forget(layer.mtp_block for layer in self.model.layers.values())
         return loaded
 
     def _keep_own_head(self, tensors: set[str]) -> None:

@@ -16,6 +16,7 @@ from numba.extending import intrinsic
 from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rows import PAIRED, interleave, load_row_as_fp32, prefetch, row_address, store_row_as
 from glm5_kernels.compiled.simd import (
+    FEWER,
     FP32,
     GROUPS,
     HEADS,
@@ -29,7 +30,7 @@ from glm5_kernels.compiled.simd import (
     i64_const,
     returns_void,
 )
-from glm5_kernels.compiled.threads import each
+from glm5_kernels.compiled.threads import bound
 
 #: Rows of a weight that are converted to fp32 together; tokens that share them.
 DEPTH, TOKENS = 64, 128
@@ -47,7 +48,7 @@ def _accumulates(add: Callable[..., Any]) -> Any:
     """The intrinsic out[h, 0:STEP] += sum over k < depth of left[h, k] * matrix[k, :], in the order of k.
 
     32 bits each, fp32 or, where `add` is `Lanes.add_pairs`, two bf16; out fp32. Addresses and pitches (in elements of
-    32 bits) int64; heads a multiple of HEADS, depth of UNROLLED.
+    32 bits) int64; heads a multiple of FEWER, of which HEADS meet the matrix at a time; depth of UNROLLED.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -58,32 +59,39 @@ def _accumulates(add: Callable[..., Any]) -> Any:
         def generate(builder: Any, arguments: Any) -> None:
             matrix, matrix_pitch, left, left_pitch, heads, depth, out, out_pitch = arguments
             v = Lanes(builder)
-            sums = [[v.variable(0.0) for _ in range(GROUPS)] for _ in range(HEADS)]
+            operands = (matrix, matrix_pitch), (left, left_pitch), (out, out_pitch)
             with for_range(builder, builder.sdiv(heads, i64_const(HEADS))) as block:
-                rows = [builder.add(builder.mul(block, i64_const(HEADS)), i64_const(h)) for h in range(HEADS)]
-                offsets = [
-                    [builder.add(builder.mul(row, out_pitch), i64_const(WIDTH * g)) for g in range(GROUPS)]
-                    for row in rows
-                ]
-                for totals, starts in zip(sums, offsets, strict=True):
-                    for total, start in zip(totals, starts, strict=True):
-                        builder.store(v.load(out, start), total)
-                with for_range(builder, builder.sdiv(depth, i64_const(UNROLLED))) as part:
-                    for term in range(UNROLLED):
-                        k = builder.add(builder.mul(part, i64_const(UNROLLED)), i64_const(term))
-                        start = builder.mul(k, matrix_pitch)
-                        columns = [v.load(matrix, builder.add(start, i64_const(WIDTH * g))) for g in range(GROUPS)]
-                        for row, totals in zip(rows, sums, strict=True):
-                            factor = v.broadcast(v.load_scalar(left, builder.add(builder.mul(row, left_pitch), k)))
-                            for total, column in zip(totals, columns, strict=True):
-                                builder.store(add(v, factor, column, builder.load(total)), total)
-                for totals, starts in zip(sums, offsets, strict=True):
-                    for total, start in zip(totals, starts, strict=True):
-                        v.store(builder.load(total), out, start)
+                _add_block(v, add, builder.mul(block, i64_const(HEADS)), HEADS, depth, *operands)
+            rest = builder.and_(heads, i64_const(HEADS - 1))
+            with builder.if_then(builder.icmp_signed("!=", rest, i64_const(0)), likely=False):
+                _add_block(v, add, builder.sub(heads, rest), FEWER, depth, *operands)
 
         return types.void(*[int64] * 8), returns_void(generate)
 
     return accumulate
+
+
+def _add_block(
+    v: Lanes, add: Callable[..., Any], first: Any, count: int, depth: Any, matrix: Any, left: Any, out: Any
+) -> None:
+    """The same for heads first .. first + count; matrix, left and out with their pitches."""
+    builder, sums = v.builder, [[v.variable(0.0) for _ in range(GROUPS)] for _ in range(count)]
+    rows = [builder.add(first, i64_const(head)) for head in range(count)]
+    offsets = [[builder.add(builder.mul(row, out[1]), i64_const(WIDTH * g)) for g in range(GROUPS)] for row in rows]
+    places = [place for pair in zip(sums, offsets, strict=True) for place in zip(*pair, strict=True)]
+    for total, start in places:
+        builder.store(v.load(out[0], start), total)
+    with for_range(builder, builder.sdiv(depth, i64_const(UNROLLED))) as part:
+        for term in range(UNROLLED):
+            k = builder.add(builder.mul(part, i64_const(UNROLLED)), i64_const(term))
+            start = builder.mul(k, matrix[1])
+            columns = [v.load(matrix[0], builder.add(start, i64_const(WIDTH * g))) for g in range(GROUPS)]
+            for row, totals in zip(rows, sums, strict=True):
+                factor = v.broadcast(v.load_scalar(left[0], builder.add(builder.mul(row, left[1]), k)))
+                for total, column in zip(totals, columns, strict=True):
+                    builder.store(add(v, factor, column, builder.load(total)), total)
+    for total, start in places:
+        v.store(builder.load(total), out[0], start)
 
 
 accumulate, accumulate_pairs = _accumulates(Lanes.add_products), _accumulates(Lanes.add_pairs)
@@ -91,20 +99,25 @@ accumulate, accumulate_pairs = _accumulates(Lanes.add_products), _accumulates(La
 
 def per_head(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """x [T, H, N] times w [H, N, R] -> [T, H, R] in x's dtype, summed in fp32."""
+    out = x.new_empty(*x.shape[:2], w.shape[2])
+    bind_per_head(x, w, out)()
+    return out
+
+
+def bind_per_head(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> Callable[[], object]:
+    """What makes out [T, H, R] <- `per_head` of x and w, all of them where they are now."""
     (tokens, heads, n), r = x.shape, w.shape[2]
-    out = x.new_empty(tokens, heads, r)
     if not _takes(x, w):
         if ROUNDS_SUMS:
-            return out.copy_(torch.bmm(x.float().transpose(0, 1), w.float()).transpose(0, 1))
-        torch.bmm(x.transpose(0, 1), w, out=out.transpose(0, 1))
-        return out
+            return lambda: out.copy_(torch.bmm(x.float().transpose(0, 1), w.float()).transpose(0, 1))
+        left, result = x.transpose(0, 1), out.transpose(0, 1)
+        return lambda: torch.bmm(left, w, out=result)
     blocks, threads = -(-tokens // TOKENS), torch.get_num_threads()
     tasks = heads * blocks
     size = tasks if threads == 1 else -(-tasks // (_SHARE * threads))
     kind = PAIRED if PAIRS and x.dtype == w.dtype == torch.bfloat16 and not n % (2 * WIDTH) else None
     operands = (tokens, n, r), row_address(x, kind), row_address(w, kind), row_address(out)
-    each(lambda part: _per_head(part * size, min((part + 1) * size, tasks), blocks, *operands), -(-tasks // size))
-    return out
+    return bound(_per_head, tasks, max(size, 1), blocks, *operands)
 
 
 def _takes(x: torch.Tensor, w: torch.Tensor) -> bool:
@@ -122,7 +135,7 @@ def _per_head(first_task: Any, last_task: Any, blocks: Any, sizes: Any, x: Any, 
     all_tokens, n, r = sizes
     per = 2 if w.kind == PAIRED else 1  # rows of w, and elements of x, in 32 bits
     depth_of_x, x_kind = n // per, FP32 if x.kind == PAIRED else x.kind
-    most = -(-min(TOKENS, all_tokens) // HEADS) * HEADS
+    most = -(-min(TOKENS, all_tokens) // FEWER) * FEWER
     left, total, panel = aligned_fp32(most * depth_of_x), aligned_fp32(most * r), aligned_fp32(DEPTH * r)
     for task in range(first_task, last_task):
         head, first = task // blocks, task % blocks * TOKENS
@@ -147,7 +160,7 @@ def _per_head(first_task: Any, last_task: Any, blocks: Any, sizes: Any, x: Any, 
             for column in range(0, r, STEP):
                 _accumulate_columns(
                     w.kind, panel.ctypes.data + 4 * column * DEPTH, left.ctypes.data + 4 * start, depth_of_x,
-                    -(-tokens // HEADS) * HEADS, depth, total.ctypes.data + 4 * column, r,
+                    -(-tokens // FEWER) * FEWER, depth, total.ctypes.data + 4 * column, r,
                 )  # fmt: skip
         for token in range(tokens):
             target = out.base + (first + token) * out.block_pitch + head * out.row_pitch

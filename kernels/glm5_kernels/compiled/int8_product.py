@@ -7,6 +7,7 @@ for bit; the products are `int8_dots`'s.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +29,10 @@ from glm5_kernels.compiled.int8_rows import (
 from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.rows import ELEMENT_BYTES, KINDS, RowAddress
 from glm5_kernels.compiled.simd import WIDTH
-from glm5_kernels.compiled.threads import each
+from glm5_kernels.compiled.threads import bound
+from glm5_kernels.workspace import Workspace
 
+Product = Callable[[torch.Tensor, torch.Tensor], object]
 #: int32 sums of a product made before they are scaled back, about what a cache holds; by so many weight rows, because
 #: torch's product is slow with fewer.
 _SUMS, _ROWS = 2**22, 512
@@ -88,6 +91,24 @@ def _in_one_pass(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> 
     return grouped(x, _EVERY[:tokens], _ALONE[tokens], w.weight, w.scale, dtype, w)
 
 
+def bind_linear(
+    x: torch.Tensor, w: int8.LinearWeights, out: torch.Tensor, room: Workspace, product: Product | None = None
+) -> Callable[[], object]:
+    """What makes out [T, N] <- `apply_linear` of x [T, K], all of them where they are now.
+
+    product: of no_quant, x to out by a library that keeps the weight as it likes it.
+    """
+    int8.check(w)
+    if _is_float(x, w, out.dtype) and x.dtype == w.weight.dtype == out.dtype:
+        transposed = w.weight.t()
+        return (lambda: torch.mm(x, transposed, out=out)) if product is None else partial(product, x, out)
+    if _is_float(x, w, out.dtype) or not _fits_one_pass(x, w, out.dtype):
+        return lambda: out.copy_(apply_linear(x, w, out.dtype))
+    assert w.scale is not None
+    tokens = x.shape[0]
+    return bind_grouped(x, _EVERY[:tokens], _ALONE[tokens], w.weight, w.scale, out, w, room)
+
+
 def _by_library(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
     """By torch's product, of which only some weight rows are ever held in int32."""
     assert w.scale is not None
@@ -129,14 +150,6 @@ def _in_steps(columns: int) -> int:
     return -(-columns // STEP) * STEP
 
 
-def _zeros(tokens: int, padded: int, columns: int) -> Any:
-    """Codes [tokens, padded]: room for so many columns, zeros behind them."""
-    codes = np.empty((tokens, padded), _CODES)
-    if padded != columns:
-        codes[:, columns:] = int8_dots.FLIP
-    return codes
-
-
 def grouped(
     x: torch.Tensor, rows: Any, starts: Any, weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype,
     static: int8.LinearWeights | None = None,
@@ -148,29 +161,40 @@ def grouped(
         weight: int8 [E, N, K], or [N, K] of a single group. scale: fp32 [E, N].
         static: may hold one scale and offset for all of x, and a bias int32 [N] added before scaling back.
     """
+    out = torch.empty(len(rows), weight.shape[-2], dtype=dtype)
+    bind_grouped(x, rows, starts, weight, scale, out, static, Workspace())()
+    return out
+
+
+def bind_grouped(
+    x: torch.Tensor, rows: Any, starts: Any, weight: torch.Tensor, scale: torch.Tensor, out: torch.Tensor,
+    static: int8.LinearWeights | None, room: Workspace,
+) -> Callable[[], None]:  # fmt: skip
+    """What makes out <- `grouped` of operands that stay where they are; rows and starts may change what they hold."""
     (n, k), tokens = weight.shape[-2:], x.shape[0]
-    codes, factors, added = _zeros(tokens, _in_steps(k), k), np.empty((tokens, 1), np.float32), _NOTHING
+    codes = room.array(f"codes of {k}", (tokens, _in_steps(k)), _CODES, int8_dots.FLIP)  # behind k columns: zeros
+    factors, added = room.array("factors", (tokens, 1), np.float32, 1), _NOTHING
     source = x.data_ptr(), x.stride(0) * x.element_size(), KINDS[x.dtype], 0, tokens, k, int8_dots.FLIP
     if static is None or static.quant_mode == int8.PER_TOKEN:
-        quantize_rows(*source, codes.view(np.int8), factors)
+        quantize = partial(quantize_rows, *source, codes.view(np.int8), factors)
     else:
         assert static.input_scale is not None and static.input_offset is not None
         step, zero = (np.float32(x.item()) for x in (static.input_scale, static.input_offset))
-        quantize_rows_with(*source, step, zero, codes.view(np.int8))
-        factors.fill(1)
+        quantize = partial(quantize_rows_with, *source, step, zero, codes.view(np.int8))
+        factors = room.array("no factors", (tokens, 1), np.float32, 1)
         added = static.quant_bias.numpy()  # type: ignore[union-attr]
-    out = torch.empty(len(rows), n, dtype=dtype)
     given = Activations(codes, factors, rows, starts)
     weights = WeightAddress(weight.data_ptr(), weight.stride(0), weight.stride(-2), scale.data_ptr())
     tasks, threads = (len(starts) - 1) * -(-n // int8_dots.ROWS), torch.get_num_threads()
     size = max(1, tasks if threads == 1 else -(-tasks // (_SHARE * threads)))
-    target = RowAddress(out.data_ptr(), 0, n * out.element_size(), KINDS[dtype])
+    target = RowAddress(out.data_ptr(), 0, n * out.element_size(), KINDS[out.dtype])
+    multiply = bound(_multiply, tasks, size, given, weights, added, n, target)
 
-    def multiply(number: int) -> None:
-        _multiply(number * size, min((number + 1) * size, tasks), given, weights, added, n, target)
+    def run() -> None:
+        quantize()
+        multiply()
 
-    each(multiply, -(-tasks // size))
-    return out
+    return run
 
 
 @kernel

@@ -19,6 +19,12 @@ class Angles(NamedTuple):
     def of(cls, cos: torch.Tensor, sin: torch.Tensor) -> Angles:
         return cls(cos.float().contiguous().numpy(), sin.float().contiguous().numpy())
 
+    @classmethod
+    def bound(cls, cos: torch.Tensor, sin: torch.Tensor) -> Angles:
+        """Those that tensors hold whenever they are used, which a copy would not."""
+        assert cos.dtype == sin.dtype == torch.float32 and cos.is_contiguous() and sin.is_contiguous()
+        return cls(cos.numpy(), sin.numpy())
+
 
 @inner
 def rotate(x: Any, first: Any, angles: Any, token: Any) -> None:

@@ -57,16 +57,16 @@ def row_address(x: torch.Tensor, kind: int | None = None) -> RowAddress:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def transpose(_: Any, rows: Any, dims: Any, kind: Any, out: Any, pitch: Any) -> Any:
-    """out fp32 [dims, 16] <- sixteen rows [dims] transposed; their addresses are the sixteen int64 at `rows`.
+def transpose(_: Any, rows: Any, skipped: Any, dims: Any, kind: Any, out: Any, pitch: Any) -> Any:
+    """out fp32 [dims, 16] <- sixteen rows [dims] transposed, `skipped` bytes behind the sixteen int64 at `rows`.
 
     `dims` is a multiple of 16, `pitch` the distance of out's rows in fp32 elements, `kind` that of the rows' elements.
     """
 
     def generate(builder: Any, arguments: Any) -> None:
-        rows, dims, kind, out, pitch = arguments
+        rows, skipped, dims, kind, out, pitch = arguments
         v = Lanes(builder)
-        table = builder.inttoptr(rows, I64.as_pointer())
+        table = builder.inttoptr(rows, I64.as_pointer()), skipped
         whole_pairs = builder.icmp_signed("==", builder.and_(dims, i64_const(2 * WIDTH - 1)), i64_const(0))
         with builder.if_else(builder.and_(builder.icmp_signed("==", kind, i64_const(BF16)), whole_pairs)) as (
             bf16,
@@ -77,7 +77,7 @@ def transpose(_: Any, rows: Any, dims: Any, kind: Any, out: Any, pitch: Any) -> 
             with other:
                 _transpose_elements(v, table, dims, kind, out, pitch)
 
-    return types.void(int64, int64, int64, int64, int64), returns_void(generate)
+    return types.void(*[int64] * 6), returns_void(generate)
 
 
 def _transpose_elements(v: Lanes, table: Any, dims: Any, kind: Any, out: Any, pitch: Any) -> None:
@@ -107,7 +107,8 @@ def _transpose_pairs(v: Lanes, table: Any, dims: Any, out: Any, pitch: Any) -> N
 
 
 def _addresses(builder: Any, table: Any) -> list[Any]:
-    return [builder.load(builder.gep(table, [i64_const(lane)])) for lane in range(WIDTH)]
+    starts, skipped = table
+    return [builder.add(builder.load(builder.gep(starts, [i64_const(lane)])), skipped) for lane in range(WIDTH)]
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -123,6 +124,25 @@ def load_row_as_fp32(_: Any, row: Any, dims: Any, kind: Any, out: Any, pitch: An
         with for_range(builder, builder.sdiv(dims, i64_const(WIDTH))) as block:
             start = builder.mul(block, i64_const(WIDTH))
             v.store(load_as_fp32(v, row, start, kind), out, _piece_offset(builder, block, pitch))
+
+    return types.void(*[int64] * 5), returns_void(generate)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def load_columns_as_fp32(_: Any, rows: Any, count: Any, skipped: Any, kind: Any, out: Any) -> Any:
+    """out fp32 [count, STEP] <- of each row the STEP elements of `kind` that begin `skipped` bytes behind its start.
+
+    The rows' addresses are the int64 at `rows`.
+    """
+
+    def generate(builder: Any, arguments: Any) -> None:
+        rows, count, skipped, kind, out = arguments
+        v, table = Lanes(builder), builder.inttoptr(rows, I64.as_pointer())
+        with for_range(builder, count) as row:
+            source = builder.add(builder.load(builder.gep(table, [row])), skipped)
+            for group in range(GROUPS):
+                place = builder.add(builder.mul(row, i64_const(WIDTH * GROUPS)), i64_const(WIDTH * group))
+                v.store(load_as_fp32(v, source, i64_const(WIDTH * group), kind), out, place)
 
     return types.void(*[int64] * 5), returns_void(generate)
 

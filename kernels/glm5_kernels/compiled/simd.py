@@ -31,6 +31,8 @@ FP32, BF16, INT8 = 0, 1, 2
 PAIRS = "avx512bf16" in _FEATURES and llvmlite.binding.llvm_version_info[0] >= 16
 #: Rows times lane groups of a product held in registers: their sums, the groups and a broadcast fit 32 or 16 of them.
 HEADS, GROUPS = (8, 2) if "avx512f" in _FEATURES else (4, 1)
+#: Rows of the last block of a product whose rows are no multiple of HEADS.
+FEWER = HEADS // 2
 #: Terms of a sum added per iteration of an innermost loop.
 UNROLLED = 4
 #: Columns of a product held in registers.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import torch
 
@@ -22,6 +23,17 @@ def each(function: Callable[[int], object], count: int) -> None:
         return
     for _ in _pool(os.getpid(), threads).map(function, range(count)):
         pass
+
+
+def bound(function: Callable[..., object], count: int, size: int, *operands: Any) -> Callable[[], object]:
+    """What calls function(first, last, *operands) for tasks 0 .. count - 1, `size` at a time, as `each` does.
+
+    The arguments are made here, once, for a call that is repeated with operands that stay where they are.
+    """
+    parts = [(first, min(first + size, count), *operands) for first in range(0, count, size)]
+    if len(parts) == 1:
+        return partial(function, *parts[0])
+    return partial(each, lambda number: function(*parts[number]), len(parts))
 
 
 @cache

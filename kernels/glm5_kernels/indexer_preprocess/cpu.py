@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +13,9 @@ from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rotation import Angles, rotate, rotate_halves
 from glm5_kernels.compiled.rows import RowAddress, load_row_as_fp32, row_address, store_row_as
 from glm5_kernels.compiled.simd import STEP, WIDTH
-from glm5_kernels.compiled.threads import each
+from glm5_kernels.compiled.threads import bound
 from glm5_kernels.indexer_preprocess import reference
+from glm5_kernels.workspace import Bound, Workspace
 
 #: Tokens of a task.
 _TOKENS = 64
@@ -52,23 +54,56 @@ def indexer_preprocess(
     k_cache: torch.Tensor,
 ) -> torch.Tensor:
     """See the package docstring."""
+    operands = q, k, norm_weight, norm_bias, eps, cos, sin, interleaved, slot_mapping, k_cache
     reference.check(q, k, norm_weight, norm_bias, cos, sin, slot_mapping, k_cache)
-    tokens, heads, dim = q.shape
-    fits = q.dtype in _FLOATS and k_cache.dtype == q.dtype and all(x.stride(-1) == 1 for x in (q, k, k_cache))
-    if not fits or not tokens or dim % WIDTH:
-        return reference.indexer_preprocess(
-            q, k, norm_weight, norm_bias, eps, cos, sin, interleaved, slot_mapping, k_cache
-        )
-    out = torch.empty(tokens, heads, dim, dtype=q.dtype)
-    rows = Rows(row_address(q), row_address(out), row_address(k[None]), row_address(k_cache))
-    sizes, angles = Sizes(heads, dim, k_cache.shape[1], int(interleaved), float(eps)), Angles.of(cos, sin)
-    norm = norm_weight.float().contiguous().numpy(), norm_bias.float().contiguous().numpy()
-    slots = slot_mapping.long().contiguous().numpy()
-    each(
-        lambda task: _tokens(task * _TOKENS, min((task + 1) * _TOKENS, tokens), rows, sizes, angles, norm, slots),
-        -(-tokens // _TOKENS),
-    )
+    if not _takes(q, k, k_cache):
+        return reference.indexer_preprocess(*operands)
+    out, slots = torch.empty(q.shape, dtype=q.dtype), slot_mapping.long().contiguous()
+    _bind_tokens(q, k, norm_weight, norm_bias, eps, Angles.of(cos, sin), interleaved, slots, k_cache, out)()
     return out
+
+
+def bind(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    norm_weight: torch.Tensor,
+    norm_bias: torch.Tensor,
+    eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    interleaved: bool,
+    slot_mapping: torch.Tensor,
+    k_cache: torch.Tensor,
+    room: Workspace,
+) -> Bound | None:
+    """`indexer_preprocess` bound to its operands; None for those that compiled code does not take.
+
+    cos, sin: fp32, contiguous. slot_mapping: int64; who calls has looked at the slots that it holds by then.
+    """
+    reference.check(q, k, norm_weight, norm_bias, cos, sin, slot_mapping, k_cache)
+    if not _takes(q, k, k_cache) or slot_mapping.dtype != torch.int64:
+        return None
+    out, angles = room.tensor("turned", tuple(q.shape), q.dtype), Angles.bound(cos, sin)
+    call = _bind_tokens(q, k, norm_weight, norm_bias, eps, angles, interleaved, slot_mapping, k_cache, out)
+    return Bound([call], (out,), q, k, angles, slot_mapping, k_cache)
+
+
+def _takes(q: torch.Tensor, k: torch.Tensor, k_cache: torch.Tensor) -> bool:
+    """Whether compiled code takes these operands, which fit the contract."""
+    tokens, _, dim = q.shape
+    plain = q.dtype in _FLOATS and k_cache.dtype == q.dtype and all(x.stride(-1) == 1 for x in (q, k, k_cache))
+    return plain and tokens > 0 and not dim % WIDTH
+
+
+def _bind_tokens(
+    q: torch.Tensor, k: torch.Tensor, norm_weight: torch.Tensor, norm_bias: torch.Tensor, eps: float, angles: Angles,
+    interleaved: bool, slots: torch.Tensor, k_cache: torch.Tensor, out: torch.Tensor,
+) -> Callable[[], object]:  # fmt: skip
+    tokens, heads, dim = q.shape
+    rows = Rows(row_address(q), row_address(out), row_address(k[None]), row_address(k_cache))
+    sizes = Sizes(heads, dim, k_cache.shape[1], int(interleaved), float(eps))
+    norm = norm_weight.float().contiguous().numpy(), norm_bias.float().contiguous().numpy()
+    return bound(_tokens, tokens, _TOKENS, rows, sizes, angles, norm, slots.numpy())
 
 
 @kernel

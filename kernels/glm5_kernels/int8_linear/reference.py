@@ -16,9 +16,14 @@ def int8_linear(
     apply: Callable[[torch.Tensor, LinearWeights, torch.dtype], torch.Tensor] = apply_linear,
 ) -> torch.Tensor:
     """See the package docstring."""
-    require_floats(x=x)
-    check_linear("w", w, None, x.shape[-1])
+    check(x, w)
     if x.dim() == 2:
         return apply(x, w, x.dtype)
     rows = x.reshape(-1, x.shape[-1])
     return apply(rows, w, x.dtype).reshape(*x.shape[:-1], w.weight.shape[0])
+
+
+def check(x: torch.Tensor, w: LinearWeights) -> None:
+    """Raise `KernelInputError` unless the operands fit the contract."""
+    require_floats(x=x)
+    check_linear("w", w, None, x.shape[-1])

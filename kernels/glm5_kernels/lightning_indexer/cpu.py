@@ -14,9 +14,11 @@ import torch
 from glm5_kernels.compiled.rows import KINDS, PAIRED, RowAddress, row_address
 from glm5_kernels.compiled.simd import PAIRS, WIDTH, in_steps
 from glm5_kernels.compiled.threads import each
+from glm5_kernels.errors import require_shape
 from glm5_kernels.lightning_indexer.cpu_tiles import choose
 from glm5_kernels.lightning_indexer.reference import check, check_quant
-from glm5_kernels.paged_cache import PagedBatch, query_layout, readable
+from glm5_kernels.paged_cache import PagedBatch, StepTables, query_layout, readable
+from glm5_kernels.workspace import Bound
 
 #: 32 MiB of scores.
 SCORES = 2**23
@@ -99,36 +101,78 @@ def _choose(
     batch: PagedBatch,
     topk: int,
 ) -> torch.Tensor:
-    num_tokens, _, dim = q.shape
+    num_tokens = len(q)
     visible = readable(query_layout(batch, num_tokens)[1], batch, k_cache.shape[1])
     q, k_cache = _whole_rows(q), _whole_rows(k_cache)
-    pairs = PAIRS and q.dtype == k_cache.dtype == torch.bfloat16 and not dim % (2 * WIDTH)
     out = torch.full((num_tokens, topk), -1, dtype=torch.int32)
+    scales = (torch.empty(0, 0) if k_scale is None else k_scale).numpy()
+    table = batch.block_table.long().numpy()
+    call = _call(q, k_cache, weights.float().numpy(), scales, visible.numpy(), table, out.numpy())
+    _run(_tasks(batch.query_start_loc.tolist(), visible.tolist()), call)
+    return out
+
+
+def bind(
+    q: torch.Tensor, k_cache: torch.Tensor, weights: torch.Tensor, tables: StepTables, out: torch.Tensor
+) -> Bound | None:
+    """`lightning_indexer` to out int32 [T, topk], bound to its operands; None for those that it would have to copy.
+
+    What `tables` hold has been looked at when they were filled, for this cache.
+    """
+    check(q, k_cache, weights, tables.batch, out.shape[1])
+    tables.require(k_cache)
+    plain = _whole_rows(q) is q and _whole_rows(k_cache) is k_cache and weights.dtype == torch.float32
+    require_shape("out", out, (len(q), None))
+    if not plain or out.dtype != torch.int32 or not out.is_contiguous():
+        return None
+    rows = out.numpy()
+    call = _call(q, k_cache, weights.numpy(), np.empty((0, 0), np.float32), tables.readable, tables.wide_table, rows)
+
+    def run() -> None:
+        rows.fill(-1)
+        _run(tables.once(_tasks_of), call)
+
+    return Bound([run], (out,), q, k_cache, call)
+
+
+def _tasks_of(tables: StepTables) -> list[Task]:
+    return _tasks(tables.starts, tables.readable.tolist())
+
+
+def _call(
+    q: torch.Tensor, k_cache: torch.Tensor, weights: Any, scales: Any, visible: Any, table: Any, out: Any
+) -> IndexerCall:
+    dim = q.shape[2]
+    pairs = PAIRS and q.dtype == k_cache.dtype == torch.bfloat16 and not dim % (2 * WIDTH)
+    kind = PAIRED if pairs else None
+    return IndexerCall(
+        row_address(q, kind), dim // (2 if pairs else 1), weights, visible, table, row_address(k_cache, kind),
+        k_cache.shape[1], scales, out,
+    )  # fmt: skip
+
+
+def _tasks(starts: list[int], seen: list[int]) -> list[Task]:
+    """Of requests whose tokens begin at `starts`; seen: positions that each token sees."""
     tasks: list[Task] = []
-    seen = visible.tolist()
-    for request, (start, end) in enumerate(itertools.pairwise(batch.query_start_loc.tolist())):
+    for request, (start, end) in enumerate(itertools.pairwise(starts)):
         length = seen[end - 1] if end > start else 0
         size = min(TOKENS, max(1, SCORES // max(length, 1)))
         if length > 0:
             for first in range(start, end, size):
                 last = min(first + size, end)
                 tasks.append(Task(request, first, last, seen[last - 1], 0, seen[last - 1], True))
+    return tasks
 
-    kind = PAIRED if pairs else None
-    step = IndexerCall(
-        row_address(q, kind), q.shape[2] // (2 if pairs else 1), weights.float().numpy(),
-        visible.numpy(), batch.block_table.long().numpy(), row_address(k_cache, kind), k_cache.shape[1],
-        (torch.empty(0, 0) if k_scale is None else k_scale).numpy(), out.numpy(),
-    )  # fmt: skip
+
+def _run(tasks: list[Task], call: IndexerCall) -> None:
     threads = torch.get_num_threads()
     if len(tasks) < threads:
         for task in tasks:
-            _choose_with_all_threads(task, step)
-        return out
+            _choose_with_all_threads(task, call)
+        return
     size = len(tasks) if threads == 1 else max(1, len(tasks) // (4 * threads))
     parts = [tasks[number : number + size] for number in range(0, len(tasks), size)]
-    each(lambda number: choose(np.array(parts[number]), step, _room(parts[number])), len(parts))
-    return out
+    each(lambda number: choose(np.array(parts[number]), call, _room(parts[number])), len(parts))
 
 
 def _whole_rows(x: torch.Tensor) -> torch.Tensor:

@@ -30,13 +30,14 @@ from glm5_kernels.compiled.simd import (
 KEYS = HEADS
 
 
-def _scores(add: Callable[..., Any]) -> Any:
+def _scores(add: Callable[..., Any], groups: int = GROUPS) -> Any:
     """The intrinsic out[0:KEYS] <- for each key, the sum over heads of weights[h] * relu(query[:, h] . key).
 
     rows: address of the addresses of KEYS keys [dims]; query [blocks, dims, STEP]: the heads by blocks of STEP lanes,
     of which the first `real` count; weights [blocks * STEP]; dims a multiple of UNROLLED; elements of 32 bits, fp32 or,
     where `add` is `Lanes.add_pairs`, two bf16. Unless `apart` is 0, each lane group of the one block is another token
-    with `real` heads, whose scores lie `apart` bytes behind those of the one before.
+    with `real` heads, whose scores lie `apart` bytes behind those of the one before. Of each block the first `groups`
+    lane groups are looked at.
 
     Every dot product adds its dims in order; every score adds the heads of a lane in order, then the groups, then the
     lanes as `sum_each` does: no bit depends on the keys and tokens beside it.
@@ -55,8 +56,8 @@ def _scores(add: Callable[..., Any]) -> Any:
             v, table = Lanes(builder), builder.inttoptr(rows, I64.as_pointer())
             keys = [builder.load(builder.gep(table, [i64_const(key)])) for key in range(KEYS)]
             zero, alone = v.constant(0.0), builder.icmp_signed("==", apart, i64_const(0))
-            scores = [[v.variable(0.0) for _ in range(KEYS)] for _ in range(GROUPS)]
-            sums = [[v.variable(0.0) for _ in range(GROUPS)] for _ in range(KEYS)]
+            scores = [[v.variable(0.0) for _ in range(KEYS)] for _ in range(groups)]
+            sums = [[v.variable(0.0) for _ in range(groups)] for _ in range(KEYS)]
             with for_range(builder, blocks) as block:
                 for total in (total for row in sums for total in row):
                     builder.store(zero, total)
@@ -68,12 +69,12 @@ def _scores(add: Callable[..., Any]) -> Any:
                             line = builder.mul(stride, builder.add(done, i64_const(number)))
                             prefetch_line(builder, builder.add(ahead, line))
                         place = builder.mul(builder.add(done, i64_const(number)), i64_const(STEP))
-                        columns = [v.load(query, builder.add(place, i64_const(WIDTH * g))) for g in range(GROUPS)]
+                        columns = [v.load(query, builder.add(place, i64_const(WIDTH * g))) for g in range(groups)]
                         for key, row in zip(keys, sums, strict=True):
                             element = v.broadcast(v.load_scalar(key, builder.add(begin, i64_const(number))))
                             for total, column in zip(row, columns, strict=True):
                                 builder.store(add(v, element, column, builder.load(total)), total)
-                for g in range(GROUPS):
+                for g in range(groups):
                     first = builder.add(builder.mul(block, i64_const(STEP)), i64_const(WIDTH * g))
                     w = v.load(weights, first)
                     is_real = _lanes_below(builder, builder.select(alone, builder.sub(real, first), real))
@@ -81,13 +82,13 @@ def _scores(add: Callable[..., Any]) -> Any:
                         positive = v.larger(zero, builder.load(row[g]))  # NaN stays
                         positive = builder.select(is_real, positive, zero)  # 0 * inf of a head that pads is NaN
                         builder.store(v.add_products(w, positive, builder.load(score)), score)
-            groups = [[builder.load(score) for score in row] for row in scores]
+            found = [[builder.load(score) for score in row] for row in scores]
             with builder.if_else(alone) as (together, separate):
                 with together:
-                    whole = [functools.reduce(builder.fadd, of_key) for of_key in zip(*groups, strict=True)]
+                    whole = [functools.reduce(builder.fadd, of_key) for of_key in zip(*found, strict=True)]
                     _store_sums(v, whole, out)
                 with separate:
-                    for g, of_keys in enumerate(groups):
+                    for g, of_keys in enumerate(found):
                         _store_sums(v, of_keys, builder.add(out, builder.mul(apart, i64_const(g))))
 
         return types.void(*[int64] * 10), returns_void(generate)
@@ -110,3 +111,5 @@ def _lanes_below(builder: Any, count: Any) -> Any:
 
 
 scores_of_keys, scores_of_pairs = _scores(Lanes.add_products), _scores(Lanes.add_pairs)
+#: For one token with as many heads as a lane group has lanes, or fewer.
+scores_of_pairs_of_few = _scores(Lanes.add_pairs, 1)

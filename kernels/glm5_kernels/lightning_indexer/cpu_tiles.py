@@ -11,7 +11,7 @@ from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rows import PAIRED, load_row_as_fp32, transpose
 from glm5_kernels.compiled.simd import FP32, STEP, WIDTH, aligned_fp32, in_steps
 from glm5_kernels.compiled.topk import best_positions
-from glm5_kernels.lightning_indexer.cpu_intrinsics import KEYS, scores_of_keys, scores_of_pairs
+from glm5_kernels.lightning_indexer.cpu_intrinsics import KEYS, scores_of_keys, scores_of_pairs, scores_of_pairs_of_few
 
 #: How many keys before it is needed a key's row is asked for: memory answers after some thousand cycles.
 AHEAD = 96
@@ -66,7 +66,11 @@ def _score(
             q, w = query.ctypes.data + 4 * row * lanes * dims, weights.ctypes.data + 4 * row * lanes
             for key in range(0, seen, KEYS):
                 rows, out = addresses.ctypes.data + 8 * key, scores.ctypes.data + 4 * (row * pitch + first + key)
-                if cache.kind == PAIRED:
+                if cache.kind == PAIRED and apart == 0 and heads <= WIDTH:
+                    scores_of_pairs_of_few(
+                        rows, q, w, heads, blocks, dims, out, apart, ahead + key * cache.row_pitch, stride
+                    )
+                elif cache.kind == PAIRED:
                     scores_of_pairs(rows, q, w, heads, blocks, dims, out, apart, ahead + key * cache.row_pitch, stride)
                 else:
                     scores_of_keys(rows, q, w, heads, blocks, dims, out, apart, ahead + key * cache.row_pitch, stride)
@@ -99,7 +103,7 @@ def _lay_out_heads(step: Any, first_token: Any, tokens: Any, query: Any, weights
                 rows[lane] = base + min(first + lane, heads - 1) * cache.row_pitch
             group = token * lanes + first
             place = group // STEP * STEP * dims + group % STEP
-            transpose(rows.ctypes.data, dims, kind, query.ctypes.data + 4 * place, STEP)
+            transpose(rows.ctypes.data, 0, dims, kind, query.ctypes.data + 4 * place, STEP)
 
 
 @inner

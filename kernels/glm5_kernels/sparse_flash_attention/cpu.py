@@ -10,12 +10,13 @@ import torch.nn.functional as F
 
 from glm5_kernels.compiled.rows import PACKED, PAIRED, row_address
 from glm5_kernels.compiled.simd import BF16, PAIRS, STEP, WIDTH
-from glm5_kernels.compiled.threads import each
-from glm5_kernels.paged_cache import LONGEST, PagedBatch, query_layout
+from glm5_kernels.compiled.threads import bound
+from glm5_kernels.paged_cache import LONGEST, PagedBatch, StepTables, query_layout
 from glm5_kernels.sparse_flash_attention import reference
 from glm5_kernels.sparse_flash_attention.cpu_operands import Caches, ChosenKeys, Queries, SoftmaxOptions, buffers
 from glm5_kernels.sparse_flash_attention.cpu_tiles import attend_tokens
 from glm5_kernels.sparse_flash_attention.reference import check, check_packed, unpack_latents
+from glm5_kernels.workspace import Bound, Workspace
 
 #: Query tokens of a task, at most.
 TOKENS = 8
@@ -44,6 +45,40 @@ def sparse_flash_attention(
             ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, batch, scale, round_probs
         ),
     )
+
+
+def bind(
+    ql_nope: torch.Tensor,
+    q_pe: torch.Tensor,
+    ckv_cache: torch.Tensor,
+    kpe_cache: torch.Tensor,
+    topk_indices: torch.Tensor,
+    tables: StepTables,
+    scale: float,
+    room: Workspace,
+) -> Bound | None:
+    """`sparse_flash_attention` bound to its operands; None for those that it would have to copy first.
+
+    What `tables` hold has been looked at when they were filled, for this cache.
+    """
+    check(ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, tables.batch)
+    tables.require(ckv_cache)
+    whole = ((ckv_cache, ql_nope, STEP), (kpe_cache, q_pe, WIDTH))
+    plain = topk_indices.dtype == torch.int32 and topk_indices.is_contiguous() and ckv_cache.dtype == kpe_cache.dtype
+    if not plain or any(_readable(x, _whole(y.shape[-1], n)) is not x for y, z, n in whole for x in (y, z)):
+        return None
+    sizes = ckv_cache.shape[1], ckv_cache.shape[2], kpe_cache.shape[2]
+    caches = Caches(row_address(ckv_cache), row_address(kpe_cache), *sizes)
+    selection = ChosenKeys(topk_indices.numpy(), tables.visible, tables.request, tables.block_table)
+    out = room.tensor("attended", tuple(ql_nope.shape), ql_nope.dtype)
+    lse = room.tensor("lse", tuple(ql_nope.shape[:2]), torch.float32)
+    call = _bind_tokens(ql_nope, q_pe, caches, selection, SoftmaxOptions(float(scale), 0), out, lse)
+
+    def special() -> None:
+        operands = ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, tables.batch, scale
+        _with_special_values((out, lse), lambda: reference.sparse_flash_attention(*operands))
+
+    return Bound([call, special], (out, lse), selection)
 
 
 def sparse_flash_attention_quant(
@@ -96,10 +131,6 @@ def _attend(
     (num_tokens, heads, rank), dtype = ql_nope.shape, ql_nope.dtype
     request, visible = query_layout(batch, num_tokens)
     nope, pe = _readable(ql_nope, caches.rank), _readable(q_pe, caches.rope)
-    queries = Queries(row_address(nope), row_address(pe), heads)
-    all_bf16 = queries.nope.kind == queries.pe.kind == caches.ckv.kind == caches.kpe.kind == BF16
-    if PAIRS and all_bf16 and not any(size % (2 * WIDTH) for size in (caches.rank, caches.rope)):
-        caches = caches._replace(ckv=caches.ckv._replace(kind=PAIRED), kpe=caches.kpe._replace(kind=PAIRED))
     selection = ChosenKeys(
         _int32(topk_indices).numpy(),
         visible.numpy(),
@@ -108,16 +139,28 @@ def _attend(
     )
     softmax = SoftmaxOptions(float(scale), int(round_probs and dtype == torch.bfloat16))
     latents, lse = torch.empty(num_tokens, heads, caches.rank, dtype=nope.dtype), torch.empty(num_tokens, heads)
+    _bind_tokens(nope, pe, caches, selection, softmax, latents, lse)()
+    return latents[..., :rank].to(dtype).contiguous(), lse
+
+
+def _bind_tokens(
+    nope: torch.Tensor, pe: torch.Tensor, caches: Caches, selection: ChosenKeys, softmax: SoftmaxOptions,
+    latents: torch.Tensor, lse: torch.Tensor,
+) -> Callable[[], object]:  # fmt: skip
+    (num_tokens, heads, _), most = nope.shape, selection.topk_indices.shape[1]
+    queries = Queries(row_address(nope), row_address(pe), heads)
+    all_bf16 = queries.nope.kind == queries.pe.kind == caches.ckv.kind == caches.kpe.kind == BF16
+    if PAIRS and all_bf16 and not any(size % (2 * WIDTH) for size in (caches.rank, caches.rope)):
+        caches = caches._replace(ckv=caches.ckv._replace(kind=PAIRED), kpe=caches.kpe._replace(kind=PAIRED))
     threads = torch.get_num_threads()
     size = num_tokens if threads == 1 else max(1, min(TOKENS, num_tokens // (4 * threads)))
+    out, sums = row_address(latents), lse.numpy()
 
-    def attend(task: int) -> None:
-        first, last = size * task, min(size * (task + 1), num_tokens)
-        tile = buffers(heads, caches, topk_indices.shape[1])
-        attend_tokens(first, last, queries, caches, selection, softmax, tile, row_address(latents), lse.numpy())
+    def attend(first: int, last: int) -> None:
+        tile = buffers(heads, caches, most)
+        attend_tokens(first, last, queries, caches, selection, softmax, tile, out, sums)
 
-    each(attend, -(-num_tokens // max(size, 1)))
-    return latents[..., :rank].to(dtype).contiguous(), lse
+    return bound(attend, num_tokens, max(size, 1))
 
 
 def _int32(x: torch.Tensor) -> torch.Tensor:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from glm5_kernels.compiled.rows import PAIRED, RowAddress
-from glm5_kernels.compiled.simd import HEADS, STEP, aligned_fp32
+from glm5_kernels.compiled.simd import FEWER, STEP, aligned_fp32
 
-#: Keys of a tile: with 512 + 64 columns the tile, its transposed copy, the query and the output fit a 1 MiB cache.
+#: Keys of a tile.
 TILE = 64
 #: Columns of the queries multiplied with a tile at a time: 128 of 32 keys are 16 KiB.
 DEPTH = 128
@@ -55,16 +55,15 @@ class SoftmaxOptions(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Buffers of a task: one tile of keys and what a token has summed so far; H is heads, a multiple of HEADS.
+    """Buffers of a task: one tile of keys and what a token has summed so far; H is heads, a multiple of FEWER.
 
     Where the caches are PAIRED, two bf16 columns share the 32 bits of an element: D = (rank + rope) / 2, else
-    D = rank + rope. `keys` and `values` lie in pieces of STEP columns, so that a piece stays in the nearest cache for
-    all heads.
+    D = rank + rope.
 
     What compiled code needs no elements of is an address: every array costs numba time to compile.
 
     Attributes:
-        query: [H, D], zeros behind the last head. keys: [D * TILE], transposed. values: [rank * TILE].
+        query: [H, D], zeros behind the last head. keys: [DEPTH, STEP], transposed. values: [TILE, STEP], some columns.
         scores: [H, TILE]. mixed: [H, rank], the weighted sum of values. peak, total: [H], of the softmax.
         ckv_rows, kpe_rows: int64 [K + STEP], addresses of the chosen rows.
         latent_rows, rotated_rows: int64 [TILE], addresses of unpacked rows [rank] and [rope].
@@ -95,7 +94,7 @@ def buffers(heads: int, caches: Caches, most: int) -> Tile:
     """This thread's `Tile` for so many heads and up to `most` chosen positions; the last one again, if it fits."""
     sizes = heads, caches.ckv.kind, caches.rank, caches.rope, most
     if _own.sizes != sizes:
-        _own.arrays, _own.tile = _new_buffers(-(-heads // HEADS) * HEADS, caches, most)
+        _own.arrays, _own.tile = _new_buffers(-(-heads // FEWER) * FEWER, caches, most)
         _own.sizes = sizes
     return _own.tile
 
@@ -104,7 +103,7 @@ def _new_buffers(heads: int, caches: Caches, most: int) -> tuple[tuple[Any, ...]
     rank, rope = caches.rank, caches.rope
     dims = (rank + rope) // (2 if caches.ckv.kind == PAIRED else 1)
     query, latents, rotated = np.zeros((heads, dims), np.float32), _aligned(TILE, rank), _aligned(TILE, rope)
-    keys, values = _aligned(dims * TILE), _aligned(rank * TILE)
+    keys, values = _aligned(DEPTH * STEP), _aligned(TILE * STEP)
     tile = Tile(
         query.ctypes.data, keys.ctypes.data, values.ctypes.data,
         _aligned(heads, TILE), _aligned(heads, rank), np.empty(heads, np.float32), np.empty(heads, np.float32),

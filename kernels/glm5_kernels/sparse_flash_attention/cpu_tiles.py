@@ -14,6 +14,7 @@ from glm5_kernels.compiled.rows import (
     PACKED,
     PAIRED,
     interleave,
+    load_columns_as_fp32,
     load_row_as_fp32,
     prefetch,
     store_row_as,
@@ -29,6 +30,7 @@ from glm5_kernels.sparse_flash_attention.reference import TILE as PER_SCALE
 _KEY_KIND = (FP32, BF16, FP32, FP32, FP32)
 #: As what they become values.
 _VALUE_KIND = (FP32, BF16, FP32, FP32, BF16)
+_VALUE_BYTES = (4, 2, 4, 4, 2)
 
 
 @kernel
@@ -55,11 +57,12 @@ def attend_tokens(
                 tile.mixed[head, column] = float32(0)
         for start in range(0, found, TILE):
             keys = min(TILE, found - start)
-            _gather_tile(start, keys, caches, softmax, tile)
+            if caches.ckv.kind == PACKED:
+                _unpack_rows(start, in_steps(keys), caches, tile)
             _prefetch_rows(start + keys, min(start + 2 * TILE, found), caches, tile)
-            _scores(keys, caches, tile)
+            _scores(start, keys, caches, tile)
             _online_softmax(keys, caches, softmax, tile)
-            _weighted_values(keys, caches, softmax, tile)
+            _weighted_values(start, keys, caches, softmax, tile)
         for head in range(queries.heads):
             lse[token, head] = float32(np.inf)
             if found:
@@ -121,32 +124,6 @@ def _load_query(token: Any, queries: Any, caches: Any, tile: Any) -> None:
 
 
 @inner
-def _gather_tile(start: Any, keys: Any, caches: Any, softmax: Any, tile: Any) -> None:
-    """tile.keys and tile.values <- the chosen rows start .. start + keys, and to the next STEP what fills the lanes."""
-    kind, rank, whole = caches.ckv.kind, caches.rank, in_steps(keys)
-    latent_rows, rotated_rows = tile.ckv_rows, tile.kpe_rows
-    if kind == PACKED:
-        _unpack_rows(start, whole, caches, tile)
-        latent_rows, rotated_rows, start = tile.latent_rows, tile.rotated_rows, 0
-    if _value_pairs(caches, softmax):
-        for key in range(0, whole, 2):
-            here = tile.values + 4 * STEP * (key // 2)
-            interleave(latent_rows[start + key], latent_rows[start + key + 1], rank, here, STEP * TILE)
-    else:
-        for key in range(whole):
-            here = tile.values + 4 * STEP * key
-            load_row_as_fp32(latent_rows[start + key], rank, _VALUE_KIND[kind], here, STEP * TILE)
-    per = _columns_per_element(caches)
-    latent_dims, rotated_dims = rank // per, caches.rope // per
-    dims = latent_dims + rotated_dims
-    for key in range(0, whole, WIDTH):
-        here = tile.keys + 4 * (key // STEP * STEP * dims + key % STEP)
-        transpose(latent_rows.ctypes.data + 8 * (start + key), latent_dims, _KEY_KIND[kind], here, STEP)
-        here += 4 * latent_dims * STEP
-        transpose(rotated_rows.ctypes.data + 8 * (start + key), rotated_dims, _KEY_KIND[kind], here, STEP)
-
-
-@inner
 def _unpack_rows(start: Any, keys: Any, caches: Any, tile: Any) -> None:
     """tile.latents and tile.rotated <- packed rows start .. start + keys as fp32."""
     for key in range(keys):
@@ -165,21 +142,36 @@ def _prefetch_rows(start: Any, stop: Any, caches: Any, tile: Any) -> None:
 
 
 @inner
-def _scores(keys: Any, caches: Any, tile: Any) -> None:
-    """tile.scores[:, :keys] <- query . key, not scaled; DEPTH columns at a time, each key's in their order."""
-    heads, dims, whole = len(tile.peak), (caches.rank + caches.rope) // _columns_per_element(caches), in_steps(keys)
+def _scores(start: Any, keys: Any, caches: Any, tile: Any) -> None:
+    """tile.scores[:, :keys] <- query . key, not scaled, for the chosen rows from `start` on.
+
+    STEP keys and DEPTH columns at a time: transposed, they stay in the nearest cache for all heads. The columns of a
+    key are added in their order.
+    """
+    kind, per, heads, whole = caches.ckv.kind, _columns_per_element(caches), len(tile.peak), in_steps(keys)
+    latent_dims, dims = caches.rank // per, (caches.rank + caches.rope) // per
+    as_kind, size = _KEY_KIND[kind], ELEMENT_BYTES[_KEY_KIND[kind]]
     for head in range(heads):
         for key in range(whole):
             tile.scores[head, key] = float32(0)
     for key in range(0, whole, STEP):
-        out = tile.scores.ctypes.data + 4 * key
-        for dim in range(0, dims, DEPTH):
-            matrix, left = tile.keys + 4 * (key * dims + dim * STEP), tile.query + 4 * dim
-            depth = min(DEPTH, dims - dim)
-            if caches.ckv.kind == PAIRED:
-                accumulate_pairs(matrix, STEP, left, dims, heads, depth, out, TILE)
+        out, dim = tile.scores.ctypes.data + 4 * key, int64(0)
+        while dim < dims:
+            rows, skipped, depth = tile.ckv_rows.ctypes.data, dim, min(DEPTH, latent_dims - dim)
+            if dim >= latent_dims:
+                rows, skipped, depth = tile.kpe_rows.ctypes.data, dim - latent_dims, min(DEPTH, dims - dim)
+            here = rows + 8 * (start + key)
+            if kind == PACKED:
+                unpacked_rows = tile.rotated_rows.ctypes.data if dim >= latent_dims else tile.latent_rows.ctypes.data
+                here = unpacked_rows + 8 * key
+            for lane in range(0, STEP, WIDTH):
+                transpose(here + 8 * lane, size * skipped, depth, as_kind, tile.keys + 4 * lane, STEP)
+            left = tile.query + 4 * dim
+            if kind == PAIRED:
+                accumulate_pairs(tile.keys, STEP, left, dims, heads, depth, out, TILE)
             else:
-                accumulate(matrix, STEP, left, dims, heads, depth, out, TILE)
+                accumulate(tile.keys, STEP, left, dims, heads, depth, out, TILE)
+            dim += depth
 
 
 @inner
@@ -203,13 +195,20 @@ def _online_softmax(keys: Any, caches: Any, softmax: Any, tile: Any) -> None:
 
 
 @inner
-def _weighted_values(keys: Any, caches: Any, softmax: Any, tile: Any) -> None:
-    """tile.mixed += probabilities times values."""
+def _weighted_values(start: Any, keys: Any, caches: Any, softmax: Any, tile: Any) -> None:
+    """tile.mixed += probabilities times values, STEP columns of the rows at a time: the nearest cache holds them."""
     (heads, rank), whole, left = tile.mixed.shape, in_steps(keys), tile.scores.ctypes.data
-    pairs = _value_pairs(caches, softmax)
+    kind, pairs, rows = caches.ckv.kind, _value_pairs(caches, softmax), tile.ckv_rows.ctypes.data + 8 * start
+    if kind == PACKED:
+        rows = tile.latent_rows.ctypes.data
+    size = _VALUE_BYTES[kind]
     for column in range(0, rank, STEP):
-        matrix, out = tile.values + 4 * column * TILE, tile.mixed.ctypes.data + 4 * column
+        out = tile.mixed.ctypes.data + 4 * column
         if pairs:
-            accumulate_pairs(matrix, STEP, left, TILE, heads, whole // 2, out, rank)
+            for key in range(start, start + whole, 2):
+                even, odd = tile.ckv_rows[key] + size * column, tile.ckv_rows[key + 1] + size * column
+                interleave(even, odd, STEP, tile.values + 2 * STEP * (key - start), STEP)
+            accumulate_pairs(tile.values, STEP, left, TILE, heads, whole // 2, out, rank)
         else:
-            accumulate(matrix, STEP, left, TILE, heads, whole, out, rank)
+            load_columns_as_fp32(rows, whole, size * column, _VALUE_KIND[kind], tile.values)
+            accumulate(tile.values, STEP, left, TILE, heads, whole, out, rank)
