@@ -77,6 +77,11 @@ def select_topk(
     return selected
 
 
+def chosen_by_both(a: torch.Tensor, b: torch.Tensor, rows: int = 256) -> int:
+    """How many keys two selections bool [T, S] share; some rows at a time: torch makes int64 of all that it adds."""
+    return sum(int((some & others).sum()) for some, others in zip(a.split(rows), b.split(rows), strict=True))
+
+
 def _best(score: torch.Tensor, rows: slice, topk: int) -> torch.Tensor:
     """bool [t, S]: the `topk` largest scores among the keys that each query of `rows` sees; of equal ones the first."""
     visible = torch.ones_like(score, dtype=torch.bool).tril(rows.start)

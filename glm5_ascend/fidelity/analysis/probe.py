@@ -78,13 +78,15 @@ class Probe:
     def same_keys(self) -> float | None:
         """Share of the indexer's chosen keys that it also chooses with an INT8 cache, where it has more to choose from
         than it keeps; None where it never has, or where the layer has no indexer."""
-        topk, weights, shares = self.config.index_topk, ProbeLayer(self.tensors, {}), []
+        topk, weights = self.config.index_topk, ProbeLayer(self.tensors, {})
+        both = chosen = 0
         for s in self.sequences:
             if self.own and len(s.x) > topk:
                 latent = layers.query_latent(self.config, weights, s.x)
                 a, b = (layers.select_topk(self.config, weights, s.x, latent, int8) for int8 in (False, True))
-                shares.append((a & b)[topk:].sum(-1).float() / topk)
-        return float(torch.cat(shares).mean()) if shares else None
+                both += layers.chosen_by_both(a[topk:], b[topk:])
+                chosen += topk * (len(s.x) - topk)
+        return both / chosen if chosen else None
 
     def noise(self, rounded: Mapping[str, RoundedLinear]) -> torch.Tensor:
         """Energy that rounding these linears adds to each token's stream, fp64 [tokens of all sequences]."""

@@ -4,7 +4,8 @@ A retrieval prompt is text whose last tokens repeat three passages of it, from n
 end. Inside a repeated passage the next token stands right there: the query needs the key behind its own first
 occurrence (an induction head's, arXiv 2209.11895). Counted is how often each model's indexer keeps that key.
 
-Memory: 1 byte x length^2 for each model's choices, and 64 MiB of scores.
+Memory: 1 byte x length^2 for each model's choices and once more for the next layer's, and some copies of 64 MiB of
+scores.
 """
 
 from __future__ import annotations
