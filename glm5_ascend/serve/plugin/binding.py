@@ -44,9 +44,8 @@ class StepInputs:
         held = positions.numpy().tobytes()
         if held != self._positions:
             for table, cos, sin in self._angles.values():
-                new_cos, new_sin = table[positions].float().chunk(2, dim=-1)
-                cos.copy_(new_cos)
-                sin.copy_(new_sin)
+                for place, values in zip((cos, sin), metadata.angles(table, positions), strict=True):
+                    place.copy_(values)
             self._positions = held
 
 
