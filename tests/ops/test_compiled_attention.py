@@ -13,6 +13,7 @@ from llvmlite import binding, ir
 
 from glm5_kernels.compiled import simd
 from glm5_kernels.compiled.jit import kernel
+from glm5_kernels.compiled.simd import WIDTH
 from glm5_kernels.compiled.topk import best_positions
 from glm5_kernels.lightning_indexer import cpu as li_cpu
 from glm5_kernels.lightning_indexer import reference as li
@@ -87,7 +88,7 @@ def test_best_positions_are_the_first_of_a_stable_sort(k: int) -> None:
     values = torch.tensor([0.0, -0.0, 1.0, -1.0, float("inf"), float("-inf"), 1e-40, -3.5, float("nan")])
     scores = values[torch.randint(0, 9, (700,))].numpy()
     out = np.full((2, k), 7, np.int32)
-    _best(scores, 50, 600, out, 1, np.empty(2 * 601, np.uint32))
+    _best(scores, 50, 600, out, 1, np.empty(2 * (600 + WIDTH), np.uint32))
     usable = [p for p in range(600) if scores[50 + p] == scores[50 + p]]
     want = sorted(sorted(usable, key=lambda p: (-float(scores[50 + p]), p))[:k])
     assert out[1].tolist() == want + [-1] * (k - len(want)) and (out[0] == 7).all()
@@ -95,14 +96,15 @@ def test_best_positions_are_the_first_of_a_stable_sort(k: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("round_probs", [False, True])
-def test_attention_at_real_head_shapes(dtype: torch.dtype, round_probs: bool) -> None:
+@pytest.mark.parametrize("heads", [64, 4, 3, 2, 1])
+def test_attention_at_real_head_shapes(dtype: torch.dtype, round_probs: bool, heads: int) -> None:
     """Fewer, as many and more keys than a tile, an empty request, holes in the list, strided caches."""
     batch = paged_batch([400, 64, 3, 0], [3, 1, 2, 1], block_size=128)
     fused = batch.cache([torch.randn(n, 576).to(dtype) for n in (400, 64, 3, 0)])
     chosen = torch.stack([torch.randperm(420)[:200] for _ in range(7)]).to(torch.int32)
     chosen[1, 130:] = -1
     arguments = (
-        torch.randn(7, 64, 512).to(dtype), torch.randn(7, 64, 64).to(dtype), fused[..., :512], fused[..., 512:],
+        torch.randn(7, heads, 512).to(dtype), torch.randn(7, heads, 64).to(dtype), fused[..., :512], fused[..., 512:],
         chosen, batch.paged, 0.0625, round_probs,
     )  # fmt: skip
     (got, got_lse), (want, want_lse) = (
@@ -152,7 +154,8 @@ def test_threads_change_no_bit(threads: None) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("where", ["query", "key"])
-def test_what_is_no_number_comes_through(where: str, bad: float, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("heads", [8, 4, 1])
+def test_what_is_no_number_comes_through(heads: int, where: str, bad: float, dtype: torch.dtype) -> None:
     """A broken activation or cache row must be seen as the reference shows it, not become a plausible answer."""
     batch = paged_batch([200], [2], block_size=16)
     q, w, keys = torch.randn(2, 32, 128).to(dtype), torch.randn(2, 32).to(dtype), torch.randn(200, 128).to(dtype)
@@ -160,8 +163,8 @@ def test_what_is_no_number_comes_through(where: str, bad: float, dtype: torch.dt
     got, want = (op.lightning_indexer(q, batch.cache([keys]), w, batch.paged, 199) for op in (li_cpu, li))
     assert torch.equal(got.sort().values, want.sort().values)
 
-    nope, pe, rows = (torch.randn(*size).to(dtype) for size in ((2, 8, 64), (2, 8, 32), (200, 96)))
-    (pe[1, 3] if where == "query" else rows[70])[5] = bad
+    nope, pe, rows = (torch.randn(*size).to(dtype) for size in ((2, heads, 64), (2, heads, 32), (200, 96)))
+    (pe[1, -1] if where == "query" else rows[70])[5] = bad
     cache = batch.cache([rows])
     arguments = nope, pe, cache[..., :64], cache[..., 64:], torch.arange(150).int().expand(2, -1), batch.paged, 0.1
     (got, got_lse), (want, want_lse) = (op.sparse_flash_attention(*arguments) for op in (sfa_cpu, sfa))

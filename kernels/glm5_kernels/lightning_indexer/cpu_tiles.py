@@ -131,7 +131,7 @@ def _find_keys(step: Any, table: Any, index: Any, offset: Any, n: Any, addresses
 @inner
 def _best(scores: Any, pitch: Any, step: Any, first: Any, last: Any) -> None:
     """Rows of step.out of tokens first..last <- the best of the positions visible to each; scores [tokens, pitch]."""
-    scratch = np.empty(2 * (pitch + 1), np.uint32)
+    scratch = np.empty(2 * (pitch + WIDTH), np.uint32)
     for token in range(first, last):
         seen = max(int64(0), step.visible[token])
         best_positions(scores, (token - first) * pitch, seen, step.out, token, scratch)

@@ -20,8 +20,16 @@ from glm5_kernels.compiled.rows import (
     store_row_as,
     transpose,
 )
-from glm5_kernels.compiled.simd import BF16, FP32, STEP, WIDTH, in_steps
-from glm5_kernels.sparse_flash_attention.cpu_intrinsics import exponentials, pair_up, scale_and_peak, unpacked
+from glm5_kernels.compiled.simd import BF16, FEWER, FP32, STEP, WIDTH, in_steps
+from glm5_kernels.sparse_flash_attention.cpu_intrinsics import (
+    accumulate_rows,
+    dots,
+    dots_of_pairs,
+    exponentials,
+    pair_up,
+    scale_and_peak,
+    unpacked,
+)
 from glm5_kernels.sparse_flash_attention.cpu_operands import DEPTH, TILE
 from glm5_kernels.sparse_flash_attention.reference import TILE as PER_SCALE
 
@@ -49,7 +57,9 @@ def attend_tokens(
     from m = -inf, l = 0, o = 0 on; after the last tile out = o / l and lse = m + log(l).
     """
     for token in range(first, last):
-        found = _choose_rows(token, selection, caches, tile)
+        if token + 1 < last and selection.request[token + 1] != selection.request[token]:  # no row of it is near
+            _prefetch_rows(0, _choose_rows(token + 1, TILE, selection, caches, tile), caches, tile)
+        found = _choose_rows(token, selection.topk_indices.shape[1], selection, caches, tile)
         _load_query(token, queries, caches, tile)
         for head in range(len(tile.mixed)):  # no slices here: the check of their shapes takes numba long to compile
             tile.peak[head], tile.total[head] = float32(-np.inf), float32(0)
@@ -86,14 +96,14 @@ def _value_pairs(caches: Any, softmax: Any) -> Any:
 
 
 @inner
-def _choose_rows(token: Any, selection: Any, caches: Any, tile: Any) -> Any:
-    """How many of a token's chosen positions have a row; tile.ckv_rows and kpe_rows <- where each begins.
+def _choose_rows(token: Any, most: Any, selection: Any, caches: Any, tile: Any) -> Any:
+    """How many of a token's first `most` chosen positions have a row; tile.ckv_rows and kpe_rows <- where each begins.
 
     The last row is repeated up to a multiple of STEP: what fills the lanes must be a row that has been written.
     """
     topk_indices, visible = selection.topk_indices[token], selection.visible[token]
     blocks, found = selection.block_table[selection.request[token]], int64(0)
-    for column in range(min(len(topk_indices), visible)):
+    for column in range(min(most, len(topk_indices), visible)):
         position = topk_indices[column]
         if position < 0:
             break  # the first negative entry ends the list
@@ -151,6 +161,9 @@ def _scores(start: Any, keys: Any, caches: Any, tile: Any) -> None:
     kind, per, heads, whole = caches.ckv.kind, _columns_per_element(caches), len(tile.peak), in_steps(keys)
     latent_dims, dims = caches.rank // per, (caches.rank + caches.rope) // per
     as_kind, size = _KEY_KIND[kind], ELEMENT_BYTES[_KEY_KIND[kind]]
+    if heads == FEWER:
+        _scores_of_few(start, whole, caches, tile)
+        return
     for head in range(heads):
         for key in range(whole):
             tile.scores[head, key] = float32(0)
@@ -172,6 +185,22 @@ def _scores(start: Any, keys: Any, caches: Any, tile: Any) -> None:
             else:
                 accumulate(tile.keys, STEP, left, dims, heads, depth, out, TILE)
             dim += depth
+
+
+@inner
+def _scores_of_few(start: Any, keys: Any, caches: Any, tile: Any) -> None:
+    """`_scores` of FEWER heads: transposing the keys of a token would take longer than multiplying them."""
+    kind, per = caches.ckv.kind, _columns_per_element(caches)
+    rank, rope, out, as_kind = caches.rank // per, caches.rope // per, tile.scores.ctypes.data, _KEY_KIND[kind]
+    latents, rotated = tile.ckv_rows.ctypes.data + 8 * start, tile.kpe_rows.ctypes.data + 8 * start
+    if kind == PACKED:
+        latents, rotated = tile.latent_rows.ctypes.data, tile.rotated_rows.ctypes.data
+    for key in range(0, keys, FEWER):
+        here, there = latents + 8 * key, rotated + 8 * key
+        if kind == PAIRED:
+            dots_of_pairs(here, rank, there, rope, FP32, tile.query, out + 4 * key, TILE)
+        else:
+            dots(here, rank, there, rope, as_kind, tile.query, out + 4 * key, TILE)
 
 
 @inner
@@ -202,6 +231,12 @@ def _weighted_values(start: Any, keys: Any, caches: Any, softmax: Any, tile: Any
     if kind == PACKED:
         rows = tile.latent_rows.ctypes.data
     size = _VALUE_BYTES[kind]
+    if heads == FEWER and not pairs and rank % (2 * STEP) == 0:
+        for column in range(0, rank, 2 * STEP):
+            accumulate_rows(
+                rows, whole, size * column, _VALUE_KIND[kind], left, TILE, tile.mixed.ctypes.data + 4 * column, rank
+            )
+        return
     for column in range(0, rank, STEP):
         out = tile.mixed.ctypes.data + 4 * column
         if pairs:

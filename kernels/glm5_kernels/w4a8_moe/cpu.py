@@ -31,10 +31,11 @@ def w4a8_moe(
     ids = topk_ids.long().contiguous()
     named = ids.numpy()[ids.numpy() >= 0]
     used = np.count_nonzero(np.bincount(named))
+    given = x, topk_weights.float().contiguous(), ids, w13, w13_scale, w2, w2_scale
     if not _takes(x, w13, w13_scale, w2, w2_scale) or not 0 < len(named) <= int8_dots.TOKENS * used:
-        return reference.w4a8_moe(*operands, arithmetic=COMPILED)
-    out, weights = torch.empty(x.shape, dtype=torch.float32), topk_weights.float().contiguous()
-    for call in _bind_experts(x, weights, ids, w13, w13_scale, w2, w2_scale, out, Workspace()):
+        return _one_by_one(*given)
+    out = torch.empty(x.shape, dtype=torch.float32)
+    for call in _bind_experts(*given, out, Workspace()):
         call()
     return out.to(x.dtype)
 
@@ -102,6 +103,34 @@ def _bind_experts(
         int8_product.bind_grouped(hidden, own, starts, w2, w2_scale, y, None, room),
         partial(_mix, y.numpy(), starts, token, weight, out.numpy()),
     ]
+
+
+def _one_by_one(
+    x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, w13: torch.Tensor, w13_scale: torch.Tensor,
+    w2: torch.Tensor, w2_scale: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """One expert after the other; a token is quantized once for all of its experts."""
+    token, weight = np.empty(topk_ids.numel(), np.int64), np.empty(topk_ids.numel(), np.float32)
+    out, starts = torch.zeros(x.shape), np.empty(len(w13) + 1, np.int64)
+    _by_expert(topk_ids.numpy(), topk_weights.numpy(), starts, token, weight)
+    codes, factors = COMPILED.quantize_per_token(x)
+    for e in np.flatnonzero(np.diff(starts)).tolist():
+        own = slice(starts[e], starts[e + 1])
+        rows = torch.from_numpy(token[own])
+        sums = COMPILED.matmul(codes[rows], w13[e])
+        gate, up = COMPILED.scale_back(sums, factors[rows], w13_scale[e], torch.float32).chunk(2, dim=-1)  # [n, I] each
+        hidden, hidden_factors = COMPILED.quantize_per_token(torch.nn.functional.silu(gate).mul_(up))
+        y = COMPILED.scale_back(COMPILED.matmul(hidden, w2[e]), hidden_factors, w2_scale[e], torch.float32)  # [n, D]
+        _add(y.numpy(), token[own], weight[own], out.numpy())
+    return out.to(x.dtype)
+
+
+@kernel
+def _add(y: Any, token: Any, weight: Any, out: Any) -> None:
+    """out[token] += y * weight, row by row."""
+    for row in range(y.shape[0]):
+        for column in range(y.shape[1]):
+            out[token[row], column] += y[row, column] * weight[row]
 
 
 @kernel
