@@ -16,5 +16,5 @@ from glm5_kernels.compiled import simd
 if __name__ == "__main__":
     heads, groups, *arguments = sys.argv[1:]
     simd.HEADS, simd.GROUPS = int(heads), int(groups)
-    simd.STEP = simd.WIDTH * simd.GROUPS
+    simd.FEWER, simd.STEP = simd.HEADS // 2, simd.WIDTH * simd.GROUPS
     sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *arguments]))
