@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tests.proof.lowering import Lowered
 
-#: 1.2.0 is the newest on PyPI; CANN 8.5's Triton-Ascend images carry 1.1.0.
+#: 1.2.0 is the newest on PyPI, and CANN 9.1's; 1.1.0 was built on the day of CANN 9.0.0 (kernels/README.md).
 VERSIONS = ("1.2.0", "1.1.0")
 #: A die of an A3 and an A2: the names that Triton-Ascend passes.
 TARGETS = ("Ascend910_9382", "Ascend910B3")
