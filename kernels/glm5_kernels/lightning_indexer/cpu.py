@@ -1,4 +1,4 @@
-"""Lightning Indexer compiled: a lane for each head, so that keys are read where they lie; top-k by counting.
+"""Lightning Indexer compiled: a lane for each head, so that keys are read where they lie; top-k bit by bit.
 
 Memory: fp32 scores of at most `SCORES` (token, position) pairs per thread, whatever the context's length is.
 """
