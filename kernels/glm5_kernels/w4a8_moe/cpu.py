@@ -111,7 +111,7 @@ def _one_by_one(
 ) -> torch.Tensor:  # fmt: skip
     """One expert after the other; a token is quantized once for all of its experts."""
     token, weight = np.empty(topk_ids.numel(), np.int64), np.empty(topk_ids.numel(), np.float32)
-    out, starts = torch.zeros(x.shape), np.empty(len(w13) + 1, np.int64)
+    out, starts = torch.zeros(x.shape, dtype=torch.float32), np.empty(len(w13) + 1, np.int64)
     _by_expert(topk_ids.numpy(), topk_weights.numpy(), starts, token, weight)
     codes, factors = COMPILED.quantize_per_token(x)
     for e in np.flatnonzero(np.diff(starts)).tolist():
