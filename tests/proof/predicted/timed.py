@@ -174,6 +174,8 @@ class TimedCore(Core):
 
     def _cost(self, pipe: str, step: Instruction, line: int) -> Cost:
         mine = self.times.share
+        if self.number and self.others:  # the block's share is for both vector cores
+            mine = Share(mine.hbm / 2, mine.l2 / 2)
         if pipe == "V":
             return costs.vector(self.names[line], step)
         if pipe == "M":
