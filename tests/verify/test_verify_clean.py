@@ -30,7 +30,8 @@ def test_own_output_is_clean_and_matches_its_source(tiny_quantized: Quantized, t
     report = verify(tiny_quantized(recipe), against=tiny_source)
     assert_clean(report)
     assert report.errors_by_tensor
-    assert len([row for row in report.errors_by_tensor if row.scheme != "FLOAT"]) > 35
+    fewest = 38 if recipe == "w8a8-best" else 40  # the former keeps more in FLOAT
+    assert len([row for row in report.errors_by_tensor if row.scheme != "FLOAT"]) > fewest
     for row in report.errors_by_tensor:
         assert row.relative_error < row.limit / 2, row  # far from the limit: the limits are not tuned to pass
 

@@ -141,8 +141,7 @@ def _codes(_: Any, row: Any, columns: Any, kind: Any, scale: Any, offset: Any, f
         row, columns, kind, scale, offset, flip, out = arguments
         v = Lanes(builder)
         divisor, zero = v.broadcast(scale), v.broadcast(offset)
-        flips = builder.insert_element(ir.Constant(_BYTES, ir.Undefined), builder.trunc(flip, I8), ir.Constant(I32, 0))
-        flips = builder.shuffle_vector(flips, flips, ir.Constant(ir.VectorType(I32, WIDTH), [0] * WIDTH))
+        flips = v.broadcast(builder.trunc(flip, I8))
         with for_range(builder, builder.sdiv(columns, i64_const(WIDTH))) as group:
             place = builder.mul(group, i64_const(WIDTH))
             whole = v.call("rint", builder.fadd(builder.fdiv(load_as_fp32(v, row, place, kind), divisor), zero))

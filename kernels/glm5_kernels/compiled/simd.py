@@ -85,8 +85,8 @@ class Lanes:
         return slot
 
     def broadcast(self, value: Any) -> Any:
-        """One fp32 in all lanes."""
-        empty = ir.Constant(V16, ir.Undefined)
+        """One number, fp32 or an integer of any size, in all lanes."""
+        empty = ir.Constant(ir.VectorType(value.type, WIDTH), ir.Undefined)
         first = self.builder.insert_element(empty, value, ir.Constant(I32, 0))
         return self.builder.shuffle_vector(first, empty, ir.Constant(ir.VectorType(I32, WIDTH), [0] * WIDTH))
 

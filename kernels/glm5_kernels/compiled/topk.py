@@ -11,7 +11,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from glm5_kernels.compiled.jit import inner
-from glm5_kernels.compiled.simd import I32, I64, WIDTH, for_range, returns_value
+from glm5_kernels.compiled.simd import I32, I64, WIDTH, Lanes, for_range, returns_value
 
 _WORDS = ir.VectorType(I32, WIDTH)
 
@@ -22,8 +22,7 @@ def count_at_least(_: Any, values: Any, groups: Any, least: Any) -> Any:
 
     def generate(builder: Any, arguments: Any) -> Any:
         values, groups, least = arguments
-        wanted = builder.insert_element(ir.Constant(_WORDS, ir.Undefined), least, ir.Constant(I32, 0))
-        wanted = builder.shuffle_vector(wanted, wanted, ir.Constant(_WORDS, [0] * WIDTH))
+        wanted = Lanes(builder).broadcast(least)
         counts, first = cgutils.alloca_once(builder, _WORDS), builder.inttoptr(values, _WORDS.as_pointer())
         builder.store(ir.Constant(_WORDS, [0] * WIDTH), counts)
         with for_range(builder, groups) as group:

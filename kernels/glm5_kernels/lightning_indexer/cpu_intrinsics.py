@@ -104,10 +104,8 @@ def _store_sums(v: Lanes, rows: list[Any], out: Any) -> None:
 
 def _lanes_below(builder: Any, count: Any) -> Any:
     """Lanes of one bit: whether the lane's number is less than `count` (int64)."""
-    words, empty = ir.VectorType(I32, WIDTH), ir.Constant(ir.VectorType(I32, WIDTH), ir.Undefined)
-    first = builder.insert_element(empty, builder.trunc(count, I32), ir.Constant(I32, 0))
-    counts = builder.shuffle_vector(first, empty, ir.Constant(words, [0] * WIDTH))
-    return builder.icmp_signed("<", ir.Constant(words, list(range(WIDTH))), counts)
+    numbers = ir.Constant(ir.VectorType(I32, WIDTH), list(range(WIDTH)))
+    return builder.icmp_signed("<", numbers, Lanes(builder).broadcast(builder.trunc(count, I32)))
 
 
 scores_of_keys, scores_of_pairs = _scores(Lanes.add_products), _scores(Lanes.add_pairs)

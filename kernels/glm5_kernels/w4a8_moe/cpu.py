@@ -121,16 +121,8 @@ def _one_by_one(
         gate, up = COMPILED.scale_back(sums, factors[rows], w13_scale[e], torch.float32).chunk(2, dim=-1)  # [n, I] each
         hidden, hidden_factors = COMPILED.quantize_per_token(torch.nn.functional.silu(gate).mul_(up))
         y = COMPILED.scale_back(COMPILED.matmul(hidden, w2[e]), hidden_factors, w2_scale[e], torch.float32)  # [n, D]
-        _add(y.numpy(), token[own], weight[own], out.numpy())
+        _add(y.numpy(), len(y), token[own], weight[own], out.numpy())
     return out.to(x.dtype)
-
-
-@kernel
-def _add(y: Any, token: Any, weight: Any, out: Any) -> None:
-    """out[token] += y * weight, row by row."""
-    for row in range(y.shape[0]):
-        for column in range(y.shape[1]):
-            out[token[row], column] += y[row, column] * weight[row]
 
 
 @kernel
@@ -155,11 +147,17 @@ def _by_expert(ids: Any, weights: Any, starts: Any, token: Any, weight: Any) -> 
 
 
 @kernel
+def _add(y: Any, pairs: Any, token: Any, weight: Any, out: Any) -> None:
+    """out[token] += y * weight of so many pairs, in order."""
+    for pair in range(pairs):
+        for column in range(y.shape[1]):
+            out[token[pair], column] += y[pair, column] * weight[pair]
+
+
+@kernel
 def _mix(y: Any, starts: Any, token: Any, weight: Any, out: Any) -> None:
     """out[token] <- the sum of y * weight of the token's pairs, in order."""
     for row in range(out.shape[0]):
         for column in range(out.shape[1]):
             out[row, column] = 0
-    for pair in range(starts[-1]):
-        for column in range(y.shape[1]):
-            out[token[pair], column] += y[pair, column] * weight[pair]
+    _add(y, starts[-1], token, weight, out)
