@@ -50,7 +50,7 @@ from glm5_kernels.compiled.processor import restricted_to
 #: How numba and torch are told to do without newer instructions.
 RESTRICTED = {
     "avx512": restricted_to("skylake-avx512") | {"ATEN_CPU_CAPABILITY": "avx512"},
-    "avx2": restricted_to("haswell") | {"ATEN_CPU_CAPABILITY": "avx2"},
+    "avx2": restricted_to("haswell") | {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
 }
 
 
