@@ -108,20 +108,23 @@ class Lanes:
 
         Intel's VDPBF16PS; without it two roundings as well, so the same bits but for denormal numbers.
         """
-        builder, words, pairs = self.builder, ir.VectorType(I32, WIDTH), ir.VectorType(_BF16, 2 * WIDTH)
+        builder, pairs = self.builder, ir.VectorType(_BF16, 2 * WIDTH)
         if native:
             signature = ir.FunctionType(V16, [V16, pairs, pairs])
             add = cgutils.get_or_insert_function(builder.module, signature, "llvm.x86.avx512bf16.dpbf16ps.512")
             return builder.call(add, [total, builder.bitcast(a, pairs), builder.bitcast(b, pairs)])
-        halves = []
-        for value in (a, b):
-            bits = builder.bitcast(value, words)
-            upper = builder.and_(bits, ir.Constant(words, [0xFFFF0000] * WIDTH))
-            lower = builder.shl(bits, ir.Constant(words, [16] * WIDTH))
-            halves.append([builder.bitcast(half, V16) for half in (upper, lower)])
+        halves = self.halves(a), self.halves(b)
         for x, y in zip(*halves, strict=True):
             total = self.call("fma", x, y, total)
         return total
+
+    def halves(self, pairs: Any) -> tuple[Any, Any]:
+        """The odd and the even ones of two bf16 in each lane (fp32 in name only), as fp32."""
+        builder, words = self.builder, ir.VectorType(I32, WIDTH)
+        bits = builder.bitcast(pairs, words)
+        upper = builder.and_(bits, ir.Constant(words, [0xFFFF0000] * WIDTH))
+        lower = builder.shl(bits, ir.Constant(words, [16] * WIDTH))
+        return builder.bitcast(upper, V16), builder.bitcast(lower, V16)
 
     def reduce_lanes(self, combine: Callable[[Any, Any], Any], value: Any) -> Any:
         """All lanes combined into one fp32: lane i with lane i + 8, then by 4, 2 and 1."""

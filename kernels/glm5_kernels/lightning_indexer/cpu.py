@@ -6,15 +6,19 @@ Memory: fp32 scores of at most `SCORES` (token, position) pairs per thread, what
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from glm5_kernels.compiled import amx
+from glm5_kernels.compiled.amx import AMX
 from glm5_kernels.compiled.rows import KINDS, PAIRED, RowAddress, row_address
 from glm5_kernels.compiled.simd import PAIRS, WIDTH, in_steps
 from glm5_kernels.compiled.threads import each
 from glm5_kernels.errors import require_shape
+from glm5_kernels.lightning_indexer.amx_tiles import choose_by_amx
 from glm5_kernels.lightning_indexer.cpu_tiles import choose
 from glm5_kernels.lightning_indexer.reference import check, check_quant
 from glm5_kernels.paged_cache import PagedBatch, StepTables, query_layout, readable
@@ -172,7 +176,16 @@ def _run(tasks: list[Task], call: IndexerCall) -> None:
         return
     size = len(tasks) if threads == 1 else max(1, len(tasks) // (4 * threads))
     parts = [tasks[number : number + size] for number in range(0, len(tasks), size)]
-    each(lambda number: choose(np.array(parts[number]), call, _room(parts[number])), len(parts))
+    run = _kernel(call)
+    each(lambda number: run(np.array(parts[number]), call, _room(parts[number])), len(parts))
+
+
+def _kernel(call: IndexerCall) -> Callable[..., object]:
+    """What scores and chooses: by AMX, if it multiplies such sizes."""
+    sizes = 2 * call.dims, call.weights.shape[1]
+    by_amx = AMX and call.keys.kind == PAIRED and amx.fits(*sizes) and not call.block_size % amx.TILE
+    chosen: Callable[..., object] = choose_by_amx if by_amx else choose
+    return chosen
 
 
 def _whole_rows(x: torch.Tensor) -> torch.Tensor:
@@ -193,7 +206,8 @@ def _choose_with_all_threads(task: Task, step: IndexerCall) -> None:
 
     def score_part(number: int) -> None:
         part = task._replace(start=number * SPAN, stop=min((number + 1) * SPAN, task.length), chooses=False)
-        choose(np.array([part]), step, scores)
+        run(np.array([part]), step, scores)
 
+    run = _kernel(step)
     each(score_part, -(-task.length // SPAN))
-    choose(np.array([task._replace(stop=0)]), step, scores)
+    run(np.array([task._replace(stop=0)]), step, scores)

@@ -29,7 +29,7 @@ def choose(tasks: Any, step: Any, scores: Any) -> None:
         if start < stop:
             _score(step, request, first, last - first, start, stop, scores, pitch)
         if chooses:
-            _best(scores, pitch, step, first, last)
+            choose_best(scores, pitch, step, first, last)
 
 
 @inner
@@ -129,7 +129,7 @@ def _find_keys(step: Any, table: Any, index: Any, offset: Any, n: Any, addresses
 
 
 @inner
-def _best(scores: Any, pitch: Any, step: Any, first: Any, last: Any) -> None:
+def choose_best(scores: Any, pitch: Any, step: Any, first: Any, last: Any) -> None:
     """Rows of step.out of tokens first..last <- the best of the positions visible to each; scores [tokens, pitch]."""
     scratch = np.empty(2 * (pitch + WIDTH), np.uint32)
     for token in range(first, last):

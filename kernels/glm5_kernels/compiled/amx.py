@@ -1,0 +1,175 @@
+"""Products of 32 x 32 bf16 by AMX: four 16 x 16 tiles of sums, in registers of 1 KiB each.
+
+Linux hands out these registers to a process that asks for them. Each thread says once per task what shape they have.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import sys
+from typing import Any
+
+from llvmlite import ir
+from numba import int64, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from glm5_kernels.compiled.processor import features
+from glm5_kernels.compiled.simd import I8, I32, I64, V16, WIDTH, Lanes, for_range, i64_const, returns_void
+
+#: Rows of a tile, and columns of 32 bits: fp32 or two bf16.
+TILE = 16
+#: Rows and columns of a product.
+SIDE = 2 * TILE
+#: Columns of bf16 that one step multiplies and adds.
+DEPTH = 2 * TILE
+#: Registers: sums by row and column, then operands.
+_SUMS, _LEFT, _RIGHT = ((0, 1), (2, 3)), (4, 5), (6, 7)
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # Linux: asm/prctl.h, asm/fpu/types.h
+
+
+def _permitted() -> bool:
+    """Whether Linux gives this process the registers; asking again does no harm."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return False
+    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
+
+
+#: Whether the processor has the instructions and this process may use them. Without them the code below computes the
+#: same, but for denormal numbers, by vectors.
+AMX = {"amx-tile", "amx-bf16", "avx512f"} <= features() and _permitted()
+
+
+def fits(*sizes: int) -> bool:
+    """Whether these sizes are whole sides of a product."""
+    return not any(size % SIDE for size in sizes)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def configure(_: Any) -> Any:
+    """Eight registers of 16 rows of 64 bytes, for this thread until `release`."""
+
+    def generate(builder: Any, _: Any) -> None:
+        if not AMX:
+            return
+        shape = [1, 0] + [0] * 14 + [64, 0] * 8 + [0] * 16 + [TILE] * 8 + [0] * 8  # palette 1; bytes of rows; rows
+        place = cgutils.alloca_once_value(builder, ir.Constant(ir.ArrayType(I8, 64), shape))
+        _call(builder, "ldtilecfg", builder.bitcast(place, I8.as_pointer()))
+
+    return types.void(), returns_void(generate)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def release(_: Any) -> Any:
+    """The registers as other code expects them: without contents or shape."""
+
+    def generate(builder: Any, _: Any) -> None:
+        if AMX:
+            _call(builder, "tilerelease")
+
+    return types.void(), returns_void(generate)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def multiply(
+    _: Any, left: Any, left_pitch: Any, left_apart: Any, parts: Any, part: Any, right: Any, right_pitch: Any,
+    right_apart: Any, right_step: Any, steps: Any, out: Any, out_pitch: Any, out_down: Any, fresh: Any,
+) -> Any:  # fmt: skip
+    """out fp32 [32, 32] <- left bf16 [32, 32 * steps] times right, added to what it holds unless `fresh` is 1.
+
+    All addresses and distances are in bytes. left: two tiles of rows, `left_apart` from each other, rows `left_pitch`
+    apart; with `parts` of 2 the left side is a sum, whose second term lies `part` behind the first. right: two tiles of
+    columns, `right_apart` from each other; a row holds 16 pairs of bf16, one of columns 2 i and 2 i + 1 of the left side;
+    rows lie `right_pitch`, the 16 rows of a step `right_step` apart. out: rows `out_pitch`, its lower half `out_down`
+    apart; the right half follows the left one at once.
+
+    Of each step the even columns' products are added in order, and the odd ones'; then both to the sum before.
+    """
+
+    def generate(builder: Any, arguments: Any) -> None:
+        (_Tiles if AMX else _Vectors)(builder, arguments).generate()
+
+    return types.void(*[int64] * 14), returns_void(generate)
+
+
+class _Product:
+    """Operands of `multiply`, while its code is generated."""
+
+    def __init__(self, builder: Any, arguments: Any) -> None:
+        self.builder = builder
+        left, self.left_pitch, left_apart, self.parts, self.part, right, self.right_pitch, right_apart = arguments[:8]
+        self.right_step, self.steps, out, self.out_pitch, out_down, fresh = arguments[8:]
+        self.left = left, builder.add(left, left_apart)
+        self.right = right, builder.add(right, right_apart)
+        self.out = [[out, builder.add(out, i64_const(4 * TILE))] for out in (out, builder.add(out, out_down))]
+        self.is_fresh = builder.icmp_signed("!=", fresh, i64_const(0))
+
+    def at(self, start: Any, number: Any, distance: Any) -> Any:
+        """start + number * distance."""
+        return self.builder.add(start, self.builder.mul(number, distance))
+
+
+class _Tiles(_Product):
+    """By Intel's instructions."""
+
+    def generate(self) -> None:
+        builder = self.builder
+        places = [(number, self.out[i][j]) for i, row in enumerate(_SUMS) for j, number in enumerate(row)]
+        with builder.if_else(self.is_fresh) as (fresh, more):
+            with fresh:
+                for number, _ in places:
+                    _call(builder, "tilezero", ir.Constant(I8, number))
+            with more:
+                for number, place in places:
+                    self._load(number, place, self.out_pitch)
+        with for_range(builder, self.steps) as step:
+            for number, start in zip(_RIGHT, self.right, strict=True):
+                self._load(number, self.at(start, step, self.right_step), self.right_pitch)
+            with for_range(builder, self.parts) as part:
+                for number, start in zip(_LEFT, self.left, strict=True):
+                    begin = self.at(start, step, i64_const(4 * TILE))
+                    self._load(number, self.at(begin, part, self.part), self.left_pitch)
+                for row, left in zip(_SUMS, _LEFT, strict=True):
+                    for number, right in zip(row, _RIGHT, strict=True):
+                        _call(builder, "tdpbf16ps", *(ir.Constant(I8, n) for n in (number, left, right)))
+        for number, place in places:
+            _call(builder, "tilestored64", *self._memory(number, place, self.out_pitch))
+
+    def _load(self, number: int, address: Any, pitch: Any) -> None:
+        _call(self.builder, "tileloadd64", *self._memory(number, address, pitch))
+
+    def _memory(self, number: int, address: Any, pitch: Any) -> tuple[Any, ...]:
+        return ir.Constant(I8, number), self.builder.inttoptr(address, I8.as_pointer()), pitch
+
+
+class _Vectors(_Product):
+    """The same sums by vectors: for tests on other processors."""
+
+    def generate(self) -> None:
+        builder, v = self.builder, Lanes(self.builder)
+        total, even, odd = (v.variable(0.0) for _ in range(3))
+        for i, j in ((i, j) for i in range(2) for j in range(2)):
+            with for_range(builder, i64_const(TILE)) as row:
+                place = self.at(self.out[i][j], row, self.out_pitch)
+                builder.store(v.constant(0.0), total)
+                with builder.if_then(builder.not_(self.is_fresh)):
+                    builder.store(v.load(place, i64_const(0)), total)
+                with for_range(builder, self.steps) as step, for_range(builder, self.parts) as part:
+                    start = self.at(self.at(self.left[i], row, self.left_pitch), step, i64_const(4 * TILE))
+                    start = self.at(start, part, self.part)
+                    for place_of_sum in (even, odd):
+                        builder.store(v.constant(0.0), place_of_sum)
+                    with for_range(builder, i64_const(TILE)) as pair:
+                        a = v.broadcast(v.load_scalar(start, pair))
+                        b = self.at(self.at(self.right[j], step, self.right_step), pair, self.right_pitch)
+                        for which, x, y in zip((odd, even), v.halves(a), v.halves(v.load(b, i64_const(0))), strict=True):
+                            builder.store(v.call("fma", x, y, builder.load(which)), which)
+                    both = builder.fadd(builder.load(even), builder.load(odd))
+                    builder.store(builder.fadd(builder.load(total), both), total)
+                v.store(builder.load(total), place, i64_const(0))
+
+
+def _call(builder: Any, name: str, *operands: Any) -> None:
+    kind = ir.FunctionType(ir.VoidType(), [operand.type for operand in operands])
+    builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}"), operands)

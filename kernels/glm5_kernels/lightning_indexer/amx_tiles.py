@@ -1,0 +1,128 @@
+"""Scores of the Lightning Indexer by AMX: 32 keys by 32 heads at a time, keys where they lie in the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import float32, int64, types
+from numba.extending import intrinsic
+
+from glm5_kernels.compiled import amx
+from glm5_kernels.compiled.amx import SIDE, TILE
+from glm5_kernels.compiled.jit import inner, kernel
+from glm5_kernels.compiled.rows import prefetch, transpose
+from glm5_kernels.compiled.simd import (
+    FP32,
+    WIDTH,
+    Lanes,
+    aligned_fp32,
+    for_range,
+    i64_const,
+    in_steps,
+    returns_void,
+    sum_each,
+)
+from glm5_kernels.lightning_indexer.cpu_tiles import choose_best
+
+#: Keys whose weighted heads are added up at a time.
+KEYS = 8
+#: Keys that are asked for before they are needed.
+AHEAD = 96
+
+
+@kernel
+def choose_by_amx(tasks: Any, step: Any, scores: Any) -> None:
+    """`cpu_tiles.choose` for bf16 queries and keys in pairs, blocks of whole tiles, and heads and dims of whole sides."""
+    amx.configure()
+    for number in range(len(tasks)):
+        request, first, last, length, start, stop, chooses = tasks[number]
+        pitch = in_steps(length)
+        if start < stop:
+            _score(step, request, first, last - first, start, stop, scores, pitch)
+        if chooses:
+            choose_best(scores, pitch, step, first, last)
+    amx.release()
+
+
+@inner
+def _score(
+    step: Any, request: Any, first_token: Any, tokens: Any, start: Any, stop: Any, scores: Any, pitch: Any
+) -> None:
+    """As `cpu_tiles._score`; start is a multiple of SIDE."""
+    dims, heads = step.dims, step.weights.shape[1]  # dims: pairs of bf16
+    query, products = aligned_fp32(tokens * heads * dims), aligned_fp32(heads * SIDE)
+    _lay_out_queries(step, first_token, tokens, query)
+    table, row_pitch, half = step.block_table[request], step.keys.row_pitch, 4 * TILE * dims
+    for first in range(start, stop, SIDE):
+        left, second = _tile_address(step, table, first), _tile_address(step, table, min(first + TILE, stop - 1))
+        prefetch(_tile_address(step, table, min(first + AHEAD, stop - 1)), SIDE * row_pitch)
+        for token in range(tokens):
+            seen = min(first + SIDE, stop, step.visible[first_token + token]) - first
+            for head in range(0, heads if seen > 0 else 0, SIDE):
+                right, out = query.ctypes.data + 4 * (token * heads + head) * dims, products.ctypes.data + 4 * head * SIDE
+                amx.multiply(
+                    left, row_pitch, second - left, 1, 0, right, 4 * TILE, half, 4 * TILE * TILE, dims // TILE,
+                    out, 4 * SIDE, 4 * SIDE * TILE, 1,
+                )  # fmt: skip
+            weights = step.weights.ctypes.data + 4 * (first_token + token) * heads
+            for key in range(0, seen, KEYS):
+                place = scores.ctypes.data + 4 * (token * pitch + first + key)
+                _weigh(products.ctypes.data + 4 * SIDE * key, weights, heads // SIDE, place)
+            for tile in range(0, seen, TILE):
+                if _missing(step, table, first + tile):
+                    for key in range(first + tile, min(first + tile + TILE, stop)):
+                        scores[token * pitch + key] = float32(np.nan)
+
+
+@inner
+def _lay_out_queries(step: Any, first_token: Any, tokens: Any, query: Any) -> None:
+    """query <- [tokens, groups of 16 heads, dims, 16]."""
+    cache, dims, heads = step.query, step.dims, step.weights.shape[1]
+    rows = np.empty(WIDTH, np.int64)
+    for token in range(tokens):
+        base = cache.base + (first_token + token) * cache.block_pitch
+        for first in range(0, heads, TILE):
+            for head in range(TILE):
+                rows[head] = base + (first + head) * cache.row_pitch
+            place = query.ctypes.data + 4 * (token * heads + first) * dims
+            transpose(rows.ctypes.data, 0, dims, FP32, place, TILE)  # pairs move as 32 bits
+
+
+@inner
+def _missing(step: Any, table: Any, position: Any) -> Any:
+    index = position // step.block_size
+    return index >= len(table) or table[index] < 0
+
+
+@inner
+def _tile_address(step: Any, table: Any, position: Any) -> Any:
+    """Of the row of the first key of the tile that `position` is in; of some row where its block is missing."""
+    index, offset = position // step.block_size, position % step.block_size // TILE * TILE
+    block = table[index] if index < len(table) else int64(0)
+    return step.keys.base + max(block, int64(0)) * step.keys.block_pitch + offset * step.keys.row_pitch
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _weigh(_: Any, products: Any, weights: Any, sides: Any, out: Any) -> Any:
+    """out[0:KEYS] <- for each key, the sum over heads of weights[h] * relu(product).
+
+    products: fp32 [sides, SIDE, SIDE], of which the first KEYS rows of each side; weights: fp32 [sides * SIDE].
+    """
+
+    def generate(builder: Any, arguments: Any) -> None:
+        products, weights, sides, out = arguments
+        v = Lanes(builder)
+        zero, sums = v.constant(0.0), [v.variable(0.0) for _ in range(KEYS)]
+        with for_range(builder, sides) as side:
+            start = builder.mul(side, i64_const(SIDE * SIDE))
+            for half in range(0, SIDE, WIDTH):
+                w = v.load(weights, builder.add(builder.mul(side, i64_const(SIDE)), i64_const(half)))
+                for key, total in enumerate(sums):
+                    product = v.load(products, builder.add(start, i64_const(SIDE * key + half)))
+                    positive = v.larger(zero, product)  # NaN stays
+                    builder.store(v.add_products(w, positive, builder.load(total)), total)
+        found = sum_each(v, [builder.load(total) for total in sums])
+        builder.store(found, builder.inttoptr(out, found.type.as_pointer())).align = 4
+
+    return types.void(*[int64] * 4), returns_void(generate)
