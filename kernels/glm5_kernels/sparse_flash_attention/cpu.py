@@ -8,12 +8,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from glm5_kernels.compiled import amx
+from glm5_kernels.compiled.amx import AMX
 from glm5_kernels.compiled.rows import PACKED, PAIRED, row_address
-from glm5_kernels.compiled.simd import BF16, PAIRS, STEP, WIDTH
+from glm5_kernels.compiled.simd import BF16, FEWER, PAIRS, STEP, WIDTH
 from glm5_kernels.compiled.threads import bound
 from glm5_kernels.paged_cache import LONGEST, PagedBatch, StepTables, query_layout
 from glm5_kernels.sparse_flash_attention import reference
-from glm5_kernels.sparse_flash_attention.cpu_operands import Caches, ChosenKeys, Queries, SoftmaxOptions, buffers
+from glm5_kernels.sparse_flash_attention.amx_operands import new_amx_buffers
+from glm5_kernels.sparse_flash_attention.amx_tiles import attend_by_amx
+from glm5_kernels.sparse_flash_attention.cpu_operands import Caches, ChosenKeys, Queries, SoftmaxOptions, buffers, new_buffers
 from glm5_kernels.sparse_flash_attention.cpu_tiles import attend_tokens
 from glm5_kernels.sparse_flash_attention.reference import check, check_packed, unpack_latents
 from glm5_kernels.workspace import Bound, Workspace
@@ -152,13 +156,15 @@ def _bind_tokens(
     all_bf16 = queries.nope.kind == queries.pe.kind == caches.ckv.kind == caches.kpe.kind == BF16
     if PAIRS and all_bf16 and not any(size % (2 * WIDTH) for size in (caches.rank, caches.rope)):
         caches = caches._replace(ckv=caches.ckv._replace(kind=PAIRED), kpe=caches.kpe._replace(kind=PAIRED))
+    by_amx = AMX and all_bf16 and heads > FEWER and amx.fits(caches.rank, caches.rope)
+    kernel, make = (attend_by_amx, new_amx_buffers) if by_amx else (attend_tokens, new_buffers)
     threads = torch.get_num_threads()
     size = num_tokens if threads == 1 else max(1, min(TOKENS, num_tokens // (4 * threads)))
     out, sums = row_address(latents), lse.numpy()
 
     def attend(first: int, last: int) -> None:
-        tile = buffers(heads, caches, most)
-        attend_tokens(first, last, queries, caches, selection, softmax, tile, out, sums)
+        tile = buffers(make, heads, caches, most)
+        kernel(first, last, queries, caches, selection, softmax, tile, out, sums)
 
     return bound(attend, num_tokens, max(size, 1))
 

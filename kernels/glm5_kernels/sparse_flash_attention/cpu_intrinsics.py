@@ -61,7 +61,7 @@ def exponentials(_: Any, row: Any, groups: Any, peak: Any, to_bf16: Any) -> Any:
         peak, total = v.broadcast(peak), v.variable(0.0)
         with for_range(builder, groups) as group:
             place = builder.mul(group, i64_const(WIDTH))
-            p = _exp(v, builder.fsub(v.load(row, place), peak))
+            p = exponential(v, builder.fsub(v.load(row, place), peak))
             builder.store(builder.fadd(builder.load(total), p), total)
             v.store(p, row, place)
             with builder.if_then(builder.icmp_signed("!=", to_bf16, i64_const(0))):
@@ -182,7 +182,8 @@ def accumulate_rows(
     return types.void(*[int64] * 8), returns_void(generate)
 
 
-def _exp(v: Lanes, x: Any) -> Any:
+def exponential(v: Lanes, x: Any) -> Any:
+    """exp(x) of each lane; 0 below `_SMALLEST`."""
     builder = v.builder
     gone = builder.fcmp_ordered("<", x, v.constant(_SMALLEST))
     x = v.larger(v.constant(_SMALLEST), x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,37 +84,38 @@ class Tile(NamedTuple):
 
 
 class _Buffers(threading.local):
-    """A thread's `Tile`, for what sizes it is, and the arrays that it holds addresses of."""
+    """A thread's tile, for what sizes it is, and the arrays that it holds addresses of."""
 
-    sizes: tuple[int, ...] | None = None
+    sizes: tuple[Any, ...] | None = None
     arrays: tuple[Any, ...]
-    tile: Tile
+    tile: Any
 
 
-def buffers(heads: int, caches: Caches, most: int) -> Tile:
-    """This thread's `Tile` for so many heads and up to `most` chosen positions; the last one again, if it fits."""
-    sizes = heads, caches.ckv.kind, caches.rank, caches.rope, most
+def buffers(make: Callable[..., tuple[tuple[Any, ...], Any]], heads: int, caches: Caches, most: int) -> Any:
+    """This thread's tile, by `make`, for so many heads and up to `most` chosen positions; the last one if it fits."""
+    sizes = make, heads, caches.ckv.kind, caches.rank, caches.rope, most
     if _own.sizes != sizes:
-        _own.arrays, _own.tile = _new_buffers(-(-heads // FEWER) * FEWER, caches, most)
+        _own.arrays, _own.tile = make(heads, caches, most)
         _own.sizes = sizes
     return _own.tile
 
 
-def _new_buffers(heads: int, caches: Caches, most: int) -> tuple[tuple[Any, ...], Tile]:
-    rank, rope = caches.rank, caches.rope
+def new_buffers(heads: int, caches: Caches, most: int) -> tuple[tuple[Any, ...], Tile]:
+    """A tile, and the arrays that it holds addresses of."""
+    heads, rank, rope = -(-heads // FEWER) * FEWER, caches.rank, caches.rope
     dims = (rank + rope) // (2 if caches.ckv.kind == PAIRED else 1)
-    query, latents, rotated = np.zeros((heads, dims), np.float32), _aligned(TILE, rank), _aligned(TILE, rope)
-    keys, values = _aligned(DEPTH * STEP), _aligned(TILE * STEP)
+    query, latents, rotated = np.zeros((heads, dims), np.float32), aligned(TILE, rank), aligned(TILE, rope)
+    keys, values = aligned(DEPTH * STEP), aligned(TILE * STEP)
     tile = Tile(
         query.ctypes.data, keys.ctypes.data, values.ctypes.data,
-        _aligned(heads, TILE), _aligned(heads, rank), np.empty(heads, np.float32), np.empty(heads, np.float32),
+        aligned(heads, TILE), aligned(heads, rank), np.empty(heads, np.float32), np.empty(heads, np.float32),
         np.empty(most + STEP, np.int64), np.empty(most + STEP, np.int64),
         latents.ctypes.data + 4 * rank * np.arange(TILE), rotated.ctypes.data + 4 * rope * np.arange(TILE),
     )  # fmt: skip
     return (query, keys, values, latents, rotated), tile
 
 
-def _aligned(*shape: int) -> Any:
+def aligned(*shape: int) -> Any:
     """`aligned_fp32`, outside of compiled code."""
     return aligned_fp32.py_func(math.prod(shape)).reshape(shape)
 

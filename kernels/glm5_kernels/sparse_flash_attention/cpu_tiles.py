@@ -58,8 +58,8 @@ def attend_tokens(
     """
     for token in range(first, last):
         if token + 1 < last and selection.request[token + 1] != selection.request[token]:  # no row of it is near
-            _prefetch_rows(0, _choose_rows(token + 1, TILE, selection, caches, tile), caches, tile)
-        found = _choose_rows(token, selection.topk_indices.shape[1], selection, caches, tile)
+            prefetch_rows(0, choose_rows(token + 1, TILE, selection, caches, tile), caches, tile)
+        found = choose_rows(token, selection.topk_indices.shape[1], selection, caches, tile)
         _load_query(token, queries, caches, tile)
         for head in range(len(tile.mixed)):  # no slices here: the check of their shapes takes numba long to compile
             tile.peak[head], tile.total[head] = float32(-np.inf), float32(0)
@@ -69,7 +69,7 @@ def attend_tokens(
             keys = min(TILE, found - start)
             if caches.ckv.kind == PACKED:
                 _unpack_rows(start, in_steps(keys), caches, tile)
-            _prefetch_rows(start + keys, min(start + 2 * TILE, found), caches, tile)
+            prefetch_rows(start + keys, min(start + 2 * TILE, found), caches, tile)
             _scores(start, keys, caches, tile)
             _online_softmax(keys, caches, softmax, tile)
             _weighted_values(start, keys, caches, softmax, tile)
@@ -96,7 +96,7 @@ def _value_pairs(caches: Any, softmax: Any) -> Any:
 
 
 @inner
-def _choose_rows(token: Any, most: Any, selection: Any, caches: Any, tile: Any) -> Any:
+def choose_rows(token: Any, most: Any, selection: Any, caches: Any, tile: Any) -> Any:
     """How many of a token's first `most` chosen positions have a row; tile.ckv_rows and kpe_rows <- where each begins.
 
     The last row is repeated up to a multiple of STEP: what fills the lanes must be a row that has been written.
@@ -144,7 +144,7 @@ def _unpack_rows(start: Any, keys: Any, caches: Any, tile: Any) -> None:
 
 
 @inner
-def _prefetch_rows(start: Any, stop: Any, caches: Any, tile: Any) -> None:
+def prefetch_rows(start: Any, stop: Any, caches: Any, tile: Any) -> None:
     size = ELEMENT_BYTES[caches.ckv.kind]
     for key in range(start, stop):
         prefetch(tile.ckv_rows[key], caches.rank * size)

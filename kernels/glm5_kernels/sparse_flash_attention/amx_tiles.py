@@ -1,0 +1,130 @@
+"""Sparse Flash Attention by AMX: a token's chosen rows in tiles, scores and softmax with the heads side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import float32
+
+from glm5_kernels.compiled import amx
+from glm5_kernels.compiled.amx import SIDE, TILE
+from glm5_kernels.compiled.jit import inner, kernel
+from glm5_kernels.compiled.rows import load_row_as_fp32, store_row_as, transpose
+from glm5_kernels.compiled.simd import FP32, STEP, WIDTH
+from glm5_kernels.sparse_flash_attention.amx_intrinsics import copy_and_pair, softmax_columns, turn
+from glm5_kernels.sparse_flash_attention.amx_operands import KEYS
+from glm5_kernels.sparse_flash_attention.cpu_tiles import choose_rows, prefetch_rows
+
+
+@kernel
+def attend_by_amx(
+    first: Any, last: Any, queries: Any, caches: Any, selection: Any, softmax: Any, tile: Any, out: Any, lse: Any
+) -> None:
+    """`cpu_tiles.attend_tokens` for bf16 queries and caches, rank and rope whole sides.
+
+    The last head is repeated up to a whole side of heads.
+    """
+    amx.configure()
+    for token in range(first, last):
+        found = choose_rows(token, selection.topk_indices.shape[1], selection, caches, tile)
+        _load_query(token, queries, caches, tile)
+        for head in range(len(tile.peak)):
+            tile.peak[head], tile.total[head] = float32(-np.inf), float32(0)
+        for start in range(0, found, KEYS):
+            keys = min(KEYS, found - start)
+            _gather(start, keys, caches, tile)
+            prefetch_rows(start + keys, min(start + 2 * KEYS, found), caches, tile)
+            _scores(keys, caches, tile)
+            _softmax(keys, softmax, tile)
+            _weighted_values(start, keys, caches, softmax, tile)
+        for head in range(queries.heads):
+            lse[token, head] = float32(np.inf)
+            for column in range(caches.rank):
+                tile.mixed[head, column] = tile.mixed[head, column] / tile.total[head] if found else float32(0)
+            if found:
+                lse[token, head] = tile.peak[head] + np.log(tile.total[head])
+            target = out.base + token * out.block_pitch + head * out.row_pitch
+            store_row_as(_row_of_mixed(head, caches, tile), caches.rank, out.kind, target)
+    amx.release()
+
+
+@inner
+def _row_of_mixed(head: Any, caches: Any, tile: Any) -> Any:
+    return tile.mixed.ctypes.data + 4 * head * (caches.rank + WIDTH)
+
+
+@inner
+def _in_sides(keys: Any) -> Any:
+    return -(-keys // SIDE) * SIDE
+
+
+@inner
+def _load_query(token: Any, queries: Any, caches: Any, tile: Any) -> None:
+    rows, nope, pe, dims = np.empty(TILE, np.int64), queries.nope, queries.pe, caches.rank + caches.rope
+    for first in range(0, len(tile.peak), TILE):
+        place = tile.query + 2 * first * dims
+        for lane in range(TILE):
+            rows[lane] = nope.base + token * nope.block_pitch + min(first + lane, queries.heads - 1) * nope.row_pitch
+        transpose(rows.ctypes.data, 0, caches.rank // 2, FP32, place, TILE)  # pairs move as 32 bits
+        for lane in range(TILE):
+            rows[lane] = pe.base + token * pe.block_pitch + min(first + lane, queries.heads - 1) * pe.row_pitch
+        transpose(rows.ctypes.data, 0, caches.rope // 2, FP32, place + 2 * TILE * caches.rank, TILE)
+
+
+@inner
+def _gather(start: Any, keys: Any, caches: Any, tile: Any) -> None:
+    """tile.keys and tile.pairs <- the chosen rows from `start` on; the last one again up to a whole side."""
+    pitch, last = 2 * (caches.rank + caches.rope), start + keys - 1
+    for key in range(0, _in_sides(keys), 2):
+        even, odd, place = min(start + key, last), min(start + key + 1, last), tile.keys + pitch * key
+        pairs = tile.pairs + 2 * (caches.rank + WIDTH) * key
+        copy_and_pair(tile.ckv_rows[even], tile.ckv_rows[odd], caches.rank, place, pitch, pairs)
+        for row in (even, odd):
+            load_row_as_fp32(tile.kpe_rows[row], caches.rope // 2, FP32, place + 2 * caches.rank, STEP)
+            place += pitch
+
+
+@inner
+def _scores(keys: Any, caches: Any, tile: Any) -> None:
+    """tile.scores [keys, heads] <- query . key, not scaled."""
+    dims, heads = caches.rank + caches.rope, len(tile.peak)
+    for key in range(0, _in_sides(keys), SIDE):
+        for head in range(0, heads, SIDE):
+            amx.multiply(
+                tile.keys + 2 * dims * key, 2 * dims, 2 * dims * TILE, 1, 0,
+                tile.query + 2 * head * dims, 4 * TILE, 2 * TILE * dims, 4 * TILE * TILE, dims // SIDE,
+                tile.scores + 4 * (heads * key + head), 4 * heads, 4 * heads * TILE, 1,
+            )  # fmt: skip
+
+
+@inner
+def _softmax(keys: Any, softmax: Any, tile: Any) -> None:
+    """tile.turned <- unnormalised probabilities; peak, total and factor go on."""
+    parts, pairs, heads = 1 if softmax.round_probs else 2, _in_sides(keys) // 2, len(tile.peak)
+    for head in range(0, heads, TILE):
+        scores, place = tile.scores + 4 * head, 4 * head
+        softmax_columns(
+            scores, heads, keys, pairs, float32(softmax.scale), parts,
+            tile.peak.ctypes.data + place, tile.total.ctypes.data + place, tile.factor.ctypes.data + place,
+        )  # fmt: skip
+        for part in range(parts):
+            out = tile.turned + 2 * KEYS * (2 * head + part)
+            turn(scores + 4 * heads * part, 2 * heads, pairs // WIDTH, out, KEYS)
+
+
+@inner
+def _weighted_values(start: Any, keys: Any, caches: Any, softmax: Any, tile: Any) -> None:
+    """tile.mixed += probabilities times values, after what it held has shrunk to the new maximum."""
+    rank, parts, heads = caches.rank, 1 if softmax.round_probs else 2, len(tile.peak)
+    for head in range(heads if start else 0):
+        if tile.factor[head] != float32(1):
+            for column in range(rank):
+                tile.mixed[head, column] *= tile.factor[head]
+    for head in range(0, heads, SIDE):
+        for column in range(0, rank, SIDE):
+            amx.multiply(
+                tile.turned + 4 * KEYS * head, 4 * KEYS, 4 * KEYS * TILE, parts, 2 * KEYS,
+                tile.pairs + 4 * column, 4 * (rank + WIDTH), 4 * TILE, 4 * TILE * (rank + WIDTH), _in_sides(keys) // SIDE,
+                _row_of_mixed(head, caches, tile) + 4 * column, 4 * (rank + WIDTH), 4 * (rank + WIDTH) * TILE, start == 0,
+            )  # fmt: skip
