@@ -28,6 +28,7 @@ __all__ = [
     "KernelInputError",
     "KernelUnavailableError",
     "UnsupportedVariantError",
+    "bf16_products",
     "choose",
     "function",
     "int8_products",
@@ -197,3 +198,17 @@ def int8_products() -> tuple[str, str]:
     from glm5_kernels.compiled.int8_ways import CHOSEN
 
     return CHOSEN.instruction, f"up to {CHOSEN.tokens} tokens; beyond, {CHOSEN.beyond}"
+
+
+def bf16_products() -> tuple[str, str]:
+    """How indexer and attention multiply bf16 on this processor, and which sizes; for `doctor`.
+
+    Raises:
+        ImportError: numba is not installed; the references then run.
+    """
+    from glm5_kernels.compiled.amx import AMX
+    from glm5_kernels.compiled.simd import PAIRS
+
+    if AMX:
+        return "AMX, 32 by 32 numbers", "indexer and attention of more than 4 heads"
+    return ("AVX-512, VDPBF16PS" if PAIRS else "as fp32"), "indexer and attention"

@@ -29,13 +29,14 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=["numbers", "pairs"], autouse=True)
+@pytest.fixture(params=["numbers", "pairs", "amx"], autouse=True)
 def pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a processor that multiplies bf16 by itself, and as on others; the instruction may be emulated here."""
-    if request.param == "pairs" and simd.STEP != 32:
+    """As on a processor that multiplies bf16 by itself, one that has AMX, and others; emulated where it is not here."""
+    if request.param != "numbers" and simd.STEP != 32:
         pytest.skip("pairs need 512-bit registers; test_register_widths runs them")
     for module in (li_cpu, sfa_cpu):
-        monkeypatch.setattr(module, "PAIRS", request.param == "pairs")
+        monkeypatch.setattr(module, "PAIRS", request.param != "numbers")
+        monkeypatch.setattr(module, "AMX", request.param == "amx")
 
 
 def same_choice(
@@ -68,6 +69,16 @@ def test_indexer_at_real_head_shapes(dtype: torch.dtype, lengths: list[int], que
         start += count
 
 
+def test_indexer_passes_over_missing_blocks() -> None:
+    """No key of a block that the table does not name is chosen, whichever kernel takes such sizes."""
+    batch = paged_batch([400], [2], block_size=32)
+    batch.block_table[0, [0, 5]] = -1
+    q, w = torch.randint(-2, 3, (2, 64, 64)).bfloat16(), torch.randint(-2, 3, (2, 64)).float()
+    cache = batch.cache([torch.randint(-2, 3, (400, 64)).bfloat16()])
+    got, want = (op.lightning_indexer(q, cache, w, batch.paged, 350) for op in (li_cpu, li))
+    assert torch.equal(got, want) and got.max() >= 192 and not ((got >= 0) & ((got < 32) | (got // 32 == 5))).any()
+
+
 def test_indexer_orders_and_breaks_ties_as_the_reference() -> None:
     """Integers: scores are exact, so every entry is the same, ties included."""
     batch = paged_batch([300, 40], [5, 40], block_size=16)
@@ -96,7 +107,7 @@ def test_best_positions_are_the_first_of_a_stable_sort(k: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("round_probs", [False, True])
-@pytest.mark.parametrize("heads", [64, 4, 3, 2, 1])
+@pytest.mark.parametrize("heads", [64, 12, 4, 3, 2, 1])
 def test_attention_at_real_head_shapes(dtype: torch.dtype, round_probs: bool, heads: int) -> None:
     """Fewer, as many and more keys than a tile, an empty request, holes in the list, strided caches."""
     batch = paged_batch([400, 64, 3, 0], [3, 1, 2, 1], block_size=128)

@@ -18,7 +18,7 @@ from glm5_kernels.registry import KernelUnavailableError
 def rows() -> list[DoctorRow]:
     """All of them. Imports neither torch nor vLLM."""
     cache = DoctorRow("kernel cache", *kernel_cache.described())
-    rows = [*version_rows(), *device_rows(), platform_row(), *kernel_rows(), *int8_rows(), cache]
+    rows = [*version_rows(), *device_rows(), platform_row(), *kernel_rows(), *product_rows(), cache]
     return [*rows, *obstacle_rows()]
 
 
@@ -102,13 +102,13 @@ def kernel_rows() -> list[DoctorRow]:
     ]
 
 
-def int8_rows() -> list[DoctorRow]:
-    """The instruction that multiplies the quantized layers on this CPU; nothing where nothing is compiled."""
+def product_rows() -> list[DoctorRow]:
+    """The instructions that multiply on this CPU, and up to where; nothing where nothing is compiled."""
     try:
-        instruction, reach = registry.int8_products()
+        found = {"int8 products": registry.int8_products(), "bf16 products": registry.bf16_products()}
     except ImportError:
         return []
-    return [DoctorRow("int8 products", instruction, "info", reach)]
+    return [DoctorRow(item, instruction, "info", reach) for item, (instruction, reach) in found.items()]
 
 
 def platform_row() -> DoctorRow:

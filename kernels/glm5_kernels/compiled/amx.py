@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import int64, types
@@ -16,14 +16,12 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from glm5_kernels.compiled.processor import features
-from glm5_kernels.compiled.simd import I8, I32, I64, V16, WIDTH, Lanes, for_range, i64_const, returns_void
+from glm5_kernels.compiled.simd import I8, Lanes, for_range, i64_const, returns_void
 
 #: Rows of a tile, and columns of 32 bits: fp32 or two bf16.
 TILE = 16
 #: Rows and columns of a product.
 SIDE = 2 * TILE
-#: Columns of bf16 that one step multiplies and adds.
-DEPTH = 2 * TILE
 #: Registers: sums by row and column, then operands.
 _SUMS, _LEFT, _RIGHT = ((0, 1), (2, 3)), (4, 5), (6, 7)
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # Linux: asm/prctl.h, asm/fpu/types.h
@@ -33,7 +31,8 @@ def _permitted() -> bool:
     """Whether Linux gives this process the registers; asking again does no harm."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return False
-    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
+    refused: int = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)
+    return refused == 0
 
 
 #: Whether the processor has the instructions and this process may use them. Without them the code below computes the
@@ -71,38 +70,70 @@ def release(_: Any) -> Any:
     return types.void(), returns_void(generate)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def multiply(
-    _: Any, left: Any, left_pitch: Any, left_apart: Any, parts: Any, part: Any, right: Any, right_pitch: Any,
-    right_apart: Any, right_step: Any, steps: Any, out: Any, out_pitch: Any, out_down: Any, fresh: Any,
-) -> Any:  # fmt: skip
-    """out fp32 [32, 32] <- left bf16 [32, 32 * steps] times right, added to what it holds unless `fresh` is 1.
+class Left(NamedTuple):
+    """32 rows of bf16: two tiles, `apart` from each other, their rows `pitch` apart.
 
-    All addresses and distances are in bytes. left: two tiles of rows, `left_apart` from each other, rows `left_pitch`
-    apart; with `parts` of 2 the left side is a sum, whose second term lies `part` behind the first. right: two tiles of
-    columns, `right_apart` from each other; a row holds 16 pairs of bf16, one of columns 2 i and 2 i + 1 of the left side;
-    rows lie `right_pitch`, the 16 rows of a step `right_step` apart. out: rows `out_pitch`, its lower half `out_down`
-    apart; the right half follows the left one at once.
+    With `parts` of 2 they are the first term of a sum, whose second one lies `part` behind. All in bytes.
+    """
+
+    start: int
+    pitch: int
+    apart: int
+    parts: int
+    part: int
+
+
+class Right(NamedTuple):
+    """32 columns of bf16: two tiles of 16 columns, `apart` from each other.
+
+    A row of a tile holds what meets two columns of the left side, as pairs. Rows lie `pitch`, the 16 rows of a step and
+    those of the next one `step` bytes apart.
+    """
+
+    start: int
+    pitch: int
+    apart: int
+    step: int
+
+
+class Sums(NamedTuple):
+    """fp32 [32, 32]: rows `pitch` bytes apart, row 16 `down` bytes behind row 0."""
+
+    start: int
+    pitch: int
+    down: int
+
+
+def multiplied_by(way: Any) -> Any:
+    """The intrinsic out = left times right over `steps` times 32 columns of the left; unless `fresh`, out += that.
 
     Of each step the even columns' products are added in order, and the odd ones'; then both to the sum before.
     """
 
-    def generate(builder: Any, arguments: Any) -> None:
-        (_Tiles if AMX else _Vectors)(builder, arguments).generate()
+    @intrinsic  # type: ignore[untyped-decorator]
+    def multiply(_: Any, left: Any, right: Any, out: Any, steps: Any, fresh: Any) -> Any:
+        def generate(builder: Any, arguments: Any) -> None:
+            way(builder, *arguments).generate()
 
-    return types.void(*[int64] * 14), returns_void(generate)
+        return types.void(left, right, out, int64, int64), returns_void(generate)
+
+    return multiply
 
 
 class _Product:
-    """Operands of `multiply`, while its code is generated."""
+    """Operands of a product, while its code is generated."""
 
-    def __init__(self, builder: Any, arguments: Any) -> None:
-        self.builder = builder
-        left, self.left_pitch, left_apart, self.parts, self.part, right, self.right_pitch, right_apart = arguments[:8]
-        self.right_step, self.steps, out, self.out_pitch, out_down, fresh = arguments[8:]
-        self.left = left, builder.add(left, left_apart)
-        self.right = right, builder.add(right, right_apart)
-        self.out = [[out, builder.add(out, i64_const(4 * TILE))] for out in (out, builder.add(out, out_down))]
+    def __init__(self, builder: Any, left: Any, right: Any, out: Any, steps: Any, fresh: Any) -> None:
+        def fields(value: Any, count: int) -> list[Any]:
+            return [builder.extract_value(value, number) for number in range(count)]
+
+        start, self.left_pitch, apart, self.parts, self.part = fields(left, len(Left._fields))
+        self.left = start, builder.add(start, apart)
+        start, self.right_pitch, apart, self.right_step = fields(right, len(Right._fields))
+        self.right = start, builder.add(start, apart)
+        start, self.out_pitch, down = fields(out, len(Sums._fields))
+        self.out = [[row, builder.add(row, i64_const(4 * TILE))] for row in (start, builder.add(start, down))]
+        self.builder, self.steps = builder, steps
         self.is_fresh = builder.icmp_signed("!=", fresh, i64_const(0))
 
     def at(self, start: Any, number: Any, distance: Any) -> Any:
@@ -110,7 +141,7 @@ class _Product:
         return self.builder.add(start, self.builder.mul(number, distance))
 
 
-class _Tiles(_Product):
+class ByTiles(_Product):
     """By Intel's instructions."""
 
     def generate(self) -> None:
@@ -143,7 +174,7 @@ class _Tiles(_Product):
         return ir.Constant(I8, number), self.builder.inttoptr(address, I8.as_pointer()), pitch
 
 
-class _Vectors(_Product):
+class ByVectors(_Product):
     """The same sums by vectors: for tests on other processors."""
 
     def generate(self) -> None:
@@ -163,7 +194,9 @@ class _Vectors(_Product):
                     with for_range(builder, i64_const(TILE)) as pair:
                         a = v.broadcast(v.load_scalar(start, pair))
                         b = self.at(self.at(self.right[j], step, self.right_step), pair, self.right_pitch)
-                        for which, x, y in zip((odd, even), v.halves(a), v.halves(v.load(b, i64_const(0))), strict=True):
+                        for which, x, y in zip(
+                            (odd, even), v.halves(a), v.halves(v.load(b, i64_const(0))), strict=True
+                        ):
                             builder.store(v.call("fma", x, y, builder.load(which)), which)
                     both = builder.fadd(builder.load(even), builder.load(odd))
                     builder.store(builder.fadd(builder.load(total), both), total)
@@ -173,3 +206,6 @@ class _Vectors(_Product):
 def _call(builder: Any, name: str, *operands: Any) -> None:
     kind = ir.FunctionType(ir.VoidType(), [operand.type for operand in operands])
     builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}"), operands)
+
+
+multiply = multiplied_by(ByTiles if AMX else ByVectors)

@@ -18,7 +18,7 @@ from glm5_kernels.compiled.rows import KINDS, PAIRED, RowAddress, row_address
 from glm5_kernels.compiled.simd import PAIRS, WIDTH, in_steps
 from glm5_kernels.compiled.threads import each
 from glm5_kernels.errors import require_shape
-from glm5_kernels.lightning_indexer.amx_tiles import choose_by_amx
+from glm5_kernels.lightning_indexer.cpu_amx import choose_by_amx
 from glm5_kernels.lightning_indexer.cpu_tiles import choose
 from glm5_kernels.lightning_indexer.reference import check, check_quant
 from glm5_kernels.paged_cache import PagedBatch, StepTables, query_layout, readable

@@ -15,9 +15,16 @@ from glm5_kernels.compiled.simd import BF16, FEWER, PAIRS, STEP, WIDTH
 from glm5_kernels.compiled.threads import bound
 from glm5_kernels.paged_cache import LONGEST, PagedBatch, StepTables, query_layout
 from glm5_kernels.sparse_flash_attention import reference
-from glm5_kernels.sparse_flash_attention.amx_operands import new_amx_buffers
-from glm5_kernels.sparse_flash_attention.amx_tiles import attend_by_amx
-from glm5_kernels.sparse_flash_attention.cpu_operands import Caches, ChosenKeys, Queries, SoftmaxOptions, buffers, new_buffers
+from glm5_kernels.sparse_flash_attention.cpu_amx import attend_by_amx
+from glm5_kernels.sparse_flash_attention.cpu_amx_operands import new_amx_buffers
+from glm5_kernels.sparse_flash_attention.cpu_operands import (
+    Caches,
+    ChosenKeys,
+    Queries,
+    SoftmaxOptions,
+    buffers,
+    new_buffers,
+)
 from glm5_kernels.sparse_flash_attention.cpu_tiles import attend_tokens
 from glm5_kernels.sparse_flash_attention.reference import check, check_packed, unpack_latents
 from glm5_kernels.workspace import Bound, Workspace

@@ -10,7 +10,7 @@ from glm5_kernels.compiled.amx import SIDE
 from glm5_kernels.compiled.simd import WIDTH
 from glm5_kernels.sparse_flash_attention.cpu_operands import Caches, aligned
 
-#: Keys of a tile: the more, the fewer times all sums are loaded and stored. What a tile needs fits an L2 cache of 1 MiB.
+#: Keys of a tile: the more, the fewer times all sums are loaded and stored; what a tile needs fits an L2 cache.
 KEYS = 128
 
 
@@ -46,7 +46,11 @@ def new_amx_buffers(heads: int, caches: Caches, most: int) -> tuple[tuple[Any, .
     """
     heads, rank, dims = -(-heads // SIDE) * SIDE, caches.rank, caches.rank + caches.rope
     sizes = (heads * dims // 2, KEYS * dims // 2, KEYS // 2 * (rank + WIDTH), KEYS * heads, heads * KEYS)
-    held = tuple(aligned(size) for size in sizes)
-    per_head = (aligned(heads) for _ in range(3))
-    rows = (np.empty(most + SIDE, np.int64) for _ in range(2))
-    return held, AmxTile(*(room.ctypes.data for room in held), aligned(heads, rank + WIDTH), *per_head, *rows)
+    query, keys, pairs, scores, turned = (aligned(size) for size in sizes)
+    peak, total, factor = (aligned(heads) for _ in range(3))
+    ckv_rows, kpe_rows = (np.empty(most + SIDE, np.int64) for _ in range(2))
+    tile = AmxTile(
+        query.ctypes.data, keys.ctypes.data, pairs.ctypes.data, scores.ctypes.data, turned.ctypes.data,
+        aligned(heads, rank + WIDTH), peak, total, factor, ckv_rows, kpe_rows,
+    )  # fmt: skip
+    return (query, keys, pairs, scores, turned), tile

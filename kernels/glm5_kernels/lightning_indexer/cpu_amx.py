@@ -9,7 +9,7 @@ from numba import float32, int64, types
 from numba.extending import intrinsic
 
 from glm5_kernels.compiled import amx
-from glm5_kernels.compiled.amx import SIDE, TILE
+from glm5_kernels.compiled.amx import SIDE, TILE, Left, Right, Sums
 from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rows import prefetch, transpose
 from glm5_kernels.compiled.simd import (
@@ -33,7 +33,7 @@ AHEAD = 96
 
 @kernel
 def choose_by_amx(tasks: Any, step: Any, scores: Any) -> None:
-    """`cpu_tiles.choose` for bf16 queries and keys in pairs, blocks of whole tiles, and heads and dims of whole sides."""
+    """`cpu_tiles.choose` for PAIRED queries and keys, blocks of whole tiles, heads and dims of whole sides."""
     amx.configure()
     for number in range(len(tasks)):
         request, first, last, length, start, stop, chooses = tasks[number]
@@ -60,10 +60,11 @@ def _score(
         for token in range(tokens):
             seen = min(first + SIDE, stop, step.visible[first_token + token]) - first
             for head in range(0, heads if seen > 0 else 0, SIDE):
-                right, out = query.ctypes.data + 4 * (token * heads + head) * dims, products.ctypes.data + 4 * head * SIDE
+                right = query.ctypes.data + 4 * (token * heads + head) * dims
+                out = products.ctypes.data + 4 * head * SIDE
                 amx.multiply(
-                    left, row_pitch, second - left, 1, 0, right, 4 * TILE, half, 4 * TILE * TILE, dims // TILE,
-                    out, 4 * SIDE, 4 * SIDE * TILE, 1,
+                    Left(left, row_pitch, second - left, 1, 0), Right(right, 4 * TILE, half, 4 * TILE * TILE),
+                    Sums(out, 4 * SIDE, 4 * SIDE * TILE), dims // TILE, 1,
                 )  # fmt: skip
             weights = step.weights.ctypes.data + 4 * (first_token + token) * heads
             for key in range(0, seen, KEYS):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import float32
+from numba import float32, int64
 
 from glm5_kernels.compiled import amx
-from glm5_kernels.compiled.amx import SIDE, TILE
+from glm5_kernels.compiled.amx import SIDE, TILE, Left, Right, Sums
 from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rows import load_row_as_fp32, store_row_as, transpose
 from glm5_kernels.compiled.simd import FP32, STEP, WIDTH
-from glm5_kernels.sparse_flash_attention.amx_intrinsics import copy_and_pair, softmax_columns, turn
-from glm5_kernels.sparse_flash_attention.amx_operands import KEYS
+from glm5_kernels.sparse_flash_attention.cpu_amx_intrinsics import copy_and_pair, softmax_columns, turn
+from glm5_kernels.sparse_flash_attention.cpu_amx_operands import KEYS
 from glm5_kernels.sparse_flash_attention.cpu_tiles import choose_rows, prefetch_rows
 
 
@@ -34,10 +34,9 @@ def attend_by_amx(
         for start in range(0, found, KEYS):
             keys = min(KEYS, found - start)
             _gather(start, keys, caches, tile)
-            prefetch_rows(start + keys, min(start + 2 * KEYS, found), caches, tile)
             _scores(keys, caches, tile)
             _softmax(keys, softmax, tile)
-            _weighted_values(start, keys, caches, softmax, tile)
+            _weighted_values(start, keys, found, caches, softmax, tile)
         for head in range(queries.heads):
             lse[token, head] = float32(np.inf)
             for column in range(caches.rank):
@@ -92,9 +91,10 @@ def _scores(keys: Any, caches: Any, tile: Any) -> None:
     for key in range(0, _in_sides(keys), SIDE):
         for head in range(0, heads, SIDE):
             amx.multiply(
-                tile.keys + 2 * dims * key, 2 * dims, 2 * dims * TILE, 1, 0,
-                tile.query + 2 * head * dims, 4 * TILE, 2 * TILE * dims, 4 * TILE * TILE, dims // SIDE,
-                tile.scores + 4 * (heads * key + head), 4 * heads, 4 * heads * TILE, 1,
+                Left(tile.keys + 2 * dims * key, 2 * dims, 2 * dims * TILE, 1, 0),
+                Right(tile.query + 2 * head * dims, 4 * TILE, 2 * TILE * dims, 4 * TILE * TILE),
+                Sums(tile.scores + 4 * (heads * key + head), 4 * heads, 4 * heads * TILE),
+                dims // SIDE, 1,
             )  # fmt: skip
 
 
@@ -114,17 +114,25 @@ def _softmax(keys: Any, softmax: Any, tile: Any) -> None:
 
 
 @inner
-def _weighted_values(start: Any, keys: Any, caches: Any, softmax: Any, tile: Any) -> None:
-    """tile.mixed += probabilities times values, after what it held has shrunk to the new maximum."""
-    rank, parts, heads = caches.rank, 1 if softmax.round_probs else 2, len(tile.peak)
+def _weighted_values(start: Any, keys: Any, found: Any, caches: Any, softmax: Any, tile: Any) -> None:
+    """tile.mixed += probabilities times values, after what it held has shrunk to the new maximum.
+
+    Between the products the rows of the next tile are asked for, a few at a time.
+    """
+    rank, pitch, heads = caches.rank, 4 * (caches.rank + WIDTH), len(tile.peak)
+    parts = 1 if softmax.round_probs else 2
     for head in range(heads if start else 0):
         if tile.factor[head] != float32(1):
             for column in range(rank):
                 tile.mixed[head, column] *= tile.factor[head]
+    ahead, few = start + keys, -(-KEYS * SIDE * SIDE // (heads * rank))
     for head in range(0, heads, SIDE):
         for column in range(0, rank, SIDE):
+            prefetch_rows(ahead, min(ahead + few, found, start + keys + KEYS), caches, tile)
+            ahead += few
             amx.multiply(
-                tile.turned + 4 * KEYS * head, 4 * KEYS, 4 * KEYS * TILE, parts, 2 * KEYS,
-                tile.pairs + 4 * column, 4 * (rank + WIDTH), 4 * TILE, 4 * TILE * (rank + WIDTH), _in_sides(keys) // SIDE,
-                _row_of_mixed(head, caches, tile) + 4 * column, 4 * (rank + WIDTH), 4 * (rank + WIDTH) * TILE, start == 0,
+                Left(tile.turned + 4 * KEYS * head, 4 * KEYS, 4 * KEYS * TILE, parts, 2 * KEYS),
+                Right(tile.pairs + 4 * column, pitch, 4 * TILE, TILE * pitch),
+                Sums(_row_of_mixed(head, caches, tile) + 4 * column, pitch, TILE * pitch),
+                _in_sides(keys) // SIDE, int64(start == 0),
             )  # fmt: skip

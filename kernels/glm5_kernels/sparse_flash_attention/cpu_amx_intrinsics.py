@@ -105,7 +105,7 @@ def _as_pair(v: Lanes, even: Any, odd: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def turn(_: Any, rows: Any, pitch: Any, groups: Any, out: Any, out_pitch: Any) -> Any:
-    """out [16, 16 * groups] <- sixteen columns of rows [16 * groups, pitch]; elements of 32 bits, pitches count them."""
+    """out [16, 16 * groups] <- sixteen columns of rows [16 * groups]; pitches count elements, of 32 bits."""
 
     def generate(builder: Any, arguments: Any) -> None:
         rows, pitch, groups, out, out_pitch = arguments
