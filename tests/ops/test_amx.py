@@ -12,7 +12,7 @@ import torch
 from numba import njit
 
 from glm5_kernels.compiled import amx
-from glm5_kernels.compiled.amx import SIDE, TILE, Left, Right, Sums
+from glm5_kernels.compiled.amx import SIDE, TILE, LeftAt, OutAt, RightAt
 from glm5_kernels.compiled.processor import restricted_to
 from tests.support.command import environment
 
@@ -38,9 +38,9 @@ def product(run: Any, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor
     parts = 1 if left.dim() == 2 else left.shape[1]
     columns = right.view(2, TILE, -1, 2).transpose(1, 2).contiguous()  # [tile, pair, column, 2]
     run(
-        Left(left.data_ptr(), parts * row, TILE * parts * row, parts, row),
-        Right(columns.data_ptr(), 4 * TILE, columns[0].numel() * 2, 4 * TILE * TILE),
-        Sums(out.data_ptr(), 4 * SIDE, 4 * SIDE * TILE), steps, fresh,
+        LeftAt(left.data_ptr(), parts * row, TILE * parts * row, parts, row),
+        RightAt(columns.data_ptr(), 4 * TILE, columns[0].numel() * 2, 4 * TILE * TILE),
+        OutAt(out.data_ptr(), 4 * SIDE, 4 * SIDE * TILE), steps, fresh,
     )  # fmt: skip
     return out
 

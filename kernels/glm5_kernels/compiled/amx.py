@@ -70,7 +70,7 @@ def release(_: Any) -> Any:
     return types.void(), returns_void(generate)
 
 
-class Left(NamedTuple):
+class LeftAt(NamedTuple):
     """32 rows of bf16: two tiles, `apart` from each other, their rows `pitch` apart.
 
     With `parts` of 2 they are the first term of a sum, whose second one lies `part` behind. All in bytes.
@@ -83,7 +83,7 @@ class Left(NamedTuple):
     part: int
 
 
-class Right(NamedTuple):
+class RightAt(NamedTuple):
     """32 columns of bf16: two tiles of 16 columns, `apart` from each other.
 
     A row of a tile holds what meets two columns of the left side, as pairs. Rows lie `pitch`, the 16 rows of a step and
@@ -96,7 +96,7 @@ class Right(NamedTuple):
     step: int
 
 
-class Sums(NamedTuple):
+class OutAt(NamedTuple):
     """fp32 [32, 32]: rows `pitch` bytes apart, row 16 `down` bytes behind row 0."""
 
     start: int
@@ -120,18 +120,18 @@ def multiplied_by(way: Any) -> Any:
     return multiply
 
 
-class _Product:
+class _Emitted:
     """Operands of a product, while its code is generated."""
 
     def __init__(self, builder: Any, left: Any, right: Any, out: Any, steps: Any, fresh: Any) -> None:
         def fields(value: Any, count: int) -> list[Any]:
             return [builder.extract_value(value, number) for number in range(count)]
 
-        start, self.left_pitch, apart, self.parts, self.part = fields(left, len(Left._fields))
+        start, self.left_pitch, apart, self.parts, self.part = fields(left, len(LeftAt._fields))
         self.left = start, builder.add(start, apart)
-        start, self.right_pitch, apart, self.right_step = fields(right, len(Right._fields))
+        start, self.right_pitch, apart, self.right_step = fields(right, len(RightAt._fields))
         self.right = start, builder.add(start, apart)
-        start, self.out_pitch, down = fields(out, len(Sums._fields))
+        start, self.out_pitch, down = fields(out, len(OutAt._fields))
         self.out = [[row, builder.add(row, i64_const(4 * TILE))] for row in (start, builder.add(start, down))]
         self.builder, self.steps = builder, steps
         self.is_fresh = builder.icmp_signed("!=", fresh, i64_const(0))
@@ -141,7 +141,7 @@ class _Product:
         return self.builder.add(start, self.builder.mul(number, distance))
 
 
-class ByTiles(_Product):
+class ByTiles(_Emitted):
     """By Intel's instructions."""
 
     def generate(self) -> None:
@@ -174,7 +174,7 @@ class ByTiles(_Product):
         return ir.Constant(I8, number), self.builder.inttoptr(address, I8.as_pointer()), pitch
 
 
-class ByVectors(_Product):
+class ByVectors(_Emitted):
     """The same sums by vectors: for tests on other processors."""
 
     def generate(self) -> None:

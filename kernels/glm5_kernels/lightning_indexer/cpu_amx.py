@@ -9,7 +9,7 @@ from numba import float32, int64, types
 from numba.extending import intrinsic
 
 from glm5_kernels.compiled import amx
-from glm5_kernels.compiled.amx import SIDE, TILE, Left, Right, Sums
+from glm5_kernels.compiled.amx import SIDE, TILE, LeftAt, OutAt, RightAt
 from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rows import prefetch, transpose
 from glm5_kernels.compiled.simd import (
@@ -63,8 +63,8 @@ def _score(
                 right = query.ctypes.data + 4 * (token * heads + head) * dims
                 out = products.ctypes.data + 4 * head * SIDE
                 amx.multiply(
-                    Left(left, row_pitch, second - left, 1, 0), Right(right, 4 * TILE, half, 4 * TILE * TILE),
-                    Sums(out, 4 * SIDE, 4 * SIDE * TILE), dims // TILE, 1,
+                    LeftAt(left, row_pitch, second - left, 1, 0), RightAt(right, 4 * TILE, half, 4 * TILE * TILE),
+                    OutAt(out, 4 * SIDE, 4 * SIDE * TILE), dims // TILE, 1,
                 )  # fmt: skip
             weights = step.weights.ctypes.data + 4 * (first_token + token) * heads
             for key in range(0, seen, KEYS):

@@ -8,7 +8,7 @@ import numpy as np
 from numba import float32, int64
 
 from glm5_kernels.compiled import amx
-from glm5_kernels.compiled.amx import SIDE, TILE, Left, Right, Sums
+from glm5_kernels.compiled.amx import SIDE, TILE, LeftAt, OutAt, RightAt
 from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rows import load_row_as_fp32, store_row_as, transpose
 from glm5_kernels.compiled.simd import FP32, STEP, WIDTH
@@ -91,9 +91,9 @@ def _scores(keys: Any, caches: Any, tile: Any) -> None:
     for key in range(0, _in_sides(keys), SIDE):
         for head in range(0, heads, SIDE):
             amx.multiply(
-                Left(tile.keys + 2 * dims * key, 2 * dims, 2 * dims * TILE, 1, 0),
-                Right(tile.query + 2 * head * dims, 4 * TILE, 2 * TILE * dims, 4 * TILE * TILE),
-                Sums(tile.scores + 4 * (heads * key + head), 4 * heads, 4 * heads * TILE),
+                LeftAt(tile.keys + 2 * dims * key, 2 * dims, 2 * dims * TILE, 1, 0),
+                RightAt(tile.query + 2 * head * dims, 4 * TILE, 2 * TILE * dims, 4 * TILE * TILE),
+                OutAt(tile.scores + 4 * (heads * key + head), 4 * heads, 4 * heads * TILE),
                 dims // SIDE, 1,
             )  # fmt: skip
 
@@ -131,8 +131,8 @@ def _weighted_values(start: Any, keys: Any, found: Any, caches: Any, softmax: An
             prefetch_rows(ahead, min(ahead + few, found, start + keys + KEYS), caches, tile)
             ahead += few
             amx.multiply(
-                Left(tile.turned + 4 * KEYS * head, 4 * KEYS, 4 * KEYS * TILE, parts, 2 * KEYS),
-                Right(tile.pairs + 4 * column, pitch, 4 * TILE, TILE * pitch),
-                Sums(_row_of_mixed(head, caches, tile) + 4 * column, pitch, TILE * pitch),
+                LeftAt(tile.turned + 4 * KEYS * head, 4 * KEYS, 4 * KEYS * TILE, parts, 2 * KEYS),
+                RightAt(tile.pairs + 4 * column, pitch, 4 * TILE, TILE * pitch),
+                OutAt(_row_of_mixed(head, caches, tile) + 4 * column, pitch, TILE * pitch),
                 _in_sides(keys) // SIDE, int64(start == 0),
             )  # fmt: skip
