@@ -11,6 +11,7 @@ import pytest
 import torch
 from llvmlite import binding, ir
 
+from glm5_kernels import ops
 from glm5_kernels.compiled import simd
 from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.simd import WIDTH
@@ -128,6 +129,32 @@ def test_attention_at_real_head_shapes(dtype: torch.dtype, round_probs: bool, he
     torch.testing.assert_close(got.float(), want.float(), atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(got_lse, want_lse, atol=2e-5, rtol=1e-5)
     assert (got[-1] == 0).all() and (got_lse[-1] == float("inf")).all()
+
+
+@pytest.mark.parametrize("round_probs", [False, True])
+def test_int8_caches_at_real_head_shapes(round_probs: bool) -> None:
+    """LI-C8 and SFA-C8: as the references, with a missing block and more keys than a tile."""
+    batch = paged_batch([400, 64, 3], [3, 1, 2], block_size=128)
+    batch.block_table[0, 1] = -1
+    lengths, made = (400, 64, 3), ops.quantize_indexer(torch.randn(6, 32, 128))
+    keys = [ops.quantize_indexer(torch.randn(n, 128)) for n in lengths]
+    cache, scales = batch.cache([k for k, _ in keys]), batch.cache([s[:, None] for _, s in keys])[..., 0]
+    arguments = made[0], cache, torch.randn(6, 32), made[1], scales, batch.paged, 96
+    got, want = (op.lightning_indexer_quant(*arguments) for op in (li_cpu, li))
+    for token, (request, _) in enumerate(batch.tokens()):
+        scaled = keys[request][0].float() * keys[request][1].float()[:, None]
+        q, w = made[0][token : token + 1].float(), arguments[2][token : token + 1] * made[1][token : token + 1].float()
+        same_choice(got[token : token + 1], want[token : token + 1], q, w, scaled, 1e-2)
+
+    rows = [ops.pack_latents(torch.randn(n, 512), torch.randn(n, 64).bfloat16()) for n in lengths]
+    chosen = torch.stack([torch.randperm(420)[:200] for _ in range(6)]).to(torch.int32)
+    queries = torch.randn(6, 64, 512).bfloat16(), torch.randn(6, 64, 64).bfloat16()
+    (got, got_lse), (want, want_lse) = (
+        op.sparse_flash_attention_quant(*queries, batch.cache(rows), chosen, batch.paged, 0.0625, round_probs)
+        for op in (sfa_cpu, sfa)
+    )
+    torch.testing.assert_close(got.float(), want.float(), atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(got_lse, want_lse, atol=2e-5, rtol=1e-5)
 
 
 def test_attention_survives_large_scores() -> None:

@@ -11,9 +11,12 @@ from numba.extending import intrinsic
 from glm5_kernels.compiled import amx
 from glm5_kernels.compiled.amx import SIDE, TILE, LeftAt, OutAt, RightAt
 from glm5_kernels.compiled.jit import inner, kernel
-from glm5_kernels.compiled.rows import prefetch, transpose
+from glm5_kernels.compiled.rows import load_row_as_fp32, prefetch, store_row_as, transpose
 from glm5_kernels.compiled.simd import (
+    BF16,
     FP32,
+    INT8,
+    STEP,
     WIDTH,
     Lanes,
     aligned_fp32,
@@ -33,7 +36,7 @@ AHEAD = 96
 
 @kernel
 def choose_by_amx(tasks: Any, step: Any, scores: Any) -> None:
-    """`cpu_tiles.choose` for PAIRED queries and keys, blocks of whole tiles, heads and dims of whole sides."""
+    """`cpu_tiles.choose` for PAIRED queries, PAIRED or INT8 keys, blocks of whole tiles, heads and dims of sides."""
     amx.configure()
     for number in range(len(tasks)):
         request, first, last, length, start, stop, chooses = tasks[number]
@@ -54,9 +57,13 @@ def _score(
     query, products = aligned_fp32(tokens * heads * dims), aligned_fp32(heads * SIDE)
     _lay_out_queries(step, first_token, tokens, query)
     table, row_pitch, half = step.block_table[request], step.keys.row_pitch, 4 * TILE * dims
+    converted, row = aligned_fp32(SIDE * dims), aligned_fp32(2 * dims)
     for first in range(start, stop, SIDE):
         left, second = _tile_address(step, table, first), _tile_address(step, table, min(first + TILE, stop - 1))
-        prefetch(_tile_address(step, table, min(first + AHEAD, stop - 1)), SIDE * row_pitch)
+        prefetch(_tile_address(step, table, min(first + AHEAD, stop - 1)), SIDE * step.keys.row_pitch)
+        if step.keys.kind == INT8:
+            row_pitch = 4 * dims
+            left, second = _as_bf16(step, left, second, converted.ctypes.data, row.ctypes.data)
         for token in range(tokens):
             seen = min(first + SIDE, stop, step.visible[first_token + token]) - first
             for head in range(0, heads if seen > 0 else 0, SIDE):
@@ -70,10 +77,9 @@ def _score(
             for key in range(0, seen, KEYS):
                 place = scores.ctypes.data + 4 * (token * pitch + first + key)
                 _weigh(products.ctypes.data + 4 * SIDE * key, weights, heads // SIDE, place)
-            for tile in range(0, seen, TILE):
-                if _missing(step, table, first + tile):
-                    for key in range(first + tile, min(first + tile + TILE, stop)):
-                        scores[token * pitch + key] = float32(np.nan)
+            for key in range(0, seen, TILE):
+                place = token * pitch + first + key
+                _scale(step, table, first + key, scores, place, min(TILE, seen - key))
 
 
 @inner
@@ -91,9 +97,26 @@ def _lay_out_queries(step: Any, first_token: Any, tokens: Any, query: Any) -> No
 
 
 @inner
-def _missing(step: Any, table: Any, position: Any) -> Any:
-    index = position // step.block_size
-    return index >= len(table) or table[index] < 0
+def _scale(step: Any, table: Any, position: Any, scores: Any, place: Any, keys: Any) -> None:
+    """The scores at `place` of the keys of a tile, times their scales; NaN where their block is missing."""
+    index, offset = position // step.block_size, position % step.block_size
+    if index >= len(table) or table[index] < 0:
+        for key in range(keys):
+            scores[place + key] = float32(np.nan)
+    elif step.key_scale.size:
+        for key in range(keys):
+            scores[place + key] *= step.key_scale[table[index], offset + key]
+
+
+@inner
+def _as_bf16(step: Any, first: Any, second: Any, out: Any, row: Any) -> Any:
+    """Two tiles of int8 rows as bf16 rows at `out`, one behind the other; where each begins."""
+    dims = 2 * step.dims
+    for key in range(SIDE):
+        source = (first if key < TILE else second) + key % TILE * step.keys.row_pitch
+        load_row_as_fp32(source, dims, INT8, row, STEP)
+        store_row_as(row, dims, BF16, out + 2 * dims * key)
+    return int64(out), int64(out + 2 * dims * TILE)
 
 
 @inner

@@ -160,10 +160,12 @@ def _bind_tokens(
 ) -> Callable[[], object]:  # fmt: skip
     (num_tokens, heads, _), most = nope.shape, selection.topk_indices.shape[1]
     queries = Queries(row_address(nope), row_address(pe), heads)
-    all_bf16 = queries.nope.kind == queries.pe.kind == caches.ckv.kind == caches.kpe.kind == BF16
+    bf16_queries = queries.nope.kind == queries.pe.kind == BF16
+    all_bf16 = bf16_queries and caches.ckv.kind == caches.kpe.kind == BF16
+    by_amx = AMX and (all_bf16 or (bf16_queries and caches.ckv.kind == PACKED)) and heads > FEWER
+    by_amx &= amx.fits(caches.rank, caches.rope)
     if PAIRS and all_bf16 and not any(size % (2 * WIDTH) for size in (caches.rank, caches.rope)):
         caches = caches._replace(ckv=caches.ckv._replace(kind=PAIRED), kpe=caches.kpe._replace(kind=PAIRED))
-    by_amx = AMX and all_bf16 and heads > FEWER and amx.fits(caches.rank, caches.rope)
     kernel, make = (attend_by_amx, new_amx_buffers) if by_amx else (attend_tokens, new_buffers)
     threads = torch.get_num_threads()
     size = num_tokens if threads == 1 else max(1, min(TOKENS, num_tokens // (4 * threads)))

@@ -10,18 +10,20 @@ from numba import float32, int64
 from glm5_kernels.compiled import amx
 from glm5_kernels.compiled.amx import SIDE, TILE, LeftAt, OutAt, RightAt
 from glm5_kernels.compiled.jit import inner, kernel
-from glm5_kernels.compiled.rows import load_row_as_fp32, store_row_as, transpose
-from glm5_kernels.compiled.simd import FP32, STEP, WIDTH
+from glm5_kernels.compiled.rows import PACKED, load_row_as_fp32, store_row_as, transpose
+from glm5_kernels.compiled.simd import BF16, FP32, STEP, WIDTH
 from glm5_kernels.sparse_flash_attention.cpu_amx_intrinsics import copy_and_pair, softmax_columns, turn
 from glm5_kernels.sparse_flash_attention.cpu_amx_operands import KEYS
+from glm5_kernels.sparse_flash_attention.cpu_intrinsics import unpacked
 from glm5_kernels.sparse_flash_attention.cpu_tiles import choose_rows, prefetch_rows
+from glm5_kernels.sparse_flash_attention.reference import TILE as PER_SCALE
 
 
 @kernel
 def attend_by_amx(
     first: Any, last: Any, queries: Any, caches: Any, selection: Any, softmax: Any, tile: Any, out: Any, lse: Any
 ) -> None:
-    """`cpu_tiles.attend_tokens` for bf16 queries and caches, rank and rope whole sides.
+    """`cpu_tiles.attend_tokens` for bf16 queries, bf16 or PACKED caches, rank and rope whole sides.
 
     The last head is repeated up to a whole side of heads.
     """
@@ -78,10 +80,22 @@ def _gather(start: Any, keys: Any, caches: Any, tile: Any) -> None:
     for key in range(0, _in_sides(keys), 2):
         even, odd, place = min(start + key, last), min(start + key + 1, last), tile.keys + pitch * key
         pairs = tile.pairs + 2 * (caches.rank + WIDTH) * key
-        copy_and_pair(tile.ckv_rows[even], tile.ckv_rows[odd], caches.rank, place, pitch, pairs)
+        first, second = tile.ckv_rows[even], tile.ckv_rows[odd]
+        if caches.ckv.kind == PACKED:
+            first, second = tile.unpacked, tile.unpacked + 2 * caches.rank
+            _unpack(even, caches, tile, first)
+            _unpack(odd, caches, tile, second)
+        copy_and_pair(first, second, caches.rank, place, pitch, pairs)
         for row in (even, odd):
             load_row_as_fp32(tile.kpe_rows[row], caches.rope // 2, FP32, place + 2 * caches.rank, STEP)
             place += pitch
+
+
+@inner
+def _unpack(row: Any, caches: Any, tile: Any, out: Any) -> None:
+    """out bf16 [rank] <- the latents of a packed row; its scales lie behind the rotated part, which is bf16."""
+    scales = tile.kpe_rows[row] + 2 * caches.rope
+    unpacked(tile.ckv_rows[row], caches.rank // PER_SCALE, PER_SCALE, scales, BF16, out)
 
 
 @inner

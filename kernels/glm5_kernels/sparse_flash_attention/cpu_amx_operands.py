@@ -22,7 +22,7 @@ class AmxTile(NamedTuple):
     Attributes:
         query: bf16 [H / 16, D / 2, 16, 2]. keys: bf16 [KEYS, D]. pairs: bf16 [KEYS / 2, R + 16, 2], two keys' columns.
         scores: fp32 [KEYS, H], then probabilities as pairs of bf16. turned: bf16 [H, 2, KEYS], the same by head.
-        mixed: fp32 [H, R + 16]. peak, total, factor: fp32 [H].
+        unpacked: bf16 [2, R], of two packed rows. mixed: fp32 [H, R + 16]. peak, total, factor: fp32 [H].
         ckv_rows, kpe_rows: int64 [K + KEYS], addresses of the chosen rows.
     """
 
@@ -31,6 +31,7 @@ class AmxTile(NamedTuple):
     pairs: int
     scores: int
     turned: int
+    unpacked: int
     mixed: Any
     peak: Any
     total: Any
@@ -45,12 +46,12 @@ def new_amx_buffers(heads: int, caches: Caches, most: int) -> tuple[tuple[Any, .
     Rows of `pairs` and `mixed` are longer than they need be: a power of two apart they would share places of a cache.
     """
     heads, rank, dims = -(-heads // SIDE) * SIDE, caches.rank, caches.rank + caches.rope
-    sizes = (heads * dims // 2, KEYS * dims // 2, KEYS // 2 * (rank + WIDTH), KEYS * heads, heads * KEYS)
-    query, keys, pairs, scores, turned = (aligned(size) for size in sizes)
+    sizes = (heads * dims // 2, KEYS * dims // 2, KEYS // 2 * (rank + WIDTH), KEYS * heads, heads * KEYS, rank)
+    held = tuple(aligned(size) for size in sizes)
     peak, total, factor = (aligned(heads) for _ in range(3))
     ckv_rows, kpe_rows = (np.empty(most + SIDE, np.int64) for _ in range(2))
-    tile = AmxTile(
-        query.ctypes.data, keys.ctypes.data, pairs.ctypes.data, scores.ctypes.data, turned.ctypes.data,
-        aligned(heads, rank + WIDTH), peak, total, factor, ckv_rows, kpe_rows,
+    query, keys, pairs, scores, turned, unpacked = (room.ctypes.data for room in held)
+    mixed = aligned(heads, rank + WIDTH)
+    return held, AmxTile(
+        query, keys, pairs, scores, turned, unpacked, mixed, peak, total, factor, ckv_rows, kpe_rows
     )  # fmt: skip
-    return (query, keys, pairs, scores, turned), tile

@@ -23,6 +23,7 @@ from glm5_kernels.compiled.simd import (
     returns_value,
     returns_void,
     rounded_to_bf16,
+    store_as,
     sum_each,
 )
 
@@ -96,20 +97,23 @@ def pair_up(_: Any, row: Any, pairs: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def unpacked(_: Any, row: Any, tiles: Any, tile: Any, scales: Any, out: Any) -> Any:
-    """out <- bf16(int8 * scale) as fp32 for `tiles` runs of `tile` int8 at `row`, one fp32 of `scales` each."""
+def unpacked(_: Any, row: Any, tiles: Any, tile: Any, scales: Any, kind: Any, out: Any) -> Any:
+    """out <- bf16(int8 * scale) for `tiles` runs of `tile` int8 at `row`, one fp32 of `scales` each.
+
+    kind: of out, FP32 or BF16.
+    """
 
     def generate(builder: Any, arguments: Any) -> None:
-        row, tiles, tile, scales, out = arguments
+        row, tiles, tile, scales, kind, out = arguments
         v = Lanes(builder)
         with for_range(builder, tiles) as run:
             scale = v.broadcast(v.load_scalar(scales, run))
             with for_range(builder, builder.sdiv(tile, i64_const(WIDTH))) as group:
                 place = builder.add(builder.mul(run, tile), builder.mul(group, i64_const(WIDTH)))
                 x = builder.fmul(load_as_fp32(v, row, place, i64_const(2)), scale)
-                v.store(rounded_to_bf16(v, x), out, place)
+                store_as(v, rounded_to_bf16(v, x), out, place, kind)
 
-    return types.void(*[int64] * 5), returns_void(generate)
+    return types.void(*[int64] * 6), returns_void(generate)
 
 
 def _dots(add: Callable[..., Any]) -> Any:

@@ -139,7 +139,7 @@ def _unpack_rows(start: Any, keys: Any, caches: Any, tile: Any) -> None:
     for key in range(keys):
         latents, rotated = tile.ckv_rows[start + key], tile.kpe_rows[start + key]
         scales = rotated + 2 * caches.rope  # an element of the rotated part is a bf16
-        unpacked(latents, caches.rank // PER_SCALE, PER_SCALE, scales, tile.latent_rows[key])
+        unpacked(latents, caches.rank // PER_SCALE, PER_SCALE, scales, FP32, tile.latent_rows[key])
         load_row_as_fp32(rotated, caches.rope, BF16, tile.rotated_rows[key], STEP)
 
 

@@ -37,9 +37,10 @@ class RaggedBatch:
         return sum(self.new)
 
     def cache(self, rows: list[torch.Tensor]) -> torch.Tensor:
-        """[num_blocks, block_size, D] with rows[b] [L_b, D] at request b's places and NaN everywhere else."""
-        dim = rows[0].shape[1]
-        cache = torch.full((self.num_blocks, self.block_size, dim), float("nan"), dtype=rows[0].dtype)
+        """[num_blocks, block_size, D] with rows[b] [L_b, D] at request b's places and NaN, or -1, everywhere else."""
+        dim, dtype = rows[0].shape[1], rows[0].dtype
+        unused = float("nan") if dtype.is_floating_point else -1
+        cache = torch.full((self.num_blocks, self.block_size, dim), unused, dtype=dtype)
         for b, request_rows in enumerate(rows):
             for position, row in enumerate(request_rows):
                 cache[self.block_table[b, position // self.block_size], position % self.block_size] = row
