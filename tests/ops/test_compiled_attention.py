@@ -70,11 +70,12 @@ def test_indexer_at_real_head_shapes(dtype: torch.dtype, lengths: list[int], que
         start += count
 
 
-def test_indexer_passes_over_missing_blocks() -> None:
+@pytest.mark.parametrize("heads", [64, 16])
+def test_indexer_passes_over_missing_blocks(heads: int) -> None:
     """No key of a block that the table does not name is chosen, whichever kernel takes such sizes."""
     batch = paged_batch([400], [2], block_size=32)
     batch.block_table[0, [0, 5]] = -1
-    q, w = torch.randint(-2, 3, (2, 64, 64)).bfloat16(), torch.randint(-2, 3, (2, 64)).float()
+    q, w = torch.randint(-2, 3, (2, heads, 64)).bfloat16(), torch.randint(-2, 3, (2, heads)).float()
     cache = batch.cache([torch.randint(-2, 3, (400, 64)).bfloat16()])
     got, want = (op.lightning_indexer(q, cache, w, batch.paged, 350) for op in (li_cpu, li))
     assert torch.equal(got, want) and got.max() >= 192 and not ((got >= 0) & ((got < 32) | (got // 32 == 5))).any()

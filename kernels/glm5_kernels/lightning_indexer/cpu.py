@@ -6,7 +6,7 @@ Memory: fp32 scores of at most `SCORES` (token, position) pairs per thread, what
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,7 +93,7 @@ def lightning_indexer_quant(
     """See the package docstring."""
     check_quant(q, k_cache, q_scale, k_scale_cache)
     check(q, k_cache, weights, batch, topk)
-    if _fits_amx(q.shape[1:], k_cache.shape[1]) and _whole_rows(k_cache) is k_cache:  # int8 is exact as bf16
+    if _fits_amx(q.shape[1], q.shape[2], k_cache.shape[1]) and _whole_rows(k_cache) is k_cache:  # int8 is exact as bf16
         return _choose(q.bfloat16(), k_cache, weights.float() * q_scale.float(), k_scale_cache.float(), batch, topk)
     scaled = q.float() * q_scale.float()[..., None]
     return _choose(scaled, k_cache, weights, k_scale_cache.float(), batch, topk)
@@ -185,14 +185,14 @@ def _run(tasks: list[Task], call: IndexerCall) -> None:
 
 def _kernel(call: IndexerCall) -> Callable[..., object]:
     """What scores and chooses: by AMX, if it multiplies such sizes."""
-    by_amx = call.query.kind == PAIRED and _fits_amx((call.weights.shape[1], 2 * call.dims), call.block_size)
+    by_amx = call.query.kind == PAIRED and _fits_amx(call.weights.shape[1], 2 * call.dims, call.block_size)
     chosen: Callable[..., object] = choose_by_amx if by_amx else choose
     return chosen
 
 
-def _fits_amx(sizes: Iterable[int], block_size: int) -> bool:
+def _fits_amx(heads: int, dims: int, block_size: int) -> bool:
     """Whether AMX takes queries of so many heads and dims, and keys in such blocks."""
-    return AMX and amx.fits(*sizes) and not block_size % amx.TILE
+    return AMX and amx.fits(dims) and not heads % amx.TILE and not block_size % amx.TILE
 
 
 def _whole_rows(x: torch.Tensor) -> torch.Tensor:

@@ -36,7 +36,7 @@ AHEAD = 96
 
 @kernel
 def choose_by_amx(tasks: Any, step: Any, scores: Any) -> None:
-    """`cpu_tiles.choose` for PAIRED queries, PAIRED or INT8 keys, blocks of whole tiles, heads and dims of sides."""
+    """`cpu_tiles.choose` for PAIRED queries, PAIRED or INT8 keys, blocks and heads of whole tiles."""
     amx.configure()
     for number in range(len(tasks)):
         request, first, last, length, start, stop, chooses = tasks[number]
@@ -54,8 +54,9 @@ def _score(
 ) -> None:
     """As `cpu_tiles._score`; start is a multiple of SIDE."""
     dims, heads = step.dims, step.weights.shape[1]  # dims: pairs of bf16
-    query, products = aligned_fp32(tokens * heads * dims), aligned_fp32(heads * SIDE)
-    _lay_out_queries(step, first_token, tokens, query)
+    whole = -(-heads // SIDE) * SIDE
+    query, products = aligned_fp32(tokens * whole * dims), aligned_fp32(whole * SIDE)
+    _lay_out_queries(step, first_token, tokens, whole, query)
     table, row_pitch, half = step.block_table[request], step.keys.row_pitch, 4 * TILE * dims
     converted, row = aligned_fp32(SIDE * dims), aligned_fp32(2 * dims)
     for first in range(start, stop, SIDE):
@@ -66,8 +67,8 @@ def _score(
             left, second = _as_bf16(step, left, second, converted.ctypes.data, row.ctypes.data)
         for token in range(tokens):
             seen = min(first + SIDE, stop, step.visible[first_token + token]) - first
-            for head in range(0, heads if seen > 0 else 0, SIDE):
-                right = query.ctypes.data + 4 * (token * heads + head) * dims
+            for head in range(0, whole if seen > 0 else 0, SIDE):
+                right = query.ctypes.data + 4 * (token * whole + head) * dims
                 out = products.ctypes.data + 4 * head * SIDE
                 amx.multiply(
                     LeftAt(left, row_pitch, second - left, 1, 0), RightAt(right, 4 * TILE, half, 4 * TILE * TILE),
@@ -76,23 +77,23 @@ def _score(
             weights = step.weights.ctypes.data + 4 * (first_token + token) * heads
             for key in range(0, seen, KEYS):
                 place = scores.ctypes.data + 4 * (token * pitch + first + key)
-                _weigh(products.ctypes.data + 4 * SIDE * key, weights, heads // SIDE, place)
+                _weigh(products.ctypes.data + 4 * SIDE * key, weights, heads // TILE, place)
             for key in range(0, seen, TILE):
                 place = token * pitch + first + key
                 _scale(step, table, first + key, scores, place, min(TILE, seen - key))
 
 
 @inner
-def _lay_out_queries(step: Any, first_token: Any, tokens: Any, query: Any) -> None:
-    """query <- [tokens, groups of 16 heads, dims, 16]."""
+def _lay_out_queries(step: Any, first_token: Any, tokens: Any, whole: Any, query: Any) -> None:
+    """query <- [tokens, groups of 16 heads, dims, 16] of `whole` heads; the last one fills up what is missing."""
     cache, dims, heads = step.query, step.dims, step.weights.shape[1]
     rows = np.empty(WIDTH, np.int64)
     for token in range(tokens):
         base = cache.base + (first_token + token) * cache.block_pitch
-        for first in range(0, heads, TILE):
+        for first in range(0, whole, TILE):
             for head in range(TILE):
-                rows[head] = base + (first + head) * cache.row_pitch
-            place = query.ctypes.data + 4 * (token * heads + first) * dims
+                rows[head] = base + min(first + head, heads - 1) * cache.row_pitch
+            place = query.ctypes.data + 4 * (token * whole + first) * dims
             transpose(rows.ctypes.data, 0, dims, FP32, place, TILE)  # pairs move as 32 bits
 
 
@@ -128,24 +129,24 @@ def _tile_address(step: Any, table: Any, position: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _weigh(_: Any, products: Any, weights: Any, sides: Any, out: Any) -> Any:
+def _weigh(_: Any, products: Any, weights: Any, groups: Any, out: Any) -> Any:
     """out[0:KEYS] <- for each key, the sum over heads of weights[h] * relu(product).
 
-    products: fp32 [sides, SIDE, SIDE], of which the first KEYS rows of each side; weights: fp32 [sides * SIDE].
+    products: fp32 [sides, SIDE, SIDE], of which the first KEYS rows of each side; weights: fp32 [groups of 16 heads].
     """
 
     def generate(builder: Any, arguments: Any) -> None:
-        products, weights, sides, out = arguments
+        products, weights, groups, out = arguments
         v = Lanes(builder)
         zero, sums = v.constant(0.0), [v.variable(0.0) for _ in range(KEYS)]
-        with for_range(builder, sides) as side:
-            start = builder.mul(side, i64_const(SIDE * SIDE))
-            for half in range(0, SIDE, WIDTH):
-                w = v.load(weights, builder.add(builder.mul(side, i64_const(SIDE)), i64_const(half)))
-                for key, total in enumerate(sums):
-                    product = v.load(products, builder.add(start, i64_const(SIDE * key + half)))
-                    positive = v.larger(zero, product)  # NaN stays
-                    builder.store(v.add_products(w, positive, builder.load(total)), total)
+        with for_range(builder, groups) as group:
+            w = v.load(weights, builder.mul(group, i64_const(WIDTH)))
+            side, half = builder.udiv(group, i64_const(2)), builder.urem(group, i64_const(2))
+            start = builder.add(builder.mul(side, i64_const(SIDE * SIDE)), builder.mul(half, i64_const(WIDTH)))
+            for key, total in enumerate(sums):
+                product = v.load(products, builder.add(start, i64_const(SIDE * key)))
+                positive = v.larger(zero, product)  # NaN stays
+                builder.store(v.add_products(w, positive, builder.load(total)), total)
         found = sum_each(v, [builder.load(total) for total in sums])
         builder.store(found, builder.inttoptr(out, found.type.as_pointer())).align = 4
 
