@@ -1,64 +1,59 @@
-"""What int16 scores could gain for the Lightning Indexer where bf16 instructions are missing, at best.
+"""What scores of int16 gain for the Lightning Indexer, on processors without bf16 instructions.
 
-    OMP_NUM_THREADS=1 python benchmarks/report_indexer_int16.py
+    NUMBA_CACHE_DIR=FOLDER python benchmarks/report_indexer_int16.py --processor icelake-server
 
-Times the indexer's inner loop on a few keys in fp32 and with pairs of int16 (VPDPWSSD, of AVX-512 VNNI). Scores of
-rounded operands only find candidates: those too close to the last chosen one must be scored again in fp32. The bound
-counts nothing of that, nor the rounding of the keys, nor a second top-k.
+Medians of interleaved rounds with one thread and cold caches, at GLM-5's shapes: the op with fp32 scores of all keys,
+and with int16 scores that leave a few to be scored in fp32. Both choose the same keys. --processor is a lesser one than
+this machine's: haswell, alderlake or icelake-server.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
+import statistics
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
 
-import numpy as np
-from llvmlite import ir
-from numba import njit
-from numba.core import cgutils
+import torch
+from tools.ops_cases import INDEX_DIM, INDEX_HEADS, indexer_operands
 
-from glm5_kernels.compiled.simd import I32, STEP, V16, WIDTH, Lanes, in_steps
-from glm5_kernels.lightning_indexer.cpu_intrinsics import KEYS, _scores, scores_of_keys
-
-HEADS, DIM, REPEATS = 32, 128, 20000
-_WORDS = ir.VectorType(I32, WIDTH)
-
-
-def add_words(v: Lanes, a: Any, b: Any, total: Any) -> Any:
-    """total + the products of two int16 in each lane; fp32 in name only."""
-    kind, builder = ir.FunctionType(_WORDS, [_WORDS] * 3), v.builder
-    add = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.vpdpwssd.512")
-    return builder.bitcast(builder.call(add, [builder.bitcast(x, _WORDS) for x in (total, a, b)]), V16)
-
-
-def repeated(tile: Any) -> Callable[..., None]:
-    @njit(nogil=True)  # type: ignore[untyped-decorator]
-    def run(count: Any, rows: Any, query: Any, weights: Any, dims: Any, out: Any) -> None:
-        for _ in range(count):
-            tile(rows, query, weights, HEADS, in_steps(HEADS) // STEP, dims, out, 0, query, 0)
-
-    made: Callable[..., None] = run
-    return made
+from glm5_kernels.compiled.processor import restricted_to
 
 
 def main() -> int:
-    weights, out = np.random.randn(HEADS).astype(np.float32), np.zeros(KEYS, np.float32)
-    seconds = {}
-    for name, tile, dtype, dims in (("fp32", scores_of_keys, "f4", DIM), ("int16", _scores(add_words), "i2", DIM // 2)):
-        keys, query = (np.random.randint(-2000, 2000, (size, DIM)).astype(dtype) for size in (KEYS, in_steps(HEADS)))
-        rows = np.array([key.ctypes.data for key in keys])
-        run, given = repeated(tile), (rows.ctypes.data, query.ctypes.data, weights.ctypes.data, dims, out.ctypes.data)
-        run(1, *given)
-        times = []
-        for _ in range(5):
-            began = time.perf_counter()
-            run(REPEATS, *given)
-            times.append(time.perf_counter() - began)
-        seconds[name] = min(times) / REPEATS
-        print(f"{name:6} {seconds[name] * 1e6:6.2f} us for {KEYS} keys, {HEADS} heads of {DIM}")
-    print(f"at most {seconds['fp32'] / seconds['int16']:.2f} x")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--processor", choices=["haswell", "alderlake", "icelake-server"])
+    parser.add_argument("--context", type=int, default=16384)
+    parser.add_argument("--rounds", type=int, default=11)
+    args = parser.parse_args()
+    wanted = restricted_to(args.processor) if args.processor else {}
+    if any(os.environ.get(name) != value for name, value in wanted.items()):  # numba reads them when it is loaded
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | wanted)
+    from glm5_kernels.lightning_indexer import cpu
+
+    words = cpu.WORDS
+    if words is None:
+        print("this processor multiplies in bf16 or fp32")
+        return 1
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    memory = torch.ones(2**26)  # 256 MiB: more than the caches hold
+    for requests, tokens in ((8, 1), (1, 64)):
+        operands, seconds, chosen = indexer_operands(requests, tokens, args.context), {}, {}
+        for number in range(args.rounds + 1):
+            for name, way in (("fp32", None), ("int16", words)):
+                cpu.WORDS = way
+                memory.sum()
+                began = time.perf_counter()
+                chosen[name] = cpu.lightning_indexer(*operands)
+                if number:  # the first one compiles
+                    seconds.setdefault(name, []).append(time.perf_counter() - began)
+        fp32, int16 = (statistics.median(seconds[name]) * 1e3 for name in ("fp32", "int16"))
+        print(
+            f"B={requests} n={tokens} ctx={args.context}, {INDEX_HEADS} heads of {INDEX_DIM}: fp32 {fp32:.2f} ms, "
+            f"int16 {int16:.2f} ms, {fp32 / int16:.2f} x, the same keys: {torch.equal(chosen['fp32'], chosen['int16'])}"
+        )
     return 0
 
 

@@ -21,3 +21,8 @@ def kernel(function: Callable[..., object]) -> Any:
 def inner(function: Callable[..., object]) -> Any:
     """The same for a function that only kernels call: compiled as a part of each."""
     return njit(**_OPTIONS, no_cpython_wrapper=True, inline="always")(function)
+
+
+def shared(function: Callable[..., object]) -> Any:
+    """The same for a function that a kernel calls at several places: compiled once."""
+    return njit(**_OPTIONS, no_cpython_wrapper=True)(function)

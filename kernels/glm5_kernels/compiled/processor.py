@@ -11,6 +11,7 @@ import os
 
 import llvmlite.binding
 
+_AVX512 = ("sse2", "sse4.1", "sse4.2", "avx", "avx2", "fma", "avx512f", "avx512bw", "avx512vl")
 #: Features of the processors that tests and benchmarks restrict to; what is not listed is taken as absent.
 RESTRICTED = {
     "nehalem": ("sse2", "sse4.1", "sse4.2"),
@@ -21,7 +22,8 @@ RESTRICTED = {
     "tsv110": ("neon", "dotprod"),  # Kunpeng 920
     "neoverse-v1": ("neon", "dotprod", "i8mm"),
     "cortex-a72": ("neon",),  # the first ARM servers
-    "skylake-avx512": ("sse2", "sse4.1", "sse4.2", "avx", "avx2", "fma", "avx512f", "avx512bw", "avx512vl"),
+    "skylake-avx512": _AVX512,
+    "icelake-server": (*_AVX512, "avx512vnni"),
 }
 
 

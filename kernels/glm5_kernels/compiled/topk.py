@@ -52,10 +52,10 @@ def best_positions(scores: Any, first: Any, seen: Any, out: Any, row: Any, scrat
     """
     bits, positions, k = scores.view(np.uint32), seen + WIDTH, out.shape[1]
     for position in range(seen):
-        scratch[position] = _ordered(bits[first + position])
+        scratch[position] = ordered(bits[first + position])
     least, ties = uint32(1), int64(seen)  # 0 is NaN: all others, if there are no more than k
     if seen > k:
-        least, ties = _kth_largest(scratch, seen, k)
+        least, ties = kth_largest(scratch, seen, k)
     found, equal = int64(0), int64(0)
     for position in range(seen):  # without a branch, which would be guessed wrong at every other candidate
         value = scratch[position]
@@ -68,7 +68,7 @@ def best_positions(scores: Any, first: Any, seen: Any, out: Any, row: Any, scrat
 
 
 @inner
-def _kth_largest(values: Any, n: Any, k: Any) -> Any:
+def kth_largest(values: Any, n: Any, k: Any) -> Any:
     """The k-th largest of uint32 values[:n], n > k, and how many equal to it are among the k largest.
 
     Zeros are no values: with fewer than k others it is 1, and all of them may be taken. values[n:n + WIDTH] become 0.
@@ -89,10 +89,16 @@ def _kth_largest(values: Any, n: Any, k: Any) -> Any:
 
 
 @inner
-def _ordered(bits: Any) -> Any:
+def ordered(bits: Any) -> Any:
     """The bits of an fp32 as an unsigned integer in the same order; -0.0 and 0.0 are one value, NaN is 0."""
     if bits & uint32(0x7FFFFFFF) > uint32(0x7F800000):
         return uint32(0)
     if bits == uint32(0x80000000):
         bits = uint32(0)
     return bits ^ uint32(0xFFFFFFFF) if bits >> uint32(31) else bits ^ uint32(0x80000000)
+
+
+@inner
+def unordered(number: Any) -> Any:
+    """The bits of the fp32 of which `ordered` makes this number, which is none of NaN's."""
+    return number ^ uint32(0x80000000) if number >> uint32(31) else number ^ uint32(0xFFFFFFFF)

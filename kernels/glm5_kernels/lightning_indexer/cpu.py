@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from glm5_kernels.compiled import amx
 from glm5_kernels.compiled.amx import AMX
-from glm5_kernels.compiled.rows import KINDS, PAIRED, RowAddress, row_address
-from glm5_kernels.compiled.simd import PAIRS, WIDTH, in_steps
+from glm5_kernels.compiled.rows import KINDS, PAIRED, row_address
+from glm5_kernels.compiled.simd import BF16, PAIRS, STEP, WIDTH
 from glm5_kernels.compiled.threads import each
+from glm5_kernels.compiled.words import WORDS
 from glm5_kernels.errors import require_shape
+from glm5_kernels.lightning_indexer.call import IndexerCall, Task
 from glm5_kernels.lightning_indexer.cpu_amx import choose_by_amx
 from glm5_kernels.lightning_indexer.cpu_tiles import choose
+from glm5_kernels.lightning_indexer.cpu_words import KEYS, choose_by_words
 from glm5_kernels.lightning_indexer.reference import check, check_quant
 from glm5_kernels.paged_cache import PagedBatch, StepTables, query_layout, readable
 from glm5_kernels.workspace import Bound
@@ -28,49 +31,10 @@ from glm5_kernels.workspace import Bound
 SCORES = 2**23
 #: Query tokens of a task: they share the keys that were read.
 TOKENS = 64
+#: Positions from which on scores of int16 are worth the seconds that they take to compile.
+LONG = 4096
 #: Keys of a part, where one request's keys are shared among threads.
 SPAN = 4096
-
-
-class IndexerCall(NamedTuple):
-    """All tokens' queries and all requests' keys; T tokens, H heads, D dims (a multiple of WIDTH).
-
-    Attributes:
-        query: rows (token, head) of D elements; where their kind is PAIRED, the keys' is, too.
-        dims: of query and keys, in elements of 32 bits once they are fp32 or pairs.
-        weights: fp32 [T, H].
-        visible: int64 [T]. block_table: int64 [B, max_blocks].
-        keys: rows (block, offset) of the cache. block_size: rows of a block.
-        key_scale: fp32 [num_blocks, block_size] of int8 keys, else empty.
-        out: int32 [T, topk].
-    """
-
-    query: RowAddress
-    dims: int
-    weights: Any
-    visible: Any
-    block_table: Any
-    keys: RowAddress
-    block_size: int
-    key_scale: Any
-    out: Any
-
-
-class Task(NamedTuple):
-    """Query tokens first..last of a request.
-
-    Attributes:
-        length: positions that the last one sees. start, stop: of them, those to be scored; start a multiple of STEP.
-        chooses: whether all are scored then, so that the best can be taken.
-    """
-
-    request: int
-    first: int
-    last: int
-    length: int
-    start: int
-    stop: int
-    chooses: bool
 
 
 def lightning_indexer(
@@ -179,20 +143,26 @@ def _run(tasks: list[Task], call: IndexerCall) -> None:
         return
     size = len(tasks) if threads == 1 else max(1, len(tasks) // (4 * threads))
     parts = [tasks[number : number + size] for number in range(0, len(tasks), size)]
-    run = _kernel(call)
-    each(lambda number: run(np.array(parts[number]), call, _room(parts[number])), len(parts))
+    work, steps = _kernel(call, max(task.length for task in tasks))
+    each(lambda number: work(np.array(parts[number]), call, _room(parts[number], steps)), len(parts))
 
 
-def _kernel(call: IndexerCall) -> Callable[..., object]:
-    """What scores and chooses: by AMX, if it multiplies such sizes."""
-    by_amx = call.query.kind == PAIRED and _fits_amx(call.weights.shape[1], 2 * call.dims, call.block_size)
-    chosen: Callable[..., object] = choose_by_amx if by_amx else choose
-    return chosen
+def _kernel(call: IndexerCall, length: int) -> tuple[Callable[..., object], int]:
+    """What scores and chooses whole tasks of up to so many positions, and the step that it rounds lengths up to."""
+    if call.query.kind == PAIRED and _fits_amx(call.weights.shape[1], 2 * call.dims, call.block_size):
+        return choose_by_amx, STEP
+    return (choose_by_words, KEYS) if length >= LONG and _rounds(call) else (choose, STEP)
 
 
 def _fits_amx(heads: int, dims: int, block_size: int) -> bool:
     """Whether AMX takes queries of so many heads and dims, and keys in such blocks."""
     return AMX and amx.fits(dims) and not heads % amx.TILE and not block_size % amx.TILE
+
+
+def _rounds(call: IndexerCall) -> bool:
+    """Whether scores of int16 find the candidates: of bf16, and unless half of the lanes would be without a head."""
+    lanes_used = 2 * call.weights.shape[1] > STEP and not call.dims % (2 * WIDTH)
+    return WORDS is not None and call.query.kind == call.keys.kind == BF16 and lanes_used
 
 
 def _whole_rows(x: torch.Tensor) -> torch.Tensor:
@@ -202,9 +172,9 @@ def _whole_rows(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(x.float(), (0, -x.shape[-1] % WIDTH)).contiguous()
 
 
-def _room(tasks: list[Task]) -> Any:
-    """For the scores of one task after the other."""
-    return np.empty(max((task.last - task.first) * in_steps(task.length) for task in tasks), np.float32)
+def _room(tasks: list[Task], steps: int = STEP) -> Any:
+    """For the scores of one task after the other, whose keys are scored `steps` at a time."""
+    return np.empty(max((task.last - task.first) * -(-task.length // steps) * steps for task in tasks), np.float32)
 
 
 def _choose_with_all_threads(task: Task, step: IndexerCall) -> None:
@@ -215,6 +185,6 @@ def _choose_with_all_threads(task: Task, step: IndexerCall) -> None:
         part = task._replace(start=number * SPAN, stop=min((number + 1) * SPAN, task.length), chooses=False)
         run(np.array([part]), step, scores)
 
-    run = _kernel(step)
+    run = _kernel(step, 0)[0]
     each(score_part, -(-task.length // SPAN))
     run(np.array([task._replace(stop=0)]), step, scores)

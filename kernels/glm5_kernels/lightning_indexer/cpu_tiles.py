@@ -46,47 +46,37 @@ def _score(
     blocks, room = -(-lanes // STEP), -(-tokens // together) * together
     query, weights = aligned_fp32(room * lanes * dims), np.zeros((room, lanes), np.float32)
     _lay_out_heads(step, first_token, tokens, query, weights)
-    cache, table, block_size = step.keys, step.block_table[request], step.block_size
-    keys, stride = aligned_fp32(dims * STEP), -(-KEYS * cache.row_pitch // (blocks * dims))
-    addresses, factor = np.empty(STEP, np.int64), np.empty(STEP, np.float32)
-    index, offset = start // block_size, start % block_size  # counted on: a division takes as long as many products
+    cache, visible, keys = step.keys, step.visible, aligned_fp32(dims * STEP)
+    addresses, factor, plain = find_keys(step, request, start, stop, STEP)
+    stride = -(-KEYS * cache.row_pitch // (blocks * dims))
+    # As numbers: numba counts who holds an array at each look at it, and ten counts take as long as a key's scores.
+    all_queries, all_weights, all_scores = query.ctypes.data, weights.ctypes.data, scores.ctypes.data
+    all_keys, all_addresses = keys.ctypes.data, addresses.ctypes.data
     for first in range(start, stop, STEP):
-        n = min(STEP, stop - first)
-        index, offset, plain = _find_keys(step, table, index, offset, n, addresses, factor)
+        n, place = min(STEP, stop - first), first - start
+        ahead = addresses[min(place + AHEAD, stop - start - 1)]
         if cache.kind != PAIRED and cache.kind != FP32:
             for key in range(n):
-                load_row_as_fp32(addresses[key], dims, cache.kind, keys.ctypes.data + 4 * key * dims, STEP)
-                addresses[key] = keys.ctypes.data + 4 * key * dims
-        for key in range(n, STEP):
-            addresses[key] = addresses[n - 1]
-        ahead = _row_ahead(step, table, first + AHEAD, addresses[0])
+                load_row_as_fp32(addresses[place + key], dims, cache.kind, all_keys + 4 * key * dims, STEP)
+                addresses[place + key] = all_keys + 4 * key * dims
         for row in range(0, tokens, together):
             last = min(row + together, tokens) - 1
-            seen, apart = min(n, step.visible[first_token + last] - first), 4 * pitch * (last - row)
-            q, w = query.ctypes.data + 4 * row * lanes * dims, weights.ctypes.data + 4 * row * lanes
+            seen, apart = min(n, visible[first_token + last] - first), 4 * pitch * (last - row)
+            q, w = all_queries + 4 * row * lanes * dims, all_weights + 4 * row * lanes
             for key in range(0, seen, KEYS):
-                rows, out = addresses.ctypes.data + 8 * key, scores.ctypes.data + 4 * (row * pitch + first + key)
+                rows, out = all_addresses + 8 * (place + key), all_scores + 4 * (row * pitch + first + key)
+                next_rows = ahead + key * cache.row_pitch
                 if cache.kind == PAIRED and apart == 0 and heads <= WIDTH:
-                    scores_of_pairs_of_few(
-                        rows, q, w, heads, blocks, dims, out, apart, ahead + key * cache.row_pitch, stride
-                    )
+                    scores_of_pairs_of_few(rows, q, w, heads, blocks, dims, out, apart, next_rows, stride)
                 elif cache.kind == PAIRED:
-                    scores_of_pairs(rows, q, w, heads, blocks, dims, out, apart, ahead + key * cache.row_pitch, stride)
+                    scores_of_pairs(rows, q, w, heads, blocks, dims, out, apart, next_rows, stride)
                 else:
-                    scores_of_keys(rows, q, w, heads, blocks, dims, out, apart, ahead + key * cache.row_pitch, stride)
+                    scores_of_keys(rows, q, w, heads, blocks, dims, out, apart, next_rows, stride)
             if not plain:
-                for place in range(row * pitch + first, (last + 1) * pitch + first, pitch):
+                for base in range(row * pitch + first, (last + 1) * pitch + first, pitch):
                     for key in range(seen):
-                        scores[place + key] *= factor[key]
-
-
-@inner
-def _row_ahead(step: Any, table: Any, position: Any, otherwise: Any) -> Any:
-    """Address of the row of the key at `position`, if there is one."""
-    index = position // step.block_size
-    if index < len(table) and table[index] >= 0:
-        return step.keys.base + table[index] * step.keys.block_pitch + position % step.block_size * step.keys.row_pitch
-    return otherwise
+                        scores[base + key] *= factor[place + key]
+    query[0] = weights[0, 0] = keys[0] = 0  # numba frees an array after the last look at it, whoever has its address
 
 
 @inner
@@ -107,25 +97,26 @@ def _lay_out_heads(step: Any, first_token: Any, tokens: Any, query: Any, weights
 
 
 @inner
-def _find_keys(step: Any, table: Any, index: Any, offset: Any, n: Any, addresses: Any, factor: Any) -> Any:
-    """addresses and factor <- row and scale of the next n keys from row `offset` of the request's block `index` on.
+def find_keys(step: Any, request: Any, start: Any, stop: Any, steps: Any) -> Any:
+    """Rows and scales of the keys start..stop of `request`, and whether all scales are 1. A missing key's is NaN.
 
-    Returns:
-        where the keys after these begin (index, offset), and whether all factors are 1. A missing key's is NaN.
+    The rows' addresses (int64) are a multiple of `steps`: the last one is repeated.
     """
-    cache, plain = step.keys, step.key_scale.size == 0
-    for key in range(n):
+    cache, scales, table, block_size = step.keys, step.key_scale, step.block_table[request], step.block_size
+    count, scaled = stop - start, scales.size > 0
+    addresses, factor = np.empty(-(-count // steps) * steps, np.int64), np.empty(count, np.float32)
+    index, offset, plain = start // block_size, start % block_size, not scaled
+    for key in range(len(addresses)):
         block = table[index] if index < len(table) else int64(-1)
         addresses[key] = cache.base + max(block, int64(0)) * cache.block_pitch + offset * cache.row_pitch
-        factor[key] = float32(1)
-        if block < 0:
-            factor[key], plain = float32(np.nan), False
-        elif step.key_scale.size:
-            factor[key] = step.key_scale[block, offset]
-        offset += 1
-        if offset == step.block_size:
+        if key < count:
+            factor[key] = float32(np.nan) if block < 0 else scales[block, offset] if scaled else float32(1)
+            plain = plain and block >= 0
+        if key < count - 1:
+            offset += 1  # counted on: a division takes as long as many products
+        if offset == block_size:
             index, offset = index + 1, int64(0)
-    return index, offset, plain
+    return addresses, factor, plain
 
 
 @inner
