@@ -9,15 +9,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from numba import int64
 from numba.extending import register_jitable
 from torch.nn.functional import linear
 
-from glm5_kernels.compiled.int8_dots_intrinsics import STEP, TILE, dots, dots_of_one
+from glm5_kernels.compiled.int8_dots_intrinsics import ROWS as ROWS_OF_TILE
+from glm5_kernels.compiled.int8_dots_intrinsics import STEP, TILE, dots, dots_ahead, dots_of_one
 from glm5_kernels.compiled.int8_ways import CHOSEN, IN_BLOCKS
 from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.threads import each
 
-ROWS = 256  # weight rows of a task
+ROWS = 256  # weight rows of a task, whole tiles
+#: Columns and tokens multiplied with all rows of a task before the next ones: they and the rows stay in the L2 cache.
+_COLUMNS, _TOGETHER = 2048, 16
 #: Columns whose products are summed in fp32 without an error: 2^24 / (128 * 128).
 _EXACT = 1024
 #: Whole numbers that fp32 holds, less than the error of a row's length. Tokens that are widened at a time.
@@ -79,25 +83,35 @@ def in_tiles(tokens: int) -> int:
 
 @kernel
 def rows(x: Any, w: Any, pitch: Any, first: Any, last: Any, out: Any) -> None:
-    """out int32 [tokens, N] <- x (CODE) [tokens, K] times weight rows first..last; tokens as `in_tiles` says."""
-    (tokens, k), pitch_in, pitch_out = x.shape, x.strides[0], out.shape[1]
-    addresses, tile = np.empty(TILE, np.int64), np.empty((TILE, TILE), np.int32)
-    table, stride = addresses.ctypes.data, STEP * TILE // max(tokens, TILE)
-    for row in range(first, last, TILE):
-        for r in range(TILE):
-            addresses[r] = w + pitch * min(row + r, last - 1)
-        ahead, whole = w + pitch * (row + TILE), row + TILE <= last
-        for token in range(0, tokens, TILE):
-            reach = stride if token < 2 * TILE else 0  # by then all of the next rows are on their way
-            source = x.ctypes.data + token * pitch_in
-            place = out.ctypes.data + 4 * (token * pitch_out + row) if whole else tile.ctypes.data
-            width = pitch_out if whole else TILE
-            if tokens == 1:
-                dots_of_one(source, pitch_in, table, k // STEP, place, width, ahead, reach)
-            else:
-                dots(source, pitch_in, table, k // STEP, place, width, ahead, reach)
-            if not whole:
-                for i in range(min(TILE, tokens)):  # not as slices: their shape check takes numba 2 s to compile
-                    for j in range(last - row):
-                        out[token + i, row + j] = tile[i, j]
-            ahead += TILE * reach * (k // STEP)
+    """out int32 [tokens, N] <- x (CODE) [tokens, K] times weight rows first..last; tokens as `in_tiles` says.
+
+    Rows that are no whole tile are multiplied one by one, each as a tile of ROWS_OF_TILE times the same row.
+    """
+    (tokens, k), width, spare = x.shape, out.shape[1], np.empty((TILE, ROWS_OF_TILE), np.int32)
+    source, target, rest = int64(x.ctypes.data), int64(out.ctypes.data), int64(spare.ctypes.data)
+    for token in range(tokens):
+        for row in range(first, last):  # not as slices: their shape check takes numba 2 s to compile
+            out[token, row] = 0
+    groups = -(-tokens // _TOGETHER)
+    for part in range(groups * -(-k // _COLUMNS)):
+        column, begin = part // groups * _COLUMNS, part % groups * _TOGETHER
+        steps, row = min(_COLUMNS, k - column) // STEP, first
+        while row < last:
+            whole = row + ROWS_OF_TILE <= last
+            weight, between = w + row * pitch + column, pitch if whole else 0
+            for token in range(begin, min(begin + _TOGETHER, tokens), TILE):
+                here = source + token * x.strides[0] + column * x.itemsize
+                place, apart = (target + 4 * (token * width + row), width) if whole else (rest, ROWS_OF_TILE)
+                if not whole:
+                    for i in range(TILE):
+                        spare[i, 0] = 0
+                if tokens == 1:
+                    dots_of_one(here, x.strides[0], weight, between, steps, place, apart)
+                elif token == 0:
+                    dots_ahead(here, x.strides[0], weight, between, steps, place, apart)
+                else:
+                    dots(here, x.strides[0], weight, between, steps, place, apart)
+                if not whole:
+                    for i in range(min(TILE, tokens)):
+                        out[token + i, row] += spare[i, 0]
+            row += ROWS_OF_TILE if whole else 1
