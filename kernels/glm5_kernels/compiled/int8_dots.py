@@ -9,19 +9,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import int64
 from numba.extending import register_jitable
 from torch.nn.functional import linear
 
-from glm5_kernels.compiled.int8_dots_intrinsics import ROWS as ROWS_OF_TILE
-from glm5_kernels.compiled.int8_dots_intrinsics import STEP, TILE, dots, dots_ahead, dots_of_one
+from glm5_kernels.compiled.int8_dots_intrinsics import STEP, TILE, dots, dots_of_one
 from glm5_kernels.compiled.int8_ways import CHOSEN, IN_BLOCKS
 from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.threads import each
 
-ROWS = 256  # weight rows of a task, whole tiles
-#: Columns and tokens multiplied with all rows of a task before the next ones: they and the rows stay in the L2 cache.
-_COLUMNS, _TOGETHER = 2048, 16
+ROWS = 256  # weight rows of a task
+#: More than so many tokens are multiplied so many at a time, by so many columns: a cache holds them and a task's rows.
+_TOGETHER, _COLUMNS = 16, 2048
 #: Columns whose products are summed in fp32 without an error: 2^24 / (128 * 128).
 _EXACT = 1024
 #: Whole numbers that fp32 holds, less than the error of a row's length. Tokens that are widened at a time.
@@ -83,35 +81,32 @@ def in_tiles(tokens: int) -> int:
 
 @kernel
 def rows(x: Any, w: Any, pitch: Any, first: Any, last: Any, out: Any) -> None:
-    """out int32 [tokens, N] <- x (CODE) [tokens, K] times weight rows first..last; tokens as `in_tiles` says.
-
-    Rows that are no whole tile are multiplied one by one, each as a tile of ROWS_OF_TILE times the same row.
-    """
-    (tokens, k), width, spare = x.shape, out.shape[1], np.empty((TILE, ROWS_OF_TILE), np.int32)
-    source, target, rest = int64(x.ctypes.data), int64(out.ctypes.data), int64(spare.ctypes.data)
-    for token in range(tokens):
-        for row in range(first, last):  # not as slices: their shape check takes numba 2 s to compile
-            out[token, row] = 0
+    """out int32 [tokens, N] <- x (CODE) [tokens, K] times weight rows first..last; tokens as `in_tiles` says."""
+    (tokens, k), pitch_in, pitch_out = x.shape, x.strides[0], out.shape[1]
+    addresses, tile = np.empty(TILE, np.int64), np.empty((TILE, TILE), np.int32)
+    table, stride = addresses.ctypes.data, STEP * TILE // max(tokens, TILE)
+    columns = k if tokens <= _TOGETHER else _COLUMNS
     groups = -(-tokens // _TOGETHER)
-    for part in range(groups * -(-k // _COLUMNS)):
-        column, begin = part // groups * _COLUMNS, part % groups * _TOGETHER
-        steps, row = min(_COLUMNS, k - column) // STEP, first
-        while row < last:
-            whole = row + ROWS_OF_TILE <= last
-            weight, between = w + row * pitch + column, pitch if whole else 0
+    for part in range(groups * -(-k // columns)):
+        column, begin = part // groups * columns, part % groups * _TOGETHER
+        steps = min(columns, k - column) // STEP
+        for row in range(first, last, TILE):
+            for r in range(TILE):
+                addresses[r] = w + pitch * min(row + r, last - 1) + column
+            ahead, whole = w + pitch * (row + TILE), row + TILE <= last and steps * STEP == k
             for token in range(begin, min(begin + _TOGETHER, tokens), TILE):
-                here = source + token * x.strides[0] + column * x.itemsize
-                place, apart = (target + 4 * (token * width + row), width) if whole else (rest, ROWS_OF_TILE)
-                if not whole:
-                    for i in range(TILE):
-                        spare[i, 0] = 0
+                # By the third tile of few tokens all of the next rows are on their way.
+                reach = stride if token < 2 * TILE and groups == 1 else 0
+                source = x.ctypes.data + token * pitch_in + column * x.itemsize
+                place = out.ctypes.data + 4 * (token * pitch_out + row) if whole else tile.ctypes.data
+                width = pitch_out if whole else TILE
                 if tokens == 1:
-                    dots_of_one(here, x.strides[0], weight, between, steps, place, apart)
-                elif token == 0:
-                    dots_ahead(here, x.strides[0], weight, between, steps, place, apart)
+                    dots_of_one(source, pitch_in, table, steps, place, width, ahead, reach)
                 else:
-                    dots(here, x.strides[0], weight, between, steps, place, apart)
+                    dots(source, pitch_in, table, steps, place, width, ahead, reach)
                 if not whole:
-                    for i in range(min(TILE, tokens)):
-                        out[token + i, row] += spare[i, 0]
-            row += ROWS_OF_TILE if whole else 1
+                    for i in range(min(TILE, tokens)):  # not as slices: their shape check takes numba 2 s to compile
+                        for j in range(min(TILE, last - row)):
+                            before = out[token + i, row + j] if column else 0
+                            out[token + i, row + j] = before + tile[i, j]
+                ahead += TILE * reach * steps

@@ -1,4 +1,4 @@
-"""The inner loop of int8 products: 4 tokens, or one, times a few weight rows, in the instructions of `int8_ways`.
+"""The inner loop of int8 products: 4 tokens, or one, times 4 weight rows, in the instructions of `int8_ways`.
 
 VPDPBUSD adds fours of unsigned times signed bytes in int32, SDOT of signed ones; PMADDWD adds pairs of int16, so bytes
 are widened first, those of tokens before they come here; SMMLA multiplies two tokens by two rows, 8 columns of each.
@@ -6,8 +6,7 @@ are widened first, those of tokens before they come here; SMMLA multiplies two t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -17,90 +16,79 @@ from numba.extending import intrinsic
 
 from glm5_kernels.compiled.int8_ways import CHOSEN
 from glm5_kernels.compiled.rows import prefetch_line
-from glm5_kernels.compiled.simd import I8, I16, I32, for_range, i64_const, returns_void
+from glm5_kernels.compiled.simd import I8, I16, I32, I64, for_range, i64_const, returns_void
 
-STEP = 64  # columns that a row is a multiple of
-TILE = 4  # tokens worked on together
-_AHEAD = 4  # weight rows asked for, as many as the largest tile has
-_WORDS, _FOUR = ir.VectorType(I32, 16), ir.VectorType(I32, 4)
+STEP = 64  # columns of a step
+TILE = 4  # tokens and weight rows worked on together
+_WORDS, _FOUR = ir.VectorType(I32, 16), ir.VectorType(I32, TILE)
 
 
 class DotsTile:
-    """Addresses of a tile of `dots`, while its code is generated; ahead: whether it asks for the next tile's rows."""
+    """Addresses of a tile of `dots`, while its code is generated."""
 
-    def __init__(self, builder: Any, arguments: Any, tokens: int, rows: int, ahead: bool) -> None:
-        x, x_pitch, w, self.pitch, self.blocks, self.out, self.out_pitch = arguments
-        self.builder, self.ahead = builder, ahead
-        self.rows = [builder.add(w, builder.mul(self.pitch, i64_const(r))) for r in range(rows)]
+    def __init__(self, builder: Any, arguments: Any, tokens: int) -> None:
+        x, x_pitch, w, self.blocks, self.out, self.out_pitch, self.ahead, self.stride = arguments
+        self.builder = builder
+        table = builder.inttoptr(w, I64.as_pointer())
+        self.rows = [builder.load(builder.gep(table, [i64_const(r)])) for r in range(TILE)]
         self.tokens = [builder.add(x, builder.mul(x_pitch, i64_const(t))) for t in range(tokens)]
-        self.next = builder.add(w, builder.mul(self.pitch, i64_const(rows)))
 
-    @contextmanager
-    def parts(self, columns: int) -> Iterator[Any]:
-        """A loop over parts of so many columns; yields how many columns lie before.
-
-        No more than one part in its body: what LLVM would load early finds no register.
-        """
-        builder, lines = self.builder, max(1, _AHEAD * columns // STEP)
-        with for_range(builder, builder.mul(self.blocks, i64_const(STEP // columns))) as part:
-            offset = builder.mul(part, i64_const(columns))
-            for line in range(lines if self.ahead else 0):
-                row = builder.add(builder.mul(part, i64_const(lines)), i64_const(line))
-                start = builder.mul(builder.and_(row, i64_const(_AHEAD - 1)), self.pitch)
-                prefetch_line(builder, builder.add(builder.add(self.next, offset), start))
-            yield offset
+    def prefetch(self, block: Any, rows: range = range(TILE)) -> None:
+        """A line of what comes next for each of these rows."""
+        for row in rows:
+            number = self.builder.add(block, self.builder.mul(self.blocks, i64_const(row)))
+            prefetch_line(self.builder, self.builder.add(self.ahead, self.builder.mul(number, self.stride)))
 
     def load(self, kind: Any, address: Any, offset: Any) -> Any:
         value = self.builder.load(self.builder.inttoptr(self.builder.add(address, offset), kind.as_pointer()))
         value.align = 1
         return value
 
-    def add(self, token: int, row: int, value: Any) -> None:
-        """out[token, row:] += `value`, of one or several int32 lanes."""
+    def store(self, token: int, row: int, value: Any) -> None:
+        """`value`, int32 lanes of out[token, row:]."""
         place = self.builder.add(self.builder.mul(self.out_pitch, i64_const(token)), i64_const(row))
         target = self.builder.add(self.out, self.builder.mul(place, i64_const(4)))
-        pointer = self.builder.inttoptr(target, value.type.as_pointer())
-        before = self.builder.load(pointer)
-        before.align = 4
-        self.builder.store(self.builder.add(before, value), pointer).align = 4
+        self.builder.store(value, self.builder.inttoptr(target, value.type.as_pointer())).align = 4
 
 
 def _by_vnni(tile: DotsTile) -> None:
     builder = tile.builder
     kind = ir.FunctionType(_WORDS, [_WORDS] * 3)
     multiply_add = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.vpdpbusd.512")
-    ones = ir.Constant(_WORDS, [0x01010101] * 16)
-    sums = [_zeros(builder, 16, TILE) for _ in [*tile.tokens, ones]]
-    with tile.parts(STEP) as offset:
+    zero, ones = ir.Constant(_WORDS, [0] * 16), ir.Constant(_WORDS, [0x01010101] * 16)
+    sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(TILE)] for _ in [*tile.tokens, ones]]
+    for row in sums:
+        for place in row:
+            builder.store(zero, place)
+    with for_range(builder, tile.blocks) as block:
+        offset = builder.mul(block, i64_const(STEP))
+        tile.prefetch(block)
         weights = [tile.load(_WORDS, row, offset) for row in tile.rows]
         inputs = [tile.load(_WORDS, token, offset) for token in tile.tokens]
         for places, unsigned in zip(sums, [*inputs, ones], strict=True):
             for place, weight in zip(places, weights, strict=True):
                 builder.store(builder.call(multiply_add, [builder.load(place), unsigned, weight]), place)
     totals = [_totals(builder, [builder.load(place) for place in places]) for places in sums]
-    offset = builder.mul(totals.pop(), ir.Constant(_FOUR, [128] * 4))
+    offset = builder.mul(totals.pop(), ir.Constant(_FOUR, [128] * TILE))
     for t, total in enumerate(totals):
-        tile.add(t, 0, builder.sub(total, offset))
+        tile.store(t, 0, builder.sub(total, offset))
 
 
 def _totals(builder: Any, rows: list[Any]) -> Any:
-    """The sums of four vectors' lanes, or of two, twice, as one vector: each step adds halves of two vectors."""
-    rows, lanes = (rows * 2)[:4], rows[0].type.count
+    """The sums of four vectors' lanes as one vector of four: each step adds halves and leaves half as many vectors."""
 
     def halves(pair: list[Any], low: list[int], high: list[int]) -> Any:
         parts = (builder.shuffle_vector(*pair, ir.Constant(ir.VectorType(I32, len(o)), o)) for o in (low, high))
         return builder.add(*parts)
 
-    def every(order: list[int]) -> list[int]:
+    def every(lanes: list[int]) -> list[int]:
         """The same choice in each quarter; 4 and above mean the second vector."""
-        return [i + (lane if lane < 4 else lane + lanes - 4) for i in range(0, lanes, 4) for lane in order]
+        return [quarter + (lane if lane < 4 else lane + 12) for quarter in range(0, 16, 4) for lane in lanes]
 
     pairs = [halves(rows[i : i + 2], every([0, 4, 1, 5]), every([2, 6, 3, 7])) for i in (0, 2)]
     mixed = halves(pairs, every([0, 1, 4, 5]), every([2, 3, 6, 7]))  # [a, b, c, d] of each quarter
-    while mixed.type.count > 4:
-        half = mixed.type.count // 2
-        mixed = halves([mixed, mixed], list(range(half)), list(range(half, 2 * half)))
-    return mixed
+    mixed = halves([mixed, mixed], list(range(8)), list(range(8, 16)))
+    return halves([mixed, mixed], list(range(4)), list(range(4, 8)))
 
 
 def _by_smmla(tile: DotsTile) -> None:
@@ -113,19 +101,22 @@ def _by_smmla(tile: DotsTile) -> None:
     multiply = cgutils.get_or_insert_function(builder.module, sums_of, "llvm.aarch64.neon.smmla.v4i32.v16i8")
     pairs = range(0, TILE, 2)
     sums = [_zeros(builder, 4, TILE // 2) for _ in pairs]
-    with tile.parts(16) as offset:
-        tokens = [tile.load(kind, token, offset) for token in tile.tokens]
-        weights = [tile.load(kind, row, offset) for row in tile.rows]
-        for half in (0, 8):
-            a, b = ([_beside(builder, each[i], each[i + 1], half) for i in pairs] for each in (tokens, weights))
-            for places, left in zip(sums, a, strict=True):
-                for place, right in zip(places, b, strict=True):
-                    builder.store(builder.call(multiply, [builder.load(place), left, right]), place)
+    with for_range(builder, tile.blocks) as block:
+        tile.prefetch(block)
+        for part in range(0, STEP, 16):
+            offset = builder.add(builder.mul(block, i64_const(STEP)), i64_const(part))
+            tokens = [tile.load(kind, token, offset) for token in tile.tokens]
+            weights = [tile.load(kind, row, offset) for row in tile.rows]
+            for half in (0, 8):
+                a, b = ([_beside(builder, each[i], each[i + 1], half) for i in pairs] for each in (tokens, weights))
+                for places, left in zip(sums, a, strict=True):
+                    for place, right in zip(places, b, strict=True):
+                        builder.store(builder.call(multiply, [builder.load(place), left, right]), place)
     for t, places in zip(pairs, sums, strict=True):
         for r, place in zip(pairs, places, strict=True):
             for lane in range(4):
                 total = builder.extract_element(builder.load(place), ir.Constant(I32, lane))
-                tile.add(t + lane // 2, r + lane % 2, total)
+                tile.store(t + lane // 2, r + lane % 2, total)
 
 
 def _beside(builder: Any, first: Any, second: Any, start: int) -> Any:
@@ -137,7 +128,7 @@ def _beside(builder: Any, first: Any, second: Any, start: int) -> Any:
 class DotsInstruction(NamedTuple):
     """An instruction that multiplies bytes of one weight row and one token and adds neighbours.
 
-    rows: of a tile: as many as the registers hold sums of. columns: bytes loaded at a time. lanes: of a sum.
+    rows: weight rows at once: as many as the registers hold sums of. columns: bytes loaded at a time. lanes: of a sum.
     code: type of a token's element. offset: it is int8 + 128; what is too much is taken off at the end.
     widen(builder, bytes of a weight): operand. multiply_add(builder, total, token, weight): the new total.
     """
@@ -152,32 +143,34 @@ class DotsInstruction(NamedTuple):
 
     def generate(self, tile: DotsTile) -> None:
         builder, kind = tile.builder, ir.VectorType(I8, self.columns)
-        sums = [_zeros(builder, self.lanes, len(tile.rows)) for _ in range(len(tile.tokens) + self.offset)]
-        with tile.parts(self.columns) as offset:
-            weights = [self.widen(builder, tile.load(kind, row, offset)) for row in tile.rows]
-            tokens = [self._token(tile, token, offset) for token in tile.tokens]
-            ones = [self.widen(builder, ir.Constant(kind, [1] * self.columns))] * self.offset
-            for places, token in zip(sums, [*tokens, *ones], strict=True):
-                for place, weight in zip(places, weights, strict=True):
-                    builder.store(self.multiply_add(builder, builder.load(place), token, weight), place)
-        self._add_totals(tile, sums)
+        for first in range(0, TILE, self.rows):
+            rows = tile.rows[first : first + self.rows]
+            sums = [_zeros(builder, self.lanes, len(rows)) for _ in range(len(tile.tokens) + self.offset)]
+            with for_range(builder, tile.blocks) as block:
+                tile.prefetch(block, range(first, first + self.rows))
+                for part in range(0, STEP, self.columns):
+                    offset = builder.add(builder.mul(block, i64_const(STEP)), i64_const(part))
+                    weights = [self.widen(builder, tile.load(kind, row, offset)) for row in rows]
+                    tokens = [self._token(tile, token, offset) for token in tile.tokens]
+                    ones = [self.widen(builder, ir.Constant(kind, [1] * self.columns))] * self.offset
+                    for places, token in zip(sums, [*tokens, *ones], strict=True):
+                        for place, weight in zip(places, weights, strict=True):
+                            builder.store(self.multiply_add(builder, builder.load(place), token, weight), place)
+            self._store(tile, first, sums)
 
     def _token(self, tile: DotsTile, address: Any, offset: Any) -> Any:
         kind, size = ir.VectorType(self.code, self.columns), self.code.width // 8
         value = tile.load(kind, address, tile.builder.mul(offset, i64_const(size)))
         return value if size > 1 else self.widen(tile.builder, value)
 
-    def _add_totals(self, tile: DotsTile, sums: list[list[Any]]) -> None:
+    def _store(self, tile: DotsTile, first: int, sums: list[list[Any]]) -> None:
         builder = tile.builder
-        totals = [_totals(builder, [builder.load(place) for place in places]) for places in sums]
-        offset = builder.mul(totals.pop(), ir.Constant(_FOUR, [128] * 4)) if self.offset else None
-        for t, total in enumerate(totals):
-            total = total if offset is None else builder.sub(total, offset)
-            if len(tile.rows) == 4:
-                tile.add(t, 0, total)
-                continue
-            for r in range(len(tile.rows)):
-                tile.add(t, r, builder.extract_element(total, ir.Constant(I32, r)))
+        totals = [[_added_lanes(builder, builder.load(place)) for place in places] for places in sums]
+        for t in range(len(tile.tokens)):
+            for r, total in enumerate(totals[t]):
+                if self.offset:
+                    total = builder.sub(total, builder.mul(totals[-1][r], ir.Constant(I32, 128)))
+                tile.store(t, first + r, total)
 
 
 def _zeros(builder: Any, lanes: int, count: int) -> list[Any]:
@@ -187,6 +180,13 @@ def _zeros(builder: Any, lanes: int, count: int) -> list[Any]:
     for place in places:
         builder.store(zero, place)
     return places
+
+
+def _added_lanes(builder: Any, value: Any) -> Any:
+    name = f"llvm.vector.reduce.add.v{value.type.count}i32"
+    return builder.call(
+        cgutils.get_or_insert_function(builder.module, ir.FunctionType(I32, [value.type]), name), [value]
+    )
 
 
 def _as_int16(builder: Any, value: Any) -> Any:
@@ -232,48 +232,37 @@ def _plain(builder: Any, total: Any, token: Any, weight: Any) -> Any:
     return builder.add(total, builder.add(*(builder.shuffle_vector(products, products, half) for half in halves)))
 
 
-class DotsCode(NamedTuple):
-    """generate: what makes it. rows: weight rows of a tile."""
-
-    generate: Callable[[DotsTile], None]
-    rows: int = 4
-
-    @classmethod
-    def of(cls, *instruction: Any) -> DotsCode:
-        made = DotsInstruction(*instruction)
-        return cls(made.generate, made.rows)
-
-
 #: The code made for each of `int8_ways.WAYS`.
-CODES = {
-    "avx512vnni": DotsCode(_by_vnni),
-    "avxvnni": DotsCode.of(2, 32, 8, I8, True, _as_words, _vpdpbusd),
-    "avx512bw": DotsCode.of(4, 32, 16, I16, False, _as_int16, _pmaddwd),
-    "avx2": DotsCode.of(2, 16, 8, I16, False, _as_int16, _pmaddwd),
-    "sse4.1": DotsCode.of(2, 8, 4, I16, False, _as_int16, _pmaddwd),
-    "i8mm": DotsCode(_by_smmla),
-    "dotprod": DotsCode.of(4, 16, 4, I8, False, _as_bytes, _sdot),
-    "": DotsCode.of(2, 16, 8, I16, False, _as_int16, _plain),
+GENERATORS: dict[str, Callable[[DotsTile], None]] = {
+    "avx512vnni": _by_vnni,
+    "avxvnni": DotsInstruction(2, 32, 8, I8, True, _as_words, _vpdpbusd).generate,
+    "avx512bw": DotsInstruction(4, 32, 16, I16, False, _as_int16, _pmaddwd).generate,
+    "avx2": DotsInstruction(2, 16, 8, I16, False, _as_int16, _pmaddwd).generate,
+    "sse4.1": DotsInstruction(2, 8, 4, I16, False, _as_int16, _pmaddwd).generate,
+    "i8mm": _by_smmla,
+    "dotprod": DotsInstruction(4, 16, 4, I8, False, _as_bytes, _sdot).generate,
+    "": DotsInstruction(2, 16, 8, I16, False, _as_int16, _plain).generate,
 }
-ROWS = CODES[CHOSEN.feature].rows
 
 
-def _dots(tokens: int, ahead: bool) -> Any:
-    """The intrinsic out[t, r] += of a tile of so many tokens and ROWS weight rows, int32; x holds `Int8Way.code`.
+def _dots(tokens: int) -> Any:
+    """The intrinsic out[t, r] of a tile of so many tokens, int32; x holds `Int8Way.code`, `w` the addresses of rows.
 
-    Pitches of x and w in bytes, of out in elements. ahead: whether it asks for the next ROWS rows of w on the way.
+    x_pitch: in bytes. On the way it asks for TILE * `blocks` lines of the cache, `stride` bytes apart, from `ahead` on.
     """
     # SMMLA multiplies two tokens at least; what has it has SDOT.
     feature = "dotprod" if tokens == 1 and CHOSEN.feature == "i8mm" else CHOSEN.feature
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def dots(_: Any, x: Any, x_pitch: Any, w: Any, w_pitch: Any, blocks: Any, out: Any, out_pitch: Any) -> Any:
+    def dots(
+        _: Any, x: Any, x_pitch: Any, w: Any, blocks: Any, out: Any, out_pitch: Any, ahead: Any, stride: Any
+    ) -> Any:
         def generate(builder: Any, arguments: Any) -> None:
-            CODES[feature].generate(DotsTile(builder, arguments, tokens, ROWS, ahead))
+            GENERATORS[feature](DotsTile(builder, arguments, tokens))
 
-        return types.void(*[int64] * 7), returns_void(generate)
+        return types.void(*[int64] * 8), returns_void(generate)
 
     return dots
 
 
-dots, dots_ahead, dots_of_one = _dots(TILE, False), _dots(TILE, True), _dots(1, True)
+dots, dots_of_one = _dots(TILE), _dots(1)
