@@ -9,7 +9,7 @@ from glm5_kernels.compiled import int8_dots
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 3, 4, 8, 16, 17, 257])
-@pytest.mark.parametrize(("n", "k"), [(1, 64), (7, 128), (300, 6144), (40, 96)])
+@pytest.mark.parametrize(("n", "k"), [(1, 64), (7, 128), (300, 6144), (9, 4224), (40, 96)])
 def test_exact(tokens: int, n: int, k: int) -> None:
     """-128 included on both sides; 96 columns and 17 (or 257) tokens are a library's case."""
     a, w = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((tokens, k), (n, k)))

@@ -1,4 +1,4 @@
-"""Products in fp32 by panels: STEP columns of a matrix, all its rows, meet HEADS rows of the other at a time.
+"""Products in fp32 by panels: STEP columns of a matrix, all its rows, meet a few rows of the other at a time.
 
 Every sum is added in the order of its terms, whatever the shapes and the number of threads.
 """
@@ -34,6 +34,9 @@ from glm5_kernels.compiled.threads import bound
 
 #: Rows of a weight that are converted to fp32 together; tokens that share them.
 DEPTH, TOKENS = 64, 128
+#: Rows that meet a panel at a time, as many as are left: twelve sums, two parts of a panel's row and a broadcast fill
+#: sixteen registers, and less than twelve sums would wait for each other. Terms added per iteration.
+_BLOCKS, _TERMS = ((6, 4, 2), 2) if GROUPS == 1 else ((HEADS, FEWER), UNROLLED)
 #: How many rows before it is needed one is asked for.
 AHEAD = 48
 #: Up to so many tokens a library is slower, whatever the processor multiplies by itself.
@@ -44,11 +47,11 @@ ROUNDS_SUMS = platform.machine() == "aarch64"
 _SHARE = 8
 
 
-def _accumulates(add: Callable[..., Any]) -> Any:
+def _accumulates(add: Callable[..., Any], blocks: tuple[int, ...]) -> Any:
     """The intrinsic out[h, 0:STEP] += sum over k < depth of left[h, k] * matrix[k, :], in the order of k.
 
     32 bits each, fp32 or, where `add` is `Lanes.add_pairs`, two bf16; out fp32. Addresses and pitches (in elements of
-    32 bits) int64; heads a multiple of FEWER, of which HEADS meet the matrix at a time; depth of UNROLLED.
+    32 bits) int64; heads a multiple of FEWER, of which `blocks` meet the matrix at a time; depth of UNROLLED.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -60,15 +63,28 @@ def _accumulates(add: Callable[..., Any]) -> Any:
             matrix, matrix_pitch, left, left_pitch, heads, depth, out, out_pitch = arguments
             v = Lanes(builder)
             operands = (matrix, matrix_pitch), (left, left_pitch), (out, out_pitch)
-            with for_range(builder, builder.sdiv(heads, i64_const(HEADS))) as block:
-                _add_block(v, add, builder.mul(block, i64_const(HEADS)), HEADS, depth, *operands)
-            rest = builder.and_(heads, i64_const(HEADS - 1))
-            with builder.if_then(builder.icmp_signed("!=", rest, i64_const(0)), likely=False):
-                _add_block(v, add, builder.sub(heads, rest), FEWER, depth, *operands)
+            done = i64_const(0)
+            for count in blocks[:-1]:
+                number = _blocks(builder, builder.sub(heads, done), count)
+                with for_range(builder, number) as block:
+                    first = builder.add(done, builder.mul(block, i64_const(count)))
+                    _add_block(v, add, first, count, depth, *operands)
+                done = builder.add(done, builder.mul(number, i64_const(count)))
+            with builder.if_then(builder.icmp_signed("<", done, heads), likely=False):
+                _add_block(v, add, done, blocks[-1], depth, *operands)
 
         return types.void(*[int64] * 8), returns_void(generate)
 
     return accumulate
+
+
+def _blocks(builder: Any, heads: Any, count: int) -> Any:
+    """How many blocks of so many heads; of 6 so many that fours make up the rest, because pairs wait for their sums."""
+    number = builder.sdiv(heads, i64_const(count))
+    if count != 6:
+        return number
+    odd = builder.and_(builder.add(number, builder.ashr(heads, i64_const(1))), i64_const(1))
+    return builder.select(builder.icmp_signed("==", number, i64_const(0)), number, builder.sub(number, odd))
 
 
 def _add_block(
@@ -81,9 +97,9 @@ def _add_block(
     places = [place for pair in zip(sums, offsets, strict=True) for place in zip(*pair, strict=True)]
     for total, start in places:
         builder.store(v.load(out[0], start), total)
-    with for_range(builder, builder.sdiv(depth, i64_const(UNROLLED))) as part:
-        for term in range(UNROLLED):
-            k = builder.add(builder.mul(part, i64_const(UNROLLED)), i64_const(term))
+    with for_range(builder, builder.sdiv(depth, i64_const(_TERMS))) as part:
+        for term in range(_TERMS):
+            k = builder.add(builder.mul(part, i64_const(_TERMS)), i64_const(term))
             start = builder.mul(k, matrix[1])
             columns = [v.load(matrix[0], builder.add(start, i64_const(WIDTH * g))) for g in range(GROUPS)]
             for row, totals in zip(rows, sums, strict=True):
@@ -94,7 +110,7 @@ def _add_block(
         v.store(builder.load(total), out[0], start)
 
 
-accumulate, accumulate_pairs = _accumulates(Lanes.add_products), _accumulates(Lanes.add_pairs)
+accumulate, accumulate_pairs = _accumulates(Lanes.add_products, _BLOCKS), _accumulates(Lanes.add_pairs, (HEADS, FEWER))
 
 
 def per_head(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,8 @@ from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.threads import each
 
 ROWS = 256  # weight rows of a task
+#: More than so many tokens are multiplied so many at a time, by so many columns: a cache holds them and a task's rows.
+_TOGETHER, _COLUMNS = 16, 2048
 #: Columns whose products are summed in fp32 without an error: 2^24 / (128 * 128).
 _EXACT = 1024
 #: Whole numbers that fp32 holds, less than the error of a row's length. Tokens that are widened at a time.
@@ -83,21 +85,28 @@ def rows(x: Any, w: Any, pitch: Any, first: Any, last: Any, out: Any) -> None:
     (tokens, k), pitch_in, pitch_out = x.shape, x.strides[0], out.shape[1]
     addresses, tile = np.empty(TILE, np.int64), np.empty((TILE, TILE), np.int32)
     table, stride = addresses.ctypes.data, STEP * TILE // max(tokens, TILE)
-    for row in range(first, last, TILE):
-        for r in range(TILE):
-            addresses[r] = w + pitch * min(row + r, last - 1)
-        ahead, whole = w + pitch * (row + TILE), row + TILE <= last
-        for token in range(0, tokens, TILE):
-            reach = stride if token < 2 * TILE else 0  # by then all of the next rows are on their way
-            source = x.ctypes.data + token * pitch_in
-            place = out.ctypes.data + 4 * (token * pitch_out + row) if whole else tile.ctypes.data
-            width = pitch_out if whole else TILE
-            if tokens == 1:
-                dots_of_one(source, pitch_in, table, k // STEP, place, width, ahead, reach)
-            else:
-                dots(source, pitch_in, table, k // STEP, place, width, ahead, reach)
-            if not whole:
-                for i in range(min(TILE, tokens)):  # not as slices: their shape check takes numba 2 s to compile
-                    for j in range(last - row):
-                        out[token + i, row + j] = tile[i, j]
-            ahead += TILE * reach * (k // STEP)
+    columns = k if tokens <= _TOGETHER else _COLUMNS
+    groups = -(-tokens // _TOGETHER)
+    for part in range(groups * -(-k // columns)):
+        column, begin = part // groups * columns, part % groups * _TOGETHER
+        steps = min(columns, k - column) // STEP
+        for row in range(first, last, TILE):
+            for r in range(TILE):
+                addresses[r] = w + pitch * min(row + r, last - 1) + column
+            ahead, whole = w + pitch * (row + TILE), row + TILE <= last and steps * STEP == k
+            for token in range(begin, min(begin + _TOGETHER, tokens), TILE):
+                # By the third tile of few tokens all of the next rows are on their way.
+                reach = stride if token < 2 * TILE and groups == 1 else 0
+                source = x.ctypes.data + token * pitch_in + column * x.itemsize
+                place = out.ctypes.data + 4 * (token * pitch_out + row) if whole else tile.ctypes.data
+                width = pitch_out if whole else TILE
+                if tokens == 1:
+                    dots_of_one(source, pitch_in, table, steps, place, width, ahead, reach)
+                else:
+                    dots(source, pitch_in, table, steps, place, width, ahead, reach)
+                if not whole:
+                    for i in range(min(TILE, tokens)):  # not as slices: their shape check takes numba 2 s to compile
+                        for j in range(min(TILE, last - row)):
+                            before = out[token + i, row + j] if column else 0
+                            out[token + i, row + j] = before + tile[i, j]
+                ahead += TILE * reach * steps
