@@ -40,6 +40,7 @@ def check_description(checkpoint: LoadedCheckpoint, report: Report) -> dict[str,
                 fix=_AGAIN,
             )
     _check_siblings(checkpoint, schemes, report)
+    _check_queries(checkpoint, schemes, report)
     quantized_mtp = [
         module
         for layer in range(checkpoint.config.num_hidden_layers, checkpoint.config.num_layers_with_mtp)
@@ -148,3 +149,22 @@ def _check_siblings(checkpoint: LoadedCheckpoint, schemes: dict[str, str], repor
                         file=DESCRIPTION_NAME,
                         fix="give all of them one type",
                     )
+
+
+def _check_queries(checkpoint: LoadedCheckpoint, schemes: dict[str, str], report: Report) -> None:
+    """Both query projections go to one operator, which takes the second as it takes the first.
+
+    Source: vllm-ascend 0.30.0rc2 `attention/sfa_v1.py`, `_process_weights_for_fused_prolog_v3`.
+    """
+    config = checkpoint.config
+    for layer in range(config.num_layers_with_mtp):
+        first, second = (f"{structure.layer_prefix(layer)}self_attn.{name}" for name in ("q_a_proj", "q_b_proj"))
+        if (schemes[first] == FLOAT) != (schemes[second] == FLOAT):
+            where = "of decode nodes (PD) " if schemes[first] == FLOAT else ""
+            report.warning(
+                "description.queries",
+                f"{schemes[second]}, but q_a_proj is {schemes[first]}: vllm-ascend 0.30 {where}takes it for the latter",
+                tensor=f"{second}.weight",
+                file=DESCRIPTION_NAME,
+                fix="make both FLOAT, or neither, in the recipe and quantize again",
+            )

@@ -35,8 +35,23 @@ def both_dtypes(ck: Linked) -> None:
         config["torch_dtype"] = "float32"
 
 
+def as_float(*names: str) -> Edit:
+    """Correct linears of layer 1, FLOAT."""
+
+    def edit(ck: Linked) -> None:
+        for module in (f"model.layers.1.self_attn.{name}" for name in names):
+            weight = ck.read(f"{module}.weight").float() * ck.read(f"{module}.weight_scale").float()
+            ck.retype(module, "FLOAT", {"weight": weight.bfloat16()})
+
+    return edit
+
+
 ROWS = [
     # -- description
+    Row(K, "q_b_proj alone FLOAT", as_float("q_b_proj"), "vllm-ascend 0.30 takes it for the latter", "warning"),
+    Row(
+        K, "q_a_proj FLOAT, q_b_proj not", as_float("q_a_proj", "kv_a_proj_with_mqa"), "of decode nodes", "warning"
+    ),
     Row(K, "model_quant_type", key(DESCRIPTION, "model_quant_type", "W4A4"), "'W4A4', but the linears are"),
     Row(K, "model_quant_type of another model", key(DESCRIPTION, "model_quant_type", "W8A8"), "of another checkpoint"),
     Row(K, "model_quant_type FLOAT", key(DESCRIPTION, "model_quant_type", "FLOAT"), "but the linears are"),
