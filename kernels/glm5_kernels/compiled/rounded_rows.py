@@ -15,7 +15,6 @@ from glm5_kernels.compiled.simd import (
     F32,
     I32,
     I64,
-    V16,
     WIDTH,
     Lanes,
     for_range,
@@ -85,13 +84,10 @@ def _scales(v: Lanes, squares: Any, factors: Any) -> Any:
 
 def _load_pairs(v: Lanes, start: Any, step: Any) -> list[Any]:
     """32 bf16: those of even and those of odd number."""
-    builder = v.builder
-    pairs = v.load(start, builder.mul(step, i64_const(WIDTH)))
+    pairs = v.load(start, v.builder.mul(step, i64_const(WIDTH)))
     pairs.align = 2
-    bits = builder.bitcast(pairs, _WORDS)
-    even = builder.shl(bits, ir.Constant(_WORDS, [16] * WIDTH))
-    odd = builder.and_(bits, ir.Constant(_WORDS, [0xFFFF0000] * WIDTH))
-    return [builder.bitcast(half, V16) for half in (even, odd)]
+    odd, even = v.halves(pairs)
+    return [even, odd]
 
 
 def _store_pairs(v: Lanes, halves: list[Any], address: Any) -> None:
