@@ -59,7 +59,7 @@ class Emulated:
         return [str(python)]
 
     def run(
-        self, arguments: Sequence[str], limit_s: float = 3000, more: Mapping[str, str] | None = None
+        self, arguments: Sequence[str], limit_s: float = 3 * 3600, more: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """`python3.11 ARGUMENTS` there, from the root of this checkout."""
         return subprocess.run(
