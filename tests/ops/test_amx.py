@@ -30,16 +30,17 @@ def runner(multiply: Any) -> Any:
 
 
 BY_VECTORS, CHOSEN = runner(amx.multiplied_by(amx.ByVectors)), runner(amx.multiply)
+INTEGERS_BY_VECTORS, INTEGERS = runner(amx.multiplied_by(amx.IntegersByVectors)), runner(amx.multiply_integers)
 
 
 def product(run: Any, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, fresh: int) -> torch.Tensor:
     """out <- left [32, K] or its two terms [32, 2, K] times right [32, K] transposed."""
-    steps, row = left.shape[-1] // SIDE, 2 * left.shape[-1]
-    parts = 1 if left.dim() == 2 else left.shape[1]
-    columns = right.view(2, TILE, -1, 2).transpose(1, 2).contiguous()  # [tile, pair, column, 2]
+    row, together = left.itemsize * left.shape[-1], 4 // left.itemsize
+    parts, steps = 1 if left.dim() == 2 else left.shape[1], row // (4 * TILE)
+    columns = right.view(2, TILE, -1, together).transpose(1, 2).contiguous()  # [tile, pair or four, column, 2 or 4]
     run(
         LeftAt(left.data_ptr(), parts * row, TILE * parts * row, parts, row),
-        RightAt(columns.data_ptr(), 4 * TILE, columns[0].numel() * 2, 4 * TILE * TILE),
+        RightAt(columns.data_ptr(), 4 * TILE, columns[0].nbytes, 4 * TILE * TILE),
         OutAt(out.data_ptr(), 4 * SIDE, 4 * SIDE * TILE), steps, fresh,
     )  # fmt: skip
     return out
@@ -55,6 +56,16 @@ def test_products_and_sums_of_products(run: Any, steps: int) -> None:
     assert torch.equal(product(run, one, right, out, 0), 2 * wanted)
     both = torch.stack([one, two], dim=1)
     assert torch.equal(product(run, both, right, out, 1), wanted + two.float() @ right.float().T)
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("run", [INTEGERS_BY_VECTORS, INTEGERS], ids=["by vectors", "as here"])
+def test_products_of_integers(run: Any, steps: int) -> None:
+    left, right = (torch.randint(-128, 128, (SIDE, 64 * steps), dtype=torch.int8) for _ in range(2))
+    left[3], right[7] = -128, -128
+    out, wanted = torch.full((SIDE, SIDE), 7, dtype=torch.int32), left.int() @ right.int().T
+    assert torch.equal(product(run, left, right, out, 1), wanted)
+    assert torch.equal(product(run, left, right, out, 0), 2 * wanted)
 
 
 @needs_amx
@@ -103,3 +114,10 @@ def test_the_instructions_are_the_processors_own() -> None:
     product(CHOSEN, *(torch.ones(SIDE, SIDE).bfloat16() for _ in range(2)), torch.empty(SIDE, SIDE), 1)
     text = "".join(CHOSEN.inspect_asm().values())
     assert text.count("tdpbf16ps") >= 4 and "ldtilecfg" in text and "tilerelease" in text
+
+
+@pytest.mark.skipif(not amx.AMX_INT8, reason="this processor has no AMX for int8")
+def test_the_instructions_of_integers_are_the_processors_own() -> None:
+    ones = torch.ones(SIDE, 64, dtype=torch.int8)
+    product(INTEGERS, ones, ones, torch.empty(SIDE, SIDE, dtype=torch.int32), 1)
+    assert "".join(INTEGERS.inspect_asm().values()).count("tdpbssd") >= 4

@@ -1,4 +1,4 @@
-"""Products of 32 x 32 bf16 by AMX: four 16 x 16 tiles of sums, in registers of 1 KiB each.
+"""Products of 32 x 32 bf16 or int8 by AMX: four 16 x 16 tiles of sums, in registers of 1 KiB each.
 
 Linux hands out these registers to a process that asks for them. Each thread says once per task what shape they have.
 """
@@ -16,7 +16,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from glm5_kernels.compiled.processor import features
-from glm5_kernels.compiled.simd import I8, Lanes, for_range, i64_const, returns_void
+from glm5_kernels.compiled.simd import I8, I32, V16, WIDTH, Lanes, for_range, i64_const, returns_void
 
 #: Rows of a tile, and columns of 32 bits: fp32 or two bf16.
 TILE = 16
@@ -38,6 +38,8 @@ def _permitted() -> bool:
 #: Whether the processor has the instructions and this process may use them. Without them the code below computes the
 #: same, but for denormal numbers, by vectors.
 AMX = {"amx-tile", "amx-bf16", "avx512f"} <= features() and _permitted()
+#: The same of int8.
+AMX_INT8 = AMX and "amx-int8" in features()
 
 
 def fits(*sizes: int) -> bool:
@@ -71,7 +73,7 @@ def release(_: Any) -> Any:
 
 
 class LeftAt(NamedTuple):
-    """32 rows of bf16: two tiles, `apart` from each other, their rows `pitch` apart.
+    """32 rows of bf16 or int8: two tiles, `apart` from each other, their rows `pitch` apart.
 
     With `parts` of 2 they are the first term of a sum, whose second one lies `part` behind. All in bytes.
     """
@@ -84,10 +86,10 @@ class LeftAt(NamedTuple):
 
 
 class RightAt(NamedTuple):
-    """32 columns of bf16: two tiles of 16 columns, `apart` from each other.
+    """32 columns of bf16 or int8: two tiles of 16 columns, `apart` from each other.
 
-    A row of a tile holds what meets two columns of the left side, as pairs. Rows lie `pitch`, the 16 rows of a step and
-    those of the next one `step` bytes apart.
+    A row of a tile holds what meets two columns of the left side, as pairs; of int8 four, as fours. Rows lie `pitch`,
+    the 16 rows of a step and those of the next one `step` bytes apart.
     """
 
     start: int
@@ -97,7 +99,7 @@ class RightAt(NamedTuple):
 
 
 class OutAt(NamedTuple):
-    """fp32 [32, 32]: rows `pitch` bytes apart, row 16 `down` bytes behind row 0."""
+    """fp32 or int32 [32, 32]: rows `pitch` bytes apart, row 16 `down` bytes behind row 0."""
 
     start: int
     pitch: int
@@ -105,9 +107,9 @@ class OutAt(NamedTuple):
 
 
 def multiplied_by(way: Any) -> Any:
-    """The intrinsic out = left times right over `steps` times 32 columns of the left; unless `fresh`, out += that.
+    """The intrinsic out = left times right over `steps` times 64 bytes of the left's rows; unless `fresh`, out += that.
 
-    Of each step the even columns' products are added in order, and the odd ones'; then both to the sum before.
+    Of each step of bf16 the even columns' products are added in order, and the odd ones'; then both to the sum before.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -144,6 +146,8 @@ class _Emitted:
 class ByTiles(_Emitted):
     """By Intel's instructions."""
 
+    instruction = "tdpbf16ps"
+
     def generate(self) -> None:
         builder = self.builder
         places = [(number, self.out[i][j]) for i, row in enumerate(_SUMS) for j, number in enumerate(row)]
@@ -163,7 +167,7 @@ class ByTiles(_Emitted):
                     self._load(number, self.at(begin, part, self.part), self.left_pitch)
                 for row, left in zip(_SUMS, _LEFT, strict=True):
                     for number, right in zip(row, _RIGHT, strict=True):
-                        _call(builder, "tdpbf16ps", *(ir.Constant(I8, n) for n in (number, left, right)))
+                        _call(builder, self.instruction, *(ir.Constant(I8, n) for n in (number, left, right)))
         for number, place in places:
             _call(builder, "tilestored64", *self._memory(number, place, self.out_pitch))
 
@@ -203,9 +207,45 @@ class ByVectors(_Emitted):
                 v.store(builder.load(total), place, i64_const(0))
 
 
+class IntegersByTiles(ByTiles):
+    """int8 by Intel's instructions."""
+
+    instruction = "tdpbssd"
+
+
+class IntegersByVectors(_Emitted):
+    """The same sums of int8 by vectors: for tests on other processors. `parts` is 1."""
+
+    def generate(self) -> None:
+        builder, v, words = self.builder, Lanes(self.builder), ir.VectorType(I32, WIDTH)
+        total = v.variable(0.0)
+        for i, j in ((i, j) for i in range(2) for j in range(2)):
+            with for_range(builder, i64_const(TILE)) as row:
+                place = self.at(self.out[i][j], row, self.out_pitch)
+                builder.store(v.constant(0.0), total)
+                with builder.if_then(builder.not_(self.is_fresh)):
+                    builder.store(v.load(place, i64_const(0)), total)
+                with for_range(builder, self.steps) as step, for_range(builder, i64_const(TILE)) as four:
+                    left = self.at(self.at(self.left[i], row, self.left_pitch), step, i64_const(4 * TILE))
+                    right = self.at(self.at(self.right[j], step, self.right_step), four, self.right_pitch)
+                    fours = v.broadcast(v.load_scalar(left, four)), v.load(right, i64_const(0))
+                    sums = builder.bitcast(builder.load(total), words)
+                    for shift in (24, 16, 8, 0):
+                        x, y = (self._byte(builder.bitcast(z, words), shift) for z in fours)
+                        sums = builder.add(sums, builder.mul(x, y))
+                    builder.store(builder.bitcast(sums, V16), total)
+                v.store(builder.load(total), place, i64_const(0))
+
+    def _byte(self, x: Any, shift: int) -> Any:
+        """The byte of every word that `shift` bits move to its top, with its sign."""
+        amounts = [ir.Constant(x.type, [bits] * WIDTH) for bits in (shift, 24)]
+        return self.builder.ashr(self.builder.shl(x, amounts[0]), amounts[1])
+
+
 def _call(builder: Any, name: str, *operands: Any) -> None:
     kind = ir.FunctionType(ir.VoidType(), [operand.type for operand in operands])
     builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}"), operands)
 
 
 multiply = multiplied_by(ByTiles if AMX else ByVectors)
+multiply_integers = multiplied_by(IntegersByTiles if AMX_INT8 else IntegersByVectors)

@@ -15,7 +15,7 @@ import torch
 from numba import int64
 
 from glm5_kernels import int8
-from glm5_kernels.compiled import int8_dots
+from glm5_kernels.compiled import int8_amx, int8_dots
 from glm5_kernels.compiled.int8_dots_intrinsics import STEP
 from glm5_kernels.compiled.int8_rows import (
     COMPILED,
@@ -109,6 +109,11 @@ def bind_linear(
     return bind_grouped(x, _EVERY[:tokens], _ALONE[tokens], w.weight, w.scale, out, w, room)
 
 
+def _by_amx(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
+    assert w.scale is not None
+    return int8_amx.multiply(*int8.quantize(x, w, dtype, COMPILED), w.weight, w.scale, dtype, w.quant_bias)
+
+
 def _by_library(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
     """By torch's product, of which only some weight rows are ever held in int32."""
     assert w.scale is not None
@@ -123,12 +128,20 @@ def _by_library(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> t
     return out
 
 
-#: In order of preference; a way for another instruction set stands before the last line.
+#: In order of preference.
 WAYS = (
     Way(_is_float, int8.apply_linear),  # no_quant: torch's product in `dtype`
     Way(_fits_one_pass, _in_one_pass),  # int8, at most int8_dots.TOKENS tokens, whole lanes: `int8_dots`
+    Way(lambda _x, w, dtype: int8_amx.takes(w.weight, dtype), _by_amx),  # int8, whole sides of AMX's products
     Way(lambda _x, _w, _dtype: True, _by_library),  # int8, anything else
 )
+
+
+def multiply(codes: torch.Tensor, factors: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """codes int8 [T, K] times weight int8 [N, K] transposed, times factors [T, 1] and scale [N] -> fp32 [T, N]."""
+    if int8_amx.takes(weight, torch.float32) and len(codes) > int8_dots.TOKENS:
+        return int8_amx.multiply(codes, factors, weight, scale, torch.float32)
+    return COMPILED.scale_back(COMPILED.matmul(codes, weight), factors, scale, torch.float32)
 
 
 def multiplies(weight: torch.Tensor, scale: torch.Tensor) -> bool:

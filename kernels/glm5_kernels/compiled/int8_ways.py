@@ -38,7 +38,7 @@ class Int8Way(NamedTuple):
 
 #: The first whose feature the processor has.
 WAYS = (
-    Int8Way("avx512vnni", "AVX-512 VNNI, VPDPBUSD of 64 bytes", 16, "torch._int_mm, by AMX where there is AMX"),
+    Int8Way("avx512vnni", "AVX-512 VNNI, VPDPBUSD of 64 bytes", 16, "torch._int_mm, or TDPBSSD where there is AMX"),
     Int8Way("avxvnni", "AVX-VNNI, VPDPBUSD of 32 bytes", 256, IN_BLOCKS),
     Int8Way("avx512bw", "AVX-512, PMADDWD of 32 bytes widened to int16", 256, IN_BLOCKS),
     Int8Way("avx2", "AVX2, PMADDWD of 16 bytes widened to int16", 256, IN_BLOCKS),

@@ -112,6 +112,22 @@ def _addresses(builder: Any, table: Any) -> list[Any]:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def turn(_: Any, rows: Any, pitch: Any, groups: Any, out: Any, out_pitch: Any) -> Any:
+    """out [16, 16 * groups] <- sixteen columns of rows [16 * groups]; pitches count elements, of 32 bits."""
+
+    def generate(builder: Any, arguments: Any) -> None:
+        rows, pitch, groups, out, out_pitch = arguments
+        v = Lanes(builder)
+        with for_range(builder, groups) as group:
+            first = builder.mul(group, i64_const(WIDTH))
+            read = [builder.mul(builder.add(first, i64_const(i)), pitch) for i in range(WIDTH)]
+            for number, column in enumerate(transpose_16x16(v, [v.load(rows, place) for place in read])):
+                v.store(column, out, builder.add(builder.mul(out_pitch, i64_const(number)), first))
+
+    return types.void(*[int64] * 5), returns_void(generate)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def load_row_as_fp32(_: Any, row: Any, dims: Any, kind: Any, out: Any, pitch: Any) -> Any:
     """out fp32 <- one row [dims] of elements of `kind`, cut into pieces of STEP elements that lie `pitch` fp32 apart.
 

@@ -1,4 +1,4 @@
-"""The inner loops of Sparse Flash Attention by AMX around its products: rows paired, softmax of columns, turned."""
+"""The inner loops of Sparse Flash Attention by AMX around its products: rows paired, softmax of columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from glm5_kernels.compiled.simd import (
     i64_const,
     returns_void,
     rounded_to_bf16,
-    transpose_16x16,
 )
 from glm5_kernels.sparse_flash_attention.cpu_intrinsics import exponential
 
@@ -101,19 +100,3 @@ def _as_pair(v: Lanes, even: Any, odd: Any) -> Any:
     builder = v.builder
     low, high = (builder.bitcast(x, _WORDS) for x in (even, odd))
     return builder.bitcast(builder.or_(builder.lshr(low, ir.Constant(_WORDS, [16] * WIDTH)), high), V16)
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def turn(_: Any, rows: Any, pitch: Any, groups: Any, out: Any, out_pitch: Any) -> Any:
-    """out [16, 16 * groups] <- sixteen columns of rows [16 * groups]; pitches count elements, of 32 bits."""
-
-    def generate(builder: Any, arguments: Any) -> None:
-        rows, pitch, groups, out, out_pitch = arguments
-        v = Lanes(builder)
-        with for_range(builder, groups) as group:
-            first = builder.mul(group, i64_const(WIDTH))
-            read = [builder.mul(builder.add(first, i64_const(i)), pitch) for i in range(WIDTH)]
-            for number, column in enumerate(transpose_16x16(v, [v.load(rows, place) for place in read])):
-                v.store(column, out, builder.add(builder.mul(out_pitch, i64_const(number)), first))
-
-    return types.void(*[int64] * 5), returns_void(generate)
