@@ -20,7 +20,6 @@ from glm5_kernels.compiled.rows import (
     load_row_as_fp32,
     prefetch,
     row_address,
-    transpose,
     turn,
 )
 from glm5_kernels.compiled.simd import FP32, STEP, aligned_fp32
@@ -38,21 +37,30 @@ _SHARE = 2
 
 
 class Codes(NamedTuple):
-    """values: int8 [T, K]. factors: fp32 [T], what scales each token's sums back."""
+    """Address of int8 [tokens, K]. factors: fp32 [tokens], what scales a token's sums back."""
 
-    values: Any
+    base: int
+    tokens: int
     factors: Any
 
 
 class Weight(NamedTuple):
-    """n rows of k int8 from `base` on, `pitch` bytes apart. scales: fp32 [n]. bias: int32 [n] or []."""
+    """n rows of k int8 from `base` on, `pitch` bytes apart. scales: address of fp32 [n]. bias: int32 [n] or []."""
 
     base: int
     pitch: int
     n: int
     k: int
-    scales: Any
+    scales: int
     bias: Any
+
+
+class Places(NamedTuple):
+    """Addresses of tokens' codes [T / 16, K / 4, 16, 4], int8 [32, _PART_PITCH] of the weight, and int32 [16, 32]."""
+
+    packed: int
+    part: int
+    turned: int
 
 
 def takes(weight: torch.Tensor, dtype: torch.dtype, there: bool = AMX_INT8) -> bool:
@@ -72,57 +80,62 @@ def multiply(
         weight: int8, rows in one piece, N a multiple of 32, K of 64. scale: fp32 [N]. bias: int32 [N].
     """
     (tokens, k), n, threads = codes.shape, len(weight), torch.get_num_threads()
-    out = torch.empty(tokens, n, dtype=dtype)
-    given = Codes(
-        codes.contiguous().numpy(), (torch.ones(tokens) if factors is None else factors.reshape(tokens)).numpy()
-    )
+    codes = torch.nn.functional.pad(codes, (0, 0, 0, -tokens % SIDE)).contiguous()  # whole sides of tokens
+    scale, out = scale.float().contiguous(), torch.empty(tokens, n, dtype=dtype)
+    factors = torch.ones(tokens) if factors is None else factors.reshape(tokens)
     added = np.empty(0, np.int32) if bias is None else bias.contiguous().numpy()
-    held = Weight(weight.data_ptr(), weight.stride(0), n, k, scale.float().contiguous().numpy(), added)
+    held = Weight(weight.data_ptr(), weight.stride(0), n, k, scale.data_ptr(), added)
     blocks = -(-tokens // _TOKENS)
     parts = 1 if threads == 1 else min(n // SIDE, -(-_SHARE * threads // max(blocks, 1)))
+    given = Codes(codes.data_ptr(), tokens, factors.numpy())
     bound(_multiply, blocks * parts, 1, parts, given, held, row_address(out[None]))()
     return out
 
 
 @kernel
 def _multiply(first_task: Any, last_task: Any, parts: Any, codes: Any, weight: Any, out: Any) -> None:
-    """Tasks first..last, each _TOKENS tokens and one of `parts` parts of the weight; rows of out are (0, token)."""
-    (all_tokens, k), blocks = codes.values.shape, weight.n // SIDE
-    packed = aligned_fp32(min(_TOKENS, -(-all_tokens // SIDE) * SIDE) * k // 4)
-    part, sums = aligned_fp32(SIDE * _PART_PITCH // 4), aligned_fp32(SIDE * _SUMS_PITCH // 4)
+    """Tasks first..last, each _TOKENS tokens and one of `parts` parts of the weight; rows of out are (0, token).
+
+    What compiled code needs no elements of is an address: every array costs numba time to compile.
+    """
+    blocks, k, most = weight.n // SIDE, weight.k, min(_TOKENS, -(-codes.tokens // SIDE) * SIDE)
+    packed, part = aligned_fp32(most * k // 4), aligned_fp32(SIDE * _PART_PITCH // 4)
+    sums, turned = np.empty(SIDE * _SUMS_PITCH // 4, np.int32), aligned_fp32(TILE * SIDE)
+    places = Places(packed.ctypes.data, part.ctypes.data, turned.ctypes.data)
     amx.configure()
     for task in range(first_task, last_task):
         first = task // parts * _TOKENS
-        last = min(first + _TOKENS, all_tokens)
-        _pack(codes.values, first, last, packed)
+        last = min(first + _TOKENS, codes.tokens)
+        for token in range(first, last, TILE):
+            for column in range(0, k, _BYTES):  # by fours; nobody reads the sums of tokens behind the last
+                place = places.packed + k * (token - first) + TILE * column
+                turn(codes.base + k * token + column, k // 4, 1, place, TILE)
         for block in range(task % parts * blocks // parts, (task % parts + 1) * blocks // parts):
+            _start_from_bias(weight.bias, SIDE * block, sums)
             for column in range(0, k, _COLUMNS):
-                _multiply_part(weight, SIDE * block, column, last - first, packed, part, sums)
-            _scale_back(codes.factors, weight, SIDE * block, first, last, sums, out)
+                _multiply_part(weight, SIDE * block, column, last - first, places, sums.ctypes.data)
+            _scale_back(codes.factors, weight, SIDE * block, first, last, sums.ctypes.data, places.turned, out)
     amx.release()
+    packed[0] = part[0] = turned[0] = 0  # numba frees an array after the last look at it
 
 
 @inner
-def _pack(values: Any, first: Any, last: Any, packed: Any) -> None:
-    """packed [T / 16, K / 4, 16, 4] <- tokens first..last, the last one again up to a whole side."""
-    rows, k = np.empty(TILE, np.int64), values.shape[1]
-    for token in range(0, -(-(last - first) // SIDE) * SIDE, TILE):
-        for lane in range(TILE):
-            rows[lane] = values.ctypes.data + k * min(first + token + lane, last - 1)
-        transpose(rows.ctypes.data, 0, k // 4, FP32, packed.ctypes.data + k * token, TILE)  # fours move as 32 bits
+def _start_from_bias(bias: Any, row: Any, sums: Any) -> None:
+    """sums [32, _SUMS_PITCH / 4] <- the bias of each row."""
+    for element in range(SIDE * _SUMS_PITCH // 4 if len(bias) else 0):
+        sums[element] = bias[row + element // (_SUMS_PITCH // 4)]
 
 
 @inner
-def _multiply_part(weight: Any, row: Any, column: Any, tokens: Any, packed: Any, part: Any, sums: Any) -> None:
-    """sums int32 [32, tokens] <- or += columns column .. column + _COLUMNS of 32 weight rows times those of tokens.
+def _multiply_part(weight: Any, row: Any, column: Any, tokens: Any, places: Any, sums: Any) -> None:
+    """sums int32 [32, tokens] += columns column .. column + _COLUMNS of 32 weight rows times those of tokens.
 
-    Between the products the next part is asked for, a few rows at a time.
+    They begin at 0 unless there is a bias. Between the products the next part is asked for, a few rows at a time.
     """
     k, width = weight.k, min(_COLUMNS, weight.k - column)
-    start = weight.base + weight.pitch * row
+    start, fresh = weight.base + weight.pitch * row, int64(column == 0 and len(weight.bias) == 0)
     for r in range(SIDE):
-        source = start + weight.pitch * r + column
-        load_row_as_fp32(source, width // 4, FP32, part.ctypes.data + _PART_PITCH * r, STEP)
+        load_row_as_fp32(start + weight.pitch * r + column, width // 4, FP32, places.part + _PART_PITCH * r, STEP)
     ahead = start + (column + width if column + width < k else weight.pitch * SIDE)
     few, asked = -(-SIDE * SIDE // tokens), int64(0)
     for token in range(0, tokens, SIDE):
@@ -130,23 +143,20 @@ def _multiply_part(weight: Any, row: Any, column: Any, tokens: Any, packed: Any,
             prefetch(ahead + weight.pitch * r, _COLUMNS)
         asked += few
         amx.multiply_integers(
-            LeftAt(part.ctypes.data, _PART_PITCH, TILE * _PART_PITCH, 1, 0),
-            RightAt(packed.ctypes.data + k * token + TILE * column, _BYTES, TILE * k, TILE * _BYTES),
-            OutAt(sums.ctypes.data + 4 * token, _SUMS_PITCH, TILE * _SUMS_PITCH),
-            width // _BYTES, int64(column == 0),
+            LeftAt(places.part, _PART_PITCH, TILE * _PART_PITCH, 1, 0),
+            RightAt(places.packed + k * token + TILE * column, _BYTES, TILE * k, TILE * _BYTES),
+            OutAt(sums + 4 * token, _SUMS_PITCH, TILE * _SUMS_PITCH), width // _BYTES, fresh,
         )  # fmt: skip
 
 
 @inner
-def _scale_back(factors: Any, weight: Any, row: Any, first: Any, last: Any, sums: Any, out: Any) -> None:
+def _scale_back(
+    factors: Any, weight: Any, row: Any, first: Any, last: Any, sums: Any, turned: Any, out: Any
+) -> None:  # fmt: skip
     """out[first:last, row : row + 32] <- sums, by token."""
-    turned = np.empty((TILE, SIDE), np.int32)
+    size, scales = ELEMENT_BYTES[out.kind], weight.scales + 4 * row
     for begin in range(first, last, TILE):
-        turn(sums.ctypes.data + 4 * (begin - first), _SUMS_PITCH // 4, SIDE // TILE, turned.ctypes.data, SIDE)
+        turn(sums + 4 * (begin - first), _SUMS_PITCH // 4, SIDE // TILE, turned, SIDE)
         for token in range(begin, min(begin + TILE, last)):
-            if len(weight.bias):
-                for column in range(SIDE):
-                    turned[token - begin, column] += weight.bias[row + column]
-            target = out.base + token * out.row_pitch + ELEMENT_BYTES[out.kind] * row
-            source, scales = turned[token - begin].ctypes.data, weight.scales.ctypes.data + 4 * row
-            scale_row(source, SIDE, factors[token], scales, out.kind, target)
+            target = out.base + token * out.row_pitch + size * row
+            scale_row(turned + 4 * SIDE * (token - begin), SIDE, factors[token], scales, out.kind, target)
