@@ -19,8 +19,18 @@ def _end_at_once(number: int, frame: FrameType | None) -> NoReturn:
         os._exit(_INTERRUPTED)
 
 
+def _fill_closed_streams() -> None:
+    """`2>&-`: no file that we open may become descriptor 1 or 2, where libraries write what they have to say."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    if sys.stderr is None:  # `print` would take stdout instead
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  # as long as the process
+
+
 def main() -> NoReturn:
     """Run the command line from the first import to the last line of output."""
+    _fill_closed_streams()
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(each) is not signal.SIG_IGN:  # nohup, or a shell's background
             signal.signal(each, _end_at_once)

@@ -27,6 +27,20 @@ DTYPES = {
     "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+#: Sound, and in no checkpoint that this package reads.
+_OTHER_DTYPES = (
+    "F8_E5M2",
+    "F8_E8M0",
+    "F8_E4M3FNUZ",
+    "F8_E5M2FNUZ",
+    "F6_E2M3",
+    "F6_E3M2",
+    "F4",
+    "U16",
+    "U32",
+    "U64",
+    "C64",
+)
 _MAX_DIMENSIONS = 8  # more, or larger numbers, and their product alone would take minutes
 _AGAIN = "download or copy the file again"
 
@@ -85,6 +99,11 @@ class Shard:
         self._check_layout(8 + length, size)
 
     def _entry(self, name: str, fields: Any, data_start: int, size: int) -> TensorEntry:
+        if isinstance(fields, dict) and fields.get("dtype") in _OTHER_DTYPES:
+            raise CheckpointError(
+                f"{self.path}: {shortened(name, 400)}: stored as {fields['dtype']}, which is not read",
+                "take the original bf16, fp16 or FP8 checkpoint, or one in W4A8 or W8A8",
+            )
         try:
             dtype, shape, (start, end) = DTYPES[fields["dtype"]], tuple(fields["shape"]), fields["data_offsets"]
             plain = len(shape) <= _MAX_DIMENSIONS

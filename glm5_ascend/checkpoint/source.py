@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from glm5_ascend.checkpoint.index import CheckpointDir
-from glm5_ascend.errors import CheckpointError
+from glm5_ascend.errors import CheckpointError, shown
 from glm5_ascend.model.config import ModelConfig, load_config
 from glm5_ascend.model.structure import MTP_COPIES, all_parts, layer_prefix, shape, sizes, tensor_name
 
@@ -61,15 +61,32 @@ class SourceCheckpoint:
                     "config.json and weights belong to different models",
                 )
             if entry.dtype is torch.float8_e4m3fn:
-                if f"{name}_scale_inv" not in self.files:
-                    raise CheckpointError(
-                        f"{where} is FP8 but {name}_scale_inv is missing", "download the checkpoint again"
-                    )
+                self._check_scale(name, where)
             elif entry.dtype not in _FLOATS:
                 raise CheckpointError(
                     f"{where} is stored as {str(entry.dtype).removeprefix('torch.')}: already quantized?",
                     "quantize from the original bf16, fp16 or FP8 checkpoint",
                 )
+
+    def _check_scale(self, name: str, where: str) -> None:
+        """Of an FP8 weight, by its header: a wrong one would be met hours later, or not at all."""
+        scale = self.files.entries.get(f"{self.resolve(name)}_scale_inv")
+        if scale is None:
+            raise CheckpointError(f"{where} is FP8 but {name}_scale_inv is missing", self._again())
+        stored = self.files.entries[self.resolve(name)].shape
+        wanted = (-(-stored[0] // FP8_BLOCK), -(-math.prod(stored[1:]) // FP8_BLOCK))
+        block = (self.config.quantization_config or {}).get("weight_block_size") or [FP8_BLOCK, FP8_BLOCK]
+        if scale.shape != wanted or block != [FP8_BLOCK, FP8_BLOCK]:
+            raise CheckpointError(
+                f"{where}_scale_inv has shape {list(scale.shape)} for blocks of {shown(block)}, "
+                f"blocks of {FP8_BLOCK} x {FP8_BLOCK} have {list(wanted)}",
+                "quantize from the original bf16, fp16 or FP8 checkpoint",
+            )
+        if scale.dtype not in _FLOATS:
+            raise CheckpointError(
+                f"{where}_scale_inv is stored as {str(scale.dtype).removeprefix('torch.')}, not as a float",
+                "quantize from the original bf16, fp16 or FP8 checkpoint",
+            )
 
     def _missing(self, name: str) -> CheckpointError:
         for file, shard in self.files.unlisted().items():
@@ -77,7 +94,27 @@ class SourceCheckpoint:
                 return CheckpointError(
                     f"{self.directory / file}: holds {name}, but the index does not list it", "download the index again"
                 )
-        return CheckpointError(f"{self.directory}: tensor {name} is missing", "download the checkpoint again")
+        said = f"{self.directory}: tensor {name} is missing"
+        for layer in range(self.config.num_hidden_layers, self.config.num_layers_with_mtp):
+            prefix = layer_prefix(layer)
+            if name.startswith(prefix) and not any(each.startswith(prefix) for each in self.files.entries):
+                return CheckpointError(
+                    f"{said}, with all of MTP layer {layer}: transformers drops it when it saves a model",
+                    "copy its tensors from the original, or set num_nextn_predict_layers to 0 in config.json: no MTP",
+                )
+        if f"{name.partition('.experts.')[0]}.experts.gate_up_proj" in self.files:
+            return CheckpointError(
+                f"{said}: this layer's experts are one tensor, as transformers holds them",
+                "save it with a tensor for each expert, as the original has them",
+            )
+        return CheckpointError(said, self._again())
+
+    def _again(self) -> str:
+        """What to do about a tensor that is not there."""
+        method = (self.config.quantization_config or {}).get("quant_method", "fp8")
+        if method == "fp8":
+            return "download the checkpoint again"
+        return f"config.json says it is quantized already ({shown(method)}): take the bf16, fp16 or FP8 checkpoint"
 
     def resolve(self, name: str) -> str:
         """The stored name behind `name`: MTP embedding and head may be absent, then they are the main model's."""
@@ -103,10 +140,6 @@ class SourceCheckpoint:
         if entry.dtype is not torch.float8_e4m3fn:
             return rows.float()
         scale = self.files.read(f"{name}_scale_inv").float()
-        if scale.shape != (-(-entry.shape[0] // FP8_BLOCK), -(-width // FP8_BLOCK)):
-            raise CheckpointError(
-                f"{self.directory}: {name}_scale_inv has shape {list(scale.shape)}", "download it again"
-            )
         of_row = scale[torch.arange(start, stop) // FP8_BLOCK]
         return rows.float() * of_row.repeat_interleave(FP8_BLOCK, 1)[:, :width]
 

@@ -100,14 +100,12 @@ def run_process(arguments: list[str], at_end: Any) -> int:
     interruption = Interruption()
     try:
         interruption.heed(heeded)
-        code = run(arguments)
-        if sys.stdout is not None:  # closed before we began
-            sys.stdout.flush()
+        code = usage.flush(run(arguments))
     except KeyboardInterrupt:  # between the parts of `run`
         print("interrupted", file=sys.stderr)
         code = EXIT_INTERRUPTED
     except BrokenPipeError:  # `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        usage.drop(sys.stdout)
         code = EXIT_CHECK_FAILED
     except Exception:
         if not interruption.came:  # else it is what a library made of the signal

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from contextlib import suppress
+from typing import TextIO
 
 import typer
 
-from glm5_ascend.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, printable, shortened
+from glm5_ascend.errors import EXIT_BAD_INPUT, EXIT_CHECK_FAILED, EXIT_INTERRUPTED, EXIT_OK, printable, shortened
 
 #: Newer typers carry their own copy of click; in both, UsageError is the parent of the public BadParameter.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
@@ -20,11 +23,39 @@ def report(message: str, tip: str, code: int, arguments: list[str]) -> int:
     message, tip = shortened(message, LONGEST), shortened(tip, LONGEST)
     kind, label = ("interrupted", "next") if code == EXIT_INTERRUPTED else ("error", "fix")
     # Both hold names out of files and answers of servers: an escape code in them must not reach the terminal.
-    print(printable(f"{kind}: {message}") + (f"\n  {label}: {printable(tip)}" if tip else ""), file=sys.stderr)
+    try:
+        print(printable(f"{kind}: {message}") + (f"\n  {label}: {printable(tip)}" if tip else ""), file=sys.stderr)
+    except OSError:  # a full disk: the exit code still says it
+        drop(sys.stderr)
     if "--json" in arguments:
         value = {"schema_version": 1, "ok": False, "exit_code": code, "error": {"message": message, "fix": tip}}
-        print(json.dumps(value))
+        with suppress(OSError):
+            print(json.dumps(value))
     return code
+
+
+def flush(code: int) -> int:
+    """Write what is left of the output; returns `code`, or another one where a report that was made is lost.
+
+    Raises:
+        BrokenPipeError: nobody reads it.
+    """
+    try:
+        if sys.stdout is not None:  # closed before we began
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        drop(sys.stdout)
+        if code in (EXIT_OK, EXIT_CHECK_FAILED):
+            said = f"standard output: cannot be written: {error.strerror}"
+            return report(said, "free space where it goes to", EXIT_BAD_INPUT, [])
+    return code
+
+
+def drop(stream: TextIO) -> None:
+    """Let what is left go nowhere: Python's own last flush would fail once more, with words and a code of its own."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def report_usage(error: Exception, arguments: list[str]) -> int:

@@ -17,6 +17,8 @@ from glm5_ascend.errors import Glm5Error, shortened, shown
 MAX_DEPTH = 64
 #: A longer integer has no float; one of 4300 digits and more Python refuses to parse at all.
 MAX_DIGITS = 300
+#: How the file begins that `git clone` without Git LFS leaves in the place of a large one.
+_LFS_POINTER = b"version https://git-lfs.github.com/"
 
 
 def open_regular(path: Path, error: type[Glm5Error], fix: str) -> BinaryIO:
@@ -36,6 +38,14 @@ def open_regular(path: Path, error: type[Glm5Error], fix: str) -> BinaryIO:
         raise error(f"{shortened_path(path)}: cannot be read: {reason}", fix) from None
     try:
         _refuse_irregular(path, os.fstat(file.fileno()).st_mode, error, fix)
+        if os.pread(file.fileno(), len(_LFS_POINTER), 0) == _LFS_POINTER:
+            raise error(
+                f"{shortened_path(path)}: a pointer of Git LFS, not the file itself (git lfs pull fetches it)",
+                "git lfs pull",
+            )
+    except OSError as problem:
+        file.close()
+        raise error(f"{shortened_path(path)}: cannot be read: {problem.strerror}", fix) from None
     except BaseException:
         file.close()
         raise

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from glm5_ascend.errors import PlanError
+from glm5_ascend.errors import PlanError, shown
 from glm5_ascend.files.foreign import read_bytes
 from glm5_ascend.model.json_file import read_json
 from glm5_ascend.plan import fitting
@@ -128,16 +128,24 @@ def _read(path: Path, setup: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _of_vllm(found: Mapping[str, Any]) -> dict[str, Any]:
     """`vllm bench serve --save-result`."""
-    requests = int(found.get("completed") or found.get("num_prompts") or 1)
+    requests = int(_above_zero(found, "completed" if "completed" in found else "num_prompts"))
     rate = found.get("request_rate")
     return {
-        "prompt": max(1, round(found.get("total_input_tokens", 0) / requests)),
-        "output": max(1, round(found.get("total_output_tokens", 0) / requests)),
+        "prompt": max(1, round(_above_zero(found, "total_input_tokens") / requests)),
+        "output": max(1, round(_above_zero(found, "total_output_tokens") / requests)),
         "concurrency": int(found.get("max_concurrency") or requests), "requests": requests,
         "rate": float(rate) if isinstance(rate, int | float) and math.isfinite(rate) else None,
         "out_tok_s": found["output_throughput"], "ttft_ms": found.get("mean_ttft_ms"),
         "tpot_ms": found.get("mean_tpot_ms") or None,
     }  # fmt: skip
+
+
+def _above_zero(found: Mapping[str, Any], key: str) -> float:
+    """A count of the run; one in which nothing ended well measures nothing."""
+    value = found.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"{key} is {shown(value)}, not above 0")
+    return value
 
 
 def _of_aisbench(found: Mapping[str, Any]) -> dict[str, Any] | None:

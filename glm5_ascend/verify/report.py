@@ -78,12 +78,16 @@ class Report:
     def error(
         self, id: str, message: str, *, tensor: str | None = None, file: str | None = None, fix: str = ""
     ) -> None:
-        self.findings.append(CheckpointFinding(id, "error", message, tensor, file, fix))
+        self.findings.append(CheckpointFinding(id, "error", self._bare(message, file), tensor, file, fix))
 
     def warning(
         self, id: str, message: str, *, tensor: str | None = None, file: str | None = None, fix: str = ""
     ) -> None:
-        self.findings.append(CheckpointFinding(id, "warning", message, tensor, file, fix))
+        self.findings.append(CheckpointFinding(id, "warning", self._bare(message, file), tensor, file, fix))
+
+    def _bare(self, message: str, file: str | None) -> str:
+        """Without the path that readers of a file begin with: a finding names its file already."""
+        return message.removeprefix(f"{self.directory / file}: ") if file else message
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints: names, numbers, lists and dictionaries only."""

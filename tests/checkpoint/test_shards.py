@@ -167,3 +167,10 @@ def test_directory_without_index(shard: Path) -> None:
 def test_directory_without_shards(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no \*\.safetensors"):
         CheckpointDir(tmp_path)
+
+
+def test_a_dtype_that_is_not_read_is_no_damage(tmp_path: Path) -> None:
+    save_file({"scale": torch.ones(2, 2).to(torch.float8_e8m0fnu)}, tmp_path / "x.safetensors")
+    with pytest.raises(CheckpointError, match="scale: stored as F8_E8M0, which is not read") as error:
+        Shard(tmp_path / "x.safetensors")
+    assert "download" not in error.value.tip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -79,7 +80,62 @@ def test_fp8_scale_of_the_wrong_shape(tmp_path: Path) -> None:
         lambda t: t.update({f"{name}_scale_inv": torch.ones(2, 1)}),
     )
     with pytest.raises(CheckpointError, match="_scale_inv has shape"):
-        SourceCheckpoint(tmp_path).read(name)
+        SourceCheckpoint(tmp_path)  # by the header: not after hours, when the layer is read
+
+
+def test_fp8_scale_that_is_an_exponent(tmp_path: Path) -> None:
+    """As MX formats store it; read as a number it would be 119 for 2 ** -8."""
+    name = "model.layers.0.mlp.down_proj.weight"
+    edit(
+        write_tiny_model(tmp_path, dtype="fp8", index=False),
+        lambda t: t.update({f"{name}_scale_inv": torch.full((1, 1), 119, dtype=torch.uint8)}),
+    )
+    with pytest.raises(CheckpointError, match=f"{name}_scale_inv is stored as uint8"):
+        SourceCheckpoint(tmp_path)
+
+
+def test_fp8_in_other_blocks(tmp_path: Path) -> None:
+    set_config(write_tiny_model(tmp_path, dtype="fp8"), {"quant_method": "fp8", "weight_block_size": [64, 64]})
+    with pytest.raises(CheckpointError, match=r"for blocks of \[64, 64\]"):
+        SourceCheckpoint(tmp_path)
+
+
+def test_another_quantization_is_named(tmp_path: Path) -> None:
+    """Its weights have other names; to download them again would change nothing."""
+    name = "model.layers.1.mlp.experts.0.gate_proj.weight"
+    edit(write_tiny_model(tmp_path, index=False), lambda t: t.update({f"{name}_packed": t.pop(name)}))
+    set_config(tmp_path, {"quant_method": "compressed-tensors"})
+    with pytest.raises(CheckpointError, match=f"tensor {name} is missing") as caught:
+        SourceCheckpoint(tmp_path)
+    assert "quantized already ('compressed-tensors')" in caught.value.tip
+    fp8 = edit(write_tiny_model(tmp_path / "fp8", dtype="fp8", index=False), drop_scales)
+    set_config(fp8, {"quant_method": "compressed-tensors"})
+    with pytest.raises(CheckpointError, match="is FP8 but") as caught:
+        SourceCheckpoint(fp8)
+    assert "quantized already" in caught.value.tip
+
+
+def drop_scales(tensors: dict[str, torch.Tensor]) -> None:
+    for name in [each for each in tensors if each.endswith("_scale_inv")]:
+        del tensors[name]
+
+
+def set_config(directory: Path, quantization: dict[str, Any]) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+
+
+def test_fused_experts_are_named(tmp_path: Path) -> None:
+    experts = "model.layers.1.mlp.experts."
+
+    def fuse(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [each for each in tensors if each.startswith(experts)]:
+            del tensors[name]
+        tensors[f"{experts}gate_up_proj"] = torch.zeros(4, 64, 64)
+
+    edit(write_tiny_model(tmp_path, index=False), fuse)
+    with pytest.raises(CheckpointError, match="experts are one tensor"):
+        SourceCheckpoint(tmp_path)
 
 
 def test_mtp_copies_may_be_absent(tmp_path: Path) -> None:
@@ -170,5 +226,8 @@ def test_index_that_forgets_the_main_model(tmp_path: Path) -> None:
 
 def test_mtp_layer_that_is_nowhere(split_mtp: Path) -> None:
     (split_mtp / "mtp.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"tensor model.layers.3.\S+ is missing"):
+    with pytest.raises(
+        CheckpointError, match=r"tensor model.layers.3.\S+ is missing, with all of MTP layer 3"
+    ) as caught:
         SourceCheckpoint(split_mtp)
+    assert "num_nextn_predict_layers to 0" in caught.value.tip

@@ -14,6 +14,7 @@ from glm5_ascend.plan import plan
 from glm5_ascend.plan.baselines import cases
 from glm5_ascend.plan.calibrate import calibrate
 from glm5_ascend.plan.efficiency import fitted_efficiencies
+from tests.support.command import assert_one_clear_line, in_process
 
 COLUMNS = ("model", "quant", "nodes", "tp", "dp", "prompt", "output", "concurrency", "requests", "out_tok_s")
 SETUP = {"model": "glm-5.1", "quant": "w8a8", "nodes": 2, "tp": 4, "dp": 8}
@@ -94,3 +95,13 @@ def test_every_public_row_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--baselines", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert all(row["source"] and row["date"] and 0 < row["weight"] <= 1 for row in found["rows"])
+
+
+@pytest.mark.parametrize("key", ["completed", "total_input_tokens", "total_output_tokens"])
+@pytest.mark.parametrize("value", [0, -3, None, True])
+def test_a_run_in_which_nothing_ended_is_refused(key: str, value: object, tmp_path: Path) -> None:
+    """Prompts of one token would be taken for measured."""
+    run = {"completed": 10, "total_input_tokens": 10000, "total_output_tokens": 5000, "output_throughput": 100.0}
+    (tmp_path / "run.json").write_text(json.dumps(run | {key: value}))
+    done = in_process("plan", "--calibrate", tmp_path / "run.json", "--model", "glm-5", "--layout", "tp=16")
+    assert_one_clear_line(done, 2, f"{key} is {value}, not above 0")
