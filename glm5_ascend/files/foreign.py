@@ -39,10 +39,7 @@ def open_regular(path: Path, error: type[Glm5Error], fix: str) -> BinaryIO:
     try:
         _refuse_irregular(path, os.fstat(file.fileno()).st_mode, error, fix)
         if os.pread(file.fileno(), len(_LFS_POINTER), 0) == _LFS_POINTER:
-            raise error(
-                f"{shortened_path(path)}: a pointer of Git LFS, not the file itself (git lfs pull fetches it)",
-                "git lfs pull",
-            )
+            raise error(f"{shortened_path(path)}: a pointer of Git LFS, not the file itself", "fetch it: git lfs pull")
     except OSError as problem:
         file.close()
         raise error(f"{shortened_path(path)}: cannot be read: {problem.strerror}", fix) from None

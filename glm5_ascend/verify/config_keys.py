@@ -47,10 +47,7 @@ def check_config(raw: Mapping[str, Any], report: Report) -> None:
         for key in ("quantization_config", "compression_config"):
             if key in part:
                 why = f"{where}{key} is present: the engine would never open {DESCRIPTION_NAME}"
-                if (report.directory / DESCRIPTION_NAME).exists():
-                    _error(report, key, why)
-                else:  # an FP8 source needs it
-                    _error(report, key, why, "leave it in a source: what glm5-ascend quantize writes is without it")
+                _error(report, key, why, "remove it from a quantized checkpoint; an FP8 source needs it")
     architectures = raw.get("architectures")
     if not isinstance(architectures, list) or ARCHITECTURE not in architectures:
         why = f"architectures is {architectures!r:.80}: vLLM would serve embeddings or another model"
