@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
+from glm5_ascend.quantize.calibration.forward import _give_back
 from glm5_ascend.quantize.calibration.row_file import Stream
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import prepare, quantize
 from glm5_ascend.quantize.progress import silent
 
+MIB = 1024**2
 SEQUENCES = 60
 
 
@@ -54,3 +58,18 @@ def test_an_input_of_many_tokens_keeps_its_rows_alone() -> None:
         seen.add(torch.full((8, 16), float(number)))
     tensors = [value for value in vars(seen).values() if isinstance(value, torch.Tensor)]
     assert seen.rows.shape == (8, 16) and sum(each.untyped_storage().nbytes() for each in tensors) == (8 + 3) * 16 * 4
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc's")
+def test_freed_pieces_go_back_to_the_system() -> None:
+    """Pieces that lie in a heap below others that stay: without a word to the C library it keeps them."""
+    first = bytearray(8 * MIB)
+    del first  # from now on glibc takes pieces of up to 8 MiB from its heap
+    pieces, pins = [], []
+    for _ in range(100):
+        pieces.append(bytearray(b"x") * (4 * MIB))
+        pins.append(bytearray(b"x") * (64 * 1024))
+    del pieces
+    before = psutil.Process().memory_info().rss
+    _give_back()
+    assert before - psutil.Process().memory_info().rss > 300 * MIB and len(pins) == 100
