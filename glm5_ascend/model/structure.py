@@ -133,6 +133,9 @@ FUSED = (
 )
 #: Its first group, the two that read the attention's normalised input: fused, they share one static input scale.
 FUSED_DOWN_PROJECTIONS = FUSED[0]
+#: Query projections that one operator takes, the second for what the first is: both FLOAT, or neither.
+#: Source: vllm-ascend 0.30.0rc2 `attention/sfa_v1.py`, `_process_weights_for_fused_prolog_v3`.
+QUERY_PROJECTIONS = ("self_attn.q_a_proj", "self_attn.q_b_proj")
 
 
 def sizes(config: ModelConfig) -> dict[str, int]:

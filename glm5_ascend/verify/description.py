@@ -152,13 +152,10 @@ def _check_siblings(checkpoint: LoadedCheckpoint, schemes: dict[str, str], repor
 
 
 def _check_queries(checkpoint: LoadedCheckpoint, schemes: dict[str, str], report: Report) -> None:
-    """Both query projections go to one operator, which takes the second as it takes the first.
-
-    Source: vllm-ascend 0.30.0rc2 `attention/sfa_v1.py`, `_process_weights_for_fused_prolog_v3`.
-    """
+    """Both query projections go to one operator, which takes the second as it takes the first."""
     config = checkpoint.config
     for layer in range(config.num_layers_with_mtp):
-        first, second = (f"{structure.layer_prefix(layer)}self_attn.{name}" for name in ("q_a_proj", "q_b_proj"))
+        first, second = (structure.layer_prefix(layer) + name for name in structure.QUERY_PROJECTIONS)
         if (schemes[first] == FLOAT) != (schemes[second] == FLOAT):
             where = "of decode nodes (PD) " if schemes[first] == FLOAT else ""
             report.warning(

@@ -30,12 +30,14 @@ STEPS = "prefill", "decode", "long prefill", "mixed"
 SPARSE = 2048  # sparse_count, fixed in vllm-ascend
 #: int8 activations of two layers in a row, and bf16 between them.
 ERROR = 0.02
+#: A recipe with FLOAT linears in front of attention's heads.
+FLOAT_QUERIES = "w8a8-best"
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["w4a8", FLOAT_QUERIES])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("attention")
-    return quantize_tiny(write_tiny_model(folder / "source", **SIZES), folder / "w4a8", "w4a8")
+    return quantize_tiny(write_tiny_model(folder / "source", **SIZES), folder / request.param, request.param)
 
 
 @pytest.fixture(scope="module")
@@ -109,11 +111,11 @@ def test_its_attention_on_our_kernels_is_attention(ran: Path, checkpoint: Path) 
         assert error[step, f"dense, beyond {SPARSE}"] > 2 * ERROR  # the choice matters
 
 
-def test_our_kernels_were_the_ones_that_ran(ran: Path, line: VllmAscend) -> None:
+def test_our_kernels_were_the_ones_that_ran(ran: Path, checkpoint: Path, line: VllmAscend) -> None:
     with safe_open(ran, "pt") as file:
         calls = json.loads(file.metadata()["calls"])
     assert calls["npu_lightning_indexer"] == calls["npu_sparse_flash_attention"] == 4
-    if line.fuses_dynamic:
+    if line.fuses_dynamic and checkpoint.name != FLOAT_QUERIES:
         assert calls["npu_mla_prolog_v3"] == 4 and "npu_kv_rmsnorm_rope_cache" not in calls
     else:
         assert calls["npu_kv_rmsnorm_rope_cache"] == calls["npu_interleave_rope"] == 4

@@ -28,8 +28,12 @@ Load = Callable[[Path], dict[str, Loaded]]
 #: MLAPO's weights are cut into blocks of 16 rows: q_lora + kv_lora + rope must be a multiple (64 + 32 + 16).
 SIZES: dict[str, Any] = {"qk_rope_head_dim": 16, "qk_head_dim": 32, "head_dim": 16, "index_head_dim": 32}
 GLM52 = "glm-5.2"  # w4a8 of a model with indexers shared between layers
-CASES = ("w4a8", "w8a8", "w4a8-mlapo", GLM52)
+RECIPES = ("w4a8", "w8a8", "w4a8-mlapo", "w8a8-best")
+CASES = (*RECIPES, GLM52)
 STATIC_ATTENTION = ("w8a8", "w4a8-mlapo")
+FLOAT_QUERIES = ("w8a8-best",)
+#: Linears of an attention that are FLOAT there, and those that are INT8.
+FLOAT_LINEARS, INT8_LINEARS = ("fused_qkv_a_proj", "q_b_proj"), ("o_proj", "indexer.wq_b")
 MTP = "model.layers.3"
 #: vllm-ascend's class for a type.
 LINEAR = {W8A8_DYNAMIC: "AscendW8A8DynamicLinearMethod", W8A8: "AscendW8A8LinearMethod"}
@@ -54,7 +58,7 @@ def checkpoints(tiny_quantized: Callable[..., Path], tmp_path_factory: pytest.Te
     folder = tmp_path_factory.mktemp("sources")
     source = write_tiny_model(folder / "glm5", shards=2, **SIZES)
     shared = write_tiny_model(folder / "glm52", **SIZES, **SHARED_INDEXER)
-    made = {recipe: tiny_quantized(recipe, source) for recipe in CASES if recipe != GLM52}
+    made = {recipe: tiny_quantized(recipe, source) for recipe in RECIPES}
     return made | {GLM52: tiny_quantized("w4a8", shared)}
 
 
@@ -115,12 +119,21 @@ def test_every_module_gets_the_scheme_of_its_type(case: str, checkpoints: dict[s
     assert seen == {kind for name, kind in stored.description.items() if name.endswith(".weight")}
 
 
+@pytest.mark.parametrize("case", FLOAT_QUERIES)
+def test_float_and_int8_linears_side_by_side(case: str, checkpoints: dict[str, Path], load: Load) -> None:
+    schemes = load(checkpoints[case])["target"].report["schemes"]
+    for attention in (f"model.layers.{layer}.self_attn" for layer in range(3)):
+        assert all("Unquantized" in schemes[f"{attention}.{name}"] for name in FLOAT_LINEARS)
+        assert {schemes[f"{attention}.{name}"] for name in INT8_LINEARS} == {LINEAR[W8A8_DYNAMIC]}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_static_attention_and_nothing_else_turns_mlapo_on(
     case: str, checkpoints: dict[str, Path], load: Load, line: VllmAscend
 ) -> None:
     loaded = load(checkpoints[case])
-    wanted = "mlapo" if case in STATIC_ATTENTION else "prolog_v3" if line.fuses_dynamic else "native"
+    fused = line.fuses_dynamic and case not in FLOAT_QUERIES
+    wanted = "mlapo" if case in STATIC_ATTENTION else "prolog_v3" if fused else "native"
     assert set(loaded["target"].report["preprocess"].values()) == {wanted}
     assert set(loaded["draft"].report["preprocess"].values()) == {"native"}  # float
 
@@ -144,7 +157,7 @@ def test_layers_with_a_shared_indexer_build_none(checkpoints: dict[str, Path], l
     assert owners == {"0", "1", "2", "4"}  # 3 is shared, 4 is the MTP layer
 
 
-@pytest.mark.parametrize("case", CASES[:3])
+@pytest.mark.parametrize("case", RECIPES)
 def test_the_draft_gets_rot(case: str, checkpoints: dict[str, Path], load: Load) -> None:
     loaded = load(checkpoints[case])
     assert loaded["target"].report["model"] == "AscendGlmMoeDsaForCausalLM"

@@ -83,7 +83,7 @@ def test_the_report_says_where_it_comes_from(proposal: tuple[dict[str, object], 
     text = assert_self_contained(proposal[2]).text
     for part in ("glm5-ascend analyze", "--budget 11.2MB", "w4a8, SHA-256", "calibration.jsonl, SHA-256", "1234"):
         assert part in text, part
-    assert "of 34 units make most of the noise: layer 4 routed experts" in text
+    assert "of 29 units make most of the noise: layer 4 routed experts" in text
 
 
 def test_what_stands_out() -> None:

@@ -30,8 +30,7 @@ def found(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Analys
 @pytest.mark.parametrize("scheme", [schemes.W8A8_DYNAMIC, schemes.W8A8, schemes.W4A8_DYNAMIC])
 def test_errors_of_one_linear(scheme: str) -> None:
     weight, x = torch.randn(48, 64), torch.randn(200, 64) * torch.rand(64) * 3
-    seen = InputStatistics(512)
-    seen.add(x)
+    seen = InputStatistics.of(x, 512)
     linear = rounded("mlp.experts.0.gate_proj", weight, scheme, "minmax", seen, None)
     got = errors(linear, weight, x)
     hessian, change = x.T @ x, linear.weight - weight

@@ -92,7 +92,7 @@ def analyze_expert(
     gate, up, down = (tensors[name] for name in names)
     change: dict[str, torch.Tensor] = {}
     scales: dict[str, torch.Tensor] = {}
-    nobody = InputStatistics(1)
+    nobody = InputStatistics(1, 0)
     for kind in kinds:
         made = [
             rounded(part.name, tensors[name], kind, method, nobody, None, feedback.get(part.name))

@@ -182,14 +182,16 @@ class LayerAnalysis:
             x = rows if name not in smooth else rows / smooth[name]
             feedback = Feedback.on(x, planned.steps) if planned.method == "gptq" else None
             made[name] = linear = rounded(
-                name, weight, unit.scheme, planned.method, seen[name], smooth.get(name), feedback
+                name, weight, planned.scheme, planned.method, seen[name], smooth.get(name), feedback
             )
             assert isinstance(part, Linear)
             activations = states(unrotated(rows, part, self.gains), rows, x)
             weights = self._weight_states(name, weight)
-            found = LinearReport(name, unit.scheme, seen[name].tokens, errors(linear, weight, x), activations, weights)
+            found = LinearReport(
+                name, planned.scheme, seen[name].tokens, errors(linear, weight, x), activations, weights
+            )
             self.report.linears.append(found)
-            self._count(unit.scheme, scale_histogram(linear.scales))
+            self._count(planned.scheme, scale_histogram(linear.scales))
         self._noise[unit.label] = {unit.scheme: probe.noise(made)}
 
     def _experts(self, routed: Routed, expert_done: Callable[[int], None]) -> None:

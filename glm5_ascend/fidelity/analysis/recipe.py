@@ -47,7 +47,7 @@ def with_fallbacks(
         for each in step["configs"] if step["type"] == "group" else [step]:
             if each["type"] == "linear_quant":
                 selects = Selector(LinearQuant.model_validate(each), config)
-                moved = [p for unit, _ in changes if selects(unit.full_names[0]) for p in unit.patterns]
+                moved = [p for unit, _ in changes if any(map(selects, unit.full_names)) for p in unit.patterns]
                 each["exclude"] = [*each.get("exclude", []), *moved]
     int8 = [pattern for unit, scheme in changes if scheme == schemes.W8A8_DYNAMIC for pattern in unit.patterns]
     if int8:

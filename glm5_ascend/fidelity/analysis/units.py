@@ -1,4 +1,4 @@
-"""What can change its type on its own: a linear, linears the engine fuses, or all routed experts of a layer."""
+"""What can change its type on its own: a linear, linears the engine runs together, or all routed experts of a layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Unit:
 
     Attributes:
         modules: names relative to the layer.
-        scheme: what the recipe makes of it.
+        scheme: what the recipe makes of it; its types, joined by "+", where a recipe gives its linears different ones.
         noise: by type, the energy its rounding adds to the residual stream it is written to, relative to that of the
             stream, token by token, mean over tokens: norms look at every token alone. FLOAT adds none.
         nbytes: by type, stored bytes.
@@ -54,16 +54,26 @@ def units(plan: QuantizationPlan, layer: int) -> Iterator[Unit]:
     """The quantized units of a layer, routed experts last, with the bytes of every type they could have."""
     prefix, parts = structure.layer_prefix(layer), list(structure.layer_parts(plan.config, layer))
     linears = {prefix + part.name: part for part in parts if isinstance(part, Linear)}
-    groups = list(structure.fused_groups(plan.config, layer))
+    groups = _together(plan, layer)
     grouped = {name for group in groups for name in group}
-    for modules in sorted([*((name,) for name in linears if name not in grouped), *groups], key=len):
-        scheme = plan.linears[modules[0]].scheme
-        if scheme != schemes.FLOAT:
+    for group in sorted([*((name,) for name in linears if name not in grouped), *groups], key=len):
+        types = {name: plan.linears[name].scheme for name in group}
+        modules = [name for name in group if types[name] != schemes.FLOAT]
+        if modules:
+            scheme = "+".join(sorted({types[name] for name in modules}))
             unit = Unit(layer, tuple(name.removeprefix(prefix) for name in modules), scheme)
-            for choice in (scheme, *fallbacks(scheme)):
+            unit.nbytes[scheme] = sum(stored_bytes(plan, prefix, linears[name], types[name]) for name in modules)
+            for choice in fallbacks(scheme):
                 unit.nbytes[choice] = sum(stored_bytes(plan, prefix, linears[name], choice) for name in modules)
             unit.noise[schemes.FLOAT] = 0.0
             yield unit
+
+
+def _together(plan: QuantizationPlan, layer: int) -> list[tuple[str, ...]]:
+    """Full names of linears that become FLOAT together: fused ones, and both query projections."""
+    queries = {structure.layer_prefix(layer) + name for name in structure.QUERY_PROJECTIONS}
+    groups = structure.fused_groups(plan.config, layer)
+    return [(*group, *sorted(queries.difference(group))) if queries & set(group) else group for group in groups]
 
 
 def fallbacks(scheme: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,15 +26,15 @@ SELECTIONS = "selections"
 
 
 class FloatLayer:
-    """`LayerWeights` over a dict of fp32 tensors, recording the inputs of the named linears."""
+    """`LayerWeights` over a dict of fp32 tensors for one sequence, recording the inputs of the named linears."""
 
     def __init__(self, tensors: Tensors, record: Iterable[str] = (), row_limit: int = SEARCH_ROWS) -> None:
-        self.tensors = tensors
-        self.statistics = {name: InputStatistics(row_limit) for name in record}
+        self.tensors, self.record, self.row_limit = tensors, record, row_limit
+        self.statistics: dict[str, InputStatistics] = {}
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        if name in self.statistics:
-            self.statistics[name].add(x)
+        if name in self.record:
+            self.statistics[name] = InputStatistics.of(x, self.row_limit)
         weight = self.tensors[f"{name}.weight"]
         return x @ weight.T if name == ROUTER else product(x, weight)  # a rounded score sends a token elsewhere
 
@@ -152,7 +153,7 @@ def forward_layer(
         weights = FloatLayer(tensors, names, limit)
         hidden = _attend(config, layer, weights, streams, number, device)
         x = layers.mlp_input(config, weights, hidden)
-        weight = ids = torch.empty(0)
+        weight = ids = torch.empty(0, 0)
         if inputs is not None:
             weight, ids = layers.route(config, weights, x)
             inputs.write(streams.before.starts[number], x)
@@ -161,12 +162,23 @@ def forward_layer(
             streams.out.set_sequence(number, hidden)
         return _SequenceResult(weights.statistics, weight.cpu(), ids.cpu())
 
-    results = list(workers.map(forward_sequence, range(len(streams.before.lengths))))
-    statistics = {name: InputStatistics.merged(SEARCH_ROWS, [r.statistics[name] for r in results]) for name in names}
-    if inputs is None:
-        return statistics, None
-    weight, ids = torch.cat([r.weight for r in results]), torch.cat([r.ids for r in results])
-    return statistics, Routed(inputs, streams.out, weight, ids)
+    lengths = streams.before.lengths
+    statistics = {name: InputStatistics(SEARCH_ROWS, sum(min(limit, n) for n in lengths)) for name in names}
+    chosen = config.num_experts_per_tok if inputs is not None else 0
+    weight, ids = (torch.empty(streams.before.tokens, chosen, dtype=kind) for kind in (torch.float32, torch.int64))
+    for start, found in zip(streams.before.starts, workers.map(forward_sequence, range(len(lengths))), strict=True):
+        for name in names:
+            statistics[name].include(found.statistics[name])
+        weight[start : start + len(found.weight)], ids[start : start + len(found.ids)] = found.weight, found.ids
+    _give_back()
+    return statistics, None if inputs is None else Routed(inputs, streams.out, weight, ids)
+
+
+def _give_back() -> None:
+    """Let the C library return what it holds of freed activations: its heaps keep pieces of up to 32 MiB."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; other libraries have none
+    if trim is not None:
+        trim(0)
 
 
 def _attend(

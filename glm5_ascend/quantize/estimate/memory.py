@@ -63,8 +63,7 @@ def memory(plan: QuantizationPlan, seq_len: int) -> list[PhaseMemory]:
         feedback = sum(map(_feedback, compensated))
         made = _KEPT_COPIES * max(map(_kept, compensated), default=0)
         rounded = block + max(map(_feedback, compensated), default=0)
-        # The allocator may still hold what a sequence took when the feedback is made.
-        held_at_once = max(rounded, sequence + made, search)
+        held_at_once = max(rounded, sequence, made, search)
         phases.append(PhaseMemory(_IMPORTS + weights + 4 * rows + feedback, held_at_once))
     expert = 3 * _FP32 * c.hidden_size * c.moe_intermediate_size
     run = EXPERT_TOKENS * (c.hidden_size * 40 + c.moe_intermediate_size * 16)

@@ -114,8 +114,7 @@ def attention_columns(c: ModelConfig) -> int:
 def _searches(plan: QuantizationPlan) -> float:
     """All searches: their time grows with the columns."""
     columns = search_columns(plan)
-    seen = InputStatistics(SEARCH_ROWS)
-    seen.add(torch.randn(SEARCH_ROWS, _WIDTH))
+    seen = InputStatistics.of(torch.randn(SEARCH_ROWS, _WIDTH), SEARCH_ROWS)
     weight = torch.randn(SEARCH_OUTPUTS, _WIDTH)
 
     def once(algorithm: str, scheme: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -15,32 +14,52 @@ class InputStatistics:
     """Statistics of X [tokens, K] gathered over several calls.
 
     Attributes:
+        row_limit: rows to keep. offered: rows of all calls together, known before: then no others are held.
         low, high: fp32 [K], per-channel minimum and maximum over all tokens.
         mean_abs: fp32 [K], per-channel mean of |X| over all tokens.
-        rows: fp32 [<= row_limit, K], whole rows spread over the calls, for the searches.
+        rows: fp32 [<= row_limit, K], whole rows spread over all calls, for the searches.
     """
 
     row_limit: int
+    offered: int
     low: torch.Tensor = field(init=False)
     high: torch.Tensor = field(init=False)
     tokens: int = 0
     _sum_abs: torch.Tensor = field(init=False)
-    _rows: list[torch.Tensor] = field(default_factory=list)
+    _rows: torch.Tensor = field(init=False)
+    _seen: int = 0
+    _kept: int = 0
+
+    @classmethod
+    def of(cls, x: torch.Tensor, row_limit: int) -> InputStatistics:
+        """Of one call."""
+        found = cls(row_limit, len(x))
+        found.add(x)
+        return found
 
     def add(self, x: torch.Tensor) -> None:
         if len(x):
-            rows = [spread(x, self.row_limit).clone()]
-            self._include(x.amin(0), x.amax(0), x.abs().sum(0), len(x), rows)
+            self._include(x.amin(0), x.amax(0), x.abs().sum(0), len(x), x)
+
+    def include(self, piece: InputStatistics) -> None:
+        """Add what another one has gathered; the rows that it kept are offered."""
+        if piece.tokens:
+            self._include(piece.low, piece.high, piece._sum_abs, piece.tokens, piece.rows)
 
     def _include(
-        self, low: torch.Tensor, high: torch.Tensor, total: torch.Tensor, tokens: int, rows: list[torch.Tensor]
+        self, low: torch.Tensor, high: torch.Tensor, total: torch.Tensor, tokens: int, rows: torch.Tensor
     ) -> None:
         if self.tokens:
             low, high = torch.minimum(low, self.low), torch.maximum(high, self.high)
             total = total + self._sum_abs
+        else:  # one block for all calls: many small ones between the large ones of a forward would keep those apart
+            self._rows = rows.new_empty(min(self.row_limit, self.offered), rows.shape[1])
         self.low, self.high, self._sum_abs = low, high, total
         self.tokens += tokens
-        self._rows += rows
+        wanted = spread(torch.arange(self.offered), self.row_limit) - self._seen
+        chosen = wanted[(wanted >= 0) & (wanted < len(rows))].to(rows.device)
+        self._rows[self._kept : self._kept + len(chosen)] = rows[chosen]
+        self._seen, self._kept = self._seen + len(rows), self._kept + len(chosen)
 
     @property
     def mean_abs(self) -> torch.Tensor:
@@ -52,24 +71,14 @@ class InputStatistics:
 
     @property
     def rows(self) -> torch.Tensor:
-        return spread(torch.cat(self._rows), self.row_limit)
-
-    @classmethod
-    def merged(cls, row_limit: int, pieces: Iterable[InputStatistics]) -> InputStatistics:
-        """The statistics of all pieces together; the same for the same pieces in the same order."""
-        whole = cls(row_limit)
-        for piece in pieces:
-            whole._include(piece.low, piece.high, piece._sum_abs, piece.tokens, piece._rows)
-        return whole
+        return self._rows[: self._kept]
 
     def split(self) -> tuple[InputStatistics, torch.Tensor]:
         """Statistics of the first half of the kept rows, and the second half: sequences are kept in order, so the
         halves are different texts. A single row serves as both."""
         rows = self.rows
         half = max(len(rows) // 2, 1)
-        first = InputStatistics(self.row_limit)
-        first.add(rows[:half])
-        return first, rows[half:] if len(rows) > 1 else rows
+        return InputStatistics.of(rows[:half], self.row_limit), rows[half:] if len(rows) > 1 else rows
 
     def range_after(self, scale: torch.Tensor | None) -> ActivationRange:
         """Per-tensor range of X / scale."""

@@ -115,8 +115,8 @@ def rerun_expert(source: FloatWeights, layer: int, expert: int, gains: Tensors, 
 def run_expert(tensors: Tensors, expert: int, routed: Routed, keep_rows: bool = False) -> ExpertInputs:
     """Add the expert's output to the stream; returns what its linears read, with whole rows if `keep_rows`."""
     gate, up, down = (tensors[structure.tensor_name(part)] for part in structure.expert_linears(expert))
-    inputs = ExpertInputs(InputStatistics(SEARCH_ROWS))
     token, slot = torch.where(routed.ids == expert)
+    inputs = ExpertInputs(InputStatistics(SEARCH_ROWS, len(token)))
     keep_hidden, keep_inner = (evenly(len(token), rows_kept(len(token), w.shape[1])) for w in (gate, down))
     for at in torch.arange(len(token)).split(EXPERT_TOKENS):
         chosen, weight = token[at], routed.weight[token[at], slot[at], None]

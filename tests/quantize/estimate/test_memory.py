@@ -38,7 +38,7 @@ def test_prediction_follows_the_work(tiny_source: Path, tmp_path: Path) -> None:
     assert few.output_bytes < few.source_bytes
 
 
-@pytest.mark.parametrize("recipe", ["w4a8", "w4a8-best"])
+@pytest.mark.parametrize("recipe", ["w4a8", "w4a8-best", "w8a8"])
 def test_a_middle_sized_model_stays_within_its_memory(recipe: str, tmp_path: Path) -> None:
     """Hidden size 3072, 0.36 GB: measured peak below the prediction, and below what was allowed."""
     model = tmp_path / "model"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.quantize.methods.input_statistics import InputStatistics
+from glm5_ascend.quantize.methods.input_statistics import InputStatistics, spread
 from glm5_ascend.quantize.methods.rounding import INT4_MAX, INT8_MAX, minmax_scale, ssz_scale
 from glm5_ascend.quantize.methods.smoothing import flex_awq_ssz, flex_smooth_quant, quantize_activation
 from tests.quantize.support.rounding import round_int
@@ -19,7 +19,7 @@ def inputs(tokens: int, channels: int, outliers: float) -> torch.Tensor:
 
 
 def statistics(x: torch.Tensor) -> InputStatistics:
-    seen = InputStatistics(512)
+    seen = InputStatistics(512, len(x))
     for chunk in x.split(100):
         seen.add(chunk)
     return seen
@@ -66,8 +66,7 @@ def test_awq_protects_the_channels_that_carry_the_output() -> None:
 
 def test_statistics_do_not_depend_on_how_tokens_arrive() -> None:
     x = inputs(300, 16, 5.0)
-    whole, pieces = InputStatistics(512), statistics(x)
-    whole.add(x)
+    whole, pieces = InputStatistics.of(x, 512), statistics(x)
     for seen in (whole, pieces):
         assert torch.equal(seen.low, x.amin(0))
         assert torch.equal(seen.high, x.amax(0))
@@ -77,9 +76,10 @@ def test_statistics_do_not_depend_on_how_tokens_arrive() -> None:
 
 
 def test_statistics_keep_a_bounded_number_of_rows_from_everywhere() -> None:
-    seen = InputStatistics(10)
+    seen, whole = InputStatistics(10, 1000), torch.arange(1000.0)[:, None].expand(1000, 4)
     for start in range(0, 1000, 100):
-        seen.add(torch.arange(start, start + 100.0)[:, None].expand(100, 4))
+        seen.add(whole[start : start + 100])
+    assert torch.equal(seen.rows, spread(whole, 10))
     rows = seen.rows[:, 0]
     assert len(rows) == 10
     assert rows.min() < 100
@@ -87,6 +87,6 @@ def test_statistics_keep_a_bounded_number_of_rows_from_everywhere() -> None:
 
 
 def test_empty_input_is_no_token() -> None:
-    seen = InputStatistics(10)
+    seen = InputStatistics(10, 0)
     seen.add(torch.zeros(0, 4))
     assert seen.tokens == 0

@@ -1,0 +1,108 @@
+"""Units of `analyze`: no type that it may propose is one that `verify` warns of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from glm5_ascend.checkpoint.schemes import FLOAT, W8A8, W8A8_DYNAMIC
+from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.fidelity.analysis.recipe import with_fallbacks
+from glm5_ascend.fidelity.analysis.run import AnalyzeOptions, analyze, prepare
+from glm5_ascend.fidelity.analysis.units import Unit, fallbacks, units
+from glm5_ascend.model import structure
+from glm5_ascend.quantize.plan import QuantizationPlan
+from glm5_ascend.quantize.recipe import Recipe, find_recipe, load_recipe
+from tests.support.command import ROOT, in_process
+from tests.support.tiny_model import write_calibration
+
+SHIPPED = sorted(path.stem for path in (ROOT / "quant_recipes").glob("*.yaml"))
+STATIC = {"scope": "per_tensor", "dtype": "int8", "symmetric": False}
+
+
+def plan_of(source: Path, recipe: Path) -> QuantizationPlan:
+    return QuantizationPlan(SourceCheckpoint(source), load_recipe(recipe))
+
+
+def parted(plan: QuantizationPlan) -> list[int]:
+    """Layers with one query projection in FLOAT and the other one not."""
+    layers = range(plan.config.num_hidden_layers)
+    first, second = (
+        [plan.linears[structure.layer_prefix(layer) + name].scheme == FLOAT for layer in layers]
+        for name in structure.QUERY_PROJECTIONS
+    )
+    return [layer for layer in layers if first[layer] != second[layer]]
+
+
+def recipe_with(folder: Path, float_ones: list[str], static: list[str]) -> Path:
+    """`rtn-w4a8` with some linears of attention FLOAT and some static."""
+    value: dict[str, Any] = yaml.safe_load(find_recipe("rtn-w4a8").read_text())
+    steps = [each for step in value["spec"]["process"] for each in step.get("configs", [step])]
+    (attention,) = (step for step in steps if "*self_attn*" in step.get("include", []))
+    attention["exclude"] += [*float_ones, *static]
+    if static:
+        qconfig = {"act": STATIC, "weight": attention["qconfig"]["weight"]}
+        value["spec"]["process"].append({"type": "linear_quant", "qconfig": qconfig, "include": static})
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump(value))
+    return path
+
+
+def with_change(plan: QuantizationPlan, recipe: Path, unit: Unit, scheme: str) -> QuantizationPlan:
+    value = with_fallbacks(recipe, plan.config, [(unit, scheme)])
+    return QuantizationPlan(plan.source, Recipe.model_validate(value))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_no_step_parts_the_query_projections(tiny_source: Path, name: str) -> None:
+    recipe = find_recipe(name)
+    plan = plan_of(tiny_source, recipe)
+    assert parted(plan) == []
+    for layer in range(plan.config.num_hidden_layers):
+        for unit in units(plan, layer):
+            for scheme in fallbacks(unit.scheme):
+                assert parted(with_change(plan, recipe, unit, scheme)) == [], unit.label
+
+
+def test_a_recipe_that_parts_them_is_brought_together(tiny_source: Path, tmp_path: Path) -> None:
+    """With one of them FLOAT already, the other one's step to FLOAT ends what `verify` warns of."""
+    for float_ones in (["*q_a_proj", "*kv_a_proj_with_mqa"], ["*q_b_proj"]):
+        recipe = recipe_with(tmp_path, float_ones, [])
+        plan = plan_of(tiny_source, recipe)
+        assert parted(plan) == [0, 1, 2]
+        queries = [unit for unit in units(plan, 1) if set(unit.modules) & set(structure.QUERY_PROJECTIONS)]
+        assert len(queries) == 1 and not any(name.endswith(float_ones[0][1:]) for name in queries[0].modules)
+        assert parted(with_change(plan, recipe, queries[0], FLOAT)) == [0, 2]
+
+
+def test_two_types_in_one_unit(tiny_source: Path, tmp_path: Path) -> None:
+    """Static `q_a_proj` beside `q_b_proj` with activations per token: measured as they are, FLOAT together."""
+    recipe = recipe_with(tmp_path, [], ["*q_a_proj", "*kv_a_proj_with_mqa"])
+    calib = write_calibration(tmp_path / "calib.jsonl")
+    found = analyze(prepare(AnalyzeOptions(tiny_source, str(recipe), calib, 3, 48)))
+    layer = found.layers[1]
+    (unit,) = (unit for unit in layer.units if "+" in unit.scheme)
+    assert unit.label == "layer 1 self_attn.q_a_proj+kv_a_proj_with_mqa+q_b_proj"
+    assert unit.scheme == f"{W8A8}+{W8A8_DYNAMIC}" and unit.noise[unit.scheme] > 0
+    types = {linear.name: linear.scheme for linear in layer.linears}
+    assert [types[name] for name in unit.modules] == [W8A8, W8A8, W8A8_DYNAMIC]
+    assert {W8A8, W8A8_DYNAMIC} <= layer.scales.keys()
+    plan = with_change(found.plan, recipe, unit, FLOAT)
+    changed = {name for name, planned in plan.linears.items() if planned.scheme != found.plan.linears[name].scheme}
+    assert changed == set(unit.full_names)
+    assert plan.output_bytes - found.plan.output_bytes == unit.nbytes[FLOAT] - unit.nbytes[unit.scheme]
+
+
+def test_verify_does_not_warn_of_what_is_proposed(tiny_source: Path, tmp_path: Path) -> None:
+    recipe = find_recipe("rtn-w4a8")
+    plan = plan_of(tiny_source, recipe)
+    queries = [unit for unit in units(plan, 1) if structure.QUERY_PROJECTIONS[0] in unit.modules]
+    mine, out = tmp_path / "mine.yaml", tmp_path / "out"
+    mine.write_text(yaml.safe_dump(with_fallbacks(recipe, plan.config, [(unit, FLOAT) for unit in queries])))
+    assert in_process("quantize", tiny_source, out, "--recipe", mine, "--quiet").returncode == 0
+    done = in_process("verify", out, "--json")
+    assert done.returncode == 0 and "description.queries" not in done.stdout, json.loads(done.stdout)

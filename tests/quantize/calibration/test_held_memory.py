@@ -1,0 +1,75 @@
+"""What calibration holds does not grow with its text: counted in bytes of live tensors, which no load changes."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from glm5_ascend.quantize.calibration.forward import _give_back
+from glm5_ascend.quantize.calibration.row_file import Stream
+from glm5_ascend.quantize.methods.input_statistics import InputStatistics
+from glm5_ascend.quantize.options import QuantizeOptions
+from glm5_ascend.quantize.pipeline import prepare, quantize
+from glm5_ascend.quantize.progress import silent
+
+MIB = 1024**2
+SEQUENCES = 60
+
+
+def held() -> int:
+    """Bytes of all tensors that are alive, views of one storage counted once."""
+    gc.collect()
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
+
+
+@pytest.mark.parametrize("recipe", ["w8a8", "w4a8-best"])
+def test_a_sequence_leaves_nothing_but_its_stream(
+    recipe: str, tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In front of each layer's tenth and last sequence the same bytes are held."""
+    found: dict[str, list[int]] = {}
+    write = Stream.set_sequence
+
+    def counted(stream: Stream, number: int, values: torch.Tensor) -> None:
+        if number in (10, SEQUENCES - 1):
+            found.setdefault(stream.file.path.name, []).append(held())
+        write(stream, number, values)
+
+    monkeypatch.setattr(Stream, "set_sequence", counted)
+    calib = tmp_path / "calib.txt"
+    calib.write_text("".join(f"{number:03d} {'abcdefgh' * 12}\n" for number in range(SEQUENCES)))
+    options = QuantizeOptions(
+        tiny_source, tmp_path / "out", recipe, calib=calib, samples=SEQUENCES, seq_len=48, threads=1
+    )
+    quantize(prepare(options), silent)
+    assert {"stream-0", "stream-1", "stream-2"} <= found.keys()
+    assert {name: late - early for name, (early, late) in found.items()} == dict.fromkeys(found, 0)
+
+
+def test_an_input_of_many_tokens_keeps_its_rows_alone() -> None:
+    seen = InputStatistics(8, 8000)
+    for number in range(1000):
+        seen.add(torch.full((8, 16), float(number)))
+    tensors = [value for value in vars(seen).values() if isinstance(value, torch.Tensor)]
+    assert seen.rows.shape == (8, 16) and sum(each.untyped_storage().nbytes() for each in tensors) == (8 + 3) * 16 * 4
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc's")
+def test_freed_pieces_go_back_to_the_system() -> None:
+    """Pieces that lie in a heap below others that stay: without a word to the C library it keeps them."""
+    first = bytearray(8 * MIB)
+    del first  # from now on glibc takes pieces of up to 8 MiB from its heap
+    pieces, pins = [], []
+    for _ in range(100):
+        pieces.append(bytearray(b"x") * (4 * MIB))
+        pins.append(bytearray(b"x") * (64 * 1024))
+    del pieces
+    before = psutil.Process().memory_info().rss
+    _give_back()
+    assert before - psutil.Process().memory_info().rss > 300 * MIB and len(pins) == 100
