@@ -40,7 +40,6 @@ class Expected:
 EXPECTED = {
     "score_pages, bf16": Expected("mix", ("32x128 x 128x128 bf16 -> f32",) * 2),
     "score_pages, i8": Expected("mix", ("32x128 x 128x128 i8 -> i32",) * 2),
-    "choose_level": Expected("aiv"),
     "list_positions": Expected("aiv"),
     "join_positions": Expected("aiv"),
     "gather_rows": Expected("aiv", rows=("1x512xbf16", "1x64xbf16")),

@@ -1,4 +1,4 @@
-"""Lightning Indexer as Triton kernels: scores by pages, the level of each row's choice, the positions in order.
+"""Lightning Indexer as Triton kernels: scores by pages, the level of each row's choice with its positions, in order.
 
 Shaped for one core of a 910B/910C (64 KB L0A and L0B, 128 KB L0C, 192 KB UB), at GLM-5's 32 heads of 128:
 
@@ -6,11 +6,11 @@ Shaped for one core of a 910B/910C (64 KB L0A and L0B, 128 KB L0C, 192 KB UB), a
                      tokens, which share its keys. A page is one run of memory. A program takes many pages in a loop
                      without a branch, which the device's compiler makes a pipeline: cube and vector cores take turns
                      over four workspaces. One program per core.
-    choose_level     one row of scores, TILE = 4096 (16 KB) at a time: the K-th score is found by counting floats
-                     (vector cores compare floats, not integers), until exactly K reach it; no sort. A sample of the
-                     row says where it lies; then by interpolation and halves. Hits are added lane by lane in fp16.
-    list_positions   32 runs of 128 positions: the smallest position left of each run at once, as often as the fullest
-                     run has some; [32, 128] in fp16 is 8 KB.
+    list_positions   first the level of a row: its K-th score is found by counting floats (vector cores compare floats,
+                     not integers), TILE = 4096 (16 KB) at a time, until exactly K reach it; no sort. A sample of the
+                     row says where it lies; then by interpolation and halves. Hits are added lane by lane in fp16. Four
+                     tiles of a row stay in UB, if it has no more. Then 32 runs of 128 positions: the smallest position
+                     left of each run at once, as often as the fullest run has some; [32, 128] in fp16 is 8 KB.
     join_positions   the runs one behind the other, one copy each, in parts, so that all vector cores have one.
 
 A score that is NaN means: not there.
@@ -92,6 +92,23 @@ def _count(scores, begin, end, level, TILE: tl.constexpr):
 
 
 @triton.jit
+def _held(row, length, tile, TILE: tl.constexpr):
+    i = tile * TILE + tl.arange(0, TILE)
+    return tl.load(row + i, mask=i < length, other=float("nan"))
+
+
+@triton.jit
+def _reached(row, length, s0, s1, s2, s3, level, TILE: tl.constexpr, HELD: tl.constexpr):
+    """How many of a row's scores reach `level`; HELD: they are the four tiles in UB."""
+    if HELD:
+        total = _reaching(s0, level) + _reaching(s1, level) + _reaching(s2, level) + _reaching(s3, level)
+        found = _total(tl.reshape(total.to(tl.float32), (TILE // 128, 128)))
+    else:
+        found = _count(row, 0, length, level, TILE)
+    return found
+
+
+@triton.jit
 def _total(lanes):
     """Their sum, by rows first: a tree of additions is quicker than the sum across lanes."""
     return tl.sum(tl.reduce(lanes, 0, _plus), axis=0)
@@ -145,14 +162,13 @@ def _lesser(a, b):
 
 
 @triton.jit
-def choose_level(
-    scores, visible, level_out, last_out, s_scores, topk,
-    TILE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Grid (T). Of scores [T, S] the min(topk, those that are there) best, lowest position among equals, are those
-    above level_out fp32 [T], and those that equal it at positions up to last_out int32 [T]."""
-    t = tl.program_id(0)
-    row, length = scores + t * s_scores, tl.load(visible + t)
+def _level(row, length, topk, TILE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HELD: tl.constexpr):
+    """(level, last): of a row's `length` scores the min(topk, those that are there) best, lowest position among equals,
+    are those above `level`, and those that equal it at positions up to `last`. HELD: 4 tiles hold the row."""
+    s0, s1, s2, s3 = 0.0, 0.0, 0.0, 0.0
+    if HELD:
+        s0, s1 = _held(row, length, 0, TILE), _held(row, length, 1, TILE)
+        s2, s3 = _held(row, length, 2, TILE), _held(row, length, 3, TILE)
     # `reach` scores reach the float of key `low`, fewer than `want` that of `high`: `beyond`.
     low = tl.minimum(length, 0) - 2139095041
     high, beyond, want = -low, 0.0, topk * 1.0
@@ -160,14 +176,14 @@ def choose_level(
     under, over, reach = low, low, beyond
     if long:
         under, over = _between(row, length, want, low, high, ROWS, COLUMNS)
-        reach = _count(row, 0, length, _number(under), TILE)
+        reach = _reached(row, length, s0, s1, s2, s3, _number(under), TILE, HELD)
     bracketed = long & (reach >= want)
     if bracketed:
         low = under
     else:  # short, the sample misleads, or fewer are there
         if long:
             high, beyond = tl.maximum(under, low + 1), reach
-        reach = _count(row, 0, length, float("-inf"), TILE)
+        reach = _reached(row, length, s0, s1, s2, s3, float("-inf"), TILE, HELD)
         want = tl.minimum(reach, want)
     for turn in range(0, 7):
         if (reach > want) & (_middle(low, high) > low):
@@ -176,10 +192,10 @@ def choose_level(
                 if (reach > want) & (middle > low):
                     half = ((high >> 1) - (low >> 1)).to(tl.float32)
                     tried = low + 2 * (half * _share(reach, want, beyond)).to(tl.int32)
-                    tried = tl.where(long & (step < 24) & (step % 4 != 3), tried, middle)
+                    tried = tl.where(long & (step < 24) & (step % 8 != 7), tried, middle)
                     tried = tl.where(bracketed & (step == 0), over, tried)
                     tried = tl.minimum(tl.maximum(tried, low + 1), high - 1)
-                    found = _count(row, 0, length, _number(tried), TILE)
+                    found = _reached(row, length, s0, s1, s2, s3, _number(tried), TILE, HELD)
                     enough = found >= want
                     low, high = tl.where(enough, tried, low), tl.where(enough, high, tried)
                     reach, beyond = tl.where(enough, found, reach), tl.where(enough, beyond, found)
@@ -196,44 +212,59 @@ def choose_level(
                 # positions below `tried` hold too few: the cut lies at or after it
                 equal = _count(row, 0, tried, level, TILE) - _count(row, 0, tried, above, TILE)
                 last = tl.where(equal < need, tried, last)
-    tl.store(level_out + t, level)
-    tl.store(last_out + t, last)
+    return level, last
 
 
 @triton.jit
 def list_positions(
-    scores, visible, level_in, last_in, runs, numbers, s_scores, s_numbers,
+    scores, visible, runs, numbers, s_scores, s_numbers, topk, step,
+    TILE: tl.constexpr, SAMPLE_ROWS: tl.constexpr, SAMPLE_COLUMNS: tl.constexpr, HELD: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T, S / (ROWS * COLUMNS)). Of each run of COLUMNS positions those that `choose_level` has chosen, in order,
-    to its place in runs int32 [T, S], and their number to numbers int32 [T, S / COLUMNS]."""
+    """Grid (T, S / step), step a multiple of ROWS * COLUMNS. Of each run of COLUMNS positions of scores fp32 [T, S]
+    those among the row's min(topk, those that are there) best, lowest position among equals, in order, to its place in
+    runs int32 [T, S], and their number to numbers int32 [T, S / COLUMNS]. All programs of a row find its level: cores
+    that would wait for one another otherwise, and a launch less."""
     t, part = tl.program_id(0), tl.program_id(1)
-    length, start = tl.load(visible + t), part * ROWS * COLUMNS
-    if start < length:
-        level, last = tl.load(level_in + t), tl.load(last_in + t)
+    row, length = scores + t * s_scores, tl.load(visible + t)
+    begin, end = part * step, tl.minimum((part + 1) * step, length)
+    if begin < end:
+        level, last = _level(row, length, topk, TILE, SAMPLE_ROWS, SAMPLE_COLUMNS, HELD)
         key = level.to(tl.int32, bitcast=True)
         above = _number((key ^ ((key >> 31) & 0x7FFFFFFF)) + 1)
-        r, c, slot = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, SLOTS)
-        place = r[:, None] * COLUMNS + c[None, :]
-        column = tl.broadcast_to(c[None, :], (ROWS, COLUMNS)).to(tl.float16)
-        none = tl.full([ROWS, COLUMNS], 2048.0, tl.float16)
-        score = tl.load(scores + t * s_scores + start + place)
-        limit = tl.where(place.to(tl.float32) <= (last - start).to(tl.float32), level, above)
-        left = tl.where(score >= limit, column, none)
-        number = tl.sum(_reaching(score, limit).to(tl.float32), axis=1).to(tl.int32)
-        tl.store(numbers + t * s_numbers + part * ROWS + r, number)
-        most = tl.max(number, axis=0)
-        for first in range(0, most, SLOTS):
-            found = tl.zeros([ROWS, SLOTS], tl.float16)
-            turn = tl.broadcast_to(slot[None, :], (ROWS, SLOTS)).to(tl.float16)
-            before = tl.full([ROWS, SLOTS], -0.5, tl.float16)  # a scalar would be compared in fp32
-            for _ in range(0, tl.minimum(SLOTS, most - first)):
-                least = tl.reduce(left, 1, _lesser)
-                found = tl.where(turn > before, least[:, None], found)  # and in later slots, until theirs come
-                turn -= 1.0
-                left = tl.where(left > least[:, None], left, none)
-            position = start + (r * COLUMNS)[:, None] + found.to(tl.int32)
-            tl.store(runs + t * s_scores + start + (r * COLUMNS)[:, None] + first + slot[None, :], position)
+        for start in range(begin, end, ROWS * COLUMNS):
+            _list_tile(
+                row, runs + t * s_scores, numbers + t * s_numbers, start, level, last, above, ROWS, COLUMNS, SLOTS
+            )
+
+
+@triton.jit
+def _list_tile(
+    row, runs, numbers, start, level, last, above,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """ROWS runs of a row from position `start`: their chosen positions and numbers."""
+    r, c, slot = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, SLOTS)
+    place = r[:, None] * COLUMNS + c[None, :]
+    column = tl.broadcast_to(c[None, :], (ROWS, COLUMNS)).to(tl.float16)
+    none = tl.full([ROWS, COLUMNS], 2048.0, tl.float16)
+    score = tl.load(row + start + place)
+    limit = tl.where(place.to(tl.float32) <= (last - start).to(tl.float32), level, above)
+    left = tl.where(score >= limit, column, none)
+    number = tl.sum(_reaching(score, limit).to(tl.float32), axis=1).to(tl.int32)
+    tl.store(numbers + start // COLUMNS + r, number)
+    most = tl.max(number, axis=0)
+    for first in range(0, most, SLOTS):
+        found = tl.zeros([ROWS, SLOTS], tl.float16)
+        turn = tl.broadcast_to(slot[None, :], (ROWS, SLOTS)).to(tl.float16)
+        before = tl.full([ROWS, SLOTS], -0.5, tl.float16)  # a scalar would be compared in fp32
+        for _ in range(0, tl.minimum(SLOTS, most - first)):
+            least = tl.reduce(left, 1, _lesser)
+            found = tl.where(turn > before, least[:, None], found)  # and in later slots, until theirs come
+            turn -= 1.0
+            left = tl.where(left > least[:, None], left, none)
+        position = start + (r * COLUMNS)[:, None] + found.to(tl.int32)
+        tl.store(runs + start + (r * COLUMNS)[:, None] + first + slot[None, :], position)
 
 
 @triton.jit

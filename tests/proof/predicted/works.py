@@ -47,14 +47,10 @@ def stand_in(kernel: str, arguments: tuple[Any, ...]) -> list[torch.Tensor]:
         scores.copy_(torch.randn(scores.shape, generator=draw))
         scores[torch.arange(scores.shape[1])[None] >= visible[:, None]] = float("nan")
         return [scores]
-    if kernel == "choose_level":
-        scores, visible, level, last = arguments[:4]
-        last.copy_(visible)
-        for row, seen in enumerate(visible.tolist()):
-            level[row] = scores[row, :seen].topk(min(seen, arguments[5])).values[-1] if seen else float("-inf")
-        return [level, last]
     if kernel == "list_positions":
-        scores, _, level, _, runs, numbers = arguments[:6]
+        scores, visible, runs, numbers, _, _, topk = arguments[:7]
+        rows = zip(scores, visible.tolist(), strict=True)
+        level = torch.tensor([row[:seen].topk(min(seen, topk)).values[-1] if seen else torch.inf for row, seen in rows])
         lists = scores.view(len(scores), numbers.shape[1], -1)
         for row, found in enumerate(lists >= level[:, None, None]):
             for run, places in enumerate(found):
