@@ -7,11 +7,7 @@ import itertools
 import torch
 
 from glm5_kernels.lightning_indexer.reference import check, check_quant
-from glm5_kernels.lightning_indexer.triton_kernels import (
-    join_positions,
-    list_positions,
-    score_pages,
-)
+from glm5_kernels.lightning_indexer.triton_kernels import choose_positions, score_pages
 from glm5_kernels.paged_cache import PagedBatch, query_layout
 from glm5_kernels.triton_launch import launch, padded, support, support_power
 
@@ -29,8 +25,6 @@ TILE, SAMPLE, HELD = 4096, (16, 128), 4
 LONGEST = 256 * TILE
 #: Runs of positions, their length, and how many positions of each are taken out together.
 ROWS, COLUMNS, SLOTS = 32, 128, 32
-#: Runs whose numbers are added at once.
-RUNS = 512
 #: Vector and cube cores of a die.
 PROGRAMS, CUBES = 48, 24
 
@@ -106,17 +100,11 @@ def _choose(
         tiles = width // (ROWS * COLUMNS)
         step = -(-tiles // max(1, PROGRAMS // (hi - lo))) * ROWS * COLUMNS
         launch(
-            list_positions, (hi - lo, -(-width // step)),
-            scores, seen[lo:hi], runs, numbers, scores.stride(0), numbers.stride(0), topk, step,
+            choose_positions, (hi - lo, -(-width // step)),
+            scores, seen[lo:hi], runs, numbers, *[out[lo:hi]] * 4,
+            scores.stride(0), numbers.stride(0), out.stride(0), topk, step,
             TILE=TILE, SAMPLE_ROWS=SAMPLE[0], SAMPLE_COLUMNS=SAMPLE[1], HELD=int(width <= HELD * TILE),
             ROWS=ROWS, COLUMNS=COLUMNS, SLOTS=SLOTS,
-        )  # fmt: skip
-        # Parts of a row, so that all vector cores have one.
-        step = -(-numbers.shape[1] // max(1, PROGRAMS // (hi - lo)))
-        launch(
-            join_positions, (hi - lo, -(-numbers.shape[1] // step)),
-            seen[lo:hi], runs, numbers, out[lo:hi], scores.stride(0), numbers.stride(0), out.stride(0), step,
-            TILE=RUNS, COLUMNS=COLUMNS,
         )  # fmt: skip
     return out
 
