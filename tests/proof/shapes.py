@@ -120,7 +120,7 @@ def executed_cases(op: str) -> Iterator[Case]:
 
 
 def decode_cases(op: str) -> Iterator[Case]:
-    """The indexer's kernel for rows that stay in UB and the one for longer ones: misleading samples, equals, neither."""
+    """The indexer's kernel for rows that stay in UB and the one for longer ones: a misleading sample, equals, any."""
     if op.startswith("lightning_indexer"):
         for length in (9000, 17000):
             yield _indexer(op, torch.Generator().manual_seed(9), (1, 1, 1), (length,) * 3, hard=True)
