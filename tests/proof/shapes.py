@@ -106,7 +106,7 @@ def launched_cases(op: str) -> Iterator[Case]:
 
 def executed_cases(op: str) -> Iterator[Case]:
     """Level 5's: every kernel that a server launches, and for the indexer prefill and decode in one batch, and so many
-    positions that a sample of them shows where the level lies."""
+    positions that several programs share a row."""
     if op == "mla_preprocess":  # each number of heads and each mode once; prefill
         generator = torch.Generator().manual_seed(7)
         yield from (_preprocess(m, generator, h) for m, h in zip(QUANT_MODES, (64, 32, 16), strict=True))
@@ -116,6 +116,14 @@ def executed_cases(op: str) -> Iterator[Case]:
     if op.startswith("lightning_indexer"):
         yield next(case for case in quick_cases(op) if "mixed" in case.variant and "float32" not in case.variant)
         yield _indexer(op, torch.Generator().manual_seed(8), (1, 1), (9000, 300))
+        yield from decode_cases(op)
+
+
+def decode_cases(op: str) -> Iterator[Case]:
+    """The indexer's kernel for rows that stay in UB and the one for longer ones: a misleading sample, equals, any."""
+    if op.startswith("lightning_indexer"):
+        for length in (9000, 17000):
+            yield _indexer(op, torch.Generator().manual_seed(9), (1, 1, 1), (length,) * 3, hard=True)
 
 
 def _pages(
@@ -141,15 +149,25 @@ def _cache(columns: int, owned: torch.Tensor, generator: torch.Generator) -> tor
 
 
 def _indexer(
-    op: str, generator: torch.Generator, counts: tuple[int, ...] = (1, 1, 1), seen: tuple[int, ...] = LENGTHS
+    op: str,
+    generator: torch.Generator,
+    counts: tuple[int, ...] = (1, 1, 1),
+    seen: tuple[int, ...] = LENGTHS,
+    hard: bool = False,
 ) -> Case:
-    """`counts`: tokens of each request; `seen`: positions."""
+    """`counts`: tokens of each request; `seen`: positions; `hard`: the first request has its best scores where the
+    kernel takes its sample, and few others, all of the second one's are equal."""
     table, owned, _ = _pages(generator, seen)
     tokens, lengths = sum(counts), torch.tensor(seen, dtype=torch.int32)
     starts = torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32)
     q = torch.randn(tokens, INDEX_HEADS, INDEX_DIM, generator=generator).bfloat16()
     weights = torch.randn(tokens, INDEX_HEADS, generator=generator).bfloat16()
     keys = _cache(INDEX_DIM, owned, generator)
+    if hard:
+        weights, rows = weights.abs(), keys.view(-1, INDEX_DIM)
+        places = (table.long()[:2, :, None] * BLOCK + torch.arange(BLOCK)).flatten(1)[:, : seen[0]]
+        rows[places[0, torch.arange(seen[0]) % (seen[0] // 16) >= 128]] /= 16
+        rows[places[1]] = rows[places[1, 0]].clone()
     step = PagedBatch(starts, lengths, table), TOPK
     if op == "lightning_indexer":
         return Case(op, f"{REAL}, bfloat16", (q, keys, weights, *step), gap=1e-3)

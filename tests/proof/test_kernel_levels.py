@@ -22,8 +22,8 @@ from tests.proof.lowering import Lowered
 
 #: Kernels of each op at GLM-5's sizes; MLA preprocess in two quant modes.
 KERNELS = {
-    "lightning_indexer": {"score_pages", "choose_level", "list_positions", "join_positions"},
-    "lightning_indexer_quant": {"score_pages", "choose_level", "list_positions", "join_positions"},
+    "lightning_indexer": {"score_pages", "choose_positions"},
+    "lightning_indexer_quant": {"score_pages", "choose_positions"},
     "sparse_flash_attention": {"gather_rows", "score_rows", "normalize_scores", "weigh_rows"},
     "sparse_flash_attention_quant": {"unpack_rows", "score_rows", "normalize_scores", "weigh_rows"},
     "mla_preprocess": {"quantize_rows", "linear", "absorb", "rotate", "write_latents"},

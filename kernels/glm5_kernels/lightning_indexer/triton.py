@@ -7,12 +7,7 @@ import itertools
 import torch
 
 from glm5_kernels.lightning_indexer.reference import check, check_quant
-from glm5_kernels.lightning_indexer.triton_kernels import (
-    choose_level,
-    join_positions,
-    list_positions,
-    score_pages,
-)
+from glm5_kernels.lightning_indexer.triton_kernels import choose_positions, score_pages
 from glm5_kernels.paged_cache import PagedBatch, query_layout
 from glm5_kernels.triton_launch import launch, padded, support, support_power
 
@@ -23,14 +18,13 @@ AT_ONCE = 2
 #: Tokens whose scores are held at once, two for each vector core of a die: 96 times 64k of them are 25 MB. Where the
 #: context is long, as many as have this many scores: one for each vector core at 1,048,576 positions, 201 MB.
 TOKENS, SCORES = 96, 48 * 1048576
-#: Scores counted at once; runs of scores and their length in the sample that shows where the level lies.
-TILE, SAMPLE = 4096, (16, 128)
+#: Scores counted at once; runs of scores and their length in the sample that shows where the level lies; tiles of a row
+#: that stay in UB.
+TILE, SAMPLE, HELD = 4096, (16, 128), 4
 #: A count adds tile by tile in fp16, exact up to 2048, then lanes in fp32, exact beyond this many: up to 256 tiles.
 LONGEST = 256 * TILE
 #: Runs of positions, their length, and how many positions of each are taken out together.
 ROWS, COLUMNS, SLOTS = 32, 128, 32
-#: Runs whose numbers are added at once.
-RUNS = 512
 #: Vector and cube cores of a die.
 PROGRAMS, CUBES = 48, 24
 
@@ -102,23 +96,15 @@ def _choose(
             seen[lo:hi], scores, k_cache.stride(0), k_cache.stride(1), blocks.shape[1], scores.stride(0), each,
             H=heads, D=dim, BT=per_group, PAGE=page, INT8=q.dtype == torch.int8, AT_ONCE=AT_ONCE,
         )  # fmt: skip
-        level = torch.empty(hi - lo, dtype=torch.float32, device=device)
-        last = torch.empty(hi - lo, dtype=torch.int32, device=device)
+        # Parts of a row, in whole tiles, so that all vector cores have one.
+        tiles = width // (ROWS * COLUMNS)
+        step = -(-tiles // max(1, PROGRAMS // (hi - lo))) * ROWS * COLUMNS
         launch(
-            choose_level, (hi - lo,),
-            scores, seen[lo:hi], level, last, scores.stride(0), topk, TILE=TILE, ROWS=SAMPLE[0], COLUMNS=SAMPLE[1],
-        )  # fmt: skip
-        launch(
-            list_positions, (hi - lo, width // (ROWS * COLUMNS)),
-            scores, seen[lo:hi], level, last, runs, numbers, scores.stride(0), numbers.stride(0),
+            choose_positions, (hi - lo, -(-width // step)),
+            scores, seen[lo:hi], runs, numbers, *[out[lo:hi]] * 4,
+            scores.stride(0), numbers.stride(0), out.stride(0), topk, step,
+            TILE=TILE, SAMPLE_ROWS=SAMPLE[0], SAMPLE_COLUMNS=SAMPLE[1], HELD=int(width <= HELD * TILE),
             ROWS=ROWS, COLUMNS=COLUMNS, SLOTS=SLOTS,
-        )  # fmt: skip
-        # Parts of a row, so that all vector cores have one.
-        step = -(-numbers.shape[1] // max(1, PROGRAMS // (hi - lo)))
-        launch(
-            join_positions, (hi - lo, -(-numbers.shape[1] // step)),
-            seen[lo:hi], runs, numbers, out[lo:hi], scores.stride(0), numbers.stride(0), out.stride(0), step,
-            TILE=RUNS, COLUMNS=COLUMNS,
         )  # fmt: skip
     return out
 

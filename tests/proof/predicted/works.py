@@ -47,21 +47,6 @@ def stand_in(kernel: str, arguments: tuple[Any, ...]) -> list[torch.Tensor]:
         scores.copy_(torch.randn(scores.shape, generator=draw))
         scores[torch.arange(scores.shape[1])[None] >= visible[:, None]] = float("nan")
         return [scores]
-    if kernel == "choose_level":
-        scores, visible, level, last = arguments[:4]
-        last.copy_(visible)
-        for row, seen in enumerate(visible.tolist()):
-            level[row] = scores[row, :seen].topk(min(seen, arguments[5])).values[-1] if seen else float("-inf")
-        return [level, last]
-    if kernel == "list_positions":
-        scores, _, level, _, runs, numbers = arguments[:6]
-        lists = scores.view(len(scores), numbers.shape[1], -1)
-        for row, found in enumerate(lists >= level[:, None, None]):
-            for run, places in enumerate(found):
-                listed = places.nonzero()[:, 0].int()
-                numbers[row, run] = len(listed)
-                runs[row, run * found.shape[1] :][: len(listed)] = listed + run * found.shape[1]
-        return [runs, numbers]
     return [value for value in arguments if isinstance(value, torch.Tensor)][-3:]
 
 
