@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -15,12 +13,7 @@ BF16 = torch.bfloat16
 STEPS = (([9, 14, 3], [1, 1, 1]), ([11, 5], [2, 1]))
 
 
-@pytest.fixture(params=[1, 2], autouse=True)
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("threads")
 
 
 def steps(columns: int = 4, blocks: int = 12) -> list[RaggedBatch]:

@@ -178,46 +178,17 @@ class ByTiles(_Emitted):
         return ir.Constant(I8, number), self.builder.inttoptr(address, I8.as_pointer()), pitch
 
 
-class ByVectors(_Emitted):
-    """The same sums by vectors: for tests on other processors."""
-
-    def generate(self) -> None:
-        builder, v = self.builder, Lanes(self.builder)
-        total, even, odd = (v.variable(0.0) for _ in range(3))
-        for i, j in ((i, j) for i in range(2) for j in range(2)):
-            with for_range(builder, i64_const(TILE)) as row:
-                place = self.at(self.out[i][j], row, self.out_pitch)
-                builder.store(v.constant(0.0), total)
-                with builder.if_then(builder.not_(self.is_fresh)):
-                    builder.store(v.load(place, i64_const(0)), total)
-                with for_range(builder, self.steps) as step, for_range(builder, self.parts) as part:
-                    start = self.at(self.at(self.left[i], row, self.left_pitch), step, i64_const(4 * TILE))
-                    start = self.at(start, part, self.part)
-                    for place_of_sum in (even, odd):
-                        builder.store(v.constant(0.0), place_of_sum)
-                    with for_range(builder, i64_const(TILE)) as pair:
-                        a = v.broadcast(v.load_scalar(start, pair))
-                        b = self.at(self.at(self.right[j], step, self.right_step), pair, self.right_pitch)
-                        for which, x, y in zip(
-                            (odd, even), v.halves(a), v.halves(v.load(b, i64_const(0))), strict=True
-                        ):
-                            builder.store(v.call("fma", x, y, builder.load(which)), which)
-                    both = builder.fadd(builder.load(even), builder.load(odd))
-                    builder.store(builder.fadd(builder.load(total), both), total)
-                v.store(builder.load(total), place, i64_const(0))
-
-
 class IntegersByTiles(ByTiles):
     """int8 by Intel's instructions."""
 
     instruction = "tdpbssd"
 
 
-class IntegersByVectors(_Emitted):
-    """The same sums of int8 by vectors: for tests on other processors. `parts` is 1."""
+class ByVectors(_Emitted):
+    """The same sums by vectors: for tests on other processors."""
 
     def generate(self) -> None:
-        builder, v, words = self.builder, Lanes(self.builder), ir.VectorType(I32, WIDTH)
+        builder, v = self.builder, Lanes(self.builder)
         total = v.variable(0.0)
         for i, j in ((i, j) for i in range(2) for j in range(2)):
             with for_range(builder, i64_const(TILE)) as row:
@@ -225,16 +196,35 @@ class IntegersByVectors(_Emitted):
                 builder.store(v.constant(0.0), total)
                 with builder.if_then(builder.not_(self.is_fresh)):
                     builder.store(v.load(place, i64_const(0)), total)
-                with for_range(builder, self.steps) as step, for_range(builder, i64_const(TILE)) as four:
+                with for_range(builder, self.steps) as step, for_range(builder, self.parts) as part:
                     left = self.at(self.at(self.left[i], row, self.left_pitch), step, i64_const(4 * TILE))
-                    right = self.at(self.at(self.right[j], step, self.right_step), four, self.right_pitch)
-                    fours = v.broadcast(v.load_scalar(left, four)), v.load(right, i64_const(0))
-                    sums = builder.bitcast(builder.load(total), words)
-                    for shift in (24, 16, 8, 0):
-                        x, y = (self._byte(builder.bitcast(z, words), shift) for z in fours)
-                        sums = builder.add(sums, builder.mul(x, y))
-                    builder.store(builder.bitcast(sums, V16), total)
+                    right = self.at(self.right[j], step, self.right_step)
+                    self._add_step(v, self.at(left, part, self.part), right, total)
                 v.store(builder.load(total), place, i64_const(0))
+
+    def _add_step(self, v: Lanes, left: Any, right: Any, total: Any) -> None:
+        """total += a row of the left side's tile times the right side's."""
+        builder, even, odd = self.builder, v.variable(0.0), v.variable(0.0)
+        with for_range(builder, i64_const(TILE)) as pair:
+            a, b = v.broadcast(v.load_scalar(left, pair)), v.load(self.at(right, pair, self.right_pitch), i64_const(0))
+            for which, x, y in zip((odd, even), v.halves(a), v.halves(b), strict=True):
+                builder.store(v.call("fma", x, y, builder.load(which)), which)
+        both = builder.fadd(builder.load(even), builder.load(odd))
+        builder.store(builder.fadd(builder.load(total), both), total)
+
+
+class IntegersByVectors(ByVectors):
+    """The same of int8."""
+
+    def _add_step(self, v: Lanes, left: Any, right: Any, total: Any) -> None:
+        builder, words = self.builder, ir.VectorType(I32, WIDTH)
+        with for_range(builder, i64_const(TILE)) as four:
+            a, b = v.broadcast(v.load_scalar(left, four)), v.load(self.at(right, four, self.right_pitch), i64_const(0))
+            sums = builder.bitcast(builder.load(total), words)
+            for shift in (24, 16, 8, 0):
+                x, y = (self._byte(builder.bitcast(each, words), shift) for each in (a, b))
+                sums = builder.add(sums, builder.mul(x, y))
+            builder.store(builder.bitcast(sums, V16), total)
 
     def _byte(self, x: Any, shift: int) -> Any:
         """The byte of every word that `shift` bits move to its top, with its sign."""
