@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.summary import CheckpointSummary, summarize
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.errors import CheckpointError, ConfigError, shown
@@ -18,15 +19,16 @@ REQUIRED_KEYS = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "indexer_
 
 
 def check_directory(directory: Path) -> CheckpointSummary:
-    """What the checkpoint holds, by its JSON files; no tensor is read.
+    """What the checkpoint holds, by its JSON files and the shards' headers; no tensor is read.
 
     Raises:
         ConfigError: vLLM would refuse config.json, or compute something else than GLM-5 by it.
-        CheckpointError: no weights, or a description that cannot be read.
+        CheckpointError: no weights, shards that are missing, cut or no shards, or a description that cannot be read.
     """
     config = _checked_config(directory)
     if not any(directory.glob("*.safetensors")):
         raise CheckpointError(f"{directory} has no .safetensors file", "the weights are missing: copy them")
+    CheckpointDir(directory)
     if (directory / DESCRIPTION_NAME).exists():
         if "quantization_config" in config:
             raise ConfigError(

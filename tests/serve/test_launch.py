@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from glm5_ascend.cli import run
 from glm5_ascend.errors import CheckpointError, ConfigError, MissingEnvironmentError
@@ -28,13 +30,37 @@ CONFIG = {
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    (tmp_path / "model.safetensors").write_bytes(b"")
+    save_file({"lm_head.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
     return tmp_path
 
 
 def build_command(directory: Path, extra: list[str], **place: Any) -> tuple[dict[str, str], list[str]]:
     built = launch.build_command(launch.check_directory(directory), extra, **place)
     return built.env, built.argv
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "truncated: 0 bytes"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "a pointer of Git LFS"),
+        (b"\x20\0\0\0\0\0\0\0{}", "header"),
+    ],
+)
+def test_a_shard_that_is_none_is_named(content: bytes, said: str, directory: Path) -> None:
+    """vLLM would say so in its log, minutes later."""
+    shard = directory / "model.safetensors"
+    shard.write_bytes(content)
+    with pytest.raises(CheckpointError, match=said) as error:
+        launch.check_directory(directory)
+    assert str(shard) in error.value.message
+
+
+def test_a_shard_that_the_index_lists_must_be_there(directory: Path) -> None:
+    index = {"weight_map": {"lm_head.weight": "model.safetensors", "model.norm.weight": "other.safetensors"}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="not found, but"):
+        launch.check_directory(directory)
 
 
 def test_defaults(directory: Path) -> None:
