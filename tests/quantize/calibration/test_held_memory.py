@@ -22,9 +22,9 @@ SEQUENCES = 60
 
 
 def held() -> int:
-    """Bytes of all tensors that are alive, views of one storage counted once."""
+    """Bytes of all tensors that are alive, views of one storage counted once; those of tracers hold none."""
     gc.collect()
-    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
     return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
 
 
