@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.summary import CheckpointSummary, summarize
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.errors import CheckpointError, ConfigError, shown
@@ -25,6 +24,8 @@ def check_directory(directory: Path) -> CheckpointSummary:
         ConfigError: vLLM would refuse config.json, or compute something else than GLM-5 by it.
         CheckpointError: no weights, shards that are missing, cut or no shards, or a description that cannot be read.
     """
+    from glm5_ascend.checkpoint.index import CheckpointDir  # imports torch, which nobody needs without a directory
+
     config = _checked_config(directory)
     if not any(directory.glob("*.safetensors")):
         raise CheckpointError(f"{directory} has no .safetensors file", "the weights are missing: copy them")
