@@ -14,6 +14,8 @@ from glm5_ascend.model.structure import MTP_COPIES, all_parts, layer_prefix, sha
 
 #: Block of an FP8 e4m3 checkpoint (DeepSeek-V3 / GLM-5-FP8 convention): one fp32 scale per 128x128 weights.
 FP8_BLOCK = 128
+#: What to do about weights that another tool has changed.
+_ORIGINAL = "quantize from the original bf16, fp16 or FP8 checkpoint"
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -65,7 +67,7 @@ class SourceCheckpoint:
             elif entry.dtype not in _FLOATS:
                 raise CheckpointError(
                     f"{where} is stored as {str(entry.dtype).removeprefix('torch.')}: already quantized?",
-                    "quantize from the original bf16, fp16 or FP8 checkpoint",
+                    _ORIGINAL,
                 )
 
     def _check_scale(self, name: str, where: str) -> None:
@@ -80,12 +82,12 @@ class SourceCheckpoint:
             raise CheckpointError(
                 f"{where}_scale_inv has shape {list(scale.shape)} for blocks of {shown(block)}, "
                 f"blocks of {FP8_BLOCK} x {FP8_BLOCK} have {list(wanted)}",
-                "quantize from the original bf16, fp16 or FP8 checkpoint",
+                _ORIGINAL,
             )
         if scale.dtype not in _FLOATS:
             raise CheckpointError(
                 f"{where}_scale_inv is stored as {str(scale.dtype).removeprefix('torch.')}, not as a float",
-                "quantize from the original bf16, fp16 or FP8 checkpoint",
+                _ORIGINAL,
             )
 
     def _missing(self, name: str) -> CheckpointError:

@@ -15,13 +15,7 @@ from glm5_kernels.compiled import amx
 from glm5_kernels.compiled.amx import AMX_INT8, SIDE, TILE, LeftAt, OutAt, RightAt
 from glm5_kernels.compiled.int8_rows import FLOATS, scale_row
 from glm5_kernels.compiled.jit import inner, kernel
-from glm5_kernels.compiled.rows import (
-    ELEMENT_BYTES,
-    load_row_as_fp32,
-    prefetch,
-    row_address,
-    turn,
-)
+from glm5_kernels.compiled.rows import ELEMENT_BYTES, load_row_as_fp32, prefetch, row_address, turn
 from glm5_kernels.compiled.simd import FP32, STEP, aligned_fp32
 from glm5_kernels.compiled.threads import bound
 
@@ -137,11 +131,11 @@ def _multiply_part(weight: Any, row: Any, column: Any, tokens: Any, places: Any,
     for r in range(SIDE):
         load_row_as_fp32(start + weight.pitch * r + column, width // 4, FP32, places.part + _PART_PITCH * r, STEP)
     ahead = start + (column + width if column + width < k else weight.pitch * SIDE)
-    few, asked = -(-SIDE * SIDE // tokens), int64(0)
+    few = -(-SIDE * SIDE // tokens)
     for token in range(0, tokens, SIDE):
+        asked = few * token // SIDE
         for r in range(asked, min(asked + few, SIDE)):
             prefetch(ahead + weight.pitch * r, _COLUMNS)
-        asked += few
         amx.multiply_integers(
             LeftAt(places.part, _PART_PITCH, TILE * _PART_PITCH, 1, 0),
             RightAt(places.packed + k * token + TILE * column, _BYTES, TILE * k, TILE * _BYTES),

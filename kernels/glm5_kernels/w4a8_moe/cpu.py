@@ -117,9 +117,8 @@ def _one_by_one(
     for e in np.flatnonzero(np.diff(starts)).tolist():
         own = slice(starts[e], starts[e + 1])
         rows = torch.from_numpy(token[own])
-        gate, up = int8_product.multiply(codes[rows], factors[rows], w13[e], w13_scale[e]).chunk(
-            2, dim=-1
-        )  # [n, I] each
+        gate_up = int8_product.multiply(codes[rows], factors[rows], w13[e], w13_scale[e])
+        gate, up = gate_up.chunk(2, dim=-1)  # [n, I] each
         hidden = COMPILED.quantize_per_token(torch.nn.functional.silu(gate).mul_(up))
         y = int8_product.multiply(*hidden, w2[e], w2_scale[e])  # [n, D]
         _add(y.numpy(), len(y), token[own], weight[own], out.numpy())
