@@ -20,12 +20,13 @@ HEADS, RANK, ROPE, NOPE, Q_LORA, HIDDEN = 64, 512, 64, 192, 256, 512
 INDEX_HEADS, INDEX_DIM, BLOCK = 32, 128, 128
 BATCHES = {  # (length, query tokens) per request
     "decode": [(700, 1), (129, 1), (64, 1)],
-    "prefill": [(300, 300)],
-    "chunk": [(900, 60)],
+    "prefill": [(160, 160)],
+    "chunk": [(900, 40)],
     "mixed": [(520, 1), (40, 40), (260, 3)],
     "MTP": [(400, 4), (77, 4)],
     "short and empty": [(1, 1), (0, 1), (5, 5)],
 }
+RANK_HEADS = {"prefill": 16, "chunk": 32, "mixed": 16}  # attention's, on one of several ranks
 
 
 @dataclass(frozen=True)
@@ -113,10 +114,10 @@ def _attention(generator: torch.Generator) -> Iterator[Case]:
             (torch.float32, False, True),
         ):
             batch = _batch(requests, generator)
-            tokens = int(batch.query_start_loc[-1])
+            tokens, heads = int(batch.query_start_loc[-1]), RANK_HEADS.get(name, HEADS)
             fused = _cache(batch.block_table, RANK + ROPE, dtype, generator)
-            nope = (0.3 * torch.randn(tokens, HEADS, RANK, generator=generator)).to(dtype)
-            pe = (0.3 * torch.randn(tokens, HEADS, ROPE, generator=generator)).to(dtype)
+            nope = (0.3 * torch.randn(tokens, heads, RANK, generator=generator)).to(dtype)
+            pe = (0.3 * torch.randn(tokens, heads, ROPE, generator=generator)).to(dtype)
             chosen = torch.stack(
                 [torch.randperm(int(batch.seq_lens.max()) + 1, generator=generator) for _ in range(tokens)]
             )
