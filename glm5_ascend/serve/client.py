@@ -190,12 +190,12 @@ class Client:
         with self._answer("POST", path, body) as reply:
             for line in reply.lines():
                 with self._understood(path):
-                    text = line.decode().strip()
-                    if text == "data: [DONE]":
-                        return  # whatever still comes is no part of the answer
-                    if not text.startswith("data: "):
+                    name, _, text = line.decode().partition(":")
+                    if name != "data":  # a comment that keeps the connection alive, an event's name, an empty line
                         continue
-                    event = parse_json(text.removeprefix("data: "))
+                    if text.strip() == "[DONE]":
+                        return  # whatever still comes is no part of the answer
+                    event = parse_json(text)
                     if not isinstance(event, dict) or event.get("error"):
                         raise CheckFailedError(f"{self.url}{path}: {shown(event, 300)}", "see the server's log")
                 yield event

@@ -61,6 +61,17 @@ def test_a_stream_in_pieces_and_with_every_kind_of_line_end() -> None:
     assert (answer.content, answer.reasoning, answer.chunks) == (text, "why", 2)
 
 
+def test_events_as_a_proxy_may_write_them() -> None:
+    """No space after the colon, CRLF, comments that keep a connection alive, events with a name."""
+    plain = event(content="one").replace(b"data: ", b"data:")
+    body = (
+        b": ping\n\n" + plain + b"event: x\nid: 1\n" + event(content="two").replace(b"\n", b"\r\n") + b"data:[DONE]\r\n"
+    )
+    with answering(OK + b"\r\n", body) as url:
+        answer = Client(url, "glm-5").chat([], stream=True)
+    assert (answer.content, answer.chunks) == ("onetwo", 2)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_error_is_one_line(stream: bool) -> None:
     refused = pytest.raises(CheckFailedError, match="HTTP 400: too long")
