@@ -10,16 +10,19 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
-from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT, QUANTIZED
-from glm5_ascend.errors import CheckpointError, PlanError
+from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT, QUANTIZED, W8A8_DYNAMIC
+from glm5_ascend.errors import CheckpointError, PlanError, shown
 from glm5_ascend.files.resources import near, read_yaml
 from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig, load_config, parse_config
 from glm5_ascend.model.json_file import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.model.structure import Linear, Vector
 from glm5_ascend.plan.data_files import Cache, FamilyFile, QuantizationKeys, data_file
+
+if TYPE_CHECKING:
+    from glm5_ascend.checkpoint.index import CheckpointDir
 
 #: The description's entry of a layer whose indexer keys are INT8.
 _MARK = re.compile(r"model\.layers\.(\d{1,6})\.self_attn\.indexer\.quant_type")
@@ -112,23 +115,65 @@ def from_directory(directory: Path, cache: str | None = None, index_cache: bool 
     Raises:
         ConfigError, CheckpointError: what is missing or does not fit, by file.
     """
-    config = load_config(directory)
-    path = directory / DESCRIPTION_NAME
+    from glm5_ascend.checkpoint.index import CheckpointDir  # brings torch: a plan by name does without
+
+    config, path = load_config(directory), directory / DESCRIPTION_NAME
     said = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR) if path.exists() else {}
+    files = CheckpointDir(directory)
+    if path.exists():
+        types, quantization = _described(said, path, config), str(said.get("model_quant_type", "mixed"))
+        _check_integers(files, types)
+    else:
+        types, quantization = _stored(files, config), "fp8"
+        _check_integers(files, {module: kind for module, kind in types.items() if kind == FLOAT})
+    if set(types.values()) == {FLOAT}:
+        quantization = "bf16"
+    marked = frozenset(int(found[1]) for key in said if (found := _MARK.fullmatch(str(key))))
+    model = PlannedModel(
+        directory.name, quantization, config, types, "li" if marked else "none",
+        config.indexer_types.count("full"), sum(entry.end - entry.start for entry in files.entries.values()),
+        said.get("is_rot_used") is True, marked,
+    )  # fmt: skip
+    return adjusted(model, cache, index_cache)
+
+
+def _described(said: Mapping[str, object], path: Path, config: ModelConfig) -> dict[str, str]:
+    """Type of every linear by the description."""
     types = {}
     for prefix, part in _linears(config):
         kind = said.get(f"{prefix}{part.name}.weight", FLOAT)
         if kind not in (FLOAT, *QUANTIZED):
             raise CheckpointError(f"{path}: {prefix}{part.name}.weight: unknown type {kind!r:.40}", "quantize again")
-        types[prefix + part.name] = kind
-    quantization = "bf16" if set(types.values()) == {FLOAT} else str(said.get("model_quant_type", "mixed"))
-    marked = frozenset(int(found[1]) for key in said if (found := _MARK.fullmatch(str(key))))
-    model = PlannedModel(
-        directory.name, quantization, config, types, "li" if marked else "none",
-        config.indexer_types.count("full"), _stored_bytes(directory, config, types),
-        said.get("is_rot_used") is True, marked,
-    )  # fmt: skip
-    return adjusted(model, cache, index_cache)
+        types[prefix + part.name] = str(kind)
+    return types
+
+
+def _stored(files: CheckpointDir, config: ModelConfig) -> dict[str, str]:
+    """Type of every linear by the shards' headers, where no description is: FP8 counts as `--quant fp8` has it."""
+    method = (config.quantization_config or {}).get("quant_method", "fp8")
+    if method != "fp8":
+        raise CheckpointError(
+            f"{files.directory / 'config.json'}: quantized by {shown(method)}, which no plan is for",
+            "name a plan's own types: --model glm-5 --quant w4a8",
+        )
+    types = {}
+    for prefix, part in _linears(config):
+        entry = files.entries.get(f"{prefix}{part.name}.weight")
+        fp8 = entry is not None and entry.dtype.is_floating_point and entry.dtype.itemsize == 1
+        types[prefix + part.name] = W8A8_DYNAMIC if fp8 else FLOAT
+    return types
+
+
+def _check_integers(files: CheckpointDir, types: Mapping[str, str]) -> None:
+    """The shards hold integers where the description says so, and nowhere else."""
+    for module, kind in types.items():
+        entry = files.entries.get(f"{module}.weight")
+        if entry is not None and entry.dtype.is_floating_point != (kind == FLOAT):
+            raise CheckpointError(
+                f"{files.directory}: {module}.weight is stored as {str(entry.dtype).removeprefix('torch.')} but "
+                f"{DESCRIPTION_NAME} says {kind}",
+                "run `glm5-ascend verify` on it",
+            )
 
 
 def adjusted(model: PlannedModel, cache: str | None, index_cache: bool) -> PlannedModel:
@@ -163,20 +208,3 @@ def _rule(rules: QuantizationKeys, config: ModelConfig, prefix: str, part: str) 
     if part.startswith("mlp.experts."):
         return rules.experts
     return rules.attention if part.startswith("self_attn.") else rules.mlp
-
-
-def _stored_bytes(directory: Path, config: ModelConfig, types: Mapping[str, str]) -> int:
-    """Bytes of all tensors, and the check that the shards hold what the description says."""
-    from glm5_ascend.checkpoint.index import CheckpointDir  # brings torch: a plan by name does without
-
-    files = CheckpointDir(directory)
-    for module, kind in types.items():
-        entry = files.entries.get(f"{module}.weight")
-        integer = entry is not None and not entry.dtype.is_floating_point
-        if entry is not None and integer != (kind != FLOAT):
-            raise CheckpointError(
-                f"{directory}: {module}.weight is stored as {str(entry.dtype).removeprefix('torch.')} but "
-                f"{DESCRIPTION_NAME} says {kind}",
-                "run `glm5-ascend verify` on it",
-            )
-    return sum(entry.end - entry.start for entry in files.entries.values())

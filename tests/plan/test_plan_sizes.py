@@ -8,11 +8,13 @@ import pytest
 
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.schemes import stored_tensors
-from glm5_ascend.checkpoint.types import W4A8_DYNAMIC, W8A8_DYNAMIC
+from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC, W8A8_DYNAMIC
+from glm5_ascend.errors import CheckpointError
 from glm5_ascend.plan import cache, known, memory, weights
 from glm5_ascend.plan.hardware import load_hardware
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import from_directory, named
+from tests.support.tiny_model import write_tiny_model
 
 
 @pytest.mark.parametrize("item", list(known.sizes()), ids=lambda item: item.what)
@@ -44,6 +46,22 @@ def test_checkpoint_directory_has_its_real_types_and_bytes(tiny_w4a8: Path) -> N
     norms = [entries[f"{mtp}{name}.weight"] for name in weights.MTP_BF16]
     extra = rot.end - rot.start + sum((e.end - e.start) // 2 for e in norms)
     assert weights.stored_bytes(model) == model.stored_bytes - extra
+
+
+@pytest.mark.parametrize(("dtype", "named_so"), [("fp8", "fp8"), ("float16", "bf16")])
+def test_a_source_directory_is_planned_as_it_is_stored(tmp_path: Path, dtype: str, named_so: str) -> None:
+    directory = write_tiny_model(tmp_path / "source", dtype=dtype)
+    model = from_directory(directory)
+    entries = CheckpointDir(directory).entries.values()
+    assert model.stored_bytes == sum(entry.end - entry.start for entry in entries)
+    assert (model.quantization, model.needs_fp8) == (named_so, dtype == "fp8")
+    assert model.expert_type == (W8A8_DYNAMIC if dtype == "fp8" else FLOAT)
+
+
+def test_other_quantizations_are_named(tmp_path: Path) -> None:
+    directory = write_tiny_model(tmp_path / "source", quantization_config={"quant_method": "awq"})
+    with pytest.raises(CheckpointError, match=r"config\.json: quantized by 'awq', which no plan is for"):
+        from_directory(directory)
 
 
 def test_tensor_parallelism_divides_weights_but_not_the_cache() -> None:
