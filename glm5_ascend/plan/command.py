@@ -55,9 +55,9 @@ def run(request: PlanRequest) -> Plan:
     if request.mtp and not model.config.num_nextn_predict_layers:
         raise PlanError(f"--mtp {request.mtp}: {model.name} has no MTP layer", "--mtp 0")
     if model.needs_fp8 and not hardware.fp8:
-        raise PlanError(
-            f"--quant {model.quantization}: {hardware.title} does not multiply FP8", "--hardware ascend-950pr, or w8a8"
-        )
+        asked = f"--quant {model.quantization}" if request.directory is None else f"{request.directory}: weights of FP8"
+        fix = "--quant w8a8" if request.directory is None else "quantize it"
+        raise PlanError(f"{asked}: {hardware.title} does not multiply FP8", f"{fix}, or --hardware ascend-950pr")
     drafts = 0 if not model.config.num_nextn_predict_layers else request.mtp
     options = Options(
         drafts,
