@@ -13,7 +13,17 @@ pytestmark = pytest.mark.usefixtures("threads")
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("tokens", "n", "k"), [(17, 32, 64), (32, 96, 512), (255, 32, 576), (257, 160, 1088), (530, 64, 128), (1, 32, 64)]
+    ("tokens", "n", "k"),
+    [
+        (17, 32, 64),
+        (32, 96, 512),
+        (255, 32, 576),
+        (257, 160, 1088),
+        (530, 64, 128),
+        (1, 32, 64),
+        (40, 64, 96),
+        (40, 32, 777),
+    ],
 )
 @pytest.mark.parametrize("static", [False, True])
 def test_scaled_products(static: bool, tokens: int, n: int, k: int, dtype: torch.dtype) -> None:
@@ -31,7 +41,8 @@ def test_what_it_takes() -> None:
     assert int8_amx.takes(weight, torch.bfloat16, there=True)
     assert not int8_amx.takes(weight, torch.bfloat16, there=False)
     assert not int8_amx.takes(weight, torch.float16, there=True)
-    for other in (weight[:48], weight[:, :96], weight.t()):
+    assert int8_amx.takes(weight[:32, :96], torch.bfloat16, there=True)  # the rows behind it may be read
+    for other in (weight[:48], weight[:, 96:], weight.t()):
         assert not int8_amx.takes(other, torch.bfloat16, there=True)
 
 

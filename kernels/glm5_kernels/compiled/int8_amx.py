@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numba import int64
 
-from glm5_kernels.compiled import amx
+from glm5_kernels.compiled import amx, int8_dots
 from glm5_kernels.compiled.amx import AMX_INT8, SIDE, TILE, LeftAt, OutAt, RightAt
 from glm5_kernels.compiled.int8_rows import FLOATS, scale_row
 from glm5_kernels.compiled.jit import inner, kernel
@@ -39,7 +39,10 @@ class Codes(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """n rows of k int8 from `base` on, `pitch` bytes apart. scales: address of fp32 [n]. bias: int32 [n] or []."""
+    """n rows of k int8 from `base` on, `pitch` bytes apart; k a multiple of 64.
+
+    scales: address of fp32 [n]. bias: int32 [n] or [].
+    """
 
     base: int
     pitch: int
@@ -60,7 +63,8 @@ class Places(NamedTuple):
 def takes(weight: torch.Tensor, dtype: torch.dtype, there: bool = AMX_INT8) -> bool:
     """Whether `multiply` is the fast way for weight int8 [N, K] and results in `dtype`."""
     n, k = weight.shape
-    return there and dtype in FLOATS and not n % SIDE and not k % _BYTES and weight.stride(1) == 1
+    whole = not n % SIDE and weight.stride(1) == 1 and (not k % _BYTES or int8_dots.has_room(weight))
+    return there and dtype in FLOATS and whole
 
 
 def multiply(
@@ -71,10 +75,12 @@ def multiply(
 
     Args:
         codes: int8. factors: fp32 [T, 1], or None for 1.
-        weight: int8, rows in one piece, N a multiple of 32, K of 64. scale: fp32 [N]. bias: int32 [N].
+        weight: int8, rows in one piece, N a multiple of 32, K of 64 or with room behind the last row. scale: fp32 [N].
+        bias: int32 [N].
     """
-    (tokens, k), n, threads = codes.shape, len(weight), torch.get_num_threads()
-    codes = torch.nn.functional.pad(codes, (0, 0, 0, -tokens % SIDE)).contiguous()  # whole sides of tokens
+    tokens, n, threads = len(codes), len(weight), torch.get_num_threads()
+    codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % _BYTES, 0, -tokens % SIDE)).contiguous()
+    k = codes.shape[1]
     scale, out = scale.float().contiguous(), torch.empty(tokens, n, dtype=dtype)
     factors = torch.ones(tokens) if factors is None else factors.reshape(tokens)
     added = np.empty(0, np.int32) if bias is None else bias.contiguous().numpy()

@@ -31,6 +31,17 @@ FLIP = 128 if CODE is np.uint8 else 0
 TOKENS = CHOSEN.tokens
 
 
+def in_steps(columns: int) -> int:
+    return -(-columns // STEP) * STEP
+
+
+def has_room(weight: torch.Tensor) -> bool:
+    """Whether whole steps of columns can be read of its last row, too: what is read too much meets tokens of zero."""
+    pairs = zip(weight.shape[:-1], weight.stride()[:-1], strict=True)
+    last = weight.storage_offset() + sum((size - 1) * stride for size, stride in pairs)
+    return last + in_steps(weight.shape[-1]) <= weight.untyped_storage().nbytes()
+
+
 def matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """int8 [T, K] times int8 [N, K] transposed -> int32 [T, N], exact."""
     tokens, k = a.shape

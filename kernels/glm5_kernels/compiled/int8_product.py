@@ -147,20 +147,9 @@ def multiply(codes: torch.Tensor, factors: torch.Tensor, weight: torch.Tensor, s
 def multiplies(weight: torch.Tensor, scale: torch.Tensor) -> bool:
     """Whether `grouped` takes weight [..., N, K] with these scales [..., N]."""
     n, k = weight.shape[-2:]
-    whole = not n % WIDTH and weight.stride(-1) == 1 and (not k % STEP or _has_room(weight))
+    whole = not n % WIDTH and weight.stride(-1) == 1 and (not k % STEP or int8_dots.has_room(weight))
     plain = weight.dtype == torch.int8 and scale.dtype == torch.float32 and scale.is_contiguous()
     return whole and plain
-
-
-def _has_room(weight: torch.Tensor) -> bool:
-    """Whether whole steps of columns can be read of its last row, too: what is read too much meets tokens of zero."""
-    pairs = zip(weight.shape[:-1], weight.stride()[:-1], strict=True)
-    last = weight.storage_offset() + sum((size - 1) * stride for size, stride in pairs)
-    return last + _in_steps(weight.shape[-1]) <= weight.untyped_storage().nbytes()
-
-
-def _in_steps(columns: int) -> int:
-    return -(-columns // STEP) * STEP
 
 
 def grouped(
@@ -185,7 +174,9 @@ def bind_grouped(
 ) -> Callable[[], None]:  # fmt: skip
     """What makes out <- `grouped` of operands that stay where they are; rows and starts may change what they hold."""
     (n, k), tokens = weight.shape[-2:], x.shape[0]
-    codes = room.array(f"codes of {k}", (tokens, _in_steps(k)), _CODES, int8_dots.FLIP)  # behind k columns: zeros
+    codes = room.array(
+        f"codes of {k}", (tokens, int8_dots.in_steps(k)), _CODES, int8_dots.FLIP
+    )  # behind k columns: zeros
     factors, added = room.array("factors", (tokens, 1), np.float32, 1), _NOTHING
     source = x.data_ptr(), x.stride(0) * x.element_size(), KINDS[x.dtype], 0, tokens, k, int8_dots.FLIP
     if static is None or static.quant_mode == int8.PER_TOKEN:
