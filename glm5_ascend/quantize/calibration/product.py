@@ -6,8 +6,11 @@ import torch
 
 from glm5_ascend.model.device import native_bf16
 
+#: Rows of a weight that are rounded to bf16 together.
+ROWS_AT_ONCE = 2048
 
-def product(x: torch.Tensor, weight: torch.Tensor, rows: int = 2048) -> torch.Tensor:
+
+def product(x: torch.Tensor, weight: torch.Tensor, rows: int = ROWS_AT_ONCE) -> torch.Tensor:
     """x [..., K] @ weight [N, K]^T -> fp32 [..., N], with operands and result rounded to bf16 where that is native.
 
     That is what the bf16 model itself computes; sums are fp32 inside. The weight is rounded `rows` rows at a time, so

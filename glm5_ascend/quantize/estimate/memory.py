@@ -12,6 +12,7 @@ from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.layers import SCORES
 from glm5_ascend.model.structure import Linear
+from glm5_ascend.quantize.calibration.product import ROWS_AT_ONCE
 from glm5_ascend.quantize.limits import BLOCK_WEIGHTS, EXPERT_TOKENS, SEARCH_OUTPUTS, SEARCH_ROWS
 from glm5_ascend.quantize.methods.error_feedback import FEEDBACK_ROWS, directions
 from glm5_ascend.quantize.plan import QuantizationPlan
@@ -89,12 +90,17 @@ def _kept(columns: int) -> int:
 
 
 def _sequence(c: ModelConfig, length: int) -> int:
-    """Bytes one sequence's forward holds at a time."""
-    heads = c.num_attention_heads * (2 * c.qk_nope_head_dim + c.qk_rope_head_dim + 2 * c.v_head_dim)
-    scores = min(SCORES, c.num_attention_heads * length**2)
-    index = length**2 if length > c.index_topk else 0
+    """Bytes one sequence's forward holds at a time: in attention, or in the MLP behind it."""
+    scores, index = min(SCORES, c.num_attention_heads * length**2), min(SCORES, length**2)
+    heads = c.num_attention_heads * 2 * (c.qk_nope_head_dim + c.qk_rope_head_dim + c.v_head_dim)
+    attention = _FP32 * (length * (heads + 4 * c.hidden_size) + 4 * scores)  # four: where no fused kernel serves
+    if length > c.index_topk:
+        queries = 3 * length * c.index_n_heads * c.index_head_dim
+        attention += max(0, _FP32 * (queries + 4 * index) - _FP32 * 4 * scores) + length**2  # which keys: bool
     widest = max(c.intermediate_size, c.n_shared_experts * c.moe_intermediate_size)
-    return _FP32 * (2 * length * heads + 4 * scores + 4 * index + length * (3 * widest + 8 * c.hidden_size))
+    mlp = _FP32 * length * (3 * widest + 5 * c.hidden_size)
+    rounded = 2 * ROWS_AT_ONCE * max(c.num_attention_heads * c.v_head_dim, c.intermediate_size)
+    return max(attention, mlp) + rounded
 
 
 def peak_bytes(plan: QuantizationPlan, seq_len: int, threads: int) -> int:

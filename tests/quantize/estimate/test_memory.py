@@ -38,10 +38,10 @@ def test_prediction_follows_the_work(tiny_source: Path, tmp_path: Path) -> None:
     assert few.output_bytes < few.source_bytes
 
 
-@pytest.mark.parametrize("recipe", ["w4a8", "w4a8-best", "w8a8"])
-def test_a_middle_sized_model_stays_within_its_memory(recipe: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("recipe", "length"), [("w4a8", 128), ("w4a8-best", 128), ("w8a8", 128), ("w8a8", 3000)])
+def test_a_middle_sized_model_stays_within_its_memory(recipe: str, length: int, tmp_path: Path) -> None:
     """Hidden size 3072, 0.36 GB: measured peak below the prediction, and below what was allowed."""
-    model = tmp_path / "model"
+    model, samples, limit = tmp_path / "model", *(("4", 1.6) if length < 1024 else ("2", 4.0))
     make = [
         sys.executable,
         ROOT / "benchmarks/tools/make_model.py",
@@ -55,10 +55,12 @@ def test_a_middle_sized_model_stays_within_its_memory(recipe: str, tmp_path: Pat
     ]
     subprocess.run(make, check=True)
     command = [sys.executable, "-m", "glm5_ascend", "quantize", model, tmp_path / "out", "--json", "--quiet"]
-    command += ["--recipe", recipe, "--samples", "4", "--seq-len", "128", "--max-ram", "1.6GiB"]
+    command += ["--recipe", recipe, "--samples", samples, "--seq-len", str(length), "--max-ram", f"{limit}GiB"]
     planned = json.loads(subprocess.run([*command, "--dry-run"], check=True, capture_output=True, text=True).stdout)
     done = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    assert done["peak_rss_bytes"] <= planned["prediction"]["peak_rss_bytes"] <= 1.6 * 1024**3
+    predicted = planned["prediction"]["peak_rss_bytes"]
+    assert done["peak_rss_bytes"] <= predicted <= limit * 1024**3
+    print(f"{recipe}, {length} tokens: {done['peak_rss_bytes']:,} bytes of {predicted:,} predicted")
 
 
 def test_the_real_glm5_is_planned_on_any_machine(tmp_path: Path) -> None:
