@@ -50,6 +50,10 @@ def vector(name: str, step: Instruction) -> Cost:
     views = [view for view in (*step.read, step.written[0]) if view.count]
     if kind == "vcadd":
         return _reduced(name, step.read[0])
+    if kind in ("vbitsort", "vmrgsort4"):
+        # proposals of 8 bytes; the slowest latencies of the table
+        cycles, slow = _bytes(step.written[0]) / 8 / rate("sort"), VECTORS["vcadd"]
+        return Cost(slow.head, cycles, slow.tail, cycles)
     repeats = max((_repeats(view) for view in views), default=0)
     costs = VECTORS[kind]
     # one instruction for a whole tile; if rows do not follow each other the repeats are counted by rows
@@ -87,6 +91,8 @@ def _kind(name: str) -> str:
     if "reduce_" in name:
         return "vcadd"
     first = name.split("_")[0]
+    if first in ("vbitsort", "vmrgsort4"):
+        return first
     known = {"deinterleave": "vreducev2", "interleave": "vreducev2", "broadcast": "broadcast", "copy": "copy"}
     found = known.get(first, first)
     if found in ("vsub", "vdiv") and ("_vs_" in name or "_sv_" in name):  # a duplicate, then two operands
