@@ -1,7 +1,7 @@
 """Sorting in UB: `sort_1d`, every instruction of which is here, since calls in a row use one temporary buffer.
 
 From AscendNPU-IR v1.2.0, `bishengir/lib/Template/lib/Vector/Sort/Sort1D.cpp`. The vector pipe sorts 32 keys at a time
-from the largest down, each with its place (a proposal of 8 bytes), and merges four such lists to one, until one is left.
+from the largest down, each with its place (a proposal of 8 bytes), and merges four such lists to one until one is left.
 For ascending order the sign bits are turned before and after. The order of proposals inside the buffers is the
 library's own affair and simplified here: keys first, the same bytes.
 """

@@ -90,7 +90,7 @@ class Record:
     """What a block did; times in cycles.
 
     Attributes:
-        spans: (core, pipe, start, end, name of the primitive).
+        spans: (core, pipe, start, end, name of the primitive, or of the instruction where it has several).
         least: cycles per (core, pipe) at the tables' rates.
         bytes: moved per (core, pipe).
         cold: of these, from HBM.
