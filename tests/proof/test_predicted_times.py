@@ -133,6 +133,12 @@ def test_cycles_of_the_vector_pipe(name: str, sizes: tuple[tuple[int, ...], ...]
     assert costs.vector(name, instruction("ub", *sizes)).busy == busy
 
 
+@pytest.mark.parametrize("name", ["vbitsort", "vmrgsort4"])
+def test_cycles_of_a_sort(name: str) -> None:
+    """Two keys a cycle, in proposals of 8 bytes: four fp16 each."""
+    assert costs.vector(name, instruction("ub", (4 * 512,), kind="f16")).busy == 256
+
+
 def test_cycles_of_a_product() -> None:
     """16 x 512 x 64: 16 x 32 x 16 int8 a cycle, 16 x 16 x 16 bf16."""
     assert costs.product(instruction("ca", (16, 512), (64, 512), kind="i8")).busy == 64

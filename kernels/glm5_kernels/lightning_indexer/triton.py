@@ -1,4 +1,4 @@
-"""Lightning Indexer by our Triton kernels (`triton_kernels`), for Triton-Ascend."""
+"""Lightning Indexer by our Triton kernels (`triton_kernels`, `triton_choice`), for Triton-Ascend."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import itertools
 import torch
 
 from glm5_kernels.lightning_indexer.reference import check, check_quant
-from glm5_kernels.lightning_indexer.triton_kernels import choose_positions, score_pages
+from glm5_kernels.lightning_indexer.triton_choice import choose_positions
+from glm5_kernels.lightning_indexer.triton_kernels import score_pages
 from glm5_kernels.paged_cache import PagedBatch, query_layout
 from glm5_kernels.triton_launch import launch, padded, support, support_power
 
@@ -23,8 +24,9 @@ TOKENS, SCORES = 96, 48 * 1048576
 TILE, SAMPLE, HELD = 4096, (16, 128), 4
 #: A count adds tile by tile in fp16, exact up to 2048, then lanes in fp32, exact beyond this many: up to 256 tiles.
 LONGEST = 256 * TILE
-#: Runs of positions, their length, and how many positions of each are taken out together.
-ROWS, COLUMNS, SLOTS = 32, 128, 32
+#: Runs of positions and their length, where a row's tiles stay in UB (runs are sorted: 32 times a power of four) and
+#: where not; how many positions of each are taken out together.
+SHORT, LONG, SLOTS = (8, 512), (32, 128), 32
 #: Vector and cube cores of a die.
 PROGRAMS, CUBES = 48, 24
 
@@ -77,7 +79,9 @@ def _choose(
     per_group = max(1, QUERY_ROWS // heads) if longest > 1 else 1
     pages = -(-int(visible.max()) // page) if tokens else 0
     support(pages * page <= LONGEST, f"counts up to {LONGEST:,} positions of a request, got {pages * page:,}")
-    width = padded(max(pages, 1) * page, ROWS * COLUMNS)
+    width = padded(max(pages, 1) * page, TILE)
+    held = width <= HELD * TILE
+    rows, columns = SHORT if held else LONG
     groups = _groups(starts, per_group, min(TOKENS, SCORES // width))
     q, weights, blocks = q.contiguous(), weights.contiguous(), batch.block_table.int().contiguous()
     # bf16 weights and scales are widened inside; what no int8 kernel reads is any tensor of the right device.
@@ -87,7 +91,7 @@ def _choose(
         lo, hi = part[0][0], part[-1][0] + part[-1][1]
         scores = torch.full((hi - lo, width), float("nan"), device=device)
         runs = torch.empty(hi - lo, width, dtype=torch.int32, device=device)
-        numbers = torch.empty(hi - lo, width // COLUMNS, dtype=torch.int32, device=device)
+        numbers = torch.empty(hi - lo, width // columns, dtype=torch.int32, device=device)
         table = torch.tensor([(start - lo, count, owner) for start, count, owner in part], dtype=torch.int32)
         each = max(1, -(-pages * len(part) // CUBES))
         launch(
@@ -97,14 +101,14 @@ def _choose(
             H=heads, D=dim, BT=per_group, PAGE=page, INT8=q.dtype == torch.int8, AT_ONCE=AT_ONCE,
         )  # fmt: skip
         # Parts of a row, in whole tiles, so that all vector cores have one.
-        tiles = width // (ROWS * COLUMNS)
-        step = -(-tiles // max(1, PROGRAMS // (hi - lo))) * ROWS * COLUMNS
+        tiles = width // TILE
+        step = -(-tiles // max(1, PROGRAMS // (hi - lo))) * TILE
         launch(
             choose_positions, (hi - lo, -(-width // step)),
             scores, seen[lo:hi], runs, numbers, *[out[lo:hi]] * 4,
             scores.stride(0), numbers.stride(0), out.stride(0), topk, step,
-            TILE=TILE, SAMPLE_ROWS=SAMPLE[0], SAMPLE_COLUMNS=SAMPLE[1], HELD=int(width <= HELD * TILE),
-            ROWS=ROWS, COLUMNS=COLUMNS, SLOTS=SLOTS,
+            TILE=TILE, SAMPLE_ROWS=SAMPLE[0], SAMPLE_COLUMNS=SAMPLE[1], HELD=int(held),
+            ROWS=rows, COLUMNS=columns, SLOTS=SLOTS,
         )  # fmt: skip
     return out
 

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from tests.proof.executed.places import View
+from tests.proof.executed.sorting import PROPOSAL
 from tests.proof.executed.steps import Instruction
 from tests.proof.executed.text import UncoveredError
 from tests.proof.predicted.rates import VECTORS, Vector, rate
@@ -46,6 +47,8 @@ def share(cores: int) -> Share:
 
 def vector(name: str, step: Instruction) -> Cost:
     """A library call of the vector pipe; its loops over rows and its trees are counted, its scalar tails are not."""
+    if name in ("vbitsort", "vmrgsort4"):
+        return _sorted(step)
     kind = _kind(name)
     views = [view for view in (*step.read, step.written[0]) if view.count]
     if kind == "vcadd":
@@ -58,6 +61,12 @@ def vector(name: str, step: Instruction) -> Cost:
 
 def _cost(costs: Vector, repeats: float, least: float) -> Cost:
     return Cost(costs.head, costs.slope * repeats, costs.tail, least)
+
+
+def _sorted(step: Instruction) -> Cost:
+    """By keys, each a proposal of 8 bytes; no latency was published, so the longest of the table."""
+    cycles, slow = _bytes(step.written[0]) / PROPOSAL / rate("sort"), VECTORS["vcadd"]
+    return Cost(slow.head, cycles, slow.tail, cycles)
 
 
 def _reduced(name: str, source: View) -> Cost:

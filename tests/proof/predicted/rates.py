@@ -44,6 +44,7 @@ RATES = {
     "nd2nz row": Rate(5.2, "cycles each", "derived", f"{COPIES}: 1,536 copies of 64 rows per core in 283.5 us"),
     "read latency": Rate(208, "cycles", "derived", f"{PTO}/arch_config.hpp: 30,643 B at 247 GiB/s, fit of GM_TO_UB"),
     "write latency": Rate(104, "cycles", "derived", f"{PTO}/arch_config.hpp: 1,755 B at 28.2 GiB/s, fit of UB_TO_GM"),
+    "sort": Rate(2, "keys/cycle", "vendor", VECTOR_TABLE.replace("tables 3 to 14", "table 9")),
     "scalar": Rate(1, "cycles each", "vendor", VECTOR_TABLE),
     "scalar line": Rate(
         64, "B", "vendor", f"{DEVKIT}, docs/zh/guide, scalar reads and writes: a line of the data cache"

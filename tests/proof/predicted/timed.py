@@ -90,7 +90,7 @@ class Record:
     """What a block did; times in cycles.
 
     Attributes:
-        spans: (core, pipe, start, end, name of the primitive).
+        spans: (core, pipe, start, end, name of the primitive, or of the instruction where it has several).
         least: cycles per (core, pipe) at the tables' rates.
         bytes: moved per (core, pipe).
         cold: of these, from HBM.
@@ -167,7 +167,7 @@ class TimedCore(Core):
         start = self.free[pipe] + (cost.head if idle else 0)
         self.free[pipe] = start + cost.busy
         self.done[pipe] = max(self.done[pipe], self.free[pipe] + cost.tail)
-        record.spans.append((*where, start, self.free[pipe], self.names.get(line, "")))
+        record.spans.append((*where, start, self.free[pipe], step.name or self.names.get(line, "")))
         record.least[where] += cost.least
         moved = (*step.read[:1], *step.written[:1])
         record.bytes[where] += max((view.count * view.item for view in moved), default=0)
@@ -177,7 +177,7 @@ class TimedCore(Core):
         if self.number and self.others:  # the block's share is for both vector cores
             mine = Share(mine.hbm / 2, mine.l2 / 2)
         if pipe == "V":
-            return costs.vector(self.names[line], step)
+            return costs.vector(step.name or self.names[line], step)
         if pipe == "M":
             return costs.product(step)
         if pipe == "MTE1":
