@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.model import structure
-from glm5_ascend.quantize.plan import QuantizationPlan, Selector
+from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import Selection, find_recipe, load_recipe
+from glm5_ascend.quantize.selector import Selector
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
 
 DYNAMIC = {"scope": "per_token", "dtype": "int8", "symmetric": True}
