@@ -70,12 +70,6 @@ class Feedback:
         )
         return integers.mul_(scale), scale
 
-    def cost(self, error: torch.Tensor) -> torch.Tensor:
-        """fp32 [N, 1], what rows of errors fp32 [N, K] change of the outputs, damping included."""
-        order, inputs = self.order.to(error.device), self.inputs.to(error.device)
-        made = (error[:, order] @ inputs).square_().sum(1, keepdim=True)
-        return made + self.damping * error.square().sum(1, keepdim=True)
-
 
 class Rounding(Protocol):
     """Chooses the integers of a linear's rows."""

@@ -18,8 +18,6 @@ from glm5_ascend.quantize.methods.error_feedback import Feedback, ratio_of_shrin
 
 #: Directions in which a stream wider than that keeps its own energy; what the others hold is shared evenly.
 OUTPUT_DIRECTIONS = 256
-#: Scales tried for every row, times the one of least squares; the first wins a tie.
-SCALES = (1.0, 0.95, 0.9, 0.85)
 #: Rows of a group at the least: the kernel's bits do not depend on a split into multiples of it.
 _ROWS = 16
 _GROUPS = 48  # in one weight: within a group no row makes up for another
@@ -128,24 +126,10 @@ class TwoSidedFeedback:
             count = min(len(weight) - done, group - self._next % group)  # a block may end within a group
             rows, here = slice(done, done + count), slice(self._next, self._next + count)
             wanted = weight[rows] + self.outputs.outputs[here] @ self._carried
-            rounded[rows], found[rows] = self._best(wanted, scale[rows], largest, refit)
+            rounded[rows], found[rows] = self.inputs.round(wanted, scale[rows], largest, refit)
             self._of_group += self.outputs.gains[here].T @ (wanted - rounded[rows])
             done, self._next = done + count, here.stop
             if self._next % group == 0:
                 self._carried += self._of_group
                 self._of_group.zero_()
-        return rounded, found
-
-    def _best(
-        self, wanted: torch.Tensor, scale: torch.Tensor, largest: int, refit: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Every row with the scale that costs least on the inputs."""
-        rounded, found = self.inputs.round(wanted, scale, largest, refit)
-        cost = self.inputs.cost(wanted - rounded)
-        for factor in SCALES[1:]:
-            other, its_scale = self.inputs.round(wanted, scale * factor, largest, refit)
-            its_cost = self.inputs.cost(wanted - other)
-            better = its_cost < cost
-            rounded, found = torch.where(better, other, rounded), torch.where(better, its_scale, found)
-            cost = torch.minimum(cost, its_cost)
         return rounded, found

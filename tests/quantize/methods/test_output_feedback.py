@@ -54,8 +54,7 @@ def naive(weight: torch.Tensor, inputs: Feedback, of_outputs: torch.Tensor, scal
     return rounded
 
 
-def test_rounding_is_the_formula_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_feedback, "SCALES", (1.0,))
+def test_rounding_is_the_formula_written_out() -> None:
     weight, inputs, of_inputs, outputs, of_outputs = problem()
     scale = ssz_scale(weight, 7)
     got, _ = outputs.beside(inputs).round(weight, scale, 7, refit=True)
