@@ -170,11 +170,11 @@ def forward_layer(
         for name in names:
             statistics[name].include(found.statistics[name])
         weight[start : start + len(found.weight)], ids[start : start + len(found.ids)] = found.weight, found.ids
-    _give_back()
+    give_back()
     return statistics, None if inputs is None else Routed(inputs, streams.out, weight, ids)
 
 
-def _give_back() -> None:
+def give_back() -> None:
     """Let the C library return what it holds of freed activations: its heaps keep pieces of up to 32 MiB."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; other libraries have none
     if trim is not None:

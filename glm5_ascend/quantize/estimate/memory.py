@@ -30,7 +30,7 @@ _FP32 = 4
 _BLOCK_COPIES = 8  # fp32 copies of a block alive while it is rotated or rounded
 _HEAD_COPIES = 12  # fp32 copies of some tokens' hidden states while their gradients at the output are made
 _GRADIENT_BYTES = 40  # of a gradient's entry on its way from or to a file: units, fp64, fp32, and products of it
-_GRAPH = 3  # a sequence's forward held for its backward, in what the forward alone holds
+_GRAPH = 2  # a sequence's forward held for its backward, in what the forward alone holds
 _KEPT_COPIES = 7  # of a linear's kept inputs while its error feedback is made: three, and two in float64
 
 

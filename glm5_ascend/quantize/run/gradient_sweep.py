@@ -15,7 +15,7 @@ import torch
 from glm5_ascend.model import structure
 from glm5_ascend.quantize.calibration.backward import Handed, layer_gradient
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
-from glm5_ascend.quantize.calibration.forward import LayerStreams, Routed, forward_layer, partial_stream
+from glm5_ascend.quantize.calibration.forward import LayerStreams, Routed, forward_layer, give_back, partial_stream
 from glm5_ascend.quantize.calibration.row_file import RowFile, Stream, from_units
 from glm5_ascend.quantize.calibration.sampled_loss import DRAWS, output_gradient
 from glm5_ascend.quantize.limits import GRADIENT_ROWS, HEAD_TOKENS
@@ -135,6 +135,7 @@ class GradientSweep:
 
             self.run.workers.each(differentiate, together(stream.lengths, HEAD_TOKENS))
             found.file.sync()
+        give_back()
 
     def _backward(self, layer: int) -> None:
         with closing_file(self.files.gradient(layer + 1)) as behind:
@@ -175,6 +176,7 @@ class GradientSweep:
 
         try:
             self.run.workers.each(differentiate, range(count))
+            give_back()
         finally:
             if selections.file is not None:
                 selections.file.close()
