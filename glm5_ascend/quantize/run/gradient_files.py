@@ -79,11 +79,12 @@ class GradientFiles:
         lowest = back[-1] if back else self.last + 1
         recorded = {n: journal.record(WorkUnit.gradient(n)).checksum.split(" ") for n in back}
         same = all(self._outputs_checksum(n) == outputs for n, (outputs, _) in recorded.items())
-        if back and lowest > self.first:
+        if lowest == self.first:  # the sweep is finished, its other files are gone
+            return done if same else []
+        if back:
             same = same and self._gradient_checksum(lowest) == recorded[lowest][1]
-        for unit in streamed:
-            needed = unit.place[0] + 1 < lowest
-            same = same and (not needed or self.streamed(unit.place[0]) == journal.record(unit))
+        needed = [unit for unit in streamed if unit.place[0] + 1 < lowest]
+        same = same and all(self.streamed(unit.place[0]) == journal.record(unit) for unit in needed)
         return done if same else []
 
     def forget(self, layer: int) -> None:

@@ -40,8 +40,6 @@ class GradientSweep:
     def sweep(self) -> None:
         """Do what the journal does not have yet."""
         journal, first, last = self.run.journal, self.files.first, self.files.last
-        if WorkUnit.gradient(first) in journal:
-            return
         for layer in range(last):
             if WorkUnit.streamed(layer) not in journal:
                 self._report(f"layer {layer} of {last} forward")

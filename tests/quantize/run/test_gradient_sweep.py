@@ -114,6 +114,25 @@ def test_a_finished_sweep_is_not_done_again(job: Job, tmp_path: Path) -> None:
     assert digest(out) == job.digest
 
 
+def test_a_finished_sweep_behind_several_dense_layers(tmp_path: Path) -> None:
+    """The streams in front of the first MoE layer are gone, too, and nobody asks for them; nor for what a kill left."""
+    source = write_tiny_model(tmp_path / "source", num_hidden_layers=4, first_k_dense_replace=3)
+    out, calib, lines = tmp_path / "run" / "out", write_calibration(tmp_path / "calib.jsonl"), Lines()
+    out.parent.mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        quantize(prepare(options(source, out, calib, recipe=RECIPE)), StopsAfter(2))
+    activations = workshop(out) / "activations"
+    assert not list(activations.glob("sweep-*"))
+    (activations / "sweep-stream-2").write_bytes(bytes(100))
+
+    def progress(text: str, done: float, total: int) -> None:
+        lines(text, done, total)
+        assert "expert" not in text or not list(activations.glob("sweep-*"))
+
+    quantize(prepare(options(source, out, calib, recipe=RECIPE)), progress)
+    assert not any(text.startswith("gradients") for text in lines.texts)
+
+
 def recipe_with(folder: Path, changed: str) -> str:
     """The shipped recipe, yaqa where it cannot be."""
     recipe = recipe_content(find_recipe(RECIPE))
