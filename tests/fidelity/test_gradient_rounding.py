@@ -16,7 +16,7 @@ from glm5_ascend.quantize.pipeline import prepare, quantize
 
 @pytest.mark.long
 def test_gradients_lower_the_divergence_of_the_trained_model(trained_checkpoint: Path, tmp_path: Path) -> None:
-    """8,176 held-out positions. Ratios on two processors, four rotations: 0.83 to 0.93; more than 1 is not rounding."""
+    """8,176 held-out positions. Measured: 0.89 x with each of two rotations; its prototype 0.83 to 0.93 x with four."""
     windows = read_windows(None, validation_texts(), trained_checkpoint, load_config(trained_checkpoint), 512, 16)
     found = {}
     for recipe in ("w4a8-best", "w4a8-yaqa"):
