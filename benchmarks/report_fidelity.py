@@ -50,7 +50,7 @@ from glm5_ascend.model.config import load_config
 WINDOW = 512
 #: Recipe -> msModelSlim's with the same bits, and whether it is made for every seed.
 RECIPES = {
-    "w4a8-best": ("w4a8", True), "w4a8": ("w4a8", True), "rtn-w4a8": ("w4a8", False),
+    "w4a8-best": ("w4a8", True), "w4a8-yaqa": ("w4a8", True), "w4a8": ("w4a8", True), "rtn-w4a8": ("w4a8", False),
     "w8a8-best": ("w8a8", False), "w8a8": ("w8a8", False),
 }  # fmt: skip
 PEER = {"w4a8": True, "w8a8": False}

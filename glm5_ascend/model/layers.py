@@ -178,10 +178,15 @@ def route(config: ModelConfig, weights: LayerWeights, x: torch.Tensor) -> tuple[
         allowed = torch.zeros_like(choice[:, : c.n_group], dtype=torch.bool).scatter_(1, best, True)
         choice = groups.masked_fill(~allowed[..., None], -torch.inf).view(len(x), -1)
     ids = choice.topk(c.num_experts_per_tok, dim=-1).indices
+    return expert_weights(c, score, ids), ids
+
+
+def expert_weights(config: ModelConfig, score: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """fp32 [T, top_k], how much each chosen expert of `ids` counts, for the router's scores [T, experts]."""
     weight = score.gather(1, ids)
-    if c.norm_topk_prob:
+    if config.norm_topk_prob:
         weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)
-    return weight * c.routed_scaling_factor, ids
+    return weight * config.routed_scaling_factor
 
 
 def mlp(weights: LayerWeights, prefix: str, x: torch.Tensor) -> torch.Tensor:

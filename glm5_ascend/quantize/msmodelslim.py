@@ -19,8 +19,8 @@ from glm5_ascend.checkpoint.writer import write_json
 from glm5_ascend.errors import CheckFailedError, MissingEnvironmentError
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
-from glm5_ascend.quantize.plan import symbols
 from glm5_ascend.quantize.recipe import Recipe
+from glm5_ascend.quantize.selector import symbols
 
 PROGRAM = "msmodelslim"
 MODEL_TYPE = "GLM-5"

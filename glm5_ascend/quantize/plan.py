@@ -5,7 +5,6 @@ The plan is complete: names, dtypes and shapes of all output tensors follow from
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,8 +21,12 @@ from glm5_ascend.errors import RecipeError
 from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.structure import Linear, Subgraph, Vector
-from glm5_ascend.quantize.recipe import FlexAwqSsz, LinearQuant, Recipe, Selection
+from glm5_ascend.quantize.recipe import FlexAwqSsz, LinearQuant, Recipe
+from glm5_ascend.quantize.selector import Selector, symbols
 from glm5_ascend.quantize.stock_recipe import check_literal_layers
+
+#: Methods that round with error feedback; yaqa's differs from gptq's in `down_proj`.
+COMPENSATED = ("gptq", "yaqa")
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,10 @@ class OutputTensor:
 
 @dataclass(frozen=True)
 class LinearPlan:
-    """What one linear becomes; `method` is how its weight is rounded: minmax, ssz, or gptq with `steps` of descent."""
+    """What one linear becomes; `method` is how its weight is rounded: minmax, ssz, gptq or yaqa.
+
+    steps: of descent, for the latter two.
+    """
 
     scheme: str
     method: str = "minmax"
@@ -57,44 +63,6 @@ class SmoothPlan:
     subgraph: Subgraph
     scheme: str
     steps: int = 0
-
-
-def symbols(config: ModelConfig) -> dict[str, list[int]]:
-    """What `{mtp}`, `{dense}` and `{moe}` in a recipe stand for."""
-    main = range(config.num_hidden_layers)
-    return {
-        "mtp": list(range(config.num_hidden_layers, config.num_layers_with_mtp)),
-        "dense": [layer for layer in main if not config.is_moe(layer)],
-        "moe": [layer for layer in main if config.is_moe(layer)],
-    }
-
-
-class Selector:
-    """Compiled include/exclude patterns of a recipe step; `{mtp}`, `{dense}`, `{moe}` become layer numbers."""
-
-    def __init__(self, selection: Selection, config: ModelConfig) -> None:
-        self.numbers = symbols(config)
-        self.include = self._compile(selection.include)
-        self.exclude = self._compile(selection.exclude)
-
-    def _compile(self, patterns: Iterable[str]) -> re.Pattern[str]:
-        return re.compile("|".join(self._regex(p) for p in patterns) or r"(?!)")
-
-    def _regex(self, pattern: str) -> str:
-        out = ""
-        for piece in re.split(r"(\{\w+\})", pattern):
-            if piece.startswith("{"):
-                if piece[1:-1] not in self.numbers:
-                    raise RecipeError(
-                        f"recipe: pattern {pattern!r}: unknown selector {piece}", "known: {mtp} {dense} {moe}"
-                    )
-                out += f"(?:{'|'.join(map(str, self.numbers[piece[1:-1]])) or '(?!)'})"
-            else:
-                out += fnmatch.translate(piece).removeprefix("(?s:").removesuffix(r")\Z")
-        return rf"(?s:{out})\Z"
-
-    def __call__(self, module: str) -> bool:
-        return bool(self.include.match(module)) and not self.exclude.match(module)
 
 
 class QuantizationPlan:
@@ -133,7 +101,15 @@ class QuantizationPlan:
         assert scheme is not None  # load_recipe checked
         self._check_runnable(module, part, scheme, shape)
         weight = chosen.qconfig.weight
-        return LinearPlan(scheme, weight.method, weight.ext.get("step", 0) if weight.method == "gptq" else 0)
+        if weight.method == "yaqa" and (scheme != schemes.W4A8_DYNAMIC or module.startswith(self._mtp_prefixes)):
+            raise RecipeError(
+                f"recipe: {module}: method yaqa exists for INT4 experts of the main model only", "use gptq here"
+            )
+        return LinearPlan(scheme, weight.method, weight.ext.get("step", 0) if weight.method in COMPENSATED else 0)
+
+    @cached_property
+    def _mtp_prefixes(self) -> tuple[str, ...]:
+        return tuple(structure.layer_prefix(layer) for layer in symbols(self.config)["mtp"])
 
     def _check_runnable(self, module: str, part: Linear, scheme: str, shape: tuple[int, ...]) -> None:
         routed = ".mlp.experts." in module
@@ -195,7 +171,23 @@ class QuantizationPlan:
     def compensated(self, prefix: str, parts: Iterable[Linear | Vector]) -> list[str]:
         """Names of the linears among `parts` that are rounded with error feedback."""
         linears = [part for part in parts if isinstance(part, Linear)]
-        return [part.name for part in linears if self.linears[prefix + part.name].method == "gptq"]
+        return [part.name for part in linears if self.linears[prefix + part.name].method in COMPENSATED]
+
+    @cached_property
+    def output_weighted(self) -> frozenset[int]:
+        """Layers with a `down_proj` of a routed expert whose errors are weighed by gradients at the layer's output."""
+        return frozenset(
+            layer
+            for layer in range(self.config.num_hidden_layers)
+            if self.config.is_moe(layer)
+            for expert in range(self.config.n_routed_experts)
+            if self.weighs_outputs(layer, expert)
+        )
+
+    def weighs_outputs(self, layer: int, expert: int) -> bool:
+        """Whether the error of a routed expert's `down_proj` is."""
+        down = structure.expert_linears(expert)[-1].name
+        return self.linears[structure.layer_prefix(layer) + down].method == "yaqa"
 
     def needs_statistics(self, layer: int) -> bool:
         """True if something in this layer is decided by calibration data."""

@@ -78,7 +78,15 @@ def _global_rotation(out: Path) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("recipe", "limit"),
-    [("w8a8", 0.15), ("w4a8", 0.3), ("rtn-w4a8", 0.35), ("w4a8-mlapo", 0.3), ("w4a8-best", 0.3), ("w8a8-best", 0.15)],
+    [
+        ("w8a8", 0.15),
+        ("w4a8", 0.3),
+        ("rtn-w4a8", 0.35),
+        ("w4a8-mlapo", 0.3),
+        ("w4a8-best", 0.3),
+        ("w8a8-best", 0.15),
+        ("w4a8-yaqa", 0.3),
+    ],
 )
 def test_quantized_model_stays_near_its_source(
     recipe: str, limit: float, tiny_quantized: Callable[..., Path], tiny_source: Path
@@ -109,7 +117,7 @@ def test_sequences_that_never_need_the_indexer(tiny_source: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("recipe", ["w4a8", "w4a8-best"])
+@pytest.mark.parametrize("recipe", ["w4a8", "w4a8-best", "w4a8-yaqa"])
 def test_any_number_of_threads_gives_the_same_bytes(
     recipe: str, threads: int, tiny_source: Path, tiny_quantized: Callable[..., Path], tmp_path: Path
 ) -> None:

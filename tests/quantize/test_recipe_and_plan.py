@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.model import structure
-from glm5_ascend.quantize.plan import QuantizationPlan, Selector
+from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import Selection, find_recipe, load_recipe
+from glm5_ascend.quantize.selector import Selector
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
 
 DYNAMIC = {"scope": "per_token", "dtype": "int8", "symmetric": True}
@@ -70,7 +71,9 @@ def test_c8_recipes_differ_by_one_step(name: str) -> None:
     assert len(steps) == len(cached.spec.process) - 1
 
 
-@pytest.mark.parametrize("name", ["w4a8", "w8a8", "w4a8-best", "w8a8-best", "w4a8-mlapo", "w4a8c8", "w8a8c8"])
+@pytest.mark.parametrize(
+    "name", ["w4a8", "w8a8", "w4a8-best", "w8a8-best", "w4a8-yaqa", "w4a8-mlapo", "w4a8c8", "w8a8c8"]
+)
 def test_no_calibrated_recipe_leaves_an_up_down_pair_rough(tiny_source: Path, name: str) -> None:
     """The input of a down_proj has the largest outliers: unsmoothed, seven times the KL where a model has some."""
     plan = QuantizationPlan(SourceCheckpoint(tiny_source), load_recipe(find_recipe(name)))

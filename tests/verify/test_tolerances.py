@@ -34,8 +34,43 @@ def test_a_wrong_column_is_not(factor: float, noise: float) -> None:
     assert not verdict.ok and verdict.column == 5 and verdict.column_error > verdict.column_limit
 
 
+@pytest.mark.parametrize(("noise", "right"), [(0.45, True), (1.2, False)])
+def test_a_small_column_takes_the_errors_of_others(noise: float, right: bool) -> None:
+    """Where inputs are small, weights may be, too; an error costs no more there than elsewhere."""
+    wanted = torch.randn(256, 64)
+    wanted[:, 5] *= 0.1
+    found = wanted.clone()
+    found[:, 5] += noise * torch.randn(256)
+    comparison = WeightComparison()
+    comparison.add(found, wanted)
+    assert comparison.judge(W4A8_DYNAMIC).ok is right
+    assert not comparison.judge(W8A8_DYNAMIC).ok
+
+
 @pytest.mark.parametrize("scheme", [W8A8_DYNAMIC, FLOAT])
 def test_more_bits_leave_less_room(scheme: str) -> None:
     assert judged(scheme, 1.02).ok
     assert not judged(scheme, 0.8).ok
     assert not judged(scheme, 1.0, 0.3).ok
+
+
+def judged_row(scheme: str, factor: float, noise: float) -> Verdict:
+    """The same of row 5."""
+    wanted = torch.randn(256, 64)
+    found = wanted.clone()
+    found[5] = factor * wanted[5] + noise * torch.randn(64)
+    comparison = WeightComparison()
+    comparison.add(found, wanted)
+    return comparison.judge(scheme)
+
+
+@pytest.mark.parametrize(("factor", "noise"), [(1.0, 0.5), (0.9, 0.4), (1.3, 0.0)])
+def test_a_row_may_make_up_for_others(factor: float, noise: float) -> None:
+    assert judged_row(W4A8_DYNAMIC, factor, noise).ok
+
+
+@pytest.mark.parametrize(("factor", "noise"), [(0.6, 0.0), (1.4, 0.0), (-1.0, 0.0), (0.0, 0.0), (1.0, 1.2)])
+def test_a_wrong_row_is_not(factor: float, noise: float) -> None:
+    verdict = judged_row(W4A8_DYNAMIC, factor, noise)
+    assert not verdict.ok and verdict.row == 5 and verdict.row_error > verdict.row_limit
+    assert not judged_row(W8A8_DYNAMIC, 1.0, 0.1).ok and not judged_row(FLOAT, 1.0, 0.1).ok

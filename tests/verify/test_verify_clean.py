@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from glm5_ascend.checkpoint.schemes import QUANTIZED
+from glm5_ascend.demo_model.outliers import plant
 from glm5_ascend.errors import CheckpointError, ConfigError
 from glm5_ascend.verify import Report, verify
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
@@ -39,7 +40,7 @@ def test_own_output_is_clean_and_matches_its_source(tiny_quantized: Quantized, t
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("recipe", ["w4a8-best", "w8a8-best"])
+@pytest.mark.parametrize("recipe", ["w4a8-best", "w8a8-best", "w4a8-yaqa"])
 def test_error_feedback_on_a_trained_model_is_clean(
     tiny_quantized: Quantized, trained_checkpoint: Path, recipe: str
 ) -> None:
@@ -47,7 +48,17 @@ def test_error_feedback_on_a_trained_model_is_clean(
     assert_clean(verify(tiny_quantized(recipe, trained_checkpoint), against=trained_checkpoint))
 
 
-@pytest.mark.parametrize("recipe", ["w4a8", "w8a8", "w4a8-best", "w8a8-best"])
+@pytest.mark.long
+@pytest.mark.parametrize("recipe", ["w4a8", "w8a8", "w4a8-best", "w8a8-best", "w4a8-yaqa"])
+def test_a_model_with_outliers_is_clean(
+    tiny_quantized: Quantized, trained_checkpoint: Path, tmp_path: Path, recipe: str
+) -> None:
+    """Where its inputs are small, error feedback moves weights by several times their size."""
+    source = plant(trained_checkpoint, tmp_path / "outliers")
+    assert_clean(verify(tiny_quantized(recipe, source), against=source))
+
+
+@pytest.mark.parametrize("recipe", ["w4a8", "w8a8", "w4a8-best", "w8a8-best", "w4a8-yaqa"])
 def test_shared_indexer_layers_are_not_asked_for_an_indexer(
     tiny_quantized: Quantized, tmp_path_factory: pytest.TempPathFactory, recipe: str
 ) -> None:

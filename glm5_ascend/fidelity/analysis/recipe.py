@@ -16,8 +16,9 @@ from glm5_ascend.errors import OutputError
 from glm5_ascend.fidelity.analysis.units import Unit
 from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.quantize.plan import QuantizationPlan, Selector
+from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import LinearQuant, Recipe, recipe_content
+from glm5_ascend.quantize.selector import Selector
 
 _INT8 = {
     "act": {"scope": "per_token", "dtype": "int8", "symmetric": True},

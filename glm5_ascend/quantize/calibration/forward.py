@@ -79,12 +79,12 @@ class Selections:
     Nothing is kept for models in which every layer has its own, nor for an MTP layer, which has its own always.
     """
 
-    def __init__(self, config: ModelConfig, folder: Path, lengths: tuple[int, ...]) -> None:
+    def __init__(self, config: ModelConfig, folder: Path, lengths: tuple[int, ...], name: str = SELECTIONS) -> None:
         self.config, main = config, range(config.num_hidden_layers)
         self.file: RowFile | None = None
         self.lengths, self.starts = lengths, [sum(lengths[:i]) for i in range(len(lengths))]
         if not all(config.has_indexer(layer) for layer in main):
-            self.file = RowFile(folder / SELECTIONS, sum(lengths), max(lengths), torch.bool, keep=True)
+            self.file = RowFile(folder / name, sum(lengths), max(lengths), torch.bool, keep=True)
 
     def load(self, number: int) -> torch.Tensor | None:
         if self.file is None:
@@ -170,11 +170,11 @@ def forward_layer(
         for name in names:
             statistics[name].include(found.statistics[name])
         weight[start : start + len(found.weight)], ids[start : start + len(found.ids)] = found.weight, found.ids
-    _give_back()
+    give_back()
     return statistics, None if inputs is None else Routed(inputs, streams.out, weight, ids)
 
 
-def _give_back() -> None:
+def give_back() -> None:
     """Let the C library return what it holds of freed activations: its heaps keep pieces of up to 32 MiB."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; other libraries have none
     if trim is not None:

@@ -11,6 +11,7 @@ matrices (2004).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -70,6 +71,14 @@ class Feedback:
         return integers.mul_(scale), scale
 
 
+class Rounding(Protocol):
+    """Chooses the integers of a linear's rows."""
+
+    def round(self, weight: torch.Tensor, scale: torch.Tensor, largest: int, refit: bool) -> tuple[torch.Tensor, ...]:
+        """As `Feedback.round`."""
+        ...
+
+
 def _gram(rows: torch.Tensor) -> torch.Tensor:
     """fp32, the smaller one of rows rows^T and rows^T rows, for rows fp32 [n, K]: their sums of squares are equal."""
     return rows @ rows.T if len(rows) < rows.shape[1] else rows.T @ rows
@@ -82,11 +91,22 @@ def shrinkage(rows: torch.Tensor, gram: torch.Tensor | None = None) -> float:
     """
     n, columns = rows.shape
     gram = (_gram(rows) if gram is None else gram) / n
-    squares = float(gram.double().square().sum())
     energy = rows.double().square().sum(1)
-    mean = float(energy.sum()) / n / columns
+    return ratio_of_shrinkage(
+        n, columns, float(gram.double().square().sum()), float(energy.sum()), float(energy.square().sum())
+    )
+
+
+def ratio_of_shrinkage(n: int, columns: int, squares: float, energy: float, energy_squares: float) -> float:
+    """`shrinkage` of n rows [K], from sums.
+
+    Args:
+        squares: of all entries of their second moments [K, K].
+        energy, energy_squares: sums of every row's |x|^2 and |x|^4.
+    """
+    mean = energy / n / columns
     structure = squares / columns - mean**2
-    noise = (float(energy.square().sum()) / n - squares) / n / columns
+    noise = (energy_squares / n - squares) / n / columns
     share = min(max(noise, 1e-4 * structure) / max(structure, 1e-30), 0.95)
     return _CAUTION * share / (1 - share)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.quantize.methods.error_feedback import Feedback
+from glm5_ascend.quantize.methods.error_feedback import Rounding
 from glm5_kernels import ops
 
 INT8_MAX, INT4_MAX = 127, 7
@@ -83,7 +83,7 @@ def quantize_linear(
     scheme: str,
     method: str = "minmax",
     activation: ActivationRange | None = None,
-    feedback: Feedback | None = None,
+    feedback: Rounding | None = None,
     scale: torch.Tensor | None = None,
 ) -> Rounded:
     """Round a linear's weight, or rows of it, under `scheme`.
@@ -91,15 +91,15 @@ def quantize_linear(
     Args:
         module: module name; decides the columns of scale_bias.
         method: how the weight scale is found: "minmax", "ssz", or "gptq", which begins with minmax for INT8 and ssz for
-            INT4.
+            INT4, as "yaqa" does.
         activation: range of the input, for the static scheme W8A8 only.
-        feedback: for "gptq": of the linear's inputs. Without it, integers are the nearest ones.
+        feedback: for "gptq" and "yaqa": of the linear's inputs. Without it, integers are the nearest ones.
         scale: fp32 [N, 1], positive: a scale from elsewhere (learned in training) instead of `method`'s.
     """
     bits = weight_bits(scheme)
     largest = INT4_MAX if bits == 4 else INT8_MAX
     if scale is None:
-        nearest = method == "minmax" or (method == "gptq" and bits == 8)
+        nearest = method == "minmax" or (method in ("gptq", "yaqa") and bits == 8)
         scale = minmax_scale(weight, largest) if nearest else ssz_scale(weight, largest)
     elif not bool(((scale > 0) & scale.isfinite()).all()):
         raise ValueError(f"{module}: a weight scale must be positive and finite")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from glm5_ascend.quantize.calibration.forward import Routed, partial_stream
@@ -31,10 +34,18 @@ def help_with_experts(run: RunContext, calibrated: bool) -> None:
 
 
 def _calibrated(run: RunContext, quantizer: LayerQuantizer, wants_stream: bool) -> None:
+    with opened_routing(run) as routed:
+        tokens, hidden = len(routed.ids), run.plan.config.hidden_size
+        routed.out = Stream(partial_stream(run.folder, run.ranks.rank), (tokens,), hidden) if wants_stream else None
+        quantizer.experts(routed)
+        if routed.out is not None:
+            routed.out.file.close()
+
+
+@contextmanager
+def opened_routing(run: RunContext) -> Iterator[Routed]:
+    """What rank 0 has left of a layer for the others' experts; nobody reads the stream behind it yet."""
     weight, ids = torch.load(run.folder / "routing.pt", weights_only=True)
     hidden = run.plan.config.hidden_size
     with RowFile(run.folder / "expert-inputs", len(ids), hidden, torch.float32, keep=True) as inputs:
-        out = Stream(partial_stream(run.folder, run.ranks.rank), (len(ids),), hidden) if wants_stream else None
-        quantizer.experts(Routed(inputs, out, weight, ids))
-        if out is not None:
-            out.file.close()
+        yield Routed(inputs, None, weight, ids)

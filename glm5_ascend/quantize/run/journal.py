@@ -41,6 +41,16 @@ class WorkUnit:
     def expert(cls, layer: int, expert: int) -> WorkUnit:
         return cls(f"layer {layer} expert {expert}", (layer, expert))
 
+    @classmethod
+    def streamed(cls, layer: int) -> WorkUnit:
+        """The stream behind a layer, of the sweep for gradients."""
+        return cls(f"layer {layer} stream", (layer, None))
+
+    @classmethod
+    def gradient(cls, layer: int) -> WorkUnit:
+        """The gradients in front of a layer."""
+        return cls(f"layer {layer} gradient", (layer, None))
+
 
 #: What lies outside the layers: embedding, head, final norm, rotation.
 GLOBALS = WorkUnit("globals")

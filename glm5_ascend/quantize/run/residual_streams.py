@@ -35,6 +35,16 @@ def _stream_path(folder: Path, layer: int) -> Path:
     return folder / f"stream-{layer}"
 
 
+def embed(run: RunContext, calibration: CalibrationSet, stream: Stream) -> None:
+    """Fill the stream in front of the first layer."""
+    table = structure.find(structure.GLOBAL, "model.embed_tokens")
+
+    def embed_sequence(number: int) -> None:
+        stream.set_sequence(number, run.weights.lookup("", table, calibration.sequences[number]))
+
+    run.workers.each(embed_sequence, range(len(calibration.sequences)))
+
+
 class ResidualStreams:
     """Hands every layer its input stream; a stopped run finds the last one on disk.
 
@@ -95,13 +105,7 @@ class ResidualStreams:
     def _embedded(self, layer: int) -> Stream:
         assert self.calibration is not None
         stream = Stream(self._path(layer), self.lengths, self.config.hidden_size)
-        table = structure.find(structure.GLOBAL, "model.embed_tokens")
-
-        def embed(number: int) -> None:
-            assert self.calibration is not None
-            stream.set_sequence(number, self.run.weights.lookup("", table, self.calibration.sequences[number]))
-
-        self.run.workers.each(embed, range(len(self.lengths)))
+        embed(self.run, self.calibration, stream)
         return stream
 
     def _mtp_stream(self, layer: int) -> Stream:

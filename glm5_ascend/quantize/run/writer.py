@@ -10,7 +10,7 @@ from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.writer import ShardWriter
 from glm5_ascend.model import structure
 from glm5_ascend.model.structure import Linear, Vector
-from glm5_ascend.quantize.methods.error_feedback import Feedback
+from glm5_ascend.quantize.methods.error_feedback import Rounding
 from glm5_ascend.quantize.methods.rounding import ActivationRange, quantize_linear
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.run.blocks import WeightErrors, blocks
@@ -32,7 +32,7 @@ class Store:
         rows: torch.Tensor,
         start: int,
         activation: ActivationRange | None = None,
-        feedback: Feedback | None = None,
+        feedback: Rounding | None = None,
     ) -> WeightErrors:
         """Write rows fp32 [n, K] of one part from row `start` on, quantized as planned; returns what that cost."""
         errors = WeightErrors()
@@ -52,7 +52,7 @@ class Store:
         return errors
 
     def write(
-        self, prefix: str, part: Linear | Vector, tensor: torch.Tensor, feedback: Feedback | None = None
+        self, prefix: str, part: Linear | Vector, tensor: torch.Tensor, feedback: Rounding | None = None
     ) -> WeightErrors:
         """Write a whole part."""
         errors = WeightErrors()

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from glm5_ascend.quantize.calibration.forward import _give_back
+from glm5_ascend.quantize.calibration.forward import give_back
 from glm5_ascend.quantize.calibration.row_file import Stream
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
 from glm5_ascend.quantize.options import QuantizeOptions
@@ -71,5 +71,5 @@ def test_freed_pieces_go_back_to_the_system() -> None:
         pins.append(bytearray(b"x") * (64 * 1024))
     del pieces
     before = psutil.Process().memory_info().rss
-    _give_back()
+    give_back()
     assert before - psutil.Process().memory_info().rss > 300 * MIB and len(pins) == 100

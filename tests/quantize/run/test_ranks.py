@@ -17,14 +17,16 @@ from tests.support.slow_disk import on_disk
 from tests.support.tiny_model import write_calibration
 
 
-def start(folder: Path, source: Path, calib: Path, ranks: int, **settings: str) -> subprocess.Popen[str]:
+def start(
+    folder: Path, source: Path, calib: Path, ranks: int, recipe: str = "w8a8", **settings: str
+) -> subprocess.Popen[str]:
     """`quantize` into `folder`/out by so many processes; the same command line in every folder."""
     folder.mkdir(exist_ok=True)
     for name, target in {"source": source, "calib.jsonl": calib}.items():
         if not (folder / name).exists():
             (folder / name).symlink_to(target)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    arguments = ["quantize", "source", "out", "--recipe", "w8a8", "--calib", "calib.jsonl", "--quiet"]
+    arguments = ["quantize", "source", "out", "--recipe", recipe, "--calib", "calib.jsonl", "--quiet"]
     arguments += ["--samples", "3", "--seq-len", "64", "--threads", "1"]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
     return subprocess.Popen(
@@ -47,6 +49,41 @@ def alone(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def alone_with_gradients(tmp_path_factory: pytest.TempPathFactory, alone: Path, tiny_source: Path) -> Path:
+    """The same with the sweep for gradients."""
+    folder = tmp_path_factory.mktemp("gradients")
+    finish(start(folder, tiny_source, alone / "text.jsonl", 1, "w4a8-yaqa"))
+    return folder
+
+
+def test_ranks_share_the_sweep_for_gradients(
+    alone_with_gradients: Path, alone: Path, tiny_source: Path, tmp_path: Path
+) -> None:
+    finish(start(tmp_path, tiny_source, alone / "text.jsonl", 3, "w4a8-yaqa"))
+    assert digest(tmp_path / "out") == digest(alone_with_gradients / "out")
+
+
+def test_two_ranks_killed_in_the_sweep_finished_by_one(
+    alone_with_gradients: Path, alone: Path, tiny_source: Path, tmp_path: Path
+) -> None:
+    slow = on_disk(tmp_path / "slow", WRITE_SECONDS="0.02")
+    run = start(tmp_path, tiny_source, alone / "text.jsonl", 2, "w4a8-yaqa", **slow)
+    journal = tmp_path / ".out.partial" / "journal.jsonl"
+    while run.poll() is None and not (journal.is_file() and "layer 1 stream" in journal.read_text()):
+        time.sleep(0.001)
+    kill(run)
+    assert "layer 1 gradient" not in journal.read_text()
+    finish(start(tmp_path, tiny_source, alone / "text.jsonl", 1, "w4a8-yaqa"))
+    assert digest(tmp_path / "out") == digest(alone_with_gradients / "out")
+
+
+def kill(run: subprocess.Popen[str]) -> None:
+    for process in [*psutil.Process(run.pid).children(recursive=True), psutil.Process(run.pid)]:
+        process.kill()
+    run.communicate()
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_give_the_same_bytes(ranks: int, alone: Path, tiny_source: Path, tmp_path: Path) -> None:
     finish(start(tmp_path, tiny_source, alone / "text.jsonl", ranks))
@@ -60,9 +97,7 @@ def test_killed_with_two_ranks_finished_by_one(alone: Path, tiny_source: Path, t
     helper = tmp_path / ".out.partial" / "journal-1.jsonl"
     while run.poll() is None and not (helper.is_file() and helper.read_text().count("\n") > 3):
         time.sleep(0.001)
-    for process in [*psutil.Process(run.pid).children(recursive=True), psutil.Process(run.pid)]:
-        process.kill()
-    run.communicate()
+    kill(run)
     assert not (tmp_path / "out").exists()
     finish(start(tmp_path, tiny_source, alone / "text.jsonl", 1))
     assert digest(tmp_path / "out") == digest(alone / "out")
