@@ -113,7 +113,7 @@ class SourceCheckpoint:
 
     def _again(self) -> str:
         """What to do about a tensor that is not there."""
-        method = (self.config.quantization_config or {}).get("quant_method", "fp8")
+        method = self.config.quant_method
         if method == "fp8":
             return "download the checkpoint again"
         return f"config.json says it is quantized already ({shown(method)}): take the bf16, fp16 or FP8 checkpoint"

@@ -76,6 +76,11 @@ class ModelConfig:
     quantization_config: dict[str, Any] | None  # of the *source*, e.g. FP8 blocks
 
     @property
+    def quant_method(self) -> object:
+        """How config.json says that the source is quantized; "fp8" where it does not say."""
+        return (self.quantization_config or {}).get("quant_method", "fp8")
+
+    @property
     def num_layers_with_mtp(self) -> int:
         """Main layers plus MTP layers, which sit right behind them."""
         return self.num_hidden_layers + self.num_nextn_predict_layers

@@ -150,10 +150,9 @@ def _described(said: Mapping[str, object], path: Path, config: ModelConfig) -> d
 
 def _stored(files: CheckpointDir, config: ModelConfig) -> dict[str, str]:
     """Type of every linear by the shards' headers, where no description is: FP8 counts as `--quant fp8` has it."""
-    method = (config.quantization_config or {}).get("quant_method", "fp8")
-    if method != "fp8":
+    if config.quant_method != "fp8":
         raise CheckpointError(
-            f"{files.directory / 'config.json'}: quantized by {shown(method)}, which no plan is for",
+            f"{files.directory / 'config.json'}: quantized by {shown(config.quant_method)}, which no plan is for",
             "name a plan's own types: --model glm-5 --quant w4a8",
         )
     types = {}

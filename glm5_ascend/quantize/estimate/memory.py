@@ -11,7 +11,7 @@ from glm5_ascend.errors import OutputError
 from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.layers import SCORES
-from glm5_ascend.model.structure import Linear
+from glm5_ascend.model.structure import Linear, Vector
 from glm5_ascend.quantize.calibration.product import ROWS_AT_ONCE
 from glm5_ascend.quantize.calibration.sampled_loss import DRAWS
 from glm5_ascend.quantize.limits import (
@@ -65,8 +65,7 @@ def memory(plan: QuantizationPlan, seq_len: int) -> list[PhaseMemory]:
     phases = [PhaseMemory(_IMPORTS + 3 * _FP32 * c.hidden_size**2, block)]
     calibrated = plan.last_calibrated_layer
     for layer in range(c.num_layers_with_mtp):
-        held = [part for part in structure.backbone(c, layer) if not structure.is_table(part)]
-        weights = sum(_FP32 * torch.Size(structure.shape(part, size)).numel() for part in held)
+        held, weights = _backbone(c, layer)
         widest = max(size[part.inp] for part in held if isinstance(part, Linear))
         rows = _FP32 * SEARCH_ROWS * widest
         sequence = _sequence(c, seq_len) if layer <= calibrated else 0
@@ -94,13 +93,12 @@ def memory(plan: QuantizationPlan, seq_len: int) -> list[PhaseMemory]:
 
 def _sweep(plan: QuantizationPlan, seq_len: int, block: int) -> list[PhaseMemory]:
     """The sweep for gradients: output, moments, a MoE layer's backbone, its experts; forward is in the others."""
-    c, size = plan.config, structure.sizes(plan.config)
+    c = plan.config
     tokens = max(HEAD_TOKENS, seq_len)
     output = tokens * _FP32 * (_HEAD_COPIES * c.hidden_size + 4 * BLOCK_WEIGHTS // c.hidden_size)
     moments = GRADIENT_ROWS * c.hidden_size * _GRADIENT_BYTES
     found = 3 * _FP32 * c.hidden_size**2
-    held = [part for part in structure.backbone(c, max(plan.output_weighted)) if not structure.is_table(part)]
-    weights = sum(_FP32 * torch.Size(structure.shape(part, size)).numel() for part in held)
+    _, weights = _backbone(c, max(plan.output_weighted))
     fused = c.qk_nope_head_dim + c.qk_rope_head_dim == c.v_head_dim  # else the scores of all heads are kept
     scores = 0 if fused else 2 * _FP32 * c.num_attention_heads * seq_len**2
     expert = 3 * _FP32 * c.hidden_size * c.moe_intermediate_size
@@ -111,6 +109,13 @@ def _sweep(plan: QuantizationPlan, seq_len: int, block: int) -> list[PhaseMemory
         PhaseMemory(_IMPORTS + weights, _GRAPH * _sequence(c, seq_len) + scores),
         PhaseMemory(_IMPORTS, expert + max(block, run)),
     ]
+
+
+def _backbone(c: ModelConfig, layer: int) -> tuple[list[Linear | Vector], int]:
+    """What is held of a layer besides its routed experts, and its bytes."""
+    held = [part for part in structure.backbone(c, layer) if not structure.is_table(part)]
+    size = structure.sizes(c)
+    return held, sum(_FP32 * torch.Size(structure.shape(part, size)).numel() for part in held)
 
 
 def _feedback(columns: int) -> int:
@@ -127,10 +132,11 @@ def _sequence(c: ModelConfig, length: int) -> int:
     """Bytes one sequence's forward holds at a time: in attention, or in the MLP behind it."""
     scores, index = min(SCORES, c.num_attention_heads * length**2), min(SCORES, length**2)
     heads = c.num_attention_heads * 2 * (c.qk_nope_head_dim + c.qk_rope_head_dim + c.v_head_dim)
-    attention = _FP32 * (length * (heads + 4 * c.hidden_size) + 4 * scores)  # four: where no fused kernel serves
+    chosen, scratch = 0, 4 * scores  # four: where no fused kernel serves
     if length > c.index_topk:
-        queries = 3 * length * c.index_n_heads * c.index_head_dim
-        attention += max(0, _FP32 * (queries + 4 * index) - _FP32 * 4 * scores) + length**2  # which keys: bool
+        chosen, queries = length**2, 3 * length * c.index_n_heads * c.index_head_dim
+        scratch = max(scratch, queries + 4 * index)
+    attention = _FP32 * (length * (heads + 4 * c.hidden_size) + scratch) + chosen
     widest = max(c.intermediate_size, c.n_shared_experts * c.moe_intermediate_size)
     mlp = _FP32 * length * (3 * widest + 5 * c.hidden_size)
     rounded = 2 * ROWS_AT_ONCE * max(c.num_attention_heads * c.v_head_dim, c.intermediate_size)

@@ -41,8 +41,9 @@ def seconds(plan: QuantizationPlan, tokens: int, seq_len: int, threads: int) -> 
     torch.set_num_threads(1)
     try:
         with torch.no_grad():
-            spent = _passes(plan) + _searches(plan) + _feedbacks(plan, tokens) + _forward(plan, tokens, seq_len)
-            spent += _sweep(plan, tokens, seq_len) + _two_sided(plan)
+            spent, rates = _passes(plan) + _searches(plan) + _feedbacks(plan, tokens), _rates()
+            spent += _forward(plan, tokens, seq_len, rates)
+            spent += _sweep(plan, tokens, seq_len, rates) + _two_sided(plan, rates)
     finally:
         torch.set_num_threads(before)
     readings = 3 if plan.output_weighted else 1
@@ -147,19 +148,21 @@ def _feedbacks(plan: QuantizationPlan, tokens: int) -> float:
     return experts * _timed(lambda: [Feedback.on(rows) for rows in inputs], repeats=1)
 
 
-def _rates() -> tuple[float, float]:
+_Rates = tuple[float, float]
+
+
+def _rates() -> _Rates:
     """Seconds per token and weight: of the calibration's product, and of fp32's."""
     x, weight = torch.randn(_ROWS, _WIDTH), torch.randn(2 * _WIDTH, _WIDTH)
     linear = _timed(lambda: product(x, weight)) / (x.shape[0] * weight.numel())
     return linear, _timed(lambda: x @ weight.T) / (x.shape[0] * weight.numel())
 
 
-def _sweep(plan: QuantizationPlan, tokens: int, seq_len: int) -> float:
+def _sweep(plan: QuantizationPlan, tokens: int, seq_len: int, rates: _Rates) -> float:
     """The sweep for gradients (method yaqa): weights read and rotated twice more, one more forward and a backward."""
     if not plan.output_weighted:
         return 0.0
-    c = plan.config
-    linear, plain = _rates()
+    c, (linear, plain) = plan.config, rates
     behind = range(min(plan.output_weighted) + 1, c.num_hidden_layers)
     forward = sum(active_weights(c, n) for n in range(c.num_hidden_layers))
     backward = sum(active_weights(c, n) for n in behind)
@@ -189,17 +192,16 @@ def _transforms(plan: QuantizationPlan) -> float:
     return weights / stored.numel() * _timed(once)
 
 
-def _two_sided(plan: QuantizationPlan) -> float:
+def _two_sided(plan: QuantizationPlan, rates: _Rates) -> float:
     """What rounding with gradients takes besides that with inputs, in down_proj of routed experts."""
     c = plan.config
     kept = min(OUTPUT_DIRECTIONS, c.hidden_size)
     products = 2 * kept * c.hidden_size * c.moe_intermediate_size * c.n_routed_experts * len(plan.output_weighted)
-    return _rates()[1] * products if products else 0.0
+    return rates[1] * products
 
 
-def _forward(plan: QuantizationPlan, tokens: int, seq_len: int) -> float:
-    c, layers = plan.config, range(plan.last_calibrated_layer + 1)
-    linear, plain = _rates()
+def _forward(plan: QuantizationPlan, tokens: int, seq_len: int, rates: _Rates) -> float:
+    c, layers, (linear, plain) = plan.config, range(plan.last_calibrated_layer + 1), rates
     scores = plain * len(layers) * seq_len * attention_columns(c)
     return tokens * (linear * sum(active_weights(c, n) for n in layers) + scores)
 

@@ -27,7 +27,7 @@ def add_outputs(run: RunContext, layer: int, gains: Tensors, routed: Routed) -> 
     def rerun(expert: int) -> None:
         rerun_expert(run.weights, layer, expert, gains, routed)
 
-    run.workers.each(rerun, _mine(run, layer))
+    run.workers.each(rerun, run.own_experts(layer))
 
 
 class ExpertGradients:
@@ -84,7 +84,7 @@ class ExpertGradients:
             for at in torch.arange(len(token)).split(EXPERT_TOKENS):
                 self._add(weights, token[at], slot[at], routed, behind)
 
-        run.workers.each(differentiate, _mine(run, layer))
+        run.workers.each(differentiate, run.own_experts(layer))
 
     def _add(
         self, weights: list[torch.Tensor], token: torch.Tensor, slot: torch.Tensor, routed: Routed, behind: RowFile
@@ -107,7 +107,3 @@ def inputs_of_rank(folder: Path, rank: int) -> Path:
 
 def weights_of_rank(folder: Path, rank: int) -> Path:
     return folder / f"sweep-gradient-of-weights-of-rank-{rank}"
-
-
-def _mine(run: RunContext, layer: int) -> list[int]:
-    return [expert for expert in run.experts(layer) if run.ranks.mine(expert)]

@@ -40,6 +40,10 @@ class RunContext:
         """The routed experts of a layer; none where the MLP is dense."""
         return range(self.plan.config.n_routed_experts if self.plan.config.is_moe(layer) else 0)
 
+    def own_experts(self, layer: int) -> list[int]:
+        """Those of them that are this rank's."""
+        return [expert for expert in self.experts(layer) if self.ranks.mine(expert)]
+
     def stored_names(self, layer: int, parts: Iterable[Linear | Vector]) -> list[str]:
         """Names of all tensors that parts of a layer become."""
         return [name for part in parts for name in self.store.names(structure.layer_prefix(layer), part)]

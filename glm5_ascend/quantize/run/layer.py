@@ -205,7 +205,7 @@ class LayerQuantizer:
                 rerun_expert(run.weights, layer, expert, self.gains, routed)
             return None
 
-        mine = [expert for expert in run.experts(layer) if run.ranks.mine(expert)]
+        mine = run.own_experts(layer)
         layers = self.config.num_layers_with_mtp
         for expert, record in zip(mine, run.workers.map(quantize_or_rerun, mine), strict=True):
             if record is not None:

@@ -17,6 +17,7 @@ def test_error_feedback_of_experts_is_counted_where_a_recipe_has_it(tiny_source:
 
 def test_the_sweep_for_gradients_is_counted_where_a_recipe_has_it(tiny_source: Path, tmp_path: Path) -> None:
     best, yaqa = (prepare(QuantizeOptions(tiny_source, tmp_path / n, n)).plan for n in ("w4a8-best", "w4a8-yaqa"))
-    assert estimate._sweep(best, tokens=512, seq_len=64) == estimate._two_sided(best) == 0
-    assert estimate._sweep(yaqa, tokens=512, seq_len=64) > 0
-    assert estimate._two_sided(yaqa) > 0
+    rates = estimate._rates()
+    assert estimate._sweep(best, 512, 64, rates) == estimate._two_sided(best, rates) == 0
+    assert estimate._sweep(yaqa, 512, 64, rates) > 0
+    assert estimate._two_sided(yaqa, rates) > 0
