@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import random
+import secrets
 import socket
 import subprocess
 import sys
@@ -24,9 +24,10 @@ def free_port() -> int:
     """A port of 127.0.0.1 that nobody listens on.
 
     Of those that the kernel does not give to outgoing connections: one of these could take it before the server does.
+    Drawn by the system: vLLM seeds `random` with 0, and two processes that did so would draw the same port.
     """
     for _ in range(100):
-        port = random.randrange(LOWEST_PORT, _first_of_outgoing())
+        port = secrets.choice(range(LOWEST_PORT, _first_of_outgoing()))
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
     raise MissingEnvironmentError("no port of 127.0.0.1 is free", "end some servers")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 import socket
 from pathlib import Path
 
@@ -21,8 +22,17 @@ def test_a_taken_port_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port, free = taken.getsockname()[1], free_port()
         drawn = iter([port, port, free])
-        monkeypatch.setattr(random, "randrange", lambda *_: next(drawn))
+        monkeypatch.setattr(secrets, "choice", lambda _: next(drawn))
         assert free_port() == free
-        monkeypatch.setattr(random, "randrange", lambda *_: port)
+        monkeypatch.setattr(secrets, "choice", lambda _: port)
         with pytest.raises(MissingEnvironmentError, match="no port"):
             free_port()
+
+
+def test_a_seed_gives_no_port_twice() -> None:
+    """Two engines that vLLM seeded alike ask at the same time."""
+    drawn = []
+    for _ in range(2):
+        random.seed(0)
+        drawn.append([free_port() for _ in range(10)])
+    assert drawn[0] != drawn[1]
