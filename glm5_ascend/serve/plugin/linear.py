@@ -105,27 +105,43 @@ def linear_weights(layer: Any) -> ops.LinearWeights:
 
 
 def packed_product(layer: Any) -> Callable[[torch.Tensor, torch.Tensor], None] | None:
-    """The product of an unquantized layer by oneDNN, x [T, K] to out [T, N], with a weight laid out once.
+    """The product of an unquantized layer by a library, x [T, K] to out [T, N], with a weight laid out once.
 
-    It is vLLM's own where vLLM has laid the weight out; None for a quantized layer and where vLLM is without oneDNN.
+    It is vLLM's own where vLLM has laid the weight out; None for a quantized layer, and where vLLM has no library.
     """
     if isinstance(layer.quant_method, Int8Linear):
         return None
     if not hasattr(layer, "packed_product"):
-        multiply = getattr(layer, "cpu_linear", None)
-        handler = getclosurevars(multiply).nonlocals.get("handler") if isfunction(multiply) else None
-        if handler is None and layer.weight.numel() and layer.weight.dtype == torch.bfloat16:
-            handler = custom_ops.create_onednn_mm(layer.weight.data.t(), MOST_TOKENS) if _has_onednn() else None
-        layer.packed_product = None if handler is None else _product_of(handler)
+        layer.packed_product = _product_of_vllm(layer) or _by_onednn(layer)
     product: Callable[[torch.Tensor, torch.Tensor], None] | None = layer.packed_product
     return product
 
 
-def _has_onednn() -> bool:
-    return bool(getattr(custom_ops, "_supports_onednn", False))
+def _product_of_vllm(layer: Any) -> Callable[[torch.Tensor, torch.Tensor], None] | None:
+    """By what vLLM's `cpu_linear` of this layer holds: a handler of oneDNN's, or on AMX a weight for sgl-kernel's."""
+    multiply = getattr(layer, "cpu_linear", None)
+    held = getclosurevars(multiply).nonlocals if isfunction(multiply) else {}
+    if "handler" in held:
+        return _product_by_onednn(held["handler"])
+    if "packed_weight" not in held:
+        return None
+    weight, by_amx = held["packed_weight"], torch.ops._C.weight_packed_linear.default
+
+    def product(x: torch.Tensor, out: torch.Tensor) -> None:
+        by_amx(out, x, weight, None, True)  # True: the weight is packed
+
+    return product
 
 
-def _product_of(handler: Any) -> Callable[[torch.Tensor, torch.Tensor], None]:
+def _by_onednn(layer: Any) -> Callable[[torch.Tensor, torch.Tensor], None] | None:
+    """By oneDNN, of a weight that vLLM has left as it was."""
+    weight = layer.weight.data
+    if not getattr(custom_ops, "_supports_onednn", False) or not weight.numel() or weight.dtype != torch.bfloat16:
+        return None
+    return _product_by_onednn(custom_ops.create_onednn_mm(weight.t(), MOST_TOKENS))
+
+
+def _product_by_onednn(handler: Any) -> Callable[[torch.Tensor, torch.Tensor], None]:
     multiply = torch.ops._C.onednn_mm.default
 
     def product(x: torch.Tensor, out: torch.Tensor) -> None:
