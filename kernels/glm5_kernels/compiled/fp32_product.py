@@ -140,7 +140,7 @@ def _takes(x: torch.Tensor, w: torch.Tensor) -> bool:
     """Whether this is better here than torch's product, and can be done."""
     (tokens, _, n), r, types = x.shape, w.shape[2], {x.dtype, w.dtype}
     aligned = not n % WIDTH and not r % STEP and x.stride(2) == 1 and w.stride(2) == 1
-    native = types == {torch.float32} or torch.cpu._is_avx512_bf16_supported()
+    native = types == {torch.float32} or PAIRS
     useful = (tokens > 1 or ROUNDS_SUMS) and (not native or tokens <= FEW)
     return types <= {torch.float32, torch.bfloat16} and aligned and useful
 
