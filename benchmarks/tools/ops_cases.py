@@ -67,8 +67,10 @@ def both(op: str, arguments: tuple[Any, ...]) -> tuple[Callable[[], Any], Callab
     return lambda: fast(*arguments), lambda: plain(*arguments)
 
 
-def repeated(op: str, *operands: Any) -> Callable[[], Any]:
-    """The op bound to its operands, once for each number of threads."""
+def in_a_step(tokens: int, alone: Callable[[], Any], op: str, *operands: Any) -> Callable[[], Any]:
+    """Of a few tokens the op bound to `operands`, once for each number of threads; of more `alone`."""
+    if tokens > FEW:
+        return alone
 
     @cache
     def bound(_: int) -> ops.Bound:
@@ -102,10 +104,8 @@ def indexer_operands(requests: int, tokens: int, context: int) -> tuple[Any, ...
 def indexer(requests: int, tokens: int, context: int) -> Case:
     q, blocks, w, where, topk = operands = indexer_operands(requests, tokens, context)
     alone, plain = both("lightning_indexer", operands)
-    fast = alone
-    if len(q) <= FEW:
-        out = torch.empty(len(q), topk, dtype=torch.int32)
-        fast = repeated("lightning_indexer", q, blocks, w.float(), tables_of(where, len(q), blocks), out)
+    tables, out = tables_of(where, len(q), blocks), torch.empty(len(q), topk, dtype=torch.int32)
+    fast = in_a_step(len(q), alone, "lightning_indexer", q, blocks, w.float(), tables, out)
     pairs = requests * tokens * (context - (tokens - 1) / 2)
     work = 2.0 * pairs * INDEX_HEADS * INDEX_DIM, FLOATS
     shape = f"B={requests} n={tokens} ctx={context}"
@@ -116,22 +116,22 @@ def indexer(requests: int, tokens: int, context: int) -> Case:
 
 
 def attention_operands(requests: int, tokens: int, context: int) -> tuple[Any, ...]:
-    """Probabilities of many tokens are rounded, as an NPU does; those of a few stay fp32, as in a decode step here."""
+    """Probabilities are rounded, as an NPU does."""
     cache = torch.randn(requests * context // BLOCK, BLOCK, RANK + ROPE).bfloat16()
     count = requests * tokens
     nope, rope = (torch.randn(count, HEADS, RANK) * 0.2).bfloat16(), (torch.randn(count, HEADS, ROPE) * 0.2).bfloat16()
     chosen = torch.stack([torch.randperm(context - tokens)[:TOPK] for _ in range(count)]).int()
-    where = chosen, batch(requests, tokens, context), HEADS**-0.5 / 2, count > FEW
+    where = chosen, batch(requests, tokens, context), HEADS**-0.5 / 2, True
     return nope, rope, cache[..., :RANK], cache[..., RANK:], *where
 
 
 def attention(requests: int, tokens: int, context: int) -> Case:
-    operands = attention_operands(requests, tokens, context)
-    alone, plain = both("sparse_flash_attention", operands)
-    *given, where, scale, _ = operands
-    fast, count = alone, requests * tokens
-    if count <= FEW:
-        fast = repeated("sparse_flash_attention", *given, tables_of(where, count, given[2]), scale, Workspace())
+    """Probabilities of a few tokens stay fp32, as in a decode step of the server on a CPU."""
+    *given, where, scale, _ = attention_operands(requests, tokens, context)
+    count = requests * tokens
+    alone, plain = both("sparse_flash_attention", (*given, where, scale, count > FEW))
+    tables = tables_of(where, count, given[2])
+    fast = in_a_step(count, alone, "sparse_flash_attention", *given, tables, scale, Workspace())
     keys = requests * tokens * min(TOPK, context - tokens)
     scores = 2.0 * keys * HEADS * (RANK + ROPE), FLOATS
     values = 2.0 * keys * HEADS * RANK, FLOATS
@@ -158,7 +158,7 @@ def preprocess_operands(tokens: int) -> tuple[Any, ...]:
 def preprocess(tokens: int) -> Case:
     operands = preprocess_operands(tokens)
     alone, exact = both("mla_preprocess", operands)
-    fast = repeated("mla_preprocess", *operands, Workspace()) if tokens <= FEW else alone
+    fast = in_a_step(tokens, alone, "mla_preprocess", *operands, Workspace())
     x, cos, sin, qkv_a, q_b, w_uk_t, *gammas, where, ckv, kpe, eps = operands
     floats = [LinearWeights(w.weight.float() * w.scale[:, None]) for w in (qkv_a, q_b) if w.scale is not None]
     widened = x.float(), cos, sin, *floats, w_uk_t.float(), *gammas, where, ckv.float(), kpe.float(), eps
@@ -180,7 +180,7 @@ def experts(tokens: int) -> Case:
     scales = torch.rand(EXPERTS, 2 * PER_EXPERT) * 1e-2, torch.rand(EXPERTS, HIDDEN) * 1e-2
     operands = x, weights, chosen, w13, scales[0], w2, scales[1]
     alone, exact = both("w4a8_moe", operands)
-    fast = repeated("w4a8_moe", *operands, Workspace())
+    fast = in_a_step(tokens, alone, "w4a8_moe", *operands, Workspace())
     used = sorted(set(chosen.flatten().tolist()))
     wide = {e: w13[e] * scales[0][e, :, None] for e in used}
     narrow = {e: w2[e] * scales[1][e, :, None] for e in used}
@@ -204,7 +204,7 @@ def experts(tokens: int) -> Case:
 def product(tokens: int, n: int, k: int) -> Case:
     x, w = torch.randn(tokens, k), linear(n, k)
     alone, exact = both("int8_linear", (x, w))
-    fast = repeated("int8_linear", x, w, torch.empty(tokens, n), Workspace()) if tokens <= FEW else alone
+    fast = in_a_step(tokens, alone, "int8_linear", x, w, torch.empty(tokens, n), Workspace())
     wide = w.weight.float() * w.scale[:, None]
     plain = lambda: F.linear(x, wide)  # noqa: E731
     check = lambda: float(not torch.equal(fast(), exact()))  # noqa: E731
