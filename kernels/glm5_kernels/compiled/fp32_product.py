@@ -131,12 +131,12 @@ def bind_per_head(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> Callab
             return lambda: out.copy_(torch.bmm(x.float().transpose(0, 1), w.float()).transpose(0, 1))
         left, result = x.transpose(0, 1), out.transpose(0, 1)
         return lambda: torch.bmm(left, w, out=result)
-    blocks, threads = -(-tokens // TOKENS), torch.get_num_threads()
+    blocks = -(-tokens // TOKENS)
     tasks = heads * blocks
-    size = tasks if threads == 1 else -(-tasks // (_SHARE * threads))
+    size = -(-tasks // (_SHARE * torch.get_num_threads()))
     kind = PAIRED if PAIRS and x.dtype == w.dtype == torch.bfloat16 and not n % (2 * WIDTH) else None
     operands = (tokens, n, r), row_address(x, kind), row_address(w, kind), row_address(out)
-    return bound(_per_head, tasks, max(size, 1), blocks, *operands)
+    return bound(_per_head, tasks, size, blocks, *operands)
 
 
 def _takes(x: torch.Tensor, w: torch.Tensor) -> bool:

@@ -88,7 +88,7 @@ def multiply(
     blocks = -(-tokens // _TOKENS)
     parts = 1 if threads == 1 else min(n // SIDE, -(-_SHARE * threads // max(blocks, 1)))
     given = Codes(codes.data_ptr(), tokens, factors.numpy())
-    bound(_multiply, blocks * parts, blocks if threads == 1 else 1, parts, given, held, row_address(out[None]))()
+    bound(_multiply, blocks * parts, 1, parts, given, held, row_address(out[None]))()
     return out
 
 

@@ -189,8 +189,8 @@ def bind_grouped(
         added = static.quant_bias.numpy()  # type: ignore[union-attr]
     given = Activations(codes, factors, rows, starts)
     weights = WeightAddress(weight.data_ptr(), weight.stride(0), weight.stride(-2), scale.data_ptr())
-    tasks, threads = (len(starts) - 1) * -(-n // int8_dots.ROWS), torch.get_num_threads()
-    size = max(1, tasks if threads == 1 else -(-tasks // (_SHARE * threads)))
+    tasks = (len(starts) - 1) * -(-n // int8_dots.ROWS)
+    size = -(-tasks // (_SHARE * torch.get_num_threads()))
     target = RowAddress(out.data_ptr(), 0, n * out.element_size(), KINDS[out.dtype])
     multiply = bound(_multiply, tasks, size, given, weights, added, n, target)
 

@@ -28,8 +28,11 @@ def each(function: Callable[[int], object], count: int) -> None:
 def bound(function: Callable[..., object], count: int, size: int, *operands: Any) -> Callable[[], object]:
     """What calls function(first, last, *operands) for tasks 0 .. count - 1, `size` at a time, as `each` does.
 
+    One thread takes all of them in one call: there is nobody to share with.
+
     The arguments are made here, once, for a call that is repeated with operands that stay where they are.
     """
+    size = max(1, count if torch.get_num_threads() == 1 else size)
     parts = [(first, min(first + size, count), *operands) for first in range(0, count, size)]
     if len(parts) == 1:
         return partial(function, *parts[0])

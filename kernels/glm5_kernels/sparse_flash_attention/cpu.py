@@ -167,15 +167,14 @@ def _bind_tokens(
     if PAIRS and all_bf16 and not any(size % (2 * WIDTH) for size in (caches.rank, caches.rope)):
         caches = caches._replace(ckv=caches.ckv._replace(kind=PAIRED), kpe=caches.kpe._replace(kind=PAIRED))
     kernel, make = (attend_by_amx, new_amx_buffers) if by_amx else (attend_tokens, new_buffers)
-    threads = torch.get_num_threads()
-    size = num_tokens if threads == 1 else max(1, min(TOKENS, num_tokens // (4 * threads)))
+    size = min(TOKENS, num_tokens // (4 * torch.get_num_threads()))
     out, sums = row_address(latents), lse.numpy()
 
     def attend(first: int, last: int) -> None:
         tile = buffers(make, heads, caches, most)
         kernel(first, last, queries, caches, selection, softmax, tile, out, sums)
 
-    return bound(attend, num_tokens, max(size, 1))
+    return bound(attend, num_tokens, size)
 
 
 def _int32(x: torch.Tensor) -> torch.Tensor:
