@@ -107,16 +107,13 @@ def test_killing_one_server_under_load(fleet: tuple[str, list[Replica]]) -> None
     wait_for(lambda: any(r.bytes_seen and homes[r.session] == 0 for r in requests), "a stream that has begun")
     in_flight = sum(request.fate != COMPLETE for request in requests)
     servers[0].kill()
-    for request in requests:
-        request.begun = request.bytes_seen
     for thread in threads:
         thread.join(timeout=START_LIMIT_S)
     assert not any(thread.is_alive() for thread in threads), "a request hangs"
     counts: Counter[str] = Counter()
     for request in requests:
         kind = "stream" if request.body.get("stream") else "whole"
-        begun = "begun" if request.begun else "not begun"
-        counts[f"{kind}, {begun}, server {homes[request.session]}: {request.fate}"] += 1
+        counts[f"{kind}, server {homes[request.session]}: {request.fate}"] += 1
     print(
         f"in flight at kill -9: {in_flight} of {len(requests)}",
         *sorted(f"{v} x {k}" for k, v in counts.items()),
@@ -131,7 +128,8 @@ def test_killing_one_server_under_load(fleet: tuple[str, list[Replica]]) -> None
                 request.text[-200:],
             )
     broken = [request for request in requests if request.fate == BROKEN]
-    assert broken and all(request.begun and "[DONE]" not in request.text for request in broken)
+    # Whether a stream had begun is the answer's to say: at the kill its first byte may be on its way to the client.
+    assert broken and all(request.bytes_seen and "[DONE]" not in request.text for request in broken)
 
     orphan = next(session for session in SESSIONS if homes[session] == 0)
     assert home_of(url, orphan, servers) == 1

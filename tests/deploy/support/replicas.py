@@ -122,7 +122,6 @@ class Request:
     detail: str = ""
     text: str = ""
     bytes_seen: bool = False
-    begun: bool = False
 
     def run(self) -> None:
         host = self.url.removeprefix("http://")
