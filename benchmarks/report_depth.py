@@ -1,12 +1,13 @@
 """How errors of rounding add up over the layers: KL to bf16 with only the first layers of a model rounded.
 
     python -m glm5_ascend.demo_model.train DIR --deep
-    python benchmarks/report_depth.py DIR [--work DIR] [--recipes NAME ...] [--every N] [--peer PYTHON]
+    python benchmarks/report_depth.py DIR [--work DIR] [--recipes NAME ...] [--every N] [--peer PYTHON] [--int8 N ...]
 
 A line per recipe: the first 4, 8, ... layers as stored, with the integer arithmetic that the server runs, all others
 with the fp32 weights from before they were rounded. The last column is the whole checkpoint. Below a recipe: its KL as
 a ratio to that of the first recipe, window by window, with a paired 95 % interval. With --peer, also msModelSlim's
-W4A8 and W8A8 (whole checkpoints only), made from the same source and text, each beside the recipes of its bits.
+W4A8 and W8A8 (whole checkpoints only), made from the same source and text, each beside the recipes of its bits. With
+--int8, also w4a8-best with the routed experts of so many layers in INT8, the noisiest ones by `analyze`.
 
 The error per layer does not say this: errors of different layers can cancel, and norms can make them larger.
 """
@@ -19,7 +20,7 @@ import sys
 from pathlib import Path
 
 import torch
-from tools.fidelity_checkpoints import float_weights, peer_program, quantized, quantized_by_peer
+from tools.fidelity_checkpoints import float_weights, peer_program, quantized, quantized_by_peer, with_int8_experts
 from tools.fidelity_parts import FirstLayers
 
 from glm5_ascend.demo_model.corpus import validation_texts
@@ -31,6 +32,7 @@ from glm5_ascend.model.config import load_config
 WINDOW = 512
 RECIPES = "w4a8", "w4a8-best", "rtn-w4a8", "w8a8", "w8a8-best"
 PEER = "w4a8", "w8a8"
+MOST_ACCURATE = "w4a8-best"
 
 
 def by_depth(source: Path, out: Path, recipe: str, depths: list[int], windows: list[torch.Tensor]) -> torch.Tensor:
@@ -39,6 +41,18 @@ def by_depth(source: Path, out: Path, recipe: str, depths: list[int], windows: l
     floats = float_weights(source, out.with_name(f"{out.name}-floats"), recipe)
     found = [compare(FirstLayers(made, floats, depth), source, windows).kl.mean(1) for depth in depths]
     return torch.stack(found)
+
+
+def with_int8(options: argparse.Namespace, windows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Mean KL of every window of whole checkpoints, by name: MOST_ACCURATE with INT8 experts in some layers."""
+    recipes = with_int8_experts(options.model, MOST_ACCURATE, options.int8, options.work) if options.int8 else {}
+    made = {
+        f"{MOST_ACCURATE}, experts of {count} layers INT8": quantized(
+            options.model, options.work / path.stem, str(path), []
+        )
+        for count, path in recipes.items()
+    }
+    return {name: compare(each, options.model, windows).kl.mean(1) for name, each in made.items()}
 
 
 def ratio(ours: torch.Tensor, theirs: torch.Tensor) -> str:
@@ -55,6 +69,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=4, help="layers between two columns (default %(default)s)")
     parser.add_argument("--windows", type=int, default=16, help="of 512 tokens, at most (default %(default)s)")
     parser.add_argument("--peer", type=Path, help="python of a virtual environment with msmodelslim")
+    parser.add_argument("--int8", nargs="+", type=int, default=[], metavar="N", help="layers with INT8 experts")
     parser.add_argument("--json", type=Path, help="also write the numbers here")
     options = parser.parse_args()
 
@@ -74,17 +89,19 @@ def main() -> int:
         if kl is not first:
             cells = (f"{ratio(*pair):>22}" for pair in zip(kl, first, strict=True))
             print(f"{f'  to {options.recipes[0]}':26}" + "".join(cells), flush=True)
+    whole = {recipe: kl[-1] for recipe, kl in found.items()} | with_int8(options, windows)
     for bits in PEER if options.peer else ():
         program = peer_program(options.peer, options.work)
         made = quantized_by_peer(options.model, options.work / f"peer-{bits}", bits, [], program)
-        whole = compare(made, options.model, windows).kl.mean(1)
-        print(f"msModelSlim {bits}, whole: {float(whole.mean()):.5f}")
-        for recipe, kl in found.items():
-            if bits in recipe:
-                print(f"  {recipe} to it: {ratio(kl[-1], whole)}", flush=True)
-        peers[bits] = whole.tolist()
+        theirs = compare(made, options.model, windows).kl.mean(1)
+        print(f"msModelSlim {bits}, whole: {float(theirs.mean()):.5f}")
+        for name, kl in whole.items():
+            if bits in name:
+                print(f"  {name}: {float(kl.mean()):.5f}, to it: {ratio(kl, theirs)}", flush=True)
+        peers[bits] = theirs.tolist()
     if options.json:
         figures = {recipe: dict(zip(depths, kl.tolist(), strict=True)) for recipe, kl in found.items()}
+        figures |= {name: {layers: kl.tolist()} for name, kl in whole.items() if name not in found}
         figures |= {f"msModelSlim {bits}": {layers: kl} for bits, kl in peers.items()}
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
     return 0

@@ -17,6 +17,8 @@ from safetensors.torch import save_file
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.demo_model.chats import training_chat
 from glm5_ascend.demo_model.corpus import training_texts
+from glm5_ascend.fidelity.analysis.recipe import with_fallbacks
+from glm5_ascend.fidelity.analysis.run import AnalyzeOptions, analyze, prepare
 from glm5_ascend.quantize import pipeline
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.progress import silent
@@ -109,6 +111,19 @@ def without(work: Path) -> dict[str, Path]:
             recipe["spec"]["process"] = [step for step in steps if not step["type"].startswith(dropped)]
         made[name] = work / f"without-{name.replace(' ', '-')}.yaml"
         made[name].write_text(yaml.safe_dump(recipe, sort_keys=False))
+    return made
+
+
+def with_int8_experts(source: Path, recipe: str, counts: list[int], work: Path) -> dict[int, Path]:
+    """`recipe` with the routed experts of so many layers in INT8, the noisiest ones by `analyze`, by their number."""
+    found, made = analyze(prepare(AnalyzeOptions(source, recipe))), {}
+    experts = [unit for layer in found.layers for unit in layer.units if unit.experts]
+    experts.sort(key=lambda unit: unit.noise[unit.scheme], reverse=True)
+    for count in counts:
+        changes = [(unit, schemes.W8A8_DYNAMIC) for unit in experts[:count]]
+        made[count] = work / f"{recipe}-int8-{count}.yaml"
+        value = with_fallbacks(find_recipe(recipe), found.plan.config, changes)
+        made[count].write_text(yaml.safe_dump(value, sort_keys=False))
     return made
 
 

@@ -97,6 +97,17 @@ def test_two_types_in_one_unit(tiny_source: Path, tmp_path: Path) -> None:
     assert plan.output_bytes - found.plan.output_bytes == unit.nbytes[FLOAT] - unit.nbytes[unit.scheme]
 
 
+@pytest.mark.parametrize(("name", "method"), [("w4a8", "ssz"), ("w4a8-best", "gptq"), ("w4a8-yaqa", "gptq")])
+def test_int8_experts_are_rounded_as_they_were_measured(tiny_source: Path, name: str, method: str) -> None:
+    recipe = find_recipe(name)
+    plan = plan_of(tiny_source, recipe)
+    (experts,) = (unit for unit in units(plan, 1) if unit.experts)
+    changed = with_change(plan, recipe, experts, W8A8_DYNAMIC)
+    assert {changed.linears[name].scheme for name in experts.full_names} == {W8A8_DYNAMIC}
+    assert {changed.linears[name].method for name in experts.full_names} == {method}
+    assert all(changed.linears[name] == kept for name, kept in plan.linears.items() if name not in experts.full_names)
+
+
 def test_verify_does_not_warn_of_what_is_proposed(tiny_source: Path, tmp_path: Path) -> None:
     recipe = find_recipe("rtn-w4a8")
     plan = plan_of(tiny_source, recipe)

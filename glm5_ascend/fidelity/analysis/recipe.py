@@ -20,16 +20,26 @@ from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import LinearQuant, Recipe, recipe_content
 from glm5_ascend.quantize.selector import Selector
 
-_INT8 = {
-    "act": {"scope": "per_token", "dtype": "int8", "symmetric": True},
-    "weight": {"scope": "per_channel", "dtype": "int8", "symmetric": True},
-}
+
+def _in_int8(patterns: list[str], method: str) -> dict[str, Any]:
+    """A linear_quant step: W8A8_DYNAMIC, rounded by `method`."""
+    return {
+        "type": "linear_quant",
+        "qconfig": {
+            "act": {"scope": "per_token", "dtype": "int8", "symmetric": True},
+            "weight": {"scope": "per_channel", "dtype": "int8", "symmetric": True, "method": method},
+        },
+        "include": patterns,
+    }
 
 
 def with_fallbacks(
     recipe: Path, config: ModelConfig, changes: list[tuple[Unit, str]], wide_caches: Iterable[int] = ()
 ) -> dict[str, Any]:
     """The YAML of `recipe` with every unit of `changes` at its new type, its rules gone: they have been applied.
+
+    A unit that becomes INT8 is rounded as the recipe rounds it in INT4, which is what was measured; yaqa, which is for
+    INT4 alone, becomes gptq.
 
     Args:
         wide_caches: layers whose indexer cache is not INT8 after all.
@@ -41,6 +51,7 @@ def with_fallbacks(
     value["spec"].pop("fallback", None)
     wide = [f"{structure.layer_prefix(layer)}*" for layer in wide_caches]
     group: list[Any] = []
+    methods: dict[str, str] = {}  # of what becomes INT8, by pattern
     for step in value["spec"]["process"]:
         group = step["configs"] if step["type"] == "group" else group
         if step["type"] == "fa3_quant" and wide:
@@ -48,12 +59,13 @@ def with_fallbacks(
         for each in step["configs"] if step["type"] == "group" else [step]:
             if each["type"] == "linear_quant":
                 selects = Selector(LinearQuant.model_validate(each), config)
-                moved = [p for unit, _ in changes if any(map(selects, unit.full_names)) for p in unit.patterns]
-                each["exclude"] = [*each.get("exclude", []), *moved]
-    int8 = [pattern for unit, scheme in changes if scheme == schemes.W8A8_DYNAMIC for pattern in unit.patterns]
-    if int8:
-        more = {"type": "linear_quant", "qconfig": copy.deepcopy(_INT8), "include": int8}
-        (group if group else value["spec"]["process"]).append(more)
+                moved = [(unit, scheme) for unit, scheme in changes if any(map(selects, unit.full_names))]
+                each["exclude"] = [*each.get("exclude", []), *(p for unit, _ in moved for p in unit.patterns)]
+                method = each["qconfig"]["weight"].get("method", "minmax").replace("yaqa", "gptq")
+                int8 = (unit for unit, scheme in moved if scheme == schemes.W8A8_DYNAMIC)
+                methods = {pattern: method for unit in int8 for pattern in unit.patterns} | methods
+    more = [_in_int8([p for p in methods if methods[p] == method], method) for method in sorted({*methods.values()})]
+    (group if group else value["spec"]["process"]).extend(more)
     return value
 
 
