@@ -47,7 +47,7 @@ def with_int8(options: argparse.Namespace, windows: list[torch.Tensor]) -> dict[
     """Mean KL of every window of whole checkpoints, by name: MOST_ACCURATE with INT8 experts in some layers."""
     recipes = with_int8_experts(options.model, MOST_ACCURATE, options.int8, options.work) if options.int8 else {}
     made = {
-        f"{MOST_ACCURATE}, experts of {count} layers INT8": quantized(
+        f"{MOST_ACCURATE}, layers with INT8 experts: {count}": quantized(
             options.model, options.work / path.stem, str(path), []
         )
         for count, path in recipes.items()

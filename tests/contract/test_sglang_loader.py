@@ -23,12 +23,14 @@ from tests.contract.support.loaded import Checkpoint
 from tests.contract.support.sglang import SGLang, error_of, require
 from tests.contract.support.sglang_loaded import SGLangModel, models
 from tests.support.command import ROOT
+from tests.support.mixed_experts import write_mixed_experts
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
 
 pytestmark = pytest.mark.contract
 RECIPES = sorted(path.stem for path in (ROOT / "quant_recipes").glob("*.yaml"))
 GLM52 = "glm-5.2"  # w4a8 of a model with indexers shared between layers
-CASES = [*RECIPES, GLM52]
+MIXED = "mixed experts"  # INT4, and in one layer INT8
+CASES = [*RECIPES, GLM52, MIXED]
 #: Of the MTP layer: the draft shares the target's. The rotation is read by the model class, not by the loader.
 LEFT = ("embed_tokens.weight", "shared_head.head.weight")
 #: What must not load, or loads and is wrong: by name, with the arguments that show it.
@@ -38,10 +40,13 @@ NO_EP, EP, DAMAGED, FLOAT_EXPERTS, INHERITED, UNKNOWN = (
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tiny_quantized: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def checkpoints(
+    tiny_quantized: Callable[..., Path], tiny_source: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("sglang-checkpoints")
     made = {recipe: tiny_quantized(recipe) for recipe in RECIPES}
     made[GLM52] = tiny_quantized("w4a8", write_tiny_model(folder / "glm52", **SHARED_INDEXER))
+    made[MIXED] = tiny_quantized(str(write_mixed_experts(folder / "mixed.yaml", tiny_source, 2)))
     made[DAMAGED] = damage(made["w4a8"], folder / "damaged")
     made[EP] = made[NO_EP] = made[INHERITED] = made["w4a8"]
     recipe = folder / "float-experts.yaml"

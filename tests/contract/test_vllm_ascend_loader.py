@@ -21,6 +21,7 @@ from glm5_ascend.checkpoint.schemes import W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
 from tests.contract.support.damage import damage
 from tests.contract.support.loaded import ROT, Checkpoint, Loaded, equal, read_loaded
 from tests.contract.support.vllm_ascend import VllmAscend
+from tests.support.mixed_experts import write_mixed_experts
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
 
 pytestmark = pytest.mark.contract
@@ -28,8 +29,9 @@ Load = Callable[[Path], dict[str, Loaded]]
 #: MLAPO's weights are cut into blocks of 16 rows: q_lora + kv_lora + rope must be a multiple (64 + 32 + 16).
 SIZES: dict[str, Any] = {"qk_rope_head_dim": 16, "qk_head_dim": 32, "head_dim": 16, "index_head_dim": 32}
 GLM52 = "glm-5.2"  # w4a8 of a model with indexers shared between layers
+MIXED = "mixed experts"  # INT4, and in one layer INT8
 RECIPES = ("w4a8", "w8a8", "w4a8-mlapo", "w8a8-best")
-CASES = (*RECIPES, GLM52)
+CASES = (*RECIPES, GLM52, MIXED)
 STATIC_ATTENTION = ("w8a8", "w4a8-mlapo")
 FLOAT_QUERIES = ("w8a8-best",)
 #: Linears of an attention that are FLOAT there, and those that are INT8.
@@ -59,7 +61,8 @@ def checkpoints(tiny_quantized: Callable[..., Path], tmp_path_factory: pytest.Te
     source = write_tiny_model(folder / "glm5", shards=2, **SIZES)
     shared = write_tiny_model(folder / "glm52", **SIZES, **SHARED_INDEXER)
     made = {recipe: tiny_quantized(recipe, source) for recipe in RECIPES}
-    return made | {GLM52: tiny_quantized("w4a8", shared)}
+    mixed = write_mixed_experts(folder / "mixed.yaml", source, 2)
+    return made | {GLM52: tiny_quantized("w4a8", shared), MIXED: tiny_quantized(str(mixed), source)}
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +120,14 @@ def test_every_module_gets_the_scheme_of_its_type(case: str, checkpoints: dict[s
             seen.add(kind)
             assert scheme == wanted if wanted else "Unquantized" in scheme, (module, scheme)
     assert seen == {kind for name, kind in stored.description.items() if name.endswith(".weight")}
+
+
+def test_experts_of_two_types_side_by_side(checkpoints: dict[str, Path], load: Load) -> None:
+    schemes = load(checkpoints[MIXED])["target"].report["schemes"]
+    assert [schemes[f"model.layers.{layer}.mlp.experts"] for layer in (1, 2)] == [
+        EXPERTS[W4A8_DYNAMIC],
+        EXPERTS[W8A8_DYNAMIC],
+    ]
 
 
 @pytest.mark.parametrize("case", FLOAT_QUERIES)

@@ -16,12 +16,14 @@ from safetensors.torch import load_file, save_file
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from tests.serve.support import tiny_checkpoints
 from tests.support.command import glm5_ascend
+from tests.support.mixed_experts import write_mixed_experts
 from tests.support.tiny_model import fp8_blocks
 
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")
 
 NEW_TOKENS = 12
+MIXED = "as analyze writes it"
 FLOAT = ("embed_tokens", "lm_head", "shared_head", "norm", "mlp.gate.", "weights_proj", "indexer.wk", "eh_proj", "bias")
 
 
@@ -59,6 +61,7 @@ def must_run(*arguments: object) -> None:
         pytest.param("bf16", "FFF", "w8a8", id="glm-5 bf16"),
         pytest.param("fp8", "FFF", "w4a8", id="glm-5.1 fp8", marks=pytest.mark.long),
         pytest.param("fp8", "FSF", "w4a8-mlapo", id="glm-5.2 fp8"),
+        pytest.param("bf16", "FFF", MIXED, id="glm-5 bf16, experts INT4 and INT8"),
     ],
 )
 def test_quantize_verify_serve(
@@ -66,6 +69,8 @@ def test_quantize_verify_serve(
 ) -> None:
     source = as_hub_stores(tiny_checkpoints.write_float_checkpoint(tmp_path / "source", indexers), dtype)
     out = tmp_path / "out"
+    if recipe == MIXED:
+        recipe = str(write_mixed_experts(tmp_path / "mixed.yaml", source, 2))
     must_run("quantize", source, out, "--recipe", recipe, "--quiet")
     must_run("verify", out, "--against", source, "--quiet")
 

@@ -58,10 +58,11 @@ def with_fallbacks(
             step["exclude"] = [*step.get("exclude", []), *wide]
         for each in step["configs"] if step["type"] == "group" else [step]:
             if each["type"] == "linear_quant":
-                selects = Selector(LinearQuant.model_validate(each), config)
+                quant = LinearQuant.model_validate(each)
+                selects = Selector(quant, config)
                 moved = [(unit, scheme) for unit, scheme in changes if any(map(selects, unit.full_names))]
                 each["exclude"] = [*each.get("exclude", []), *(p for unit, _ in moved for p in unit.patterns)]
-                method = each["qconfig"]["weight"].get("method", "minmax").replace("yaqa", "gptq")
+                method = quant.qconfig.weight.method.replace("yaqa", "gptq")
                 int8 = (unit for unit, scheme in moved if scheme == schemes.W8A8_DYNAMIC)
                 methods = {pattern: method for unit in int8 for pattern in unit.patterns} | methods
     more = [_in_int8([p for p in methods if methods[p] == method], method) for method in sorted({*methods.values()})]

@@ -147,18 +147,27 @@ class Stream:
 
     Args:
         lengths: tokens per sequence.
+        summed: nothing is added any more: the file holds fp32, half the bytes.
     """
 
-    def __init__(self, path: Path, lengths: tuple[int, ...], hidden: int, keep: bool = False) -> None:
+    def __init__(
+        self, path: Path, lengths: tuple[int, ...], hidden: int, keep: bool = False, summed: bool = False
+    ) -> None:
         self.lengths = lengths
         self.tokens = sum(lengths)
         self.starts = [sum(lengths[:i]) for i in range(len(lengths))]
-        self.file = RowFile(path, self.tokens, hidden, torch.int64, keep)
+        self.file = RowFile(path, self.tokens, hidden, torch.float32 if summed else torch.int64, keep)
 
     def sequence(self, number: int) -> torch.Tensor:
         """fp32 [length, hidden] of one sequence."""
         start = self.starts[number]
-        return from_units(self.file.read(start, start + self.lengths[number]))
+        rows = self.file.read(start, start + self.lengths[number])
+        return rows if self.file.dtype == torch.float32 else from_units(rows)
+
+    def hand_over(self, summed: Stream) -> None:
+        """Write what every sequence is to a stream that holds fp32."""
+        for number, start in enumerate(self.starts):
+            summed.file.write(start, self.sequence(number))
 
     def set_sequence(self, number: int, values: torch.Tensor) -> None:
         self.file.write(self.starts[number], to_units(values))

@@ -166,10 +166,10 @@ def threads_within(plan: QuantizationPlan, seq_len: int, threads: int, max_ram: 
 def disk_bytes(plan: QuantizationPlan, tokens: int) -> int:
     """Bytes of calibration activations on disk at their most.
 
-    Two streams of int64 and the experts' inputs in fp32; for method yaqa the streams of all layers, and gradients of
-    every draw behind and in front of a layer and at its experts' inputs.
+    Two streams of int64 and the experts' inputs in fp32; for method yaqa the streams of all layers in fp32, and
+    gradients of every draw behind and in front of a layer and at its experts' inputs.
     """
     if plan.last_calibrated_layer < 0:
         return 0
-    streams = plan.config.num_hidden_layers + 1 + 3 * DRAWS if plan.output_weighted else 2
-    return tokens * plan.config.hidden_size * (8 * streams + _FP32)
+    sums, streams = (3 * DRAWS, plan.config.num_hidden_layers + 1) if plan.output_weighted else (2, 0)
+    return tokens * plan.config.hidden_size * (8 * sums + _FP32 * (streams + 1))

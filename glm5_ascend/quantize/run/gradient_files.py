@@ -33,9 +33,13 @@ class GradientFiles:
         self.run, self.config, self.folder, self.lengths = run, run.plan.config, run.folder, lengths
         self.first, self.last = min(run.plan.output_weighted), run.plan.config.num_hidden_layers
 
+    def sums(self) -> Stream:
+        """What a stream is summed in before it stays."""
+        return Stream(self.folder / f"{_NAME}sums", self.lengths, self.config.hidden_size)
+
     def stream(self, layer: int, keep: bool = True) -> Stream:
-        """In front of a layer."""
-        return Stream(self._stream(layer), self.lengths, self.config.hidden_size, keep)
+        """In front of a layer, all of it."""
+        return Stream(self._stream(layer), self.lengths, self.config.hidden_size, keep, summed=True)
 
     def gradient(self, layer: int, keep: bool = True) -> Stream:
         """In front of a layer; sequence number n of draw d is number d * len(lengths) + n."""

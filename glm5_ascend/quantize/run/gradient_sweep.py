@@ -93,20 +93,31 @@ class GradientSweep:
 
     # -- forward ----------------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def _summed(self, layer: int) -> Iterator[Stream]:
+        """Where the stream in front of a layer is summed; behind the block its file is there."""
+        sums = self.files.sums()
+        try:
+            yield sums
+            with closing_file(self.files.stream(layer, keep=False)) as stream:
+                sums.hand_over(stream)
+                stream.file.sync()
+        finally:
+            sums.file.remove()
+
     def _forward(self, layer: int) -> None:
         run = self.run
-        with closing_file(self.files.stream(layer, keep=layer > 0)) as before:
-            if layer == 0:
-                embed(run, self.calibration, before)
-            with closing_file(self.files.stream(layer + 1, keep=False)) as out:
-                tensors, gains = self._weights(layer)
-                with self._run(layer, tensors, before, out) as routed:
-                    if routed is not None:
-                        with self._shared(routed):
-                            add_outputs(run, layer, gains, routed)
-                        for rank in range(1, run.ranks.count):
-                            out.include(partial_stream(run.folder, rank))
-                out.file.sync()
+        if layer == 0:
+            with self._summed(0) as embedded:
+                embed(run, self.calibration, embedded)
+        with closing_file(self.files.stream(layer)) as before, self._summed(layer + 1) as out:
+            tensors, gains = self._weights(layer)
+            with self._run(layer, tensors, before, out) as routed:
+                if routed is not None:
+                    with self._shared(routed):
+                        add_outputs(run, layer, gains, routed)
+                    for rank in range(1, run.ranks.count):
+                        out.include(partial_stream(run.folder, rank))
 
     # -- backward ---------------------------------------------------------------------------------------------------
 

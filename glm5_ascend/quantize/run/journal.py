@@ -15,8 +15,8 @@ from glm5_ascend.errors import OutputError
 from glm5_ascend.files.written import make_room, plain, write_file
 from glm5_ascend.quantize.run.blocks import ErrorSums
 
-#: 2: rot.weight lies in a file of its own. 3: with checksums.
-FORMAT = 3
+#: 2: rot.weight lies in a file of its own. 3: with checksums. 4: streams of the sweep for gradients are fp32.
+FORMAT = 4
 _MAX_BYTES = 512 * 1024**2
 
 
