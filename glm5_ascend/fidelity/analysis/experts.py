@@ -93,16 +93,17 @@ def analyze_expert(
     change: dict[str, torch.Tensor] = {}
     scales: dict[str, torch.Tensor] = {}
     nobody = InputStatistics(1, 0)
+    probe_output, sample_output = (_float(gate, up, down, rows) for rows in (probe, sample))
     for kind in kinds:
         made = [
             rounded(part.name, tensors[name], kind, method, nobody, None, feedback.get(part.name))
             for part, name, method in zip(parts, names, methods, strict=True)
         ]
         scales[kind] = torch.stack([scale_histogram(each.scales) for each in made]).sum(0)
-        change[kind] = (_run(made, probe) - _float(gate, up, down, probe)) * share[:, None]
+        change[kind] = (_run(made, probe) - probe_output) * share[:, None]
         if len(sample):
-            wanted = _float(gate, up, down, sample)
-            report.output[kind] = float((_run(made, sample) - wanted).norm() / wanted.norm().clamp_min(1e-30))
+            error = (_run(made, sample) - sample_output).norm()
+            report.output[kind] = float(error / sample_output.norm().clamp_min(1e-30))
             if kind == kinds[0]:
                 read = F.silu(sample @ gate.T) * (sample @ up.T)
                 for part, linear, rows in zip(parts, made, (sample, sample, read), strict=True):
