@@ -48,14 +48,14 @@ from glm5_ascend.fidelity.evaluation.windows import read_windows
 from glm5_ascend.model.config import load_config
 
 WINDOW = 512
-#: Recipe -> msModelSlim's with the same bits, and whether it is made for every seed.
+#: Recipe -> msModelSlim's with the same bits.
 RECIPES = {
-    "w4a8-best": ("w4a8", True), "w4a8-yaqa": ("w4a8", True), "w4a8": ("w4a8", True), "w4a8-mlapo": ("w4a8", False),
-    "rtn-w4a8": ("w4a8", False), "w8a8-best": ("w8a8", False), "w8a8": ("w8a8", False),
+    "w4a8-best": "w4a8", "w4a8-yaqa": "w4a8", "w4a8": "w4a8", "w4a8-mlapo": "w4a8", "rtn-w4a8": "w4a8",
+    "w8a8-best": "w8a8", "w8a8": "w8a8",
 }  # fmt: skip
-#: Plain rounding: what others are better than.
+#: Plain rounding: what others are better than, and what needs no text.
 CONTROL = "rtn-w4a8"
-PEER = {"w4a8": True, "w8a8": False}
+PEER = "w4a8", "w8a8"
 #: Other rotations of the same text: what a search among them could win.
 ROTATIONS = 3
 PARTS = "w4a8-best", "w8a8-best"
@@ -118,13 +118,15 @@ def table(source: Path, work: Path, options: argparse.Namespace, questions: int)
     texts = [calibration(options.work, seed) for seed in range(options.seeds)]
     program = peer_program(options.peer, options.work) if options.peer else None
     rows: dict[str, Row] = {}
-    for recipe, every_seed in PEER.items() if program else ():
-        chosen = list(enumerate(texts))[: None if every_seed else 1]
-        made = [quantized_by_peer(source, work / f"peer-{recipe}-{i}", recipe, text, program) for i, text in chosen]
+    for recipe in PEER if program else ():
+        made = [
+            quantized_by_peer(source, work / f"peer-{recipe}-{i}", recipe, text, program)
+            for i, text in enumerate(texts)
+        ]
         rows[f"peer {recipe}"] = Row(f"msModelSlim {recipe}", [compare(each, source, windows) for each in made])
-    for recipe, (peer, every_seed) in RECIPES.items():
-        chosen = list(enumerate(texts))[: None if every_seed else 1]
-        made = [quantized(source, work / f"{recipe}-{i}", recipe, text) for i, text in chosen]
+    for recipe, peer in RECIPES.items():
+        chosen = texts[:1] if recipe == CONTROL else texts
+        made = [quantized(source, work / f"{recipe}-{i}", recipe, text) for i, text in enumerate(chosen)]
         rows[recipe] = row = Row(recipe, [compare(each, source, windows) for each in made])
         if f"peer {peer}" in rows:
             row.compare_with(rows[f"peer {peer}"])

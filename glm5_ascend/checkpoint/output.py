@@ -259,6 +259,8 @@ def _is_replaced(aside: Path) -> bool:
 
 def _remove(aside: Path) -> None:
     """Remove a checkpoint of ours; its record last, so that the rest is known as ours if a kill comes between."""
+    if aside.is_symlink():  # what it leads to is not what was looked at
+        return
     with suppress(OSError):
         for path in sorted(aside.rglob("*"), reverse=True):
             if path.name != PROVENANCE_NAME and not path.is_dir():

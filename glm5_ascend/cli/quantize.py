@@ -115,7 +115,7 @@ def _upgrade(directory: Path, as_json: bool, quiet: bool) -> int:
 
 def _answer(report: QuantizeReport, source: Path, as_json: bool, quiet: bool) -> int:
     """Print what came of it; returns the exit code."""
-    from glm5_ascend.cli.quantize_output import show_prediction, show_result
+    from glm5_ascend.cli.quantize_output import show_kept, show_prediction, show_result
 
     if report.prediction is not None and not quiet:
         show_prediction(report.prediction)
@@ -124,6 +124,8 @@ def _answer(report: QuantizeReport, source: Path, as_json: bool, quiet: bool) ->
     if report.result is not None and not quiet:
         show_result(report.result)
     if report.result is None and report.out is not None:
+        if not quiet:
+            show_kept(report.out, report.kept)
         return _judged(report, source, as_json, quiet)
     if as_json:
         print(json.dumps(_as_json(report, report.problem)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.table import Table
 
 from glm5_ascend.cli.progress import console
@@ -55,6 +57,11 @@ def show_prediction(prediction: RunPrediction) -> None:
     )
 
 
+def show_kept(out: Path, kept: Path | None) -> None:
+    if kept is not None:
+        console.print(f"note: what was put at {out} meanwhile is now {kept}", soft_wrap=True)
+
+
 def show_result(result: QuantizeResult) -> None:
     cold = sum(len(report.cold_experts) for report in result.layers)
     console.print(
@@ -63,8 +70,7 @@ def show_result(result: QuantizeResult) -> None:
         f"peak memory {format_bytes(result.peak_rss_bytes)}, {result.calibration_tokens} calibration tokens",
         soft_wrap=True,
     )
-    if result.kept is not None:
-        console.print(f"note: what was put at {result.out} meanwhile is now {result.kept}", soft_wrap=True)
+    show_kept(result.out, result.kept)
     if cold:
         console.print(
             f"note: {cold} experts saw fewer tokens than a scale search needs and kept their scales; "

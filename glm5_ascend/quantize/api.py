@@ -37,6 +37,7 @@ class QuantizeReport:
         prediction: of a dry run.
         result: of a run by this package; None for a dry run and for msModelSlim.
         out: the finished checkpoint; None for a dry run.
+        kept: what msModelSlim's result found in its place and was not ours to remove, under its new name.
         problem: why the run would fail; only a dry run returns it instead of raising it.
     """
 
@@ -46,6 +47,7 @@ class QuantizeReport:
     out: Path | None = None
     prediction: RunPrediction | None = None
     result: QuantizeResult | None = None
+    kept: Path | None = None
     problem: Glm5Error | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -57,7 +59,7 @@ class QuantizeReport:
         if self.prediction is not None:
             value["prediction"] = asdict(self.prediction)
         if self.out is not None:
-            value["out"] = str(self.out)
+            value |= {"out": str(self.out), "kept": None if self.kept is None else str(self.kept)}
         if self.result is not None:
             value |= self.result.to_dict()
         return value
@@ -128,10 +130,9 @@ def quantize(
     if own:
         return _quantized(prepared, progress)
     check_space(prepared)
-    run_msmodelslim(
-        options.source, options.out, prepared.recipe, prepared.source.config, calibration_of(prepared), device or "npu"
-    )
-    return _report(prepared, options.out)
+    report = _report(prepared, options.out)
+    report.kept = run_msmodelslim(prepared, calibration_of(prepared), device or "npu")
+    return report
 
 
 def _report(prepared: PreparedJob, out: Path | None) -> QuantizeReport:

@@ -13,12 +13,13 @@ from typing import Any
 
 import yaml
 
-from glm5_ascend.checkpoint.output import exclusive, publish, workshop
+from glm5_ascend.checkpoint.output import exclusive, workshop
 from glm5_ascend.checkpoint.tokenizer_process import SourceTokenizer
 from glm5_ascend.checkpoint.writer import write_json
 from glm5_ascend.errors import CheckFailedError, MissingEnvironmentError
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
+from glm5_ascend.quantize.pipeline import PreparedJob, publish_result
 from glm5_ascend.quantize.recipe import Recipe
 from glm5_ascend.quantize.selector import symbols
 
@@ -54,13 +55,13 @@ def stock_recipe(recipe: Recipe, config: ModelConfig, dataset: Path) -> dict[str
     return {"apiversion": "modelslim_v1", "metadata": {"score": 90, **metadata}, "spec": spec}
 
 
-def run_msmodelslim(
-    source: Path, out: Path, recipe: Recipe, config: ModelConfig, calibration: CalibrationSet | None, device: str
-) -> None:
+def run_msmodelslim(prepared: PreparedJob, calibration: CalibrationSet | None, device: str) -> Path | None:
     """Quantize SRC to OUT with msModelSlim; OUT appears when its process has ended well.
 
     Args:
         device: as its own `--device`: "npu", "npu:0,1", "cpu".
+    Returns:
+        where that is now which somebody has put at OUT meanwhile.
     Raises:
         MissingEnvironmentError: no `msmodelslim` on PATH. CheckFailedError: it ended with an error.
     """
@@ -70,7 +71,7 @@ def run_msmodelslim(
             f"--engine msmodelslim: no program {PROGRAM!r} on PATH",
             "pip install msmodelslim==26.1.0, or leave out --engine",
         )
-    place = workshop(out)
+    source, place = prepared.options.source, workshop(prepared.options.out)
     with exclusive(place):
         work, log = place / "checkpoint", place / "msmodelslim.log"
         shutil.rmtree(work, ignore_errors=True)
@@ -79,7 +80,7 @@ def run_msmodelslim(
         sequences = calibration.sequences if calibration is not None else ()
         write_json(texts, [tokenizer.decode(sequence) for sequence in sequences] or ["nothing to calibrate"])
         chosen = place / "recipe.yaml"
-        raw = stock_recipe(recipe, config, texts.resolve())
+        raw = stock_recipe(prepared.recipe, prepared.source.config, texts.resolve())
         chosen.write_text(yaml.safe_dump(raw, sort_keys=False), encoding="utf-8")
         command = [program, "quant", "--model_type", MODEL_TYPE, "--model_path", source, "--save_path", work]
         command += ["--config_path", chosen, "--device", device]
@@ -87,5 +88,6 @@ def run_msmodelslim(
             code = subprocess.run([str(part) for part in command], stdout=file, stderr=file, check=False).returncode
         if code or not any(work.glob("*.safetensors")):
             raise CheckFailedError(f"msmodelslim ended with exit status {code}", f"its output is in {log}")
-        publish(work, out)
+        kept = publish_result(prepared, work)
     shutil.rmtree(place, ignore_errors=True)
+    return kept

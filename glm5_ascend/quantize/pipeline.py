@@ -159,7 +159,7 @@ def quantize(prepared: PreparedJob, progress: Progress = silent) -> QuantizeResu
             return None
         with open_workshop(place, prepared.options.restart):
             layers = _work(prepared, calibration, ranks, place, progress)
-            kept = _publish(prepared, place / CHECKPOINT)
+            kept = publish_result(prepared, place / CHECKPOINT)
     return QuantizeResult(
         out=prepared.options.out,
         output_bytes=prepared.output_bytes,
@@ -172,7 +172,7 @@ def quantize(prepared: PreparedJob, progress: Progress = silent) -> QuantizeResu
     )
 
 
-def _publish(prepared: PreparedJob, work: Path) -> Path | None:
+def publish_result(prepared: PreparedJob, work: Path) -> Path | None:
     """Put the result in its place; what the user has put there meanwhile is kept beside it, at the path returned."""
     options = prepared.options
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,27 @@ def test_what_a_user_puts_in_the_place_meanwhile_is_kept(tiny_source: Path, tmp_
     assert done is not None and done.result is not None and done.result.kept is not None
     assert (done.result.kept / "thesis.txt").read_text() == "mine"
     assert (out / "config.json").is_file() and not (out / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_msmodelslims_result_keeps_it_too(
+    linked: bool, tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of the user's, or a link to one, appears while its program runs."""
+    out, mine, program = tmp_path / "out", tmp_path / "mine", tmp_path / "bin" / "msmodelslim"
+    place = mine if linked else out
+    program.parent.mkdir()
+    program.write_text(
+        f'#!/bin/sh\nwhile [ "$1" != --save_path ]; do shift; done\nmkdir "$2" "{place}"\n'
+        f'echo x > "$2/a.safetensors"\necho mine > "{place}/thesis.txt"\n' + (f'ln -s "{mine}" "{out}"\n' * linked)
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    calib = write_calibration(tmp_path / "calib.jsonl")
+    done = quantize(tiny_source, out, recipe="rtn-w4a8", calib=calib, samples=2, seq_len=16, engine="msmodelslim")
+    assert done is not None and done.kept is not None and done.to_dict()["kept"] == str(done.kept)
+    assert done.kept.is_symlink() == linked and (done.kept / "thesis.txt").read_text() == "mine\n"
+    assert [path.name for path in out.iterdir()] == ["a.safetensors"]
 
 
 def test_a_size_that_is_none() -> None:
