@@ -14,9 +14,9 @@ from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import find_recipe, load_recipe
 
 
-def write_mixed_experts(path: Path, source: Path, layer: int, recipe: str = "w4a8") -> Path:
-    """`recipe` with the routed experts of one layer of `source` in INT8."""
-    stock = find_recipe(recipe)
+def write_mixed_experts(path: Path, source: Path, layer: int) -> Path:
+    """`w4a8` with the routed experts of one layer of `source` in INT8."""
+    stock = find_recipe("w4a8")
     plan = QuantizationPlan(SourceCheckpoint(source), load_recipe(stock))
     changes = [(unit, W8A8_DYNAMIC) for unit in units(plan, layer) if unit.experts]
     path.write_text(yaml.safe_dump(with_fallbacks(stock, plan.config, changes)))
