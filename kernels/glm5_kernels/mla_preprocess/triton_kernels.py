@@ -87,7 +87,7 @@ def linear(
     for start in range(0, k, BK):
         a = tl.load(x + m[:, None] * s_x + (start + j)[None, :])
         b = tl.load(w + column[:, None] * k + (start + j)[None, :])
-        total = tl.dot(a, tl.trans(b), total)
+        total = tl.dot(a, tl.trans(b), total, out_dtype=total.dtype)
     if MODE == "per_tensor_quant_asymm":
         total = total + tl.load(bias + column)[None, :]
     y = total.to(tl.float32)
