@@ -52,7 +52,10 @@ Engine = Annotated[
 Device = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", show_default="cpu; npu with msModelSlim", help="cpu, npu or npu:N.", rich_help_panel=RUN
+        metavar="NAME",
+        show_default="cpu; npu with msModelSlim",
+        help="cpu, npu, npu:N, cuda or cuda:N.",
+        rich_help_panel=RUN,
     ),
 ]
 DryRun = Annotated[

@@ -13,11 +13,14 @@ from glm5_ascend.errors import Glm5Error, MissingEnvironmentError, shown
 ON_HOST = {
     "dequantizing FP8 sources": "Atlas A2/A3 have no e4m3",
     "sums of activations": "int64 in files, so that they do not depend on their order",
+    "error feedback": "column by column, a few launches each",
 }
+#: torch's device types besides the CPU, and the command that lists such devices.
+_LISTS = {"npu": "npu-smi info", "cuda": "nvidia-smi"}
 
 
 def find_device(name: str) -> torch.device:
-    """`cpu`, `npu` (of this torchrun rank: its own) or `npu:N`.
+    """`cpu`, `npu` or `cuda` (of this torchrun rank: its own), `npu:N` or `cuda:N`.
 
     Raises:
         Glm5Error: no such name. MissingEnvironmentError: no such device, or torch_npu does not load.
@@ -25,8 +28,22 @@ def find_device(name: str) -> torch.device:
     if name == "cpu":
         return torch.device("cpu")
     kind, _, index = name.partition(":")
-    if kind != "npu" or not ((index.isascii() and index.isdecimal() and len(index) < 6) or not index):
-        raise Glm5Error(f"--device {shown(name)}: unknown device", "give cpu, npu or npu:N")
+    if kind not in _LISTS or not ((index.isascii() and index.isdecimal() and len(index) < 6) or not index):
+        raise Glm5Error(f"--device {shown(name)}: unknown device", "give cpu, npu, npu:N, cuda or cuda:N")
+    if kind == "npu":
+        _load_torch_npu(name)
+    elif not torch.backends.cuda.is_built():
+        raise MissingEnvironmentError(f"--device {name}: this torch is no CUDA build", "install one, or --device cpu")
+    number = int(index or os.environ.get("LOCAL_RANK", "0"))
+    count = torch.accelerator.device_count()
+    if number >= count:
+        raise MissingEnvironmentError(
+            f"--device {name}: no {kind.upper()} device {number}, torch sees {count}", f"run {_LISTS[kind]}"
+        )
+    return torch.device(kind, number)
+
+
+def _load_torch_npu(name: str) -> None:
     try:
         import torch_npu  # noqa: F401  # registers the device with torch
     except Exception as error:  # without CANN's libraries it raises anything from OSError to AttributeError
@@ -34,10 +51,6 @@ def find_device(name: str) -> torch.device:
         raise MissingEnvironmentError(
             f"--device {name}: torch_npu does not load: {reason}", "use the vllm-ascend image, or --device cpu"
         ) from None
-    number, count = int(index or os.environ.get("LOCAL_RANK", "0")), torch.accelerator.device_count()
-    if number >= count:
-        raise MissingEnvironmentError(f"--device {name}: no NPU {number}, torch_npu sees {count}", "run npu-smi info")
-    return torch.device("npu", number)
 
 
 def native_bf16(device: torch.device) -> bool:

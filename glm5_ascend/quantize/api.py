@@ -96,7 +96,7 @@ def quantize(
         max_ram: bytes, or text such as "4GiB", to stay within; None for half of the machine's memory.
         restart: discard an unfinished run of `out`.
         engine: "own" or "msmodelslim".
-        device: "cpu", "npu" or "npu:N"; None is cpu, with msModelSlim npu.
+        device: "cpu", "npu", "npu:N", "cuda" or "cuda:N"; None is cpu, with msModelSlim npu.
         dry_run: check everything and predict; nothing is written.
         progress: progress(text, done, total) in layers, see `glm5_ascend.quantize.progress`.
         on_plan: gets the checked job before the work begins.

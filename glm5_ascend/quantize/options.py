@@ -25,7 +25,7 @@ class QuantizeOptions:
         seed: of the random rotations.
         threads: cores to use, None for all; the result does not depend on it.
         max_ram: bytes of memory to stay within, None for half of the machine's.
-        device: "cpu", "npu" or "npu:N": where the arithmetic runs.
+        device: "cpu", "npu", "npu:N", "cuda" or "cuda:N": where the arithmetic runs.
         restart: discard an unfinished run instead of going on with it.
         command: the command line, for the provenance file.
     """

@@ -21,7 +21,8 @@ from glm5_ascend.quantize.run.job import QuantizedLayer
 from glm5_kernels import ops
 
 #: The kernels that a quantization may use.
-_OPS = ("hadamard", "ssz_scale", "fake_round", "round_rows", "feedback_gains", "round_with_feedback")
+_OPS = ("hadamard", "ssz_scale", "fake_round", "round_rows")
+_ON_HOST = ("feedback_gains", "round_with_feedback")  # whatever the device is
 RECIPE_NAME = "glm5_ascend_recipe.yaml"
 
 
@@ -49,7 +50,8 @@ def _digest(data: bytes) -> str:
 
 def require_kernels(device: str) -> str:
     """Which implementations round the weights, e.g. "cpu". Raises as `ops.choose` does where one cannot run."""
-    return " ".join(sorted({ops.choose(op, device).implementation for op in _OPS}))
+    places = [(op, device) for op in _OPS] + [(op, "cpu") for op in _ON_HOST]
+    return " ".join(sorted({ops.choose(op, place).implementation for op, place in places}))
 
 
 def inputs(

@@ -11,6 +11,7 @@ import torch
 from glm5_kernels.error_feedback.reference import feedback_gains
 from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, LinearWeights
 from glm5_kernels.lightning_indexer.reference import quantize_indexer
+from glm5_kernels.mla_preprocess.reference import steps
 from glm5_kernels.paged_cache import PagedBatch
 from glm5_kernels.parity.compare import Tolerance
 from glm5_kernels.sparse_flash_attention.reference import pack_latents
@@ -168,12 +169,32 @@ def _preprocess(generator: torch.Generator) -> Iterator[Case]:
                 )  # fmt: skip
                 allowed = _sums(dtype, HIDDEN)
                 if dtype == torch.bfloat16:
-                    allowed = Tolerance(
-                        2e-2, 2e-2, "bf16 between the steps; an int8 code on the border may go either way"
-                    )
+                    allowed = Tolerance(2e-2, 2e-2, "bf16 between the steps; no int8 code lies on a border")
                 outputs = tuple((name, allowed) for name in ("ql_nope", "q_pe", "q_c", "ckv_cache", "kpe_cache"))
                 variant = f"{mode}, {str(dtype)[6:]}, {tokens} tokens"
-                yield Case("mla_preprocess", variant, arguments, outputs, written=(9, 10))
+                yield Case("mla_preprocess", variant, off_borders(arguments, generator), outputs, written=(9, 10))
+
+
+def off_borders(arguments: tuple[Any, ...], generator: torch.Generator) -> tuple[Any, ...]:
+    """Arguments of `mla_preprocess`: tokens with an int8 code (per token) within 1e-4 of a border are drawn again,
+    in place.
+
+    A device may divide with an error of an ulp or two, and among bf16 values exact halves are common. A code that goes
+    the other way changes outputs of about 1 by up to 0.03, as an NVIDIA H200 showed: as much as an error would.
+    """
+    hidden_states, *operands = arguments[:8]
+    eps = arguments[11]
+    redrawn = torch.ones(len(hidden_states), dtype=torch.bool)
+    while redrawn.any():
+        made = steps(hidden_states, *operands, eps)
+        redrawn = torch.zeros_like(redrawn)
+        for x, w in ((hidden_states, operands[2]), (made.q_c, operands[3])):
+            if w.quant_mode == PER_TOKEN:
+                codes = x.float() / (x.float().abs().amax(1, keepdim=True) / 127)
+                redrawn |= ((codes - codes.floor() - 0.5).abs() < 1e-4).any(1)
+        again = torch.randn(int(redrawn.sum()), hidden_states.shape[1], generator=generator)
+        hidden_states[redrawn] = again.to(hidden_states.dtype)
+    return arguments
 
 
 def _index_operands(generator: torch.Generator) -> Iterator[Case]:

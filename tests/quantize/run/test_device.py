@@ -67,7 +67,23 @@ def test_a_machine_without_npu_says_so(name: str) -> None:
         find_device(name)
 
 
-@pytest.mark.parametrize("name", ["gpu", "npu:x", "cuda"])
+@pytest.mark.parametrize(("name", "said"), [("cuda", "this torch is no CUDA build"), ("cuda:7", "this torch is no")])
+def test_a_machine_without_gpu_says_so(name: str, said: str) -> None:
+    with pytest.raises(MissingEnvironmentError, match=f"--device {name}: {said}"):
+        find_device(name)
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA build on a machine without that many."""
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    assert find_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(MissingEnvironmentError, match="--device cuda:2: no CUDA device 2, torch sees 2") as raised:
+        find_device("cuda:2")
+    assert raised.value.tip == "run nvidia-smi"
+
+
+@pytest.mark.parametrize("name", ["gpu", "npu:x", "cuda:x", "cuda:-1"])
 def test_unknown_devices(name: str) -> None:
     with pytest.raises(Glm5Error, match="unknown device"):
         find_device(name)
