@@ -26,6 +26,7 @@ from tests.proof.shapes import MANY, TOPK, executed_cases, launched_cases, long_
 from tests.proof.table import details
 
 RUNS = 3
+DEVICE = "cuda"
 #: Their tiles are an Ascend's: two stages of them are more than a GPU's shared memory holds. fp32 products in fp32.
 OPTIONS = {"num_stages": 1, "num_warps": 8}
 EXACT = {"TRITON_F32_DEFAULT": "ieee"}
@@ -50,7 +51,7 @@ def on_gpu(op: str) -> Iterator[Result]:
     for case in all_cases(op):
         try:
             with launched_by(_launch):
-                got = [run._results(case, "triton", "cuda") for _ in range(RUNS)]
+                got = [run._results(case, "triton", DEVICE) for _ in range(RUNS)]
         except UnsupportedVariantError as error:
             yield Result(op, 6, case.variant, True, None, "", "", str(error))
             continue
