@@ -98,6 +98,7 @@ def quantize(
 
 def _upgrade(directory: Path, as_json: bool, quiet: bool) -> int:
     """Bring an output of an earlier version up to date; returns the exit code."""
+    from glm5_ascend.cli.quantize_output import show_kept
     from glm5_ascend.errors import printable
     from glm5_ascend.quantize.upgrade import upgrade_output
 
@@ -110,6 +111,7 @@ def _upgrade(directory: Path, as_json: bool, quiet: bool) -> int:
     else:
         wrote = f"wrote {', '.join(done.written)}" if done.written else "nothing to do, it is up to date"
         print(printable(f"{done.out}: {wrote}"))
+        show_kept(done.out, done.kept)
     return 0
 
 

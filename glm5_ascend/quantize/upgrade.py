@@ -46,14 +46,20 @@ _PIECE = 1 << 24
 
 @dataclass(frozen=True)
 class UpgradeResult:
-    """What became of a directory: `written` are the files that are new or have other bytes, empty if none had to."""
+    """What became of a directory.
+
+    Attributes:
+        written: the files that are new or have other bytes, empty if none had to.
+        kept: where the old directory stays, since somebody changed a file in it meanwhile; else None.
+    """
 
     out: Path
     written: list[str]
+    kept: Path | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints, without its frame."""
-        return {"out": str(self.out), "written": self.written}
+        return {"out": str(self.out), "written": self.written, "kept": None if self.kept is None else str(self.kept)}
 
 
 def upgrade_output(directory: str | Path) -> UpgradeResult:
@@ -76,10 +82,10 @@ def upgrade_output(directory: str | Path) -> UpgradeResult:
         _finish_stopped(work, out)
         shutil.rmtree(work, ignore_errors=True)
         try:
-            written = _upgrade(out, work)
+            written, kept = _upgrade(out, work)
         finally:
             shutil.rmtree(place, ignore_errors=True)
-    return UpgradeResult(Path(directory), written)
+    return UpgradeResult(Path(directory), written, kept)
 
 
 def _finish_stopped(work: Path, out: Path) -> None:
@@ -89,15 +95,15 @@ def _finish_stopped(work: Path, out: Path) -> None:
         publish(work, out)
 
 
-def _upgrade(out: Path, work: Path) -> list[str]:
-    record = _record(out)
+def _upgrade(out: Path, work: Path) -> tuple[list[str], Path | None]:
+    record, found = _record(out), _state(out)
     shard, description = _shard_with_rot(out), _renamed_caches(out)
     changed = [] if description is None else [DESCRIPTION_NAME]
     if shard is not None:
         changed += [shard.path.name, INDEX_NAME]
     if not changed:
         finish_publishing(out)
-        return []
+        return [], None
     _check_unchanged(out, changed, record)
     gone = None
     try:
@@ -115,8 +121,15 @@ def _upgrade(out: Path, work: Path) -> list[str]:
         raise disk_error(work, error) from None
     written = [name for name in changed if name != gone]
     write_json(work / PROVENANCE_NAME, _renewed(record, work, written, gone))
-    publish(work, out)
-    return sorted([*written, PROVENANCE_NAME])
+    kept = publish(work, out, keep=_state(out) != found)
+    return sorted([*written, PROVENANCE_NAME]), kept
+
+
+def _state(out: Path) -> dict[Path, tuple[int, int, int]]:
+    """Of every file of the tree: which one it is, its size, and when it was written."""
+    paths = [Path(folder) / name for folder, folders, names in os.walk(out) for name in folders + names]
+    stats = {path.relative_to(out): path.lstat() for path in paths if path.is_symlink() or not path.is_dir()}
+    return {path: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
 
 
 def _shard_with_rot(out: Path) -> Shard | None:

@@ -19,7 +19,7 @@ from glm5_ascend.checkpoint.output import PROVENANCE_NAME, file_facts, workshop
 from glm5_ascend.checkpoint.writer import ShardWriter
 from glm5_ascend.cli import run
 from glm5_ascend.errors import CheckpointError, OutputError
-from glm5_ascend.quantize import pipeline, upgrade_output
+from glm5_ascend.quantize import pipeline, upgrade, upgrade_output
 from glm5_ascend.quantize.recipe import find_recipe
 from glm5_ascend.verify import verify
 from tests.quantize.support.kill_runs import digest
@@ -185,6 +185,26 @@ def test_a_users_own_files_stay(old: Path, tiny_w4a8: Path) -> None:
     assert record == json.loads((tiny_w4a8 / PROVENANCE_NAME).read_text())  # an edit is still seen by verify
 
 
+@pytest.mark.parametrize("name", ["mine.txt", "notes/mine.txt", "chat_template.jinja"])
+def test_what_a_user_writes_meanwhile_stays(
+    name: str, old: Path, tiny_w4a8: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After the files of the old directory were linked, before the new one takes its place."""
+    renewed = upgrade._renewed
+
+    def written_meanwhile(*arguments: Any) -> dict[str, Any]:
+        (old / name).parent.mkdir(exist_ok=True)
+        (old / name).unlink(missing_ok=True)
+        (old / name).write_text("mine")
+        return renewed(*arguments)
+
+    monkeypatch.setattr(upgrade, "_renewed", written_meanwhile)
+    assert run(["quantize", "--upgrade", str(old)]) == 0
+    (kept,) = old.parent.glob("w4a8.before-*")
+    assert (kept / name).read_text() == "mine" and str(kept) in capsys.readouterr().err.replace("\n", "")
+    assert digest(old) == digest(tiny_w4a8)
+
+
 @pytest.mark.parametrize("moves", [False, True])
 def test_int8_caches_get_the_engines_word(moves: bool, tiny_source: Path, tmp_path: Path) -> None:
     """Alone, and together with the move of `rot.weight`."""
@@ -215,7 +235,7 @@ def test_the_command(old: Path, tiny_w4a8: Path, capsys: pytest.CaptureFixture[s
     assert "give no SRC, OUT" in " ".join(capsys.readouterr().err.split())
     assert run(["quantize", "--upgrade", str(old), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert shown["ok"] and shown["out"] == str(old) and "rot.safetensors" in shown["written"]
+    assert shown["ok"] and shown["out"] == str(old) and "rot.safetensors" in shown["written"] and not shown["kept"]
     assert run(["quantize", "--upgrade", str(old)]) == 0
     assert "nothing to do" in capsys.readouterr().out
     assert digest(old) == digest(tiny_w4a8)
