@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 def parity(
     device: Annotated[
-        str, typer.Option(metavar="NAME", help="Where the kernels under test run: cpu, npu, npu:N or cuda.")
+        str, typer.Option(metavar="NAME", help="Where the kernels under test run: cpu, npu or npu:N.")
     ] = "cpu",
     op: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Only this op; may be given several times.")

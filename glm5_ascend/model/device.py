@@ -19,17 +19,20 @@ ON_HOST = {
 _LISTS = {"npu": "npu-smi info", "cuda": "nvidia-smi"}
 
 
-def find_device(name: str) -> torch.device:
-    """`cpu`, `npu` or `cuda` (of this torchrun rank: its own), `npu:N` or `cuda:N`.
+def find_device(name: str, kinds: tuple[str, ...] = ("npu",)) -> torch.device:
+    """`cpu`, or a device of one of these kinds: `npu` (of this torchrun rank: its own) or `npu:N`.
 
+    Args:
+        kinds: of "npu" and "cuda".
     Raises:
         Glm5Error: no such name. MissingEnvironmentError: no such device, or torch_npu does not load.
     """
     if name == "cpu":
         return torch.device("cpu")
     kind, _, index = name.partition(":")
-    if kind not in _LISTS or not ((index.isascii() and index.isdecimal() and len(index) < 6) or not index):
-        raise Glm5Error(f"--device {shown(name)}: unknown device", "give cpu, npu, npu:N, cuda or cuda:N")
+    if kind not in kinds or not ((index.isascii() and index.isdecimal() and len(index) < 6) or not index):
+        known = ", ".join(["cpu", *(f"{each}, {each}:N" for each in kinds)])
+        raise Glm5Error(f"--device {shown(name)}: unknown device", f"give one of {known}")
     if kind == "npu":
         _load_torch_npu(name)
     elif not torch.backends.cuda.is_built():

@@ -87,7 +87,7 @@ def prepare(options: QuantizeOptions, progress: Progress = silent) -> PreparedJo
     Raises:
         Glm5Error: the first thing that would make the run fail; nothing has been written.
     """
-    device = find_device(options.device)
+    device = find_device(options.device, ("npu", "cuda"))
     require_kernels(device.type)  # what cannot run is said before anything is read
     recipe_path = find_recipe(options.recipe)
     recipe = load_recipe(recipe_path)

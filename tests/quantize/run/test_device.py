@@ -52,7 +52,7 @@ def test_an_fp8_source_with_shared_indexers(tmp_path: Path) -> None:
 
 def test_gradients_stay_on_the_host(tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused before anything is written; `meta` stands for an NPU, which this machine lacks."""
-    monkeypatch.setattr(pipeline, "find_device", lambda _: torch.device("meta"))
+    monkeypatch.setattr(pipeline, "find_device", lambda *_: torch.device("meta"))
     monkeypatch.setenv("GLM5_KERNELS", "reference")
     options = QuantizeOptions(tiny_source, tmp_path / "out", "w4a8-yaqa", device="npu")
     with pytest.raises(RecipeError, match="method yaqa runs on the host only, not on --device npu") as raised:
@@ -70,20 +70,28 @@ def test_a_machine_without_npu_says_so(name: str) -> None:
 @pytest.mark.parametrize(("name", "said"), [("cuda", "this torch is no CUDA build"), ("cuda:7", "this torch is no")])
 def test_a_machine_without_gpu_says_so(name: str, said: str) -> None:
     with pytest.raises(MissingEnvironmentError, match=f"--device {name}: {said}"):
-        find_device(name)
+        find_device(name, ("npu", "cuda"))
 
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CUDA build on a machine without that many."""
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    assert find_device("cuda:1") == torch.device("cuda", 1)
+    assert find_device("cuda:1", ("npu", "cuda")) == torch.device("cuda", 1)
     with pytest.raises(MissingEnvironmentError, match="--device cuda:2: no CUDA device 2, torch sees 2") as raised:
-        find_device("cuda:2")
+        find_device("cuda:2", ("npu", "cuda"))
     assert raised.value.tip == "run nvidia-smi"
 
 
 @pytest.mark.parametrize("name", ["gpu", "npu:x", "cuda:x", "cuda:-1"])
 def test_unknown_devices(name: str) -> None:
-    with pytest.raises(Glm5Error, match="unknown device"):
-        find_device(name)
+    with pytest.raises(Glm5Error, match="unknown device") as raised:
+        find_device(name, ("npu", "cuda"))
+    assert raised.value.tip == "give one of cpu, npu, npu:N, cuda, cuda:N"
+
+
+def test_ops_have_no_kernels_for_a_gpu() -> None:
+    """`parity` and `accept` ask for an NPU: our Triton kernels' tiles are an Ascend's."""
+    with pytest.raises(Glm5Error, match="--device 'cuda': unknown device") as raised:
+        find_device("cuda")
+    assert raised.value.tip == "give one of cpu, npu, npu:N"
