@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from glm5_kernels.error_feedback.reference import feedback_gains
-from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, LinearWeights, apply_linear
+from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, LinearWeights
 from glm5_kernels.lightning_indexer.reference import quantize_indexer
-from glm5_kernels.mla_preprocess.reference import rms_norm
 from glm5_kernels.paged_cache import PagedBatch
 from glm5_kernels.parity.compare import Tolerance
 from glm5_kernels.sparse_flash_attention.reference import pack_latents
@@ -27,6 +26,11 @@ BATCHES = {  # (length, query tokens) per request
     "MTP": [(400, 4), (77, 4)],
     "short and empty": [(1, 1), (0, 1), (5, 5)],
 }
+#: Of `mla_preprocess` in bf16. A division that is off by an ulp, or codes that pass through fp16 as in the official
+#: kernel, send some codes the other way: an output of about 1 changes by up to 0.03, all of q_c together by 1.1 %.
+ROUNDED_CODES = Tolerance(
+    5e-2, 2e-2, "bf16 between the steps; an int8 code near a border may go either way", norm=1.5e-2
+)
 RANK_HEADS = {"prefill": 16, "chunk": 32, "mixed": 16}  # attention's, on one of several ranks
 
 
@@ -169,35 +173,10 @@ def _preprocess(generator: torch.Generator) -> Iterator[Case]:
                 )  # fmt: skip
                 allowed = _sums(dtype, HIDDEN)
                 if dtype == torch.bfloat16:
-                    allowed = Tolerance(2e-2, 2e-2, "bf16 between the steps; no int8 code lies on a border")
+                    allowed = ROUNDED_CODES
                 outputs = tuple((name, allowed) for name in ("ql_nope", "q_pe", "q_c", "ckv_cache", "kpe_cache"))
                 variant = f"{mode}, {str(dtype)[6:]}, {tokens} tokens"
-                yield Case("mla_preprocess", variant, off_borders(arguments, generator), outputs, written=(9, 10))
-
-
-def off_borders(arguments: tuple[Any, ...], generator: torch.Generator) -> tuple[Any, ...]:
-    """Arguments of `mla_preprocess`, both linears quantized alike, without int8 codes (per token) on a border: changed
-    in place, elements to 0, or the token is drawn again.
-
-    A device may divide with an error of an ulp or two, and among bf16 values exact halves are common. A code that goes
-    the other way changes outputs of about 1 by up to 0.03, as an NVIDIA H200 showed: as much as an error would.
-    """
-    hidden_states, _, _, qkv_a, _, _, q_gamma, *_, eps = arguments
-    left = torch.arange(len(hidden_states) if qkv_a.quant_mode == PER_TOKEN else 0)
-    while len(left):
-        x = hidden_states[left]
-        x[_on_border(x)] = 0
-        hidden_states[left] = x
-        q_c = rms_norm(apply_linear(x, qkv_a, x.dtype)[:, : len(q_gamma)], q_gamma, eps)
-        left = left[_on_border(q_c).any(1)]
-        hidden_states[left] = torch.randn(len(left), x.shape[1], generator=generator).to(x.dtype)
-    return arguments
-
-
-def _on_border(x: torch.Tensor) -> torch.Tensor:
-    """bool [T, n]: the code lies within 1e-4 of the border to the next one."""
-    codes = x.float() / (x.float().abs().amax(1, keepdim=True) / 127)
-    return (codes - codes.floor() - 0.5).abs() < 1e-4
+                yield Case("mla_preprocess", variant, arguments, outputs, written=(9, 10))
 
 
 def _index_operands(generator: torch.Generator) -> Iterator[Case]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,11 +10,13 @@ import torch
 
 @dataclass(frozen=True)
 class Tolerance:
-    """|got - want| <= absolute + relative * |want|, and why that much is allowed."""
+    """|got - want| <= absolute + relative * |want| for every element, and |got - want| <= norm * |want| as norms over
+    all of them; and why that much is allowed."""
 
     absolute: float
     relative: float
     reason: str
+    norm: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ def compare_values(got: torch.Tensor, want: torch.Tensor, tolerance: Tolerance) 
     norm = float(torch.where(finite, b, 0.0).norm())
     relative = float(gap.norm()) / norm if norm else float(gap.norm())
     worst = f"[{', '.join(map(str, at))}] {float(a[at]):.6g} for {float(b[at]):.6g}"
-    return Difference(bool((excess <= 0).all()), worst, float(gap.max()), relative)
+    return Difference(bool((excess <= 0).all()) and relative <= tolerance.norm, worst, float(gap.max()), relative)
 
 
 def compare_choice(got: torch.Tensor, want: torch.Tensor, scores: list[torch.Tensor], gap: float) -> Difference:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -81,7 +82,8 @@ def _judge(case: Case, implementation: str, got: list[Any], want: list[Any]) -> 
 def _text(tolerance: Tolerance) -> str:
     if not tolerance.absolute and not tolerance.relative:
         return tolerance.reason
-    return f"{tolerance.absolute:.1e} + {tolerance.relative:.1e}: {tolerance.reason}"
+    norm = f", {tolerance.norm:.1e} in all" if tolerance.norm < math.inf else ""
+    return f"{tolerance.absolute:.1e} + {tolerance.relative:.1e}{norm}: {tolerance.reason}"
 
 
 def _results(case: Case, implementation: str, device: str) -> list[Any]:
