@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,10 +127,13 @@ def _upgrade(out: Path, work: Path) -> tuple[list[str], Path | None]:
 
 
 def _state(out: Path) -> dict[Path, tuple[int, int, int]]:
-    """Of every file of the tree: which one it is, its size, and when it was written."""
-    paths = [Path(folder) / name for folder, folders, names in os.walk(out) for name in folders + names]
-    stats = {path.relative_to(out): path.lstat() for path in paths if path.is_symlink() or not path.is_dir()}
-    return {path: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
+    """Of every file of the tree: which one it is, its size, and when it was written; a second link changes none."""
+    found = {path: path.lstat() for path in out.rglob("*")}
+    return {
+        path: (facts.st_ino, facts.st_size, facts.st_mtime_ns)
+        for path, facts in found.items()
+        if not stat.S_ISDIR(facts.st_mode)
+    }
 
 
 def _shard_with_rot(out: Path) -> Shard | None:

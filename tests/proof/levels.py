@@ -113,25 +113,29 @@ def _folder(level: str, tools: Tools | None) -> Path | str:
     return tools.llvm if level == "lowered" else tools.device_compilers
 
 
-def _compared(cases: Iterable[Case], level: int) -> Iterator[Result]:
+def compared(cases: Iterable[Case], level: int, device: str = "cpu", runs: int = 1) -> Iterator[Result]:
+    """Every result of the Triton kernels on a device against the reference's, of as many runs."""
     for case in cases:
         try:
-            got = run._results(case, "triton", "cpu")
+            got = [run._results(case, "triton", device) for _ in range(runs)]
         except UnsupportedVariantError as error:
             yield Result(case.op, level, case.variant, True, None, "", "", str(error))
             continue
-        for row in run._judge(case, "triton", got, run._results(case, "reference", "cpu")):
-            yield Result(case.op, level, f"{case.variant}: {row.output}", row.ok, row.relative, row.worst, row.allowed)
+        want = run._results(case, "reference", "cpu")
+        for number, results in enumerate(got, 1):
+            for row in run._judge(case, "triton", results, want):
+                what = f"{case.variant}: {row.output}" + (f", run {number}" if runs > 1 else "")
+                yield Result(case.op, level, what, row.ok, row.relative, row.worst, row.allowed)
 
 
 def _interpreted(op: str) -> Iterator[Result]:
     from tests.proof import interpreter
 
     interpreter.correct()
-    yield from _compared(real_cases(op), 1)
+    yield from compared(real_cases(op), 1)
     with _few_programs():
-        yield from _compared(long_cases(op, TOPK), 1)
-    yield from _compared(quick_cases(op), 1)
+        yield from compared(long_cases(op, TOPK), 1)
+    yield from compared(quick_cases(op), 1)
 
 
 @contextmanager
@@ -159,12 +163,12 @@ def _lowered(op: str, llvm: Path) -> Iterator[Result]:
 
     with tempfile.TemporaryDirectory() as folder, launched_by(launch):
         compiler = execute.Compiler(llvm, Path(folder))
-        yield from _compared(real_cases(op), 3)
+        yield from compared(real_cases(op), 3)
         for lowered in made.values():
             wrong = structure.findings(lowered)
             asserted = structure.expected(lowered).in_words()
             yield Result(op, 2, f"{REAL}: {lowered.kernel}", not wrong, None, "; ".join(wrong), asserted)
-        yield from _compared([*long_cases(op, TOPK, MANY), *cases(0, [op])], 3)
+        yield from compared([*long_cases(op, TOPK, MANY), *cases(0, [op])], 3)
 
 
 def _compiled(op: str, folder: Path) -> Iterator[Result]:

@@ -18,10 +18,9 @@ from typing import Any
 import torch
 
 from glm5_kernels.errors import UnsupportedVariantError
-from glm5_kernels.parity import run
 from glm5_kernels.parity.cases import Case, cases
 from glm5_kernels.triton_launch import launched_by
-from tests.proof.levels import OPS, Result
+from tests.proof.levels import OPS, Result, compared
 from tests.proof.shapes import MANY, TOPK, executed_cases, launched_cases, long_cases, real_cases
 from tests.proof.table import details
 
@@ -42,27 +41,17 @@ def all_cases(op: str) -> Iterator[Case]:
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
-    kernel[grid](*arguments, **constants, **OPTIONS)
+    from triton.runtime.errors import OutOfResources
+
+    try:
+        kernel[grid](*arguments, **constants, **OPTIONS)
+    except OutOfResources as error:
+        raise UnsupportedVariantError(f"its tiles are too large for this GPU: {error}") from None
 
 
 def on_gpu(op: str) -> Iterator[Result]:
-    from triton.runtime.errors import OutOfResources
-
-    for case in all_cases(op):
-        try:
-            with launched_by(_launch):
-                got = [run._results(case, "triton", DEVICE) for _ in range(RUNS)]
-        except UnsupportedVariantError as error:
-            yield Result(op, 6, case.variant, True, None, "", "", str(error))
-            continue
-        except OutOfResources as error:
-            yield Result(op, 6, case.variant, True, None, "", "", f"its tiles are too large for this GPU: {error}")
-            continue
-        want = run._results(case, "reference", "cpu")
-        for number, results in enumerate(got):
-            for row in run._judge(case, "triton", results, want):
-                what = f"{case.variant}: {row.output}, run {number + 1}"
-                yield Result(op, 6, what, row.ok, row.relative, row.worst, row.allowed)
+    with launched_by(_launch):
+        yield from compared(all_cases(op), 6, DEVICE, RUNS)
 
 
 def main(wanted: list[str]) -> int:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support.command import ROOT, environment
+
 #: The real case of one op on the CPU; then the same with a reference that is wrong.
 PROGRAM = """
 import json
@@ -29,12 +28,10 @@ print(json.dumps([asdict(row) for row in on_gpu.on_gpu("sparse_flash_attention")
 """
 
 
-def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+def python(*arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, check=False, cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"} | environment,
-    )  # fmt: skip
+        [sys.executable, *arguments], capture_output=True, text=True, check=False, cwd=ROOT, env=environment(**extra)
+    )
 
 
 def test_every_case_runs_three_times_and_is_judged() -> None:
