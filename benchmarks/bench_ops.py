@@ -81,25 +81,30 @@ class Machine:
         self._memory.sum()
 
     def operations(self, dtypes: tuple[torch.dtype, ...]) -> float:
-        """Operations per second of torch's best product with operands of one of these types."""
-        usable = (torch.float32,) if self._restricted else dtypes
+        """Operations per second of torch's best product of such operands: in one of these types, or as fp32."""
+        usable = {torch.float32} if self._restricted else {torch.float32, *dtypes}
         return max(product_rate(dtype) for dtype in usable)
 
 
-#: Products (m, k, n) as the ops make them, and one that suits every library.
+#: Products (m, k, n) as the ops make them, and one that suits every library; the smallest first.
 SHAPES: tuple[Shape, ...] = (
-    (256, 6144, 2624),
-    (1024, 1024, 1024),
-    (2048, 2048, 4096),
     (64, 576, 2048),
     (512, 128, 4096),
+    (1024, 1024, 1024),
+    (256, 6144, 2624),
+    (2048, 2048, 4096),
 )
+#: A type whose smallest product is slower than fp32's by this is a scalar loop: larger ones would take minutes.
+HOPELESS = 4
 
 
 @cache
 def product_rate(dtype: torch.dtype) -> float:
     """Operations per second of torch's fastest product of this type."""
-    return max(_product_rate(shape, dtype) for shape in SHAPES)
+    first = _product_rate(SHAPES[0], dtype)
+    if dtype != torch.float32 and HOPELESS * first < _product_rate(SHAPES[0], torch.float32):
+        return first
+    return max(first, *(_product_rate(shape, dtype) for shape in SHAPES[1:]))
 
 
 def _product_rate(shape: Shape, dtype: torch.dtype) -> float:
