@@ -134,11 +134,14 @@ def _product_of_vllm(layer: Any) -> Callable[[torch.Tensor, torch.Tensor], None]
 
 
 def _by_onednn(layer: Any) -> Callable[[torch.Tensor, torch.Tensor], None] | None:
-    """By oneDNN, of a weight that vLLM has left as it was."""
+    """By oneDNN, of a weight that vLLM has left as it was; None where oneDNN has no bf16 product (AVX2 alone)."""
     weight = layer.weight.data
     if not getattr(custom_ops, "_supports_onednn", False) or not weight.numel() or weight.dtype != torch.bfloat16:
         return None
-    return _product_by_onednn(custom_ops.create_onednn_mm(weight.t(), MOST_TOKENS))
+    try:
+        return _product_by_onednn(custom_ops.create_onednn_mm(weight.t(), MOST_TOKENS))
+    except RuntimeError:  # vLLM's own linears ask the same way
+        return None
 
 
 def _product_by_onednn(handler: Any) -> Callable[[torch.Tensor, torch.Tensor], None]:
