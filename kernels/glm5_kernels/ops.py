@@ -62,6 +62,7 @@ __all__ = [
     "v_up_proj",
     "w4a8_moe",
     "watched",
+    "widens_bf16",
     "write_rows",
 ]
 
@@ -199,6 +200,15 @@ def int8_linear(x: Tensor, w: LinearWeights) -> Tensor:
     """x [..., K] times the quantized weight [N, K] transposed -> [..., N] in x's dtype."""
     out: Tensor = run("int8_linear", x, w)
     return out
+
+
+def widens_bf16() -> bool:
+    """Whether `int8_linear` multiplies an unquantized bf16 weight in fp32: torch has no fast product of bf16 here."""
+    if choose("int8_linear").implementation != "cpu":
+        return False
+    from glm5_kernels.compiled import bf16_linear
+
+    return not bf16_linear.NATIVE
 
 
 def w4a8_moe(

@@ -64,6 +64,13 @@ def test_the_quantizer(name: str, tmp_path: Path) -> None:
     passes(name, tmp_path, *(f"tests/quantize/{part}" for part in QUANTIZER), least=150)
 
 
+@pytest.mark.long
+def test_the_server(tmp_path: Path) -> None:
+    """Its linear layers of bf16 too, which torch multiplies in a loop there."""
+    pytest.importorskip("vllm")
+    passes("haswell", tmp_path, "tests/serve/test_quantized.py", "tests/serve/test_chat.py", least=5)
+
+
 QUANTIZER = ("methods", "calibration", "training", "test_pipeline.py", "run/test_expert.py", "run/test_not_finite.py")
 #: They start processes for other processors, or Triton's interpreter, themselves.
 LEFT_OUT = ("test_lesser_processors.py", "test_register_widths.py", "test_bad_operands.py")

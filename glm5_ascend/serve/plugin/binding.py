@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from glm5_ascend.serve.plugin.backend import SparseMLAMetadata
-from glm5_ascend.serve.plugin.linear import Int8Linear, packed_product
+from glm5_ascend.serve.plugin.linear import is_ours, packed_product
 from glm5_kernels import ops
 
 
@@ -100,7 +100,7 @@ class Calls:
             raise NotBoundError
         out = room().tensor(use, (len(x), layer.output_size), x.dtype)
         packed = packed_product(layer)
-        if isinstance(layer.quant_method, Int8Linear):
+        if is_ours(layer):
             self.bind("int8_linear", x, layer.op_weights, out, room())
         elif packed is not None:
             self.add(packed, x, out)

@@ -1,4 +1,4 @@
-"""The quantized linear layers of an `ascend` checkpoint, computed in integers."""
+"""The linear layers: those of an `ascend` checkpoint computed in integers, others as the processor does it best."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from vllm import _custom_ops as custom_ops
-from vllm.model_executor.layers.linear import LinearMethodBase
+from vllm.model_executor.layers.linear import LinearMethodBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.parameter import ChannelQuantScaleParameter, ModelWeightParameter
 from vllm.model_executor.utils import set_weight_attrs
 
@@ -96,20 +97,58 @@ class W8A8StaticLinear(Int8Linear):
         )
 
 
+class _InFp32:
+    """An unquantized layer by our op, where torch and vLLM have no product of bf16 but a slow loop."""
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        layer.op_weights = ops.LinearWeights(layer.weight.data)
+
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        y = ops.int8_linear(x, layer.op_weights)
+        return y if bias is None else y + bias
+
+
+class Bf16Linear(_InFp32, UnquantizedLinearMethod):  # type: ignore[misc]
+    """A linear layer."""
+
+
+class Bf16Head(_InFp32, UnquantizedEmbeddingMethod):  # type: ignore[misc]
+    """The head; of an embedding vLLM asks no product."""
+
+
+#: vLLM's method, and ours.
+_OURS = {UnquantizedLinearMethod: Bf16Linear, UnquantizedEmbeddingMethod: Bf16Head}
+
+
+def multiply_bf16_in_fp32(model: torch.nn.Module) -> None:
+    """Give `model`, before its weights are loaded, our products of bf16 where the processor has none of its own."""
+    layer: Any
+    for layer in model.modules() if ops.widens_bf16() else ():
+        ours = _OURS.get(type(getattr(layer, "quant_method", None)))
+        absorbed = getattr(layer, "_cpu_skip_gemm_dispatch", False)  # kv_b_proj, which vLLM takes apart
+        if ours is not None and not absorbed and layer.weight.dtype == torch.bfloat16:
+            layer.quant_method = ours()
+
+
 def linear_weights(layer: Any) -> ops.LinearWeights:
     """The weights of a vLLM linear layer, quantized or not, as our ops take them."""
-    if isinstance(layer.quant_method, Int8Linear):
+    if is_ours(layer):
         held: ops.LinearWeights = layer.op_weights
         return held
     return ops.LinearWeights(layer.weight.data)
 
 
+def is_ours(layer: Any) -> bool:
+    """Whether our op multiplies by this layer's weight."""
+    return isinstance(layer.quant_method, Int8Linear | _InFp32)
+
+
 def packed_product(layer: Any) -> Callable[[torch.Tensor, torch.Tensor], None] | None:
     """The product of an unquantized layer by a library, x [T, K] to out [T, N], with a weight laid out once.
 
-    It is vLLM's own where vLLM has laid the weight out; None for a quantized layer, and where vLLM has no library.
+    It is vLLM's own where vLLM has laid the weight out; None for a layer of ours, and where vLLM has no library.
     """
-    if isinstance(layer.quant_method, Int8Linear):
+    if is_ours(layer):
         return None
     if not hasattr(layer, "packed_product"):
         layer.packed_product = _product_of_vllm(layer) or _by_onednn(layer)

@@ -13,6 +13,7 @@ from vllm.model_executor.models.registry import ModelRegistry
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.serve.plugin import decoder, memory
+from glm5_ascend.serve.plugin.linear import multiply_bf16_in_fp32
 from glm5_ascend.serve.plugin.loading import SeenTensors, require_complete
 from glm5_ascend.serve.schedule import topk_pattern
 
@@ -27,6 +28,7 @@ class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
             config.index_topk_pattern = pattern  # vLLM builds no indexer where this has an S
         memory.keep_freed_memory()
         super().__init__(vllm_config=vllm_config, prefix=prefix)
+        multiply_bf16_in_fp32(self)
         for layer in self.model.layers:
             decoder.adopt(layer)
 
@@ -52,6 +54,7 @@ class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
         if self.is_rot_used:
             hidden = self.config.hidden_size
             self.rot = torch.nn.Linear(hidden, hidden, bias=False)
+        multiply_bf16_in_fp32(self)
         for layer in self.model.layers.values():
             decoder.adopt(layer.mtp_block)
 

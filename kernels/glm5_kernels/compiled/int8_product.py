@@ -15,7 +15,7 @@ import torch
 from numba import int64
 
 from glm5_kernels import int8
-from glm5_kernels.compiled import int8_amx, int8_dots
+from glm5_kernels.compiled import bf16_linear, int8_amx, int8_dots
 from glm5_kernels.compiled.int8_dots_intrinsics import STEP
 from glm5_kernels.compiled.int8_rows import (
     COMPILED,
@@ -100,13 +100,18 @@ def bind_linear(
     """
     int8.check(w)
     if _is_float(x, w, out.dtype) and x.dtype == w.weight.dtype == out.dtype:
-        transposed = w.weight.t()
-        return (lambda: torch.mm(x, transposed, out=out)) if product is None else partial(product, x, out)
+        return bf16_linear.bind(x, w.weight, out) if product is None else partial(product, x, out)
     if _is_float(x, w, out.dtype) or not _fits_one_pass(x, w, out.dtype):
         return lambda: out.copy_(apply_linear(x, w, out.dtype))
     assert w.scale is not None
     tokens = x.shape[0]
     return bind_grouped(x, _EVERY[:tokens], _ALONE[tokens], w.weight, w.scale, out, w, room)
+
+
+def _in_floats(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
+    if x.dtype == dtype and bf16_linear.widens(x, w.weight):
+        return bf16_linear.apply_linear(x, w.weight)
+    return int8.apply_linear(x, w, dtype)
 
 
 def _by_amx(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
@@ -130,7 +135,7 @@ def _by_library(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> t
 
 #: In order of preference.
 WAYS = (
-    Way(_is_float, int8.apply_linear),  # no_quant: torch's product in `dtype`
+    Way(_is_float, _in_floats),  # no_quant: torch's product in `dtype`, or of bf16 in fp32
     Way(_fits_one_pass, _in_one_pass),  # int8, at most int8_dots.TOKENS tokens, whole lanes: `int8_dots`
     Way(lambda _x, w, dtype: int8_amx.takes(w.weight, dtype), _by_amx),  # int8, whole sides of AMX's products
     Way(lambda _x, _w, _dtype: True, _by_library),  # int8, anything else

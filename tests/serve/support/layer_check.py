@@ -62,8 +62,11 @@ class Reference:
                 out[t] += self.one_linear(hidden, f"{expert}.down_proj")[0] * weights[t, k]
         return out
 
-    def preprocess(self, attention: str, args: Any, eps: float = 1e-5) -> list[torch.Tensor]:
-        """ql_nope, q_pe, q_c of mla_preprocess from its hidden_states, cos, sin."""
+    def preprocess(self, attention: str, args: Any, given: torch.Tensor, eps: float = 1e-5) -> list[torch.Tensor]:
+        """ql_nope, q_pe, q_c of mla_preprocess from its hidden_states, cos, sin.
+
+        given: its own q_c, of which the queries are made: a last bit of it may turn the code that it is rounded to.
+        """
         x, cos, sin = args[:3]
         heads, nope, rank = args[7].shape
         rope = 2 * cos.shape[1]
@@ -73,7 +76,7 @@ class Reference:
         q_lora = self.tensors[f"{attention}.q_a_layernorm.weight"].numel()
         y = self.linear(x, f"{attention}.fused_qkv_a_proj")
         q_c = norm(y[:, :q_lora], "q_a_layernorm")
-        z = self.linear(q_c, f"{attention}.q_b_proj").view(-1, heads, nope + rope)
+        z = self.linear(given.float(), f"{attention}.q_b_proj").view(-1, heads, nope + rope)
         kv_b = self.tensors[f"{attention}.kv_b_proj.weight"].view(heads, -1, rank)
         ql = torch.einsum("thn,hnr->thr", z[..., :nope], kv_b[:, :nope])
         a, b = z[..., nope::2], z[..., nope + 1 :: 2]
@@ -123,7 +126,8 @@ def checked(directory: Path) -> dict[str, Any]:
     layers = len(model.model.layers)
     for i, (args, out) in enumerate(record.calls):
         attention = f"model.layers.{i % layers}.self_attn"
-        for part, got, want in zip(("ql_nope", "q_pe", "q_c"), out, reference.preprocess(attention, args), strict=True):
+        wanted = reference.preprocess(attention, args, out[2])
+        for part, got, want in zip(("ql_nope", "q_pe", "q_c"), out, wanted, strict=True):
             key = f"{attention}.mla_preprocess.{part}"
             errors[key] = max(errors.get(key, 0.0), worst(got, want))
     return {"errors": errors, "counted": op_calls}
