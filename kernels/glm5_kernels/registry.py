@@ -201,14 +201,17 @@ def int8_products() -> tuple[str, str]:
 
 
 def bf16_products() -> tuple[str, str]:
-    """How indexer and attention multiply bf16 on this processor, and which sizes; for `doctor`.
+    """How bf16 is multiplied on this processor, and by what; for `doctor`.
 
     Raises:
         ImportError: numba is not installed; the references then run.
     """
     from glm5_kernels.compiled.amx import AMX
+    from glm5_kernels.compiled.bf16_linear import NATIVE
     from glm5_kernels.compiled.simd import PAIRS
 
     if AMX:
         return "AMX, 32 by 32 numbers", "indexer and attention of more than 4 heads"
-    return ("AVX-512, VDPBF16PS" if PAIRS else "as fp32"), "indexer and attention"
+    if PAIRS:
+        return "AVX-512, VDPBF16PS", "indexer and attention"
+    return "as fp32", "indexer and attention" if NATIVE else "indexer, attention and linear layers"

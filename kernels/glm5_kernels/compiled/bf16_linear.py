@@ -12,8 +12,10 @@ from torch.nn.functional import linear
 from glm5_kernels.compiled.processor import features
 
 #: Whether torch multiplies bf16 by oneDNN here: on x86 with AVX-512, on ARM with bf16 instructions.
-NATIVE: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported() and (
-    "avx512f" in features() or platform.machine() != "x86_64"
+NATIVE: bool = (
+    torch.backends.mkldnn.is_available()
+    and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    and ("avx512f" in features() or platform.machine() != "x86_64")
 )
 #: Numbers of a weight that are widened together: 2 MiB of fp32, which stay in a cache.
 _TOGETHER = 2**19
