@@ -98,15 +98,15 @@ SHAPES: tuple[Shape, ...] = (
 HOPELESS = 4
 
 
-@cache
 def product_rate(dtype: torch.dtype) -> float:
     """Operations per second of torch's fastest product of this type."""
-    first = _product_rate(SHAPES[0], dtype)
-    if dtype != torch.float32 and HOPELESS * first < _product_rate(SHAPES[0], torch.float32):
-        return first
-    return max(first, *(_product_rate(shape, dtype) for shape in SHAPES[1:]))
+    smallest = _product_rate(SHAPES[0], dtype)
+    if HOPELESS * smallest < _product_rate(SHAPES[0], torch.float32):
+        return smallest
+    return max(_product_rate(shape, dtype) for shape in SHAPES)
 
 
+@cache
 def _product_rate(shape: Shape, dtype: torch.dtype) -> float:
     m, k, n = shape
     if dtype == torch.int8:

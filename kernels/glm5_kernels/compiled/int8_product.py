@@ -80,6 +80,10 @@ def _is_float(_x: torch.Tensor, w: int8.LinearWeights, _dtype: torch.dtype) -> b
     return w.quant_mode == int8.NO_QUANT or w.scale is None
 
 
+def _is_widened(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> bool:
+    return _is_float(x, w, dtype) and x.dtype == dtype and bf16_linear.widens(x, w.weight)
+
+
 def _fits_one_pass(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> bool:
     few = 0 < x.shape[0] <= int8_dots.TOKENS and dtype in FLOATS and fits(x)
     return few and w.scale is not None and multiplies(w.weight, w.scale)
@@ -108,12 +112,6 @@ def bind_linear(
     return bind_grouped(x, _EVERY[:tokens], _ALONE[tokens], w.weight, w.scale, out, w, room)
 
 
-def _in_floats(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
-    if x.dtype == dtype and bf16_linear.widens(x, w.weight):
-        return bf16_linear.apply_linear(x, w.weight)
-    return int8.apply_linear(x, w, dtype)
-
-
 def _by_amx(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
     assert w.scale is not None
     return int8_amx.multiply(*int8.quantize(x, w, dtype, COMPILED), w.weight, w.scale, dtype, w.quant_bias)
@@ -135,7 +133,8 @@ def _by_library(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> t
 
 #: In order of preference.
 WAYS = (
-    Way(_is_float, _in_floats),  # no_quant: torch's product in `dtype`, or of bf16 in fp32
+    Way(_is_widened, lambda x, w, _dtype: bf16_linear.apply_linear(x, w.weight)),  # no_quant, bf16: in fp32
+    Way(_is_float, int8.apply_linear),  # no_quant: torch's product in `dtype`
     Way(_fits_one_pass, _in_one_pass),  # int8, at most int8_dots.TOKENS tokens, whole lanes: `int8_dots`
     Way(lambda _x, w, dtype: int8_amx.takes(w.weight, dtype), _by_amx),  # int8, whole sides of AMX's products
     Way(lambda _x, _w, _dtype: True, _by_library),  # int8, anything else
