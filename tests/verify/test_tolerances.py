@@ -74,3 +74,19 @@ def test_a_wrong_row_is_not(factor: float, noise: float) -> None:
     verdict = judged_row(W4A8_DYNAMIC, factor, noise)
     assert not verdict.ok and verdict.row == 5 and verdict.row_error > verdict.row_limit
     assert not judged_row(W8A8_DYNAMIC, 1.0, 0.1).ok and not judged_row(FLOAT, 1.0, 0.1).ok
+
+
+@pytest.mark.parametrize(("factor", "noise", "right"), [(1.0, 1.3, True), (1.0, 3.0, False), (-1.0, 0.0, False)])
+def test_a_huge_weight_makes_coarse_columns(factor: float, noise: float, right: bool) -> None:
+    """One row's steps are large; `noise` is in halves of them. What has no direction may be more than a step's half."""
+    generator = torch.Generator().manual_seed(3)
+    wanted = torch.randn(64, 64, generator=generator)
+    wanted[:, 5] *= 0.2
+    wanted[3, 7] = 300
+    found = wanted.clone()
+    found[:, 5] *= factor
+    found[3, 5] += noise * 300 / 127 / 2
+    comparison = WeightComparison()
+    comparison.add(found, wanted)
+    verdict = comparison.judge(W8A8_DYNAMIC)
+    assert verdict.ok is right, verdict
