@@ -20,7 +20,7 @@ COMPILED = (
     "cpu.py", "cpu_intrinsics.py", "cpu_tiles.py", "fp32_product.py", "int8_product.py", "int8_rows.py", "rows.py",
     "rotation.py", "jit.py", "simd.py", "topk.py", "int8_dots.py", "int8_dots_intrinsics.py", "int8_ways.py",
     "int8_amx.py", "processor.py", "amx.py", "cpu_amx.py", "cpu_amx_intrinsics.py", "words.py", "rounded_rows.py",
-    "cpu_words.py", "cpu_words_intrinsics.py",
+    "cpu_words.py", "cpu_words_intrinsics.py", "int4_dots_intrinsics.py",
 )  # fmt: skip
 
 

@@ -5,13 +5,14 @@ A library's product packs the weight first, which pays for many rows only.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numba.extending import register_jitable
 from torch.nn.functional import linear
 
+from glm5_kernels.compiled.int4_dots_intrinsics import HAS_INT4, beyond_int4, dots_of_int4, dots_of_one_int4, narrow
 from glm5_kernels.compiled.int8_dots_intrinsics import STEP, TILE, dots, dots_of_one
 from glm5_kernels.compiled.int8_ways import CHOSEN, IN_BLOCKS
 from glm5_kernels.compiled.jit import kernel
@@ -53,11 +54,11 @@ def matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.cat([matmul(a[first : first + TOKENS], w) for first in range(0, tokens, TOKENS)])
     x = np.zeros((in_tiles(tokens), k), CODE)
     x[:tokens] = a.numpy() if not FLIP else a.numpy().view(np.uint8) ^ np.uint8(FLIP)
-    out = torch.empty(len(x), len(w), dtype=torch.int32)
+    given, out = as_tokens(x), torch.empty(len(x), len(w), dtype=torch.int32)
 
     def one(number: int) -> None:
         first, last = number * ROWS, min((number + 1) * ROWS, len(w))
-        rows(x, w.data_ptr(), w.stride(0), first, last, out.numpy())
+        rows(given, w.data_ptr(), w.stride(0), first, last, out.numpy())
 
     each(one, -(-len(w) // ROWS))
     return out[:tokens]
@@ -90,14 +91,47 @@ def in_tiles(tokens: int) -> int:
     return tokens if tokens == 1 else -(-tokens // TILE) * TILE
 
 
+class Tokens(NamedTuple):
+    """codes CODE [tokens, K], tokens as `in_tiles` says. Where 4 bits have an instruction: narrow int8, the same, and
+    sums int32 [K / `_columns`, tokens] of them; else both are empty."""
+
+    codes: Any
+    narrow: Any
+    sums: Any
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def _columns(tokens: int, k: int) -> int:
+    """Columns that are multiplied before the next ones: all, or what a cache holds of many tokens."""
+    return k if tokens <= _TOGETHER else _COLUMNS
+
+
 @kernel
-def rows(x: Any, w: Any, pitch: Any, first: Any, last: Any, out: Any) -> None:
-    """out int32 [tokens, N] <- x (CODE) [tokens, K] times weight rows first..last; tokens as `in_tiles` says."""
+def as_tokens(codes: Any) -> Any:
+    """`Tokens` of CODE [tokens, K]."""
+    tokens, k = codes.shape
+    if not HAS_INT4:
+        return Tokens(codes, np.empty((0, 0), np.int8), np.empty((0, 0), np.int32))
+    columns = _columns(tokens, k)
+    narrowed, sums = np.empty((tokens, k), np.int8), np.empty((-(-k // columns), tokens), np.int32)
+    for token in range(tokens):
+        for part in range(len(sums)):
+            first = token * k + part * columns
+            count = min(columns, k - part * columns)
+            sums[part, token] = narrow(codes.ctypes.data + 2 * first, count, narrowed.ctypes.data + first)
+    return Tokens(codes, narrowed, sums)
+
+
+@kernel
+def rows(given: Any, w: Any, pitch: Any, first: Any, last: Any, out: Any) -> None:
+    """out int32 [tokens, N] <- given (`Tokens`) times weight rows first..last."""
+    x = given.codes
     (tokens, k), pitch_in, pitch_out = x.shape, x.strides[0], out.shape[1]
     addresses, tile = np.empty(TILE, np.int64), np.empty((TILE, TILE), np.int32)
     table, stride = addresses.ctypes.data, STEP * TILE // max(tokens, TILE)
-    columns = k if tokens <= _TOGETHER else _COLUMNS
+    columns = _columns(tokens, k)
     groups = -(-tokens // _TOGETHER)
+    int4 = HAS_INT4 and beyond_int4(w + pitch * first) == 0  # until a code has more bits
     for part in range(groups * -(-k // columns)):
         column, begin = part // groups * columns, part % groups * _TOGETHER
         steps = min(columns, k - column) // STEP
@@ -111,10 +145,18 @@ def rows(x: Any, w: Any, pitch: Any, first: Any, last: Any, out: Any) -> None:
                 source = x.ctypes.data + token * pitch_in + column * x.itemsize
                 place = out.ctypes.data + 4 * (token * pitch_out + row) if whole else tile.ctypes.data
                 width = pitch_out if whole else TILE
-                if tokens == 1:
-                    dots_of_one(source, pitch_in, table, steps, place, width, ahead, reach)
-                else:
-                    dots(source, pitch_in, table, steps, place, width, ahead, reach)
+                if int4:
+                    narrowed = given.narrow.ctypes.data + token * k + column
+                    sums = given.sums.ctypes.data + 4 * (column // columns * tokens + token)
+                    if tokens == 1:
+                        int4 = dots_of_one_int4(narrowed, k, table, steps, place, width, ahead, reach, sums) == 0
+                    else:
+                        int4 = dots_of_int4(narrowed, k, table, steps, place, width, ahead, reach, sums) == 0
+                if not int4:
+                    if tokens == 1:
+                        dots_of_one(source, pitch_in, table, steps, place, width, ahead, reach)
+                    else:
+                        dots(source, pitch_in, table, steps, place, width, ahead, reach)
                 if not whole:
                     for i in range(min(TILE, tokens)):  # not as slices: their shape check takes numba 2 s to compile
                         for j in range(min(TILE, last - row)):

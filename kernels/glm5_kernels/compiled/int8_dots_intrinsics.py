@@ -100,7 +100,7 @@ def _by_smmla(tile: DotsTile) -> None:
     )
     multiply = cgutils.get_or_insert_function(builder.module, sums_of, "llvm.aarch64.neon.smmla.v4i32.v16i8")
     pairs = range(0, TILE, 2)
-    sums = [_zeros(builder, 4, TILE // 2) for _ in pairs]
+    sums = [zeros(builder, I32, 4, TILE // 2) for _ in pairs]
     with for_range(builder, tile.blocks) as block:
         tile.prefetch(block)
         for part in range(0, STEP, 16):
@@ -145,7 +145,7 @@ class DotsInstruction(NamedTuple):
         builder, kind = tile.builder, ir.VectorType(I8, self.columns)
         for first in range(0, TILE, self.rows):
             rows = tile.rows[first : first + self.rows]
-            sums = [_zeros(builder, self.lanes, len(rows)) for _ in range(len(tile.tokens) + self.offset)]
+            sums = [zeros(builder, I32, self.lanes, len(rows)) for _ in range(len(tile.tokens) + self.offset)]
             with for_range(builder, tile.blocks) as block:
                 tile.prefetch(block, range(first, first + self.rows))
                 for part in range(0, STEP, self.columns):
@@ -165,7 +165,7 @@ class DotsInstruction(NamedTuple):
 
     def _store(self, tile: DotsTile, first: int, sums: list[list[Any]]) -> None:
         builder = tile.builder
-        totals = [[_added_lanes(builder, builder.load(place)) for place in places] for places in sums]
+        totals = [[add_lanes(builder, builder.load(place)) for place in places] for places in sums]
         for t in range(len(tile.tokens)):
             for r, total in enumerate(totals[t]):
                 if self.offset:
@@ -173,16 +173,16 @@ class DotsInstruction(NamedTuple):
                 tile.store(t, first + r, total)
 
 
-def _zeros(builder: Any, lanes: int, count: int) -> list[Any]:
+def zeros(builder: Any, element: Any, lanes: int, count: int) -> list[Any]:
     """Stack slots of sums; LLVM keeps them in registers."""
-    zero = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
+    zero = ir.Constant(ir.VectorType(element, lanes), [0] * lanes)
     places = [cgutils.alloca_once_value(builder, zero) for _ in range(count)]
     for place in places:
         builder.store(zero, place)
     return places
 
 
-def _added_lanes(builder: Any, value: Any) -> Any:
+def add_lanes(builder: Any, value: Any) -> Any:
     name = f"llvm.vector.reduce.add.v{value.type.count}i32"
     return builder.call(
         cgutils.get_or_insert_function(builder.module, ir.FunctionType(I32, [value.type]), name), [value]
@@ -212,7 +212,7 @@ def _vpdpbusd(builder: Any, total: Any, token: Any, weight: Any) -> Any:
 _PMADDWD = {8: "sse2.pmadd.wd", 16: "avx2.pmadd.wd", 32: "avx512.pmaddw.d.512"}
 
 
-def _pmaddwd(builder: Any, total: Any, token: Any, weight: Any) -> Any:
+def pmaddwd(builder: Any, total: Any, token: Any, weight: Any) -> Any:
     kind, name = ir.FunctionType(total.type, [token.type] * 2), _PMADDWD[token.type.count]
     function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}")
     return builder.add(total, builder.call(function, [token, weight]))
@@ -236,9 +236,9 @@ def _plain(builder: Any, total: Any, token: Any, weight: Any) -> Any:
 GENERATORS: dict[str, Callable[[DotsTile], None]] = {
     "avx512vnni": _by_vnni,
     "avxvnni": DotsInstruction(2, 32, 8, I8, True, _as_words, _vpdpbusd).generate,
-    "avx512bw": DotsInstruction(4, 32, 16, I16, False, _as_int16, _pmaddwd).generate,
-    "avx2": DotsInstruction(2, 16, 8, I16, False, _as_int16, _pmaddwd).generate,
-    "sse4.1": DotsInstruction(2, 8, 4, I16, False, _as_int16, _pmaddwd).generate,
+    "avx512bw": DotsInstruction(4, 32, 16, I16, False, _as_int16, pmaddwd).generate,
+    "avx2": DotsInstruction(2, 16, 8, I16, False, _as_int16, pmaddwd).generate,
+    "sse4.1": DotsInstruction(2, 8, 4, I16, False, _as_int16, pmaddwd).generate,
     "i8mm": _by_smmla,
     "dotprod": DotsInstruction(4, 16, 4, I8, False, _as_bytes, _sdot).generate,
     "": DotsInstruction(2, 16, 8, I16, False, _as_int16, _plain).generate,

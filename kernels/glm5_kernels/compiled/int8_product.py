@@ -210,7 +210,7 @@ def _multiply(first: Any, last: Any, given: Any, weights: Any, bias: Any, n: Any
     """Tasks first..last, each some weight rows of a group: rows of out [P, n], of its kind."""
     codes, rows, size = given.codes, given.rows, ELEMENT_BYTES[out.kind]
     k, blocks, packed = codes.shape[1], -(-n // int8_dots.ROWS), -1
-    x, sums = np.empty((1, 1), int8_dots.CODE), np.empty((1, 1), np.int32)
+    x, sums = int8_dots.as_tokens(np.zeros((1, STEP), int8_dots.CODE)), np.empty((1, 1), np.int32)
     for task in range(first, last):
         group, low = task // blocks, task % blocks * int8_dots.ROWS
         begin, count = given.starts[group], given.starts[group + 1] - given.starts[group]
@@ -218,10 +218,11 @@ def _multiply(first: Any, last: Any, given: Any, weights: Any, bias: Any, n: Any
             continue
         if group != packed:
             packed, padded = group, int8_dots.in_tiles(count)
-            x, sums = np.empty((padded, k), int8_dots.CODE), np.empty((padded, int8_dots.ROWS), np.int32)
+            own, sums = np.empty((padded, k), int8_dots.CODE), np.empty((padded, int8_dots.ROWS), np.int32)
             for row in range(count):
                 for column in range(k):  # not as a slice, nor below: its shape check takes numba 2 s to compile
-                    x[row, column] = codes[rows[begin + row], column]
+                    own[row, column] = codes[rows[begin + row], column]
+            x = int8_dots.as_tokens(own)
         high = min(low + int8_dots.ROWS, n)
         weight = weights.base + group * weights.group_pitch + low * weights.row_pitch
         int8_dots.rows(x, weight, weights.row_pitch, int64(0), high - low, sums)

@@ -1,6 +1,7 @@
 """Which instruction makes int8 products on this processor, up to how many tokens, and what makes them beyond.
 
-All are exact: the same int32 in each. `int8_dots_intrinsics` has the code.
+All are exact: the same int32 in each. `int8_dots_intrinsics` has the code, `int4_dots_intrinsics` that for weights with
+codes of 4 bits.
 """
 
 from __future__ import annotations
@@ -40,9 +41,11 @@ class Int8Way(NamedTuple):
 WAYS = (
     Int8Way("avx512vnni", "AVX-512 VNNI, VPDPBUSD of 64 bytes", 16, "torch._int_mm, or TDPBSSD where there is AMX"),
     Int8Way("avxvnni", "AVX-VNNI, VPDPBUSD of 32 bytes", 256, IN_BLOCKS),
-    Int8Way("avx512bw", "AVX-512, PMADDWD of 32 bytes widened to int16", 256, IN_BLOCKS),
-    Int8Way("avx2", "AVX2, PMADDWD of 16 bytes widened to int16", 256, IN_BLOCKS),
-    Int8Way("sse4.1", "SSE4.1, PMADDWD of 8 bytes widened to int16", 256, IN_BLOCKS),
+    Int8Way(
+        "avx512bw", "AVX-512, PMADDWD of 32 bytes widened to int16; PMADDUBSW of 64 with 4-bit codes", 256, IN_BLOCKS
+    ),
+    Int8Way("avx2", "AVX2, PMADDWD of 16 bytes widened to int16; PMADDUBSW of 32 with 4-bit codes", 256, IN_BLOCKS),
+    Int8Way("sse4.1", "SSE4.1, PMADDWD of 8 bytes widened to int16; PMADDUBSW of 16 with 4-bit codes", 256, IN_BLOCKS),
     Int8Way("i8mm", "ARM i8mm, SMMLA of 2 x 8 bytes", 256, IN_BLOCKS),
     Int8Way("dotprod", "ARM dotprod, SDOT of 16 bytes", 256, IN_BLOCKS),
     Int8Way("", "multiplications of single lanes", 256, _WIDENED),
