@@ -207,11 +207,11 @@ def bf16_products() -> tuple[str, str]:
         ImportError: numba is not installed; the references then run.
     """
     from glm5_kernels.compiled.amx import AMX
-    from glm5_kernels.compiled.bf16_linear import NATIVE
+    from glm5_kernels.compiled.bf16_linear import ONEDNN_MULTIPLIES
     from glm5_kernels.compiled.simd import PAIRS
 
     if AMX:
         return "AMX, 32 by 32 numbers", "indexer and attention of more than 4 heads"
     if PAIRS:
         return "AVX-512, VDPBF16PS", "indexer and attention"
-    return "as fp32", "indexer and attention" if NATIVE else "indexer, attention and linear layers"
+    return "as fp32", "indexer and attention" if ONEDNN_MULTIPLIES else "indexer, attention and linear layers"

@@ -14,7 +14,7 @@ from glm5_kernels.workspace import Workspace
 @pytest.fixture(params=[False, True], ids=["in fp32", "as this processor does it"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if not request.param:
-        monkeypatch.setattr(bf16_linear, "NATIVE", False)
+        monkeypatch.setattr(bf16_linear, "ONEDNN_MULTIPLIES", False)
 
 
 @pytest.mark.usefixtures("way")
@@ -32,7 +32,7 @@ def test_against_fp64(tokens: int, shape: tuple[int, int]) -> None:
 
 
 def test_blocks_of_a_weight_change_no_more_than_the_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bf16_linear, "NATIVE", False)
+    monkeypatch.setattr(bf16_linear, "ONEDNN_MULTIPLIES", False)
     x, weight = torch.randn(9, 64).bfloat16(), torch.randn(48, 64).bfloat16()
     whole = bf16_linear.apply_linear(x, weight)
     monkeypatch.setattr(bf16_linear, "_TOGETHER", 16 * 64)
@@ -40,9 +40,9 @@ def test_blocks_of_a_weight_change_no_more_than_the_rounding(monkeypatch: pytest
 
 
 def test_only_bf16_of_several_tokens_is_widened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bf16_linear, "NATIVE", False)
+    monkeypatch.setattr(bf16_linear, "ONEDNN_MULTIPLIES", False)
     one, two, weight = torch.randn(1, 8).bfloat16(), torch.randn(2, 8).bfloat16(), torch.randn(4, 8).bfloat16()
     assert bf16_linear.widens(two, weight)
     assert not bf16_linear.widens(one, weight) and not bf16_linear.widens(two.float(), weight.float())
-    monkeypatch.setattr(bf16_linear, "NATIVE", True)
+    monkeypatch.setattr(bf16_linear, "ONEDNN_MULTIPLIES", True)
     assert not bf16_linear.widens(two, weight)

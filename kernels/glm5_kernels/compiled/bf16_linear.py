@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 from glm5_kernels.compiled.processor import features
 
 #: Whether torch multiplies bf16 by oneDNN here: on x86 with AVX-512, on ARM with bf16 instructions.
-NATIVE: bool = (
+ONEDNN_MULTIPLIES: bool = (
     torch.backends.mkldnn.is_available()
     and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     and ("avx512f" in features() or platform.machine() != "x86_64")
@@ -23,7 +23,7 @@ _TOGETHER = 2**19
 
 def widens(x: torch.Tensor, w: torch.Tensor) -> bool:
     """Whether x [T, K] times w [N, K] transposed is better made in fp32 here; a single token is not."""
-    return not NATIVE and x.dtype == w.dtype == torch.bfloat16 and len(x) > 1
+    return not ONEDNN_MULTIPLIES and x.dtype == w.dtype == torch.bfloat16 and len(x) > 1
 
 
 def apply_linear(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

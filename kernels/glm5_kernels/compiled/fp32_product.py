@@ -43,7 +43,7 @@ AHEAD = 48
 #: Up to so many tokens a library is slower, whatever the processor multiplies by itself.
 FEW = 16
 #: Whether torch multiplies bf16 in instructions of the processor.
-NATIVE = "avx512bf16" in features()
+VDPBF16PS = "avx512bf16" in features()
 #: Whether torch's products in bf16 are no sums in fp32: those of an ARM with bf16 instructions are off by 8 ULP.
 ROUNDS_SUMS = platform.machine() == "aarch64"
 #: Tasks for each thread, where there are several.
@@ -143,7 +143,7 @@ def _takes(x: torch.Tensor, w: torch.Tensor) -> bool:
     """Whether this is better here than torch's product, and can be done."""
     (tokens, _, n), r, types = x.shape, w.shape[2], {x.dtype, w.dtype}
     aligned = not n % WIDTH and not r % STEP and x.stride(2) == 1 and w.stride(2) == 1
-    native = types == {torch.float32} or NATIVE
+    native = types == {torch.float32} or VDPBF16PS
     useful = (tokens > 1 or ROUNDS_SUMS) and (not native or tokens <= FEW)
     return types <= {torch.float32, torch.bfloat16} and aligned and useful
 
