@@ -97,6 +97,7 @@ def run_process(arguments: list[str], at_end: Any) -> int:
     heeded = [each for each in _STOP if signal.getsignal(each) is not signal.SIG_IGN]
     # Idle OpenMP threads must sleep, not spin: on a busy machine spinning makes a run five times slower (measured).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    surroundings.make_stderr_lossy()
     interruption = Interruption()
     try:
         interruption.heed(heeded)

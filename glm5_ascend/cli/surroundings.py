@@ -1,4 +1,4 @@
-"""Odd surroundings of a process: no writable temporary folder, a terminal that cannot show every character."""
+"""Odd surroundings of a process: no writable temporary folder, a terminal that lacks characters or is gone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -17,6 +18,29 @@ def settle() -> None:
     for stream in (sys.stdout, sys.stderr):  # None where it is closed
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="replace")
+
+
+class Lossy(io.TextIOWrapper):
+    """Standard error whose words get lost where they cannot be written: that must not end a job of hours.
+
+    A log on a full disk, a terminal that was closed, a reader of a pipe that has gone.
+    """
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            super().flush()
+
+
+def make_stderr_lossy() -> None:
+    """For all that this process prints to `sys.stderr` from now on."""
+    given = sys.stderr
+    if isinstance(given, io.TextIOWrapper):  # else a caller's own
+        sys.stderr = Lossy(given.buffer, given.encoding, given.errors, None, given.line_buffering, given.write_through)
 
 
 def settle_temporary_folder() -> None:

@@ -23,10 +23,7 @@ def report(message: str, tip: str, code: int, arguments: list[str]) -> int:
     message, tip = shortened(message, LONGEST), shortened(tip, LONGEST)
     kind, label = ("interrupted", "next") if code == EXIT_INTERRUPTED else ("error", "fix")
     # Both hold names out of files and answers of servers: an escape code in them must not reach the terminal.
-    try:
-        print(printable(f"{kind}: {message}") + (f"\n  {label}: {printable(tip)}" if tip else ""), file=sys.stderr)
-    except OSError:  # a full disk: the exit code still says it
-        drop(sys.stderr)
+    print(printable(f"{kind}: {message}") + (f"\n  {label}: {printable(tip)}" if tip else ""), file=sys.stderr)
     if "--json" in arguments:
         value = {"schema_version": 1, "ok": False, "exit_code": code, "error": {"message": message, "fix": tip}}
         with suppress(OSError):

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from glm5_ascend.verify import verify
 from tests.support.command import environment
+from tests.support.tiny_model import write_calibration
 
 BUFFERED = {"PYTHONUNBUFFERED": ""}
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
@@ -39,6 +45,33 @@ def test_an_error_that_cannot_be_said_keeps_its_exit_code(extra: dict[str, str])
 def test_a_closed_error_output_leaves_the_json_alone() -> None:
     run = shell("glm5 plan --model nosuch --json 2>&-", BUFFERED)
     assert run.returncode == 2 and json.loads(run.stdout)["exit_code"] == 2
+
+
+@pytest.mark.parametrize(
+    ("gone", "extra"), [("disk", BUFFERED), ("disk", UNBUFFERED), ("terminal", {}), ("reader", {})]
+)
+def test_a_long_job_goes_on_unheard(gone: str, extra: dict[str, str], tiny_source: Path, tmp_path: Path) -> None:
+    """Its words go to a log on a full disk, a terminal that was closed, a pipe that nobody reads any more."""
+    calib, out = write_calibration(tmp_path / "calib.jsonl"), tmp_path / "out"
+    words = ["quantize", str(tiny_source), str(out), "--calib", str(calib), "--samples", "4", "--seq-len", "64"]
+    with unheard(gone) as stream:
+        command = [sys.executable, "-m", "glm5_ascend", *words]
+        assert (
+            subprocess.run(command, stderr=stream, check=False, env=environment(**extra), timeout=300).returncode == 0
+        )
+    assert verify(out).ok
+
+
+@contextmanager
+def unheard(gone: str) -> Iterator[int]:
+    """A descriptor that takes no words."""
+    if gone == "disk":
+        descriptor = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, descriptor = pty.openpty() if gone == "terminal" else os.pipe()
+        os.close(reader)
+    yield descriptor
+    os.close(descriptor)
 
 
 def test_no_file_of_ours_becomes_a_closed_stream(tmp_path: Path) -> None:
