@@ -49,7 +49,7 @@ def test_codes_of_4_bits_are_exact(tokens: int, n: int, k: int, largest: tuple[i
     """Sums in int16 hold these alone; -128 times 15 in every one of them is the largest there can be."""
     a = torch.randint(*largest, (tokens, k), dtype=torch.int8)
     for w in (torch.randint(-8, 8, (n, k)), torch.full((n, k), 7), torch.full((n, k), -8)):
-        assert torch.equal(int8_dots.matmul(a, w.to(torch.int8)).long(), a.long() @ w.T)
+        assert torch.equal(int8_dots.matmul(a, w.to(torch.int8)).double(), a.double() @ w.double().T)
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 16, 40])
@@ -59,7 +59,7 @@ def test_one_code_of_more_bits(tokens: int, code: int, place: tuple[int, int]) -
     """Wherever it is: first, in the first row and behind where one looks, in the last rows of a task and of all."""
     a, w = torch.full((tokens, 6144), 127, dtype=torch.int8), torch.full((300, 6144), 7, dtype=torch.int8)
     w[place] = code
-    assert torch.equal(int8_dots.matmul(a, w).long(), a.long() @ w.long().T)
+    assert torch.equal(int8_dots.matmul(a, w).double(), a.double() @ w.double().T)
 
 
 @pytest.mark.skipif(not HAS_INT4, reason="this processor multiplies bytes by an instruction of its own")
