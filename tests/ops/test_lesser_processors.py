@@ -21,6 +21,8 @@ pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="restrict
 LESSER = ["haswell", "nehalem"]
 if get_host_cpu_features().get("avxvnni"):
     LESSER.append("alderlake")
+#: Each multiplies int8 by another instruction.
+OF_INTEGERS = [*LESSER, "skylake-avx512"] if get_host_cpu_features().get("avx512bw") else LESSER
 #: Each adds products of int16 by another instruction.
 BY_WORDS = [name for name in LESSER if name != "nehalem"]
 if get_host_cpu_features().get("avx512vnni"):
@@ -40,7 +42,7 @@ def passes(name: str, folder: Path, *files: str, least: int) -> None:
     assert passed is not None and int(passed[1]) >= least
 
 
-@pytest.mark.parametrize("name", LESSER)
+@pytest.mark.parametrize("name", OF_INTEGERS)
 def test_integer_products(name: str, tmp_path: Path) -> None:
     passes(name, tmp_path, *(f"tests/ops/{file}" for file in QUICK), least=100)
 
