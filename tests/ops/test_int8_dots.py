@@ -42,7 +42,7 @@ def test_a_slice_of_a_weight() -> None:
     assert torch.equal(int8_dots.matmul(a, w[3:9, 64:192]).long(), a.long() @ w[3:9, 64:192].long().T)
 
 
-@pytest.mark.parametrize("tokens", [1, 3, 8, 16, 17, 256])
+@pytest.mark.parametrize("tokens", [1, 3, 17, 256])
 @pytest.mark.parametrize(("n", "k"), [(1, 64), (7, 128), (300, 6144), (9, 4224)])
 @pytest.mark.parametrize("largest", [(-128, 128), (127, 128), (-128, -127)])
 def test_codes_of_4_bits_are_exact(tokens: int, n: int, k: int, largest: tuple[int, int]) -> None:
@@ -52,8 +52,8 @@ def test_codes_of_4_bits_are_exact(tokens: int, n: int, k: int, largest: tuple[i
         assert torch.equal(int8_dots.matmul(a, w.to(torch.int8)).double(), a.double() @ w.double().T)
 
 
-@pytest.mark.parametrize("tokens", [1, 4, 16, 40])
-@pytest.mark.parametrize("code", [8, -9, 127, -128])
+@pytest.mark.parametrize("tokens", [1, 4, 40])
+@pytest.mark.parametrize("code", [8, -9])
 @pytest.mark.parametrize("place", [(0, 0), (0, 63), (0, 64), (2, 4000), (255, 6143), (256, 5), (297, 100), (299, 6143)])
 def test_one_code_of_more_bits(tokens: int, code: int, place: tuple[int, int]) -> None:
     """Wherever it is: first, in the first row and behind where one looks, in the last rows of a task and of all."""

@@ -1,4 +1,4 @@
-"""The inner loop of int8 products with a weight whose codes all have 4 bits: 1.6 times as fast where there is no VNNI.
+"""The inner loop of int8 products with a weight whose codes all have 4 bits: 1.5 times as fast where there is no VNNI.
 
 VPMADDUBSW multiplies unsigned by signed bytes and adds neighbours in int16, in which int8 times int8 would saturate. A
 code of -8..7 plus 8 is at most 15: sixteen products of each lane fit, 30,720 at most. Whether every code was one is

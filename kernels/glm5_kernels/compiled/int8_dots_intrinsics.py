@@ -174,7 +174,7 @@ class DotsInstruction(NamedTuple):
 
 
 def zeros(builder: Any, element: Any, lanes: int, count: int) -> list[Any]:
-    """Stack slots of sums; LLVM keeps them in registers."""
+    """Stack slots for sums of vectors; LLVM keeps them in registers."""
     zero = ir.Constant(ir.VectorType(element, lanes), [0] * lanes)
     places = [cgutils.alloca_once_value(builder, zero) for _ in range(count)]
     for place in places:
