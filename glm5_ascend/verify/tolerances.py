@@ -34,7 +34,7 @@ COLUMN_FLOORS = {FLOAT: 1e-2, W8A8_DYNAMIC: 1e-2, W8A8: 1e-2, W4A8_DYNAMIC: 1.0}
 _SCATTER = 8.0
 _LARGEST = {W8A8_DYNAMIC: 127, W8A8: 127, W4A8_DYNAMIC: 7}
 _SLACK = 1.2  # recovered smoothing scales carry the rounding error of the weight they come from
-_FEEDBACK = 2.0  # so many times half a step may error feedback move an element, in no direction
+_FEEDBACK = 2.0  # so many times half a step may error feedback move elements of a column, in no direction
 _TINY = 1e-30
 
 
@@ -99,19 +99,19 @@ class WeightComparison:
         assert self._column_error is not None and self._column_weight is not None and self._column_along is not None
         # Squares of what correct rounding may cost per element of each row.
         step = torch.zeros_like(peak) if scheme == FLOAT else (_SLACK * peak / (2 * _LARGEST[scheme])).square()
-        moved, columns = step * _FEEDBACK**2, len(self._column_error)
+        columns = len(self._column_error)
         total = weight.sum().clamp_min(_TINY)
         scaled = torch.cat(self._along).square() / weight.clamp_min(_TINY)
         scatter = 1 + _SCATTER / columns**0.5 if scheme == W4A8_DYNAMIC else 1.0
         row, row_error, row_limit = _worse(
             _worst(scaled, weight, columns * step, LIMITS[scheme], floor=1e-4),
-            _worst(error, weight, columns * moved, LIMITS[scheme] * scatter, floor=1e-4),
+            _worst(error, weight, columns * step, LIMITS[scheme] * scatter, floor=1e-4),
         )
-        floor = COLUMN_FLOORS[scheme]
+        allowed, floor = step.sum().expand(columns), COLUMN_FLOORS[scheme]
         scaled = self._column_along.square() / self._column_weight.clamp_min(_TINY)
         column, column_error, column_limit = _worse(
-            _worst(scaled, self._column_weight, step.sum().expand(columns), SCALE_LIMITS[scheme], floor),
-            _worst(self._column_error, self._column_weight, moved.sum().expand(columns), COLUMN_LIMITS[scheme], floor),
+            _worst(scaled, self._column_weight, allowed, SCALE_LIMITS[scheme], floor),
+            _worst(self._column_error, self._column_weight, allowed * _FEEDBACK**2, COLUMN_LIMITS[scheme], floor),
         )
         whole_limit = max(LIMITS[scheme], float((columns * step.sum() / total).sqrt()))
         whole = float((error.sum() / total).sqrt())
