@@ -16,7 +16,7 @@ import yaml
 from glm5_ascend.cli import app
 from tests.support.command import ROOT, environment, in_process
 from tests.support.documents import blocks, document, documents, headings, prose, section, shell_lines
-from tests.test_architecture import EDGES_BETWEEN_PACKAGES
+from tests.test_architecture import LAYERS
 
 #: deploy/TROUBLESHOOTING.md is written by a command and tested where that is.
 DOCUMENTS = [name for name in documents() if name != "deploy/TROUBLESHOOTING.md"]
@@ -25,14 +25,14 @@ COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 def shown() -> list[tuple[str, str]]:
     """(document, command line) of every glm5-ascend or make command in a block or in back quotes."""
-    found = []
+    commands = []
     for name in DOCUMENTS:
         text = document(name)
         for line in shell_lines(text) + re.findall(r"`([^`]+)`", prose(text)):
             line = line.split("  #")[0].strip()
             if re.match(r"(?:[A-Z0-9_]+=\S+ )?(glm5-ascend|make) \S", line):
-                found.append((name, line))
-    return found
+                commands.append((name, line))
+    return commands
 
 
 @pytest.mark.parametrize(("name", "line"), shown())
@@ -48,9 +48,9 @@ def test_command_exists(name: str, line: str) -> None:
     command = COMMANDS[words[0]]
     if words[0] == "deploy":  # the one group of commands
         command, words = command.commands[words[1]], words[1:]
-    known = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    options = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
     flags = {word.split("=")[0] for word in words[: words.index("--") if "--" in words else None] if word[:2] == "--"}
-    assert flags <= known | {"--help"}
+    assert flags <= options | {"--help"}
 
 
 def test_the_documents_show_the_contract() -> None:
@@ -80,34 +80,16 @@ def test_links_lead_to_files_and_headings(name: str) -> None:
         if target.startswith("https://"):
             continue
         file, _, anchor = target.partition("#")
-        place = Path(os.path.normpath(ROOT / Path(name).parent / file)) if file else ROOT / name
-        assert place.exists(), target
+        path = Path(os.path.normpath(ROOT / Path(name).parent / file)) if file else ROOT / name
+        assert path.exists(), target
         if anchor:
-            assert anchor in anchors(place.relative_to(ROOT).as_posix()), target
+            assert anchor in anchors(path.relative_to(ROOT).as_posix()), target
 
 
-def test_the_readme_is_one_sitting() -> None:
-    assert len(document("README.md").splitlines()) <= 200
-
-
-def test_the_status_is_said_once() -> None:
-    """That no NPU has run this stands in the box of the README, in both languages, and nowhere else."""
-    said = {
-        name
-        for name in DOCUMENTS
-        if re.search(r"no npu|not run on an npu|尚未在任何 NPU", document(name), re.IGNORECASE)
-    }
-    assert said == {"README.md", "README.zh-CN.md"}
-    assert len(re.findall("no NPU has run", document("README.md"))) == 1
-
-
-def test_packages_import_only_what_stands_below_them_in_the_tree() -> None:
+def test_the_readme_lists_the_packages_from_top_to_bottom() -> None:
     tree = next(block.text for block in blocks(document("README.md")) if block.text.startswith("glm5_ascend/"))
-    order = [*re.findall(r"^  (\w+)(?:/|\.py)", tree, re.MULTILINE), "glm5_kernels"]
-    assert set(order) == set(EDGES_BETWEEN_PACKAGES) - {"__main__"}
-    for package, below in EDGES_BETWEEN_PACKAGES.items():
-        if package != "__main__":
-            assert {name for name in below if order.index(name) <= order.index(package)} == set()
+    order = re.findall(r"^  (\w+)(?:/|\.py)", tree, re.MULTILINE)
+    assert order == [name for name in reversed(LAYERS) if name not in ("__main__", "glm5_kernels")]
 
 
 def test_the_python_block_runs(tmp_path: Path) -> None:
@@ -128,9 +110,9 @@ def test_the_python_block_runs(tmp_path: Path) -> None:
     assert any((tmp_path / "work/k8s").iterdir())
 
 
-def test_the_laptops_steps_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quick_start_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The single steps, with --dry-run where they would become a server."""
-    lines = shell_lines(section(document("README.md"), "On a laptop: 60 seconds to type"))
+    lines = shell_lines(section(document("README.md"), "Quick start (laptop)"))
     steps = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("glm5-ascend ")]
     assert [words[0] for words in steps] == ["demo-model", "quantize", "verify", "serve"]
     monkeypatch.chdir(tmp_path)

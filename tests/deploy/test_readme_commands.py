@@ -18,7 +18,7 @@ from glm5_ascend.deploy.rendering import image
 from tests.support.documents import blocks, document, section, shell_lines
 
 ATLAS = document("deploy/README.md")
-QUICK = section(document("README.md"), "On an Atlas: 60 seconds to type")
+QUICK = section(document("README.md"), "Quick start (Atlas A3)")
 COMMAND = re.compile(r"(?:[A-Z0-9_]+=\S+ )?glm5-ascend ")
 
 
