@@ -43,7 +43,14 @@ VARIABLE = "GLM5_KERNELS"
 #: reference: plain torch, the definition. cpu: compiled by numba. npu: torch_npu's and vllm-ascend's operators.
 #: triton: our kernels for Triton-Ascend.
 IMPLEMENTATIONS = ("reference", "cpu", "npu", "triton")
-#: What each op has; `glm5_kernels.<folder>.<implementation>` holds a function named like the op.
+#: Where an implementation is: the module for an op's folder, which holds a function named like the op.
+_MODULES = {
+    "reference": "glm5_kernels.{}.reference",
+    "cpu": "glm5_kernels.compiled.{}",
+    "npu": "glm5_kernels.ascend.{}",
+    "triton": "glm5_kernels.ascend.triton.{}",
+}
+#: The implementations of each op.
 OPS: dict[str, tuple[str, ...]] = {
     "lightning_indexer": ("reference", "cpu", "npu", "triton"),
     "lightning_indexer_quant": ("reference", "cpu", "npu", "triton"),
@@ -71,7 +78,7 @@ FOLDERS = {
     "feedback_gains": "error_feedback",
     "round_with_feedback": "error_feedback",
 }
-#: Ops whose compiled version can be bound to operands that stay where they are: `glm5_kernels.<op>.cpu.bind`.
+#: Ops whose compiled version can be bound to operands that stay where they are: `glm5_kernels.compiled.<op>.bind`.
 BOUND = (
     "mla_preprocess", "indexer_preprocess", "lightning_indexer", "sparse_flash_attention", "v_up_proj", "int8_linear",
     "w4a8_moe",
@@ -156,7 +163,8 @@ def choose(op: str, device: str = "cpu") -> Choice:
 @functools.cache
 def load(op: str, implementation: str) -> Callable[..., Any]:
     """The function of one implementation."""
-    function: Callable[..., Any] = getattr(import_module(f"glm5_kernels.{FOLDERS.get(op, op)}.{implementation}"), op)
+    module = import_module(_MODULES[implementation].format(FOLDERS.get(op, op)))
+    function: Callable[..., Any] = getattr(module, op)
     return function
 
 
@@ -175,7 +183,7 @@ def binding(op: str) -> Callable[..., Any] | None:
     """What binds the op to its operands, if its compiled version is what runs. Raises as `choose` does."""
     if op not in BOUND or choose(op).implementation != "cpu":
         return None
-    bind: Callable[..., Any] = import_module(f"glm5_kernels.{FOLDERS.get(op, op)}.cpu").bind
+    bind: Callable[..., Any] = import_module(_MODULES["cpu"].format(FOLDERS.get(op, op))).bind
     return bind
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from glm5_kernels.compiled import bf16_linear
+from glm5_kernels.compiled import int8_linear as cpu
 from glm5_kernels.int8 import LinearWeights
-from glm5_kernels.int8_linear import cpu
 from glm5_kernels.workspace import Workspace
 
 

@@ -12,13 +12,13 @@ import torch
 from llvmlite import binding, ir
 
 from glm5_kernels import ops
+from glm5_kernels.compiled import lightning_indexer as li_cpu
 from glm5_kernels.compiled import simd
+from glm5_kernels.compiled import sparse_flash_attention as sfa_cpu
 from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.simd import WIDTH
 from glm5_kernels.compiled.topk import best_positions
-from glm5_kernels.lightning_indexer import cpu as li_cpu
 from glm5_kernels.lightning_indexer import reference as li
-from glm5_kernels.sparse_flash_attention import cpu as sfa_cpu
 from glm5_kernels.sparse_flash_attention import reference as sfa
 from tests.ops.support.paged_batch import paged_batch
 

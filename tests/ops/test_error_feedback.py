@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from glm5_kernels import ops
-from glm5_kernels.error_feedback import cpu, reference
+from glm5_kernels.compiled import error_feedback as cpu
+from glm5_kernels.error_feedback import reference
 
 
 def problem(n: int = 50, columns: int = 96, rows: int = 40) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from glm5_kernels import ops
-from glm5_kernels.hadamard import cpu, reference
+from glm5_kernels.compiled import hadamard as cpu
+from glm5_kernels.hadamard import reference
 
 SIZES = [1, 2, 4, 12, 24, 48, 96, 192, 384, 768, 1536, 20, 40, 64, 128, 512, 2048]
 

@@ -23,10 +23,6 @@ if get_host_cpu_features().get("avxvnni"):
     LESSER.append("alderlake")
 #: Each multiplies int8 by another instruction.
 OF_INTEGERS = [*LESSER, "skylake-avx512"] if get_host_cpu_features().get("avx512bw") else LESSER
-#: Each adds products of int16 by another instruction.
-BY_WORDS = [name for name in LESSER if name != "nehalem"]
-if get_host_cpu_features().get("avx512vnni"):
-    BY_WORDS.append("icelake-server")
 #: What depends on the instructions most.
 QUICK = ("test_int8_dots.py", "test_int8_product.py", "test_int8_rows.py")
 
@@ -45,11 +41,6 @@ def passes(name: str, folder: Path, *files: str, least: int) -> None:
 @pytest.mark.parametrize("name", OF_INTEGERS)
 def test_integer_products(name: str, tmp_path: Path) -> None:
     passes(name, tmp_path, *(f"tests/ops/{file}" for file in QUICK), least=100)
-
-
-@pytest.mark.parametrize("name", BY_WORDS)
-def test_the_indexer_by_scores_of_int16(name: str, tmp_path: Path) -> None:
-    passes(name, tmp_path, "tests/ops/test_lightning_indexer_words.py", least=55)
 
 
 @pytest.mark.long

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from glm5_kernels import npu_operators as ascend
 from glm5_kernels import ops, registry
+from glm5_kernels.ascend import operators as ascend
 from glm5_kernels.errors import UnsupportedVariantError
 from glm5_kernels.parity import cases, run
 from tests.ops.support import npu_operators
@@ -119,7 +119,7 @@ def test_what_an_npu_lacks(installed: tuple[str, ...], op: str, reason: str, mon
 
 def test_the_weights_of_mlapo_are_the_same_rows_in_the_kernels_order() -> None:
     """NZ blocks and the row order: undone, they are the contract's matrix again."""
-    from glm5_kernels.mla_preprocess import npu
+    from glm5_kernels.ascend import mla_preprocess as npu
 
     weight = torch.randint(-128, 128, (48, 96), dtype=torch.int8)
     blocks = npu._blocked(weight)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from glm5_kernels import ops
-from glm5_kernels.weight_rounding import cpu, reference
+from glm5_kernels.compiled import weight_rounding as cpu
+from glm5_kernels.weight_rounding import reference
 
 GRID = torch.linspace(0.2, 1.0, 24)
 

@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
+from glm5_kernels.ascend.triton.launch import launched_by
 from glm5_kernels.errors import UnsupportedVariantError
 from glm5_kernels.parity import run
 from glm5_kernels.parity.cases import Case, cases
-from glm5_kernels.triton_launch import launched_by
 from tests.proof import execute, structure
 from tests.proof.device_compiler import TARGETS, VERSIONS, DeviceCompiler
 from tests.proof.lowering import Lowered, lower
@@ -142,7 +142,7 @@ def _interpreted(op: str) -> Iterator[Result]:
 def _few_programs() -> Iterator[None]:
     """Two programs for each of the five rows instead of nine: each one counts its whole row, which takes the
     interpreter minutes. Level 3 runs all nine."""
-    from glm5_kernels.lightning_indexer import triton
+    from glm5_kernels.ascend.triton import lightning_indexer as triton
 
     before, triton.PROGRAMS = triton.PROGRAMS, 10
     try:

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
+from glm5_kernels.ascend.triton.launch import launched_by
 from glm5_kernels.errors import UnsupportedVariantError
 from glm5_kernels.parity.cases import Case, cases
-from glm5_kernels.triton_launch import launched_by
 from tests.proof.levels import OPS, Result, compared
 from tests.proof.shapes import MANY, TOPK, executed_cases, launched_cases, long_cases, real_cases
 from tests.proof.table import details

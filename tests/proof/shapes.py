@@ -63,7 +63,7 @@ def long_cases(op: str, *topks: int) -> Iterator[Case]:
     kernel: levels 4 and 5 have the same programs in their other cases."""
     if op != "lightning_indexer":
         return
-    from glm5_kernels.lightning_indexer.triton import LONGEST  # needs Triton, or Triton-Ascend
+    from glm5_kernels.ascend.triton.lightning_indexer import LONGEST  # needs Triton, or Triton-Ascend
 
     page, length, generator = 8192, LONGEST, torch.Generator().manual_seed(7)
     zeros, count = torch.zeros(page, 16), length // page

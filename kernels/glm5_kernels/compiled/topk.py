@@ -96,9 +96,3 @@ def ordered(bits: Any) -> Any:
     if bits == uint32(0x80000000):
         bits = uint32(0)
     return bits ^ uint32(0xFFFFFFFF) if bits >> uint32(31) else bits ^ uint32(0x80000000)
-
-
-@inner
-def unordered(number: Any) -> Any:
-    """The bits of the fp32 of which `ordered` makes this number, which is none of NaN's."""
-    return number ^ uint32(0x80000000) if number >> uint32(31) else number ^ uint32(0xFFFFFFFF)

@@ -18,7 +18,7 @@ import torch
 kernels, out = sys.argv[1:]
 sys.path.insert(0, kernels)
 
-from glm5_kernels.lightning_indexer import npu  # noqa: E402  # from that folder
+from glm5_kernels.ascend import lightning_indexer as npu  # noqa: E402  # from that folder
 from glm5_kernels.paged_cache import PagedBatch  # noqa: E402
 
 

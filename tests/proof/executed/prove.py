@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from glm5_kernels.ascend.triton.launch import launched_by
 from glm5_kernels.parity import run
 from glm5_kernels.parity.cases import Case
-from glm5_kernels.triton_launch import launched_by
 from tests.proof.device_compiler import TARGETS, VERSIONS, DeviceCompiler
 from tests.proof.executed.block import ORDERS
 from tests.proof.executed.clocks import Watch

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from glm5_kernels.triton_launch import launched_by
+from glm5_kernels.ascend.triton.launch import launched_by
 from tests.proof.executed.places import Space
 from tests.proof.executed.text import Module
 from tests.proof.predicted.launches import Launch, predict

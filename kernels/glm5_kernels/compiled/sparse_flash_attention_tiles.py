@@ -21,7 +21,7 @@ from glm5_kernels.compiled.rows import (
     transpose,
 )
 from glm5_kernels.compiled.simd import BF16, FEWER, FP32, STEP, WIDTH, in_steps
-from glm5_kernels.sparse_flash_attention.cpu_intrinsics import (
+from glm5_kernels.compiled.sparse_flash_attention_intrinsics import (
     accumulate_rows,
     dots,
     dots_of_pairs,
@@ -30,7 +30,7 @@ from glm5_kernels.sparse_flash_attention.cpu_intrinsics import (
     scale_and_peak,
     unpacked,
 )
-from glm5_kernels.sparse_flash_attention.cpu_operands import DEPTH, TILE
+from glm5_kernels.compiled.sparse_flash_attention_operands import DEPTH, TILE
 from glm5_kernels.sparse_flash_attention.reference import TILE as PER_SCALE
 
 #: As what the rows of a cache of each kind are transposed: PACKED ones are unpacked to fp32 first, PAIRED ones are

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from glm5_kernels.ascend.operators import HALF, operator, paged, support, support_pages
 from glm5_kernels.lightning_indexer.reference import check, check_quant
-from glm5_kernels.npu_operators import HALF, operator, paged, support, support_pages
 from glm5_kernels.paged_cache import PagedBatch
 
 

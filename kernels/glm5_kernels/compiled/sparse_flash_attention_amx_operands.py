@@ -8,7 +8,7 @@ import numpy as np
 
 from glm5_kernels.compiled.amx import SIDE
 from glm5_kernels.compiled.simd import WIDTH
-from glm5_kernels.sparse_flash_attention.cpu_operands import Caches, aligned
+from glm5_kernels.compiled.sparse_flash_attention_operands import Caches, aligned
 
 #: Keys of a tile: the more, the fewer times all sums are loaded and stored; what a tile needs fits an L2 cache.
 KEYS = 128

@@ -6,11 +6,11 @@ import itertools
 
 import torch
 
+from glm5_kernels.ascend.triton.kernels.lightning_indexer import score_pages
+from glm5_kernels.ascend.triton.kernels.lightning_indexer_choice import choose_positions
+from glm5_kernels.ascend.triton.launch import launch, padded, support, support_power
 from glm5_kernels.lightning_indexer.reference import check, check_quant
-from glm5_kernels.lightning_indexer.triton_choice import choose_positions
-from glm5_kernels.lightning_indexer.triton_kernels import score_pages
 from glm5_kernels.paged_cache import PagedBatch, query_layout
-from glm5_kernels.triton_launch import launch, padded, support, support_power
 
 #: Query rows (tokens times heads) of one matrix product. With 128 its fp32 scores and their copies overflow UB.
 QUERY_ROWS = 64

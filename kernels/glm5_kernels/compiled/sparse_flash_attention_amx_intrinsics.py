@@ -19,7 +19,7 @@ from glm5_kernels.compiled.simd import (
     returns_void,
     rounded_to_bf16,
 )
-from glm5_kernels.sparse_flash_attention.cpu_intrinsics import exponential
+from glm5_kernels.compiled.sparse_flash_attention_intrinsics import exponential
 
 _PAIR, _WORDS = 2 * WIDTH, ir.VectorType(I32, WIDTH)
 _HALVES = ir.VectorType(I16, _PAIR)

@@ -14,15 +14,13 @@ import torch
 
 from glm5_kernels.compiled import amx
 from glm5_kernels.compiled.amx import AMX
+from glm5_kernels.compiled.lightning_indexer_amx import choose_by_amx
+from glm5_kernels.compiled.lightning_indexer_call import IndexerCall, Task
+from glm5_kernels.compiled.lightning_indexer_tiles import choose
 from glm5_kernels.compiled.rows import KINDS, PAIRED, row_address
-from glm5_kernels.compiled.simd import BF16, PAIRS, STEP, WIDTH
+from glm5_kernels.compiled.simd import PAIRS, WIDTH, in_steps
 from glm5_kernels.compiled.threads import each
-from glm5_kernels.compiled.words import WORDS
 from glm5_kernels.errors import require_shape
-from glm5_kernels.lightning_indexer.call import IndexerCall, Task
-from glm5_kernels.lightning_indexer.cpu_amx import choose_by_amx
-from glm5_kernels.lightning_indexer.cpu_tiles import choose
-from glm5_kernels.lightning_indexer.cpu_words import KEYS, choose_by_words
 from glm5_kernels.lightning_indexer.reference import check, check_quant
 from glm5_kernels.paged_cache import PagedBatch, StepTables, query_layout, readable
 from glm5_kernels.workspace import Bound
@@ -31,8 +29,6 @@ from glm5_kernels.workspace import Bound
 SCORES = 2**23
 #: Query tokens of a task: they share the keys that were read.
 TOKENS = 64
-#: Positions from which on scores of int16 are worth the seconds that they take to compile.
-LONG = 4096
 #: Keys of a part, where one request's keys are shared among threads.
 SPAN = 4096
 
@@ -143,26 +139,19 @@ def _run(tasks: list[Task], call: IndexerCall) -> None:
         return
     size = len(tasks) if threads == 1 else max(1, len(tasks) // (4 * threads))
     parts = [tasks[number : number + size] for number in range(0, len(tasks), size)]
-    work, steps = _kernel(call, max(task.length for task in tasks))
-    each(lambda number: work(np.array(parts[number]), call, _room(parts[number], steps)), len(parts))
+    kernel = _kernel(call)
+    each(lambda number: kernel(np.array(parts[number]), call, _room(parts[number])), len(parts))
 
 
-def _kernel(call: IndexerCall, length: int) -> tuple[Callable[..., object], int]:
-    """What scores and chooses whole tasks of up to so many positions, and the step that it rounds lengths up to."""
-    if call.query.kind == PAIRED and _fits_amx(call.weights.shape[1], 2 * call.dims, call.block_size):
-        return choose_by_amx, STEP
-    return (choose_by_words, KEYS) if length >= LONG and _rounds(call) else (choose, STEP)
+def _kernel(call: IndexerCall) -> Callable[..., object]:
+    by_amx = call.query.kind == PAIRED and _fits_amx(call.weights.shape[1], 2 * call.dims, call.block_size)
+    kernel: Callable[..., object] = choose_by_amx if by_amx else choose
+    return kernel
 
 
 def _fits_amx(heads: int, dims: int, block_size: int) -> bool:
     """Whether AMX takes queries of so many heads and dims, and keys in such blocks."""
     return AMX and amx.fits(dims) and not heads % amx.TILE and not block_size % amx.TILE
-
-
-def _rounds(call: IndexerCall) -> bool:
-    """Whether scores of int16 find the candidates: of bf16, and unless half of the lanes would be without a head."""
-    lanes_used = 2 * call.weights.shape[1] > STEP and not call.dims % (2 * WIDTH)
-    return WORDS is not None and call.query.kind == call.keys.kind == BF16 and lanes_used
 
 
 def _whole_rows(x: torch.Tensor) -> torch.Tensor:
@@ -172,9 +161,9 @@ def _whole_rows(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(x.float(), (0, -x.shape[-1] % WIDTH)).contiguous()
 
 
-def _room(tasks: list[Task], steps: int = STEP) -> Any:
-    """For the scores of one task after the other, whose keys are scored `steps` at a time."""
-    return np.empty(max((task.last - task.first) * -(-task.length // steps) * steps for task in tasks), np.float32)
+def _room(tasks: list[Task]) -> Any:
+    """For the scores of one task after the other."""
+    return np.empty(max((task.last - task.first) * in_steps(task.length) for task in tasks), np.float32)
 
 
 def _choose_with_all_threads(task: Task, step: IndexerCall) -> None:
@@ -185,6 +174,6 @@ def _choose_with_all_threads(task: Task, step: IndexerCall) -> None:
         part = task._replace(start=number * SPAN, stop=min((number + 1) * SPAN, task.length), chooses=False)
         run(np.array([part]), step, scores)
 
-    run = _kernel(step, 0)[0]
+    run = _kernel(step)
     each(score_part, -(-task.length // SPAN))
     run(np.array([task._replace(stop=0)]), step, scores)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import torch
 
+from glm5_kernels.ascend.mla_prolog import interleaved, mla_prolog
+from glm5_kernels.ascend.operators import HALF, PAGE, operator, support
 from glm5_kernels.int8 import PER_TENSOR, LinearWeights
-from glm5_kernels.mla_preprocess.npu_prolog import interleaved, mla_prolog
 from glm5_kernels.mla_preprocess.reference import check
-from glm5_kernels.npu_operators import HALF, PAGE, operator, support
 from glm5_kernels.paged_cache import write_rows
 
 #: Fixed in the kernel.

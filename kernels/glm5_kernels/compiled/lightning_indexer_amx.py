@@ -11,6 +11,7 @@ from numba.extending import intrinsic
 from glm5_kernels.compiled import amx
 from glm5_kernels.compiled.amx import SIDE, TILE, LeftAt, OutAt, RightAt
 from glm5_kernels.compiled.jit import inner, kernel
+from glm5_kernels.compiled.lightning_indexer_tiles import choose_best
 from glm5_kernels.compiled.rows import load_row_as_fp32, prefetch, store_row_as, transpose
 from glm5_kernels.compiled.simd import (
     BF16,
@@ -26,7 +27,6 @@ from glm5_kernels.compiled.simd import (
     returns_void,
     sum_each,
 )
-from glm5_kernels.lightning_indexer.cpu_tiles import choose_best
 
 #: Keys whose weighted heads are added up at a time.
 KEYS = 8

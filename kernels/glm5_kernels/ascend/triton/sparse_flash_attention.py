@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import torch
 
-from glm5_kernels.paged_cache import PagedBatch, query_layout
-from glm5_kernels.sparse_flash_attention.reference import TILE, check, check_packed, usable_rows
-from glm5_kernels.sparse_flash_attention.triton_kernels import (
+from glm5_kernels.ascend.triton.kernels.sparse_flash_attention import (
     gather_rows,
     normalize_scores,
     score_rows,
     unpack_rows,
     weigh_rows,
 )
-from glm5_kernels.triton_launch import launch, padded, power, row_stride, support, support_power
+from glm5_kernels.ascend.triton.launch import launch, padded, power, row_stride, support, support_power
+from glm5_kernels.paged_cache import PagedBatch, query_layout
+from glm5_kernels.sparse_flash_attention.reference import TILE, check, check_packed, usable_rows
 
 #: Heads that a product takes at once, of which a rank's number is a multiple.
 HEADS, LEAST = (64, 32, 16), 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from glm5_kernels.npu_operators import HALF, operator, paged, support, support_pages
+from glm5_kernels.ascend.operators import HALF, operator, paged, support, support_pages
 from glm5_kernels.paged_cache import PagedBatch
 from glm5_kernels.sparse_flash_attention.reference import TILE, check, check_packed
 

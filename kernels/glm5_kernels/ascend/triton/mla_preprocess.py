@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from glm5_kernels.ascend.triton.kernels.mla_preprocess import absorb, linear, quantize_rows, rotate, write_latents
+from glm5_kernels.ascend.triton.launch import launch, padded, row_stride, support, support_power
 from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, LinearWeights, quantize
 from glm5_kernels.mla_preprocess.reference import check
-from glm5_kernels.mla_preprocess.triton_kernels import absorb, linear, quantize_rows, rotate, write_latents
-from glm5_kernels.triton_launch import launch, padded, row_stride, support, support_power
 
 TILE, BK = 2048, 512
 #: Tokens and columns of one product: in decode few, so that every core has some; in prefill weights are read 8 times

@@ -12,12 +12,9 @@ from glm5_kernels.compiled import amx
 from glm5_kernels.compiled.amx import AMX
 from glm5_kernels.compiled.rows import PACKED, PAIRED, row_address
 from glm5_kernels.compiled.simd import BF16, FEWER, PAIRS, STEP, WIDTH
-from glm5_kernels.compiled.threads import bound
-from glm5_kernels.paged_cache import LONGEST, PagedBatch, StepTables, query_layout
-from glm5_kernels.sparse_flash_attention import reference
-from glm5_kernels.sparse_flash_attention.cpu_amx import attend_by_amx
-from glm5_kernels.sparse_flash_attention.cpu_amx_operands import new_amx_buffers
-from glm5_kernels.sparse_flash_attention.cpu_operands import (
+from glm5_kernels.compiled.sparse_flash_attention_amx import attend_by_amx
+from glm5_kernels.compiled.sparse_flash_attention_amx_operands import new_amx_buffers
+from glm5_kernels.compiled.sparse_flash_attention_operands import (
     Caches,
     ChosenKeys,
     Queries,
@@ -25,7 +22,10 @@ from glm5_kernels.sparse_flash_attention.cpu_operands import (
     buffers,
     new_buffers,
 )
-from glm5_kernels.sparse_flash_attention.cpu_tiles import attend_tokens
+from glm5_kernels.compiled.sparse_flash_attention_tiles import attend_tokens
+from glm5_kernels.compiled.threads import bound
+from glm5_kernels.paged_cache import LONGEST, PagedBatch, StepTables, query_layout
+from glm5_kernels.sparse_flash_attention import reference
 from glm5_kernels.sparse_flash_attention.reference import check, check_packed, unpack_latents
 from glm5_kernels.workspace import Bound, Workspace
 

@@ -10,8 +10,14 @@ from numba import float32, float64, int8, int64
 
 from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.simd import WIDTH
+from glm5_kernels.compiled.weight_rounding_intrinsics import (
+    UNROLL,
+    fake_rounded,
+    refit_sums,
+    rounded_bytes,
+    scaled_peak,
+)
 from glm5_kernels.errors import require_fp32, require_matrix, require_shape
-from glm5_kernels.weight_rounding.cpu_intrinsics import UNROLL, fake_rounded, refit_sums, rounded_bytes, scaled_peak
 from glm5_kernels.weight_rounding.reference import NOISE, check_rounding
 
 _GROUP = WIDTH * UNROLL

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import torch
 
+from glm5_kernels.ascend.operators import PAGE, operator, support
 from glm5_kernels.int8 import NO_QUANT, LinearWeights, quantize_per_token
-from glm5_kernels.npu_operators import PAGE, operator, support
 from glm5_kernels.paged_cache import write_rows
 
 _FRACTAL_NZ = 29  # torch_npu's number of the format

@@ -8,10 +8,15 @@ import numpy as np
 from numba import float32, int64
 
 from glm5_kernels.compiled.jit import inner, kernel
+from glm5_kernels.compiled.lightning_indexer_intrinsics import (
+    KEYS,
+    scores_of_keys,
+    scores_of_pairs,
+    scores_of_pairs_of_few,
+)
 from glm5_kernels.compiled.rows import PAIRED, load_row_as_fp32, transpose
 from glm5_kernels.compiled.simd import FP32, STEP, WIDTH, aligned_fp32, in_steps
 from glm5_kernels.compiled.topk import best_positions
-from glm5_kernels.lightning_indexer.cpu_intrinsics import KEYS, scores_of_keys, scores_of_pairs, scores_of_pairs_of_few
 
 #: How many keys before it is needed a key's row is asked for: memory answers after some thousand cycles.
 AHEAD = 96

@@ -1,0 +1,1 @@
+"""Our ops as Triton kernels for Triton-Ascend: `<op>.py` checks operands and launches `kernels/<op>.py`."""

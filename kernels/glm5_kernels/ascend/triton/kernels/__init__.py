@@ -1,0 +1,1 @@
+"""Kernels in Triton, read by the compiler of Triton or Triton-Ascend."""
