@@ -50,7 +50,7 @@ from glm5_ascend.model.config import load_config
 WINDOW = 512
 #: Recipe -> msModelSlim's with the same bits.
 RECIPES = {
-    "w4a8-best": "w4a8", "w4a8-yaqa": "w4a8", "w4a8": "w4a8", "w4a8-mlapo": "w4a8", "rtn-w4a8": "w4a8",
+    "w4a8-best": "w4a8", "w4a8": "w4a8", "w4a8-mlapo": "w4a8", "rtn-w4a8": "w4a8",
     "w8a8-best": "w8a8", "w8a8": "w8a8",
 }  # fmt: skip
 #: Plain rounding: what others are better than, and what needs no text.

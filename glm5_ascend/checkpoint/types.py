@@ -23,5 +23,3 @@ DESCRIPTION_META: dict[str, object] = {"version": "1.0.0", "group_size": 0, "met
 INDEXER_CACHE_SUFFIX = ".indexer.quant_type"
 #: The only INT8 word that engines know there: vllm-ascend 0.23.0.post1 and 0.30.0rc2, `ascend_config.py`.
 INDEXER_CACHE_TYPE = "INT8_DYNAMIC"
-#: What our outputs up to November 2026 say instead: every cache then stays in 16 bits, silently.
-OLD_INDEXER_CACHE_TYPE = "QK_INT8_DYNAMIC"

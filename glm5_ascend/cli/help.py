@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 #: Groups of options in a long help.
-CALIBRATION, RUN, SERVERS, SHOWN, SPELLINGS = "Calibration", "Run", "Servers", "Output", "msModelSlim's spellings"
+CALIBRATION, RUN, SERVERS, SHOWN = "Calibration", "Run", "Servers", "Output"
 #: What stands for a value of a type; the metavar of an option says it better where there is one.
 WORDS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -24,14 +24,13 @@ def register(app: typer.Typer) -> None:
         "quantize GLM-5 glm5-w4a8",
         "quantize GLM-5 glm5-w4a8 --recipe w4a8-best --dry-run",
         "quantize GLM-5 glm5-w8a8 --recipe w8a8 --max-ram 64GiB",
-        "quantize --upgrade glm5-w4a8",
     )  # fmt: skip
 
 
 def quantize(
-    source: options.Source = None,
-    out: options.Out = None,
-    recipe: options.Recipe = None,
+    source: options.Source,
+    out: options.Out,
+    recipe: options.Recipe = "w4a8",
     calib: options.Calib = None,
     samples: options.Samples = 64,
     seq_len: options.SeqLen = 512,
@@ -40,35 +39,19 @@ def quantize(
     threads: options.Threads = None,
     max_ram: options.MaxRam = None,
     restart: options.Restart = False,
-    upgrade: options.Upgrade = None,
     engine: options.Engine = Quantizer.own,
     device: options.Device = None,
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
-    model_path: options.ModelPath = None,
-    save_path: options.SavePath = None,
-    quant_type: options.QuantType = None,
-    config_path: options.ConfigPath = None,
-    model_type: options.ModelType = None,
-    trust_remote_code: options.TrustRemoteCode = None,
 ) -> int:
     """Quantize GLM-5 to the format vllm-ascend loads (msModelSlim's). A stopped run goes on with the same command."""
     from glm5_ascend.cli.progress import ProgressBar
-    from glm5_ascend.cli.quantize_output import note_ignored, show_plan
+    from glm5_ascend.cli.quantize_output import show_plan
     from glm5_ascend.quantize.api import is_helper
     from glm5_ascend.quantize.api import quantize as run
 
-    if upgrade is not None:
-        if any(value is not None for value in (source, out, model_path, save_path)):
-            raise typer.BadParameter("brings DIR up to date in its place: give no SRC, OUT", param_hint="--upgrade")
-        return _upgrade(upgrade, as_json, quiet)
-    source = _either("SRC", source, "--model_path", model_path)
-    out = _either("OUT", out, "--save_path", save_path)
-    same = _either("--quant_type", quant_type, "--config_path", config_path, "")
     quiet = quiet or is_helper()
-    if not quiet:
-        note_ignored({"--model_type": model_type, "--trust_remote_code": trust_remote_code})
 
     def on_plan(prepared: PreparedJob) -> None:
         if not quiet:
@@ -78,7 +61,7 @@ def quantize(
         report = run(
             source,
             out,
-            recipe=_either("--recipe", recipe, "--quant_type or --config_path", same or None, "w4a8"),
+            recipe=recipe,
             calib=calib,
             samples=samples,
             seq_len=seq_len,
@@ -94,25 +77,6 @@ def quantize(
             on_plan=on_plan,
         )
     return 0 if report is None else _answer(report, source, as_json, quiet)
-
-
-def _upgrade(directory: Path, as_json: bool, quiet: bool) -> int:
-    """Bring an output of an earlier version up to date; returns the exit code."""
-    from glm5_ascend.cli.quantize_output import show_kept
-    from glm5_ascend.errors import printable
-    from glm5_ascend.quantize.upgrade import upgrade_output
-
-    done = upgrade_output(directory)
-    if as_json:
-        frame = {"schema_version": 1, "command": "quantize --upgrade", "ok": True, "exit_code": 0}
-        print(json.dumps(frame | done.to_dict()))
-    elif quiet:
-        print(done.out)
-    else:
-        wrote = f"wrote {', '.join(done.written)}" if done.written else "nothing to do, it is up to date"
-        print(printable(f"{done.out}: {wrote}"))
-        show_kept(done.out, done.kept)
-    return 0
 
 
 def _answer(report: QuantizeReport, source: Path, as_json: bool, quiet: bool) -> int:
@@ -157,16 +121,3 @@ def _as_json(report: QuantizeReport, problem: Glm5Error | None) -> dict[str, obj
     if problem is not None:
         frame |= {"exit_code": problem.exit_code, "error": {"message": problem.message, "fix": problem.tip}}
     return frame | report.to_dict()
-
-
-Value = TypeVar("Value", Path, str)
-
-
-def _either(name: str, value: Value | None, alias: str, other: Value | None, default: Value | None = None) -> Value:
-    """The value given under one of two spellings."""
-    if value is not None and other is not None:
-        raise typer.BadParameter(f"given twice: as {name} and as {alias}", param_hint=name)
-    chosen = value if value is not None else other if other is not None else default
-    if chosen is None:
-        raise typer.BadParameter(f"missing: give {name} (or {alias})", param_hint=name)
-    return chosen

@@ -7,19 +7,12 @@ from typing import Annotated
 
 import typer
 
-from glm5_ascend.cli.help import CALIBRATION, RUN, SHOWN, SPELLINGS
+from glm5_ascend.cli.help import CALIBRATION, RUN, SHOWN
 from glm5_ascend.quantize.options import Quantizer
 
-
-def _spelling(name: str, meaning: str) -> typer.models.OptionInfo:
-    return typer.Option(name, help=meaning, rich_help_panel=SPELLINGS)  # type: ignore[no-any-return]
-
-
-Source = Annotated[
-    Path | None, typer.Argument(metavar="SRC", help="Directory of a GLM-5 checkpoint (bf16, fp16 or FP8).")
-]
-Out = Annotated[Path | None, typer.Argument(metavar="OUT", help="Directory to write; appears complete or not at all.")]
-Recipe = Annotated[str | None, typer.Option(metavar="NAME", show_default="w4a8", help="Shipped recipe or a YAML file.")]
+Source = Annotated[Path, typer.Argument(metavar="SRC", help="Directory of a GLM-5 checkpoint (bf16, fp16 or FP8).")]
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write; appears complete or not at all.")]
+Recipe = Annotated[str, typer.Option(metavar="NAME", help="Shipped recipe or a YAML file.")]
 Calib = Annotated[
     Path | None,
     typer.Option(metavar="FILE", show_default="bundled", help="Text, .jsonl or .txt.", rich_help_panel=CALIBRATION),
@@ -38,14 +31,6 @@ MaxRam = Annotated[
     ),
 ]
 Restart = Annotated[bool, typer.Option("--restart", help="Discard an unfinished run of OUT.", rich_help_panel=RUN)]
-Upgrade = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Bring an output of an earlier version up to date, weights untouched; no SRC, OUT.",
-        rich_help_panel=RUN,
-    ),
-]
 Engine = Annotated[
     Quantizer, typer.Option(help="Who quantizes: this tool, or an installed msModelSlim.", rich_help_panel=RUN)
 ]
@@ -63,11 +48,3 @@ DryRun = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Result as one JSON object on stdout.", rich_help_panel=SHOWN)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the output path.", rich_help_panel=SHOWN)]
-ModelPath = Annotated[Path | None, _spelling("--model_path", "SRC.")]
-SavePath = Annotated[Path | None, _spelling("--save_path", "OUT.")]
-QuantType = Annotated[str | None, _spelling("--quant_type", "--recipe, a shipped one.")]
-ConfigPath = Annotated[str | None, _spelling("--config_path", "--recipe, a YAML file.")]
-ModelType = Annotated[str | None, _spelling("--model_type", "Ignored: config.json says it.")]
-TrustRemoteCode = Annotated[
-    str | None, _spelling("--trust_remote_code", "Ignored: nothing from a checkpoint is executed.")
-]

@@ -30,13 +30,6 @@ def show_plan(prepared: PreparedJob) -> None:
         console.print(f"note: {note}", soft_wrap=True)
 
 
-def note_ignored(given: dict[str, str | None]) -> None:
-    """Options of msModelSlim that mean nothing here."""
-    names = [name for name, value in given.items() if value is not None]
-    if names:
-        console.print(f"note: {', '.join(names)}: ignored, config.json says what the model is", soft_wrap=True)
-
-
 def _duration(seconds: float) -> str:
     return (
         f"{seconds:.0f} s"

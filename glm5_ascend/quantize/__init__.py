@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from glm5_ascend.quantize.api import quantize as quantize
-    from glm5_ascend.quantize.upgrade import upgrade_output as upgrade_output
 
-__all__ = ["quantize", "upgrade_output"]
+__all__ = ["quantize"]
 
 
 def __getattr__(name: str) -> object:
     if name in __all__:  # late: it loads torch
-        from glm5_ascend.quantize import api, upgrade
+        from glm5_ascend.quantize import api
 
-        return getattr(upgrade if name == "upgrade_output" else api, name)
+        return getattr(api, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,7 +12,3 @@ SEARCH_ROWS = 512
 EXPERT_TOKENS = 512
 #: Output rows a search looks at, evenly spaced: a scale belongs to input channels, which all rows share.
 SEARCH_OUTPUTS = 512
-#: Gradients whose second moments are added up at a time, and columns of these that one thread does.
-GRADIENT_ROWS = 1024
-#: Tokens whose output probabilities are worked out at a time: the head is read again for each so many.
-HEAD_TOKENS = 1024

@@ -39,7 +39,6 @@ from glm5_ascend.quantize.provenance import (
 )
 from glm5_ascend.quantize.recipe import Recipe, find_recipe, load_recipe
 from glm5_ascend.quantize.result import QuantizeResult
-from glm5_ascend.quantize.run.gradient_helper import help_with_gradients
 from glm5_ascend.quantize.run.helper_rank import help_with_experts
 from glm5_ascend.quantize.run.job import QuantizedLayer, RunContext
 from glm5_ascend.quantize.run.journal import Journal
@@ -96,11 +95,6 @@ def prepare(options: QuantizeOptions, progress: Progress = silent) -> PreparedJo
     layers = source.config.num_layers_with_mtp
     replaced = check_output(options.source, options.out, options.overwrite, lambda text: progress(text, 0, layers))
     plan = QuantizationPlan(source, recipe)
-    if plan.output_weighted and device.type != "cpu":
-        raise RecipeError(
-            f"{recipe_path}: method yaqa runs on the host only, not on --device {options.device}",
-            "use --device cpu, or gptq in the recipe",
-        )
     if recipe.rotates:
         Rotations(source.config, options.seed)  # sizes without a Hadamard matrix are refused here
     max_ram = options.max_ram or psutil.virtual_memory().total // 2 // Ranks().here
@@ -234,8 +228,6 @@ def _help(prepared: PreparedJob, calibration: CalibrationSet | None, ranks: Rank
         journal.refresh()
         with _open_run(prepared, place / CHECKPOINT, journal, ranks, silent) as run:
             ranks.meet()
-            if calibration is not None and prepared.plan.output_weighted:
-                help_with_gradients(run, calibration)
             help_with_experts(run, calibration is not None)
         ranks.meet()
     finally:

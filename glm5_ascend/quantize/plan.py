@@ -22,11 +22,11 @@ from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.structure import Linear, Subgraph, Vector
 from glm5_ascend.quantize.recipe import FlexAwqSsz, LinearQuant, Recipe
-from glm5_ascend.quantize.selector import Selector, symbols
+from glm5_ascend.quantize.selector import Selector
 from glm5_ascend.quantize.stock_recipe import check_literal_layers
 
-#: Methods that round with error feedback; yaqa's differs from gptq's in `down_proj`.
-COMPENSATED = ("gptq", "yaqa")
+#: Methods that round with error feedback.
+COMPENSATED = ("gptq",)
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class OutputTensor:
 
 @dataclass(frozen=True)
 class LinearPlan:
-    """What one linear becomes; `method` is how its weight is rounded: minmax, ssz, gptq or yaqa.
+    """What one linear becomes; `method` is how its weight is rounded: minmax, ssz or gptq.
 
-    steps: of descent, for the latter two.
+    steps: of descent, for gptq.
     """
 
     scheme: str
@@ -101,15 +101,7 @@ class QuantizationPlan:
         assert scheme is not None  # load_recipe checked
         self._check_runnable(module, part, scheme, shape)
         weight = chosen.qconfig.weight
-        if weight.method == "yaqa" and (scheme != schemes.W4A8_DYNAMIC or module.startswith(self._mtp_prefixes)):
-            raise RecipeError(
-                f"recipe: {module}: method yaqa exists for INT4 experts of the main model only", "use gptq here"
-            )
         return LinearPlan(scheme, weight.method, weight.ext.get("step", 0) if weight.method in COMPENSATED else 0)
-
-    @cached_property
-    def _mtp_prefixes(self) -> tuple[str, ...]:
-        return tuple(structure.layer_prefix(layer) for layer in symbols(self.config)["mtp"])
 
     def _check_runnable(self, module: str, part: Linear, scheme: str, shape: tuple[int, ...]) -> None:
         routed = ".mlp.experts." in module
@@ -172,22 +164,6 @@ class QuantizationPlan:
         """Names of the linears among `parts` that are rounded with error feedback."""
         linears = [part for part in parts if isinstance(part, Linear)]
         return [part.name for part in linears if self.linears[prefix + part.name].method in COMPENSATED]
-
-    @cached_property
-    def output_weighted(self) -> frozenset[int]:
-        """Layers with a `down_proj` of a routed expert whose errors are weighed by gradients at the layer's output."""
-        return frozenset(
-            layer
-            for layer in range(self.config.num_hidden_layers)
-            if self.config.is_moe(layer)
-            for expert in range(self.config.n_routed_experts)
-            if self.weighs_outputs(layer, expert)
-        )
-
-    def weighs_outputs(self, layer: int, expert: int) -> bool:
-        """Whether the error of a routed expert's `down_proj` is."""
-        down = structure.expert_linears(expert)[-1].name
-        return self.linears[structure.layer_prefix(layer) + down].method == "yaqa"
 
     def needs_statistics(self, layer: int) -> bool:
         """True if something in this layer is decided by calibration data."""

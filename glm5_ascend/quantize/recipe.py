@@ -29,7 +29,7 @@ class QuantizerConfig(_RecipePart):
     scope: Literal["per_token", "per_tensor", "per_channel"]
     dtype: Literal["int8", "int4"]
     symmetric: bool
-    method: Literal["minmax", "ssz", "gptq", "yaqa"] = "minmax"
+    method: Literal["minmax", "ssz", "gptq"] = "minmax"
     ext: dict[str, int] = Field(default_factory=dict)  # ssz: {step: N}
 
 

@@ -14,7 +14,6 @@ from glm5_ascend.checkpoint.types import (
     FLOAT,
     INDEXER_CACHE_SUFFIX,
     INDEXER_CACHE_TYPE,
-    OLD_INDEXER_CACHE_TYPE,
 )
 from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig
@@ -115,11 +114,6 @@ def _check_layer(config: ModelConfig, key: str, scheme: object, report: Report) 
     fix = "quantize again, or correct the description"
     if key.removesuffix(INDEXER_CACHE_SUFFIX) not in (f"{structure.layer_prefix(layer)}self_attn" for layer in layers):
         problem = "this layer has none"
-    elif scheme == OLD_INDEXER_CACHE_TYPE:
-        problem = (
-            f"{scheme!r}, as earlier versions wrote it: engines know {INDEXER_CACHE_TYPE!r} only, and keep 16 bits"
-        )
-        fix = f"glm5-ascend quantize --upgrade {report.directory}"
     elif scheme != INDEXER_CACHE_TYPE:
         problem = f"{scheme!r:.60}, expected {INDEXER_CACHE_TYPE!r}"
     else:

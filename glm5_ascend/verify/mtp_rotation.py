@@ -67,7 +67,7 @@ def _check_home(checkpoint: LoadedCheckpoint, report: Report) -> None:
             f"not in {ROT_FILE}, the only file where SGLang looks for it: it would draft without the rotation",
             tensor=ROT_NAME,
             file=home,
-            fix=f"glm5-ascend quantize --upgrade {checkpoint.directory}",
+            fix="quantize again",
         )
 
 

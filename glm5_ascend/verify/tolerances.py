@@ -8,7 +8,7 @@ scale that was moved on one side only.
 Error feedback moves an INT4 weight by more than half a step, to make up for others: 0.51 of a column and 0.41 of a
 row, measured. Such an error has no direction, that of a wrong scale has: it is a multiple of the line. Where inputs
 are small it is as large as that of other columns, however small the weights are: 3.3 times a column in a model with
-outliers, but 0.51 of the mean column, and 0.28 along the column (`w4a8-best` and `w4a8-yaqa`, 384 expert linears). So
+outliers, but 0.51 of the mean column, and 0.28 along the column (`w4a8-best`, 384 expert linears). So
 columns of INT4 are judged by the mean column at the least. In INT8, whose steps are small beside most weights, it shows
 in columns of a row with a huge weight alone: up to 1.2 half steps per element (`w8a8-best`, 6 tiny models).
 """

@@ -30,9 +30,8 @@ from glm5_ascend.verify import verify
 
 #: What belongs to a terminal alone: how the answer is printed.
 SHOWN = {"as_json", "quiet", "context"}
-#: msModelSlim's spellings; a measurement of this machine, tables and fits of the planner; what only a profile has.
+#: A measurement of this machine, tables and fits of the planner; what only a profile has.
 ONLY_COMMAND = {
-    "quantize": {"model_path", "save_path", "quant_type", "upgrade", "config_path", "model_type", "trust_remote_code"},
     "plan": {"measure", "out", "baselines", "calibrate", "csv", "sweep", "what_if"},
     "serve": {"log", "verbose", "profile", "role", "node", "rank", "head", "ip", "nic", "skip_verify"},
     "watch": {"learn"},
@@ -40,7 +39,7 @@ ONLY_COMMAND = {
 #: What only a caller can give: callbacks, vLLM's own flags, how deep to look before serving.
 ONLY_FUNCTION = {"progress", "on_plan", "on_poll", "vllm_args", "deep"}
 #: A command tells "not given" from the default, because a second spelling or a profile may give it.
-NOT_GIVEN = {("quantize", "recipe"), ("serve", "host"), ("serve", "port")}
+NOT_GIVEN = {("serve", "host"), ("serve", "port")}
 PAIRS: list[tuple[str, Callable[..., Any], Callable[..., Any]]] = [
     ("quantize", quantize_command.quantize, quantize),
     ("verify", verify_command.verify, verify),

@@ -64,20 +64,6 @@ def test_result_json_agrees_with_the_disk(tiny_source: Path, tmp_path: Path) -> 
     assert result["peak_rss_bytes"] > 0
 
 
-def test_msmodelslims_spellings(tiny_source: Path, tmp_path: Path) -> None:
-    place = tmp_path / "out"
-    done = glm5_ascend(
-        "quantize", "--model_path", tiny_source, "--save_path", place, "--quant_type", "rtn-w4a8", "--quiet"
-    )
-    assert (done.returncode, done.stdout) == (0, f"{place}\n")
-    twice = glm5_ascend("quantize", tiny_source, "--model_path", tiny_source, tmp_path / "other")
-    assert twice.returncode == 2
-    assert "given twice" in twice.stderr
-    neither = glm5_ascend("quantize", tiny_source)
-    assert neither.returncode == 2
-    assert "--save_path" in neither.stderr
-
-
 @pytest.mark.parametrize("size", ["4GiB", "4000 MB", "4294967296"])
 def test_sizes(size: str, tiny_source: Path, tmp_path: Path) -> None:
     done = glm5_ascend("quantize", tiny_source, tmp_path / "out", "--dry-run", "--max-ram", size)

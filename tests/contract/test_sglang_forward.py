@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.contract.support.sglang import SGLang, require
-from tests.quantize.test_upgrade import quantize_as_before
 from tests.serve.support.oracle import hf_model
+from tests.support.tiny_model import quantize_with_rot_in_shard
 
 pytestmark = pytest.mark.contract
 PROMPTS = ("What is 47 + 38?", "Sort these words: pear, apple, plum.", "What is the weather in Oslo?")
@@ -53,7 +53,7 @@ def computed(
     sequences: list[list[int]], tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, dict[str, torch.Tensor]]:  # fmt: skip
     folder = tmp_path_factory.mktemp("sglang-forward")
-    before = quantize_as_before(trained_checkpoint, folder / "before", "w4a8")
+    before = quantize_with_rot_in_shard(trained_checkpoint, folder / "before")
     jobs: list[dict[str, Any]] = [
         {"do": "forward", "checkpoint": path, "out": folder / name, "sequences": sequences, "scale_bias": factors,
          "draft": name != "w8a8"}

@@ -22,7 +22,7 @@ from glm5_ascend.serve import servable
 from glm5_ascend.serve.flags import ServerCommand, value_of
 from glm5_ascend.serve.local_server import free_port
 from glm5_ascend.serve.servable import check_directory
-from tests.quantize.test_upgrade import quantize_as_before
+from tests.support.tiny_model import quantize_with_rot_in_shard
 
 
 def serve(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -109,15 +109,15 @@ def test_without_sglang_nothing_starts(checkpoints: dict[str, Path]) -> None:
 
 
 def test_a_rotation_in_a_shard_is_refused_for_sglang_alone(tiny_source: Path, tmp_path: Path) -> None:
-    """Outputs of earlier versions: vLLM finds the tensor by the index, as before."""
-    checkpoint = check_directory(quantize_as_before(tiny_source, tmp_path / "old", "w4a8"))
+    """vLLM finds the tensor by the index."""
+    checkpoint = check_directory(quantize_with_rot_in_shard(tiny_source, tmp_path / "old"))
     for profile in ("a3-single-w4a8", "cpu"):
         refuse_broken(checkpoint, verify_name(load(profile).engine, load(profile).platform))
         assert [row.status for row in checkpoint_rows(checkpoint, load(profile))] == ["ok"]
     with pytest.raises(CheckFailedError, match="broken checkpoint"):
         refuse_broken(checkpoint, verify_name("sglang", "npu"))
     rows = checkpoint_rows(checkpoint, load("a3-single-w4a8-sglang"))
-    assert "problem" in {row.status for row in rows} and "quantize --upgrade" in " ".join(row.value for row in rows)
+    assert "problem" in {row.status for row in rows} and "quantize again" in " ".join(row.value for row in rows)
 
 
 def test_with_sglang_its_server_is_started(

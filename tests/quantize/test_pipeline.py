@@ -85,7 +85,6 @@ def _global_rotation(out: Path) -> torch.Tensor:
         ("w4a8-mlapo", 0.3),
         ("w4a8-best", 0.3),
         ("w8a8-best", 0.15),
-        ("w4a8-yaqa", 0.3),
     ],
 )
 def test_quantized_model_stays_near_its_source(
@@ -117,7 +116,7 @@ def test_sequences_that_never_need_the_indexer(tiny_source: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("recipe", ["w4a8", "w4a8-best", "w4a8-yaqa"])
+@pytest.mark.parametrize("recipe", ["w4a8", "w4a8-best"])
 def test_any_number_of_threads_gives_the_same_bytes(
     recipe: str, threads: int, tiny_source: Path, tiny_quantized: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -71,9 +71,7 @@ def test_c8_recipes_differ_by_one_step(name: str) -> None:
     assert len(steps) == len(cached.spec.process) - 1
 
 
-@pytest.mark.parametrize(
-    "name", ["w4a8", "w8a8", "w4a8-best", "w8a8-best", "w4a8-yaqa", "w4a8-mlapo", "w4a8c8", "w8a8c8"]
-)
+@pytest.mark.parametrize("name", ["w4a8", "w8a8", "w4a8-best", "w8a8-best", "w4a8-mlapo", "w4a8c8", "w8a8c8"])
 def test_no_calibrated_recipe_leaves_an_up_down_pair_rough(tiny_source: Path, name: str) -> None:
     """The input of a down_proj has the largest outliers: unsmoothed, seven times the KL where a model has some."""
     plan = QuantizationPlan(SourceCheckpoint(tiny_source), load_recipe(find_recipe(name)))

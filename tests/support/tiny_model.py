@@ -227,3 +227,14 @@ def quantize_tiny(source: Path, out: Path, recipe: str) -> Path:
     options = QuantizeOptions(source, out, recipe, calib=calib, samples=4, seq_len=64)
     quantize(prepare(options), silent)
     return out
+
+
+def quantize_with_rot_in_shard(source: Path, out: Path) -> Path:
+    """Quantize by `w4a8`; `rot.weight` lies in the first shard, where SGLang does not look for it."""
+    from unittest.mock import patch
+
+    from glm5_ascend.checkpoint.writer import ShardWriter
+    from glm5_ascend.quantize import pipeline
+
+    with patch.object(pipeline, "ShardWriter", lambda folder, specs, size, _: ShardWriter(folder, specs, size)):
+        return quantize_tiny(source, out, "w4a8")

@@ -35,7 +35,7 @@ def test_another_model(tiny_w4a8: Path, tmp_path: Path) -> None:
     assert [f.id for f in smaller.findings] == ["against.config"]
 
 
-@pytest.mark.parametrize("recipe", ["w4a8", "w8a8", "w4a8-mlapo", "rtn-w4a8", "w4a8-best", "w4a8-yaqa"])
+@pytest.mark.parametrize("recipe", ["w4a8", "w8a8", "w4a8-mlapo", "rtn-w4a8", "w4a8-best"])
 def test_outlier_weights_are_no_false_alarm(tiny_quantized: Quantized, tmp_path: Path, recipe: str) -> None:
     """One weight 100 times its row makes min-max steps coarse by right; dead channels and rows stay dead."""
     source = write_tiny_model(tmp_path / "outliers")
@@ -52,7 +52,7 @@ def test_outlier_weights_are_no_false_alarm(tiny_quantized: Quantized, tmp_path:
     json.dumps(report.to_dict(), allow_nan=False)
 
 
-@pytest.mark.parametrize("recipe", ["w4a8", "w8a8", "w4a8-best", "w4a8-yaqa"])
+@pytest.mark.parametrize("recipe", ["w4a8", "w8a8", "w4a8-best"])
 def test_dead_mlp_channels_are_no_false_alarm(tiny_quantized: Quantized, tmp_path: Path, recipe: str) -> None:
     """The input of column 3 of every down_proj is always 0: any smoothing scale is right, also one that rounds it to 0.
 

@@ -40,7 +40,7 @@ def test_own_output_is_clean_and_matches_its_source(tiny_quantized: Quantized, t
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("recipe", ["w4a8-best", "w8a8-best", "w4a8-yaqa"])
+@pytest.mark.parametrize("recipe", ["w4a8-best", "w8a8-best"])
 def test_error_feedback_on_a_trained_model_is_clean(
     tiny_quantized: Quantized, trained_checkpoint: Path, recipe: str
 ) -> None:
@@ -49,7 +49,7 @@ def test_error_feedback_on_a_trained_model_is_clean(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("recipe", ["w4a8", "w8a8", "w4a8-best", "w8a8-best", "w4a8-yaqa"])
+@pytest.mark.parametrize("recipe", ["w4a8", "w8a8", "w4a8-best", "w8a8-best"])
 def test_a_model_with_outliers_is_clean(
     tiny_quantized: Quantized, trained_checkpoint: Path, tmp_path: Path, recipe: str
 ) -> None:
@@ -58,7 +58,7 @@ def test_a_model_with_outliers_is_clean(
     assert_clean(verify(tiny_quantized(recipe, source), against=source))
 
 
-@pytest.mark.parametrize("recipe", ["w4a8", "w8a8", "w4a8-best", "w8a8-best", "w4a8-yaqa"])
+@pytest.mark.parametrize("recipe", ["w4a8", "w8a8", "w4a8-best", "w8a8-best"])
 def test_shared_indexer_layers_are_not_asked_for_an_indexer(
     tiny_quantized: Quantized, tmp_path_factory: pytest.TempPathFactory, recipe: str
 ) -> None:

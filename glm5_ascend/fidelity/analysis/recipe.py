@@ -38,8 +38,7 @@ def with_fallbacks(
 ) -> dict[str, Any]:
     """The YAML of `recipe` with every unit of `changes` at its new type, its rules gone: they have been applied.
 
-    A unit that becomes INT8 is rounded as the recipe rounds it in INT4, which is what was measured; yaqa, which is for
-    INT4 alone, becomes gptq.
+    A unit that becomes INT8 is rounded as the recipe rounds it in INT4, which is what was measured.
 
     Args:
         wide_caches: layers whose indexer cache is not INT8 after all.
@@ -62,7 +61,7 @@ def with_fallbacks(
                 selects = Selector(quant, config)
                 moved = [(unit, scheme) for unit, scheme in changes if any(map(selects, unit.full_names))]
                 each["exclude"] = [*each.get("exclude", []), *(p for unit, _ in moved for p in unit.patterns)]
-                method = quant.qconfig.weight.method.replace("yaqa", "gptq")
+                method = quant.qconfig.weight.method
                 int8 = (unit for unit, scheme in moved if scheme == schemes.W8A8_DYNAMIC)
                 methods = {pattern: method for unit in int8 for pattern in unit.patterns} | methods
     more = [_in_int8([p for p in methods if methods[p] == method], method) for method in sorted({*methods.values()})]

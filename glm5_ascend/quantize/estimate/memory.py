@@ -13,25 +13,18 @@ from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.layers import SCORES
 from glm5_ascend.model.structure import Linear, Vector
 from glm5_ascend.quantize.calibration.product import ROWS_AT_ONCE
-from glm5_ascend.quantize.calibration.sampled_loss import DRAWS
 from glm5_ascend.quantize.limits import (
     BLOCK_WEIGHTS,
     EXPERT_TOKENS,
-    GRADIENT_ROWS,
-    HEAD_TOKENS,
     SEARCH_OUTPUTS,
     SEARCH_ROWS,
 )
 from glm5_ascend.quantize.methods.error_feedback import FEEDBACK_ROWS, directions
-from glm5_ascend.quantize.methods.output_feedback import OUTPUT_DIRECTIONS
 from glm5_ascend.quantize.plan import QuantizationPlan
 
 _IMPORTS = 560 * 1024**2  # interpreter, torch, transformers' tokenizer (measured)
 _FP32 = 4
 _BLOCK_COPIES = 8  # fp32 copies of a block alive while it is rotated or rounded
-_HEAD_COPIES = 12  # fp32 copies of some tokens' hidden states while their gradients at the output are made
-_GRADIENT_BYTES = 40  # of a gradient's entry on its way from or to a file: units, fp64, fp32, and products of it
-_GRAPH = 3  # a sequence's forward held for its backward, in what the forward alone holds
 _KEPT_COPIES = 7  # of a linear's kept inputs while its error feedback is made: three, and two in float64
 
 
@@ -86,29 +79,8 @@ def memory(plan: QuantizationPlan, seq_len: int) -> list[PhaseMemory]:
         kept = sum(map(_kept, widths))
         block = max(block + 2 * sum(map(_feedback, widths)), _KEPT_COPIES * max(map(_kept, widths)))
         block, run = block + kept, run + kept
-    outputs = _FP32 * 4 * OUTPUT_DIRECTIONS * c.hidden_size if plan.output_weighted else 0
-    phases.append(PhaseMemory(_IMPORTS + outputs, expert + max(block, run, search)))
-    return phases + (_sweep(plan, seq_len, block) if plan.output_weighted else [])
-
-
-def _sweep(plan: QuantizationPlan, seq_len: int, block: int) -> list[PhaseMemory]:
-    """The sweep for gradients: output, moments, a MoE layer's backbone, its experts; forward is in the others."""
-    c = plan.config
-    tokens = max(HEAD_TOKENS, seq_len)
-    output = tokens * _FP32 * (_HEAD_COPIES * c.hidden_size + 4 * BLOCK_WEIGHTS // c.hidden_size)
-    moments = GRADIENT_ROWS * c.hidden_size * _GRADIENT_BYTES
-    found = 3 * _FP32 * c.hidden_size**2
-    _, weights = _backbone(c, max(plan.output_weighted))
-    fused = c.qk_nope_head_dim + c.qk_rope_head_dim == c.v_head_dim  # else the scores of all heads are kept
-    scores = 0 if fused else 2 * _FP32 * c.num_attention_heads * seq_len**2
-    expert = 3 * _FP32 * c.hidden_size * c.moe_intermediate_size
-    run = EXPERT_TOKENS * DRAWS * (c.hidden_size * _GRADIENT_BYTES + c.moe_intermediate_size * 40)
-    return [
-        PhaseMemory(_IMPORTS, block + output),
-        PhaseMemory(_IMPORTS + found, moments),
-        PhaseMemory(_IMPORTS + weights, _GRAPH * _sequence(c, seq_len) + scores),
-        PhaseMemory(_IMPORTS, expert + max(block, run)),
-    ]
+    phases.append(PhaseMemory(_IMPORTS, expert + max(block, run, search)))
+    return phases
 
 
 def _backbone(c: ModelConfig, layer: int) -> tuple[list[Linear | Vector], int]:
@@ -166,10 +138,8 @@ def threads_within(plan: QuantizationPlan, seq_len: int, threads: int, max_ram: 
 def disk_bytes(plan: QuantizationPlan, tokens: int) -> int:
     """Bytes of calibration activations on disk at their most.
 
-    Two streams of int64 and the experts' inputs in fp32; for method yaqa the streams of all layers in fp32, and
-    gradients of every draw behind and in front of a layer and at its experts' inputs.
+    Two streams of int64 and the experts' inputs in fp32.
     """
     if plan.last_calibrated_layer < 0:
         return 0
-    sums, streams = (3 * DRAWS, plan.config.num_hidden_layers + 1) if plan.output_weighted else (2, 0)
-    return tokens * plan.config.hidden_size * (8 * sums + _FP32 * (streams + 1))
+    return tokens * plan.config.hidden_size * (2 * 8 + _FP32)

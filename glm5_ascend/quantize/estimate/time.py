@@ -16,11 +16,9 @@ from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.structure import Linear
 from glm5_ascend.quantize.calibration.product import product
-from glm5_ascend.quantize.calibration.sampled_loss import DRAWS
 from glm5_ascend.quantize.limits import SEARCH_OUTPUTS, SEARCH_ROWS
 from glm5_ascend.quantize.methods.error_feedback import FEEDBACK_ROWS, Feedback, rows_kept
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
-from glm5_ascend.quantize.methods.output_feedback import OUTPUT_DIRECTIONS
 from glm5_ascend.quantize.methods.rounding import ActivationRange, quantize_linear
 from glm5_ascend.quantize.methods.smoothing import flex_awq_ssz, flex_smooth_quant
 from glm5_ascend.quantize.plan import COMPENSATED, LinearPlan, QuantizationPlan
@@ -43,11 +41,9 @@ def seconds(plan: QuantizationPlan, tokens: int, seq_len: int, threads: int) -> 
         with torch.no_grad():
             spent, rates = _passes(plan) + _searches(plan) + _feedbacks(plan, tokens), _rates()
             spent += _forward(plan, tokens, seq_len, rates)
-            spent += _sweep(plan, tokens, seq_len, rates) + _two_sided(plan, rates)
     finally:
         torch.set_num_threads(before)
-    readings = 3 if plan.output_weighted else 1
-    reading = readings * source_bytes(plan.source) / _read_rate(plan.source)
+    reading = source_bytes(plan.source) / _read_rate(plan.source)
     return spent / threads * (_SHARED if threads > 1 else 1.0) + reading
 
 
@@ -156,48 +152,6 @@ def _rates() -> _Rates:
     x, weight = torch.randn(_ROWS, _WIDTH), torch.randn(2 * _WIDTH, _WIDTH)
     linear = _timed(lambda: product(x, weight)) / (x.shape[0] * weight.numel())
     return linear, _timed(lambda: x @ weight.T) / (x.shape[0] * weight.numel())
-
-
-def _sweep(plan: QuantizationPlan, tokens: int, seq_len: int, rates: _Rates) -> float:
-    """The sweep for gradients (method yaqa): weights read and rotated twice more, one more forward and a backward."""
-    if not plan.output_weighted:
-        return 0.0
-    c, (linear, plain) = plan.config, rates
-    behind = range(min(plan.output_weighted) + 1, c.num_hidden_layers)
-    forward = sum(active_weights(c, n) for n in range(c.num_hidden_layers))
-    backward = sum(active_weights(c, n) for n in behind)
-    scores = seq_len * attention_columns(c) * (c.num_hidden_layers + (1 + 2 * DRAWS) * len(behind))
-    at_output = 2 * c.vocab_size * c.hidden_size
-    moments = DRAWS * len(plan.output_weighted) * c.hidden_size**2
-    spent = tokens * (linear * (forward + (1 + DRAWS) * backward + at_output) + plain * (scores + moments))
-    return spent + 2 * _transforms(plan)
-
-
-def _transforms(plan: QuantizationPlan) -> float:
-    """Reading every weight of the main layers once, rotated and not rounded."""
-    size, main = structure.sizes(plan.config), structure.layer_prefix(plan.config.num_hidden_layers)
-    weights = sum(
-        torch.Size(structure.shape(part, size)).numel()
-        for prefix, part in structure.all_parts(plan.config)
-        if isinstance(part, Linear) and prefix != main
-    )
-    rotations = Rotations(plan.config, 0) if plan.recipe.rotates else None
-    stored = torch.randn(_ROWS, plan.config.hidden_size).to(torch.bfloat16)
-
-    def once() -> None:
-        weight = stored.float()
-        if rotations is not None:
-            rotations.rotate_weight(weight, structure.HIDDEN, structure.FIXED)
-
-    return weights / stored.numel() * _timed(once)
-
-
-def _two_sided(plan: QuantizationPlan, rates: _Rates) -> float:
-    """What rounding with gradients takes besides that with inputs, in down_proj of routed experts."""
-    c = plan.config
-    kept = min(OUTPUT_DIRECTIONS, c.hidden_size)
-    products = 2 * kept * c.hidden_size * c.moe_intermediate_size * c.n_routed_experts * len(plan.output_weighted)
-    return rates[1] * products
 
 
 def _forward(plan: QuantizationPlan, tokens: int, seq_len: int, rates: _Rates) -> float:

@@ -91,15 +91,15 @@ def quantize_linear(
     Args:
         module: module name; decides the columns of scale_bias.
         method: how the weight scale is found: "minmax", "ssz", or "gptq", which begins with minmax for INT8 and ssz for
-            INT4, as "yaqa" does.
+            INT4.
         activation: range of the input, for the static scheme W8A8 only.
-        feedback: for "gptq" and "yaqa": of the linear's inputs. Without it, integers are the nearest ones.
+        feedback: for "gptq": of the linear's inputs. Without it, integers are the nearest ones.
         scale: fp32 [N, 1], positive: a scale from elsewhere (learned in training) instead of `method`'s.
     """
     bits = weight_bits(scheme)
     largest = INT4_MAX if bits == 4 else INT8_MAX
     if scale is None:
-        nearest = method == "minmax" or (method in ("gptq", "yaqa") and bits == 8)
+        nearest = method == "minmax" or (method == "gptq" and bits == 8)
         scale = minmax_scale(weight, largest) if nearest else ssz_scale(weight, largest)
     elif not bool(((scale > 0) & scale.isfinite()).all()):
         raise ValueError(f"{module}: a weight scale must be positive and finite")

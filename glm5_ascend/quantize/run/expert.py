@@ -16,7 +16,6 @@ from glm5_ascend.quantize.calibration.product import product
 from glm5_ascend.quantize.limits import EXPERT_TOKENS, SEARCH_ROWS
 from glm5_ascend.quantize.methods.error_feedback import Feedback, Rounding, rows_kept
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics, spread
-from glm5_ascend.quantize.methods.output_feedback import OutputFeedback
 from glm5_ascend.quantize.methods.smoothing import search_scale
 from glm5_ascend.quantize.methods.transforms import Tensors, move_scale
 from glm5_ascend.quantize.plan import QuantizationPlan
@@ -95,18 +94,12 @@ def _feedback(
     return made
 
 
-def quantize_expert(
-    run: RunContext, layer: int, expert: int, gains: Tensors, routed: Routed | None, outputs: OutputFeedback | None
-) -> UnitRecord:
-    """Write one expert and add its output to the stream; `outputs`: of its layer, where the plan wants it."""
+def quantize_expert(run: RunContext, layer: int, expert: int, gains: Tensors, routed: Routed | None) -> UnitRecord:
+    """Write one expert and add its output to the stream."""
     prefix, parts = structure.layer_prefix(layer), structure.expert_linears(expert)
     tensors = run.weights.load_all(prefix, parts, gains)
     smoothed = None if routed is None else smooth_expert(run.plan, tensors, layer, expert, routed)
     feedback: dict[str, Rounding | None] = {} if smoothed is None else {**smoothed.feedback}
-    down = parts[-1].name
-    if smoothed is not None and outputs is not None and run.plan.weighs_outputs(layer, expert):
-        inputs = smoothed.feedback.get(down)
-        feedback[down] = None if inputs is None else outputs.beside(inputs)
     errors = WeightErrors()
     for part in parts:
         weight = tensors.pop(structure.tensor_name(part))

@@ -27,7 +27,6 @@ from glm5_ascend.quantize.methods.transforms import Tensors, move_scale
 from glm5_ascend.quantize.plan import SmoothPlan
 from glm5_ascend.quantize.run.blocks import WeightErrors, blocks
 from glm5_ascend.quantize.run.expert import quantize_expert, rerun_expert
-from glm5_ascend.quantize.run.gradient_files import read_outputs
 from glm5_ascend.quantize.run.job import QuantizedLayer, RunContext
 from glm5_ascend.quantize.run.journal import UnitRecord, WorkUnit
 
@@ -194,12 +193,11 @@ class LayerQuantizer:
     def experts(self, routed: Routed | None) -> None:
         """This rank's share of the routed experts."""
         run, layer = self.context, self.layer
-        outputs = read_outputs(run, layer)
 
         def quantize_or_rerun(expert: int) -> UnitRecord | None:
             unit = WorkUnit.expert(layer, expert)
             if unit not in run.journal:
-                record = quantize_expert(run, layer, expert, self.gains, routed, outputs)
+                record = quantize_expert(run, layer, expert, self.gains, routed)
                 return replace(record, checksum=run.checksum(unit))
             if routed is not None and routed.out is not None:
                 rerun_expert(run.weights, layer, expert, self.gains, routed)

@@ -6,7 +6,6 @@ from itertools import chain
 
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
 from glm5_ascend.quantize.progress import GOING_ON
-from glm5_ascend.quantize.run.gradient_files import GradientFiles
 from glm5_ascend.quantize.run.job import RunContext
 from glm5_ascend.quantize.run.journal import GLOBALS, WorkUnit
 from glm5_ascend.quantize.run.residual_streams import behind
@@ -35,16 +34,8 @@ def forget_damaged(run: RunContext, calibration: CalibrationSet | None) -> None:
         again = behind(run, main, calibration) != run.journal.record(WorkUnit.layer(main)).checksum
     if again:
         whole -= set(calibrated)
-    swept = _sound_sweep(run, calibration)
-    run.journal.keep([*swept, *(unit for unit in written if unit in sound), *map(WorkUnit.layer, sorted(whole))])
+    run.journal.keep([*(unit for unit in written if unit in sound), *map(WorkUnit.layer, sorted(whole))])
     _report(run, len(written) - len(sound), again, len(whole))
-
-
-def _sound_sweep(run: RunContext, calibration: CalibrationSet | None) -> list[WorkUnit]:
-    """What the sweep for gradients goes on from; where a file of it is damaged, it starts again."""
-    if not run.plan.output_weighted or calibration is None:
-        return []
-    return GradientFiles(run, tuple(len(sequence) for sequence in calibration.sequences)).sound()
 
 
 def _report(run: RunContext, lost: int, again: bool, done: int) -> None:

@@ -12,7 +12,6 @@ from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.structure import Linear
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
 from glm5_ascend.quantize.plan import ROT_NAME
-from glm5_ascend.quantize.run.gradient_sweep import GradientSweep
 from glm5_ascend.quantize.run.job import ROTATION_FILE, QuantizedLayer, RunContext
 from glm5_ascend.quantize.run.journal import GLOBALS, UnitRecord, WorkUnit
 from glm5_ascend.quantize.run.layer import LayerQuantizer
@@ -25,8 +24,6 @@ def write_tensors(run: RunContext, calibration: CalibrationSet | None) -> list[Q
     if not len(run.journal):
         run.progress("embedding and head", 0, len(numbers))
     _write_globals(run)
-    if run.plan.output_weighted and calibration is not None:
-        GradientSweep(run, calibration).sweep()
     for layer in numbers:
         run.accept_written(layer)
     with ResidualStreams(run, calibration) as streams:

@@ -13,11 +13,3 @@ def test_error_feedback_of_experts_is_counted_where_a_recipe_has_it(tiny_source:
     plain, best = (prepare(QuantizeOptions(tiny_source, tmp_path / name, name)).plan for name in ("w4a8", "w4a8-best"))
     assert estimate._feedbacks(plain, tokens=512) == 0
     assert estimate._feedbacks(best, tokens=512) > 0
-
-
-def test_the_sweep_for_gradients_is_counted_where_a_recipe_has_it(tiny_source: Path, tmp_path: Path) -> None:
-    best, yaqa = (prepare(QuantizeOptions(tiny_source, tmp_path / n, n)).plan for n in ("w4a8-best", "w4a8-yaqa"))
-    rates = estimate._rates()
-    assert estimate._sweep(best, 512, 64, rates) == estimate._two_sided(best, rates) == 0
-    assert estimate._sweep(yaqa, 512, 64, rates) > 0
-    assert estimate._two_sided(yaqa, rates) > 0

@@ -49,35 +49,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def alone_with_gradients(tmp_path_factory: pytest.TempPathFactory, alone: Path, tiny_source: Path) -> Path:
-    """The same with the sweep for gradients."""
-    folder = tmp_path_factory.mktemp("gradients")
-    finish(start(folder, tiny_source, alone / "text.jsonl", 1, "w4a8-yaqa"))
-    return folder
-
-
-def test_ranks_share_the_sweep_for_gradients(
-    alone_with_gradients: Path, alone: Path, tiny_source: Path, tmp_path: Path
-) -> None:
-    finish(start(tmp_path, tiny_source, alone / "text.jsonl", 3, "w4a8-yaqa"))
-    assert digest(tmp_path / "out") == digest(alone_with_gradients / "out")
-
-
-def test_two_ranks_killed_in_the_sweep_finished_by_one(
-    alone_with_gradients: Path, alone: Path, tiny_source: Path, tmp_path: Path
-) -> None:
-    slow = on_disk(tmp_path / "slow", WRITE_SECONDS="0.02")
-    run = start(tmp_path, tiny_source, alone / "text.jsonl", 2, "w4a8-yaqa", **slow)
-    journal = tmp_path / ".out.partial" / "journal.jsonl"
-    while run.poll() is None and not (journal.is_file() and "layer 1 stream" in journal.read_text()):
-        time.sleep(0.001)
-    kill(run)
-    assert "layer 1 gradient" not in journal.read_text()
-    finish(start(tmp_path, tiny_source, alone / "text.jsonl", 1, "w4a8-yaqa"))
-    assert digest(tmp_path / "out") == digest(alone_with_gradients / "out")
-
-
 def kill(run: subprocess.Popen[str]) -> None:
     for process in [*psutil.Process(run.pid).children(recursive=True), psutil.Process(run.pid)]:
         process.kill()

@@ -81,7 +81,7 @@ ROWS = [
         K, "a layer without indexer_quant_type",
         key(DESCRIPTION, "model.layers.1.self_attn.indexer.quant_type", "INT8_DYNAMIC"), "would not build its INT8",
     ),
-    Row(K, "a layer's cache in the old word", cache_of_a_layer("QK_INT8_DYNAMIC"), "engines know 'INT8_DYNAMIC' only"),
+    Row(K, "a layer's cache in another word", cache_of_a_layer("QK_INT8_DYNAMIC"), "expected 'INT8_DYNAMIC'"),
     Row(K, "a layer's cache of another type", cache_of_a_layer("INT8"), "'INT8', expected 'INT8_DYNAMIC'"),
     Row(K, "a key of nothing", key(DESCRIPTION, "ascend_quant_method", "ascend"), "type 'ascend' is unknown"),
     # -- config.json
