@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from glm5_ascend.checkpoint.checks.config_keys import CONFIG, check_config
+from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint, check_stated_dtype
+from glm5_ascend.checkpoint.checks.report import Report
+from glm5_ascend.checkpoint.checks.text_files import check_text_files
 from glm5_ascend.checkpoint.output import served_config
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model import structure
 from glm5_ascend.model.config import read_config
-from glm5_ascend.verify.config_keys import CONFIG, check_config
-from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
-from glm5_ascend.verify.report import Report
-from glm5_ascend.verify.tensors import check_stated_dtype
-from glm5_ascend.verify.text_files import check_text_files
 
 #: Ends of the names of tensors that public checkpoints carry and no engine reads: buffers computed from config.json.
 UNUSED = (".rotary_emb.inv_freq",)

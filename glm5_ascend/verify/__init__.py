@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from glm5_ascend.verify.report import CheckpointFinding as CheckpointFinding
-    from glm5_ascend.verify.report import Report as Report
-    from glm5_ascend.verify.report import WeightError as WeightError
+    from glm5_ascend.checkpoint.checks.report import CheckpointFinding as CheckpointFinding
+    from glm5_ascend.checkpoint.checks.report import Report as Report
+    from glm5_ascend.checkpoint.checks.report import WeightError as WeightError
     from glm5_ascend.verify.run import verify as verify
 
 __all__ = ["CheckpointFinding", "Report", "WeightError", "verify"]
@@ -19,7 +19,7 @@ def __getattr__(name: str) -> object:
 
         return verify
     if name in __all__:
-        from glm5_ascend.verify import report
+        from glm5_ascend.checkpoint.checks import report
 
         return getattr(report, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
+from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
 
 
 @dataclass

@@ -25,6 +25,8 @@ from typing import Any
 
 import torch
 
+from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
+from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.output import PROVENANCE_NAME
 from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME, FLOAT, W4A8_DYNAMIC, dequantize
 from glm5_ascend.errors import CheckpointError
@@ -35,9 +37,7 @@ from glm5_ascend.verify.derived_tensors import read_linear
 from glm5_ascend.verify.description import check_description
 from glm5_ascend.verify.expected_weight import ExpectedWeights, NoRotation
 from glm5_ascend.verify.file_hashes import check_hashes, is_format_file, is_tokenizer_file
-from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.verify.open_checkpoint import open_directory
-from glm5_ascend.verify.report import Report
 from glm5_ascend.verify.tensors import check_tensors
 
 

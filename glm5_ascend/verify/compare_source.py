@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import torch
 
+from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
+from glm5_ascend.checkpoint.checks.report import Report, WeightError
 from glm5_ascend.checkpoint.output import PROVENANCE_NAME
 from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, dequantize, integer_weight
 from glm5_ascend.checkpoint.source import SourceCheckpoint
@@ -17,8 +19,6 @@ from glm5_ascend.model.structure import Linear, Subgraph, Vector, source_rows
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.derived_tensors import read_linear
 from glm5_ascend.verify.expected_weight import ExpectedWeights, NoRotation, find_basis, moved_scale, silent_scale
-from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
-from glm5_ascend.verify.report import Report, WeightError
 from glm5_ascend.verify.tolerances import LIMITS, WeightComparison
 
 #: Keys that libraries rewrite when they save a config.

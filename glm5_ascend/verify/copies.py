@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
+from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
 
 #: Smaller tensors can be equal by chance or by right (a few rows of zeros and ones).
 _LEAST = 256  # elements

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 
 import torch
 
+from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
+from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.packing import scale_bias
 from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, W8A8, integer_weight, partial_sums, stored_tensors
 from glm5_ascend.model import structure
 from glm5_ascend.verify.checked import Checked
-from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.verify.plausible import Doubts
-from glm5_ascend.verify.report import Report
 
 #: msModelSlim multiplies in bf16: deq_scale may be off by one bf16 rounding, and once more for the factors.
 DEQ_SCALE_TOLERANCE = 2.0**-8

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
+from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME, FLOAT, QUANTIZED, W4A8_DYNAMIC, W8A8
 from glm5_ascend.checkpoint.types import INDEXER_CACHE_SUFFIX, ROT_NAME
 from glm5_ascend.model import structure
 from glm5_ascend.model.structure import Linear
 from glm5_ascend.verify.description_meta import META, check_meta
-from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
-from glm5_ascend.verify.report import Report
 
 _AGAIN = "quantize again, or correct the description"
 

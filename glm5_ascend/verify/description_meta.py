@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from glm5_ascend.checkpoint.checks.report import CheckpointFinding, Report
 from glm5_ascend.checkpoint.types import (
     DESCRIPTION_META,
     DESCRIPTION_NAME,
@@ -17,7 +18,6 @@ from glm5_ascend.checkpoint.types import (
 )
 from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.verify.report import CheckpointFinding, Report
 
 #: All of them; `metadata` is read by nobody.
 META = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.types import (
     DESCRIPTION_NAME,
     FLOAT,
@@ -20,7 +21,6 @@ from glm5_ascend.checkpoint.types import (
 from glm5_ascend.model import structure
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.engine_answer import EngineAnswer, EngineNote, ServingEngine
-from glm5_ascend.verify.report import Report
 
 _MODELSLIM = "layers/quantization/modelslim/modelslim.py"
 #: A type of experts that its `get_moe_scheme` has no class for ends the start.

@@ -12,6 +12,8 @@ from typing import Protocol
 
 import torch
 
+from glm5_ascend.checkpoint.checks.loaded_checkpoint import FLOATS, PIECE, LoadedCheckpoint
+from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.output import PROVENANCE_NAME
 from glm5_ascend.checkpoint.shards import Shard, TensorEntry
 from glm5_ascend.checkpoint.types import ROT_NAME
@@ -20,8 +22,6 @@ from glm5_ascend.model import structure
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.structure import Linear
 from glm5_ascend.verify.checked import Checked
-from glm5_ascend.verify.loaded_checkpoint import FLOATS, PIECE, LoadedCheckpoint
-from glm5_ascend.verify.report import Report
 
 #: fp32 round-off between the stored Q and the one made again from the seed.
 _SAME_ROTATION = 1e-4

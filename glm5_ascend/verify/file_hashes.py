@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint, inside
+from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.index import INDEX_NAME
 from glm5_ascend.checkpoint.output import PROVENANCE_NAME, file_facts
 from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
-from glm5_ascend.verify.report import Report
-from glm5_ascend.verify.stray_files import inside
 
 #: Files of the format. Others (chat template, generation_config.json, tokenizer_config.json) people edit on purpose.
 _FORMAT = (INDEX_NAME, DESCRIPTION_NAME, "config.json")

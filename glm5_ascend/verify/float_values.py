@@ -6,14 +6,14 @@ import math
 
 import torch
 
+from glm5_ascend.checkpoint.checks.loaded_checkpoint import FLOATS, LoadedCheckpoint
+from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model import structure
 from glm5_ascend.model.structure import Vector
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.copies import checksum
-from glm5_ascend.verify.loaded_checkpoint import FLOATS, LoadedCheckpoint
 from glm5_ascend.verify.plausible import Doubts
-from glm5_ascend.verify.report import Report
 
 #: Share of a norm's gains that may be negative. They start at 1, and few cross zero in training; with random signs and
 #: 16 gains and more, three quarters are negative once in 100.

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import torch
 
+from glm5_ascend.checkpoint.checks.loaded_checkpoint import FLOATS, LoadedCheckpoint, inside
+from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME
 from glm5_ascend.checkpoint.shards import Shard
 from glm5_ascend.checkpoint.types import ROT_FILE, ROT_NAME
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.verify.checked import Checked
-from glm5_ascend.verify.loaded_checkpoint import FLOATS, LoadedCheckpoint
-from glm5_ascend.verify.report import Report
-from glm5_ascend.verify.stray_files import inside
 
 #: Q Q^T may differ from a multiple of the identity by this much per element.
 ORTHOGONAL_TOLERANCE = 1e-3

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from glm5_ascend.checkpoint.checks.config_keys import check_config
+from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint, inside
+from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.index import INDEX_NAME, read_weight_map
 from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME
 from glm5_ascend.checkpoint.shards import Shard
@@ -14,10 +17,7 @@ from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError, ConfigError
 from glm5_ascend.model.config import load_config, read_config
 from glm5_ascend.model.json_file import MAX_BYTES_BY_TENSOR, read_json_object
-from glm5_ascend.verify.config_keys import check_config
-from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
-from glm5_ascend.verify.report import Report
-from glm5_ascend.verify.stray_files import check_tree, inside
+from glm5_ascend.verify.stray_files import check_tree
 
 #: msModelSlim's index; vLLM does not know this name.
 REFERENCE_INDEX = "quant_model_weights.safetensors.index.json"

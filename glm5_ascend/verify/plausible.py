@@ -16,11 +16,11 @@ from statistics import median
 
 import torch
 
+from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
+from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.schemes import W4A8_DYNAMIC
 from glm5_ascend.model import structure
 from glm5_ascend.verify.copies import Copies, checksum
-from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
-from glm5_ascend.verify.report import Report
 
 #: Largest magnitude a scheme's integers have in a tensor, and the least that a row's largest one may have. A scale is
 #: max|row| / 127 (or 7), found anew or fitted: good outputs reach 127 and 7 in every tensor, and no row of them stays

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import torch
 
+from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
+from glm5_ascend.checkpoint.checks.report import Report
+from glm5_ascend.checkpoint.checks.text_files import check_text_files, compare_text_files
 from glm5_ascend.checkpoint.schemes import FLOAT
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import CheckpointError
@@ -18,13 +21,10 @@ from glm5_ascend.verify.engine_answer import ServingEngine
 from glm5_ascend.verify.engines import check_engine
 from glm5_ascend.verify.file_hashes import check_hashes, read_record
 from glm5_ascend.verify.float_values import check_finite, check_vectors_and_floats
-from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.verify.mtp_rotation import check_mtp
 from glm5_ascend.verify.open_checkpoint import open_directory
 from glm5_ascend.verify.plausible import Doubts, settle
-from glm5_ascend.verify.report import Report
 from glm5_ascend.verify.tensors import check_tensors
-from glm5_ascend.verify.text_files import check_text_files, compare_text_files
 
 
 @torch.no_grad()

@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from glm5_ascend.verify.report import Report
+from glm5_ascend.checkpoint.checks.loaded_checkpoint import inside
+from glm5_ascend.checkpoint.checks.report import Report
 
 #: Unpickling runs code; nothing of a quantized checkpoint is stored this way.
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
@@ -27,14 +28,6 @@ _BELOW = "optional/quarot.safetensors"
 
 #: Every reader of GLM-5 brings the model's code itself.
 _PYTHON = (".py", ".pyc", ".pyo", ".pyd", ".so")
-
-
-def inside(path: Path, directory: Path) -> bool:
-    """Whether `path`, links followed, lies in `directory`, or is a blob of the hub cache it is a snapshot of."""
-    # realpath: Path.resolve raises at a ring of links.
-    target, home = Path(os.path.realpath(path)), Path(os.path.realpath(directory))
-    in_cache = home.parent.name == "snapshots" and target.is_relative_to(home.parent.parent / "blobs")
-    return target.is_relative_to(home) or in_cache
 
 
 def check_tree(directory: Path, report: Report) -> set[str]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection
 
 import torch
 
+from glm5_ascend.checkpoint.checks.loaded_checkpoint import FLOATS, LoadedCheckpoint, check_stated_dtype
+from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, W8A8, Stored, stored_tensors
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.model import structure
 from glm5_ascend.model.structure import Linear
-from glm5_ascend.verify.loaded_checkpoint import FLOATS, LoadedCheckpoint
-from glm5_ascend.verify.report import Report
 
 #: Not stored by msModelSlim under static W8A8; the engine then never reads them. Ours stores them for all or none.
 _OPTIONAL_STATIC = ("weight_scale", "weight_offset")
@@ -152,24 +151,6 @@ def _check_mixed(
             fix=_AGAIN,
         )
     return len(ranked) > 1
-
-
-def check_stated_dtype(checkpoint: LoadedCheckpoint, report: Report) -> None:
-    """An engine runs in the dtype of config.json: bf16 weights in float16 overflow, and deq_scale is read as int64."""
-    count = Counter(entry.dtype for entry in checkpoint.entries.values())
-    stored = max((torch.bfloat16, torch.float16), key=lambda dtype: count[dtype])
-    for key in ("dtype", "torch_dtype"):
-        stated = checkpoint.raw.get(key)
-        if not count[stored] or stated not in ("bfloat16", "float16") or stated == _name(stored):
-            continue
-        say = report.error if stated == "float16" else report.warning
-        say(
-            "config.dtype",
-            f"{key} is {stated}, but {count[stored]} tensors are {_name(stored)}: an engine would run in {stated}"
-            + (", whose range is smaller" if stated == "float16" else ""),
-            file="config.json",
-            fix=f"restore {key} {_name(stored)}, the source's",
-        )
 
 
 def _check_float16(checkpoint: LoadedCheckpoint, report: Report) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from glm5_ascend.checkpoint.checks.config_keys import config_findings
 from glm5_ascend.model.config import ModelConfig, parse_config
-from glm5_ascend.verify.config_keys import config_findings
 from glm5_ascend.verify.description_meta import meta_findings
 from tests.support.command import ROOT
 from tests.support.tiny_model import SHARED_INDEXER, tiny_config
@@ -40,8 +40,7 @@ def test_meta_keys() -> None:
 
 
 def test_no_torch_is_loaded() -> None:
-    code = (
-        "import sys, glm5_ascend.verify.config_keys, glm5_ascend.verify.description_meta; print('torch' in sys.modules)"
-    )
+    modules = "glm5_ascend.checkpoint.checks.config_keys, glm5_ascend.verify.description_meta"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -144,7 +144,7 @@ def test_shallow_reads_no_values(tiny_w4a8: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_large_tensors_are_read_in_pieces(tiny_w4a8: Path, tiny_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = verify(tiny_w4a8, against=tiny_source)
-    monkeypatch.setattr("glm5_ascend.verify.loaded_checkpoint.PIECE", 1000)
+    monkeypatch.setattr("glm5_ascend.checkpoint.checks.loaded_checkpoint.PIECE", 1000)
     monkeypatch.setattr("glm5_ascend.verify.expected_weight.PIECE", 1000)
     pieces = verify(tiny_w4a8, against=tiny_source)
     assert_clean(pieces)

@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint, inside
+from glm5_ascend.checkpoint.checks.report import Report
+from glm5_ascend.checkpoint.checks.tokenizer_file import COPY, SETTINGS
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
-from glm5_ascend.verify.report import Report
-from glm5_ascend.verify.stray_files import inside
-from glm5_ascend.verify.tokenizer_file import COPY, SETTINGS
 
 if TYPE_CHECKING:
     from jinja2 import nodes

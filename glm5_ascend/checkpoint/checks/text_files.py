@@ -7,14 +7,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from glm5_ascend.checkpoint.checks.chat_template import LEGACY, TEMPLATE, check_template, read_template
+from glm5_ascend.checkpoint.checks.config_keys import bad_ids
+from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint, inside
+from glm5_ascend.checkpoint.checks.report import Report
+from glm5_ascend.checkpoint.checks.tokenizer_file import (
+    COPY,
+    PARTS,
+    SETTINGS,
+    TOKENIZER,
+    check_ids,
+    check_settings,
+    listed,
+)
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.json_file import read_json_object
-from glm5_ascend.verify.chat_template import LEGACY, TEMPLATE, check_template, read_template
-from glm5_ascend.verify.config_keys import bad_ids
-from glm5_ascend.verify.loaded_checkpoint import LoadedCheckpoint
-from glm5_ascend.verify.report import Report
-from glm5_ascend.verify.stray_files import inside
-from glm5_ascend.verify.tokenizer_file import COPY, PARTS, SETTINGS, TOKENIZER, check_ids, check_settings, listed
 
 _GENERATION = "generation_config.json"
 #: JSON beside tokenizer.json that transformers or older readers take into account.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,15 +11,23 @@ from typing import Any
 
 import torch
 
+from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.shards import Shard, TensorEntry
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.json_file import MAX_BYTES_BY_TENSOR, read_json_object
-from glm5_ascend.verify.stray_files import inside
 
 #: Elements read at once where a tensor can be as large as an embedding table (GLM-5: 0.95e9).
 PIECE = 1 << 24
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def inside(path: Path, directory: Path) -> bool:
+    """Whether `path`, links followed, lies in `directory`, or is a blob of the hub cache it is a snapshot of."""
+    # realpath: Path.resolve raises at a ring of links.
+    target, home = Path(os.path.realpath(path)), Path(os.path.realpath(directory))
+    in_cache = home.parent.name == "snapshots" and target.is_relative_to(home.parent.parent / "blobs")
+    return target.is_relative_to(home) or in_cache
 
 
 @dataclass
@@ -70,3 +80,25 @@ class LoadedCheckpoint:
         total = (entry.end - entry.start) // entry.dtype.itemsize
         for start in range(0, total, PIECE):
             yield self.span(name, start, min(start + PIECE, total))
+
+
+def check_stated_dtype(checkpoint: LoadedCheckpoint, report: Report) -> None:
+    """An engine runs in the dtype of config.json: bf16 weights in float16 overflow, and deq_scale is read as int64."""
+    count = Counter(entry.dtype for entry in checkpoint.entries.values())
+    stored = max((torch.bfloat16, torch.float16), key=lambda dtype: count[dtype])
+    for key in ("dtype", "torch_dtype"):
+        stated = checkpoint.raw.get(key)
+        if not count[stored] or stated not in ("bfloat16", "float16") or stated == _name(stored):
+            continue
+        say = report.error if stated == "float16" else report.warning
+        say(
+            "config.dtype",
+            f"{key} is {stated}, but {count[stored]} tensors are {_name(stored)}: an engine would run in {stated}"
+            + (", whose range is smaller" if stated == "float16" else ""),
+            file="config.json",
+            fix=f"restore {key} {_name(stored)}, the source's",
+        )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

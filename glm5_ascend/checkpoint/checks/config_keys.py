@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from glm5_ascend.checkpoint.checks.report import CheckpointFinding, Report
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.model.layer_types import indexer_schedule
-from glm5_ascend.verify.report import CheckpointFinding, Report
 
 CONFIG = "config.json"
 ARCHITECTURE = "GlmMoeDsaForCausalLM"
