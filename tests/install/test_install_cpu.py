@@ -45,6 +45,7 @@ def test_forbidden_index_is_one_line_before_anything_is_installed(indexes: Index
     assert set(installed(tmp_path / "env")) <= {"pip", "setuptools"}
 
 
+@pytest.mark.long
 def test_index_without_torch_is_named(indexes: Indexes, tmp_path: Path) -> None:
     done = make(indexes, tmp_path / "env", TORCH_CPU_INDEX=indexes.pypi)
     assert done.returncode != 0
@@ -52,6 +53,7 @@ def test_index_without_torch_is_named(indexes: Indexes, tmp_path: Path) -> None:
     assert set(installed(tmp_path / "env")) <= {"pip", "setuptools"}
 
 
+@pytest.mark.long
 def test_what_pip_is_configured_with_comes_first(indexes: Indexes, tmp_path: Path) -> None:
     variables = {"PIP_EXTRA_INDEX_URL": indexes.pytorch, "TORCH_CPU_INDEX": ""}
     done = make(indexes, tmp_path / "env", **variables)

@@ -45,6 +45,7 @@ def test_quantize_verify_and_dry_run(memory: Path, source: Path) -> None:
     assert "Traceback" not in done.stderr and "ok: 0 errors" in done.stdout and "vllm_command serve" in done.stdout
 
 
+@pytest.mark.long
 def test_where_nothing_can_be_written_kernels_are_compiled_anew(memory: Path, source: Path) -> None:
     """Neither a temporary folder nor shared memory: TMPDIR is the read-only root's."""
     done = locked([["quantize", source, memory / "quantized"]], memory, shared_memory=False, TMPDIR="/usr")
@@ -65,6 +66,7 @@ def test_doctor_says_where_kernels_are_kept(memory: Path) -> None:
     assert "warning: none: neither the package" in row and "fix: export NUMBA_CACHE_DIR=" in row
 
 
+@pytest.mark.long
 def test_narrow_plain_and_closed(memory: Path, source: Path) -> None:
     """LC_ALL=C, 20 columns, stdout closed: no traceback, and the exit codes stay."""
     out = memory / "quantized"
@@ -76,6 +78,7 @@ def test_narrow_plain_and_closed(memory: Path, source: Path) -> None:
         assert "Traceback" not in done.stderr and "Error" not in done.stderr, done.stderr
 
 
+@pytest.mark.long
 def test_read_only_image_keeps_what_was_compiled_for_it(memory: Path, tmp_path: Path, source: Path) -> None:
     """Kernels compiled into NUMBA_CACHE_DIR when the image was made are not compiled again where it is read-only."""
     image = tmp_path / "image"
@@ -94,6 +97,7 @@ def test_read_only_image_keeps_what_was_compiled_for_it(memory: Path, tmp_path: 
     assert "compiled 0" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.server
 def test_serve_answers_from_a_read_only_root(memory: Path, tmp_path: Path) -> None:
     """A whole server: it comes up, answers, and the smoke test of a second command passes against it."""
@@ -131,6 +135,7 @@ def test_first_compilation_is_said_on_a_terminal_once(tmp_path: Path) -> None:
     assert seen == [1, 0]
 
 
+@pytest.mark.long
 def test_warm_up_leaves_nothing_to_compile(tmp_path: Path, source: Path) -> None:
     """In a fresh cache; quantize and a plan compile nothing after it."""
     done = glm5_ascend("warm-up", NUMBA_CACHE_DIR=str(tmp_path / "cache"))
