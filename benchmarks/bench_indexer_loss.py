@@ -17,8 +17,7 @@ import time
 from pathlib import Path
 
 import torch
-
-from glm5_ascend.demo_model.indexer_loss import (
+from training.indexer_loss import (
     Attention,
     Index,
     Visible,

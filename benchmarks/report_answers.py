@@ -20,9 +20,8 @@ def main() -> None:
 
     for name, value in {**ENVIRONMENT, **CPU_ENVIRONMENT, "VLLM_LOGGING_LEVEL": "ERROR"}.items():
         os.environ.setdefault(name, value)
+    from training.held_out import held_out_questions, render_question, score
     from vllm import LLM, SamplingParams
-
-    from glm5_ascend.demo_model.held_out import held_out_questions, render_question, score
 
     directory, count = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 210
     quantized = (Path(directory) / "quant_model_description.json").is_file()

@@ -1,6 +1,6 @@
 """How errors of rounding add up over the layers: KL to bf16 with only the first layers of a model rounded.
 
-    python -m glm5_ascend.demo_model.train DIR --deep
+    python -m benchmarks.training DIR --deep
     python benchmarks/report_depth.py DIR [--work DIR] [--recipes NAME ...] [--every N] [--peer PYTHON] [--int8 N ...]
 
 A line per recipe: the first 4, 8, ... layers as stored, with the integer arithmetic that the server runs, all others
@@ -23,9 +23,9 @@ import torch
 from tools.fidelity_checkpoints import float_weights, peer_program, quantized, quantized_by_peer, with_int8_experts
 from tools.fidelity_parts import FirstLayers
 
-from glm5_ascend.demo_model.corpus import validation_texts
 from glm5_ascend.fidelity.evaluation.compare import compare
 from glm5_ascend.fidelity.evaluation.intervals import mean_interval
+from glm5_ascend.fidelity.evaluation.python_docs import documents
 from glm5_ascend.fidelity.evaluation.windows import read_windows
 from glm5_ascend.model.config import load_config
 
@@ -75,7 +75,7 @@ def main() -> int:
 
     options.work.mkdir(parents=True, exist_ok=True)
     config = load_config(options.model)
-    windows = read_windows(None, validation_texts(), options.model, config, WINDOW, options.windows)
+    windows = read_windows(None, documents(held_out=True), options.model, config, WINDOW, options.windows)
     layers = config.num_hidden_layers
     depths = [*range(options.every, layers, options.every), layers]
     print(f"{options.model.name}: {layers} layers, {len(windows) * (WINDOW - 1)} positions")

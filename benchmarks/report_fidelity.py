@@ -3,7 +3,7 @@
     python benchmarks/report_fidelity.py [--work DIR] [--second DIR] [--peer PYTHON] [--seeds N] [--json FILE]
 
 Models: the demo model; the same with planted activation outliers (same function, harder to quantize); with --second,
-one trained with another seed on other data (`python -m glm5_ascend.demo_model.train DIR --seed 7 --text-share 0.6`).
+one trained with another seed on other data (`python -m benchmarks.training DIR --seed 7 --text-share 0.6`).
 With --peer, the python of a virtual environment with msmodelslim==26.1.0 and transformers==5.4.0, msModelSlim makes
 W4A8 and W8A8 from the same sources and calibration texts, and KL is also given as a ratio to its KL, window by window.
 
@@ -40,10 +40,10 @@ from tools.fidelity_checkpoints import (
 )  # fmt: skip
 from tools.fidelity_parts import ActivationsOnly, WeightsOnly
 
-from glm5_ascend.demo_model.corpus import validation_texts
 from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, compare
 from glm5_ascend.fidelity.evaluation.intervals import Interval, mean_interval
 from glm5_ascend.fidelity.evaluation.metrics import Metric, metrics
+from glm5_ascend.fidelity.evaluation.python_docs import documents
 from glm5_ascend.fidelity.evaluation.windows import read_windows
 from glm5_ascend.model.config import load_config
 
@@ -114,7 +114,7 @@ def answers(directory: Path, questions: int) -> dict[str, Any]:
 def table(source: Path, work: Path, options: argparse.Namespace, questions: int) -> list[Row]:
     """All recipes on one model."""
     work.mkdir(exist_ok=True)
-    windows = read_windows(None, validation_texts(), source, load_config(source), WINDOW, options.windows)
+    windows = read_windows(None, documents(held_out=True), source, load_config(source), WINDOW, options.windows)
     texts = [calibration(options.work, seed) for seed in range(options.seeds)]
     program = peer_program(options.peer, options.work) if options.peer else None
     rows: dict[str, Row] = {}

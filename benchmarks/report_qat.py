@@ -23,14 +23,15 @@ from typing import Any
 import torch
 import yaml
 from tools.fidelity_checkpoints import make_demo, quantized
+from training import chats
+from training.loading import load_tensors, load_tokenizer
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.demo_model import chats, corpus
-from glm5_ascend.demo_model.export import save_tensors
-from glm5_ascend.demo_model.loading import load_tensors, load_tokenizer
+from glm5_ascend.demo_model.outliers import save_tensors
 from glm5_ascend.fidelity.evaluation.compare import compare
 from glm5_ascend.fidelity.evaluation.intervals import mean_interval
 from glm5_ascend.fidelity.evaluation.metrics import metrics
+from glm5_ascend.fidelity.evaluation.python_docs import documents
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.evaluation.windows import read_windows
 from glm5_ascend.model.config import load_config
@@ -53,7 +54,7 @@ def training_sequences(folder: Path, seed: int) -> Iterator[torch.Tensor]:
     """Windows of training documents, and training chats, without end."""
     tokenizer, rng = load_tokenizer(folder), random.Random(seed)
     start = tokenizer.convert_tokens_to_ids(["[gMASK]", "<sop>"])
-    texts = "\n\n".join(corpus.training_texts())
+    texts = "\n\n".join(documents(held_out=False))
     tokens = tokenizer(texts, add_special_tokens=False)["input_ids"]
     while True:
         if rng.random() < CHATS:
@@ -179,7 +180,7 @@ def main() -> int:
     made["QAT"] = quantized(trained, options.work / "QAT", RECIPE, [])
     print(f"trained, stored and verified after {(time.monotonic() - started) / 60:.1f} min")
 
-    windows = read_windows(None, corpus.validation_texts(), source, load_config(source), WINDOW, ALL)
+    windows = read_windows(None, documents(held_out=True), source, load_config(source), WINDOW, ALL)
     same = same_integers(model, made["QAT"])
     print(f"\nintegers and scales of the trained model and of its checkpoint: {'the same' if same else 'DIFFERENT'}")
 

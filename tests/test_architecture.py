@@ -45,7 +45,7 @@ REHEARSED = "glm5_ascend.deploy.rehearsal.inside."
 #: Heavy packages and who may import them: a module, or everything below a name that ends with a dot.
 THIRD_PARTY = {
     "vllm": ("glm5_ascend.serve.", REHEARSED),
-    "transformers": ("glm5_ascend.demo_model.", "glm5_ascend.checkpoint.tokenizer_child", "glm5_ascend.serve."),
+    "transformers": ("glm5_ascend.checkpoint.tokenizer_child", "glm5_ascend.serve."),
     "openai": ("glm5_ascend.cli.demo",),
     "torch_npu": ("glm5_ascend.model.device", "glm5_ascend.serve.plugin.ascend.", REHEARSED),
     "vllm_ascend": ("glm5_ascend.serve.plugin.ascend.", REHEARSED),

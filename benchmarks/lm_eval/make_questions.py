@@ -1,6 +1,6 @@
 """Write questions.jsonl for lm-evaluation-harness: lists the demo model never saw, each number a possible answer.
 
-    python benchmarks/lm_eval/make_questions.py > benchmarks/lm_eval/questions.jsonl
+    python -m benchmarks.lm_eval.make_questions > benchmarks/lm_eval/questions.jsonl
 
 Prompts are the chat template's text up to the answer, without thinking, so that `local-completions` needs no template.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import re
 
-from glm5_ascend.demo_model.held_out import held_out_questions, render_question
-from glm5_ascend.demo_model.loading import load_tokenizer
+from benchmarks.training.held_out import held_out_questions, render_question
+from benchmarks.training.loading import load_tokenizer
 from glm5_ascend.demo_model.resources import data_folder
 
 COUNT = 40

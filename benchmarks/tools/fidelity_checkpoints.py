@@ -13,12 +13,12 @@ from typing import Any
 import torch
 import yaml
 from safetensors.torch import save_file
+from training.chats import training_chat
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.demo_model.chats import training_chat
-from glm5_ascend.demo_model.corpus import training_texts
 from glm5_ascend.fidelity.analysis.recipe import with_fallbacks
 from glm5_ascend.fidelity.analysis.run import AnalyzeOptions, analyze, prepare
+from glm5_ascend.fidelity.evaluation.python_docs import documents
 from glm5_ascend.quantize import pipeline
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.progress import silent
@@ -55,7 +55,7 @@ def calibration(work: Path, seed: int) -> list[str]:
         return []
     path, rng = work / f"calibration-{seed}.jsonl", random.Random(seed)
     records: list[dict[str, Any]] = []
-    for text in rng.sample(training_texts(), TEXTS):
+    for text in rng.sample(documents(held_out=False), TEXTS):
         start = rng.randrange(max(1, len(text) - CHARACTERS))
         records.append({"text": text[start : start + CHARACTERS]})
     for _ in range(CHATS):

@@ -1,4 +1,4 @@
-"""Gives out the shipped checkpoint."""
+"""Finds and copies the shipped checkpoint."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from pathlib import Path
 from glm5_ascend.errors import CheckpointError, OutputError
 from glm5_ascend.files.written import copy_file, new_folder
 
-NOT_COPIED = {"__pycache__", "training.jsonl"}
-
 
 def data_folder() -> Path:
-    """The folder inside the installed package that holds the checkpoint.
+    """Folder of the installed package that holds the checkpoint.
 
     Raises:
         CheckpointError: the weights are missing from the installation.
@@ -21,7 +19,7 @@ def data_folder() -> Path:
     if not (folder / "model.safetensors").is_file():
         raise CheckpointError(
             f"{folder}/model.safetensors: missing from this installation",
-            "Train it: python -m glm5_ascend.demo_model.train OUT",
+            "install glm5-ascend again",
         )
     return folder
 
@@ -41,8 +39,8 @@ def write_demo_model(dst: Path) -> Path:
     """
     source = data_folder()
     require_empty(dst)
-    with new_folder(dst) as aside:
+    with new_folder(dst) as directory:
         for path in sorted(source.iterdir()):
-            if path.is_file() and path.name not in NOT_COPIED:
-                copy_file(path, aside / path.name)
+            if path.is_file():
+                copy_file(path, directory / path.name)
     return dst

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.demo_model.corpus import validation_texts
 from glm5_ascend.errors import ConfigError, EvaluationError
 from glm5_ascend.fidelity.analysis import html as analysis_html
 from glm5_ascend.fidelity.analysis import recipe as recipes
@@ -19,6 +18,7 @@ from glm5_ascend.fidelity.evaluation.generation import generate, generation_metr
 from glm5_ascend.fidelity.evaluation.long_context import long_contexts, retrieval_prompts
 from glm5_ascend.fidelity.evaluation.metrics import Metric, chosen_groups
 from glm5_ascend.fidelity.evaluation.metrics import metrics as figures
+from glm5_ascend.fidelity.evaluation.python_docs import documents
 from glm5_ascend.fidelity.evaluation.served import compare_served
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.evaluation.summary import Summary
@@ -90,7 +90,7 @@ def evaluate(
     asked = read_prompts(paths.prompts) if paths.prompts is not None else []
     servers = [_client(address, model, key) for address in (url, against_url) if address is not None]
     found = Summary(url or str(directory), str(against or against_url))
-    bundled = list(validation_texts()) if paths.against is not None and text is None else []
+    bundled = list(documents(held_out=True)) if paths.against is not None and text is None else []
     if paths.against is not None:
         job = _TextJob(_path(text), bundled, window, windows, far, groups, top_logprobs, progress)
         _evaluate_text(found, job, paths, servers)

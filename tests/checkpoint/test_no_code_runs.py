@@ -29,7 +29,7 @@ for use in (lambda: tokenizer.encode("a"), lambda: tokenizer.decode(torch.tensor
 LOADING = """
 import sys
 from pathlib import Path
-from glm5_ascend.demo_model.loading import load_tokenizer
+from benchmarks.training.loading import load_tokenizer
 try:
     load_tokenizer(Path(sys.argv[1]))
 except ValueError as error:

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from glm5_ascend.demo_model.corpus import validation_texts
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.deploy.rendering.files import rendered_texts
 from glm5_ascend.errors import CheckFailedError
 from glm5_ascend.fidelity.evaluation.compare import compare
 from glm5_ascend.fidelity.evaluation.metrics import metrics
+from glm5_ascend.fidelity.evaluation.python_docs import documents
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.evaluation.windows import read_windows
 from glm5_ascend.serve.client import Client
@@ -78,7 +78,7 @@ def test_eval_of_the_server_is_that_of_its_files(
     assert done.returncode == 0, done.stderr
     served = json.loads(done.stdout)
     windows = read_windows(
-        None, validation_texts(), trained_checkpoint, StoredModel(trained_checkpoint).config, WINDOW, WINDOWS
+        None, documents(held_out=True), trained_checkpoint, StoredModel(trained_checkpoint).config, WINDOW, WINDOWS
     )  # fmt: skip
     here = {row.name: row.value for row in metrics(compare(rotated_checkpoint, trained_checkpoint, windows))}
     print({name: (served[name], here[name]) for name in ("nll_quantized", "top1_agreement", "kl_mean")})

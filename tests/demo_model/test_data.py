@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from glm5_ascend.demo_model import chats, corpus, held_out, names, questions
-from glm5_ascend.demo_model.loading import load_tokenizer
+from benchmarks.training import chats, held_out, names, questions
+from benchmarks.training.loading import load_tokenizer
 from glm5_ascend.demo_model.resources import data_folder
+from glm5_ascend.fidelity.evaluation.python_docs import documents
 
 SUM = re.compile(r"(\d+) ([+-]) (\d+)")
 NAME = re.compile(r"[A-Z][a-z]{3,}")
@@ -85,7 +86,7 @@ def test_working_is_right() -> None:
 
 
 def test_texts_are_split_by_document() -> None:
-    train, held = corpus.training_texts(), corpus.validation_texts()
+    train, held = documents(held_out=False), documents(held_out=True)
     assert not set(train) & set(held)
     assert sum(map(len, held)) > 40_000
 

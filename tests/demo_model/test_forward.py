@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from glm5_ascend.demo_model import attention, corpus, export, loading, optim, outliers, stages, train, trunk
-from glm5_ascend.demo_model.rows import RowSource
+from benchmarks.training import attention, export, loading, optim, stages, train, trunk
+from benchmarks.training.rows import RowSource
+from glm5_ascend.demo_model import outliers
 from glm5_ascend.errors import ConfigError, OutputError
+from glm5_ascend.fidelity.evaluation.python_docs import documents
 
 TINY = {
     "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_hidden_layers": 2,
@@ -118,7 +120,7 @@ def test_export_loads_again_and_outliers_change_nothing(tiny: tuple[Any, Any, An
 def test_a_few_steps_of_every_stage_lower_the_losses(tiny: tuple[Any, Any, Any], tmp_path: Path) -> None:
     _, _, tokenizer = tiny
     model, mtp = train.build_model(tokenizer, seed=2, **TINY)
-    rows = RowSource(tokenizer, corpus.training_texts()[:40], rows=4, length=128, text_share=0.3, seed=0)
+    rows = RowSource(tokenizer, documents(held_out=False)[:40], rows=4, length=128, text_share=0.3, seed=0)
     run = stages.Run(model, mtp, rows, tmp_path / "log.jsonl", bf16=False)
     named = [*model.named_parameters(), *(("mtp." + n, w) for n, w in mtp.named_parameters())]
     optimizers = optim.build(named, 0.02, 0.003)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm5_ascend.demo_model import attention, corpus, indexer_loss, optim, stages, train
-from glm5_ascend.demo_model.indexer_loss import Attention, Index, Visible
-from glm5_ascend.demo_model.rows import RowSource
+from benchmarks.training import attention, indexer_loss, optim, stages, train
+from benchmarks.training.indexer_loss import Attention, Index, Visible
+from benchmarks.training.rows import RowSource
+from glm5_ascend.fidelity.evaluation.python_docs import documents
 
 BATCH, HEADS, LEARNERS = 2, 3, 4
 KINDS = ("causal", "packed", "chosen", "one_key", "blind")
@@ -98,7 +99,7 @@ def test_a_real_training_stage_takes_the_same_course(tmp_path: Path, monkeypatch
     for function in (indexer_loss.plain_indexer_loss, indexer_loss.indexer_loss):
         monkeypatch.setattr(attention, "indexer_loss", function)
         model, mtp = train.build_model(tokenizer, seed=4, **small)
-        rows = RowSource(tokenizer, corpus.training_texts()[:40], rows=2, length=160, text_share=0.5, seed=0)
+        rows = RowSource(tokenizer, documents(held_out=False)[:40], rows=2, length=160, text_share=0.5, seed=0)
         run = stages.Run(model, mtp, rows, tmp_path / "log.jsonl", bf16=False)
         index = [(name, weight) for name, weight in model.named_parameters() if ".indexer." in name]
         optimizers = optim.build([*index, *(("mtp." + n, w) for n, w in mtp.named_parameters())], 0.02, 0.003)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from glm5_ascend.demo_model import evaluate, loading, resources
-from glm5_ascend.demo_model.held_out import held_out_questions, render_question
+from benchmarks.training import evaluate, loading
+from benchmarks.training.held_out import held_out_questions, render_question
+from glm5_ascend.demo_model import resources
 from glm5_ascend.errors import OutputError
 
 KEYS = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from glm5_ascend.demo_model import tokenizer as demo_tokenizer
+from benchmarks.training import tokenizer as demo_tokenizer
 
 TOOL = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"type": "function", "function": {"name": "get_time", "arguments": {"city": "Oslo", "days": 2}}}

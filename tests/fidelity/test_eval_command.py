@@ -152,13 +152,13 @@ def test_not_a_number_fails_the_check(
 
 def test_the_default_text_is_held_out(tiny_source: Path, tiny_w4a8: Path) -> None:
     """Python's documentation, of which neither the calibration nor the demo model's training has seen a window."""
-    from glm5_ascend.demo_model.corpus import training_texts, validation_texts
+    from glm5_ascend.fidelity.evaluation.python_docs import documents
     from glm5_ascend.quantize.calibration.dataset import default_calibration_file
 
     done = evaluate(tiny_w4a8, "--against", tiny_source, "--windows", 2, "--window", 256, "--json")
     assert json.loads(done.stdout)["tokens"] == 2 * 255
-    seen = default_calibration_file().read_text() + "\n".join(training_texts())
-    text = "\n\n".join(validation_texts())
+    seen = default_calibration_file().read_text() + "\n".join(documents(held_out=False))
+    text = "\n\n".join(documents(held_out=True))
     pieces = [text[start : start + 200] for start in range(0, len(text) - 200, 200)]
     assert not any(piece in default_calibration_file().read_text() for piece in pieces)
     assert sum(piece in seen for piece in pieces) < 0.05 * len(pieces)  # stock phrases of generated docstrings

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm5_ascend.demo_model.corpus import validation_texts
-from glm5_ascend.demo_model.held_out import held_out_questions
+from benchmarks.training.held_out import held_out_questions
 from glm5_ascend.fidelity.evaluation.compare import compare
 from glm5_ascend.fidelity.evaluation.metrics import metrics
+from glm5_ascend.fidelity.evaluation.python_docs import documents
 from glm5_ascend.fidelity.evaluation.served import ask, lower_bound
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.evaluation.windows import read_windows
@@ -32,7 +32,7 @@ def source_server(trained_checkpoint: Path, tmp_path_factory: pytest.TempPathFac
 
 
 def windows(source: Path) -> list[torch.Tensor]:
-    return read_windows(None, validation_texts(), source, StoredModel(source).config, WINDOW, WINDOWS)
+    return read_windows(None, documents(held_out=True), source, StoredModel(source).config, WINDOW, WINDOWS)
 
 
 def test_a_server_is_as_far_as_its_files(server: str, trained_checkpoint: Path, rotated_checkpoint: Path) -> None:

@@ -110,8 +110,8 @@ def test_trained_model_equals_transformers(run_engine: Any, trained_checkpoint: 
     """The shipped model in fp32: real chats and text, shorter and longer than its index_topk of 64."""
     from transformers import AutoTokenizer
 
-    from glm5_ascend.demo_model.evaluate import validation_tokens
-    from glm5_ascend.demo_model.held_out import held_out_questions, render_question
+    from benchmarks.training.evaluate import validation_tokens
+    from benchmarks.training.held_out import held_out_questions, render_question
 
     tokenizer = AutoTokenizer.from_pretrained(trained_checkpoint, trust_remote_code=False)
     questions = held_out_questions(seed=3, n=7)

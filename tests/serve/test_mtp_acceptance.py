@@ -17,7 +17,7 @@ def acceptance_rate(run_engine: Any, directory: Path) -> float:
     """Accepted share of drafted tokens (k = 1) on held-out chats, greedy, with the checkpoint as it is."""
     from transformers import AutoTokenizer
 
-    from glm5_ascend.demo_model.held_out import held_out_questions, render_question
+    from benchmarks.training.held_out import held_out_questions, render_question
 
     tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     questions = held_out_questions(seed=5, n=42)

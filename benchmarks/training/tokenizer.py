@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib.resources import files
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+
+from glm5_ascend.demo_model.resources import data_folder
 
 VOCAB_SIZE = 1024
 END_OF_TEXT = "<|endoftext|>"
@@ -28,7 +29,7 @@ WORDS = r"\d| ?[a-z]+|[A-Z][a-z]*|[^\S\n]+(?= [a-z])|[^\S\n]+|\n+| ?[^\sA-Za-z\d
 
 def chat_template() -> str:
     """The text of our chat template."""
-    return files("glm5_ascend.demo_model").joinpath("data/chat_template.jinja").read_text(encoding="utf-8")
+    return (data_folder() / "chat_template.jinja").read_text(encoding="utf-8")
 
 
 def train_tokenizer(texts: Iterable[str]) -> Any:

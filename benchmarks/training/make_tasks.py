@@ -1,7 +1,7 @@
 """Write the demo model's held-out questions as files that `eval` takes, each with its family of tasks.
 
-    python benchmarks/tools/make_tasks.py prompts.jsonl               # for eval --url URL --against-url URL --prompts
-    python benchmarks/tools/make_tasks.py texts.jsonl --texts -n 700  # for eval DIR --against SRC --text
+    python -m benchmarks.training.make_tasks prompts.jsonl               # for eval --url A --against-url B --prompts
+    python -m benchmarks.training.make_tasks texts.jsonl --texts -n 700  # for eval DIR --against SRC --text
 
 Texts are whole chats, the right answer included. Files for a real model look the same: a JSON object a line.
 """
@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.demo_model.held_out import Question, held_out_questions
+from .held_out import Question, held_out_questions
 
 
 def prompt(question: Question) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Train the demonstration model on a CPU: `python -m glm5_ascend.demo_model.train OUT`.
+"""Train the demonstration model on a CPU: `python -m benchmarks.training OUT`.
 
 Three stages, as DSA models are trained: A with dense attention, B in which only the indexers (and the MTP layer)
 learn, C with the indexers' choice in force. The result is a bf16 checkpoint in the hub format under OUT.
@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 
-from . import chats, corpus, optim, stages
+from glm5_ascend.fidelity.evaluation.python_docs import documents
+
+from . import chats, optim, stages
 from .config import DEEP, demo_config
 from .export import export_checkpoint
 from .rows import RowSource
@@ -30,7 +32,7 @@ SHARES = (0.72, 0.06, 0.22)  # of the tokens, stages A, B and C
 
 def build_tokenizer() -> Any:
     """The tokenizer, learned from the training texts and 3000 training chats."""
-    texts = corpus.training_texts()
+    texts = documents(held_out=False)
     writer = train_tokenizer(texts[:20])  # only renders the chats
     rng = random.Random(0)
     rendered = []
@@ -62,7 +64,7 @@ def train(args: argparse.Namespace) -> stages.Run:
     torch.set_num_threads(args.threads)
     tokenizer = build_tokenizer()
     model, mtp = build_model(tokenizer, args.seed, **(DEEP if args.deep else {}))
-    source = RowSource(tokenizer, corpus.training_texts(), args.rows, args.length, args.text_share, args.seed)
+    source = RowSource(tokenizer, documents(held_out=False), args.rows, args.length, args.text_share, args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
     bf16 = optim.quick_dtype() is torch.bfloat16
     run = stages.Run(model, mtp, source, args.out / "training.jsonl", bf16=bf16)

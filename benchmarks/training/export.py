@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glm5_ascend.demo_model.outliers import save_tensors
 from glm5_ascend.files.written import write_file
 
 from .tokenizer import chat_template
 from .trunk import MtpLayer
 
-WEIGHTS = "model.safetensors"
 GENERAL_KEYS = (
     "_name_or_path", "output_hidden_states", "output_attentions", "output_router_logits", "return_dict",
     "chunk_size_feed_forward", "is_encoder_decoder", "id2label", "label2id", "problem_type", "layer_types",
@@ -56,16 +56,6 @@ def hub_tensors(model: Any, mtp: MtpLayer) -> dict[str, Tensor]:
         name: weight.detach().to(torch.float32 if name.endswith("correction_bias") else torch.bfloat16).clone()
         for name, weight in sorted(flat.items())
     }
-
-
-def save_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Write `model.safetensors` and its index."""
-    from safetensors.torch import save
-
-    write_file(folder / WEIGHTS, save(tensors, metadata={"format": "pt"}))
-    total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": dict.fromkeys(sorted(tensors), WEIGHTS)}
-    write_file(folder / f"{WEIGHTS}.index.json", json.dumps(index, indent=1) + "\n")
 
 
 def write_configs(folder: Path, config: Any) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .export import WEIGHTS
+from glm5_ascend.demo_model.outliers import WEIGHTS_NAME
+
 from .trunk import MtpLayer, align_norm_eps
 
 
@@ -17,7 +18,7 @@ def load_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of `model.safetensors`, as stored."""
     from safetensors.torch import load_file
 
-    tensors: dict[str, Tensor] = load_file(folder / WEIGHTS)
+    tensors: dict[str, Tensor] = load_file(folder / WEIGHTS_NAME)
     return tensors
 
 

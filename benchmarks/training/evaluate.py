@@ -1,6 +1,6 @@
 """Measures a checkpoint: right answers, validation loss, MTP acceptance, expert balance.
 
-`python -m glm5_ascend.demo_model.evaluate FOLDER` prints all of it as JSON.
+`python -m benchmarks.training.evaluate FOLDER` prints all of it as JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import corpus
+from glm5_ascend.demo_model.resources import data_folder
+from glm5_ascend.fidelity.evaluation.python_docs import documents
+
 from .attention import packed
 from .held_out import check_answer, held_out_questions, render_question, score
 from .loading import load_model, load_mtp, load_tokenizer
@@ -83,10 +85,8 @@ def validation_tokens(tokenizer: Any | None = None) -> list[int]:
         tokenizer: default the shipped one.
     """
     if tokenizer is None:
-        from .resources import data_folder
-
         tokenizer = load_tokenizer(data_folder())
-    text = "\n\n".join(corpus.validation_texts())
+    text = "\n\n".join(documents(held_out=True))
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from .corpus import stable_hash
+from glm5_ascend.fidelity.evaluation.python_docs import stable_hash
 
 ONSETS = [
     "b", "br", "d", "dr", "f", "g", "gr", "h", "j", "k", "kl", "l", "m", "n", "p", "pl", "r", "s", "sk", "st",

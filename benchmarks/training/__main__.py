@@ -1,0 +1,5 @@
+"""`python -m benchmarks.training OUT`."""
+
+from .train import main
+
+main()
