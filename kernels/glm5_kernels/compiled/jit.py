@@ -1,6 +1,6 @@
-"""How kernels are compiled: kept on disk, without the interpreter's lock, and without entries that nobody calls.
+"""How kernels are compiled: cached on disk, without the interpreter's lock, and only with the entry points in use.
 
-An entry into compiled code takes as long to compile as a small kernel: it unpacks every argument.
+An entry point that unpacks Python arguments takes as long to compile as a small kernel.
 """
 
 from __future__ import annotations
@@ -10,19 +10,26 @@ from typing import Any
 
 from numba import njit
 
-_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+from glm5_kernels import cache
+
+_OPTIONS = {
+    "nogil": True,
+    "cache": cache.prepare() is not None,
+    "error_model": "numpy",
+    "no_cfunc_wrapper": True,
+}
 
 
 def kernel(function: Callable[..., object]) -> Any:
-    """Compiled at its first call, by Python or by other kernels."""
+    """Decorator: compiled at its first call, by Python or by another kernel."""
     return njit(**_OPTIONS)(function)
 
 
 def inner(function: Callable[..., object]) -> Any:
-    """The same for a function that only kernels call: compiled as a part of each."""
+    """Decorator of a function that only kernels call: inlined into each of them."""
     return njit(**_OPTIONS, no_cpython_wrapper=True, inline="always")(function)
 
 
 def shared(function: Callable[..., object]) -> Any:
-    """The same for a function that a kernel calls at several places: compiled once."""
+    """Decorator of a function that kernels call at several places: compiled once, not inlined."""
     return njit(**_OPTIONS, no_cpython_wrapper=True)(function)
