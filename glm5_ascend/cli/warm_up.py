@@ -31,7 +31,7 @@ def warm_up() -> int:
         print(f"compiling {op}", file=sys.stderr, flush=True)
     print("compiling the planner's simulator", file=sys.stderr, flush=True)
     compile_simulator()
-    place, done = cache.prepare(), cache.compilation.functions
-    where = f"kept in {place.folder}" if place.folder is not None else f"not kept: {place.why}"
-    print(f"{done} functions compiled in {time.monotonic() - began:.0f} s, {where}")
+    folder, functions = cache.prepare(), cache.compilation.functions
+    where = f"kept in {folder}" if folder is not None else f"not kept: export {cache.VARIABLE}=FOLDER"
+    print(f"{functions} functions compiled in {time.monotonic() - began:.0f} s, {where}")
     return EXIT_OK

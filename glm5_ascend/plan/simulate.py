@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from glm5_ascend.plan.costs import Costs, Floats
 from glm5_kernels.registry import cache
 
-cache.prepare()  # before a function is decorated
+#: Decorator of compiled functions; numba raises if it cannot write its cache.
+compiled = njit(cache=cache.prepare() is not None)
 Ints = NDArray[np.int64]
 
 
@@ -122,7 +123,7 @@ def compiled_arguments(costs: Costs, trace: Trace) -> tuple[Queue, EngineTable]:
     return queue, EngineTable(costs.ranks, costs.slots, costs.room, costs.chunk, costs.step, np.array(costs.prefill))
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled  # type: ignore[untyped-decorator]
 def step_seconds(table: Floats, per_rank: float) -> float:
     low = int(per_rank)
     if low + 1 >= len(table):
@@ -130,19 +131,19 @@ def step_seconds(table: Floats, per_rank: float) -> float:
     return float(table[low] + (per_rank - low) * (table[low + 1] - table[low]))
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled  # type: ignore[untyped-decorator]
 def chunk_seconds(prefill: Floats, size: float, start: float) -> float:
     """Of a chunk of `size` tokens behind `start` cached ones."""
     return float(prefill[0] + prefill[1] * size + prefill[2] * size * (start + size / 2))
 
 
-@njit(cache=True)
+@compiled
 def cache_tokens(queue, i):  # type: ignore[no-untyped-def]
     """What request i holds while it is in the engine, in whole pages."""
     return 128 * ((queue.fresh[i] + queue.cached[i] + queue.output[i] + 127) // 128)
 
 
-@njit(cache=True)
+@compiled
 def _enter(lanes, queue, i):  # type: ignore[no-untyped-def]
     """Request i takes the first free rank."""
     lane = 0
@@ -151,7 +152,7 @@ def _enter(lanes, queue, i):  # type: ignore[no-untyped-def]
     lanes.request[lane], lanes.left[lane], lanes.start[lane] = i, queue.fresh[i], queue.cached[i]
 
 
-@njit(cache=True)
+@compiled
 def _prefill_chunks(lanes, engine):  # type: ignore[no-untyped-def]
     """A chunk on every rank that prefills; returns the longest one's seconds."""
     longest = 0.0
@@ -164,7 +165,7 @@ def _prefill_chunks(lanes, engine):  # type: ignore[no-untyped-def]
     return longest
 
 
-@njit(cache=True)
+@compiled
 def _aggregated(queue, engine, gain, closed):  # type: ignore[no-untyped-def]
     arrival, n, ranks = queue.arrival, len(queue.fresh), engine.ranks
     first, done = np.zeros(n), np.zeros(n)

@@ -6,10 +6,8 @@ Slow and simple: what the aggregated simulation is checked against. It shares th
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
-
 from glm5_ascend.plan.costs import Costs
-from glm5_ascend.plan.simulate import Outcome, Trace, chunk_seconds, compiled_arguments, step_seconds
+from glm5_ascend.plan.simulate import Outcome, Trace, chunk_seconds, compiled, compiled_arguments, step_seconds
 
 
 def simulate_steps(costs: Costs, trace: Trace, closed: int = 0, seed: int = 0) -> Outcome:
@@ -22,13 +20,13 @@ def simulate_steps(costs: Costs, trace: Trace, closed: int = 0, seed: int = 0) -
 WAITING, PREFILLING, DECODING, FINISHED = 0, 1, 2, 3
 
 
-@njit(cache=True)
+@compiled
 def _held(queue, i):  # type: ignore[no-untyped-def]
     """Cached tokens of request i, in whole pages."""
     return 128 * ((queue.fresh[i] + queue.cached[i] + queue.output[i] + 127) // 128)
 
 
-@njit(cache=True)
+@compiled
 def _let_in(queue, engine, state, came):  # type: ignore[no-untyped-def]
     """Those that came and fit begin to prefill, or to decode if their prompt is cached; returns how many are inside."""
     inside, lanes, held = 0, 0, 0
@@ -51,7 +49,7 @@ def _let_in(queue, engine, state, came):  # type: ignore[no-untyped-def]
     return inside
 
 
-@njit(cache=True)
+@compiled
 def _tokens(chances):  # type: ignore[no-untyped-def]
     """Tokens of a request in one step: one, and the drafts before the first refused one."""
     tokens = 1
@@ -62,7 +60,7 @@ def _tokens(chances):  # type: ignore[no-untyped-def]
     return tokens
 
 
-@njit(cache=True)
+@compiled
 def _stepwise(queue, engine, chances, closed, seed):  # type: ignore[no-untyped-def]
     np.random.seed(seed)
     arrival, n = queue.arrival, len(queue.fresh)

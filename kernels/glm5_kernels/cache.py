@@ -23,17 +23,24 @@ def folder() -> Path | None:
     """The folder for compiled kernels, created if it is missing. Imports neither numba nor torch.
 
     Returns:
-        None if the folder cannot be written: then every process compiles the kernels that it calls.
+        NUMBA_CACHE_DIR, or the default if that cannot be written. None if neither can: then every process compiles the
+        kernels that it calls.
     """
-    path = Path(os.environ.get(VARIABLE) or _default_folder())
-    if not path.is_absolute() and not os.environ.get(VARIABLE):  # the home directory is unknown
-        return None
+    paths = [_default_folder()]
+    if os.environ.get(VARIABLE):
+        paths.insert(0, Path(os.environ[VARIABLE]))
+    return next((path for path in paths if _is_writable(path)), None)
+
+
+def _is_writable(path: Path) -> bool:
+    if str(path).startswith("~"):  # the home directory is unknown
+        return False
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
     except OSError:
-        return None
-    return path
+        return False
+    return True
 
 
 def _default_folder() -> Path:

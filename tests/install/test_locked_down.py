@@ -53,17 +53,12 @@ def test_where_nothing_can_be_written_kernels_are_compiled_anew(memory: Path, so
     assert "Traceback" not in done.stderr
 
 
-def test_doctor_says_where_kernels_are_kept(memory: Path) -> None:
-    found = locked([["doctor"]], memory).stdout
-    assert "/dev/shm/glm5-kernels-" in found
-    found = locked([["doctor"]], memory, TMPDIR=str(memory)).stdout
-    assert f"{memory}/glm5-kernels-" in found
-    found = locked([["doctor"]], memory, NUMBA_CACHE_DIR=str(memory / "kernels")).stdout
-    words = " ".join(found.split())  # a narrow table breaks lines between words
+def test_doctor_names_the_kernel_cache(memory: Path) -> None:
+    output = locked([["doctor"]], memory, NUMBA_CACHE_DIR=str(memory / "kernels")).stdout
+    words = " ".join(output.split())  # a narrow table breaks lines between words
     assert f"{memory}/kernels (NUMBA_CACHE_DIR; empty: glm5-ascend warm-up)" in words
-    row = locked([["doctor"]], memory, shared_memory=False).stdout
-    row = " ".join(row.split())
-    assert "warning: none: neither the package" in row and "fix: export NUMBA_CACHE_DIR=" in row
+    row = " ".join(locked([["doctor"]], memory, shared_memory=False).stdout.split())
+    assert "warning: none can be written" in row and "fix: export NUMBA_CACHE_DIR=" in row
 
 
 @pytest.mark.long
@@ -76,25 +71,6 @@ def test_narrow_plain_and_closed(memory: Path, source: Path) -> None:
         done = locked(commands, memory, redirect=redirect, **variables)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "Traceback" not in done.stderr and "Error" not in done.stderr, done.stderr
-
-
-@pytest.mark.long
-def test_read_only_image_keeps_what_was_compiled_for_it(memory: Path, tmp_path: Path, source: Path) -> None:
-    """Kernels compiled into NUMBA_CACHE_DIR when the image was made are not compiled again where it is read-only."""
-    image = tmp_path / "image"
-    made = glm5_ascend("quantize", source, tmp_path / "made", NUMBA_CACHE_DIR=str(image))
-    assert made.returncode == 0 and list(image.rglob("*.nbc"))
-    for path in (image, *image.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    code = (
-        "import sys; from glm5_ascend.cli import run; from glm5_kernels.cache import compilation; "
-        "code = run(sys.argv[1:]); print('compiled', compilation.functions); sys.exit(code)"
-    )
-    words = ["quantize", source, memory / "quantized"]
-    runner = f'{sys.executable} -c "{code}"'
-    done = locked([words], memory, NUMBA_CACHE_DIR=str(image), runner=runner)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "compiled 0" in done.stdout
 
 
 @pytest.mark.long
