@@ -6,6 +6,7 @@ Slow and simple: what the aggregated simulation is checked against. It shares th
 from __future__ import annotations
 
 import numpy as np
+
 from glm5_ascend.plan.costs import Costs
 from glm5_ascend.plan.simulate import Outcome, Trace, chunk_seconds, compiled, compiled_arguments, step_seconds
 
