@@ -13,12 +13,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import yaml
 
+from glm5_ascend.engine_lines import LINES, EngineLine
 from tests.support.command import ROOT
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-VERSION_SETS = yaml.safe_load((ROOT / "deploy" / "versions.yaml").read_text(encoding="utf-8"))["sets"]
 
 
 def run(code: str) -> str:
@@ -103,18 +102,18 @@ def test_wheel_holds_code_and_data(wheel: zipfile.ZipFile) -> None:
 
 
 #: Which torch SGLang's image has is not published: nothing to plan with. Our Dockerfile installs with --no-deps there.
-WITH_TORCH = [versions for versions in VERSION_SETS if "torch" in versions["packages"]]
+WITH_TORCH = [line for line in LINES.values() if "torch" in line.packages]
 
 
-@pytest.mark.parametrize("versions", WITH_TORCH, ids=lambda v: v["name"])
-def test_npu_extra_changes_none_of_the_atlas_set(versions: dict, wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", WITH_TORCH, ids=lambda line: line.name)
+def test_npu_extra_changes_none_of_the_atlas_set(line: EngineLine, wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     """pip's own resolver, in an environment where the image's packages are present, plans to touch none of them.
 
     The packages are stood in for by their metadata (name and version): that is all the resolver looks at.
     """
     venv.create(tmp_path / "venv", with_pip=False)
     site = next((tmp_path / "venv").glob("lib/python*/site-packages"))
-    for name, version in versions["packages"].items():
+    for name, version in line.packages.items():
         info = site / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -130,5 +129,5 @@ def test_npu_extra_changes_none_of_the_atlas_set(versions: dict, wheel: zipfile.
     assert done.returncode == 0, done.stderr[-2000:]
     planned = {item["metadata"]["name"].lower().replace("_", "-") for item in json.loads(report.read_text())["install"]}
     assert "glm5-ascend" in planned
-    assert not planned & set(versions["packages"])
+    assert not planned & set(line.packages)
     assert not {name for name in planned if name.startswith("nvidia-")}

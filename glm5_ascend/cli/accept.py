@@ -81,7 +81,7 @@ def accept(
     _make(folder)
     about: dict[str, Any] = {
         "checkpoint": str(checkpoint.directory.resolve()), "files": file_list(checkpoint.directory), "profile": profile,
-        "engine": chosen.versions, "against": str(sizes.against.resolve()), "url": setting.url, "minutes": minutes,
+        "engine": chosen.line.name, "against": str(sizes.against.resolve()), "url": setting.url, "minutes": minutes,
         "workload": sizes.load(setting), "windows": [windows, window], "simulated": simulate_npu,
         "version": __version__, "host": platform.node(),
     }  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 from glm5_ascend.deploy.acceptance.journal import FAILED, OK, WARNING
 from glm5_ascend.deploy.acceptance.steps import CPU, DOCTOR, SMOKE, WATCH, Accepting, AcceptStep, StepOutcome
-from glm5_ascend.deploy.profiles.engines import SGLANG
+from glm5_ascend.engine_lines import SGLANG
 from glm5_ascend.errors import CheckFailedError, Glm5Error
 from glm5_ascend.fidelity.api import evaluate
 from glm5_ascend.plan.api import plan

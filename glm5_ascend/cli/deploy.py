@@ -36,7 +36,7 @@ def list_profiles(as_json: AsJson = False) -> int:
     if as_json:
         print(json.dumps(to_dict(profiles)))
         return 0
-    show([each.name, f"{each.title}\n{each.versions}; on: {', '.join(each.on)}"] for each in profiles)
+    show([each.name, f"{each.title}\n{each.line}; on: {', '.join(each.on)}"] for each in profiles)
     return 0
 
 

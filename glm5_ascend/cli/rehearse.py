@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from glm5_ascend.cli.help import SHOWN, command
+from glm5_ascend.engine_lines import STABLE, VLLM_ASCEND_LINES, EngineLine
 from glm5_ascend.errors import CheckpointError, ConfigError
 
+NUMBERS = [line.number for line in VLLM_ASCEND_LINES]
 if TYPE_CHECKING:
     from glm5_ascend.deploy.profiles.load import Profile, Role
     from glm5_ascend.deploy.rehearsal.result import PlannedRank, Rehearsal
@@ -44,8 +46,8 @@ def rehearse(
         Path | None, typer.Option(metavar="DIR", help="Install vllm-ascend for this from PyPI: 4 GB. No checkpoint.")
     ] = None,
     line: Annotated[
-        str, typer.Option(metavar="LINE", help="With --prepare: 0.23 (stable), 0.30 (pre-release) or newest.")
-    ] = "0.23",
+        str, typer.Option(metavar="LINE", help=f"With --prepare: {', '.join(NUMBERS)} or newest.")
+    ] = STABLE.number,
     against: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What --json said before: which operators differ.")
     ] = None,
@@ -106,15 +108,14 @@ def _rehearsed(
     check_architecture(read_config(checkpoint), checkpoint / "config.json")
     place = named(environment)
     roles = list(chosen.roles.values()) if role is None else [chosen.role(role)]
-    line = "0.23" if place.version is None or place.version.release[:2] < (0, 30) else "0.30"
     done = []
     for one in roles:
-        planned = _planned_or_none(checkpoint, chosen, one, line) if not extra else ()
+        planned = _planned_or_none(checkpoint, chosen, one, place.line) if not extra else ()
         done += rehearse_role(Stage(place, chosen, one, checkpoint, extra, planned), ranks, _say)
     return Rehearsal(profile, str(checkpoint), tuple(done))
 
 
-def _planned_or_none(checkpoint: Path, profile: Profile, role: Role, line: str) -> tuple[PlannedRank, ...]:
+def _planned_or_none(checkpoint: Path, profile: Profile, role: Role, line: EngineLine) -> tuple[PlannedRank, ...]:
     """A checkpoint that the planner refuses is rehearsed all the same: what the real loader says is the answer."""
     try:
         return _planned(checkpoint, profile, role, line)
@@ -123,7 +124,7 @@ def _planned_or_none(checkpoint: Path, profile: Profile, role: Role, line: str) 
         return ()
 
 
-def _planned(checkpoint: Path, profile: Profile, role: Role, line: str) -> tuple[PlannedRank, ...]:
+def _planned(checkpoint: Path, profile: Profile, role: Role, line: EngineLine) -> tuple[PlannedRank, ...]:
     """The planner's numbers for a die of each pipeline stage; none where it does not know the machine."""
     from glm5_ascend.deploy.rehearsal.result import PlannedRank
     from glm5_ascend.plan.copies import copies
@@ -151,8 +152,8 @@ def _planned(checkpoint: Path, profile: Profile, role: Role, line: str) -> tuple
         partition=tuple(int(part) for part in role.env.get("VLLM_PP_LAYER_PARTITION", "").split(",") if part),
     )  # fmt: skip
     apart = connector in ("kv_consumer", "kv_producer")
-    # 0.30 counts kv_both as a consumer, whose fused projections take the place of the others.
-    moved = connector == "kv_consumer" or (connector == "kv_both" and line != "0.23" and not engine.split_prefill)
+    mixed = connector == "kv_both" and line.copies.mixed_is_decode and not engine.split_prefill
+    moved = connector == "kv_consumer" or mixed
     found = []
     for stage in engine.stages(model.config):
         memory = stage_fit(model, load_hardware(machine), engine, stage, connector == "kv_consumer", apart)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.deploy.diagnosis.preflight import preflight
-from glm5_ascend.deploy.profiles.engines import SGLANG
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.rules.load import ERROR
+from glm5_ascend.engine_lines import SGLANG
 from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError
 from glm5_ascend.serve.activation import on_ascend
 from glm5_ascend.serve.environment import require_cpu_environment

@@ -12,7 +12,6 @@ from glm5_ascend.deploy.profiles.variables import VariableFile
 from glm5_ascend.deploy.rendering.values import PodValues
 from glm5_ascend.deploy.rules.load import RuleFile
 from glm5_ascend.files.resources import data_dir, write_schemas
-from glm5_ascend.serve.versions import VersionFile
 
 #: By file name in deploy/schemas.
 SCHEMAS: dict[str, type[BaseModel]] = {
@@ -20,7 +19,6 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "rules.json": RuleFile,
     "values.json": PodValues,
     "variables.json": VariableFile,
-    "versions.json": VersionFile,
 }
 
 

@@ -12,11 +12,11 @@ from packaging.version import Version
 
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
-from glm5_ascend.deploy.profiles.engines import SGLANG, verify_name
+from glm5_ascend.deploy.profiles.engines import verify_name
 from glm5_ascend.deploy.profiles.load import Profile, load
 from glm5_ascend.deploy.profiles.show import script
-from glm5_ascend.deploy.profiles.spelling import spelled_for
 from glm5_ascend.deploy.refusals import refuse_broken, refuse_known_bad, refuse_other_platform, refuse_other_weights
+from glm5_ascend.engine_lines import SGLANG
 from glm5_ascend.errors import MissingEnvironmentError
 from glm5_ascend.serve.c8_flags import with_keys
 from glm5_ascend.serve.environment import version_of
@@ -56,7 +56,7 @@ def serve_profile(
         refuse_broken(checkpoint, verify_name(chosen.engine, chosen.platform))
     chosen_role = chosen.role(role)
     if chosen.platform == "npu" and (installed := version_of("vllm-ascend")) is not None:
-        chosen_role = spelled_for(chosen_role, Version(installed))
+        chosen_role = chosen_role.for_version(Version(installed))
     refuse_known_bad(chosen, chosen_role, checkpoint, vllm_args, only_warn=skip_verify)
     refuse_other_weights(chosen, checkpoint)
     built = command(chosen, chosen_role, place or ServerPlace(), str(checkpoint.directory), list(vllm_args))

@@ -9,11 +9,10 @@ from typing import get_args
 from glm5_ascend.deploy.rules.expression import names_in
 from glm5_ascend.deploy.rules.facts import FACTS
 from glm5_ascend.deploy.rules.load import Rule, Topic, rules
+from glm5_ascend.engine_lines import STABLE
 from glm5_ascend.files.resources import data_dir
-from glm5_ascend.serve.versions import version_set
 
 NAME = "TROUBLESHOOTING.md"
-RELEASE = "vllm-ascend-0.23.0"
 THREADS = "https://github.com/vllm-project/vllm-ascend/issues/"
 #: Facts that are versions, and how a reader writes the package.
 PACKAGES = {"transformers": "transformers", "vllm_ascend": "vllm-ascend", "cann": "CANN"}
@@ -86,8 +85,8 @@ def readable(text: str) -> str:
     """A message without the values that a machine would fill in."""
     text = re.sub(r"(transformers|vllm-ascend|CANN) \{(?:transformers|vllm_ascend|cann)\}", r"\1", text)
     values = {name: f"`{name}`" for name in FACTS} | dict.fromkeys(PACKAGES, "this version")
-    wanted = (version_set(RELEASE) or {}).get("triton-ascend", "")
-    return text.format_map(values | {"wanted_triton": wanted}).replace("*", "\\*")
+    triton = STABLE.packages["triton-ascend"]
+    return text.format_map(values | {"wanted_triton": triton}).replace("*", "\\*")
 
 
 def linked(source: str) -> str:

@@ -17,7 +17,6 @@ from glm5_ascend.plan.stages import PipelineStage
 #: What MLAPO fuses; kept twice unless the node only decodes, with few tokens.
 _FUSED = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.q_b_proj")
 _FUSED_TOKENS = 1024
-_FIRST_LINE = "0.23"
 
 
 def copies(
@@ -37,10 +36,12 @@ def copies(
         "MLAPO copies": _mlapo(model, engine, here) if fused and engine.mlapo and not moved else 0.0,
         "DSA-CP copies": _whole(model, engine, split, here) if divided else 0.0,
     }
-    if engine.line == _FIRST_LINE:
+    held = engine.line.copies
+    if held.shared_experts:
         found["whole shared experts"] = _shared_experts(model, engine, here) if divided or engine.flashcomm else 0.0
-    else:
+    if held.prolog:
         found["PROLOG copies"] = _prolog(model, engine, here) if fused and not decode_only else 0.0
+    if held.draft_head:
         # The draft names its head a second time, so that sharing the target's frees nothing.
         c = model.config
         drafts = bool(engine.drafts) and here.is_last
@@ -77,7 +78,7 @@ def _whole(model: PlannedModel, engine: Engine, split: bool, stage: PipelineStag
             stored = model.type_of(layer, part)
             nbytes = weights.matrix_bytes(stored, rows, columns) + weights.ROW_BYTES[stored] * rows
             total += count * rest * nbytes if split or part != "self_attn.o_proj" else 0.0
-        if not split and engine.line == _FIRST_LINE:
+        if not split and engine.line.copies.gathered_o_proj:
             pool = weights.matrix_bytes(kind, *out)
             total += pool + (pool / engine.tp if kind == FLOAT else 0.0)  # FLOAT shards are turned around first
     return total

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from glm5_ascend.engine_lines import STABLE, EngineLine
 from glm5_ascend.errors import PlanError
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.plan.hardware import Hardware
@@ -32,7 +33,7 @@ class Engine:
         expert_parallel: false: every die holds a slice of every expert.
         redundant: copies of experts beyond the model's own, for EPLB or for a number of dies that does not divide them.
         flashcomm: sequence parallelism of vllm-ascend's own. mlapo: its fused preprocessing, where it can run.
-        line: of vllm-ascend, whose copies of weights are counted.
+        line: line of vllm-ascend whose copies of weights are counted.
         skew: most loaded die over the mean beyond what chance does, by hot experts; 1: none.
     """
 
@@ -52,7 +53,7 @@ class Engine:
     skew: float = 1.0
     flashcomm: bool = False
     mlapo: bool = True
-    line: str = "0.23"
+    line: EngineLine = STABLE
     partition: tuple[int, ...] = ()
 
     def stages(self, config: ModelConfig) -> tuple[PipelineStage, ...]:

@@ -1,4 +1,4 @@
-"""What runs a plan: the profile of deploy/ with its layout, and `vllm serve` lines in the options of vllm-ascend 0.23.
+"""What runs a plan: the profile of deploy/ with its layout, and `vllm serve` lines for the stable vllm-ascend.
 
 A profile is one if machine, number of nodes, types of the weights and the parallel sizes of every role are the plan's.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from glm5_ascend.deploy.profiles.engines import VLLM
 from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
+from glm5_ascend.engine_lines import VLLM
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.roles import lines
 

@@ -1,4 +1,4 @@
-"""A plan's engines as roles of a deployment: the whole `vllm serve` command of each, for vllm-ascend 0.23.
+"""A plan's engines as roles of a deployment: the whole `vllm serve` command of each, for the stable vllm-ascend.
 
 What no layout decides (parsers, seed, chat template) is what the shipped profiles say. Words a launcher fills in are
 left open as shell variables: HEAD (address of the role's first node), IP and NIC (this machine's), RANK (of the
@@ -101,7 +101,7 @@ def _parallel(engine: Engine, name: str, nodes: int, rpc: int) -> dict[str, Any]
 
 
 def _additional(model: PlannedModel, engine: Engine, name: str) -> dict[str, Any]:
-    """vllm-ascend's own switches, only together with what they need in 0.23."""
+    """vllm-ascend's own switches, only together with what they need there."""
     found: dict[str, Any] = {"multistream_overlap_shared_expert": True}
     split = name != DECODE and engine.split_prefill and engine.tp > 1
     if split:  # DSA-CP needs FlashComm

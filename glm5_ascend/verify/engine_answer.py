@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from glm5_ascend.engine_lines import SGLANG_05, VLLM_ASCEND_023
+
 
 class ServingEngine(StrEnum):
     """Who is asked."""
@@ -15,10 +17,10 @@ class ServingEngine(StrEnum):
     vllm = "vllm"
 
 
-#: What was looked at.
+#: Version of the engine whose sources this module describes.
 VERSIONS = {
-    ServingEngine.sglang: "SGLang 0.5.23",
-    ServingEngine.vllm_ascend: "vllm-ascend 0.23.0",
+    ServingEngine.sglang: f"SGLang {SGLANG_05.tested[0]}",
+    ServingEngine.vllm_ascend: f"vllm-ascend {VLLM_ASCEND_023.tested[0]}",
     ServingEngine.vllm: "vLLM on a CPU, with the plugin of this package",
 }
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from glm5_ascend.deploy.rehearsal.environment import LINES, NEWEST, newest_version, prepare
+from glm5_ascend.deploy.rehearsal.environment import NEWEST, REQUIREMENTS, newest_version, prepare
 from glm5_ascend.errors import MissingEnvironmentError
 from tests.contract.support.vllm_ascend import NEWEST as VARIABLE
 from tests.support.command import ROOT
@@ -27,7 +27,7 @@ TESTS = (
     "test_profiles_accepted.py", "test_vllm_ascend_loader.py", "test_vllm_ascend_attention.py",
     "test_plugin_beside_vllm_ascend.py",
 )  # fmt: skip
-SUPPORTED = [Version(packages[0].partition("==")[2]) for packages in LINES.values()]
+SUPPORTED = [Version(packages[0].partition("==")[2]) for packages in REQUIREMENTS.values()]
 
 
 def environment(folder: Path) -> Path | None:

@@ -9,7 +9,6 @@ import pytest
 
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.load import Profile, load, names
-from glm5_ascend.deploy.profiles.spelling import spelled_for
 from tests.contract.support.cited_run import only_server, servers, switches
 from tests.contract.support.tiny_glm5 import tiny_glm5
 from tests.contract.support.vllm_ascend import VllmAscend
@@ -47,7 +46,7 @@ def test_the_engine_makes_the_same_of_the_conservative_profile(
     """What the run does not say is vLLM's default: asked of vLLM's and vllm-ascend's own configuration code."""
     profile, model = load("a3-single-w4a8-conservative"), str(tiny_glm5(tmp_path))
     assert profile.cited is not None
-    role = spelled_for(profile.role(None), vllm_ascend_030.version)
+    role = profile.role(None).for_version(vllm_ascend_030.version)
     ours = command(profile, role, ServerPlace(), model, [])
     env, line = only_server(sources / profile.cited.file)
     theirs = ["vllm", "serve", model, *("8000" if word == "$SERVER_PORT" else word for word in line)]

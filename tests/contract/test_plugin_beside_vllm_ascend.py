@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from glm5_ascend.serve.versions import meant_by
+from glm5_ascend.serve.versions import expected_packages
 from tests.contract.support.peers import install
 from tests.contract.support.plain_attention import Attention
 from tests.contract.support.vllm_ascend import VllmAscend
@@ -88,7 +88,7 @@ def test_it_says_what_is_wrong_and_nothing_else(run: Run, line: VllmAscend) -> N
     """Here torch and torch_npu are not the set's, and Triton-Ascend is missing: two lines, once."""
     _, report = run()
     versions, triton = report["said"]
-    assert f"not the versions of {meant_by(str(line.version))[0]}" in versions and "torch 2.13.0" in versions
+    assert f"not the versions of {expected_packages(str(line.version))[0]}" in versions and "torch 2.13.0" in versions
     assert "Triton-Ascend is missing" in triton
 
 

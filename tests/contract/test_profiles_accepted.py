@@ -13,7 +13,7 @@ import pytest
 
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
-from glm5_ascend.deploy.profiles.spelling import spelled_for
+from glm5_ascend.engine_lines import STABLE
 from tests.contract.support.tiny_glm5 import tiny_glm5
 from tests.contract.support.vllm_ascend import VllmAscend
 from tests.deploy.support.profile_table import is_on
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.contract
 ROLES = [
     (profile, role, node)
     for profile in map(load, names())
-    if profile.versions == "vllm-ascend-0.23.0"
+    if profile.line is STABLE
     for role in profile.roles.values()
     for node in sorted({0, role.nodes - 1})
 ]
@@ -48,7 +48,7 @@ def answers(line: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -> dict[
     model = tiny_glm5(folder)
     commands: dict[str, Any] = {}
     for profile, written, node in ROLES:
-        role = spelled_for(written, version)
+        role = written.for_version(version)
         built = command(profile, role, ServerPlace(node, 0, "127.0.0.1", "127.0.0.1", "lo"), str(model), [])
         # The tiny model has three layers, and 0.30 counts.
         stages = {name: "2,1" for name in built.env if name == "VLLM_PP_LAYER_PARTITION"}
@@ -62,7 +62,7 @@ def answers(line: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -> dict[
     single = load("a3-single-w4a8")
     for name, flags in BAD.items():
         extra = [part for flag, value in flags.items() for part in (f"--{flag}", json.dumps(value))]
-        built = command(single, spelled_for(single.role(None), version), ServerPlace(), str(model), extra)
+        built = command(single, single.role(None).for_version(version), ServerPlace(), str(model), extra)
         commands[name] = {"env": built.env, "argv": built.argv}
     (folder / "commands.json").write_text(json.dumps(commands))
     line.run("profiles", folder / "commands.json", folder / "out.json")

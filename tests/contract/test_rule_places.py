@@ -7,8 +7,8 @@ import ast
 import pytest
 
 from glm5_ascend.deploy.rehearsal.environment import site_packages
-from glm5_ascend.deploy.rules.known_keys import KNOWN_KEYS
 from glm5_ascend.deploy.rules.load import rules
+from glm5_ascend.engine_lines import VLLM_ASCEND_030
 from tests.contract.support.vllm_ascend import VllmAscend
 
 pytestmark = pytest.mark.contract
@@ -40,4 +40,4 @@ def test_the_keys_that_0_30_takes_are_its_own(vllm_ascend_030: VllmAscend) -> No
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_NON_USER_INPUT_KEYS"
     )
-    assert {name for name in fields | taken if not name.startswith("_")} == KNOWN_KEYS
+    assert {name for name in fields | taken if not name.startswith("_")} == VLLM_ASCEND_030.config_keys

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
-from glm5_ascend.deploy.profiles.engines import SGLANG
 from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
 from glm5_ascend.deploy.rules.sglang_facts import OLD_FLAGS
+from glm5_ascend.engine_lines import SGLANG
 from tests.contract.support.sglang import SGLang, require
 from tests.deploy.support.profile_table import is_on
 from tests.support.tiny_model import write_tiny_model

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
-from glm5_ascend.deploy.profiles.engines import VLLM
 from glm5_ascend.deploy.profiles.load import load, names
+from glm5_ascend.engine_lines import VLLM
 
 pytest.importorskip("vllm")
 #: vLLM 0.32 parses in a process of its own: importing it changes torch and logging for all tests.

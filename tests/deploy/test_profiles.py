@@ -10,9 +10,9 @@ import pytest
 
 from glm5_ascend.deploy.profiles import show
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
-from glm5_ascend.deploy.profiles.engines import SGLANG, VLLM
 from glm5_ascend.deploy.profiles.load import SCHEDULING, Profile, Role, load, merge, names
 from glm5_ascend.deploy.profiles.variables import variables
+from glm5_ascend.engine_lines import SGLANG, VLLM
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.flags import value_of
 from tests.deploy.support.profile_table import is_on, keep, table

@@ -12,12 +12,12 @@ import pytest
 from glm5_ascend.cli import run
 from glm5_ascend.cli.rehearse_shown import notes, page, row
 from glm5_ascend.deploy.diagnosis.rehearsal_rows import rehearsal_rows
-from glm5_ascend.deploy.profiles.engines import SGLANG
 from glm5_ascend.deploy.profiles.load import load, names
 from glm5_ascend.deploy.rehearsal.against import differences, read_other
 from glm5_ascend.deploy.rehearsal.environment import named, prepare
 from glm5_ascend.deploy.rehearsal.result import FoundRank, PlannedRank, Rehearsal, RehearsedRank, read_rank
 from glm5_ascend.deploy.rehearsal.run import INSIDE, RankLayout, chosen_ranks, layout, uneven_experts
+from glm5_ascend.engine_lines import SGLANG
 from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError
 from glm5_ascend.report.page import render
 

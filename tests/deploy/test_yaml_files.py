@@ -15,7 +15,6 @@ from glm5_ascend.deploy.schemas import SCHEMAS
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.files.resources import read_yaml, schema_text
 from glm5_ascend.quantize.recipe import Recipe
-from glm5_ascend.serve.versions import VersionFile
 from tests.support.command import ROOT
 
 RULE = "- {id: X, topic: indexer, level: error, when: a, message: m, fix: f, source: s}\n"
@@ -37,7 +36,6 @@ RULE = "- {id: X, topic: indexer, level: error, when: a, message: m, fix: f, sou
         (RuleFile, RULE + RULE.replace("fix: f, ", ""), ":2: 1.fix: key is missing"),
         (RuleFile, "a: 1\n", ":1: the file: Input should be a valid list"),
         (VariableFile, "A: {reader: r, source: s}\nB: {reader: r}\n", ":2: B.source: key is missing"),
-        (VersionFile, "sets: []\nolder:\n  - {vllm-ascend: 0.1.0, torch: 2.1}\n", ":3: older.0.vllm: key is missing"),
         (RuleFile, "- {id: [\n", ": not valid YAML"),
     ],
 )

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from glm5_ascend.engine_lines import VLLM_ASCEND_030
 from glm5_ascend.errors import PlanError
 from glm5_ascend.plan import cache, weights
 from glm5_ascend.plan.copies import copies
@@ -18,11 +19,11 @@ W8A8 = Engine(16, 1, sequences=16, split_prefill=False, flashcomm=True)
 #: Model, weights, engine, decode only, prefill and decode apart; bytes of parameters and of what was made of them.
 WEIGHED = [
     ("glm-5", "w4a8", W4A8, False, False, 28_163_986_944),
-    ("glm-5", "w4a8", replace(W4A8, line="0.30"), False, False, 29_541_577_728),
+    ("glm-5", "w4a8", replace(W4A8, line=VLLM_ASCEND_030), False, False, 29_541_577_728),
     ("glm-5", "w8a8", W8A8, False, False, 54_825_694_944),
     ("glm-5", "w8a8", Engine(4, 8, batched_tokens=128, split_prefill=False), True, True, 31_236_289_248),
     ("glm-5", "w8a8", Engine(8, 4, split_prefill=False, flashcomm=True, mlapo=False), False, True, 31_222_092_200),
-    ("glm-5", "w8a8", Engine(8, 4, split_prefill=False, flashcomm=True, mlapo=False, line="0.30"), False, True,
+    ("glm-5", "w8a8", Engine(8, 4, split_prefill=False, flashcomm=True, mlapo=False, line=VLLM_ASCEND_030), False, True,
      28_917_917_864),
     ("glm-5.2", "w4a8", Engine(16, 1, dcp=16, split_prefill=True, flashcomm=True), False, False, 35_309_995_836),
 ]  # fmt: skip

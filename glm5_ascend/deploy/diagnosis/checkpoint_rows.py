@@ -49,7 +49,7 @@ def _role_rows(profile: Profile, result: Preflight) -> list[DoctorRow]:
         sorted({fact for facts in result.unchecked.values() for fact in facts})
     )
     if result.assumed:
-        note += f"; versions assumed as in {profile.versions}, this machine is no Atlas"
+        note += f"; versions assumed as of {profile.line.name}, this machine is no Atlas"
     bad = any(broken.level == ERROR for broken in result.broken)
     said = (
         f"{name}: {len(rows)} of {checked} checked rules found something"

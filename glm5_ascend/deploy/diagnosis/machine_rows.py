@@ -66,19 +66,18 @@ def device_rows() -> list[DoctorRow]:
 
 def set_rows(vllm_ascend: str, cann: str | None) -> list[DoctorRow]:
     """Whether everything installed is of the set that this vllm-ascend belongs to."""
-    name, wanted = sets.meant_by(vllm_ascend)
-    if not wanted:
+    name, expected = sets.expected_packages(vllm_ascend)
+    if not expected:
         return [DoctorRow("set", name, "info", "a build from source: not checked")]
-    mixed = sets.differences(wanted, environment.version_of, cann)
-    if not mixed and len(wanted) == 1:
-        return [
-            DoctorRow("set", name, "info", f"a pre-release that goes with vLLM {wanted['vllm']}; the rest is not known")
-        ]
+    mixed = sets.differences(expected, environment.version_of, cann)
+    if not mixed and len(expected) == 1:
+        note = f"a pre-release that goes with vLLM {expected['vllm']}; the rest is not known"
+        return [DoctorRow("set", name, "info", note)]
     if not mixed:
         return [DoctorRow("set", name, "ok", "all installed packages belong to it")]
     said = ", ".join(f"{package} {have} (the set: {want})" for package, have, want in mixed)
     return [
-        DoctorRow("set", f"{name}, but {said}", "problem", "use the image of this vllm-ascend", "V0", "versions.yaml")
+        DoctorRow("set", f"{name}, but {said}", "problem", "use the image of this vllm-ascend", "V0", "engine_lines.py")
     ]
 
 

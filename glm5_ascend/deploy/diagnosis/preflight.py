@@ -12,12 +12,11 @@ from packaging.version import InvalidVersion, Version
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.deploy.diagnosis import machine, weights
 from glm5_ascend.deploy.profiles.command import open_command
-from glm5_ascend.deploy.profiles.engines import SGLANG
 from glm5_ascend.deploy.profiles.load import Profile, Role
-from glm5_ascend.deploy.profiles.spelling import spelled_for
 from glm5_ascend.deploy.rules import facts as rule_facts
 from glm5_ascend.deploy.rules.load import BrokenRule, judge
 from glm5_ascend.deploy.rules.sglang_facts import COMMON, of_sglang_command
+from glm5_ascend.engine_lines import SGLANG
 from glm5_ascend.serve import indexer_rotation
 from glm5_ascend.serve import versions as sets
 from glm5_ascend.serve.activation import ascend_folder, plugin_is_active
@@ -43,9 +42,9 @@ def facts_for(
     Returns:
         (facts, whether versions are assumed as the profile's because its engine is not here)
     """
-    software, assumed = sets.facts(profile.versions)
+    software, assumed = sets.facts(profile.line)
     if profile.platform == "npu":
-        role = spelled_for(role, software.get("vllm_ascend"))
+        role = role.for_version(software.get("vllm_ascend"))
     argv = open_command(role, str(checkpoint.directory if checkpoint else "DIR"), extra).argv
     if role.engine == SGLANG:
         assumed = version_of("sglang") is None

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from glm5_ascend.deploy.profiles.engines import SGLANG, as_flag, head
+from glm5_ascend.deploy.profiles.engines import as_flag, head
 from glm5_ascend.deploy.profiles.load import Profile, Role
+from glm5_ascend.engine_lines import SGLANG
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.flags import ServerCommand, given_flags
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-VLLM, SGLANG = "vllm", "sglang"
+from glm5_ascend.engine_lines import SGLANG, VLLM
+
 #: What stands before the model, and behind it only flags.
 _HEADS = {VLLM: ("vllm", "serve"), SGLANG: ("python", "-m", "sglang.launch_server", "--model-path")}
 

@@ -10,8 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field
 SwitchName = Literal[
     "async_scheduling", "prefix_cache", "ram_tier", "attention_dp", "moe_ep", "flashcomm", "mtp", "graph", "mlapo"
 ]
-#: Engines that a profile can start.
-EngineName = Literal["vllm", "sglang"]
 
 
 class _ProfileKeys(BaseModel):
@@ -93,9 +91,7 @@ class ProfileFile(_ProfileKeys):
     abstract: bool | None = Field(default=None, description="Only to be extended.")
     name: str | None = None
     title: str | None = None
-    platform: Literal["npu", "cpu"] | None = None
-    engine: EngineName | None = Field(default=None, description="Whose flags `args` are; vllm if nothing is said.")
-    versions: str | None = Field(default=None, description="A set of versions.yaml.")
+    line: str | None = Field(default=None, description="Engine line that it is written for: a row of engine_lines.py.")
     status: str | None = Field(default=None, description="What it was proven with.")
     source: str | None = None
     cited: CitedKeys | None = None
@@ -110,4 +106,4 @@ class ProfileFile(_ProfileKeys):
     shared: dict[str, LayerKeys] | None = None
     roles: dict[str, RoleKeys] | None = None
     scheduling: dict[SwitchName, SwitchKeys] | None = None
-    on_next: list[str] | None = Field(default=None, description="What is different on the newer line, 0.30.")
+    on_next: list[str] | None = Field(default=None, description="What is different on the next line of vllm-ascend.")

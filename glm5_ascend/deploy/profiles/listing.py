@@ -15,7 +15,7 @@ class ListedProfile:
     name: str
     title: str
     platform: str
-    versions: str
+    line: str
     status: str
     roles: tuple[str, ...]
     on: tuple[str, ...]
@@ -25,7 +25,7 @@ def listed_profiles() -> list[ListedProfile]:
     """All profiles that can be served, by name."""
     return [
         ListedProfile(
-            profile.name, profile.title, profile.platform, profile.versions, profile.status, tuple(profile.roles),
+            profile.name, profile.title, profile.platform, profile.line.name, profile.status, tuple(profile.roles),
             tuple(key.replace("_", "-") for key, switch in profile.scheduling.items() if switch.on),
         )
         for profile in map(load, names())

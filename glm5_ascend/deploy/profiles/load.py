@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
-from glm5_ascend.deploy.profiles.engines import SGLANG, VLLM
+from packaging.version import Version
+
 from glm5_ascend.deploy.profiles.file import ProfileFile, SwitchName
+from glm5_ascend.engine_lines import LINES, SGLANG, VLLM, EngineLine, vllm_ascend_line
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.files.resources import data_dir, near, read_yaml
+from glm5_ascend.serve.c8_flags import with_flags
 
 SCHEDULING: tuple[str, ...] = get_args(SwitchName)
 PER_RANK = "per_rank"
 #: What a profile must say, by itself or by what it extends.
 REQUIRED = (
-    "name", "title", "platform", "versions", "status", "source", "models", "hardware", "weights", "roles", "scheduling",
+    "name", "title", "line", "status", "source", "models", "hardware", "weights", "roles", "scheduling",
     "on_next", "base", "multi_node",
 )  # fmt: skip
 
@@ -77,6 +80,12 @@ class Role:
         dies = int(self.args.get("tensor-parallel-size", 1)) * int(self.args.get("pipeline-parallel-size", 1))
         return dies // int(self.args.get("nnodes", 1))
 
+    def for_version(self, version: Version | None) -> Role:
+        """The same role with int8 caches spelled as a vllm-ascend reads them. None: no vllm-ascend is known."""
+        if self.engine != VLLM or not vllm_ascend_line(version).int8_cache_flags:
+            return self
+        return replace(self, args=with_flags(self.args))
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -84,11 +93,9 @@ class Profile:
 
     name: str
     title: str
-    platform: str
-    versions: str
+    line: EngineLine
     status: str
     source: str
-    engine: str
     models: tuple[str, ...]
     hardware: dict[str, Any]
     weights: dict[str, str]
@@ -99,6 +106,16 @@ class Profile:
     scheduling: dict[str, SchedulingSwitch]
     on_next: tuple[str, ...] = field(default=())
     cited: CitedRun | None = None
+
+    @property
+    def platform(self) -> str:
+        """`npu` or `cpu`."""
+        return self.line.platform
+
+    @property
+    def engine(self) -> str:
+        """`vllm` or `sglang`."""
+        return self.line.engine
 
     def role(self, name: str | None) -> Role:
         """The named role, or the only one."""
@@ -175,13 +192,17 @@ def _profile(name: str, data: dict[str, Any]) -> Profile:
         for key, value in data["scheduling"].items()
     }
     return Profile(
-        name=data["name"], title=data["title"], platform=data["platform"], versions=data["versions"],
-        status=data["status"], source=data["source"], engine=data.get("engine", VLLM), models=tuple(data["models"]),
-        hardware=data["hardware"],
-        weights=data["weights"], memory=data.get("memory", {}), roles=roles,
-        alternatives=data.get("alternatives", False), proxy=data.get("proxy", {}), scheduling=switches,
+        name=data["name"], title=data["title"], line=_line(name, data), status=data["status"], source=data["source"],
+        models=tuple(data["models"]), hardware=data["hardware"], weights=data["weights"], memory=data.get("memory", {}),
+        roles=roles, alternatives=data.get("alternatives", False), proxy=data.get("proxy", {}), scheduling=switches,
         on_next=tuple(data["on_next"]), cited=CitedRun(**data["cited"]) if data.get("cited") else None,
     )  # fmt: skip
+
+
+def _line(name: str, data: dict[str, Any]) -> EngineLine:
+    if data["line"] not in LINES:
+        raise ConfigError(f"{directory() / name}.yaml: line: no {data['line']!r}", near(data["line"], LINES, "lines"))
+    return LINES[data["line"]]
 
 
 def _role(name: str, data: dict[str, Any], own: dict[str, Any]) -> Role:
@@ -196,5 +217,5 @@ def _role(name: str, data: dict[str, Any], own: dict[str, Any]) -> Role:
     return Role(
         name=name, nodes=merged["nodes"], per_rank=merged.get("launch") == PER_RANK, port=merged["port"],
         env={key: str(value) for key, value in merged.get("env", {}).items()}, args=merged["args"],
-        engine=data.get("engine", VLLM),
+        engine=_line(name, data).engine,
     )  # fmt: skip

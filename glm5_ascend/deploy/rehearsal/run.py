@@ -15,11 +15,10 @@ from typing import Any
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.shards import DTYPE_NAMES
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
-from glm5_ascend.deploy.profiles.engines import VLLM
 from glm5_ascend.deploy.profiles.load import Profile, Role
-from glm5_ascend.deploy.profiles.spelling import spelled_for
 from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment
 from glm5_ascend.deploy.rehearsal.result import FoundFailure, FoundRank, PlannedRank, RehearsedRank, read_rank
+from glm5_ascend.engine_lines import VLLM
 from glm5_ascend.errors import CheckFailedError, ConfigError
 from glm5_ascend.serve.flags import ServerCommand
 
@@ -128,7 +127,7 @@ def rehearse_role(stage: Stage, said: str, say: Callable[[str], None] = lambda l
         ConfigError: the profile is not vllm-ascend's, or has no such rank. CheckpointError: a header that is damaged.
     """
     require_vllm_ascend(stage.profile)
-    stage = replace(stage, role=spelled_for(stage.role, stage.environment.version))
+    stage = replace(stage, role=stage.role.for_version(stage.environment.version))
     sizes = layout(stage.role, stage.extra)
     ranks, headers, done = chosen_ranks(said, sizes), headers_of(stage.directory), []
     uneven = uneven_experts(stage.role, sizes, headers)
@@ -147,6 +146,7 @@ def _job(stage: Stage, rank: int, sizes: RankLayout) -> dict[str, Any]:
     return {
         "argv": built.argv, "env": built.env, "rank": rank, "world": sizes.world, "dp_rank": dp_rank,
         "rank_in_dp": rank_in_dp, "room": planned.room if planned else None,
+        "imports": dict(stage.environment.line.rehearsal.imports) if stage.environment.line.rehearsal else {},
     }  # fmt: skip
 
 

@@ -71,7 +71,7 @@ def description(profile: Profile) -> dict[str, Any]:
         "description": f"GLM-5: {profile.title}",
         "type": "application",
         "version": __version__,
-        "appVersion": profile.versions,
+        "appVersion": profile.line.name,
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from glm5_ascend.deploy.profiles.engines import SGLANG
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.profiles.show import heading
 from glm5_ascend.deploy.rendering import image, kubernetes
@@ -13,6 +12,7 @@ from glm5_ascend.deploy.rendering.go_template import GoTemplate
 from glm5_ascend.deploy.rendering.kubernetes_front import PART_OF, full_name
 from glm5_ascend.deploy.rendering.pod import SPARE_S, STARTUP_PERIOD_S, on_host_network
 from glm5_ascend.deploy.rendering.script_parts import KEY_VARIABLE
+from glm5_ascend.engine_lines import SGLANG
 
 CONFIG = "glm5-ascend/config"
 GRACE = f"add .Values.life.leave_s .Values.life.drain_s {SPARE_S}"

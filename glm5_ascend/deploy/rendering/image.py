@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from glm5_ascend import __version__
-from glm5_ascend.deploy.profiles.engines import SGLANG, VLLM
 from glm5_ascend.deploy.profiles.load import Profile, Role
+from glm5_ascend.engine_lines import SGLANG, VLLM
 
-#: Release of the image by version set; the node's kind adds its suffix.
-RELEASES = {"vllm-ascend-0.23.0": "v0.23.0", "sglang-0.5.23": "v0.5.23"}
-#: Repository, and what stands behind the release for a machine. SGLang's tags are those of its quick start.
-IMAGES = {
-    VLLM: ("quay.io/ascend/vllm-ascend", {"a3": "-a3", "a2": ""}),
-    SGLANG: ("quay.io/ascend/sglang", {"a3": "-cann9.0.0-a3", "a2": "-cann9.0.0-910b"}),
-}
 MANAGERS = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
 #: Of the machine: path -> what it is. Where one is missing nothing may make a folder of that name.
 MOUNTS = {
@@ -42,23 +35,18 @@ def dies(role: Role) -> int:
 def tag(profile: Profile, role: Role) -> str:
     """This package's version, then the engine's: a tag that another wheel would overwrite is pulled once and kept."""
     mark = "sglang-" if profile.engine == SGLANG else ""
-    return f"glm5-ascend:{__version__}-{mark}{_release(profile, role)}"
-
-
-def _release(profile: Profile, role: Role) -> str:
-    return RELEASES[profile.versions] + IMAGES[profile.engine][1][node_kind(profile, role)]
+    return f"glm5-ascend:{__version__}-{mark}{profile.line.tags[node_kind(profile, role)]}"
 
 
 def dockerfile(profile: Profile, role: Role) -> tuple[str, str]:
     """(name, text). The wheel is `make build`'s; the image keeps the versions it brings."""
     kind = node_kind(profile, role)
-    base = f"{IMAGES[profile.engine][0]}:{_release(profile, role)}"
     what = "SGLang with this package beside it: its doctor and smoke"
     if profile.engine == VLLM:
         what = "vllm-ascend with this package beside it: its plugin, doctor and smoke"
     text = f"""\
 # {what}. Put the wheel of `make build` into dist/.
-FROM {base}
+FROM {profile.line.image(kind)}
 COPY dist/glm5_ascend-*.whl /tmp/
 RUN python -m pip install --no-cache-dir --no-deps /tmp/glm5_ascend-*.whl && rm /tmp/glm5_ascend-*.whl
 ENTRYPOINT ["/bin/bash"]

@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from glm5_ascend.deploy.profiles.engines import SGLANG
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.rendering import image, scripts
 from glm5_ascend.deploy.rendering.script_parts import KEY_VARIABLE
 from glm5_ascend.deploy.rendering.values import PodValues
+from glm5_ascend.engine_lines import SGLANG
 
 INSTANCE, PART_OF, ANSWERS = "app.kubernetes.io/instance", "app.kubernetes.io/part-of", "glm5-ascend/answers"
 ROUTER_PORT = 8080

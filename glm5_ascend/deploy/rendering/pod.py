@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from glm5_ascend.deploy.profiles.engines import SGLANG, verify_name
+from glm5_ascend.deploy.profiles.engines import verify_name
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.rendering import image, scripts
 from glm5_ascend.deploy.rendering.check_scripts import HEALTH
@@ -19,6 +19,7 @@ from glm5_ascend.deploy.rendering.kubernetes_front import (
     service_name,
 )
 from glm5_ascend.deploy.rendering.values import PodValues
+from glm5_ascend.engine_lines import SGLANG
 
 #: A busy server answers /health late: it is restarted after five minutes of silence, not after seconds.
 LIVENESS = {"periodSeconds": 30, "timeoutSeconds": 20, "failureThreshold": 10}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from glm5_ascend.deploy.profiles.command import WORDS, open_command, without
-from glm5_ascend.deploy.profiles.engines import SGLANG
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.profiles.show import call, heading
 from glm5_ascend.deploy.rendering.script_parts import CANN, DRAIN, KEY_VARIABLE, NIC_FINDER, NO_PROXY, STOP, key_check
+from glm5_ascend.engine_lines import SGLANG
 
 #: A profile's words as the script's variables.
 VARIABLES = {

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from glm5_ascend.deploy.profiles.load import Profile, Role
-from glm5_ascend.deploy.rules.known_keys import KNOWN_KEYS
+from glm5_ascend.engine_lines import VLLM_ASCEND_LINES
 from glm5_ascend.serve.flags import given_flags, json_of, value_of
 
 #: Every fact, and what it is.
@@ -48,7 +48,8 @@ FACTS = {
     "reduce_sample": "", "recompute": "", "mc2_hierarchy": "",
     "hccl_intra": "HCCL_INTRA_ROCE_ENABLE=0 and HCCL_INTRA_PCIE_ENABLE=1", "dynamic_eplb": "", "profiling_chunk": "",
     "kv_offload_sparse": "", "lmhead_tp": "", "oproj_tp": "", "embedding_tp": "",
-    "unknown_keys": "of --additional-config, to 0.30.0rc2", "old_c8_keys": "C8 by --additional-config",
+    "unknown_keys": "keys of --additional-config that the newest line refuses",
+    "old_c8_keys": "C8 by --additional-config",
     "new_c8_flags": "C8 by --kv-cache-dtype or --attention_config", "hccl_buffer": "HCCL_BUFFSIZE, MB",
     "exchange_buffer": "what dispatch and combine need of it, MB",
 }  # fmt: skip
@@ -113,7 +114,7 @@ def of_command(argv: list[str], environ: Mapping[str, str]) -> dict[str, Any]:
     facts |= _of_transfer(json_of(argv, "--kv-transfer-config"), facts)
     additional = json_of(argv, "--additional-config")
     facts |= _of_additional(additional, environ) | _of_caches(argv, additional)
-    facts["unknown_keys"] = ", ".join(sorted(set(additional) - KNOWN_KEYS))
+    facts["unknown_keys"] = ", ".join(sorted(set(additional) - (VLLM_ASCEND_LINES[-1].config_keys or set(additional))))
     facts["hccl_buffer"] = _number(environ.get("HCCL_BUFFSIZE", ""), 200)
     if "max_num_seqs" in facts:
         facts["exchange_buffer"] = exchange_buffer(facts)
@@ -164,7 +165,7 @@ def _of_additional(additional: dict[str, Any], environ: Mapping[str, str]) -> di
 
 
 def _of_caches(argv: list[str], additional: dict[str, Any]) -> dict[str, Any]:
-    """INT8 caches, in the spelling of 0.23.0 or of 0.30.0rc2."""
+    """INT8 caches, in both spellings."""
     flags = value_of(argv, "--kv-cache-dtype") == "int8"
     indexer = json_of(argv, "--attention-config").get("indexer_kv_dtype", "")
     indexer = value_of(argv, "--attention-config.indexer-kv-dtype") or indexer

@@ -9,12 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from glm5_ascend.checkpoint.summary import summarize
 from glm5_ascend.deploy import doctor
 from glm5_ascend.deploy.diagnosis import machine, machine_rows, weights
 from glm5_ascend.deploy.diagnosis.checkpoint_rows import profile_rows
 from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.engine_lines import VLLM_ASCEND_023, VLLM_ASCEND_030, vllm_ascend_line
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.serve import versions as sets
 from glm5_ascend.serve.environment import version_of
@@ -82,18 +84,23 @@ IMAGE = {"vllm-ascend": "0.23.0.post1", "vllm": "0.23.0+empty", "torch": "2.10.0
 )
 def test_a_mixed_set_is_told(change: dict[str, str], cann: str, wrong: list[str]) -> None:
     installed = IMAGE | change
-    name, wanted = sets.meant_by(installed["vllm-ascend"])
-    assert name == "vllm-ascend-0.23.0"
+    name, wanted = sets.expected_packages(installed["vllm-ascend"])
+    assert name == "vllm-ascend 0.23"
     assert [package for package, *_ in sets.differences(wanted, installed.get, cann)] == wrong
 
 
 def test_older_rows_are_found() -> None:
-    assert sets.meant_by("0.21.0rc1")[1]["cann"] == "9.0.0"
+    assert sets.expected_packages("0.21.0rc1")[1]["cann"] == "9.0.0"
 
 
 def test_a_pre_release_is_of_its_own_line() -> None:
-    assert sets.meant_by("0.30.0rc2")[1]["transformers"] == "5.14.1"
-    assert sets.meant_by("0.30.0rc1")[0] == "vllm-ascend-0.30.0rc2"
+    assert sets.expected_packages("0.30.0rc2")[1]["transformers"] == "5.14.1"
+    for version in ("0.30.0rc1", "0.30.0rc2", "0.30.0", "0.30.0.post1"):
+        name, expected = sets.expected_packages(version)
+        assert name == "vllm-ascend 0.30" and "vllm-ascend" not in expected
+        assert vllm_ascend_line(Version(version)) is VLLM_ASCEND_030
+    assert vllm_ascend_line(Version("0.29.0rc1")) is VLLM_ASCEND_023
+    assert vllm_ascend_line(Version("0.31.0")) is VLLM_ASCEND_030
     for between in (
         "0.24.0rc1",
         "0.25.1rc1",
@@ -101,12 +108,12 @@ def test_a_pre_release_is_of_its_own_line() -> None:
         "0.28.0rc1",
         "0.29.0rc1",
     ):  # neither 0.23's packages nor 0.30's
-        assert sets.meant_by(between) == (f"vllm-ascend {between}", {"vllm": between[:6]})
+        assert sets.expected_packages(between) == (f"vllm-ascend {between}", {"vllm": between[:6]})
     built = "0.30.1.dev0+g182b75e"
-    assert sets.meant_by(built) == (f"vllm-ascend {built}", {})
+    assert sets.expected_packages(built) == (f"vllm-ascend {built}", {})
     assert [row.status for row in machine_rows.set_rows(built, "9.1.0")] == ["info"]
-    assert sets.meant_by("0.26.0rc1")[1]["cann"] == "9.1.0"
-    assert sets.meant_by("0.23.0.post1")[0] == "vllm-ascend-0.23.0"
+    assert sets.expected_packages("0.26.0rc1")[1]["cann"] == "9.1.0"
+    assert sets.expected_packages("0.23.0.post1")[0] == "vllm-ascend 0.23"
 
 
 def test_a_pre_release_without_a_row_goes_with_the_vllm_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:

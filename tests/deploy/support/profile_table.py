@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.deploy.profiles.engines import SGLANG
 from glm5_ascend.deploy.profiles.load import Profile, Role, SchedulingSwitch, load, names
+from glm5_ascend.engine_lines import SGLANG
 
 README = Path(__file__).parents[3] / "deploy/README.md"
 REHEARSED = Path(__file__).with_name("rehearsed.json")

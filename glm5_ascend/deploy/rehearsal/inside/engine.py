@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -13,24 +14,20 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from . import operators
 from .machine import without_other_ranks
 
-try:
-    from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
-except ModuleNotFoundError:  # it moved
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 
-
-def engine_config(argv: list[str]) -> VllmConfig:
+def engine_config(argv: list[str], imports: dict[str, str]) -> VllmConfig:
     """Parse as `vllm serve` does and build the engine's configuration, which runs the platform's checks.
 
     Parsers of tools and thinking are of the front end and stay there: they need a tokenizer, and no rank does.
     """
-    parser = make_arg_parser(FlexibleArgumentParser())
+    cli_args = import_module(imports["make_arg_parser"])
+    parser = cli_args.make_arg_parser(FlexibleArgumentParser())
     try:
         parsed = parser.parse_args(argv[2:])
     except SystemExit:
         raise ValueError("vLLM's parser refuses the command line; its message is in the log") from None
     parsed.model = parsed.model_tag
-    validate_parsed_serve_args(parsed)
+    cli_args.validate_parsed_serve_args(parsed)
     arguments = AsyncEngineArgs.from_cli_args(parsed)
     arguments.skip_tokenizer_init = True
     arguments.reasoning_parser = ""

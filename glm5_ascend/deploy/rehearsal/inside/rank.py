@@ -2,8 +2,9 @@
 
     python -m glm5_rehearsal.rank JOB OUT
 
-JOB: JSON {"argv", "env", "rank", "world", "dp_rank", "rank_in_dp", "room", "headers": {name: [dtype, shape]}}. OUT
-gets what was found, as JSON; a stage that fails is the last one, and its error is part of the answer.
+JOB: JSON {"argv", "env", "rank", "world", "dp_rank", "rank_in_dp", "room", "imports": {function: module},
+"headers": {name: [dtype, shape]}}. OUT gets the report as JSON. The first stage that fails is the last one; its error is
+part of the report.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def rehearse(job: dict[str, Any], stages: Stages) -> None:
         from . import caches, engine, models, steps, walk
     found["versions"] = engine.versions()
     with stages.stage("configure"):
-        config = engine.engine_config(job["argv"])
+        config = engine.engine_config(job["argv"], job["imports"])
         engine.place(config, job)
     with set_current_vllm_config(config):
         with stages.stage("groups"):

@@ -10,12 +10,13 @@ import functools
 import logging
 from typing import Any
 
+from packaging.version import Version
+
+from glm5_ascend.engine_lines import VLLM_ASCEND_LINES
 from glm5_ascend.serve import versions
 from glm5_ascend.serve.environment import version_of
 
 logger = logging.getLogger("vllm.glm5_ascend")
-#: Releases whose code this was written against and tested with.
-TESTED = ("0.23.0", "0.30.0rc2")
 _MARK = "_glm5_ascend"
 #: The backend that vllm-ascend gives GLM-5.
 SPARSE_BACKEND = "AscendSFABackend"
@@ -49,11 +50,11 @@ def warn_of_versions() -> None:
     release = version_of("vllm-ascend")
     if release is None:  # a source tree on sys.path has no version
         return
-    name, wanted = versions.meant_by(release)
-    mixed = versions.differences(wanted, version_of, None)
-    if not any(versions.same(release, tested) for tested in TESTED):
-        tested = " and ".join(TESTED)
+    name, expected = versions.expected_packages(release)
+    mixed = versions.differences(expected, version_of, None)
+    if not any(line.covers(Version(release)) for line in VLLM_ASCEND_LINES):
+        tested = " and ".join(line.tested[0] for line in VLLM_ASCEND_LINES)
         logger.warning("glm5-ascend was tested with vllm-ascend %s, this is %s (%s)", tested, release, name)
     if mixed:
-        said = ", ".join(f"{package} {have} (the set: {want})" for package, have, want in mixed)
-        logger.warning("glm5-ascend: not the versions of %s: %s; `glm5-ascend doctor` says more", name, said)
+        packages = ", ".join(f"{package} {have} (the set: {want})" for package, have, want in mixed)
+        logger.warning("glm5-ascend: not the versions of %s: %s; `glm5-ascend doctor` says more", name, packages)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from glm5_ascend.engine_lines import STABLE
 from glm5_ascend.errors import ConfigError
 from glm5_kernels.ops import PagedBatch
 
@@ -100,5 +101,5 @@ def batch(call: Mapping[str, Any], table: torch.Tensor) -> PagedBatch:
     """The call's requests; vllm-ascend's sums of query lengths lack the leading 0."""
     sums = call["actual_seq_lengths_query"]
     if not isinstance(sums, torch.Tensor):
-        raise ConfigError("this vllm-ascend gives lengths as a list", "use vllm-ascend 0.23.0")
+        raise ConfigError("this vllm-ascend gives lengths as a list", f"use vllm-ascend {STABLE.tested[0]}")
     return PagedBatch(torch.cat([sums.new_zeros(1), sums]), call["actual_seq_lengths_key"], table)
