@@ -3,8 +3,8 @@
     python -m glm5_rehearsal.rank JOB OUT
 
 JOB: JSON {"argv", "env", "rank", "world", "dp_rank", "rank_in_dp", "room", "imports": {function: module},
-"headers": {name: [dtype, shape]}}. OUT gets the report as JSON. The first stage that fails is the last one; its error is
-part of the report.
+"headers": {name: [dtype, shape]}}. OUT gets the report as JSON. The first stage that fails is
+the last one; its error is part of the report.
 """
 
 from __future__ import annotations
