@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from glm5_ascend.engine_lines import VLLM_ASCEND_030
+from glm5_ascend.engine_lines import VLLM_ASCEND_023, VLLM_ASCEND_030, EngineLine
 from glm5_ascend.errors import PlanError
 from glm5_ascend.plan import cache, weights
 from glm5_ascend.plan.copies import copies
@@ -40,9 +40,10 @@ def test_weights_are_those_of_the_official_code(
 
 
 @pytest.mark.parametrize(
-    ("line", "weighed"), [("0.23", (26_327_705_836, 27_193_577_660)), ("0.30", (24_983_462_252, 25_932_796_732))]
+    ("line", "weighed"),
+    [(VLLM_ASCEND_023, (26_327_705_836, 27_193_577_660)), (VLLM_ASCEND_030, (24_983_462_252, 25_932_796_732))],
 )
-def test_a_die_of_each_pipeline_stage(line: str, weighed: tuple[int, int]) -> None:
+def test_a_die_of_each_pipeline_stage(line: EngineLine, weighed: tuple[int, int]) -> None:
     """Two stages of 41 and 37 layers that prefill; the second has the draft and a copy of the embedding."""
     model = named("glm-5", "w8a8")
     engine = Engine(16, 1, pp=2, partition=(41, 37), split_prefill=False, flashcomm=True, mlapo=False, line=line)
