@@ -11,15 +11,17 @@ import pytest
 import torch
 
 from glm5_kernels import ops, registry
+from glm5_kernels.ascend import mla_preprocess as mlapo
 from glm5_kernels.ascend import operators as ascend
 from glm5_kernels.errors import UnsupportedVariantError
+from glm5_kernels.int8 import LinearWeights
 from glm5_kernels.parity import cases, run
 from tests.ops.support import npu_operators
 from tests.support.command import ROOT, environment
 
 #: q_b unquantized, qkv_a not.
 MIXED = next(case for case in cases.cases(0, ["mla_preprocess"]) if "no_quant, bfloat16" in case.variant).arguments[4]
-FUSED = [op for op, found in registry.OPS.items() if "npu" in found]
+FUSED = [op for op, implementations in registry.OPS.items() if "npu" in implementations]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,11 +29,7 @@ def operators() -> None:
     npu_operators.register()
 
 
-def test_five_ops_have_an_npu_kernel() -> None:
-    assert len(FUSED) == 5
-
-
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("op", FUSED)
 def test_the_forwarder_gives_what_the_reference_gives(op: str, seed: int) -> None:
     """On the operators' documented meaning, written without our code: bf16 and int8, batches of every kind."""
@@ -69,7 +67,7 @@ def arguments(op: str, variant: str) -> list[Any]:
     ("op", "variant", "position", "value", "complaint"),
     [
         ("lightning_indexer", "decode, float32", None, None, "takes bf16 or fp16, got torch.float32"),
-        ("lightning_indexer", "decode, bfloat16", 4, 2500, "chooses 1-2048, 3072, ... 8192, not 2500"),
+        ("lightning_indexer", "decode, bfloat16", 4, 2500, "selects 1-2048, 3072, ... 8192, not 2500"),
         ("lightning_indexer", "decode, bfloat16", 1, torch.zeros(20, 24, 128).bfloat16(), "block_size of 16, 32"),
         ("sparse_flash_attention", "decode, bfloat16, one cache", None, None, "rounds the probabilities"),
         ("sparse_flash_attention", "decode, bfloat16, bf16 P, one", None, None, "contiguous caches"),
@@ -80,11 +78,11 @@ def arguments(op: str, variant: str) -> list[Any]:
     ],
 )
 def test_what_a_kernel_cannot_take_is_said(op: str, variant: str, position: int, value: Any, complaint: str) -> None:
-    given = arguments(op, variant)
+    operands = arguments(op, variant)
     if position is not None:
-        given[position] = value
+        operands[position] = value
     with pytest.raises(UnsupportedVariantError, match=f"the NPU kernel .*{complaint}"):
-        registry.load(op, "npu")(*given)
+        registry.load(op, "npu")(*operands)
 
 
 def test_variants_a_kernel_cannot_take_are_skipped_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,19 +110,17 @@ def test_a_missing_operator_is_named() -> None:
 )
 def test_what_an_npu_lacks(installed: tuple[str, ...], op: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_installed", lambda package: package in installed)
-    found = registry.obstacle(op, "npu", "npu")
-    assert found is None if reason is None else found is not None and found.startswith(reason)
+    obstacle = registry.obstacle(op, "npu", "npu")
+    assert obstacle is None if reason is None else str(obstacle).startswith(reason)
     assert registry.obstacle(op, "npu", "cpu") is not None
 
 
 def test_the_weights_of_mlapo_are_the_same_rows_in_the_kernels_order() -> None:
     """NZ blocks and the row order: undone, they are the contract's matrix again."""
-    from glm5_kernels.ascend import mla_preprocess as npu
-
     weight = torch.randint(-128, 128, (48, 96), dtype=torch.int8)
-    blocks = npu._blocked(weight)
+    blocks, _ = mlapo._weights(LinearWeights(weight), torch.arange(len(weight)))
     assert blocks.shape == (1, 3, 48, 32) and int(blocks[0, 2, 17, 5]) == int(weight[17, 2 * 32 + 5])
-    assert npu._first_order(3, 2, 4, torch.device("cpu")).tolist() == [3, 4, 5, 7, 6, 8, 0, 1, 2]
-    assert npu._second_order(2, 1, 4, torch.device("cpu")).tolist() == [0, 1, 3, 2, 4, 5, 6, 8, 7, 9]
+    assert mlapo._qkv_a_order(3, 2, 4).tolist() == [3, 4, 5, 7, 6, 8, 0, 1, 2]
+    assert mlapo._q_b_order(2, 1, 4).tolist() == [0, 1, 3, 2, 4, 5, 6, 8, 7, 9]
     x = torch.arange(8.0)
-    assert torch.equal(npu.interleaved(torch.cat([x[0::2], x[1::2]])), x)
+    assert torch.equal(mlapo.interleaved(torch.cat([x[0::2], x[1::2]])), x)

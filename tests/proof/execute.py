@@ -46,7 +46,7 @@ PASSES = (
     "--convert-arith-to-llvm",
     "--reconcile-unrealized-casts",
 )
-COPY, SORT = (Path(__file__).with_name(name) for name in ("memref_copy.c", "sort_rows.c"))
+COPY = Path(__file__).with_name("memref_copy.c")
 
 
 class Descriptor(ctypes.Structure):
@@ -66,24 +66,7 @@ def plain(text: str) -> str:
     text = re.sub(r"\{tt\.tensor_kind = \d : i32\}", "", text)
     text = re.sub(r"attributes \{SyncBlock[^}]*\}", "attributes {llvm.emit_c_interface}", text)
     text = re.sub(r"\{(ExtractedLoadOrStore|DiscreteMemAccess)(, hivm\.\w+)*\}", "", text)
-    text = re.sub(CALL, _sorted, text)
-    text = re.sub(r"@triton_sort\(tensor<(\S+)>, i64, i1\) -> tensor<\S+>", DECLARED, text)
     return re.sub(r"\} \{hivm\.\w+\}", "}", text)
-
-
-#: A call of Triton-Ascend's sort, and the function in `sort_rows.c` that takes its place.
-CALL = r"%(\w+) = (?:func\.)?call @triton_sort\((%\w+), (%\w+), (%\w+)\) : \(tensor<(\S+)>, i64, i1\) -> tensor<\S+>"
-DECLARED = r"@sort_rows(memref<\1>, memref<\1>, i64, i1) attributes {llvm.emit_c_interface}"
-
-
-def _sorted(found: re.Match[str]) -> str:
-    """The same in memory, which a C function can take."""
-    name, source, axis, descending, kind = found.groups()
-    memory = f"memref<{kind}>"
-    return f"""%from_{name} = bufferization.to_memref {source} : {memory}
-    %to_{name} = memref.alloc() : {memory}
-    func.call @sort_rows(%from_{name}, %to_{name}, {axis}, {descending}) : ({memory}, {memory}, i64, i1) -> ()
-    %{name} = bufferization.to_tensor %to_{name} restrict writable : {memory}"""
 
 
 class Compiler:
@@ -114,7 +97,7 @@ class Compiler:
         self._run(self.programs / "mlir-translate", "--mlir-to-llvmir", llvm, "-o", assembly)
         relocatable = "-O2", "-mcpu=native", "-relocation-model=pic", "-filetype=obj"
         self._run(self.programs / "llc", *relocatable, assembly, "-o", code)
-        self._run("gcc", "-O2", "-fPIC", "-shared", "-o", library, code, COPY, SORT, "-lm")
+        self._run("gcc", "-O2", "-fPIC", "-shared", "-o", library, code, COPY, "-lm")
         return library
 
     def _run(self, *command: object) -> None:

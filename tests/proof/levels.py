@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,17 +28,7 @@ from glm5_kernels.parity.cases import Case, cases
 from tests.proof import execute, structure
 from tests.proof.device_compiler import TARGETS, VERSIONS, DeviceCompiler
 from tests.proof.lowering import Lowered, lower
-from tests.proof.shapes import (
-    MANY,
-    REAL,
-    TOPK,
-    decode_cases,
-    executed_cases,
-    launched_cases,
-    long_cases,
-    quick_cases,
-    real_cases,
-)
+from tests.proof.shapes import REAL, executed_cases, launched_cases, quick_cases, real_cases
 from tests.proof.tools import Tools
 
 ROOT = Path(__file__).parents[2]
@@ -133,22 +122,7 @@ def _interpreted(op: str) -> Iterator[Result]:
 
     interpreter.correct()
     yield from compared(real_cases(op), 1)
-    with _few_programs():
-        yield from compared(long_cases(op, TOPK), 1)
     yield from compared(quick_cases(op), 1)
-
-
-@contextmanager
-def _few_programs() -> Iterator[None]:
-    """Two programs for each of the five rows instead of nine: each one counts its whole row, which takes the
-    interpreter minutes. Level 3 runs all nine."""
-    from glm5_kernels.ascend.triton import lightning_indexer as triton
-
-    before, triton.PROGRAMS = triton.PROGRAMS, 10
-    try:
-        yield
-    finally:
-        triton.PROGRAMS = before
 
 
 def _lowered(op: str, llvm: Path) -> Iterator[Result]:
@@ -168,7 +142,7 @@ def _lowered(op: str, llvm: Path) -> Iterator[Result]:
             wrong = structure.findings(lowered)
             asserted = structure.expected(lowered).in_words()
             yield Result(op, 2, f"{REAL}: {lowered.kernel}", not wrong, None, "; ".join(wrong), asserted)
-        yield from compared([*long_cases(op, TOPK, MANY), *cases(0, [op])], 3)
+        yield from compared(cases(0, [op]), 3)
 
 
 def _compiled(op: str, folder: Path) -> Iterator[Result]:
@@ -182,7 +156,7 @@ def _compiled(op: str, folder: Path) -> Iterator[Result]:
             made[key] = lower(kernel, arguments, constants)
 
     with launched_by(launch):
-        for case in (*launched_cases(op), *decode_cases(op)):
+        for case in launched_cases(op):
             run._results(case, "triton", "cpu")
     compilers = [DeviceCompiler(folder, version) for version in VERSIONS]
     for (name, _, constants), lowered in made.items():

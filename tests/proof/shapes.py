@@ -17,8 +17,6 @@ from glm5_kernels.sparse_flash_attention.reference import pack_latents
 REAL = "GLM-5"
 HEADS, RANK, ROPE, NOPE, Q_LORA, HIDDEN = 64, 512, 64, 192, 2048, 6144
 INDEX_HEADS, INDEX_DIM, TOPK, BLOCK = 32, 128, 2048, 128
-#: So many positions that sums of lanes of more than 2048 decide; the interpreter takes minutes.
-MANY = 300_007
 #: Decode: a long request, one shorter than TOPK, and one without a key.
 LENGTHS = (4096, 300, 0)
 #: What the real cases are, for the table.
@@ -57,36 +55,6 @@ def real_cases(op: str) -> Iterator[Case]:
         yield from (_preprocess(mode, generator) for mode in (PER_TOKEN, PER_TENSOR))
 
 
-def long_cases(op: str, *topks: int) -> Iterator[Case]:
-    """The indexer at the most positions that it takes: scores all equal, best at the end, of minus infinity but few,
-    each there many times, missing in every second page. Four pages make all contexts. The length is no constant of a
-    kernel: levels 4 and 5 have the same programs in their other cases."""
-    if op != "lightning_indexer":
-        return
-    from glm5_kernels.ascend.triton.lightning_indexer import LONGEST  # needs Triton, or Triton-Ascend
-
-    page, length, generator = 8192, LONGEST, torch.Generator().manual_seed(7)
-    zeros, count = torch.zeros(page, 16), length // page
-    equal, below, drawn = zeros.clone(), zeros.clone(), zeros.clone()
-    equal[:, 0], below[:, 1] = 1.0, 1e10  # times a weight of -1e38
-    drawn[:, 0] = torch.rand(page, generator=generator) + 2.0
-    few = below.clone()
-    few[7] = drawn[7]
-    blocks = {"equal": 0, "below": 1, "drawn": 2, "few": 3}
-    table = torch.full((5, count), blocks["equal"], dtype=torch.int32)
-    table[1, -1:] = blocks["drawn"]
-    table[2], table[2, ::9] = blocks["below"], blocks["few"]
-    table[3] = blocks["drawn"]
-    table[4, ::2] = -1
-    q, weights = torch.zeros(5, 16, 16), torch.zeros(5, 16)
-    q[:, 0, 0], q[:, 1, 1], weights[:, 0], weights[:, 1] = 1.0, 1.0, 1.0, -1e38
-    lengths = torch.tensor([length, length, length, length - 5, length - 1], dtype=torch.int32)
-    batch = PagedBatch(torch.arange(6, dtype=torch.int32), lengths, table)
-    keys = torch.stack([equal, below, drawn, few])
-    for topk in topks:
-        yield Case(op, f"{length:,} positions, float32, top {topk}", (q, keys, weights, batch, topk), gap=0.0)
-
-
 def launched_cases(op: str) -> Iterator[Case]:
     """What a server of GLM-5, 5.1 or 5.2 launches: a rank has 64, 32 or 16 of the heads. The number of tokens and of
     requests is a constant of `score_pages` alone, which takes one token (decode) or several at once, and of the
@@ -116,14 +84,6 @@ def executed_cases(op: str) -> Iterator[Case]:
     if op.startswith("lightning_indexer"):
         yield next(case for case in quick_cases(op) if "mixed" in case.variant and "float32" not in case.variant)
         yield _indexer(op, torch.Generator().manual_seed(8), (1, 1), (9000, 300))
-        yield from decode_cases(op)
-
-
-def decode_cases(op: str) -> Iterator[Case]:
-    """The indexer's kernel for rows that stay in UB and the one for longer ones: a misleading sample, equals, any."""
-    if op.startswith("lightning_indexer"):
-        for length in (9000, 17000):
-            yield _indexer(op, torch.Generator().manual_seed(9), (1, 1, 1), (length,) * 3, hard=True)
 
 
 def _pages(
@@ -153,21 +113,13 @@ def _indexer(
     generator: torch.Generator,
     counts: tuple[int, ...] = (1, 1, 1),
     seen: tuple[int, ...] = LENGTHS,
-    hard: bool = False,
 ) -> Case:
-    """`counts`: tokens of each request; `seen`: positions; `hard`: the first request has its best scores where the
-    kernel takes its sample, and few others, all of the second one's are equal."""
     table, owned, _ = _pages(generator, seen)
     tokens, lengths = sum(counts), torch.tensor(seen, dtype=torch.int32)
     starts = torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32)
     q = torch.randn(tokens, INDEX_HEADS, INDEX_DIM, generator=generator).bfloat16()
     weights = torch.randn(tokens, INDEX_HEADS, generator=generator).bfloat16()
     keys = _cache(INDEX_DIM, owned, generator)
-    if hard:
-        weights, rows = weights.abs(), keys.view(-1, INDEX_DIM)
-        places = (table.long()[:2, :, None] * BLOCK + torch.arange(BLOCK)).flatten(1)[:, : seen[0]]
-        rows[places[0, torch.arange(seen[0]) % (seen[0] // 16) >= 128]] /= 16
-        rows[places[1]] = rows[places[1, 0]].clone()
     step = PagedBatch(starts, lengths, table), TOPK
     if op == "lightning_indexer":
         return Case(op, f"{REAL}, bfloat16", (q, keys, weights, *step), gap=1e-3)

@@ -12,9 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm5_kernels import registry
-from glm5_kernels.errors import UnsupportedVariantError
-from glm5_kernels.paged_cache import PagedBatch
 from tests.proof import structure, tools
 from tests.proof.device_compiler import TARGETS, VERSIONS, Compiled, DeviceCompiler
 from tests.proof.levels import OPS, ROOT, Result, known, prove
@@ -22,8 +19,8 @@ from tests.proof.lowering import Lowered
 
 #: Kernels of each op at GLM-5's sizes; MLA preprocess in two quant modes.
 KERNELS = {
-    "lightning_indexer": {"score_pages", "choose_positions"},
-    "lightning_indexer_quant": {"score_pages", "choose_positions"},
+    "lightning_indexer": {"score_pages"},
+    "lightning_indexer_quant": {"score_pages"},
     "sparse_flash_attention": {"gather_rows", "score_rows", "normalize_scores", "weigh_rows"},
     "sparse_flash_attention_quant": {"unpack_rows", "score_rows", "normalize_scores", "weigh_rows"},
     "mla_preprocess": {"quantize_rows", "linear", "absorb", "rotate", "write_latents"},
@@ -200,15 +197,6 @@ def test_level_3_refuses_arguments_of_other_types() -> None:
     for wrong in ([torch.zeros(2), 1.0, 3], [torch.zeros(2, dtype=torch.bfloat16), 1, 3], [1.0, 3]):
         with pytest.raises(ValueError, match="takes"):
             lowered.check(wrong)
-
-
-def test_the_indexer_names_the_most_positions_that_it_counts() -> None:
-    q, keys, weights = torch.zeros(1, 16, 16), torch.zeros(1, 16, 16), torch.zeros(1, 16)
-    pages = (1 << 20) // 16 + 1
-    length, table = torch.tensor([pages * 16], dtype=torch.int32), torch.zeros(1, pages, dtype=torch.int32)
-    batch = PagedBatch(torch.tensor([0, 1], dtype=torch.int32), length, table)
-    with pytest.raises(UnsupportedVariantError, match="counts up to 1,048,576 positions of a request, got 1,048,592"):
-        registry.load("lightning_indexer", "triton")(q, keys, weights, batch, 2048)
 
 
 def test_a_wrong_result_is_a_failed_line() -> None:

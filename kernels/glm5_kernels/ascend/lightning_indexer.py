@@ -12,18 +12,18 @@ from glm5_kernels.paged_cache import PagedBatch
 def lightning_indexer(
     q: torch.Tensor, k_cache: torch.Tensor, weights: torch.Tensor, batch: PagedBatch, topk: int
 ) -> torch.Tensor:
-    """See the package docstring; bf16 or fp16, 128 dims, at most 64 heads, no holes in the block table."""
+    """Run `glm5_kernels.lightning_indexer` in bf16 or fp16, 128 dims, at most 64 heads, no holes in the block table."""
     check(q, k_cache, weights, batch, topk)
     _support(q, k_cache, topk)
     support(q.dtype in HALF and k_cache.dtype == q.dtype, f"takes bf16 or fp16, got {q.dtype} and {k_cache.dtype}")
-    chosen, _ = operator("npu", "npu_lightning_indexer")(
+    positions, _ = operator("npu", "npu_lightning_indexer")(
         q.contiguous(),
         k_cache[:, :, None],
         weights.to(q.dtype),
         sparse_count=topk,
         **paged(batch, "key"),
     )
-    return _rows(chosen)
+    return _rows(positions)
 
 
 def lightning_indexer_quant(
@@ -35,11 +35,11 @@ def lightning_indexer_quant(
     batch: PagedBatch,
     topk: int,
 ) -> torch.Tensor:
-    """See the package docstring; weights and scales are taken in fp16."""
+    """Run the indexer on int8 keys; weights and scales become fp16."""
     check_quant(q, k_cache, q_scale, k_scale_cache)
     check(q, k_cache, weights, batch, topk)
     _support(q, k_cache, topk)
-    chosen = operator("_C_ascend", "npu_lightning_indexer_quant")(
+    positions = operator("_C_ascend", "npu_lightning_indexer_quant")(
         q.contiguous(),
         k_cache[:, :, None],
         weights.half(),
@@ -50,15 +50,15 @@ def lightning_indexer_quant(
         key_quant_mode=0,
         **paged(batch, "key"),
     )
-    return _rows(chosen)
+    return _rows(positions)
 
 
 def _support(q: torch.Tensor, k_cache: torch.Tensor, topk: int) -> None:
     support_pages(k_cache)
     support(q.shape[2] == 128 and q.shape[1] <= 64, f"takes at most 64 heads of 128, got {list(q.shape[1:])}")
-    support(topk <= 2048 or (topk <= 8192 and topk % 1024 == 0), f"chooses 1-2048, 3072, ... 8192, not {topk}")
+    support(topk <= 2048 or (topk <= 8192 and topk % 1024 == 0), f"selects 1-2048, 3072, ... 8192, not {topk}")
 
 
-def _rows(chosen: torch.Tensor) -> torch.Tensor:
+def _rows(positions: torch.Tensor) -> torch.Tensor:
     """[T, 1, topk] (one key head) as [T, topk]."""
-    return chosen[:, 0].int()
+    return positions[:, 0].int()

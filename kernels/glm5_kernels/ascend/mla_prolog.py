@@ -1,10 +1,11 @@
 """MLA preprocess by torch_npu's `npu_mla_prolog_v3`: dynamic W8A8, and bf16 weights.
 
 vllm-ascend 0.30 calls it by default for W8A8_DYNAMIC attention (`attention/sfa_v1.py`), 0.23 only on a decode node with
-an int8 latent cache. It takes the contract's matrices transposed and in NZ, rotates neighbours, and writes the rotated
-rows with the first of each pair in front, as `npu_interleave_rope` does; both are put into the contract's order here.
+an int8 latent cache. It takes the contract's matrices transposed and in NZ, rotates neighbouring pairs, and writes the
+rotated rows with the first elements of all pairs in front, as `npu_interleave_rope` does. This module puts both into
+the contract's order.
 
-With int8 weights it hands back the normalised latent of the query in int8, which the indexer's projection reads: q_c is
+With int8 weights it returns the normalised latent of the query in int8, which the indexer's projection reads: q_c is
 that, scaled back, and differs from the reference by up to half a step, largest / 254.
 """
 
@@ -34,12 +35,12 @@ def mla_prolog(
     kpe_cache: torch.Tensor,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See the package docstring; bf16, both linears per token or both unquantized. The arguments fit."""
+    """Run MLA preprocess for bf16 activations, both linears W8A8_DYNAMIC or both unquantized; arguments are checked."""
     tokens, (_, _, rank), rope = len(hidden_states), w_uk_t.shape, kpe_cache.shape[-1]
     dtype, like = hidden_states.dtype, hidden_states.new_empty
     support(dtype == torch.bfloat16, f"takes bf16 with {qkv_a.quant_mode}, got {dtype}")
     support(tokens > 0, "takes at least one token")
-    # Its own small cache: the operator does not look for negative slots, and the caller's may be a view.
+    # A small cache of its own: the operator does not skip negative slots, and the caller's may be a view.
     pages = -(-tokens // PAGE)
     latents, rotated = like(pages, PAGE, 1, rank), like(pages, PAGE, 1, rope)
     x, scales = _quantized(hidden_states, qkv_a, q_b, len(q_a_gamma))
@@ -70,7 +71,7 @@ def mla_prolog(
 
 
 def interleaved(x: torch.Tensor) -> torch.Tensor:
-    """[..., P] with the first of each pair in front, as pairs side by side."""
+    """x [..., P], first the first elements of all pairs, then the second ones -> [..., P] with pairs interleaved."""
     half = x.shape[-1] // 2
     return torch.stack([x[..., :half], x[..., half:]], dim=-1).flatten(-2)
 
@@ -78,7 +79,7 @@ def interleaved(x: torch.Tensor) -> torch.Tensor:
 def _quantized(
     x: torch.Tensor, qkv_a: LinearWeights, q_b: LinearWeights, q_lora: int
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The input as the operator wants it, and the scales that go with int8 weights: [T, 1] and [1, N], fp32."""
+    """The operator's input, and for int8 weights the scales in fp32: [T, 1] and [1, N]."""
     if qkv_a.quant_mode == NO_QUANT or qkv_a.scale is None or q_b.scale is None:
         return x.contiguous(), {}
     codes, x_scale = quantize_per_token(x)
@@ -92,14 +93,14 @@ def _quantized(
 
 
 def _matrix(weight: torch.Tensor) -> torch.Tensor:
-    """[N, K] as [K, N] in NZ; on a CPU, where the format means nothing, as it is."""
-    turned = weight.t().contiguous()
-    if turned.device.type != "npu":
-        return turned
-    cast: torch.Tensor = operator("npu", "npu_format_cast")(turned, _FRACTAL_NZ)
+    """weight [N, K] as [K, N] in NZ format on an NPU."""
+    transposed = weight.t().contiguous()
+    if transposed.device.type != "npu":
+        return transposed
+    cast: torch.Tensor = operator("npu", "npu_format_cast")(transposed, _FRACTAL_NZ)
     return cast
 
 
 def _angles(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[T, P / 2] -> [T, P], the halves alike."""
+    """x [T, P / 2] -> [T, P], both halves equal."""
     return torch.cat([x, x], dim=-1).to(dtype)

@@ -1,4 +1,4 @@
-"""The official operators of an NPU: how they are found, and what all of them ask of their arguments.
+"""Lookup of the official NPU operators, and the checks and arguments that they share.
 
 Signatures and limits: torch_npu 2.13 (`_op_plugin_docs.py`) for the namespace `npu`, vllm-ascend 0.23.0
 (`csrc/torch_binding.cpp` and the operators' READMEs) for `_C_ascend`.
@@ -17,7 +17,7 @@ from glm5_kernels.errors import KernelUnavailableError, require_supported
 from glm5_kernels.paged_cache import PagedBatch
 
 HALF = (torch.bfloat16, torch.float16)
-#: Rows of a page that all of them take.
+#: A page size that all operators take.
 PAGE = 128
 
 
@@ -27,23 +27,20 @@ def operator(namespace: str, name: str) -> Callable[..., Any]:
     Raises:
         KernelUnavailableError: the package is missing, or was built without this operator.
     """
-    found = getattr(getattr(torch.ops, namespace), name, None)
-    if found is None:
+    function: Callable[..., Any] | None = getattr(getattr(torch.ops, namespace), name, None)
+    if function is None:
         try:
             import_module("torch_npu")
             if namespace == "_C_ascend":
                 import_module("vllm_ascend.utils").enable_custom_op()
         except ImportError as error:
             raise KernelUnavailableError(f"{namespace}::{name}: {error}; use the vllm-ascend image") from error
-        found = getattr(getattr(torch.ops, namespace), name, None)
-    if found is None:
-        lacking = (
-            "this torch_npu has no such operator"
-            if namespace == "npu"
-            else ("this build of vllm-ascend lacks its compiled operators")
-        )
-        raise KernelUnavailableError(f"{namespace}::{name} is not registered: {lacking}")
-    function: Callable[..., Any] = found
+        function = getattr(getattr(torch.ops, namespace), name, None)
+    if function is None:
+        package = "this torch_npu has no such operator"
+        if namespace == "_C_ascend":
+            package = "this build of vllm-ascend lacks its compiled operators"
+        raise KernelUnavailableError(f"{namespace}::{name} is not registered: {package}")
     return function
 
 
@@ -52,7 +49,7 @@ support = partial(require_supported, "the NPU kernel")
 
 
 def support_pages(*caches: torch.Tensor) -> None:
-    """What the operators ask of a paged cache [num_blocks, block_size, D]."""
+    """Raise `UnsupportedVariantError` unless the operators take these paged caches [num_blocks, block_size, D]."""
     for cache in caches:
         support(cache.is_contiguous(), "reads contiguous caches, this one is a view of a wider one")
         size = cache.shape[1]
@@ -60,12 +57,12 @@ def support_pages(*caches: torch.Tensor) -> None:
 
 
 def paged(batch: PagedBatch, keys: str) -> dict[str, Any]:
-    """What all four operators are told of where things lie: query tokens in a row (TND), keys in pages (PA_BSND).
+    """The layout arguments of all four operators: query tokens in a row (TND), keys in pages (PA_BSND).
 
-    A missing block must lie beyond its request's length: the operators do not look for holes, so -1 becomes 0 here.
+    A missing block must lie beyond its request's length: the operators do not check for -1, so it becomes 0 here.
 
     Args:
-        keys: what the operator calls them in its arguments' names, `key` or `kv`.
+        keys: `key` or `kv`, as in the operator's argument names.
     """
     return {
         "actual_seq_lengths_query": batch.query_start_loc[1:].int(),  # sums, without the leading 0

@@ -19,7 +19,7 @@ def sparse_flash_attention(
     scale: float,
     round_probs: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the package docstring; wants round_probs, two contiguous caches, no holes in the block table."""
+    """Run `glm5_kernels.sparse_flash_attention` with round_probs, contiguous caches and no holes in the block table."""
     check(ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, batch)
     _support(ql_nope, q_pe, round_probs)
     support_pages(ckv_cache, kpe_cache)
@@ -49,7 +49,7 @@ def sparse_flash_attention_quant(
     scale: float,
     round_probs: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the package docstring; wants round_probs, no holes in the block table."""
+    """Run attention on packed int8 rows with round_probs and no holes in the block table."""
     check_packed(ql_nope, q_pe, kv_cache, topk_indices, batch)
     _support(ql_nope, q_pe, round_probs)
     support_pages(kv_cache)
@@ -77,11 +77,11 @@ def _support(ql_nope: torch.Tensor, q_pe: torch.Tensor, round_probs: bool) -> No
     heads, rank, rope = ql_nope.shape[1], ql_nope.shape[2], q_pe.shape[2]
     support(ql_nope.dtype in HALF, f"takes bf16 or fp16, got {ql_nope.dtype}")
     support(round_probs, "rounds the probabilities before P @ V: ask for round_probs")
-    support((rank, rope) == (512, 64), f"is made for 512 + 64 columns, got {rank} + {rope}")
+    support((rank, rope) == (512, 64), f"takes 512 + 64 columns, got {rank} + {rope}")
     support(heads <= 128 and heads & (heads - 1) == 0, f"takes 1, 2, 4, ... 128 heads, got {heads}")
 
 
 def _lse(peak: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     """The kernel's maxima and sums [1, T, H] as our log-sum-exp [T, H]; +inf where nothing was summed."""
-    found = peak[0].float() + torch.log(total[0].float())
-    return torch.where(total[0] > 0, found, torch.inf)
+    lse = peak[0].float() + torch.log(total[0].float())
+    return torch.where(total[0] > 0, lse, torch.inf)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.proof.executed import cube, scalars, sorting, transfers, vectors, views
+from tests.proof.executed import cube, scalars, transfers, vectors, views
 from tests.proof.executed.clocks import CORES, PIPES, Flags, Pipe, Watch, pipes
 from tests.proof.executed.places import SIZES, Bytes, FaultError, Space
 from tests.proof.executed.scalars import Values
@@ -149,8 +149,7 @@ class Core:
 
     def _called(self, operation: Operation) -> Callable[[Values], Iterator[None]]:
         name, _, rest = operation.rest.removeprefix("@").partition("(")
-        build = transfers.primitive(name) or vectors.primitive(name) or sorting.primitive(name)
-        build = build or cube.primitive(name, self.spaces)
+        build = transfers.primitive(name) or vectors.primitive(name) or cube.primitive(name, self.spaces)
         if build is None:
             raise UncoveredError(name)
         names, line = values(rest.partition(")")[0]), operation.number

@@ -1,6 +1,6 @@
-"""How a Triton kernel is started; the proofs start the same kernels in other ways.
+"""Launches Triton kernels; the proofs launch the same kernels in other ways (`launched_by`).
 
-The kernels of `<op>/triton_kernels.py` are Triton source, read by Triton-Ascend on an NPU, by Triton's interpreter on
+The kernels in `ascend/triton/kernels` are Triton source, read by Triton-Ascend on an NPU, by Triton's interpreter on
 a CPU (`TRITON_INTERPRET=1`, set before anything imports them) and by upstream Triton on other devices.
 """
 

@@ -1,4 +1,4 @@
-"""MLA preprocess by our Triton kernels (`triton_kernels`), for Triton-Ascend."""
+"""MLA preprocess for Triton-Ascend, by our Triton kernels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def mla_preprocess(
     kpe_cache: torch.Tensor,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See the package docstring; all three quant modes of either product."""
+    """Run `glm5_kernels.mla_preprocess`; both linears take all three quant modes."""
     check(hidden_states, cos, sin, qkv_a, q_b, w_uk_t, q_a_gamma, kv_a_gamma, slot_mapping, ckv_cache, kpe_cache)
     (heads, nope, rank), rope, q_lora = w_uk_t.shape, kpe_cache.shape[-1], len(q_a_gamma)
     support_power("heads, kv_lora_rank and half of qk_rope_head_dim", heads, rank, rope // 2)
@@ -41,11 +41,11 @@ def mla_preprocess(
     dtype, like = hidden_states.dtype, hidden_states.new_empty
     cos, sin = cos.contiguous(), sin.contiguous()
     slots = slot_mapping.int()
-    few = min(_at_once(tokens), ABSORBED)
+    few = min(_token_block(tokens), ABSORBED)
 
     x, x_scale = _rows(hidden_states.contiguous(), qkv_a, None, eps, None)  # 1
     y = _linear(x, x_scale, qkv_a, dtype)  # 2, 3
-    q_c = _whole(hidden_states, tokens, q_lora)
+    q_c = _padded_rows(hidden_states, tokens, q_lora)
     x, x_scale = _rows(y[:, :q_lora], q_b, q_a_gamma, eps, q_c)  # 4 to 6
     z = _linear(x, x_scale, q_b, dtype)  # 7, 8
     ql_nope, q_pe = like(tokens, heads, rank), like(tokens, heads, rope)
@@ -62,27 +62,27 @@ def mla_preprocess(
     return ql_nope, q_pe, q_c
 
 
-def _at_once(tokens: int) -> int:
+def _token_block(tokens: int) -> int:
     return FEW if tokens <= FEW else MANY
 
 
-def _whole(like: torch.Tensor, tokens: int, n: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """[tokens, n] of a memory in whole tiles of rows: a product reads them whole. A mask on the rows would fill the
-    tile with zeros before every copy."""
-    return like.new_empty(padded(tokens, _at_once(tokens)), n, dtype=dtype or like.dtype)[:tokens]
+def _padded_rows(like: torch.Tensor, tokens: int, n: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """[tokens, n] in memory for whole tiles of rows: a product reads whole tiles. A mask would fill a tile with zeros
+    before every copy."""
+    return like.new_empty(padded(tokens, _token_block(tokens)), n, dtype=dtype or like.dtype)[:tokens]
 
 
 def _rows(
     x: torch.Tensor, w: LinearWeights, gamma: torch.Tensor | None, eps: float, normed: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """x [T, n], with gamma first normalized into `normed`, as `w` takes it; and its scales [T], if it has them."""
+    """x [T, n] quantized for `w` and its scales [T] if `w` has them; with gamma, first normalized into `normed`."""
     tokens, n = x.shape
     if gamma is None and w.quant_mode == NO_QUANT:
-        return _whole(x, tokens, n).copy_(x), None
-    quantize(x[:0], w, x.dtype)  # raises what is wrong with w
-    integers = _whole(x, tokens, n, torch.int8)
+        return _padded_rows(x, tokens, n).copy_(x), None
+    quantize(x[:0], w, x.dtype)  # raises if w is wrong
+    integers = _padded_rows(x, tokens, n, torch.int8)
     scales = x.new_empty(tokens, dtype=torch.float32)
-    # An argument that a mode does not read is any tensor of the right device.
+    # A mode that does not read an argument gets any tensor of the right device.
     scale_in, offset_in = (scales if t is None else t for t in (w.input_scale, w.input_offset))
     launch(
         quantize_rows, (tokens,),
@@ -103,9 +103,9 @@ def _linear(x: torch.Tensor, x_scale: torch.Tensor | None, w: LinearWeights, dty
     support(n % BN == 0 and k % step == 0, f"takes weights of {BN} x {step} blocks, got {[n, k]}")
     same = w.weight.dtype == (dtype if w.quant_mode == NO_QUANT else torch.int8)
     support(same, f"takes weights of the dtype of its inputs, got {w.weight.dtype}")
-    out = _whole(x, tokens, n, dtype)
+    out = _padded_rows(x, tokens, n, dtype)
     scale, bias, x_scale = (out if t is None else t for t in (w.scale, w.quant_bias, x_scale))
-    bm = _at_once(tokens)
+    bm = _token_block(tokens)
     bn = WIDE if bm == MANY and n % WIDE == 0 else BN
     launch(
         linear, (-(-tokens // bm), n // bn),

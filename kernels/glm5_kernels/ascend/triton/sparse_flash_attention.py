@@ -1,8 +1,9 @@
-"""Sparse Flash Attention by our Triton kernels (`triton_kernels`), for Triton-Ascend."""
+"""Sparse Flash Attention for Triton-Ascend, by our Triton kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -17,16 +18,16 @@ from glm5_kernels.ascend.triton.launch import launch, padded, power, row_stride,
 from glm5_kernels.paged_cache import PagedBatch, query_layout
 from glm5_kernels.sparse_flash_attention.reference import TILE, check, check_packed, usable_rows
 
-#: Heads that a product takes at once, of which a rank's number is a multiple.
+#: Heads of a product; a rank has a multiple of the smallest.
 HEADS, LEAST = (64, 32, 16), 16
-#: Rows that a product of scores takes at once; one of outputs, and its columns, where every cube core has a token and
-#: where not; rows that a vector core gathers, and unpacks.
+#: Rows of a product of scores; rows and columns of a product of outputs with a token for every cube core, and with
+#: fewer tokens; rows that a vector core gathers, and unpacks.
 BN, MANY, FEW, GATHER, UNPACK = 64, (128, 512), (256, 256), 64, 16
 #: Scores of one program of the softmax: 32 KB in fp32.
 SCORES = 8192
 #: Vector and cube cores of a die.
 PROGRAMS, CUBES = 48, 24
-#: Tokens whose rows are gathered at once, two for each cube core: 48 times 2048 rows of 1152 bytes are 113 MB, their
+#: Tokens whose rows are gathered together, two for each cube core: 48 times 2048 rows of 1152 bytes are 113 MB, their
 #: scores 25 MB: L2 has 192 MB.
 TOKENS = 48
 
@@ -41,7 +42,7 @@ def sparse_flash_attention(
     scale: float,
     round_probs: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the package docstring; bf16 or fp16 with rounded probabilities, fp32 without; heads in sixteens."""
+    """Run `glm5_kernels.sparse_flash_attention`: bf16 or fp16 with round_probs, or fp32; heads a multiple of 16."""
     check(ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, batch)
     _support(ql_nope, q_pe, round_probs)
     same = ql_nope.dtype == q_pe.dtype == ckv_cache.dtype == kpe_cache.dtype
@@ -69,7 +70,7 @@ def sparse_flash_attention_quant(
     scale: float,
     round_probs: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the package docstring; bf16 with rounded probabilities. Gathered rows are unpacked to memory first."""
+    """Run attention on packed int8 rows: bf16 with round_probs. Gathered rows are unpacked to memory first."""
     check_packed(ql_nope, q_pe, kv_cache, topk_indices, batch)
     _support(ql_nope, q_pe, round_probs)
     support(ql_nope.dtype == torch.bfloat16, f"takes bf16 queries, got {ql_nope.dtype}")
@@ -102,25 +103,32 @@ def _support(ql_nope: torch.Tensor, q_pe: torch.Tensor, round_probs: bool) -> No
     support(round_probs or not rounds, "rounds the probabilities to 16 bits before the second product")
 
 
-def _rows(
-    topk_indices: torch.Tensor,
-    batch: PagedBatch,
-    block_size: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Physical rows int32 [T, K in whole tiles], -1 unused; the same with a row that holds data there (0 if the token
-    has none); places to look at."""
+class GatheredRows(NamedTuple):
+    """Rows that each token reads, T tokens and K entries (a multiple of FEW[0]).
+
+    Attributes:
+        rows: int32 [T, K], rows of the cache, -1 where an entry is unused.
+        filled: the same with a row that holds data in the unused entries, 0 if the token has none.
+        entries: int32 [T], entries up to the last used one.
+    """
+
+    rows: torch.Tensor
+    filled: torch.Tensor
+    entries: torch.Tensor
+
+
+def _rows(topk_indices: torch.Tensor, batch: PagedBatch, block_size: int) -> GatheredRows:
     request, visible = query_layout(batch, len(topk_indices))
     rows = usable_rows(topk_indices, visible, batch.block_table[request], block_size).int()
     width = padded(rows.shape[1], FEW[0])
     rows = torch.nn.functional.pad(rows, (0, width - rows.shape[1]), value=-1).contiguous()
     used = rows >= 0
-    place = torch.arange(1, width + 1, device=rows.device)
-    count = (used * place).amax(1).int()
-    return rows, torch.where(used, rows, rows.amax(1, keepdim=True).clamp_min(0)), count
+    count = (used * torch.arange(1, width + 1, device=rows.device)).amax(1).int()
+    return GatheredRows(rows, torch.where(used, rows, rows.amax(1, keepdim=True).clamp_min(0)), count)
 
 
 def _step(tokens: int, size: int, cores: int, least: int) -> int:
-    """Of `size` things of each token: how many each program takes, in whole `least`, so that all cores end soonest."""
+    """Entries per program, a multiple of `least`, so that all cores finish `size` entries of each token soonest."""
     steps = (padded(-(-size // parts), least) for parts in range(1, cores + 1))
     return min(steps, key=lambda step: -(-tokens * -(-size // step) // cores) * step)
 
@@ -128,45 +136,45 @@ def _step(tokens: int, size: int, cores: int, least: int) -> int:
 def _attend(
     ql_nope: torch.Tensor,
     q_pe: torch.Tensor,
-    chosen: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    selected: GatheredRows,
     gather: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None],
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`gather(rows, ckv, kpe)` writes the chosen rows of some tokens to ckv and kpe."""
-    (rows, filled, count), (tokens, heads, rank), rope = chosen, ql_nope.shape, q_pe.shape[2]
-    width, some = rows.shape[1], next(size for size in HEADS if heads % size == 0)
+    """Attention; `gather(rows, ckv, kpe)` writes the selected rows of some tokens to ckv and kpe."""
+    (tokens, heads, rank), rope, width = ql_nope.shape, q_pe.shape[2], selected.rows.shape[1]
+    head_block = next(size for size in HEADS if heads % size == 0)
     out = torch.empty_like(ql_nope, memory_format=torch.contiguous_format)
     lse = torch.empty(tokens, heads, dtype=torch.float32, device=ql_nope.device)
     ql_nope, q_pe = ql_nope.contiguous(), q_pe.contiguous()
-    most, whole = min(tokens, TOKENS), power(width)
+    most, power_width = min(tokens, TOKENS), power(width)
     ckv, kpe = ql_nope.new_empty(most * width, rank), q_pe.new_empty(most * width, rope)
     scores = torch.empty(most, heads, width, dtype=torch.float32, device=ql_nope.device)
     weights = torch.empty_like(scores, dtype=ql_nope.dtype)
     for lo in range(0, tokens, TOKENS):
         part = slice(lo, min(lo + TOKENS, tokens))
-        number, here = part.stop - lo, (rows[part], count[part])
-        gather(filled[part], ckv, kpe)
-        blocks = heads // some
-        # Programs that take tokens in turn: the next one's copies beside the last one's way to memory.
+        number, rows, count = part.stop - lo, selected.rows[part], selected.entries[part]
+        gather(selected.filled[part], ckv, kpe)
+        head_blocks = heads // head_block
+        # A program takes several tokens in turn: copies of the next one overlap with stores of the last one.
         turns = -(-number // CUBES)
-        step = _step(-(-number // turns), width, max(1, CUBES // blocks), FEW[0])
+        step = _step(-(-number // turns), width, max(1, CUBES // head_blocks), FEW[0])
         launch(
-            score_rows, (-(-number // turns), blocks, -(-width // step)),
-            ql_nope[part], q_pe[part], ckv, kpe, count[part], scores, width, step, number, turns,
-            H=heads, R=rank, P=rope, BH=some, BN=BN,
+            score_rows, (-(-number // turns), head_blocks, -(-width // step)),
+            ql_nope[part], q_pe[part], ckv, kpe, count, scores, width, step, number, turns,
+            H=heads, R=rank, P=rope, BH=head_block, BN=BN,
         )  # fmt: skip
-        each = min(LEAST, max(1, SCORES // whole))
-        groups = _step(number, heads // each, PROGRAMS, 1)
+        softmax_heads = min(LEAST, max(1, SCORES // power_width))
+        groups = _step(number, heads // softmax_heads, PROGRAMS, 1)
         launch(
-            normalize_scores, (number, -(-(heads // each) // groups)),
-            scores, *here, weights, out[part], lse[part], float(scale), width, groups,
-            H=heads, R=rank, BH=each, K=whole,
+            normalize_scores, (number, -(-(heads // softmax_heads) // groups)),
+            scores, rows, count, weights, out[part], lse[part], float(scale), width, groups,
+            H=heads, R=rank, BH=softmax_heads, K=power_width,
         )  # fmt: skip
         sum_rows, columns = MANY if number >= CUBES else FEW
         columns = min(columns, rank)
         launch(
-            weigh_rows, (-(-number // turns), blocks, rank // columns),
-            weights, ckv, count[part], out[part], width, number, turns,
-            H=heads, R=rank, BH=some, BR=columns, BN=sum_rows,
+            weigh_rows, (-(-number // turns), head_blocks, rank // columns),
+            weights, ckv, count, out[part], width, number, turns,
+            H=heads, R=rank, BH=head_block, BR=columns, BN=sum_rows,
         )  # fmt: skip
     return out, lse

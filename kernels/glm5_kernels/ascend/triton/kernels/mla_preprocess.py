@@ -113,8 +113,8 @@ def absorb(
         a = tl.load(z + m[:, None] * s_z + (h * HEAD + start + j)[None, :])
         b = tl.load(w_uk_t + (h * N + start + j)[:, None] * R + r[None, :])
         total = tl.dot(a, b, total)
-    place = (m * H + h)[:, None] * R + r[None, :]
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=(m < tokens)[:, None])
+    address = (m * H + h)[:, None] * R + r[None, :]
+    tl.store(out + address, total.to(out.dtype.element_ty), mask=(m < tokens)[:, None])
 
 
 @triton.jit
@@ -127,9 +127,9 @@ def rotate(x, cos, sin, out, s_x, H: tl.constexpr, HEAD: tl.constexpr, PAIRS: tl
     a, b = tl.load(first).to(tl.float32), tl.load(first + 1).to(tl.float32)
     c = tl.load(cos + t * PAIRS + i).to(tl.float32)[None, :]
     s = tl.load(sin + t * PAIRS + i).to(tl.float32)[None, :]
-    place = out + (t * H + h)[:, None] * (2 * PAIRS) + 2 * i[None, :]
-    tl.store(place, (a * c - b * s).to(out.dtype.element_ty))
-    tl.store(place + 1, (b * c + a * s).to(out.dtype.element_ty))
+    address = out + (t * H + h)[:, None] * (2 * PAIRS) + 2 * i[None, :]
+    tl.store(address, (a * c - b * s).to(out.dtype.element_ty))
+    tl.store(address + 1, (b * c + a * s).to(out.dtype.element_ty))
 
 
 @triton.jit
@@ -149,6 +149,6 @@ def write_latents(
         first = rotary + t * s_y + 2 * i
         a, b = tl.load(first).to(tl.float32), tl.load(first + 1).to(tl.float32)
         c, s = tl.load(cos + t * PAIRS + i).to(tl.float32), tl.load(sin + t * PAIRS + i).to(tl.float32)
-        place = kpe + slot * s_kpe + 2 * i
-        tl.store(place, (a * c - b * s).to(kpe.dtype.element_ty))
-        tl.store(place + 1, (b * c + a * s).to(kpe.dtype.element_ty))
+        address = kpe + slot * s_kpe + 2 * i
+        tl.store(address, (a * c - b * s).to(kpe.dtype.element_ty))
+        tl.store(address + 1, (b * c + a * s).to(kpe.dtype.element_ty))
