@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.support.command import ROOT, environment
 
 #: The real case of one op on the CPU; then the same with a reference that is wrong.
@@ -34,6 +36,7 @@ def python(*arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_every_case_runs_three_times_and_is_judged() -> None:
     done = python("-c", PROGRAM, TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stderr
