@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import getclosurevars, isfunction
 from typing import Any
 
 import torch
-from vllm import _custom_ops as custom_ops
 from vllm.model_executor.layers.linear import LinearMethodBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.parameter import ChannelQuantScaleParameter, ModelWeightParameter
@@ -16,10 +14,8 @@ from vllm.model_executor.utils import set_weight_attrs
 from glm5_ascend.errors import CheckpointError
 from glm5_kernels import ops
 
-#: Bytes behind a weight, so that the compiled product may read its last row in whole vectors.
-ROOM = 64
-#: What is bound to its operands is bound for up to so many tokens: with more, work takes longer than what leads to it.
-MOST_TOKENS = 16
+#: Extra bytes after a weight: the compiled product reads its last row in whole vectors.
+PADDING = 64
 
 
 class Int8Linear(LinearMethodBase):  # type: ignore[misc]
@@ -43,7 +39,7 @@ class Int8Linear(LinearMethodBase):  # type: ignore[misc]
     ) -> None:
         loader, rows = extra["weight_loader"], sum(output_partition_sizes)
         size = rows * input_size_per_partition
-        weight = torch.empty(size + ROOM, dtype=torch.int8)[:size].view(rows, input_size_per_partition)
+        weight = torch.empty(size + PADDING, dtype=torch.int8)[:size].view(rows, input_size_per_partition)
         layer.register_parameter(
             "weight", ModelWeightParameter(data=weight, input_dim=1, output_dim=0, weight_loader=loader)
         )
@@ -131,65 +127,11 @@ def multiply_bf16_in_fp32(model: torch.nn.Module) -> None:
 
 
 def linear_weights(layer: Any) -> ops.LinearWeights:
-    """The weights of a vLLM linear layer, quantized or not, as our ops take them."""
-    if is_ours(layer):
-        held: ops.LinearWeights = layer.op_weights
-        return held
+    """The weights of a vLLM linear layer, quantized or not, in the form that our ops take."""
+    if isinstance(layer.quant_method, Int8Linear | _InFp32):
+        weights: ops.LinearWeights = layer.op_weights
+        return weights
     return ops.LinearWeights(layer.weight.data)
-
-
-def is_ours(layer: Any) -> bool:
-    """Whether our op multiplies by this layer's weight."""
-    return isinstance(layer.quant_method, Int8Linear | _InFp32)
-
-
-def packed_product(layer: Any) -> Callable[[torch.Tensor, torch.Tensor], None] | None:
-    """The product of an unquantized layer by a library, x [T, K] to out [T, N], with a weight laid out once.
-
-    It is vLLM's own where vLLM has laid the weight out; None for a layer of ours, and where vLLM has no library.
-    """
-    if is_ours(layer):
-        return None
-    if not hasattr(layer, "packed_product"):
-        layer.packed_product = _product_of_vllm(layer) or _by_onednn(layer)
-    product: Callable[[torch.Tensor, torch.Tensor], None] | None = layer.packed_product
-    return product
-
-
-def _product_of_vllm(layer: Any) -> Callable[[torch.Tensor, torch.Tensor], None] | None:
-    """By what vLLM's `cpu_linear` of this layer holds: a handler of oneDNN's, or on AMX a weight for sgl-kernel's."""
-    multiply = getattr(layer, "cpu_linear", None)
-    held = getclosurevars(multiply).nonlocals if isfunction(multiply) else {}
-    if "handler" in held:
-        return _product_by_onednn(held["handler"])
-    if "packed_weight" not in held:
-        return None
-    weight, by_amx = held["packed_weight"], torch.ops._C.weight_packed_linear.default
-
-    def product(x: torch.Tensor, out: torch.Tensor) -> None:
-        by_amx(out, x, weight, None, True)  # True: the weight is packed
-
-    return product
-
-
-def _by_onednn(layer: Any) -> Callable[[torch.Tensor, torch.Tensor], None] | None:
-    """By oneDNN, of a weight that vLLM has left as it was; None where oneDNN has no bf16 product (AVX2 alone)."""
-    weight = layer.weight.data
-    if not getattr(custom_ops, "_supports_onednn", False) or not weight.numel() or weight.dtype != torch.bfloat16:
-        return None
-    try:
-        return _product_by_onednn(custom_ops.create_onednn_mm(weight.t(), MOST_TOKENS))
-    except RuntimeError:  # vLLM's own linears ask the same way
-        return None
-
-
-def _product_by_onednn(handler: Any) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    multiply = torch.ops._C.onednn_mm.default
-
-    def product(x: torch.Tensor, out: torch.Tensor) -> None:
-        multiply(out, x, None, handler.handler_tensor)
-
-    return product
 
 
 def plain(field: Any) -> Any:

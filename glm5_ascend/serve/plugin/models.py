@@ -12,7 +12,7 @@ from vllm.model_executor.models.registry import ModelRegistry
 
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.serve.plugin import decoder, memory
+from glm5_ascend.serve.plugin import memory
 from glm5_ascend.serve.plugin.linear import multiply_bf16_in_fp32
 from glm5_ascend.serve.plugin.loading import SeenTensors, require_complete
 from glm5_ascend.serve.schedule import topk_pattern
@@ -29,14 +29,11 @@ class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
         memory.keep_freed_memory()
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         multiply_bf16_in_fp32(self)
-        for layer in self.model.layers:
-            decoder.adopt(layer)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         seen = SeenTensors(weights, hold_back=(ROT_NAME,))
         loaded: set[str] = super().load_weights(seen)
         require_complete(self, seen.names)
-        decoder.forget(self.model.layers)
         return loaded
 
 
@@ -55,8 +52,6 @@ class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
             hidden = self.config.hidden_size
             self.rot = torch.nn.Linear(hidden, hidden, bias=False)
         multiply_bf16_in_fp32(self)
-        for layer in self.model.layers.values():
-            decoder.adopt(layer.mtp_block)
 
     def forward(
         self,
@@ -85,7 +80,6 @@ class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
             loaded.add(ROT_NAME)
             self._keep_own_head(seen.names)
         require_complete(self, seen.names, is_draft=True)
-        decoder.forget(layer.mtp_block for layer in self.model.layers.values())
         return loaded
 
     def _keep_own_head(self, tensors: set[str]) -> None:
