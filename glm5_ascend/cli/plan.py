@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +81,14 @@ def plan(
     }  # fmt: skip
     if what_if:
         return _what_if(directory, asked, csv, as_json)
-    report = run(directory, **asked, tails=tails, html=html)
+    report = run(directory, **asked, tails=tails)
+    from glm5_ascend.deploy.planning.commands import plan_commands
+
+    report = replace(report, commands=plan_commands(report.plan))
+    if html is not None:
+        from glm5_ascend.plan.html import write
+
+        write(report.plan, html, report.commands)
     if sweep:
         return _sweep(report.plan, csv, as_json)
     if as_json:

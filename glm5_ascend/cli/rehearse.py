@@ -117,49 +117,13 @@ def _rehearsed(
 
 def _planned_or_none(checkpoint: Path, profile: Profile, role: Role, line: EngineLine) -> tuple[PlannedRank, ...]:
     """A checkpoint that the planner refuses is rehearsed all the same: what the real loader says is the answer."""
+    from glm5_ascend.deploy.planning.ranks import planned_ranks
+
     try:
-        return _planned(checkpoint, profile, role, line)
+        return planned_ranks(checkpoint, profile, role, line)
     except (CheckpointError, ConfigError) as error:
         _say(f"note: no planner's numbers: {error}")
         return ()
-
-
-def _planned(checkpoint: Path, profile: Profile, role: Role, line: EngineLine) -> tuple[PlannedRank, ...]:
-    """The planner's numbers for a die of each pipeline stage; none where it does not know the machine."""
-    from glm5_ascend.deploy.rehearsal.result import PlannedRank
-    from glm5_ascend.plan.copies import copies
-    from glm5_ascend.plan.hardware import known_hardware, load_hardware
-    from glm5_ascend.plan.layout import Engine
-    from glm5_ascend.plan.memory import stage_fit
-    from glm5_ascend.plan.model import from_directory
-
-    machine = role.name if profile.alternatives else str(profile.hardware["node"])
-    if machine not in known_hardware():
-        return ()
-    args, extra = role.args, role.args.get("additional-config", {})
-    connector = args.get("kv-transfer-config", {}).get("kv_role")
-    caches = "li+sfa" if extra.get("enable_sparse_sfa_c8") else "li" if extra.get("enable_sparse_li_c8") else "none"
-    model = from_directory(checkpoint, caches, bool(args.get("hf-overrides", {}).get("use_index_cache")))
-    engine = Engine(
-        tp=int(args.get("tensor-parallel-size", 1)), dp=int(args.get("data-parallel-size", 1)),
-        dcp=int(args.get("decode-context-parallel-size", 1)), pp=int(args.get("pipeline-parallel-size", 1)),
-        drafts=int(args.get("speculative-config", {}).get("num_speculative_tokens", 0)),
-        sequences=int(args["max-num-seqs"]), batched_tokens=int(args["max-num-batched-tokens"]),
-        utilization=float(args["gpu-memory-utilization"]), buffer_mb=int(role.env.get("HCCL_BUFFSIZE", 200)),
-        flashcomm=bool(extra.get("enable_flashcomm1")), mlapo=bool(extra.get("enable_mlapo", True)), line=line,
-        split_prefill=bool(extra.get("enable_dsa_cp")), eager_decode=bool(args.get("enforce-eager")),
-        expert_parallel=bool(args.get("enable-expert-parallel")),
-        partition=tuple(int(part) for part in role.env.get("VLLM_PP_LAYER_PARTITION", "").split(",") if part),
-    )  # fmt: skip
-    apart = connector in ("kv_consumer", "kv_producer")
-    mixed = connector == "kv_both" and line.copies.mixed_is_decode and not engine.split_prefill
-    moved = connector == "kv_consumer" or mixed
-    found = []
-    for stage in engine.stages(model.config):
-        memory = stage_fit(model, load_hardware(machine), engine, stage, connector == "kv_consumer", apart)
-        weights = sum(memory.weights.values()) + int(sum(copies(model, engine, moved, apart, stage).values()))
-        found.append(PlannedRank(weights, memory.bytes_per_token, int(memory.budget) + weights))
-    return tuple(found)
 
 
 def _say(line: str) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from glm5_ascend.plan.command import PlanRequest, run
 from glm5_ascend.plan.html import write
-from glm5_ascend.plan.result import Plan
+from glm5_ascend.plan.result import Plan, PlanCommands
 from glm5_ascend.plan.tails import tails as simulate
-from glm5_ascend.plan.text import lines, show, to_json
+from glm5_ascend.plan.text import NO_COMMANDS, lines, show, to_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,22 +18,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """A plan, and percentiles by name where the scheduler was simulated."""
+    """A plan, percentiles by name where the scheduler was simulated, and the commands that run the plan."""
 
     plan: Plan
     simulated: dict[str, float] | None = None
+    commands: PlanCommands = NO_COMMANDS
 
     def lines(self) -> list[str]:
         """For a terminal of 80 columns."""
-        return lines(self.plan, self.simulated)
+        return lines(self.plan, self.simulated, commands=self.commands)
 
     def show(self, console: Console) -> None:
         """The same on a console, as wide as that is."""
-        show(self.plan, self.simulated, console)
+        show(self.plan, self.simulated, console, self.commands)
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints."""
-        return to_json(self.plan, self.simulated)
+        return to_json(self.plan, self.simulated, self.commands)
 
 
 def plan(

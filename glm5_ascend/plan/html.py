@@ -8,10 +8,9 @@ from pathlib import Path
 from glm5_ascend.plan.chart import frontier_chart, goodput_chart, memory_chart, share_chart
 from glm5_ascend.plan.frontier import frontier
 from glm5_ascend.plan.layouts import PROVEN_DRAFTS
-from glm5_ascend.plan.profile import commands
-from glm5_ascend.plan.result import Plan
+from glm5_ascend.plan.result import Plan, PlanCommands
 from glm5_ascend.plan.tables import goodput, sweep
-from glm5_ascend.plan.text import basis, span
+from glm5_ascend.plan.text import NO_COMMANDS, basis, span
 from glm5_ascend.plan.workload import Slo
 from glm5_ascend.report import page as report
 from glm5_ascend.report.content import Card, Code, Page, Section, Table
@@ -27,16 +26,16 @@ _ORDER = (
 )
 
 
-def write(plan: Plan, path: Path) -> None:
+def write(plan: Plan, path: Path, commands: PlanCommands = NO_COMMANDS) -> None:
     """Write the report.
 
     Raises:
         OSError: the file cannot be written.
     """
-    report.write(path, document(plan, make_header()))
+    report.write(path, document(plan, make_header(), commands))
 
 
-def document(plan: Plan, header: ReportHeader) -> Page:
+def document(plan: Plan, header: ReportHeader, commands: PlanCommands = NO_COMMANDS) -> Page:
     """The report; `header` says where it comes from."""
     cluster, w = plan.cluster, plan.workload
     hit = f", {100 * w.prefix_hit:.0f} % of the prompt cached" if w.prefix_hit else ""
@@ -52,7 +51,7 @@ def document(plan: Plan, header: ReportHeader) -> Page:
             *plan.notes,
         ],
         list(_cards(plan)),
-        list(_sections(plan)),
+        list(_sections(plan, commands)),
     )
 
 
@@ -83,7 +82,7 @@ def verdict(plan: Plan) -> ReportVerdict:
     return ReportVerdict("good", "SLO met, also at the slow end of the prediction's range.", threshold, reason)
 
 
-def _sections(plan: Plan) -> Iterator[Section]:
+def _sections(plan: Plan, commands: PlanCommands) -> Iterator[Section]:
     yield Section("Memory of one die", [memory_chart(plan.chosen.prediction.memory)])
     yield Section(
         "Throughput and latency",
@@ -96,7 +95,8 @@ def _sections(plan: Plan) -> Iterator[Section]:
     yield Section("What limits a decode step", [share_chart(plan.chosen.prediction)])
     if plan.others:
         yield Section("Next best layouts", [_others(plan)], _ORDER)
-    yield Section("Run it", [Code("\n\n".join(commands(plan)))])
+    if commands.lines:
+        yield Section("Run it", [Code("\n\n".join(commands.lines))])
     widened = [f"beyond public results: {reason}; range widened" for reason in plan.extrapolated]
     yield Section("How sure this is", after=[*widened, *basis(plan)])
 

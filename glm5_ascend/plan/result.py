@@ -58,6 +58,14 @@ class Plan:
     rates: NodeRates = UNKNOWN
 
 
+@dataclass(frozen=True)
+class PlanCommands:
+    """What runs a plan: the profile with its layout, if there is one, and lines for a shell."""
+
+    profile: str | None = None
+    lines: tuple[str, ...] = ()
+
+
 def make_plan(
     model: PlannedModel, cluster: Cluster, workload: Workload, slo: Slo, options: Options, layout: str | None = None,
     rates: NodeRates = UNKNOWN,

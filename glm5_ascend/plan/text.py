@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from glm5_ascend.plan.efficiency import fitted
 from glm5_ascend.plan.layout import Engine
-from glm5_ascend.plan.profile import commands, profile_of
-from glm5_ascend.plan.result import Plan, Range
+from glm5_ascend.plan.result import Plan, PlanCommands, Range
 from glm5_ascend.plan.spending import ANSWERS, ENERGY, PER_KWH, PROMPTS, WHOLE
 from glm5_ascend.report.terminal import STYLES
 from glm5_ascend.report.terminal import show as show_rows
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     Rows = Iterator[tuple[str | Text, ...]]
 
 _GB = 1e9
+NO_COMMANDS = PlanCommands()
 #: Parts of a die's memory that nobody published; all others follow from sizes and vllm-ascend's code.
 GUESSED = ("graphs", "communication buffers", "PD transfer", "margin")
 
@@ -30,18 +30,22 @@ def span(number: Range, scale: float = 1.0, digits: int = 0) -> str:
     return value if low == high else f"{value} ({low} to {high})"
 
 
-def lines(plan: Plan, simulated: Mapping[str, float] | None = None, width: int = 80) -> list[str]:
+def lines(
+    plan: Plan, simulated: Mapping[str, float] | None = None, width: int = 80, commands: PlanCommands = NO_COMMANDS
+) -> list[str]:
     """What `show` prints, on so many columns."""
     from io import StringIO
 
     from rich.console import Console
 
     text = StringIO()
-    show(plan, simulated, Console(file=text, width=width, highlight=False))
+    show(plan, simulated, Console(file=text, width=width, highlight=False), commands)
     return text.getvalue().splitlines()
 
 
-def show(plan: Plan, simulated: Mapping[str, float] | None, console: Console) -> None:
+def show(
+    plan: Plan, simulated: Mapping[str, float] | None, console: Console, commands: PlanCommands = NO_COMMANDS
+) -> None:
     """The report of a terminal; `simulated` is what tails.py found. Commands are not wrapped: they are copied."""
     cluster = plan.cluster
     machines = f"{cluster.nodes} x {cluster.hardware.title} ({cluster.dies} dies)"
@@ -54,9 +58,10 @@ def show(plan: Plan, simulated: Mapping[str, float] | None, console: Console) ->
     if plan.others:
         show_rows(_others(plan), console, right=(1, 2, 3))
         console.print()
-    for line in commands(plan):
+    for line in commands.lines:
         console.print(line, soft_wrap=True, markup=False)
-    console.print()
+    if commands.lines:
+        console.print()
     show_rows(([line] for line in basis(plan)), console)
 
 
@@ -148,7 +153,9 @@ def basis(plan: Plan) -> Iterator[str]:
     yield "guessed: no public number exists; the range says how far off it may be. We have run none of this on an NPU."
 
 
-def to_json(plan: Plan, simulated: Mapping[str, float] | None = None) -> dict[str, Any]:
+def to_json(
+    plan: Plan, simulated: Mapping[str, float] | None = None, commands: PlanCommands = NO_COMMANDS
+) -> dict[str, Any]:
     """The same as one object; sizes in bytes, times in ms (of `simulated`: in seconds)."""
     layout, p = plan.chosen.layout, plan.chosen.prediction
     decode: dict[str, Any] = _engine(layout.decode)
@@ -169,7 +176,7 @@ def to_json(plan: Plan, simulated: Mapping[str, float] | None = None) -> dict[st
              "tpot_ms": round(1e3 * c.prediction.tpot, 3), "ttft_ms": round(1e3 * c.prediction.ttft, 2)}
             for c in plan.others[:8]
         ],
-        "profile": profile_of(plan), "command_lines": list(commands(plan)),
+        "profile": commands.profile, "command_lines": list(commands.lines),
         "simulated": None if simulated is None else dict(simulated),
     }  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ from glm5_ascend.cli.plan_options import CacheOption
 from glm5_ascend.errors import PlanError
 from glm5_ascend.files.resources import data_dir
 from glm5_ascend.plan import plan as make_plan
-from glm5_ascend.plan import profile, text
+from glm5_ascend.plan import text
 from glm5_ascend.plan.model import CACHES
+from glm5_ascend.plan.result import PlanCommands
 from tests.support.command import ROOT, glm5_ascend
 
 NUMBERS = (
@@ -225,13 +227,14 @@ def test_scale_with_a_price_has_costs(tmp_path: Path) -> None:
 def test_the_report_says_the_same_at_any_width(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is cut: the words are the same. A command to copy stays on its line."""
     found = make_plan(model="glm-5.1", quant="w8a8", nodes=4, slo="tpot=1ms", price=3.0, tails=True)
-    texts = [text.lines(found.plan, found.simulated, width) for width in (40, 80, 300)]
+    commands = PlanCommands("p", ("vllm serve" + 30 * " --flag",))
+    texts = [text.lines(found.plan, found.simulated, width, commands) for width in (40, 80, 300)]
     words = [" ".join(lines).split() for lines in texts]
     assert words[0] == words[1] == words[2]
     assert any(len(line) > 80 for line in texts[2]) and max(map(len, texts[1][:30])) <= 80
     for lines in texts:
-        assert set(profile.commands(found.plan)) <= set(lines)
-    assert found.lines() == texts[1] and not any("\x1b" in line for line in texts[1])
+        assert set(commands.lines) <= set(lines)
+    assert replace(found, commands=commands).lines() == texts[1] and not any("\x1b" in line for line in texts[1])
 
 
 def test_numbers_of_the_next_best_layouts_stand_in_columns() -> None:

@@ -13,7 +13,7 @@ from glm5_ascend.deploy.profiles.file import ProfileFile, SwitchName
 from glm5_ascend.engine_lines import LINES, SGLANG, VLLM, EngineLine, vllm_ascend_line
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.files.resources import data_dir, near, read_yaml
-from glm5_ascend.serve.c8_flags import with_flags
+from glm5_ascend.serve.c8_flags import LI_KEY, SFA_KEY, with_flags
 
 SCHEDULING: tuple[str, ...] = get_args(SwitchName)
 PER_RANK = "per_rank"
@@ -79,6 +79,14 @@ class Role:
             return int(self.args.get("tp-size", 1)) // self.nodes
         dies = int(self.args.get("tensor-parallel-size", 1)) * int(self.args.get("pipeline-parallel-size", 1))
         return dies // int(self.args.get("nnodes", 1))
+
+    @property
+    def int8_caches(self) -> str:
+        """Which caches are int8, in the planner's words: `none`, `li` (indexer keys) or `li+sfa` (latents, too)."""
+        switches = self.args.get("additional-config", {})
+        if switches.get(SFA_KEY):
+            return "li+sfa"
+        return "li" if switches.get(LI_KEY) else "none"
 
     def for_version(self, version: Version | None) -> Role:
         """The same role with int8 caches spelled as a vllm-ascend reads them. None: no vllm-ascend is known."""

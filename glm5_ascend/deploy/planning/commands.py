@@ -6,28 +6,28 @@ A profile is one if machine, number of nodes, types of the weights and the paral
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from glm5_ascend.deploy.planning.roles import lines
 from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
 from glm5_ascend.engine_lines import VLLM
 from glm5_ascend.plan.layout import Engine
-from glm5_ascend.plan.roles import lines
-
-if TYPE_CHECKING:
-    from glm5_ascend.plan.result import Plan
-
+from glm5_ascend.plan.result import Plan, PlanCommands
 
 #: Profiles of SGLang exist; what the planner says of speed and memory is not about them.
 NOT_MODELLED = "SGLang: not modelled; the speeds are fitted to vllm-ascend, for SGLang measure"
 
 
-def commands(plan: Plan) -> Iterator[str]:
-    """The profile and how to render it, if there is one; and one line per kind of engine, whose addresses, ports and
-    ranks are left to the launcher."""
+def plan_commands(plan: Plan) -> PlanCommands:
+    """The profile with the plan's layout, and the lines that run the plan."""
+    name = profile_of(plan)
+    return PlanCommands(name, tuple(_lines(plan, name)))
+
+
+def _lines(plan: Plan, name: str | None) -> Iterator[str]:
+    """How to serve or render the profile, then a line per kind of engine; a launcher fills in addresses and ranks."""
     if plan.cluster.hardware.measured_on is not None:
         yield "run it: glm5-ascend serve DIR"
         return
-    name = profile_of(plan)
     if name is not None:
         yield f"profile: {name}"
         yield f"run it: glm5-ascend serve DIR --profile {name}"
@@ -41,9 +41,9 @@ def commands(plan: Plan) -> Iterator[str]:
         idle = plan.cluster.nodes - -(-layout.dies // plan.cluster.hardware.dies_per_node)
         yield f"idle: {idle} of {plan.cluster.nodes} nodes" if idle else "idle: a part of a node"
     counts = {"prefill": layout.prefill_engines, "decode": layout.replicas, "server": layout.replicas}
-    for name, line in lines(plan.model, layout, plan.cluster.hardware, context):
-        number = f" ({counts[name]} engines)" if counts[name] > 1 else ""
-        yield f"{'run it' if name == 'server' else name + ' nodes'}{number}: {line}"
+    for role, line in lines(plan.model, layout, plan.cluster.hardware, context):
+        number = f" ({counts[role]} engines)" if counts[role] > 1 else ""
+        yield f"{'run it' if role == 'server' else role + ' nodes'}{number}: {line}"
 
 
 def profile_of(plan: Plan) -> str | None:
@@ -75,9 +75,7 @@ def _does(profile: Profile, plan: Plan) -> bool:
 
 def _serves(role: Role, plan: Plan, context: int) -> bool:
     """Its context is long enough and its caches are of the plan's types."""
-    extra = role.args.get("additional-config", {})
-    caches = "li+sfa" if extra.get("enable_sparse_sfa_c8") else "li" if extra.get("enable_sparse_li_c8") else "none"
-    return int(role.args.get("max-model-len", 0)) >= context and caches == plan.model.cache
+    return int(role.args.get("max-model-len", 0)) >= context and role.int8_caches == plan.model.cache
 
 
 def _attention(plan: Plan) -> str:

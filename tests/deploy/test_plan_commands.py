@@ -1,4 +1,4 @@
-"""What a plan prints runs: the rules of doctor and vLLM's parser take the commands of 200 plans drawn at random."""
+"""What a plan prints runs: the rules of doctor and vLLM's parser take the commands of 60 plans drawn at random."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from dataclasses import replace
 import pytest
 
 from glm5_ascend.deploy.diagnosis.preflight import preflight
+from glm5_ascend.deploy.planning.commands import plan_commands
+from glm5_ascend.deploy.planning.roles import argv, roles
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.errors import PlanError
 from glm5_ascend.plan import plan
-from glm5_ascend.plan.profile import commands
 from glm5_ascend.plan.result import Plan
-from glm5_ascend.plan.roles import argv, roles
 from tests.deploy.test_installed_parser import PARSE
 
-PLANS = 200
+PLANS = 60
 #: What a launcher fills in.
 WORDS = {"$RANK": "0", "$HEAD": "127.0.0.1", "$IP": "127.0.0.1", "$NIC": "lo", "$DEVICES": "0"}
 
@@ -94,7 +94,7 @@ def test_no_plan_leaves_an_expert_without_a_die(plans: list[Plan]) -> None:
 
 def test_every_line_is_complete(plans: list[Plan]) -> None:
     for made in plans:
-        text = "\n".join(commands(made))
+        text = "\n".join(plan_commands(made).lines)
         for line in (line for line in text.splitlines() if "vllm serve" in line):
             assert "--tool-call-parser" in line and "--reasoning-parser" in line and "HCCL_BUFFSIZE=" in line
             assert ("enable_dsa_cp" in line) <= ("enable_flashcomm1" in line)
