@@ -12,7 +12,6 @@ from safetensors import safe_open
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.fidelity.evaluation.stored_model import StoredLayer, StoredModel
-from glm5_ascend.model.structure import layer_prefix
 from glm5_ascend.quantize.training.fake_quant import fake_quant_activation
 
 
@@ -53,7 +52,7 @@ class ActivationsOnly(StoredModel):
         self.floats = floats
 
     def weights(self, layer: int) -> StoredLayer:
-        made = _FloatWeights(self.files, self.description, layer_prefix(layer))
+        made = _FloatWeights(self.files, self.description, self.config.spec.layer_prefix(layer))
         made.floats = self.floats
         return made
 
@@ -62,7 +61,7 @@ class WeightsOnly(StoredModel):
     """What better activations could not mend."""
 
     def weights(self, layer: int) -> StoredLayer:
-        return _FloatActivations(self.files, self.description, layer_prefix(layer))
+        return _FloatActivations(self.files, self.description, self.config.spec.layer_prefix(layer))
 
 
 class _AllFloat(_FloatWeights):
@@ -87,6 +86,6 @@ class FirstLayers(StoredModel):
     def weights(self, layer: int) -> StoredLayer:
         if layer < self.rounded:
             return super().weights(layer)
-        made = _AllFloat(self.files, self.description, layer_prefix(layer))
+        made = _AllFloat(self.files, self.description, self.config.spec.layer_prefix(layer))
         made.floats = self.floats
         return made

@@ -25,9 +25,8 @@ import torch
 from safetensors.torch import save_file
 
 from glm5_ascend.checkpoint.shards import DTYPE_NAMES
-from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig, load_config
-from glm5_ascend.model.structure import Linear, Vector
+from glm5_ascend.model.spec import Linear, Vector
 
 SHARD_BYTES = 1_000_000_000
 OUTLIERS = 6
@@ -201,7 +200,7 @@ def write_model(args: argparse.Namespace) -> None:
     (args.out / "config.json").write_text(json.dumps(raw, indent=2) + "\n")
     write_tokenizer(args.out)
     config = load_config(args.out)
-    size = structure.sizes(config)
+    size = config.sizes
     shard: dict[str, torch.Tensor] = {}
     weight_map: dict[str, str] = {}
     count = total = 0
@@ -214,11 +213,11 @@ def write_model(args: argparse.Namespace) -> None:
         weight_map.update(dict.fromkeys(shard, file))
         shard = {}
 
-    for prefix, part in structure.all_parts(config):
-        if part.name in structure.MTP_COPIES:
+    for prefix, part in config.all_weights():
+        if part.name in config.spec.mtp_copies:
             continue  # the hub's checkpoints leave them out; the model's own embedding and head serve
-        name = prefix + structure.tensor_name(part)
-        shape = structure.shape(part, size)
+        name = prefix + part.tensor_name
+        shape = part.shape(size)
         x = torch.empty(shape, device="meta") if args.hollow else values(name, part, shape, config)
         shard |= stored(name, part, x, args.dtype)
         if sum(tensor.nbytes for tensor in shard.values()) >= SHARD_BYTES:

@@ -10,7 +10,6 @@ import torch
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.errors import CheckpointError, shown
 from glm5_ascend.model.config import ModelConfig, load_config
-from glm5_ascend.model.structure import MTP_COPIES, all_parts, layer_prefix, shape, sizes, tensor_name
 
 #: Block of an FP8 e4m3 checkpoint (DeepSeek-V3 / GLM-5-FP8 convention): one fp32 scale per 128x128 weights.
 FP8_BLOCK = 128
@@ -38,8 +37,8 @@ class SourceCheckpoint:
         """Some checkpoints carry the MTP layer in a shard of its own that the index does not list. Nothing else is
         taken from such shards: an index that forgets the main model's tensors is damaged."""
         layers = range(self.config.num_hidden_layers, self.config.num_layers_with_mtp)
-        prefixes = tuple(layer_prefix(layer) for layer in layers)
-        wanted = [prefix + tensor_name(part) for prefix, part in all_parts(self.config) if prefix in prefixes]
+        prefixes = tuple(self.config.spec.layer_prefix(layer) for layer in layers)
+        wanted = [prefix + part.tensor_name for prefix, part in self.config.all_weights() if prefix in prefixes]
         if all(self.resolve(name) in self.files for name in wanted):
             return []
         found = set()
@@ -50,16 +49,16 @@ class SourceCheckpoint:
         return sorted(found)
 
     def _check(self) -> None:
-        size = sizes(self.config)
-        for prefix, part in all_parts(self.config):
-            name = prefix + tensor_name(part)
+        size = self.config.sizes
+        for prefix, part in self.config.all_weights():
+            name = prefix + part.tensor_name
             entry = self.files.entries.get(self.resolve(name))
             if entry is None:
                 raise self._missing(name)
             where = f"{self.directory / self.files.file_of[self.resolve(name)]}: {name}"
-            if entry.shape != shape(part, size):
+            if entry.shape != part.shape(size):
                 raise CheckpointError(
-                    f"{where} has shape {list(entry.shape)}, config.json says {list(shape(part, size))}",
+                    f"{where} has shape {list(entry.shape)}, config.json says {list(part.shape(size))}",
                     "config.json and weights belong to different models",
                 )
             if entry.dtype is torch.float8_e4m3fn:
@@ -98,7 +97,7 @@ class SourceCheckpoint:
                 )
         said = f"{self.directory}: tensor {name} is missing"
         for layer in range(self.config.num_hidden_layers, self.config.num_layers_with_mtp):
-            prefix = layer_prefix(layer)
+            prefix = self.config.spec.layer_prefix(layer)
             if name.startswith(prefix) and not any(each.startswith(prefix) for each in self.files.entries):
                 return CheckpointError(
                     f"{said}, with all of MTP layer {layer}: transformers drops it when it saves a model",
@@ -123,8 +122,8 @@ class SourceCheckpoint:
         if name in self.files:
             return name
         for layer in range(self.config.num_hidden_layers, self.config.num_layers_with_mtp):
-            for copy, original in MTP_COPIES.items():
-                if name == f"{layer_prefix(layer)}{copy}.weight":
+            for copy, original in self.config.spec.mtp_copies.items():
+                if name == f"{self.config.spec.layer_prefix(layer)}{copy}.weight":
                     return f"{original}.weight"
         return name
 

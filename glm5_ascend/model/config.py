@@ -7,15 +7,19 @@ Nothing here has a size built in: every number comes from the file. Source of th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from glm5_ascend.errors import ConfigError, Glm5Error, shown
+from glm5_ascend.model.glm5 import GLM5
 from glm5_ascend.model.json_file import MAX_CONFIG_BYTES, read_json_object
 from glm5_ascend.model.layer_types import indexer_types, mlp_layer_types
+from glm5_ascend.model.spec import Linear, ModelSpec, Subgraph, Weight
 
-MODEL_TYPE = "glm_moe_dsa"
+#: All supported architectures, by `model_type`.
+SPECS = {spec.model_type: spec for spec in (GLM5,)}
 #: Architectures users confuse with GLM-5, and what to tell them.
 _OTHER_ARCHITECTURES = {
     "glm4_moe": "GLM-4.5/4.6/4.7 has no sparse attention",
@@ -43,9 +47,10 @@ _PER_LAYER = ("mlp_layer_types", "indexer_types")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and switches of one model; `path` is the file they came from."""
+    """Sizes and switches of one model, and the walks over its weights; `path` is the file they came from."""
 
     path: Path
+    model_type: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -76,6 +81,15 @@ class ModelConfig:
     quantization_config: dict[str, Any] | None  # of the *source*, e.g. FP8 blocks
 
     @property
+    def spec(self) -> ModelSpec:
+        return SPECS[self.model_type]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The numbers behind the size names of the spec's tables."""
+        return self.spec.sizes(self)
+
+    @property
     def quant_method(self) -> object:
         """How config.json says that the source is quantized; "fp8" where it does not say."""
         return (self.quantization_config or {}).get("quant_method", "fp8")
@@ -94,6 +108,79 @@ class ModelConfig:
     def has_indexer(self, layer: int) -> bool:
         """Shared-indexer layers (GLM-5.2) own no indexer tensors; MTP layers always own one."""
         return self.is_mtp(layer) or self.indexer_types[layer] == "full"
+
+    def layer_kinds(self, layer: int) -> tuple[str, ...]:
+        """Kinds of `Block` whose weights a layer has."""
+        return (
+            "",
+            *(["indexer"] if self.has_indexer(layer) else []),
+            "moe" if self.is_moe(layer) else "dense",
+            *(["mtp"] if self.is_mtp(layer) else []),
+        )
+
+    def indexer_readers(self, layer: int) -> int:
+        """Number of layers that attend to the positions this layer's indexer selects: its own, and later sharers."""
+        if not self.has_indexer(layer):
+            return 0
+        later = self.indexer_types[layer + 1 :]
+        return 1 + next((number for number, kind in enumerate(later) if kind == "full"), len(later))
+
+    def backbone(self, layer: int) -> tuple[Weight, ...]:
+        """All weights of one layer except its routed experts."""
+        kinds = self.layer_kinds(layer)
+        return tuple(weight for block in self.spec.blocks if block.kind in kinds for weight in block.weights)
+
+    def layer_weights(self, layer: int) -> Iterator[Weight]:
+        """All weights of one layer, routed experts last."""
+        yield from self.backbone(layer)
+        if self.is_moe(layer):
+            for expert in range(self.n_routed_experts):
+                yield from self.spec.expert_linears(expert)
+
+    def all_weights(self) -> Iterator[tuple[str, Weight]]:
+        """`(prefix, weight)` of the whole model; the full module name is `prefix + weight.name`."""
+        for weight in self.spec.global_weights:
+            yield "", weight
+        for layer in range(self.num_layers_with_mtp):
+            for weight in self.layer_weights(layer):
+                yield self.spec.layer_prefix(layer), weight
+
+    def fused_groups(self, layer: int) -> Iterator[tuple[str, ...]]:
+        """Modules of one layer, by full name, that the engine fuses into one or judges by one of them.
+
+        Of the routed experts it reads expert 0's type only.
+        """
+        prefix = self.spec.layer_prefix(layer)
+        names = {weight.name for weight in self.backbone(layer)}
+        for group in self.spec.fused:
+            if names.issuperset(group):
+                yield tuple(prefix + name for name in group)
+        if self.is_moe(layer):
+            experts = range(self.n_routed_experts)
+            yield tuple(prefix + linear.name for expert in experts for linear in self.spec.expert_linears(expert))
+
+    def subgraphs(self, layer: int) -> tuple[Subgraph, ...]:
+        """Smoothing pairs of one layer (without routed experts), in the order they are applied."""
+        names = {weight.name for weight in self.backbone(layer)}
+        return tuple(
+            replace(pair, targets=tuple(name for name in pair.targets if name in names))
+            for pair in self.spec.subgraphs_of_layer
+            if pair.source in names
+        )
+
+    def source_rows(self, subgraph: Subgraph) -> list[int] | None:
+        """Rows of the source weight that carry the scale, in the order of the target's columns; None means all.
+
+        `ov`: only the V rows of each head of kv_b_proj; its K rows feed the scores, not o_proj.
+        """
+        if subgraph.kind != "ov":
+            return None
+        source = next(w for block in self.spec.blocks for w in block.weights if w.name == subgraph.source)
+        assert isinstance(source, Linear)
+        basis, sizes = self.spec.bases[source.basis_out], self.sizes
+        starts = basis.starts(sizes, sizes[source.out])
+        block = basis.block_size(sizes)
+        return None if starts is None else [row for start in starts for row in range(start, start + block)]
 
 
 def load_config(directory: Path) -> ModelConfig:
@@ -130,6 +217,7 @@ def parse_config(raw: dict[str, Any], path: Path) -> ModelConfig:
     layers = read.positive("num_hidden_layers")
     config = ModelConfig(
         path=path,
+        model_type=raw["model_type"],
         num_hidden_layers=layers,
         num_nextn_predict_layers=read.count("num_nextn_predict_layers"),
         rms_norm_eps=read.number("rms_norm_eps"),
@@ -207,12 +295,12 @@ class _Reader:
 def check_architecture(raw: dict[str, Any], path: Path) -> None:
     """Raises `ConfigError` for another `model_type` than GLM-5's; names architectures that are confused with it."""
     model_type = raw.get("model_type")
-    if model_type == MODEL_TYPE:
+    if isinstance(model_type, str) and model_type in SPECS:
         return
     why = _OTHER_ARCHITECTURES.get(
         model_type if isinstance(model_type, str) else "", "only GLM-5, 5.1, 5.2 and 5.3 have it"
     )
-    said = f"{path}: model_type is {shown(model_type)}, expected {MODEL_TYPE!r} ({why})"
+    said = f"{path}: model_type is {shown(model_type)}, expected {' or '.join(map(repr, SPECS))} ({why})"
     raise ConfigError(said, "give a GLM-5 checkpoint")
 
 

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.model.structure import expert_prefix
 from glm5_kernels import ops
 
 SCORES = 2**24  # attention scores held at a time
@@ -238,7 +237,9 @@ def whole_mlp(config: ModelConfig, layer: int, weights: LayerWeights, x: torch.T
         weight, ids = route(config, weights, x)
         for expert in ids.unique().tolist():
             token, slot = torch.where(ids == expert)
-            out.index_add_(0, token, mlp(weights, expert_prefix(expert), x[token]) * weight[token, slot, None])
+            out.index_add_(
+                0, token, mlp(weights, config.spec.expert_prefix(expert), x[token]) * weight[token, slot, None]
+            )
     return out
 
 

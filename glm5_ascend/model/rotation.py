@@ -1,7 +1,7 @@
-"""QuaRot's orthogonal matrices for GLM-5: random signs and Hadamard matrices, in the basis each weight side has.
+"""QuaRot's orthogonal matrices: random signs and Hadamard matrices, in the basis of each side of a weight.
 
-Source: QuaRot (arXiv 2404.00456); which matrix acts where is data in `checkpoint/structure.py`; the block-shifted
-matrix for the q latent follows msModelSlim 26.1.0. Any random signs serve: the matrices travel with the checkpoint.
+Source: QuaRot (arXiv 2404.00456). Which matrix acts where is data: `ModelSpec.bases`. Any random signs serve: the
+matrices travel with the checkpoint.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from collections.abc import Iterator
 import torch
 
 from glm5_ascend.errors import RecipeError
-from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.spec import FIXED, HIDDEN, Basis
 from glm5_kernels import ops
 
-_BLOCK = 2**20  # weights rotated at a time: what fits the processor's cache
-_Q_LORA_BLOCK = 32  # Hadamard block on the q latent, shifted by half a block between two passes
+_CHUNK = 2**20  # weights rotated at a time: what fits the processor's cache
 
 
 class Rotations:
-    """One orthogonal map R per basis of the structure table; the same on every device.
+    """One orthogonal matrix R per basis of the model's spec; the same on every device.
 
     Raises:
         RecipeError: no Hadamard matrix of one of the sizes is known.
@@ -29,23 +28,16 @@ class Rotations:
 
     def __init__(self, config: ModelConfig, seed: int, device: torch.device | None = None) -> None:
         self.config, self.seed, self.device = config, seed, device
-        c = config
-        if c.q_lora_rank % _Q_LORA_BLOCK:
-            raise RecipeError(
-                f"{c.path}: quarot needs q_lora_rank to be a multiple of {_Q_LORA_BLOCK}, it is {c.q_lora_rank}",
-                "remove the quarot step from the recipe",
-            )
-        hidden = self._signs(structure.HIDDEN, c.hidden_size)
-        latent, value = self._signs(structure.KV_LORA, c.kv_lora_rank), self._signs(structure.HEADS_V, c.v_head_dim)
-        self._of: dict[str, torch.Tensor] = {
-            structure.HIDDEN: hidden,
-            structure.HIDDEN_PAIR: hidden,
-            structure.Q_LORA: self._signs(structure.Q_LORA, _Q_LORA_BLOCK),
-            structure.KV_LORA: latent,
-            structure.KV_LORA_ROPE: latent,
-            structure.HEADS_V: value,
-            structure.HEADS_NOPE_V: value,
-        }
+        self._sizes = config.sizes
+        matrices = {basis.signs: basis.block_size(self._sizes) for basis in config.spec.bases.values()}
+        for basis in config.spec.bases.values():
+            block, size = basis.block_size(self._sizes), self._sizes[basis.signs]
+            if basis.shifted and size % block:
+                raise RecipeError(
+                    f"{config.path}: quarot needs {basis.signs} to be a multiple of {block}, it is {size}",
+                    "remove the quarot step from the recipe",
+                )
+        self._signs_of = {name: self._signs(name, size) for name, size in matrices.items()}
 
     def _signs(self, basis: str, size: int) -> torch.Tensor:
         # The seed of each basis derives from its name, so adding one never changes another. Mixed by a hash, because
@@ -68,39 +60,36 @@ class Rotations:
 
     def rotate_weight(self, weight: torch.Tensor, basis_in: str, basis_out: str) -> torch.Tensor:
         """W [out, in] -> R_out^T W R_in, the same map between rotated spaces; changes and returns `weight`."""
-        for rows in weight.split(max(1, _BLOCK // weight.shape[1])):
+        for rows in weight.split(max(1, _CHUNK // weight.shape[1])):
             self._rotate(rows, basis_in, 1)
         self._rotate(weight, basis_out, 0)
         return weight
 
     def global_rotation(self) -> torch.Tensor:
         """Q, fp32 [hidden, hidden]: rotated hidden = hidden @ Q."""
-        return self.rotate(torch.eye(self.config.hidden_size, device=self.device), structure.HIDDEN)
+        return self.rotate(torch.eye(self.config.hidden_size, device=self.device), HIDDEN)
 
     def mtp_rotation(self, final_norm: torch.Tensor) -> torch.Tensor:
         """`rot.weight` = Q^T diag(g) Q, fp32 [hidden, hidden]; g is the source's final norm gain."""
         identity = torch.eye(self.config.hidden_size, device=final_norm.device)  # torch.diag: torch_npu has no kernel
-        return self.rotate_weight(identity * final_norm, structure.HIDDEN, structure.HIDDEN)
+        return self.rotate_weight(identity * final_norm, HIDDEN, HIDDEN)
 
     def _rotate(self, x: torch.Tensor, basis: str, dim: int) -> None:
         """Rotate a matrix in place along `dim`."""
-        if basis == structure.FIXED:
+        if basis == FIXED:
             return
-        signs = self._of[basis]
-        for part in self._rotated(x, basis, dim):
-            ops.hadamard(part, signs, dim)
-        if basis == structure.Q_LORA:
-            x.copy_(torch.roll(x, _Q_LORA_BLOCK // 2, dims=dim))
+        space = self.config.spec.bases[basis]
+        signs = self._signs_of[space.signs]
+        for values in self._rotated_values(x, space, dim):
+            ops.hadamard(values, signs, dim)
+        if space.shifted:
+            x.copy_(torch.roll(x, space.block_size(self._sizes) // 2, dims=dim))
             ops.hadamard(x, signs, dim)
 
-    def _rotated(self, x: torch.Tensor, basis: str, dim: int) -> Iterator[torch.Tensor]:
-        """The parts of `x` that the matrix of `basis` acts on."""
-        c = self.config
-        if basis == structure.KV_LORA_ROPE:
-            yield x.narrow(dim, 0, c.kv_lora_rank)
-        elif basis == structure.HEADS_NOPE_V:
-            per_head = c.qk_nope_head_dim + c.v_head_dim
-            for start in range(0, x.shape[dim], per_head):
-                yield x.narrow(dim, start + c.qk_nope_head_dim, c.v_head_dim)
-        else:
+    def _rotated_values(self, x: torch.Tensor, basis: Basis, dim: int) -> Iterator[torch.Tensor]:
+        starts = basis.starts(self._sizes, x.shape[dim])
+        if starts is None:
             yield x
+        else:
+            for start in starts:
+                yield x.narrow(dim, start, basis.block_size(self._sizes))

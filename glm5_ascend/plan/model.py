@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, get_args
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT, QUANTIZED, W8A8_DYNAMIC
 from glm5_ascend.errors import CheckpointError, PlanError, shown
 from glm5_ascend.files.resources import near, read_yaml
-from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig, load_config, parse_config
 from glm5_ascend.model.json_file import MAX_BYTES_BY_TENSOR, read_json_object
-from glm5_ascend.model.structure import Linear, Vector
+from glm5_ascend.model.spec import Linear, Vector
 from glm5_ascend.plan.data_files import Cache, FamilyFile, QuantizationKeys, data_file
 
 if TYPE_CHECKING:
@@ -70,10 +69,10 @@ class PlannedModel:
         moe = next((i for i in range(self.config.num_hidden_layers) if self.config.is_moe(i)), None)
         if moe is None:
             return FLOAT
-        return self.types[f"{structure.layer_prefix(moe)}{structure.expert_prefix(0)}.gate_proj"]
+        return self.types[f"{self.config.spec.layer_prefix(moe)}{self.config.spec.expert_prefix(0)}.gate_proj"]
 
     def type_of(self, layer: int, part: str) -> str:
-        return self.types[structure.layer_prefix(layer) + part]
+        return self.types[self.config.spec.layer_prefix(layer) + part]
 
 
 @functools.cache
@@ -188,12 +187,13 @@ def adjusted(model: PlannedModel, cache: str | None, index_cache: bool) -> Plann
 
 def counted_parts(config: ModelConfig) -> Iterator[tuple[str, Linear | Vector, int]]:
     """`(prefix, part, how many there are)` of the whole model; the first expert stands for all of its layer."""
-    yield from (("", part, 1) for part in structure.GLOBAL)
+    yield from (("", part, 1) for part in config.spec.global_weights)
     for layer in range(config.num_layers_with_mtp):
-        yield from ((structure.layer_prefix(layer), part, 1) for part in structure.backbone(config, layer))
+        yield from ((config.spec.layer_prefix(layer), part, 1) for part in config.backbone(layer))
         if config.is_moe(layer):
             yield from (
-                (structure.layer_prefix(layer), part, config.n_routed_experts) for part in structure.expert_linears(0)
+                (config.spec.layer_prefix(layer), part, config.n_routed_experts)
+                for part in config.spec.expert_linears(0)
             )
 
 
@@ -202,7 +202,7 @@ def _linears(config: ModelConfig) -> list[tuple[str, Linear]]:
 
 
 def _rule(rules: QuantizationKeys, config: ModelConfig, prefix: str, part: str) -> str:
-    if part in structure.ALWAYS_FLOAT or not prefix or config.is_mtp(int(prefix.split(".")[2])):
+    if part in config.spec.always_float or not prefix or config.is_mtp(int(prefix.split(".")[2])):
         return FLOAT
     if part.startswith("mlp.experts."):
         return rules.experts

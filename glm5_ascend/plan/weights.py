@@ -10,8 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
-from glm5_ascend.model import structure
-from glm5_ascend.model.structure import Linear, Vector
+from glm5_ascend.model.spec import Linear, Vector
 from glm5_ascend.plan.model import PlannedModel, counted_parts
 from glm5_ascend.plan.stages import PipelineStage
 
@@ -20,10 +19,8 @@ BF16, FP32 = 2, 4
 PARTIAL_SUMS = 16
 #: Whole on every die (vLLM's ReplicatedLinear); everything else of a layer is cut by tensor parallelism.
 REPLICATED = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.indexer.", "mlp.gate", "eh_proj")
-#: Copies of the main model's tables that the engine shares at run time.
-SHARED_AT_RUN_TIME = tuple(structure.MTP_COPIES)
 #: The draft's copy of the embedding, and the embedding.
-EMBEDDING_COPY, EMBEDDING = "embed_tokens", structure.MTP_COPIES["embed_tokens"]
+EMBEDDING_COPY, EMBEDDING = "embed_tokens", "model.embed_tokens"
 #: Cut along their inputs: what belongs to an output row is whole on every die.
 ROW_PARALLEL = ("o_proj", "down_proj")
 #: Bytes that stay in memory beside the matrix for each output row. Dynamic INT8: scale and offset in bf16; static: also
@@ -66,12 +63,12 @@ def stored_bytes(model: PlannedModel, fp32_head: bool = False, mtp_copies: bool 
         fp32_head: msModelSlim stores `lm_head` in fp32; ours keeps the source's bf16.
         mtp_copies: whether the MTP layer brings its own embedding and head.
     """
-    size, total = structure.sizes(model.config), 0
+    size, total = model.config.sizes, 0
     for prefix, part, count in counted_parts(model.config):
-        shape = structure.shape(part, size)
+        shape = part.shape(size)
         if isinstance(part, Vector):
             total += count * shape[0] * (BF16 if part.name in MTP_BF16 else FP32)
-        elif mtp_copies or part.name not in structure.MTP_COPIES:
+        elif mtp_copies or part.name not in model.config.spec.mtp_copies:
             stored = stored_linear(model.types[prefix + part.name], shape[0], shape[1], part.name.endswith("down_proj"))
             total += count * stored * (2 if fp32_head and part.name == "lm_head" else 1)
     return total
@@ -89,16 +86,16 @@ class WeightSum:
 @functools.lru_cache(maxsize=64)
 def weight_sums(model: PlannedModel, mtp: bool, stage: PipelineStage | None = None) -> tuple[WeightSum, ...]:
     """Resident weights by part, with or without the MTP layer; of one pipeline stage, or of all."""
-    size, found = structure.sizes(model.config), Counter[tuple[str, str]]()
+    size, found = model.config.sizes, Counter[tuple[str, str]]()
     for prefix, part, count in counted_parts(model.config):
         drafts = bool(prefix) and model.config.is_mtp(int(prefix.split(".")[2]))
         if (drafts and not mtp) or (stage is not None and not _lies_on(stage, prefix, part.name, drafts)):
             continue
         # The first stage's embedding cannot be shared with a draft on the last one.
         own = part.name == EMBEDDING_COPY and stage is not None and not stage.is_first
-        if drafts and part.name in SHARED_AT_RUN_TIME and not own:
+        if drafts and part.name in model.config.spec.mtp_copies and not own:
             continue
-        kind, shape, division = _kind(part, drafts), structure.shape(part, size), _division(part)
+        kind, shape, division = _kind(part, drafts), part.shape(size), _division(part)
         if isinstance(part, Vector):
             found[kind, division] += count * _vector_bytes(part, shape[0], model)
             continue

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.types import INDEXER_CACHE_SUFFIX, INDEXER_CACHE_TYPE
-from glm5_ascend.model import structure
 from glm5_ascend.quantize.plan import QuantizationPlan
 
 
@@ -15,7 +14,7 @@ def description(plan: QuantizationPlan) -> dict[str, object]:
     entries |= {"model_quant_type": schemes.W8A8 if static else schemes.W8A8_DYNAMIC} | schemes.DESCRIPTION_META
     for layer in plan.cache_layers():
         entries["indexer_quant_type"] = INDEXER_CACHE_TYPE
-        entries[f"{structure.layer_prefix(layer)}self_attn{INDEXER_CACHE_SUFFIX}"] = INDEXER_CACHE_TYPE
+        entries[f"{plan.config.spec.layer_prefix(layer)}self_attn{INDEXER_CACHE_SUFFIX}"] = INDEXER_CACHE_TYPE
     if plan.recipe.rotates:
         entries["is_rot_used"] = True
         entries["optional"] = {"quarot": {"rotation_map": {"global_rotation": "optional/quarot.safetensors"}}}

@@ -18,9 +18,8 @@ from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.types import GIB as GIB
 from glm5_ascend.checkpoint.types import ROT_NAME as ROT_NAME
 from glm5_ascend.errors import RecipeError
-from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.model.structure import Linear, Subgraph, Vector
+from glm5_ascend.model.spec import Linear, Subgraph, Vector
 from glm5_ascend.quantize.recipe import FlexAwqSsz, LinearQuant, Recipe
 from glm5_ascend.quantize.selector import Selector
 from glm5_ascend.quantize.stock_recipe import check_literal_layers
@@ -77,12 +76,10 @@ class QuantizationPlan:
         self._steps = [(Selector(step, self.config), step) for step in recipe.linear_steps]
         self._smoothing = [(Selector(step, self.config), step) for step in recipe.smoothing_steps]
         self.linears: dict[str, LinearPlan] = {}
-        self._sizes = structure.sizes(self.config)
-        for prefix, part in structure.all_parts(self.config):
+        self._sizes = self.config.sizes
+        for prefix, part in self.config.all_weights():
             if isinstance(part, Linear):
-                self.linears[prefix + part.name] = self._decide(
-                    prefix + part.name, part, structure.shape(part, self._sizes)
-                )
+                self.linears[prefix + part.name] = self._decide(prefix + part.name, part, part.shape(self._sizes))
         self._check_fused()
         check_literal_layers(recipe, self.config)
 
@@ -105,7 +102,7 @@ class QuantizationPlan:
 
     def _check_runnable(self, module: str, part: Linear, scheme: str, shape: tuple[int, ...]) -> None:
         routed = ".mlp.experts." in module
-        if part.name in structure.ALWAYS_FLOAT:
+        if part.name in self.config.spec.always_float:
             raise RecipeError(
                 f"recipe: {module} cannot be quantized, the engine keeps it FLOAT", f'add "*{part.name}" to exclude'
             )
@@ -125,7 +122,7 @@ class QuantizationPlan:
     def _check_fused(self) -> None:
         """Modules the engine fuses must have one type; of the experts it reads only expert 0's."""
         for layer in range(self.config.num_layers_with_mtp):
-            for group in structure.fused_groups(self.config, layer):
+            for group in self.config.fused_groups(layer):
                 kinds = {self.linears[module].scheme for module in group}
                 if len(kinds) > 1:
                     raise RecipeError(
@@ -136,7 +133,7 @@ class QuantizationPlan:
 
     def smoothing(self, layer: int, subgraphs: Iterable[Subgraph]) -> Iterator[SmoothPlan]:
         """Searches to run for `subgraphs` of one layer; pairs without a quantized target are left alone."""
-        prefix = structure.layer_prefix(layer)
+        prefix = self.config.spec.layer_prefix(layer)
         for subgraph in subgraphs:
             kinds = {self.linears[prefix + target].scheme for target in subgraph.targets} - {schemes.FLOAT}
             for selects, step in self._smoothing:
@@ -157,7 +154,7 @@ class QuantizationPlan:
             layer
             for layer in layers
             if self.config.has_indexer(layer)
-            and any(select(structure.layer_prefix(layer) + "self_attn.indexer") for select in selects)
+            and any(select(self.config.spec.layer_prefix(layer) + "self_attn.indexer") for select in selects)
         ]
 
     def compensated(self, prefix: str, parts: Iterable[Linear | Vector]) -> list[str]:
@@ -167,14 +164,14 @@ class QuantizationPlan:
 
     def needs_statistics(self, layer: int) -> bool:
         """True if something in this layer is decided by calibration data."""
-        subgraphs, parts = list(structure.subgraphs(self.config, layer)), list(structure.backbone(self.config, layer))
+        subgraphs, parts = list(self.config.subgraphs(layer)), list(self.config.backbone(layer))
         if self.config.is_moe(layer):
-            subgraphs.append(structure.expert_subgraph(0))
-            parts += structure.expert_linears(0)
-        prefix = structure.layer_prefix(layer)
+            subgraphs.append(self.config.spec.expert_subgraph(0))
+            parts += self.config.spec.expert_linears(0)
+        prefix = self.config.spec.layer_prefix(layer)
         static = any(
             self.linears[prefix + part.name].scheme == schemes.W8A8
-            for part in structure.backbone(self.config, layer)
+            for part in self.config.backbone(layer)
             if isinstance(part, Linear)
         )
         return static or bool(self.compensated(prefix, parts)) or any(True for _ in self.smoothing(layer, subgraphs))
@@ -186,7 +183,7 @@ class QuantizationPlan:
 
     def outputs(self) -> Iterator[OutputTensor]:
         """All tensors of the output, in the order they are written."""
-        for prefix, part in structure.all_parts(self.config):
+        for prefix, part in self.config.all_weights():
             yield from self.stored(prefix, part)
         if self.recipe.rotates:
             hidden = self.config.hidden_size
@@ -202,8 +199,8 @@ class QuantizationPlan:
         """The tensors one part of the model becomes."""
         module, name, shape = (
             prefix + part.name,
-            prefix + structure.tensor_name(part),
-            structure.shape(part, self._sizes),
+            prefix + part.tensor_name,
+            part.shape(self._sizes),
         )
         if isinstance(part, Vector):
             # fp32 as msModelSlim writes them: a smoothed gain must not be rounded twice.

@@ -9,7 +9,6 @@ from glm5_ascend.checkpoint.checks.text_files import check_text_files
 from glm5_ascend.checkpoint.output import served_config
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.model import structure
 from glm5_ascend.model.config import read_config
 
 #: Ends of the names of tensors that public checkpoints carry and no engine reads: buffers computed from config.json.
@@ -26,9 +25,9 @@ def check_source(source: SourceCheckpoint) -> None:
     """
     _check_texts(source)
     config = source.config
-    known = {prefix + structure.tensor_name(part) for prefix, part in structure.all_parts(config)}
+    known = {prefix + part.tensor_name for prefix, part in config.all_weights()}
     shared = tuple(  # the engine drops them, too
-        f"{structure.layer_prefix(layer)}self_attn.indexer."
+        f"{config.spec.layer_prefix(layer)}self_attn.indexer."
         for layer in range(config.num_layers_with_mtp)
         if not config.has_indexer(layer)
     )

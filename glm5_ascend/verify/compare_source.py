@@ -13,9 +13,8 @@ from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, dequantize, inte
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.model import structure
 from glm5_ascend.model.config import read_config
-from glm5_ascend.model.structure import Linear, Subgraph, Vector, source_rows
+from glm5_ascend.model.spec import Linear, Subgraph, Vector
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.derived_tensors import read_linear
 from glm5_ascend.verify.expected_weight import ExpectedWeights, NoRotation, find_basis, moved_scale, silent_scale
@@ -50,7 +49,7 @@ def compare_weights(checked: Checked, expected: ExpectedWeights, report: Report)
     report.errors_by_tensor = []
     checkpoint = checked.checkpoint
     comparison = _SourceComparison(checked, expected, report)
-    for part in structure.GLOBAL:
+    for part in checkpoint.config.spec.global_weights:
         comparison.part("", part)
     for layer in range(checkpoint.config.num_layers_with_mtp):
         comparison.layer(layer)
@@ -110,13 +109,13 @@ class _SourceComparison:
 
     def layer(self, layer: int) -> None:
         """Compare every part of one layer; routed experts come last, each with a pair of its own."""
-        config, prefix = self.checkpoint.config, structure.layer_prefix(layer)
-        self._start(prefix, structure.subgraphs(config, layer))
-        for part in structure.backbone(config, layer):
+        config, prefix = self.checkpoint.config, self.checkpoint.config.spec.layer_prefix(layer)
+        self._start(prefix, config.subgraphs(layer))
+        for part in config.backbone(layer):
             self.part(prefix, part)
         for expert in range(config.n_routed_experts if config.is_moe(layer) else 0):
-            self._start(prefix, (structure.expert_subgraph(expert),))
-            for part in structure.expert_linears(expert):
+            self._start(prefix, (self.checkpoint.config.spec.expert_subgraph(expert),))
+            for part in self.checkpoint.config.spec.expert_linears(expert):
                 self.part(prefix, part)
 
     def _start(self, prefix: str, subgraphs: tuple[Subgraph, ...]) -> None:
@@ -133,7 +132,7 @@ class _SourceComparison:
             if isinstance(part, Linear):
                 self._linear(prefix, part, module)
             elif part.role != "norm":  # norms take part in the linears that read them
-                self.unchanged(prefix + structure.tensor_name(part))
+                self.unchanged(prefix + part.tensor_name)
         except CheckpointError as error:
             self.report.error("shard.damaged", error.message, tensor=module, fix=error.tip)
 
@@ -186,7 +185,7 @@ class _SourceComparison:
         Not `wanted` divided by it: a channel that hardly matters can have a scale so small that its row would outweigh
         all others in every column.
         """
-        chosen = source_rows(self.checkpoint.config, pair)
+        chosen = self.checkpoint.config.source_rows(pair)
         rows = torch.arange(len(wanted)) if chosen is None else torch.tensor(chosen)
         scale = moved_scale(wanted[rows], found[rows])
         silent = ~found[rows].any(1)

@@ -14,7 +14,6 @@ from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.packing import scale_bias
 from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, W8A8, integer_weight, partial_sums, stored_tensors
-from glm5_ascend.model import structure
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.plausible import Doubts
 
@@ -175,7 +174,9 @@ def check_shared_input(checked: Checked, report: Report) -> None:
     """q_a_proj and kv_a_proj_with_mqa become one module with one input scale: their values must be equal."""
     checkpoint = checked.checkpoint
     for layer in range(checkpoint.config.num_layers_with_mtp):
-        first, second = (structure.layer_prefix(layer) + name for name in structure.FUSED_DOWN_PROJECTIONS)
+        first, second = (
+            checkpoint.config.spec.layer_prefix(layer) + name for name in checkpoint.config.spec.down_projections
+        )
         if not {first, second} <= checked.complete or {checked.schemes[first], checked.schemes[second]} != {W8A8}:
             continue
         for suffix in ("input_scale", "input_offset"):

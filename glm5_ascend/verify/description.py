@@ -11,8 +11,7 @@ from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME, FLOAT, QUANTIZED, W4A8_DYNAMIC, W8A8
 from glm5_ascend.checkpoint.types import INDEXER_CACHE_SUFFIX, ROT_NAME
-from glm5_ascend.model import structure
-from glm5_ascend.model.structure import Linear
+from glm5_ascend.model.spec import Linear
 from glm5_ascend.verify.description_meta import META, check_meta
 
 _AGAIN = "quantize again, or correct the description"
@@ -25,13 +24,13 @@ def check_description(checkpoint: LoadedCheckpoint, report: Report) -> dict[str,
         return {}
     _check_keys(checkpoint, description, report)
     schemes: dict[str, str] = {}
-    for prefix, part in structure.all_parts(checkpoint.config):
+    for prefix, part in checkpoint.config.all_weights():
         if isinstance(part, Linear):
             module = prefix + part.name
             scheme = description.get(f"{module}.weight")
             schemes[module] = scheme if isinstance(scheme, str) and scheme in QUANTIZED else FLOAT
-            _check_runnable(module, part, schemes[module], report)
-        elif description.get(key := prefix + structure.tensor_name(part), FLOAT) in QUANTIZED:
+            _check_runnable(checkpoint, module, part, schemes[module], report)
+        elif description.get(key := prefix + part.tensor_name, FLOAT) in QUANTIZED:
             report.error(
                 "description.not_runnable",
                 f"{description[key]}: norms and biases exist in FLOAT only",
@@ -45,7 +44,7 @@ def check_description(checkpoint: LoadedCheckpoint, report: Report) -> dict[str,
         module
         for layer in range(checkpoint.config.num_hidden_layers, checkpoint.config.num_layers_with_mtp)
         for module in schemes
-        if schemes[module] != FLOAT and module.startswith(structure.layer_prefix(layer))
+        if schemes[module] != FLOAT and module.startswith(checkpoint.config.spec.layer_prefix(layer))
     ]
     if quantized_mtp:
         report.warning(
@@ -110,10 +109,10 @@ def _check_keys(checkpoint: LoadedCheckpoint, description: dict[str, object], re
         )
 
 
-def _check_runnable(module: str, part: Linear, scheme: str, report: Report) -> None:
+def _check_runnable(checkpoint: LoadedCheckpoint, module: str, part: Linear, scheme: str, report: Report) -> None:
     routed = ".mlp.experts." in module
     reason = None
-    if scheme != FLOAT and part.name in structure.ALWAYS_FLOAT:
+    if scheme != FLOAT and part.name in checkpoint.config.spec.always_float:
         reason = "the engine can run this module in FLOAT only"
     elif scheme == W4A8_DYNAMIC and not routed:
         reason = "W4A8_DYNAMIC exists for routed experts only"
@@ -133,7 +132,7 @@ def _check_siblings(checkpoint: LoadedCheckpoint, schemes: dict[str, str], repor
     """Modules the engine fuses must agree; of all experts it looks at expert 0's keys only."""
     config, description = checkpoint.config, checkpoint.description or {}
     for layer in range(config.num_layers_with_mtp):
-        for group in structure.fused_groups(config, layer):
+        for group in config.fused_groups(layer):
             # A missing or unknown key is reported as such.
             stated = [module for module in group if description.get(f"{module}.weight") in (FLOAT, *QUANTIZED)]
             if not stated:
@@ -155,7 +154,9 @@ def _check_queries(checkpoint: LoadedCheckpoint, schemes: dict[str, str], report
     """Both query projections go to one operator, which takes the second as it takes the first."""
     config = checkpoint.config
     for layer in range(config.num_layers_with_mtp):
-        first, second = (structure.layer_prefix(layer) + name for name in structure.QUERY_PROJECTIONS)
+        first, second = (
+            checkpoint.config.spec.layer_prefix(layer) + name for name in checkpoint.config.spec.query_projections
+        )
         if (schemes[first] == FLOAT) != (schemes[second] == FLOAT):
             where = "of decode nodes (PD) " if schemes[first] == FLOAT else ""
             report.warning(

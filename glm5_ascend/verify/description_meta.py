@@ -16,7 +16,6 @@ from glm5_ascend.checkpoint.types import (
     INDEXER_CACHE_SUFFIX,
     INDEXER_CACHE_TYPE,
 )
-from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig
 
 #: All of them; `metadata` is read by nobody.
@@ -112,7 +111,9 @@ def _check_layer(config: ModelConfig, key: str, scheme: object, report: Report) 
     """With one such key, a layer's cache is INT8 at run time only where this says so in the engine's word."""
     layers = (layer for layer in range(config.num_layers_with_mtp) if config.has_indexer(layer))
     fix = "quantize again, or correct the description"
-    if key.removesuffix(INDEXER_CACHE_SUFFIX) not in (f"{structure.layer_prefix(layer)}self_attn" for layer in layers):
+    if key.removesuffix(INDEXER_CACHE_SUFFIX) not in (
+        f"{config.spec.layer_prefix(layer)}self_attn" for layer in layers
+    ):
         problem = "this layer has none"
     elif scheme != INDEXER_CACHE_TYPE:
         problem = f"{scheme!r:.60}, expected {INDEXER_CACHE_TYPE!r}"

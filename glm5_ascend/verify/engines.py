@@ -18,7 +18,6 @@ from glm5_ascend.checkpoint.types import (
     W4A8_DYNAMIC,
     W8A8_DYNAMIC,
 )
-from glm5_ascend.model import structure
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.engine_answer import EngineAnswer, EngineNote, ServingEngine
 
@@ -46,8 +45,8 @@ def _sglang_types(checked: Checked, report: Report) -> None:
     """Types that end the start, or are a line of the log and then the wrong numbers."""
     checkpoint = checked.checkpoint
     for layer in range(checkpoint.config.num_hidden_layers):
-        prefix = structure.layer_prefix(layer)
-        experts = [f"{prefix}mlp.experts.0.{name}" for name in structure.EXPERT_PROJECTIONS]
+        prefix = checkpoint.config.spec.layer_prefix(layer)
+        experts = [f"{prefix}mlp.experts.0.{name}" for name in checkpoint.config.spec.expert_projections]
         odd = [module for module in experts if checked.schemes.get(module, W4A8_DYNAMIC) not in _SGLANG_EXPERTS]
         if odd:
             report.error(
@@ -74,7 +73,7 @@ def _sglang_types(checked: Checked, report: Report) -> None:
 def _sglang_notes(checked: Checked) -> list[EngineNote]:
     checkpoint, notes = checked.checkpoint, []
     config, description = checkpoint.config, checkpoint.description or {}
-    main = structure.layer_prefix(config.num_hidden_layers)
+    main = checkpoint.config.spec.layer_prefix(config.num_hidden_layers)
     experts = {kind for module, kind in checked.schemes.items() if ".mlp.experts." in module}
     if W4A8_DYNAMIC in experts:
         notes.append(

@@ -18,9 +18,8 @@ from glm5_ascend.checkpoint.output import PROVENANCE_NAME
 from glm5_ascend.checkpoint.shards import Shard, TensorEntry
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import RecipeError
-from glm5_ascend.model import structure
 from glm5_ascend.model.rotation import Rotations
-from glm5_ascend.model.structure import Linear
+from glm5_ascend.model.spec import FIXED, HIDDEN, HIDDEN_PAIR, Linear
 from glm5_ascend.verify.checked import Checked
 
 #: fp32 round-off between the stored Q and the one made again from the seed.
@@ -83,17 +82,17 @@ class ResidualRotation:
         self.rotation = rotation
 
     def knows(self, part: Linear) -> bool:
-        return {part.basis_in, part.basis_out} <= {structure.FIXED, structure.HIDDEN, structure.HIDDEN_PAIR}
+        return {part.basis_in, part.basis_out} <= {FIXED, HIDDEN, HIDDEN_PAIR}
 
     def rotate(self, x: torch.Tensor, basis: str) -> torch.Tensor:
-        if basis == structure.FIXED:
+        if basis == FIXED:
             return x
         vectors = x.reshape(*x.shape[:-1], -1, len(self.rotation))  # a pair is two hidden vectors
         return (vectors @ self.rotation).reshape(x.shape)
 
     def rotate_weight(self, weight: torch.Tensor, basis_in: str, basis_out: str) -> torch.Tensor:
         weight = self.rotate(weight, basis_in)
-        return weight if basis_out == structure.FIXED else self.rotate(weight.T, basis_out).T.contiguous()
+        return weight if basis_out == FIXED else self.rotate(weight.T, basis_out).T.contiguous()
 
 
 def find_basis(checked: Checked, report: Report) -> Basis | None:
@@ -128,11 +127,11 @@ class ExpectedWeights:
 
     def rows(self, prefix: str, part: Linear, whole: bool) -> Iterator[tuple[int, int, torch.Tensor]]:
         """(first row, row behind the last, W_ref of these rows); one piece if `whole` or where rows mix."""
-        name = prefix + structure.tensor_name(part)
+        name = prefix + part.tensor_name
         entry = self.source.files.entries[self.source.resolve(name)]
         before, after = self._gains(prefix, part)
         count, columns = entry.shape
-        if whole or part.basis_out != structure.FIXED or entry.dtype not in FLOATS or count * columns <= PIECE:
+        if whole or part.basis_out != FIXED or entry.dtype not in FLOATS or count * columns <= PIECE:
             weight = self.source.read(name) * before
             yield 0, count, self.basis.rotate_weight(weight, part.basis_in, part.basis_out) * after
             return

@@ -9,8 +9,7 @@ import torch
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import FLOATS, LoadedCheckpoint
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.model import structure
-from glm5_ascend.model.structure import Vector
+from glm5_ascend.model.spec import Vector
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.copies import checksum
 from glm5_ascend.verify.plausible import Doubts
@@ -68,8 +67,8 @@ def _read_pieces(checkpoint: LoadedCheckpoint, name: str) -> tuple[bool, float, 
 
 def check_vectors_and_floats(checked: Checked, doubts: Doubts) -> None:
     """Norms, and FLOAT linears that are all zero; only tensors that are complete."""
-    for prefix, part in structure.all_parts(checked.checkpoint.config):
-        name = prefix + structure.tensor_name(part)
+    for prefix, part in checked.checkpoint.config.all_weights():
+        name = prefix + part.tensor_name
         if isinstance(part, Vector):
             if part.role in ("norm", "layernorm") and name in checked.complete:
                 _check_norm(checked, part, name, doubts)
@@ -99,7 +98,7 @@ def _check_embeddings(checked: Checked, doubts: Doubts) -> None:
     checkpoint, config = checked.checkpoint, checked.checkpoint.config
     if not config.num_nextn_predict_layers:
         return
-    copy = f"{structure.layer_prefix(config.num_hidden_layers)}embed_tokens"
+    copy = f"{config.spec.layer_prefix(config.num_hidden_layers)}embed_tokens"
     if not {copy, "model.embed_tokens", "lm_head"} <= checked.complete:
         return
     rows = torch.linspace(0, config.vocab_size - 1, _ROWS).long().tolist()

@@ -19,7 +19,6 @@ import torch
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.schemes import W4A8_DYNAMIC
-from glm5_ascend.model import structure
 from glm5_ascend.verify.copies import Copies, checksum
 
 #: Largest magnitude a scheme's integers have in a tensor, and the least that a row's largest one may have. A scale is
@@ -133,7 +132,7 @@ class Doubts:
 
     def copy_of(self, module: str, shape: tuple[int, ...], check: int) -> None:
         """Remember a weight by its checksum; an MTP layer is made from others, and shares their embedding and head."""
-        if not any(module.startswith(structure.layer_prefix(layer)) for layer in self._mtp):
+        if not any(module.startswith(self.checkpoint.config.spec.layer_prefix(layer)) for layer in self._mtp):
             self._copies.add(module, shape, check)
 
     @property

@@ -10,8 +10,7 @@ from glm5_ascend.checkpoint.checks.loaded_checkpoint import FLOATS, LoadedCheckp
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, W8A8, Stored, stored_tensors
 from glm5_ascend.checkpoint.types import ROT_NAME
-from glm5_ascend.model import structure
-from glm5_ascend.model.structure import Linear
+from glm5_ascend.model.spec import Linear
 
 #: Not stored by msModelSlim under static W8A8; the engine then never reads them. Ours stores them for all or none.
 _OPTIONAL_STATIC = ("weight_scale", "weight_offset")
@@ -23,14 +22,14 @@ def check_tensors(checkpoint: LoadedCheckpoint, schemes: dict[str, str], report:
     static = [module for module, scheme in schemes.items() if scheme == W8A8]
     stored = {s: sum(f"{module}.{s}" in checkpoint.entries for module in static) for s in _OPTIONAL_STATIC}
     checker = _StoredTensors(checkpoint, report, {s for s, count in stored.items() if 2 * count <= len(static)})
-    size = structure.sizes(checkpoint.config)
+    size = checkpoint.config.sizes
     complete: set[str] = set()
-    for prefix, part in structure.all_parts(checkpoint.config):
-        module, shape = prefix + part.name, structure.shape(part, size)
+    for prefix, part in checkpoint.config.all_weights():
+        module, shape = prefix + part.name, part.shape(size)
         scheme = schemes[module] if isinstance(part, Linear) else FLOAT
         if scheme == FLOAT:
-            if checker.floating(prefix + structure.tensor_name(part), shape):
-                complete.add(module if isinstance(part, Linear) else prefix + structure.tensor_name(part))
+            if checker.floating(prefix + part.tensor_name, shape):
+                complete.add(module if isinstance(part, Linear) else prefix + part.tensor_name)
         elif checker.linear(module, scheme, (shape[0], shape[1])):
             complete.add(module)
     _check_unexpected(checkpoint, checker.known | {ROT_NAME}, report)
@@ -110,7 +109,7 @@ class _StoredTensors:
 
 def _check_unexpected(checkpoint: LoadedCheckpoint, known: set[str], report: Report) -> None:
     shared = tuple(
-        f"{structure.layer_prefix(layer)}self_attn.indexer."
+        f"{checkpoint.config.spec.layer_prefix(layer)}self_attn.indexer."
         for layer in range(checkpoint.config.num_layers_with_mtp)
         if not checkpoint.config.has_indexer(layer)
     )

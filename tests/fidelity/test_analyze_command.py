@@ -118,7 +118,7 @@ def test_the_report(proposal: tuple[dict[str, object], Path, Path], scheme: str,
 
 def unit(layer: int, scheme: str, noise: dict[str, float], nbytes: dict[str, int]) -> Unit:
     modules = ("mlp.experts.0.up_proj",) if scheme == W4 else ("self_attn.o_proj",)
-    return Unit(layer, modules, scheme, {FLOAT: 0.0, **noise}, nbytes)
+    return Unit(layer, modules, scheme, {FLOAT: 0.0, **noise}, nbytes, prefix=f"model.layers.{layer}.")
 
 
 def test_greedy_by_noise_per_byte() -> None:

@@ -12,8 +12,9 @@ from glm5_ascend.fidelity.analysis.measure import SCALE_BINS, Outliers, errors, 
 from glm5_ascend.fidelity.analysis.outliers import Unrotated
 from glm5_ascend.fidelity.analysis.run import Analysis, AnalyzeOptions, analyze, prepare
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
-from glm5_ascend.model import layers, structure
+from glm5_ascend.model import layers
 from glm5_ascend.model.rotation import Rotations
+from glm5_ascend.model.spec import FIXED, Linear
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
 from glm5_ascend.quantize.progress import silent
 from glm5_kernels import ops
@@ -65,16 +66,16 @@ def test_scale_histogram() -> None:
 def test_the_way_back_to_the_source_basis(tiny_source: Path) -> None:
     """Inputs of the rotated model, brought back, times the source's weight: what the rotated weight makes of them."""
     config = StoredModel(tiny_source).config
-    rotations, size = Rotations(config, 5), structure.sizes(config)
+    rotations, size = Rotations(config, 5), config.sizes
     back = Unrotated(rotations)
-    for part in structure.backbone(config, 1):
-        if isinstance(part, structure.Linear) and not structure.is_table(part):
+    for part in config.backbone(1):
+        if isinstance(part, Linear) and not part.is_table:
             gains = {norm: 0.5 + torch.rand(size["hidden" if "layernorm" in norm and "_a_" not in norm else "q_lora"
                      if "q_a" in norm else "kv_lora"]) for norm in part.norm}  # fmt: skip
-            weight = torch.randn(structure.shape(part, size))
+            weight = torch.randn(part.shape(size))
             x = torch.randn(7, weight.shape[1])
             folded = weight * torch.cat([gains[n] for n in part.norm]) if part.norm else weight.clone()
-            rotated = rotations.rotate_weight(folded.clone(), part.basis_in, structure.FIXED)
+            rotated = rotations.rotate_weight(folded.clone(), part.basis_in, FIXED)
             source = back(x, part, gains)
             if part.norm:  # `source` is the normalised input times the gain, as the source's linear reads it
                 torch.testing.assert_close(source @ weight.T, x @ rotated.T, rtol=1e-3, atol=1e-3)
@@ -101,9 +102,9 @@ def test_what_a_layer_report_holds(found: Analysis) -> None:
     rows = sum(counts.sum() for layer in found.layers for counts in layer.scales.values())
     plan = found.plan
     wanted = sum(
-        structure.shape(part, structure.sizes(plan.config))[0]
-        for prefix, part in structure.all_parts(plan.config)
-        if isinstance(part, structure.Linear) and plan.linears[prefix + part.name].scheme != schemes.FLOAT
+        part.shape(plan.config.sizes)[0]
+        for prefix, part in plan.config.all_weights()
+        if isinstance(part, Linear) and plan.linears[prefix + part.name].scheme != schemes.FLOAT
     )
     assert int(rows) == wanted
 

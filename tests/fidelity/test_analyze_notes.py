@@ -27,8 +27,9 @@ def test_a_calibration_text_that_is_not_installed_is_named(
 
 
 def test_a_recipe_that_sglang_cannot_load_says_so() -> None:
-    experts = [Unit(layer, ("mlp.experts.0.gate_proj", "mlp.experts.0.up_proj"), "W4A8_DYNAMIC") for layer in range(12)]
-    attention = Unit(3, ("self_attn.o_proj",), "W8A8_DYNAMIC")
+    gate_up = ("mlp.experts.0.gate_proj", "mlp.experts.0.up_proj")
+    experts = [Unit(n, gate_up, "W4A8_DYNAMIC", prefix=f"model.layers.{n}.") for n in range(12)]
+    attention = Unit(3, ("self_attn.o_proj",), "W8A8_DYNAMIC", prefix="model.layers.3.")
     assert engine_notes([(attention, "FLOAT"), (experts[3], "W8A8_DYNAMIC")]) == []
     (line,) = engine_notes([(unit, "FLOAT") for unit in experts])
     assert line.startswith("SGLang does not load it: routed experts in FLOAT, layers 0, 1, 2, 3, 4, 5, 6, 7, ...")

@@ -12,8 +12,7 @@ import yaml
 
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.fidelity.analysis.run import AnalyzeOptions, analyze, prepare
-from glm5_ascend.model import structure
-from glm5_ascend.model.config import parse_config
+from glm5_ascend.model.config import ModelConfig, parse_config
 from glm5_ascend.model.layer_types import indexer_schedule
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import find_recipe, load_recipe
@@ -47,10 +46,10 @@ def test_who_attends_to_what_an_indexer_chose() -> None:
     """GLM-5.2's schedule: indexers in 0, 1, 2, 6, ..., 74, each for itself and the shared layers behind it."""
     layers = {"num_hidden_layers": 78, "index_topk_freq": 4, "index_skip_topk_offset": 3}
     config = parse_config(tiny_config(**layers), Path("config.json"))
-    readers = [structure.indexer_readers(config, layer) for layer in range(78)]
+    readers = [config.indexer_readers(layer) for layer in range(78)]
     assert [bool(count) for count in readers] == indexer_schedule(layers, 78)
     assert readers[:7] == [1, 1, 4, 0, 0, 0, 4] and readers[74] == 4 and sum(readers) == 78
-    assert structure.indexer_readers(config, 78) == 1  # the MTP layer's own
+    assert config.indexer_readers(78) == 1  # the MTP layer's own
 
 
 def test_an_indexer_counts_once_for_each_of_its_layers(
@@ -62,7 +61,7 @@ def test_an_indexer_counts_once_for_each_of_its_layers(
         return [units[f"layer {layer} self_attn.indexer.wq_b"].noise["W8A8_DYNAMIC"] for layer in range(3)]
 
     counted = noise()
-    monkeypatch.setattr(structure, "indexer_readers", lambda config, layer: 1)
+    monkeypatch.setattr(ModelConfig, "indexer_readers", lambda config, layer: 1)
     once = noise()
     assert all(once) and [a / b for a, b in zip(counted, once, strict=True)] == pytest.approx([1, 1, 2])
 

@@ -14,7 +14,6 @@ from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.fidelity.analysis.recipe import with_fallbacks
 from glm5_ascend.fidelity.analysis.run import AnalyzeOptions, analyze, prepare
 from glm5_ascend.fidelity.analysis.units import Unit, fallbacks, units
-from glm5_ascend.model import structure
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import Recipe, find_recipe, load_recipe
 from tests.support.command import ROOT, in_process
@@ -32,8 +31,8 @@ def parted(plan: QuantizationPlan) -> list[int]:
     """Layers with one query projection in FLOAT and the other one not."""
     layers = range(plan.config.num_hidden_layers)
     first, second = (
-        [plan.linears[structure.layer_prefix(layer) + name].scheme == FLOAT for layer in layers]
-        for name in structure.QUERY_PROJECTIONS
+        [plan.linears[plan.config.spec.layer_prefix(layer) + name].scheme == FLOAT for layer in layers]
+        for name in plan.config.spec.query_projections
     )
     return [layer for layer in layers if first[layer] != second[layer]]
 
@@ -74,7 +73,7 @@ def test_a_recipe_that_parts_them_is_brought_together(tiny_source: Path, tmp_pat
         recipe = recipe_with(tmp_path, float_ones, [])
         plan = plan_of(tiny_source, recipe)
         assert parted(plan) == [0, 1, 2]
-        queries = [unit for unit in units(plan, 1) if set(unit.modules) & set(structure.QUERY_PROJECTIONS)]
+        queries = [unit for unit in units(plan, 1) if set(unit.modules) & set(plan.config.spec.query_projections)]
         assert len(queries) == 1 and not any(name.endswith(float_ones[0][1:]) for name in queries[0].modules)
         assert parted(with_change(plan, recipe, queries[0], FLOAT)) == [0, 2]
 
@@ -111,7 +110,7 @@ def test_int8_experts_are_rounded_as_they_were_measured(tiny_source: Path, name:
 def test_verify_does_not_warn_of_what_is_proposed(tiny_source: Path, tmp_path: Path) -> None:
     recipe = find_recipe("rtn-w4a8")
     plan = plan_of(tiny_source, recipe)
-    queries = [unit for unit in units(plan, 1) if structure.QUERY_PROJECTIONS[0] in unit.modules]
+    queries = [unit for unit in units(plan, 1) if plan.config.spec.query_projections[0] in unit.modules]
     mine, out = tmp_path / "mine.yaml", tmp_path / "out"
     mine.write_text(yaml.safe_dump(with_fallbacks(recipe, plan.config, [(unit, FLOAT) for unit in queries])))
     assert in_process("quantize", tiny_source, out, "--recipe", mine, "--quiet").returncode == 0

@@ -10,14 +10,16 @@ import torch
 
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import RecipeError
-from glm5_ascend.model import layers, structure
+from glm5_ascend.model import layers
 from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.glm5 import HEADS_NOPE_V, HEADS_V, KV_LORA, KV_LORA_ROPE, Q_LORA
 from glm5_ascend.model.rotation import Rotations
+from glm5_ascend.model.spec import FIXED, HIDDEN, HIDDEN_PAIR, Linear, Vector
 from glm5_ascend.quantize.methods.transforms import Tensors, fuse_norms, gains_of, move_scale, rotate
 from tests.support.decoder_layer import decoder_layer
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
 
-Change = Callable[[ModelConfig, Tensors, tuple[structure.Linear | structure.Vector, ...], int], None]
+Change = Callable[[ModelConfig, Tensors, tuple[Linear | Vector, ...], int], None]
 
 
 def test_size_without_a_matrix_names_the_config(tmp_path: Path) -> None:
@@ -25,7 +27,7 @@ def test_size_without_a_matrix_names_the_config(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"config\.json: quarot: no Hadamard matrix of size 6"):
         Rotations(config, 1)
     ragged = SourceCheckpoint(write_tiny_model(tmp_path, q_lora_rank=48)).config
-    with pytest.raises(RecipeError, match="q_lora_rank to be a multiple of 32"):
+    with pytest.raises(RecipeError, match="quarot needs q_lora to be a multiple of 32"):
         Rotations(ragged, 1)
 
 
@@ -33,11 +35,11 @@ def test_every_basis_is_orthogonal(tiny_source: Path) -> None:
     config = SourceCheckpoint(tiny_source).config
     rotations, c = Rotations(config, 1), config
     for basis, size in (
-        (structure.HIDDEN, c.hidden_size), (structure.HIDDEN_PAIR, 2 * c.hidden_size),
-        (structure.Q_LORA, c.q_lora_rank),
-        (structure.KV_LORA, c.kv_lora_rank), (structure.KV_LORA_ROPE, c.kv_lora_rank + c.qk_rope_head_dim),
-        (structure.HEADS_V, c.num_attention_heads * c.v_head_dim),
-        (structure.HEADS_NOPE_V, c.num_attention_heads * (c.qk_nope_head_dim + c.v_head_dim)), (structure.FIXED, 7),
+        (HIDDEN, c.hidden_size), (HIDDEN_PAIR, 2 * c.hidden_size),
+        (Q_LORA, c.q_lora_rank),
+        (KV_LORA, c.kv_lora_rank), (KV_LORA_ROPE, c.kv_lora_rank + c.qk_rope_head_dim),
+        (HEADS_V, c.num_attention_heads * c.v_head_dim),
+        (HEADS_NOPE_V, c.num_attention_heads * (c.qk_nope_head_dim + c.v_head_dim)), (FIXED, 7),
     ):  # fmt: skip
         matrix = rotations.rotate(torch.eye(size), basis)
         torch.testing.assert_close(matrix @ matrix.T, torch.eye(size), atol=5e-6, rtol=0)
@@ -62,8 +64,8 @@ class Weights:
         return self.tensors[name]
 
 
-def parts_of(source: SourceCheckpoint, prefix: str, parts: tuple[structure.Linear | structure.Vector, ...]) -> Tensors:
-    return {structure.tensor_name(part): source.read(prefix + structure.tensor_name(part)).clone() for part in parts}
+def parts_of(source: SourceCheckpoint, prefix: str, parts: tuple[Linear | Vector, ...]) -> Tensors:
+    return {part.tensor_name: source.read(prefix + part.tensor_name).clone() for part in parts}
 
 
 def logits(
@@ -72,8 +74,8 @@ def logits(
     """Logits of the main model and of the MTP layer on one sequence, weights changed layer by layer."""
     config = source.config
     ids = torch.randint(0, config.vocab_size, (40,), generator=torch.Generator().manual_seed(2))
-    top = parts_of(source, "", structure.GLOBAL)
-    change(config, top, structure.GLOBAL, -1)
+    top = parts_of(source, "", source.config.spec.global_weights)
+    change(config, top, source.config.spec.global_weights, -1)
     hidden, shared = top["model.embed_tokens.weight"][ids], None
     for layer in range(config.num_hidden_layers):
         hidden, shared = decoder_layer(config, layer, changed_layer(source, change, layer), hidden, shared)
@@ -89,15 +91,13 @@ def logits(
 
 
 def changed_layer(source: SourceCheckpoint, change: Change, layer: int) -> Weights:
-    parts = tuple(structure.layer_parts(source.config, layer))
-    tensors = parts_of(source, structure.layer_prefix(layer), parts)
+    parts = tuple(source.config.layer_weights(layer))
+    tensors = parts_of(source, source.config.spec.layer_prefix(layer), parts)
     change(source.config, tensors, parts, layer)
     return Weights(tensors)
 
 
-def keep(
-    config: ModelConfig, tensors: Tensors, parts: tuple[structure.Linear | structure.Vector, ...], layer: int
-) -> None:
+def keep(config: ModelConfig, tensors: Tensors, parts: tuple[Linear | Vector, ...], layer: int) -> None:
     pass
 
 
@@ -106,9 +106,7 @@ def test_fused_and_rotated_model_computes_the_same(tmp_path: Path, overrides: di
     source = SourceCheckpoint(write_tiny_model(tmp_path, dtype="float32", **overrides))
     rotations = Rotations(source.config, 7)
 
-    def rotated(
-        config: ModelConfig, tensors: Tensors, parts: tuple[structure.Linear | structure.Vector, ...], layer: int
-    ) -> None:
+    def rotated(config: ModelConfig, tensors: Tensors, parts: tuple[Linear | Vector, ...], layer: int) -> None:
         fuse_norms(tensors, parts, gains_of(tensors, parts))
         rotate(tensors, parts, rotations)
 
@@ -123,14 +121,12 @@ def test_fused_and_rotated_model_computes_the_same(tmp_path: Path, overrides: di
 def test_fusing_alone_and_moving_scales_compute_the_same(tmp_path: Path) -> None:
     source = SourceCheckpoint(write_tiny_model(tmp_path, dtype="float32"))
 
-    def smoothed(
-        config: ModelConfig, tensors: Tensors, parts: tuple[structure.Linear | structure.Vector, ...], layer: int
-    ) -> None:
+    def smoothed(config: ModelConfig, tensors: Tensors, parts: tuple[Linear | Vector, ...], layer: int) -> None:
         if layer < 0:
             return
         generator = torch.Generator().manual_seed(layer)
         experts = range(config.n_routed_experts) if config.is_moe(layer) else ()
-        for subgraph in (*structure.subgraphs(config, layer), *(structure.expert_subgraph(e) for e in experts)):
+        for subgraph in (*config.subgraphs(layer), *(source.config.spec.expert_subgraph(e) for e in experts)):
             channels = tensors[f"{subgraph.targets[0]}.weight"].shape[1]
             move_scale(tensors, config, subgraph, torch.rand(channels, generator=generator) * 4 + 0.25)
 

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import RecipeError
-from glm5_ascend.model import structure
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import Selection, find_recipe, load_recipe
 from glm5_ascend.quantize.selector import Selector
@@ -76,9 +75,11 @@ def test_no_calibrated_recipe_leaves_an_up_down_pair_rough(tiny_source: Path, na
     """The input of a down_proj has the largest outliers: unsmoothed, seven times the KL where a model has some."""
     plan = QuantizationPlan(SourceCheckpoint(tiny_source), load_recipe(find_recipe(name)))
     for layer in range(plan.config.num_hidden_layers):
-        pairs = [pair for pair in structure.subgraphs(plan.config, layer) if pair.kind == "up-down"]
-        pairs += [structure.expert_subgraph(0)] if plan.config.is_moe(layer) else []
-        rounded = [p for p in pairs if plan.linears[structure.layer_prefix(layer) + p.targets[0]].scheme != "FLOAT"]
+        pairs = [pair for pair in plan.config.subgraphs(layer) if pair.kind == "up-down"]
+        pairs += [plan.config.spec.expert_subgraph(0)] if plan.config.is_moe(layer) else []
+        rounded = [
+            p for p in pairs if plan.linears[plan.config.spec.layer_prefix(layer) + p.targets[0]].scheme != "FLOAT"
+        ]
         assert [search.subgraph for search in plan.smoothing(layer, pairs)] == rounded
 
 

@@ -129,27 +129,25 @@ def write_tiny_model(
 def _random_tensors(directory: Path, mtp_copies: bool, generator: torch.Generator) -> dict[str, torch.Tensor]:
     import torch
 
-    from glm5_ascend.model import structure
     from glm5_ascend.model.config import load_config
+    from glm5_ascend.model.spec import Linear
 
     config = load_config(directory)
-    size = structure.sizes(config)
+    size = config.sizes
     tensors: dict[str, torch.Tensor] = {}
-    for prefix, part in structure.all_parts(config):
-        noise = torch.randn(structure.shape(part, size), generator=generator)
-        if isinstance(part, structure.Linear):
-            if prefix and part.name in structure.MTP_COPIES:
+    for prefix, part in config.all_weights():
+        noise = torch.randn(part.shape(size), generator=generator)
+        if isinstance(part, Linear):
+            if prefix and part.name in config.spec.mtp_copies:
                 if mtp_copies:
-                    tensors[prefix + structure.tensor_name(part)] = tensors[
-                        f"{structure.MTP_COPIES[part.name]}.weight"
-                    ].clone()
+                    tensors[prefix + part.tensor_name] = tensors[f"{config.spec.mtp_copies[part.name]}.weight"].clone()
                 continue
             noise = noise if part.role == "embedding" else noise * noise.shape[1] ** -0.5
         elif part.role in ("norm", "layernorm"):
             noise = (1 + 0.3 * noise).clamp_min(0.2)  # far from one: a gain folded wrongly must show
         else:
             noise = 0.1 * noise
-        tensors[prefix + structure.tensor_name(part)] = noise
+        tensors[prefix + part.tensor_name] = noise
     return tensors
 
 

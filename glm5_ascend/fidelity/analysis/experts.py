@@ -17,7 +17,6 @@ from glm5_ascend.fidelity.analysis.measure import (
     scale_histogram,
 )
 from glm5_ascend.fidelity.analysis.outliers import states
-from glm5_ascend.model import structure
 from glm5_ascend.quantize.calibration.forward import Routed
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics, spread
 from glm5_ascend.quantize.methods.transforms import Tensors
@@ -74,7 +73,7 @@ def analyze_expert(
     Args:
         kinds: types to try, the recipe's first. probed: the first so many tokens are the probe.
     """
-    prefix, parts = structure.layer_prefix(layer), structure.expert_linears(expert)
+    prefix, parts = plan.config.spec.layer_prefix(layer), plan.config.spec.expert_linears(expert)
     tensors = source.load_all(prefix, parts, gains)
     look = expert % max(1, plan.config.n_routed_experts // OUTLIER_EXPERTS) == 0
     before = {name: Outliers.of(tensor) for name, tensor in tensors.items()} if look else {}
@@ -87,7 +86,7 @@ def analyze_expert(
     share = routed.weight[token, slot]
     token, share = token[token < probed], share[token < probed]
     probe = routed.inputs.gather(token)
-    names = [structure.tensor_name(part) for part in parts]
+    names = [part.tensor_name for part in parts]
     methods = [plan.linears[prefix + part.name].method for part in parts]
     gate, up, down = (tensors[name] for name in names)
     change: dict[str, torch.Tensor] = {}
@@ -107,11 +106,11 @@ def analyze_expert(
             if kind == kinds[0]:
                 read = F.silu(sample @ gate.T) * (sample @ up.T)
                 for part, linear, rows in zip(parts, made, (sample, sample, read), strict=True):
-                    weight = tensors[structure.tensor_name(part)]
+                    weight = tensors[part.tensor_name]
                     report.linears[part.name.rsplit(".", 1)[1]] = errors(linear, weight, rows)
     if look:
         for part in parts:
-            name, raw = structure.tensor_name(part), source.source.read(prefix + structure.tensor_name(part))
+            name, raw = part.tensor_name, source.source.read(prefix + part.tensor_name)
             known = {"source": Outliers.of(raw), "rotated": before[name], "smoothed": Outliers.of(tensors[name])}
             report.weights[part.name.rsplit(".", 1)[1]] = known
         if seen.tokens:

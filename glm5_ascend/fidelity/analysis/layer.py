@@ -21,8 +21,7 @@ from glm5_ascend.fidelity.analysis.measure import (
 from glm5_ascend.fidelity.analysis.outliers import Unrotated, states
 from glm5_ascend.fidelity.analysis.probe import Probe, energy
 from glm5_ascend.fidelity.analysis.units import Unit, units
-from glm5_ascend.model import structure
-from glm5_ascend.model.structure import Linear
+from glm5_ascend.model.spec import Linear, find, input_readers
 from glm5_ascend.quantize.calibration.forward import LayerStreams, Routed, Selections, forward_layer
 from glm5_ascend.quantize.calibration.row_file import RowFile, Stream
 from glm5_ascend.quantize.methods.error_feedback import Feedback
@@ -95,7 +94,7 @@ class LayerAnalysis:
     ) -> None:
         self.plan, self.config, self.weights, self.layer = plan, plan.config, weights, layer
         self.stream, self.out, self.selections, self.workers, self.folder = stream, out, selections, workers, folder
-        self.prefix, self.parts = structure.layer_prefix(layer), structure.backbone(self.config, layer)
+        self.prefix, self.parts = self.config.spec.layer_prefix(layer), self.config.backbone(layer)
         self.gains = weights.gains(self.prefix, self.parts)
         self.report = AnalyzedLayer(layer, units=list(units(plan, layer)))
         self._rotated: dict[str, Outliers] = {}
@@ -123,7 +122,7 @@ class LayerAnalysis:
         for unit in self.report.units:
             stream = self._behind_attention if unit.modules[0].startswith("self_attn.") else behind
             for kind, tokens in self._noise.get(unit.label, {}).items():
-                times = structure.indexer_readers(self.config, self.layer) if ".indexer." in unit.modules[0] else 1
+                times = self.config.indexer_readers(self.layer) if ".indexer." in unit.modules[0] else 1
                 unit.noise[kind] = times * float((tokens / stream.clamp_min(1e-30)).mean())
 
     def _quantized(self) -> list[Linear]:
@@ -135,15 +134,15 @@ class LayerAnalysis:
     def _backbone(self, unrotated: Unrotated, inputs: RowFile | None) -> Routed | None:
         """Everything but the routed experts; what they need to go on."""
         tensors = self.weights.load_all(self.prefix, self.parts, self.gains, self.workers)
-        reader = structure.input_readers(self.parts)
-        searches = list(self.plan.smoothing(self.layer, structure.subgraphs(self.config, self.layer)))
+        reader = input_readers(self.parts)
+        searches = list(self.plan.smoothing(self.layer, self.config.subgraphs(self.layer)))
         wanted = {part.name for part in self._quantized()} | {search.subgraph.targets[0] for search in searches}
         streams = LayerStreams(self.stream, self.out, self.selections)
         seen, routed = forward_layer(
             self.config, self.layer, tensors, streams, inputs,
             record={reader[name] for name in wanted}, workers=self.workers,
         )  # fmt: skip
-        self._rotated = {part.name: Outliers.of(tensors[structure.tensor_name(part)]) for part in self._quantized()}
+        self._rotated = {part.name: Outliers.of(tensors[part.tensor_name]) for part in self._quantized()}
         smooth: Tensors = {}
         for search in searches:
             targets = search.subgraph.targets
@@ -157,7 +156,7 @@ class LayerAnalysis:
                 self._unit(unit, tensors, {name: seen[reader[name]] for name in unit.modules}, smooth, probe, unrotated)
         self._behind_attention = probe.energy
         if self.layer in self.plan.cache_layers() and (same := probe.same_keys()) is not None:
-            self.report.cache = CacheReport(same, structure.indexer_readers(self.config, self.layer))
+            self.report.cache = CacheReport(same, self.config.indexer_readers(self.layer))
         return routed
 
     def _weight_states(self, name: str, smoothed: torch.Tensor) -> dict[str, Outliers]:
@@ -178,7 +177,7 @@ class LayerAnalysis:
         made: dict[str, RoundedLinear] = {}
         for name in unit.modules:
             weight, planned = tensors[f"{name}.weight"], self.plan.linears[self.prefix + name]
-            rows, part = seen[name].rows, structure.find(self.parts, name)
+            rows, part = seen[name].rows, find(self.parts, name)
             x = rows if name not in smooth else rows / smooth[name]
             feedback = Feedback.on(x, planned.steps) if planned.method == "gptq" else None
             made[name] = linear = rounded(

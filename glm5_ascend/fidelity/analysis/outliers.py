@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 
 from glm5_ascend.fidelity.analysis.measure import Outliers
-from glm5_ascend.model import structure
 from glm5_ascend.model.rotation import Rotations
-from glm5_ascend.model.structure import Linear
+from glm5_ascend.model.spec import FIXED, Linear
 from glm5_ascend.quantize.methods.transforms import Tensors
 
 STATES = ("source", "rotated", "smoothed")
@@ -25,8 +24,10 @@ class Unrotated:
         if self.rotations is None:
             return x
         back = x
-        if part.basis_in != structure.FIXED:
-            size = self.rotations.config.v_head_dim if part.basis_in == structure.HEADS_V else x.shape[1]
+        if part.basis_in != FIXED:
+            config = self.rotations.config
+            basis = config.spec.bases[part.basis_in]
+            size = x.shape[1] if basis.shifted or basis.period else basis.block_size(config.sizes)
             back = (x.reshape(-1, size) @ self._matrix(part.basis_in, size).T).view(x.shape)
         return back * torch.cat([gains[norm] for norm in part.norm]) if part.norm else back
 

@@ -14,7 +14,6 @@ from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.writer import write_file
 from glm5_ascend.errors import OutputError
 from glm5_ascend.fidelity.analysis.units import Unit
-from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import LinearQuant, Recipe, recipe_content
@@ -48,7 +47,7 @@ def with_fallbacks(
     value = {"apiversion": "glm5_ascend_v1"} | value
     value["metadata"]["config_id"] = f"{value['metadata']['config_id']}-fallbacks"
     value["spec"].pop("fallback", None)
-    wide = [f"{structure.layer_prefix(layer)}*" for layer in wide_caches]
+    wide = [f"{config.spec.layer_prefix(layer)}*" for layer in wide_caches]
     group: list[Any] = []
     methods: dict[str, str] = {}  # of what becomes INT8, by pattern
     for step in value["spec"]["process"]:

@@ -18,9 +18,8 @@ from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import CheckFailedError, RecipeError
 from glm5_ascend.fidelity.analysis.layer import AnalyzedLayer, LayerAnalysis
 from glm5_ascend.fidelity.analysis.outliers import Unrotated
-from glm5_ascend.model import structure
 from glm5_ascend.model.rotation import Rotations
-from glm5_ascend.model.structure import Linear
+from glm5_ascend.model.spec import Linear, find
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet, find_dataset, load_calibration
 from glm5_ascend.quantize.calibration.forward import Selections
 from glm5_ascend.quantize.calibration.row_file import Stream
@@ -114,7 +113,7 @@ def analyze(prepared: PreparedAnalysis, progress: Progress = silent) -> Analysis
         folder = Path(name)
         selections = Selections(config, folder, lengths)
         here = Stream(folder / "stream-0", lengths, config.hidden_size)
-        table = structure.find(structure.GLOBAL, "model.embed_tokens")
+        table = find(config.spec.global_weights, "model.embed_tokens")
         assert isinstance(table, Linear)
         for number, sequence in enumerate(calibration.sequences):
             here.set_sequence(number, weights.lookup("", table, sequence))

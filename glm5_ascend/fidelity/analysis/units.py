@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.model import structure
-from glm5_ascend.model.structure import Linear
+from glm5_ascend.model.spec import Linear
 from glm5_ascend.quantize.plan import QuantizationPlan
 
 
@@ -23,6 +22,7 @@ class Unit:
         nbytes: by type, stored bytes.
     """
 
+    prefix: str = field(kw_only=True)
     layer: int
     modules: tuple[str, ...]
     scheme: str
@@ -42,17 +42,17 @@ class Unit:
 
     @property
     def full_names(self) -> list[str]:
-        return [structure.layer_prefix(self.layer) + name for name in self.modules]
+        return [self.prefix + name for name in self.modules]
 
     @property
     def patterns(self) -> list[str]:
         """What selects it in a recipe."""
-        return [f"{structure.layer_prefix(self.layer)}mlp.experts.*"] if self.experts else self.full_names
+        return [f"{self.prefix}mlp.experts.*"] if self.experts else self.full_names
 
 
 def units(plan: QuantizationPlan, layer: int) -> Iterator[Unit]:
     """The quantized units of a layer, routed experts last, with the bytes of every type they could have."""
-    prefix, parts = structure.layer_prefix(layer), list(structure.layer_parts(plan.config, layer))
+    prefix, parts = plan.config.spec.layer_prefix(layer), list(plan.config.layer_weights(layer))
     linears = {prefix + part.name: part for part in parts if isinstance(part, Linear)}
     groups = _together(plan, layer)
     grouped = {name for group in groups for name in group}
@@ -61,7 +61,7 @@ def units(plan: QuantizationPlan, layer: int) -> Iterator[Unit]:
         modules = [name for name in group if types[name] != schemes.FLOAT]
         if modules:
             scheme = "+".join(sorted({types[name] for name in modules}))
-            unit = Unit(layer, tuple(name.removeprefix(prefix) for name in modules), scheme)
+            unit = Unit(layer, tuple(name.removeprefix(prefix) for name in modules), scheme, prefix=prefix)
             unit.nbytes[scheme] = sum(stored_bytes(plan, prefix, linears[name], types[name]) for name in modules)
             for choice in fallbacks(scheme):
                 unit.nbytes[choice] = sum(stored_bytes(plan, prefix, linears[name], choice) for name in modules)
@@ -71,8 +71,8 @@ def units(plan: QuantizationPlan, layer: int) -> Iterator[Unit]:
 
 def _together(plan: QuantizationPlan, layer: int) -> list[tuple[str, ...]]:
     """Full names of linears that become FLOAT together: fused ones, and both query projections."""
-    queries = {structure.layer_prefix(layer) + name for name in structure.QUERY_PROJECTIONS}
-    groups = structure.fused_groups(plan.config, layer)
+    queries = {plan.config.spec.layer_prefix(layer) + name for name in plan.config.spec.query_projections}
+    groups = plan.config.fused_groups(layer)
     return [(*group, *sorted(queries.difference(group))) if queries & set(group) else group for group in groups]
 
 
@@ -83,9 +83,9 @@ def fallbacks(scheme: str) -> tuple[str, ...]:
 
 def stored_bytes(plan: QuantizationPlan, prefix: str, part: Linear, scheme: str) -> int:
     """Bytes a linear takes as `scheme`."""
-    out, inp = structure.shape(part, structure.sizes(plan.config))
+    out, inp = part.shape(plan.config.sizes)
     if scheme == schemes.FLOAT:
-        return int(plan.source.dtype(prefix + structure.tensor_name(part)).itemsize * out * inp)
+        return int(plan.source.dtype(prefix + part.tensor_name).itemsize * out * inp)
     total = 0
     for stored in schemes.stored_tensors(scheme, (out, inp), part.name):
         size = stored.dtype.itemsize

@@ -22,7 +22,6 @@ from glm5_ascend.fidelity.evaluation.walk import Walk
 from glm5_ascend.model import layers
 from glm5_ascend.model.config import load_config
 from glm5_ascend.model.json_file import MAX_BYTES_BY_TENSOR, read_json_object
-from glm5_ascend.model.structure import MTP_COPIES, layer_prefix
 from glm5_kernels import ops
 
 #: Rows of the embedding or the head that are in memory at a time.
@@ -91,11 +90,14 @@ class StoredModel:
 
     def weights(self, layer: int) -> StoredLayer:
         """Fresh access to a layer's weights: nothing is read yet, and all goes when the caller lets go."""
-        return StoredLayer(self.files, self.description, layer_prefix(layer))
+        return StoredLayer(self.files, self.description, self.config.spec.layer_prefix(layer))
 
     def int8_keys(self, layer: int) -> bool:
         """Whether the indexer's cache of this layer is INT8 once C8 is switched on."""
-        return self.description.get(f"{layer_prefix(layer)}self_attn{INDEXER_CACHE_SUFFIX}") == INDEXER_CACHE_TYPE
+        return (
+            self.description.get(f"{self.config.spec.layer_prefix(layer)}self_attn{INDEXER_CACHE_SUFFIX}")
+            == INDEXER_CACHE_TYPE
+        )
 
     def embed(self, ids: torch.Tensor, mtp: int | None = None) -> torch.Tensor:
         """fp32 [T, hidden] for ids int64 [T], by the main table or that of an MTP layer, read in blocks of rows."""
@@ -124,7 +126,10 @@ class StoredModel:
 
     def _table(self, copy: str, mtp: int | None) -> str:
         """Name of the table `copy` of an MTP layer; where it has none, and for the main model, of the original."""
-        own, original = f"{layer_prefix(mtp or 0)}{copy}.weight", f"{MTP_COPIES[copy]}.weight"
+        own, original = (
+            f"{self.config.spec.layer_prefix(mtp or 0)}{copy}.weight",
+            f"{self.config.spec.mtp_copies[copy]}.weight",
+        )
         return own if mtp is not None and (self.quantized is None or own in self.quantized) else original
 
     def _blocks(self) -> Iterator[tuple[int, int]]:

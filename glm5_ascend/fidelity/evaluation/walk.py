@@ -14,7 +14,6 @@ import torch
 
 from glm5_ascend.model import layers
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.model.structure import expert_prefix
 
 
 class Model(Protocol):
@@ -81,6 +80,6 @@ class Walk:
     ) -> None:
         for expert in ids.unique().tolist():
             token, slot = torch.where(ids == expert)
-            out = layers.mlp(self.model.weights(layer), expert_prefix(expert), x[token])
+            out = layers.mlp(self.model.weights(layer), self.model.config.spec.expert_prefix(expert), x[token])
             self.hidden.index_add_(0, token, out * weight[token, slot, None])
             expert_done(expert)

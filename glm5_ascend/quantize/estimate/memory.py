@@ -8,10 +8,9 @@ import torch
 
 from glm5_ascend.checkpoint.types import GIB
 from glm5_ascend.errors import OutputError
-from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.layers import SCORES
-from glm5_ascend.model.structure import Linear, Vector
+from glm5_ascend.model.spec import Linear, Vector
 from glm5_ascend.quantize.calibration.product import ROWS_AT_ONCE
 from glm5_ascend.quantize.limits import (
     BLOCK_WEIGHTS,
@@ -53,7 +52,7 @@ class PhaseMemory:
 
 def memory(plan: QuantizationPlan, seq_len: int) -> list[PhaseMemory]:
     """One entry per phase: tables, each kind of layer's backbone, experts."""
-    c, size = plan.config, structure.sizes(plan.config)
+    c, size = plan.config, plan.config.sizes
     block = _BLOCK_COPIES * _FP32 * BLOCK_WEIGHTS
     phases = [PhaseMemory(_IMPORTS + 3 * _FP32 * c.hidden_size**2, block)]
     calibrated = plan.last_calibrated_layer
@@ -63,7 +62,7 @@ def memory(plan: QuantizationPlan, seq_len: int) -> list[PhaseMemory]:
         rows = _FP32 * SEARCH_ROWS * widest
         sequence = _sequence(c, seq_len) if layer <= calibrated else 0
         search = 6 * rows if layer <= calibrated else 0
-        names = plan.compensated(structure.layer_prefix(layer), held)
+        names = plan.compensated(plan.config.spec.layer_prefix(layer), held)
         compensated = {size[part.inp] for part in held if isinstance(part, Linear) and part.name in names}
         feedback = sum(map(_feedback, compensated))
         made = _KEPT_COPIES * max(map(_kept, compensated), default=0)
@@ -74,7 +73,9 @@ def memory(plan: QuantizationPlan, seq_len: int) -> list[PhaseMemory]:
     run = EXPERT_TOKENS * (c.hidden_size * 40 + c.moe_intermediate_size * 16)
     search = 8 * _FP32 * (SEARCH_ROWS + SEARCH_OUTPUTS) * c.moe_intermediate_size
     routed = (layer for layer in range(c.num_layers_with_mtp) if c.is_moe(layer))
-    if any(plan.compensated(structure.layer_prefix(layer), structure.expert_linears(0)) for layer in routed):
+    if any(
+        plan.compensated(plan.config.spec.layer_prefix(layer), plan.config.spec.expert_linears(0)) for layer in routed
+    ):
         widths = c.hidden_size, c.moe_intermediate_size
         kept = sum(map(_kept, widths))
         block = max(block + 2 * sum(map(_feedback, widths)), _KEPT_COPIES * max(map(_kept, widths)))
@@ -85,9 +86,9 @@ def memory(plan: QuantizationPlan, seq_len: int) -> list[PhaseMemory]:
 
 def _backbone(c: ModelConfig, layer: int) -> tuple[list[Linear | Vector], int]:
     """What is held of a layer besides its routed experts, and its bytes."""
-    held = [part for part in structure.backbone(c, layer) if not structure.is_table(part)]
-    size = structure.sizes(c)
-    return held, sum(_FP32 * torch.Size(structure.shape(part, size)).numel() for part in held)
+    held = [part for part in c.backbone(layer) if not part.is_table]
+    size = c.sizes
+    return held, sum(_FP32 * torch.Size(part.shape(size)).numel() for part in held)
 
 
 def _feedback(columns: int) -> int:

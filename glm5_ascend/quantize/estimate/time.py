@@ -11,10 +11,9 @@ import torch
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.source import SourceCheckpoint
-from glm5_ascend.model import structure
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.rotation import Rotations
-from glm5_ascend.model.structure import Linear
+from glm5_ascend.model.spec import FIXED, HIDDEN, Linear, find
 from glm5_ascend.quantize.calibration.product import product
 from glm5_ascend.quantize.limits import SEARCH_OUTPUTS, SEARCH_ROWS
 from glm5_ascend.quantize.methods.error_feedback import FEEDBACK_ROWS, Feedback, rows_kept
@@ -49,8 +48,8 @@ def seconds(plan: QuantizationPlan, tokens: int, seq_len: int, threads: int) -> 
 
 def active_weights(c: ModelConfig, layer: int) -> int:
     """Weights a token meets in one layer."""
-    size = structure.sizes(c)
-    held = [part for part in structure.backbone(c, layer) if isinstance(part, Linear) and not structure.is_table(part)]
+    size = c.sizes
+    held = [part for part in c.backbone(layer) if isinstance(part, Linear) and not part.is_table]
     experts = 3 * c.hidden_size * c.moe_intermediate_size * c.num_experts_per_tok if c.is_moe(layer) else 0
     return sum(size[part.out] * size[part.inp] for part in held) + experts
 
@@ -62,11 +61,11 @@ def source_bytes(source: SourceCheckpoint) -> int:
 def _passes(plan: QuantizationPlan) -> float:
     """Reading, rotating, rounding and packing every weight once."""
     weights: Counter[LinearPlan] = Counter()
-    size = structure.sizes(plan.config)
-    for prefix, part in structure.all_parts(plan.config):
+    size = plan.config.sizes
+    for prefix, part in plan.config.all_weights():
         if isinstance(part, Linear):
             decided = plan.linears[prefix + part.name]
-            weights[decided] += torch.Size(structure.shape(part, size)).numel()
+            weights[decided] += torch.Size(part.shape(size)).numel()
     rotations = Rotations(plan.config, 0) if plan.recipe.rotates else None
     stored = torch.randn(_ROWS, plan.config.hidden_size).to(torch.bfloat16)
 
@@ -74,7 +73,7 @@ def _passes(plan: QuantizationPlan) -> float:
         scheme, method = decided.scheme, decided.method
         weight = stored.float()
         if rotations is not None:
-            rotations.rotate_weight(weight, structure.HIDDEN, structure.FIXED)
+            rotations.rotate_weight(weight, HIDDEN, FIXED)
         if scheme == schemes.FLOAT:
             weight.to(torch.bfloat16)
             return
@@ -95,14 +94,14 @@ def _a_feedback(columns: int, steps: int) -> Feedback | None:
 def search_columns(plan: QuantizationPlan) -> Counter[tuple[str, str]]:
     """Columns of all inputs that are searched, by (algorithm, scheme)."""
     columns: Counter[tuple[str, str]] = Counter()
-    c, size = plan.config, structure.sizes(plan.config)
+    c, size = plan.config, plan.config.sizes
     for layer in range(plan.last_calibrated_layer + 1):
-        pairs = [(search, 1) for search in plan.smoothing(layer, structure.subgraphs(c, layer))]
+        pairs = [(search, 1) for search in plan.smoothing(layer, c.subgraphs(layer))]
         if c.is_moe(layer):
-            pairs += [(s, c.n_routed_experts) for s in plan.smoothing(layer, [structure.expert_subgraph(0)])]
-        parts = [*structure.backbone(c, layer), *structure.expert_linears(0)]
+            pairs += [(s, c.n_routed_experts) for s in plan.smoothing(layer, [c.spec.expert_subgraph(0)])]
+        parts = [*c.backbone(layer), *c.spec.expert_linears(0)]
         for search, times in pairs:
-            target = structure.find(parts, search.subgraph.targets[0])
+            target = find(parts, search.subgraph.targets[0])
             assert isinstance(target, Linear)
             columns[search.algorithm, search.scheme] += times * size[target.inp]
     return columns
@@ -135,8 +134,8 @@ def _feedbacks(plan: QuantizationPlan, tokens: int) -> float:
     """What the inputs of routed experts take until error feedback can use them; other linears are few beside these."""
     c = plan.config
     moe = [layer for layer in range(plan.last_calibrated_layer + 1) if c.is_moe(layer)]
-    prefixes = [structure.layer_prefix(layer) for layer in moe]
-    experts = c.n_routed_experts * sum(bool(plan.compensated(p, structure.expert_linears(0))) for p in prefixes)
+    prefixes = [c.spec.layer_prefix(layer) for layer in moe]
+    experts = c.n_routed_experts * sum(bool(plan.compensated(p, c.spec.expert_linears(0))) for p in prefixes)
     if not experts:
         return 0.0
     seen = max(1, tokens * c.num_experts_per_tok // c.n_routed_experts)

@@ -11,20 +11,20 @@ import torch
 
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.rotation import Rotations
-from glm5_ascend.model.structure import Linear, Subgraph, Vector, source_rows, tensor_name
+from glm5_ascend.model.spec import Linear, Subgraph, Vector
 
 Tensors = dict[str, torch.Tensor]
 
 
 def gains_of(tensors: Mapping[str, torch.Tensor], parts: Iterable[Linear | Vector]) -> Tensors:
     """Copies of the norm gains, by module name, taken before `fuse_norms` sets them to one."""
-    return {p.name: tensors[tensor_name(p)].clone() for p in parts if isinstance(p, Vector) and p.role == "norm"}
+    return {p.name: tensors[p.tensor_name].clone() for p in parts if isinstance(p, Vector) and p.role == "norm"}
 
 
 def fuse_norms(tensors: Tensors, parts: Iterable[Linear | Vector], gains: Mapping[str, torch.Tensor]) -> None:
     """Fold each RMSNorm's gain into the weights that read it: W <- W diag(g), g <- 1."""
     for part in parts:
-        name = tensor_name(part)
+        name = part.tensor_name
         if isinstance(part, Linear) and part.norm:
             tensors[name] *= torch.cat([gains[norm] for norm in part.norm])
         elif isinstance(part, Vector) and part.role == "norm":
@@ -34,7 +34,7 @@ def fuse_norms(tensors: Tensors, parts: Iterable[Linear | Vector], gains: Mappin
 def rotate(tensors: Tensors, parts: Iterable[Linear | Vector], rotations: Rotations) -> None:
     for part in parts:
         if isinstance(part, Linear):
-            rotations.rotate_weight(tensors[tensor_name(part)], part.basis_in, part.basis_out)
+            rotations.rotate_weight(tensors[part.tensor_name], part.basis_in, part.basis_out)
 
 
 def move_scale(tensors: Tensors, config: ModelConfig, subgraph: Subgraph, scale: torch.Tensor) -> torch.Tensor:
@@ -50,7 +50,7 @@ def move_scale(tensors: Tensors, config: ModelConfig, subgraph: Subgraph, scale:
         scale = torch.where(rounded != 0, gain / rounded, torch.ones_like(gain))  # a dead channel stays dead
         tensors[source] = rounded
     else:
-        rows = source_rows(config, subgraph)
+        rows = config.source_rows(subgraph)
         if rows is None:
             tensors[source] /= scale[:, None]
         else:

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from glm5_ascend.model import structure
-from glm5_ascend.model.structure import Linear
+from glm5_ascend.model.spec import Linear
 from glm5_ascend.quantize.calibration.forward import Routed
 from glm5_ascend.quantize.calibration.product import product
 from glm5_ascend.quantize.limits import EXPERT_TOKENS, SEARCH_ROWS
@@ -64,10 +63,10 @@ def smooth_expert(plan: QuantizationPlan, tensors: Tensors, layer: int, expert: 
 
     A cold expert is rounded to nearest: what so few tokens say is noise.
     """
-    prefix, parts = structure.layer_prefix(layer), structure.expert_linears(expert)
+    prefix, parts = plan.config.spec.layer_prefix(layer), plan.config.spec.expert_linears(expert)
     compensated = plan.compensated(prefix, parts)
-    inputs = run_expert(tensors, expert, routed, keep_rows=bool(compensated))
-    searches = list(plan.smoothing(layer, [structure.expert_subgraph(expert)]))
+    inputs = run_expert(tensors, parts, expert, routed, keep_rows=bool(compensated))
+    searches = list(plan.smoothing(layer, [plan.config.spec.expert_subgraph(expert)]))
     if inputs.down.tokens < COLD_EXPERT_TOKENS:
         return SmoothedExpert(inputs, None, {}, bool(searches or compensated))
     scale = None
@@ -96,25 +95,30 @@ def _feedback(
 
 def quantize_expert(run: RunContext, layer: int, expert: int, gains: Tensors, routed: Routed | None) -> UnitRecord:
     """Write one expert and add its output to the stream."""
-    prefix, parts = structure.layer_prefix(layer), structure.expert_linears(expert)
+    spec = run.plan.config.spec
+    prefix, parts = spec.layer_prefix(layer), spec.expert_linears(expert)
     tensors = run.weights.load_all(prefix, parts, gains)
     smoothed = None if routed is None else smooth_expert(run.plan, tensors, layer, expert, routed)
     feedback: dict[str, Rounding | None] = {} if smoothed is None else {**smoothed.feedback}
     errors = WeightErrors()
     for part in parts:
-        weight = tensors.pop(structure.tensor_name(part))
+        weight = tensors.pop(part.tensor_name)
         errors.include(run.store.write(prefix, part, weight, feedback.get(part.name)).sums())
     return UnitRecord(errors.sums(), cold=smoothed is not None and smoothed.cold)
 
 
 def rerun_expert(source: FloatWeights, layer: int, expert: int, gains: Tensors, routed: Routed) -> None:
     """Only the expert's output: for an expert that a stopped run had written already."""
-    run_expert(source.load_all(structure.layer_prefix(layer), structure.expert_linears(expert), gains), expert, routed)
+    spec = source.source.config.spec
+    parts = spec.expert_linears(expert)
+    run_expert(source.load_all(spec.layer_prefix(layer), parts, gains), parts, expert, routed)
 
 
-def run_expert(tensors: Tensors, expert: int, routed: Routed, keep_rows: bool = False) -> ExpertInputs:
+def run_expert(
+    tensors: Tensors, parts: Sequence[Linear], expert: int, routed: Routed, keep_rows: bool = False
+) -> ExpertInputs:
     """Add the expert's output to the stream; returns what its linears read, with whole rows if `keep_rows`."""
-    gate, up, down = (tensors[structure.tensor_name(part)] for part in structure.expert_linears(expert))
+    gate, up, down = (tensors[part.tensor_name] for part in parts)
     token, slot = torch.where(routed.ids == expert)
     inputs = ExpertInputs(InputStatistics(SEARCH_ROWS, len(token)))
     keep_hidden, keep_inner = (evenly(len(token), rows_kept(len(token), w.shape[1])) for w in (gate, down))

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from glm5_ascend.files.written import file_checksum
-from glm5_ascend.model import structure
-from glm5_ascend.model.structure import Linear, Vector
+from glm5_ascend.model.spec import Linear, Vector
 from glm5_ascend.quantize.methods.transforms import Tensors
 from glm5_ascend.quantize.plan import ROT_NAME, QuantizationPlan
 from glm5_ascend.quantize.progress import Progress
@@ -46,11 +45,11 @@ class RunContext:
 
     def stored_names(self, layer: int, parts: Iterable[Linear | Vector]) -> list[str]:
         """Names of all tensors that parts of a layer become."""
-        return [name for part in parts for name in self.store.names(structure.layer_prefix(layer), part)]
+        return [name for part in parts for name in self.store.names(self.plan.config.spec.layer_prefix(layer), part)]
 
     def global_names(self) -> list[str]:
         """Names of all tensors outside the layers."""
-        names = [name for part in structure.GLOBAL for name in self.store.names("", part)]
+        names = [name for part in self.plan.config.spec.global_weights for name in self.store.names("", part)]
         return names if self.weights.rotations is None else [*names, ROT_NAME]
 
     def units(self, layer: int) -> list[WorkUnit]:
@@ -62,7 +61,7 @@ class RunContext:
         if unit == GLOBALS:
             return self.global_names()
         layer, expert = unit.place
-        parts = structure.backbone(self.plan.config, layer) if expert is None else structure.expert_linears(expert)
+        parts = self.plan.config.backbone(layer) if expert is None else self.plan.config.spec.expert_linears(expert)
         return self.stored_names(layer, parts)
 
     def checksum(self, unit: WorkUnit) -> str:
@@ -87,7 +86,7 @@ class RunContext:
         def write_block(block: tuple[int, int]) -> None:
             self.store.write_rows(prefix, table, self.weights.rows(prefix, table, gains, *block), block[0])
 
-        shape = structure.shape(table, structure.sizes(self.plan.config))
+        shape = table.shape(self.plan.config.sizes)
         self.workers.each(write_block, blocks(shape))
 
 

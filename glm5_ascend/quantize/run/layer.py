@@ -15,8 +15,7 @@ from functools import cached_property
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.model import structure
-from glm5_ascend.model.structure import Linear, Vector
+from glm5_ascend.model.spec import Linear, Vector, input_readers
 from glm5_ascend.quantize.calibration.forward import LayerStreams, Routed, forward_layer, partial_stream
 from glm5_ascend.quantize.calibration.row_file import RowFile
 from glm5_ascend.quantize.methods.error_feedback import Feedback
@@ -43,8 +42,8 @@ class LayerQuantizer:
     def __init__(self, run: RunContext, layer: int, streams: LayerStreams | None) -> None:
         self.context, self.layer, self.streams = run, layer, streams
         self.plan, self.config = run.plan, run.plan.config
-        self.prefix = structure.layer_prefix(layer)
-        self.parts = structure.backbone(self.config, layer)
+        self.prefix = self.config.spec.layer_prefix(layer)
+        self.parts = self.config.backbone(layer)
         self.gains = run.weights.gains(self.prefix, self.parts)
 
     def run(self) -> QuantizedLayer:
@@ -77,7 +76,7 @@ class LayerQuantizer:
         written = WorkUnit.backbone(self.layer) in self.context.journal
         if self.streams is None and written:
             return None
-        read = [part for part in self.parts if not structure.is_table(part)]
+        read = [part for part in self.parts if not part.is_table]
         tensors = self.context.weights.load_all(self.prefix, read, self.gains, self.context.workers)
         statistics: Statistics = {}
         if self.streams is not None:
@@ -91,13 +90,13 @@ class LayerQuantizer:
 
     @cached_property
     def _searches(self) -> list[SmoothPlan]:
-        return list(self.plan.smoothing(self.layer, structure.subgraphs(self.config, self.layer)))
+        return list(self.plan.smoothing(self.layer, self.config.subgraphs(self.layer)))
 
     def _forward(
         self, tensors: Tensors, streams: LayerStreams, inputs: RowFile | None, searched: bool
     ) -> tuple[Statistics, Routed | None]:
         """Run the layer in float; statistics of the inputs that something is decided by, by linear."""
-        reader = structure.input_readers(self.parts)
+        reader = input_readers(self.parts)
         static = {p.name for p in self.parts if self.context.store.scheme(self.prefix, p) == schemes.W8A8}
         targets = {search.subgraph.targets[0] for search in self._searches} if searched else set()
         recorded = static | targets | set(self._compensated)
@@ -129,7 +128,7 @@ class LayerQuantizer:
 
     def _feedback(self, statistics: Statistics, scales: Tensors) -> dict[str, Feedback | None]:
         """By linear; one for those that read the same input after the same smoothing."""
-        reader = structure.input_readers(self.parts)
+        reader = input_readers(self.parts)
         alike: dict[tuple[str, int, int], list[str]] = {}
         for name in self._compensated:
             steps = self.plan.linears[self.prefix + name].steps
@@ -148,17 +147,17 @@ class LayerQuantizer:
     def _write(self, tensors: Tensors, statistics: Statistics, scales: Tensors) -> None:
         run, store = self.context, self.context.store
         for part in self.parts:
-            if isinstance(part, Linear) and structure.is_table(part):
+            if isinstance(part, Linear) and part.is_table:
                 run.write_table(self.prefix, part, self.gains)
         feedback = self._feedback(statistics, scales) if statistics else {}
 
         def write_block(block: tuple[Linear | Vector, int, int]) -> WeightErrors:
             part, start, stop = block
-            rows, activation = tensors[structure.tensor_name(part)][start:stop], self._range(part, statistics, scales)
+            rows, activation = tensors[part.tensor_name][start:stop], self._range(part, statistics, scales)
             return store.write_rows(self.prefix, part, rows, start, activation, feedback.get(part.name))
 
-        read = [part for part in self.parts if not structure.is_table(part)]
-        shapes = [(part, tuple(tensors[structure.tensor_name(part)].shape)) for part in read]
+        read = [part for part in self.parts if not part.is_table]
+        shapes = [(part, tuple(tensors[part.tensor_name].shape)) for part in read]
         errors = WeightErrors()
         for block_errors in run.workers.map(
             write_block, [(p, *block) for p, shape in shapes for block in blocks(shape)]
@@ -207,7 +206,7 @@ class LayerQuantizer:
         layers = self.config.num_layers_with_mtp
         for expert, record in zip(mine, run.workers.map(quantize_or_rerun, mine), strict=True):
             if record is not None:
-                run.store.sync(run.stored_names(layer, structure.expert_linears(expert)))
+                run.store.sync(run.stored_names(layer, self.config.spec.expert_linears(expert)))
                 run.journal.finish(WorkUnit.expert(layer, expert), record)
             run.progress(
                 f"layer {layer} expert {expert}", layer + (expert + 0.5) / self.config.n_routed_experts, layers

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from glm5_ascend.files.written import file_checksum
-from glm5_ascend.model import layers, structure
+from glm5_ascend.model import layers
+from glm5_ascend.model.spec import find
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
 from glm5_ascend.quantize.calibration.forward import (
     SELECTIONS,
@@ -37,7 +38,7 @@ def _stream_path(folder: Path, layer: int) -> Path:
 
 def embed(run: RunContext, calibration: CalibrationSet, stream: Stream) -> None:
     """Fill the stream in front of the first layer."""
-    table = structure.find(structure.GLOBAL, "model.embed_tokens")
+    table = find(run.plan.config.spec.global_weights, "model.embed_tokens")
 
     def embed_sequence(number: int) -> None:
         stream.set_sequence(number, run.weights.lookup("", table, calibration.sequences[number]))
@@ -114,14 +115,14 @@ class ResidualStreams:
         run, config, sequences = self.run, self.config, self.calibration.sequences
         main = self._here or self._stream(config.num_hidden_layers)
         self._here = main
-        prefix, weights = structure.layer_prefix(layer), run.weights
-        parts, gain = structure.backbone(config, layer), weights.gains("", structure.GLOBAL)
+        prefix, weights = config.spec.layer_prefix(layer), run.weights
+        parts, gain = config.backbone(layer), weights.gains("", config.spec.global_weights)
         gains = weights.gains(prefix, parts)
-        own = FloatLayer(weights.load_all(prefix, [structure.find(parts, name) for name in structure.MTP_INPUT], gains))
-        final = weights.load("", structure.find(structure.GLOBAL, "model.norm"), gain)
+        own = FloatLayer(weights.load_all(prefix, [find(parts, name) for name in config.spec.mtp_input], gains))
+        final = weights.load("", find(config.spec.global_weights, "model.norm"), gain)
         rot = weights.rotations.mtp_rotation(gain["model.norm"]) if weights.rotations is not None else None
         stream = Stream(run.folder / "stream-mtp", tuple(n - 1 for n in self.lengths), config.hidden_size)
-        table = structure.find(parts, "embed_tokens")
+        table = find(parts, "embed_tokens")
 
         def set_mtp_input(number: int) -> None:
             normed = layers.rms_norm(main.sequence(number).to(weights.device), final, config.rms_norm_eps)

@@ -9,9 +9,8 @@ import torch
 
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.model import structure
 from glm5_ascend.model.rotation import Rotations
-from glm5_ascend.model.structure import Linear, Vector
+from glm5_ascend.model.spec import Linear, Vector
 from glm5_ascend.quantize.methods.transforms import Tensors, fuse_norms, gains_of, rotate
 from glm5_ascend.quantize.run.blocks import blocks
 from glm5_ascend.quantize.workers import Workers
@@ -30,23 +29,23 @@ class FloatWeights:
 
     def __init__(self, source: SourceCheckpoint, rotations: Rotations | None, device: torch.device) -> None:
         self.source, self.rotations, self.device = source, rotations, device
-        self._size = structure.sizes(source.config)
+        self._size = source.config.sizes
 
     def gains(self, prefix: str, parts: Iterable[Linear | Vector]) -> Tensors:
         """The norms' gains as stored, by module name."""
         norms = [part for part in parts if isinstance(part, Vector) and part.role == "norm"]
         read = {
-            structure.tensor_name(p): self._finite(
-                prefix + structure.tensor_name(p), self.source.read(prefix + structure.tensor_name(p))
-            ).to(self.device)
+            p.tensor_name: self._finite(prefix + p.tensor_name, self.source.read(prefix + p.tensor_name)).to(
+                self.device
+            )
             for p in norms
         }
         return gains_of(read, norms)
 
     def load(self, prefix: str, part: Linear | Vector, gains: Tensors) -> torch.Tensor:
         """One whole part, fp32."""
-        name = structure.tensor_name(part)
-        tensor = torch.empty(structure.shape(part, self._size), device=self.device)
+        name = part.tensor_name
+        tensor = torch.empty(part.shape(self._size), device=self.device)
         for start, stop in blocks(tuple(tensor.shape)):
             tensor[start:stop] = self._finite(prefix + name, self.source.read_rows(prefix + name, start, stop))
         self._transform({name: tensor}, part, gains)
@@ -57,19 +56,19 @@ class FloatWeights:
     ) -> Tensors:
         """Several parts by tensor name, read side by side if there are workers."""
         # The largest first: the threads end at about the same time.
-        parts = sorted(parts, key=lambda part: -torch.Size(structure.shape(part, self._size)).numel())
+        parts = sorted(parts, key=lambda part: -torch.Size(part.shape(self._size)).numel())
 
         def load(part: Linear | Vector) -> torch.Tensor:
             return self.load(prefix, part, gains)
 
         loaded = workers.map(load, parts) if workers is not None else map(load, parts)
-        return {structure.tensor_name(part): tensor for part, tensor in zip(parts, loaded, strict=True)}
+        return {part.tensor_name: tensor for part, tensor in zip(parts, loaded, strict=True)}
 
     def rows(self, prefix: str, part: Linear | Vector, gains: Tensors, start: int, stop: int) -> torch.Tensor:
         """Rows of a linear whose output side is not rotated (embedding tables, heads)."""
-        name = prefix + structure.tensor_name(part)
+        name = prefix + part.tensor_name
         rows = self._finite(name, self.source.read_rows(name, start, stop)).to(self.device)
-        self._transform({structure.tensor_name(part): rows}, part, gains)
+        self._transform({part.tensor_name: rows}, part, gains)
         return rows
 
     def lookup(self, prefix: str, part: Linear | Vector, ids: torch.Tensor) -> torch.Tensor:

@@ -7,9 +7,8 @@ from pathlib import Path
 import safetensors.torch
 
 from glm5_ascend.files.written import make_folder, write_file
-from glm5_ascend.model import structure
 from glm5_ascend.model.rotation import Rotations
-from glm5_ascend.model.structure import Linear
+from glm5_ascend.model.spec import Linear
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
 from glm5_ascend.quantize.plan import ROT_NAME
 from glm5_ascend.quantize.run.job import ROTATION_FILE, QuantizedLayer, RunContext
@@ -49,8 +48,8 @@ def _write_globals(run: RunContext) -> None:
     if GLOBALS in run.journal:
         writer.expect_no_more(*names)
         return
-    gains = weights.gains("", structure.GLOBAL)
-    for part in structure.GLOBAL:
+    gains = weights.gains("", plan.config.spec.global_weights)
+    for part in plan.config.spec.global_weights:
         if isinstance(part, Linear):
             run.write_table("", part, gains)
         else:

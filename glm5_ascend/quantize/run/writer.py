@@ -8,8 +8,7 @@ import torch
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.writer import ShardWriter
-from glm5_ascend.model import structure
-from glm5_ascend.model.structure import Linear, Vector
+from glm5_ascend.model.spec import Linear, Vector
 from glm5_ascend.quantize.methods.error_feedback import Rounding
 from glm5_ascend.quantize.methods.rounding import ActivationRange, quantize_linear
 from glm5_ascend.quantize.plan import QuantizationPlan
@@ -36,7 +35,7 @@ class Store:
     ) -> WeightErrors:
         """Write rows fp32 [n, K] of one part from row `start` on, quantized as planned; returns what that cost."""
         errors = WeightErrors()
-        name, scheme = prefix + structure.tensor_name(part), self.scheme(prefix, part)
+        name, scheme = prefix + part.tensor_name, self.scheme(prefix, part)
         if scheme == schemes.FLOAT:
             dtype = torch.float32 if isinstance(part, Vector) else self.plan.source.dtype(name)
             self.writer.write_rows(name, start, rows.to(dtype))

@@ -14,7 +14,7 @@ import torch
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import RecipeError
-from glm5_ascend.model import layers, structure
+from glm5_ascend.model import layers
 from glm5_ascend.quantize.plan import LinearPlan, QuantizationPlan
 from glm5_ascend.quantize.recipe import find_recipe, load_recipe
 from glm5_ascend.quantize.training.fake_quant import FakeWeight, fake_quant_linear, fake_quant_weight
@@ -57,10 +57,13 @@ class TrainableModel:
         source = SourceCheckpoint(directory)
         self.config = source.config
         self.linears = {} if recipe is None else rounded_linears(source, find_recipe(recipe))
-        mtp = {structure.layer_prefix(n) for n in range(self.config.num_hidden_layers, self.config.num_layers_with_mtp)}
+        mtp = {
+            self.config.spec.layer_prefix(n)
+            for n in range(self.config.num_hidden_layers, self.config.num_layers_with_mtp)
+        }
         self.weights = {
-            prefix + structure.tensor_name(part): source.read(prefix + structure.tensor_name(part)).requires_grad_()
-            for prefix, part in structure.all_parts(self.config)
+            prefix + part.tensor_name: source.read(prefix + part.tensor_name).requires_grad_()
+            for prefix, part in self.config.all_weights()
             if prefix not in mtp
         }
         self.dtypes = {name: source.dtype(name) for name in self.weights}
@@ -86,7 +89,7 @@ class TrainableModel:
         hidden = top.vector("model.embed_tokens.weight")[torch.cat(sequences)]
         selections: list[torch.Tensor | None] = [None] * len(sequences)
         for layer in range(c.num_hidden_layers):
-            weights = TrainedLayer(self, structure.layer_prefix(layer))
+            weights = TrainedLayer(self, self.config.spec.layer_prefix(layer))
             after = []
             for number, sequence in enumerate(hidden.split(lengths)):
                 mixed, selections[number] = layers.attention_block(c, layer, weights, sequence, selections[number])

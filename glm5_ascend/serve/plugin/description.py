@@ -16,11 +16,11 @@ from glm5_ascend.checkpoint.types import (
     W8A8_DYNAMIC,
 )
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.model import structure
+from glm5_ascend.model.glm5 import GLM5
 from glm5_ascend.model.json_file import MAX_BYTES_BY_TENSOR, read_json_object
 
 #: vLLM's fused modules and the checkpoint's modules inside each; one type must hold for all of them.
-FUSED = structure.FUSED_MODULES | {"experts": tuple(f"experts.0.{name}" for name in structure.EXPERT_PROJECTIONS)}
+FUSED = {**GLM5.fused_modules, "experts": tuple(f"experts.0.{name}" for name in GLM5.expert_projections)}
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class QuantDescription:
                 f"known types: {FLOAT}, {W8A8_DYNAMIC}, {W8A8}, {W4A8_DYNAMIC}",
             )
         if kind != FLOAT:
-            for name, reason in structure.WHY_FLOAT.items():
+            for name, reason in GLM5.why_float.items():
                 if module == name or module.endswith(f".{name}"):
                     raise CheckpointError(
                         f"{self.path}: {module}.weight is {kind} but must be FLOAT: {reason}",

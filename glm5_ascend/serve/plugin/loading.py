@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.model import structure
+from glm5_ascend.model.glm5 import GLM5
 
-FUSED_SHARDS = structure.FUSED_MODULES | structure.FUSED_FLOAT_MODULES
+FUSED_SHARDS = {**GLM5.fused_modules, **GLM5.fused_float_modules}
 EXPERTS = re.compile(r"(?P<moe>.*)\.experts\.(?:routed_experts\.)?w(?P<which>13|2)_(?P<rest>.+)")
 
 
@@ -56,7 +56,7 @@ def source_tensors(parameter: str, experts: int) -> list[str]:
     name = parameter.replace(".mtp_block.", ".")
     match = EXPERTS.fullmatch(name)
     if match:
-        projections = structure.EXPERT_PROJECTIONS[:2] if match["which"] == "13" else structure.EXPERT_PROJECTIONS[2:]
+        projections = GLM5.expert_projections[:2] if match["which"] == "13" else GLM5.expert_projections[2:]
         moe, rest = match["moe"], match["rest"]
         return [f"{moe}.experts.{e}.{proj}.{rest}" for e in range(experts) for proj in projections]
     for fused, shards in FUSED_SHARDS.items():

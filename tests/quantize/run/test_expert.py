@@ -8,7 +8,6 @@ import torch
 import yaml
 
 from glm5_ascend.checkpoint.source import SourceCheckpoint
-from glm5_ascend.model import structure
 from glm5_ascend.quantize.calibration.forward import Routed
 from glm5_ascend.quantize.calibration.row_file import RowFile
 from glm5_ascend.quantize.plan import QuantizationPlan
@@ -33,8 +32,10 @@ def test_each_linear_has_its_own_steps(tiny_source: Path, tmp_path: Path) -> Non
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe))
     plan = QuantizationPlan(SourceCheckpoint(tiny_source), load_recipe(tmp_path / "mine.yaml"))
     layer = next(layer for layer in range(plan.config.num_hidden_layers) if plan.config.is_moe(layer))
-    parts = structure.expert_linears(0)
-    tensors = FloatWeights(plan.source, None, torch.device("cpu")).load_all(structure.layer_prefix(layer), parts, {})
+    parts = plan.config.spec.expert_linears(0)
+    tensors = FloatWeights(plan.source, None, torch.device("cpu")).load_all(
+        plan.config.spec.layer_prefix(layer), parts, {}
+    )
     tokens, hidden = 32, plan.config.hidden_size
     with RowFile(tmp_path / "inputs", tokens, hidden, torch.float32) as inputs:
         inputs.write(0, torch.randn(tokens, hidden))

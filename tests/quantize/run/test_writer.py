@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.writer import ShardWriter
-from glm5_ascend.model import structure
+from glm5_ascend.model.spec import find
 from glm5_ascend.quantize import limits
 from glm5_ascend.quantize.methods.rounding import ActivationRange
 from glm5_ascend.quantize.plan import OutputTensor, QuantizationPlan
@@ -23,9 +23,9 @@ from glm5_ascend.quantize.run.writer import Store
 def test_a_last_block_of_one_row(tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its static input's scale has as many rows as the block: it is of the linear all the same."""
     plan = QuantizationPlan(SourceCheckpoint(tiny_source), load_recipe(find_recipe("w8a8")))
-    prefix, parts = structure.layer_prefix(1), structure.backbone(plan.config, 1)
-    part = structure.find(parts, "self_attn.q_a_proj")
-    shape = structure.shape(part, structure.sizes(plan.config))
+    prefix, parts = plan.config.spec.layer_prefix(1), plan.config.backbone(1)
+    part = find(parts, "self_attn.q_a_proj")
+    shape = part.shape(plan.config.sizes)
     writer = ShardWriter(tmp_path, plan.stored(prefix, part), 2**30)
     store, rows = Store(plan, writer), torch.randn(shape, generator=torch.Generator().manual_seed(0))
     for start, stop in ((0, shape[0] - 1), (shape[0] - 1, shape[0])):

@@ -15,7 +15,6 @@ from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.fidelity.evaluation.stored_model import StoredLayer, StoredModel
 from glm5_ascend.model import layers
-from glm5_ascend.model.structure import layer_prefix
 from glm5_ascend.quantize.methods.rounding import quantize_linear
 from glm5_ascend.quantize.training.fake_quant import (
     fake_quant_activation,
@@ -200,7 +199,7 @@ def plain_logits(stored: StoredModel, sequence: torch.Tensor) -> torch.Tensor:
     top = StoredLayer(stored.files, stored.description, "")
     hidden, selected = top.vector("model.embed_tokens.weight")[sequence], None
     for layer in range(stored.config.num_hidden_layers):
-        weights = StoredLayer(stored.files, stored.description, layer_prefix(layer))
+        weights = StoredLayer(stored.files, stored.description, stored.config.spec.layer_prefix(layer))
         hidden, selected = decoder_layer(stored.config, layer, weights, hidden, selected)
     gain = top.vector("model.norm.weight")
     return top.linear("lm_head", layers.rms_norm(hidden, gain, stored.config.rms_norm_eps))

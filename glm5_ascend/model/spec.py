@@ -1,0 +1,190 @@
+"""`ModelSpec`: an architecture as data. Which weights exist, what reads what, and the basis of each side of a weight.
+
+Every algorithm (norm fusion, rotation, smoothing, calibration, checks) walks these tables; none of them names a tensor.
+Names inside a layer are relative to the layer's prefix; the others are full names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from glm5_ascend.model.config import ModelConfig
+
+# A basis names the space that a vector lives in. QuaRot gives each an orthogonal matrix (model/rotation.py).
+HIDDEN = "hidden"  # the residual stream
+HIDDEN_PAIR = "hidden_pair"  # concat(embedding, hidden), input of eh_proj
+FIXED = "fixed"  # never rotated
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A weight [out, in]; `norm` names the norms of its input, whose gains can be folded into the weight."""
+
+    name: str
+    out: str
+    inp: str
+    norm: tuple[str, ...] = ()
+    basis_in: str = FIXED
+    basis_out: str = FIXED
+    role: str = "linear"  # linear | embedding
+
+    @property
+    def tensor_name(self) -> str:
+        return f"{self.name}.weight"
+
+    @property
+    def is_table(self) -> bool:
+        """True if there is a row per vocabulary entry: such a weight is processed in blocks of rows."""
+        return self.out == "vocab"
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        return sizes[self.out], sizes[self.inp]
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A 1-D tensor: a norm's gain, a LayerNorm bias, the router's correction bias."""
+
+    name: str
+    size: str
+    role: str  # norm | layernorm | layernorm_bias | router_bias
+    is_table = False
+
+    @property
+    def tensor_name(self) -> str:
+        suffix = {"layernorm_bias": "bias", "router_bias": "e_score_correction_bias"}.get(self.role, "weight")
+        return f"{self.name}.{suffix}"
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        return (sizes[self.size],)
+
+
+Weight = Linear | Vector
+
+
+@dataclass(frozen=True)
+class Block:
+    """Weights that each layer of a kind has; `kind` is one of `ModelConfig.layer_kinds`, "" means every layer."""
+
+    kind: str
+    weights: tuple[Weight, ...]
+
+
+@dataclass(frozen=True)
+class Subgraph:
+    """A pair between which a per-channel scale can move: `source` is divided by it, `targets` are multiplied."""
+
+    kind: str  # norm-linear | ov | up-down
+    source: str
+    targets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Basis:
+    """Which values of a vector QuaRot rotates, and by which matrix; sizes are names of `ModelSpec.sizes`.
+
+    Attributes:
+        signs: name that seeds the random signs; bases of the same name share a matrix.
+        block: size of the Hadamard matrix, repeated along the values.
+        offset, period: of every `period` values, the `block` from `offset` on are rotated; all of them without a
+            period.
+        shifted: a second pass with the blocks shifted by half a block.
+    """
+
+    signs: str
+    block: str | int
+    offset: str | None = None
+    period: str | None = None
+    shifted: bool = False
+
+    def block_size(self, sizes: Mapping[str, int]) -> int:
+        return sizes[self.block] if isinstance(self.block, str) else self.block
+
+    def starts(self, sizes: Mapping[str, int], length: int) -> range | None:
+        """First indices of the rotated blocks among `length` values; None if all values are rotated."""
+        if self.period is None:
+            return None
+        return range(sizes[self.offset] if self.offset else 0, length, sizes[self.period])
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One architecture; `ModelConfig` has the sizes of one model of it.
+
+    Attributes:
+        architecture: class name in config.json's `architectures`.
+        sizes: the numbers behind the size names that the tables use.
+        blocks: weights of a layer by kind, without the routed experts.
+        expert: linears of one routed expert, in the order of vLLM's w13 and w2; names relative to the expert.
+        mtp_input: MTP modules that compute the layer's input, besides the embedding.
+        mtp_copies: MTP modules that a source may leave out, and the module that each is a copy of.
+        why_float: linears that no reader of the format loads quantized, and the reason.
+        always_float: linears that the quantizer leaves as they are.
+        fused_modules: vLLM's fused modules that may be quantized, and the linears in each, by last name.
+        fused_float_modules: the same for fused modules that must be FLOAT.
+        fused: linears of a layer that vLLM fuses into one module; all of a group must have one type.
+        down_projections: group of `fused` that reads the attention's normalised input: one static input scale.
+        query_projections: two linears that one operator takes; both must be FLOAT or neither.
+    """
+
+    model_type: str
+    architecture: str
+    sizes: Callable[[ModelConfig], dict[str, int]]
+    global_weights: tuple[Weight, ...]
+    blocks: tuple[Block, ...]
+    expert: tuple[Linear, ...]
+    subgraphs_of_layer: tuple[Subgraph, ...]
+    subgraph_of_expert: Subgraph
+    bases: Mapping[str, Basis]
+    mtp_input: tuple[str, ...]
+    mtp_copies: Mapping[str, str]
+    why_float: Mapping[str, str]
+    always_float: tuple[str, ...]
+    fused_modules: Mapping[str, tuple[str, ...]]
+    fused_float_modules: Mapping[str, tuple[str, ...]]
+    fused: tuple[tuple[str, ...], ...]
+    down_projections: tuple[str, ...]
+    query_projections: tuple[str, str]
+    layers_prefix: str = "model.layers."
+    experts_prefix: str = "mlp.experts."
+
+    @property
+    def expert_projections(self) -> tuple[str, ...]:
+        """Last names of an expert's linears, in the order of vLLM's w13 and w2."""
+        return tuple(linear.name for linear in self.expert)
+
+    def layer_prefix(self, layer: int) -> str:
+        return f"{self.layers_prefix}{layer}."
+
+    def expert_prefix(self, expert: int) -> str:
+        return f"{self.experts_prefix}{expert}"
+
+    def expert_linears(self, expert: int) -> tuple[Linear, ...]:
+        """Linears of one routed expert, names relative to the layer."""
+        prefix = self.expert_prefix(expert)
+        return tuple(replace(linear, name=f"{prefix}.{linear.name}") for linear in self.expert)
+
+    def expert_subgraph(self, expert: int) -> Subgraph:
+        prefix, pair = self.expert_prefix(expert), self.subgraph_of_expert
+        return Subgraph(pair.kind, f"{prefix}.{pair.source}", tuple(f"{prefix}.{name}" for name in pair.targets))
+
+
+def find(weights: Iterable[Weight], name: str) -> Weight:
+    """The first weight of that name."""
+    return next(weight for weight in weights if weight.name == name)
+
+
+def input_readers(weights: Iterable[Weight]) -> dict[str, str]:
+    """Every linear's name -> the first linear that reads the same normalised input (itself if none does).
+
+    The first one runs for every token; `indexer.wq_b` does not in sequences shorter than `index_topk`.
+    """
+    first: dict[tuple[str, ...], str] = {}
+    readers = {}
+    for weight in weights:
+        if isinstance(weight, Linear):
+            readers[weight.name] = first.setdefault(weight.norm, weight.name) if weight.norm else weight.name
+    return readers
