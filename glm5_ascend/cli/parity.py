@@ -44,9 +44,9 @@ def parity(
     from glm5_kernels import ops, registry
 
     where = str(find_device(device))
-    unknown = sorted(set(op or ()) - set(ops.names()))
+    unknown = sorted(set(op or ()) - set(registry.OPS))
     if unknown:
-        raise Glm5Error(f"--op {shown(unknown[0])}: unknown", f"one of {', '.join(ops.names())}")
+        raise Glm5Error(f"--op {shown(unknown[0])}: unknown", f"one of {', '.join(registry.OPS)}")
     strange = sorted(set(kernels or ()) - set(registry.IMPLEMENTATIONS[1:]))
     if strange:
         raise Glm5Error(f"--kernels {shown(strange[0])}: unknown", f"one of {', '.join(registry.IMPLEMENTATIONS[1:])}")

@@ -17,7 +17,7 @@ from glm5_kernels.library import run, watched
 from glm5_kernels.lightning_indexer.reference import quantize_indexer
 from glm5_kernels.paged_cache import PagedBatch, StepTables, keys_in_pages, queries_in_a_row, write_rows
 from glm5_kernels.parity.run import ParityRow, parity
-from glm5_kernels.registry import binding, choose, names, report
+from glm5_kernels.registry import binding, choose, report
 from glm5_kernels.registry import function as _function
 from glm5_kernels.sparse_flash_attention.reference import pack_latents
 from glm5_kernels.warm_up import compile_all
@@ -47,7 +47,6 @@ __all__ = [
     "lightning_indexer",
     "lightning_indexer_quant",
     "mla_preprocess",
-    "names",
     "pack_latents",
     "parity",
     "quantize_indexer",

@@ -34,9 +34,9 @@ __all__ = [
     "int8_products",
     "load",
     "missing",
-    "names",
     "obstacle",
     "report",
+    "select",
 ]
 
 VARIABLE = "GLM5_KERNELS"
@@ -85,6 +85,7 @@ BOUND = (
 )  # fmt: skip
 #: Ops whose NPU kernel is torch_npu's own; those of the others are compiled by vllm-ascend.
 TORCH_NPU_ALONE = ("lightning_indexer",)
+_selected: str | None = None
 #: In the order of `auto`, by the device of the tensors.
 _AUTO = {"cpu": ("cpu", "reference"), "npu": ("npu", "reference")}
 
@@ -100,9 +101,13 @@ class Choice:
 
 
 def missing(implementation: str) -> str | None:
-    """What this machine lacks to run an implementation at all; None if nothing."""
+    """The package or CPU feature that an implementation needs and this machine lacks; None if it can run."""
     if implementation == "cpu" and not _installed("numba"):
         return "numba is not installed (pip install numba)"
+    if implementation == "cpu":
+        from glm5_kernels.compiled.processor import missing_feature
+
+        return missing_feature()
     if implementation == "npu" and not _installed("torch_npu"):
         return "torch_npu is not installed (use the vllm-ascend image)"
     if implementation == "triton" and not _installed("triton"):
@@ -133,31 +138,45 @@ def obstacle(op: str, implementation: str, device: str) -> str | None:
     return None
 
 
+def select(implementation: str | None) -> None:
+    """Override GLM5_KERNELS from now on, for tests and benchmarks; None returns to the variable."""
+    global _selected
+    _selected = implementation
+    choose.cache_clear()
+    function.cache_clear()
+
+
+@functools.cache
 def choose(op: str, device: str = "cpu") -> Choice:
-    """The implementation that `GLM5_KERNELS` and this machine give `op`.
+    """The implementation that `GLM5_KERNELS` and this machine give `op`; looked up once per process.
 
     Args:
         device: torch's device type of the tensors, `cpu` or `npu`.
     Raises:
         KernelUnavailableError: the explicit choice cannot run, or is no implementation.
     """
-    wanted = os.environ.get(VARIABLE, "auto") or "auto"
-    if wanted == "auto":
-        candidates = [i for i in _AUTO.get(device, ("reference",)) if i in OPS[op]]
-        reasons: list[str] = []
-        for implementation in candidates:
-            reason = obstacle(op, implementation, device)
-            if reason is None:
-                best = "the fastest that runs here" if len(candidates) > 1 else f"the only one for {device}"
-                return Choice(op, device, implementation, "; ".join(reasons) or best)
-            reasons.append(reason)
-        raise KernelUnavailableError(f"{op} on {device}: {'; '.join(reasons)}")
-    if wanted not in IMPLEMENTATIONS:
-        raise KernelUnavailableError(f"{VARIABLE}={wanted}: unknown; use auto or one of {', '.join(IMPLEMENTATIONS)}")
-    reason = obstacle(op, wanted, device)
+    requested = _selected or os.environ.get(VARIABLE) or "auto"
+    if requested == "auto":
+        return _fastest(op, device)
+    if requested not in IMPLEMENTATIONS:
+        known = ", ".join(IMPLEMENTATIONS)
+        raise KernelUnavailableError(f"{VARIABLE}={requested}: unknown; use auto or one of {known}")
+    reason = obstacle(op, requested, device)
     if reason is not None:
-        raise KernelUnavailableError(f"{VARIABLE}={wanted}: {reason}")
-    return Choice(op, device, wanted, f"{VARIABLE}={wanted}")
+        raise KernelUnavailableError(f"{VARIABLE}={requested}: {reason}")
+    return Choice(op, device, requested, f"{VARIABLE}={requested}")
+
+
+def _fastest(op: str, device: str) -> Choice:
+    candidates = [name for name in _AUTO.get(device, ("reference",)) if name in OPS[op]]
+    reasons: list[str] = []
+    for implementation in candidates:
+        reason = obstacle(op, implementation, device)
+        if reason is None:
+            best = "the fastest that runs here" if len(candidates) > 1 else f"the only one for {device}"
+            return Choice(op, device, implementation, "; ".join(reasons) or best)
+        reasons.append(reason)
+    raise KernelUnavailableError(f"{op} on {device}: {'; '.join(reasons)}")
 
 
 @functools.cache
@@ -168,14 +187,9 @@ def load(op: str, implementation: str) -> Callable[..., Any]:
     return function
 
 
-def function(op: str, device: str = "cpu") -> Callable[..., Any]:
-    """What to call for tensors on `device`. Raises as `choose` does."""
-    return _function(op, device, os.environ.get(VARIABLE))
-
-
 @functools.cache
-def _function(op: str, device: str, _wanted: str | None) -> Callable[..., Any]:
-    """Asked hundreds of times in a decode step: what can run here changes with the variable alone."""
+def function(op: str, device: str = "cpu") -> Callable[..., Any]:
+    """The function to call for tensors on `device`. Raises as `choose` does."""
     return load(op, choose(op, device).implementation)
 
 
@@ -187,13 +201,8 @@ def binding(op: str) -> Callable[..., Any] | None:
     return bind
 
 
-def names() -> list[str]:
-    """All ops."""
-    return list(OPS)
-
-
 def report(device: str = "cpu") -> list[Choice]:
-    """What runs for every op, for `doctor` and for logs. Raises as `choose` does."""
+    """The choice for every op, for `doctor` and for logs. Raises as `choose` does."""
     return [choose(op, device) for op in OPS]
 
 

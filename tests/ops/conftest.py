@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from glm5_kernels import registry
+
 
 @pytest.fixture(autouse=True)
 def seed() -> None:
@@ -14,10 +16,11 @@ def seed() -> None:
 
 
 @pytest.fixture(params=["reference", "cpu"])
-def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
     """The test runs once per implementation that a CPU has."""
-    monkeypatch.setenv("GLM5_KERNELS", request.param)
-    return str(request.param)
+    registry.select(request.param)
+    yield request.param
+    registry.select(None)
 
 
 @pytest.fixture(params=[1, 2])

@@ -11,6 +11,7 @@ import pytest
 from glm5_ascend.deploy import doctor
 from glm5_ascend.deploy.diagnosis.machine_rows import kernel_rows
 from glm5_ascend.serve import environment
+from glm5_kernels import registry
 
 
 def problems(findings: list[environment.Obstacle]) -> str:
@@ -76,11 +77,11 @@ def test_doctor_reports_versions_and_problems(monkeypatch: pytest.MonkeyPatch) -
     assert any(row.status == "problem" and row.note == "unset VLLM_TARGET_DEVICE" for row in rows)
 
 
-def test_doctor_says_which_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GLM5_KERNELS", raising=False)
+def test_doctor_says_which_kernels_run() -> None:
     rows = {row.value: row.note for row in kernel_rows()}
     (compiled,) = (value for value in rows if value.startswith("cpu: "))
     assert "hadamard" in compiled and rows[compiled] == "the fastest that runs here"
-    monkeypatch.setenv("GLM5_KERNELS", "quick")
+    registry.select("quick")
     (row,) = kernel_rows()
+    registry.select(None)
     assert row.status == "problem" and "GLM5_KERNELS=quick: unknown" in row.value

@@ -1,40 +1,51 @@
-"""What the processor can do that compiled code is made for: the host's, or the one numba is told to compile for.
+"""CPU features that compiled code is generated for: the host's, or those of the CPU that numba is told to compile for.
 
-NUMBA_CPU_NAME restricts numba to a lesser processor, e.g. `haswell` for AVX2 without AVX-512, `nehalem` for SSE4;
-without NUMBA_CPU_FEATURES set to nothing, numba adds what the host has all the same. Code that chooses instructions by
-itself has to follow it, else it asks for registers that numba does not hand out.
+NUMBA_CPU_NAME restricts numba to an older CPU, e.g. `haswell` for AVX2 without AVX-512. Without NUMBA_CPU_FEATURES set to
+nothing, numba adds the host's features again. Code that selects instructions itself has to follow both variables,
+because numba does not allocate registers that its target lacks.
 """
 
 from __future__ import annotations
 
 import os
+from functools import cache
 
 import llvmlite.binding
 
-_AVX512 = ("sse2", "sse4.1", "sse4.2", "avx", "avx2", "fma", "avx512f", "avx512bw", "avx512vl")
-#: Features of the processors that tests and benchmarks restrict to; what is not listed is taken as absent.
+_AVX2 = ("sse2", "sse4.1", "sse4.2", "avx", "avx2", "fma")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl")
+#: Features of the CPUs that tests and benchmarks restrict to; other features count as absent.
 RESTRICTED = {
     "nehalem": ("sse2", "sse4.1", "sse4.2"),
-    "x86-64-v2": ("sse2", "sse4.1", "sse4.2"),
-    "haswell": ("sse2", "sse4.1", "sse4.2", "avx", "avx2", "fma"),
-    "x86-64-v3": ("sse2", "sse4.1", "sse4.2", "avx", "avx2", "fma"),
-    "alderlake": ("sse2", "sse4.1", "sse4.2", "avx", "avx2", "fma", "avxvnni"),
-    "tsv110": ("neon", "dotprod"),  # Kunpeng 920
-    "neoverse-v1": ("neon", "dotprod", "i8mm"),
-    "cortex-a72": ("neon",),  # the first ARM servers
+    "haswell": _AVX2,
+    "x86-64-v3": _AVX2,
+    "alderlake": (*_AVX2, "avxvnni"),
     "skylake-avx512": _AVX512,
     "icelake-server": (*_AVX512, "avx512vnni"),
+    "cortex-a72": ("neon",),  # the first ARM servers
+    "tsv110": ("neon", "dotprod"),  # Kunpeng 920
+    "neoverse-v1": ("neon", "dotprod", "i8mm"),
 }
+#: Compiled code needs one of these, which `int8_backends.BACKENDS` multiplies with.
+REQUIRED = ("avx512vnni", "avxvnni", "avx2", "i8mm", "dotprod")
 
 
 def restricted_to(name: str) -> dict[str, str]:
-    """The variables under which numba compiles for a processor of `RESTRICTED` and nothing more."""
+    """Environment variables that make numba compile for a CPU of `RESTRICTED` and nothing more."""
     return {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": ""}
 
 
+@cache
 def features() -> frozenset[str]:
-    """LLVM's names, as avx2, avx512f, avx512vnni, avx512bf16, neon, dotprod, i8mm."""
+    """LLVM's names of the CPU features, e.g. avx2, avx512f, avx512vnni, avx512bf16, neon, dotprod, i8mm."""
     name = os.environ.get("NUMBA_CPU_NAME", "")
     if name in RESTRICTED:
         return frozenset(RESTRICTED[name])
     return frozenset(name for name, present in llvmlite.binding.get_host_cpu_features().items() if present)
+
+
+def missing_feature() -> str | None:
+    """The reason why compiled code cannot run on this CPU; None if it can."""
+    if features().isdisjoint(REQUIRED):
+        return f"this CPU has none of {', '.join(REQUIRED)}"
+    return None

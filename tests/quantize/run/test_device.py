@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from glm5_ascend.errors import Glm5Error, MissingEnvironmentError
 from glm5_ascend.model.device import find_device
+from glm5_kernels import registry
 from tests.quantize.support import python_device
 from tests.support.tiny_model import SHARED_INDEXER, quantize_tiny, write_calibration, write_tiny_model
 
@@ -24,7 +25,8 @@ def test_the_same_bytes_on_another_device(
     recipe: str, tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A device computes with the plain versions of the kernels; the host does when told to."""
-    monkeypatch.setenv("GLM5_KERNELS", "reference")
+    monkeypatch.setenv("GLM5_KERNELS", "reference")  # for the child processes
+    registry.select("reference")
     calib, operators = write_calibration(tmp_path / "calib.jsonl"), tmp_path / "operators.json"
     out = tmp_path / "out"
     command = [sys.executable, DEVICE, tiny_source, out, recipe, calib, operators]
@@ -32,6 +34,7 @@ def test_the_same_bytes_on_another_device(
     assert done.returncode == 0, done.stderr
     assert {"aten::mm", "aten::amax", "aten::round"} <= set(json.loads(operators.read_text()))  # it did compute there
     found, wanted = tensors(out), tensors(quantize_tiny(tiny_source, tmp_path / recipe, recipe))
+    registry.select(None)
     assert found.keys() == wanted.keys()
     assert not [name for name in found if not found[name].equal(wanted[name])]
 
