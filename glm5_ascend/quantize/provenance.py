@@ -22,7 +22,7 @@ from glm5_kernels import ops
 
 #: The kernels that a quantization may use.
 _OPS = ("hadamard", "ssz_scale", "fake_round", "round_rows")
-_ON_HOST = ("feedback_gains", "round_with_feedback")  # whatever the device is
+_ON_HOST = ("gptq_inverse_factors", "gptq_round")  # whatever the device is
 RECIPE_NAME = "glm5_ascend_recipe.yaml"
 
 

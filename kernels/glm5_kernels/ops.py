@@ -39,7 +39,8 @@ __all__ = [
     "choose",
     "compile_all",
     "fake_round",
-    "feedback_gains",
+    "gptq_inverse_factors",
+    "gptq_round",
     "hadamard",
     "indexer_preprocess",
     "int8_linear",
@@ -54,7 +55,6 @@ __all__ = [
     "queries_in_a_row",
     "report",
     "round_rows",
-    "round_with_feedback",
     "sparse_flash_attention",
     "sparse_flash_attention_quant",
     "ssz_scale",
@@ -248,17 +248,24 @@ def fake_round(weight: Tensor, factor: Tensor, largest: int, steps: int = 0) -> 
     return out
 
 
-def feedback_gains(inputs: Tensor, damping: float) -> Tensor:
-    """What each column of a weight hands on of its error, for inputs fp32 [K, n]: fp32 [K, n]."""
-    out: Tensor = _function("feedback_gains", inputs.device.type)(inputs, damping)
+def gptq_inverse_factors(inputs: Tensor, damping: float) -> Tensor:
+    """The factors of GPTQ's update by the inverse Hessian, for inputs fp32 [K, n]: fp32 [K, n]."""
+    out: Tensor = _function("gptq_inverse_factors", inputs.device.type)(inputs, damping)
     return out
 
 
-def round_with_feedback(
-    weight: Tensor, scale: Tensor, largest: int, order: Tensor, inputs: Tensor, gains: Tensor, damping: float,
-    passes: int, refit: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def gptq_round(
+    weight: Tensor,
+    scale: Tensor,
+    largest: int,
+    perm: Tensor,
+    inputs: Tensor,
+    hinv_factors: Tensor,
+    damping: float,
+    passes: int,
+    refit: bool,
+) -> tuple[Tensor, Tensor]:
     """Integers (fp32 [N, K]) and scale [N, 1] of weight fp32 [N, K] that keep its outputs on inputs [K, n]."""
-    function = _function("round_with_feedback", weight.device.type)
-    out: tuple[Tensor, Tensor] = function(weight, scale, largest, order, inputs, gains, damping, passes, refit)
+    function = _function("gptq_round", weight.device.type)
+    out: tuple[Tensor, Tensor] = function(weight, scale, largest, perm, inputs, hinv_factors, damping, passes, refit)
     return out

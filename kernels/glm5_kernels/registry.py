@@ -65,8 +65,8 @@ OPS: dict[str, tuple[str, ...]] = {
     "ssz_scale": ("reference", "cpu"),
     "round_rows": ("reference", "cpu"),
     "fake_round": ("reference", "cpu"),
-    "feedback_gains": ("reference", "cpu"),
-    "round_with_feedback": ("reference", "cpu"),
+    "gptq_inverse_factors": ("reference", "cpu"),
+    "gptq_round": ("reference", "cpu"),
 }
 #: Ops that live in a folder of another name, because they share their code.
 FOLDERS = {
@@ -75,8 +75,8 @@ FOLDERS = {
     "ssz_scale": "weight_rounding",
     "round_rows": "weight_rounding",
     "fake_round": "weight_rounding",
-    "feedback_gains": "error_feedback",
-    "round_with_feedback": "error_feedback",
+    "gptq_inverse_factors": "gptq",
+    "gptq_round": "gptq",
 }
 #: Ops whose compiled version can be bound to operands that stay where they are: `glm5_kernels.compiled.<op>.bind`.
 BOUND = (

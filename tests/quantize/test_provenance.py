@@ -22,5 +22,5 @@ def test_a_missing_numba_is_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_kernel_of_a_quantization_is_asked_for() -> None:
     asked = {*provenance._OPS, *provenance._ON_HOST}
-    assert asked == {"hadamard", "ssz_scale", "fake_round", "round_rows", "feedback_gains", "round_with_feedback"}
+    assert asked == {"hadamard", "ssz_scale", "fake_round", "round_rows", "gptq_inverse_factors", "gptq_round"}
     assert asked <= set(registry.OPS)

@@ -34,7 +34,7 @@ class Feedback:
 
     Attributes:
         order: int64 [K], columns by falling energy: what is rounded last cannot be made up for, so that is the least.
-        inputs, gains: fp32 [K, n] on the host, in that order; `kernels/glm5_kernels/error_feedback`.
+        inputs, gains: fp32 [K, n] on the host, in that order; `kernels/glm5_kernels/gptq`.
         steps: turns of coordinate descent after the first pass, each at least as long as that.
     """
 
@@ -60,12 +60,12 @@ class Feedback:
             damping += rest / rows.shape[1]
         order = rows.square().sum(0).argsort(descending=True, stable=True)
         inputs = rows[:, order].T.contiguous()
-        return cls(order, inputs, ops.feedback_gains(inputs, damping), damping, steps)
+        return cls(order, inputs, ops.gptq_inverse_factors(inputs, damping), damping, steps)
 
     def round(self, weight: torch.Tensor, scale: torch.Tensor, largest: int, refit: bool) -> tuple[torch.Tensor, ...]:
         """(integers times scale fp32 [N, K], scale [N, 1]) for weight fp32 [N, K]; `refit` may change the scale."""
         # A device would launch some kernels per column: with a GPU all of a run took over three times its host's time.
-        integers, found = ops.round_with_feedback(
+        integers, found = ops.gptq_round(
             weight.cpu(), scale.cpu(), largest, self.order, self.inputs, self.gains, self.damping, self.steps, refit
         )
         return integers.mul_(found).to(weight.device), found.to(weight.device)

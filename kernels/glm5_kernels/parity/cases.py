@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from glm5_kernels.error_feedback.reference import feedback_gains
+from glm5_kernels.gptq.reference import gptq_inverse_factors
 from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, LinearWeights
 from glm5_kernels.lightning_indexer.reference import quantize_indexer
 from glm5_kernels.paged_cache import PagedBatch
@@ -64,7 +64,7 @@ def cases(seed: int = 0, ops: Collection[str] = ()) -> Iterator[Case]:
         ({"w4a8_moe"}, _experts),
         ({"hadamard"}, _rotation),
         ({"ssz_scale", "round_rows", "fake_round"}, _rounding),
-        ({"feedback_gains", "round_with_feedback"}, _feedback),
+        ({"gptq_inverse_factors", "gptq_round"}, _gptq),
         ({"indexer_preprocess"}, _index_operands),  # last: the seeds of the others stay
     )
     for number, (makes, make) in enumerate(makers):
@@ -76,7 +76,7 @@ def cases(seed: int = 0, ops: Collection[str] = ()) -> Iterator[Case]:
 def _batch(requests: list[tuple[int, int]], generator: torch.Generator) -> PagedBatch:
     """Blocks in random order, an unused one, a table wider than needed."""
     blocks = [-(-length // BLOCK) for length, _ in requests]
-    order = torch.randperm(sum(blocks) + 1, generator=generator)[1:].int()
+    perm = torch.randperm(sum(blocks) + 1, generator=generator)[1:].int()
     table = torch.full((len(requests), max(blocks) + 1), -1, dtype=torch.int32)
     for row, (first, count) in enumerate(zip([sum(blocks[:i]) for i in range(len(blocks))], blocks, strict=True)):
         table[row, :count] = order[first : first + count]
@@ -250,17 +250,17 @@ def _rounding(generator: torch.Generator) -> Iterator[Case]:
         yield Case("fake_round", f"INT{bits}", (weight, factor, 2 ** (bits - 1) - 1, 0), (("w", exact),))
 
 
-def _feedback(generator: torch.Generator) -> Iterator[Case]:
-    """Small: a weight half way between two integers may go either way, and takes the columns behind it along."""
+def _gptq(generator: torch.Generator) -> Iterator[Case]:
+    """Small: a weight half way between two integers may go either way, and changes the columns after it."""
     exact = Tolerance(0.0, 0.0, "the same integers")
     sums = Tolerance(1e-6, 1e-4, "sums in another order")
     inputs = (torch.randn(24, 64, generator=generator) @ torch.randn(64, 64, generator=generator)).T.contiguous() / 8
-    yield Case("feedback_gains", "64 columns, 24 inputs", (inputs, 0.5), (("gains", sums),))
-    gains = feedback_gains(inputs, 0.5)
+    yield Case("gptq_inverse_factors", "64 columns, 24 inputs", (inputs, 0.5), (("factors", sums),))
+    factors = gptq_inverse_factors(inputs, 0.5)
     for bits, passes, refit in ((4, 0, False), (4, 1, True), (8, 1, False)):
         weight, largest = torch.randn(16, 64, generator=generator), 2 ** (bits - 1) - 1
         scale = weight.abs().amax(1, keepdim=True) / largest
-        order = torch.randperm(64, generator=generator)
-        arguments = weight, scale, largest, order, inputs, gains, 0.5, passes, refit
+        perm = torch.randperm(64, generator=generator)
+        arguments = weight, scale, largest, perm, inputs, factors, 0.5, passes, refit
         outputs = ("integers", exact), ("scale", sums)
-        yield Case("round_with_feedback", f"INT{bits}, {passes} turns of descent", arguments, outputs)
+        yield Case("gptq_round", f"INT{bits}, {passes} passes of descent", arguments, outputs)

@@ -132,7 +132,7 @@ def compare(case: Case, arguments: tuple[Any, ...]) -> str:
 
 
 #: Their weights are finite by contract: the quantizer refuses others where it reads them.
-FINITE = ("ssz_scale", "round_rows", "fake_round", "feedback_gains", "round_with_feedback")
+FINITE = ("ssz_scale", "round_rows", "fake_round", "gptq_inverse_factors", "gptq_round")
 
 
 def draw(op: str, count: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Rounding with error feedback: GPTQ as its paper has it, the cost it promises to lower, and the two versions agree."""
+"""GPTQ: the algorithm of the paper, the cost it promises to lower, and the two versions agree."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from glm5_kernels import ops
-from glm5_kernels.compiled import error_feedback as cpu
-from glm5_kernels.error_feedback import reference
+from glm5_kernels.compiled import gptq as cpu
+from glm5_kernels.gptq import reference
 
 
 def problem(n: int = 50, columns: int = 96, rows: int = 40) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
@@ -20,7 +20,7 @@ def problem(n: int = 50, columns: int = 96, rows: int = 40) -> tuple[torch.Tenso
     return weight, scale, inputs, 0.1 * float(inputs.square().sum()) / columns
 
 
-def in_order(weight: torch.Tensor) -> torch.Tensor:
+def identity(weight: torch.Tensor) -> torch.Tensor:
     return torch.arange(weight.shape[1])
 
 
@@ -46,8 +46,8 @@ def gptq(weight: torch.Tensor, scale: torch.Tensor, inputs: torch.Tensor, dampin
 @pytest.mark.parametrize("module", [cpu, reference])
 def test_the_low_rank_form_is_gptq(module: ModuleType, n: int, columns: int) -> None:
     weight, scale, inputs, damping = problem(n, columns)
-    gains = module.feedback_gains(inputs, damping)
-    got, same_scale = module.round_with_feedback(weight, scale, 7, in_order(weight), inputs, gains, damping, 0, False)
+    factors = module.gptq_inverse_factors(inputs, damping)
+    got, same_scale = module.gptq_round(weight, scale, 7, identity(weight), inputs, factors, damping, 0, False)
     want = gptq(weight, scale, inputs, damping)
     assert torch.equal(same_scale, scale)
     assert (got == want).float().mean() > 0.98  # a tie of rounding decides what comes behind it
@@ -61,9 +61,9 @@ def test_the_low_rank_form_is_gptq(module: ModuleType, n: int, columns: int) -> 
 def test_the_versions_agree(largest: int, passes: int, refit: bool, n: int, columns: int, rows: int) -> None:
     weight, scale, inputs, damping = problem(n, columns, rows)
     scale = scale * 7 / largest
-    gains = reference.feedback_gains(inputs, damping)
+    factors = reference.gptq_inverse_factors(inputs, damping)
     got, want = (
-        m.round_with_feedback(weight, scale, largest, in_order(weight), inputs, gains, damping, passes, refit)
+        m.gptq_round(weight, scale, largest, identity(weight), inputs, factors, damping, passes, refit)
         for m in (cpu, reference)
     )
     assert got[0].min() >= -largest - 1 and got[0].max() <= largest and torch.equal(got[0], got[0].round())
@@ -74,11 +74,11 @@ def test_the_versions_agree(largest: int, passes: int, refit: bool, n: int, colu
 
 def test_each_step_lowers_the_cost() -> None:
     weight, scale, inputs, damping = problem()
-    gains = ops.feedback_gains(inputs, damping)
+    factors = ops.gptq_inverse_factors(inputs, damping)
     nearest = (weight / scale).round().clamp(-8, 7) * scale
     costs = [float(cost(weight, nearest, inputs, damping).sum())]
     for passes, refit in ((0, False), (1, False), (1, True), (4, True)):
-        q, s = ops.round_with_feedback(weight, scale, 7, in_order(weight), inputs, gains, damping, passes, refit)
+        q, s = ops.gptq_round(weight, scale, 7, identity(weight), inputs, factors, damping, passes, refit)
         costs.append(float(cost(weight, q * s, inputs, damping).sum()))
     assert costs == sorted(costs, reverse=True) and costs[1] < 0.7 * costs[0]
 
@@ -87,8 +87,8 @@ def test_independent_inputs_leave_nothing_to_make_up_for() -> None:
     """Without correlation between columns the nearest integers are the best ones."""
     weight, scale, _, _ = problem(columns=64)
     inputs = torch.diag(torch.rand(64) + 0.5)
-    gains = ops.feedback_gains(inputs, 0.1)
-    q, _ = ops.round_with_feedback(weight, scale, 7, in_order(weight), inputs, gains, 0.1, 1, False)
+    factors = ops.gptq_inverse_factors(inputs, 0.1)
+    q, _ = ops.gptq_round(weight, scale, 7, identity(weight), inputs, factors, 0.1, 1, False)
     assert torch.equal(q, (weight / scale).round().clamp(-8, 7))
 
 
@@ -96,22 +96,20 @@ def test_independent_inputs_leave_nothing_to_make_up_for() -> None:
 @pytest.mark.parametrize(("columns", "rows"), [(96, 40), (33, 7), (300, 130)])
 def test_columns_are_rounded_in_the_order_given(columns: int, rows: int, passes: int, refit: bool) -> None:
     weight, scale, inputs, damping = problem(columns=columns, rows=rows)
-    gains, order = ops.feedback_gains(inputs, damping), torch.randperm(columns)
-    q, s = ops.round_with_feedback(weight, scale, 7, order, inputs, gains, damping, passes, refit)
+    factors, order = ops.gptq_inverse_factors(inputs, damping), torch.randperm(columns)
+    q, s = ops.gptq_round(weight, scale, 7, order, inputs, factors, damping, passes, refit)
     moved = weight[:, order].contiguous()
-    want, t = ops.round_with_feedback(moved, scale, 7, in_order(weight), inputs, gains, damping, passes, refit)
+    want, t = ops.gptq_round(moved, scale, 7, identity(weight), inputs, factors, damping, passes, refit)
     assert torch.equal(q[:, order], want) and torch.equal(s, t)
 
 
 @pytest.mark.parametrize("module", [cpu, reference])
 def test_a_row_does_not_depend_on_the_others(module: ModuleType) -> None:
     weight, scale, inputs, damping = problem(rows=48)
-    gains = module.feedback_gains(inputs, damping)
-    whole, scales = module.round_with_feedback(weight, scale, 7, in_order(weight), inputs, gains, damping, 1, True)
+    factors = module.gptq_inverse_factors(inputs, damping)
+    whole, scales = module.gptq_round(weight, scale, 7, identity(weight), inputs, factors, damping, 1, True)
     for part in (slice(0, 16), slice(16, 48)):
-        q, s = module.round_with_feedback(
-            weight[part], scale[part], 7, in_order(weight), inputs, gains, damping, 1, True
-        )
+        q, s = module.gptq_round(weight[part], scale[part], 7, identity(weight), inputs, factors, damping, 1, True)
         if module is cpu:
             assert torch.equal(q, whole[part]) and torch.equal(s, scales[part])
         else:
@@ -121,22 +119,22 @@ def test_a_row_does_not_depend_on_the_others(module: ModuleType) -> None:
 def test_rows_of_zeros_stay_zero() -> None:
     weight, scale, inputs, damping = problem()
     weight[3], scale[3] = 0, 1
-    q, s = ops.round_with_feedback(
-        weight, scale, 7, in_order(weight), inputs, ops.feedback_gains(inputs, damping), damping, 1, True
+    q, s = ops.gptq_round(
+        weight, scale, 7, identity(weight), inputs, ops.gptq_inverse_factors(inputs, damping), damping, 1, True
     )
     assert not q[3].any() and s[3] == 1
 
 
 def test_shapes_that_do_not_fit() -> None:
     weight, scale, inputs, damping = problem()
-    gains = ops.feedback_gains(inputs, damping)
-    for wrong in ((weight[:, 1:], scale, inputs, gains), (weight, scale[1:], inputs, gains)):
+    factors = ops.gptq_inverse_factors(inputs, damping)
+    for wrong in ((weight[:, 1:], scale, inputs, factors), (weight, scale[1:], inputs, factors)):
         with pytest.raises(ops.KernelInputError, match="shape"):
-            ops.round_with_feedback(wrong[0], wrong[1], 7, in_order(wrong[0]), wrong[2], wrong[3], damping, 0, False)
+            ops.gptq_round(wrong[0], wrong[1], 7, identity(wrong[0]), wrong[2], wrong[3], damping, 0, False)
     with pytest.raises(ops.KernelInputError, match="shape"):
-        ops.round_with_feedback(weight, scale, 7, in_order(weight), inputs, gains[:, 1:], damping, 0, False)
+        ops.gptq_round(weight, scale, 7, identity(weight), inputs, factors[:, 1:], damping, 0, False)
     for order in (torch.zeros(96, dtype=torch.int64), torch.arange(96) + 1, torch.arange(96, dtype=torch.int32)):
         with pytest.raises(ops.KernelInputError, match="every one of 96 columns once"):
-            ops.round_with_feedback(weight, scale, 7, order, inputs, gains, damping, 0, False)
+            ops.gptq_round(weight, scale, 7, order, inputs, factors, damping, 0, False)
     with pytest.raises(ops.KernelInputError, match="damping > 0"):
-        ops.feedback_gains(inputs, 0.0)
+        ops.gptq_inverse_factors(inputs, 0.0)
