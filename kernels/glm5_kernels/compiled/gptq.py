@@ -70,8 +70,10 @@ def gptq_round(
     coupling = hinv.mT @ x
     gram = x.mT @ x if passes else coupling  # only the descent reads it
     curvature = F.pad(inputs.float().square().sum(1), (0, -len(inputs) % GROUP)) + damping
-    arrays = (tensor.contiguous().numpy() for tensor in (perm, x, hinv, coupling, gram, curvature))
-    groups = Groups(*arrays, damping=damping)
+    groups = Groups(
+        perm.contiguous().numpy(), x.numpy(), hinv.numpy(), coupling.contiguous().numpy(), gram.contiguous().numpy(),
+        curvature.numpy(), damping,
+    )  # fmt: skip
     q, new_scale = torch.empty(weight.shape), scale.float().clone()
     _round(weight.float().contiguous().numpy(), new_scale.numpy(), largest, groups, passes, refit, q.numpy())
     return q, new_scale

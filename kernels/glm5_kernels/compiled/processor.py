@@ -1,7 +1,7 @@
 """CPU features that compiled code is generated for: the host's, or those of the CPU that numba is told to compile for.
 
-NUMBA_CPU_NAME restricts numba to an older CPU, e.g. `haswell` for AVX2 without AVX-512. NUMBA_CPU_FEATURES has to be set
-to nothing then, else numba adds the host's features again. Code that selects instructions itself follows these
+NUMBA_CPU_NAME restricts numba to an older CPU, e.g. `haswell` for AVX2 without AVX-512. NUMBA_CPU_FEATURES has to be
+set to nothing then, else numba adds the host's features again. Code that selects instructions itself follows these
 variables, because numba does not allocate registers that its target lacks.
 """
 

@@ -76,7 +76,7 @@ def cases(seed: int = 0, ops: Collection[str] = ()) -> Iterator[Case]:
 def _batch(requests: list[tuple[int, int]], generator: torch.Generator) -> PagedBatch:
     """Blocks in random order, an unused one, a table wider than needed."""
     blocks = [-(-length // BLOCK) for length, _ in requests]
-    perm = torch.randperm(sum(blocks) + 1, generator=generator)[1:].int()
+    order = torch.randperm(sum(blocks) + 1, generator=generator)[1:].int()
     table = torch.full((len(requests), max(blocks) + 1), -1, dtype=torch.int32)
     for row, (first, count) in enumerate(zip([sum(blocks[:i]) for i in range(len(blocks))], blocks, strict=True)):
         table[row, :count] = order[first : first + count]
