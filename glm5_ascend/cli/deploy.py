@@ -42,29 +42,25 @@ def list_profiles(as_json: AsJson = False) -> int:
 
 def render(
     profile: Annotated[str, typer.Option(metavar="NAME", help="Deploy profile; `deploy list` shows them.")],
-    to: Annotated[
-        RenderTarget, typer.Option(metavar="TARGET", help="shell, compose, k8s, kustomize, helm or systemd.")
-    ],
+    to: Annotated[RenderTarget, typer.Option(metavar="TARGET", help="shell, compose, k8s, kustomize or systemd.")],
     model: Annotated[
         str, typer.Option(metavar="PATH", help="Path of the checkpoint on the machines.")
     ] = "/models/glm5",
     out: Annotated[Path | None, typer.Option(show_default="NAME-TARGET", help="Folder for the files.")] = None,
     values: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="YAML of the cluster's own, for k8s, kustomize and helm."),
+        typer.Option(metavar="FILE", help="YAML of the cluster's own, for k8s and kustomize."),
     ] = None,
     api_key_secret: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Secret with the API key, below `key` (k8s, kustomize, helm).")
+        str | None, typer.Option(metavar="NAME", help="Secret with the API key, below `key` (k8s, kustomize).")
     ] = None,
     nic: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="Interface between machines, else found by the route (k8s, kustomize, helm)."
-        ),
+        typer.Option(metavar="NAME", help="Interface between machines, else found by the route (k8s, kustomize)."),
     ] = None,
     open: Annotated[
         bool,
-        typer.Option("--open", help="Start without an API key: anyone may ask (k8s, kustomize, helm)."),
+        typer.Option("--open", help="Start without an API key: anyone may ask (k8s, kustomize)."),
     ] = False,
     as_json: AsJson = False,
 ) -> int:

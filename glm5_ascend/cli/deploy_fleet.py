@@ -1,8 +1,7 @@
-"""`glm5-ascend deploy upgrade` and `glm5-ascend deploy heartbeat`: replicas behind a running router."""
+"""`glm5-ascend deploy heartbeat`: replicas behind a running router."""
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -24,45 +23,9 @@ Key = Annotated[str, typer.Option(metavar="KEY", envvar="OPENAI_API_KEY", help="
 
 def register(group: typer.Typer) -> None:
     command(
-        group, "upgrade", upgrade,
-        "deploy upgrade http://a:8080 --restart ./upgrade-{host}.sh",
-    )  # fmt: skip
-    command(
         group, "heartbeat", heartbeat,
         "deploy heartbeat http://a:8080 --on-hung ./end-{host}.sh",
     )  # fmt: skip
-
-
-def upgrade(
-    router: Router,
-    restart: Annotated[
-        str, typer.Option(metavar="CMD", help="Ends a drained server and starts its successor: {url}, {host}, {port}.")
-    ],
-    worker: Annotated[
-        list[str] | None, typer.Option(metavar="URL", show_default="all", help="Only this server; may be given again.")
-    ] = None,
-    canaries: Canaries = None,
-    drain: Annotated[float, typer.Option(metavar="S", min=1, help="Seconds for requests that were begun.")] = 3600.0,
-    start: Annotated[float, typer.Option(metavar="S", min=1, help="Seconds until the new server answers.")] = 5400.0,
-    key: Key = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
-) -> int:
-    """Upgrade replicas one by one: drained, restarted, asked canaries, let in. No request is lost."""
-    from glm5_ascend.deploy.fleet.commands import named, run_command
-    from glm5_ascend.deploy.fleet.upgrade import UpgradeLimits
-    from glm5_ascend.deploy.fleet.upgrade import upgrade as run
-    from glm5_ascend.serve.router import connected
-    from glm5_ascend.serve.watching.canaries import read_canaries
-
-    named(restart, "http://a:1")  # said before the first server leaves
-    if canaries is not None:
-        read_canaries(canaries)
-    done = run(
-        connected(router, key), partial(run_command, restart), workers=worker or (), canaries=canaries,
-        limits=UpgradeLimits(drain, start), key=key, say=quiet if as_json else show,
-    )  # fmt: skip
-    print(json.dumps(done.to_dict()) if as_json else f"ok: {len(done.replicas)} servers upgraded")
-    return EXIT_OK
 
 
 def heartbeat(
@@ -94,7 +57,3 @@ def heartbeat(
 
 def show(line: str) -> None:
     print(printable(line), flush=True)
-
-
-def quiet(line: str) -> None:
-    """With --json stdout is one object."""

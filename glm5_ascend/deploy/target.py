@@ -12,5 +12,4 @@ class RenderTarget(StrEnum):
     compose = "compose"
     k8s = "k8s"
     kustomize = "kustomize"
-    helm = "helm"
     systemd = "systemd"

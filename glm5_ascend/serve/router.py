@@ -7,11 +7,9 @@ from urllib.parse import quote
 
 from glm5_ascend.errors import CheckFailedError, shown
 from glm5_ascend.model.json_file import parse_json
-from glm5_ascend.serve.client import Client
 from glm5_ascend.serve.connection import Limits, exchange, server_address
 
 _LIMITS = Limits(30.0, 30.0, 1024**2)
-_RUNNING = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
 
 @dataclass(frozen=True)
@@ -54,13 +52,3 @@ def connected(url: str, key: str = "") -> RunningRouter:
     found = RunningRouter(server_address(url), key)
     found.workers()
     return found
-
-
-def requests_of(worker: Client) -> float | None:
-    """Requests that a server computes or holds; None where it does not say.
-
-    Raises:
-        MissingEnvironmentError: it does not answer.
-    """
-    counted = worker.metrics()
-    return sum(counted[name] for name in _RUNNING) if all(name in counted for name in _RUNNING) else None

@@ -74,5 +74,5 @@ def test_errors_are_ours(tmp_path: Path) -> None:
 
 def test_other_names_are_attribute_errors() -> None:
     for package in (glm5_ascend.deploy, glm5_ascend.serve):
-        with pytest.raises(AttributeError, match="no attribute 'helm'"):
-            _ = package.helm
+        with pytest.raises(AttributeError, match="no attribute 'absent'"):
+            _ = package.absent

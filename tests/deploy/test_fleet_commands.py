@@ -1,4 +1,4 @@
-"""Upgrade and heartbeat before servers that only say they have requests: whom they refuse, whom they leave alone."""
+"""The heartbeat with fake servers that only report requests: which it takes out, which it leaves alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 
 from glm5_ascend.deploy.fleet.commands import named, run_command
 from glm5_ascend.deploy.fleet.heartbeat import FleetHeartbeat
-from glm5_ascend.deploy.fleet.upgrade import UpgradeLimits, upgrade
 from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError
 from glm5_ascend.serve.router import RunningRouter
 from tests.serve.test_smoke import bad_server
@@ -68,37 +67,11 @@ def routed() -> Iterator[Callable[[list[str]], FakeRouter]]:
 
 
 IDLE = "vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\n"
-
-
 STUCK = "vllm:num_requests_running 2.0\nvllm:num_requests_waiting 0.0\nvllm:iteration_tokens_total_sum 77.0\n"
-
-
 Routed = Callable[[list[str]], FakeRouter]
 
 
-def test_garbage_stays_outside_and_ends_the_upgrade(routed: Routed) -> None:
-    with bad_server("!" * 200, IDLE) as bad, bad_server("!" * 200, IDLE) as other:
-        router = routed([bad, other])
-        restarted: list[str] = []
-        with pytest.raises(CheckFailedError, match="answers, but not well"):
-            upgrade(RunningRouter(router.url), restarted.append, limits=UpgradeLimits(drain=60, start=60))
-    assert restarted == [bad] and router.workers == [other]
-
-
-def test_a_server_that_is_not_drained_goes_on(routed: Routed) -> None:
-    with bad_server("85", STUCK) as busy, bad_server("85", IDLE) as other:
-        router = routed([busy, other])
-        with pytest.raises(CheckFailedError, match="2 requests still run"):
-            upgrade(RunningRouter(router.url), lambda url: None, limits=UpgradeLimits(drain=0.5))
-    assert sorted(router.workers) == sorted([busy, other])
-
-
-def test_what_cannot_be_upgraded(routed: Routed) -> None:
-    router = RunningRouter(routed(["http://127.0.0.1:9"]).url)
-    with pytest.raises(ConfigError, match="1 server"):
-        upgrade(router, lambda url: None)
-    with pytest.raises(ConfigError, match="has no server"):
-        upgrade(router, lambda url: None, workers=["http://127.0.0.1:8"])
+def test_a_router_that_does_not_answer_as_one() -> None:
     with pytest.raises(MissingEnvironmentError):
         RunningRouter("http://127.0.0.1:9").workers()
     with bad_server("85") as server, pytest.raises(CheckFailedError, match="list_workers"):
@@ -123,7 +96,7 @@ def test_heartbeat_of_one_that_is_stuck_and_one_that_is_busy(routed: Routed) -> 
     assert router.workers == [idle] and "last one" in said[-1]
 
 
-def test_a_server_that_an_upgrade_took_out_is_left_alone(routed: Routed) -> None:
+def test_a_server_that_an_operator_took_out_is_left_alone(routed: Routed) -> None:
     hung: list[str] = []
     with bad_server("Hello", IDLE) as idle:
         router = routed([idle, "http://127.0.0.1:9"])
@@ -153,9 +126,8 @@ def test_commands(tmp_path: Path) -> None:
 
 
 def test_on_the_command_line(routed: Routed) -> None:
-    assert_one_clear_line(glm5_ascend("deploy", "upgrade", "http://127.0.0.1:9", "--restart", "true"), 3, "no answer")
-    assert_one_clear_line(glm5_ascend("deploy", "upgrade", "x", "--restart", "echo {what}"), 2, "echo {what}")
-    router = routed(["http://127.0.0.1:9"])
-    assert_one_clear_line(glm5_ascend("deploy", "upgrade", router.url, "--restart", "true"), 2, "1 server")
-    done = glm5_ascend("deploy", "heartbeat", router.url, "--beats", "1")
+    heartbeat = ("deploy", "heartbeat")
+    assert_one_clear_line(glm5_ascend(*heartbeat, "http://127.0.0.1:9", "--beats", "1"), 3, "no answer")
+    assert_one_clear_line(glm5_ascend(*heartbeat, "x", "--on-hung", "echo {what}"), 2, "echo {what}")
+    done = glm5_ascend(*heartbeat, routed(["http://127.0.0.1:9"]).url, "--beats", "1")
     assert done.returncode == 0, done.stderr

@@ -35,7 +35,7 @@ def names(lines: list[str]) -> set[str]:
 
 #: What needs a server, vllm-ascend's own code or an hour: tests/serve/test_smoke.py, tests/deploy/test_accept.py and
 #: test_fleet.py, tests/contract/test_rehearse.py run them; tests/test_docs_commands.py has the parser read them.
-ELSEWHERE = re.compile(r"glm5-ascend (smoke|accept|rehearse|deploy upgrade|deploy heartbeat) |--rehearse")
+ELSEWHERE = re.compile(r"glm5-ascend (smoke|accept|rehearse|deploy heartbeat) |--rehearse")
 
 
 def test_there_are_some() -> None:

@@ -1,1 +1,1 @@
-"""Replicas behind vllm-router while they run: upgraded one by one, and taken out where they hang."""
+"""Replicas behind a running vllm-router: a server that hangs is taken out."""

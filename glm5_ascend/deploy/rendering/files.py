@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from glm5_ascend.deploy.profiles.load import Profile, load
-from glm5_ascend.deploy.rendering import compose, helm, kubernetes, kustomize, scripts, systemd
+from glm5_ascend.deploy.rendering import compose, kubernetes, kustomize, scripts, systemd
 from glm5_ascend.deploy.rendering.kubernetes import DEFAULTS
 from glm5_ascend.deploy.rendering.values import AuthValues, NetworkValues, PodValues
 from glm5_ascend.deploy.target import RenderTarget
@@ -27,7 +27,6 @@ TARGETS = {
 WITH_VALUES = {
     RenderTarget.k8s: kubernetes.files,
     RenderTarget.kustomize: kustomize.files,
-    RenderTarget.helm: helm.files,
 }
 #: A `}` ends a shell's default value, a `:` begins options of a mount, a `$` is replaced by shells and by compose.
 _NOT_PLAIN = re.compile(r"[^\w./@+=,%-]")
@@ -68,7 +67,7 @@ def render(
 
     Args:
         profile: its name; `glm5-ascend deploy list` shows them.
-        to: shell, compose, k8s, kustomize, helm or systemd.
+        to: shell, compose, k8s, kustomize or systemd.
         model: absolute path of the checkpoint on every machine, mounted at the same place in containers.
         values: YAML file of a cluster's own values (deploy/schemas/values.json), for pods; never written.
         api_key_secret: Secret with the API key below `key`; wins over the file's.
