@@ -19,6 +19,10 @@ from glm5_ascend.checkpoint.types import W4A8_DYNAMIC as W4A8_DYNAMIC
 from glm5_ascend.checkpoint.types import W8A8 as W8A8
 from glm5_ascend.checkpoint.types import W8A8_DYNAMIC as W8A8_DYNAMIC
 
+#: Half steps that a method of rounding may move an element of a column, in no direction. `verify` allows it, and no
+#: method of `quantize/methods` has a larger `tolerance`.
+MAX_HALF_STEPS = 2.0
+
 
 @dataclass(frozen=True)
 class Stored:

@@ -20,12 +20,12 @@ from glm5_ascend.checkpoint.types import ROT_NAME as ROT_NAME
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.spec import Linear, Subgraph, Vector
+from glm5_ascend.quantize.methods.method import Method
+from glm5_ascend.quantize.methods.minmax import MINMAX
+from glm5_ascend.quantize.methods.registry import METHODS
 from glm5_ascend.quantize.recipe import FlexAwqSsz, LinearQuant, Recipe
 from glm5_ascend.quantize.selector import Selector
 from glm5_ascend.quantize.stock_recipe import check_literal_layers
-
-#: Methods that round with error feedback.
-COMPENSATED = ("gptq",)
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,10 @@ class OutputTensor:
 
 @dataclass(frozen=True)
 class LinearPlan:
-    """What one linear becomes; `method` is how its weight is rounded: minmax, ssz or gptq.
-
-    steps: of descent, for gptq.
-    """
+    """Type and rounding method of one linear; `steps`: passes of coordinate descent, of a method that has them."""
 
     scheme: str
-    method: str = "minmax"
+    method: Method = MINMAX
     steps: int = 0
 
 
@@ -84,21 +81,22 @@ class QuantizationPlan:
         check_literal_layers(recipe, self.config)
 
     def _decide(self, module: str, part: Linear, shape: tuple[int, ...]) -> LinearPlan:
-        chosen: LinearQuant | None = None
+        selected: LinearQuant | None = None
         for selects, step in self._steps:
             if selects(module):
-                if chosen is not None and chosen.qconfig != step.qconfig:
+                if selected is not None and selected.qconfig != step.qconfig:
                     raise RecipeError(
                         f"recipe: two linear_quant steps disagree on {module}", "exclude it from one of them"
                     )
-                chosen = step
-        if chosen is None:
+                selected = step
+        if selected is None:
             return LinearPlan(schemes.FLOAT)
-        scheme = chosen.qconfig.scheme
+        scheme = selected.qconfig.scheme
         assert scheme is not None  # load_recipe checked
         self._check_runnable(module, part, scheme, shape)
-        weight = chosen.qconfig.weight
-        return LinearPlan(scheme, weight.method, weight.ext.get("step", 0) if weight.method in COMPENSATED else 0)
+        weight = selected.qconfig.weight
+        method = METHODS[weight.method]
+        return LinearPlan(scheme, method, weight.ext.get("step", 0) if method.needs_inputs else 0)
 
     def _check_runnable(self, module: str, part: Linear, scheme: str, shape: tuple[int, ...]) -> None:
         routed = ".mlp.experts." in module
@@ -157,10 +155,10 @@ class QuantizationPlan:
             and any(select(self.config.spec.layer_prefix(layer) + "self_attn.indexer") for select in selects)
         ]
 
-    def compensated(self, prefix: str, parts: Iterable[Linear | Vector]) -> list[str]:
-        """Names of the linears among `parts` that are rounded with error feedback."""
+    def uses_inputs(self, prefix: str, parts: Iterable[Linear | Vector]) -> list[str]:
+        """Names of the linears among `parts` whose rounding method needs their inputs."""
         linears = [part for part in parts if isinstance(part, Linear)]
-        return [part.name for part in linears if self.linears[prefix + part.name].method in COMPENSATED]
+        return [part.name for part in linears if self.linears[prefix + part.name].method.needs_inputs]
 
     def needs_statistics(self, layer: int) -> bool:
         """True if something in this layer is decided by calibration data."""
@@ -174,7 +172,7 @@ class QuantizationPlan:
             for part in self.config.backbone(layer)
             if isinstance(part, Linear)
         )
-        return static or bool(self.compensated(prefix, parts)) or any(True for _ in self.smoothing(layer, subgraphs))
+        return static or bool(self.uses_inputs(prefix, parts)) or any(True for _ in self.smoothing(layer, subgraphs))
 
     @cached_property
     def last_calibrated_layer(self) -> int:

@@ -10,11 +10,13 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.errors import RecipeError, shown
 from glm5_ascend.files.resources import data_dir, near, read_yaml, yaml_content
+from glm5_ascend.quantize.methods.minmax import MINMAX
+from glm5_ascend.quantize.methods.registry import METHODS
 
 RECIPE_DIR = "data/quant_recipes"
 
@@ -23,13 +25,22 @@ class _RecipePart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _check_method(name: str) -> str:
+    if name not in METHODS:
+        raise ValueError(f"no such method; there are {', '.join(METHODS)}")
+    return name
+
+
+MethodName = Annotated[str, AfterValidator(_check_method), WithJsonSchema({"enum": [*METHODS], "type": "string"})]
+
+
 class QuantizerConfig(_RecipePart):
     """How one side (activation or weight) of a linear is rounded."""
 
     scope: Literal["per_token", "per_tensor", "per_channel"]
     dtype: Literal["int8", "int4"]
     symmetric: bool
-    method: Literal["minmax", "ssz", "gptq"] = "minmax"
+    method: MethodName = MINMAX.name
     ext: dict[str, int] = Field(default_factory=dict)  # ssz: {step: N}
 
 

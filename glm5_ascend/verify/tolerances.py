@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
+from glm5_ascend.checkpoint.schemes import FLOAT, MAX_HALF_STEPS, W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
 
 LIMITS = {FLOAT: 0.02, W8A8_DYNAMIC: 0.05, W8A8: 0.05, W4A8_DYNAMIC: 0.35}
 #: A column can be short (4 rows in a tiny weights_proj), and msModelSlim rounds to bf16 between the steps. SSZ may clip
@@ -34,7 +34,6 @@ COLUMN_FLOORS = {FLOAT: 1e-2, W8A8_DYNAMIC: 1e-2, W8A8: 1e-2, W4A8_DYNAMIC: 1.0}
 _SCATTER = 8.0
 _LARGEST = {W8A8_DYNAMIC: 127, W8A8: 127, W4A8_DYNAMIC: 7}
 _SLACK = 1.2  # recovered smoothing scales carry the rounding error of the weight they come from
-_FEEDBACK = 2.0  # so many times half a step may error feedback move elements of a column, in no direction
 _TINY = 1e-30
 
 
@@ -111,7 +110,7 @@ class WeightComparison:
         scaled = self._column_along.square() / self._column_weight.clamp_min(_TINY)
         column, column_error, column_limit = _worse(
             _worst(scaled, self._column_weight, allowed, SCALE_LIMITS[scheme], floor),
-            _worst(self._column_error, self._column_weight, allowed * _FEEDBACK**2, COLUMN_LIMITS[scheme], floor),
+            _worst(self._column_error, self._column_weight, allowed * MAX_HALF_STEPS**2, COLUMN_LIMITS[scheme], floor),
         )
         whole_limit = max(LIMITS[scheme], float((columns * step.sum() / total).sqrt()))
         whole = float((error.sum() / total).sqrt())

@@ -16,6 +16,7 @@ from glm5_ascend.model import layers
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import FIXED, Linear
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
+from glm5_ascend.quantize.methods.minmax import MINMAX
 from glm5_ascend.quantize.progress import silent
 from glm5_kernels import ops
 from tests.support.decoder_layer import decoder_layer
@@ -32,7 +33,7 @@ def found(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Analys
 def test_errors_of_one_linear(scheme: str) -> None:
     weight, x = torch.randn(48, 64), torch.randn(200, 64) * torch.rand(64) * 3
     seen = InputStatistics.of(x, 512)
-    linear = rounded("mlp.experts.0.gate_proj", weight, scheme, "minmax", seen, None)
+    linear = rounded("mlp.experts.0.gate_proj", weight, scheme, MINMAX, seen, None)
     got = errors(linear, weight, x)
     hessian, change = x.T @ x, linear.weight - weight
     wanted = (torch.trace(change @ hessian @ change.T) / torch.trace(weight @ hessian @ weight.T)).sqrt()

@@ -14,6 +14,9 @@ from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.fidelity.analysis.recipe import with_fallbacks
 from glm5_ascend.fidelity.analysis.run import AnalyzeOptions, analyze, prepare
 from glm5_ascend.fidelity.analysis.units import Unit, fallbacks, units
+from glm5_ascend.quantize.methods.gptq import GPTQ
+from glm5_ascend.quantize.methods.method import Method
+from glm5_ascend.quantize.methods.ssz import SSZ
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import Recipe, find_recipe, load_recipe
 from tests.support.command import ROOT, in_process
@@ -96,8 +99,8 @@ def test_two_types_in_one_unit(tiny_source: Path, tmp_path: Path) -> None:
     assert plan.output_bytes - found.plan.output_bytes == unit.nbytes[FLOAT] - unit.nbytes[unit.scheme]
 
 
-@pytest.mark.parametrize(("name", "method"), [("w4a8", "ssz"), ("w4a8-best", "gptq")])
-def test_int8_experts_are_rounded_as_they_were_measured(tiny_source: Path, name: str, method: str) -> None:
+@pytest.mark.parametrize(("name", "method"), [("w4a8", SSZ), ("w4a8-best", GPTQ)])
+def test_int8_experts_are_rounded_as_they_were_measured(tiny_source: Path, name: str, method: Method) -> None:
     recipe = find_recipe(name)
     plan = plan_of(tiny_source, recipe)
     (experts,) = (unit for unit in units(plan, 1) if unit.experts)

@@ -78,7 +78,7 @@ def analyze_expert(
     look = expert % max(1, plan.config.n_routed_experts // OUTLIER_EXPERTS) == 0
     before = {name: Outliers.of(tensor) for name, tensor in tensors.items()} if look else {}
     smoothed = smooth_expert(plan, tensors, layer, expert, routed)
-    seen, feedback = smoothed.inputs.down, smoothed.feedback
+    seen, states_of = smoothed.inputs.down, smoothed.states
     smooth = torch.ones(plan.config.moe_intermediate_size) if smoothed.scale is None else smoothed.scale
     report = ExpertReport(expert, seen.tokens)
     token, slot = torch.where(routed.ids == expert)
@@ -95,7 +95,7 @@ def analyze_expert(
     probe_output, sample_output = (_float(gate, up, down, rows) for rows in (probe, sample))
     for kind in kinds:
         made = [
-            rounded(part.name, tensors[name], kind, method, nobody, None, feedback.get(part.name))
+            rounded(part.name, tensors[name], kind, method, nobody, None, states_of.get(part.name))
             for part, name, method in zip(parts, names, methods, strict=True)
         ]
         scales[kind] = torch.stack([scale_histogram(each.scales) for each in made]).sum(0)

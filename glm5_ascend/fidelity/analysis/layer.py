@@ -24,7 +24,6 @@ from glm5_ascend.fidelity.analysis.units import Unit, units
 from glm5_ascend.model.spec import Linear, find, input_readers
 from glm5_ascend.quantize.calibration.forward import LayerStreams, Routed, Selections, forward_layer
 from glm5_ascend.quantize.calibration.row_file import RowFile, Stream
-from glm5_ascend.quantize.methods.error_feedback import Feedback
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
 from glm5_ascend.quantize.methods.smoothing import search_scale
 from glm5_ascend.quantize.methods.transforms import Tensors, move_scale
@@ -179,9 +178,9 @@ class LayerAnalysis:
             weight, planned = tensors[f"{name}.weight"], self.plan.linears[self.prefix + name]
             rows, part = seen[name].rows, find(self.parts, name)
             x = rows if name not in smooth else rows / smooth[name]
-            feedback = Feedback.on(x, planned.steps) if planned.method == "gptq" else None
+            state = planned.method.prepare(x, planned.steps)
             made[name] = linear = rounded(
-                name, weight, planned.scheme, planned.method, seen[name], smooth.get(name), feedback
+                name, weight, planned.scheme, planned.method, seen[name], smooth.get(name), state
             )
             assert isinstance(part, Linear)
             activations = states(unrotated(rows, part, self.gains), rows, x)

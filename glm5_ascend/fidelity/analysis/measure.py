@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.quantize.methods.error_feedback import Feedback
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
+from glm5_ascend.quantize.methods.method import Method, RoundingState
 from glm5_ascend.quantize.methods.rounding import quantize_linear
 from glm5_ascend.quantize.methods.smoothing import quantize_activation
 
@@ -72,15 +72,15 @@ def rounded(
     module: str,
     weight: torch.Tensor,
     scheme: str,
-    method: str,
+    method: Method,
     seen: InputStatistics,
     smooth: torch.Tensor | None,
-    feedback: Feedback | None = None,
+    state: RoundingState | None = None,
 ) -> RoundedLinear:
     """Round `weight` [N, K], already multiplied by `smooth`, as the quantizer does."""
     scale = torch.ones(weight.shape[1]) if smooth is None else smooth
     activation = seen.range_after(scale) if scheme == schemes.W8A8 else None
-    stored = quantize_linear(module, weight, scheme, method, activation, feedback).stored
+    stored = quantize_linear(module, weight, scheme, method, activation, state).stored
     return RoundedLinear(scheme, schemes.dequantize(scheme, stored), stored["weight_scale"].flatten(), seen, scale)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -18,13 +19,12 @@ from glm5_ascend.quantize.limits import (
     SEARCH_OUTPUTS,
     SEARCH_ROWS,
 )
-from glm5_ascend.quantize.methods.error_feedback import FEEDBACK_ROWS, directions
 from glm5_ascend.quantize.plan import QuantizationPlan
 
 _IMPORTS = 560 * 1024**2  # interpreter, torch, transformers' tokenizer (measured)
 _FP32 = 4
 _BLOCK_COPIES = 8  # fp32 copies of a block alive while it is rotated or rounded
-_KEPT_COPIES = 7  # of a linear's kept inputs while its error feedback is made: three, and two in float64
+_INPUT_COPIES = 7  # of a linear's inputs while its rounding state is prepared: three, and two in float64
 
 
 @dataclass(frozen=True)
@@ -57,31 +57,37 @@ def memory(plan: QuantizationPlan, seq_len: int) -> list[PhaseMemory]:
     phases = [PhaseMemory(_IMPORTS + 3 * _FP32 * c.hidden_size**2, block)]
     calibrated = plan.last_calibrated_layer
     for layer in range(c.num_layers_with_mtp):
-        held, weights = _backbone(c, layer)
-        widest = max(size[part.inp] for part in held if isinstance(part, Linear))
+        parts, weights = _backbone(c, layer)
+        widest = max(size[part.inp] for part in parts if isinstance(part, Linear))
         rows = _FP32 * SEARCH_ROWS * widest
         sequence = _sequence(c, seq_len) if layer <= calibrated else 0
         search = 6 * rows if layer <= calibrated else 0
-        names = plan.compensated(plan.config.spec.layer_prefix(layer), held)
-        compensated = {size[part.inp] for part in held if isinstance(part, Linear) and part.name in names}
-        feedback = sum(map(_feedback, compensated))
-        made = _KEPT_COPIES * max(map(_kept, compensated), default=0)
-        rounded = block + max(map(_feedback, compensated), default=0)
-        held_at_once = max(rounded, sequence, made, search)
-        phases.append(PhaseMemory(_IMPORTS + weights + 4 * rows + feedback, held_at_once))
+        states, largest, prepared = _method_bytes(plan, layer, parts)
+        per_thread = max(block + largest, sequence, _INPUT_COPIES * prepared, search)
+        phases.append(PhaseMemory(_IMPORTS + weights + 4 * rows + states, per_thread))
     expert = 3 * _FP32 * c.hidden_size * c.moe_intermediate_size
     run = EXPERT_TOKENS * (c.hidden_size * 40 + c.moe_intermediate_size * 16)
     search = 8 * _FP32 * (SEARCH_ROWS + SEARCH_OUTPUTS) * c.moe_intermediate_size
-    routed = (layer for layer in range(c.num_layers_with_mtp) if c.is_moe(layer))
-    if any(
-        plan.compensated(plan.config.spec.layer_prefix(layer), plan.config.spec.expert_linears(0)) for layer in routed
-    ):
-        widths = c.hidden_size, c.moe_intermediate_size
-        kept = sum(map(_kept, widths))
-        block = max(block + 2 * sum(map(_feedback, widths)), _KEPT_COPIES * max(map(_kept, widths)))
-        block, run = block + kept, run + kept
+    for layer in filter(c.is_moe, range(c.num_layers_with_mtp)):
+        states, _, largest = _method_bytes(plan, layer, plan.config.spec.expert_linears(0))
+        if states:
+            inputs = sum(_FP32 * SEARCH_ROWS * width for width in (c.hidden_size, c.moe_intermediate_size))
+            block, run = max(block + 2 * states, _INPUT_COPIES * largest) + inputs, run + inputs
+            break
     phases.append(PhaseMemory(_IMPORTS, expert + max(block, run, search)))
     return phases
+
+
+def _method_bytes(plan: QuantizationPlan, layer: int, parts: Iterable[Linear | Vector]) -> tuple[int, int, int]:
+    """Bytes of the states of all inputs, of the largest state, and of the inputs that the largest is prepared from."""
+    size = plan.config.sizes
+    planned = {
+        (plan.linears[plan.config.spec.layer_prefix(layer) + part.name].method, size[part.inp])
+        for part in parts
+        if isinstance(part, Linear)
+    }
+    states = [method.state_bytes(columns) for method, columns in planned]
+    return sum(states), max(states), max(method.input_bytes(columns) for method, columns in planned)
 
 
 def _backbone(c: ModelConfig, layer: int) -> tuple[list[Linear | Vector], int]:
@@ -89,16 +95,6 @@ def _backbone(c: ModelConfig, layer: int) -> tuple[list[Linear | Vector], int]:
     held = [part for part in c.backbone(layer) if not part.is_table]
     size = c.sizes
     return held, sum(_FP32 * torch.Size(part.shape(size)).numel() for part in held)
-
-
-def _feedback(columns: int) -> int:
-    """Bytes of the inputs and gains that a linear with so many columns is rounded with."""
-    return 2 * _FP32 * directions(columns) * columns
-
-
-def _kept(columns: int) -> int:
-    """Bytes of the inputs that these are made of."""
-    return _FP32 * FEEDBACK_ROWS * columns
 
 
 def _sequence(c: ModelConfig, length: int) -> int:

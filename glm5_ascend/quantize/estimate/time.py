@@ -16,11 +16,11 @@ from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import FIXED, HIDDEN, Linear, find
 from glm5_ascend.quantize.calibration.product import product
 from glm5_ascend.quantize.limits import SEARCH_OUTPUTS, SEARCH_ROWS
-from glm5_ascend.quantize.methods.error_feedback import FEEDBACK_ROWS, Feedback, rows_kept
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
+from glm5_ascend.quantize.methods.method import RoundingState
 from glm5_ascend.quantize.methods.rounding import ActivationRange, quantize_linear
 from glm5_ascend.quantize.methods.smoothing import flex_awq_ssz, flex_smooth_quant
-from glm5_ascend.quantize.plan import COMPENSATED, LinearPlan, QuantizationPlan
+from glm5_ascend.quantize.plan import LinearPlan, QuantizationPlan
 
 _ROWS = 512  # of the weights and inputs the rates are measured on
 _WIDTH = 2048  # and their columns
@@ -38,7 +38,7 @@ def seconds(plan: QuantizationPlan, tokens: int, seq_len: int, threads: int) -> 
     torch.set_num_threads(1)
     try:
         with torch.no_grad():
-            spent, rates = _passes(plan) + _searches(plan) + _feedbacks(plan, tokens), _rates()
+            spent, rates = _passes(plan) + _searches(plan) + _preparing(plan, tokens), _rates()
             spent += _forward(plan, tokens, seq_len, rates)
     finally:
         torch.set_num_threads(before)
@@ -69,16 +69,16 @@ def _passes(plan: QuantizationPlan) -> float:
     rotations = Rotations(plan.config, 0) if plan.recipe.rotates else None
     stored = torch.randn(_ROWS, plan.config.hidden_size).to(torch.bfloat16)
 
-    def once(decided: LinearPlan) -> None:
-        scheme, method = decided.scheme, decided.method
+    def once(planned: LinearPlan) -> None:
+        scheme, method = planned.scheme, planned.method
         weight = stored.float()
         if rotations is not None:
             rotations.rotate_weight(weight, HIDDEN, FIXED)
         if scheme == schemes.FLOAT:
             weight.to(torch.bfloat16)
             return
-        feedback = _a_feedback(plan.config.hidden_size, decided.steps) if method in COMPENSATED else None
-        quantize_linear("down_proj", weight, scheme, method, ActivationRange(-1.0, 1.0), feedback)
+        state = _random_state(planned, plan.config.hidden_size)
+        quantize_linear("down_proj", weight, scheme, method, ActivationRange(-1.0, 1.0), state)
 
     return sum(
         count / stored.numel() * _timed(lambda k=kind: once(k))  # type: ignore[misc]
@@ -87,8 +87,9 @@ def _passes(plan: QuantizationPlan) -> float:
 
 
 @cache
-def _a_feedback(columns: int, steps: int) -> Feedback | None:
-    return Feedback.on(torch.randn(FEEDBACK_ROWS, columns, generator=torch.Generator().manual_seed(0)), steps)
+def _random_state(planned: LinearPlan, columns: int) -> RoundingState | None:
+    rows = planned.method.input_rows(SEARCH_ROWS, columns)
+    return planned.method.prepare(torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)), planned.steps)
 
 
 def search_columns(plan: QuantizationPlan) -> Counter[tuple[str, str]]:
@@ -130,17 +131,22 @@ def _searches(plan: QuantizationPlan) -> float:
     )
 
 
-def _feedbacks(plan: QuantizationPlan, tokens: int) -> float:
-    """What the inputs of routed experts take until error feedback can use them; other linears are few beside these."""
-    c = plan.config
-    moe = [layer for layer in range(plan.last_calibrated_layer + 1) if c.is_moe(layer)]
-    prefixes = [c.spec.layer_prefix(layer) for layer in moe]
-    experts = c.n_routed_experts * sum(bool(plan.compensated(p, c.spec.expert_linears(0))) for p in prefixes)
-    if not experts:
-        return 0.0
+def _preparing(plan: QuantizationPlan, tokens: int) -> float:
+    """Preparing the states of routed experts from their inputs; other linears are few."""
+    c, size = plan.config, plan.config.sizes
     seen = max(1, tokens * c.num_experts_per_tok // c.n_routed_experts)
-    inputs = [torch.randn(rows_kept(seen, width), width) for width in (c.hidden_size, c.moe_intermediate_size)]
-    return experts * _timed(lambda: [Feedback.on(rows) for rows in inputs], repeats=1)
+    inputs: Counter[tuple[LinearPlan, int]] = Counter()
+    for layer in filter(c.is_moe, range(plan.last_calibrated_layer + 1)):
+        for part in plan.config.spec.expert_linears(0)[1:]:  # gate_proj and up_proj share an input
+            planned = plan.linears[plan.config.spec.layer_prefix(layer) + part.name]
+            if planned.method.needs_inputs:
+                inputs[planned, size[part.inp]] += 1
+
+    def once(planned: LinearPlan, columns: int) -> float:
+        rows = torch.randn(planned.method.input_rows(seen, columns), columns)
+        return _timed(lambda: planned.method.prepare(rows, planned.steps), repeats=1)
+
+    return sum(count * c.n_routed_experts * once(*key) for key, count in inputs.items())
 
 
 _Rates = tuple[float, float]

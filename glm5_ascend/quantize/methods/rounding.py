@@ -1,6 +1,6 @@
 """From fp32 weights to stored integers and scales: the one place where a weight is rounded.
 
-Every function takes W fp32 [N, K] (one row per output channel). Source: msModelSlim 26.1.0 (minmax, SSZ), at fp32.
+Every function takes W fp32 [N, K] (one row per output channel).
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ from typing import NamedTuple
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.quantize.methods.error_feedback import Rounding
+from glm5_ascend.quantize.methods.method import Method, RoundingState
+from glm5_ascend.quantize.methods.minmax import MINMAX
 from glm5_kernels import ops
-
-INT8_MAX, INT4_MAX = 127, 7
-_GRID = torch.linspace(0.2, 1.0, 24)  # below 0.2 nothing is gained, above it heavy-tailed rows lose
-_STEPS = 8  # refits after the grid
 
 
 @dataclass(frozen=True)
@@ -30,17 +27,6 @@ class ActivationRange:
 def bf16(x: torch.Tensor) -> torch.Tensor:
     """`x` rounded to what the engine's bf16 parameter will hold, as fp32."""
     return x.to(torch.bfloat16).to(torch.float32)
-
-
-def minmax_scale(weight: torch.Tensor, largest: int) -> torch.Tensor:
-    """max|row| / largest, [N, 1]; 1 for a row of zeros (its integers are zero whatever the scale)."""
-    peak = torch.maximum(weight.amax(dim=1, keepdim=True), -weight.amin(dim=1, keepdim=True))
-    return torch.where(peak > 0, peak / largest, torch.ones_like(peak))
-
-
-def ssz_scale(weight: torch.Tensor, largest: int) -> torch.Tensor:
-    """Per-row scale [N, 1] that minimises the squared error."""
-    return ops.ssz_scale(weight, largest, _STEPS, _GRID)
 
 
 class Rounded(NamedTuple):
@@ -59,17 +45,16 @@ class Rounded(NamedTuple):
 
     @property
     def stored(self) -> dict[str, torch.Tensor]:
-        """Both."""
         return self.per_row | self.per_tensor
 
 
 def weight_bits(scheme: str) -> int:
-    """4 or 8."""
+    """Bits of a weight, 4 or 8."""
     return 4 if scheme == schemes.W4A8_DYNAMIC else 8
 
 
-def held_scale(scheme: str, scale: torch.Tensor) -> torch.Tensor:
-    """`scale` [N, 1] as the engine holds it: scales of INT8 weights are rounded to bf16 while loading.
+def engine_scale(scheme: str, scale: torch.Tensor) -> torch.Tensor:
+    """`scale` [N, 1] as the engine holds it: it rounds scales of INT8 weights to bf16 while loading.
 
     A row too small for any scale (its scale would be 0) is a row of zeros, with scale 1.
     """
@@ -81,38 +66,34 @@ def quantize_linear(
     module: str,
     weight: torch.Tensor,
     scheme: str,
-    method: str = "minmax",
+    method: Method = MINMAX,
     activation: ActivationRange | None = None,
-    feedback: Rounding | None = None,
+    state: RoundingState | None = None,
     scale: torch.Tensor | None = None,
 ) -> Rounded:
     """Round a linear's weight, or rows of it, under `scheme`.
 
     Args:
         module: module name; decides the columns of scale_bias.
-        method: how the weight scale is found: "minmax", "ssz", or "gptq", which begins with minmax for INT8 and ssz for
-            INT4.
         activation: range of the input, for the static scheme W8A8 only.
-        feedback: for "gptq": of the linear's inputs. Without it, integers are the nearest ones.
+        state: of `method.prepare`; without it, integers are the nearest ones.
         scale: fp32 [N, 1], positive: a scale from elsewhere (learned in training) instead of `method`'s.
     """
     bits = weight_bits(scheme)
-    largest = INT4_MAX if bits == 4 else INT8_MAX
     if scale is None:
-        nearest = method == "minmax" or (method == "gptq" and bits == 8)
-        scale = minmax_scale(weight, largest) if nearest else ssz_scale(weight, largest)
+        scale = method.scale(weight, bits)
     elif not bool(((scale > 0) & scale.isfinite()).all()):
         raise ValueError(f"{module}: a weight scale must be positive and finite")
     # Rounded first, so that the integers are computed from the scale they will be multiplied by.
-    scale = held_scale(scheme, scale)
+    scale = engine_scale(scheme, scale)
     parts = schemes.partial_sums(module) if bits == 4 else 1
-    wanted = weight
-    if feedback is not None:
-        weight, scale = feedback.round(weight, scale, largest, refit=bits == 4)
-    integers, sums, error, square = ops.round_rows(weight, scale, bits, parts)
-    if feedback is not None:
-        square = float(torch.linalg.vector_norm(wanted)) ** 2
-        error = float(torch.linalg.vector_norm(weight.sub_(wanted))) ** 2
+    values = weight
+    if state is not None:
+        values, scale = state.round(weight, scale, bits)
+    integers, sums, error, square = ops.round_rows(values, scale, bits, parts)
+    if state is not None:
+        square = float(torch.linalg.vector_norm(weight)) ** 2
+        error = float(torch.linalg.vector_norm(values.sub_(weight))) ** 2
     per_row = {"weight": integers, "weight_scale": scale, "weight_offset": torch.zeros_like(scale)}
     per_tensor: dict[str, torch.Tensor] = {}
     if bits == 4:

@@ -14,7 +14,8 @@ import torch
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.quantize.limits import SEARCH_OUTPUTS
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics, spread
-from glm5_ascend.quantize.methods.rounding import INT4_MAX, INT8_MAX, static_input
+from glm5_ascend.quantize.methods.method import INT4_MAX, INT8_MAX
+from glm5_ascend.quantize.methods.rounding import static_input
 from glm5_ascend.quantize.plan import SmoothPlan
 from glm5_kernels import ops
 
@@ -54,14 +55,14 @@ def flex_smooth_quant(weights: Iterable[torch.Tensor], statistics: InputStatisti
     w_max = torch.stack([torch.maximum(w.amax(0), -w.amin(0)) for w in weights]).amax(0).clamp_min(_SMALLEST)
     share = max(1, SEARCH_OUTPUTS // len(weights))
     weight = torch.cat([spread(w, share) for w in weights])
-    wanted = x @ weight.T
+    output = x @ weight.T
 
     def scale_of(seen: InputStatistics, a: float, b: float) -> torch.Tensor:
         return _centred(seen.max_abs.clamp_min(_SMALLEST) ** a / w_max**b)
 
     def error_of(scale: torch.Tensor) -> float:
         x_q = quantize_activation(x, scheme, fitted, scale)
-        return _output_error(wanted, x_q, ops.fake_round(weight, scale, INT8_MAX))
+        return _output_error(output, x_q, ops.fake_round(weight, scale, INT8_MAX))
 
     a, _ = _best_exponent(lambda a: error_of(scale_of(fitted, a, 1 - a)))
     b, error = _best_exponent(lambda b: error_of(scale_of(fitted, a, b)))
@@ -73,21 +74,21 @@ def flex_awq_ssz(weight: torch.Tensor, statistics: InputStatistics, scheme: str,
     """Scale s [K] = mean|X|^alpha for an expert's down_proj `weight` [N, K]; alpha 0 means "do nothing"."""
     x, mean = statistics.rows, statistics.mean_abs.clamp_min(_SMALLEST)
     weight = spread(weight, SEARCH_OUTPUTS)
-    wanted = x @ weight.T
+    output = x @ weight.T
     largest, refits = (INT4_MAX, steps) if scheme == schemes.W4A8_DYNAMIC else (INT8_MAX, 0)
 
     def error_of(alpha: float) -> float:
         scale = _centred(mean**alpha)
         x_q = quantize_activation(x, scheme, statistics, scale)
-        return _output_error(wanted, x_q, ops.fake_round(weight, scale, largest, refits))
+        return _output_error(output, x_q, ops.fake_round(weight, scale, largest, refits))
 
     alpha, _ = _best_exponent(error_of)
     return _centred(mean**alpha)
 
 
-def _output_error(wanted: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> float:
-    """Squared error of an output: wanted [T, N], x [T, K], weight [N, K]."""
-    return float(torch.addmm(wanted, x, weight.T, beta=-1).square_().sum())
+def _output_error(output: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> float:
+    """Squared error of x [T, K] times weight [N, K]^T against output [T, N]."""
+    return float(torch.addmm(output, x, weight.T, beta=-1).square_().sum())
 
 
 def _centred(scale: torch.Tensor) -> torch.Tensor:

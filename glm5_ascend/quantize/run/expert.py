@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,11 +13,11 @@ from glm5_ascend.model.spec import Linear
 from glm5_ascend.quantize.calibration.forward import Routed
 from glm5_ascend.quantize.calibration.product import product
 from glm5_ascend.quantize.limits import EXPERT_TOKENS, SEARCH_ROWS
-from glm5_ascend.quantize.methods.error_feedback import Feedback, Rounding, rows_kept
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics, spread
+from glm5_ascend.quantize.methods.method import Method, RoundingState
 from glm5_ascend.quantize.methods.smoothing import search_scale
 from glm5_ascend.quantize.methods.transforms import Tensors, move_scale
-from glm5_ascend.quantize.plan import QuantizationPlan
+from glm5_ascend.quantize.plan import LinearPlan, QuantizationPlan
 from glm5_ascend.quantize.run.blocks import WeightErrors
 from glm5_ascend.quantize.run.job import RunContext
 from glm5_ascend.quantize.run.journal import UnitRecord
@@ -29,12 +29,12 @@ COLD_EXPERT_TOKENS = 8
 
 @dataclass
 class ExpertInputs:
-    """What an expert's linears read.
+    """Inputs of an expert's linears.
 
     Attributes:
         down: statistics of down_proj's input.
-        hidden_rows, inner_rows: whole rows of both inputs, weighted as the router weighs the expert's output, for
-            error feedback; on the host.
+        hidden_rows, inner_rows: rows of both inputs, weighted as the router weighs the expert's output, for methods
+            that need inputs; on the host.
     """
 
     down: InputStatistics
@@ -46,51 +46,52 @@ class SmoothedExpert(NamedTuple):
     """An expert whose weights are ready to be rounded.
 
     Attributes:
-        inputs: what its linears read, before smoothing.
+        inputs: of its linears, before smoothing.
         scale: fp32 [moe_intermediate_size] that down_proj's input is divided by; None where nothing was moved.
-        feedback: by linear, for those that are rounded with error feedback.
-        cold: too few tokens for what the plan wanted to search.
+        states: by linear, of those whose method needs inputs.
+        cold: too few tokens for the searches of the plan.
     """
 
     inputs: ExpertInputs
     scale: torch.Tensor | None
-    feedback: dict[str, Feedback | None]
+    states: dict[str, RoundingState | None]
     cold: bool
 
 
 def smooth_expert(plan: QuantizationPlan, tensors: Tensors, layer: int, expert: int, routed: Routed) -> SmoothedExpert:
-    """Run an expert in float on its tokens, move its scale in `tensors`, and prepare its error feedback.
+    """Run an expert in float on its tokens, move its scale in `tensors`, and prepare its rounding.
 
-    A cold expert is rounded to nearest: what so few tokens say is noise.
+    A cold expert is rounded to nearest: searches on so few tokens would fit noise.
     """
     prefix, parts = plan.config.spec.layer_prefix(layer), plan.config.spec.expert_linears(expert)
-    compensated = plan.compensated(prefix, parts)
-    inputs = run_expert(tensors, parts, expert, routed, keep_rows=bool(compensated))
+    methods = {plan.linears[prefix + part.name].method for part in parts}
+    inputs = run_expert(tensors, parts, expert, routed, methods)
     searches = list(plan.smoothing(layer, [plan.config.spec.expert_subgraph(expert)]))
     if inputs.down.tokens < COLD_EXPERT_TOKENS:
-        return SmoothedExpert(inputs, None, {}, bool(searches or compensated))
+        return SmoothedExpert(inputs, None, {}, bool(searches or plan.uses_inputs(prefix, parts)))
     scale = None
     for search in searches:
-        found = search_scale([tensors[f"{search.subgraph.targets[0]}.weight"]], inputs.down, search)
-        scale = move_scale(tensors, plan.config, search.subgraph, found)
-    steps = {name: plan.linears[prefix + name].steps for name in compensated}
-    return SmoothedExpert(inputs, scale, _feedback(inputs, scale, parts, steps), False)
+        scale = search_scale([tensors[f"{search.subgraph.targets[0]}.weight"]], inputs.down, search)
+        scale = move_scale(tensors, plan.config, search.subgraph, scale)
+    return SmoothedExpert(inputs, scale, _prepare(plan, prefix, parts, inputs, scale), False)
 
 
-def _feedback(
-    inputs: ExpertInputs, scale: torch.Tensor | None, parts: Sequence[Linear], steps: dict[str, int]
-) -> dict[str, Feedback | None]:
-    """By linear of `steps` (name: steps of descent); gate_proj and up_proj read the same, so equal steps share one."""
-    gate, up, down = (part.name for part in parts)
-    made: dict[str, Feedback | None] = {}
-    if steps.keys() & {gate, up}:
-        hidden = torch.cat(inputs.hidden_rows)
-        shared = {count: Feedback.on(hidden, count) for count in {steps[name] for name in (gate, up) if name in steps}}
-        made |= {name: shared[steps[name]] for name in (gate, up) if name in steps}
-    if down in steps:
-        inner = torch.cat(inputs.inner_rows)
-        made[down] = Feedback.on(inner if scale is None else inner / scale.cpu(), steps[down])
-    return made
+def _prepare(
+    plan: QuantizationPlan, prefix: str, parts: Sequence[Linear], inputs: ExpertInputs, scale: torch.Tensor | None
+) -> dict[str, RoundingState | None]:
+    """States by linear; gate_proj and up_proj read the same input and share one if their plans are equal."""
+    states: dict[str, RoundingState | None] = {}
+    shared: dict[tuple[bool, LinearPlan], RoundingState | None] = {}
+    for part in parts:
+        planned, is_down = plan.linears[prefix + part.name], part is parts[-1]
+        if not planned.method.needs_inputs:
+            continue
+        if (is_down, planned) not in shared:
+            rows = torch.cat(inputs.inner_rows if is_down else inputs.hidden_rows)
+            rows = rows / scale.cpu() if is_down and scale is not None else rows
+            shared[is_down, planned] = planned.method.prepare(rows, planned.steps)
+        states[part.name] = shared[is_down, planned]
+    return states
 
 
 def quantize_expert(run: RunContext, layer: int, expert: int, gains: Tensors, routed: Routed | None) -> UnitRecord:
@@ -99,11 +100,11 @@ def quantize_expert(run: RunContext, layer: int, expert: int, gains: Tensors, ro
     prefix, parts = spec.layer_prefix(layer), spec.expert_linears(expert)
     tensors = run.weights.load_all(prefix, parts, gains)
     smoothed = None if routed is None else smooth_expert(run.plan, tensors, layer, expert, routed)
-    feedback: dict[str, Rounding | None] = {} if smoothed is None else {**smoothed.feedback}
     errors = WeightErrors()
     for part in parts:
         weight = tensors.pop(part.tensor_name)
-        errors.include(run.store.write(prefix, part, weight, feedback.get(part.name)).sums())
+        state = None if smoothed is None else smoothed.states.get(part.name)
+        errors.include(run.store.write(prefix, part, weight, state).sums())
     return UnitRecord(errors.sums(), cold=smoothed is not None and smoothed.cold)
 
 
@@ -115,28 +116,32 @@ def rerun_expert(source: FloatWeights, layer: int, expert: int, gains: Tensors, 
 
 
 def run_expert(
-    tensors: Tensors, parts: Sequence[Linear], expert: int, routed: Routed, keep_rows: bool = False
+    tensors: Tensors, parts: Sequence[Linear], expert: int, routed: Routed, methods: Iterable[Method] = ()
 ) -> ExpertInputs:
-    """Add the expert's output to the stream; returns what its linears read, with whole rows if `keep_rows`."""
+    """Add the expert's output to the stream; returns what its linears read, with the rows that `methods` need."""
     gate, up, down = (tensors[part.tensor_name] for part in parts)
     token, slot = torch.where(routed.ids == expert)
     inputs = ExpertInputs(InputStatistics(SEARCH_ROWS, len(token)))
-    keep_hidden, keep_inner = (evenly(len(token), rows_kept(len(token), w.shape[1])) for w in (gate, down))
-    for at in torch.arange(len(token)).split(EXPERT_TOKENS):
-        chosen, weight = token[at], routed.weight[token[at], slot[at], None]
-        x = routed.inputs.gather(chosen).to(gate.device)
+    needs = [method for method in methods if method.needs_inputs]
+    keep_hidden, keep_inner = (
+        evenly_spaced(len(token), max((m.input_rows(len(token), w.shape[1]) for m in needs), default=0))
+        for w in (gate, down)
+    )
+    for index in torch.arange(len(token)).split(EXPERT_TOKENS):
+        tokens, weight = token[index], routed.weight[token[index], slot[index], None]
+        x = routed.inputs.gather(tokens).to(gate.device)
         inner = F.silu(product(x, gate)) * product(x, up)
         inputs.down.add(inner)
-        if keep_rows:
-            inputs.hidden_rows.append(x.cpu()[keep_hidden[at]] * weight[keep_hidden[at]])
-            inputs.inner_rows.append(inner.cpu()[keep_inner[at]] * weight[keep_inner[at]])
+        if needs:
+            inputs.hidden_rows.append(x.cpu()[keep_hidden[index]] * weight[keep_hidden[index]])
+            inputs.inner_rows.append(inner.cpu()[keep_inner[index]] * weight[keep_inner[index]])
         if routed.out is not None:
-            routed.out.add(chosen, product(inner, down).cpu() * weight)
+            routed.out.add(tokens, product(inner, down).cpu() * weight)
     return inputs
 
 
-def evenly(count: int, limit: int) -> torch.Tensor:
+def evenly_spaced(count: int, limit: int) -> torch.Tensor:
     """bool [count]: True for `limit` of them, evenly spaced."""
-    chosen = torch.zeros(count, dtype=torch.bool)
-    chosen[spread(torch.arange(count), limit)] = True
-    return chosen
+    mask = torch.zeros(count, dtype=torch.bool)
+    mask[spread(torch.arange(count), limit)] = True
+    return mask

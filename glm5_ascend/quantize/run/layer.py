@@ -18,12 +18,12 @@ from glm5_ascend.checkpoint import schemes
 from glm5_ascend.model.spec import Linear, Vector, input_readers
 from glm5_ascend.quantize.calibration.forward import LayerStreams, Routed, forward_layer, partial_stream
 from glm5_ascend.quantize.calibration.row_file import RowFile
-from glm5_ascend.quantize.methods.error_feedback import Feedback
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
+from glm5_ascend.quantize.methods.method import RoundingState
 from glm5_ascend.quantize.methods.rounding import ActivationRange
 from glm5_ascend.quantize.methods.smoothing import search_scale
 from glm5_ascend.quantize.methods.transforms import Tensors, move_scale
-from glm5_ascend.quantize.plan import SmoothPlan
+from glm5_ascend.quantize.plan import LinearPlan, SmoothPlan
 from glm5_ascend.quantize.run.blocks import WeightErrors, blocks
 from glm5_ascend.quantize.run.expert import quantize_expert, rerun_expert
 from glm5_ascend.quantize.run.job import QuantizedLayer, RunContext
@@ -99,7 +99,7 @@ class LayerQuantizer:
         reader = input_readers(self.parts)
         static = {p.name for p in self.parts if self.context.store.scheme(self.prefix, p) == schemes.W8A8}
         targets = {search.subgraph.targets[0] for search in self._searches} if searched else set()
-        recorded = static | targets | set(self._compensated)
+        recorded = static | targets | set(self.plan.uses_inputs(self.prefix, self.parts))
         names = {reader[name] for name in recorded}
         statistics, routed = forward_layer(
             self.config, self.layer, tensors, streams, inputs, record=names, workers=self.context.workers
@@ -122,25 +122,21 @@ class LayerQuantizer:
     def _quantized(self, name: str) -> bool:
         return self.plan.linears[self.prefix + name].scheme != schemes.FLOAT
 
-    @property
-    def _compensated(self) -> list[str]:
-        return self.plan.compensated(self.prefix, self.parts)
-
-    def _feedback(self, statistics: Statistics, scales: Tensors) -> dict[str, Feedback | None]:
-        """By linear; one for those that read the same input after the same smoothing."""
+    def _prepare(self, statistics: Statistics, scales: Tensors) -> dict[str, RoundingState | None]:
+        """States by linear; one for equal plans that read the same input after the same smoothing."""
         reader = input_readers(self.parts)
-        alike: dict[tuple[str, int, int], list[str]] = {}
-        for name in self._compensated:
-            steps = self.plan.linears[self.prefix + name].steps
-            alike.setdefault((reader[name], id(scales.get(name)), steps), []).append(name)
+        shared: dict[tuple[str, int, LinearPlan], list[str]] = {}
+        for name in self.plan.uses_inputs(self.prefix, self.parts):
+            planned = self.plan.linears[self.prefix + name]
+            shared.setdefault((reader[name], id(scales.get(name)), planned), []).append(name)
 
-        def feedback_of(key: tuple[str, int, int]) -> Feedback | None:
-            name, steps = alike[key][0], key[2]
+        def prepare(key: tuple[str, int, LinearPlan]) -> RoundingState | None:
+            name, planned = shared[key][0], key[2]
             rows, scale = statistics[name].rows, scales.get(name)
-            return Feedback.on(rows if scale is None else rows / scale, steps)
+            return planned.method.prepare(rows if scale is None else rows / scale, planned.steps)
 
-        made = zip(alike, self.context.workers.map(feedback_of, alike), strict=True)
-        return {name: feedback for key, feedback in made for name in alike[key]}
+        states = zip(shared, self.context.workers.map(prepare, shared), strict=True)
+        return {name: state for key, state in states for name in shared[key]}
 
     # -- output -----------------------------------------------------------------------------------------------------
 
@@ -149,12 +145,12 @@ class LayerQuantizer:
         for part in self.parts:
             if isinstance(part, Linear) and part.is_table:
                 run.write_table(self.prefix, part, self.gains)
-        feedback = self._feedback(statistics, scales) if statistics else {}
+        states = self._prepare(statistics, scales) if statistics else {}
 
         def write_block(block: tuple[Linear | Vector, int, int]) -> WeightErrors:
             part, start, stop = block
             rows, activation = tensors[part.tensor_name][start:stop], self._range(part, statistics, scales)
-            return store.write_rows(self.prefix, part, rows, start, activation, feedback.get(part.name))
+            return store.write_rows(self.prefix, part, rows, start, activation, states.get(part.name))
 
         read = [part for part in self.parts if not part.is_table]
         shapes = [(part, tuple(tensors[part.tensor_name].shape)) for part in read]

@@ -9,7 +9,7 @@ import torch
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.writer import ShardWriter
 from glm5_ascend.model.spec import Linear, Vector
-from glm5_ascend.quantize.methods.error_feedback import Rounding
+from glm5_ascend.quantize.methods.method import RoundingState
 from glm5_ascend.quantize.methods.rounding import ActivationRange, quantize_linear
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.run.blocks import WeightErrors, blocks
@@ -31,7 +31,7 @@ class Store:
         rows: torch.Tensor,
         start: int,
         activation: ActivationRange | None = None,
-        feedback: Rounding | None = None,
+        state: RoundingState | None = None,
     ) -> WeightErrors:
         """Write rows fp32 [n, K] of one part from row `start` on, quantized as planned; returns what that cost."""
         errors = WeightErrors()
@@ -41,7 +41,7 @@ class Store:
             self.writer.write_rows(name, start, rows.to(dtype))
             return errors
         method = self.plan.linears[prefix + part.name].method
-        rounded = quantize_linear(part.name, rows, scheme, method, activation, feedback)
+        rounded = quantize_linear(part.name, rows, scheme, method, activation, state)
         for suffix, value in rounded.per_row.items():
             # INT4 packs two rows into one, so a row of the weight is half a row of what is stored.
             self.writer.write_rows(f"{prefix}{part.name}.{suffix}", start * len(value) // len(rows), value)
@@ -51,12 +51,12 @@ class Store:
         return errors
 
     def write(
-        self, prefix: str, part: Linear | Vector, tensor: torch.Tensor, feedback: Rounding | None = None
+        self, prefix: str, part: Linear | Vector, tensor: torch.Tensor, state: RoundingState | None = None
     ) -> WeightErrors:
         """Write a whole part."""
         errors = WeightErrors()
         for start, stop in blocks(tuple(tensor.shape)):
-            errors.include(self.write_rows(prefix, part, tensor[start:stop], start, feedback=feedback).sums())
+            errors.include(self.write_rows(prefix, part, tensor[start:stop], start, state=state).sums())
         return errors
 
     def names(self, prefix: str, part: Linear | Vector) -> list[str]:

@@ -17,7 +17,10 @@ from typing import Any, NamedTuple
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.quantize.methods.rounding import INT4_MAX, INT8_MAX, quantize_linear, weight_bits
+from glm5_ascend.quantize.methods.method import LARGEST, Method
+from glm5_ascend.quantize.methods.minmax import MINMAX
+from glm5_ascend.quantize.methods.rounding import quantize_linear, weight_bits
+from glm5_ascend.quantize.methods.ssz import SSZ
 from glm5_kernels import ops
 
 #: The rounding does not depend on the module's name, only the columns of scale_bias do.
@@ -40,10 +43,10 @@ class FakeWeight(NamedTuple):
 class _Weight(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, weight: torch.Tensor, learned: torch.Tensor | None, scheme: str, method: str
+        ctx: Any, weight: torch.Tensor, learned: torch.Tensor | None, scheme: str, method: Method
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        given = None if learned is None else learned.detach().float()
-        stored = quantize_linear(_MODULE, weight.float(), scheme, method, scale=given).stored
+        scale = None if learned is None else learned.detach().float()
+        stored = quantize_linear(_MODULE, weight.float(), scheme, method, scale=scale).stored
         integers, scale = schemes.integer_weight(scheme, stored), stored["weight_scale"]
         ctx.save_for_backward(weight, integers, scale)
         ctx.scheme, ctx.learned = scheme, learned
@@ -53,7 +56,7 @@ class _Weight(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (weight, integers, scale), grad = ctx.saved_tensors, grads[0]
-        largest = INT4_MAX if weight_bits(ctx.scheme) == 4 else INT8_MAX
+        largest = LARGEST[weight_bits(ctx.scheme)]
         ratio = weight.float() / scale
         whole = ratio.round()
         inside = (whole >= -largest - 1) & (whole <= largest)
@@ -95,14 +98,14 @@ class _Product(torch.autograd.Function):
 
 
 def fake_quant_weight(
-    weight: torch.Tensor, scheme: str, method: str = "minmax", scale: torch.Tensor | None = None
+    weight: torch.Tensor, scheme: str, method: Method = MINMAX, scale: torch.Tensor | None = None
 ) -> FakeWeight:
     """Round a weight in training.
 
     Args:
         weight: [N, K], fp32 or bf16.
         scheme: W8A8_DYNAMIC or W4A8_DYNAMIC.
-        method: how the scale follows from the weight, as in a recipe: "minmax" or "ssz".
+        method: finds the scale: `MINMAX` or `SSZ`.
         scale: [N, 1], a scale that is learned instead, positive; start it with `first_scale`. What it ends as goes to
             `quantize_linear(scale=...)`: the recipes of `quantize` find their scales themselves.
 
@@ -122,13 +125,13 @@ def fake_quant_activation(x: torch.Tensor) -> torch.Tensor:
 
 def fake_quant_linear(x: torch.Tensor, weight: FakeWeight) -> torch.Tensor:
     """x [..., K] -> [..., N] in x's dtype: the server's integer product, bit for bit, with a gradient."""
-    held = ops.LinearWeights(weight.integers, ops.PER_TOKEN, weight.scale.flatten())
-    served = ops.int8_linear(x.detach(), held)
+    integer_weight = ops.LinearWeights(weight.integers, ops.PER_TOKEN, weight.scale.flatten())
+    served = ops.int8_linear(x.detach(), integer_weight)
     product: torch.Tensor = _Product.apply(fake_quant_activation(x), weight.dequantized, served)  # type: ignore[no-untyped-call]
     return product
 
 
-def first_scale(weight: torch.Tensor, scheme: str, method: str = "ssz") -> torch.Tensor:
+def first_scale(weight: torch.Tensor, scheme: str, method: Method = SSZ) -> torch.Tensor:
     """fp32 [N, 1]: the scale the quantizer would choose, to start a learned one with."""
     stored = quantize_linear(_MODULE, weight.detach().float(), scheme, method).stored
     return stored["weight_scale"]

@@ -9,7 +9,7 @@ from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import prepare
 
 
-def test_error_feedback_of_experts_is_counted_where_a_recipe_has_it(tiny_source: Path, tmp_path: Path) -> None:
+def test_preparing_gptq_is_counted_where_a_recipe_has_it(tiny_source: Path, tmp_path: Path) -> None:
     plain, best = (prepare(QuantizeOptions(tiny_source, tmp_path / name, name)).plan for name in ("w4a8", "w4a8-best"))
-    assert estimate._feedbacks(plain, tokens=512) == 0
-    assert estimate._feedbacks(best, tokens=512) > 0
+    assert estimate._preparing(plain, tokens=512) == 0
+    assert estimate._preparing(best, tokens=512) > 0

@@ -7,15 +7,10 @@ import torch
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.packing import unpack_int4
-from glm5_ascend.quantize.methods.rounding import (
-    INT4_MAX,
-    INT8_MAX,
-    ActivationRange,
-    minmax_scale,
-    quantize_linear,
-    ssz_scale,
-    static_input,
-)
+from glm5_ascend.quantize.methods.method import INT4_MAX, INT8_MAX, LARGEST, Method
+from glm5_ascend.quantize.methods.minmax import MINMAX
+from glm5_ascend.quantize.methods.rounding import ActivationRange, quantize_linear, static_input
+from glm5_ascend.quantize.methods.ssz import SSZ
 from tests.quantize.support.rounding import round_int
 
 
@@ -33,30 +28,30 @@ def weights() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", weights())
-@pytest.mark.parametrize("largest", [INT4_MAX, INT8_MAX])
-def test_ssz_is_never_worse_than_min_max(name: str, largest: int) -> None:
+@pytest.mark.parametrize("bits", [4, 8])
+def test_ssz_is_never_worse_than_min_max(name: str, bits: int) -> None:
     weight = weights()[name]
 
     def row_error(scale: torch.Tensor) -> torch.Tensor:
-        return (round_int(weight, scale, largest) * scale - weight).square().sum(1)
+        return (round_int(weight, scale, LARGEST[bits]) * scale - weight).square().sum(1)
 
-    scale = ssz_scale(weight, largest)
+    scale = SSZ.scale(weight, bits)
     assert bool((scale > 0).all() & scale.isfinite().all())
     noise = 1e-9 * weight.square().sum(1)  # of the closed form, where min-max happens to be exact
-    assert bool((row_error(scale) <= row_error(minmax_scale(weight, largest)) * (1 + 1e-6) + noise).all())
+    assert bool((row_error(scale) <= row_error(MINMAX.scale(weight, bits)) * (1 + 1e-6) + noise).all())
 
 
 def test_ssz_gains_where_it_should() -> None:
     weight = weights()["heavy"]
-    scales = ssz_scale(weight, INT4_MAX), minmax_scale(weight, INT4_MAX)
+    scales = SSZ.scale(weight, 4), MINMAX.scale(weight, 4)
     ssz, minmax = (float((round_int(weight, s, INT4_MAX) * s - weight).norm()) for s in scales)
     assert ssz < 0.95 * minmax
 
 
 @pytest.mark.parametrize("name", weights())
-@pytest.mark.parametrize("method", ["minmax", "ssz"])
+@pytest.mark.parametrize("method", [MINMAX, SSZ])
 @pytest.mark.parametrize("scheme", [schemes.W8A8_DYNAMIC, schemes.W8A8])
-def test_linear_scales_are_what_the_engine_will_hold(name: str, method: str, scheme: str) -> None:
+def test_linear_scales_are_what_the_engine_will_hold(name: str, method: Method, scheme: str) -> None:
     """The engine rounds linear scales to bf16: the integers must come from the rounded scale."""
     weight = weights()[name]
     stored = quantize_linear("x.o_proj", weight, scheme, method, ActivationRange(-3.0, 5.0)).stored
@@ -64,7 +59,7 @@ def test_linear_scales_are_what_the_engine_will_hold(name: str, method: str, sch
     assert torch.equal(scale, scale.bfloat16().float())
     assert torch.equal(stored["weight"], round_int(weight, scale, INT8_MAX).to(torch.int8))
     assert not stored["weight_offset"].any()
-    if method == "minmax":
+    if method is MINMAX:
         error = (schemes.dequantize(schemes.W8A8_DYNAMIC, stored) - weight).abs()
         clipped = weight.abs().amax(1, keepdim=True) * 2**-8  # the rounded scale may fall short of the peak
         assert bool((error <= scale / 2 * 1.001 + clipped).all())
@@ -111,12 +106,12 @@ def test_static_input_covers_the_range(low: float, high: float) -> None:
 
 def test_int4_stores_what_it_computed() -> None:
     weight = weights()["normal"]
-    stored = quantize_linear("x.down_proj", weight, schemes.W4A8_DYNAMIC, "ssz").stored
+    stored = quantize_linear("x.down_proj", weight, schemes.W4A8_DYNAMIC, SSZ).stored
     q = unpack_int4(stored["weight"])
     assert int(q.min()) >= -8 and int(q.max()) <= 7
     assert torch.equal(q, round_int(weight, stored["weight_scale"], INT4_MAX).to(torch.int8))
-    wanted = 8 * (q.float() * stored["weight_scale"]).reshape(32, 16, 4).sum(-1)
-    torch.testing.assert_close(stored["scale_bias"], wanted)
+    expected = 8 * (q.float() * stored["weight_scale"]).reshape(32, 16, 4).sum(-1)
+    torch.testing.assert_close(stored["scale_bias"], expected)
 
 
 def test_static_without_a_range_is_our_own_mistake() -> None:

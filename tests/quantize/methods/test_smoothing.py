@@ -7,8 +7,10 @@ import torch
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics, spread
-from glm5_ascend.quantize.methods.rounding import INT4_MAX, INT8_MAX, minmax_scale, ssz_scale
+from glm5_ascend.quantize.methods.method import LARGEST
+from glm5_ascend.quantize.methods.minmax import MINMAX
 from glm5_ascend.quantize.methods.smoothing import flex_awq_ssz, flex_smooth_quant, quantize_activation
+from glm5_ascend.quantize.methods.ssz import SSZ
 from tests.quantize.support.rounding import round_int
 
 
@@ -30,13 +32,11 @@ def output_error(
 ) -> float:
     """Relative error of the quantized linear on tokens the search has not seen."""
     scaled = weight * scale
-    if scheme == schemes.W4A8_DYNAMIC:
-        step, largest = ssz_scale(scaled, INT4_MAX), INT4_MAX
-    else:
-        step, largest = minmax_scale(scaled, INT8_MAX), INT8_MAX
-    got = quantize_activation(x, scheme, seen, scale) @ (round_int(scaled, step, largest) * step).T
-    want = x @ weight.T
-    return float((got - want).norm() / want.norm())
+    method, bits = (SSZ, 4) if scheme == schemes.W4A8_DYNAMIC else (MINMAX, 8)
+    step = method.scale(scaled, bits)
+    output = quantize_activation(x, scheme, seen, scale) @ (round_int(scaled, step, LARGEST[bits]) * step).T
+    exact = x @ weight.T
+    return float((output - exact).norm() / exact.norm())
 
 
 @pytest.mark.parametrize("scheme", [schemes.W8A8_DYNAMIC, schemes.W8A8])

@@ -1,4 +1,4 @@
-"""Error feedback of a routed expert: every linear takes the `step` that its own recipe entry has."""
+"""GPTQ of a routed expert: every linear takes the `step` that its own recipe entry has."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import yaml
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.quantize.calibration.forward import Routed
 from glm5_ascend.quantize.calibration.row_file import RowFile
+from glm5_ascend.quantize.methods.gptq import GPTQState
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import load_recipe
 from glm5_ascend.quantize.run.expert import smooth_expert
@@ -41,5 +42,5 @@ def test_each_linear_has_its_own_steps(tiny_source: Path, tmp_path: Path) -> Non
         inputs.write(0, torch.randn(tokens, hidden))
         routed = Routed(inputs, None, torch.ones(tokens, 1), torch.zeros(tokens, 1, dtype=torch.int64))
         smoothed = smooth_expert(plan, tensors, layer, 0, routed)
-    found = {name.rsplit(".", 1)[1]: feedback.steps for name, feedback in smoothed.feedback.items() if feedback}
-    assert found == steps
+    prepared = {name.rsplit(".", 1)[1]: state for name, state in smoothed.states.items()}
+    assert {name: state.steps for name, state in prepared.items() if isinstance(state, GPTQState)} == steps

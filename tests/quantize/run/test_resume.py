@@ -14,8 +14,8 @@ import torch
 from glm5_ascend.checkpoint.output import workshop
 from glm5_ascend.errors import OutputError
 from glm5_ascend.quantize import pipeline
-from glm5_ascend.quantize.methods import error_feedback
-from glm5_ascend.quantize.methods.error_feedback import leading
+from glm5_ascend.quantize.methods import gptq
+from glm5_ascend.quantize.methods.gptq import truncated_svd
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import prepare, quantize
 from glm5_ascend.quantize.progress import silent
@@ -62,23 +62,23 @@ def test_stopped_after_every_few_experts(kind: str, recipe: str, tmp_path: Path)
 
 
 def test_wide_linears_stopped_and_gone_on_with_other_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More columns than error feedback keeps inputs, so that it works in their strongest directions."""
+    """More columns than GPTQ keeps inputs, so that it works in their strongest directions."""
     source = write_tiny_model(
         tmp_path / "source", hidden_size=640, moe_intermediate_size=576, num_hidden_layers=2, num_nextn_predict_layers=0
     )
-    cut: list[int] = []
+    widths: list[int] = []
 
     def counted(rows: torch.Tensor, gram: torch.Tensor, count: int) -> tuple[torch.Tensor, float]:
-        cut.append(rows.shape[1])
-        return leading(rows, gram, count)
+        widths.append(rows.shape[1])
+        return truncated_svd(rows, gram, count)
 
-    monkeypatch.setattr(error_feedback, "leading", counted)
+    monkeypatch.setattr(gptq, "truncated_svd", counted)
     calib = write_calibration(tmp_path / "calib.jsonl")
     asked = {"recipe": "w4a8-best", "samples": 8}
     whole, broken = tmp_path / "whole" / "out", tmp_path / "broken" / "out"
     whole.parent.mkdir(), broken.parent.mkdir()
     quantize(prepare(options(source, whole, calib, **asked, threads=1)), silent)
-    assert {640, 576} <= set(cut)
+    assert {640, 576} <= set(widths)
     with pytest.raises(KeyboardInterrupt):
         quantize(prepare(options(source, broken, calib, **asked, threads=3)), StopsAfter(2))
     quantize(prepare(options(source, broken, calib, **asked, threads=2)), silent)

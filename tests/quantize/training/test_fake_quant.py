@@ -15,7 +15,10 @@ from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.fidelity.evaluation.stored_model import StoredLayer, StoredModel
 from glm5_ascend.model import layers
+from glm5_ascend.quantize.methods.method import Method
+from glm5_ascend.quantize.methods.minmax import MINMAX
 from glm5_ascend.quantize.methods.rounding import quantize_linear
+from glm5_ascend.quantize.methods.ssz import SSZ
 from glm5_ascend.quantize.training.fake_quant import (
     fake_quant_activation,
     fake_quant_linear,
@@ -29,7 +32,7 @@ from tests.support.tiny_model import quantize_tiny, write_tiny_model
 
 N, K = 32, 48
 SCHEMES = [schemes.W8A8_DYNAMIC, schemes.W4A8_DYNAMIC]
-METHODS = ["minmax", "ssz"]
+METHODS = [MINMAX, SSZ]
 
 
 def adversaries() -> dict[str, torch.Tensor]:
@@ -55,7 +58,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
-def check(weight: torch.Tensor, scheme: str, method: str) -> None:
+def check(weight: torch.Tensor, scheme: str, method: Method) -> None:
     stored = quantize_linear("model.layers.1.mlp.experts.0.up_proj", weight.float(), scheme, method).stored
     fake = fake_quant_weight(weight, scheme, method)
     assert fake.dequantized.isfinite().all()
@@ -67,11 +70,11 @@ def check(weight: torch.Tensor, scheme: str, method: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("name", adversaries())
 def test_adversarial_weights_have_the_bits_of_the_checkpoint(
-    name: str, scheme: str, method: str, dtype: torch.dtype
+    name: str, scheme: str, method: Method, dtype: torch.dtype
 ) -> None:
     check(adversaries()[name].to(dtype), scheme, method)
 
@@ -84,7 +87,7 @@ def test_adversarial_weights_have_the_bits_of_the_checkpoint(
     st.sampled_from([torch.float32, torch.bfloat16]),
 )
 def test_any_weight_has_the_bits_of_the_checkpoint(
-    values: list[float], scheme: str, method: str, dtype: torch.dtype
+    values: list[float], scheme: str, method: Method, dtype: torch.dtype
 ) -> None:
     limit = 1e37  # beyond it sums over a row overflow
     check(torch.tensor(values).clamp(-limit, limit).reshape(2, 17).to(dtype), scheme, method)
@@ -142,7 +145,7 @@ def test_a_learned_scale_is_stored_and_learns_as_lsq(scheme: str) -> None:
 
 def test_learning_the_scale_lowers_the_error() -> None:
     weight = torch.randn(N, K, generator=torch.Generator().manual_seed(0))
-    scale = first_scale(weight, schemes.W4A8_DYNAMIC, "minmax").requires_grad_()
+    scale = first_scale(weight, schemes.W4A8_DYNAMIC, MINMAX).requires_grad_()
     optimizer = torch.optim.Adam([scale], lr=0.01)
     errors = []
     for _ in range(60):
