@@ -61,6 +61,6 @@ def test_what_the_format_may_leave_out() -> None:
 
 def test_held_back_tensors_do_not_reach_the_loader() -> None:
     pairs = [("rot.weight", torch.eye(2)), ("model.norm.weight", torch.ones(2))]
-    seen = SeenTensors(pairs, hold_back=("rot.weight",))
+    seen = SeenTensors(pairs, extract=("rot.weight",))
     assert [name for name, _ in seen] == ["model.norm.weight"]
-    assert seen.names == {"rot.weight", "model.norm.weight"} and torch.equal(seen.held["rot.weight"], torch.eye(2))
+    assert seen.names == {"rot.weight", "model.norm.weight"} and torch.equal(seen.extracted["rot.weight"], torch.eye(2))

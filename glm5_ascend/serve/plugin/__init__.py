@@ -1,4 +1,4 @@
-"""The two entry points: by them stock vLLM serves GLM-5 (`glm_moe_dsa`) on a CPU, and vllm-ascend is looked after.
+"""The two entry points: stock vLLM serves GLM-5 (`glm_moe_dsa`) on a CPU, and vllm-ascend is checked and corrected.
 
 vLLM calls `register_platform` once per process while it looks for a platform, and `register` in the API server, the
 engine core and every worker. Importing this module imports neither torch nor vLLM.
@@ -17,7 +17,7 @@ logger = logging.getLogger("vllm.glm5_ascend")  # below "vllm", so that vLLM's h
 
 
 def register_platform() -> str | None:
-    """Entry point `vllm.platform_plugins`: our CPU platform's class path, or None to stay out of the way."""
+    """Entry point `vllm.platform_plugins`: class path of our CPU platform, or None."""
     if on_ascend() or cpu_platform_is_off(os.environ):  # vllm-ascend brings its own
         return None
     from vllm.platforms import cpu_platform_plugin
@@ -28,7 +28,7 @@ def register_platform() -> str | None:
 def register() -> None:
     """Entry point `vllm.general_plugins`, safe to call twice.
 
-    On a CPU: layers, models and the quantization method `ascend`. Beside vllm-ascend: see `ascend`.
+    On a CPU: layers, models and the quantization method `ascend`. With vllm-ascend: see `ascend`.
     """
     if not plugin_is_active():
         return
@@ -46,7 +46,7 @@ def register() -> None:
                 "glm5-ascend stays inactive: vLLM chose %s (is VLLM_TARGET_DEVICE=cpu set? unset it)", qualname
             )
         return
-    from glm5_ascend.serve.plugin import compat, mla, models, quantization, structured, tools
+    from glm5_ascend.serve.plugin import compat, mla, models, quantization, tools
 
-    for part in (compat, mla, models, quantization, structured, tools):
-        part.register()
+    for module in (compat, mla, models, quantization, tools):
+        module.register()

@@ -1,7 +1,7 @@
-"""Attention backend of the sparse MLA cache and the indexer's key cache: what one step's batch looks like.
+"""Attention backend of the sparse MLA cache and of the indexer's key cache, with the metadata of one step.
 
-The layer (`mla.py`) does its own attention through `glm5_kernels.ops`; vLLM's `MLAAttention` stays as the owner of the
-cache, its spec and the split kv_b_proj weights. Its forward is never called, and says so.
+The layer (`mla.py`) computes attention by `glm5_kernels.ops`. vLLM's `MLAAttention` owns the cache, its spec and the
+split kv_b_proj weights; its forward is never called.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from glm5_kernels.ops import PagedBatch
 
 @dataclass
 class SparseMLAMetadata(AttentionMetadata):  # type: ignore[misc]
-    """One step's batch: B requests, T query tokens, in the terms of `glm5_kernels.ops`."""
+    """One step's batch as `glm5_kernels.ops` takes it: B requests, T query tokens."""
 
     num_actual_tokens: int
     query_start_loc: torch.Tensor  # int32 [B + 1]
@@ -37,11 +37,10 @@ class SparseMLAMetadata(AttentionMetadata):  # type: ignore[misc]
 
     @cached_property
     def paged(self) -> PagedBatch:
-        """What the ops take."""
         return PagedBatch(self.query_start_loc, self.seq_lens, self.block_table)
 
     def angles(self, table: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos, sin fp32 [T, rope / 2] at these positions of a rotary table; made once for all layers of the step."""
+        """cos, sin fp32 [T, rope / 2] at these positions of a rotary table; computed once per step."""
         key = table.data_ptr(), positions.numpy().tobytes()
         if key not in self._angles:
             cos, sin = table[positions].float().chunk(2, dim=-1)
@@ -50,14 +49,14 @@ class SparseMLAMetadata(AttentionMetadata):  # type: ignore[misc]
 
 
 def current_metadata(layer_name: str) -> SparseMLAMetadata | None:
-    """The running step's metadata of a layer, or None in vLLM's profiling run."""
+    """Metadata of a layer in the running step, or None in vLLM's profiling run."""
     metadata = get_forward_context().attn_metadata
     if isinstance(metadata, list):  # one dict per micro-batch; the first is the one that runs
         metadata = metadata[0]
     if not isinstance(metadata, dict):
         return None
-    found: SparseMLAMetadata = metadata[layer_name]
-    return found
+    layer_metadata: SparseMLAMetadata = metadata[layer_name]
+    return layer_metadata
 
 
 class SparseMLAMetadataBuilder(AttentionMetadataBuilder[SparseMLAMetadata]):  # type: ignore[misc]
@@ -76,7 +75,7 @@ class SparseMLAMetadataBuilder(AttentionMetadataBuilder[SparseMLAMetadata]):  # 
 
 
 class SparseMLAImpl(SparseMLAImplBase[SparseMLAMetadata]):  # type: ignore[misc]
-    """Keeps vLLM's `MLAAttention` quiet: no dense prefill, no second absorption, no second cache write."""
+    """Lets vLLM's `MLAAttention` do no dense prefill, no second absorption and no second cache write."""
 
     is_sparse = True
     supports_dense_mha_prefill = False
@@ -96,10 +95,14 @@ class SparseMLAImpl(SparseMLAImplBase[SparseMLAMetadata]):  # type: ignore[misc]
         self.topk_indices_buffer = topk_indices_buffer
 
     def do_kv_cache_update(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError("the cache is written by glm5_ascend::mla_preprocess (see serve/plugin/mla.py)")
+        raise NotImplementedError(
+            "the cache is written by glm5_ascend::mla_preprocess (see glm5_ascend/serve/plugin/mla.py)"
+        )
 
     def forward_mqa(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError("attention runs in glm5_ascend::sparse_flash_attention (see serve/plugin/mla.py)")
+        raise NotImplementedError(
+            "attention runs in glm5_ascend::sparse_flash_attention (see glm5_ascend/serve/plugin/mla.py)"
+        )
 
 
 class SparseMLABackend(AttentionBackend):  # type: ignore[misc]
@@ -142,7 +145,7 @@ class SparseMLABackend(AttentionBackend):  # type: ignore[misc]
 
 
 class IndexerBackend(SparseMLABackend):
-    """The indexer's key cache has a backend of its own so that its layers get metadata of their own."""
+    """Backend of the indexer's key cache: with a backend of its own it gets its own metadata."""
 
     @staticmethod
     def get_name() -> str:

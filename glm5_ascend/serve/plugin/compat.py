@@ -1,6 +1,6 @@
-"""Differences between the vLLM versions this plugin has met: 0.32 and 0.29 (served in tests), 0.23 (its Python alone).
+"""Differences between vLLM 0.32, 0.29 (both served in tests) and 0.23 (its Python alone), and what has no hook in vLLM.
 
-Each entry says when it can go.
+Each entry says when it can be removed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 import vllm.v1.attention.backend as backend
 
-# vLLM 0.23 wants sparse implementations to derive from a class of their own; 0.29 dropped it.
+# vLLM 0.23 has a base class for sparse implementations; 0.29 dropped it.
 # Remove when the oldest supported vLLM is newer than 0.23.
 SparseMLAImplBase = getattr(backend, "SparseMLAAttentionImpl", backend.MLAAttentionImpl)
 
@@ -17,12 +17,21 @@ SparseMLAImplBase = getattr(backend, "SparseMLAAttentionImpl", backend.MLAAttent
 def cache_shape(
     num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
 ) -> tuple[int, ...]:
-    """vLLM 0.23 asks the backend for the shape of a cache, 0.32 its spec. Remove with 0.23."""
+    """Shape of a cache, which vLLM 0.23 asks the backend for and 0.32 the spec. Remove with 0.23."""
     return (num_blocks, block_size, head_size)
 
 
+def install(layer: Any, subclass: type) -> None:
+    """Turn a module that vLLM has built and registered by name into `subclass`, a subclass of its class.
+
+    vLLM 0.23 to 0.32 build `MLAAttention` and the indexer's cache inside constructors, without the registry that the
+    MLA wrapper has. Remove when `PluggableLayer` covers both.
+    """
+    layer.__class__ = subclass
+
+
 def mla_modules(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The `mla_modules` of a call of vLLM's MLA wrapper, whose ninth positional parameter (after self) they are.
+    """The `mla_modules` argument of vLLM's MLA wrapper: its ninth positional parameter after self.
 
     The order is hidden_size, num_heads, scale, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, q_lora_rank,
     kv_lora_rank, mla_modules. Remove when every supported vLLM passes them by name.
@@ -31,7 +40,7 @@ def mla_modules(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 class NoPrefill:
-    """In the place of the dense prefill that vLLM 0.23 builds for every MLA layer, sparse or not: never called."""
+    """Replaces the dense prefill that vLLM 0.23 builds for every MLA layer, sparse or not; it is never called."""
 
     def __init__(self, **sizes: Any) -> None:
         pass
@@ -41,11 +50,11 @@ class NoPrefill:
         return "GLM5_NONE"
 
     def prepare_metadata(self, metadata: Any) -> None:
-        """Nothing: our layers do their own attention."""
+        """Do nothing: our layers do their own attention."""
 
 
 def register() -> None:
-    """vLLM 0.23's default dense prefill needs a GPU. Newer ones build none for our backend. Remove with 0.23."""
+    """Replace vLLM 0.23's default dense prefill, which needs a GPU. Newer versions build none. Remove with 0.23."""
     if not hasattr(backend, "SparseMLAAttentionImpl"):
         return
     from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum, register_mla_prefill_backend

@@ -1,4 +1,4 @@
-"""The routed experts of an `ascend` checkpoint: int4 or int8 weights, int8 activations, integer sums."""
+"""Routed experts of an `ascend` checkpoint: int4 or int8 weights, int8 activations, integer sums."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
 class Int8Experts(FusedMoEMethodBase):  # type: ignore[misc]
-    """W8A8_DYNAMIC experts."""
+    """Quantization method of W8A8_DYNAMIC experts."""
 
     rows_per_byte = 1
 
@@ -40,13 +40,13 @@ class Int8Experts(FusedMoEMethodBase):  # type: ignore[misc]
             "w2_weight_scale": ((e, d, 1), torch.float32),
             "w2_weight_offset": ((e, d, 1), torch.float32),
         }
-        shapes.update(self.more_parameters(e, d, i))
+        shapes.update(self.extra_parameters(e, d, i))
         for name, (shape, dtype) in shapes.items():
             parameter = torch.nn.Parameter(torch.zeros(shape, dtype=dtype), requires_grad=False)
             layer.register_parameter(name, parameter)
             set_weight_attrs(parameter, {"weight_loader": expert_loader(name)})
 
-    def more_parameters(self, e: int, d: int, i: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    def extra_parameters(self, e: int, d: int, i: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return {}
 
     def get_fused_moe_quant_config(self, layer: torch.nn.Module) -> None:
@@ -69,12 +69,12 @@ class Int8Experts(FusedMoEMethodBase):  # type: ignore[misc]
 class Int4Experts(Int8Experts):
     """W4A8_DYNAMIC experts: two output rows per byte in the file, one code per byte in memory.
 
-    `scale_bias` is loaded (a checkpoint without it is broken) and not used: it undoes a shift only the NPU makes.
+    `scale_bias` is loaded (every checkpoint must have it) and not used: it undoes a shift that only the NPU applies.
     """
 
     rows_per_byte = 2
 
-    def more_parameters(self, e: int, d: int, i: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    def extra_parameters(self, e: int, d: int, i: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return {
             "w13_scale_bias": ((e, 2 * i, 1), torch.float32),
             "w2_scale_bias": ((e, d, DOWN_PROJ_PARTIAL_SUMS), torch.float32),
@@ -87,7 +87,7 @@ class Int4Experts(Int8Experts):
 
 
 def expert_loader(name: str) -> Callable[..., bool | None]:
-    """vLLM's own loader takes "scale_bias" for a bias; this one copies a tensor to its place, shapes checked."""
+    """Loader that copies a tensor to its expert and checks its shape. vLLM's own takes "scale_bias" for a bias."""
 
     def load(
         param: torch.nn.Parameter,

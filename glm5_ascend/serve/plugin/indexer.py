@@ -1,8 +1,7 @@
 """The lightning indexer of one layer: project, rotate, store this step's keys, choose positions.
 
-vLLM's `Indexer` module is kept as the owner of the weights (so names in a checkpoint stay the same); its fp8 cache is
-turned into one in the model's dtype or in int8 (`caches`), and its forward, which needs a GPU, is replaced by
-`choose_positions`.
+vLLM's `Indexer` module keeps the weights, so tensor names are the checkpoint's. Its fp8 cache becomes `IndexerCache`,
+and `choose_positions` does the work of its forward, which needs a GPU.
 """
 
 from __future__ import annotations
@@ -11,27 +10,20 @@ from typing import Any
 
 import torch
 from vllm.config import get_current_vllm_config
-from vllm.model_executor.models.deepseek_v2 import DeepseekV32IndexerCache, Indexer
+from vllm.model_executor.models.deepseek_v2 import Indexer
 
 from glm5_ascend.serve.plugin import caches
-from glm5_ascend.serve.plugin.backend import IndexerBackend, SparseMLAMetadata
-from glm5_ascend.serve.plugin.switches import switches
+from glm5_ascend.serve.plugin.backend import SparseMLAMetadata
+from glm5_ascend.serve.plugin.compat import install
+from glm5_ascend.serve.plugin.platform import int8_caches
 from glm5_kernels import ops
 
 
-class IndexerCache(DeepseekV32IndexerCache):  # type: ignore[misc]
-    """Key cache [num_blocks, block_size, index_head_dim] in the model's dtype, or int8 with two bytes more."""
-
-    def get_attn_backend(self) -> type[IndexerBackend]:
-        return IndexerBackend
-
-
-def adopt(indexer: Indexer) -> None:
-    """Make vLLM's indexer cache ours. The object stays (vLLM has registered it by name); its class changes."""
-    cache = indexer.k_cache
-    cache.__class__ = IndexerCache
-    config = get_current_vllm_config()
-    if switches(config).indexer:
+def install_cache(indexer: Indexer) -> None:
+    """Give the indexer a key cache in the model's dtype or in int8."""
+    cache, config = indexer.k_cache, get_current_vllm_config()
+    install(cache, caches.IndexerCache)
+    if int8_caches(config).indexer:
         cache.head_dim, cache.dtype = indexer.head_dim + caches.SCALE_BYTES, torch.int8
     else:
         cache.head_dim, cache.dtype = indexer.head_dim, config.model_config.dtype
@@ -45,7 +37,7 @@ def choose_positions(
     rotary_emb: Any,
     metadata: SparseMLAMetadata,
 ) -> torch.Tensor:
-    """int32 [T, index_topk]: the positions each token attends to, -1 where there are fewer.
+    """Positions that each token attends to: int32 [T, index_topk], -1 where there are fewer.
 
     Args:
         hidden_states: [T, hidden_size], the layer's input. q_c: [T, q_lora_rank], normalised.
@@ -57,7 +49,7 @@ def choose_positions(
     scaled = weights.float() * (dim**-0.5 * indexer.n_head**-0.5)
     norm, angles = indexer.k_norm, metadata.angles(rotary_emb.cos_sin_cache, positions)
     is_int8, rows = cache.dtype == torch.int8, cache
-    if is_int8:  # this step's keys as they come; int8 ones are made of them
+    if is_int8:  # this step's keys in the model's dtype, quantized below
         rows, slots = k.new_empty(1, len(k), dim), torch.arange(len(k))
     # Keys are written before positions are chosen: a token may choose itself.
     q = ops.indexer_preprocess(

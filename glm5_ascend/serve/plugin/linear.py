@@ -1,4 +1,4 @@
-"""The linear layers: those of an `ascend` checkpoint computed in integers, others as the processor does it best."""
+"""Linear layers: int8 for an `ascend` checkpoint; bf16 by our op where the processor has no bf16 product."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PADDING = 64
 
 
 class Int8Linear(LinearMethodBase):  # type: ignore[misc]
-    """What W8A8_DYNAMIC and W8A8 share: int8 weight, one fp32 scale per output row.
+    """Base of W8A8_DYNAMIC and W8A8: int8 weight, one fp32 scale per output row.
 
-    Scales stay as stored. vllm-ascend rounds weight_scale and input_scale to bf16; our writer's are bf16 numbers.
+    Scales are used as stored. vllm-ascend rounds weight_scale and input_scale to bf16; our writer stores bf16 values.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -54,7 +54,7 @@ class Int8Linear(LinearMethodBase):  # type: ignore[misc]
         return [("weight_scale", (rows, 1), torch.float32), ("weight_offset", (rows, 1), torch.float32)]
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        # Plain tensors: what is asked of a Parameter goes through its class first.
+        # Plain tensors: attribute access of a Parameter is slower.
         layer.op_weights = ops.LinearWeights(*(plain(field) for field in self.weights(layer)))
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -62,7 +62,7 @@ class Int8Linear(LinearMethodBase):  # type: ignore[misc]
         return y if bias is None else y + bias
 
     def weights(self, layer: Any) -> ops.LinearWeights:
-        """The layer's tensors as our ops take them."""
+        """Weights of the layer in the form that our ops take."""
         raise NotImplementedError
 
 
@@ -84,8 +84,8 @@ class W8A8StaticLinear(Int8Linear):
             set_weight_attrs(parameter, {"weight_loader": one_value_loader(f"{self.prefix}.{name}")})
 
     def channel_parameters(self, rows: int) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
-        own = [("deq_scale", (rows,), torch.float32), ("quant_bias", (rows,), torch.int32)]
-        return [*own, *super().channel_parameters(rows)]
+        parameters = [("deq_scale", (rows,), torch.float32), ("quant_bias", (rows,), torch.int32)]
+        return [*parameters, *super().channel_parameters(rows)]
 
     def weights(self, layer: Any) -> ops.LinearWeights:
         return ops.LinearWeights(
@@ -94,7 +94,7 @@ class W8A8StaticLinear(Int8Linear):
 
 
 class _InFp32:
-    """An unquantized layer by our op, where torch and vLLM have no product of bf16 but a slow loop."""
+    """An unquantized layer by our op, for processors where torch and vLLM have only a slow loop for bf16."""
 
     def process_weights_after_loading(self, layer: Any) -> None:
         layer.op_weights = ops.LinearWeights(layer.weight.data)
@@ -105,25 +105,25 @@ class _InFp32:
 
 
 class Bf16Linear(_InFp32, UnquantizedLinearMethod):  # type: ignore[misc]
-    """A linear layer."""
+    """A bf16 linear layer, multiplied in fp32."""
 
 
 class Bf16Head(_InFp32, UnquantizedEmbeddingMethod):  # type: ignore[misc]
-    """The head; of an embedding vLLM asks no product."""
+    """The bf16 output head, multiplied in fp32."""
 
 
-#: vLLM's method, and ours.
-_OURS = {UnquantizedLinearMethod: Bf16Linear, UnquantizedEmbeddingMethod: Bf16Head}
+#: vLLM's method -> ours.
+_REPLACEMENTS = {UnquantizedLinearMethod: Bf16Linear, UnquantizedEmbeddingMethod: Bf16Head}
 
 
 def multiply_bf16_in_fp32(model: torch.nn.Module) -> None:
-    """Give `model`, before its weights are loaded, our products of bf16 where the processor has none of its own."""
+    """Let `model` multiply bf16 weights by our op where the processor has no bf16 product; before loading weights."""
     layer: Any
     for layer in model.modules() if ops.widens_bf16() else ():
-        ours = _OURS.get(type(getattr(layer, "quant_method", None)))
-        absorbed = getattr(layer, "_cpu_skip_gemm_dispatch", False)  # kv_b_proj, which vLLM takes apart
-        if ours is not None and not absorbed and layer.weight.dtype == torch.bfloat16:
-            layer.quant_method = ours()
+        method = _REPLACEMENTS.get(type(getattr(layer, "quant_method", None)))
+        absorbed = getattr(layer, "_cpu_skip_gemm_dispatch", False)  # kv_b_proj, which vLLM splits
+        if method is not None and not absorbed and layer.weight.dtype == torch.bfloat16:
+            layer.quant_method = method()
 
 
 def linear_weights(layer: Any) -> ops.LinearWeights:
@@ -139,7 +139,7 @@ def plain(field: Any) -> Any:
 
 
 def as_fp32(loader: Callable[..., None]) -> Callable[..., None]:
-    """fp16 checkpoints store deq_scale as int64 holding fp32 bits; hand the loader the numbers."""
+    """Loader that reads int64 tensors as fp32 bits: fp16 checkpoints store deq_scale this way."""
 
     def load(param: torch.nn.Parameter, loaded: torch.Tensor, *args: Any) -> None:
         if loaded.dtype == torch.int64:
@@ -150,13 +150,13 @@ def as_fp32(loader: Callable[..., None]) -> Callable[..., None]:
 
 
 def one_value_loader(name: str) -> Callable[..., None]:
-    """Loader of a scalar that the shards of a fused module share; they must agree."""
+    """Loader of a scalar that the shards of a fused module share; raises `CheckpointError` if they differ."""
 
     def load(param: torch.nn.Parameter, loaded: torch.Tensor, *shard: Any) -> None:
         value = loaded.reshape(-1).float()
         if not bool(torch.isnan(param.data).any()) and not torch.equal(param.data, value):
             raise CheckpointError(
-                f"{name}: the fused shards disagree ({float(param.data[0])} and {float(value[0])})",
+                f"{name}: the fused modules have different values ({float(param.data[0])} and {float(value[0])})",
                 "the parts of a fused module share one input: quantize them with one input_scale and input_offset",
             )
         param.data.copy_(value)

@@ -1,7 +1,7 @@
-"""Notice what vLLM's loader does not: a tensor that a parameter needs and the checkpoint lacks.
+"""Reports a tensor that the model needs and the checkpoint lacks, which vLLM's loader does not.
 
-vLLM fills fused parameters shard by shard and calls one loaded after the first shard; for quantized models it does not
-look at all. Here every parameter is traced back to its tensors' names, and each name must have been seen.
+vLLM fills fused parameters shard by shard and counts one as loaded after the first shard; for quantized models it does
+not check at all. Here every parameter is traced back to the names of its tensors, and each name must have been read.
 """
 
 from __future__ import annotations
@@ -20,24 +20,29 @@ EXPERTS = re.compile(r"(?P<moe>.*)\.experts\.(?:routed_experts\.)?w(?P<which>13|
 
 
 class SeenTensors:
-    """Passes (name, tensor) pairs on to a loader and remembers the names, but for those held back for the caller."""
+    """Passes (name, tensor) pairs to a loader and records the names.
 
-    def __init__(self, weights: Iterable[tuple[str, torch.Tensor]], hold_back: tuple[str, ...] = ()) -> None:
-        self._weights, self._hold_back = weights, hold_back
+    Attributes:
+        names: all names so far.
+        extracted: tensors named in `extract`, which do not go to the loader.
+    """
+
+    def __init__(self, weights: Iterable[tuple[str, torch.Tensor]], extract: tuple[str, ...] = ()) -> None:
+        self._weights, self._extract = weights, extract
         self.names: set[str] = set()
-        self.held: dict[str, torch.Tensor] = {}
+        self.extracted: dict[str, torch.Tensor] = {}
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self._weights:
             self.names.add(name)
-            if name in self._hold_back:
-                self.held[name] = tensor
+            if name in self._extract:
+                self.extracted[name] = tensor
             else:
                 yield name, tensor
 
 
 def require_complete(model: Any, seen: set[str], is_draft: bool = False) -> None:
-    """Raise `CheckpointError` naming the first tensor that a parameter of `model` needs and that was not seen."""
+    """Raise `CheckpointError` naming the first tensor that a parameter of `model` needs and that was not read."""
     parameters = dict(model.named_parameters())
     missing: list[str] = []
     for name in parameters:
@@ -66,9 +71,9 @@ def source_tensors(parameter: str, experts: int) -> list[str]:
 
 
 def may_be_absent(tensor: str, seen: set[str], is_draft: bool) -> bool:
-    """Tensors the format allows to leave out."""
+    """True for tensors that the format allows to leave out."""
     if is_draft and tensor.endswith(("embed_tokens.weight", "shared_head.head.weight")):
-        return True  # vLLM shares the target's
+        return True  # the draft shares the target's
     base, _, last = tensor.rpartition(".")
     if last in ("weight_scale", "weight_offset") and f"{base}.deq_scale" in seen:
         return True  # static W8A8: not read, and the reference writer does not store them

@@ -2,8 +2,8 @@
 
     hidden -> mla_preprocess -> (indexer_preprocess, lightning_indexer) -> sparse_flash_attention -> v_up_proj -> o_proj
 
-Each op runs once per layer and step, whatever the layer's quantization. Layers without an indexer of their own
-(GLM-5.2) reuse the positions that the last layer with one left in the shared buffer.
+Each op runs once per layer and step, whatever the layer's quantization. Layers without an indexer
+(GLM-5.2) reuse the positions that the last layer with an indexer wrote to the shared buffer.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from vllm.config import get_current_vllm_config
 from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot
 from vllm.model_executor.layers.mla import MultiHeadLatentAttentionWrapper
 
 from glm5_ascend.errors import MissingEnvironmentError
-from glm5_ascend.serve.plugin import caches
-from glm5_ascend.serve.plugin import indexer as indexer_module
 from glm5_ascend.serve.plugin.backend import SparseMLAMetadata, current_metadata
-from glm5_ascend.serve.plugin.compat import mla_modules
+from glm5_ascend.serve.plugin.caches import LatentAttention
+from glm5_ascend.serve.plugin.compat import install, mla_modules
+from glm5_ascend.serve.plugin.indexer import choose_positions, install_cache
 from glm5_ascend.serve.plugin.linear import linear_weights
+from glm5_ascend.serve.plugin.platform import int8_caches
 from glm5_kernels import ops
 
 REPLACED = "MultiHeadLatentAttentionWrapper"
@@ -30,12 +32,13 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.is_ours = self.is_sparse and self.q_lora_rank is not None
-        if not self.is_ours:
+        self.uses_dsa = self.is_sparse and self.q_lora_rank is not None
+        if not self.uses_dsa:
             return
         if self.indexer is not None:
-            indexer_module.adopt(self.indexer)
-        self.is_packed = caches.adopt(self.mla_attn)
+            install_cache(self.indexer)
+        install(self.mla_attn, LatentAttention)
+        self.mla_attn.has_int8_cache = int8_caches(get_current_vllm_config()).latents
         modules = mla_modules(args, kwargs)
         self.topk_indices_buffer = modules.topk_indices_buffer  # layers without an indexer get it here in all versions
         for linear in (self.fused_qkv_a_proj, self.q_b_proj):
@@ -47,8 +50,8 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
         hidden_states: torch.Tensor,
         llama_4_scaling: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """positions [T], hidden_states [T, hidden_size] -> [T, hidden_size]."""
-        if not self.is_ours:
+        """Attention and output projection: positions [T], hidden_states [T, hidden_size] -> [T, hidden_size]."""
+        if not self.uses_dsa:
             dense: torch.Tensor = super().forward(positions, hidden_states, llama_4_scaling)
             return dense
         metadata = current_metadata(self.mla_attn.layer_name)
@@ -63,12 +66,12 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
         return out
 
     def attend(self, positions: torch.Tensor, hidden_states: torch.Tensor, metadata: SparseMLAMetadata) -> torch.Tensor:
-        """[T, hidden_size] -> [T, H * v_head_dim]; writes this step's rows into the caches."""
+        """Attend and write this step's rows into the caches: [T, hidden_size] -> [T, H * v_head_dim]."""
         tokens = hidden_states.shape[0]
         cos, sin = metadata.angles(self.rotary_emb.cos_sin_cache, positions)
         cache, slots = self.mla_attn.kv_cache, metadata.slot_mapping
-        rows = cache
-        if self.is_packed:  # this step's rows as they come; int8 ones are made of them
+        rows, is_int8 = cache, self.mla_attn.has_int8_cache
+        if is_int8:  # this step's rows in the model's dtype, quantized below
             width = self.kv_lora_rank + self.qk_rope_head_dim
             rows, slots = hidden_states.new_empty(1, tokens, width), torch.arange(tokens)
         ckv, kpe = rows.split([self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
@@ -86,31 +89,29 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
             kpe,
             self.q_a_layernorm.variance_epsilon,
         )
-        if self.is_packed:
+        if is_int8:
             ops.write_rows(cache, metadata.slot_mapping, ops.pack_latents(ckv[0], kpe[0]))
-        chosen = self.topk_indices_buffer[:tokens]
+        topk_indices = self.topk_indices_buffer[:tokens]
         if self.indexer is not None and not self.skip_topk:
-            chosen.copy_(
-                indexer_module.choose_positions(
-                    self.indexer, hidden_states, q_c, positions, self.indexer_rope_emb, metadata
-                )
+            topk_indices.copy_(
+                choose_positions(self.indexer, hidden_states, q_c, positions, self.indexer_rope_emb, metadata)
             )
-        chosen_from = chosen, metadata.paged, self.mla_attn.scale
-        if self.is_packed:
-            latent, _ = ops.sparse_flash_attention_quant(ql_nope, q_pe, cache, *chosen_from)  # [T, H, kv_lora_rank]
+        selection = topk_indices, metadata.paged, self.mla_attn.scale
+        if is_int8:
+            latent, _ = ops.sparse_flash_attention_quant(ql_nope, q_pe, cache, *selection)  # [T, H, kv_lora_rank]
         else:
-            latent, _ = ops.sparse_flash_attention(ql_nope, q_pe, ckv, kpe, *chosen_from)
+            latent, _ = ops.sparse_flash_attention(ql_nope, q_pe, ckv, kpe, *selection)
         return ops.v_up_proj(latent, self.mla_attn.W_UV.data)
 
 
 def register() -> None:
-    """Put `SparseMLA` in the place of vLLM's wrapper, once."""
-    present = op_registry_oot.get(REPLACED)
-    if present is SparseMLA:
+    """Replace vLLM's MLA wrapper by `SparseMLA`, once per process."""
+    registered = op_registry_oot.get(REPLACED)
+    if registered is SparseMLA:
         return
-    if present is not None:
+    if registered is not None:
         raise MissingEnvironmentError(
-            f"another vLLM plugin has already replaced {REPLACED} ({present.__module__}.{present.__qualname__})",
+            f"another vLLM plugin has already replaced {REPLACED} ({registered.__module__}.{registered.__qualname__})",
             "uninstall it, or name the plugins to load: VLLM_PLUGINS=glm5_cpu,glm5_ascend",
         )
     PluggableLayer.register_oot(name=REPLACED)(SparseMLA)

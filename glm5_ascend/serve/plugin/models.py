@@ -1,7 +1,8 @@
-"""GLM-5's target and draft (MTP) models: vLLM's own, plus `rot.weight` and a loader that notices missing tensors."""
+"""GLM-5's target and draft (MTP) models: vLLM's models with `rot.weight` and a check for missing tensors."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,26 +13,41 @@ from vllm.model_executor.models.registry import ModelRegistry
 
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.serve.plugin import memory
 from glm5_ascend.serve.plugin.linear import multiply_bf16_in_fp32
 from glm5_ascend.serve.plugin.loading import SeenTensors, require_complete
 from glm5_ascend.serve.schedule import topk_pattern
 
+#: mallopt's parameters (glibc's malloc.h) and their values in bytes: allocations up to 32 MiB (the maximum) come from
+#: the heap, 256 MiB of free heap are kept, the heap grows by 16 MiB.
+_MALLOC_OPTIONS = {-3: 32 << 20, -1: 256 << 20, -2: 16 << 20}  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep the memory that a step frees for the next step; other allocators ignore it.
+
+    A prefill of 2048 tokens allocates results of several MiB in every layer. By default glibc maps each of them anew,
+    and the kernel clears their pages, which took a fifth of the prefill.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for option, value in _MALLOC_OPTIONS.items():
+            mallopt(option, value)
+
 
 class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
-    """The target model. A rotated checkpoint's `rot.weight` is for the draft model only."""
+    """The target model. A rotated checkpoint's `rot.weight` is used by the draft model only."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         config = vllm_config.model_config.hf_config
         pattern = topk_pattern(config.to_dict())
         if pattern is not None:
-            config.index_topk_pattern = pattern  # vLLM builds no indexer where this has an S
-        memory.keep_freed_memory()
+            config.index_topk_pattern = pattern  # vLLM builds no indexer in layers with an S
+        keep_freed_memory()
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         multiply_bf16_in_fp32(self)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        seen = SeenTensors(weights, hold_back=(ROT_NAME,))
+        seen = SeenTensors(weights, extract=(ROT_NAME,))
         loaded: set[str] = super().load_weights(seen)
         require_complete(self, seen.names)
         return loaded
@@ -67,24 +83,26 @@ class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
         return super().forward(input_ids, positions, hidden_states, intermediate_tensors, inputs_embeds, spec_step_idx)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        seen = SeenTensors(weights, hold_back=(ROT_NAME,))
+        seen = SeenTensors(weights, extract=(ROT_NAME,))
         loaded: set[str] = super().load_weights(seen)
-        if self.is_rot_used != (ROT_NAME in seen.held):
+        if self.is_rot_used != (ROT_NAME in seen.extracted):
             raise CheckpointError(
                 f"is_rot_used is {str(self.is_rot_used).lower()} in quant_model_description.json but the checkpoint "
                 f"has {'no' if self.is_rot_used else 'a'} tensor {ROT_NAME}",
-                "re-create the checkpoint: without rot the draft model guesses wrong",
+                "re-create the checkpoint: without rot the draft model proposes wrong tokens",
             )
         if self.is_rot_used:
-            self.rot.weight.data.copy_(seen.held[ROT_NAME])
+            self.rot.weight.data.copy_(seen.extracted[ROT_NAME])
             loaded.add(ROT_NAME)
             self._keep_own_head(seen.names)
         require_complete(self, seen.names, is_draft=True)
         return loaded
 
     def _keep_own_head(self, tensors: set[str]) -> None:
-        """vLLM puts the target's lm_head in the place of every MTP head. Rotation folded the target's final norm into
-        that one and shared_head.norm into this one: they differ, so a rotated draft must keep its own."""
+        """Keep the draft's head, which vLLM would replace by the target's lm_head.
+
+        Rotation folded the target's final norm into lm_head and shared_head.norm into the draft's head: they differ.
+        """
         number, layer = next(iter(self.model.layers.items()))
         if f"model.layers.{number}.shared_head.head.weight" not in tensors:
             raise CheckpointError(
@@ -95,6 +113,6 @@ class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
 
 
 def register() -> None:
-    """Register both under the names vLLM looks up; the strings keep imports lazy."""
+    """Register both under the names that vLLM looks up; strings keep the imports lazy."""
     for architecture, name in (("GlmMoeDsaForCausalLM", "Glm5ForCausalLM"), ("DeepseekV32MTPModel", "Glm5MTP")):
         ModelRegistry.register_model(architecture, f"{__name__}:{name}")

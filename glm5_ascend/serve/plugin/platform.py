@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.platforms.cpu import CpuPlatform
 
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.plugin import sampling
-from glm5_ascend.serve.plugin.switches import switches
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 BACKEND_CLASS = "glm5_ascend.serve.plugin.backend.SparseMLABackend"
 DEFAULT_BLOCK_SIZE = 64
+LI_C8, SFA_C8 = "enable_sparse_li_c8", "enable_sparse_sfa_c8"
+#: Latents that share a scale in the int8 cache.
+TILE = 128
 ROPE_OFF, ROPE_ON = "-rotary_embedding", "+rotary_embedding"
 
 
 class Glm5CpuPlatform(CpuPlatform):  # type: ignore[misc]
-    """`CpuPlatform` that serves models with DeepSeek Sparse Attention; every other model is served as before."""
+    """`CpuPlatform` that also serves models with DeepSeek Sparse Attention. Other models are served as before."""
 
     @classmethod
     def get_attn_backend_cls(
@@ -33,7 +35,7 @@ class Glm5CpuPlatform(CpuPlatform):  # type: ignore[misc]
 
     @classmethod
     def register_triton_kernel_overrides(cls) -> None:
-        sampling.correct()
+        sampling.install()
         super().register_triton_kernel_overrides()
 
     @classmethod
@@ -50,8 +52,8 @@ class Glm5CpuPlatform(CpuPlatform):  # type: ignore[misc]
         super().check_and_update_config(vllm_config)
         scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens = chunked_prefill, max_tokens
         cache.enable_prefix_caching, cache.block_size = prefix_caching, block_size
-        # CpuPlatform moves a single worker into a process of its own to bind its threads. Where none are bound, the way
-        # there and back would only make every step longer.
+        # CpuPlatform moves a single worker to another process to bind its threads. Without binding, the process only
+        # adds communication to every step.
         if executor == "uni" and os.environ.get("VLLM_CPU_OMP_THREADS_BIND") == "nobind":
             parallel.distributed_executor_backend = executor
 
@@ -65,14 +67,14 @@ class Glm5CpuPlatform(CpuPlatform):  # type: ignore[misc]
 
 
 def is_dsa(vllm_config: VllmConfig) -> bool:
-    """A model with DeepSeek Sparse Attention as GLM-5 has it (DeepSeek-V4 brings its own CPU path)."""
+    """True for a model with DeepSeek Sparse Attention, except DeepSeek-V4: vLLM has a CPU path for it."""
     model = vllm_config.model_config
     text = getattr(model, "hf_text_config", None)
     return hasattr(text, "index_topk") and getattr(text, "model_type", "") != "deepseek_v4"
 
 
 def refuse_unsupported(vllm_config: VllmConfig) -> None:
-    """Raise `ConfigError` for settings that would serve wrong numbers or are not built."""
+    """Raise `ConfigError` for settings that give wrong numbers or are not implemented."""
     if ROPE_ON in vllm_config.compilation_config.custom_ops:
         raise ConfigError(
             f"custom_ops contains {ROPE_ON}: vLLM's CPU rope kernel rotates GLM-5's queries wrongly",
@@ -83,9 +85,35 @@ def refuse_unsupported(vllm_config: VllmConfig) -> None:
             f"tensor_parallel_size is {vllm_config.parallel_config.tensor_parallel_size}; GLM-5 on a CPU runs with 1",
             "drop --tensor-parallel-size",
         )
-    switches(vllm_config)
+    int8_caches(vllm_config)
     if vllm_config.cache_config.cache_dtype not in ("auto", "bfloat16", "float16", "float32"):
         raise ConfigError(
-            f"kv cache dtype {vllm_config.cache_config.cache_dtype!r} is not built for the CPU",
+            f"kv cache dtype {vllm_config.cache_config.cache_dtype!r} is not implemented for the CPU",
             "drop --kv-cache-dtype, or int8 (see glm5_ascend/serve/README.md)",
         )
+
+
+class Int8Caches(NamedTuple):
+    """Which caches have int8 rows."""
+
+    indexer: bool
+    latents: bool
+
+
+def int8_caches(vllm_config: VllmConfig) -> Int8Caches:
+    """Read vllm-ascend's switches for int8 caches from `additional_config`.
+
+    Raises:
+        ConfigError: a switch is no boolean, or the model's sizes do not fit the int8 layout.
+    """
+    values: dict[str, Any] = vllm_config.additional_config or {}
+    for name in (LI_C8, SFA_C8):
+        if not isinstance(values.get(name, False), bool):
+            raise ConfigError(f"additional_config {name} is {values[name]!r}", "use true or false")
+    enabled = Int8Caches(values.get(LI_C8, False), values.get(SFA_C8, False))
+    config = vllm_config.model_config.hf_text_config
+    if enabled.latents and config.kv_lora_rank % TILE:
+        raise ConfigError(f"{SFA_C8}: kv_lora_rank is {config.kv_lora_rank}, not a multiple of {TILE}", "drop the key")
+    if enabled.indexer and config.index_head_dim & (config.index_head_dim - 1):
+        raise ConfigError(f"{LI_C8}: index_head_dim is {config.index_head_dim}, not a power of 2", "drop the key")
+    return enabled

@@ -20,11 +20,11 @@ METHOD = "ascend"
 
 
 class AscendConfig(QuantizationConfig):  # type: ignore[misc]
-    """Reads what vllm-ascend reads: config.json says nothing, the description file beside it says all."""
+    """The configuration that vllm-ascend reads: quant_model_description.json, nothing of config.json."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.packed_modules_mapping = {fused: list(parts) for fused, parts in FUSED.items()}
+        self.packed_modules_mapping = {fused: list(modules) for fused, modules in FUSED.items()}
         self.description: QuantDescription | None = None
 
     @classmethod
@@ -41,7 +41,7 @@ class AscendConfig(QuantizationConfig):  # type: ignore[misc]
 
     @staticmethod
     def get_config_filenames() -> list[str]:
-        return []  # the file is read in maybe_update_config, which knows the model's directory
+        return []  # maybe_update_config reads the file: it knows the model's directory
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> AscendConfig:
@@ -53,22 +53,22 @@ class AscendConfig(QuantizationConfig):  # type: ignore[misc]
             self.description.check()
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
-        """The method of a linear layer or of routed experts; None (unquantized) for everything else."""
+        """Quantization method of a linear layer or of routed experts; None (unquantized) for everything else."""
         if self.description is None:
             return None
         if isinstance(layer, LinearBase):
             return self._linear_method(self.description.type_of(prefix), prefix)
         if isinstance(layer, RoutedExperts):
-            kind = self.description.type_of(prefix)
+            tensor_type = self.description.type_of(prefix)
             methods = {W4A8_DYNAMIC: Int4Experts, W8A8_DYNAMIC: Int8Experts}
-            return methods[kind](layer.moe_config) if kind != FLOAT else None
+            return methods[tensor_type](layer.moe_config) if tensor_type != FLOAT else None
         return None
 
-    def _linear_method(self, kind: str, prefix: str) -> Any:
+    def _linear_method(self, tensor_type: str, prefix: str) -> Any:
         methods = {W8A8_DYNAMIC: W8A8DynamicLinear, W8A8: W8A8StaticLinear}
-        return methods[kind](prefix) if kind != FLOAT else UnquantizedLinearMethod()
+        return methods[tensor_type](prefix) if tensor_type != FLOAT else UnquantizedLinearMethod()
 
 
 def register() -> None:
-    """Make `--quantization ascend` known to vLLM. Registering again replaces the class by itself."""
+    """Register `--quantization ascend` with vLLM. Registering again replaces the class by itself."""
     register_quantization_config(METHOD)(AscendConfig)

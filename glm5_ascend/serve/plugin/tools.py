@@ -1,10 +1,9 @@
-"""A correction of vLLM's streamed tool calls where the client forces one (`tool_choice` required or a function).
+"""Corrects vLLM's streamed tool calls where the client forces a call (`tool_choice` required or a function).
 
-The grammar of a forced call is one of text: `<tool_call>` may be written as the token of that name or letter by letter
-(`<`, `tool`, ...), and a small model does the latter. vLLM's stream parser looks for the token alone, so that the whole
-markup comes out as content; its parser of whole answers looks at the text. Here both look at the text. Not for `auto`:
-there the same letters may be an answer about tool calls.
-`tests/serve/test_forced_tools.py` has the smallest case and notices when upstream is right; then this file goes.
+The grammar of a forced call describes text: a model may write `<tool_call>` as one token or letter by letter (`<`,
+`tool`, ...), and a small model does the latter. vLLM's stream parser looks for the token only, so the markup becomes
+content; its parser of complete answers looks at the text. Here both look at the text. Not for `auto`: there the same
+letters may be an answer about tool calls. Remove when `tests/serve/test_forced_tools.py` reports that vLLM is right.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ NAMES = ("glm45", "glm47")
 
 
 class Glm5ToolParser(Glm47MoeModelToolParser):  # type: ignore[misc]
-    """vLLM's, which reads a forced call from its text."""
+    """vLLM's parser, which reads a forced call from the text."""
 
     def extract_tool_calls_streaming(
         self,
@@ -40,6 +39,6 @@ class Glm5ToolParser(Glm47MoeModelToolParser):  # type: ignore[misc]
 
 
 def register() -> None:
-    """Put it in the place of vLLM's."""
+    """Replace vLLM's parser under both of its names."""
     for name in NAMES:
         ToolParserManager.register_module(name, force=True, module=Glm5ToolParser)
