@@ -44,7 +44,7 @@ def ui(
 
 
 def _handler(server_url: str) -> type[BaseHTTPRequestHandler]:
-    from glm5_ascend.serve.chat_page import headers, page
+    from glm5_ascend.serve.middleware import headers, page
 
     class LocalPage(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -10,13 +10,13 @@ import runpy
 import sys
 from typing import Any
 
-from glm5_ascend.serve.api_key import EveryRouteWantsTheKey
+from glm5_ascend.serve.middleware import RequireApiKey
 
 #: What a probe asks for; the proxy answers it with counts alone.
 PROBED = "/healthcheck"
 
 
-class ProxyGate(EveryRouteWantsTheKey):
+class ProxyGate(RequireApiKey):
     """401 without the key of VLLM_API_KEY, but for health checks; does nothing where there is no key."""
 
     def _may_pass(self, scope: dict[str, Any]) -> bool:

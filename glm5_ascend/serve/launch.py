@@ -22,9 +22,9 @@ from glm5_ascend.serve.servable import check_directory
 #: vLLM's `vllm serve`, whatever its distribution is called.
 SERVER_MODULE = "glm5_ascend.serve.vllm_command"
 #: Answers GET / with the chat page.
-CHAT_PAGE = "glm5_ascend.serve.chat_page.ChatPage"
+CHAT_PAGE = "glm5_ascend.serve.middleware.ChatPage"
 #: Asks for the API key, if there is one, on the routes where vLLM does not.
-KEY_GUARD = "glm5_ascend.serve.api_key.EveryRouteWantsTheKey"
+KEY_GUARD = "glm5_ascend.serve.middleware.RequireApiKey"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 LONGEST_DEFAULT_CONTEXT = 8192
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from glm5_ascend.serve.api_key import OPEN, EveryRouteWantsTheKey
+from glm5_ascend.serve.middleware import OPEN_PATHS, RequireApiKey
 from tests.serve.support.chat import API_KEY
 
 #: Mounted beside the ones that the server lists in its openapi.json.
@@ -44,7 +44,7 @@ def test_every_route_wants_the_key(server: str) -> None:
     assert ("POST", "/invocations") in listed and ("POST", "/tokenize") in listed and len(listed) > 20
     for method, path in (*listed, *UNLISTED):
         path = path.replace("{", "").replace("}", "")
-        allowed = path in OPEN and method in ("GET", "HEAD")
+        allowed = path in OPEN_PATHS and method in ("GET", "HEAD")
         for key in (None, "guess", API_KEY[:-1], ""):
             found = status(server, method, path, key)
             assert (found < 400) if allowed else (found == 401), (method, path, key, found)
@@ -70,5 +70,5 @@ def test_websockets_are_closed(key: str, code: int | None, monkeypatch: pytest.M
         sent.append(message)
 
     scope = {"type": "websocket", "path": "/v1/realtime", "headers": [(b"authorization", b"Bearer other")]}
-    asyncio.run(EveryRouteWantsTheKey(app)(scope, None, send))  # type: ignore[arg-type]
+    asyncio.run(RequireApiKey(app)(scope, None, send))  # type: ignore[arg-type]
     assert [message["code"] for message in sent] == [code or 1008]

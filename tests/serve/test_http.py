@@ -105,33 +105,3 @@ def test_drafts_are_made_and_some_accepted(client: Any, server: str) -> None:
 def test_bad_request_is_a_client_error(client: Any) -> None:
     with pytest.raises(openai.BadRequestError):
         client.chat.completions.create(model="glm-5", messages=[{"role": "user", "content": "x " * 9000}], max_tokens=8)
-
-
-CIRCLE = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
-TREE = {"type": "object", "properties": {"a": {"$ref": "#"}}, "additionalProperties": False}
-
-
-def formatted(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        formatted(CIRCLE),
-        {"structured_outputs": {"grammar": 'root ::= root "a"\n'}},
-        {"structured_outputs": {"grammar": "root ::= ("}},
-    ],
-    ids=["a reference to itself", "left recursion without an end", "no grammar"],
-)
-def test_what_no_text_satisfies_is_a_client_error(client: Any, asked: dict[str, Any]) -> None:
-    with pytest.raises(openai.BadRequestError):
-        ask(client, "Hello", max_tokens=8, extra_body=asked)
-    assert ask(client, "Hello").choices[0].finish_reason == "stop"  # it lives on
-
-
-@pytest.mark.parametrize(
-    "asked", [formatted(TREE), {"structured_outputs": {"grammar": 'root ::= root "a" | "a"\n'}}], ids=["tree", "left"]
-)
-def test_recursion_with_an_end_is_served(client: Any, asked: dict[str, Any]) -> None:
-    assert ask(client, "Hello", max_tokens=8, extra_body=NO_THINKING | asked).choices[0].message.content

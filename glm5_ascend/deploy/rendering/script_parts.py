@@ -69,7 +69,7 @@ def key_check(listens: str, *, middleware: bool = False, sglang: bool = False) -
         "fi",
     ]
     if middleware:
-        guard = "glm5_ascend.serve.api_key.EveryRouteWantsTheKey"
+        guard = "glm5_ascend.serve.middleware.RequireApiKey"
         lines.append(f'if [ -n "${{{KEY_VARIABLE}:-}}" ]; then set -- --middleware {guard} "$@"; fi')
     if sglang:
         lines.append(f'if [ -n "${{{KEY_VARIABLE}:-}}" ]; then set -- --api-key "${KEY_VARIABLE}" "$@"; fi')

@@ -1,0 +1,89 @@
+"""ASGI middleware for `vllm serve --middleware`: the chat page at `/`, and the API key on every route."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from typing import Any
+
+from glm5_ascend.serve.flags import KEY_VARIABLE
+
+App = Callable[..., Awaitable[None]]
+Receive = Callable[..., Awaitable[Any]]
+Scope = dict[str, Any]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+#: Content security policy of the chat page: its own text, and requests to the server it talks to.
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src {hosts}; base-uri 'none'"
+)
+#: Routes without a key: the static chat page, health probes, metrics, the version. None of them runs the model.
+OPEN_PATHS = frozenset({"/", "/health", "/ping", "/metrics", "/version"})
+_MESSAGE = "an API key is required: Authorization: Bearer KEY"
+_UNAUTHORIZED = json.dumps({"error": {"message": _MESSAGE, "type": "Unauthorized", "code": 401}}).encode()
+
+
+def page() -> bytes:
+    """The chat page as HTML in UTF-8."""
+    return files("glm5_ascend").joinpath("data", "chat.html").read_bytes()
+
+
+def headers(hosts: str = "'self'") -> list[tuple[bytes, bytes]]:
+    """Response headers of the chat page; its scripts may talk to `hosts`."""
+    return [
+        (b"content-type", b"text/html; charset=utf-8"),
+        (b"content-security-policy", POLICY.format(hosts=hosts).encode()),
+        (b"cache-control", b"no-cache"),
+        (b"x-content-type-options", b"nosniff"),
+    ]
+
+
+async def _respond(send: Send, status: int, header_list: list[tuple[bytes, bytes]], body: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": header_list})
+    await send({"type": "http.response.body", "body": body})
+
+
+class ChatPage:
+    """Answers GET / with the chat page and passes every other request on."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == "/" and scope["method"] in ("GET", "HEAD"):
+            body = page()
+            length = (b"content-length", str(len(body)).encode())
+            await _respond(send, 200, [*headers(), length], body if scope["method"] == "GET" else b"")
+        else:
+            await self.app(scope, receive, send)
+
+
+class RequireApiKey:
+    """Answers 401 to requests without the key of VLLM_API_KEY, except on `OPEN_PATHS`.
+
+    vLLM asks for the key below /v1 and a few other prefixes only; `/invocations` for example runs the model without it.
+    Without the variable all requests pass. Preflight requests (OPTIONS) carry no key and pass.
+    """
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self.key = os.environ.get(KEY_VARIABLE, "")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self.key or scope["type"] not in ("http", "websocket") or self._may_pass(scope):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": "no API key"})
+        else:
+            header_list = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
+            await _respond(send, 401, header_list, _UNAUTHORIZED)
+
+    def _may_pass(self, scope: Scope) -> bool:
+        method = scope.get("method")
+        if method == "OPTIONS" or (method in ("GET", "HEAD") and scope["path"] in OPEN_PATHS):
+            return True
+        authorization = dict(reversed(scope["headers"])).get(b"authorization", b"")  # the first one counts
+        scheme, _, key = authorization.partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(key, self.key.encode())
