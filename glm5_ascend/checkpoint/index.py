@@ -9,7 +9,7 @@ import torch
 
 from glm5_ascend.checkpoint.shards import Shard, TensorEntry
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.model.json_file import MAX_BYTES_BY_TENSOR, read_json_object
+from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
 
 #: The only index name vLLM reads. Without it every *.safetensors of the directory is loaded.
 INDEX_NAME = "model.safetensors.index.json"

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from glm5_ascend.errors import CheckpointError, shortened, shown
-from glm5_ascend.files.foreign import open_regular
-from glm5_ascend.model.json_file import parse_json
+from glm5_ascend.files.untrusted import open_regular, parse_json
 
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
 DTYPES = {

@@ -11,8 +11,7 @@ from typing import Any, TextIO
 
 from glm5_ascend.checkpoint.tokenizer_process import SourceTokenizer
 from glm5_ascend.errors import CheckpointError, TextError
-from glm5_ascend.files.foreign import open_regular
-from glm5_ascend.model.json_file import parse_json
+from glm5_ascend.files.untrusted import open_regular, parse_json
 
 #: Characters that are tokenized at once: the tokenizer needs some 1300 bytes for each.
 PIECE = 64 * 1024

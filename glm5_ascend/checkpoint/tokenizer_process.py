@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from glm5_ascend.errors import CheckpointError, TextError
-from glm5_ascend.model.json_file import parse_json
+from glm5_ascend.files.untrusted import parse_json
 
 #: Of the process; transformers with torch take 1 GB of it.
 MEMORY_BYTES = 6 * 1024**3

@@ -173,7 +173,7 @@ def _command(line: str, conversation: Conversation, console: Console) -> None:
 
 def _read_tools(path: Path) -> list[dict[str, Any]]:
     """Raises `ConfigError` unless the file is a JSON list of objects with a `function`."""
-    from glm5_ascend.model.json_file import MAX_CONFIG_BYTES, read_json
+    from glm5_ascend.files.untrusted import MAX_CONFIG_BYTES, read_json
 
     tools = read_json(path, max_bytes=MAX_CONFIG_BYTES, error=ConfigError, fix="give a JSON file")
     if not isinstance(tools, list) or not all(isinstance(tool, dict) and "function" in tool for tool in tools):

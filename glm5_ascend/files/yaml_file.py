@@ -1,19 +1,101 @@
-"""The one reader of YAML: recipes, machines, profiles. `resources.read_yaml` also checks what the keys say."""
+"""The reader of YAML (recipes, machines, profiles) as pydantic models."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from glm5_ascend.errors import Glm5Error, shortened
-from glm5_ascend.files.foreign import MAX_DEPTH, MAX_DIGITS, defect, read_bytes, shortened_path
+from glm5_ascend.errors import ConfigError, Glm5Error, shortened, shown
+from glm5_ascend.files.untrusted import MAX_DEPTH, MAX_DIGITS, defect, read_bytes, shortened_path
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from pydantic_core import ErrorDetails
+
+    Model = TypeVar("Model", bound=BaseModel)
 
 #: Our largest has 21 kB, msModelSlim's recipes less.
 MAX_BYTES = 128 * 1024
 #: Values of a document, an alias counted as what it stands for: ten lines of aliases can stand for 10 ** 9 of them.
 MAX_VALUES = 100_000
 _FIX = "check path and permissions, or restore the file"
+
+
+def read_yaml(
+    path: Path,
+    model: type[Model],
+    *,
+    error: type[Glm5Error] = ConfigError,
+    tip: str = "the schema beside the file lists every key",
+    keep: Callable[[Any], Any] = lambda content: content,
+) -> Model:
+    """Read a YAML file as a pydantic model.
+
+    Args:
+        error, tip: class of the error, and its tip where the model refuses the content.
+        keep: selects the part of the content that the model describes.
+    Raises:
+        error: not YAML, or refused by the model; names file, line and key.
+    """
+    from pydantic import ValidationError
+
+    node, content = yaml_document(path, error)
+    try:
+        return model.model_validate(keep(content))
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        line, keys = _deepest(node, first["loc"])
+        where = f"{shortened_path(path)}:{line}: {shortened('.'.join(keys)) or 'the file'}"
+        raise error(f"{where}: {_message(first)}", tip) from None
+
+
+def yaml_content(path: Path, *, error: type[Glm5Error] = ConfigError) -> Any:
+    """Return the content of a YAML file without a model. Raises as `read_yaml`."""
+    return yaml_document(path, error)[1]
+
+
+def _message(problem: ErrorDetails) -> str:
+    context = problem.get("ctx", {})
+    match problem["type"]:
+        case "extra_forbidden":
+            return "unknown key"
+        case "missing":
+            return "key is missing"
+        case "union_tag_invalid":
+            tags = str(context["expected_tags"]).replace("'", "")
+            return f"unknown {str(context['discriminator']).strip(chr(39))} {shown(context['tag'])}; known: {tags}"
+        case "union_tag_not_found":
+            return f"without a {str(context['discriminator']).strip(chr(39))}"
+        case "value_error":  # a validator of ours
+            return shortened(str(context["error"]), 200)
+    return f"{shortened(problem['msg'], 200)}, got {shown(problem['input'])}"
+
+
+def _deepest(node: Any, location: tuple[int | str, ...]) -> tuple[int, list[str]]:
+    """Line (from 1) of the last part of `location` that exists in the YAML tree, and the keys that lead to it.
+
+    Parts that are not keys (pydantic names the branch of a union) are left out, except the last one.
+    """
+    import yaml
+
+    line, keys = (node.start_mark.line if node is not None else 0), []
+    for part in location:
+        if isinstance(node, yaml.MappingNode):
+            entry = next(((key, value) for key, value in node.value if key.value == part), None)
+            if entry is None:
+                continue
+            line, node = entry[0].start_mark.line, entry[1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            line = node.start_mark.line
+        else:
+            continue
+        keys.append(str(part))
+    if location and (not keys or keys[-1] != str(location[-1])) and not isinstance(node, yaml.ScalarNode):
+        keys.append(str(location[-1]))  # the key that is missing
+    return line + 1, keys
 
 
 def yaml_document(path: Path, error: type[Glm5Error]) -> tuple[Any, Any]:
@@ -46,13 +128,13 @@ def yaml_document(path: Path, error: type[Glm5Error]) -> tuple[Any, Any]:
     except yaml.YAMLError as problem:
         mark = getattr(problem, "problem_mark", None)
         where = f":{mark.line + 1}" if mark else ""
-        said = " ".join(str(getattr(problem, "problem", None) or problem).split())
+        message = " ".join(str(getattr(problem, "problem", None) or problem).split())
         raise error(
-            f"{shortened_path(path)}{where}: not valid YAML: {shortened(said, 160)}", "correct the line"
+            f"{shortened_path(path)}{where}: not valid YAML: {shortened(message, 160)}", "correct the line"
         ) from None
     except (ValueError, RecursionError) as problem:
-        said = "nested too deeply" if isinstance(problem, RecursionError) else shortened(str(problem), 160)
-        raise error(f"{shortened_path(path)}: not valid YAML: {said}", "restore the file") from None
+        message = "nested too deeply" if isinstance(problem, RecursionError) else shortened(str(problem), 160)
+        raise error(f"{shortened_path(path)}: not valid YAML: {message}", "restore the file") from None
 
 
 def _check_depth(text: str) -> None:
@@ -67,27 +149,27 @@ def _check_depth(text: str) -> None:
 
 
 def _check_size(node: Any) -> None:
-    """Count values with every alias written out; the sum of a node that is met again is known already."""
+    """Count values with every alias written out; each node is counted once."""
     import yaml
 
-    known: dict[int, int] = {}
+    counts: dict[int, int] = {}
     open_nodes: set[int] = set()
 
-    def size(each: Any, depth: int) -> int:
-        if depth > MAX_DEPTH or id(each) in open_nodes:
+    def size(node: Any, depth: int) -> int:
+        if depth > MAX_DEPTH or id(node) in open_nodes:
             raise ValueError("an alias inside of what it stands for, or nested too deeply")
-        if id(each) not in known:
-            open_nodes.add(id(each))
+        if id(node) not in counts:
+            open_nodes.add(id(node))
             children: list[Any] = []
-            if isinstance(each, yaml.MappingNode):
-                children = [part for pair in each.value for part in pair]
-            elif isinstance(each, yaml.SequenceNode):
-                children = each.value
-            known[id(each)] = 1 + sum(size(child, depth + 1) for child in children)
-            open_nodes.discard(id(each))
-        if known[id(each)] > MAX_VALUES:
+            if isinstance(node, yaml.MappingNode):
+                children = [part for pair in node.value for part in pair]
+            elif isinstance(node, yaml.SequenceNode):
+                children = node.value
+            counts[id(node)] = 1 + sum(size(child, depth + 1) for child in children)
+            open_nodes.discard(id(node))
+        if counts[id(node)] > MAX_VALUES:
             raise ValueError(f"more than {MAX_VALUES} values, aliases written out")
-        return known[id(each)]
+        return counts[id(node)]
 
     if node is not None:
         size(node, 1)

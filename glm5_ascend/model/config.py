@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from glm5_ascend.errors import ConfigError, Glm5Error, shown
+from glm5_ascend.files.untrusted import MAX_CONFIG_BYTES, read_json_object
 from glm5_ascend.model.glm5 import GLM5
-from glm5_ascend.model.json_file import MAX_CONFIG_BYTES, read_json_object
 from glm5_ascend.model.layer_types import indexer_types, mlp_layer_types
 from glm5_ascend.model.spec import Linear, ModelSpec, Subgraph, Weight
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from glm5_ascend.errors import PlanError
-from glm5_ascend.files.resources import read_yaml
+from glm5_ascend.files.yaml_file import read_yaml
 from glm5_ascend.plan.data_files import Cache, Count, Keys, Positive, data_file
 from glm5_ascend.plan.efficiency import Efficiencies
 from glm5_ascend.plan.hardware import Hardware, load_hardware

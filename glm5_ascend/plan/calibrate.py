@@ -18,8 +18,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from glm5_ascend.errors import PlanError, shown
-from glm5_ascend.files.foreign import read_bytes
-from glm5_ascend.model.json_file import read_json
+from glm5_ascend.files.untrusted import read_bytes, read_json
 from glm5_ascend.plan import fitting
 from glm5_ascend.plan.baselines import Baseline, BaselineRow, case
 from glm5_ascend.plan.efficiency import Efficiencies, efficiencies_of

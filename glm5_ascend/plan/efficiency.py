@@ -6,7 +6,7 @@ import functools
 from dataclasses import asdict, dataclass
 from typing import cast
 
-from glm5_ascend.files.resources import read_yaml
+from glm5_ascend.files.yaml_file import read_yaml
 from glm5_ascend.plan.data_files import EfficiencyKeys, FittedFile, data_file
 from glm5_ascend.plan.hardware import Hardware
 

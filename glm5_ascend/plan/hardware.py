@@ -10,7 +10,8 @@ from typing import Annotated
 from pydantic import Field
 
 from glm5_ascend.errors import PlanError
-from glm5_ascend.files.resources import near, read_yaml
+from glm5_ascend.files.resources import near
+from glm5_ascend.files.yaml_file import read_yaml
 from glm5_ascend.plan.data_files import EfficiencyKeys, Keys, Positive, Quality, data_file
 
 

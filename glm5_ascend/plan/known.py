@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from glm5_ascend.files.resources import read_yaml
+from glm5_ascend.files.yaml_file import read_yaml
 from glm5_ascend.plan import cache, weights
 from glm5_ascend.plan.data_files import KnownSizesFile, data_file
 from glm5_ascend.plan.model import named

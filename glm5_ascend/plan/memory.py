@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import Literal
 
-from glm5_ascend.files.resources import read_yaml
+from glm5_ascend.files.yaml_file import read_yaml
 from glm5_ascend.plan import cache, weights
 from glm5_ascend.plan.copies import copies
 from glm5_ascend.plan.data_files import GuessedFigure, MemoryFile, data_file

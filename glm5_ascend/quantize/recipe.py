@@ -14,7 +14,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchem
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.errors import RecipeError, shown
-from glm5_ascend.files.resources import data_dir, near, read_yaml, yaml_content
+from glm5_ascend.files.resources import data_dir, near
+from glm5_ascend.files.yaml_file import read_yaml, yaml_content
 from glm5_ascend.quantize.methods.minmax import MINMAX
 from glm5_ascend.quantize.methods.registry import METHODS
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from glm5_ascend.errors import CheckFailedError, ConfigError, shortened, shown
-from glm5_ascend.model.json_file import parse_json
+from glm5_ascend.files.untrusted import parse_json
 from glm5_ascend.serve.connection import BoundedReply, Limits, exchange
 from glm5_ascend.serve.connection import server_address as server_address
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from glm5_ascend.errors import OutputError
-from glm5_ascend.model.json_file import parse_json
+from glm5_ascend.files.untrusted import parse_json
 from glm5_ascend.serve.client import Client, Delta, server_address
 
 THINKING, ANSWER, TOOL_CALL = "thinking", "answer", "tool call"

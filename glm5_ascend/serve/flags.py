@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from glm5_ascend.model.json_file import parse_json
+from glm5_ascend.files.untrusted import parse_json
 
 #: vLLM takes its API key from here, too.
 KEY_VARIABLE = "VLLM_API_KEY"

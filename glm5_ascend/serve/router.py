@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from glm5_ascend.errors import CheckFailedError, shown
-from glm5_ascend.model.json_file import parse_json
+from glm5_ascend.files.untrusted import parse_json
 from glm5_ascend.serve.connection import Limits, exchange, server_address
 
 _LIMITS = Limits(30.0, 30.0, 1024**2)

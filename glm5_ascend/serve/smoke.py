@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from glm5_ascend.errors import CheckFailedError, shortened, shown
-from glm5_ascend.model.json_file import parse_json
+from glm5_ascend.files.untrusted import parse_json
 from glm5_ascend.serve.client import Answer, Client
 
 OK, FAILED, WARNING, SKIPPED = "ok", "failed", "warning", "skipped"

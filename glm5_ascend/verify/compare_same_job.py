@@ -30,7 +30,7 @@ from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.output import PROVENANCE_NAME
 from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME, FLOAT, W4A8_DYNAMIC, dequantize
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.model.json_file import read_json_object
+from glm5_ascend.files.untrusted import read_json_object
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.compare_source import compare_weights
 from glm5_ascend.verify.derived_tensors import read_linear

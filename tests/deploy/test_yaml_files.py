@@ -12,7 +12,8 @@ from glm5_ascend.deploy.profiles.variables import VariableFile
 from glm5_ascend.deploy.rules.load import RuleFile
 from glm5_ascend.deploy.schemas import SCHEMAS
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.files.resources import read_yaml, schema_text
+from glm5_ascend.files.resources import schema_text
+from glm5_ascend.files.yaml_file import read_yaml
 from glm5_ascend.quantize.recipe import Recipe
 from tests.support.command import ROOT
 

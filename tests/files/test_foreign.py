@@ -9,7 +9,7 @@ import pytest
 
 from glm5_ascend.checkpoint.shards import Shard
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.model.json_file import read_json
+from glm5_ascend.files.untrusted import read_json
 from glm5_ascend.verify import verify
 from tests.support.command import assert_one_clear_line, in_process
 from tests.support.tiny_model import write_tiny_model

@@ -8,7 +8,8 @@ import pytest
 from pydantic import BaseModel
 
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.files.resources import read_yaml, schema_text
+from glm5_ascend.files.resources import schema_text
+from glm5_ascend.files.yaml_file import read_yaml
 from glm5_ascend.plan.baselines import BaselinesFile, load_rows
 from glm5_ascend.plan.data_files import FamilyFile, FittedFile, KnownSizesFile, MemoryFile, data_file
 from glm5_ascend.plan.hardware import Hardware, known_hardware

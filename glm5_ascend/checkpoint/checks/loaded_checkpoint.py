@@ -14,8 +14,8 @@ import torch
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.shards import Shard, TensorEntry
 from glm5_ascend.errors import CheckpointError
+from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.model.json_file import MAX_BYTES_BY_TENSOR, read_json_object
 
 #: Elements read at once where a tensor can be as large as an embedding table (GLM-5: 0.95e9).
 PIECE = 1 << 24

@@ -21,7 +21,7 @@ from glm5_ascend.checkpoint.checks.tokenizer_file import (
     listed,
 )
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.model.json_file import read_json_object
+from glm5_ascend.files.untrusted import read_json_object
 
 _GENERATION = "generation_config.json"
 #: JSON beside tokenizer.json that transformers or older readers take into account.

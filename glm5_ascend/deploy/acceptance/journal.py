@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from glm5_ascend.errors import CheckFailedError, Glm5Error
-from glm5_ascend.files.foreign import read_bytes
+from glm5_ascend.files.untrusted import read_bytes
 from glm5_ascend.files.written import write_file
 
 OK, WARNING, FAILED, NOT_RUN = "ok", "warning", "failed", "not run"

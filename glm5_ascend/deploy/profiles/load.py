@@ -12,7 +12,8 @@ from packaging.version import Version
 from glm5_ascend.deploy.profiles.file import ProfileFile, SwitchName
 from glm5_ascend.engine_lines import LINES, SGLANG, VLLM, EngineLine, vllm_ascend_line
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.files.resources import data_dir, near, read_yaml
+from glm5_ascend.files.resources import data_dir, near
+from glm5_ascend.files.yaml_file import read_yaml
 from glm5_ascend.serve.c8_flags import LI_KEY, SFA_KEY, with_flags
 
 SCHEDULING: tuple[str, ...] = get_args(SwitchName)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, RootModel
 
-from glm5_ascend.files.resources import data_dir, read_yaml
+from glm5_ascend.files.resources import data_dir
+from glm5_ascend.files.yaml_file import read_yaml
 
 
 class Variable(BaseModel):

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from glm5_ascend.deploy.rehearsal.result import FoundWalk, RehearsedRank
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.model.json_file import read_json_object
+from glm5_ascend.files.untrusted import read_json_object
 
 
 class _Walked(BaseModel):

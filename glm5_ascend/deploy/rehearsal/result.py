@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, CheckFailedError, shortened
-from glm5_ascend.model.json_file import read_json_object
+from glm5_ascend.files.untrusted import read_json_object
 
 #: A planner's number is said to be off from here on, in per cent.
 TOLERANCE = 0.1

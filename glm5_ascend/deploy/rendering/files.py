@@ -15,8 +15,8 @@ from glm5_ascend.deploy.rendering.kubernetes import DEFAULTS
 from glm5_ascend.deploy.rendering.values import AuthValues, NetworkValues, PodValues
 from glm5_ascend.deploy.target import RenderTarget
 from glm5_ascend.errors import ConfigError, OutputError, shown
-from glm5_ascend.files.resources import read_yaml
 from glm5_ascend.files.written import new_folder, write_file
+from glm5_ascend.files.yaml_file import read_yaml
 
 TARGETS = {
     RenderTarget.shell: scripts.files,

@@ -10,7 +10,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, RootModel
 
 from glm5_ascend.deploy.rules.expression import holds, names_in
-from glm5_ascend.files.resources import data_dir, read_yaml
+from glm5_ascend.files.resources import data_dir
+from glm5_ascend.files.yaml_file import read_yaml
 
 ERROR, WARNING = "error", "warning"
 

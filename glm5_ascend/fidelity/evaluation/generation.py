@@ -21,7 +21,7 @@ from glm5_ascend.checkpoint.texts import read_records
 from glm5_ascend.errors import TextError
 from glm5_ascend.fidelity.evaluation.intervals import mean_interval
 from glm5_ascend.fidelity.evaluation.metrics import Metric
-from glm5_ascend.model.json_file import parse_json
+from glm5_ascend.files.untrusted import parse_json
 from glm5_ascend.serve.client import Answer, Client
 
 #: Requests under way at a time.

@@ -10,7 +10,7 @@ from glm5_ascend.checkpoint.output import PROVENANCE_NAME
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.fidelity.evaluation.metrics import Metric
 from glm5_ascend.fidelity.evaluation.summary import Summary, limit_text, mean_share, span, value_text
-from glm5_ascend.model.json_file import read_json_object
+from glm5_ascend.files.untrusted import read_json_object
 from glm5_ascend.report import charts
 from glm5_ascend.report.content import Card, Page, Section, Table
 from glm5_ascend.report.header import Hashed, ReportHeader, hashed_file, hashed_text, make_header, without_login

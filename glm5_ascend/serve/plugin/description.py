@@ -15,8 +15,8 @@ from glm5_ascend.checkpoint.types import (
     W8A8_DYNAMIC,
 )
 from glm5_ascend.errors import CheckpointError
+from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.model.glm5 import GLM5
-from glm5_ascend.model.json_file import MAX_BYTES_BY_TENSOR, read_json_object
 
 #: vLLM's fused modules -> the checkpoint's modules inside, which must have the same type.
 FUSED = {**GLM5.fused_modules, "experts": tuple(f"experts.0.{name}" for name in GLM5.expert_projections)}

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from glm5_ascend.errors import CheckFailedError, TextError, shown
+from glm5_ascend.files.untrusted import read_json_object
 from glm5_ascend.files.written import write_file
-from glm5_ascend.model.json_file import read_json_object
 from glm5_ascend.serve.client import Client
 from glm5_ascend.serve.smoke import CANARIES
 from glm5_ascend.serve.watching.texts import ask_canary, fresh, repeats, tokens_per_step

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from glm5_ascend.errors import CheckFailedError, MissingEnvironmentError, shown
-from glm5_ascend.model.json_file import parse_json
+from glm5_ascend.files.untrusted import parse_json
 from glm5_ascend.serve.client import Answer, Client
 from glm5_ascend.serve.smoke import ACCEPTED, DRAFTS, NO_THINKING, SGLANG_LENGTH, WEATHER, user
 from glm5_ascend.serve.watching.canaries import Canary, CanarySet, mean_distance

@@ -12,8 +12,8 @@ from glm5_ascend.checkpoint.index import INDEX_NAME, read_weight_map
 from glm5_ascend.checkpoint.summary import summarize
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.errors import CheckpointError, ConfigError, Glm5Error
+from glm5_ascend.files.untrusted import MAX_BYTES, MAX_BYTES_BY_TENSOR, MAX_CONFIG_BYTES, MAX_DEPTH, read_json_object
 from glm5_ascend.model.config import load_config
-from glm5_ascend.model.json_file import MAX_BYTES, MAX_BYTES_BY_TENSOR, MAX_CONFIG_BYTES, MAX_DEPTH, read_json_object
 
 BAD = {
     "empty": (b"", "not valid JSON"),
