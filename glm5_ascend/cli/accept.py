@@ -61,9 +61,8 @@ def accept(
 ) -> int:
     """The first hour on a machine: doctor, parity, serve, smoke, eval, a load beside the plan, watch. Resumable."""
     import glm5_ascend.cli.accept_page as accept_page
-    from glm5_ascend.cli.accept_steps import AcceptSizes, steps
     from glm5_ascend.deploy.acceptance.journal import AcceptanceJournal, file_list
-    from glm5_ascend.deploy.acceptance.run import check_profile, run
+    from glm5_ascend.deploy.acceptance.run import accept_steps, check_profile, run
     from glm5_ascend.deploy.acceptance.steps import Accepting
     from glm5_ascend.deploy.profiles.load import load
     from glm5_ascend.report.header import make_header
@@ -73,22 +72,31 @@ def accept(
     chosen, checkpoint = load(profile), check_directory(directory)
     folder = out or Path(f"accept-{profile}")
     setting = Accepting(
-        checkpoint.directory, chosen, folder, server_address(url) if url else "", key, minutes, simulate_npu
+        checkpoint.directory,
+        chosen,
+        folder,
+        server_address(url) if url else "",
+        key,
+        minutes,
+        simulate_npu,
+        against,
+        workload,
+        windows,
+        window,
     )
     check_profile(setting)
     _require_machine(setting)
-    sizes = AcceptSizes(against or directory, workload, windows, window)
+    steps = accept_steps(setting)
     _make(folder)
     about: dict[str, Any] = {
         "checkpoint": str(checkpoint.directory.resolve()), "files": file_list(checkpoint.directory), "profile": profile,
-        "engine": chosen.line.name, "against": str(sizes.against.resolve()), "url": setting.url, "minutes": minutes,
-        "workload": sizes.load(setting), "windows": [windows, window], "simulated": simulate_npu,
+        "engine": chosen.line.name, "against": str((against or directory).resolve()), "url": setting.url,
+        "minutes": minutes, "workload": setting.load, "windows": [windows, window], "simulated": simulate_npu,
         "version": __version__, "host": platform.node(),
     }  # fmt: skip
     accept_page.check_place(folder)
     journal = AcceptanceJournal(folder, about, again=again)
-    before, served = steps(setting, sizes)
-    results = run(setting, before, served, journal, quiet if as_json else show)
+    results = run(setting, steps, journal, quiet if as_json else show)
     header = make_header()
     report = accept_page.report(results, header, simulated=simulate_npu)
     journal.write(report)

@@ -37,8 +37,7 @@ def setting(folder: Path, **options: Any) -> Accepting:
 
 def results(folder: Path, *steps: AcceptStep, **options: Any) -> dict[str, StepResult]:
     journal = AcceptanceJournal(folder, ABOUT, **options)
-    before = [each for each in steps if not each.server]
-    found = run(setting(folder), before, [each for each in steps if each.server], journal, lambda result: None)
+    found = run(setting(folder), steps, journal, lambda result: None)
     return {result.name: result for result in found}
 
 

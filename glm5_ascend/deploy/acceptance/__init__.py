@@ -1,1 +1,1 @@
-"""The first hour on a machine: steps one after the other, a file to go on from, and what to send whom."""
+"""The first hour on a machine: steps in order, a journal to resume from, and where to report failures."""

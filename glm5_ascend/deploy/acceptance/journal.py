@@ -1,4 +1,4 @@
-"""What an acceptance has found so far, written after each step: the same command goes on from there."""
+"""The journal of an acceptance, written after each step: run the same command again to resume."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from glm5_ascend.files.written import write_file
 
 OK, WARNING, FAILED, NOT_RUN = "ok", "warning", "failed", "not run"
 NAME = "accept.json"
-#: A file of the checkpoint up to this size is hashed; of a shard, name and size count (`verify` hashes them).
+#: Files up to this size are hashed. Of shards only name and size are recorded; `verify` hashes them.
 HASHED_BYTES = 32 * 1024**2
 MAX_BYTES = 64 * 1024**2
 
@@ -24,8 +24,8 @@ class StepResult:
     """One step's outcome.
 
     Attributes:
-        status: OK, WARNING, FAILED or NOT_RUN. verdict: one line. seconds: it took. began: UTC, ISO 8601.
-        figures: for the report. send: what to send whom, where it failed.
+        status: OK, WARNING, FAILED or NOT_RUN. verdict: one line. seconds: duration. began: UTC, ISO 8601.
+        figures: for the report. send: where to report a failure, and with which files.
     """
 
     name: str
@@ -38,47 +38,47 @@ class StepResult:
 
     @property
     def done(self) -> bool:
-        """Not to be repeated."""
+        """Whether the step is not repeated."""
         return self.status in (OK, WARNING)
 
 
 def file_list(directory: Path) -> list[dict[str, Any]]:
-    """Name, bytes and, of all but shards, SHA-256 of a checkpoint's files, by name."""
-    found = []
+    """Names, bytes and, except for shards, SHA-256 of a checkpoint's files, sorted by name."""
+    entries = []
     for path in sorted(directory.iterdir()):
         if path.is_file():
             entry: dict[str, Any] = {"name": path.name, "bytes": path.stat().st_size}
             if entry["bytes"] <= HASHED_BYTES:
                 entry["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-            found.append(entry)
-    return found
+            entries.append(entry)
+    return entries
 
 
 class AcceptanceJournal:
-    """accept.json of one folder: the journal, and in the end the report.
+    """accept.json of one folder: the journal, and at the end the report.
 
     Args:
-        about: what is accepted and how; of something else nothing is kept. again: keep nothing.
+        about: what is accepted and how. Results of another acceptance are discarded. again: discard all results.
     """
 
     def __init__(self, folder: Path, about: dict[str, Any], *, again: bool = False) -> None:
         self.path = folder / NAME
         self.about: dict[str, Any] = json.loads(_text(about))  # as the file gives it back
-        self.results: dict[str, StepResult] = {} if again else self._kept()
+        self.results: dict[str, StepResult] = {} if again else self._read()
 
     def add(self, result: StepResult) -> None:
-        """On disk when this returns. Raises OutputError."""
+        """Add a result and write the file. Raises OutputError."""
         self.results[result.name] = result
         self.write({})
 
     def write(self, more: dict[str, Any]) -> None:
-        """All steps and `more`. Raises OutputError."""
+        """Write all steps and `more`. Raises OutputError."""
         steps = [asdict(result) for result in self.results.values()]
         value = {"schema_version": 1, "command": "accept", **more, "about": self.about, "steps": steps}
         write_file(self.path, _text(value))
 
-    def _kept(self) -> dict[str, StepResult]:
-        """The steps of an earlier run of the same acceptance; none where the file is not, to the byte, as we write."""
+    def _read(self) -> dict[str, StepResult]:
+        """Results of an earlier run of the same acceptance; none if the file was not written by this class."""
         try:
             text = read_bytes(self.path, MAX_BYTES, CheckFailedError, "remove it").decode()
             value = json.loads(text)

@@ -8,19 +8,30 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 
 from glm5_ascend.deploy.acceptance.journal import FAILED, NOT_RUN, OK, AcceptanceJournal, StepResult
-from glm5_ascend.deploy.acceptance.steps import SERVE_SENDS, Accepting, AcceptStep, StepOutcome, describe_server
+from glm5_ascend.deploy.acceptance.measurements import EVAL, HARDWARE_STEP, LOAD, PARITY, PLAN
+from glm5_ascend.deploy.acceptance.steps import (
+    DOCTOR,
+    SERVE_SENDS,
+    SMOKE,
+    WATCH,
+    Accepting,
+    AcceptStep,
+    StepOutcome,
+    connect,
+)
 from glm5_ascend.errors import ConfigError, Glm5Error
+from glm5_ascend.plan.workload import parse_workload
 from glm5_ascend.serve.local_server import server
 
 SERVE = "serve"
-#: 400 GB from a slow disk, and graphs to capture.
+#: Time to load 400 GB from a slow disk and to capture graphs.
 NPU_START_S = 5400.0
 CPU_START_S = 1800.0
 OnStep = Callable[[StepResult], object]
 
 
 def check_profile(setting: Accepting) -> None:
-    """Raises `ConfigError` where the profile has several servers, which nobody can start from one machine."""
+    """Raises `ConfigError` if the profile has several servers: they cannot be started from one machine."""
     roles = list(setting.profile.roles.values())
     if not setting.url and not setting.simulate and (len(roles) > 1 or roles[0].nodes > 1 or roles[0].per_rank):
         raise ConfigError(
@@ -29,22 +40,29 @@ def check_profile(setting: Accepting) -> None:
         )
 
 
-def run(
-    setting: Accepting, before: Sequence[AcceptStep], served: Sequence[AcceptStep], journal: AcceptanceJournal,
-    on_step: OnStep,
-) -> list[StepResult]:  # fmt: skip
-    """Steps `before` the server and those with it; what the journal has is not repeated.
+def accept_steps(setting: Accepting) -> list[AcceptStep]:
+    """All steps in order. Raises PlanError for a workload that cannot be read."""
+    parse_workload(setting.load)
+    return [DOCTOR, PARITY, *([] if setting.on_npu else [HARDWARE_STEP]), PLAN, SMOKE, EVAL, LOAD, WATCH]
 
-    A step that fails does not keep the others from running; without a server those that need it are not run.
+
+def run(
+    setting: Accepting, steps: Sequence[AcceptStep], journal: AcceptanceJournal, on_step: OnStep
+) -> list[StepResult]:
+    """Run the steps that the journal does not have, first those that need no server.
+
+    The other steps run after a failure, too. Without a server, steps that need it are not run.
     """
+    before = [step for step in steps if not step.server]
+    served = [step for step in steps if step.server]
     for step in before:
         _take(setting, step, journal, on_step)
-    pending = [step for step in served if not _kept(step.name, journal)]
+    pending = [step for step in served if not _is_done(step.name, journal)]
     if SERVE in journal.results and not pending:
         on_step(journal.results[SERVE])
     with ExitStack() as stack:
         if pending or SERVE not in journal.results:
-            start = AcceptStep(SERVE, lambda given: stack.enter_context(_server(given)), SERVE_SENDS)
+            start = AcceptStep(SERVE, lambda setting: stack.enter_context(_server(setting)), SERVE_SENDS)
             journal.results.pop(SERVE, None)
             _take(setting, start, journal, on_step)
         for step in served:
@@ -52,20 +70,20 @@ def run(
     return [journal.results[name] for name in (*[s.name for s in before], SERVE, *[s.name for s in served])]
 
 
-def _kept(name: str, journal: AcceptanceJournal) -> bool:
+def _is_done(name: str, journal: AcceptanceJournal) -> bool:
     return name in journal.results and journal.results[name].done
 
 
 def _take(setting: Accepting, step: AcceptStep, journal: AcceptanceJournal, on_step: OnStep) -> None:
-    """Run one step unless it is done, or cannot be run."""
-    if not _kept(step.name, journal):
+    """Run one step unless it is done or cannot be run."""
+    if not _is_done(step.name, journal):
         why = _obstacle(setting, step)
         journal.add(StepResult(step.name, NOT_RUN, why) if why else _result(setting, step))
     on_step(journal.results[step.name])
 
 
 def _obstacle(setting: Accepting, step: AcceptStep) -> str:
-    """Why a step cannot be run; empty where it can."""
+    """The reason why a step cannot be run; empty if it can."""
     if setting.simulate and step.npu and setting.on_npu:
         return "needs an NPU (--simulate-npu)"
     return "no server runs: see serve" if step.server and setting.client is None else ""
@@ -77,7 +95,7 @@ def _result(setting: Accepting, step: AcceptStep) -> StepResult:
         outcome = step.run(setting)
     except Glm5Error as error:
         outcome = StepOutcome(FAILED, error.message, {"fix": error.tip})
-    except Exception as error:  # of whatever the machine has: a finding, not the end of the hour
+    except Exception as error:  # any error of the machine's software is a result of the step
         outcome = StepOutcome(FAILED, f"{type(error).__name__}: {error}".splitlines()[0][:500])
     seconds = round(time.monotonic() - clock, 2)
     send = step.send if outcome.status == FAILED else ""
@@ -86,9 +104,9 @@ def _result(setting: Accepting, step: AcceptStep) -> StepResult:
 
 @contextmanager
 def _server(setting: Accepting) -> Iterator[StepOutcome]:
-    """The profile's server, or the one that is there; how long it took to answer."""
+    """Start the profile's server, or connect to the given one."""
     if setting.url:
-        yield describe_server(setting)
+        yield connect(setting)
         return
     began, log = time.monotonic(), setting.folder / "serve.log"
     options = ["--profile", setting.profile.name, "--host", "127.0.0.1"]
@@ -97,8 +115,8 @@ def _server(setting: Accepting) -> Iterator[StepOutcome]:
         ready = round(time.monotonic() - began, 1)
         setting.url = f"http://127.0.0.1:{port}"
         try:
-            found = describe_server(setting)
-            verdict = f"ready after {ready} s: serves {found.figures['model']}"
-            yield StepOutcome(OK, verdict, {**found.figures, "seconds_to_ready": ready, "log": str(log)})
+            outcome = connect(setting)
+            verdict = f"ready after {ready} s: serves {outcome.figures['model']}"
+            yield StepOutcome(OK, verdict, {**outcome.figures, "seconds_to_ready": ready, "log": str(log)})
         finally:
             setting.url, setting.client = "", None

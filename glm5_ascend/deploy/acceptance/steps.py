@@ -1,4 +1,4 @@
-"""The steps of an acceptance that need nothing above this package; each is a function of the setting."""
+"""The setting of an acceptance, and the steps that call other commands of this package."""
 
 from __future__ import annotations
 
@@ -11,23 +11,29 @@ from glm5_ascend.deploy.acceptance.journal import FAILED, OK, WARNING
 from glm5_ascend.deploy.diagnosis.doctor import doctor
 from glm5_ascend.deploy.diagnosis.row import PROBLEM
 from glm5_ascend.deploy.profiles.load import Profile
+from glm5_ascend.engine_lines import CPU
 from glm5_ascend.errors import EXIT_OK, MissingEnvironmentError
 from glm5_ascend.serve import smoke
 from glm5_ascend.serve.client import Client
 from glm5_ascend.serve.watching.api import learn_canaries, watch
 
 LONGEST_PROMPT = 8192
-CPU = "cpu"
+NPU_LOAD, CPU_LOAD = "in=3500,out=1500,concurrency=16,requests=32", "in=256,out=64,concurrency=4,requests=12"
 
 
 @dataclass
 class Accepting:
-    """What is accepted, and what the steps leave for each other.
+    """What is accepted, how, and what the steps leave for each other.
 
     Attributes:
-        folder: of the reports and logs. url: of a server that is there already, "" to start one.
-        minutes: of the watch. simulate: this machine has no NPU, and the profile is for one.
-        client: of the server, while there is one.
+        directory: checkpoint. folder: for reports and logs.
+        url: address of a running server; empty to start one. key: its API key.
+        minutes: duration of the watch.
+        simulate: the profile needs an NPU, and this machine has none.
+        against: reference checkpoint of the evaluation; None: the checkpoint itself.
+        workload: of the load test, as `plan --workload`; None: a usual one.
+        windows, window: number and tokens of the windows of the evaluation.
+        client: of the server while it runs.
     """
 
     directory: Path
@@ -37,11 +43,20 @@ class Accepting:
     key: str = ""
     minutes: float = 10.0
     simulate: bool = False
+    against: Path | None = None
+    workload: str | None = None
+    windows: int = 8
+    window: int = 256
     client: Client | None = None
 
     @property
     def on_npu(self) -> bool:
         return self.profile.platform != CPU
+
+    @property
+    def load(self) -> str:
+        """The workload of the load test."""
+        return self.workload or (NPU_LOAD if self.on_npu else CPU_LOAD)
 
     @property
     def server(self) -> Client:
@@ -52,7 +67,7 @@ class Accepting:
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """status: OK, WARNING or FAILED; verdict: one line."""
+    """Result of a step. status: OK, WARNING or FAILED; verdict: one line."""
 
     status: str
     verdict: str
@@ -61,7 +76,7 @@ class StepOutcome:
 
 @dataclass(frozen=True)
 class AcceptStep:
-    """npu: needs the machine of the profile. server: needs its server. send: what to send whom where it fails."""
+    """A step. npu: needs the profile's machine; server: needs its server; send: where to report a failure."""
 
     name: str
     run: Callable[[Accepting], StepOutcome]
@@ -70,18 +85,18 @@ class AcceptStep:
     server: bool = False
 
 
-def check_machine(setting: Accepting) -> StepOutcome:
-    """`doctor DIR --profile NAME`. What only an NPU's machine has is no failure where none is meant to be."""
-    found = doctor(setting.directory, profile=setting.profile.name, role=next(iter(setting.profile.roles)))
-    rows = [{"item": row.item, "value": row.value, "status": row.status, "note": row.note} for row in found.rows]
-    bad = [row for row in found.rows if row.status == PROBLEM]
+def run_doctor(setting: Accepting) -> StepOutcome:
+    """`doctor DIR --profile NAME`. With `simulate`, problems of the machine do not count."""
+    diagnosis = doctor(setting.directory, profile=setting.profile.name, role=next(iter(setting.profile.roles)))
+    rows = [{"item": row.item, "value": row.value, "status": row.status, "note": row.note} for row in diagnosis.rows]
+    problems = [row for row in diagnosis.rows if row.status == PROBLEM]
     if setting.simulate:
-        bad = [row for row in bad if row.id or row.item == "checkpoint"]
-    warned = found.exit_code != EXIT_OK or any(row["status"] == "warning" for row in rows)
-    return StepOutcome(FAILED if bad else WARNING if warned else OK, found.verdict, {"rows": rows})
+        problems = [row for row in problems if row.id or row.item == "checkpoint"]
+    warned = diagnosis.exit_code != EXIT_OK or any(row["status"] == "warning" for row in rows)
+    return StepOutcome(FAILED if problems else WARNING if warned else OK, diagnosis.verdict, {"rows": rows})
 
 
-def ask_sensibly(setting: Accepting) -> StepOutcome:
+def run_smoke(setting: Accepting) -> StepOutcome:
     """`smoke URL`."""
     longest = setting.server.entry().get("max_model_len") or 2 * LONGEST_PROMPT
     lines = smoke.run(setting.server, smoke.SmokeBounds(min(LONGEST_PROMPT, longest // 2)))
@@ -91,19 +106,21 @@ def ask_sensibly(setting: Accepting) -> StepOutcome:
     return StepOutcome(status, smoke.verdict(lines), figures)
 
 
-def watch_it(setting: Accepting) -> StepOutcome:
-    """`watch --learn`, then `watch` for the minutes asked for, a poll every ten seconds."""
+def run_watch(setting: Accepting) -> StepOutcome:
+    """`watch --learn`, then `watch` for the given minutes with a poll every ten seconds."""
     client, file = setting.server, setting.folder / "canaries.json"
-    learnt = learn_canaries(client.url, file, model=client.model, timeout=client.timeout, key=client.key)
+    reference = learn_canaries(client.url, file, model=client.model, timeout=client.timeout, key=client.key)
     polls = max(2, round(setting.minutes * 6))
     report = watch(client.url, canaries=file, polls=polls, model=client.model, key=client.key, timeout=client.timeout)
     status = OK if report.exit_code == EXIT_OK and not report.unreachable else FAILED
-    figures = {**report.to_dict(), "canaries": len(learnt.canaries), "learnt_tokens_per_step": learnt.tokens_per_step}
+    figures = report.to_dict() | {
+        "canaries": len(reference.canaries), "learnt_tokens_per_step": reference.tokens_per_step
+    }  # fmt: skip
     return StepOutcome(status, report.verdict, figures)
 
 
-def describe_server(setting: Accepting) -> StepOutcome:
-    """What the server says of itself; sets the setting's client."""
+def connect(setting: Accepting) -> StepOutcome:
+    """Ask the server at `setting.url` for its model, and set `setting.client`."""
     client = Client(setting.url, timeout=1800.0, key=setting.key)
     entry = client.entry()
     setting.client = replace(client, model=entry["id"])
@@ -112,16 +129,16 @@ def describe_server(setting: Accepting) -> StepOutcome:
 
 
 DOCTOR = AcceptStep(
-    "doctor", check_machine, "nothing to send: each row names what mends it. A row that is wrong: this project, with "
-    "the output of glm5-ascend doctor DIR --profile NAME --json", npu=False,
+    "doctor", run_doctor, "nothing to send: each row names its fix. If a row is wrong: to this project, with the "
+    "output of glm5-ascend doctor DIR --profile NAME --json", npu=False,
 )  # fmt: skip
 SMOKE = AcceptStep(
-    "smoke", ask_sensibly, "to this project: accept.json and serve.log. Where verify DIR is clean and eval is close, "
-    "parsers and templates are at fault: to the engine (vllm-ascend or SGLang), with the answer as it came",
+    "smoke", run_smoke, "to this project: accept.json and serve.log. If verify DIR is clean and eval is close, parsers "
+    "or templates are at fault: to the engine (vllm-ascend or SGLang), with the raw answer",
     server=True,
 )  # fmt: skip
 WATCH = AcceptStep(
-    "watch", watch_it, "to the engine (vllm-ascend or SGLang): the finding, serve.log from its time on, and the "
+    "watch", run_watch, "to the engine (vllm-ascend or SGLang): the finding, serve.log from its time on, and the "
     "profile's command line; to this project: accept.json and canaries.json", server=True,
 )  # fmt: skip
 SERVE_SENDS = (
