@@ -8,7 +8,8 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from glm5_ascend.quantize.progress import CHECKING, GOING_ON
+from glm5_ascend.checkpoint.output import CHECKING
+from glm5_ascend.quantize.progress import RESUMING
 from glm5_ascend.report.units import format_bytes
 from glm5_kernels.registry import cache
 
@@ -62,7 +63,7 @@ class ProgressBar:
         left = self.remaining.seconds(done, total)
         if self.live:
             self._draw(text if done == 0 or not whole else f"layer {int(done)}", done, total, left)
-        if whole and (done > 0 or text.startswith((CHECKING, GOING_ON))) and not self.quiet:
+        if whole and (done > 0 or text.startswith((CHECKING, RESUMING))) and not self.quiet:
             eta = "" if left is None else f"eta {left:.0f} s  "
             console.print(f"layer {int(done)}/{total}  {text}  {eta}RSS {_rss()}", soft_wrap=True, markup=False)
 

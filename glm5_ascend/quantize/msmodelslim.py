@@ -71,7 +71,7 @@ def run_msmodelslim(prepared: PreparedJob, calibration: CalibrationSet | None, d
             f"--engine msmodelslim: no program {PROGRAM!r} on PATH",
             "pip install msmodelslim==26.1.0, or leave out --engine",
         )
-    source, place = prepared.options.source, workshop(prepared.options.out)
+    source, place = Path(prepared.options.source), workshop(Path(prepared.options.out))
     with exclusive(place):
         work, log = place / "checkpoint", place / "msmodelslim.log"
         shutil.rmtree(work, ignore_errors=True)

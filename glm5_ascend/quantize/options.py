@@ -1,14 +1,20 @@
-"""What the user asked `quantize` for; names are the command line's."""
+"""Options of `quantize`, for the command and the function."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
-from pathlib import Path
+from typing import Annotated, Any
+
+from glm5_ascend.options import Argument, Option, StrPath
+from glm5_ascend.quantize.progress import Progress, silent
+
+CALIBRATION, RUN = "Calibration", "Run"
 
 
 class Quantizer(StrEnum):
-    """Who quantizes: this package, or an installed msModelSlim."""
+    """Backend of `quantize`: this package, or an installed msModelSlim."""
 
     own = "own"
     msmodelslim = "msmodelslim"
@@ -16,30 +22,44 @@ class Quantizer(StrEnum):
 
 @dataclass(frozen=True)
 class QuantizeOptions:
-    """Arguments of one quantization.
+    """Options of `quantize`.
 
     Attributes:
-        recipe: name of a shipped recipe or path of a YAML file.
-        calib: calibration text, .jsonl or .txt; None takes the recipe's dataset.
-        samples, seq_len: at most this many sequences of this many tokens.
-        seed: of the random rotations.
-        threads: cores to use, None for all; the result does not depend on it.
-        max_ram: bytes of memory to stay within, None for half of the machine's.
-        device: "cpu", "npu", "npu:N", "cuda" or "cuda:N": where the arithmetic runs.
-        restart: discard an unfinished run instead of going on with it.
-        command: the command line, for the provenance file.
+        progress: progress(text, done, total) in layers, see `glm5_ascend.quantize.progress`.
+        on_plan: called with the `PreparedJob` before the work begins.
     """
 
-    source: Path
-    out: Path
-    recipe: str = "w4a8"
-    calib: Path | None = None
-    samples: int = 64
-    seq_len: int = 512
-    seed: int = 1234
-    overwrite: bool = False
-    command: str = ""
-    threads: int | None = None
-    max_ram: int | None = None
-    restart: bool = False
-    device: str = "cpu"
+    source: Annotated[StrPath, Argument("SRC", "Directory of a GLM-5 checkpoint (bf16, fp16 or FP8).")]
+    out: Annotated[StrPath, Argument("OUT", "Directory to write; appears complete or not at all.")]
+    recipe: Annotated[str, Option("Shipped recipe, or a YAML file.", "NAME")] = "w4a8"
+    _: KW_ONLY
+    calib: Annotated[
+        StrPath | None,
+        Option("Calibration text, .jsonl or .txt.", "FILE", default_text="the recipe's", panel=CALIBRATION),
+    ] = None
+    samples: Annotated[int, Option("Most sequences.", min=1, max=1_000_000, panel=CALIBRATION)] = 64
+    seq_len: Annotated[int, Option("Tokens per sequence.", min=16, max=1_048_576, panel=CALIBRATION)] = 512
+    seed: Annotated[int, Option("Seed of the random rotations.", min=0, max=2**63 - 1)] = 1234
+    overwrite: Annotated[bool, Option("Replace a checkpoint that this tool wrote.")] = False
+    threads: Annotated[
+        int | None,
+        Option("Cores to use; the result does not depend on it.", min=1, max=4096, default_text="all", panel=RUN),
+    ] = None
+    max_ram: Annotated[
+        int | str | None,
+        Option("Memory limit, such as 4GiB.", "SIZE", default_text="half of the machine's", panel=RUN),
+    ] = None
+    restart: Annotated[bool, Option("Discard an unfinished run of OUT.", panel=RUN)] = False
+    engine: Annotated[Quantizer, Option("Backend: this tool, or an installed msModelSlim.", panel=RUN)] = Quantizer.own
+    device: Annotated[
+        str | None,
+        Option("cpu, npu, npu:N, cuda or cuda:N.", "NAME", default_text="cpu; npu with msModelSlim", panel=RUN),
+    ] = None
+    dry_run: Annotated[bool, Option("Check everything, print plan, time and memory; write nothing.", panel=RUN)] = False
+    progress: Progress = silent
+    on_plan: Callable[[Any], None] | None = None
+
+    @property
+    def compute_device(self) -> str:
+        """Device of our own quantizer."""
+        return self.device or "cpu" if self.engine == Quantizer.own else "cpu"

@@ -47,6 +47,7 @@ from glm5_ascend.quantize.run.source_weights import FloatWeights
 from glm5_ascend.quantize.run.stopped import forget_damaged
 from glm5_ascend.quantize.run.whole_model import write_tensors
 from glm5_ascend.quantize.run.writer import Store
+from glm5_ascend.quantize.sizes import parse_size
 from glm5_ascend.quantize.source_check import check_source
 from glm5_ascend.quantize.workers import Workers
 from glm5_ascend.quantize.workshop import (
@@ -86,18 +87,20 @@ def prepare(options: QuantizeOptions, progress: Progress = silent) -> PreparedJo
     Raises:
         Glm5Error: the first thing that would make the run fail; nothing has been written.
     """
-    device = find_device(options.device, ("npu", "cuda"))
+    device = find_device(options.compute_device, ("npu", "cuda"))
     require_kernels(device.type)  # what cannot run is said before anything is read
     recipe_path = find_recipe(options.recipe)
     recipe = load_recipe(recipe_path)
-    source = SourceCheckpoint(options.source)
+    source = SourceCheckpoint(Path(options.source))
     check_source(source)
     layers = source.config.num_layers_with_mtp
-    replaced = check_output(options.source, options.out, options.overwrite, lambda text: progress(text, 0, layers))
+    replaced = check_output(
+        Path(options.source), Path(options.out), options.overwrite, lambda text: progress(text, 0, layers)
+    )
     plan = QuantizationPlan(source, recipe)
     if recipe.rotates:
         Rotations(source.config, options.seed)  # sizes without a Hadamard matrix are refused here
-    max_ram = options.max_ram or psutil.virtual_memory().total // 2 // Ranks().here
+    max_ram = parse_size(options.max_ram, "--max-ram") or psutil.virtual_memory().total // 2 // Ranks().here
     threads = threads_within(
         plan, options.seq_len, options.threads or max(1, len(os.sched_getaffinity(0)) // Ranks().here), max_ram
     )
@@ -116,7 +119,8 @@ def check_space(prepared: PreparedJob) -> None:
     """
     options = prepared.options
     needed = prepared.output_bytes + disk_bytes(prepared.plan, options.samples * options.seq_len)
-    check_free_space(options.out.resolve().parent, needed - _allocated(workshop(options.out)))
+    out = Path(options.out)
+    check_free_space(out.resolve().parent, needed - _allocated(workshop(out)))
 
 
 def predict(prepared: PreparedJob) -> RunPrediction:
@@ -146,7 +150,7 @@ def quantize(prepared: PreparedJob, progress: Progress = silent) -> QuantizeResu
     began = time.monotonic()
     check_space(prepared)
     calibration = calibration_of(prepared)
-    place = workshop(prepared.options.out)
+    place = workshop(Path(prepared.options.out))
     with torch.no_grad(), Ranks() as ranks:
         if ranks.rank:
             _help(prepared, calibration, ranks, place)
@@ -155,7 +159,7 @@ def quantize(prepared: PreparedJob, progress: Progress = silent) -> QuantizeResu
             layers = _work(prepared, calibration, ranks, place, progress)
             kept = publish_result(prepared, place / CHECKPOINT)
     return QuantizeResult(
-        out=prepared.options.out,
+        out=Path(prepared.options.out),
         output_bytes=prepared.output_bytes,
         source_bytes=source_bytes(prepared.source),
         seconds=time.monotonic() - began,
@@ -170,10 +174,10 @@ def publish_result(prepared: PreparedJob, work: Path) -> Path | None:
     """Put the result in its place; what the user has put there meanwhile is kept beside it, at the path returned."""
     options = prepared.options
     try:
-        check_output(options.source, options.out, options.overwrite, known=prepared.replaced)
+        check_output(Path(options.source), Path(options.out), options.overwrite, known=prepared.replaced)
     except OutputError:
-        return publish(work, options.out, keep=True)
-    return publish(work, options.out)
+        return publish(work, Path(options.out), keep=True)
+    return publish(work, Path(options.out))
 
 
 def _peak_rss() -> int:
@@ -211,7 +215,7 @@ def _work(
         raise
     finally:
         journal.close()
-    copy_serving_files(options.source, work)
+    copy_serving_files(Path(options.source), work)
     copy_file(prepared.recipe_path, work / RECIPE_NAME)
     write_json(work / schemes.DESCRIPTION_NAME, description(prepared.plan))
     refuse_strangers(work, files)
@@ -260,7 +264,7 @@ def calibration_of(prepared: PreparedJob) -> CalibrationSet | None:
         return None
     o = prepared.options
     return load_calibration(
-        prepared.calibration_file, o.source, prepared.source.config.vocab_size, o.samples, o.seq_len
+        prepared.calibration_file, Path(o.source), prepared.source.config.vocab_size, o.samples, o.seq_len
     )
 
 
@@ -271,7 +275,7 @@ def _dataset(options: QuantizeOptions, plan: QuantizationPlan) -> Dataset | None
     recipe = plan.recipe
     found = find_dataset(recipe.spec.dataset, stock=recipe.apiversion == "modelslim_v1")
     if options.calib is not None:
-        found = Dataset(options.calib)
+        found = Dataset(Path(options.calib))
     if not found.path.is_file():
         raise RecipeError(f"{found.path}: no such calibration file", "give one with --calib, or set dataset: default")
     return found

@@ -1,15 +1,13 @@
-"""How a long job reports: a callback, so that a library's user sees what the command line draws."""
+"""Progress of a long job as a callback: Python callers see what the command line draws."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from glm5_ascend.checkpoint.output import CHECKING as CHECKING
-
-#: How the text of a first call begins where a stopped run goes on.
-GOING_ON = "going on with a stopped run"
+#: First words of the first call's text where an interrupted run is resumed.
+RESUMING = "resuming an interrupted run"
 #: progress(text, done, total): what was just done, and how many of `total` layers are; a fraction inside a layer, a
-#: whole number at the end of one. The first call says where the run begins: at 0, or where a stopped one goes on.
+#: whole number at the end of one. The first call gives the start of the run: 0, or the finished layers.
 Progress = Callable[[str, float, int], None]
 
 

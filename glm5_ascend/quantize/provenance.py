@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import shlex
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -58,7 +60,7 @@ def inputs(
     source: SourceCheckpoint, recipe_path: Path, options: QuantizeOptions, calibration: CalibrationSet | None
 ) -> dict[str, Any]:
     """Everything the output's bytes depend on."""
-    device = options.device.partition(":")[0]
+    device = options.compute_device.partition(":")[0]
     return {
         "tool": {"name": "glm5-ascend", "version": glm5_ascend.__version__},
         "versions": {
@@ -100,7 +102,7 @@ def provenance(
     """The content of the provenance file, without its list of files; `known` are the `inputs`."""
     return {
         "format_version": 1,
-        "command": options.command,
+        "command": _command_line(),
         **known,
         "notes": notes,
         "layers": [
@@ -114,3 +116,11 @@ def write_provenance(directory: Path, content: dict[str, Any], files: list[str])
     """Write the provenance file, last of all: it holds the hash of every other one, which `verify` checks."""
     outputs = file_facts(directory, [name for name in files if name != PROVENANCE_NAME])
     write_json(directory / PROVENANCE_NAME, content | {"files": files, "outputs": outputs})
+
+
+def _command_line() -> str:
+    """The command line of this process; of a program that is not ours the name of the function it called."""
+    program = Path(sys.argv[0]).name if sys.argv else ""
+    if program in ("glm5-ascend", "__main__.py", "-m"):
+        return shlex.join(["glm5-ascend", *sys.argv[1:]])
+    return "glm5_ascend.quantize.quantize"

@@ -12,6 +12,7 @@ from glm5_ascend.checkpoint.checks.text_files import check_text_files, compare_t
 from glm5_ascend.checkpoint.schemes import FLOAT
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import CheckpointError
+from glm5_ascend.options import with_options
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.compare_same_job import compare_same_job, is_output, read_provenance
 from glm5_ascend.verify.compare_source import compare_source
@@ -23,28 +24,24 @@ from glm5_ascend.verify.file_hashes import check_hashes, read_record
 from glm5_ascend.verify.float_values import check_finite, check_vectors_and_floats
 from glm5_ascend.verify.mtp_rotation import check_mtp
 from glm5_ascend.verify.open_checkpoint import open_directory
+from glm5_ascend.verify.options import VerifyOptions
 from glm5_ascend.verify.plausible import Doubts, settle
 from glm5_ascend.verify.tensors import check_tensors
 
 
+@with_options(VerifyOptions)
 @torch.no_grad()
-def verify(
-    directory: str | Path, *, against: str | Path | None = None, engine: str | None = None, deep: bool = True
-) -> Report:
-    """Read a quantized checkpoint as the engine's loader would, and report what the loader would not say.
+def verify(options: VerifyOptions) -> Report:
+    """Read a quantized checkpoint as the engine's loader would, and report what the loader would not.
 
-    Args:
-        against: its source: dequantize and compare every tensor. Or the output of the same job on another machine, or
-            the provenance file of one: tell damage from another instruction set (compare_same_job.py).
-        engine: sglang, vllm-ascend or vllm: report, too, what this one would do with it (engines.py).
-        deep: read and check the values too, not only names, dtypes and shapes; always done with `against`.
     Returns:
-        The findings; `report.ok` is the verdict, `report.to_dict()` what `glm5-ascend verify --json` prints.
+        The findings; `report.ok` is the verdict, `report.to_dict()` the data of `glm5-ascend verify --json`.
     Raises:
-        ConfigError, CheckpointError: `directory` or `against` is no GLM-5 checkpoint at all. Defects inside a
-            quantized checkpoint are findings.
+        ConfigError, CheckpointError: `directory` or `against` is not a GLM-5 checkpoint. Defects inside a quantized
+            checkpoint are findings.
     """
-    directory, other = Path(directory), None if against is None else Path(against)
+    directory, engine, deep = Path(options.directory), options.engine, options.deep
+    other = None if options.against is None else Path(options.against)
     report = Report(directory, other)
     checkpoint = open_directory(directory, report)
     check_text_files(checkpoint, report)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
-from glm5_ascend.quantize.progress import GOING_ON
+from glm5_ascend.quantize.progress import RESUMING
 from glm5_ascend.quantize.run.job import RunContext
 from glm5_ascend.quantize.run.journal import GLOBALS, WorkUnit
 from glm5_ascend.quantize.run.residual_streams import behind
@@ -20,7 +20,7 @@ def forget_damaged(run: RunContext, calibration: CalibrationSet | None) -> None:
     if not len(run.journal):
         return
     layers = range(run.plan.config.num_layers_with_mtp)
-    run.progress(f"{GOING_ON}: reading back {len(run.journal)} finished units", 0, len(layers))
+    run.progress(f"{RESUMING}: reading back {len(run.journal)} finished units", 0, len(layers))
     of_layer = {layer: list(run.units(layer)) for layer in layers}
     written = [unit for unit in (GLOBALS, *chain(*of_layer.values())) if unit in run.journal]
     sound = {unit for unit, same in zip(written, run.workers.map(run.as_recorded, written), strict=True) if same}
@@ -40,7 +40,7 @@ def forget_damaged(run: RunContext, calibration: CalibrationSet | None) -> None:
 
 def _report(run: RunContext, lost: int, again: bool, done: int) -> None:
     total = run.plan.config.num_layers_with_mtp
-    text = f"{GOING_ON}: {done} of {total} layers are done"
+    text = f"{RESUMING}: {done} of {total} layers are done"
     if lost:
         text += f"; {lost} units are not as they were written and are done again"
     if again:

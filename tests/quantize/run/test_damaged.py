@@ -70,7 +70,7 @@ def shard_of(out: Path) -> Path:
 
 def test_nothing_is_done_again_where_nothing_is_damaged(stopped: Stopped, tmp_path: Path) -> None:
     texts = stopped.goes_on(stopped.copy(tmp_path))
-    assert "going on with a stopped run: 3 of 5 layers are done" in texts
+    assert "resuming an interrupted run: 3 of 5 layers are done" in texts
     assert not [text for text in texts if "again" in text or text.startswith(("layer 1 ", "layer 2 "))]
 
 

@@ -1,0 +1,127 @@
+"""Commands of the command line, made of a dataclass of options and a function that takes it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+
+from glm5_ascend.options import Argument, ExtraArguments, Option, OptionField, option_fields
+
+#: Names of a value in the help, by type; the metavar of an option goes first.
+METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
+OUTPUT_PANEL = "Output"
+
+
+@dataclass(frozen=True)
+class Output:
+    """Form of the answer: one JSON object on stdout, or text; `quiet`: no progress."""
+
+    json: bool = False
+    quiet: bool = False
+
+
+class Command(TyperCommand):
+    """A command whose help shows no type names of Python."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for param in self.params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+            elif param.metavar is None:
+                kind = getattr(getattr(param, "type_descriptor", None), "annotation", None)
+                param.metavar = METAVARS.get(kind)
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.metavar = ""
+        return option
+
+
+def add_command(
+    app: typer.Typer, name: str, run: Callable[[Any, Output], int], *examples: str, json: str = "", quiet: str = ""
+) -> None:
+    """Register `run(options, output)` as a command; its options are the dataclass that annotates the first parameter.
+
+    Args:
+        examples: command lines without the program's name, at most 64 characters long.
+        json, quiet: help of the flags `--json` and `--quiet`; the command lacks a flag whose help is empty.
+    """
+    options = get_type_hints(run)["options"]
+    fields = option_fields(options)
+    parameters = [_parameter(field) for field in fields if not isinstance(field.info, ExtraArguments)]
+    if json:
+        parameters.append(_flag("as_json", json, "--json"))
+    if quiet:
+        parameters.append(_flag("quiet", quiet, "--quiet", "-q"))
+    extra = [field.name for field in fields if isinstance(field.info, ExtraArguments)]
+    if extra:
+        parameters.insert(0, _keyword("context", typer.Context, inspect.Parameter.empty))
+
+    def call(**values: Any) -> int:
+        if extra:
+            values[extra[0]] = tuple(values.pop("context").args)
+        output = Output(values.pop("as_json", False), values.pop("quiet", False))
+        return run(options(**values), output)
+
+    call.__doc__ = run.__doc__
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {
+        parameter.name: (get_args(parameter.annotation) or (parameter.annotation,))[0] for parameter in parameters
+    }
+    epilog = "\n\n".join(["Examples:", *(f"  glm5-ascend {example}" for example in examples)])
+    settings = {"allow_extra_args": bool(extra)}
+    app.command(name, cls=Command, epilog=epilog, context_settings=settings)(call)
+
+
+def _parameter(field: OptionField) -> inspect.Parameter:
+    info: Any
+    if isinstance(field.info, Argument):
+        info = typer.Argument(metavar=field.info.metavar, help=field.info.help)
+    else:
+        assert isinstance(field.info, Option)
+        option = field.info
+        bounds = {name: value for name, value in (("min", option.min), ("max", option.max)) if value is not None}
+        flags = option.flags or ((f"--{field.name.replace('_', '-')}",) if field.type is bool else ())
+        info = typer.Option(
+            *flags,
+            help=option.help,
+            metavar=option.metavar,
+            show_default=option.default_text if option.default_text is not None else True,
+            rich_help_panel=option.panel,
+            envvar=option.envvar,
+            **bounds,  # type: ignore[arg-type]
+        )
+    return _keyword(field.name, Annotated[shell_type(field.type), info], field.default)
+
+
+def shell_type(hint: Any) -> Any:
+    """The type that a shell's word is read as: of `str | Path | None` it is `Path | None`, of `int | str` it is str."""
+    if get_origin(hint) not in (Union, UnionType):
+        return list[str] if get_origin(hint) is Sequence else hint
+    alternatives = get_args(hint)
+    words = [alternative for alternative in alternatives if alternative is not NoneType]
+    if Path in words:
+        single: Any = Path
+    elif any(get_origin(word) is Sequence for word in words) and str not in words:
+        single = list[str]
+    else:
+        single = words[0] if len(words) == 1 else str
+    return single | None if NoneType in alternatives else single
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _flag(name: str, text: str, *flags: str) -> inspect.Parameter:
+    info = typer.Option(*flags, help=text, rich_help_panel=OUTPUT_PANEL)
+    return _keyword(name, Annotated[bool, info], False)
