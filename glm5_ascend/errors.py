@@ -72,7 +72,7 @@ class OutputError(Glm5Error):
 
 
 class StoppedError(Glm5Error):
-    """Stopped by the user; what is done is kept, and the same command goes on from there."""
+    """Stopped by the user; what is done is kept, and run the same command again from there."""
 
     exit_code = EXIT_INTERRUPTED
 

@@ -99,5 +99,5 @@ def refuse_strangers(folder: Path, ours: Collection[str], begins: bool = False) 
             make_room(path)
         elif not (name in folders if stat.S_ISDIR(facts.st_mode) else plain(facts) and name in ours):
             raise StrangerError(
-                f"{path}: not written by this run, it would be published", "move it away; the same command goes on"
+                f"{path}: not written by this run, it would be published", "move it away; run the same command again"
             )

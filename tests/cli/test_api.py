@@ -1,83 +1,87 @@
-"""A command and its function take the same options: names and defaults."""
+"""One dataclass per command: its fields are the options of the command line and the parameters of the function."""
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
 import typer
-from typer.models import ArgumentInfo, OptionInfo
 
-from glm5_ascend.cli import analyze as analyze_command
-from glm5_ascend.cli import deploy as deploy_command
-from glm5_ascend.cli import doctor as doctor_command
-from glm5_ascend.cli import eval as eval_command
-from glm5_ascend.cli import plan as plan_command
-from glm5_ascend.cli import quantize as quantize_command
-from glm5_ascend.cli import run
-from glm5_ascend.cli import serve as serve_command
-from glm5_ascend.cli import verify as verify_command
-from glm5_ascend.cli import watch as watch_command
-from glm5_ascend.deploy import doctor, render
-from glm5_ascend.fidelity import analyze, evaluate
-from glm5_ascend.plan import plan
-from glm5_ascend.quantize import quantize
-from glm5_ascend.serve import serve, watch
-from glm5_ascend.verify import verify
+from glm5_ascend.cli import app, run
+from glm5_ascend.cli.command import Output, add_command, shell_type
+from glm5_ascend.options import Argument, ExtraArguments, Option, StrPath, option_fields, with_options
 
-#: What belongs to a terminal alone: how the answer is printed.
-SHOWN = {"as_json", "quiet", "context"}
-#: A measurement of this machine, tables and fits of the planner; what only a profile has.
-ONLY_COMMAND = {
-    "plan": {"measure", "out", "baselines", "calibrate", "csv", "sweep", "what_if"},
-    "serve": {"log", "verbose", "profile", "role", "node", "rank", "head", "ip", "nic", "skip_verify"},
-    "watch": {"learn"},
-}
-#: What only a caller can give: callbacks, vLLM's own flags, how deep to look before serving.
-ONLY_FUNCTION = {"progress", "on_plan", "on_poll", "vllm_args", "deep"}
-#: A command tells "not given" from the default, because a second spelling or a profile may give it.
-NOT_GIVEN = {("serve", "host"), ("serve", "port")}
-PAIRS: list[tuple[str, Callable[..., Any], Callable[..., Any]]] = [
-    ("quantize", quantize_command.quantize, quantize),
-    ("verify", verify_command.verify, verify),
-    ("eval", eval_command.evaluate, evaluate),
-    ("analyze", analyze_command.analyze, analyze),
-    ("plan", plan_command.plan, plan),
-    ("render", deploy_command.render, render),
-    ("doctor", doctor_command.doctor, doctor),
-    ("serve", serve_command.serve, serve),
-    ("watch", watch_command.watch, watch),
-]
+ROOT: Any = typer.main.get_command(app)
 
 
-def options(command: Callable[..., Any]) -> dict[str, Any]:
-    """Defaults of a command's parameters by name."""
-    return {name: parameter.default for name, parameter in inspect.signature(command).parameters.items()}
+@dataclass(frozen=True)
+class CopyOptions:
+    source: Annotated[StrPath, Argument("SRC", "File to copy.")]
+    rest: Annotated[Sequence[str], ExtraArguments()] = ()
+    _: KW_ONLY
+    times: Annotated[int, Option("Copies.", min=1, max=3)] = 1
+    verbose: Annotated[bool, Option("Print names.", flags=("--verbose", "-v"))] = False
+    callback: Callable[[str], None] | None = None
 
 
-@pytest.mark.parametrize(("name", "command", "function"), PAIRS, ids=[name for name, *_ in PAIRS])
-def test_names_and_defaults(name: str, command: Callable[..., Any], function: Callable[..., Any]) -> None:
-    shell = {k: v for k, v in options(command).items() if k not in SHOWN | ONLY_COMMAND.get(name, set())}
-    called = {k: v for k, v in options(function).items() if k not in ONLY_FUNCTION}
-    assert set(shell) == set(called)
-    for option, default in shell.items():
-        if (name, option) in NOT_GIVEN or called[option] is inspect.Parameter.empty:
-            continue  # a required argument of the function may stand in two places on a command line
-        assert default == called[option] or str(default) == str(called[option]), option
+@with_options(CopyOptions)
+def copy(options: CopyOptions) -> CopyOptions:
+    """Copy a file."""
+    return options
 
 
-@pytest.mark.parametrize(("name", "command", "function"), PAIRS, ids=[name for name, *_ in PAIRS])
-def test_every_option_of_a_command_is_described(
-    name: str, command: Callable[..., Any], function: Callable[..., Any]
-) -> None:
-    for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        if parameter.annotation is not typer.Context:
-            (info,) = (m for m in parameter.annotation.__metadata__ if isinstance(m, ArgumentInfo | OptionInfo))
-            assert info.help, f"{name} {parameter.name}"
-    assert inspect.getdoc(function)
+def test_a_function_takes_the_arguments_of_its_options_or_the_options() -> None:
+    assert copy("a", times=2) == CopyOptions("a", times=2) == copy(CopyOptions("a", times=2))
+    assert list(inspect.signature(copy).parameters) == ["source", "rest", "times", "verbose", "callback"]
+    assert "Copy a file." in str(copy.__doc__) and "times: Copies." in str(copy.__doc__)
+
+
+def test_a_command_has_the_options_of_its_dataclass() -> None:
+    calls: list[tuple[CopyOptions, Output]] = []
+
+    def command(options: CopyOptions, output: Output) -> int:
+        calls.append((options, output))
+        return 0
+
+    command.__annotations__ = {"options": CopyOptions, "output": Output, "return": int}
+    group = typer.Typer()
+    add_command(group, "copy", command, "copy a", json="JSON.")
+    program = typer.main.get_command(group)
+    program(["a", "--times", "3", "-v", "--json", "--", "--x", "1"], standalone_mode=False)
+    assert calls == [(CopyOptions(Path("a"), ("--x", "1"), times=3, verbose=True), Output(json=True))]
+    with pytest.raises(Exception, match="less than or equal"):
+        program(["a", "--times", "4"], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("hint", "expected"),
+    [(str | Path | None, Path | None), (int | str | None, str | None), (Sequence[str], list[str]), (int, int)],
+)
+def test_type_of_a_word_of_the_shell(hint: Any, expected: Any) -> None:
+    assert shell_type(hint) == expected
+
+
+def test_fields_without_a_description_are_for_python_only() -> None:
+    assert [field.name for field in option_fields(CopyOptions)] == ["source", "rest", "times", "verbose"]
+
+
+def commands(group: Any = ROOT, path: str = "") -> list[tuple[str, Any]]:
+    pairs = []
+    for name, command in group.commands.items():
+        inner = f"{path} {name}".strip()
+        pairs += commands(command, inner) if hasattr(command, "commands") else [(inner, command)]
+    return pairs
+
+
+@pytest.mark.parametrize(("name", "command"), commands(), ids=[name for name, _ in commands()])
+def test_every_option_of_a_command_is_described(name: str, command: Any) -> None:
+    for parameter in command.params:
+        assert getattr(parameter, "help", None), f"{name} {parameter.name}"
 
 
 PLANS = [

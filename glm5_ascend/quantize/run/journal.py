@@ -1,4 +1,4 @@
-"""What a quantization has finished, on disk before it counts: the same command goes on from here after any kill."""
+"""What a quantization has finished, on disk before it counts: run the same command again from here after any kill."""
 
 from __future__ import annotations
 
