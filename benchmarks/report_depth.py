@@ -27,7 +27,7 @@ from glm5_ascend.fidelity.evaluation.compare import compare
 from glm5_ascend.fidelity.evaluation.intervals import mean_interval
 from glm5_ascend.fidelity.evaluation.python_docs import documents
 from glm5_ascend.fidelity.evaluation.windows import read_windows
-from glm5_ascend.model.config import load_config
+from glm5_ascend.model.config_file import load_config
 
 WINDOW = 512
 RECIPES = "w4a8", "w4a8-best", "rtn-w4a8", "w8a8", "w8a8-best"

@@ -45,7 +45,7 @@ from glm5_ascend.fidelity.evaluation.intervals import Interval, mean_interval
 from glm5_ascend.fidelity.evaluation.metrics import Metric, metrics
 from glm5_ascend.fidelity.evaluation.python_docs import documents
 from glm5_ascend.fidelity.evaluation.windows import read_windows
-from glm5_ascend.model.config import load_config
+from glm5_ascend.model.config_file import load_config
 
 WINDOW = 512
 #: Recipe -> msModelSlim's with the same bits.

@@ -34,7 +34,7 @@ from glm5_ascend.fidelity.evaluation.metrics import metrics
 from glm5_ascend.fidelity.evaluation.python_docs import documents
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.evaluation.windows import read_windows
-from glm5_ascend.model.config import load_config
+from glm5_ascend.model.config_file import load_config
 from glm5_ascend.quantize.recipe import find_recipe, recipe_content
 from glm5_ascend.quantize.training.fake_quant import fake_quant_weight, first_scale
 from glm5_ascend.quantize.training.qat import TrainableModel

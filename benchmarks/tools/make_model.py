@@ -25,7 +25,8 @@ import torch
 from safetensors.torch import save_file
 
 from glm5_ascend.checkpoint.shards import DTYPE_NAMES
-from glm5_ascend.model.config import ModelConfig, load_config
+from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.config_file import load_config
 from glm5_ascend.model.spec import Linear, Vector
 
 SHARD_BYTES = 1_000_000_000
@@ -178,7 +179,7 @@ def main() -> None:
 
 def keys_of(family: str) -> dict[str, Any]:
     """config.json of a model of the family, as the planner knows it."""
-    from glm5_ascend.model.config import parse_config
+    from glm5_ascend.model.config_file import parse_config
     from glm5_ascend.plan.model import family as known
 
     found = known()

@@ -18,7 +18,7 @@ from typing import Any
 from glm5_ascend.errors import CheckpointError, OutputError
 from glm5_ascend.files.untrusted import read_json_object
 from glm5_ascend.files.written import copy_file, disk_error, write_file
-from glm5_ascend.model.config import read_config
+from glm5_ascend.model.config_file import read_config
 
 PROVENANCE_NAME = "glm5_ascend_provenance.json"
 #: How the line begins that says why `--overwrite` reads for a while.

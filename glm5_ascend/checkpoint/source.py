@@ -9,7 +9,8 @@ import torch
 
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.errors import CheckpointError, shown
-from glm5_ascend.model.config import ModelConfig, load_config
+from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.config_file import load_config
 
 #: Block of an FP8 e4m3 checkpoint (DeepSeek-V3 / GLM-5-FP8 convention): one fp32 scale per 128x128 weights.
 FP8_BLOCK = 128

@@ -9,7 +9,7 @@ from typing import Any
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
-from glm5_ascend.model.config import read_config
+from glm5_ascend.model.config_file import read_config
 
 MIXED = "mixed types"
 

@@ -101,7 +101,7 @@ def _rehearsed(
     from glm5_ascend.deploy.rehearsal.environment import named
     from glm5_ascend.deploy.rehearsal.result import Rehearsal
     from glm5_ascend.deploy.rehearsal.run import Stage, rehearse_role, require_vllm_ascend
-    from glm5_ascend.model.config import check_architecture, read_config
+    from glm5_ascend.model.config_file import check_architecture, read_config
 
     chosen = load(profile)
     require_vllm_ascend(chosen)

@@ -1,4 +1,4 @@
-"""The devices tensors can live on, and what each of them computes well."""
+"""Devices for tensors, and what each of them computes well."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 from glm5_ascend.errors import Glm5Error, MissingEnvironmentError, shown
 
-#: What stays on the host whatever the device is, and why; shown to the user, so that no fallback is silent.
+#: Work that stays on the host for every device, and why; printed, so that no fallback is silent.
 ON_HOST = {
     "dequantizing FP8 sources": "Atlas A2/A3 have no e4m3",
-    "sums of activations": "int64 in files, so that they do not depend on their order",
+    "sums of activations": "int64 in files, independent of their order",
     "error feedback": "column by column, a few launches each",
 }
 #: torch's device types besides the CPU, and the command that lists such devices.
@@ -20,7 +20,7 @@ _LISTS = {"npu": "npu-smi info", "cuda": "nvidia-smi"}
 
 
 def find_device(name: str, kinds: tuple[str, ...] = ("npu",)) -> torch.device:
-    """`cpu`, or a device of one of these kinds: `npu` (of this torchrun rank: its own) or `npu:N`.
+    """`cpu`, or a device of one of these kinds: `npu` (that of this torchrun rank) or `npu:N`.
 
     Args:
         kinds: of "npu" and "cuda".
@@ -31,8 +31,8 @@ def find_device(name: str, kinds: tuple[str, ...] = ("npu",)) -> torch.device:
         return torch.device("cpu")
     kind, _, index = name.partition(":")
     if kind not in kinds or not ((index.isascii() and index.isdecimal() and len(index) < 6) or not index):
-        known = ", ".join(["cpu", *(f"{each}, {each}:N" for each in kinds)])
-        raise Glm5Error(f"--device {shown(name)}: unknown device", f"give one of {known}")
+        names = ", ".join(["cpu", *(f"{kind}, {kind}:N" for kind in kinds)])
+        raise Glm5Error(f"--device {shown(name)}: unknown device", f"give one of {names}")
     if kind == "npu":
         _load_torch_npu(name)
     elif not torch.backends.cuda.is_built():
@@ -57,12 +57,12 @@ def _load_torch_npu(name: str) -> None:
 
 
 def native_bf16(device: torch.device) -> bool:
-    """Whether the device multiplies bf16 matrices by instructions of its own; without them bf16 is 100 times slower."""
+    """Return True if the device has bf16 matrix instructions; without them bf16 is 100 times slower."""
     return device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()
 
 
 def cpu_facts() -> dict[str, str]:
-    """What the bits of a CPU's matrix products depend on, besides torch's build."""
+    """Return the facts that the bits of a CPU's matrix products depend on, besides torch's build."""
     bf16 = (
         "amx" if torch.cpu._is_amx_tile_supported() else "avx512_bf16" if native_bf16(torch.device("cpu")) else "none"
     )

@@ -1,4 +1,4 @@
-"""One decoder layer of GLM-5 on one sequence, fp32, whatever the weights are behind `LayerWeights`.
+"""One decoder layer of GLM-5 on one sequence, in fp32, for any implementation of `LayerWeights`.
 
 Used to calibrate (float weights, inputs recorded) and to evaluate (integer weights). Every norm uses the config's
 `rms_norm_eps`, as vLLM does; transformers 5.19 has 1e-6 in q_a/kv_a_layernorm. Source: transformers 5.19
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from glm5_ascend.model.config import ModelConfig
 from glm5_kernels import ops
 
-SCORES = 2**24  # attention scores held at a time
+SCORES = 2**24  # attention scores in memory at a time
 INDEXER_NORM_EPS = 1e-6  # LayerNorm of the indexer key: fixed by the architecture, not in config.json
 
 
@@ -45,7 +45,7 @@ def rope_tables(config: ModelConfig, positions: torch.Tensor) -> tuple[torch.Ten
 
 
 def apply_rope(x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Rotate interleaved pairs of x [S, heads, rope]; the output is de-interleaved, alike for q and k."""
+    """Rotate interleaved pairs of x [S, heads, rope]; the output is de-interleaved, for q and k in the same way."""
     cos, sin = (t[:, None] for t in tables)
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.cat([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
@@ -58,7 +58,7 @@ def select_topk(
     """Lightning Indexer on one sequence from position 0: bool [S, S], True where query t attends to key s.
 
     Args:
-        int8_keys: queries and keys as an INT8 cache holds them (C8).
+        int8_keys: queries and keys as an INT8 cache stores them (C8).
     """
     length = x.shape[0]
     if length <= config.index_topk:
@@ -76,8 +76,8 @@ def select_topk(
     return selected
 
 
-def chosen_by_both(a: torch.Tensor, b: torch.Tensor, rows: int = 256) -> int:
-    """How many keys two selections bool [T, S] share; some rows at a time: torch makes int64 of all that it adds."""
+def count_common(a: torch.Tensor, b: torch.Tensor, rows: int = 256) -> int:
+    """Count the keys that two selections bool [T, S] share; by blocks of rows, because torch sums in int64."""
     return sum(int((some & others).sum()) for some, others in zip(a.split(rows), b.split(rows), strict=True))
 
 
@@ -105,14 +105,14 @@ def _index_operands(
 
 
 def _query_blocks(length: int) -> Iterator[slice]:
-    """Queries whose scores against all keys are held at a time: all of them up to 4096 tokens."""
+    """Blocks of queries whose scores against all keys fit `SCORES`: one block up to 4096 tokens."""
     step = max(1, SCORES // length)
     for start in range(0, length, step):
         yield slice(start, min(start + step, length))
 
 
 def query_latent(config: ModelConfig, weights: LayerWeights, x: torch.Tensor) -> torch.Tensor:
-    """What the queries of attention and indexer are made of, [S, q_lora_rank]."""
+    """Return the latent [S, q_lora_rank] that the queries of attention and indexer are projected from."""
     gain = weights.vector("self_attn.q_a_layernorm.weight")
     return rms_norm(weights.linear("self_attn.q_a_proj", x), gain, config.rms_norm_eps)
 
@@ -130,7 +130,7 @@ def attention(
     Args:
         int8_keys: its own indexer's cache is INT8 (C8).
     Returns:
-        output [S, hidden] and the selection [S, S] for shared-indexer layers behind this one.
+        output [S, hidden] and the selection [S, S] for later layers that share this indexer.
     """
     c, length = config, x.shape[0]
     tables = rope_tables(c, torch.arange(length, device=x.device))
@@ -150,7 +150,7 @@ def attention(
     else:
         selected = shared
     out = torch.empty(length, c.num_attention_heads, c.v_head_dim, device=x.device)
-    heads = max(1, SCORES // length**2)  # where no fused kernel serves, torch holds [heads, S, S] scores
+    heads = max(1, SCORES // length**2)  # without a fused kernel torch keeps [heads, S, S] scores
     for first in range(0, c.num_attention_heads, heads):
         part = slice(first, first + heads)
         shared_pe = k_pe[:, None].expand(-1, k_nope[:, part].shape[1], -1)
@@ -181,7 +181,7 @@ def route(config: ModelConfig, weights: LayerWeights, x: torch.Tensor) -> tuple[
 
 
 def expert_weights(config: ModelConfig, score: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """fp32 [T, top_k], how much each chosen expert of `ids` counts, for the router's scores [T, experts]."""
+    """Weights fp32 [T, top_k] of the selected experts `ids`, from the router's scores [T, experts]."""
     weight = score.gather(1, ids)
     if config.norm_topk_prob:
         weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)
@@ -195,7 +195,7 @@ def mlp(weights: LayerWeights, prefix: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def attention_input(config: ModelConfig, weights: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
-    """What attention reads of the residual stream [..., hidden]."""
+    """Normalise the residual stream [..., hidden] for attention."""
     return rms_norm(hidden, weights.vector("input_layernorm.weight"), config.rms_norm_eps)
 
 
@@ -207,13 +207,13 @@ def attention_block(
     shared: torch.Tensor | None = None,
     int8_keys: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first half of a layer on one sequence: residual stream [S, hidden] in front of and behind attention.
+    """Run the first half of a layer on one sequence: add attention to the residual stream [S, hidden].
 
     Args:
         shared: selection [S, S] of the layer whose indexer this one shares; unused where it has its own.
         int8_keys: its own indexer's cache is INT8 (C8).
     Returns:
-        the stream behind attention, and the selection for layers that share this one's indexer.
+        the stream after attention, and the selection for layers that share this one's indexer.
     """
     x = attention_input(config, weights, hidden)
     mixed, selected = attention(config, weights, x, shared, config.has_indexer(layer), int8_keys)
@@ -221,17 +221,17 @@ def attention_block(
 
 
 def mlp_input(config: ModelConfig, weights: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
-    """What the MLP, the router and the experts read of the residual stream [..., hidden]."""
+    """Normalise the residual stream [..., hidden] for MLP, router and experts."""
     return rms_norm(hidden, weights.vector("post_attention_layernorm.weight"), config.rms_norm_eps)
 
 
 def unrouted_mlp(config: ModelConfig, layer: int, weights: LayerWeights, x: torch.Tensor) -> torch.Tensor:
-    """What every token passes through: the dense MLP, or the shared experts of a MoE layer."""
+    """Run the dense MLP, or the shared experts of a MoE layer, on x [T, hidden]."""
     return mlp(weights, "mlp.shared_experts" if config.is_moe(layer) else "mlp", x)
 
 
 def whole_mlp(config: ModelConfig, layer: int, weights: LayerWeights, x: torch.Tensor) -> torch.Tensor:
-    """What a layer's MLP adds for its inputs x [T, hidden], all experts' weights at hand."""
+    """Run a layer's MLP with all its experts on x [T, hidden]: what it adds to the stream."""
     out = unrouted_mlp(config, layer, weights, x)
     if config.is_moe(layer):
         weight, ids = route(config, weights, x)
@@ -244,14 +244,14 @@ def whole_mlp(config: ModelConfig, layer: int, weights: LayerWeights, x: torch.T
 
 
 def mlp_block(config: ModelConfig, layer: int, weights: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
-    """The second half of a layer: the residual stream [T, hidden] behind it."""
+    """Run the second half of a layer: add the MLP to the residual stream [T, hidden]."""
     return hidden + whole_mlp(config, layer, weights, mlp_input(config, weights, hidden))
 
 
 def mtp_input(
     config: ModelConfig, weights: LayerWeights, embedding: torch.Tensor, hidden: torch.Tensor
 ) -> torch.Tensor:
-    """What the MTP layer reads at position i: eh_proj(concat(enorm(embedding of token i+1), hnorm(hidden i))).
+    """Return the MTP layer's input; position i is eh_proj(concat(enorm(embedding of token i+1), hnorm(hidden i))).
 
     `hidden` is the main model's output *after* its final norm; the embedding at position 0 is zeroed (vLLM 0.32).
     """

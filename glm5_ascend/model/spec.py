@@ -119,6 +119,8 @@ class ModelSpec:
         sizes: the numbers behind the size names that the tables use.
         blocks: weights of a layer by kind, without the routed experts.
         expert: linears of one routed expert, in the order of vLLM's w13 and w2; names relative to the expert.
+        fixed_keys: keys of config.json that the architecture fixes and the layer maths relies on, with their values;
+            a missing key means that value.
         mtp_input: MTP modules that compute the layer's input, besides the embedding.
         mtp_copies: MTP modules that a source may leave out, and the module that each is a copy of.
         why_float: linears that no reader of the format loads quantized, and the reason.
@@ -139,6 +141,7 @@ class ModelSpec:
     subgraphs_of_layer: tuple[Subgraph, ...]
     subgraph_of_expert: Subgraph
     bases: Mapping[str, Basis]
+    fixed_keys: Mapping[str, object]
     mtp_input: tuple[str, ...]
     mtp_copies: Mapping[str, str]
     why_float: Mapping[str, str]

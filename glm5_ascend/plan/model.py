@@ -17,7 +17,8 @@ from glm5_ascend.errors import CheckpointError, PlanError, shown
 from glm5_ascend.files.resources import near
 from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.files.yaml_file import read_yaml
-from glm5_ascend.model.config import ModelConfig, load_config, parse_config
+from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.config_file import load_config, parse_config
 from glm5_ascend.model.spec import Linear, Vector
 from glm5_ascend.plan.data_files import Cache, FamilyFile, QuantizationKeys, data_file
 

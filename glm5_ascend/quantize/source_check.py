@@ -9,7 +9,7 @@ from glm5_ascend.checkpoint.checks.text_files import check_text_files
 from glm5_ascend.checkpoint.output import served_config
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.model.config import read_config
+from glm5_ascend.model.config_file import read_config
 
 #: Ends of the names of tensors that public checkpoints carry and no engine reads: buffers computed from config.json.
 UNUSED = (".rotary_emb.inv_freq",)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.model.layer_types import indexer_schedule
+from glm5_ascend.model.config_file import indexer_schedule
 
 READ_BY_VLLM = ("index_topk_pattern", "index_topk_freq", "index_skip_topk_offset")
 

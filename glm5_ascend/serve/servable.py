@@ -9,7 +9,7 @@ from typing import Any
 from glm5_ascend.checkpoint.summary import CheckpointSummary, summarize
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.errors import CheckpointError, ConfigError, shown
-from glm5_ascend.model.config import check_architecture, read_config
+from glm5_ascend.model.config_file import check_architecture, read_config
 from glm5_ascend.serve.plugin.description import load_description
 from glm5_ascend.serve.schedule import topk_pattern
 

@@ -13,7 +13,7 @@ from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, dequantize, inte
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.model.config import read_config
+from glm5_ascend.model.config_file import read_config
 from glm5_ascend.model.spec import Linear, Subgraph, Vector
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.derived_tensors import read_linear

@@ -16,7 +16,7 @@ from glm5_ascend.checkpoint.shards import Shard
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError, ConfigError
 from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
-from glm5_ascend.model.config import load_config, read_config
+from glm5_ascend.model.config_file import load_config, read_config
 from glm5_ascend.verify.stray_files import check_tree
 
 #: msModelSlim's index; vLLM does not know this name.

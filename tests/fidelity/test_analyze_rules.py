@@ -12,8 +12,8 @@ import yaml
 
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.fidelity.analysis.run import AnalyzeOptions, analyze, prepare
-from glm5_ascend.model.config import ModelConfig, parse_config
-from glm5_ascend.model.layer_types import indexer_schedule
+from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.config_file import indexer_schedule, parse_config
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import find_recipe, load_recipe
 from tests.support.command import assert_one_clear_line, in_process

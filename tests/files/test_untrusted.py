@@ -13,7 +13,7 @@ from glm5_ascend.checkpoint.summary import summarize
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.errors import CheckpointError, ConfigError, Glm5Error
 from glm5_ascend.files.untrusted import MAX_BYTES, MAX_BYTES_BY_TENSOR, MAX_CONFIG_BYTES, MAX_DEPTH, read_json_object
-from glm5_ascend.model.config import load_config
+from glm5_ascend.model.config_file import load_config
 
 BAD = {
     "empty": (b"", "not valid JSON"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.model.config import load_config, parse_config, read_config
+from glm5_ascend.model.config_file import load_config, parse_config, read_config
 from tests.support.tiny_model import SHARED_INDEXER, tiny_config
 
 PATH = Path("here/config.json")

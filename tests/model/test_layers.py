@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glm5_ascend.model.layers import chosen_by_both
+from glm5_ascend.model.layers import count_common
 
 
 @pytest.mark.parametrize("rows", [1, 255, 256, 257, 600])
 def test_keys_that_both_chose(rows: int) -> None:
     a, b = (torch.rand(rows, 33) < 0.4 for _ in range(2))
-    assert chosen_by_both(a, b) == sum(x and y for x, y in zip(a.flatten().tolist(), b.flatten().tolist(), strict=True))
-    assert chosen_by_both(a, a) == int(a.sum()) and chosen_by_both(a, ~a) == 0
+    assert count_common(a, b) == sum(x and y for x, y in zip(a.flatten().tolist(), b.flatten().tolist(), strict=True))
+    assert count_common(a, a) == int(a.sum()) and count_common(a, ~a) == 0

@@ -129,7 +129,7 @@ def write_tiny_model(
 def _random_tensors(directory: Path, mtp_copies: bool, generator: torch.Generator) -> dict[str, torch.Tensor]:
     import torch
 
-    from glm5_ascend.model.config import load_config
+    from glm5_ascend.model.config_file import load_config
     from glm5_ascend.model.spec import Linear
 
     config = load_config(directory)

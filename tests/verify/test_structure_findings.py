@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 from glm5_ascend.checkpoint.checks.config_keys import config_findings
-from glm5_ascend.model.config import ModelConfig, parse_config
+from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.config_file import parse_config
 from glm5_ascend.verify.description_meta import meta_findings
 from tests.support.command import ROOT
 from tests.support.tiny_model import SHARED_INDEXER, tiny_config

@@ -12,7 +12,7 @@ from typing import Any
 
 from glm5_ascend.checkpoint.checks.report import CheckpointFinding, Report
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
-from glm5_ascend.model.layer_types import indexer_schedule
+from glm5_ascend.model.config_file import indexer_schedule
 
 CONFIG = "config.json"
 ARCHITECTURE = "GlmMoeDsaForCausalLM"

@@ -84,7 +84,7 @@ class Probe:
             if self.own and len(s.x) > topk:
                 latent = layers.query_latent(self.config, weights, s.x)
                 a, b = (layers.select_topk(self.config, weights, s.x, latent, int8) for int8 in (False, True))
-                both += layers.chosen_by_both(a[topk:], b[topk:])
+                both += layers.count_common(a[topk:], b[topk:])
                 chosen += topk * (len(s.x) - topk)
         return both / chosen if chosen else None
 

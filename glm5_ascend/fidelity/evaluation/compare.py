@@ -19,7 +19,7 @@ from glm5_ascend.fidelity.evaluation.head import Softmax, divergence, softmax_of
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.evaluation.walk import Walk
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.model.layers import chosen_by_both
+from glm5_ascend.model.layers import count_common
 from glm5_ascend.quantize.progress import Progress, silent
 
 
@@ -243,7 +243,7 @@ def _same_keys(config: ModelConfig, layer: int, walks: tuple[Walk, Walk]) -> tor
     shares = []
     for a, b in zip(walks[0].selections, walks[1].selections, strict=True):
         assert a is not None and b is not None
-        shares.append(chosen_by_both(a[topk:], b[topk:]) / (topk * (len(a) - topk)))
+        shares.append(count_common(a[topk:], b[topk:]) / (topk * (len(a) - topk)))
     return torch.tensor(shares)
 
 

@@ -20,7 +20,7 @@ import torch
 
 from glm5_ascend.errors import CheckFailedError, EvaluationError, shown
 from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, reference_at
-from glm5_ascend.model.config import load_config
+from glm5_ascend.model.config_file import load_config
 from glm5_ascend.quantize.progress import Progress, silent
 from glm5_ascend.serve.client import Client
 

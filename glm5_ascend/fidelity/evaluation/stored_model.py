@@ -21,7 +21,7 @@ from glm5_ascend.checkpoint.types import INDEXER_CACHE_SUFFIX, INDEXER_CACHE_TYP
 from glm5_ascend.fidelity.evaluation.walk import Walk
 from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.model import layers
-from glm5_ascend.model.config import load_config
+from glm5_ascend.model.config_file import load_config
 from glm5_kernels import ops
 
 #: Rows of the embedding or the head that are in memory at a time.
