@@ -25,7 +25,6 @@ from tools.fidelity_parts import FirstLayers
 
 from glm5_ascend.fidelity.evaluation.compare import compare
 from glm5_ascend.fidelity.evaluation.intervals import mean_interval
-from glm5_ascend.fidelity.evaluation.python_docs import documents
 from glm5_ascend.fidelity.evaluation.windows import read_windows
 from glm5_ascend.model.config_file import load_config
 
@@ -75,7 +74,7 @@ def main() -> int:
 
     options.work.mkdir(parents=True, exist_ok=True)
     config = load_config(options.model)
-    windows = read_windows(None, documents(held_out=True), options.model, config, WINDOW, options.windows)
+    windows = read_windows(None, options.model, WINDOW, options.windows)
     layers = config.num_hidden_layers
     depths = [*range(options.every, layers, options.every), layers]
     print(f"{options.model.name}: {layers} layers, {len(windows) * (WINDOW - 1)} positions")

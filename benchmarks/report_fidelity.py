@@ -43,9 +43,7 @@ from tools.fidelity_parts import ActivationsOnly, WeightsOnly
 from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, compare
 from glm5_ascend.fidelity.evaluation.intervals import Interval, mean_interval
 from glm5_ascend.fidelity.evaluation.metrics import Metric, metrics
-from glm5_ascend.fidelity.evaluation.python_docs import documents
 from glm5_ascend.fidelity.evaluation.windows import read_windows
-from glm5_ascend.model.config_file import load_config
 
 WINDOW = 512
 #: Recipe -> msModelSlim's with the same bits.
@@ -114,7 +112,7 @@ def answers(directory: Path, questions: int) -> dict[str, Any]:
 def table(source: Path, work: Path, options: argparse.Namespace, questions: int) -> list[Row]:
     """All recipes on one model."""
     work.mkdir(exist_ok=True)
-    windows = read_windows(None, documents(held_out=True), source, load_config(source), WINDOW, options.windows)
+    windows = read_windows(None, source, WINDOW, options.windows)
     texts = [calibration(options.work, seed) for seed in range(options.seeds)]
     program = peer_program(options.peer, options.work) if options.peer else None
     rows: dict[str, Row] = {}

@@ -34,7 +34,6 @@ from glm5_ascend.fidelity.evaluation.metrics import metrics
 from glm5_ascend.fidelity.evaluation.python_docs import documents
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.evaluation.windows import read_windows
-from glm5_ascend.model.config_file import load_config
 from glm5_ascend.quantize.recipe import find_recipe, recipe_content
 from glm5_ascend.quantize.training.fake_quant import fake_quant_weight, first_scale
 from glm5_ascend.quantize.training.qat import TrainableModel
@@ -180,7 +179,7 @@ def main() -> int:
     made["QAT"] = quantized(trained, options.work / "QAT", RECIPE, [])
     print(f"trained, stored and verified after {(time.monotonic() - started) / 60:.1f} min")
 
-    windows = read_windows(None, documents(held_out=True), source, load_config(source), WINDOW, ALL)
+    windows = read_windows(None, source, WINDOW, ALL)
     same = same_integers(model, made["QAT"])
     print(f"\nintegers and scales of the trained model and of its checkpoint: {'the same' if same else 'DIFFERENT'}")
 

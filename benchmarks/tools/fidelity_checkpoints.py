@@ -17,8 +17,9 @@ from training.chats import training_chat
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.fidelity.analysis.recipe import with_fallbacks
-from glm5_ascend.fidelity.analysis.run import AnalyzeOptions, analyze, prepare
+from glm5_ascend.fidelity.analysis.run import analyze, prepare
 from glm5_ascend.fidelity.evaluation.python_docs import documents
+from glm5_ascend.fidelity.options import AnalyzeOptions
 from glm5_ascend.quantize import pipeline
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.progress import silent

@@ -19,7 +19,7 @@ NAME = "accept.html"
 
 def check_place(folder: Path) -> None:
     """Raises OutputError where the page could not be written in the end."""
-    page.check_place(folder / NAME)
+    page.check_path(folder / NAME)
 
 
 def report(results: Sequence[StepResult], header: ReportHeader, *, simulated: bool) -> dict[str, Any]:

@@ -3,69 +3,36 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 
 import typer
 
-import glm5_ascend.cli.eval_options as options
-from glm5_ascend.cli.help import command
+from glm5_ascend.cli.command import Output, add_command
+from glm5_ascend.fidelity.options import EvaluateOptions
 
 
 def register(app: typer.Typer) -> None:
-    command(
-        app, "eval", evaluate,
+    add_command(
+        app, "eval", run,
         "eval glm5-w4a8 --against GLM-5 --html report.html",
         "eval glm5-w4a8 --against GLM-5 --quick",
         "eval --url http://127.0.0.1:8000 --against GLM-5 --windows 8",
+        json="Report as one JSON object on stdout.",
+        quiet="No progress.",
     )  # fmt: skip
 
 
-def evaluate(
-    directory: options.Directory = None,
-    against: options.Against = None,
-    text: options.Text = None,
-    window: options.Window = 512,
-    windows: options.Windows = 64,
-    quick: options.Quick = False,
-    metrics: options.Metrics = None,
-    lengths: options.Lengths = None,
-    url: options.Url = None,
-    top_logprobs: options.TopLogprobs = 20,
-    prompts: options.Prompts = None,
-    against_url: options.AgainstUrl = None,
-    max_tokens: options.MaxTokens = 256,
-    model: options.Model = "",
-    key: options.Key = "",
-    as_json: options.AsJson = False,
-    html: options.Html = None,
-    quiet: options.Quiet = False,
-) -> int:
-    """What a quantization costs: KL, top-1, flips, NLL, routing and answers against the source, with intervals."""
+def run(options: EvaluateOptions, output: Output) -> int:
+    """Measure the loss of a quantization: KL, top-1, flips, NLL, routing and answers against the source."""
     from glm5_ascend.cli.progress import ProgressBar
-    from glm5_ascend.fidelity.api import evaluate as run
+    from glm5_ascend.fidelity import evaluate
 
-    with ProgressBar(quiet) as progress:
-        found = run(
-            directory,
-            against=against,
-            text=text,
-            window=window,
-            windows=windows,
-            quick=quick,
-            metrics=metrics,
-            lengths=lengths,
-            url=url,
-            top_logprobs=top_logprobs,
-            prompts=prompts,
-            against_url=against_url,
-            max_tokens=max_tokens,
-            model=model,
-            key=key,
-            html=html,
-            progress=progress,
-        )
-    if as_json:
-        print(json.dumps(found.to_dict()))
+    with ProgressBar(output.quiet) as progress:
+        report = evaluate(replace(options, key=os.environ.get("OPENAI_API_KEY", ""), progress=progress))
+    if output.json:
+        print(json.dumps(report.to_dict()))
     else:
-        for line in found.lines():
+        for line in report.lines():
             print(line)
     return 0

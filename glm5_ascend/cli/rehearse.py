@@ -70,10 +70,10 @@ def rehearse(
         return 0
     if checkpoint is None or profile is None:
         raise ConfigError("rehearse needs a checkpoint and --profile", "or --prepare DIR, once")
-    from glm5_ascend.report.page import check_place
+    from glm5_ascend.report.page import check_path
 
     if html is not None:
-        check_place(html)
+        check_path(html)
     from glm5_ascend.deploy.rehearsal.against import differences, read_other
 
     other = None if against is None else read_other(against)

@@ -48,7 +48,7 @@ def _hash(script: str) -> str:
     return "'sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() + "'"
 
 
-def check_place(path: Path) -> None:
+def check_path(path: Path) -> None:
     """Before the work: a file that is no report of ours is not replaced.
 
     Raises:
@@ -75,5 +75,5 @@ def write(path: Path, page: Page) -> None:
     Raises:
         OutputError: the file is something else, or cannot be written; nothing has changed.
     """
-    check_place(path)
+    check_path(path)
     write_file(path, render(page))

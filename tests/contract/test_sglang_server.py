@@ -21,8 +21,6 @@ from glm5_ascend.deploy.rendering.files import rendered_texts
 from glm5_ascend.errors import CheckFailedError
 from glm5_ascend.fidelity.evaluation.compare import compare
 from glm5_ascend.fidelity.evaluation.metrics import metrics
-from glm5_ascend.fidelity.evaluation.python_docs import documents
-from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.evaluation.windows import read_windows
 from glm5_ascend.serve.client import Client
 from glm5_ascend.serve.local_server import free_port
@@ -77,9 +75,7 @@ def test_eval_of_the_server_is_that_of_its_files(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     served = json.loads(done.stdout)
-    windows = read_windows(
-        None, documents(held_out=True), trained_checkpoint, StoredModel(trained_checkpoint).config, WINDOW, WINDOWS
-    )  # fmt: skip
+    windows = read_windows(None, trained_checkpoint, WINDOW, WINDOWS)
     here = {row.name: row.value for row in metrics(compare(rotated_checkpoint, trained_checkpoint, windows))}
     print({name: (served[name], here[name]) for name in ("nll_quantized", "top1_agreement", "kl_mean")})
     assert served["nll_source"] == pytest.approx(here["nll_source"], rel=1e-6)

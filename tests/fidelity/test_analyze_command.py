@@ -17,8 +17,6 @@ from glm5_ascend.fidelity.analysis.html import standing_out, verdict
 from glm5_ascend.fidelity.analysis.units import Unit
 from glm5_ascend.fidelity.evaluation.compare import compare
 from glm5_ascend.fidelity.evaluation.metrics import metrics
-from glm5_ascend.fidelity.evaluation.python_docs import documents
-from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.evaluation.windows import read_windows
 from tests.support.command import assert_one_clear_line, in_process
 from tests.support.report_page import (
@@ -53,7 +51,7 @@ def test_the_recipe_pays(proposal: tuple[dict[str, object], Path, Path], demo: P
     """Quantizing with it takes the bytes that were predicted, and KL on held-out text falls well below the stock's."""
     report, recipe, _ = proposal
     kl = {}
-    windows = read_windows(None, documents(held_out=True), demo, StoredModel(demo).config, 256, 6)
+    windows = read_windows(None, demo, 256, 6)
     for name, path in (("w4a8", "w4a8"), ("mine", str(recipe))):
         out = demo.parent / name
         assert in_process("quantize", demo, out, "--recipe", path, "--quiet").returncode == 0

@@ -10,14 +10,14 @@ import torch
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.fidelity.analysis.measure import SCALE_BINS, Outliers, errors, rounded, scale_histogram
 from glm5_ascend.fidelity.analysis.outliers import Unrotated
-from glm5_ascend.fidelity.analysis.run import Analysis, AnalyzeOptions, analyze, prepare
+from glm5_ascend.fidelity.analysis.run import Analysis, analyze, prepare
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
+from glm5_ascend.fidelity.options import AnalyzeOptions
 from glm5_ascend.model import layers
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import FIXED, Linear
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
 from glm5_ascend.quantize.methods.minmax import MINMAX
-from glm5_ascend.quantize.progress import silent
 from glm5_kernels import ops
 from tests.support.decoder_layer import decoder_layer
 from tests.support.tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
@@ -26,7 +26,7 @@ from tests.support.tiny_model import SHARED_INDEXER, write_calibration, write_ti
 @pytest.fixture(scope="module")
 def found(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     calib = write_calibration(tmp_path_factory.mktemp("analyze") / "calib.jsonl")
-    return analyze(prepare(AnalyzeOptions(tiny_source, "w4a8", calib, samples=4, seq_len=64)), silent)
+    return analyze(prepare(AnalyzeOptions(tiny_source, "w4a8", calib=calib, samples=4, seq_len=64)))
 
 
 @pytest.mark.parametrize("scheme", [schemes.W8A8_DYNAMIC, schemes.W8A8, schemes.W4A8_DYNAMIC])
@@ -140,11 +140,11 @@ def test_noise_is_what_the_layer_shows(tiny_source: Path, found: Analysis) -> No
 def test_shared_indexers_and_a_recipe_without_rotation(tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "source", **SHARED_INDEXER)
     calib = write_calibration(tmp_path / "calib.jsonl")
-    found = analyze(prepare(AnalyzeOptions(source, "rtn-w4a8", calib, samples=3, seq_len=48)), silent)
+    found = analyze(prepare(AnalyzeOptions(source, "rtn-w4a8", calib=calib, samples=3, seq_len=48)))
     assert len(found.layers) == 4
     assert "self_attn.indexer.wq_b" not in {linear.name for linear in found.layers[3].linears}
     for layer in found.layers:
         for linear in layer.linears:
             assert linear.activations["source"] == linear.activations["rotated"] == linear.activations["smoothed"]
-    static = analyze(prepare(AnalyzeOptions(source, "w8a8", calib, samples=3, seq_len=48)), silent)
+    static = analyze(prepare(AnalyzeOptions(source, "w8a8", calib=calib, samples=3, seq_len=48)))
     assert {linear.scheme for linear in static.layers[0].linears} == {schemes.W8A8, schemes.W8A8_DYNAMIC}

@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from glm5_ascend.fidelity.analysis.recipe import engine_notes
-from glm5_ascend.fidelity.analysis.run import AnalyzeOptions, prepare
+from glm5_ascend.fidelity.analysis.run import prepare
 from glm5_ascend.fidelity.analysis.units import Unit
+from glm5_ascend.fidelity.options import AnalyzeOptions
 from glm5_ascend.quantize.recipe import find_recipe
 
 

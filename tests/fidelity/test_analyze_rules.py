@@ -11,7 +11,8 @@ import torch
 import yaml
 
 from glm5_ascend.checkpoint.source import SourceCheckpoint
-from glm5_ascend.fidelity.analysis.run import AnalyzeOptions, analyze, prepare
+from glm5_ascend.fidelity.analysis.run import analyze, prepare
+from glm5_ascend.fidelity.options import AnalyzeOptions
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.config_file import indexer_schedule, parse_config
 from glm5_ascend.quantize.plan import QuantizationPlan
@@ -56,7 +57,7 @@ def test_an_indexer_counts_once_for_each_of_its_layers(
     source: Path, base: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def noise() -> list[float]:
-        found = analyze(prepare(AnalyzeOptions(source, "rtn-w4a8", base[3], 3, 48)))
+        found = analyze(prepare(AnalyzeOptions(source, "rtn-w4a8", calib=base[3], samples=3, seq_len=48)))
         units = {unit.label: unit for layer in found.layers for unit in layer.units}
         return [units[f"layer {layer} self_attn.indexer.wq_b"].noise["W8A8_DYNAMIC"] for layer in range(3)]
 
@@ -130,7 +131,7 @@ def test_same_keys_against_selections(source: Path, base: list[Any]) -> None:
     from glm5_ascend.model import layers
     from tests.support.decoder_layer import decoder_layer
 
-    prepared = prepare(AnalyzeOptions(source, C8, base[3], 3, 48))
+    prepared = prepare(AnalyzeOptions(source, C8, calib=base[3], samples=3, seq_len=48))
     cache = analyze(prepared).layers[1].cache
     model, shares = StoredModel(source), []
     for sequence in prepared.calibration.sequences:

@@ -12,8 +12,9 @@ import yaml
 from glm5_ascend.checkpoint.schemes import FLOAT, W8A8, W8A8_DYNAMIC
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.fidelity.analysis.recipe import with_fallbacks
-from glm5_ascend.fidelity.analysis.run import AnalyzeOptions, analyze, prepare
+from glm5_ascend.fidelity.analysis.run import analyze, prepare
 from glm5_ascend.fidelity.analysis.units import Unit, fallbacks, units
+from glm5_ascend.fidelity.options import AnalyzeOptions
 from glm5_ascend.quantize.methods.gptq import GPTQ
 from glm5_ascend.quantize.methods.method import Method
 from glm5_ascend.quantize.methods.ssz import SSZ
@@ -85,7 +86,7 @@ def test_two_types_in_one_unit(tiny_source: Path, tmp_path: Path) -> None:
     """Static `q_a_proj` beside `q_b_proj` with activations per token: measured as they are, FLOAT together."""
     recipe = recipe_with(tmp_path, [], ["*q_a_proj", "*kv_a_proj_with_mqa"])
     calib = write_calibration(tmp_path / "calib.jsonl")
-    found = analyze(prepare(AnalyzeOptions(tiny_source, str(recipe), calib, 3, 48)))
+    found = analyze(prepare(AnalyzeOptions(tiny_source, str(recipe), calib=calib, samples=3, seq_len=48)))
     layer = found.layers[1]
     (unit,) = (unit for unit in layer.units if "+" in unit.scheme)
     assert unit.label == "layer 1 self_attn.q_a_proj+kv_a_proj_with_mqa+q_b_proj"

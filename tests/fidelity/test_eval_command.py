@@ -14,6 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from glm5_ascend.errors import EvaluationError
+from glm5_ascend.fidelity import evaluate
 from tests.support.command import TIMEOUT_S, assert_one_clear_line, environment, in_process, interruptible
 from tests.support.report_page import (
     SCHEMES_AND_WIDTHS,
@@ -36,25 +38,25 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def evaluate(*arguments: object) -> subprocess.CompletedProcess[str]:
+def command(*arguments: object) -> subprocess.CompletedProcess[str]:
     return in_process("eval", *arguments)
 
 
 def test_a_quick_look_has_few_short_windows_and_an_interval(tiny_source: Path, tiny_w4a8: Path, text: Path) -> None:
     text.write_text(json.dumps({"text": WORDS * 8}) + "\n")
-    done = evaluate(tiny_w4a8, "--against", tiny_source, "--text", text, "--quick", "--json")
+    done = command(tiny_w4a8, "--against", tiny_source, "--text", text, "--quick", "--json")
     report = json.loads(done.stdout)
     assert (report["windows"], report["window"], report["tokens"]) == (20, 128, 20 * 127)
     low, high = report["intervals"]["kl_mean"]
     assert 0 < low < report["kl_mean"] < high
     assert not any("too few" in warning for warning in report["verdict"]["warnings"])
-    refused = evaluate(tiny_w4a8, "--against", tiny_source, "--quick", "--windows", 3)
+    refused = command(tiny_w4a8, "--against", tiny_source, "--quick", "--windows", 3)
     assert_one_clear_line(refused, 2, "--quick has its own windows")
 
 
 def test_the_report(tiny_source: Path, tiny_w4a8: Path, text: Path, tmp_path: Path) -> None:
     html = tmp_path / "report.html"
-    done = evaluate(tiny_w4a8, "--against", tiny_source, "--text", text, "--window", 64, "--json", "--html", html)
+    done = command(tiny_w4a8, "--against", tiny_source, "--text", text, "--window", 64, "--json", "--html", html)
     report = json.loads(done.stdout)
     assert done.returncode == 0, done.stderr
     assert {"kl_mean", "kl_p99", "top1_agreement", "nll_source", "nll_quantized", "tokens"} <= set(report)
@@ -71,9 +73,9 @@ def test_the_report(tiny_source: Path, tiny_w4a8: Path, text: Path, tmp_path: Pa
     assert hashlib.sha256(text.read_bytes()).hexdigest() in shown_text
     # A second report replaces the first; another kind of file is kept.
     again = ["--against", tiny_source, "--text", text, "--window", 64, "--windows", 1, "--quiet", "--html"]
-    done = evaluate(tiny_w4a8, *again, html)
+    done = command(tiny_w4a8, *again, html)
     assert done.returncode == 0 and "no intervals" in done.stdout and done.stderr == ""
-    assert_one_clear_line(evaluate(tiny_w4a8, *again, text), 2, "text.jsonl", "no report")
+    assert_one_clear_line(command(tiny_w4a8, *again, text), 2, "text.jsonl", "no report")
     assert WORDS in text.read_text()
 
 
@@ -81,7 +83,7 @@ def test_the_report(tiny_source: Path, tiny_w4a8: Path, text: Path, tmp_path: Pa
 @pytest.mark.parametrize(("scheme", "width"), SCHEMES_AND_WIDTHS)
 def test_the_page(scheme: str, width: int, tiny_source: Path, tiny_w4a8: Path, text: Path, tmp_path: Path) -> None:
     html = tmp_path / "report.html"
-    done = evaluate(tiny_w4a8, "--against", tiny_source, "--text", text, "--window", 64, "--json", "--html", html)
+    done = command(tiny_w4a8, "--against", tiny_source, "--text", text, "--window", 64, "--json", "--html", html)
     report = json.loads(done.stdout)
     with shown(html, scheme, width) as page:
         assert f"{report['kl_mean']:.6f}" in page.inner_text("#kl_mean")
@@ -96,16 +98,17 @@ def test_the_page(scheme: str, width: int, tiny_source: Path, tiny_w4a8: Path, t
 
 
 def test_only_some_metrics(tiny_source: Path, tiny_w4a8: Path, text: Path) -> None:
-    few = ["--against", tiny_source, "--text", text, "--window", 32, "--windows", 2, "--json", "--metrics"]
-    report = json.loads(evaluate(tiny_w4a8, *few, "kl,routing").stdout)
+    few = {"against": tiny_source, "text": text, "window": 32, "windows": 2}
+    report = evaluate(tiny_w4a8, **few, metrics="kl,routing").to_dict()
     assert {"kl_mean", "expert_agreement"} <= set(report) and not {"flip_rate", "nll_source"} & set(report)
-    assert_one_clear_line(evaluate(tiny_w4a8, *few, "kl,perplexity"), 2, "perplexity")
+    with pytest.raises(EvaluationError, match="perplexity"):
+        evaluate(tiny_w4a8, **few, metrics="kl,perplexity")
 
 
 def test_another_model(tiny_source: Path, tiny_w4a8: Path, tmp_path: Path, text: Path) -> None:
     for key, value in {"vocab_size": 328, "num_hidden_layers": 4, "n_routed_experts": 8}.items():
         other = write_tiny_model(tmp_path / key, **{key: value})
-        done = evaluate(tiny_w4a8, "--against", other, "--text", text, "--window", 64)
+        done = command(tiny_w4a8, "--against", other, "--text", text, "--window", 64)
         assert_one_clear_line(done, 2, f"{key} is", str(value))
 
 
@@ -115,24 +118,24 @@ def test_another_model(tiny_source: Path, tiny_w4a8: Path, tmp_path: Path, text:
 )
 def test_text_that_cannot_serve(content: str, words: tuple[str, ...], tiny_source: Path, text: Path) -> None:
     text.write_text(content)
-    done = evaluate(tiny_source, "--against", tiny_source, "--text", text, "--window", 64)
+    done = command(tiny_source, "--against", tiny_source, "--text", text, "--window", 64)
     assert_one_clear_line(done, 2, "text.jsonl", *words)
 
 
 def test_other_bad_input(tiny_source: Path, tiny_w4a8: Path, text: Path, tmp_path: Path) -> None:
     against = ["--against", tiny_source]
-    assert_one_clear_line(evaluate(tmp_path / "nowhere", *against), 2, "nowhere", "no such directory")
-    assert_one_clear_line(evaluate(tiny_w4a8, *against, "--text", tmp_path / "no.txt"), 2, "no.txt")
-    assert_one_clear_line(evaluate(tiny_w4a8), 2, "nothing to compare")
-    assert_one_clear_line(evaluate(*against), 2, "DIR or --url")
-    assert_one_clear_line(evaluate(tiny_w4a8, *against, "--prompts", text), 2, "--against-url")
-    assert_one_clear_line(evaluate(tiny_w4a8, *against, "--window", 513, "--text", text), 2, "513", "512 positions")
-    done = evaluate(*against, "--text", text, "--window", 64, "--url", "http://127.0.0.1:9")
+    assert_one_clear_line(command(tmp_path / "nowhere", *against), 2, "nowhere", "no such directory")
+    assert_one_clear_line(command(tiny_w4a8, *against, "--text", tmp_path / "no.txt"), 2, "no.txt")
+    assert_one_clear_line(command(tiny_w4a8), 2, "nothing to compare")
+    assert_one_clear_line(command(*against), 2, "DIR or --url")
+    assert_one_clear_line(command(tiny_w4a8, *against, "--prompts", text), 2, "--against-url")
+    assert_one_clear_line(command(tiny_w4a8, *against, "--window", 513, "--text", text), 2, "513", "512 positions")
+    done = command(*against, "--text", text, "--window", 64, "--url", "http://127.0.0.1:9")
     assert_one_clear_line(done, 3, "127.0.0.1:9", "no answer")
-    assert_one_clear_line(evaluate(*against, "--url", "127.0.0.1:9"), 2, "not a URL")
+    assert_one_clear_line(command(*against, "--url", "127.0.0.1:9"), 2, "not a URL")
     bare = write_tiny_model(tmp_path / "bare", tokenizer=False)
-    assert_one_clear_line(evaluate(bare, "--against", bare, "--text", text, "--window", 64), 2, "tokenizer")
-    assert_one_clear_line(evaluate(tiny_source, "--against", tiny_w4a8, "--html", tmp_path / "no" / "r.html"), 2, "no")
+    assert_one_clear_line(command(bare, "--against", bare, "--text", text, "--window", 64), 2, "tokenizer")
+    assert_one_clear_line(command(tiny_source, "--against", tiny_w4a8, "--html", tmp_path / "no" / "r.html"), 2, "no")
 
 
 @pytest.mark.parametrize("tensor", ["model.layers.1.mlp.shared_experts.up_proj.weight_scale", "lm_head.weight"])
@@ -145,7 +148,7 @@ def test_not_a_number_fails_the_check(
         if tensor in tensors:
             tensors[tensor].view(-1)[3] = torch.inf
             save_file(tensors, path, {"format": "pt"})
-    done = evaluate(broken, "--against", tiny_source, "--text", text, "--window", 64, "--json")
+    done = command(broken, "--against", tiny_source, "--text", text, "--window", 64, "--json")
     assert_one_clear_line(done, 1, "NaN or infinity", *(["layer 1"] if "layers" in tensor else ["KL"]))
     assert json.loads(done.stdout)["ok"] is False
 
@@ -155,7 +158,7 @@ def test_the_default_text_is_held_out(tiny_source: Path, tiny_w4a8: Path) -> Non
     from glm5_ascend.fidelity.evaluation.python_docs import documents
     from glm5_ascend.quantize.calibration.dataset import default_calibration_file
 
-    done = evaluate(tiny_w4a8, "--against", tiny_source, "--windows", 2, "--window", 256, "--json")
+    done = command(tiny_w4a8, "--against", tiny_source, "--windows", 2, "--window", 256, "--json")
     assert json.loads(done.stdout)["tokens"] == 2 * 255
     seen = default_calibration_file().read_text() + "\n".join(documents(held_out=False))
     text = "\n\n".join(documents(held_out=True))

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from glm5_ascend.fidelity.evaluation.compare import Extras, compare
+from glm5_ascend.fidelity.evaluation.compare import compare
 from glm5_ascend.fidelity.evaluation.metrics import metrics
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.model import layers
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import prepare, quantize
 from glm5_ascend.quantize.progress import silent
-from tests.support.command import in_process
 from tests.support.decoder_layer import decoder_layer
 from tests.support.tiny_model import write_tiny_model
 
-WINDOWS = list(torch.randint(7, 263, (6, 40), generator=torch.Generator().manual_seed(2)))
-DRAFTS = Extras(drafts=True)
+WINDOWS = list(torch.randint(7, 263, (4, 40), generator=torch.Generator().manual_seed(2)))
 
 
 def plain(directory: Path) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,11 +42,15 @@ def plain(directory: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_drafts_are_those_of_the_plain_forward(tiny_source: Path) -> None:
-    found = compare(tiny_source, tiny_source, WINDOWS, extras=DRAFTS).drafts
+    comparison = compare(tiny_source, tiny_source, WINDOWS, drafts=True).drafts
     greedy, sampled = plain(tiny_source)
-    assert found is not None and torch.equal(found.greedy_reference, greedy) and torch.equal(found.greedy_this, greedy)
-    torch.testing.assert_close(found.sampled_reference, sampled.double(), rtol=1e-3, atol=1e-6)
-    assert found.of(torch.tensor([1, 3])).sampled_this.tolist() == found.sampled_this[[1, 3]].tolist()
+    assert comparison is not None
+    assert torch.equal(comparison.greedy_reference, greedy) and torch.equal(comparison.greedy_quantized, greedy)
+    torch.testing.assert_close(comparison.sampled_reference, sampled.double(), rtol=1e-3, atol=1e-6)
+    assert (
+        comparison.select(torch.tensor([1, 3])).sampled_quantized.tolist()
+        == comparison.sampled_quantized[[1, 3]].tolist()
+    )
 
 
 def test_a_rotated_model_drafts_the_same_only_with_its_rotation(
@@ -62,22 +63,22 @@ def test_a_rotated_model_drafts_the_same_only_with_its_rotation(
     )
     out = tmp_path / "out"
     quantize(prepare(QuantizeOptions(source, out, str(recipe))), silent)
-    found = compare(out, source, WINDOWS, extras=DRAFTS).drafts
-    assert found is not None
-    torch.testing.assert_close(found.sampled_this, found.sampled_reference, rtol=1e-3, atol=1e-6)
-    monkeypatch.setattr(StoredModel, "handed_to_mtp", lambda self, normed: normed)
-    wrong = compare(out, source, WINDOWS, extras=DRAFTS).drafts
+    comparison = compare(out, source, WINDOWS, drafts=True).drafts
+    assert comparison is not None
+    torch.testing.assert_close(comparison.sampled_quantized, comparison.sampled_reference, rtol=1e-3, atol=1e-6)
+    monkeypatch.setattr(StoredModel, "to_mtp_basis", lambda self, normed: normed)
+    wrong = compare(out, source, WINDOWS, drafts=True).drafts
     assert wrong is not None
     # The other half of what the layer reads, the embedding, is right: many of the random model's drafts stay.
-    assert float(((wrong.sampled_this - found.sampled_reference).abs() > 1e-5).double().mean()) > 0.2
+    assert float(((wrong.sampled_quantized - comparison.sampled_reference).abs() > 1e-5).double().mean()) > 0.2
 
 
 def test_steps_get_shorter_as_drafts_are_refused(tiny_source: Path) -> None:
-    found = compare(tiny_source, tiny_source, WINDOWS, extras=DRAFTS)
-    assert found.drafts is not None
-    found.drafts.greedy_reference[:], found.drafts.greedy_this[:] = True, True
-    found.drafts.greedy_this[:, ::2] = False  # 19 of 38: 1.5 instead of 2 tokens a step
-    rows = {row.name: row for row in metrics(found)}
+    comparison = compare(tiny_source, tiny_source, WINDOWS, drafts=True)
+    assert comparison.drafts is not None
+    comparison.drafts.greedy_reference[:], comparison.drafts.greedy_quantized[:] = True, True
+    comparison.drafts.greedy_quantized[:, ::2] = False  # 19 of 38: 1.5 instead of 2 tokens a step
+    rows = {row.name: row for row in metrics(comparison)}
     assert (rows["draft_source"].value, rows["draft_quantized"].value) == (1, 0.5)
     assert rows["draft_step_change"].value == pytest.approx(-0.25)
     assert rows["draft_step_change"].interval == pytest.approx((-0.25, -0.25))
@@ -85,14 +86,6 @@ def test_steps_get_shorter_as_drafts_are_refused(tiny_source: Path) -> None:
 
 def test_no_mtp_layer_no_drafts(tmp_path: Path, tiny_source: Path) -> None:
     bare = write_tiny_model(tmp_path / "bare", num_nextn_predict_layers=0)
-    assert compare(bare, bare, WINDOWS, extras=DRAFTS).drafts is None
-    assert compare(tiny_source, tiny_source, [window[:2] for window in WINDOWS], extras=DRAFTS).drafts is None
+    assert compare(bare, bare, WINDOWS, drafts=True).drafts is None
+    assert compare(tiny_source, tiny_source, [window[:2] for window in WINDOWS], drafts=True).drafts is None
     assert compare(tiny_source, tiny_source, WINDOWS).drafts is None
-
-
-def test_the_command_reports_them(tiny_source: Path, tiny_w4a8: Path, tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("The residual stream carries few very large channels. " * 20)
-    arguments = ["eval", tiny_w4a8, "--against", tiny_source, "--text", tmp_path / "text.txt", "--window", 64, "--json"]
-    report = json.loads(in_process(*arguments).stdout)
-    assert 0 <= report["draft_quantized"] <= 1 and "draft_step_change" in report["intervals"]
-    assert "draft_quantized" not in json.loads(in_process(*arguments, "--metrics", "kl").stdout)

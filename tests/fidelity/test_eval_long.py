@@ -15,7 +15,7 @@ from glm5_ascend.fidelity.evaluation.long_context import (
     PASSAGE,
     TAIL,
     RetrievalPrompt,
-    long_contexts,
+    compare_long_contexts,
     retrieval_prompts,
 )
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
@@ -46,7 +46,7 @@ def selections(model: StoredModel, tokens: torch.Tensor) -> list[torch.Tensor]:
 
 def test_what_a_query_needs_is_what_follows_in_the_text() -> None:
     body = torch.arange(1000)
-    prompt = RetrievalPrompt.of(body)
+    prompt = RetrievalPrompt.from_text(body)
     assert len(prompt.tokens) == 1000 and torch.equal(prompt.tokens[: 1000 - TAIL], body[: 1000 - TAIL])
     assert len(prompt.queries) == len(DEPTHS) * (PASSAGE - 1)
     assert torch.equal(prompt.tokens[prompt.queries + 1], prompt.tokens[prompt.needles])
@@ -56,12 +56,12 @@ def test_what_a_query_needs_is_what_follows_in_the_text() -> None:
 
 
 def test_needed_keys_are_counted(tiny_source: Path, tiny_w4a8: Path, text: Path) -> None:
-    prompts = retrieval_prompts(tiny_source, StoredModel(tiny_source).config, text, (), [LENGTH])
-    (rows,) = long_contexts(tiny_w4a8, tiny_source, prompts).values()
+    prompts = retrieval_prompts(tiny_source, text, [LENGTH])
+    (rows,) = compare_long_contexts(tiny_w4a8, tiny_source, prompts).values()
     got = {row.name: row.value for row in rows}
     source, this = StoredModel(tiny_source), StoredModel(tiny_w4a8)
-    (window,) = read_windows(text, (), tiny_source, source.config, LENGTH, 1)
-    prompt = RetrievalPrompt.of(window)
+    (window,) = read_windows(text, tiny_source, LENGTH, 1)
+    prompt = RetrievalPrompt.from_text(window)
     a, b = (torch.stack([s[prompt.queries, prompt.needles] for s in selections(m, prompt.tokens)])
             for m in (source, this))  # fmt: skip
     assert 0 < float(a.double().mean()) < 1
@@ -77,7 +77,7 @@ def test_lengths_on_the_command_line(tiny_source: Path, tiny_w4a8: Path, text: P
     done = in_process(*base, "--lengths", f"256,{LENGTH}", "--json")
     report = json.loads(done.stdout)
     assert done.returncode == 0 and list(report["tasks"]) == ["256 tokens", f"{LENGTH} tokens"]
-    assert {each["task"] for each in report["judged"] if each["figure"] == "needles_kept"} <= set(report["tasks"])
+    assert {entry["task"] for entry in report["grades"] if entry["metric"] == "needles_kept"} <= set(report["tasks"])
     for given, words in (("4k", "no list"), ("200", "the indexer keeps 16 keys"), ("600", "512 positions")):
         assert_one_clear_line(in_process(*base, "--lengths", given), 2, "--lengths", words)
     done = in_process("eval", "--url", "http://127.0.0.1:9", "--against", tiny_source, "--lengths", "256")

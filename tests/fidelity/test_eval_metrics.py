@@ -155,7 +155,7 @@ def test_only_one_expert_is_alive_at_a_time(tiny_source: Path, monkeypatch: pyte
 
     monkeypatch.setattr(stored, "StoredLayer", Layer)
     model = StoredModel(tiny_source)
-    through = walk.Walk(model, WINDOWS)
+    through = walk.Walk.from_tokens(model, WINDOWS)
     for layer in range(model.config.num_hidden_layers):
         through.step(layer)
     assert len(references) == 2 + 2 * (2 + 4) and most == 2  # the one before goes when the next is there

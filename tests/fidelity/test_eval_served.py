@@ -12,8 +12,7 @@ import torch
 from benchmarks.training.held_out import held_out_questions
 from glm5_ascend.fidelity.evaluation.compare import compare
 from glm5_ascend.fidelity.evaluation.metrics import metrics
-from glm5_ascend.fidelity.evaluation.python_docs import documents
-from glm5_ascend.fidelity.evaluation.served import ask, lower_bound
+from glm5_ascend.fidelity.evaluation.served import lower_bound, request_probabilities
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.evaluation.windows import read_windows
 from glm5_ascend.serve.client import Client
@@ -25,6 +24,11 @@ pytestmark = pytest.mark.server
 WINDOW, WINDOWS = 128, 4
 
 
+@pytest.fixture(autouse=True)
+def _key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", API_KEY)
+
+
 @pytest.fixture(scope="module")
 def source_server(trained_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The source itself behind `glm5-ascend serve`."""
@@ -32,13 +36,13 @@ def source_server(trained_checkpoint: Path, tmp_path_factory: pytest.TempPathFac
 
 
 def windows(source: Path) -> list[torch.Tensor]:
-    return read_windows(None, documents(held_out=True), source, StoredModel(source).config, WINDOW, WINDOWS)
+    return read_windows(None, source, WINDOW, WINDOWS)
 
 
 def test_a_server_is_as_far_as_its_files(server: str, trained_checkpoint: Path, rotated_checkpoint: Path) -> None:
     """NLL and top-1 from the server against those computed from the files it serves; it rounds to bf16, we do not."""
     arguments = ["--against", trained_checkpoint, "--window", WINDOW, "--windows", WINDOWS, "--json", "--quiet"]
-    done = glm5_ascend("eval", *arguments, "--url", server, "--key", API_KEY)
+    done = glm5_ascend("eval", *arguments, "--url", server)
     assert done.returncode == 0, done.stderr
     served = json.loads(done.stdout)
     found = compare(rotated_checkpoint, trained_checkpoint, windows(trained_checkpoint))
@@ -57,7 +61,7 @@ def test_the_bound_is_one(server: str, trained_checkpoint: Path) -> None:
     reference = StoredModel(trained_checkpoint).logits([window])[0][:-1].double().log_softmax(-1)
     bounds = []
     for k in (20, 5, 1):
-        answers = ask(client, window.tolist(), k)
+        answers = request_probabilities(client, window.tolist(), k)
         bounds.append(lower_bound(reference.gather(1, answers.ids), answers.log_probabilities))
         padding = answers.log_probabilities == -torch.inf
         assert padding.sum(1).min() == 0 and (answers.ids[:, 0] == window[1:]).all()
@@ -91,7 +95,7 @@ def test_answers_of_two_servers(server: str, source_server: str, tmp_path: Path)
         for q in questions
     ]
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    both = ["--url", server, "--against-url", source_server, "--key", API_KEY, "--prompts", path]
+    both = ["--url", server, "--against-url", source_server, "--prompts", path]
     done = glm5_ascend("eval", *both, "--max-tokens", 96, "--json", "--html", html)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -104,7 +108,7 @@ def test_answers_of_two_servers(server: str, source_server: str, tmp_path: Path)
     assert set(report["tasks"]) == {"lookup", "repeat", "tool_call"}
     # The demo model calls the right function with the right arguments nearly always, quantized or not.
     assert report["tasks"]["tool_call"]["score_source"] > 0.5 and report["tool_calls_kept"] > 0.5
-    assert {"tool_calls_kept", "length_inflation", "score_change"} <= {each["figure"] for each in report["judged"]}
+    assert {"tool_calls_kept", "length_inflation", "score_change"} <= {entry["metric"] for entry in report["grades"]}
     cut = json.loads(glm5_ascend("eval", *both, "--max-tokens", 2, "--json").stdout)
     assert cut["length_source"] == cut["length_quantized"] == 2 and cut["score_source"] == 0
 
@@ -112,7 +116,7 @@ def test_answers_of_two_servers(server: str, source_server: str, tmp_path: Path)
 def test_same_server_twice_is_exact(server: str, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(json.dumps({"prompt": "What is 47 + 38?", "expected": "85.", "match": "contains"}) + "\n")
-    done = glm5_ascend("eval", "--url", server, "--against-url", server, "--key", API_KEY, "--prompts", path, "--json")
+    done = glm5_ascend("eval", "--url", server, "--against-url", server, "--prompts", path, "--json")
     report = json.loads(done.stdout)
     assert (report["length_inflation"], report["score_change"], report["score_source"]) == (0, 0, 1)
 
@@ -121,7 +125,7 @@ def test_wrong_prompts(server: str, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     for content, word in (("", "no prompts"), ('{"question": "?"}\n', ":1"), ('{"prompt": "a", "match": "?"}\n', ":1")):
         path.write_text(content)
-        done = glm5_ascend("eval", "--url", server, "--against-url", server, "--key", API_KEY, "--prompts", path)
+        done = glm5_ascend("eval", "--url", server, "--against-url", server, "--prompts", path)
         assert done.returncode == 2 and word in done.stderr and "Traceback" not in done.stderr
     done = glm5_ascend("eval", "--url", server, "--against-url", "http://127.0.0.1:9", "--prompts", path)
     assert done.returncode in (2, 3) and "Traceback" not in done.stderr

@@ -1,9 +1,8 @@
-"""Families of tasks: windows, figures and answers of each."""
+"""Tasks of an evaluation: windows, figures and answers of each."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,11 @@ from glm5_ascend.errors import TextError
 from glm5_ascend.fidelity.evaluation.compare import compare
 from glm5_ascend.fidelity.evaluation.generation import generation_metrics, metrics_by_task, read_prompts
 from glm5_ascend.fidelity.evaluation.metrics import metrics
-from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.evaluation.windows import read_tasks
 from glm5_ascend.serve.client import Answer
 from tests.support.command import assert_one_clear_line, in_process
 
-CODE, TALK = "def f(x):\n    return x + 1\n" * 30, "Good morning, how do you do? " * 20
+CODE, TALK = "def f(x):\n    return x + 1\n" * 30, "Good morning, how do you do? " * 10
 
 
 @pytest.fixture
@@ -29,37 +27,30 @@ def text(tmp_path: Path) -> Path:
 
 
 def test_each_task_has_its_own_windows(tiny_source: Path, text: Path) -> None:
-    found = read_tasks(text, (), tiny_source, StoredModel(tiny_source).config, 64, 8)
-    assert found.tasks == ["code"] * 4 + ["talk"] * 4
-    assert {name: numbers.tolist() for name, numbers in found.by_task().items()} == {
+    tokens = read_tasks(text, tiny_source, 64, 8)
+    assert tokens.tasks == ["code"] * 4 + ["talk"] * 4
+    assert {name: numbers.tolist() for name, numbers in tokens.by_task().items()} == {
         "code": [0, 1, 2, 3], "talk": [4, 5, 6, 7],
     }  # fmt: skip
     alone = text.with_name("talk.txt")
     alone.write_text(TALK)
-    other = read_tasks(alone, (), tiny_source, StoredModel(tiny_source).config, 64, 4)
-    assert all(map(torch.equal, found.windows[4:], other.windows))
-    config = replace(StoredModel(tiny_source).config, max_position_embeddings=1000)
-    with pytest.raises(TextError, match="task 'talk': 580 tokens, a window has 600"):
-        read_tasks(text, (), tiny_source, config, 600, 8)
+    assert all(map(torch.equal, tokens.windows[4:], read_tasks(alone, tiny_source, 64, 4).windows))
+    with pytest.raises(TextError, match="task 'talk': 290 tokens, a window has 400"):
+        read_tasks(text, tiny_source, 400, 8)
 
 
 def test_figures_of_a_task_are_those_of_its_windows(tiny_source: Path, tiny_w4a8: Path, text: Path) -> None:
-    found = read_tasks(text, (), tiny_source, StoredModel(tiny_source).config, 48, 6)
-    together = compare(tiny_w4a8, tiny_source, found.windows)
-    alone = compare(tiny_w4a8, tiny_source, found.windows[3:])
-    got, want = metrics(together.of(found.by_task()["talk"])), metrics(alone)
-    assert [row.name for row in got] == [row.name for row in want]
-    for a, b in zip(got, want, strict=True):
-        assert a.value == pytest.approx(b.value, rel=1e-4, abs=1e-7), a.name
-
-
-def test_the_command_reports_each_task(tiny_source: Path, tiny_w4a8: Path, text: Path) -> None:
+    tokens = read_tasks(text, tiny_source, 48, 6)
+    all_tasks = compare(tiny_w4a8, tiny_source, tokens.windows)
+    rows = metrics(all_tasks.select(tokens.by_task()["talk"]))
+    expected = metrics(compare(tiny_w4a8, tiny_source, tokens.windows[3:]))
+    assert {row.name: row.value for row in rows} == pytest.approx(
+        {row.name: row.value for row in expected}, rel=1e-4, abs=1e-7
+    )
     base = ["eval", tiny_w4a8, "--against", tiny_source, "--text", text, "--window", 48, "--windows", 6]
     report = json.loads(in_process(*base, "--json").stdout)
-    assert set(report["tasks"]) == {"code", "talk"}
-    parts = [report["tasks"][task]["kl_mean"] for task in report["tasks"]]
-    assert report["kl_mean"] == pytest.approx(sum(parts) / 2) and parts[0] != parts[1]
-    assert {each["task"] for each in report["judged"]} == {"", "code", "talk"}
+    assert report["tasks"]["talk"]["kl_mean"] == pytest.approx(expected[0].value, rel=1e-4)
+    assert {entry["task"] for entry in report["grades"]} == {"", "code", "talk"}
     text.write_text('{"text": "x", "task": 3}\n')
     assert_one_clear_line(in_process(*base), 2, "tasks.jsonl:1", "task")
 
@@ -70,15 +61,11 @@ def answer(content: str, tokens: int, *calls: tuple[str, str]) -> Answer:
 
 def test_answers_of_each_task(tmp_path: Path) -> None:
     weather = {"name": "get_weather", "arguments": {"city": "Oslo"}}
+    tools = {"task": "tools", "tools": [{"type": "function"}]}
     records = [
         {"prompt": "47 + 38?", "expected": "85.", "task": "sums"},
-        {"prompt": "Weather in Oslo?", "expected": weather, "task": "tools", "tools": [{"type": "function"}]},
-        {
-            "prompt": "Weather in Rome?",
-            "task": "tools",
-            "tools": [],
-            "chat_template_kwargs": {"enable_thinking": False},
-        },
+        {"prompt": "Weather in Oslo?", "expected": weather} | tools,
+        {"prompt": "Weather in Rome?", "chat_template_kwargs": {"enable_thinking": False}} | tools,
     ]
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -89,21 +76,19 @@ def test_answers_of_each_task(tmp_path: Path) -> None:
         answer("", 20, ("get_weather", '{"city": "Oslo"}')),
         answer("", 20, ("get_weather", '{"city": "Rome"}')),
     ]
-    this = [
+    quantized = [
         answer("85", 12),
-        answer("", 20, ("get_weather", '{ "city":"Oslo" }')),  # the same, written otherwise
+        answer("", 20, ("get_weather", '{ "city":"Oslo" }')),  # equal JSON
         answer("", 40, ("get_weather", '{"city": "Rom"}')),
     ]
-    rows = {row.name: row.value for row in generation_metrics(prompts, reference, this)}
+    rows = {row.name: row.value for row in generation_metrics(prompts, reference, quantized)}
     assert rows["tool_calls_kept"] == 0.5 and rows["length_inflation"] == pytest.approx(22 / 50)
     assert (rows["score_source"], rows["score_quantized"], rows["answer_flips"]) == (1, 0.5, 0.5)
-    tasks = metrics_by_task(prompts, reference, this)
-    assert set(tasks) == {"sums", "tools"}
-    tools = {row.name: row.value for row in tasks["tools"]}
-    assert tools["score_quantized"] == 1 and tools["tool_calls_kept"] == 0.5
-    assert "tool_calls_kept" not in {row.name for row in tasks["sums"]}
-    bad = [{"expected": {"name": 1}}, {"tools": "x"}, {"task": []}, {"chat_template_kwargs": 1}]
-    for extra in bad:
+    by_task = metrics_by_task(prompts, reference, quantized)
+    figures = {row.name: row.value for row in by_task["tools"]}
+    assert figures["score_quantized"] == 1 and figures["tool_calls_kept"] == 0.5
+    assert "tool_calls_kept" not in {row.name for row in by_task["sums"]}
+    for extra in ({"expected": {"name": 1}}, {"tools": "x"}, {"task": []}, {"chat_template_kwargs": 1}):
         path.write_text(json.dumps({"prompt": "?"} | extra) + "\n")
         with pytest.raises(TextError, match=":1"):
             read_prompts(path)

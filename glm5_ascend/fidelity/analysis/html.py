@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import torch
 
@@ -36,7 +37,7 @@ def document(found: Analysis, steps: list[Fallback], predicted: int, header: Rep
     """The report; `header` says where it comes from, None: from this process, now."""
     units = sorted((unit for layer in found.layers for unit in layer.units), key=lambda unit: -_rms(unit))
     return Page(
-        f"{found.options.source.name} under {found.plan.recipe.metadata.config_id}",
+        f"{Path(found.options.source).name} under {found.plan.recipe.metadata.config_id}",
         header or _header(found),
         verdict(units),
         [f"Measured on {found.tokens:,} calibration tokens; MTP layers are not looked at."],

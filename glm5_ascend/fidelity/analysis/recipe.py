@@ -83,7 +83,7 @@ def cache_notes(wide: list[int]) -> list[str]:
     return [f"Indexer caches that would change too many keys in INT8 and stay in 16 bits: layers {named}."] * bool(wide)
 
 
-def check_place(path: Path) -> None:
+def check_path(path: Path) -> None:
     """Raises `OutputError` where the recipe cannot be written; nothing is replaced."""
     if path.exists():
         raise OutputError(f"{path}: exists", "name another file with --out, or remove it")
@@ -102,7 +102,7 @@ def write(path: Path, value: dict[str, Any], comment: list[str]) -> None:
     Raises:
         OutputError: the file exists.
     """
-    check_place(path)
+    check_path(path)
     head = "".join(f"# {line}".rstrip() + "\n" for line in comment)
 
     class Plain(yaml.SafeDumper):

@@ -18,29 +18,16 @@ from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import CheckFailedError, RecipeError
 from glm5_ascend.fidelity.analysis.layer import AnalyzedLayer, LayerAnalysis
 from glm5_ascend.fidelity.analysis.outliers import Unrotated
+from glm5_ascend.fidelity.options import AnalyzeOptions
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import Linear, find
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet, find_dataset, load_calibration
 from glm5_ascend.quantize.calibration.forward import Selections
 from glm5_ascend.quantize.calibration.row_file import Stream
 from glm5_ascend.quantize.plan import QuantizationPlan
-from glm5_ascend.quantize.progress import Progress, silent
 from glm5_ascend.quantize.recipe import find_recipe, load_recipe
 from glm5_ascend.quantize.run.source_weights import FloatWeights
 from glm5_ascend.quantize.workers import Workers
-
-
-@dataclass(frozen=True)
-class AnalyzeOptions:
-    """`calib`, `samples`, `seq_len`, `seed`, `threads`: as for quantize."""
-
-    source: Path
-    recipe: str = "w4a8"
-    calib: Path | None = None
-    samples: int = 32
-    seq_len: int = 512
-    seed: int = 1234
-    threads: int | None = None
 
 
 @dataclass
@@ -75,14 +62,14 @@ def prepare(options: AnalyzeOptions) -> PreparedAnalysis:
         Glm5Error: the first thing that would make the analysis fail.
     """
     path = find_recipe(options.recipe)
-    recipe, source = load_recipe(path), SourceCheckpoint(options.source)
+    recipe, source = load_recipe(path), SourceCheckpoint(Path(options.source))
     plan = QuantizationPlan(source, recipe)
     dataset = find_dataset(recipe.spec.dataset, stock=recipe.apiversion == "modelslim_v1")
     notes = [dataset.note] if options.calib is None and dataset.note else []
-    calib = options.calib or dataset.path
+    calib = Path(options.calib or dataset.path)
     if not calib.is_file():
         raise RecipeError(f"{calib}: no such calibration file", "give one with --calib")
-    text = load_calibration(calib, options.source, source.config.vocab_size, options.samples, options.seq_len)
+    text = load_calibration(calib, Path(options.source), source.config.vocab_size, options.samples, options.seq_len)
     if len(text.sequences[0]) <= (topk := source.config.index_topk):
         what = f"sequences of at most {options.seq_len} tokens tell nothing of the indexer, which keeps {topk} keys"
         if recipe.spec.fallback is not None and recipe.cache_steps:
@@ -92,13 +79,14 @@ def prepare(options: AnalyzeOptions) -> PreparedAnalysis:
 
 
 @torch.no_grad()
-def analyze(prepared: PreparedAnalysis, progress: Progress = silent) -> Analysis:
+def analyze(prepared: PreparedAnalysis) -> Analysis:
     """Run a prepared job; activations lie in a temporary folder (TMPDIR) meanwhile.
 
     Raises:
         CheckFailedError: NaN or infinity in the residual stream.
     """
     plan, config, calibration = prepared.plan, prepared.plan.config, prepared.calibration
+    progress = prepared.options.progress
     rotations = Rotations(config, prepared.options.seed) if plan.recipe.rotates else None
     weights = FloatWeights(plan.source, rotations, torch.device("cpu"))
     unrotated = Unrotated(rotations)

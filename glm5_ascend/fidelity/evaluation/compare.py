@@ -1,8 +1,8 @@
-"""Two checkpoints side by side, layer by layer, on the same tokens (teacher-forced).
+"""A quantized checkpoint and its reference, layer by layer, on the same tokens (teacher-forced).
 
-Memory: the residual streams of both (4 bytes x tokens x hidden each) and one copy more, the indexer's choices of both
-(1 byte x length^2 per window each), and the largest of: one layer's attention, one dense MLP, one routed expert, one
-block of the vocabulary, as fp32. Never a whole layer or head, nor the logits of more than 1024 tokens and 4096 ids.
+Memory: the residual streams of both (4 bytes x tokens x hidden each) and one more copy, the indexer's selections of
+both (1 byte x length^2 per window each), and the largest of: one layer's attention, one dense MLP, one routed expert,
+one block of the vocabulary, as fp32. Never a whole layer or head, nor the logits of more than 1024 tokens and 4096 ids.
 """
 
 from __future__ import annotations
@@ -14,183 +14,167 @@ from pathlib import Path
 import torch
 
 from glm5_ascend.errors import CheckFailedError, EvaluationError
-from glm5_ascend.fidelity.evaluation.drafts import DraftComparison, accepted, drafted, wanted_of
-from glm5_ascend.fidelity.evaluation.head import Softmax, divergence, softmax_of
+from glm5_ascend.fidelity.evaluation.drafts import DraftComparison, acceptance, draft_tokens, drafts_to_judge
+from glm5_ascend.fidelity.evaluation.head import divergence, softmax_of
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.evaluation.walk import Walk
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.layers import count_common
 from glm5_ascend.quantize.progress import Progress, silent
 
+#: Called after every layer with its number and the walks of reference and quantized model.
+Observer = Callable[[int, tuple[Walk, Walk]], None]
+
 
 @dataclass
 class LayerAgreement:
-    """Per window, fp32 [windows]: share of equal choices; None where the layer has none to compare.
+    """Share of equal selections per window, fp32 [windows]; None where the layer has nothing to compare.
 
     Attributes:
-        experts: of a token's routed experts, how many both models chose.
-        indexer: of the keys a query may keep, how many both kept; queries with more than index_topk keys only.
+        experts: share of a token's routed experts that both models selected.
+        indexer: share of a query's keys that both selected; queries with more than index_topk keys only.
     """
 
     layer: int
     experts: torch.Tensor | None = None
     indexer: torch.Tensor | None = None
 
-    def of(self, windows: torch.Tensor) -> LayerAgreement:
-        """The same of some windows."""
-        experts, indexer = (None if share is None else share[windows] for share in (self.experts, self.indexer))
-        return LayerAgreement(self.layer, experts, indexer)
-
-
-#: Called with the reference's and this model's walk behind every layer.
-Observer = Callable[[int, tuple[Walk, Walk]], None]
-
-
-@dataclass(frozen=True)
-class Extras:
-    """What is looked at besides. drafts: those of the MTP layer, where both models have one."""
-
-    drafts: bool = False
-    observe: Observer = lambda layer, walks: None
-
-
-NOTHING = Extras()
-
 
 @dataclass
 class FidelityComparison:
-    """Per predicted position, [windows, window - 1]; nats.
+    """Values per predicted position, [windows, window - 1]; nats.
 
     Attributes:
-        kl: fp64, KL(reference || this); with a server a lower bound.
-        nll_reference, nll_this: fp64, of the true next token.
-        same_top1, right_reference, right_this: bool; "right" is: the true next token has the largest probability.
+        kl: fp64, KL(reference || quantized); with a server a lower bound.
+        nll_reference, nll_quantized: fp64, of the true next token.
+        same_top1, right_reference, right_quantized: bool; right: the true next token has the largest probability.
     """
 
     kl: torch.Tensor
     nll_reference: torch.Tensor
-    nll_this: torch.Tensor
+    nll_quantized: torch.Tensor
     same_top1: torch.Tensor
     right_reference: torch.Tensor
-    right_this: torch.Tensor
+    right_quantized: torch.Tensor
     layers: list[LayerAgreement] = field(default_factory=list)
     kl_is_bound: bool = False
     drafts: DraftComparison | None = None
 
-    def at(self, pick: Callable[[torch.Tensor], torch.Tensor]) -> FidelityComparison:
-        """The same of some windows or positions: `pick` takes and gives [windows, positions]."""
+    def map_positions(self, function: Callable[[torch.Tensor], torch.Tensor]) -> FidelityComparison:
+        """Apply a function to every tensor [windows, positions]; layers and drafts stay."""
         return replace(
             self,
-            kl=pick(self.kl), nll_reference=pick(self.nll_reference), nll_this=pick(self.nll_this),
-            same_top1=pick(self.same_top1), right_reference=pick(self.right_reference),
-            right_this=pick(self.right_this),
-        )  # fmt: skip
+            kl=function(self.kl),
+            nll_reference=function(self.nll_reference),
+            nll_quantized=function(self.nll_quantized),
+            same_top1=function(self.same_top1),
+            right_reference=function(self.right_reference),
+            right_quantized=function(self.right_quantized),
+        )
 
-    def of(self, windows: torch.Tensor) -> FidelityComparison:
-        """The same of some windows, int64 [n]."""
-        drafts = None if self.drafts is None else self.drafts.of(windows)
-        layers = [layer.of(windows) for layer in self.layers]
-        return replace(self.at(lambda values: values[windows]), layers=layers, drafts=drafts)
+    def select(self, windows: torch.Tensor) -> FidelityComparison:
+        """The comparison of the windows with these indices, int64 [n]."""
+
+        def pick(share: torch.Tensor | None) -> torch.Tensor | None:
+            return None if share is None else share[windows]
+
+        layers = [LayerAgreement(layer.layer, pick(layer.experts), pick(layer.indexer)) for layer in self.layers]
+        drafts = None if self.drafts is None else self.drafts.select(windows)
+        return replace(self.map_positions(lambda values: values[windows]), layers=layers, drafts=drafts)
 
 
-#: What must agree for two checkpoints to be one model in two precisions.
-_SAME = (
+#: Keys of config.json that must agree for two checkpoints to be one model in two precisions.
+_SAME_KEYS = (
     "vocab_size", "num_hidden_layers", "hidden_size", "n_routed_experts", "num_experts_per_tok", "index_topk",
     "num_attention_heads", "mlp_layer_types",
 )  # fmt: skip
 
 
-def check_comparable(reference: ModelConfig, this: ModelConfig) -> None:
-    """Raise `EvaluationError` where two config.json describe different models."""
-    for key in _SAME:
-        a, b = getattr(reference, key), getattr(this, key)
+def _check_comparable(reference: ModelConfig, quantized: ModelConfig) -> None:
+    for key in _SAME_KEYS:
+        a, b = getattr(reference, key), getattr(quantized, key)
         if a != b:
             raise EvaluationError(
-                f"{this.path}: {key} is {b}, {reference.path} has {a}",
+                f"{quantized.path}: {key} is {b}, {reference.path} has {a}",
                 "give a checkpoint and the source it was made of",
             )
 
 
 @torch.no_grad()
 def compare(
-    this: Path | StoredModel,
-    against: Path,
+    quantized: Path | StoredModel,
+    source: Path,
     windows: list[torch.Tensor],
     progress: Progress = silent,
-    extras: Extras = NOTHING,
+    *,
+    drafts: bool = False,
+    observe: Observer = lambda layer, walks: None,
 ) -> FidelityComparison:
-    """`this` against the reference `against` on int64 windows, all of one length.
+    """Compare `quantized` with its reference `source` on int64 windows, all of one length.
 
+    Args:
+        drafts: also compare the drafts of the MTP layer, where both models have one.
     Raises:
-        EvaluationError: two different models. CheckFailedError: NaN or infinity, and the layer it came up in.
+        EvaluationError: two different models. CheckFailedError: NaN or infinity, and the layer where it appeared.
     """
-    reference, this = StoredModel(against), StoredModel(this) if isinstance(this, Path) else this
-    check_comparable(reference.config, this.config)
-    count, experts = reference.config.num_hidden_layers, reference.config.n_routed_experts
-    walks = Walk(reference, windows), Walk(this, windows)
-    layers = []
+    candidate = StoredModel(quantized) if isinstance(quantized, Path) else quantized
+    models = StoredModel(source), candidate
+    config = models[0].config
+    _check_comparable(config, candidate.config)
+    count, experts = config.num_hidden_layers, config.n_routed_experts
+    walks = Walk.from_tokens(models[0], windows), Walk.from_tokens(models[1], windows)
+    agreements = []
     progress("embedding", 0, count)
     for layer in range(count):
-        for half, (walk, path) in enumerate(zip(walks, (against, this.directory), strict=True)):
-            _step(walk, layer, path, _expert_progress(progress, layer, count, half * experts, 2 * experts))
-        agreement = LayerAgreement(layer, _same_experts(walks), _same_keys(reference.config, layer, walks))
-        layers.append(agreement)
-        extras.observe(layer, walks)
-        progress(_note(agreement), layer + 1, count)
-    inputs = _head_inputs(reference, walks[0], windows), _head_inputs(this, walks[1], windows)
+        for half, (walk, model) in enumerate(zip(walks, models, strict=True)):
+            expert_done = _expert_progress(progress, layer, count, half * experts, 2 * experts)
+            _step(walk, layer, model.directory, expert_done)
+        agreement = LayerAgreement(layer, _same_experts(walks), _same_keys(config, layer, walks))
+        agreements.append(agreement)
+        observe(layer, walks)
+        progress(_progress_text(agreement), layer + 1, count)
+    inputs = _head_inputs(models[0], walks[0], windows), _head_inputs(models[1], walks[1], windows)
     del walks
-    true, drafts = _true_ids(windows), []
-    has_mtp = all(model.config.num_nextn_predict_layers for model in (reference, this))
-    if extras.drafts and has_mtp and len(windows[0]) > 2:
-        drafts = [drafted(model, read, windows) for model, read in zip((reference, this), inputs, strict=True)]
-    wanted = torch.cat([true, *map(wanted_of, drafts)], dim=1)
-    kl, first, second = divergence((reference, this), inputs, wanted)
-    found_nll = [-side.log_probabilities[:, 0] for side in (first, second)]
-    _check_numbers(kl, f"{this.directory}: KL")
+    true, tokens = _true_ids(windows), []
+    if drafts and all(model.config.num_nextn_predict_layers for model in models) and len(windows[0]) > 2:
+        tokens = [draft_tokens(model, normed, windows) for model, normed in zip(models, inputs, strict=True)]
+    kl, *sides = divergence(models, inputs, torch.cat([true, *map(drafts_to_judge, tokens)], dim=1))
+    _check_finite(kl, f"{candidate.directory}: KL")
+    nll = [-side.log_probabilities[:, 0] for side in sides]
     shape = (len(windows), -1)
-    return FidelityComparison(
-        kl.view(shape), found_nll[0].view(shape), found_nll[1].view(shape), (first.best == second.best).view(shape),
-        (first.best == true[:, 0]).view(shape), (second.best == true[:, 0]).view(shape), layers,
-        drafts=_accepted((first, second), drafts) if drafts else None,
+    comparison = FidelityComparison(
+        kl.view(shape), nll[0].view(shape), nll[1].view(shape), (sides[0].best == sides[1].best).view(shape),
+        (sides[0].best == true[:, 0]).view(shape), (sides[1].best == true[:, 0]).view(shape), agreements,
     )  # fmt: skip
-
-
-def _accepted(mains: tuple[Softmax, Softmax], drafts: list[torch.Tensor]) -> DraftComparison:
-    """Each model's drafts judged by its own main model; wanted column 0 is the true token."""
-    (greedy_a, sampled_a), (greedy_b, sampled_b) = (
-        accepted(main, number + 1, own) for number, (main, own) in enumerate(zip(mains, drafts, strict=True))
-    )
-    return DraftComparison(greedy_a, greedy_b, sampled_a, sampled_b)
-
-
-@dataclass
-class ReferencePositions:
-    """The reference at every predicted position of `windows`: log-probabilities fp64 [T, K] of chosen ids, and the
-    most probable id [T]."""
-
-    log_probabilities: torch.Tensor
-    best: torch.Tensor
+    if tokens:  # column 0 is the true token
+        (greedy_a, sampled_a), (greedy_b, sampled_b) = (acceptance(sides[i], i + 1, tokens[i]) for i in (0, 1))
+        comparison.drafts = DraftComparison(greedy_a, greedy_b, sampled_a, sampled_b)
+    return comparison
 
 
 @torch.no_grad()
 def reference_at(
-    against: Path, windows: list[torch.Tensor], wanted: torch.Tensor, progress: Progress = silent
-) -> ReferencePositions:
-    """The reference alone, for comparisons with what a server says; `wanted` int64 [T, K].
+    source: Path, windows: list[torch.Tensor], ids: torch.Tensor, progress: Progress = silent
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The reference alone, to compare a server with it.
 
+    Args:
+        ids: int64 [T, K], ids of interest at every predicted position.
+    Returns:
+        Log-probabilities of `ids`, fp64 [T, K], and the most probable id, int64 [T].
     Raises:
         CheckFailedError: NaN or infinity.
     """
-    model = StoredModel(against)
+    model = StoredModel(source)
     count, experts = model.config.num_hidden_layers, model.config.n_routed_experts
-    walk = Walk(model, windows)
+    walk = Walk.from_tokens(model, windows)
     progress("embedding", 0, count)
     for layer in range(count):
-        _step(walk, layer, against, _expert_progress(progress, layer, count, 0, experts))
+        _step(walk, layer, source, _expert_progress(progress, layer, count, 0, experts))
         progress("reference", layer + 1, count)
-    found = softmax_of(model, _head_inputs(model, walk, windows), wanted)
-    _check_numbers(found.log_sum, f"{against}: logits")
-    return ReferencePositions(found.log_probabilities, found.best)
+    softmax = softmax_of(model, _head_inputs(model, walk, windows), ids)
+    _check_finite(softmax.log_sum, f"{source}: logits")
+    return softmax.log_probabilities, softmax.best
 
 
 def _expert_progress(progress: Progress, layer: int, layers: int, before: int, experts: int) -> Callable[[int], None]:
@@ -204,27 +188,27 @@ def _expert_progress(progress: Progress, layer: int, layers: int, before: int, e
 
 def _step(walk: Walk, layer: int, path: Path, expert_done: Callable[[int], None]) -> None:
     walk.step(layer, expert_done)
-    _check_numbers(walk.hidden, f"{path}: layer {layer}: the residual stream")
+    _check_finite(walk.hidden, f"{path}: layer {layer}: the residual stream")
 
 
-def _check_numbers(values: torch.Tensor, what: str) -> None:
+def _check_finite(values: torch.Tensor, name: str) -> None:
     if not torch.isfinite(values).all():
         rows = (~torch.isfinite(values.view(len(values), -1))).any(1).sum()
         raise CheckFailedError(
-            f"{what} has NaN or infinity at {rows} of {len(values)} positions",
+            f"{name} has NaN or infinity at {rows} of {len(values)} positions",
             "run glm5-ascend verify DIR --against SRC",
         )
 
 
 def _head_inputs(model: StoredModel, walk: Walk, windows: list[torch.Tensor]) -> torch.Tensor:
-    """What the head reads at every position that has a next token."""
+    """Inputs of the head at every position that has a next token; frees the walk's stream."""
     hidden = walk.hidden.view(len(windows), -1, walk.hidden.shape[1])[:, :-1].flatten(0, 1)
     walk.hidden = torch.empty(0)
     return model.final_norm(hidden)
 
 
 def _true_ids(windows: list[torch.Tensor]) -> torch.Tensor:
-    """int64 [T, 1]: the token behind every predicted position."""
+    """The token after every predicted position, int64 [T, 1]."""
     return torch.cat([window[1:] for window in windows])[:, None]
 
 
@@ -247,10 +231,6 @@ def _same_keys(config: ModelConfig, layer: int, walks: tuple[Walk, Walk]) -> tor
     return torch.tensor(shares)
 
 
-def _note(found: LayerAgreement) -> str:
-    notes = []
-    if found.experts is not None:
-        notes.append(f"same experts {found.experts.mean():.2%}")
-    if found.indexer is not None:
-        notes.append(f"same keys {found.indexer.mean():.2%}")
-    return "  ".join(notes)
+def _progress_text(agreement: LayerAgreement) -> str:
+    shares = (("same experts", agreement.experts), ("same keys", agreement.indexer))
+    return "  ".join(f"{name} {share.mean():.2%}" for name, share in shares if share is not None)

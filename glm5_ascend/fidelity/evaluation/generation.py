@@ -1,10 +1,10 @@
-"""The same prompts to two servers: how long they answer, and how often they are right.
+"""The same prompts to two servers: length of the answers, and how often they are right.
 
-A prompts file is JSONL, one object a line: {"prompt": TEXT} or {"messages": [...]}, with "tools": [...] if they are
-offered, "task": TEXT for the family it belongs to, "chat_template_kwargs": {...} for the template, and "expected" if
-the answer is to be judged. It is right if it ends with that text ("match": "ends", the default), is that text ("exact")
-or has it somewhere ("contains"); white space at both ends does not count. {"name": TEXT, "arguments": {...}} expects
-that one call. Flips: see `metrics`. A tool call is kept where both models make the same calls with equal arguments.
+A prompts file is JSONL, one object a line: {"prompt": TEXT} or {"messages": [...]}, with "tools": [...] if functions
+are offered, "task": TEXT for the task it belongs to, "chat_template_kwargs": {...} for the template, and "expected" if
+the answer is judged. It is right if it ends with that text ("match": "ends", the default), is that text ("exact") or
+contains it ("contains"); white space at both ends does not count. {"name": TEXT, "arguments": {...}} expects that one
+call. Flips: see `metrics`. A tool call is kept where both models make the same calls with equal arguments.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import torch
 from glm5_ascend.checkpoint.texts import read_records
 from glm5_ascend.errors import TextError
 from glm5_ascend.fidelity.evaluation.intervals import mean_interval
-from glm5_ascend.fidelity.evaluation.metrics import Metric
+from glm5_ascend.fidelity.evaluation.metrics import CHANGE, LENGTH, SHARE, Metric, mean_metric
 from glm5_ascend.files.untrusted import parse_json
 from glm5_ascend.serve.client import Answer, Client
 
-#: Requests under way at a time.
-AT_ONCE = 8
+#: Concurrent requests.
+CONCURRENCY = 8
 MATCHES: dict[str, Callable[[str, str], bool]] = {
     "ends": lambda answer, expected: answer.endswith(expected),
     "exact": lambda answer, expected: answer == expected,
@@ -35,7 +35,7 @@ MATCHES: dict[str, Callable[[str, str], bool]] = {
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question; `expected` is None where length alone counts. options: further keys of the request."""
+    """One question; `expected` is None where only the length counts. options: further keys of the request."""
 
     messages: list[dict[str, Any]]
     expected: str | dict[str, Any] | None
@@ -45,27 +45,27 @@ class Prompt:
 
     def right(self, answer: Answer) -> bool:
         if isinstance(self.expected, dict):
-            return calls(answer) == [(self.expected["name"], self.expected["arguments"])]
+            return tool_calls(answer) == [(self.expected["name"], self.expected["arguments"])]
         return self.expected is not None and MATCHES[self.match](answer.content.strip(), self.expected.strip())
 
 
-def calls(answer: Answer) -> list[tuple[str, Any]]:
-    """Its tool calls, their arguments parsed; the text itself where it is no JSON."""
-    return [(name, _parsed(arguments)) for name, arguments in answer.tool_calls]
+def tool_calls(answer: Answer) -> list[tuple[str, Any]]:
+    """(name, arguments) of the answer's tool calls; arguments that are not JSON stay text."""
 
+    def parsed(arguments: str) -> Any:
+        try:
+            return parse_json(arguments)
+        except ValueError:
+            return arguments
 
-def _parsed(arguments: str) -> Any:
-    try:
-        return parse_json(arguments)
-    except ValueError:
-        return arguments
+    return [(name, parsed(arguments)) for name, arguments in answer.tool_calls]
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """The prompts of a JSONL file.
+    """Read the prompts of a JSONL file.
 
     Raises:
-        TextError: unreadable, empty, or a record that is none, by line.
+        TextError: unreadable, empty, or a line that is not a prompt.
     """
     prompts = [_prompt(path, line, record) for line, record in read_records(path)]
     if not prompts:
@@ -80,21 +80,21 @@ def _prompt(path: Path, line: int, record: Any) -> Prompt:
         options = {key: record[key] for key in ("tools", "chat_template_kwargs") if key in record}
         if isinstance(prompt, str):
             messages = [{"role": "user", "content": prompt}]
-        known = match in MATCHES and isinstance(task, str) and _options_fit(options) and _expectable(expected)
-        if isinstance(messages, list) and messages and known:
+        valid = match in MATCHES and isinstance(task, str) and _valid_options(options) and _valid_expected(expected)
+        if isinstance(messages, list) and messages and valid:
             return Prompt(messages, expected, match, task, options)
     raise TextError(
-        f'{path}:{line}: needs {{"prompt": TEXT}} or {{"messages": [...]}}, with "expected": TEXT or '
-        f'{{"name", "arguments"}}, "match": {" | ".join(MATCHES)}, "task": TEXT, "tools": [...] if wanted',
+        f'{path}:{line}: needs {{"prompt": TEXT}} or {{"messages": [...]}}; optional: "expected": TEXT or '
+        f'{{"name", "arguments"}}, "match": {" | ".join(MATCHES)}, "task": TEXT, "tools": [...]',
         "correct the record",
     )
 
 
-def _options_fit(options: dict[str, Any]) -> bool:
+def _valid_options(options: dict[str, Any]) -> bool:
     return isinstance(options.get("tools", []), list) and isinstance(options.get("chat_template_kwargs", {}), dict)
 
 
-def _expectable(expected: Any) -> bool:
+def _valid_expected(expected: Any) -> bool:
     if isinstance(expected, dict):
         return isinstance(expected.get("name"), str) and isinstance(expected.get("arguments"), dict)
     return isinstance(expected, str | None)
@@ -103,46 +103,51 @@ def _expectable(expected: Any) -> bool:
 def generate(client: Client, prompts: Iterable[Prompt], max_tokens: int) -> list[Answer]:
     """Greedy answers, in order."""
 
-    def one(prompt: Prompt) -> Answer:
+    def ask(prompt: Prompt) -> Answer:
         return client.chat(prompt.messages, max_tokens=max_tokens, **prompt.options)
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(one, prompts))
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
+        return list(pool.map(ask, prompts))
 
 
-def generation_metrics(prompts: list[Prompt], reference: list[Answer], this: list[Answer]) -> list[Metric]:
-    """Length inflation, tool calls kept and, where an answer is expected, scores and flips; drawn by prompt."""
-    a = torch.tensor([float(answer.completion_tokens) for answer in reference], dtype=torch.float64)
-    b = torch.tensor([float(answer.completion_tokens) for answer in this], dtype=torch.float64)
-    inflation = mean_interval(b - a, a)
-    cut = [sum(answer.finish == "length" for answer in answers) for answers in (reference, this)]
-    rows = [
-        Metric("length_source", f"tokens per answer, reference ({cut[0]} cut off)", float(a.mean()), mean_interval(a)),
-        Metric("length_quantized", f"tokens per answer, this ({cut[1]} cut off)", float(b.mean()), mean_interval(b)),
-        Metric("length_inflation", "longer answers", float((b - a).sum() / a.sum()), inflation, True),
+def generation_metrics(prompts: list[Prompt], reference: list[Answer], quantized: list[Answer]) -> list[Metric]:
+    """Length inflation, tool calls kept and, where an answer is expected, scores and flips; intervals draw prompts."""
+    lengths = [
+        torch.tensor([float(answer.completion_tokens) for answer in answers], dtype=torch.float64)
+        for answers in (reference, quantized)
     ]
-    called = [calls(answer) for answer in reference]
-    kept = torch.tensor([made == calls(answer) for made, answer in zip(called, this, strict=True) if made]).double()
-    if len(kept):
-        label = f"tool calls kept, of {len(kept)} answers with any"
-        rows.append(Metric("tool_calls_kept", label, float(kept.mean()), mean_interval(kept), True))
+    cut = [sum(answer.finish == "length" for answer in answers) for answers in (reference, quantized)]
+    longer = lengths[1] - lengths[0]
+    inflation, inflation_interval = float(longer.sum() / lengths[0].sum()), mean_interval(longer, lengths[0])
+    rows = [
+        mean_metric("length_source", f"tokens per answer, reference ({cut[0]} cut off)", lengths[0], LENGTH),
+        mean_metric("length_quantized", f"tokens per answer, quantized ({cut[1]} cut off)", lengths[1], LENGTH),
+        Metric("length_inflation", "longer answers", inflation, inflation_interval, CHANGE),
+    ]
+    pairs = [(tool_calls(a), tool_calls(b)) for a, b in zip(reference, quantized, strict=True)]
+    same_calls = torch.tensor([a == b for a, b in pairs if a]).double()
+    if len(same_calls):
+        label = f"tool calls kept, of {len(same_calls)} answers with any"
+        rows.append(mean_metric("tool_calls_kept", label, same_calls, SHARE))
     judged = [i for i, prompt in enumerate(prompts) if prompt.expected is not None]
     if judged:
-        right = torch.tensor([[prompts[i].right(reference[i]), prompts[i].right(this[i])] for i in judged]).double()
-        for name, label, values in (
-            ("score_source", "right answers, reference", right[:, 0]),
-            ("score_quantized", "right answers, this", right[:, 1]),
-            ("score_change", "change of right answers", right[:, 1] - right[:, 0]),
-            ("answer_flips", "flipped answers", (right[:, 1] - right[:, 0]).abs()),
-        ):
-            rows.append(Metric(name, label, float(values.mean()), mean_interval(values), True))
+        right = torch.tensor(
+            [[prompts[i].right(reference[i]), prompts[i].right(quantized[i])] for i in judged]
+        ).double()
+        change = right[:, 1] - right[:, 0]
+        rows += [
+            mean_metric("score_source", "right answers, reference", right[:, 0], SHARE),
+            mean_metric("score_quantized", "right answers, quantized", right[:, 1], SHARE),
+            mean_metric("score_change", "change of right answers", change, CHANGE),
+            mean_metric("answer_flips", "flipped answers", change.abs(), SHARE),
+        ]
     return rows
 
 
-def metrics_by_task(prompts: list[Prompt], reference: list[Answer], this: list[Answer]) -> dict[str, list[Metric]]:
+def metrics_by_task(prompts: list[Prompt], reference: list[Answer], quantized: list[Answer]) -> dict[str, list[Metric]]:
     """`generation_metrics` of each named task."""
-    found = {}
+    figures = {}
     for task in dict.fromkeys(prompt.task for prompt in prompts if prompt.task):
-        at = [i for i, prompt in enumerate(prompts) if prompt.task == task]
-        found[task] = generation_metrics(*([part[i] for i in at] for part in (prompts, reference, this)))  # type: ignore[arg-type]
-    return found
+        rows = [row for row in zip(prompts, reference, quantized, strict=True) if row[0].task == task]
+        figures[task] = generation_metrics([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows])
+    return figures

@@ -1,7 +1,7 @@
 """95 % intervals by paired bootstrap: windows (or prompts) are drawn with replacement, both models' values together.
 
-Source: Efron, "Bootstrap methods" (1979); tokens of one window depend on each other, so windows are what is drawn.
-Ends are the 2.5 % and 97.5 % quantiles of the draws; the seed is fixed, so the same values give the same interval.
+Source: Efron, "Bootstrap methods" (1979). Tokens of one window depend on each other, so windows are drawn. The ends are
+the 2.5 % and 97.5 % quantiles of the draws. The seed is fixed: the same values give the same interval.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 DRAWS = 10_000
-#: Draws that are in memory at once: 16 MB for every thousand windows, or 24 with weights.
+#: Draws that are in memory at once: 16 MB for every thousand windows, or 24 MB with weights.
 BATCH = 1000
 #: Draws for statistics that need all positions of a draw, not only the windows' means.
 FEW_DRAWS = 400
@@ -22,26 +22,25 @@ Interval = tuple[float, float] | None
 
 
 def mean_interval(values: torch.Tensor, weights: torch.Tensor | None = None) -> Interval:
-    """Of the mean of `values` [windows], or of sum(values) / sum(weights); None with fewer than two windows."""
+    """Interval of mean(values [windows]), or of sum(values) / sum(weights); None with fewer than two windows."""
     if len(values) < 2:
         return None
     from scipy.stats import bootstrap  # late: half a second
 
     data = [tensor.double().numpy() for tensor in (values, weights) if tensor is not None]
     options: dict[str, Any] = {"n_resamples": DRAWS, "batch": BATCH, "vectorized": True, "method": "percentile"}
-    found = bootstrap(data, _ratio, paired=True, rng=np.random.default_rng(0), **options)
-    low, high = found.confidence_interval
+    result = bootstrap(data, _ratio, paired=True, rng=np.random.default_rng(0), **options)
+    low, high = result.confidence_interval
     return float(low), float(high)
 
 
 def _ratio(values: NDArray[np.float64], *weights: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-    """The mean along `axis`, or the sum over that of the weights."""
     mean: NDArray[np.float64] = values.mean(axis)
     return mean / weights[0].mean(axis) if weights else mean
 
 
-def interval(values: torch.Tensor, statistic: Callable[[torch.Tensor], torch.Tensor]) -> Interval:
-    """Of any statistic of all positions of `values` [windows, positions]."""
+def statistic_interval(values: torch.Tensor, statistic: Callable[[torch.Tensor], torch.Tensor]) -> Interval:
+    """Interval of statistic(all positions) for values [windows, positions]; None with fewer than two windows."""
     if len(values) < 2:
         return None
     generator = torch.Generator().manual_seed(0)

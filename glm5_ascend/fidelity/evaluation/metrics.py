@@ -1,43 +1,70 @@
-"""From per-position values to the figures that are reported.
+"""Per-position values -> the figures that are reported.
 
 Flips as in "Accuracy is Not All You Need" (Dutta et al., arXiv 2407.09141): answers that change from right to wrong
-or from wrong to right. Teacher-forced, an answer is the most probable next token, and right is the true one. Top-1
-agreement also misses where one wrong token gives way to another: 1 - top-1 agreement is never below the flip rate.
+or from wrong to right. Teacher-forced, an answer is the most probable next token, and the true one is right. Top-1
+agreement also counts one wrong token exchanged for another: 1 - top-1 agreement is never below the flip rate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
 from glm5_ascend.errors import EvaluationError
-from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, LayerAgreement
+from glm5_ascend.fidelity.evaluation.compare import FidelityComparison
 from glm5_ascend.fidelity.evaluation.drafts import DraftComparison
-from glm5_ascend.fidelity.evaluation.intervals import Interval, interval, mean_interval
+from glm5_ascend.fidelity.evaluation.intervals import Interval, mean_interval, statistic_interval
 
-#: Groups `--metrics` knows.
+#: Groups of figures that `--metrics` selects.
 GROUPS = ("kl", "top1", "flips", "nll", "routing", "indexer", "mtp")
+#: Formats of figures.
+SHARE, CHANGE, DIFFERENCE, LENGTH = ".2%", "+.2%", "+.6f", ".1f"
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure and its 95 % interval; `percent`: show it as such."""
+    """One figure with its 95 % interval.
+
+    Attributes:
+        name: key in `--json`.
+        label: name for the reader.
+        format: format specification of the value and the ends of the interval.
+        group: group of `--metrics` that selects it.
+    """
 
     name: str
     label: str
     value: float
     interval: Interval = None
-    percent: bool = False
+    format: str = ".6f"
     group: str = ""
 
+    @property
+    def text(self) -> str:
+        return format(self.value, self.format)
 
-def chosen_groups(text: str | None) -> tuple[str, ...]:
-    """`--metrics kl,top1` -> its groups; all for None.
+    @property
+    def interval_text(self) -> str:
+        """The interval in brackets, "" where there is none."""
+        if self.interval is None:
+            return ""
+        low, high = (format(end, self.format) for end in self.interval)
+        return f"[{low}, {high}]"
+
+
+def mean_metric(name: str, label: str, values: torch.Tensor, format: str = ".6f", group: str = "") -> Metric:
+    """The mean of values [windows] or [windows, positions]; the interval draws windows."""
+    by_window = values.mean(1) if values.ndim == 2 else values
+    return Metric(name, label, float(values.mean()), mean_interval(by_window), format, group)
+
+
+def parse_groups(text: str | None) -> tuple[str, ...]:
+    """`--metrics kl,top1` -> its groups; None selects all.
 
     Raises:
-        EvaluationError: an unknown one.
+        EvaluationError: an unknown group.
     """
     if text is None:
         return GROUPS
@@ -49,62 +76,53 @@ def chosen_groups(text: str | None) -> tuple[str, ...]:
 
 
 def p99(values: torch.Tensor) -> torch.Tensor:
-    """The smallest value that 99 % of all do not exceed (nearest rank)."""
+    """The 99th percentile by nearest rank: the smallest value that 99 % of all do not exceed."""
     return values.kthvalue(-(-99 * len(values) // 100))[0]  # torch.quantile refuses more than 2^24 values
 
 
-def metrics(found: FidelityComparison) -> list[Metric]:
-    """All figures of a comparison."""
-    kl, a, b = found.kl, found.nll_reference, found.nll_this
-    flips = (found.right_reference != found.right_this).double()
-    top1, delta = found.same_top1.double(), b - a
-    bound = " (lower bound)" if found.kl_is_bound else ""
-    relative = mean_interval(delta.mean(1), a.mean(1))
+def metrics(comparison: FidelityComparison, groups: Iterable[str] = GROUPS) -> list[Metric]:
+    """The figures of a comparison that belong to `groups`."""
+    kl, reference, quantized = comparison.kl, comparison.nll_reference, comparison.nll_quantized
+    delta = quantized - reference
+    flips = (comparison.right_reference != comparison.right_quantized).double()
+    bound = " (lower bound)" if comparison.kl_is_bound else ""
+    change = float(delta.mean() / reference.mean())
+    change_interval = mean_interval(delta.mean(1), reference.mean(1))
+    p99_interval = statistic_interval(kl, p99)
     rows = [
-        Metric("kl_mean", f"KL to the reference, mean{bound}", float(kl.mean()), mean_interval(kl.mean(1)), group="kl"),
-        Metric("kl_p99", f"KL, 99th percentile{bound}", float(p99(kl.flatten())), interval(kl, p99), group="kl"),
-        Metric("kl_max", f"KL, largest{bound}", float(kl.max()), group="kl"),
-        Metric("top1_agreement", "same top-1", float(top1.mean()), mean_interval(top1.mean(1)), True, "top1"),
-        Metric("flip_rate", "flips", float(flips.mean()), mean_interval(flips.mean(1)), True, "flips"),
-        Metric("nll_source", "NLL of the reference", float(a.mean()), mean_interval(a.mean(1)), group="nll"),
-        Metric("nll_quantized", "NLL of this", float(b.mean()), mean_interval(b.mean(1)), group="nll"),
-        Metric("nll_delta", "change of NLL", float(delta.mean()), mean_interval(delta.mean(1)), group="nll"),
-        Metric("nll_change", "relative change of NLL", float(delta.mean() / a.mean()), relative, True, "nll"),
+        mean_metric("kl_mean", f"KL to the reference, mean{bound}", kl, group="kl"),
+        Metric("kl_p99", f"KL, 99th percentile{bound}", float(p99(kl.flatten())), p99_interval, group="kl"),
+        Metric("kl_max", f"KL, maximum{bound}", float(kl.max()), group="kl"),
+        mean_metric("top1_agreement", "same top-1", comparison.same_top1.double(), SHARE, "top1"),
+        mean_metric("flip_rate", "flips", flips, SHARE, "flips"),
+        mean_metric("nll_source", "NLL, reference", reference, group="nll"),
+        mean_metric("nll_quantized", "NLL, quantized", quantized, group="nll"),
+        mean_metric("nll_delta", "change of NLL", delta, DIFFERENCE, "nll"),
+        Metric("nll_change", "relative change of NLL", change, change_interval, CHANGE, "nll"),
     ]
-    rows += [row for row in (_routing(found.layers), _indexer(found.layers)) if row is not None]
-    return rows + (_drafts(found.drafts) if found.drafts is not None else [])
+    experts = [layer.experts for layer in comparison.layers if layer.experts is not None]
+    keys = [layer.indexer for layer in comparison.layers if layer.indexer is not None]
+    if experts:
+        mean = torch.stack(experts).mean(0)
+        rows.append(mean_metric("expert_agreement", "same routed experts", mean, SHARE, "routing"))
+    if keys:
+        mean = torch.stack(keys).mean(0)
+        rows.append(mean_metric("indexer_overlap", "same keys of the indexer", mean, SHARE, "indexer"))
+    if comparison.drafts is not None:
+        rows += _draft_metrics(comparison.drafts)
+    return [row for row in rows if row.group in groups]
 
 
-def _drafts(found: DraftComparison) -> list[Metric]:
-    """Shares of accepted drafts, and what a server with one draft a step loses: tokens per step are 1 + the share."""
+def _draft_metrics(drafts: DraftComparison) -> list[Metric]:
+    """Shares of accepted drafts, and the change of tokens per step with one draft: 1 + the share."""
+    reference, quantized = drafts.greedy_reference.double().mean(1), drafts.greedy_quantized.double().mean(1)
+    change = float((quantized - reference).mean() / (1 + reference.mean()))
+    interval = mean_interval(quantized - reference, 1 + reference)
     shares = (
-        ("draft_source", "drafts accepted, reference (greedy)", found.greedy_reference),
-        ("draft_quantized", "drafts accepted, this (greedy)", found.greedy_this),
-        ("draft_sampled_source", "drafts accepted, reference (temperature 1)", found.sampled_reference),
-        ("draft_sampled_quantized", "drafts accepted, this (temperature 1)", found.sampled_this),
+        ("draft_source", "drafts accepted, reference (greedy)", drafts.greedy_reference),
+        ("draft_quantized", "drafts accepted, quantized (greedy)", drafts.greedy_quantized),
+        ("draft_sampled_source", "drafts accepted, reference (temperature 1)", drafts.sampled_reference),
+        ("draft_sampled_quantized", "drafts accepted, quantized (temperature 1)", drafts.sampled_quantized),
     )
-    rows = [
-        Metric(name, label, float(each.double().mean()), mean_interval(each.double().mean(1)), True, "mtp")
-        for name, label, each in shares
-    ]
-    a, b = found.greedy_reference.double().mean(1), found.greedy_this.double().mean(1)
-    change, interval_ = float((b - a).mean() / (1 + a.mean())), mean_interval(b - a, 1 + a)
-    return [*rows, Metric("draft_step_change", "tokens per step with one draft", change, interval_, True, "mtp")]
-
-
-def _routing(layers: list[LayerAgreement]) -> Metric | None:
-    return _over_layers(layers, lambda layer: layer.experts, "expert_agreement", "same routed experts", "routing")
-
-
-def _indexer(layers: list[LayerAgreement]) -> Metric | None:
-    return _over_layers(layers, lambda layer: layer.indexer, "indexer_overlap", "same keys of the indexer", "indexer")
-
-
-def _over_layers(
-    layers: list[LayerAgreement], of: Callable[[LayerAgreement], torch.Tensor | None], name: str, label: str, group: str
-) -> Metric | None:
-    shares = [share for layer in layers if (share := of(layer)) is not None]
-    if not shares:
-        return None
-    windows = torch.stack(shares).mean(0)
-    return Metric(name, label, float(windows.mean()), mean_interval(windows), True, group)
+    rows = [mean_metric(name, label, values.double(), SHARE, "mtp") for name, label, values in shares]
+    return [*rows, Metric("draft_step_change", "tokens per step with one draft", change, interval, CHANGE, "mtp")]

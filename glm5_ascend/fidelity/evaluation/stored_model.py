@@ -113,7 +113,7 @@ class StoredModel:
         """What the head reads, fp32 [T, hidden]."""
         return layers.rms_norm(hidden, self.files.read("model.norm.weight").float(), self.config.rms_norm_eps)
 
-    def handed_to_mtp(self, normed: torch.Tensor) -> torch.Tensor:
+    def to_mtp_basis(self, normed: torch.Tensor) -> torch.Tensor:
         """The main model's normalised output [T, hidden] as an MTP layer reads it: turned by `rot` if rotated."""
         rotated = self.description.get("is_rot_used") is True
         return normed @ self.files.read(ROT_NAME).float().T if rotated else normed
@@ -140,7 +140,7 @@ class StoredModel:
     @torch.no_grad()
     def logits(self, sequences: list[torch.Tensor]) -> list[torch.Tensor]:
         """fp32 [S, vocab] for each int64 sequence [S]; for small models: all of them are held."""
-        walk = Walk(self, sequences)
+        walk = Walk.from_tokens(self, sequences)
         for layer in range(self.config.num_hidden_layers):
             walk.step(layer)
         normed = self.final_norm(walk.hidden)

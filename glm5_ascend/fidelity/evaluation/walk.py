@@ -1,8 +1,8 @@
-"""All sequences through a model layer by layer, holding one piece of one layer: attention, then the dense MLP or the
-shared expert, then one routed expert after the other.
+"""All sequences through a model, layer by layer, with one piece of a layer in memory: attention, then the dense MLP or
+the shared expert, then one routed expert after the other.
 
-What stays in memory: the residual stream and, inside a layer, its normalised copy (4 bytes x tokens x hidden each), and
-the indexer's choice of every sequence (1 byte x length^2).
+In memory stay the residual stream and, inside a layer, its normalised copy (4 bytes x tokens x hidden each), and the
+indexer's selection of every sequence (1 byte x length^2).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from glm5_ascend.model.config import ModelConfig
 
 
 class Model(Protocol):
-    """Where a walk gets its weights; every `weights` call gives a fresh object that is dropped after its piece."""
+    """Source of the weights; every call of `weights` gives a new object, which the walk drops after one piece."""
 
     config: ModelConfig
 
@@ -29,31 +29,29 @@ class Model(Protocol):
 class Walk:
     """The residual stream of all sequences at one depth.
 
+    Args:
+        lengths: of the sequences.
+        hidden: fp32 [tokens, hidden], the sequences concatenated.
     Attributes:
-        hidden: fp32 [tokens, hidden], the sequences one behind the other.
-        selections: per sequence bool [S, S], which keys each query of the last layer attended to.
+        hidden: the stream after the last step.
+        selections: per sequence bool [S, S], the keys that each query of the last layer attended to.
         experts: int64 [tokens, num_experts_per_tok] of the last layer, None if it was dense.
     """
 
-    def __init__(self, model: Model, sequences: list[torch.Tensor]) -> None:
-        self._begin(model, [len(sequence) for sequence in sequences], model.embed(torch.cat(sequences)))
-
-    @classmethod
-    def behind(cls, model: Model, lengths: Sequence[int], hidden: torch.Tensor) -> Walk:
-        """A walk that begins with a stream [tokens, hidden] of sequences of these lengths: that of an MTP layer."""
-        walk = cls.__new__(cls)
-        walk._begin(model, lengths, hidden)
-        return walk
-
-    def _begin(self, model: Model, lengths: Sequence[int], hidden: torch.Tensor) -> None:
+    def __init__(self, model: Model, lengths: Sequence[int], hidden: torch.Tensor) -> None:
         self.model, self.hidden = model, hidden
         ends = torch.tensor(lengths).cumsum(0).tolist()
         self.spans = [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
         self.selections: list[torch.Tensor | None] = [None] * len(lengths)
         self.experts: torch.Tensor | None = None
 
+    @classmethod
+    def from_tokens(cls, model: Model, sequences: list[torch.Tensor]) -> Walk:
+        """Start with the embeddings of int64 sequences [S]."""
+        return cls(model, [len(sequence) for sequence in sequences], model.embed(torch.cat(sequences)))
+
     def step(self, layer: int, expert_done: Callable[[int], None] = lambda expert: None) -> None:
-        """One layer on all sequences."""
+        """Run one layer on all sequences."""
         config = self.model.config
         weights, int8_keys = self.model.weights(layer), self.model.int8_keys(layer)
         for number, span in enumerate(self.spans):
@@ -66,20 +64,10 @@ class Walk:
             self.hidden[span] += layers.unrouted_mlp(config, layer, weights, x[span])
         self.experts = None
         if config.is_moe(layer):
-            weight, self.experts = layers.route(config, weights, x)
+            share, self.experts = layers.route(config, weights, x)
             del weights
-            self._routed(layer, x, weight, self.experts, expert_done)
-
-    def _routed(
-        self,
-        layer: int,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        ids: torch.Tensor,
-        expert_done: Callable[[int], None],
-    ) -> None:
-        for expert in ids.unique().tolist():
-            token, slot = torch.where(ids == expert)
-            out = layers.mlp(self.model.weights(layer), self.model.config.spec.expert_prefix(expert), x[token])
-            self.hidden.index_add_(0, token, out * weight[token, slot, None])
-            expert_done(expert)
+            for expert in self.experts.unique().tolist():
+                token, slot = torch.where(self.experts == expert)
+                output = layers.mlp(self.model.weights(layer), config.spec.expert_prefix(expert), x[token])
+                self.hidden.index_add_(0, token, output * share[token, slot, None])
+                expert_done(expert)

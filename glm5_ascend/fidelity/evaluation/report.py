@@ -1,0 +1,166 @@
+"""A finished evaluation as text and JSON, and its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from glm5_ascend.fidelity.evaluation.compare import LayerAgreement
+from glm5_ascend.fidelity.evaluation.grades import GRADES, GradedMetric, grade_metrics, worst_grades
+from glm5_ascend.fidelity.evaluation.metrics import Metric
+from glm5_ascend.report.verdict import FEW_WINDOWS, KL_CLOSE, ReportVerdict
+
+_MEANING = {
+    "good": "Close to the reference",
+    "fair": "Usable, test it on your tasks",
+    "poor": "Far from the reference",
+}
+#: Figures of a task or a length that the terminal shows; --json has all.
+_SHOWN_BY_TASK = (
+    "kl_mean", "flip_rate", "nll_delta", "indexer_overlap", "needles_source", "needles_kept", "length_inflation",
+    "score_change", "answer_flips", "tool_calls_kept", "draft_step_change",
+)  # fmt: skip
+
+
+@dataclass
+class EvaluationReport:
+    """Figures of an evaluation.
+
+    Attributes:
+        quantized, reference: directories or URLs.
+        rows: figures of the text; `window` tokens in each of `windows` windows.
+        generated: figures of the answers to `prompts` prompts.
+        window_kl: mean KL of every window, [windows].
+        tasks: figures of each task and of each length.
+    """
+
+    quantized: str
+    reference: str
+    rows: list[Metric] = field(default_factory=list)
+    generated: list[Metric] = field(default_factory=list)
+    layers: list[LayerAgreement] = field(default_factory=list)
+    window: int = 0
+    windows: int = 0
+    prompts: int = 0
+    kl_is_bound: bool = False
+    window_kl: torch.Tensor | None = None
+    tasks: dict[str, list[Metric]] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """Positions with a prediction."""
+        return self.windows * max(0, self.window - 1)
+
+    def grades(self) -> list[GradedMetric]:
+        """All graded figures: of the whole text, then of each task and each length."""
+        parts = [("", [*self.rows, *self.generated]), *self.tasks.items()]
+        return [graded for task, rows in parts for graded in grade_metrics(rows, task)]
+
+    def verdict(self) -> ReportVerdict:
+        """The worst grade, and the figure that has it."""
+        graded, warnings = self.grades(), tuple(self._warnings())
+        if not graded:
+            return ReportVerdict("open", "No verdict: KL was not measured.", "", "", warnings)
+        first, *others = worst_grades(graded)
+        more = f", and {len(others)} more" if others and first.grade != "good" else ""
+        reason = first.criterion.reason
+        if first.criterion.metric == "kl_mean" and first.grade == "good":
+            reason = KL_CLOSE.reason
+        text = f"{_MEANING[first.grade]}: {first.text}{more}."
+        return ReportVerdict(first.grade, text, first.threshold, reason, warnings)
+
+    def _warnings(self) -> Iterator[str]:
+        for noun, count in (("windows", self.windows if self.rows else 0), ("prompts", self.prompts)):
+            if 0 < count < FEW_WINDOWS.value:
+                needed = f"{FEW_WINDOWS.value:.0f}"
+                yield f"{count} {noun}: too few for a 95 % interval (at least {needed}): {FEW_WINDOWS.reason}"
+        if self.kl_is_bound and any(row.name == "kl_mean" for row in self.rows):
+            yield "KL from a server's most probable tokens is a lower bound: the true one may be larger."
+        if names := dict.fromkeys(graded.name for graded in self.grades() if graded.inconclusive):
+            yield f"inconclusive: {', '.join(names)} (the 95 % interval crosses a limit: take more windows or prompts)"
+
+    def lines(self) -> Iterator[str]:
+        """The report for a terminal."""
+        yield f"{self.quantized} against {self.reference}"
+        if self.rows:
+            yield f"{self.tokens} positions in {self.windows} windows of {self.window} tokens"
+        yield from map(_line, self.rows)
+        if self.generated:
+            yield f"{self.prompts} prompts"
+        yield from map(_line, self.generated)
+        for task, rows in self.tasks.items():
+            yield f"{task}:"
+            yield from (_line(row) for row in rows if row.name in _SHOWN_BY_TASK)
+        graded = self.grades()
+        if len(graded) > 1:
+            yield "grades: " + "; ".join(_by_grade(graded))
+        verdict = self.verdict()
+        yield verdict.text + (f" (threshold: {verdict.threshold})" if verdict.threshold else "")
+        if self.windows == 1 or self.prompts == 1:
+            yield "note: no intervals from a single window or prompt"
+            return
+        for warning in verdict.warnings:
+            yield "note: " + warning.partition(" (")[0]  # the HTML report has the reasons
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        rows = [*self.rows, *self.generated]
+        return {
+            "schema_version": 1,
+            "command": "eval",
+            "ok": True,
+            "exit_code": 0,
+            "quantized": self.quantized,
+            "reference": self.reference,
+            "tokens": self.tokens,
+            "windows": self.windows,
+            "window": self.window,
+            "prompts": self.prompts,
+            **{row.name: row.value for row in rows},
+            "intervals": {row.name: row.interval for row in rows if row.interval is not None},
+            "verdict": asdict(self.verdict()),
+            "grades": [
+                {
+                    "metric": graded.metric.name,
+                    "task": graded.task,
+                    "value": graded.metric.value,
+                    "grade": graded.grade,
+                    "inconclusive": graded.inconclusive,
+                    "good_limit": graded.criterion.good,
+                    "fair_limit": graded.criterion.fair,
+                }
+                for graded in self.grades()
+            ],
+            "tasks": {task: {row.name: row.value for row in rows} for task, rows in self.tasks.items()},
+            "kl_is_lower_bound": self.kl_is_bound,
+            "layers": [
+                {
+                    "layer": layer.layer,
+                    "expert_agreement": mean_share(layer.experts),
+                    "indexer_overlap": mean_share(layer.indexer),
+                }
+                for layer in self.layers
+            ],
+        }
+
+
+def _by_grade(graded: list[GradedMetric]) -> Iterator[str]:
+    """Number of good figures, names of all others."""
+    good = sum(item.grade == "good" for item in graded)
+    if good:
+        yield f"{good} of {len(graded)} good"
+    for grade in GRADES[1:]:
+        if names := [item.name for item in graded if item.grade == grade]:
+            yield f"{grade}: {', '.join(names)}"
+
+
+def mean_share(share: torch.Tensor | None) -> float | None:
+    """Mean over windows of a share [windows]."""
+    return None if share is None else float(share.mean())
+
+
+def _line(row: Metric) -> str:
+    return f"  {row.label:<52} {row.text:>12}  {row.interval_text}".rstrip()

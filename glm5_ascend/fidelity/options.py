@@ -1,0 +1,94 @@
+"""Options of `eval` and `analyze`, for the commands and the functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated
+
+from glm5_ascend.options import Argument, Option, StrPath
+from glm5_ascend.quantize.progress import Progress, silent
+
+CALIBRATION, SERVERS, OUTPUT = "Calibration", "Servers", "Output"
+#: Tokens per window and number of windows; `quick` takes as few windows as a 95 % interval allows.
+WINDOW, WINDOWS = 512, 64
+QUICK_WINDOW, QUICK_WINDOWS = 128, 20
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Options of `evaluate`.
+
+    Attributes:
+        metrics: groups of figures, comma-separated: kl, top1, flips, nll, routing, indexer, mtp; None for all.
+        model: name of the model on the servers; "" for the first that they serve.
+        key: API key of the servers.
+        progress: progress(text, done, total) in layers.
+    """
+
+    directory: Annotated[StrPath | None, Argument("DIR", "Quantized checkpoint; left out with --url.")] = None
+    _: KW_ONLY
+    against: Annotated[StrPath | None, Option("Source checkpoint, the reference.", "SRC")] = None
+    text: Annotated[
+        StrPath | None, Option("Held-out text, .txt or .jsonl.", "FILE", default_text="Python's documentation")
+    ] = None
+    window: Annotated[int, Option("Tokens per window.", min=2)] = WINDOW
+    windows: Annotated[int, Option("Windows, at most.", min=1)] = WINDOWS
+    quick: Annotated[bool, Option(f"{QUICK_WINDOWS} windows of {QUICK_WINDOW} tokens.")] = False
+    lengths: Annotated[
+        str | Sequence[int] | None,
+        Option(
+            "Also check the indexer at these prompt lengths, such as 4096,16384.",
+            "LIST",
+            default_text="none",
+        ),
+    ] = None
+    url: Annotated[str | None, Option("A running vLLM or SGLang server instead of DIR.", "URL", panel=SERVERS)] = None
+    prompts: Annotated[
+        StrPath | None,
+        Option(
+            "JSONL of prompts for --url and --against-url: compare length and correctness of the answers.",
+            "FILE",
+            panel=SERVERS,
+        ),
+    ] = None
+    against_url: Annotated[str | None, Option("A server of the source, for --prompts.", "URL", panel=SERVERS)] = None
+    max_tokens: Annotated[int, Option("Tokens of an answer, at most.", min=1, panel=SERVERS)] = 256
+    html: Annotated[StrPath | None, Option("Write a report that needs no network.", "FILE", panel=OUTPUT)] = None
+    metrics: str | None = None
+    model: str = ""
+    key: str = ""
+    progress: Progress = silent
+
+
+@dataclass(frozen=True)
+class AnalyzeOptions:
+    """Options of `analyze`.
+
+    Attributes:
+        seed: seed of the random rotations.
+        progress: progress(text, done, total) in layers.
+    """
+
+    source: Annotated[StrPath, Argument("SRC", "Directory of a GLM-5 checkpoint (bf16, fp16 or FP8).")]
+    _: KW_ONLY
+    recipe: Annotated[str, Option("Shipped recipe, or a YAML file.", "NAME")] = "w4a8"
+    budget: Annotated[
+        int | str | None,
+        Option(
+            "Size limit of the output, such as 420GB: proposes what to keep in more bits.",
+            "SIZE",
+            default_text="the recipe's rules",
+        ),
+    ] = None
+    out: Annotated[StrPath | None, Option("Write the proposal as a recipe.", "FILE")] = None
+    html: Annotated[StrPath | None, Option("Write a report that needs no network.", "FILE", panel=OUTPUT)] = None
+    calib: Annotated[
+        StrPath | None,
+        Option("Calibration text, .jsonl or .txt.", "FILE", default_text="the recipe's", panel=CALIBRATION),
+    ] = None
+    samples: Annotated[int, Option("Sequences, at most.", min=1, max=1_000_000, panel=CALIBRATION)] = 32
+    seq_len: Annotated[int, Option("Tokens per sequence.", min=16, max=1_048_576, panel=CALIBRATION)] = 512
+    threads: Annotated[int | None, Option("Cores to use.", min=1, max=4096, default_text="all")] = None
+    seed: int = 1234
+    progress: Progress = silent

@@ -1,0 +1,116 @@
+"""Grades and verdict of an evaluation, and its page."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from glm5_ascend.fidelity.evaluation.compare import LayerAgreement
+from glm5_ascend.fidelity.evaluation.grades import CRITERIA
+from glm5_ascend.fidelity.evaluation.html import document, header_of
+from glm5_ascend.fidelity.evaluation.metrics import SHARE, Metric
+from glm5_ascend.fidelity.evaluation.report import EvaluationReport
+from glm5_ascend.report.header import COMMAND, ReportHeader
+
+HEADER = ReportHeader(datetime(2026, 1, 2, tzinfo=UTC), "glm5-ascend eval", (("glm5-ascend", "1"),), "a machine")
+
+
+def report_of(kl: float, upper: float | None, windows: int = 64) -> EvaluationReport:
+    interval = None if upper is None else (kl / 2, upper)
+    return EvaluationReport("out", "source", [Metric("kl_mean", "KL", kl, interval)], window=8, windows=windows)
+
+
+def sections(report: EvaluationReport) -> dict[str, Any]:
+    return {section.title: section.blocks[0] for section in document(report, HEADER).sections}
+
+
+@pytest.mark.parametrize(
+    ("kl", "upper", "grade"),
+    [(0.005, 0.01, "good"), (0.005, 0.011, "fair"), (0.02, 0.03, "fair"), (0.02, 0.031, "poor"), (0.009, None, "good")],
+)
+def test_kl_is_graded_by_the_upper_end(kl: float, upper: float | None, grade: str) -> None:
+    verdict = report_of(kl, upper).verdict()
+    assert verdict.grade == grade and "nats" in verdict.threshold and not verdict.warnings
+
+
+@pytest.mark.parametrize(
+    ("name", "intervals"),  # the better end is good, fair and poor; of the first two the worse end is not
+    [
+        ("flip_rate", ((0.02, 0.06), (0.03, 0.06), (0.051, 0.06))),
+        ("score_change", ((-0.1, -0.01), (-0.1, -0.03), (-0.1, -0.06))),
+        ("tool_calls_kept", ((0.8, 0.99), (0.8, 0.96), (0.8, 0.94))),
+    ],
+)
+def test_other_figures_are_graded_by_the_better_end(name: str, intervals: tuple[tuple[float, float], ...]) -> None:
+    for ends, grade in zip(intervals, ("good", "fair", "poor"), strict=True):
+        report = report_of(0.005, 0.006)
+        report.rows.append(Metric(name, name, sum(ends) / 2, ends, SHARE))
+        graded = next(item for item in report.grades() if item.metric.name == name)
+        assert (graded.grade, graded.inconclusive, report.verdict().grade) == (grade, grade != "poor", grade)
+        assert any("inconclusive" in warning for warning in report.verdict().warnings) == (grade != "poor")
+
+
+def test_the_worst_task_gives_the_verdict() -> None:
+    report = report_of(0.005, 0.006)
+    report.tasks = {
+        "code": [Metric("kl_mean", "KL", 0.006, (0.005, 0.007))],
+        "tools": [
+            Metric("tool_calls_kept", "kept", 0.9, (0.85, 0.93), SHARE),
+            Metric("kl_mean", "KL", 0.02, (0.01, 0.025)),
+        ],
+    }
+    verdict = report.verdict()
+    assert verdict.grade == "poor" and "tool calls kept of tools 90.00%" in verdict.text and "95%" in verdict.threshold
+    grades = {(entry["task"], entry["metric"]): entry["grade"] for entry in report.to_dict()["grades"]}
+    assert grades[("code", "kl_mean")] == "good" and grades[("tools", "kl_mean")] == "fair"
+    rows = [list(row) for row in sections(report)["Grades"].rows]
+    assert rows[-1][:6] == ["tool calls kept", "tools", "90.00% [85.00%, 93.00%]", "poor", "99%", "95%"]
+    report.tasks.pop("tools")
+    assert report.verdict().grade == "good"
+
+
+def test_limits_are_in_order() -> None:
+    for criterion in CRITERIA:
+        assert criterion.grade(criterion.good) == "good" and criterion.grade(criterion.fair) == "fair"
+
+
+@pytest.mark.parametrize(("windows", "warned"), [(2, True), (19, True), (20, False)])
+def test_few_windows_give_a_warning(windows: int, warned: bool) -> None:
+    report = report_of(0.005, 0.006, windows)
+    assert any("too few" in warning for warning in report.verdict().warnings) == warned
+    assert any("too few" in line for line in report.lines()) == warned
+
+
+def test_no_figure_and_a_lower_bound() -> None:
+    assert EvaluationReport("out", "source", prompts=3).verdict().grade == "open"
+    report = report_of(0.001, 0.002)
+    report.kl_is_bound = True
+    assert any("lower bound" in warning for warning in report.verdict().warnings)
+
+
+def test_agreements_are_plotted_as_differences() -> None:
+    report = report_of(0.005, 0.006)
+    report.rows.append(Metric("top1_agreement", "same top-1", 0.75, (0.7, 0.875), SHARE))
+    report.layers = [LayerAgreement(3, experts=torch.tensor([0.5, 1.0]))]
+    charts = sections(report)
+    assert charts["Differences and changes"].data.rows == [["different top-1", "0.25", "0.125", "0.30000000000000004"]]
+    assert charts["Different routed experts by layer"].data.rows == [["layer 3", "0.25"]]
+
+
+def test_no_secret_in_title_or_command() -> None:
+    token = COMMAND.set(("eval", "--url", "http://me:pw@host:1", "--key", "pw"))
+    try:
+        page = document(EvaluationReport("http://me:pw@host:1", "src"), header_of(None, None, False))
+    finally:
+        COMMAND.reset(token)
+    assert "pw" not in page.title + page.header.command and page.header.text == ""
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"recipe": 3}', '{"seed": 1}'])
+def test_a_damaged_provenance_is_no_error(content: str, tmp_path: Path) -> None:
+    (tmp_path / "glm5_ascend_provenance.json").write_text(content)
+    assert header_of(tmp_path, None, True).recipe == ""
