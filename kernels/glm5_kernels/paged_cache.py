@@ -1,8 +1,7 @@
-"""Where the rows of a paged cache are: from request positions to physical rows of (strided) caches."""
+"""Paged caches: from positions of a request to physical rows of (strided) caches, and checks of the tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -11,8 +10,8 @@ import torch
 
 from glm5_kernels.errors import KernelInputError, require_integers, require_shape
 
-#: Positions are returned as int32.
-LONGEST = 2**31 - 1
+#: Positions are int32.
+MAX_POSITIONS = 2**31 - 1
 
 
 class PagedBatch(NamedTuple):
@@ -33,10 +32,10 @@ class PagedBatch(NamedTuple):
 
 
 def check_blocks(batch: PagedBatch, num_blocks: int, block_size: int) -> None:
-    """Raise `KernelInputError` unless block_table [B, *] names blocks of the cache as far as the requests reach.
+    """Raise `KernelInputError` unless the blocks that the requests read exist in the cache.
 
-    Compiled code reads the cache by address: what is not refused here would be read outside of it. On a device the
-    operators look themselves, and asking would wait for it.
+    Compiled code reads the cache by address: a wrong block would be read outside of it. On a device the operators check
+    themselves, and a check here would wait for the device.
     """
     table = batch.block_table
     require_shape("query_start_loc", batch.query_start_loc, (None,))
@@ -49,24 +48,25 @@ def check_blocks(batch: PagedBatch, num_blocks: int, block_size: int) -> None:
         return
     if block_size < 1:
         raise KernelInputError("the cache has blocks of 0 rows")
-    lengths = _Content.of(batch.seq_lens)
-    longest, columns = _reach(lengths, block_size)
-    if longest > LONGEST:
+    lengths = _ArrayKey.of(batch.seq_lens)
+    longest = _longest(lengths)
+    if longest > MAX_POSITIONS:
         raise KernelInputError(f"seq_lens holds {longest}, positions are int32")
-    worst = _last_block(lengths, _Content.of(table[:, :columns]), block_size)
-    if worst >= num_blocks:
-        raise KernelInputError(f"block_table names block {worst}, the cache has {num_blocks}")
+    columns = max(0, -(-longest // block_size))  # later columns may be left over from other requests
+    last_block = _last_block(lengths, _ArrayKey.of(table[:, :columns]), block_size)
+    if last_block >= num_blocks:
+        raise KernelInputError(f"block_table names block {last_block}, the cache has {num_blocks}")
 
 
-class _Content(NamedTuple):
-    """An array as a key: what is found of one is the same for the next of equal numbers."""
+class _ArrayKey(NamedTuple):
+    """The content of an array as a cache key."""
 
     dtype: Any
     shape: tuple[int, ...]
     data: bytes
 
     @classmethod
-    def of(cls, x: torch.Tensor) -> _Content:
+    def of(cls, x: torch.Tensor) -> _ArrayKey:
         array = x.numpy()
         return cls(array.dtype, array.shape, array.tobytes())
 
@@ -74,17 +74,15 @@ class _Content(NamedTuple):
         return np.frombuffer(self.data, self.dtype).reshape(self.shape)
 
 
-# All layers of a step ask the same of the same numbers, which would take them as long as their products.
+# All layers of a step check the same tables; without the caches that would take as long as their products.
 @lru_cache(maxsize=4)
-def _reach(lengths: _Content, block_size: int) -> tuple[int, int]:
-    """The longest request, and its blocks: what lies behind in a table may be left over from other requests."""
-    longest = int(lengths.array().max())
-    return longest, max(0, -(-longest // block_size))
+def _longest(lengths: _ArrayKey) -> int:
+    return int(lengths.array().max())
 
 
 @lru_cache(maxsize=4)
-def _last_block(lengths: _Content, table: _Content, block_size: int) -> int:
-    """The largest block that requests of these lengths reach in their tables."""
+def _last_block(lengths: _ArrayKey, table: _ArrayKey, block_size: int) -> int:
+    """The largest block number among the blocks that requests of these lengths read."""
     used = -(-lengths.array().astype(np.int64) // block_size)
     return int(np.where(np.arange(table.shape[1]) < used[:, None], table.array(), -1).max(initial=-1))
 
@@ -98,12 +96,12 @@ def check_slots(slot_mapping: torch.Tensor, cache: torch.Tensor) -> None:
 
 
 def readable(visible: torch.Tensor, batch: PagedBatch, block_size: int) -> torch.Tensor:
-    """visible [T] of `query_layout`, without the positions that block_table has no room for: they have no key."""
+    """visible [T] of `query_layout`, limited to the positions that fit block_table: later ones have no key."""
     return visible.clamp_max(batch.block_table.shape[1] * block_size)
 
 
 def query_layout(batch: PagedBatch, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which request each query token belongs to, and how many positions it may see.
+    """Map each query token to its request, and to the number of positions that it may see.
 
     Returns:
         request int64 [T], visible int64 [T]; visible <= 0 means the token sees nothing.
@@ -111,14 +109,15 @@ def query_layout(batch: PagedBatch, num_tokens: int) -> tuple[torch.Tensor, torc
         KernelInputError: query_start_loc does not divide `num_tokens` among the requests of seq_lens.
     """
     # On the host: a dozen operations on a few numbers, which as tensors would take as long as attention itself.
-    request, visible = _layout(_Content.of(batch.query_start_loc.cpu()), _Content.of(batch.seq_lens.cpu()), num_tokens)
+    request, visible = _layout(
+        _ArrayKey.of(batch.query_start_loc.cpu()), _ArrayKey.of(batch.seq_lens.cpu()), num_tokens
+    )
     device = batch.query_start_loc.device
     return torch.from_numpy(request.copy()).to(device), torch.from_numpy(visible.copy()).to(device)
 
 
 @lru_cache(maxsize=4)
-def _layout(starts_of: _Content, lengths_of: _Content, num_tokens: int) -> tuple[Any, Any]:
-    """`query_layout` of arrays."""
+def _layout(starts_of: _ArrayKey, lengths_of: _ArrayKey, num_tokens: int) -> tuple[Any, Any]:
     starts, lengths = starts_of.array().astype(np.int64), lengths_of.array().astype(np.int64)
     ends = len(starts) == len(lengths) + 1 and starts[0] == 0 and starts[-1] == num_tokens
     if not ends or (np.diff(starts) < 0).any():
@@ -128,65 +127,6 @@ def _layout(starts_of: _Content, lengths_of: _Content, num_tokens: int) -> tuple
         )
     request = np.repeat(np.arange(len(lengths)), np.diff(starts))  # [T]
     return request, lengths[request] - starts[1:][request] + np.arange(num_tokens) + 1
-
-
-class StepTables:
-    """What one step's `PagedBatch` and slots say of T query tokens, in arrays that stay where they are.
-
-    For ops that are bound to them: what is looked at once is read by all layers of a step. Of T requests at most, in
-    caches with as many blocks, and as large ones, as `cache` [num_blocks, block_size, *].
-
-    Attributes:
-        slots: int64 [T], a tensor. batch: what they were filled with, at first nothing.
-        request, visible: int64 [T] (`query_layout`). readable: see there. starts: query_start_loc.
-        block_table: int32 [T, max_blocks], wide_table: the same in int64.
-    """
-
-    def __init__(self, tokens: int, max_blocks: int, cache: torch.Tensor) -> None:
-        self.slots = torch.full((tokens,), -1, dtype=torch.int64)
-        self.request, self.visible, self.readable = (np.zeros(tokens, np.int64) for _ in range(3))
-        self.block_table = np.full((tokens, max_blocks), -1, np.int32)
-        self.wide_table = np.full((tokens, max_blocks), -1, np.int64)
-        self.starts: list[int] = []
-        self.batch = PagedBatch(*(torch.zeros(shape, dtype=torch.int32) for shape in ((1,), (0,), (0, max_blocks))))
-        self._cache, self._key = cache, tuple[bytes, ...]()
-        self._made: dict[Callable[[StepTables], Any], Any] = {}
-
-    def require(self, cache: torch.Tensor) -> None:
-        """Raise `KernelInputError` unless the tables were made for the blocks of this cache."""
-        require_shape("cache", cache, (*self._cache.shape[:2], None))
-
-    def fits(self, batch: PagedBatch) -> bool:
-        """Whether `fill` takes a batch: no more requests than tokens, block tables as wide as these."""
-        shape, mine = batch.block_table.shape, self.block_table.shape
-        return shape[0] <= mine[0] and shape[1] == mine[1] and batch.block_table.dtype == torch.int32
-
-    def fill(self, batch: PagedBatch, slots: torch.Tensor) -> None:
-        """Look at a step's numbers and hold them; nothing to do for those that are held.
-
-        Raises:
-            KernelInputError: they name what the cache does not have, or do not fit these tables.
-        """
-        key = tuple(x.numpy().tobytes() for x in (slots, *batch))
-        if key == self._key:
-            return
-        self._key = ()
-        tokens, requests = len(self.slots), len(batch.seq_lens)
-        require_shape("slot_mapping", slots, (tokens,))
-        check_slots(slots, self._cache)
-        check_blocks(batch, *self._cache.shape[:2])
-        request, visible = query_layout(batch, tokens)
-        self.slots.copy_(slots)
-        self.request[:], self.visible[:] = request.numpy(), visible.numpy()
-        self.readable[:] = readable(visible, batch, self._cache.shape[1]).numpy()
-        self.block_table[:requests] = self.wide_table[:requests] = batch.block_table.numpy()
-        self.starts, self.batch, self._made, self._key = batch.query_start_loc.tolist(), batch, {}, key
-
-    def once(self, make: Callable[[StepTables], Any]) -> Any:
-        """make(self), the same until other numbers are held."""
-        if make not in self._made:
-            self._made[make] = make(self)
-        return self._made[make]
 
 
 def physical_rows(positions: torch.Tensor, block_tables: torch.Tensor, block_size: int) -> torch.Tensor:

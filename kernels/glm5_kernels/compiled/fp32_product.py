@@ -1,4 +1,4 @@
-"""Products in fp32 by panels: STEP columns of a matrix, all its rows, meet a few rows of the other at a time.
+"""Products in fp32 by panels: STEP columns of a matrix, all its rows, multiply a few rows of the other at a time.
 
 Every sum is added in the order of its terms, whatever the shapes and the number of threads.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from numba import int64, types
@@ -31,30 +31,30 @@ from glm5_kernels.compiled.simd import (
     i64_const,
     returns_void,
 )
-from glm5_kernels.compiled.threads import bound
+from glm5_kernels.compiled.threads import run_ranges
 
 #: Rows of a weight that are converted to fp32 together; tokens that share them.
 DEPTH, TOKENS = 64, 128
-#: Rows that meet a panel at a time, as many as are left: twelve sums, two parts of a panel's row and a broadcast fill
+#: Rows that multiply a panel at a time, as many as remain: twelve sums, two parts of a panel's row and a broadcast fill
 #: sixteen registers, and less than twelve sums would wait for each other. Terms added per iteration.
 _BLOCKS, _TERMS = ((6, 4, 2), 2) if GROUPS == 1 else ((HEADS, FEWER), UNROLLED)
-#: How many rows before it is needed one is asked for.
-AHEAD = 48
-#: Up to so many tokens a library is slower, whatever the processor multiplies by itself.
+#: Rows are prefetched this many rows ahead.
+PREFETCH_DISTANCE = 48
+#: Up to so many tokens a library is slower on every processor.
 FEW = 16
-#: Whether torch multiplies bf16 in instructions of the processor.
+#: torch multiplies bf16 by instructions of the processor.
 VDPBF16PS = "avx512bf16" in features()
-#: Whether torch's products in bf16 are no sums in fp32: those of an ARM with bf16 instructions are off by 8 ULP.
+#: torch's products in bf16 are not sums in fp32: on an ARM with bf16 instructions they are off by 8 ULP.
 ROUNDS_SUMS = platform.machine() == "aarch64"
-#: Tasks for each thread, where there are several.
-_SHARE = 8
+#: Tasks for each of several threads.
+_TASKS_PER_THREAD = 8
 
 
 def _accumulates(add: Callable[..., Any], blocks: tuple[int, ...]) -> Any:
     """The intrinsic out[h, 0:STEP] += sum over k < depth of left[h, k] * matrix[k, :], in the order of k.
 
     32 bits each, fp32 or, where `add` is `Lanes.add_pairs`, two bf16; out fp32. Addresses and pitches (in elements of
-    32 bits) int64; heads a multiple of FEWER, of which `blocks` meet the matrix at a time; depth of UNROLLED.
+    32 bits) int64; heads a multiple of FEWER, of which `blocks` multiply the matrix at a time; depth of UNROLLED.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -82,7 +82,7 @@ def _accumulates(add: Callable[..., Any], blocks: tuple[int, ...]) -> Any:
 
 
 def _blocks(builder: Any, heads: Any, count: int) -> Any:
-    """How many blocks of so many heads; of 6 so many that fours make up the rest, because pairs wait for their sums."""
+    """The number of blocks of `count` heads; blocks of 6 leave a rest of fours, because pairs wait for their sums."""
     number = builder.sdiv(heads, i64_const(count))
     if count != 6:
         return number
@@ -93,12 +93,12 @@ def _blocks(builder: Any, heads: Any, count: int) -> Any:
 def _add_block(
     v: Lanes, add: Callable[..., Any], first: Any, count: int, depth: Any, matrix: Any, left: Any, out: Any
 ) -> None:
-    """The same for heads first .. first + count; matrix, left and out with their pitches."""
+    """Emit the sums of heads first .. first + count; matrix, left and out are (address, pitch)."""
     builder, sums = v.builder, [[v.variable(0.0) for _ in range(GROUPS)] for _ in range(count)]
     rows = [builder.add(first, i64_const(head)) for head in range(count)]
     offsets = [[builder.add(builder.mul(row, out[1]), i64_const(WIDTH * g)) for g in range(GROUPS)] for row in rows]
-    places = [place for pair in zip(sums, offsets, strict=True) for place in zip(*pair, strict=True)]
-    for total, start in places:
+    targets = [target for pair in zip(sums, offsets, strict=True) for target in zip(*pair, strict=True)]
+    for total, start in targets:
         builder.store(v.load(out[0], start), total)
     with for_range(builder, builder.sdiv(depth, i64_const(_TERMS))) as part:
         for term in range(_TERMS):
@@ -109,7 +109,7 @@ def _add_block(
                 factor = v.broadcast(v.load_scalar(left[0], builder.add(builder.mul(row, left[1]), k)))
                 for total, column in zip(totals, columns, strict=True):
                     builder.store(add(v, factor, column, builder.load(total)), total)
-    for total, start in places:
+    for total, start in targets:
         v.store(builder.load(total), out[0], start)
 
 
@@ -118,29 +118,33 @@ accumulate, accumulate_pairs = _accumulates(Lanes.add_products, _BLOCKS), _accum
 
 def per_head(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """x [T, H, N] times w [H, N, R] -> [T, H, R] in x's dtype, summed in fp32."""
-    out = x.new_empty(*x.shape[:2], w.shape[2])
-    bind_per_head(x, w, out)()
+    (tokens, heads, n), r = x.shape, w.shape[2]
+    out = x.new_empty(tokens, heads, r)
+    if not _faster_than_torch(x, w):
+        if ROUNDS_SUMS:
+            return out.copy_(torch.bmm(x.float().transpose(0, 1), w.float()).transpose(0, 1))
+        torch.bmm(x.transpose(0, 1), w, out=out.transpose(0, 1))
+        return out
+    blocks = -(-tokens // TOKENS)
+    tasks = heads * blocks
+    size = -(-tasks // (_TASKS_PER_THREAD * torch.get_num_threads()))
+    kind = PAIRED if PAIRS and x.dtype == w.dtype == torch.bfloat16 and not n % (2 * WIDTH) else None
+    sizes = _Sizes(tokens, n, r, blocks)
+    run_ranges(_per_head, tasks, size, sizes, row_address(x, kind), row_address(w, kind), row_address(out))
     return out
 
 
-def bind_per_head(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> Callable[[], object]:
-    """What makes out [T, H, R] <- `per_head` of x and w, all of them where they are now."""
-    (tokens, heads, n), r = x.shape, w.shape[2]
-    if not _takes(x, w):
-        if ROUNDS_SUMS:
-            return lambda: out.copy_(torch.bmm(x.float().transpose(0, 1), w.float()).transpose(0, 1))
-        left, result = x.transpose(0, 1), out.transpose(0, 1)
-        return lambda: torch.bmm(left, w, out=result)
-    blocks = -(-tokens // TOKENS)
-    tasks = heads * blocks
-    size = -(-tasks // (_SHARE * torch.get_num_threads()))
-    kind = PAIRED if PAIRS and x.dtype == w.dtype == torch.bfloat16 and not n % (2 * WIDTH) else None
-    operands = (tokens, n, r), row_address(x, kind), row_address(w, kind), row_address(out)
-    return bound(_per_head, tasks, size, blocks, *operands)
+class _Sizes(NamedTuple):
+    """T, N and R of a product per head, and its blocks of TOKENS tokens."""
+
+    tokens: int
+    n: int
+    r: int
+    blocks: int
 
 
-def _takes(x: torch.Tensor, w: torch.Tensor) -> bool:
-    """Whether this is better here than torch's product, and can be done."""
+def _faster_than_torch(x: torch.Tensor, w: torch.Tensor) -> bool:
+    """Shapes and dtypes that compiled code takes, and for which it is faster than torch here."""
     (tokens, _, n), r, types = x.shape, w.shape[2], {x.dtype, w.dtype}
     aligned = not n % WIDTH and not r % STEP and x.stride(2) == 1 and w.stride(2) == 1
     native = types == {torch.float32} or VDPBF16PS
@@ -149,17 +153,17 @@ def _takes(x: torch.Tensor, w: torch.Tensor) -> bool:
 
 
 @kernel
-def _per_head(first_task: Any, last_task: Any, blocks: Any, sizes: Any, x: Any, w: Any, out: Any) -> None:
-    """Tasks of TOKENS tokens of one head; rows of x and out are (token, head), of w (head, n); sizes: T, N, R."""
-    all_tokens, n, r = sizes
+def _per_head(first_task: Any, last_task: Any, sizes: Any, x: Any, w: Any, out: Any) -> None:
+    """Tasks of TOKENS tokens of one head; rows of x and out are (token, head), rows of w (head, n)."""
+    n, r = sizes.n, sizes.r
     per = 2 if w.kind == PAIRED else 1  # rows of w, and elements of x, in 32 bits
     depth_of_x, x_kind = n // per, FP32 if x.kind == PAIRED else x.kind
-    most = -(-min(TOKENS, all_tokens) // FEWER) * FEWER
+    most = -(-min(TOKENS, sizes.tokens) // FEWER) * FEWER
     left, total, panel = aligned_fp32(most * depth_of_x), aligned_fp32(most * r), aligned_fp32(DEPTH * r)
     for task in range(first_task, last_task):
-        head, first = task // blocks, task % blocks * TOKENS
-        tokens = min(TOKENS, all_tokens - first)
-        for element in range(tokens * depth_of_x, len(left)):  # not as slices, which take numba long to compile
+        head, first = task // sizes.blocks, task % sizes.blocks * TOKENS
+        tokens = min(TOKENS, sizes.tokens - first)
+        for element in range(tokens * depth_of_x, len(left)):  # slices take numba long to compile
             left[element] = 0
         for element in range(len(total)):
             total[element] = 0
@@ -169,21 +173,21 @@ def _per_head(first_task: Any, last_task: Any, blocks: Any, sizes: Any, x: Any, 
         for start in range(0, depth_of_x, DEPTH):
             depth = min(DEPTH, depth_of_x - start)
             for k in range(depth):
-                here = panel.ctypes.data + 4 * STEP * k
+                target = panel.ctypes.data + 4 * STEP * k
                 source = w.base + head * w.block_pitch + (start + k) * per * w.row_pitch
-                prefetch(source + AHEAD * w.row_pitch, per * w.row_pitch)
+                prefetch(source + PREFETCH_DISTANCE * w.row_pitch, per * w.row_pitch)
                 if PAIRS and w.kind == PAIRED:
-                    interleave(source, source + w.row_pitch, r, here, STEP * DEPTH)
+                    interleave(source, source + w.row_pitch, r, target, STEP * DEPTH)
                 else:
-                    load_row_as_fp32(source, r, w.kind, here, STEP * DEPTH)
+                    load_row_as_fp32(source, r, w.kind, target, STEP * DEPTH)
             for column in range(0, r, STEP):
                 _accumulate_columns(
                     w.kind, panel.ctypes.data + 4 * column * DEPTH, left.ctypes.data + 4 * start, depth_of_x,
                     -(-tokens // FEWER) * FEWER, depth, total.ctypes.data + 4 * column, r,
                 )  # fmt: skip
         for token in range(tokens):
-            target = out.base + (first + token) * out.block_pitch + head * out.row_pitch
-            store_row_as(total.ctypes.data + 4 * r * token, r, out.kind, target)
+            row = out.base + (first + token) * out.block_pitch + head * out.row_pitch
+            store_row_as(total.ctypes.data + 4 * r * token, r, out.kind, row)
 
 
 @inner

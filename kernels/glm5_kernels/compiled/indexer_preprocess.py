@@ -1,8 +1,7 @@
-"""Indexer preprocess compiled: a pass over the rows of a token; the sums of its norm are added in sixteen lanes."""
+"""Indexer preprocess compiled: one pass over the rows of a token; sums of the norm are added in sixteen lanes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,9 +12,8 @@ from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rotation import Angles, rotate, rotate_halves
 from glm5_kernels.compiled.rows import RowAddress, load_row_as_fp32, row_address, store_row_as
 from glm5_kernels.compiled.simd import STEP, WIDTH
-from glm5_kernels.compiled.threads import bound
+from glm5_kernels.compiled.threads import run_ranges
 from glm5_kernels.indexer_preprocess import reference
-from glm5_kernels.workspace import Bound, Workspace
 
 #: Tokens of a task.
 _TOKENS = 64
@@ -23,12 +21,19 @@ _FLOATS = torch.float32, torch.bfloat16
 
 
 class Rows(NamedTuple):
-    """Queries (token, head) as they come and as they go, keys (0, token), rows (block, offset) of the cache."""
+    """Rows (token, head) of the queries and the rotated queries, (0, token) of keys, (block, offset) of the cache."""
 
     q: RowAddress
-    turned: RowAddress
+    rotated: RowAddress
     k: RowAddress
     cache: RowAddress
+
+
+class Norm(NamedTuple):
+    """weight and bias of the LayerNorm: fp32 [D]."""
+
+    weight: Any
+    bias: Any
 
 
 class Sizes(NamedTuple):
@@ -53,84 +58,47 @@ def indexer_preprocess(
     slot_mapping: torch.Tensor,
     k_cache: torch.Tensor,
 ) -> torch.Tensor:
-    """See the package docstring."""
     operands = q, k, norm_weight, norm_bias, eps, cos, sin, interleaved, slot_mapping, k_cache
     reference.check(q, k, norm_weight, norm_bias, cos, sin, slot_mapping, k_cache)
-    if not _takes(q, k, k_cache):
+    if not _is_compiled(q, k, k_cache):
         return reference.indexer_preprocess(*operands)
     out, slots = torch.empty(q.shape, dtype=q.dtype), slot_mapping.long().contiguous()
-    _bind_tokens(q, k, norm_weight, norm_bias, eps, Angles.of(cos, sin), interleaved, slots, k_cache, out)()
+    rows = Rows(row_address(q), row_address(out), row_address(k[None]), row_address(k_cache))
+    sizes = Sizes(q.shape[1], q.shape[2], k_cache.shape[1], int(interleaved), float(eps))
+    norm = Norm(norm_weight.float().contiguous().numpy(), norm_bias.float().contiguous().numpy())
+    run_ranges(_tokens, len(q), _TOKENS, rows, sizes, Angles.of(cos, sin), norm, slots.numpy())
     return out
 
 
-def bind(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    norm_weight: torch.Tensor,
-    norm_bias: torch.Tensor,
-    eps: float,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    interleaved: bool,
-    slot_mapping: torch.Tensor,
-    k_cache: torch.Tensor,
-    room: Workspace,
-) -> Bound | None:
-    """`indexer_preprocess` bound to its operands; None for those that compiled code does not take.
-
-    cos, sin: fp32, contiguous. slot_mapping: int64; who calls has looked at the slots that it holds by then.
-    """
-    reference.check(q, k, norm_weight, norm_bias, cos, sin, slot_mapping, k_cache)
-    if not _takes(q, k, k_cache) or slot_mapping.dtype != torch.int64:
-        return None
-    out, angles = room.tensor("turned", tuple(q.shape), q.dtype), Angles.bound(cos, sin)
-    call = _bind_tokens(q, k, norm_weight, norm_bias, eps, angles, interleaved, slot_mapping, k_cache, out)
-    return Bound([call], (out,), q, k, angles, slot_mapping, k_cache)
-
-
-def _takes(q: torch.Tensor, k: torch.Tensor, k_cache: torch.Tensor) -> bool:
-    """Whether compiled code takes these operands, which fit the contract."""
-    tokens, _, dim = q.shape
-    plain = q.dtype in _FLOATS and k_cache.dtype == q.dtype and all(x.stride(-1) == 1 for x in (q, k, k_cache))
-    return plain and tokens > 0 and not dim % WIDTH
-
-
-def _bind_tokens(
-    q: torch.Tensor, k: torch.Tensor, norm_weight: torch.Tensor, norm_bias: torch.Tensor, eps: float, angles: Angles,
-    interleaved: bool, slots: torch.Tensor, k_cache: torch.Tensor, out: torch.Tensor,
-) -> Callable[[], object]:  # fmt: skip
-    tokens, heads, dim = q.shape
-    rows = Rows(row_address(q), row_address(out), row_address(k[None]), row_address(k_cache))
-    sizes = Sizes(heads, dim, k_cache.shape[1], int(interleaved), float(eps))
-    norm = norm_weight.float().contiguous().numpy(), norm_bias.float().contiguous().numpy()
-    return bound(_tokens, tokens, _TOKENS, rows, sizes, angles, norm, slots.numpy())
+def _is_compiled(q: torch.Tensor, k: torch.Tensor, k_cache: torch.Tensor) -> bool:
+    contiguous_rows = all(x.stride(-1) == 1 for x in (q, k, k_cache))
+    return q.dtype in _FLOATS and k_cache.dtype == q.dtype and contiguous_rows and len(q) > 0 and not q.shape[2] % WIDTH
 
 
 @kernel
 def _tokens(first: Any, last: Any, rows: Any, sizes: Any, angles: Any, norm: Any, slots: Any) -> None:
-    """Tokens first..last."""
     row, kind, cache = np.empty(sizes.dim, np.float32), rows.q.kind, rows.cache
     for token in range(first, last):
         for head in range(sizes.heads):
-            load_row_as_fp32(_place(rows.q, token, head), sizes.dim, kind, row.ctypes.data, STEP)
-            _turn(row, angles, token, sizes.interleaved)
-            store_row_as(row.ctypes.data, sizes.dim, kind, _place(rows.turned, token, head))
+            load_row_as_fp32(_address(rows.q, token, head), sizes.dim, kind, row.ctypes.data, STEP)
+            _rotate(row, angles, token, sizes.interleaved)
+            store_row_as(row.ctypes.data, sizes.dim, kind, _address(rows.rotated, token, head))
         slot = slots[token]
         if slot >= 0:
-            load_row_as_fp32(_place(rows.k, int64(0), token), sizes.dim, kind, row.ctypes.data, STEP)
-            _layer_norm(row, norm[0], norm[1], sizes.eps)
-            _turn(row, angles, token, sizes.interleaved)
-            place = _place(cache, slot // sizes.block_size, slot % sizes.block_size)
-            store_row_as(row.ctypes.data, sizes.dim, kind, place)
+            load_row_as_fp32(_address(rows.k, int64(0), token), sizes.dim, kind, row.ctypes.data, STEP)
+            _layer_norm(row, norm.weight, norm.bias, sizes.eps)
+            _rotate(row, angles, token, sizes.interleaved)
+            target = _address(cache, slot // sizes.block_size, slot % sizes.block_size)
+            store_row_as(row.ctypes.data, sizes.dim, kind, target)
 
 
 @inner
-def _place(rows: Any, block: Any, row: Any) -> Any:
+def _address(rows: Any, block: Any, row: Any) -> Any:
     return rows.base + block * rows.block_pitch + row * rows.row_pitch
 
 
 @inner
-def _turn(row: Any, angles: Any, token: Any, interleaved: Any) -> None:
+def _rotate(row: Any, angles: Any, token: Any, interleaved: Any) -> None:
     if interleaved:
         rotate(row, 0, angles, token)
     else:

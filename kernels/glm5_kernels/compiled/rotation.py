@@ -1,4 +1,4 @@
-"""Rotary embedding of a row, compiled; without slices, because the check of their shapes takes long to compile."""
+"""Rotary embedding of a row, compiled; without slices, whose shape checks take numba long to compile."""
 
 from __future__ import annotations
 
@@ -19,25 +19,19 @@ class Angles(NamedTuple):
     def of(cls, cos: torch.Tensor, sin: torch.Tensor) -> Angles:
         return cls(cos.float().contiguous().numpy(), sin.float().contiguous().numpy())
 
-    @classmethod
-    def bound(cls, cos: torch.Tensor, sin: torch.Tensor) -> Angles:
-        """Those that tensors hold whenever they are used, which a copy would not."""
-        assert cos.dtype == sin.dtype == torch.float32 and cos.is_contiguous() and sin.is_contiguous()
-        return cls(cos.numpy(), sin.numpy())
-
 
 @inner
 def rotate(x: Any, first: Any, angles: Any, token: Any) -> None:
-    """The pairs (0, 1), (2, 3), ... of x from element `first` on by the token's angles, in place."""
+    """Rotate the pairs (0, 1), (2, 3), ... of x from element `first` on by the token's angles, in place."""
     for pair in range(angles.cos.shape[1]):
-        cos, sin, place = angles.cos[token, pair], angles.sin[token, pair], first + 2 * pair
-        even, odd = x[place], x[place + 1]
-        x[place], x[place + 1] = even * cos - odd * sin, odd * cos + even * sin
+        cos, sin, index = angles.cos[token, pair], angles.sin[token, pair], first + 2 * pair
+        even, odd = x[index], x[index + 1]
+        x[index], x[index + 1] = even * cos - odd * sin, odd * cos + even * sin
 
 
 @inner
 def rotate_halves(x: Any, angles: Any, token: Any) -> None:
-    """The pairs (0, n), (1, n + 1), ... of x by the token's n angles, in place."""
+    """Rotate the pairs (0, n), (1, n + 1), ... of x by the token's n angles, in place."""
     half = angles.cos.shape[1]
     for pair in range(half):
         cos, sin, a, b = angles.cos[token, pair], angles.sin[token, pair], x[pair], x[half + pair]

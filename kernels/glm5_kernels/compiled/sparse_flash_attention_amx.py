@@ -1,11 +1,11 @@
-"""Sparse Flash Attention by AMX: a token's chosen rows in tiles, scores and softmax with the heads side by side.
+"""Sparse Flash Attention by AMX: a token's selected rows in tiles, scores and softmax with heads in columns.
 
-The next tile's rows are not asked for: on Sapphire Rapids that took a tenth longer, in decode and prefill.
+The next tile's rows are not prefetched: on Sapphire Rapids that took a tenth longer, in decode and prefill.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import float32, int64
@@ -16,28 +16,83 @@ from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rows import PACKED, load_row_as_fp32, store_row_as, transpose, turn
 from glm5_kernels.compiled.simd import BF16, FP32, STEP, WIDTH
 from glm5_kernels.compiled.sparse_flash_attention_amx_intrinsics import copy_and_pair, softmax_columns
-from glm5_kernels.compiled.sparse_flash_attention_amx_operands import KEYS
 from glm5_kernels.compiled.sparse_flash_attention_intrinsics import unpacked
-from glm5_kernels.compiled.sparse_flash_attention_tiles import choose_rows
+from glm5_kernels.compiled.sparse_flash_attention_operands import Caches, aligned
+from glm5_kernels.compiled.sparse_flash_attention_tiles import select_rows
 from glm5_kernels.sparse_flash_attention.reference import TILE as PER_SCALE
+
+#: Keys of a tile: the more, the fewer times all sums are loaded and stored; what a tile needs fits an L2 cache.
+KEYS = 128
+
+
+class AmxTile(NamedTuple):
+    """Memory of a thread: one tile of keys, and the sums of a token so far.
+
+    H heads in whole sides, R = rank, D = rank + rope. A field that compiled code only passes on is an address.
+
+    Attributes:
+        query: bf16 [H / 16, D / 2, 16, 2]. keys: bf16 [KEYS, D]. pairs: bf16 [KEYS / 2, R + 16, 2], two keys' columns.
+        scores: fp32 [KEYS, H], then probabilities as pairs of bf16. probs: bf16 [H, 2, KEYS], the same transposed.
+        unpacked: bf16 [2, R], of two packed rows. mixed: fp32 [H, R + 16]. peak, total, factor: fp32 [H].
+        ckv_rows, kpe_rows: int64 [K + KEYS], addresses of the selected rows.
+    """
+
+    query: int
+    keys: int
+    pairs: int
+    scores: int
+    probs: int
+    unpacked: int
+    mixed: Any
+    peak: Any
+    total: Any
+    factor: Any
+    ckv_rows: Any
+    kpe_rows: Any
+
+
+def new_amx_tile(heads: int, caches: Caches, most: int) -> tuple[tuple[Any, ...], AmxTile]:
+    """The arrays whose addresses the tile holds, and the tile.
+
+    Rows of `pairs` and `mixed` are longer than needed: a power of two apart they would share sets of a cache.
+    """
+    heads, rank, dims = -(-heads // SIDE) * SIDE, caches.rank, caches.rank + caches.rope
+    query, keys = aligned(heads * dims // 2), aligned(KEYS * dims // 2)
+    pairs, scores = aligned(KEYS // 2 * (rank + WIDTH)), aligned(KEYS * heads)
+    probs, unpacked_rows = aligned(heads * KEYS), aligned(rank)
+    tile = AmxTile(
+        query=query.ctypes.data,
+        keys=keys.ctypes.data,
+        pairs=pairs.ctypes.data,
+        scores=scores.ctypes.data,
+        probs=probs.ctypes.data,
+        unpacked=unpacked_rows.ctypes.data,
+        mixed=aligned(heads, rank + WIDTH),
+        peak=aligned(heads),
+        total=aligned(heads),
+        factor=aligned(heads),
+        ckv_rows=np.empty(most + SIDE, np.int64),
+        kpe_rows=np.empty(most + SIDE, np.int64),
+    )
+    return (query, keys, pairs, scores, probs, unpacked_rows), tile
 
 
 @kernel
 def attend_by_amx(
     first: Any, last: Any, queries: Any, caches: Any, selection: Any, softmax: Any, tile: Any, out: Any, lse: Any
 ) -> None:
-    """`cpu_tiles.attend_tokens` for bf16 queries, bf16 or PACKED caches, rank and rope whole sides.
+    """`sparse_flash_attention_tiles.attend_tokens` for bf16 queries, bf16 or PACKED caches, rank and rope whole sides.
 
     The last head is repeated up to a whole side of heads.
     """
     amx.configure()
     for token in range(first, last):
-        found = choose_rows(token, selection.topk_indices.shape[1], selection, caches, tile)
+        count = select_rows(token, selection.topk_indices.shape[1], selection, caches, tile)
         _load_query(token, queries, caches, tile)
         for head in range(len(tile.peak)):
             tile.peak[head], tile.total[head] = float32(-np.inf), float32(0)
-        for start in range(0, found, KEYS):
-            keys = min(KEYS, found - start)
+        for start in range(0, count, KEYS):
+            keys = min(KEYS, count - start)
             _gather(start, keys, caches, tile)
             _scores(keys, caches, tile)
             _softmax(keys, softmax, tile)
@@ -45,8 +100,8 @@ def attend_by_amx(
         for head in range(queries.heads):
             lse[token, head] = float32(np.inf)
             for column in range(caches.rank):
-                tile.mixed[head, column] = tile.mixed[head, column] / tile.total[head] if found else float32(0)
-            if found:
+                tile.mixed[head, column] = tile.mixed[head, column] / tile.total[head] if count else float32(0)
+            if count:
                 lse[token, head] = tile.peak[head] + np.log(tile.total[head])
             target = out.base + token * out.block_pitch + head * out.row_pitch
             store_row_as(_row_of_mixed(head, caches, tile), caches.rank, out.kind, target)
@@ -67,36 +122,36 @@ def _in_sides(keys: Any) -> Any:
 def _load_query(token: Any, queries: Any, caches: Any, tile: Any) -> None:
     rows, nope, pe, dims = np.empty(TILE, np.int64), queries.nope, queries.pe, caches.rank + caches.rope
     for first in range(0, len(tile.peak), TILE):
-        place = tile.query + 2 * first * dims
+        target = tile.query + 2 * first * dims
         for lane in range(TILE):
             rows[lane] = nope.base + token * nope.block_pitch + min(first + lane, queries.heads - 1) * nope.row_pitch
-        transpose(rows.ctypes.data, 0, caches.rank // 2, FP32, place, TILE)  # pairs move as 32 bits
+        transpose(rows.ctypes.data, 0, caches.rank // 2, FP32, target, TILE)  # pairs move as 32 bits
         for lane in range(TILE):
             rows[lane] = pe.base + token * pe.block_pitch + min(first + lane, queries.heads - 1) * pe.row_pitch
-        transpose(rows.ctypes.data, 0, caches.rope // 2, FP32, place + 2 * TILE * caches.rank, TILE)
+        transpose(rows.ctypes.data, 0, caches.rope // 2, FP32, target + 2 * TILE * caches.rank, TILE)
 
 
 @inner
 def _gather(start: Any, keys: Any, caches: Any, tile: Any) -> None:
-    """tile.keys and tile.pairs <- the chosen rows from `start` on; the last one again up to a whole side."""
+    """tile.keys and tile.pairs <- the selected rows from `start` on; the last one is repeated up to a whole side."""
     pitch, last = 2 * (caches.rank + caches.rope), start + keys - 1
     for key in range(0, _in_sides(keys), 2):
-        even, odd, place = min(start + key, last), min(start + key + 1, last), tile.keys + pitch * key
+        even, odd, target = min(start + key, last), min(start + key + 1, last), tile.keys + pitch * key
         pairs = tile.pairs + 2 * (caches.rank + WIDTH) * key
         first, second = tile.ckv_rows[even], tile.ckv_rows[odd]
         if caches.ckv.kind == PACKED:
             first, second = tile.unpacked, tile.unpacked + 2 * caches.rank
             _unpack(even, caches, tile, first)
             _unpack(odd, caches, tile, second)
-        copy_and_pair(first, second, caches.rank, place, pitch, pairs)
+        copy_and_pair(first, second, caches.rank, target, pitch, pairs)
         for row in (even, odd):
-            load_row_as_fp32(tile.kpe_rows[row], caches.rope // 2, FP32, place + 2 * caches.rank, STEP)
-            place += pitch
+            load_row_as_fp32(tile.kpe_rows[row], caches.rope // 2, FP32, target + 2 * caches.rank, STEP)
+            target += pitch
 
 
 @inner
 def _unpack(row: Any, caches: Any, tile: Any, out: Any) -> None:
-    """out bf16 [rank] <- the latents of a packed row; its scales lie behind the rotated part, which is bf16."""
+    """out bf16 [rank] <- the latents of a packed row; its scales follow the rotated part, which is bf16."""
     scales = tile.kpe_rows[row] + 2 * caches.rope
     unpacked(tile.ckv_rows[row], caches.rank // PER_SCALE, PER_SCALE, scales, BF16, out)
 
@@ -117,22 +172,22 @@ def _scores(keys: Any, caches: Any, tile: Any) -> None:
 
 @inner
 def _softmax(keys: Any, softmax: Any, tile: Any) -> None:
-    """tile.turned <- unnormalised probabilities; peak, total and factor go on."""
+    """tile.probs <- unnormalised probabilities; updates peak, total and factor."""
     parts, pairs, heads = 1 if softmax.round_probs else 2, _in_sides(keys) // 2, len(tile.peak)
     for head in range(0, heads, TILE):
-        scores, place = tile.scores + 4 * head, 4 * head
+        scores, offset = tile.scores + 4 * head, 4 * head
         softmax_columns(
             scores, heads, keys, pairs, float32(softmax.scale), parts,
-            tile.peak.ctypes.data + place, tile.total.ctypes.data + place, tile.factor.ctypes.data + place,
+            tile.peak.ctypes.data + offset, tile.total.ctypes.data + offset, tile.factor.ctypes.data + offset,
         )  # fmt: skip
         for part in range(parts):
-            out = tile.turned + 2 * KEYS * (2 * head + part)
+            out = tile.probs + 2 * KEYS * (2 * head + part)
             turn(scores + 4 * heads * part, 2 * heads, pairs // WIDTH, out, KEYS)
 
 
 @inner
 def _weighted_values(start: Any, keys: Any, caches: Any, softmax: Any, tile: Any) -> None:
-    """tile.mixed += probabilities times values, after what it held has shrunk to the new maximum."""
+    """tile.mixed += probabilities times values, after the earlier sum is rescaled to the new maximum."""
     rank, pitch, heads = caches.rank, 4 * (caches.rank + WIDTH), len(tile.peak)
     parts = 1 if softmax.round_probs else 2
     for head in range(heads if start else 0):
@@ -142,7 +197,7 @@ def _weighted_values(start: Any, keys: Any, caches: Any, softmax: Any, tile: Any
     for head in range(0, heads, SIDE):
         for column in range(0, rank, SIDE):
             amx.multiply(
-                LeftAt(tile.turned + 4 * KEYS * head, 4 * KEYS, 4 * KEYS * TILE, parts, 2 * KEYS),
+                LeftAt(tile.probs + 4 * KEYS * head, 4 * KEYS, 4 * KEYS * TILE, parts, 2 * KEYS),
                 RightAt(tile.pairs + 4 * column, pitch, 4 * TILE, TILE * pitch),
                 OutAt(_row_of_mixed(head, caches, tile) + 4 * column, pitch, TILE * pitch),
                 _in_sides(keys) // SIDE, int64(start == 0),

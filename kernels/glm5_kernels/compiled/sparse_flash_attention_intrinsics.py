@@ -43,9 +43,9 @@ def scale_and_peak(_: Any, row: Any, groups: Any, factor: Any) -> Any:
         v = Lanes(builder)
         factor, peak = v.broadcast(factor), v.variable(float("-inf"))
         with for_range(builder, groups) as group:
-            place = builder.mul(group, i64_const(WIDTH))
-            x = builder.fmul(v.load(row, place), factor)
-            v.store(x, row, place)
+            offset = builder.mul(group, i64_const(WIDTH))
+            x = builder.fmul(v.load(row, offset), factor)
+            v.store(x, row, offset)
             builder.store(v.larger(builder.load(peak), x), peak)
         return v.reduce_lanes(v.larger, builder.load(peak))
 
@@ -61,12 +61,12 @@ def exponentials(_: Any, row: Any, groups: Any, peak: Any, to_bf16: Any) -> Any:
         v = Lanes(builder)
         peak, total = v.broadcast(peak), v.variable(0.0)
         with for_range(builder, groups) as group:
-            place = builder.mul(group, i64_const(WIDTH))
-            p = exponential(v, builder.fsub(v.load(row, place), peak))
+            offset = builder.mul(group, i64_const(WIDTH))
+            p = exponential(v, builder.fsub(v.load(row, offset), peak))
             builder.store(builder.fadd(builder.load(total), p), total)
-            v.store(p, row, place)
+            v.store(p, row, offset)
             with builder.if_then(builder.icmp_signed("!=", to_bf16, i64_const(0))):
-                v.store(rounded_to_bf16(v, p), row, place)
+                v.store(rounded_to_bf16(v, p), row, offset)
         return v.reduce_lanes(builder.fadd, builder.load(total))
 
     return float32(int64, int64, float32, int64), returns_value(generate)
@@ -83,15 +83,15 @@ def pair_up(_: Any, row: Any, pairs: Any) -> Any:
         row, pairs = arguments
         v = Lanes(builder)
         with for_range(builder, builder.sdiv(pairs, i64_const(WIDTH))) as group:
-            place = builder.mul(group, i64_const(WIDTH))
+            offset = builder.mul(group, i64_const(WIDTH))
             both = [
-                v.load(row, builder.add(builder.mul(place, i64_const(2)), i64_const(side * WIDTH))) for side in (0, 1)
+                v.load(row, builder.add(builder.mul(offset, i64_const(2)), i64_const(side * WIDTH))) for side in (0, 1)
             ]
             even, odd = (
                 builder.bitcast(builder.shuffle_vector(*both, ir.Constant(_WORDS, list(range(first, 32, 2)))), _WORDS)
                 for first in (0, 1)
             )
-            v.store(builder.bitcast(builder.or_(builder.lshr(even, _words(16)), odd), V16), row, place)
+            v.store(builder.bitcast(builder.or_(builder.lshr(even, _words(16)), odd), V16), row, offset)
 
     return types.void(int64, int64), returns_void(generate)
 
@@ -109,9 +109,9 @@ def unpacked(_: Any, row: Any, tiles: Any, tile: Any, scales: Any, kind: Any, ou
         with for_range(builder, tiles) as run:
             scale = v.broadcast(v.load_scalar(scales, run))
             with for_range(builder, builder.sdiv(tile, i64_const(WIDTH))) as group:
-                place = builder.add(builder.mul(run, tile), builder.mul(group, i64_const(WIDTH)))
-                x = builder.fmul(load_as_fp32(v, row, place, i64_const(2)), scale)
-                store_as(v, rounded_to_bf16(v, x), out, place, kind)
+                offset = builder.add(builder.mul(run, tile), builder.mul(group, i64_const(WIDTH)))
+                x = builder.fmul(load_as_fp32(v, row, offset, i64_const(2)), scale)
+                store_as(v, rounded_to_bf16(v, x), out, offset, kind)
 
     return types.void(*[int64] * 6), returns_void(generate)
 
@@ -135,10 +135,10 @@ def _dots(add: Callable[..., Any]) -> Any:
                 starts = builder.inttoptr(table, I64.as_pointer())
                 keys = [builder.load(builder.gep(starts, [i64_const(key)])) for key in range(FEWER)]
                 with for_range(builder, builder.sdiv(size, i64_const(WIDTH))) as group:
-                    place = builder.mul(group, i64_const(WIDTH))
-                    columns = [load_as_fp32(v, key, place, kind) for key in keys]
+                    offset = builder.mul(group, i64_const(WIDTH))
+                    columns = [load_as_fp32(v, key, offset, kind) for key in keys]
                     for head, row in enumerate(sums):
-                        start = builder.add(builder.mul(pitch, i64_const(head)), builder.add(skipped, place))
+                        start = builder.add(builder.mul(pitch, i64_const(head)), builder.add(skipped, offset))
                         element = v.load(query, start)
                         for total, column in zip(row, columns, strict=True):
                             builder.store(add(v, element, column, builder.load(total)), total)
@@ -159,9 +159,9 @@ dots, dots_of_pairs = _dots(Lanes.add_products), _dots(Lanes.add_pairs)
 def accumulate_rows(
     _: Any, rows: Any, count: Any, skipped: Any, kind: Any, left: Any, left_pitch: Any, out: Any, out_pitch: Any
 ) -> Any:
-    """`accumulate` for FEWER heads and a matrix of `count` rows that lie anywhere, in their order.
+    """`accumulate` for FEWER heads and a matrix of `count` scattered rows, in order.
 
-    rows: address of their addresses; used are STEP elements of `kind`, `skipped` bytes behind the start of each.
+    rows: address of their addresses; 2 STEP elements of `kind` are used, `skipped` bytes after the start of each.
     """
 
     def generate(builder: Any, arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""The loop of Sparse Flash Attention over a token's chosen rows, tile by tile."""
+"""The loop of Sparse Flash Attention over a token's selected rows, tile by tile."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from glm5_kernels.compiled.sparse_flash_attention_intrinsics import (
 from glm5_kernels.compiled.sparse_flash_attention_operands import DEPTH, TILE
 from glm5_kernels.sparse_flash_attention.reference import TILE as PER_SCALE
 
-#: As what the rows of a cache of each kind are transposed: PACKED ones are unpacked to fp32 first, PAIRED ones are
-#: moved as 32 bits.
+#: The kind as which rows of a cache kind are transposed: PACKED rows are unpacked to fp32 first, PAIRED rows move as
+#: 32 bits.
 _KEY_KIND = (FP32, BF16, FP32, FP32, FP32)
-#: As what they become values.
+#: The kind as which they become values.
 _VALUE_KIND = (FP32, BF16, FP32, FP32, BF16)
 _VALUE_BYTES = (4, 2, 4, 4, 2)
 
@@ -57,25 +57,25 @@ def attend_tokens(
     from m = -inf, l = 0, o = 0 on; after the last tile out = o / l and lse = m + log(l).
     """
     for token in range(first, last):
-        if token + 1 < last and selection.request[token + 1] != selection.request[token]:  # no row of it is near
-            prefetch_rows(0, choose_rows(token + 1, TILE, selection, caches, tile), caches, tile)
-        found = choose_rows(token, selection.topk_indices.shape[1], selection, caches, tile)
+        if token + 1 < last and selection.request[token + 1] != selection.request[token]:  # its rows are not in a cache
+            prefetch_rows(0, select_rows(token + 1, TILE, selection, caches, tile), caches, tile)
+        count = select_rows(token, selection.topk_indices.shape[1], selection, caches, tile)
         _load_query(token, queries, caches, tile)
-        for head in range(len(tile.mixed)):  # no slices here: the check of their shapes takes numba long to compile
+        for head in range(len(tile.mixed)):  # no slices: numba's shape checks take long to compile
             tile.peak[head], tile.total[head] = float32(-np.inf), float32(0)
             for column in range(caches.rank):
                 tile.mixed[head, column] = float32(0)
-        for start in range(0, found, TILE):
-            keys = min(TILE, found - start)
+        for start in range(0, count, TILE):
+            keys = min(TILE, count - start)
             if caches.ckv.kind == PACKED:
                 _unpack_rows(start, in_steps(keys), caches, tile)
-            prefetch_rows(start + keys, min(start + 2 * TILE, found), caches, tile)
+            prefetch_rows(start + keys, min(start + 2 * TILE, count), caches, tile)
             _scores(start, keys, caches, tile)
             _online_softmax(keys, caches, softmax, tile)
             _weighted_values(start, keys, caches, softmax, tile)
         for head in range(queries.heads):
             lse[token, head] = float32(np.inf)
-            if found:
+            if count:
                 total = tile.total[head]
                 for column in range(caches.rank):
                     tile.mixed[head, column] /= total
@@ -91,18 +91,18 @@ def _columns_per_element(caches: Any) -> Any:
 
 @inner
 def _value_pairs(caches: Any, softmax: Any) -> Any:
-    """Whether P V, too, multiplies pairs: only where P is rounded to bf16."""
+    """P V multiplies pairs only where P is rounded to bf16."""
     return caches.ckv.kind == PAIRED and softmax.round_probs != 0
 
 
 @inner
-def choose_rows(token: Any, most: Any, selection: Any, caches: Any, tile: Any) -> Any:
-    """How many of a token's first `most` chosen positions have a row; tile.ckv_rows and kpe_rows <- where each begins.
+def select_rows(token: Any, most: Any, selection: Any, caches: Any, tile: Any) -> Any:
+    """tile.ckv_rows and kpe_rows <- the addresses of a token's first `most` selected rows; the number of rows.
 
-    The last row is repeated up to a multiple of STEP: what fills the lanes must be a row that has been written.
+    The last row is repeated up to a multiple of STEP: padding must be a row that was written.
     """
     topk_indices, visible = selection.topk_indices[token], selection.visible[token]
-    blocks, found = selection.block_table[selection.request[token]], int64(0)
+    blocks, count = selection.block_table[selection.request[token]], int64(0)
     for column in range(min(most, len(topk_indices), visible)):
         position = topk_indices[column]
         if position < 0:
@@ -110,12 +110,12 @@ def choose_rows(token: Any, most: Any, selection: Any, caches: Any, tile: Any) -
         index = position // caches.block_size
         if position < visible and index < len(blocks) and blocks[index] >= 0:
             block, offset = np.int64(blocks[index]), position - index * caches.block_size
-            tile.ckv_rows[found] = caches.ckv.base + block * caches.ckv.block_pitch + offset * caches.ckv.row_pitch
-            tile.kpe_rows[found] = caches.kpe.base + block * caches.kpe.block_pitch + offset * caches.kpe.row_pitch
-            found += 1
-    for key in range(found, in_steps(found)):
-        tile.ckv_rows[key], tile.kpe_rows[key] = tile.ckv_rows[found - 1], tile.kpe_rows[found - 1]
-    return found
+            tile.ckv_rows[count] = caches.ckv.base + block * caches.ckv.block_pitch + offset * caches.ckv.row_pitch
+            tile.kpe_rows[count] = caches.kpe.base + block * caches.kpe.block_pitch + offset * caches.kpe.row_pitch
+            count += 1
+    for key in range(count, in_steps(count)):
+        tile.ckv_rows[key], tile.kpe_rows[key] = tile.ckv_rows[count - 1], tile.kpe_rows[count - 1]
+    return count
 
 
 @inner
@@ -153,10 +153,10 @@ def prefetch_rows(start: Any, stop: Any, caches: Any, tile: Any) -> None:
 
 @inner
 def _scores(start: Any, keys: Any, caches: Any, tile: Any) -> None:
-    """tile.scores[:, :keys] <- query . key, not scaled, for the chosen rows from `start` on.
+    """tile.scores[:, :keys] <- query . key, not scaled, for the selected rows from `start` on.
 
-    STEP keys and DEPTH columns at a time: transposed, they stay in the nearest cache for all heads. The columns of a
-    key are added in their order.
+    STEP keys and DEPTH columns at a time: transposed, they stay in the L1 cache for all heads. The columns of a key are
+    added in order.
     """
     kind, per, heads, whole = caches.ckv.kind, _columns_per_element(caches), len(tile.peak), in_steps(keys)
     latent_dims, dims = caches.rank // per, (caches.rank + caches.rope) // per
@@ -173,12 +173,12 @@ def _scores(start: Any, keys: Any, caches: Any, tile: Any) -> None:
             rows, skipped, depth = tile.ckv_rows.ctypes.data, dim, min(DEPTH, latent_dims - dim)
             if dim >= latent_dims:
                 rows, skipped, depth = tile.kpe_rows.ctypes.data, dim - latent_dims, min(DEPTH, dims - dim)
-            here = rows + 8 * (start + key)
+            key_rows = rows + 8 * (start + key)
             if kind == PACKED:
                 unpacked_rows = tile.rotated_rows.ctypes.data if dim >= latent_dims else tile.latent_rows.ctypes.data
-                here = unpacked_rows + 8 * key
+                key_rows = unpacked_rows + 8 * key
             for lane in range(0, STEP, WIDTH):
-                transpose(here + 8 * lane, size * skipped, depth, as_kind, tile.keys + 4 * lane, STEP)
+                transpose(key_rows + 8 * lane, size * skipped, depth, as_kind, tile.keys + 4 * lane, STEP)
             left = tile.query + 4 * dim
             if kind == PAIRED:
                 accumulate_pairs(tile.keys, STEP, left, dims, heads, depth, out, TILE)
@@ -196,20 +196,20 @@ def _scores_of_few(start: Any, keys: Any, caches: Any, tile: Any) -> None:
     if kind == PACKED:
         latents, rotated = tile.latent_rows.ctypes.data, tile.rotated_rows.ctypes.data
     for key in range(0, keys, FEWER):
-        here, there = latents + 8 * key, rotated + 8 * key
+        latent_rows, rotated_rows = latents + 8 * key, rotated + 8 * key
         if kind == PAIRED:
-            dots_of_pairs(here, rank, there, rope, FP32, tile.query, out + 4 * key, TILE)
+            dots_of_pairs(latent_rows, rank, rotated_rows, rope, FP32, tile.query, out + 4 * key, TILE)
         else:
-            dots(here, rank, there, rope, as_kind, tile.query, out + 4 * key, TILE)
+            dots(latent_rows, rank, rotated_rows, rope, as_kind, tile.query, out + 4 * key, TILE)
 
 
 @inner
 def _online_softmax(keys: Any, caches: Any, softmax: Any, tile: Any) -> None:
-    """tile.scores <- unnormalised probabilities; what was summed before is scaled to the new maximum."""
+    """tile.scores <- unnormalised probabilities; the earlier sums are rescaled to the new maximum."""
     whole, pairs = in_steps(keys), _value_pairs(caches, softmax)
     for head in range(len(tile.scores)):
         row, before = tile.scores.ctypes.data + 4 * head * TILE, tile.peak[head]
-        for key in range(keys, whole):  # what fills the lanes gets no weight
+        for key in range(keys, whole):  # padding gets no weight
             tile.scores[head, key] = float32(-np.inf)
         peak = max(before, scale_and_peak(row, whole // WIDTH, float32(softmax.scale)))
         added = exponentials(row, whole // WIDTH, peak, softmax.round_probs)
@@ -225,7 +225,7 @@ def _online_softmax(keys: Any, caches: Any, softmax: Any, tile: Any) -> None:
 
 @inner
 def _weighted_values(start: Any, keys: Any, caches: Any, softmax: Any, tile: Any) -> None:
-    """tile.mixed += probabilities times values, STEP columns of the rows at a time: the nearest cache holds them."""
+    """tile.mixed += probabilities times values, STEP columns of the rows at a time, which fit the L1 cache."""
     (heads, rank), whole, left = tile.mixed.shape, in_steps(keys), tile.scores.ctypes.data
     kind, pairs, rows = caches.ckv.kind, _value_pairs(caches, softmax), tile.ckv_rows.ctypes.data + 8 * start
     if kind == PACKED:

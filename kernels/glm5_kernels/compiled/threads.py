@@ -39,6 +39,15 @@ def bound(function: Callable[..., object], count: int, size: int, *operands: Any
     return partial(each, lambda number: function(*parts[number]), len(parts))
 
 
+def run_ranges(function: Callable[..., object], count: int, size: int, *operands: Any) -> None:
+    """Run function(first, last, *operands) for tasks 0 .. count - 1, `size` tasks at a time, on all threads.
+
+    With one thread a single call takes all tasks.
+    """
+    size = max(1, count if torch.get_num_threads() == 1 else size)
+    each(lambda index: function(index * size, min((index + 1) * size, count), *operands), -(-count // size))
+
+
 @cache
 def _pool(_: int, threads: int) -> ThreadPoolExecutor:
     """One pool per process (threads do not survive a fork) and size."""

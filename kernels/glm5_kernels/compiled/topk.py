@@ -18,17 +18,17 @@ _WORDS = ir.VectorType(I32, WIDTH)
 
 @intrinsic  # type: ignore[untyped-decorator]
 def count_at_least(_: Any, values: Any, groups: Any, least: Any) -> Any:
-    """How many of `groups` times WIDTH uint32 at address `values` are `least` or more."""
+    """Count the values >= `least` among `groups` times WIDTH uint32 at address `values`."""
 
     def generate(builder: Any, arguments: Any) -> Any:
         values, groups, least = arguments
-        wanted = Lanes(builder).broadcast(least)
+        threshold = Lanes(builder).broadcast(least)
         counts, first = cgutils.alloca_once(builder, _WORDS), builder.inttoptr(values, _WORDS.as_pointer())
         builder.store(ir.Constant(_WORDS, [0] * WIDTH), counts)
         with for_range(builder, groups) as group:
-            found = builder.load(builder.gep(first, [group]))
-            found.align = 4
-            reached = builder.zext(builder.icmp_unsigned(">=", found, wanted), _WORDS)
+            loaded = builder.load(builder.gep(first, [group]))
+            loaded.align = 4
+            reached = builder.zext(builder.icmp_unsigned(">=", loaded, threshold), _WORDS)
             builder.store(builder.add(builder.load(counts), reached), counts)
         add_up = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(I32, [_WORDS]), "llvm.vector.reduce.add.v16i32"
@@ -42,7 +42,7 @@ def count_at_least(_: Any, values: Any, groups: Any, least: Any) -> Any:
 def best_positions(scores: Any, first: Any, seen: Any, out: Any, row: Any, scratch: Any) -> None:
     """out[row] <- the positions p < seen with the largest scores[first + p], in ascending order; then -1.
 
-    NaN is never chosen. Scores become integers in the same order; the k-th largest is found bit by bit; one more pass
+    NaN is never selected. Scores become integers in the same order; the k-th largest is found bit by bit; one more pass
     over the row takes what is larger, and as many equals as are left.
 
     Args:
@@ -56,24 +56,25 @@ def best_positions(scores: Any, first: Any, seen: Any, out: Any, row: Any, scrat
     least, ties = uint32(1), int64(seen)  # 0 is NaN: all others, if there are no more than k
     if seen > k:
         least, ties = kth_largest(scratch, seen, k)
-    found, equal = int64(0), int64(0)
-    for position in range(seen):  # without a branch, which would be guessed wrong at every other candidate
+    selected, equal = int64(0), int64(0)
+    for position in range(seen):  # without a branch, which would be mispredicted at every other candidate
         value = scratch[position]
         same = int64(value == least)
-        scratch[positions + found] = uint32(position)
-        found += int64(value > least) + (same & int64(equal < ties))
+        scratch[positions + selected] = uint32(position)
+        selected += int64(value > least) + (same & int64(equal < ties))
         equal += same
-    for place in range(k):
-        out[row, place] = int32(scratch[positions + place]) if place < found else int32(-1)
+    for column in range(k):
+        out[row, column] = int32(scratch[positions + column]) if column < selected else int32(-1)
 
 
 @inner
 def kth_largest(values: Any, n: Any, k: Any) -> Any:
     """The k-th largest of uint32 values[:n], n > k, and how many equal to it are among the k largest.
 
-    Zeros are no values: with fewer than k others it is 1, and all of them may be taken. values[n:n + WIDTH] become 0.
+    Zeros do not count: with fewer than k other values the result is 1, and all of them may be taken.
+    values[n:n + WIDTH] become 0.
 
-    Bit by bit: 32 passes that count whole vectors take less time than one histogram.
+    Bit by bit: 32 passes over whole vectors take less time than one histogram.
     """
     for lane in range(WIDTH):
         values[n + lane] = 0

@@ -20,7 +20,6 @@ def indexer_preprocess(
     slot_mapping: torch.Tensor,
     k_cache: torch.Tensor,
 ) -> torch.Tensor:
-    """See the package docstring."""
     check(q, k, norm_weight, norm_bias, cos, sin, slot_mapping, k_cache)
     normed = torch.nn.functional.layer_norm(k.float(), k.shape[1:], norm_weight.float(), norm_bias.float(), eps)
     write_rows(k_cache, slot_mapping, _rotate(normed[:, None], cos, sin, interleaved)[:, 0])
@@ -28,13 +27,13 @@ def indexer_preprocess(
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """The first 2 * pairs dims of fp32 x [T, H, D] by the angles of cos, sin [T, pairs]."""
+    """Rotate the first 2 * pairs dims of fp32 x [T, H, D] by the angles of cos, sin [T, pairs]."""
     pairs = cos.shape[1]
     cos, sin, rotated = cos.float()[:, None], sin.float()[:, None], x[..., : 2 * pairs]
     a, b = (rotated[..., 0::2], rotated[..., 1::2]) if interleaved else rotated.chunk(2, dim=-1)
     parts = a * cos - b * sin, b * cos + a * sin
-    turned = torch.stack(parts, dim=-1).flatten(-2) if interleaved else torch.cat(parts, dim=-1)
-    return torch.cat([turned, x[..., 2 * pairs :]], dim=-1)
+    result = torch.stack(parts, dim=-1).flatten(-2) if interleaved else torch.cat(parts, dim=-1)
+    return torch.cat([result, x[..., 2 * pairs :]], dim=-1)
 
 
 def check(

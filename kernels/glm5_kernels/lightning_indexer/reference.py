@@ -17,9 +17,8 @@ BLOCK_ELEMENTS = 2**24
 def lightning_indexer(
     q: torch.Tensor, k_cache: torch.Tensor, weights: torch.Tensor, batch: PagedBatch, topk: int
 ) -> torch.Tensor:
-    """See the package docstring."""
     check(q, k_cache, weights, batch, topk)
-    return _choose(q, k_cache, weights, None, batch, topk)
+    return _select(q, k_cache, weights, None, batch, topk)
 
 
 def lightning_indexer_quant(
@@ -31,18 +30,21 @@ def lightning_indexer_quant(
     batch: PagedBatch,
     topk: int,
 ) -> torch.Tensor:
-    """See the package docstring."""
     check_quant(q, k_cache, q_scale, k_scale_cache)
     check(q, k_cache, weights, batch, topk)
     scaled = q.float() * q_scale.float()[..., None]
-    return _choose(scaled, k_cache, weights, k_scale_cache[..., None], batch, topk)
+    return _select(scaled, k_cache, weights, k_scale_cache[..., None], batch, topk)
 
 
 def quantize_indexer(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [..., D] -> int8 [..., D] and fp16 scales [...]; see the package docstring."""
+    """Rotate and quantize x [..., D] to int8 [..., D] and fp16 scales [...], for `lightning_indexer_quant`.
+
+    Raises:
+        KernelInputError: D is not a power of two.
+    """
     size = x.shape[-1]
     if size & (size - 1):
-        raise KernelInputError(f"index_head_dim is {size}, the Hadamard rotation wants a power of two")
+        raise KernelInputError(f"index_head_dim is {size}, the Hadamard rotation needs a power of two")
     y = x.float() @ _rotation(size).to(x.device)
     scale = (y.abs().amax(-1, keepdim=True).clamp_min(1e-6) / 127).to(torch.float16)
     return torch.round(y / scale.float()).clamp_(-127, 127).to(torch.int8), scale[..., 0]
@@ -50,7 +52,7 @@ def quantize_indexer(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @cache
 def _rotation(size: int) -> torch.Tensor:
-    """The orthogonal Hadamard matrix; made once, since a server with int8 keys asks twice per layer and step."""
+    """The orthogonal Hadamard matrix; cached, since a server with int8 keys uses it twice per layer and step."""
     matrix = torch.ones(1, 1)
     while len(matrix) < size:
         matrix = torch.kron(matrix, torch.tensor([[1.0, 1.0], [1.0, -1.0]]))
@@ -58,7 +60,7 @@ def _rotation(size: int) -> torch.Tensor:
     return rotation
 
 
-def _choose(
+def _select(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     weights: torch.Tensor,
@@ -87,7 +89,7 @@ def _choose(
 
 
 def check_quant(q: torch.Tensor, k_cache: torch.Tensor, q_scale: torch.Tensor, k_scale_cache: torch.Tensor) -> None:
-    """Raise `KernelInputError` unless what only the int8 version has fits."""
+    """Raise `KernelInputError` unless the int8 operands and their scales fit."""
     if q.dtype != torch.int8 or k_cache.dtype != torch.int8:
         raise KernelInputError(f"q is {q.dtype} and k_cache {k_cache.dtype}, both must be int8")
     require_shape("q_scale", q_scale, (q.shape[0], q.shape[1]))
@@ -100,7 +102,7 @@ def check(q: torch.Tensor, k_cache: torch.Tensor, weights: torch.Tensor, batch: 
     """Raise `KernelInputError` unless the arguments fit."""
     require_shape("q", q, (None, None, None))
     if 0 in q.shape[1:]:
-        raise KernelInputError(f"q has shape {list(q.shape)}, expected a head and a dim at least")
+        raise KernelInputError(f"q has shape {list(q.shape)}, expected at least one head and one dim")
     require_shape("k_cache", k_cache, (None, None, q.shape[2]))
     require_shape("weights", weights, (q.shape[0], q.shape[1]))
     require_floats(weights=weights)
@@ -122,15 +124,15 @@ def score_keys(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> to
 def best_positions(scores: torch.Tensor, seen: torch.Tensor, topk: int) -> torch.Tensor:
     """The topk seen columns of each row with the largest scores, in ascending order, then -1.
 
-    Among equal scores the lowest columns are chosen; NaN never is.
+    Among equal scores the lowest columns are selected; NaN never is.
     """
     seen = seen & ~scores.isnan()
     scores = scores.masked_fill(~seen, float("-inf"))
     # stable: equal scores keep their order, so the lowest column comes first
     order = torch.sort(scores, dim=-1, descending=True, stable=True).indices
-    behind = torch.sort((~seen).gather(1, order).to(torch.int8), dim=-1, stable=True).indices  # after a score of -inf
-    order = order.gather(1, behind)[:, :topk]
-    unused = scores.shape[1]  # sorts behind every column
+    hidden_last = torch.sort((~seen).gather(1, order).to(torch.int8), dim=-1, stable=True).indices  # after -inf
+    order = order.gather(1, hidden_last)[:, :topk]
+    unused = scores.shape[1]  # sorts after every column
     order = order.masked_fill(~seen.gather(1, order), unused).sort(dim=-1).values
     order = order.masked_fill(order == unused, -1)
     return torch.nn.functional.pad(order, (0, topk - order.shape[1]), value=-1).to(torch.int32)

@@ -26,7 +26,7 @@ def rope_interleaved(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> t
 
 
 class Steps(NamedTuple):
-    """What each step before the cache writes yields; in the caller's dtype where none is said."""
+    """The results of the steps before the cache writes, in the caller's dtype unless stated."""
 
     x_q: torch.Tensor  # 1: int8 [T, D]; in no_quant hidden_states themselves
     y_q: torch.Tensor  # 2: int32 [T, Rq + R + P]
@@ -56,7 +56,7 @@ def steps(
     eps: float,
     arithmetic: Arithmetic = PLAIN,
 ) -> Steps:
-    """Steps 1 to 12 of arguments that fit (`check`)."""
+    """Run steps 1 to 12 of the package docstring on arguments that passed `check`."""
     tokens, dtype = hidden_states.shape[0], hidden_states.dtype
     heads, nope, kv_lora = w_uk_t.shape
     rope = 2 * cos.shape[1]
@@ -91,13 +91,12 @@ def mla_preprocess(
     eps: float,
     arithmetic: Arithmetic = PLAIN,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See the package docstring."""
     operands = hidden_states, cos, sin, qkv_a, q_b, w_uk_t, q_a_gamma, kv_a_gamma
     check(*operands, slot_mapping, ckv_cache, kpe_cache)
-    made = steps(*operands, eps, arithmetic)
-    write_rows(ckv_cache, slot_mapping, made.ckv)  # 13
-    write_rows(kpe_cache, slot_mapping, made.kpe)
-    return made.ql_nope, made.q_pe, made.q_c.to(hidden_states.dtype)
+    results = steps(*operands, eps, arithmetic)
+    write_rows(ckv_cache, slot_mapping, results.ckv)  # 13
+    write_rows(kpe_cache, slot_mapping, results.kpe)
+    return results.ql_nope, results.q_pe, results.q_c.to(hidden_states.dtype)
 
 
 def check(

@@ -1,4 +1,4 @@
-"""Plain torch version of Sparse Flash Attention: gather the chosen rows, then ordinary fp32 attention."""
+"""Plain torch version of Sparse Flash Attention: gather the selected rows, then ordinary fp32 attention."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ def sparse_flash_attention(
     scale: float,
     round_probs: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the package docstring."""
     check(ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, batch)
     request, visible = query_layout(batch, len(ql_nope))
 
@@ -47,7 +46,6 @@ def sparse_flash_attention_quant(
     scale: float,
     round_probs: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the package docstring."""
     check_packed(ql_nope, q_pe, kv_cache, topk_indices, batch)
     request, visible = query_layout(batch, len(ql_nope))
 
@@ -94,7 +92,10 @@ def _attend(
 
 
 def pack_latents(ckv: torch.Tensor, kpe: torch.Tensor) -> torch.Tensor:
-    """ckv [..., R], kpe [..., P] -> int8 [..., R + 2 P + 4 R / 128]; see the package docstring."""
+    """Pack ckv [..., R] and kpe [..., P] to int8 rows [..., R + 2 P + 4 R / 128], for `sparse_flash_attention_quant`.
+
+    A row holds R int8 latents, P bf16 rotated keys and an fp32 scale per 128 latents. R is a multiple of 128.
+    """
     tiles = ckv.float().unflatten(-1, (-1, TILE))
     scale = tiles.abs().amax(-1, keepdim=True).clamp_min(1e-8) / 127
     integers = torch.round(tiles / scale).clamp_(-127, 127).to(torch.int8).flatten(-2)
@@ -103,7 +104,7 @@ def pack_latents(ckv: torch.Tensor, kpe: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_latents(rows: torch.Tensor, rank: int, rope: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Packed int8 [..., bytes] -> fp32 ckv [..., R], every value bf16-representable, and fp32 kpe [..., P]."""
+    """Unpack int8 rows [..., bytes] to fp32 ckv [..., R], all values exact in bf16, and fp32 kpe [..., P]."""
     integers, kpe, scale = (
         part.clone(memory_format=torch.contiguous_format)
         for part in rows.split([rank, 2 * rope, 4 * rank // TILE], dim=-1)
@@ -127,7 +128,7 @@ def check_packed(
         raise KernelInputError(f"kv_cache is {kv_cache.dtype} for kv_lora_rank {rank}: int8 and a multiple of {TILE}")
     require_shape("kv_cache", kv_cache, (None, None, rank + 2 * rope + 4 * rank // TILE))
     require_floats(ql_nope=ql_nope, q_pe=q_pe)
-    _check_choice(ql_nope, kv_cache, topk_indices, batch)
+    _check_selection(ql_nope, kv_cache, topk_indices, batch)
 
 
 def check(
@@ -146,11 +147,10 @@ def check(
     require_shape("kpe_cache", kpe_cache, (ckv_cache.shape[0], ckv_cache.shape[1], q_pe.shape[2]))
     require_floats(ql_nope=ql_nope, q_pe=q_pe, ckv_cache=ckv_cache, kpe_cache=kpe_cache)
     require_device(ql_nope, kpe_cache=kpe_cache)
-    _check_choice(ql_nope, ckv_cache, topk_indices, batch)
+    _check_selection(ql_nope, ckv_cache, topk_indices, batch)
 
 
-def _check_choice(ql_nope: torch.Tensor, cache: torch.Tensor, topk_indices: torch.Tensor, batch: PagedBatch) -> None:
-    """The same for both kinds of cache: what may be read of it."""
+def _check_selection(ql_nope: torch.Tensor, cache: torch.Tensor, topk_indices: torch.Tensor, batch: PagedBatch) -> None:
     require_shape("topk_indices", topk_indices, (len(ql_nope), None))
     require_integers("topk_indices", topk_indices)
     require_device(ql_nope, cache=cache, topk_indices=topk_indices)

@@ -8,7 +8,6 @@ from glm5_kernels.errors import KernelInputError, require_device, require_floats
 
 
 def v_up_proj(latent: torch.Tensor, w_uv: torch.Tensor) -> torch.Tensor:
-    """See the package docstring."""
     check(latent, w_uv)
     values = torch.bmm(latent.float().transpose(0, 1), w_uv.float())  # [H, T, v_head_dim]
     return values.transpose(0, 1).reshape(len(latent), latent.shape[1] * w_uv.shape[2]).to(latent.dtype)
