@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from glm5_kernels import ops, registry
-from glm5_kernels.ops import PER_TOKEN, LinearWeights, PagedBatch, StepTables, Workspace
+from glm5_kernels import registry
+from glm5_kernels.ops import PER_TOKEN, LinearWeights, PagedBatch
 
 HEADS, RANK, ROPE, NOPE, HIDDEN, Q_LORA = 64, 512, 64, 192, 6144, 2048
 INDEX_HEADS, INDEX_DIM, TOPK, BLOCK = 32, 128, 2048, 128
 EXPERTS, PER_EXPERT = 24, 2048
-#: What the server binds is bound for up to so many tokens.
-FEW = 16
+#: Up to so many tokens probabilities stay fp32, as in a decode step of the server on a CPU.
+DECODE_TOKENS = 16
 FLOATS, INTEGERS = (torch.float32, torch.bfloat16), (torch.int8,)
 
 
@@ -26,9 +25,7 @@ class Case:
     """One op at one shape.
 
     Attributes:
-        fast, plain: what is timed: the compiled op, and the baseline. Of a few tokens `fast` is what a decode step of
-            the server repeats: the op bound to its operands.
-        alone: the compiled op with its look at the operands.
+        fast, plain: the compiled op, and the baseline.
         check: difference of the compiled result from the reference's, not above `limit`.
         operations: multiplications and additions, with the types of the products that they could be done with.
     """
@@ -37,7 +34,6 @@ class Case:
     shape: str
     fast: Callable[[], Any]
     plain: Callable[[], Any]
-    alone: Callable[[], Any]
     check: Callable[[], float]
     limit: float
     bytes: float
@@ -67,33 +63,6 @@ def both(op: str, arguments: tuple[Any, ...]) -> tuple[Callable[[], Any], Callab
     return lambda: fast(*arguments), lambda: plain(*arguments)
 
 
-def in_a_step(tokens: int, alone: Callable[[], Any], op: str, *operands: Any) -> Callable[[], Any]:
-    """Of a few tokens the op bound to `operands`, once for each number of threads; of more `alone`."""
-    if tokens > FEW:
-        return alone
-
-    @cache
-    def bound(_: int) -> ops.Bound:
-        made = ops.bind(op, *operands)
-        if made is None:
-            raise SystemExit(f"{op} is not bound here: leave GLM5_KERNELS unset")
-        return made
-
-    def run() -> Any:
-        call = bound(torch.get_num_threads())
-        call()
-        return call.outputs if len(call.outputs) > 1 else call.outputs[0]
-
-    return run
-
-
-def tables_of(where: PagedBatch, tokens: int, blocks: torch.Tensor) -> StepTables:
-    """A step's tables, filled."""
-    tables = StepTables(tokens, where.block_table.shape[1], blocks)
-    tables.fill(where, torch.arange(tokens))
-    return tables
-
-
 def indexer_operands(requests: int, tokens: int, context: int) -> tuple[Any, ...]:
     cache = torch.randn(requests * context // BLOCK, BLOCK, INDEX_DIM).bfloat16()
     q = torch.randn(requests * tokens, INDEX_HEADS, INDEX_DIM).bfloat16()
@@ -102,17 +71,13 @@ def indexer_operands(requests: int, tokens: int, context: int) -> tuple[Any, ...
 
 
 def indexer(requests: int, tokens: int, context: int) -> Case:
-    q, blocks, w, where, topk = operands = indexer_operands(requests, tokens, context)
-    alone, plain = both("lightning_indexer", operands)
-    tables, out = tables_of(where, len(q), blocks), torch.empty(len(q), topk, dtype=torch.int32)
-    fast = in_a_step(len(q), alone, "lightning_indexer", q, blocks, w.float(), tables, out)
+    operands = indexer_operands(requests, tokens, context)
+    fast, plain = both("lightning_indexer", operands)
     pairs = requests * tokens * (context - (tokens - 1) / 2)
     work = 2.0 * pairs * INDEX_HEADS * INDEX_DIM, FLOATS
     shape = f"B={requests} n={tokens} ctx={context}"
     check = lambda: missed(fast(), plain())  # noqa: E731
-    return Case(
-        "lightning_indexer", shape, fast, plain, alone, check, 1e-3, 2.0 * requests * context * INDEX_DIM, [work]
-    )
+    return Case("lightning_indexer", shape, fast, plain, check, 1e-3, 2.0 * requests * context * INDEX_DIM, [work])
 
 
 def attention_operands(requests: int, tokens: int, context: int) -> tuple[Any, ...]:
@@ -129,16 +94,14 @@ def attention(requests: int, tokens: int, context: int) -> Case:
     """Probabilities of a few tokens stay fp32, as in a decode step of the server on a CPU."""
     *given, where, scale, _ = attention_operands(requests, tokens, context)
     count = requests * tokens
-    alone, plain = both("sparse_flash_attention", (*given, where, scale, count > FEW))
-    tables = tables_of(where, count, given[2])
-    fast = in_a_step(count, alone, "sparse_flash_attention", *given, tables, scale, Workspace())
+    fast, plain = both("sparse_flash_attention", (*given, where, scale, count > DECODE_TOKENS))
     keys = requests * tokens * min(TOPK, context - tokens)
     scores = 2.0 * keys * HEADS * (RANK + ROPE), FLOATS
     values = 2.0 * keys * HEADS * RANK, FLOATS
     shape = f"B={requests} n={tokens} ctx={context}"
     check = lambda: relative(fast(), plain())  # noqa: E731
     bytes_read = 2.0 * keys * (RANK + ROPE)
-    return Case("sparse_flash_attention", shape, fast, plain, alone, check, 1e-2, bytes_read, [scores, values])
+    return Case("sparse_flash_attention", shape, fast, plain, check, 1e-2, bytes_read, [scores, values])
 
 
 def linear(n: int, k: int) -> LinearWeights:
@@ -157,8 +120,7 @@ def preprocess_operands(tokens: int) -> tuple[Any, ...]:
 
 def preprocess(tokens: int) -> Case:
     operands = preprocess_operands(tokens)
-    alone, exact = both("mla_preprocess", operands)
-    fast = in_a_step(tokens, alone, "mla_preprocess", *operands, Workspace())
+    fast, exact = both("mla_preprocess", operands)
     x, cos, sin, qkv_a, q_b, w_uk_t, *gammas, where, ckv, kpe, eps = operands
     floats = [LinearWeights(w.weight.float() * w.scale[:, None]) for w in (qkv_a, q_b) if w.scale is not None]
     widened = x.float(), cos, sin, *floats, w_uk_t.float(), *gammas, where, ckv.float(), kpe.float(), eps
@@ -168,7 +130,7 @@ def preprocess(tokens: int) -> Case:
     check = lambda: relative(fast(), exact())  # noqa: E731
     bytes_read = sum(w.weight.numel() for w in (qkv_a, q_b)) + 2.0 * HEADS * NOPE * RANK
     work = [*products, (absorbed, FLOATS)]
-    return Case("mla_preprocess", f"W8A8_DYNAMIC T={tokens}", fast, plain, alone, check, 1e-2, bytes_read, work)
+    return Case("mla_preprocess", f"W8A8_DYNAMIC T={tokens}", fast, plain, check, 1e-2, bytes_read, work)
 
 
 def experts(tokens: int) -> Case:
@@ -179,8 +141,7 @@ def experts(tokens: int) -> Case:
     w2 = torch.randint(-8, 8, (EXPERTS, HIDDEN, PER_EXPERT), dtype=torch.int8)
     scales = torch.rand(EXPERTS, 2 * PER_EXPERT) * 1e-2, torch.rand(EXPERTS, HIDDEN) * 1e-2
     operands = x, weights, chosen, w13, scales[0], w2, scales[1]
-    alone, exact = both("w4a8_moe", operands)
-    fast = in_a_step(tokens, alone, "w4a8_moe", *operands, Workspace())
+    fast, exact = both("w4a8_moe", operands)
     used = sorted(set(chosen.flatten().tolist()))
     wide = {e: w13[e] * scales[0][e, :, None] for e in used}
     narrow = {e: w2[e] * scales[1][e, :, None] for e in used}
@@ -198,15 +159,14 @@ def experts(tokens: int) -> Case:
     check = lambda: relative(fast(), exact())  # noqa: E731
     size = 3.0 * PER_EXPERT * HIDDEN
     work = [(2 * size * 8 * tokens, INTEGERS)]
-    return Case("w4a8_moe", f"{tokens} tokens", fast, plain, alone, check, 1e-5, size * len(used), work)
+    return Case("w4a8_moe", f"{tokens} tokens", fast, plain, check, 1e-5, size * len(used), work)
 
 
 def product(tokens: int, n: int, k: int) -> Case:
     x, w = torch.randn(tokens, k), linear(n, k)
-    alone, exact = both("int8_linear", (x, w))
-    fast = in_a_step(tokens, alone, "int8_linear", x, w, torch.empty(tokens, n), Workspace())
+    fast, exact = both("int8_linear", (x, w))
     wide = w.weight.float() * w.scale[:, None]
     plain = lambda: F.linear(x, wide)  # noqa: E731
     check = lambda: float(not torch.equal(fast(), exact()))  # noqa: E731
     work = [(2.0 * tokens * n * k, INTEGERS)]
-    return Case("int8_linear", f"{tokens}x{n}x{k}", fast, plain, alone, check, 0.0, float(n * k), work)
+    return Case("int8_linear", f"{tokens}x{n}x{k}", fast, plain, check, 0.0, float(n * k), work)

@@ -7,35 +7,28 @@ shapes and errors stand in the op's package, e.g. `glm5_kernels.lightning_indexe
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from glm5_kernels.errors import KernelInputError, KernelUnavailableError
 from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, LinearWeights, quantize_per_token
 from glm5_kernels.library import run, watched
 from glm5_kernels.lightning_indexer.reference import quantize_indexer
-from glm5_kernels.paged_cache import PagedBatch, StepTables, keys_in_pages, queries_in_a_row, write_rows
+from glm5_kernels.paged_cache import PagedBatch, keys_in_pages, queries_in_a_row, write_rows
 from glm5_kernels.parity.run import ParityRow, parity
-from glm5_kernels.registry import binding, choose, report
+from glm5_kernels.registry import choose, report
 from glm5_kernels.registry import function as _function
 from glm5_kernels.sparse_flash_attention.reference import pack_latents
 from glm5_kernels.warm_up import compile_all
-from glm5_kernels.workspace import Bound, Workspace
 
 __all__ = [
     "NO_QUANT",
     "PER_TENSOR",
     "PER_TOKEN",
-    "Bound",
     "KernelInputError",
     "KernelUnavailableError",
     "LinearWeights",
     "PagedBatch",
     "ParityRow",
-    "StepTables",
-    "Workspace",
-    "bind",
     "choose",
     "compile_all",
     "fake_round",
@@ -66,16 +59,6 @@ __all__ = [
 ]
 
 Tensor = torch.Tensor
-
-
-def bind(op: str, *operands: Any) -> Bound | None:
-    """The op bound to operands that stay where they are: what does not change from call to call is done here, once.
-
-    Operands are those of the op but for a few, see its `cpu.bind`. None where another version than the compiled one
-    runs, or where that would have to copy what it is bound to.
-    """
-    bind_to = binding(op)
-    return None if bind_to is None else bind_to(*operands)
 
 
 def lightning_indexer(

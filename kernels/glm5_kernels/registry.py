@@ -78,11 +78,6 @@ FOLDERS = {
     "gptq_inverse_factors": "gptq",
     "gptq_round": "gptq",
 }
-#: Ops whose compiled version can be bound to operands that stay where they are: `glm5_kernels.compiled.<op>.bind`.
-BOUND = (
-    "mla_preprocess", "indexer_preprocess", "lightning_indexer", "sparse_flash_attention", "v_up_proj", "int8_linear",
-    "w4a8_moe",
-)  # fmt: skip
 #: Ops whose NPU kernel is torch_npu's own; those of the others are compiled by vllm-ascend.
 TORCH_NPU_ALONE = ("lightning_indexer",)
 _selected: str | None = None
@@ -191,14 +186,6 @@ def load(op: str, implementation: str) -> Callable[..., Any]:
 def function(op: str, device: str = "cpu") -> Callable[..., Any]:
     """The function to call for tensors on `device`. Raises as `choose` does."""
     return load(op, choose(op, device).implementation)
-
-
-def binding(op: str) -> Callable[..., Any] | None:
-    """What binds the op to its operands, if its compiled version is what runs. Raises as `choose` does."""
-    if op not in BOUND or choose(op).implementation != "cpu":
-        return None
-    bind: Callable[..., Any] = import_module(_MODULES["cpu"].format(FOLDERS.get(op, op))).bind
-    return bind
 
 
 def report(device: str = "cpu") -> list[Choice]:
