@@ -1,4 +1,4 @@
-"""The output directory: refused if it could cost the user a file, built beside its final place, renamed at the end."""
+"""The output directory: refused if the user could lose a file, built under a hidden name, renamed at the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from glm5_ascend.files.written import copy_file, disk_error, write_file
 from glm5_ascend.model.config_file import read_config
 
 PROVENANCE_NAME = "glm5_ascend_provenance.json"
-#: How the line begins that says why `--overwrite` reads for a while.
+#: First words of the line that explains why `--overwrite` reads for a while.
 CHECKING = "--overwrite: comparing"
 #: By file: device, inode, size and times, which change when it is written.
 Stamps = dict[str, tuple[int, ...]]
@@ -33,18 +33,22 @@ _COPY = ("tokenizer*", "*.tiktoken", "*.jinja", "special_tokens_map.json", "gene
 
 
 def check_output(
-    source: Path, out: Path, overwrite: bool, say: Callable[[str], object] = lambda _: None, known: Stamps | None = None
+    source: Path,
+    out: Path,
+    overwrite: bool,
+    say: Callable[[str], object] = lambda _: None,
+    unchanged: Stamps | None = None,
 ) -> Stamps:
-    """Refuse an output place that overlaps the source, or holds files we did not write.
+    """Refuse an output directory that overlaps the source, or contains files that this tool did not write.
 
     Args:
-        overwrite: a checkpoint of ours may lie there: every file is compared with the hash in its record.
-        say: is told before that begins; it reads the whole checkpoint.
-        known: what an earlier call returned: files that were not touched since are not read again.
+        overwrite: a checkpoint of this tool may be there: every file is compared with the hash in its record.
+        say: called before that comparison, which reads the whole checkpoint.
+        unchanged: result of an earlier call: files that did not change since are not read again.
     Returns:
-        what the check found, by file.
+        the stamps of all files.
     Raises:
-        OutputError: what is wrong and what to do; nothing has been touched.
+        OutputError: what is wrong and what to do; nothing was changed.
     """
     src, dst = source.resolve(), out.resolve()
     if src == dst:
@@ -63,13 +67,13 @@ def check_output(
         raise OutputError(f"{out}: not empty", "pass --overwrite to replace a checkpoint written by this tool")
     say(f"{CHECKING} {out} with the hashes in its record")
     try:
-        return _check_ours(out, known or {})
+        return _check_ours(out, unchanged or {})
     except OSError as error:
         raise OutputError(f"{out}: cannot be read: {error.strerror}", "check permissions and the disk") from None
 
 
-def _check_ours(out: Path, known: Stamps) -> Stamps:
-    """`--overwrite` replaces only what an earlier run wrote: its provenance lists the files, with their hashes."""
+def _check_ours(out: Path, unchanged: Stamps) -> Stamps:
+    """Compare all files with the provenance of the run that wrote them: names, sizes, hashes."""
     try:
         record = read_json_object(out / PROVENANCE_NAME)
         ours = {str(name) for name in record["files"]}
@@ -78,7 +82,7 @@ def _check_ours(out: Path, known: Stamps) -> Stamps:
         raise OutputError(
             f"{out}: not empty and not written by this tool (no readable {PROVENANCE_NAME})", "choose another directory"
         ) from None
-    found: Stamps = {}
+    stamps: Stamps = {}
     for path in sorted(out.rglob("*")):
         facts, name = path.lstat(), path.relative_to(out).as_posix()
         if stat.S_ISDIR(facts.st_mode):
@@ -89,14 +93,14 @@ def _check_ours(out: Path, known: Stamps) -> Stamps:
             )
         if name == PROVENANCE_NAME:
             continue
-        found[name] = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+        stamps[name] = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
         if recorded[name][0] != facts.st_size:
             raise _changed(path)
-    unread = [name for name, stamp in found.items() if known.get(name) != stamp]
-    for name, read in file_facts(out, unread).items():
-        if (read["bytes"], read["sha256"]) != recorded[name]:
+    unread = [name for name, stamp in stamps.items() if unchanged.get(name) != stamp]
+    for name, facts_read in file_facts(out, unread).items():
+        if (facts_read["bytes"], facts_read["sha256"]) != recorded[name]:
             raise _changed(out / name)
-    return found
+    return stamps
 
 
 def _changed(path: Path) -> OutputError:
@@ -105,19 +109,17 @@ def _changed(path: Path) -> OutputError:
 
 def serving_files(source: Path) -> list[str]:
     """Names of the files that `copy_serving_files` writes."""
-    found = {path for pattern in _COPY for path in source.glob(pattern)}
-    names = {
-        path.name for path in found if path.is_file() and path.suffix != ".py"
-    }  # nothing of a source is code to us
+    paths = {path for pattern in _COPY for path in source.glob(pattern)}
+    names = {path.name for path in paths if path.is_file() and path.suffix != ".py"}  # never code
     return sorted({*names, "config.json"})
 
 
 def served_config(raw: dict[str, Any]) -> dict[str, Any]:
-    """A source's config.json as an output has it: with quantization_config vLLM would not open the description."""
-    kept = {key: value for key, value in raw.items() if key != "quantization_config"}
-    if isinstance(inner := kept.get("text_config"), dict):
-        kept["text_config"] = {key: value for key, value in inner.items() if key != "quantization_config"}
-    return kept
+    """Return a source's config.json without quantization_config: with it vLLM would not open the description."""
+    config = {key: value for key, value in raw.items() if key != "quantization_config"}
+    if isinstance(inner := config.get("text_config"), dict):
+        config["text_config"] = {key: value for key, value in inner.items() if key != "quantization_config"}
+    return config
 
 
 def copy_serving_files(source: Path, destination: Path) -> None:
@@ -128,24 +130,24 @@ def copy_serving_files(source: Path, destination: Path) -> None:
                 copy_file(source / name, destination / name)
         raw = read_config(source)
         text = (source / "config.json").read_text(encoding="utf-8")
-        if (kept := served_config(raw)) != raw:
-            text = json.dumps(kept, indent=2) + "\n"
+        if (config := served_config(raw)) != raw:
+            text = json.dumps(config, indent=2) + "\n"
         write_file(destination / "config.json", text)
     except OSError as error:
         raise disk_error(destination, error) from None
 
 
 def workshop(out: Path) -> Path:
-    """Where an unfinished `out` is built, on the same disk: hidden, and the same for every run of the same command."""
+    """Return the hidden folder on the same disk in which `out` is built; the same for every run of a command."""
     return out.parent / f".{out.name}.partial"
 
 
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Create `directory`, or find that of a stopped run, and hold it against other processes.
+    """Create `directory`, or reuse that of a stopped run, and lock it against other processes.
 
     Raises:
-        OutputError: it cannot be created, is somebody else's, or another process holds it.
+        OutputError: it cannot be created, is not ours, or another process has the lock.
     """
     try:
         try:
@@ -169,10 +171,10 @@ def exclusive(directory: Path) -> Iterator[None]:
 
 
 def _check_workshop(directory: Path) -> None:
-    """Whether a folder that is in the way belongs to a run of ours; links are not followed.
+    """Check that an existing folder belongs to an unfinished run of this tool; links are not followed.
 
     Raises:
-        OutputError: it does not; nothing in it was touched.
+        OutputError: it does not; nothing in it was changed.
     """
     lock = directory / "lock"
     if stat.S_ISDIR(directory.lstat().st_mode):
@@ -184,7 +186,7 @@ def _check_workshop(directory: Path) -> None:
             if mark == _MARK or (not mark and left == ["lock"]):  # ended before it could write
                 return
     raise OutputError(
-        f"{directory}: in the way, and not the folder of an unfinished run of this tool",
+        f"{directory}: already exists and is not the folder of an unfinished run of this tool",
         "move it away, or choose another OUT",
     )
 
@@ -192,9 +194,9 @@ def _check_workshop(directory: Path) -> None:
 def publish(work: Path, out: Path, keep: bool = False) -> Path | None:
     """Give the finished directory `work` its name; an old `out` is set aside first and removed last.
 
-    keep: the old one is not ours to remove; it stays as OUT.before-TIME, which is returned.
+    keep: the old one may not be removed; it is renamed to OUT.before-TIME, which is returned.
 
-    A run killed between the two renames leaves `.OUT.replaced`; the same command then finishes the job.
+    A run killed between the two renames leaves `.OUT.replaced`; re-run the same command to finish.
     """
     aside = replaced(out)
     if keep:
@@ -227,26 +229,26 @@ def publish(work: Path, out: Path, keep: bool = False) -> Path | None:
 
 
 def finish_publishing(out: Path) -> None:
-    """Remove what a run killed at the end of `publish` has left, if `out` is there and the rest is ours."""
+    """Remove the rest of a run that was killed at the end of `publish`, if this tool wrote it."""
     aside = replaced(out)
     if out.is_dir() and _is_replaced(aside):
         _remove(aside)
 
 
 def replaced(out: Path) -> Path:
-    """Where `publish` keeps the old `out` for a moment."""
+    """Return the path that holds the old `out` during `publish`."""
     return out.parent / f".{out.name}.replaced"
 
 
 def _remove_replaced(aside: Path) -> None:
-    """Remove what an earlier run set aside; somebody else's folder of this name stays."""
+    """Remove the old output of an earlier run; any other folder of this name stays."""
     if not _is_replaced(aside):
-        raise OutputError(f"{aside}: in the way, and not written by this tool", "move it away")
+        raise OutputError(f"{aside}: already exists and was not written by this tool", "move it away")
     _remove(aside)
 
 
 def _is_replaced(aside: Path) -> bool:
-    """Whether it is a checkpoint of ours, unchanged, or nothing."""
+    """Return True if it is an unchanged checkpoint of this tool, or empty."""
     if aside.is_symlink() or not aside.is_dir():
         return False
     try:
@@ -258,7 +260,7 @@ def _is_replaced(aside: Path) -> bool:
 
 
 def _remove(aside: Path) -> None:
-    """Remove a checkpoint of ours; its record last, so that the rest is known as ours if a kill comes between."""
+    """Remove a checkpoint of this tool; its record last, so that a killed removal can be finished."""
     if aside.is_symlink():  # what it leads to is not what was looked at
         return
     with suppress(OSError):

@@ -26,7 +26,7 @@ DTYPES = {
     "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-#: Sound, and in no checkpoint that this package reads.
+#: Valid, but used in no checkpoint that this package reads.
 _OTHER_DTYPES = (
     "F8_E5M2",
     "F8_E8M0",
@@ -46,7 +46,7 @@ _AGAIN = "download or copy the file again"
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where one tensor lies; `start` and `end` are absolute file offsets."""
+    """Location of one tensor; `start` and `end` are absolute file offsets."""
 
     name: str
     dtype: torch.dtype

@@ -1,4 +1,4 @@
-"""The float checkpoint a quantization starts from: every weight comes out as fp32, whatever it is stored in."""
+"""The float checkpoint that a quantization starts from; every weight is read as fp32, for any stored dtype."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from glm5_ascend.model.config_file import load_config
 
 #: Block of an FP8 e4m3 checkpoint (DeepSeek-V3 / GLM-5-FP8 convention): one fp32 scale per 128x128 weights.
 FP8_BLOCK = 128
-#: What to do about weights that another tool has changed.
+#: Tip for weights that another tool has changed.
 _ORIGINAL = "quantize from the original bf16, fp16 or FP8 checkpoint"
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -23,14 +23,14 @@ class SourceCheckpoint:
     """A GLM-5 checkpoint in bf16, fp16, fp32 or block-FP8.
 
     Raises:
-        ConfigError, CheckpointError: what is missing or does not fit, by file and tensor.
+        ConfigError, CheckpointError: what is missing or inconsistent, by file and tensor.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.config: ModelConfig = load_config(directory)
         self.files = CheckpointDir(directory)
-        #: Shards the index forgets and the MTP layer was found in.
+        #: Shards with the MTP layer that the index does not list.
         self.unlisted = self._find_unlisted()
         self._check()
 
@@ -39,15 +39,15 @@ class SourceCheckpoint:
         taken from such shards: an index that forgets the main model's tensors is damaged."""
         layers = range(self.config.num_hidden_layers, self.config.num_layers_with_mtp)
         prefixes = tuple(self.config.spec.layer_prefix(layer) for layer in layers)
-        wanted = [prefix + part.tensor_name for prefix, part in self.config.all_weights() if prefix in prefixes]
-        if all(self.resolve(name) in self.files for name in wanted):
+        names = [prefix + part.tensor_name for prefix, part in self.config.all_weights() if prefix in prefixes]
+        if all(self.resolve(name) in self.files for name in names):
             return []
-        found = set()
+        files = set()
         for file, shard in self.files.unlisted().items():
             for name in [n for n in shard.entries if n.startswith(prefixes) and n not in self.files]:
                 self.files.adopt(name, file, shard)
-                found.add(file)
-        return sorted(found)
+                files.add(file)
+        return sorted(files)
 
     def _check(self) -> None:
         size = self.config.sizes
@@ -71,17 +71,17 @@ class SourceCheckpoint:
                 )
 
     def _check_scale(self, name: str, where: str) -> None:
-        """Of an FP8 weight, by its header: a wrong one would be met hours later, or not at all."""
+        """Check the scale of an FP8 weight by its header now: a quantization would notice hours later, or never."""
         scale = self.files.entries.get(f"{self.resolve(name)}_scale_inv")
         if scale is None:
             raise CheckpointError(f"{where} is FP8 but {name}_scale_inv is missing", self._again())
         stored = self.files.entries[self.resolve(name)].shape
-        wanted = (-(-stored[0] // FP8_BLOCK), -(-math.prod(stored[1:]) // FP8_BLOCK))
+        expected = (-(-stored[0] // FP8_BLOCK), -(-math.prod(stored[1:]) // FP8_BLOCK))
         block = (self.config.quantization_config or {}).get("weight_block_size") or [FP8_BLOCK, FP8_BLOCK]
-        if scale.shape != wanted or block != [FP8_BLOCK, FP8_BLOCK]:
+        if scale.shape != expected or block != [FP8_BLOCK, FP8_BLOCK]:
             raise CheckpointError(
                 f"{where}_scale_inv has shape {list(scale.shape)} for blocks of {shown(block)}, "
-                f"blocks of {FP8_BLOCK} x {FP8_BLOCK} have {list(wanted)}",
+                f"blocks of {FP8_BLOCK} x {FP8_BLOCK} have {list(expected)}",
                 _ORIGINAL,
             )
         if scale.dtype not in _FLOATS:
@@ -96,30 +96,30 @@ class SourceCheckpoint:
                 return CheckpointError(
                     f"{self.directory / file}: holds {name}, but the index does not list it", "download the index again"
                 )
-        said = f"{self.directory}: tensor {name} is missing"
+        message = f"{self.directory}: tensor {name} is missing"
         for layer in range(self.config.num_hidden_layers, self.config.num_layers_with_mtp):
             prefix = self.config.spec.layer_prefix(layer)
-            if name.startswith(prefix) and not any(each.startswith(prefix) for each in self.files.entries):
+            if name.startswith(prefix) and not any(entry.startswith(prefix) for entry in self.files.entries):
                 return CheckpointError(
-                    f"{said}, with all of MTP layer {layer}: transformers drops it when it saves a model",
+                    f"{message}, with all of MTP layer {layer}: transformers drops it when it saves a model",
                     "copy its tensors from the original, or set num_nextn_predict_layers to 0 in config.json: no MTP",
                 )
         if f"{name.partition('.experts.')[0]}.experts.gate_up_proj" in self.files:
             return CheckpointError(
-                f"{said}: this layer's experts are one tensor, as transformers holds them",
+                f"{message}: this layer's experts are one tensor, as transformers holds them",
                 "save it with a tensor for each expert, as the original has them",
             )
-        return CheckpointError(said, self._again())
+        return CheckpointError(message, self._again())
 
     def _again(self) -> str:
-        """What to do about a tensor that is not there."""
+        """Return the tip for a missing tensor."""
         method = self.config.quant_method
         if method == "fp8":
             return "download the checkpoint again"
         return f"config.json says it is quantized already ({shown(method)}): take the bf16, fp16 or FP8 checkpoint"
 
     def resolve(self, name: str) -> str:
-        """The stored name behind `name`: MTP embedding and head may be absent, then they are the main model's."""
+        """Return the stored name of `name`: an absent MTP embedding or head is the main model's."""
         if name in self.files:
             return name
         for layer in range(self.config.num_hidden_layers, self.config.num_layers_with_mtp):
@@ -146,6 +146,6 @@ class SourceCheckpoint:
         return rows.float() * of_row.repeat_interleave(FP8_BLOCK, 1)[:, :width]
 
     def dtype(self, name: str) -> torch.dtype:
-        """Dtype a float copy of `name` is written in: its own, bf16 for FP8."""
+        """Return the dtype for a float copy of `name`: its own, bf16 for FP8."""
         stored = self.files.entries[self.resolve(name)].dtype
         return torch.bfloat16 if stored is torch.float8_e4m3fn else stored

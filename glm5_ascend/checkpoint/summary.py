@@ -46,13 +46,15 @@ def summarize(directory: Path) -> CheckpointSummary:
         content = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR)
     types = {key: kind for key, kind in content.items() if "." in key and isinstance(kind, str)}
     mtp = tuple(f"model.layers.{layers + i}." for i in range(config.get("num_nextn_predict_layers") or 0))
-    own = {key: kind for key, kind in types.items() if key.endswith(".weight") and not key.startswith(mtp or ("-",))}
+    weights = {
+        key: kind for key, kind in types.items() if key.endswith(".weight") and not key.startswith(mtp or ("-",))
+    }
     return CheckpointSummary(
         directory=directory,
-        experts=only(kind for key, kind in own.items() if ".mlp.experts." in key),
+        experts=only(kind for key, kind in weights.items() if ".mlp.experts." in key),
         attention=only(
             kind
-            for key, kind in own.items()
+            for key, kind in weights.items()
             if key.removesuffix(".weight").endswith((".q_a_proj", ".kv_a_proj_with_mqa", ".q_b_proj"))
         ),
         shared_indexers="shared" in (config.get("indexer_types") or ()),
@@ -65,5 +67,5 @@ def summarize(directory: Path) -> CheckpointSummary:
 
 def only(kinds: Any) -> str:
     """The one type of all, or that they differ."""
-    found = set(kinds)
-    return FLOAT if not found else next(iter(found)) if len(found) == 1 else MIXED
+    distinct = set(kinds)
+    return FLOAT if not distinct else next(iter(distinct)) if len(distinct) == 1 else MIXED

@@ -22,15 +22,15 @@ _BEFORE_WORD = re.compile(r"(?<=\w)(?= \w)")
 
 
 def encoded_records(path: Path, tokenizer: SourceTokenizer) -> Iterator[list[int]]:
-    """The token ids of `encoded_tasks`."""
+    """Yield the token ids of `encoded_tasks`."""
     return (ids for _, ids in encoded_tasks(path, tokenizer))
 
 
 def encoded_tasks(path: Path, tokenizer: SourceTokenizer) -> Iterator[tuple[str, list[int]]]:
-    """Task and token ids of the records of `path`, in order; read and tokenized piece by piece, as far as is asked.
+    """Task and token ids of the records of `path`, in order; read and tokenized lazily, piece by piece.
 
-    A record of up to `PIECE` characters comes whole; of a longer one each of its `pieces` comes by itself, so that
-    memory does not depend on its length.
+    A record of up to `PIECE` characters is one item; a longer one is one item for each of its `pieces`, so that memory
+    does not depend on its length.
 
     Args:
         path: .jsonl (each line a string, {"text": ...}, {"inputs_pretokenized": ...} or {"messages": [...],
@@ -46,7 +46,7 @@ def encoded_tasks(path: Path, tokenizer: SourceTokenizer) -> Iterator[tuple[str,
     for line, record in read_records(path):
         task = record.get("task", "") if isinstance(record, dict) else ""
         if not isinstance(task, str):
-            raise TextError(f'{path}:{line}: "task" is no text', "name the family of tasks, or leave it out")
+            raise TextError(f'{path}:{line}: "task" is not a string', "name the family of tasks, or leave it out")
         for piece in pieces(iter([_text(tokenizer, record, path, line)])):
             yield task, tokenizer.encode(piece)
 
@@ -54,8 +54,8 @@ def encoded_tasks(path: Path, tokenizer: SourceTokenizer) -> Iterator[tuple[str,
 def pieces(parts: Iterator[str]) -> Iterator[str]:
     """The text that `parts` add up to, in pieces of at most `PIECE` characters.
 
-    A piece ends where tokenizers begin a new word anyway: behind the last line end in its second half that no white
-    space follows; without one, in front of the last single space between two words; without that, where it is full.
+    A piece ends where tokenizers begin a new word anyway: after the last line end in its second half that no white
+    space follows; else before the last single space between two words; else where it is full.
     """
     rest = ""
     for part in parts:
@@ -71,12 +71,12 @@ def pieces(parts: Iterator[str]) -> Iterator[str]:
 
 
 def _cut(text: str, start: int) -> int:
-    """Where the piece that begins at `start` ends."""
+    """Return the end of the piece that begins at `start`."""
     window = text[start + PIECE // 2 : start + PIECE + 1]  # one character more: what follows the piece
     for boundary in (_BEHIND_LINE, _BEFORE_WORD):
-        found = [match.start() for match in boundary.finditer(window)]
-        if found:
-            return start + PIECE // 2 + found[-1]
+        cuts = [match.start() for match in boundary.finditer(window)]
+        if cuts:
+            return start + PIECE // 2 + cuts[-1]
     return start + PIECE
 
 
@@ -110,7 +110,7 @@ def read_records(path: Path) -> Iterator[tuple[int, Any]]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[TextIO]:
-    """A text file to read; what goes wrong while it is read becomes a TextError."""
+    """Open a text file; every error while it is read becomes a TextError."""
     if path.suffix not in (".jsonl", ".json", ".txt"):
         raise TextError(f"{path}: a text file must be .jsonl, .json or .txt", "name it so, or convert it")
     fix = "give a .jsonl or .txt file"
@@ -144,7 +144,7 @@ def _list(path: Path, text: str) -> Iterator[tuple[int, Any]]:
 
 
 def _text(tokenizer: SourceTokenizer, record: Any, path: Path, line: int) -> str:
-    """What is tokenized of a record."""
+    """Return the text of a record."""
     text = record.get("text", record.get("inputs_pretokenized")) if isinstance(record, dict) else record
     if isinstance(text, str):
         return text

@@ -1,7 +1,7 @@
-"""Writes shards whose layout is known in advance: every tensor goes straight to its place, in any order.
+"""Writes shards whose layout is known in advance: tensors are written at their offsets, in any order.
 
 The disk space is reserved before the first tensor, so a disk that is too small is an error in the first second. A
-writer over the shards of a run that was stopped goes on with them: the layout says where everything belongs.
+writer over the shards of a stopped run continues them: the layout is the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from glm5_ascend.files.written import write_file as write_file
 
 #: Headers, json files and file system overhead on top of the tensors.
 DISK_MARGIN = 64 * 1024**2
-_AGAIN = "the same command does again what is lost"
+_AGAIN = "re-run the same command to write it again"
 
 
 class TensorSpec(Protocol):
@@ -46,7 +46,7 @@ class ShardWriter:
     Args:
         specs: all tensors, in the order they should lie on disk.
         shard_bytes: a shard is closed before it would exceed this many bytes of tensors.
-        alone: tensor -> name of a file that holds it and nothing else; such files are not numbered.
+        alone: tensor -> name of a file that contains only it; such files are not numbered.
     """
 
     def __init__(
@@ -111,11 +111,11 @@ class ShardWriter:
             raise disk_error(self.directory, error) from None
 
     def expect_no_more(self, *names: str) -> None:
-        """These tensors are complete, written now or by the run that this one continues."""
+        """Mark these tensors as complete, written now or by the stopped run."""
         self._missing.difference_update(names)
 
     def sync(self, names: Iterable[str]) -> None:
-        """Return when these tensors are on the disk itself: only then may a journal say that they are done."""
+        """Flush these tensors to the disk: only then may a journal record them as done."""
         try:
             for shard in {self._place[name][0] for name in names}:
                 os.fdatasync(self._descriptors[shard])
@@ -142,7 +142,7 @@ class ShardWriter:
         """Check that nothing is missing or was replaced, flush to disk, write the index.
 
         Raises:
-            OutputError: somebody moved a shard, or put something else in its place.
+            OutputError: a shard was moved or replaced.
         """
         if self._missing:
             raise ValueError(f"{len(self._missing)} tensors were never written, e.g. {sorted(self._missing)[0]}")
@@ -164,7 +164,7 @@ class ShardWriter:
 
 
 def shard_header(specs: Iterable[TensorSpec]) -> bytes:
-    """What stands before the data of a shard that holds these tensors one behind the other."""
+    """Return the length field and JSON header of a shard with these tensors in this order."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     position = 0
     for spec in specs:
@@ -191,14 +191,14 @@ def _group(specs: Iterable[TensorSpec], shard_bytes: int) -> list[list[TensorSpe
 
 
 def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
-    """All of `data` at one place of a file: a single pwrite may store less."""
+    """Write all of `data` at `offset`: a single pwrite may store less."""
     view, done = memoryview(data), 0
     while done < len(view):
         done += os.pwrite(descriptor, view[done:], offset + done)
 
 
 def write_json(path: Path, value: object) -> None:
-    """`value` as an indented JSON file that appears whole. Raises OutputError."""
+    """Write `value` as indented JSON, atomically. Raises OutputError."""
     write_file(path, json.dumps(value, indent=2) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""Files of ours: whole or not there at all, and never written through a link that somebody left in their place."""
+"""Writers of our own files: atomic, and never through a link."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import BinaryIO
 
 from glm5_ascend.errors import OutputError
 
-#: End of the names of files that are not whole yet.
+#: Suffix of unfinished files.
 PARTIAL = ".glm5-ascend-partial"
 _PIECE = 1024**2
 
 
 def disk_error(path: Path, error: OSError) -> OutputError:
-    """An OSError while writing, as the one line a user needs."""
+    """Return the one-line error for an OSError while writing."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return OutputError(f"{path}: no space left on the disk", "free space or choose another output directory")
     return OutputError(f"{path}: cannot be written: {error.strerror}", "check permissions and the disk")
@@ -28,12 +28,12 @@ def disk_error(path: Path, error: OSError) -> OutputError:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that appears as `path` when the block ends, durable, in place of what is there; not after an error.
+    """Open a file that replaces `path` atomically when the block ends; not after an error.
 
     A device or a pipe that the user names, such as /dev/stdout, is written as it is.
 
     Raises:
-        OutputError: it cannot be written; nothing is left.
+        OutputError: it cannot be written; no partial file is left.
     """
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -63,7 +63,7 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 def copy_file(source: Path, path: Path) -> None:
-    """A copy of the content of `source`. Raises OutputError."""
+    """Copy the content of `source`. Raises OutputError."""
     try:
         with source.open("rb") as read, new_file(path) as file:
             shutil.copyfileobj(read, file, _PIECE)
@@ -73,22 +73,22 @@ def copy_file(source: Path, path: Path) -> None:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `path`, absent or empty until then, when the block ends; not after an error.
+    """Yield a folder that becomes `path` (absent or empty before) when the block ends; not after an error.
 
     Raises:
-        OutputError: it cannot be written; nothing is left.
+        OutputError: it cannot be written; no partial file is left.
     """
-    made = [parent for parent in path.absolute().parents if not parent.exists()]
+    created = [parent for parent in path.absolute().parents if not parent.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        place = path.absolute() if path.is_dir() else path.absolute().parent
-        aside = place / f".{path.absolute().name[:100]}.{os.getpid()}-{os.urandom(4).hex()}{PARTIAL}"
+        parent_dir = path.absolute() if path.is_dir() else path.absolute().parent
+        aside = parent_dir / f".{path.absolute().name[:100]}.{os.getpid()}-{os.urandom(4).hex()}{PARTIAL}"
         try:
             aside.mkdir()
             yield aside
             for written in aside.rglob("*"):
                 _sync(written)
-            if place == path.absolute():  # it may be somebody's working directory: it stays, and is filled
+            if parent_dir == path.absolute():  # it may be the working directory of a process: keep it, and fill it
                 for entry in aside.iterdir():
                     entry.rename(path / entry.name)
                 aside.rmdir()
@@ -99,7 +99,7 @@ def new_folder(path: Path) -> Iterator[Path]:
             raise
     except BaseException as error:
         with suppress(OSError):
-            for parent in made:
+            for parent in created:
                 parent.rmdir()
         if isinstance(error, OSError):
             raise disk_error(path, error) from None
@@ -115,17 +115,17 @@ def _sync(path: Path) -> None:
 
 
 def plain(facts: os.stat_result) -> bool:
-    """Whether this is a regular file with no second name: writing to it changes nothing else."""
+    """Return True for a regular file with one name: writing to it changes no other path."""
     return stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1
 
 
 def make_room(path: Path, plain_stays: bool = False) -> None:
-    """Remove a name of ours from its folder; what a link leads to stays as it is.
+    """Remove a file of this tool; the target of a link stays.
 
     Args:
-        plain_stays: a plain file is left where it is.
+        plain_stays: a regular file is kept.
     Raises:
-        OutputError: a folder, pipe or device is in the way.
+        OutputError: it is a folder, pipe or device.
     """
     try:
         facts = path.lstat()
@@ -134,23 +134,23 @@ def make_room(path: Path, plain_stays: bool = False) -> None:
     if plain_stays and plain(facts):
         return
     if not (stat.S_ISREG(facts.st_mode) or stat.S_ISLNK(facts.st_mode)):
-        raise OutputError(f"{path}: in the way of a file of this tool, and not a plain file", "move it away")
+        raise OutputError(f"{path}: already exists and is not a regular file", "move it away")
     path.unlink()
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder of ours, or find it; OutputError where something else has its name, such as a link."""
+    """Create a folder if it is missing; OutputError if the path is something else, such as a link."""
     try:
         with suppress(FileExistsError):
             path.mkdir()
         if not stat.S_ISDIR(path.lstat().st_mode):
-            raise OutputError(f"{path}: in the way of a folder of this tool", "move it away")
+            raise OutputError(f"{path}: already exists and is not a folder", "move it away")
     except OSError as error:
         raise disk_error(path, error) from None
 
 
 def checksum(descriptor: int, offset: int, length: int, before: int = 0) -> int:
-    """CRC-32 of some bytes of an open file, read in pieces, going on from `before`; OSError if the file is shorter."""
+    """Return the CRC-32 of bytes of an open file, continued from `before`; OSError if the file is shorter."""
     buffer = memoryview(bytearray(min(_PIECE, length)))
     end = offset + length
     while offset < end:
@@ -163,7 +163,7 @@ def checksum(descriptor: int, offset: int, length: int, before: int = 0) -> int:
 
 
 def file_checksum(path: Path, size: int | None = None) -> str | None:
-    """Eight hexadecimal digits; None unless `path` is a plain file, of `size` bytes if given."""
+    """Return eight hexadecimal digits; None if `path` is not a regular file, or not of `size` bytes."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

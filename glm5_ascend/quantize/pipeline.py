@@ -174,7 +174,7 @@ def publish_result(prepared: PreparedJob, work: Path) -> Path | None:
     """Put the result in its place; what the user has put there meanwhile is kept beside it, at the path returned."""
     options = prepared.options
     try:
-        check_output(Path(options.source), Path(options.out), options.overwrite, known=prepared.replaced)
+        check_output(Path(options.source), Path(options.out), options.overwrite, unchanged=prepared.replaced)
     except OutputError:
         return publish(work, Path(options.out), keep=True)
     return publish(work, Path(options.out))

@@ -1,4 +1,4 @@
-"""What the first checks found out about a checkpoint, handed to the later ones as one value."""
+"""The results of the first checks, which later checks need."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
 
 @dataclass
 class Checked:
-    """A checkpoint, and which parts of it are sound enough to be looked at further.
+    """A checkpoint, and which of its tensors later checks can use.
 
     Attributes:
         checkpoint: everything that could be read.
         schemes: linear -> FLOAT or its quantization scheme, by full module name.
-        complete: linears (module name), and norms and biases (tensor name), whose tensors are all there with the right
+        complete: linears (module name), and norms and biases (tensor name), whose tensors all exist with the right
             dtypes and shapes, readable and finite.
         non_finite: tensors that hold NaN or infinity, or could not be read.
         global_rotation: Q, fp32 [hidden, hidden], orthogonal: the residual stream x is stored as x Q. None if the
-            checkpoint has none, or none that is sound.
-        provenance: what the quantizer recorded of its own run; empty if there is no record.
+            checkpoint has no valid one.
+        provenance: the record of the quantizer; empty if there is none.
     """
 
     checkpoint: LoadedCheckpoint

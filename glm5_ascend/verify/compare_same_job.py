@@ -1,4 +1,4 @@
-"""The same job done twice, perhaps on two machines: is a difference damage, or the other machine's arithmetic?
+"""Compare two outputs of one job: is a difference damage, or the arithmetic of the other machine?
 
 The rule. A quantization is deterministic: equal inputs (source, recipe, calibration texts, seed, version of this tool)
 on an equal build (torch, instruction set, device) give equal bytes, and every output records the hashes of its files.
@@ -8,14 +8,14 @@ on an equal build (torch, instruction set, device) give equal bytes, and every o
     equal inputs, equal build, other hashes       one of the two runs went wrong: error, by file
     equal inputs, other build, other hashes       another instruction set rounds sums in another order: warning, with
                                                   the number of integers that differ ...
-    ... but a weight that means something else    no rounding: error, by tensor
+    ... and a weight whose value differs          not rounding: error, by tensor
 
-"Means something else" is judged as against a source, by the limits of tolerances.py. Integers alone would not do: a
-sum that is rounded differently can let a search for a smoothing scale end one step further, and then a whole row of
+"Value differs" is judged as for a source, by the limits of tolerances.py. Comparing integers would be wrong: a sum
+that is rounded differently can make the search for a smoothing scale end one step later, and then a whole row of
 up_proj and a column of down_proj have other integers and the same product. Measured on the demo model in W4A8, AVX512
 against none: 14 % of all integers, by up to 42 steps.
 
-Without the other's tensors, from its provenance file alone, the last two cannot be told apart: the warning says so.
+With only the other's provenance file, and no tensors, the last two look the same: the warning says so.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from glm5_ascend.verify.tensors import check_tensors
 
 
 def is_output(path: Path) -> bool:
-    """Whether `--against` names a quantized checkpoint, or the provenance file of one, rather than a source."""
+    """Return True if `--against` names a quantized checkpoint, or its provenance file, and not a source."""
     return path.is_file() or (path / DESCRIPTION_NAME).is_file()
 
 
 def read_provenance(path: Path) -> dict[str, Any]:
-    """What the quantizer recorded of the other checkpoint.
+    """Read the provenance of the other checkpoint.
 
     Raises:
         CheckpointError: there is no record.
@@ -56,7 +56,7 @@ def read_provenance(path: Path) -> dict[str, Any]:
 
 
 def compare_same_job(checked: Checked, other: Path, theirs: dict[str, Any], report: Report) -> None:
-    """Report what the rule says about this checkpoint and `other`, whose provenance is `theirs`.
+    """Apply the rule to this checkpoint and `other`, whose provenance is `theirs`.
 
     Raises:
         CheckpointError: the other checkpoint is damaged itself.
@@ -83,7 +83,7 @@ def compare_same_job(checked: Checked, other: Path, theirs: dict[str, Any], repo
 
 
 def _same_job(ours: dict[str, Any], theirs: dict[str, Any], other: Path, report: Report) -> bool:
-    """Whether both were made from equal inputs; reports it if not."""
+    """Return True if both were made from equal inputs; report it if not."""
     changed = [
         key for key in ("tool", "source", "recipe", "calibration", "seed") if _input(ours, key) != _input(theirs, key)
     ]
@@ -98,7 +98,7 @@ def _same_job(ours: dict[str, Any], theirs: dict[str, Any], other: Path, report:
 
 
 def _compare_tokenizers(ours: dict[str, Any], theirs: dict[str, Any], other: Path, report: Report) -> None:
-    """They are copied: no build makes other bytes of them."""
+    """Compare tokenizer files: they are copies, and equal on every build."""
     mine, its = ours.get("outputs"), theirs.get("outputs")
     if not isinstance(mine, dict) or not isinstance(its, dict):
         return  # reported below
@@ -113,7 +113,7 @@ def _compare_tokenizers(ours: dict[str, Any], theirs: dict[str, Any], other: Pat
 
 
 def _differing_files(ours: dict[str, Any], theirs: dict[str, Any], report: Report) -> tuple[list[str], list[str]]:
-    """Names of all recorded files of the format, and of those whose hashes differ."""
+    """Return all recorded files of the format, and those whose hashes differ."""
     mine, its = ours.get("outputs"), theirs.get("outputs")
     if not isinstance(mine, dict) or not isinstance(its, dict):
         report.error("twin.inputs", "no hashes recorded in one of the two", file=PROVENANCE_NAME, fix="quantize again")
@@ -123,7 +123,7 @@ def _differing_files(ours: dict[str, Any], theirs: dict[str, Any], report: Repor
 
 
 def _compare_builds(checked: Checked, second: _DequantizedCheckpoint | None, summary: str, report: Report) -> None:
-    """Two builds made other bytes of equal inputs: count the integers, and find weights that mean something else."""
+    """Two builds made other bytes of equal inputs: count the integers, and report weights whose value differs."""
     if second is None:
         report.warning(
             "twin.build",
@@ -142,14 +142,14 @@ def _compare_builds(checked: Checked, second: _DequantizedCheckpoint | None, sum
 
 
 def _input(record: dict[str, Any], key: str) -> Any:
-    """What defines the job, without the names a user may choose."""
+    """Return the part of the record that defines the job, without paths and names."""
     value = record.get(key)
     free = {"source": "path", "recipe": "name", "calibration": "file"}.get(key)
     return {k: v for k, v in value.items() if k != free} if isinstance(value, dict) else value
 
 
 def _build(record: dict[str, Any]) -> str:
-    """What the bits of a sum depend on, as text."""
+    """Describe the facts that the bits of a sum depend on."""
     versions, machine = record.get("versions"), record.get("machine")
     torch_build = [versions.get(key) for key in ("torch", "torch_build")] if isinstance(versions, dict) else []
     facts = list(machine.values()) if isinstance(machine, dict) else []
@@ -157,17 +157,17 @@ def _build(record: dict[str, Any]) -> str:
 
 
 class _DequantizedCheckpoint:
-    """What the tensors of a quantized checkpoint mean, in the basis they are stored in."""
+    """The dequantized weights of a checkpoint, in the basis of its file."""
 
     def __init__(self, files: LoadedCheckpoint, schemes: dict[str, str]) -> None:
         self.files, self.schemes = files, schemes
 
     def resolve(self, name: str) -> str:
-        """The stored name: nothing is left out of an output."""
+        """Return the name: an output stores every tensor."""
         return name
 
     def read(self, name: str) -> torch.Tensor:
-        """A float tensor, or the weight [N, K] that a quantized linear stands for: fp32."""
+        """Read a float tensor, or dequantize the weight [N, K] of a linear: fp32."""
         module = name.removesuffix(".weight")
         scheme = self.schemes.get(module, FLOAT)
         if scheme == FLOAT:
@@ -187,7 +187,7 @@ def _open_other(other: Path, record: dict[str, object]) -> _DequantizedCheckpoin
 
 
 def _count_integers(a: LoadedCheckpoint, b: LoadedCheckpoint) -> str:
-    """How many integers of the weights differ, and by how much, as text."""
+    """Describe how many integers of the weights differ, and by how much."""
     total = changed = furthest = 0
     for name, entry in a.entries.items():
         if entry.dtype is not torch.int8 or b.entries.get(name) is None or b.entries[name].shape != entry.shape:

@@ -1,4 +1,4 @@
-"""Every weight against its source, one linear at a time."""
+"""Compare every weight with its source, one linear at a time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def compare_source(checked: Checked, source: SourceCheckpoint, report: Report) -
 
 
 def compare_weights(checked: Checked, expected: ExpectedWeights, report: Report) -> None:
-    """Every weight whose tensors are complete with what it should be."""
+    """Compare every complete weight with its expected value."""
     report.errors_by_tensor = []
     checkpoint = checked.checkpoint
     comparison = _SourceComparison(checked, expected, report)
@@ -59,7 +59,7 @@ def compare_weights(checked: Checked, expected: ExpectedWeights, report: Report)
 
 
 def _check_config(checkpoint: LoadedCheckpoint, source: SourceCheckpoint, report: Report) -> bool:
-    """False if the sizes differ: then nothing can be compared."""
+    """Compare config.json; return False if the sizes differ: then weights cannot be compared."""
     theirs = read_config(source.directory)
     ours, missing = checkpoint.raw, object()
     changed = sorted(
@@ -84,8 +84,8 @@ def _check_rot(checked: Checked, source: SourceCheckpoint, report: Report) -> No
     stored = checkpoint.read(ROT_NAME).float()
     if stored.shape != rotation.shape:
         return  # reported by check_mtp
-    wanted = rotation.T @ (source.read("model.norm.weight")[:, None] * rotation)
-    error = float((stored - wanted).norm() / wanted.norm())
+    expected = rotation.T @ (source.read("model.norm.weight")[:, None] * rotation)
+    error = float((stored - expected).norm() / expected.norm())
     if not error <= LIMITS[FLOAT]:
         report.error(
             "against.mismatch",
@@ -97,7 +97,7 @@ def _check_rot(checked: Checked, source: SourceCheckpoint, report: Report) -> No
 
 
 class _SourceComparison:
-    """Walks the layers in order: a scale that was moved is found at its source linear and needed at its targets."""
+    """Walks the layers in order: a moved scale is measured at its source linear and used at its targets."""
 
     def __init__(self, checked: Checked, expected: ExpectedWeights, report: Report) -> None:
         self.checkpoint, self.schemes, self.complete = checked.checkpoint, checked.schemes, checked.complete
@@ -108,7 +108,7 @@ class _SourceComparison:
         self._silent: dict[str, torch.Tensor] = {}  # by target module: bool [K], columns whose input is always zero
 
     def layer(self, layer: int) -> None:
-        """Compare every part of one layer; routed experts come last, each with a pair of its own."""
+        """Compare the weights of one layer; routed experts come last, each with its own pair."""
         config, prefix = self.checkpoint.config, self.checkpoint.config.spec.layer_prefix(layer)
         self._start(prefix, config.subgraphs(layer))
         for part in config.backbone(layer):
@@ -119,35 +119,35 @@ class _SourceComparison:
                 self.part(prefix, part)
 
     def _start(self, prefix: str, subgraphs: tuple[Subgraph, ...]) -> None:
-        """The pairs between which a scale may have moved, from here on; that of norm-linear shows in the norm."""
+        """Set the pairs between which a scale may have moved; the scale of norm-linear is in the stored norm."""
         moved = [subgraph for subgraph in subgraphs if subgraph.kind != "norm-linear"]
         self._pairs = {prefix + subgraph.source: subgraph for subgraph in moved}
         self._scales = {prefix + target: None for subgraph in moved for target in subgraph.targets}
         self._silent = {}
 
     def part(self, prefix: str, part: Linear | Vector) -> None:
-        """Compare one part, by its name in the table; what cannot be read is a finding."""
+        """Compare one weight; an unreadable one is a finding."""
         module = prefix + part.name
         try:
             if isinstance(part, Linear):
                 self._linear(prefix, part, module)
-            elif part.role != "norm":  # norms take part in the linears that read them
+            elif part.role != "norm":  # norms are part of the linears that read them
                 self.unchanged(prefix + part.tensor_name)
         except CheckpointError as error:
             self.report.error("shard.damaged", error.message, tensor=module, fix=error.tip)
 
     def unchanged(self, name: str) -> None:
-        """A tensor that no rotation and no smoothing changes."""
+        """Compare a tensor that rotation and smoothing do not change."""
         if name in self.complete or name == ROT_NAME:
-            comparison, found = WeightComparison(), self.checkpoint.read(name).float()
-            comparison.add(torch.atleast_2d(found), torch.atleast_2d(self.expected.source.read(name)))
+            comparison, tensor = WeightComparison(), self.checkpoint.read(name).float()
+            comparison.add(torch.atleast_2d(tensor), torch.atleast_2d(self.expected.source.read(name)))
             self._record(name, FLOAT, comparison)
 
     def _linear(self, prefix: str, part: Linear, module: str) -> None:
         needed = {module, *(f"{prefix}{norm}.weight" for norm in part.norm)}
         scale = self._scales.get(module, torch.ones(1))
         if not needed <= self.complete:
-            return  # reported by the checks before
+            return  # already reported
         if scale is None or not self.expected.basis.knows(part):
             self.skipped.append(module)
             return
@@ -158,17 +158,17 @@ class _SourceComparison:
             stored = dequantize(scheme, tensors)
             clipped = integer_weight(scheme, tensors).abs() >= 7 if scheme == W4A8_DYNAMIC else None
         comparison = WeightComparison()
-        # Embedding and heads are float and have no partner: only they are too large to be held whole.
+        # Embedding and heads are FLOAT and in no pair: only they are too large to be in memory whole.
         whole = stored is not None or module in self._pairs
-        for first, last, wanted in self.expected.rows(prefix, part, whole):
-            found = self._float_rows(module, first, last) if stored is None else stored
+        for first, last, reference in self.expected.rows(prefix, part, whole):
+            weight = self._float_rows(module, first, last) if stored is None else stored
             if module in self._pairs:
-                self._undo(prefix, self._pairs[module], wanted, found)
-            wanted.mul_(scale)
+                self._undo(prefix, self._pairs[module], reference, weight)
+            reference.mul_(scale)
             if module in self._silent:
                 silent = self._silent[module]
-                wanted[:, silent] *= silent_scale(wanted[:, silent], found[:, silent])
-            comparison.add(found, wanted, clipped)
+                reference[:, silent] *= silent_scale(reference[:, silent], weight[:, silent])
+            comparison.add(weight, reference, clipped)
         self._record(module, scheme, comparison)
 
     def _float_rows(self, module: str, first: int, last: int) -> torch.Tensor:
@@ -179,17 +179,17 @@ class _SourceComparison:
             return self.checkpoint.read(name).float()
         return self.checkpoint.span(name, first * columns, last * columns).reshape(-1, columns).float()
 
-    def _undo(self, prefix: str, pair: Subgraph, wanted: torch.Tensor, found: torch.Tensor) -> None:
-        """Multiply the rows of `found` by the scale that was moved out of them, as the targets' references will be.
+    def _undo(self, prefix: str, pair: Subgraph, reference: torch.Tensor, weight: torch.Tensor) -> None:
+        """Multiply the rows of `weight` by the scale that was moved out of them, as the targets' references will be.
 
-        Not `wanted` divided by it: a channel that hardly matters can have a scale so small that its row would outweigh
-        all others in every column.
+        `reference` is not divided by it: an unimportant channel can have a scale so small that its row would dominate
+        every column.
         """
-        chosen = self.checkpoint.config.source_rows(pair)
-        rows = torch.arange(len(wanted)) if chosen is None else torch.tensor(chosen)
-        scale = moved_scale(wanted[rows], found[rows])
-        silent = ~found[rows].any(1)
-        found[rows] *= scale[:, None]
+        selected = self.checkpoint.config.source_rows(pair)
+        rows = torch.arange(len(reference)) if selected is None else torch.tensor(selected)
+        scale = moved_scale(reference[rows], weight[rows])
+        silent = ~weight[rows].any(1)
+        weight[rows] *= scale[:, None]
         self._scales |= {prefix + target: scale for target in pair.targets}
         if bool(silent.any()):
             self._silent |= {prefix + target: silent for target in pair.targets}
@@ -211,7 +211,7 @@ class _SourceComparison:
             )
 
     def close(self) -> None:
-        """Say which linears were left out because their rotation is unknown."""
+        """Report the linears that were not compared because their rotation is unknown."""
         if self.skipped:
             self.report.warning(
                 "against.skipped",

@@ -1,4 +1,4 @@
-"""What the numbers must satisfy, whatever the model: finite, positive scales, offsets, and the derived tensors.
+"""Checks of values that hold for every model: finite, positive scales, offsets, and the derived tensors.
 
 The derived ones (scale_bias, quant_bias, deq_scale) are recomputed from the integers: a wrong nibble order, packing
 axis, or a scale of another module cannot agree with them.
@@ -28,9 +28,9 @@ _AGAIN = "quantize again: the engine would compute wrong values silently"
 
 
 def check_linear(checkpoint: LoadedCheckpoint, module: str, scheme: str, report: Report, doubts: Doubts) -> None:
-    """One quantized linear whose tensors are all there with the right dtypes and shapes, and finite.
+    """Check one quantized linear whose tensors all exist with the right dtypes and shapes, and are finite.
 
-    What is possible, but not plausible, goes into `doubts`.
+    Values that are possible but not plausible are added to `doubts`.
     """
     tensors = read_linear(checkpoint, module, scheme)
     check = _QuantizedLinear(checkpoint, module, tensors, report)
@@ -53,7 +53,7 @@ def check_linear(checkpoint: LoadedCheckpoint, module: str, scheme: str, report:
 
 
 def read_linear(checkpoint: LoadedCheckpoint, module: str, scheme: str) -> dict[str, torch.Tensor]:
-    """All stored tensors of a linear by suffix; deq_scale as fp32 however it is stored."""
+    """Read all stored tensors of a linear by suffix; deq_scale as fp32 for any stored dtype."""
     suffixes = ["weight"] if scheme == FLOAT else [stored.suffix for stored in stored_tensors(scheme, (8, 16), module)]
     names = {suffix: f"{module}.{suffix}" for suffix in suffixes}
     tensors = {suffix: checkpoint.read(name) for suffix, name in names.items() if name in checkpoint.entries}
@@ -72,16 +72,16 @@ class _QuantizedLinear:
         self.checkpoint, self.module, self.tensors, self.report = checkpoint, module, tensors, report
 
     def file(self, suffix: str) -> str:
-        """Name of the shard that holds one tensor of the linear."""
+        """Return the shard of one tensor of the linear."""
         return self.checkpoint.file_of[f"{self.module}.{suffix}"]
 
     def _error(self, id: str, suffix: str, message: str) -> None:
         self.report.error(id, message, tensor=f"{self.module}.{suffix}", file=self.file(suffix), fix=_AGAIN)
 
     def scales(self, scheme: str) -> bool:
-        """Scales are positive and, where the engine rounds them, bf16 already; weight_offset is zero.
+        """Check scales (positive; already bf16 where the engine rounds them) and weight_offset (zero).
 
-        Returns whether the scales can be computed with.
+        Returns False if the scales cannot be computed with.
         """
         sound = True
         for suffix in ("weight_scale", "input_scale", "deq_scale"):
@@ -114,7 +114,7 @@ class _QuantizedLinear:
         return sound
 
     def fits_32_bits(self) -> bool:
-        """An int64 deq_scale holds the bits of an fp32 number, which an engine in float16 hands on as they are."""
+        """Check that an int64 deq_scale holds the bits of an fp32 number: an engine in float16 reads it so."""
         name = f"{self.module}.deq_scale"
         if "deq_scale" not in self.tensors or self.checkpoint.entries[name].dtype is not torch.int64:
             return True
@@ -124,10 +124,10 @@ class _QuantizedLinear:
         return False
 
     def scale_bias(self, integers: torch.Tensor) -> None:
-        """scale_bias is 8 * sum(w) of its row and chunk; integers: int8 [N, K], -8..7."""
+        """Check scale_bias = 8 * sum(w) of its row and chunk; integers: int8 [N, K], -8..7."""
         scale, stored, columns = self.tensors["weight_scale"], self.tensors["scale_bias"], partial_sums(self.module)
-        wanted, magnitude = scale_bias(integers, scale, columns), scale_bias(integers.abs(), scale.abs(), columns)
-        off = (stored - wanted).abs() > SCALE_BIAS_TOLERANCE * magnitude
+        expected, magnitude = scale_bias(integers, scale, columns), scale_bias(integers.abs(), scale.abs(), columns)
+        off = (stored - expected).abs() > SCALE_BIAS_TOLERANCE * magnitude
         if bool(off.any()):
             rows = int(off.any(dim=1).sum())
             row, column = (int(i) for i in off.nonzero()[0])
@@ -135,26 +135,26 @@ class _QuantizedLinear:
                 "value.scale_bias",
                 "scale_bias",
                 f"{rows} of {len(integers)} rows differ from 8 * sum(w), first row {row} column {column}: "
-                f"{stored[row, column]:.6g}, expected {wanted[row, column]:.6g} "
+                f"{stored[row, column]:.6g}, expected {expected[row, column]:.6g} "
                 "(wrong nibble order, packing axis, or scale of another module?)",
             )
 
     def static_input(self, integers: torch.Tensor) -> None:
-        """quant_bias and deq_scale follow from the input range and the integers, int8 [N, K]."""
+        """Check quant_bias and deq_scale against the input range and the integers, int8 [N, K]."""
         input_scale, offset = self.tensors["input_scale"], self.tensors["input_offset"]
         if bool((offset != offset.round()).any() | (offset < -128).any() | (offset > 127).any()):
             self._error("value.input_offset", "input_offset", f"{float(offset[0])}: must be an integer in [-128, 127]")
             return
-        wanted = -int(offset[0]) * integers.sum(dim=1, dtype=torch.int64)
+        expected = -int(offset[0]) * integers.sum(dim=1, dtype=torch.int64)
         stored = self.tensors["quant_bias"].to(torch.int64)
-        off = (stored - wanted).abs() > (wanted.abs() * QUANT_BIAS_TOLERANCE).clamp_min(1)
+        off = (stored - expected).abs() > (expected.abs() * QUANT_BIAS_TOLERANCE).clamp_min(1)
         if bool(off.any()):
             row = int(off.nonzero()[0])
             self._error(
                 "value.quant_bias",
                 "quant_bias",
                 f"{int(off.sum())} of {len(integers)} rows differ from -input_offset * sum(q), first row {row}: "
-                f"{int(stored[row])}, expected {int(wanted[row])}",
+                f"{int(stored[row])}, expected {int(expected[row])}",
             )
         if "weight_scale" in self.tensors:  # msModelSlim stores only the product
             product = input_scale * self.tensors["weight_scale"].flatten()

@@ -1,4 +1,4 @@
-"""quant_model_description.json: which type the engine will choose for each module, and whether it can run it.
+"""Checks of quant_model_description.json: the type the engine will choose for each module must be runnable.
 
 Source: vllm-ascend 182b75e and 0.23.0 `quantization/modelslim_config.py` (behaviour, not code).
 """
@@ -18,7 +18,7 @@ _AGAIN = "quantize again, or correct the description"
 
 
 def check_description(checkpoint: LoadedCheckpoint, report: Report) -> dict[str, str]:
-    """Check keys and schemes; returns the type of every linear of the model (FLOAT where nothing usable is said)."""
+    """Check keys and schemes; return the type of every linear of the model (FLOAT if its key is unusable)."""
     description = checkpoint.description
     if description is None:
         return {}
@@ -61,7 +61,7 @@ def check_description(checkpoint: LoadedCheckpoint, report: Report) -> dict[str,
 
 
 def _check_keys(checkpoint: LoadedCheckpoint, description: dict[str, object], report: Report) -> None:
-    """One key per tensor, one type per linear, nothing else."""
+    """Check for one key per tensor, one type per linear, and no other key."""
     here = checkpoint.entries.keys() | checkpoint.unreadable
     for key, scheme in description.items():
         if key in META or key.endswith(INDEXER_CACHE_SUFFIX):
@@ -129,11 +129,11 @@ def _check_runnable(checkpoint: LoadedCheckpoint, module: str, part: Linear, sch
 
 
 def _check_siblings(checkpoint: LoadedCheckpoint, schemes: dict[str, str], report: Report) -> None:
-    """Modules the engine fuses must agree; of all experts it looks at expert 0's keys only."""
+    """Check that fused modules have one type; of the experts the engine reads only the keys of expert 0."""
     config, description = checkpoint.config, checkpoint.description or {}
     for layer in range(config.num_layers_with_mtp):
         for group in config.fused_groups(layer):
-            # A missing or unknown key is reported as such.
+            # Missing and unknown keys are reported elsewhere.
             stated = [module for module in group if description.get(f"{module}.weight") in (FLOAT, *QUANTIZED)]
             if not stated:
                 continue
@@ -151,7 +151,7 @@ def _check_siblings(checkpoint: LoadedCheckpoint, schemes: dict[str, str], repor
 
 
 def _check_queries(checkpoint: LoadedCheckpoint, schemes: dict[str, str], report: Report) -> None:
-    """Both query projections go to one operator, which takes the second as it takes the first."""
+    """Check both query projections: one operator takes the second for the type of the first."""
     config = checkpoint.config
     for layer in range(config.num_layers_with_mtp):
         first, second = (
@@ -161,7 +161,7 @@ def _check_queries(checkpoint: LoadedCheckpoint, schemes: dict[str, str], report
             where = "of decode nodes (PD) " if schemes[first] == FLOAT else ""
             report.warning(
                 "description.queries",
-                f"{schemes[second]}, but q_a_proj is {schemes[first]}: vllm-ascend 0.30 {where}takes it for the latter",
+                f"{schemes[second]}, but q_a_proj is {schemes[first]}: vllm-ascend 0.30 {where}reads it as that type",
                 tensor=f"{second}.weight",
                 file=DESCRIPTION_NAME,
                 fix="make both FLOAT, or neither, in the recipe and quantize again",

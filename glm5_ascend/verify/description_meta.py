@@ -1,4 +1,4 @@
-"""The keys of quant_model_description.json that are no tensors: what each switches on, and what it must be.
+"""Checks of the keys of quant_model_description.json that are not tensors.
 
 Read: vllm-ascend 182b75e `modelslim_config.py`, `ascend_config.py`; SGLang 0.5.23 reads none of them.
 """
@@ -18,7 +18,7 @@ from glm5_ascend.checkpoint.types import (
 )
 from glm5_ascend.model.config import ModelConfig
 
-#: All of them; `metadata` is read by nobody.
+#: All of them; no engine reads `metadata`.
 META = {
     "version",
     "group_size",
@@ -37,7 +37,7 @@ _FOREIGN_CACHES = {"fa_quant_type": "fa_k.scale", "kv_cache_type": "k_proj.kv_ca
 def meta_findings(
     description: Mapping[str, object], types: Collection[str], config: ModelConfig
 ) -> list[CheckpointFinding]:
-    """What `verify` will say of the keys that are no tensors; `types` are those of the linears. No file is read."""
+    """Return the findings of `verify` for these keys; `types` are those of the linears. No file is read."""
     report = Report(Path())
     check_meta(description, types, config, report)
     return report.findings
@@ -49,10 +49,10 @@ def check_meta(description: Mapping[str, object], types: Collection[str], config
         ("version", "vllm-ascend 0.23 would expect unpacked INT4"),
         ("group_size", "vllm-ascend 0.23 reads an absent key as 256, newer ones refuse anything but 0"),
     ):
-        wanted, found = DESCRIPTION_META[key], description.get(key)
-        if type(found) is not type(wanted) or found != wanted:
-            stated = f"{found!r:.60}" if key in description else "missing"
-            _error(report, key, f"is {stated}, expected {wanted!r}: {why}", f"set {key} to {wanted!r}")
+        expected, value = DESCRIPTION_META[key], description.get(key)
+        if type(value) is not type(expected) or value != expected:
+            stated = f"{value!r:.60}" if key in description else "missing"
+            _error(report, key, f"is {stated}, expected {expected!r}: {why}", f"set {key} to {expected!r}")
     for key, kind, form in (
         ("is_rot_used", bool, "true or false"),
         ("optional", dict, "an object"),
@@ -69,12 +69,12 @@ def _error(report: Report, key: str, message: str, fix: str = "quantize again, o
 
 
 def _check_model_type(description: Mapping[str, object], types: Collection[str], report: Report) -> None:
-    """vllm-ascend and SGLang go by the tensors' types; its 310P loader and MindIE take this one for the model's."""
+    """Check model_quant_type: the 310P loader of vllm-ascend and MindIE read it, others the types of the tensors."""
     stated, here = description.get("model_quant_type"), sorted(set(types) - {FLOAT}) or [FLOAT]
     if "model_quant_type" not in description:
         report.warning(
             "description.model_quant_type",
-            "model_quant_type is missing: readers that go by it take the model for FLOAT",
+            "model_quant_type is missing: readers of this key take the model for FLOAT",
             file=DESCRIPTION_NAME,
             fix=f"set it to one of the linears' types: {', '.join(here)}",
         )
@@ -108,7 +108,7 @@ def _check_caches(description: Mapping[str, object], config: ModelConfig, report
 
 
 def _check_layer(config: ModelConfig, key: str, scheme: object, report: Report) -> None:
-    """With one such key, a layer's cache is INT8 at run time only where this says so in the engine's word."""
+    """Check the cache key of a layer: if any layer has one, a cache is INT8 only where its key has the right value."""
     layers = (layer for layer in range(config.num_layers_with_mtp) if config.has_indexer(layer))
     fix = "quantize again, or correct the description"
     if key.removesuffix(INDEXER_CACHE_SUFFIX) not in (

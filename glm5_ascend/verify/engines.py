@@ -1,14 +1,15 @@
-"""`verify --engine NAME`: what one engine would do with a checkpoint, each statement with the line that does it.
+"""`verify --engine NAME`: how one engine would load a checkpoint, each statement with the source line.
 
-Everything else of `verify` is what vllm-ascend's loader needs, and the others need it too. Here is only what differs.
+All other checks of `verify` are requirements of vllm-ascend's loader that the others share. Here are the differences.
 Source: SGLang 0.5.23, paths below `sglang/srt/`; loaded and computed with in tests/contract, on a CPU.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
 
-from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.types import (
     DESCRIPTION_NAME,
     FLOAT,
@@ -18,16 +19,64 @@ from glm5_ascend.checkpoint.types import (
     W4A8_DYNAMIC,
     W8A8_DYNAMIC,
 )
-from glm5_ascend.verify.checked import Checked
-from glm5_ascend.verify.engine_answer import EngineAnswer, EngineNote, ServingEngine
+from glm5_ascend.engine_lines import SGLANG_05, VLLM_ASCEND_023
+
+if TYPE_CHECKING:  # they load torch
+    from glm5_ascend.checkpoint.checks.report import Report
+    from glm5_ascend.verify.checked import Checked
 
 _MODELSLIM = "layers/quantization/modelslim/modelslim.py"
 #: A type of experts that its `get_moe_scheme` has no class for ends the start.
 _SGLANG_EXPERTS = (W4A8_DYNAMIC, W8A8_DYNAMIC)
 
 
+class ServingEngine(StrEnum):
+    """Engines that `verify --engine` knows."""
+
+    sglang = "sglang"
+    vllm_ascend = "vllm-ascend"
+    vllm = "vllm"
+
+
+#: Version of each engine that this module describes.
+VERSIONS = {
+    ServingEngine.sglang: f"SGLang {SGLANG_05.tested[0]}",
+    ServingEngine.vllm_ascend: f"vllm-ascend {VLLM_ASCEND_023.tested[0]}",
+    ServingEngine.vllm: "vLLM on a CPU, with the plugin of this package",
+}
+
+
+@dataclass(frozen=True)
+class EngineNote:
+    """One fact about the engine; `flag` is the option to pass, `source` the line of its code."""
+
+    what: str
+    source: str
+    flag: str = ""
+
+    def line(self) -> str:
+        return f"    {self.flag + ': ' if self.flag else ''}{self.what} ({self.source})"
+
+
+@dataclass
+class EngineAnswer:
+    """The answer for one engine; `loads` is False if it would stop or load something else."""
+
+    engine: ServingEngine
+    loads: bool = True
+    notes: list[EngineNote] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        notes = [asdict(note) for note in self.notes]
+        return {"name": str(self.engine), "version": VERSIONS[self.engine], "loads": self.loads, "notes": notes}
+
+    def lines(self) -> list[str]:
+        verdict = "loads it" if self.loads else "does not load it correctly, see the errors"
+        return [f"{VERSIONS[self.engine]}: {verdict}", *(note.line() for note in self.notes)]
+
+
 def check_engine(checked: Checked, engine: ServingEngine, report: Report) -> None:
-    """Add the engine's own errors and its answer to the report; call it last."""
+    """Add the engine's errors and answer to the report; call it last."""
     answer = EngineAnswer(engine)
     if engine is ServingEngine.sglang:
         _sglang_types(checked, report)
@@ -42,7 +91,7 @@ def check_engine(checked: Checked, engine: ServingEngine, report: Report) -> Non
 
 
 def _sglang_types(checked: Checked, report: Report) -> None:
-    """Types that end the start, or are a line of the log and then the wrong numbers."""
+    """Report types that stop the start, or that only log a line and then compute wrong numbers."""
     checkpoint = checked.checkpoint
     for layer in range(checkpoint.config.num_hidden_layers):
         prefix = checkpoint.config.spec.layer_prefix(layer)
@@ -63,7 +112,7 @@ def _sglang_types(checked: Checked, report: Report) -> None:
         if dense and kind not in LINEAR_TYPES:
             report.error(
                 "engine.linear_type",
-                f"{kind!r:.40}: for SGLang a line of the log, then a layer in float ({_MODELSLIM}:330)",
+                f"{kind!r:.40}: SGLang logs a line and loads the layer in float ({_MODELSLIM}:330)",
                 tensor=key,
                 file=DESCRIPTION_NAME,
                 fix=f"one of {', '.join(LINEAR_TYPES)}: quantize again",

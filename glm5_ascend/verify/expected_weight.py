@@ -1,6 +1,6 @@
-"""What a weight should be: the source's weight after norm fusion, rotation and smoothing, all of them undone-able.
+"""The expected value of a weight: the source's weight after norm fusion, rotation and smoothing.
 
-norm fusion and norm-linear smoothing  the stored norm gain says it all: W' diag(g') = R_out^T W diag(g) R_in
+norm fusion and norm-linear smoothing  known from the stored norm gain: W' diag(g') = R_out^T W diag(g) R_in
 rotation                               from the seed in the provenance; without it only Q of the residual stream
 ov and up-down smoothing               the scale is the ratio, row by row, of the stored source weight to its reference
 """
@@ -27,7 +27,7 @@ _SAME_ROTATION = 1e-4
 
 
 class Files(Protocol):
-    """Where the tensors of a checkpoint lie."""
+    """The shards and tensor entries of a checkpoint."""
 
     shards: dict[str, Shard]
     entries: dict[str, TensorEntry]
@@ -35,7 +35,7 @@ class Files(Protocol):
 
 
 class Weights(Protocol):
-    """What a checkpoint is compared with: fp32 weights by name; `resolve` gives the stored name behind one."""
+    """The weights to compare with: fp32 by name; `resolve` returns the stored name of a tensor."""
 
     @property
     def files(self) -> Files: ...
@@ -44,9 +44,9 @@ class Weights(Protocol):
 
 
 class Basis(Protocol):
-    """The orthogonal maps of a checkpoint, as far as they are known.
+    """The known orthogonal maps of a checkpoint.
 
-    knows: whether both sides of a linear can be rotated. rotate: x [..., size of `basis`], the same shape in that
+    knows: True if both sides of a linear can be rotated. rotate: x [..., size of `basis`], the same shape in that
     basis. rotate_weight: R_out^T W R_in of W [out, in].
     """
 
@@ -96,7 +96,7 @@ class ResidualRotation:
 
 
 def find_basis(checked: Checked, report: Report) -> Basis | None:
-    """The maps this checkpoint was made with; None if it is rotated by something unknown."""
+    """Return the maps this checkpoint was made with; None if its rotation is unknown."""
     checkpoint, rotation = checked.checkpoint, checked.global_rotation
     description = checkpoint.description or {}
     if rotation is None and description.get("is_rot_used") is not True and ROT_NAME not in checkpoint.entries:
@@ -104,11 +104,11 @@ def find_basis(checked: Checked, report: Report) -> Basis | None:
     seed = checked.provenance.get("seed")
     if type(seed) is int:
         try:
-            made = RotationsFromSeed(checkpoint.config, seed)
+            rotations = RotationsFromSeed(checkpoint.config, seed)
         except RecipeError:  # sizes our Hadamard matrices do not have: not written by this tool
             return ResidualRotation(rotation) if rotation is not None else None
-        if rotation is None or float((made.global_rotation() - rotation).abs().max()) <= _SAME_ROTATION:
-            return made
+        if rotation is None or float((rotations.global_rotation() - rotation).abs().max()) <= _SAME_ROTATION:
+            return rotations
         report.error(
             "against.rotation",
             f"global_rotation is not the one that seed {seed} of {PROVENANCE_NAME} gives",
@@ -120,13 +120,13 @@ def find_basis(checked: Checked, report: Report) -> Basis | None:
 
 
 class ExpectedWeights:
-    """ExpectedWeights weights of `source` in the basis of `checkpoint`, before `ov` and `up-down` smoothing."""
+    """Weights of `source` in the basis of `checkpoint`, before `ov` and `up-down` smoothing."""
 
     def __init__(self, source: Weights, checkpoint: LoadedCheckpoint, basis: Basis) -> None:
         self.source, self.checkpoint, self.basis = source, checkpoint, basis
 
     def rows(self, prefix: str, part: Linear, whole: bool) -> Iterator[tuple[int, int, torch.Tensor]]:
-        """(first row, row behind the last, W_ref of these rows); one piece if `whole` or where rows mix."""
+        """Yield (first row, end row, W_ref of these rows); in one piece if `whole` or if rotation mixes rows."""
         name = prefix + part.tensor_name
         entry = self.source.files.entries[self.source.resolve(name)]
         before, after = self._gains(prefix, part)
@@ -142,7 +142,7 @@ class ExpectedWeights:
             yield first, last, self.basis.rotate(weight, part.basis_in) * after
 
     def _gains(self, prefix: str, part: Linear) -> tuple[torch.Tensor, torch.Tensor]:
-        """Factors of the columns before and after the rotation."""
+        """Return the factors of the columns before and after the rotation."""
         if not part.norm:
             return torch.ones(1), torch.ones(1)
         source = torch.cat([self.source.read(f"{prefix}{norm}.weight") for norm in part.norm])
@@ -155,18 +155,17 @@ class ExpectedWeights:
 
 
 def moved_scale(reference: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
-    """Per row, the s with stored = reference / s in the least-squares sense; 1 where a row says nothing."""
+    """Return s per row with stored = reference / s by least squares; 1 for a row of zeros."""
     ratio = (stored * reference).sum(1) / reference.square().sum(1)
     return torch.where(ratio.isfinite() & (ratio != 0), 1 / ratio, torch.ones_like(ratio))
 
 
 def silent_scale(reference: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
-    """Scales s [C] >= 0 with stored = reference * s in the least-squares sense; both fp32 [N, C].
+    """Return scales s [C] >= 0 with stored = reference * s by least squares; both fp32 [N, C].
 
-    For columns that read a channel whose source row is all zero. That row does not show how much of a scale was moved
-    out of it, and the search for a scale is free to choose any: often one so small that the column rounds to zero. The
-    engine multiplies the column with zeros either way, so any multiple of the reference is right; another column's
-    values are still wrong.
+    For columns that read a channel whose source row is all zero. That row does not show the scale that was moved out
+    of it, and the search may choose any scale, often one so small that the column rounds to zero. The engine
+    multiplies the column by zeros, so any multiple of the reference is right; values of another column are wrong.
     """
     ratio = (stored * reference).sum(0) / reference.square().sum(0)
     return torch.where(ratio.isfinite(), ratio, torch.ones_like(ratio)).clamp_min(0)

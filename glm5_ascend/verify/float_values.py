@@ -11,8 +11,7 @@ from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.spec import Vector
 from glm5_ascend.verify.checked import Checked
-from glm5_ascend.verify.copies import checksum
-from glm5_ascend.verify.plausible import Doubts
+from glm5_ascend.verify.plausible import Doubts, checksum
 
 #: Share of a norm's gains that may be negative. They start at 1, and few cross zero in training; with random signs and
 #: 16 gains and more, three quarters are negative once in 100.
@@ -20,13 +19,14 @@ _NEGATIVE = 0.75
 #: A rotated residual stream has no gain behind its last norm (rotation and gain do not commute): it is folded into the
 #: head, and what is stored is 1, exactly so in good outputs.
 _FOLDED = 0.01
-#: Rows of the embedding that are compared with the MTP layer's copy of it, and how alike copies are.
-_ROWS, _ALIKE, _UNLIKE = 64, 0.9, 0.5
+#: Rows of the embedding that are compared with the MTP layer's copy; above the first cosine they are copies, below the
+#: second one they are not.
+_ROWS, _SIMILAR, _DIFFERENT = 64, 0.9, 0.5
 _COPY = "copy the file again, or quantize again"
 
 
 def check_finite(checkpoint: LoadedCheckpoint, report: Report, doubts: Doubts) -> set[str]:
-    """Every float tensor, piece by piece; returns the names of those that are not finite or not readable.
+    """Check every float tensor, in pieces; return the names of those that are not finite or not readable.
 
     Sizes and checksums of the float weights go into `doubts`.
     """
@@ -54,10 +54,10 @@ def check_finite(checkpoint: LoadedCheckpoint, report: Report, doubts: Doubts) -
 
 
 def _read_pieces(checkpoint: LoadedCheckpoint, name: str) -> tuple[bool, float, int]:
-    """Whether a tensor is finite, its mean magnitude, and the checksum of its bytes: read once."""
+    """Return (finite, mean magnitude, checksum) of a tensor, read once."""
     total, count, check = 0.0, 0, 0
     for piece in checkpoint.pieces(name):
-        # The sum of magnitudes is finite only if every element is; an overflow of the sum is looked at again.
+        # The sum of magnitudes is finite only if every element is; after an overflow of the sum the elements are checked.
         size = float(torch.linalg.vector_norm(piece, 1, dtype=torch.float32))
         if not math.isfinite(size) and not bool(piece.isfinite().all()):
             return False, size, 0
@@ -66,7 +66,7 @@ def _read_pieces(checkpoint: LoadedCheckpoint, name: str) -> tuple[bool, float, 
 
 
 def check_vectors_and_floats(checked: Checked, doubts: Doubts) -> None:
-    """Norms, and FLOAT linears that are all zero; only tensors that are complete."""
+    """Check norms, and FLOAT linears that are all zero; only complete tensors."""
     for prefix, part in checked.checkpoint.config.all_weights():
         name = prefix + part.tensor_name
         if isinstance(part, Vector):
@@ -94,7 +94,7 @@ def _check_norm(checked: Checked, part: Vector, name: str, doubts: Doubts) -> No
 
 
 def _check_embeddings(checked: Checked, doubts: Doubts) -> None:
-    """Embedding and head have one shape; the MTP layer's copy of the embedding tells which of the two is which."""
+    """Check that embedding and head, of one shape, are not swapped: the MTP layer has a copy of the embedding."""
     checkpoint, config = checked.checkpoint, checked.checkpoint.config
     if not config.num_nextn_predict_layers:
         return
@@ -103,8 +103,8 @@ def _check_embeddings(checked: Checked, doubts: Doubts) -> None:
         return
     rows = torch.linspace(0, config.vocab_size - 1, _ROWS).long().tolist()
     table, head, mtp = (_rows(checkpoint, f"{m}.weight", rows) for m in ("model.embed_tokens", "lm_head", copy))
-    if _alike(mtp, head) > _ALIKE and _alike(mtp, table) < _UNLIKE:
-        why = "unlike the MTP layer's copy of the embedding, which lm_head is like: the two are swapped"
+    if _similarity(mtp, head) > _SIMILAR and _similarity(mtp, table) < _DIFFERENT:
+        why = "differs from the MTP layer's copy of the embedding, lm_head equals it: the two are swapped"
         doubts.doubt("value.swapped", "model.embed_tokens.weight", why)
 
 
@@ -113,6 +113,6 @@ def _rows(checkpoint: LoadedCheckpoint, name: str, rows: list[int]) -> torch.Ten
     return torch.stack([checkpoint.span(name, row * width, (row + 1) * width).float() for row in rows])
 
 
-def _alike(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Mean cosine of the rows of two tensors [n, K]."""
+def _similarity(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Return the mean cosine of the rows of two tensors [n, K]."""
     return float(torch.nn.functional.cosine_similarity(a, b, dim=1).mean())

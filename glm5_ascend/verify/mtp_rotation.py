@@ -1,4 +1,4 @@
-"""The rotation a rotated model hands to its MTP layer: `rot.weight` and `optional/quarot.safetensors`.
+"""Checks of the rotations of a rotated model: `rot.weight` for the MTP layer, `optional/quarot.safetensors`.
 
 rot = Q^T diag(g) Q, g the source's final norm gain: symmetric, and diagonal once Q is undone (vllm-ascend
 `models/deepseek_mtp.py`).
@@ -29,7 +29,7 @@ _AGAIN = "quantize again, or copy the file again"
 
 
 def check_mtp(checked: Checked, deep: bool, report: Report) -> torch.Tensor | None:
-    """Check both rotations; returns Q, fp32 [hidden, hidden], if it is there, usable, and `deep` allows reading it."""
+    """Check both rotations; return Q, fp32 [hidden, hidden], if it is usable and `deep` allows reading it."""
     checkpoint = checked.checkpoint
     description = checkpoint.description or {}
     used, here = description.get("is_rot_used") is True, ROT_NAME in checkpoint.entries
@@ -58,7 +58,7 @@ def check_mtp(checked: Checked, deep: bool, report: Report) -> torch.Tensor | No
 
 
 def _check_home(checkpoint: LoadedCheckpoint, report: Report) -> None:
-    """vLLM finds the tensor by the index, SGLang by the name of its file (models/deepseek_nextn.py:106-111)."""
+    """Check the file: vLLM finds the tensor by the index, SGLang by file name (models/deepseek_nextn.py:106-111)."""
     home = checkpoint.file_of[ROT_NAME]
     if home != ROT_FILE:
         report.error(
@@ -97,7 +97,7 @@ def _check_rot(checkpoint: LoadedCheckpoint, rotation: torch.Tensor | None, repo
         rest = float((undone - torch.diag(undone.diagonal())).norm()) / size
         if rest > ROT_TOLERANCE:
             problem = (
-                f"does not belong to the global rotation: Q rot Q^T is not diagonal ({rest:.3f} of it lies beside)"
+                f"does not belong to the global rotation: Q rot Q^T is not diagonal (off the diagonal: {rest:.3f})"
             )
     if problem:
         report.error("mtp.rot_wrong", problem, tensor=ROT_NAME, file=checkpoint.file_of[ROT_NAME], fix=_AGAIN)

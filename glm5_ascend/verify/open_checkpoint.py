@@ -1,4 +1,4 @@
-"""config.json, description, index and shards, as vLLM's default loader finds them.
+"""Open config.json, description, index and shards as vLLM's default loader does.
 
 Source: vLLM 0.27.1 `default_loader.py`, `weight_utils.py` (which files are loaded); vllm-ascend `modelslim_config.py`.
 """
@@ -29,7 +29,7 @@ def open_directory(directory: Path, report: Report) -> LoadedCheckpoint:
     """Read everything that can be read; defects go into `report`.
 
     Raises:
-        ConfigError: not the directory of a GLM-5 checkpoint at all.
+        ConfigError: not the directory of a GLM-5 checkpoint.
     """
     if not inside(directory / "config.json", directory):
         raise ConfigError(
@@ -111,7 +111,7 @@ def _weight_map(directory: Path, report: Report) -> dict[str, str] | None:
 
 
 def _reference_weight_map(directory: Path, report: Report) -> dict[str, str] | None:
-    """msModelSlim's index, used only to know what should be there."""
+    """Read msModelSlim's index, which only says which tensors should exist."""
     try:
         weight_map = read_json_object(directory / REFERENCE_INDEX, max_bytes=MAX_BYTES_BY_TENSOR).get("weight_map")
     except CheckpointError as error:
@@ -128,14 +128,14 @@ def _reference_weight_map(directory: Path, report: Report) -> dict[str, str] | N
 
 
 def _locate(checkpoint: LoadedCheckpoint, promised: dict[str, str], report: Report) -> None:
-    """Fill entries from what the shards hold, and compare with what the index promises."""
+    """Fill the entries from the shards, and compare them with the index."""
     for file, shard in checkpoint.shards.items():
         for name, entry in shard.entries.items():
             if name in checkpoint.entries:
                 other = checkpoint.file_of[name]
                 report.error(
                     "tensor.duplicate",
-                    f"also in {other}: which one is loaded is a matter of chance",
+                    f"also in {other}: the order of the files decides which one is loaded",
                     tensor=name,
                     file=file,
                     fix="remove the stale shard",

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
 from glm5_ascend.options import Argument, Option, StrPath
-from glm5_ascend.verify.engine_answer import ServingEngine
+from glm5_ascend.verify.engines import ServingEngine
 
 
 @dataclass(frozen=True)

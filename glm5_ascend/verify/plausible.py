@@ -1,15 +1,17 @@
-"""Numbers that are possible, but that no quantization of a trained model leaves: doubts, where no source can tell.
+"""Values that are possible, but that no quantization of a trained model has: doubts, without a source to compare.
 
-A doubt is an error, for an engine would serve garbage without a word; a comparison with the source that a tensor
-passes takes its doubts back (`settle`). Every limit states its reason. "Good outputs" are all stock recipes on the tiny
+A doubt is an error, because an engine would serve garbage silently; a tensor that matches its source
+loses its doubts (`add_doubts`). Every limit states its reason. "Good outputs" are all stock recipes on the tiny
 and the demo model (bf16, float16, float32 and FP8 sources, GLM-5.2's layers), and msModelSlim's W4A8 and W8A8.
 """
 
 from __future__ import annotations
 
+import math
 import re
+import zlib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -19,7 +21,6 @@ import torch
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.schemes import W4A8_DYNAMIC
-from glm5_ascend.verify.copies import Copies, checksum
 
 #: Largest magnitude a scheme's integers have in a tensor, and the least that a row's largest one may have. A scale is
 #: max|row| / 127 (or 7), found anew or fitted: good outputs reach 127 and 7 in every tensor, and no row of them stays
@@ -41,14 +42,44 @@ _LIKE_NEIGHBOURS = 64.0
 #: Members that a kind needs before one of them can be out of line: of three, the median is none that is.
 _ENOUGH_MEMBERS = 3
 _SOURCE = "compare with the source: --against; then copy the checkpoint again, or quantize again"
+#: Elements; smaller tensors can be equal without an error (a few rows of zeros and ones).
+_LEAST = 256
+
+
+class Copies:
+    """Finds equal weights by (shape, checksum), then by bytes; 100 bytes of memory per weight, 6 MB for GLM-5."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[tuple[int, ...], int], list[str]] = defaultdict(list)
+
+    def add(self, module: str, shape: tuple[int, ...], value: int) -> None:
+        if math.prod(shape) >= _LEAST:
+            self._seen[tuple(shape), value].append(module)
+
+    def pairs(self, checkpoint: LoadedCheckpoint) -> Iterator[tuple[str, str]]:
+        """Yield (module, its copy) for all weights with equal bytes."""
+        for modules in self._seen.values():
+            for second in modules[1:]:
+                if _equal(checkpoint, f"{modules[0]}.weight", f"{second}.weight"):
+                    yield modules[0], second
+
+
+def checksum(piece: torch.Tensor, value: int = 0) -> int:
+    """Return the CRC-32 of a tensor's bytes, continued from `value`."""
+    return zlib.crc32(piece.contiguous().view(torch.uint8).numpy().data, value)
+
+
+def _equal(checkpoint: LoadedCheckpoint, first: str, second: str) -> bool:
+    pieces = zip(checkpoint.pieces(first), checkpoint.pieces(second), strict=True)
+    return all(torch.equal(a, b) for a, b in pieces)
 
 
 @dataclass
 class Doubts:
-    """Collects doubts over the tensors of one checkpoint; `finish` adds those that need all of them.
+    """Collects doubts about the tensors of one checkpoint; `finish` adds those that need all tensors.
 
     Attributes:
-        report: the doubts themselves, apart from what is certain.
+        report: the doubts, separate from certain findings.
         empty_floats: names of float weights that are all zero.
     """
 
@@ -65,31 +96,31 @@ class Doubts:
         say(id, message, tensor=name, file=self.checkpoint.file_of.get(name), fix=_SOURCE)
 
     def linear(self, module: str, scheme: str, integers: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
-        """One quantized linear: integers int8 [N, K], and its stored tensors by suffix, finite, of the right shapes."""
+        """Check a quantized linear: integers int8 [N, K], and its stored tensors by suffix, finite."""
         name, high, low = f"{module}.weight", integers.amax(1).short(), integers.amin(1).short()
         top = torch.maximum(high, -low)
         self._rows(name, scheme, high, low, top)
         self._lowest(name, integers, low)
         kind, filled = _kind(module) + scheme, top > 0
         scale = tensors.get("weight_scale")
-        held = tensors["deq_scale"] / tensors["input_scale"] if scale is None else scale.flatten()
+        scales = tensors["deq_scale"] / tensors["input_scale"] if scale is None else scale.flatten()
         stored = f"{module}.{'deq_scale' if scale is None else 'weight_scale'}"
         if bool(filled.any()):
-            middle, largest = float(held[filled].median()), float(held[filled].max())
+            middle, largest = float(scales[filled].median()), float(scales[filled].max())
             self._sizes[kind].append((stored, middle))
             if largest > _OUT_OF_LINE * middle > 0:
-                row = int(torch.where(filled, held, 0).argmax())
+                row = int(torch.where(filled, scales, 0).argmax())
                 self.doubt(
                     "value.scale_range", stored, f"row {row} has scale {largest:.4g}, the median is {middle:.4g}"
                 )
             self.copy_of(module, tensors["weight"].shape, checksum(tensors["weight"]))
         if not bool(filled.all()):
-            empty = held[~filled & (held != 1)]
+            empty = scales[~filled & (scales != 1)]
             if len(empty):
                 self._empty.append((name, kind, len(empty), float(empty.median())))
 
     def _rows(self, name: str, scheme: str, high: torch.Tensor, low: torch.Tensor, top: torch.Tensor) -> None:
-        """Constant rows, and rows that leave out most of the range; high, low, top: int16 [N]."""
+        """Report constant rows, and rows that use a small part of the range; high, low, top: int16 [N]."""
         largest, least = _LARGEST[scheme == W4A8_DYNAMIC]
         constant = (high == low) & (top > 0)
         if bool(constant.any()):
@@ -113,7 +144,7 @@ class Doubts:
             self.doubt("value.range", name, f"no integer of {largest} in any row: the largest is {int(top.max())}")
 
     def _lowest(self, name: str, integers: torch.Tensor, low: torch.Tensor) -> None:
-        """Too many -128: clipped twice, or a pattern; low: int16 [N]."""
+        """Report too many -128 (clipped twice); low: int16 [N]."""
         rows = low == -128
         count = int(rows.sum())
         if not count:
@@ -127,11 +158,11 @@ class Doubts:
             )
 
     def size(self, name: str, mean: float) -> None:
-        """The mean magnitude of a FLOAT weight, to be compared with others of its kind."""
+        """Record the mean magnitude of a FLOAT weight, to compare it with the same module of other layers."""
         self._sizes[_kind(name)].append((name, mean))
 
     def copy_of(self, module: str, shape: tuple[int, ...], check: int) -> None:
-        """Remember a weight by its checksum; an MTP layer is made from others, and shares their embedding and head."""
+        """Record a weight by its checksum; not of an MTP layer, which is made from others."""
         if not any(module.startswith(self.checkpoint.config.spec.layer_prefix(layer)) for layer in self._mtp):
             self._copies.add(module, shape, check)
 
@@ -141,7 +172,7 @@ class Doubts:
         return range(config.num_hidden_layers, config.num_layers_with_mtp)
 
     def finish(self) -> None:
-        """What only shows when all tensors are known: tensors out of line, emptied rows, copies."""
+        """Report what needs all tensors: outliers among the same modules, emptied rows, copies."""
         middles = {}
         for kind, members in self._sizes.items():
             middle = middles[kind] = median(value for _, value in members)
@@ -159,19 +190,19 @@ class Doubts:
                 self.doubt(
                     "value.emptied", name, f"{rows} rows are all zero, but have the scale {scale:.4g} of weights"
                 )
-        for first, second in self._copies.found(self.checkpoint):
+        for first, second in self._copies.pairs(self.checkpoint):
             same_layer = first.split(".")[:3] == second.split(".")[:3]
             level = "error" if same_layer else "warning"  # models are grown by repeating layers, not experts
             self.doubt("value.copy", f"{second}.weight", f"byte for byte that of {first}", level)
 
 
 def _kind(name: str) -> str:
-    """A name without its numbers: the same module of other layers and experts."""
+    """Return the name without layer and expert numbers."""
     return re.sub(r"\.\d+\.", ".N.", name)
 
 
-def settle(doubts: Report, report: Report) -> None:
-    """Add the doubts to `report`; of tensors that match their source only what no comparison covers."""
+def add_doubts(doubts: Report, report: Report) -> None:
+    """Add the doubts to `report`, except those about tensors that match their source."""
     bad = {finding.tensor for finding in report.findings if finding.id == "against.mismatch"}
     rows = report.errors_by_tensor or ()
     proven = {row.module for row in rows if row.module not in bad and f"{row.module}.weight" not in bad}

@@ -1,4 +1,4 @@
-"""`verify` itself: the order of the checks, and nothing else."""
+"""`verify`: the order of the checks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from glm5_ascend.verify.compare_same_job import compare_same_job, is_output, rea
 from glm5_ascend.verify.compare_source import compare_source
 from glm5_ascend.verify.derived_tensors import check_linear, check_shared_input
 from glm5_ascend.verify.description import check_description
-from glm5_ascend.verify.engine_answer import ServingEngine
-from glm5_ascend.verify.engines import check_engine
+from glm5_ascend.verify.engines import ServingEngine, check_engine
 from glm5_ascend.verify.file_hashes import check_hashes, read_record
 from glm5_ascend.verify.float_values import check_finite, check_vectors_and_floats
 from glm5_ascend.verify.mtp_rotation import check_mtp
 from glm5_ascend.verify.open_checkpoint import open_directory
 from glm5_ascend.verify.options import VerifyOptions
-from glm5_ascend.verify.plausible import Doubts, settle
+from glm5_ascend.verify.plausible import Doubts, add_doubts
 from glm5_ascend.verify.tensors import check_tensors
 
 
@@ -45,7 +44,7 @@ def verify(options: VerifyOptions) -> Report:
     report = Report(directory, other)
     checkpoint = open_directory(directory, report)
     check_text_files(checkpoint, report)
-    # A wrong `against` is said before the long read.
+    # A wrong `against` is reported before the long read.
     same_job = None if other is None or not is_output(other) else (other, read_provenance(other))
     source = SourceCheckpoint(other) if other is not None and same_job is None else None
     if checkpoint.description is None:
@@ -55,7 +54,7 @@ def verify(options: VerifyOptions) -> Report:
     checked = _check_structure(checkpoint, report, doubts, deep or other is not None)
     if not deep and other is None:
         report.unchecked.append("values and hashes: the quick check reads names, dtypes and shapes")
-        _ask(engine, checked, report)
+        _report_engine(engine, checked, report)
         return report
     _check_values(checked, report, doubts)
     if same_job is not None:
@@ -63,19 +62,19 @@ def verify(options: VerifyOptions) -> Report:
     if source is not None:
         compare_text_files(checkpoint, source.directory, report)
         compare_source(checked, source, report)
-    settle(doubts.report, report)
+    add_doubts(doubts.report, report)
     report.unchecked += _unchecked(checked, source is not None)
-    _ask(engine, checked, report)
+    _report_engine(engine, checked, report)
     return report
 
 
-def _ask(engine: str | None, checked: Checked, report: Report) -> None:
+def _report_engine(engine: str | None, checked: Checked, report: Report) -> None:
     if engine is not None:
         check_engine(checked, ServingEngine(engine), report)
 
 
 def _unchecked(checked: Checked, compared: bool) -> list[str]:
-    """What no check without a source, or without recorded hashes, can tell."""
+    """Return what no check without a source, or without recorded hashes, can decide."""
     if compared:
         return []
     out = ["whether weights are the source's: give it as --against"]
@@ -89,7 +88,7 @@ def _unchecked(checked: Checked, compared: bool) -> list[str]:
 
 
 def _check_structure(checkpoint: LoadedCheckpoint, report: Report, doubts: Doubts, deep: bool) -> Checked:
-    """Names, dtypes, shapes; if `deep`, also which tensors are finite."""
+    """Check names, dtypes, shapes; if `deep`, also that tensors are finite."""
     schemes = check_description(checkpoint, report)
     checked = Checked(checkpoint, schemes, complete=check_tensors(checkpoint, schemes, report))
     if deep:
@@ -100,12 +99,12 @@ def _check_structure(checkpoint: LoadedCheckpoint, report: Report, doubts: Doubt
 
 
 def _check_values(checked: Checked, report: Report, doubts: Doubts) -> None:
-    """What the numbers of a checkpoint must satisfy by themselves."""
+    """Check the values of a checkpoint without a source."""
     for module, scheme in checked.schemes.items():
         if module in checked.complete and scheme != FLOAT:
             try:
                 check_linear(checked.checkpoint, module, scheme, report, doubts)
-            except CheckpointError as error:  # the file changed under our hands
+            except CheckpointError as error:  # the file changed during the check
                 report.error("shard.damaged", error.message, tensor=f"{module}.weight", fix=error.tip)
     check_shared_input(checked, report)
     check_vectors_and_floats(checked, doubts)

@@ -1,4 +1,4 @@
-"""What lies in the directory besides the shards: links, special files, pickles, tokenizer; and what may be opened."""
+"""Checks of the other files of the directory: links, special files, pickles, code, other formats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
 
 #: Weights of other formats and containers of code: nothing of this format is stored so.
 _FOREIGN_WEIGHTS = (".gguf", ".h5", ".msgpack", ".onnx", ".npz", ".tflite")
-#: Files at the top of the directory that some reader takes for more than a note: name -> what it does.
+#: Files at the top of the directory that some reader uses: name -> effect.
 _TAKEN = {
     "hf_quant_config.json": "vLLM reads a quantization_config from it and would never open the description",
     "adapter_config.json": "transformers would load an adapter on top of the weights",
@@ -31,7 +31,7 @@ _PYTHON = (".py", ".pyc", ".pyo", ".pyd", ".so")
 
 
 def check_tree(directory: Path, report: Report) -> set[str]:
-    """Report what does not belong there; returns the names of links to the outside, which must not be opened."""
+    """Report files that do not belong there; return links to the outside, which must not be opened."""
     outside: set[str] = set()
     for entry in _walk(directory):
         path = Path(entry.path)
@@ -67,28 +67,30 @@ def check_tree(directory: Path, report: Report) -> set[str]:
 
 
 def _walk(directory: Path) -> Iterator[os.DirEntry[str]]:
-    """Everything below, links not followed; without recursion, whatever the depth."""
+    """Yield all entries below, links not followed; without recursion, for any depth."""
     pending = [os.fspath(directory)]
     while pending:
         try:
             with os.scandir(pending.pop()) as entries:
-                found = sorted(entries, key=lambda entry: entry.name)
+                children = sorted(entries, key=lambda entry: entry.name)
         except OSError:  # unreadable, or a path longer than the system takes
             continue
-        for entry in found:
+        for entry in children:
             yield entry
             if entry.is_dir(follow_symlinks=False):
                 pending.append(entry.path)
 
 
 def _check_foreign(name: str, report: Report) -> None:
-    """Files of other formats that a reader would prefer, and copies of shards where none is read."""
+    """Report files of other formats that a reader would prefer, and shards in folders that are not read."""
     suffix = os.path.splitext(name)[1].lower()
     if name in _TAKEN or (name.startswith("consolidated") and suffix == ".safetensors"):
-        why = _TAKEN.get(name, "beside params.json vLLM takes it for the weights of another format")
+        why = _TAKEN.get(name, "with params.json vLLM takes it for the weights of another format")
         say = report.error if name == "hf_quant_config.json" else report.warning
         say("files.foreign", f"not of this format: {why}", file=name, fix="remove it")
     elif suffix in _FOREIGN_WEIGHTS:
         report.warning("files.foreign", "weights of another format: not read, not checked", file=name, fix="remove it")
     elif suffix == ".safetensors" and "/" in name and name != _BELOW:
-        report.warning("files.foreign", "no engine looks for shards here: a stray copy?", file=name, fix="remove it")
+        report.warning(
+            "files.foreign", "no engine reads shards in this folder: a stray copy?", file=name, fix="remove it"
+        )

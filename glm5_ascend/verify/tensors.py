@@ -1,4 +1,4 @@
-"""Every tensor that config.json and the schemes demand: there, with the right dtype and shape; and nothing else."""
+"""Every tensor that config.json and the schemes require exists with its dtype and shape, and no other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AGAIN = "quantize again, or copy the checkpoint again"
 
 
 def check_tensors(checkpoint: LoadedCheckpoint, schemes: dict[str, str], report: Report) -> set[str]:
-    """Compare what is stored with what must be; returns the modules (and norms' tensor names) that are complete."""
+    """Compare stored tensors with required ones; return the complete modules (for norms: tensor names)."""
     static = [module for module, scheme in schemes.items() if scheme == W8A8]
     stored = {s: sum(f"{module}.{s}" in checkpoint.entries for module in static) for s in _OPTIONAL_STATIC}
     checker = _StoredTensors(checkpoint, report, {s for s, count in stored.items() if 2 * count <= len(static)})
@@ -32,7 +32,7 @@ def check_tensors(checkpoint: LoadedCheckpoint, schemes: dict[str, str], report:
                 complete.add(module if isinstance(part, Linear) else prefix + part.tensor_name)
         elif checker.linear(module, scheme, (shape[0], shape[1])):
             complete.add(module)
-    _check_unexpected(checkpoint, checker.known | {ROT_NAME}, report)
+    _check_unexpected(checkpoint, checker.expected | {ROT_NAME}, report)
     _check_mixed(checkpoint, checkpoint.entries.keys(), {torch.bfloat16, torch.float16}, report)
     check_stated_dtype(checkpoint, report)
     if static:
@@ -41,20 +41,20 @@ def check_tensors(checkpoint: LoadedCheckpoint, schemes: dict[str, str], report:
 
 
 class _StoredTensors:
-    """Compares stored tensors with demanded ones, and collects the names that were demanded in `known`."""
+    """Compares stored tensors with demanded ones, and collects the names of the demanded ones in `expected`."""
 
     def __init__(self, checkpoint: LoadedCheckpoint, report: Report, optional_static: set[str]) -> None:
         self.checkpoint, self.report, self.optional_static = checkpoint, report, optional_static
-        self.known: set[str] = set()
+        self.expected: set[str] = set()
 
     def linear(self, module: str, scheme: str, shape: tuple[int, int]) -> bool:
-        """Whether a quantized linear of logical `shape` [N, K] is complete; reports what is not."""
+        """Return True if a quantized linear of logical `shape` [N, K] is complete; report what is not."""
         demanded = stored_tensors(scheme, shape, module)
         good = True
         for stored in demanded:
             name = f"{module}.{stored.suffix}"
             if scheme == W8A8 and stored.suffix in self.optional_static and name not in self.checkpoint.entries:
-                self.known.add(name)
+                self.expected.add(name)
                 continue
             good &= self._stored(name, scheme, shape, stored)
         return good
@@ -75,11 +75,11 @@ class _StoredTensors:
         return self._check(name, allowed, stored.shape, hint)
 
     def floating(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Whether a float tensor is there with this shape; reports it if not."""
+        """Return True if a float tensor of this shape exists; report it if not."""
         return self._check(name, FLOATS, shape, "")
 
     def _check(self, name: str, allowed: tuple[torch.dtype, ...], shape: tuple[int, ...], hint: str) -> bool:
-        self.known.add(name)
+        self.expected.add(name)
         entry, file = self.checkpoint.entries.get(name), self.checkpoint.file_of.get(name)
         if entry is None:
             if name not in self.checkpoint.unreadable:
@@ -92,9 +92,13 @@ class _StoredTensors:
                 )
             return False
         if entry.dtype not in allowed:
-            wanted = " or ".join(_name(dtype) for dtype in allowed)
+            expected = " or ".join(_name(dtype) for dtype in allowed)
             self.report.error(
-                "tensor.dtype", f"stored as {_name(entry.dtype)}, expected {wanted}", tensor=name, file=file, fix=_AGAIN
+                "tensor.dtype",
+                f"stored as {_name(entry.dtype)}, expected {expected}",
+                tensor=name,
+                file=file,
+                fix=_AGAIN,
             )
         if entry.shape != shape:
             self.report.error(
@@ -107,13 +111,13 @@ class _StoredTensors:
         return entry.dtype in allowed and entry.shape == shape
 
 
-def _check_unexpected(checkpoint: LoadedCheckpoint, known: set[str], report: Report) -> None:
+def _check_unexpected(checkpoint: LoadedCheckpoint, expected: set[str], report: Report) -> None:
     shared = tuple(
         f"{checkpoint.config.spec.layer_prefix(layer)}self_attn.indexer."
         for layer in range(checkpoint.config.num_layers_with_mtp)
         if not checkpoint.config.has_indexer(layer)
     )
-    for name in sorted(checkpoint.entries.keys() - known):
+    for name in sorted(checkpoint.entries.keys() - expected):
         if shared and name.startswith(shared):
             report.warning(
                 "tensor.shared_indexer",
@@ -135,16 +139,18 @@ def _check_unexpected(checkpoint: LoadedCheckpoint, known: set[str], report: Rep
 def _check_mixed(
     checkpoint: LoadedCheckpoint, names: Collection[str], dtypes: set[torch.dtype], report: Report
 ) -> bool:
-    """Of several dtypes that cannot be right together, the rarer is an error; True if there was one.
+    """Report the rarer of several dtypes that exclude each other; return True if there was one.
 
     bf16 bits read as fp16 are other finite numbers: the lie of a header that no value gives away.
     """
-    found = {dtype: [name for name in names if checkpoint.entries[name].dtype is dtype] for dtype in dtypes}
-    ranked = sorted((dtype for dtype in dtypes if found[dtype]), key=lambda dtype: (-len(found[dtype]), str(dtype)))
-    for name in (name for dtype in ranked[1:] for name in found[dtype]):
+    by_dtype = {dtype: [name for name in names if checkpoint.entries[name].dtype is dtype] for dtype in dtypes}
+    ranked = sorted(
+        (dtype for dtype in dtypes if by_dtype[dtype]), key=lambda dtype: (-len(by_dtype[dtype]), str(dtype))
+    )
+    for name in (name for dtype in ranked[1:] for name in by_dtype[dtype]):
         report.error(
             "tensor.dtype",
-            f"stored as {_name(checkpoint.entries[name].dtype)}, {len(found[ranked[0]])} others as {_name(ranked[0])}",
+            f"stored as {_name(checkpoint.entries[name].dtype)}, {len(by_dtype[ranked[0]])} as {_name(ranked[0])}",
             tensor=name,
             file=checkpoint.file_of[name],
             fix=_AGAIN,
@@ -158,14 +164,14 @@ def _check_float16(checkpoint: LoadedCheckpoint, report: Report) -> None:
     names = [name for name in checkpoint.entries if name.endswith(".deq_scale")]
     if _check_mixed(checkpoint, names, {torch.float32, torch.int64}, report):
         return
-    wanted = torch.int64 if stated == "float16" else torch.float32
-    others = {checkpoint.entries[name].dtype for name in names} & {torch.float32, torch.int64} - {wanted}
-    for dtype in others:  # what is neither has been said of its tensor
-        # Of a float16 source this tool stores float32, which is right in bfloat16, where GLM-5 is served.
-        say = report.error if wanted is torch.float32 else report.warning
+    expected = torch.int64 if stated == "float16" else torch.float32
+    others = {checkpoint.entries[name].dtype for name in names} & {torch.float32, torch.int64} - {expected}
+    for dtype in others:  # other dtypes were reported with their tensor
+        # For a float16 source this tool stores float32, which is right for bfloat16, in which GLM-5 is served.
+        say = report.error if expected is torch.float32 else report.warning
         say(
             "tensor.deq_scale_dtype",
-            f"deq_scale is {_name(dtype)}, an engine running in {stated} expects {_name(wanted)}",
+            f"deq_scale is {_name(dtype)}, an engine running in {stated} expects {_name(expected)}",
             file="config.json",
             fix=f"serve with --dtype {'bfloat16' if dtype is torch.float32 else 'float16'}",
         )

@@ -1,7 +1,7 @@
-"""When is a weight no longer its source? Limits of rms(W_deq - W_ref) / rms(W_ref), for the whole, a row, a column.
+"""Limits of rms(W_deq - W_ref) / rms(W_ref) for a tensor, a row and a column: above them a weight is not its source.
 
 Measured on correct outputs (whole): int8 0.007, int4 0.11, bf16 0.002; a wrong nibble order, rotation, or another
-expert's weight gives 1.2 to 1.4. The fixed limits lie between. A row with one huge weight is rounded coarsely by right:
+expert's weight gives 1.2 to 1.4. The fixed limits lie between. A row with one huge weight is rounded coarsely:
 its limit is half a step per element, the step being max|row| / largest. Rows catch a wrong scale, columns a smoothing
 scale that was moved on one side only.
 
@@ -51,7 +51,7 @@ class Verdict:
     column_limit: float
 
     @property
-    def ok(self) -> bool:  # written so that NaN is not ok
+    def ok(self) -> bool:  # NaN is not ok
         return (
             self.whole <= self.whole_limit
             and self.row_error <= self.row_limit
@@ -77,23 +77,23 @@ class WeightComparison:
     _column_weight: torch.Tensor | None = None
     _column_along: torch.Tensor | None = None
 
-    def add(self, found: torch.Tensor, wanted: torch.Tensor, clipped: torch.Tensor | None = None) -> None:
-        """Rows [n, K] as stored (dequantized) and as they should be; `clipped` marks what may be too small by right."""
-        difference = found - wanted
-        along, error, weight = difference * wanted, difference.square_(), wanted.square()
+    def add(self, weight_rows: torch.Tensor, reference: torch.Tensor, clipped: torch.Tensor | None = None) -> None:
+        """Add rows [n, K]: dequantized weights and references; `clipped` marks elements that may be too small."""
+        difference = weight_rows - reference
+        along, error, weight = difference * reference, difference.square_(), reference.square()
         self._error.append(error.sum(1))
         self._weight.append(weight.sum(1))
         self._along.append(along.sum(1))
-        self._peak.append(wanted.abs().amax(1))
+        self._peak.append(reference.abs().amax(1))
         if clipped is not None:
-            clipped = clipped & (found.abs() < wanted.abs())
-            along, error, weight = (each.masked_fill_(clipped, 0) for each in (along, error, weight))
+            clipped = clipped & (weight_rows.abs() < reference.abs())
+            along, error, weight = (sums.masked_fill_(clipped, 0) for sums in (along, error, weight))
         self._column_error = error.sum(0) + (0 if self._column_error is None else self._column_error)
         self._column_weight = weight.sum(0) + (0 if self._column_weight is None else self._column_weight)
         self._column_along = along.sum(0) + (0 if self._column_along is None else self._column_along)
 
     def judge(self, scheme: str) -> Verdict:
-        """The errors of all rows that were added, and what `scheme` allows."""
+        """Return the errors of all added rows, with the limits of `scheme`."""
         error, weight, peak = torch.cat(self._error), torch.cat(self._weight), torch.cat(self._peak)
         assert self._column_error is not None and self._column_weight is not None and self._column_along is not None
         # Squares of what correct rounding may cost per element of each row.
@@ -125,7 +125,7 @@ def _worse(one: _Line, other: _Line) -> _Line:
 
 
 def _worst(error: torch.Tensor, weight: torch.Tensor, allowed: torch.Tensor, limit: float, floor: float) -> _Line:
-    """The line that is worst in relation to its limit."""
+    """Return the row or column that is worst in relation to its limit."""
     # A line far below the others (a dead channel) is judged by the others' size: `floor` of their mean square.
     base = weight.clamp_min(float(weight.mean().clamp_min(_TINY)) * floor)
     relative, limits = (error / base).sqrt(), (allowed / base).sqrt().clamp_min(limit)

@@ -109,8 +109,8 @@ def test_only_files_with_the_recorded_hash_are_replaced(tmp_path: Path, tiny_sou
         (out / "config.json").write_text(text)
         if text == "mine":
             with pytest.raises(OutputError, match=r"config\.json: not as this tool wrote it"):
-                check_output(tiny_source, out, overwrite=True, known=stamps)
-    check_output(tiny_source, out, overwrite=True, known=stamps)
+                check_output(tiny_source, out, overwrite=True, unchanged=stamps)
+    check_output(tiny_source, out, overwrite=True, unchanged=stamps)
     (out / "config.json").rename(tmp_path / "mine")
     (out / "config.json").symlink_to(tmp_path / "mine")
     with pytest.raises(OutputError, match=r"config\.json: not written by this tool"):

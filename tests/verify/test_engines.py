@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend.verify import verify
-from glm5_ascend.verify.engine_answer import ServingEngine
+from glm5_ascend.verify.engines import ServingEngine
 from tests.support.command import in_process
 from tests.support.tiny_model import quantize_tiny
 from tests.verify.support.editor import DESCRIPTION, ROT, Checkpoint

@@ -46,7 +46,7 @@ def check_template(
             file=TEMPLATE,
             fix=COPY + ", if it has one",
         )
-    both = [texts.get(place) for place in ((TEMPLATE, ""), (SETTINGS, "chat_template: "))]
+    both = [texts.get(key) for key in ((TEMPLATE, ""), (SETTINGS, "chat_template: "))]
     if None not in both and both[0] != both[1]:
         report.warning(
             "files.chat_template",

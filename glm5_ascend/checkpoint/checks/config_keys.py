@@ -1,4 +1,4 @@
-"""config.json, key by key: what the engines would read otherwise than the tensors mean it. No tensor is needed.
+"""Checks of config.json key by key: values that the engines would read differently. No tensor is needed.
 
 Read: vLLM 0.32 `deepseek_v2.py` and `transformers_utils/config.py`, transformers 5.19 `GlmMoeDsaConfig`, vllm-ascend
 182b75e, SGLang 0.5.23. Sizes that no model could have are refused before, by `load_config`.
@@ -34,7 +34,7 @@ _DEFAULT_DENSE = 3
 
 
 def config_findings(raw: Mapping[str, Any]) -> list[CheckpointFinding]:
-    """What `verify` will say of this config.json, parsed and accepted by `parse_config`; nothing else is read."""
+    """Return the findings of `verify` for a config.json that `parse_config` accepts; no other file is read."""
     report = Report(Path())
     check_config(raw, report)
     return report.findings
@@ -67,7 +67,7 @@ def _error(report: Report, key: str, message: str, fix: str = "remove the key") 
 
 
 def _check_dtype(raw: Mapping[str, Any], report: Report) -> None:
-    """Where both are given, transformers takes `dtype` and older readers `torch_dtype`."""
+    """Check both keys: transformers reads `dtype`, older readers `torch_dtype`."""
     for key in ("dtype", "torch_dtype"):
         if key in raw and raw[key] not in DTYPES:
             fix = f"write one of {', '.join(DTYPES)}"
@@ -85,10 +85,10 @@ def _check_dtype(raw: Mapping[str, Any], report: Report) -> None:
 
 
 def _check_experts(raw: Mapping[str, Any], report: Report) -> None:
-    for key, (wanted, effect) in _DEFAULTS_DIFFER.items():
-        if raw.get(key) != wanted:
+    for key, (expected, effect) in _DEFAULTS_DIFFER.items():
+        if raw.get(key) != expected:
             stated = f"is {raw[key]!r:.40}" if key in raw else "is missing"
-            _error(report, key, f"{key} {stated}, GLM-5 has {wanted!r}: {effect}", f"write {key}: {wanted!r}")
+            _error(report, key, f"{key} {stated}, GLM-5 has {expected!r}: {effect}", f"write {key}: {expected!r}")
     for key, (meant, effect) in _ALIASES.items():
         if raw.get(key) is not None and raw[key] != raw.get(meant):
             _error(report, key, f"{key} is {raw[key]!r:.40}, but {meant} {raw.get(meant)!r:.40}: {effect}")
@@ -117,14 +117,14 @@ def _check_rope(raw: Mapping[str, Any], report: Report) -> None:
             why = f"{where}partial_rotary_factor is {part['partial_rotary_factor']!r:.40}: only a part would be rotated"
             _error(report, "partial_rotary_factor", why)
     for key, parts in (("qk_head_dim", ("qk_nope_head_dim", "qk_rope_head_dim")), ("head_dim", ("qk_rope_head_dim",))):
-        wanted = sum(raw[part] for part in parts)
-        if raw.get(key) is not None and raw[key] != wanted:
+        expected = sum(raw[part] for part in parts)
+        if raw.get(key) is not None and raw[key] != expected:
             report.warning(
                 f"config.{key}",
-                f"{key} is {raw[key]!r:.40}, {' + '.join(parts)} is {wanted}: transformers and vLLM compute it again, "
+                f"{key} is {raw[key]!r:.40}, {' + '.join(parts)} is {expected}: transformers and vLLM recompute it, "
                 "others may not",
                 file=CONFIG,
-                fix=f"write {key}: {wanted}",
+                fix=f"write {key}: {expected}",
             )
 
 
@@ -137,7 +137,7 @@ def _check_end_tokens(raw: Mapping[str, Any], report: Report) -> None:
 
 
 def bad_ids(value: object, size: int, several: bool) -> str | None:
-    """What is wrong with a token id (or a list of them, if `several`) of a vocabulary of `size`; none is fine."""
+    """Describe an invalid token id (or one in a list, if `several`) for a vocabulary of `size`; None if valid."""
     ids = value if several and isinstance(value, list) else [] if value is None else [value]
     for id in ids:
         if isinstance(id, bool) or not isinstance(id, int):

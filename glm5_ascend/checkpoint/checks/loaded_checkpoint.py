@@ -1,4 +1,4 @@
-"""What the loader would see of a checkpoint directory: tensors by name, read in pieces of bounded size."""
+"""A checkpoint directory as the loader sees it: tensors by name, read in pieces of bounded size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def inside(path: Path, directory: Path) -> bool:
-    """Whether `path`, links followed, lies in `directory`, or is a blob of the hub cache it is a snapshot of."""
+    """Return True if `path`, links followed, lies in `directory`, or in the blobs of the hub cache of that snapshot."""
     # realpath: Path.resolve raises at a ring of links.
     target, home = Path(os.path.realpath(path)), Path(os.path.realpath(directory))
     in_cache = home.parent.name == "snapshots" and target.is_relative_to(home.parent.parent / "blobs")
@@ -32,7 +32,7 @@ def inside(path: Path, directory: Path) -> bool:
 
 @dataclass
 class LoadedCheckpoint:
-    """Everything that could be read, whatever else is broken.
+    """All parts of a checkpoint that could be read.
 
     Attributes:
         raw: config.json as parsed JSON.

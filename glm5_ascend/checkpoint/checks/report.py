@@ -1,4 +1,4 @@
-"""What a verification found: findings, counts, and the weight errors of a comparison."""
+"""The result of a verification: findings, counts, and the weight errors of a comparison."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, printable
 
 if TYPE_CHECKING:
-    from glm5_ascend.verify.engine_answer import EngineAnswer
+    from glm5_ascend.verify.engines import EngineAnswer
 
 SCHEMA_VERSION = 1
 #: A damaged shard can spoil thousands of tensors: `lines` prints this many findings of one kind, `to_dict` all.
@@ -30,7 +30,7 @@ class CheckpointFinding:
     fix: str = ""
 
     def line(self) -> str:
-        """Level, id, place and message as one printable line, without the fix."""
+        """Format level, id, file, tensor and message as one printable line, without the fix."""
         where = ": ".join(part for part in (self.file, self.tensor) if part)
         return printable(f"{self.level} [{self.id}] {where + ': ' if where else ''}{self.message}")
 
@@ -51,8 +51,8 @@ class Report:
     """The result of `verify`.
 
     Attributes:
-        errors_by_tensor: None unless a source was given to compare with.
-        unchecked: what this run could not tell, one sentence each.
+        errors_by_tensor: None if no source was given.
+        unchecked: what this run did not check, one sentence each.
     """
 
     directory: Path
@@ -63,16 +63,16 @@ class Report:
     bytes: int = 0
     schemes: dict[str, int] = field(default_factory=dict)  # linears by type
     unchecked: list[str] = field(default_factory=list)
-    engine: EngineAnswer | None = None  # of the one that was asked about
+    engine: EngineAnswer | None = None  # for `--engine`
 
     @property
     def ok(self) -> bool:
-        """Whether there is no error; warnings do not count."""
+        """True if there is no error; warnings do not count."""
         return not any(finding.level == "error" for finding in self.findings)
 
     @property
     def exit_code(self) -> int:
-        """What the command ends with."""
+        """Exit code of the command."""
         return EXIT_OK if self.ok else EXIT_CHECK_FAILED
 
     def error(
@@ -86,11 +86,11 @@ class Report:
         self.findings.append(CheckpointFinding(id, "warning", self._bare(message, file), tensor, file, fix))
 
     def _bare(self, message: str, file: str | None) -> str:
-        """Without the path that readers of a file begin with: a finding names its file already."""
+        """Remove the path that a reader of the file puts in front: the finding names its file already."""
         return message.removeprefix(f"{self.directory / file}: ") if file else message
 
     def to_dict(self) -> dict[str, Any]:
-        """What `--json` prints: names, numbers, lists and dictionaries only."""
+        """Return the data of `--json`: strings, numbers, lists and dictionaries only."""
         return {
             "schema_version": SCHEMA_VERSION,
             "command": "verify",
@@ -104,10 +104,6 @@ class Report:
             "errors": None if self.errors_by_tensor is None else [_finite(asdict(e)) for e in self.errors_by_tensor],
             "engine": None if self.engine is None else self.engine.to_dict(),
         }
-
-    def to_json(self) -> dict[str, Any]:
-        """`to_dict` under the name that `quantize --json` calls."""
-        return self.to_dict()
 
     def lines(self, quiet: bool = False) -> list[str]:
         """The report as text, one fact per line; the last line is the verdict. `quiet`: findings only."""

@@ -78,10 +78,10 @@ def _generation_problems(checkpoint: LoadedCheckpoint, generation: dict[str, Any
         problem = bad_ids(generation.get(key), checkpoint.config.vocab_size, several=key == "eos_token_id")
         if problem:
             yield f"{key} {problem}"
-    wanted, found = checkpoint.raw.get("eos_token_id"), generation.get("eos_token_id")
-    if wanted is not None and found is not None and listed(wanted) != listed(found):
-        yield f"eos_token_id is {found!r:.60}, config.json has {wanted!r:.60}: answers end elsewhere"
-    if wanted is None and found is None:
+    config_eos, eos = checkpoint.raw.get("eos_token_id"), generation.get("eos_token_id")
+    if config_eos is not None and eos is not None and listed(config_eos) != listed(eos):
+        yield f"eos_token_id is {eos!r:.60}, config.json has {config_eos!r:.60}: answers end elsewhere"
+    if config_eos is None and eos is None:
         yield "eos_token_id is neither here nor in config.json: no answer ends"
     for key, (low, high) in _SAMPLING.items():
         value = generation.get(key)

@@ -1,7 +1,7 @@
-"""tokenizer.json and tokenizer_config.json: sound by themselves, and fitting each other and config.json.
+"""Checks of tokenizer.json and tokenizer_config.json: each valid, and consistent with each other and config.json.
 
-Read as JSON, not with the `tokenizers` library: what a stranger wrote into a normalizer is not run here. What that
-library and transformers do with a defect is said at each check.
+Read as JSON, not with the `tokenizers` library, so that a normalizer written by others is not run here. Each check
+states what that library and transformers do with the defect.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check_ids(checkpoint: LoadedCheckpoint, tokenizer: dict[str, Any], report: R
 
 
 def _ids(tokenizer: dict[str, Any], size: int) -> tuple[str | None, dict[str, int] | None]:
-    """What is wrong with the tokenizer of a vocabulary of `size`, and the id of every token, if it says them."""
+    """Return (problem or None, id of every token if listed) of the tokenizer for a vocabulary of `size`."""
     model = tokenizer.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(model, dict) or not vocabulary:
@@ -62,7 +62,7 @@ def _ids(tokenizer: dict[str, Any], size: int) -> tuple[str | None, dict[str, in
 
 
 def _added(tokenizer: dict[str, Any], vocabulary: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """What is wrong with the added tokens, and their ids; the library takes the vocabulary's id of the two."""
+    """Return (problem or None, ids) of the added tokens; for two ids the library takes the vocabulary's."""
     entries: Any = tokenizer.get("added_tokens") or []
     added: dict[str, Any] = {}
     if not isinstance(entries, list) or not all(isinstance(token, dict) for token in entries):
@@ -80,10 +80,10 @@ def _added(tokenizer: dict[str, Any], vocabulary: dict[str, Any]) -> tuple[str |
 
 
 def _merges(model: dict[str, Any], vocabulary: dict[str, Any], added: dict[str, Any]) -> str | None:
-    """A merge of unknown tokens stops the library; missing merges leave tokens that no text becomes."""
+    """Check merges: one of unknown tokens stops the library; without its merge a token is never produced."""
     if model.get("type", "BPE") != "BPE" or model.get("continuing_subword_prefix"):
         return None
-    made, merges = set(), model.get("merges") or []
+    merged, merges = set(), model.get("merges") or []
     if not isinstance(merges, list):
         return f"merges is {merges!r:.40}, no list"
     for merge in merges:
@@ -93,7 +93,7 @@ def _merges(model: dict[str, Any], vocabulary: dict[str, Any], added: dict[str, 
         whole = "".join(parts)
         if not {*parts, whole} <= vocabulary.keys():
             return f"merges {parts!r:.60}, which are not all in the vocabulary: no library loads it"
-        made.add(whole)
+        merged.add(whole)
     if model.get("ignore_merges"):
         return None
     # Markers that are not listed as added tokens are written in brackets; no text is meant to become one.
@@ -102,7 +102,7 @@ def _merges(model: dict[str, Any], vocabulary: dict[str, Any], added: dict[str, 
         for token in vocabulary
         if len(token) > 1 and token not in added and (token[0] + token[-1]) not in ("<>", "[]")
     ]
-    lost = [token for token in longer if token not in made]
+    lost = [token for token in longer if token not in merged]
     if len(lost) > _UNREACHABLE * len(longer):
         return (
             f"{len(lost)} of {len(longer)} longer tokens are made by no merge, e.g. {lost[0]!r:.40}: merges are missing"
