@@ -57,7 +57,7 @@ def _read_pieces(checkpoint: LoadedCheckpoint, name: str) -> tuple[bool, float, 
     """Return (finite, mean magnitude, checksum) of a tensor, read once."""
     total, count, check = 0.0, 0, 0
     for piece in checkpoint.pieces(name):
-        # The sum of magnitudes is finite only if every element is; after an overflow of the sum the elements are checked.
+        # The sum of magnitudes is finite only if every element is; if it overflows, the elements are checked.
         size = float(torch.linalg.vector_norm(piece, 1, dtype=torch.float32))
         if not math.isfinite(size) and not bool(piece.isfinite().all()):
             return False, size, 0

@@ -48,7 +48,7 @@ def as_float(*names: str) -> Edit:
 
 ROWS = [
     # -- description
-    Row(K, "q_b_proj alone FLOAT", as_float("q_b_proj"), "vllm-ascend 0.30 takes it for the latter", "warning"),
+    Row(K, "q_b_proj alone FLOAT", as_float("q_b_proj"), "vllm-ascend 0.30 reads it as that type", "warning"),
     Row(
         K, "q_a_proj FLOAT, q_b_proj not", as_float("q_a_proj", "kv_a_proj_with_mqa"), "of decode nodes", "warning"
     ),
