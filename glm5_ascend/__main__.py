@@ -1,26 +1,16 @@
-"""`python -m glm5_ascend` and the console script: signals are heeded before anything large is imported."""
+"""`python -m glm5_ascend` and the console script: signals are handled before anything large is imported."""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from types import FrameType
 from typing import NoReturn
 
-_INTERRUPTED = 130
-
-
-def _end_at_once(number: int, frame: FrameType | None) -> NoReturn:
-    """Nothing is begun yet, or all is done: there is nothing to clean up, and an import must not show its stack."""
-    try:
-        os.write(2, b"interrupted\n")
-    finally:  # also where nobody reads it
-        os._exit(_INTERRUPTED)
+from glm5_ascend.stop_signals import StopSignals
 
 
 def _fill_closed_streams() -> None:
-    """`2>&-`: no file that we open may become descriptor 1 or 2, where libraries write what they have to say."""
+    """`2>&-`: no file that we open may become descriptor 1 or 2, where libraries print messages."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -31,13 +21,10 @@ def _fill_closed_streams() -> None:
 def main() -> NoReturn:
     """Run the command line from the first import to the last line of output."""
     _fill_closed_streams()
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(each) is not signal.SIG_IGN:  # nohup, or a shell's background
-            signal.signal(each, _end_at_once)
+    signals = StopSignals().install()
     from glm5_ascend.cli import run_process
 
-    code = run_process(sys.argv[1:], at_end=_end_at_once)
-    sys.exit(code)
+    sys.exit(run_process(sys.argv[1:], signals))
 
 
 if __name__ == "__main__":

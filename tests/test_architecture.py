@@ -21,6 +21,7 @@ TREES = {module: ast.parse(path.read_text(encoding="utf-8")) for path, module in
 #: Packages from the bottom to the top: a package imports only packages that stand before it.
 LAYERS = (
     "errors",
+    "stop_signals",
     "options",
     "engine_lines",
     "glm5_kernels",

@@ -77,7 +77,7 @@ def test_no_file_of_ours_becomes_a_closed_stream(tmp_path: Path) -> None:
     program = (
         "import os, sys\nfrom pathlib import Path\n"
         "from glm5_ascend import cli\n"
-        "def run_process(arguments, at_end):\n"
+        "def run_process(arguments, signals):\n"
         f"    with Path({str(tmp_path / 'weights')!r}).open('wb', buffering=0) as file:\n"
         "        os.write(2, b'warning')\n"
         "        os.system('echo more >&2')\n"

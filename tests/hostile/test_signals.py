@@ -75,10 +75,10 @@ def test_none_is_swallowed(what: str, ignored: str) -> None:
     """The command is one of ours with this body; all about it is the real thing. A shell's `&` has SIGINT ignored."""
     program = (
         f"import os, signal, sys, time\n{ignored}\n"
-        "from glm5_ascend import cli\n"
+        "from glm5_ascend import cli\nfrom glm5_ascend.stop_signals import StopSignals\n"
         f"def run(arguments):\n{textwrap.indent(textwrap.dedent(_SWALLOWS[what]), '    ')}\n"
         "cli.run = run\n"
-        "sys.exit(cli.run_process([], at_end=signal.SIG_DFL))\n"
+        "sys.exit(cli.run_process([], StopSignals().install()))\n"
     )
     run = subprocess.run(
         [sys.executable, "-c", program],

@@ -1,0 +1,86 @@
+"""SIGINT, SIGTERM and SIGHUP of the command line: one handler, one message, exit code 130.
+
+While a command runs the handler raises KeyboardInterrupt, so that files are cleaned up. Two places would swallow it: an
+import (libraries catch everything there, and extensions turn it into an ImportError) is finished first; one raised in a
+destructor or a callback from C, which Python drops, is sent again. Before and after a command the process just ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from glm5_ascend.errors import EXIT_INTERRUPTED
+
+_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_IMPORT = "<frozen importlib._bootstrap>"
+_RETRY_S = 0.05
+#: A longer import is interrupted all the same: the file system may hang.
+_LONGEST_IMPORT_S = 10.0
+
+
+def report_interrupted() -> int:
+    """Print the message of an interrupted command; returns its exit code."""
+    with suppress(OSError):  # standard error may be closed
+        print("interrupted", file=sys.stderr, flush=True)
+    return EXIT_INTERRUPTED
+
+
+class StopSignals:
+    """The handler of the stop signals, for the main thread.
+
+    Attributes:
+        running: a command runs, and may have files to clean up.
+        received: a stop signal has arrived.
+    """
+
+    def __init__(self) -> None:
+        self.running = self.received = False
+        self._time, self._number = 0.0, int(signal.SIGINT)
+
+    def install(self) -> StopSignals:
+        """Handle all stop signals that are not ignored: nohup and a shell's background job ignore some."""
+        for number in _STOP:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._handle)
+        sys.unraisablehook = self._resend_dropped
+        return self
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self.received:
+            self.received, self._time = True, time.monotonic()
+        self._number = number
+        if not self.running:
+            os._exit(report_interrupted())
+        if _is_importing(frame) and time.monotonic() < self._time + _LONGEST_IMPORT_S:
+            _resend(number)
+        else:
+            raise KeyboardInterrupt
+
+    def _resend_dropped(self, dropped: Any) -> None:
+        if issubclass(dropped.exc_type, KeyboardInterrupt):
+            _resend(self._number)  # the same signal: SIGINT may be ignored
+        else:
+            sys.__unraisablehook__(dropped)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == _IMPORT:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _resend(number: int) -> None:
+    main = threading.main_thread().ident
+    if main is not None:
+        timer = threading.Timer(_RETRY_S, signal.pthread_kill, (main, number))
+        timer.daemon = True
+        timer.start()
