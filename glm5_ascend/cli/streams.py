@@ -16,6 +16,8 @@ SHARED_MEMORY = Path("/dev/shm")
 class NonFailingStderr(io.TextIOWrapper):
     """Standard error that drops what cannot be written: a full disk or a closed terminal must not end a long job."""
 
+    original: io.TextIOWrapper
+
     def write(self, text: str) -> int:
         with suppress(OSError):
             super().write(text)
@@ -33,6 +35,7 @@ def make_stderr_non_failing() -> None:
         sys.stderr = NonFailingStderr(
             stream.buffer, stream.encoding, stream.errors, None, stream.line_buffering, stream.write_through
         )
+        sys.stderr.original = stream  # a stream without a reference closes its buffer
 
 
 def prepare_process() -> None:
