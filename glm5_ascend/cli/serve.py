@@ -44,7 +44,7 @@ def serve(
     from glm5_ascend.deploy.refusals import refuse_broken
     from glm5_ascend.deploy.serve_profile import serve_profile, shell_script
     from glm5_ascend.serve.flags import ServerCommand, value_of
-    from glm5_ascend.serve.foreground import Foreground, default_log
+    from glm5_ascend.serve.foreground import default_log, run_server
     from glm5_ascend.serve.launch import launch
     from glm5_ascend.serve.servable import check_directory
 
@@ -57,7 +57,7 @@ def serve(
     def start(built: ServerCommand) -> None:
         file = None if verbose else log or default_log(value_of(built.argv, "--port"))
         try:
-            codes.append(Foreground(file).run(built))
+            codes.append(run_server(built, file))
         except KeyboardInterrupt:
             raise StoppedError("the server has ended") from None
 

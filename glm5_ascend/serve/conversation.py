@@ -10,15 +10,16 @@ from typing import Any, NamedTuple
 
 from glm5_ascend.errors import OutputError
 from glm5_ascend.files.untrusted import parse_json
-from glm5_ascend.serve.client import Client, Delta, server_address
+from glm5_ascend.serve.client import Client, server_address
+from glm5_ascend.serve.replies import Message
 
 THINKING, ANSWER, TOOL_CALL = "thinking", "answer", "tool call"
-#: A slow machine writes a long answer for an hour; somebody sits there who can stop it.
+#: A slow machine can write a long answer for an hour; the user can stop it.
 ANSWER_TIMEOUT_S = 4 * 3600.0
 
 
 class Piece(NamedTuple):
-    """A part of an answer as it arrives. kind: THINKING, ANSWER or TOOL_CALL (whole: `name(arguments)`)."""
+    """A part of a streamed answer. kind: THINKING, ANSWER or TOOL_CALL (complete: `name(arguments)`)."""
 
     kind: str
     text: str
@@ -26,10 +27,10 @@ class Piece(NamedTuple):
 
 @dataclass
 class Conversation:
-    """What was said, and how the next question is asked.
+    """Messages so far, and the options of the next question.
 
     Attributes:
-        messages: as /v1/chat/completions takes them; an answer's `reasoning` is sent back with it, so that thoughts
+        messages: as /v1/chat/completions takes them; an answer's `reasoning` is sent back too, so that thoughts
             between the tool calls of one turn stay in the prompt.
         tools: function definitions, empty for none.
         usage: prompt and completion tokens of the last answer.
@@ -45,19 +46,19 @@ class Conversation:
     usage: tuple[int, int] = (0, 0)
 
     def ask(self, question: str) -> Iterator[Piece]:
-        """Send a question; yields the answer as it comes. A broken answer leaves the conversation as it was."""
+        """Send a question and stream the answer. A failed answer leaves the conversation as it was."""
         return self._turn({"role": "user", "content": question})
 
     def tool_result(self, call_id: str, content: str) -> None:
-        """Add what a tool returned; `answer` goes on when all calls have a result."""
+        """Add the result of a tool call. When all calls have a result, call `answer`."""
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
 
     def answer(self) -> Iterator[Piece]:
-        """Let the model go on from the messages as they are."""
+        """Let the model answer the messages as they are."""
         return self._turn(None)
 
     def open_calls(self) -> list[tuple[str, str]]:
-        """(id, `name(arguments)`) of the last message's tool calls, which want a result each."""
+        """(id, `name(arguments)`) of the last message's tool calls, each of which needs a result."""
         last = self.messages[-1] if self.messages else {}
         return [(call["id"], _shown(call["function"])) for call in last.get("tool_calls") or ()]
 
@@ -71,22 +72,24 @@ class Conversation:
             with path.open("x", encoding="utf-8") as file:
                 json.dump({"model": self.model, "messages": self.messages}, file, indent=2, ensure_ascii=False)
         except FileExistsError:
-            raise OutputError(f"{path}: exists", "name another file") from None
+            raise OutputError(f"{path}: already exists", "name another file") from None
         except OSError as error:
             if path.is_file():
-                path.unlink()  # the part that was written: the name was free
+                path.unlink()  # the incomplete file
             raise OutputError(f"{path}: {error.strerror or error}", "name another file") from None
 
-    def _turn(self, said: dict[str, Any] | None) -> Iterator[Piece]:
+    def _turn(self, question: dict[str, Any] | None) -> Iterator[Piece]:
         before = len(self.messages)
-        if said is not None:
-            self.messages.append(said)
+        if question is not None:
+            self.messages.append(question)
         message: dict[str, Any] = {"role": "assistant", "content": "", "reasoning": ""}
         calls: dict[int, dict[str, Any]] = {}
         try:
-            for delta in self.client.deltas(self._request()):
-                self.usage = delta.usage or self.usage
-                yield from _add(delta, message, calls)
+            for reply in self.client.events(self._request()):
+                if reply.usage:
+                    self.usage = reply.usage.prompt_tokens, reply.usage.completion_tokens or 0
+                for choice in reply.choices:
+                    yield from _add(choice.delta or Message(), message, calls)
             if calls:
                 message["tool_calls"] = list(calls.values())
             self.messages.append({key: value for key, value in message.items() if value})
@@ -96,12 +99,12 @@ class Conversation:
             raise
 
     def _request(self) -> dict[str, Any]:
-        given = {"max_tokens": self.max_tokens, "temperature": self.temperature, "tools": self.tools or None}
+        options = {"max_tokens": self.max_tokens, "temperature": self.temperature, "tools": self.tools or None}
         return {
             "model": self.model,
             "messages": self.messages,
             "chat_template_kwargs": {"enable_thinking": self.thinking},
-            **{key: value for key, value in given.items() if value is not None},
+            **{key: value for key, value in options.items() if value is not None},
         }
 
 
@@ -116,27 +119,27 @@ def connect(url: str, model: str = "", key: str = "") -> Conversation:
     return Conversation(client, client.entry()["id"])
 
 
-def _add(delta: Delta, message: dict[str, Any], calls: dict[int, dict[str, Any]]) -> Iterator[Piece]:
-    """Put a streamed delta into `message` and `calls`; yields what can be shown at once."""
-    if delta.reasoning:
-        message["reasoning"] += delta.reasoning
-        yield Piece(THINKING, delta.reasoning)
+def _add(delta: Message, message: dict[str, Any], calls: dict[int, dict[str, Any]]) -> Iterator[Piece]:
+    """Add a streamed delta to `message` and `calls`; yields its text."""
+    if delta.thoughts:
+        message["reasoning"] += delta.thoughts
+        yield Piece(THINKING, delta.thoughts)
     if delta.content:
         message["content"] += delta.content
         yield Piece(ANSWER, delta.content)
-    for part in delta.calls:
+    for part in delta.tool_calls or ():
         call = calls.setdefault(
-            part.place, {"id": part.id, "type": "function", "function": {"name": "", "arguments": ""}}
+            part.index, {"id": part.id or "", "type": "function", "function": {"name": "", "arguments": ""}}
         )
-        call["function"]["name"] += part.name
-        call["function"]["arguments"] += part.arguments
+        call["function"]["name"] += part.function.name or ""
+        call["function"]["arguments"] += part.function.arguments or ""
 
 
 def _shown(function: dict[str, str]) -> str:
-    """`get_weather(city='Oslo')`; the arguments as they came where they are no JSON object."""
+    """`get_weather(city='Oslo')`; the arguments unchanged if they are no JSON object."""
     try:
         arguments = parse_json(function["arguments"] or "{}")
-        inside = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        text = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
     except (ValueError, AttributeError):
-        inside = function["arguments"]
-    return f"{function['name']}({inside})"
+        text = function["arguments"]
+    return f"{function['name']}({text})"

@@ -81,19 +81,19 @@ def test_an_error_is_one_line(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_server_that_dies_within_its_answer(stream: bool) -> None:
+def test_a_server_that_dies_while_it_answers(stream: bool) -> None:
     died = pytest.raises(MissingEnvironmentError, match="no answer")
     with answering(OK + b"Content-Length: 5000\r\n\r\n", event(content="half")) as url, died:
         Client(url, "glm-5").chat([], stream=stream)
 
 
-def test_an_answer_that_is_no_json() -> None:
-    with answering(OK + b"\r\n<html>") as url, pytest.raises(CheckFailedError, match="no JSON"):
+def test_an_answer_that_is_not_json() -> None:
+    with answering(OK + b"\r\n<html>") as url, pytest.raises(CheckFailedError, match="not JSON"):
         Client(url, "glm-5").chat([])
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://127.0.0.1:99999", "http://[", "http://nowhere.invalid"])
-def test_nobody_there(url: str) -> None:
+def test_no_server(url: str) -> None:
     with pytest.raises(MissingEnvironmentError, match="no answer"):
         Client(url, "glm-5").models()
 
@@ -103,6 +103,6 @@ def test_a_key_that_is_no_header() -> None:
         Client("http://127.0.0.1:9", "glm-5", key="schlüssel\n").models()
 
 
-def test_one_that_never_answers() -> None:
+def test_a_server_that_never_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(MissingEnvironmentError, match="timed out"):
         Client(f"http://127.0.0.1:{silent.getsockname()[1]}", "glm-5", timeout=0.2).models()

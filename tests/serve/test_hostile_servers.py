@@ -1,7 +1,4 @@
-"""Servers that mean harm, or are half dead: every client command ends within its limits, in one line.
-
-Real sockets, one behaviour each. Time limits in here end what hangs; no verdict depends on how long anything took.
-"""
+"""Servers that misbehave: every client command ends within its limits, with one line."""
 
 from __future__ import annotations
 
@@ -35,25 +32,17 @@ def forever(head: bytes, piece: bytes) -> Callable[[], Iterator[bytes]]:
 
 #: What is sent after a request; a pause of 50 ms follows each piece of at most 4 bytes.
 BEHAVIOURS: dict[str, Callable[[], Iterator[bytes]]] = {
-    "nothing, hangs up": lambda: iter([]),
-    "drips a body": forever(OK + b"\r\n", b" "),
-    "drips headers": forever(OK, b"a"),
-    "a header line every moment": forever(OK, b"a:b\n"),
+    "closes at once": lambda: iter([]),
+    "a slow body": forever(OK + b"\r\n", b" "),
     "an endless body": forever(OK + b"\r\n", b" " * 65536),
     "endless chunks": forever(OK + b"Transfer-Encoding: chunked\r\n\r\n", b"10000\r\n" + b" " * 65536 + b"\r\n"),
     "endless events": forever(OK + b"Content-Type: text/event-stream\r\n\r\n", EVENT * 500),
     "endless header": forever(OK + b"a: ", b"b" * 65536),
-    "interim answers without end": forever(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 2000),
-    "less than it said": lambda: iter([OK + b"Content-Length: 5000\r\n\r\n{"]),
-    "a length of 10^30": lambda: iter([OK + b"Content-Length: 1" + b"0" * 30 + b"\r\n\r\n{"]),
+    "a body that is cut off": lambda: iter([OK + b"Content-Length: 5000\r\n\r\n{"]),
     "a negative length": lambda: iter([OK + b"Content-Length: -1\r\n\r\n{}"]),
-    "two lengths": lambda: iter([OK + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}}"]),
-    "a chunk of 2^64 bytes": lambda: iter([OK + b"Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFF\r\nabc"]),
     "compressed": lambda: iter(whole(b"\x1f\x8b\x08\x00bomb", b"Content-Encoding: gzip")),
-    "a redirection to itself": lambda: iter([b"HTTP/1.1 307 Again\r\nLocation: /\r\nContent-Length: 0\r\n\r\n"]),
     "a redirection to a file": lambda: iter([b"HTTP/1.1 302 F\r\nLocation: file:///etc/passwd\r\n\r\n"]),
     "TLS": lambda: iter([b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200)]),
-    "another protocol": lambda: iter([b"SSH-2.0-OpenSSH_9.2p1\r\n"]),
     "bytes that are no text": lambda: iter(whole(b'{"data": [{"id": "\xff\xfe"}]}')),
     "nested JSON": lambda: iter(whole(b"[" * 100_000)),
     "a number of 100,000 digits": lambda: iter(whole(b'{"data": ' + b"9" * 100_000 + b"}")),
@@ -118,21 +107,11 @@ def test_every_call_ends_in_one_line(what: str, use: str) -> None:
     assert len(str(caught.value)) < 600 and "\n" not in caught.value.message and caught.value.tip
 
 
-@pytest.mark.parametrize("what", ["drips a body", "an endless body", "endless events", "TLS", "escapes in an error"])
-def test_smoke_against_one_that_turns(what: str) -> None:
-    """It lists its model as it should, and misbehaves when it is asked something."""
+@pytest.mark.parametrize("what", ["a slow body", "endless events", "escapes in an error"])
+def test_smoke_against_a_server_that_fails_after_listing_its_model(what: str) -> None:
+    def behaviour(request: bytes) -> Iterator[bytes]:
+        return iter(whole(MODELS)) if request.startswith(b"GET /v1/models") else BEHAVIOURS[what]()
 
-    def turns(asked: bytes) -> Iterator[bytes]:
-        return iter(whole(MODELS)) if asked.startswith(b"GET /v1/models") else BEHAVIOURS[what]()
-
-    with serving(turns) as url:
+    with serving(behaviour) as url:
         done = glm5_ascend("smoke", url, "--timeout", "0.6", "--long-tokens", "0")
     assert done.returncode in (1, 3) and "Traceback" not in done.stderr and "\x1b" not in done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("what", ["nothing, hangs up", "endless header", "nested JSON"])
-def test_eval_of_such_a_server(what: str) -> None:
-    with serving(lambda _: BEHAVIOURS[what]()) as url:
-        done = glm5_ascend("eval", "--url", url, "--against-url", url)
-    assert done.returncode in (1, 2, 3) and "Traceback" not in done.stderr
-    assert len(done.stderr.strip().splitlines()) <= 2
