@@ -1,4 +1,4 @@
-"""What is asked, and what counts as sensible. Each check returns one line for the table."""
+"""Checks of a running server. Each check returns one line of the table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from glm5_ascend.files.untrusted import parse_json
 from glm5_ascend.serve.client import Answer, Client
 
 OK, FAILED, WARNING, SKIPPED = "ok", "failed", "warning", "skipped"
-#: Questions with one right answer that the real GLM-5 and the demo model both know.
+#: Questions with one correct answer, which the real GLM-5 and the demo model both know.
 CANARIES = {"What is 47 + 38?": "85", "What is 36 + 45?": "81", "What is 52 + 19?": "71"}
 WEATHER = {
     "type": "function",
@@ -25,7 +25,7 @@ WEATHER = {
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 MARKUP = ("<think>", "</think>", "<tool_call>", "<arg_key>", "<|assistant|>", "<|user|>", "[gMASK]")
 DRAFTS, ACCEPTED = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total"
-#: SGLang tells the mean over its last steps, with --enable-metrics.
+#: SGLang's mean over its last steps, with --enable-metrics.
 SGLANG_LENGTH = "sglang:spec_accept_length"
 #: Of three draft tokens; a healthy GLM-5 W4A8 server accepts 3.16-3.19 per step (vllm-ascend #9803).
 LOW_ACCEPTANCE = 2.5
@@ -33,7 +33,7 @@ LOW_ACCEPTANCE = 2.5
 
 @dataclass(frozen=True)
 class SmokeResult:
-    """One check's outcome. values: numbers for the JSON report."""
+    """Result of one check. values: numbers for the JSON report."""
 
     check: str
     status: str
@@ -42,20 +42,25 @@ class SmokeResult:
 
 
 def verdict(results: Sequence[SmokeResult]) -> str:
-    """One line: how many checks passed, and which did not or were left out."""
-    passed = sum(each.status == OK for each in results)
+    """One line: the number of passed checks, and the names of the others."""
+    passed = sum(result.status == OK for result in results)
     parts = [f"{passed} of {len(results)} checks passed"]
     for status, word in ((FAILED, "failed"), (WARNING, "with a warning"), (SKIPPED, "skipped")):
-        names = [each.check for each in results if each.status == status]
+        names = [result.check for result in results if result.status == status]
         if names:
             parts.append(f"{word}: {', '.join(names)}")
-    failed = any(each.status == FAILED for each in results)
+    failed = any(result.status == FAILED for result in results)
     return f"{'failed' if failed else 'ok'}: {'; '.join(parts)}"
 
 
 @dataclass(frozen=True)
 class SmokeBounds:
-    """long_tokens: least length of the long prompt; min_acceptance: fail below it, instead of a warning."""
+    """Bounds of the checks.
+
+    Attributes:
+        long_tokens: least length of the long prompt; 0: none.
+        min_acceptance: tokens per step with MTP below which the check fails; None: a warning below `LOW_ACCEPTANCE`.
+    """
 
     long_tokens: int
     min_acceptance: float | None = None
@@ -66,7 +71,7 @@ def user(text: str) -> list[dict[str, Any]]:
 
 
 def degenerate(text: str) -> bool:
-    """Nothing, one sign again and again ("!!!!!!"), or one piece repeated to the end: what broken weights write."""
+    """True for text of broken weights: empty, one repeated character ("!!!!!!"), or one repeated piece."""
     stripped = text.strip()
     return not stripped or re.search(r"(.{1,12}?)\1{11,}", stripped, re.DOTALL) is not None
 
@@ -82,37 +87,36 @@ def canary(client: Client, bounds: SmokeBounds) -> SmokeResult:
         if right not in content:
             wrong.append(f"{question} -> {content.strip()[:60]!r}" + (" (degenerate)" if degenerate(content) else ""))
     good = len(CANARIES) - len(wrong)
-    detail = f"{good} of {len(CANARIES)} right" + "".join(f"; {each}" for each in wrong)
+    detail = f"{good} of {len(CANARIES)} right" + "".join(f"; {line}" for line in wrong)
     return SmokeResult("canary answers", FAILED if wrong else OK, detail, {"right": good, "asked": len(CANARIES)})
 
 
 def tool_call(client: Client, bounds: SmokeBounds) -> SmokeResult:
-    """Chosen by the model itself, parsed, whole and streamed."""
+    """A tool call that the model decides to make, whole and streamed."""
     for stream in (False, True):
         answer = client.chat(user("What is the weather in Oslo?"), tools=[WEATHER], tool_choice="auto", stream=stream)
-        how = "streamed" if stream else "whole"
-        if len(answer.tool_calls) != 1:
-            return SmokeResult(
-                "tool call", FAILED, f"{how}: {len(answer.tool_calls)} calls, text {answer.content[:60]!r}"
-            )
-        name, arguments = answer.tool_calls[0]
-        try:
-            given = parse_json(arguments)
-        except ValueError:
-            return SmokeResult("tool call", FAILED, f"{how}: arguments are no JSON: {arguments[:60]!r}")
-        if not isinstance(given, dict):
-            return SmokeResult("tool call", FAILED, f"{how}: arguments are no object: {arguments[:60]!r}")
-        if name != "get_weather" or "oslo" not in str(given.get("city")).lower() or markup_in(answer):
-            return SmokeResult(
-                "tool call", FAILED, f"{how}: {shortened(name)}({shown(given)}) {markup_in(answer) or ''}"
-            )
-        if answer.finish != "tool_calls":
-            return SmokeResult("tool call", FAILED, f"{how}: finish_reason {shown(answer.finish)}, not 'tool_calls'")
+        if problem := _tool_problem(answer):
+            return SmokeResult("tool call", FAILED, f"{'streamed' if stream else 'whole'}: {problem}")
     return SmokeResult("tool call", OK, "get_weather(city='Oslo'), whole and streamed")
 
 
+def _tool_problem(answer: Answer) -> str:
+    if len(answer.tool_calls) != 1:
+        return f"{len(answer.tool_calls)} calls, text {answer.content[:60]!r}"
+    name, text = answer.tool_calls[0]
+    try:
+        arguments = parse_json(text)
+    except ValueError:
+        return f"arguments are not JSON: {text[:60]!r}"
+    if not isinstance(arguments, dict):
+        return f"arguments are not an object: {text[:60]!r}"
+    if name != "get_weather" or "oslo" not in str(arguments.get("city")).lower() or markup_in(answer):
+        return f"{shortened(name)}({shown(arguments)}) {markup_in(answer) or ''}"
+    return "" if answer.finish == "tool_calls" else f"finish_reason {shown(answer.finish)}, not 'tool_calls'"
+
+
 def thinking(client: Client, bounds: SmokeBounds) -> SmokeResult:
-    """Thoughts apart from the answer, and gone when switched off."""
+    """Reasoning is separate from the answer, and absent when it is switched off."""
     question = next(iter(CANARIES))
     on, off = client.chat(user(question)), client.chat(user(question), **NO_THINKING)
     if not on.reasoning:
@@ -121,7 +125,7 @@ def thinking(client: Client, bounds: SmokeBounds) -> SmokeResult:
         return SmokeResult("thinking", FAILED, f"markup in the answer: {markup_in(on) or markup_in(off)}")
     if off.reasoning:
         return SmokeResult("thinking", WARNING, "enable_thinking=false still thinks (as GLM-5.3 does)")
-    return SmokeResult("thinking", OK, f"{len(on.reasoning)} characters of thought, none when switched off")
+    return SmokeResult("thinking", OK, f"{len(on.reasoning)} characters of reasoning, none when switched off")
 
 
 def streaming(client: Client, bounds: SmokeBounds) -> SmokeResult:
@@ -135,9 +139,9 @@ def streaming(client: Client, bounds: SmokeBounds) -> SmokeResult:
 
 
 def long_prompt(client: Client, bounds: SmokeBounds) -> SmokeResult:
-    """A long conversation of sums, then one more. Beyond 2048 tokens the indexer must choose."""
+    """A long conversation of sums, then one more. Beyond 2048 tokens the indexer selects positions."""
     if bounds.long_tokens <= 0:
-        return SmokeResult("long prompt", SKIPPED, "not asked for")
+        return SmokeResult("long prompt", SKIPPED, "not requested")
     turns = conversation(48)
     per_turn = client.chat(turns, max_tokens=1).prompt_tokens / len(turns)
     if per_turn < 1:
@@ -155,44 +159,44 @@ def long_prompt(client: Client, bounds: SmokeBounds) -> SmokeResult:
 
 
 def conversation(turns: int) -> list[dict[str, Any]]:
-    """Questions and right answers, alternating; sums that differ from every canary."""
-    said: list[dict[str, Any]] = []
+    """Questions and correct answers, alternating; sums that differ from every canary."""
+    messages: list[dict[str, Any]] = []
     for i in range(turns // 2):
         a, b = 11 + i * 7 % 40, 12 + i * 11 % 34
-        said += user(f"What is {a} + {b}?")
-        said.append({"role": "assistant", "content": f"{a} + {b} = {a + b}."})
-    return said
+        messages += user(f"What is {a} + {b}?")
+        messages.append({"role": "assistant", "content": f"{a} + {b} = {a + b}."})
+    return messages
 
 
 def acceptance(client: Client, bounds: SmokeBounds, before: dict[str, float]) -> SmokeResult:
-    """Tokens per step with MTP, over the checks before this one."""
+    """Tokens per step with MTP, over the earlier checks."""
     after = client.metrics()
     drafts = after.get(DRAFTS, 0.0) - before.get(DRAFTS, 0.0)
     if after.get(SGLANG_LENGTH):
-        return _judged(after[SGLANG_LENGTH], None, bounds)
+        return _acceptance_result(after[SGLANG_LENGTH], None, bounds)
     if DRAFTS not in after or not drafts:
         missing = bounds.min_acceptance is not None
         return SmokeResult(
             "MTP acceptance", FAILED if missing else SKIPPED, "/metrics counts no drafts: the server runs without MTP"
         )
-    return _judged(1 + (after.get(ACCEPTED, 0.0) - before.get(ACCEPTED, 0.0)) / drafts, drafts, bounds)
+    return _acceptance_result(1 + (after.get(ACCEPTED, 0.0) - before.get(ACCEPTED, 0.0)) / drafts, drafts, bounds)
 
 
-def _judged(length: float, steps: float | None, bounds: SmokeBounds) -> SmokeResult:
-    """Tokens per step against the bound; steps: over how many, None where the server does not say."""
-    low = FAILED if bounds.min_acceptance is not None and length < bounds.min_acceptance else OK
-    if low == OK and bounds.min_acceptance is None and length < LOW_ACCEPTANCE:
-        low = WARNING
+def _acceptance_result(length: float, steps: float | None, bounds: SmokeBounds) -> SmokeResult:
+    """Compare tokens per step with the bound. steps: their number, None if the server does not report it."""
+    status = FAILED if bounds.min_acceptance is not None and length < bounds.min_acceptance else OK
+    if bounds.min_acceptance is None and length < LOW_ACCEPTANCE:
+        status = WARNING
     values = {"tokens_per_step": round(length, 3)} | ({} if steps is None else {"steps": int(steps)})
     over = "its last steps" if steps is None else f"{steps:.0f} steps"
-    return SmokeResult("MTP acceptance", low, f"{length:.2f} tokens per step over {over}", values)
+    return SmokeResult("MTP acceptance", status, f"{length:.2f} tokens per step over {over}", values)
 
 
 CHECKS: tuple[Callable[[Client, SmokeBounds], SmokeResult], ...] = (canary, tool_call, thinking, streaming, long_prompt)
 
 
 def run(client: Client, bounds: SmokeBounds) -> list[SmokeResult]:
-    """All checks; one that the server answers with an error fails, the others still run."""
+    """Run all checks. A check that the server answers with an error fails, and the others still run."""
     before = client.metrics()
     results = []
     for check in CHECKS:

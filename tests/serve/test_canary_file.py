@@ -1,16 +1,16 @@
-"""Files of canaries, and when answers count as garbage: no server is needed for either."""
+"""Files of canaries, and the verdicts about answers, without a server."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from glm5_ascend.serve.watching.canaries import Canary, CanarySet, read_canaries
+from glm5_ascend.serve.watching.canaries import Canary, CanarySet, read_canaries, repeats
 from glm5_ascend.serve.watching.judge import WINDOW, Judge
 from glm5_ascend.serve.watching.poll import CANARY, EMPTY, GOOD, SILENT, TOOL, WRONG, WatchPoll
-from glm5_ascend.serve.watching.texts import repeats
 from tests.support.command import assert_one_clear_line, in_process
 
 BAD = [
@@ -25,26 +25,28 @@ BAD = [
 
 
 @pytest.mark.parametrize("text", BAD, ids=range(len(BAD)))
-def test_a_file_that_is_none_is_one_clear_line(text: str, tmp_path: Path) -> None:
+def test_a_bad_file_is_one_clear_line(text: str, tmp_path: Path) -> None:
     file = tmp_path / "canaries.json"
     file.write_text(text)
     assert_one_clear_line(in_process("watch", "http://127.0.0.1:9", "--once", "--canaries", file), 2, "canaries.json")
 
 
-def test_a_file_by_hand_and_back(tmp_path: Path) -> None:
+def test_read_and_save(tmp_path: Path) -> None:
     file = tmp_path / "canaries.json"
     file.write_text('{"schema_version": 1, "canaries": [{"question": "What is 47 + 38?", "contains": "85"}]}')
-    assert read_canaries(file).canaries == (Canary("What is 47 + 38?", "85"),)
-    learnt = CanarySet((Canary("a", "", "b", (1, 2), (3,), (-0.5,), 0.4),), ("Oslo",), 2.5, "glm-5")
-    learnt.save(file)
-    assert read_canaries(file) == learnt and json.loads(file.read_text())["tokens_per_step"] == 2.5
+    assert read_canaries(file).canaries == (Canary(question="What is 47 + 38?", contains="85"),)
+    canary = Canary(question="a", answer="b", prompt_ids=(1, 2), token_ids=(3,), logprobs=(-0.5,), shift=0.4)
+    recorded = CanarySet(canaries=(canary,), cities=("Oslo",), tokens_per_step=2.5, model="glm-5")
+    recorded.save(file)
+    assert read_canaries(file) == recorded and json.loads(file.read_text())["tokens_per_step"] == 2.5
 
 
-def test_what_is_wrong() -> None:
-    assert Canary("a", "85").wrong("47 + 38 = 84.") and not Canary("a", "85").wrong("85")
-    known = Canary("a", answer="I am a small GLM-5 made to test glm5-ascend.")
-    assert known.wrong("kq vxz, . wqe pl") and not known.wrong("I am a small GLM-5 made to test  it.")
-    assert not Canary("a").wrong("whatever")
+def test_wrong_answers() -> None:
+    canary = Canary(question="a", contains="85")
+    assert canary.is_wrong("47 + 38 = 84.") and not canary.is_wrong("85")
+    canary = Canary(question="a", answer="I am a small GLM-5 made to test glm5-ascend.")
+    assert canary.is_wrong("kq vxz, . wqe pl") and not canary.is_wrong("I am a small GLM-5 made to test  it.")
+    assert not Canary(question="a").is_wrong("whatever")
 
 
 @pytest.mark.parametrize(
@@ -59,18 +61,13 @@ def test_repeats(text: str, is_it: bool) -> None:
 
 
 def poll(**counts: int) -> WatchPoll:
-    """canaries: GOOD and WRONG; tools: GOOD and EMPTY."""
-    found = WatchPoll()
-    for (kind, outcome), number in {
-        (CANARY, GOOD): counts.get("good", 0), (CANARY, WRONG): counts.get("wrong", 0),
-        (TOOL, GOOD): counts.get("called", 0), (TOOL, EMPTY): counts.get("empty", 0),
-        (CANARY, SILENT): counts.get("silent", 0),
-    }.items():  # fmt: skip
-        found.outcomes[kind, outcome] += number
-    return found
+    """A poll with these numbers of outcomes. good, wrong, silent: canaries; called, empty: tool calls."""
+    names = {"good": (CANARY, GOOD), "wrong": (CANARY, WRONG), "silent": (CANARY, SILENT)}
+    names |= {"called": (TOOL, GOOD), "empty": (TOOL, EMPTY)}
+    return WatchPoll(Counter({names[name]: count for name, count in counts.items()}))
 
 
-def test_one_bad_answer_is_no_garbage_and_three_in_a_window_are() -> None:
+def test_one_bad_answer_is_no_finding_and_three_in_a_window_are() -> None:
     judge = Judge()
     assert not judge.judge(poll(good=5, wrong=1)).findings
     assert not judge.judge(poll(good=6)).findings
@@ -81,7 +78,7 @@ def test_one_bad_answer_is_no_garbage_and_three_in_a_window_are() -> None:
     assert not state.findings
 
 
-def test_half_of_a_poll_is_enough_and_silence_says_nothing() -> None:
+def test_half_of_a_poll_is_a_finding_and_silence_is_none() -> None:
     assert set(Judge().judge(poll(good=2, wrong=2, called=2)).findings) == {"wrong_answers"}
     assert set(Judge().judge(poll(good=4, empty=2)).findings) == {"empty_tool_calls"}
     judge = Judge()
@@ -90,17 +87,17 @@ def test_half_of_a_poll_is_enough_and_silence_says_nothing() -> None:
     assert not state.reached and not state.findings
 
 
-def test_acceptance_of_each_engine() -> None:
-    """One rank of sixteen is named; what it accepted long ago does not help it."""
-    judge = Judge(learnt=2.6)
+def test_acceptance_per_engine() -> None:
+    """One bad rank of sixteen is reported, although it was good in earlier polls."""
+    judge = Judge(recorded=2.6)
     healthy = {f"{rank}": (100.0, 160.0) for rank in range(16)}
     for _ in range(WINDOW):
-        each = poll(good=3)
-        each.steps = dict(healthy)
-        assert not judge.judge(each).findings
-    each = poll(good=3)
-    each.steps = {**healthy, "7": (100.0, 30.0)}
-    assert judge.judge(each).findings == {"mtp_acceptance": "1.30 tokens per step of engine 7, 1.80 at least"}
+        result = poll(good=3)
+        result.steps = dict(healthy)
+        assert not judge.judge(result).findings
+    result = poll(good=3)
+    result.steps = {**healthy, "7": (100.0, 30.0)}
+    assert judge.judge(result).findings == {"mtp_acceptance": "1.30 tokens per step of engine 7, 1.80 at least"}
     few = poll(good=3)
     few.steps = {"0": (20.0, 0.0)}
-    assert not Judge(learnt=2.6).judge(few).findings
+    assert not Judge(recorded=2.6).judge(few).findings

@@ -1,4 +1,4 @@
-"""`glm5-ascend watch` before the real server: a proxy plants faults, which are named; health is left in peace."""
+"""`glm5-ascend watch` on the real server: a proxy plants faults, which are found; a healthy server has no finding."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ HOUR = 360
 
 @pytest.fixture(scope="module")
 def canaries(server: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Learnt from the healthy server, by the command."""
+    """Recorded from the healthy server by the command."""
     file = tmp_path_factory.mktemp("watch") / "canaries.json"
-    done = glm5_ascend("watch", server, "--learn", file, "--key", API_KEY, "--json")
-    said = json.loads(done.stdout)
-    assert (done.returncode, said["ok"], said["canaries"]) == (0, True, 6), done.stdout + done.stderr
+    done = glm5_ascend("watch", server, "--learn", file, "--json", OPENAI_API_KEY=API_KEY)
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["ok"], report["canaries"]) == (0, True, 6), done.stdout + done.stderr
     return file
 
 
@@ -50,10 +50,10 @@ def polled(url: str, canaries: Path | None, polls: int) -> WatchReport:
     return watch(url, canaries=canaries, polls=polls, interval=0, timeout=ANSWER_S, key=API_KEY)
 
 
-def test_what_was_learnt(canaries: Path) -> None:
-    learnt = read_canaries(canaries)
-    assert learnt.tokens_per_step > 1.5
-    for canary in learnt.canaries:
+def test_recorded_canaries(canaries: Path) -> None:
+    recorded = read_canaries(canaries)
+    assert recorded.tokens_per_step > 1.5
+    for canary in recorded.canaries:
         assert canary.answer and len(canary.logprobs) == len(canary.token_ids) > 5
     assert json.loads(canaries.read_text())["schema_version"] == 1
 
@@ -87,14 +87,14 @@ def test_a_fault_is_noticed_within_a_minute_of_polls(fault: str, server: str, fe
 @pytest.mark.parametrize("fault", ["repeats", "noise"])
 @pytest.mark.long
 def test_a_third_of_bad_answers_is_noticed_too(fault: str, server: str, canaries: Path) -> None:
-    """One bad machine of three behind a router."""
+    """One broken server of three at a router."""
     with spoiled(FaultProxy(server, fault, share=1 / 3)) as url:
         report = polled(url, canaries, WINDOW)
     print(f"{fault}, a third: {report.verdict}")
     assert FAULTS[fault] in report.findings
 
 
-def test_without_a_learnt_file(server: str) -> None:
+def test_without_a_file(server: str) -> None:
     with spoiled(FaultProxy(server, "noise")) as url:
         assert "wrong_answers" in polled(url, None, 1).findings
     assert polled(server, None, 2).exit_code == 0
@@ -111,7 +111,7 @@ def load(server: str) -> Iterator[None]:
             number += 1
             client.chat(user(f"What is {10 + number % 80} + {seed + 11}?"), temperature=1.0, seed=number, max_tokens=48)
 
-    threads = [threading.Thread(target=ask, args=(each,)) for each in range(2)]
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(2)]
     for thread in threads:
         thread.start()
     yield
@@ -127,16 +127,15 @@ def test_nothing_is_found_on_a_healthy_server_under_load(server: str, few: Path,
 
 @pytest.mark.long
 def test_nothing_is_found_in_an_hour(server: str, few: Path) -> None:
-    """As many polls as an hour has, one right after the other."""
     report = polled(server, few, HOUR)
     print(report.verdict)
     assert (report.exit_code, report.findings, report.polls) == (0, {}, HOUR), report.verdict
 
 
 def test_exit_codes_for_cron(server: str, canaries: Path, tmp_path: Path) -> None:
-    assert glm5_ascend("watch", server, "--once", "--canaries", canaries, "--key", API_KEY).returncode == 0
+    assert glm5_ascend("watch", server, "--once", "--canaries", canaries, OPENAI_API_KEY=API_KEY).returncode == 0
     with spoiled(FaultProxy(server, "repeats")) as url:
-        done = glm5_ascend("watch", url, "--once", "--key", API_KEY, "--textfile", tmp_path / "glm5.prom")
+        done = glm5_ascend("watch", url, "--once", "--textfile", tmp_path / "glm5.prom", OPENAI_API_KEY=API_KEY)
     assert done.returncode == 1 and done.stdout.splitlines()[-1].startswith("garbage: repeats (poll 1)")
     assert 'finding="repeats"} 1' in (tmp_path / "glm5.prom").read_text()
     done = glm5_ascend("watch", "http://127.0.0.1:9", "--once", "--textfile", tmp_path / "glm5.prom")
@@ -170,14 +169,14 @@ def test_metrics_over_http(server: str, canaries: Path) -> None:
     assert {s.labels["finding"] for s in families["glm5_watch_finding"].samples} >= set(FAULTS.values())
 
 
-def test_what_is_learnt_from_a_sick_server(server: str, tmp_path: Path) -> None:
+def test_learning_from_a_broken_server_fails(server: str, tmp_path: Path) -> None:
     with spoiled(FaultProxy(server, "noise")) as url:
-        done = glm5_ascend("watch", url, "--learn", tmp_path / "canaries.json", "--key", API_KEY)
+        done = glm5_ascend("watch", url, "--learn", tmp_path / "canaries.json", OPENAI_API_KEY=API_KEY)
     assert done.returncode == 1 and "not healthy" in done.stderr and not (tmp_path / "canaries.json").exists()
 
 
-def test_a_silent_server_is_no_garbage(server: str) -> None:
-    """It is not asked all questions, and comes back."""
+def test_a_silent_server_is_not_garbage(server: str) -> None:
+    """It is asked two questions only, and watched further when it answers again."""
     proxy = FaultProxy(server)
     with spoiled(proxy) as url:
         proxy.target = "http://127.0.0.1:9"

@@ -1,1 +1,1 @@
-"""A watch on garbage: known questions asked again and again, and what their answers and the metrics say."""
+"""Watches a server for garbage: asks known questions repeatedly and judges answers and metrics."""

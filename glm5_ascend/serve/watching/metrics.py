@@ -1,4 +1,4 @@
-"""The watch's figures for Prometheus: as text, over HTTP, or as a file for the node exporter's textfile collector."""
+"""Metrics of a watch for Prometheus: over HTTP, or as a file for the node exporter's textfile collector."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from glm5_ascend.serve.watching.poll import WatchPoll
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 HELP = {
     "up": ("gauge", "1 if the server answered anything in the last poll."),
-    "healthy": ("gauge", "1 if it answered and nothing was found."),
+    "healthy": ("gauge", "1 if it answered and there is no finding."),
     "polls_total": ("counter", "Polls so far."),
     "last_poll_timestamp_seconds": ("gauge", "When the last poll ended."),
-    "answers_total": ("counter", "Answers by kind of question and outcome."),
-    "finding": ("gauge", "1 while a sign of garbage is there, by its name."),
-    "bad_ratio": ("gauge", "Share of bad answers in the last polls, by the sign they are counted for."),
-    "logprob_shift_nats": ("gauge", "Largest mean distance of an answer's log-probabilities from the learnt ones."),
+    "answers_total": ("counter", "Answers by type of question and outcome."),
+    "finding": ("gauge", "1 while there is a finding of this name."),
+    "bad_ratio": ("gauge", "Share of bad answers in the last polls, by finding."),
+    "logprob_shift_nats": ("gauge", "Largest mean distance of an answer's log-probabilities from the recorded ones."),
     "mtp_tokens_per_step": ("gauge", "Tokens per step of MTP, by engine."),
-    "mtp_tokens_per_step_least": ("gauge", "Below it the acceptance counts as broken."),
+    "mtp_tokens_per_step_least": ("gauge", "Below this value the acceptance counts as broken."),
 }
 PREFIX = "glm5_watch_"
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
@@ -34,7 +34,7 @@ _LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 
 @dataclass
 class WatchMetrics:
-    """All polls so far, as text. `url` is a label of every sample, without the login that it may hold."""
+    """Metrics of all polls so far. `url` is a label of every sample, without its login."""
 
     url: str
     least_per_step: float
@@ -45,7 +45,7 @@ class WatchMetrics:
     def add(self, poll: WatchPoll, state: WatchState) -> None:
         self.polls += 1
         self.answers += poll.outcomes
-        # Whole at once: a scrape of another thread sees the old text or the new one.
+        # One assignment: a scrape in another thread sees the old text or the new one.
         self.text = "\n".join(self._lines(state)) + "\n"
 
     def _lines(self, state: WatchState) -> Iterator[str]:
@@ -54,25 +54,22 @@ class WatchMetrics:
             "healthy": [({}, state.reached and not state.findings)],
             "polls_total": [({}, self.polls)],
             "last_poll_timestamp_seconds": [({}, round(time.time(), 3))],
-            "answers_total": [({"kind": kind, "outcome": to}, n) for (kind, to), n in sorted(self.answers.items())],
+            "answers_total": [({"kind": name, "outcome": to}, n) for (name, to), n in sorted(self.answers.items())],
             "finding": [({"finding": name}, name in state.findings) for name in FINDINGS],
             "bad_ratio": [({"finding": name}, state.figures[name]) for name in FINDINGS if name in state.figures],
-            "logprob_shift_nats": [
-                ({}, value) for name, value in state.figures.items() if name == "logprob_shift_nats"
-            ],
+            "logprob_shift_nats": [({}, v) for name, v in state.figures.items() if name == "logprob_shift_nats"],
             "mtp_tokens_per_step": [({"engine": engine}, value) for engine, value in sorted(state.per_step.items())],
             "mtp_tokens_per_step_least": [({}, self.least_per_step)],
         }
         for name, samples in values.items():
-            kind, told = HELP[name]
+            metric_type, text = HELP[name]
             if samples:
-                yield f"# HELP {PREFIX}{name} {told}"
-                yield f"# TYPE {PREFIX}{name} {kind}"
+                yield f"# HELP {PREFIX}{name} {text}"
+                yield f"# TYPE {PREFIX}{name} {metric_type}"
             for labels, value in samples:
-                inside = ",".join(
-                    f'{key}="{_escaped(text)}"' for key, text in {"url": _LOGIN.sub("", self.url), **labels}.items()
-                )
-                yield f"{PREFIX}{name}{{{inside}}} {float(value):.10g}"
+                all_labels = {"url": _LOGIN.sub("", self.url), **labels}
+                pairs = ",".join(f'{key}="{_escaped(text)}"' for key, text in all_labels.items())
+                yield f"{PREFIX}{name}{{{pairs}}} {float(value):.10g}"
 
 
 def _escaped(text: str) -> str:
@@ -81,10 +78,10 @@ def _escaped(text: str) -> str:
 
 @contextmanager
 def exported(metrics: WatchMetrics, port: int | None, host: str) -> Iterator[int | None]:
-    """GET /metrics on `port` (0: any free one) while the block runs; yields the port. None: nothing is opened.
+    """Answer GET /metrics on `port` (0: any free one) while the block runs; yields the port. None: no port.
 
     Raises:
-        ConfigError: the port cannot be had.
+        ConfigError: the port cannot be opened.
     """
     if port is None:
         yield None
@@ -106,18 +103,18 @@ def exported(metrics: WatchMetrics, port: int | None, host: str) -> Iterator[int
 
 def _handler(metrics: WatchMetrics) -> type[BaseHTTPRequestHandler]:
     class Metrics(BaseHTTPRequestHandler):
-        timeout = 10.0  # a client that sends nothing holds a thread no longer
+        timeout = 10.0  # ends the thread of a client that sends nothing
 
         def do_GET(self) -> None:
-            known = self.path.partition("?")[0] == "/metrics"
-            body = metrics.text.encode() if known else b"GET /metrics\n"
-            self.send_response(200 if known else 404)
-            self.send_header("content-type", CONTENT_TYPE if known else "text/plain")
+            is_metrics = self.path.partition("?")[0] == "/metrics"
+            body = metrics.text.encode() if is_metrics else b"GET /metrics\n"
+            self.send_response(200 if is_metrics else 404)
+            self.send_header("content-type", CONTENT_TYPE if is_metrics else "text/plain")
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nobody reads a line per scrape."""
+            """Log nothing: one line per scrape is useless."""
 
     return Metrics
