@@ -21,27 +21,13 @@ from glm5_ascend.serve import serve
 LEFT_OUT = {
     "doctor": {"as_json", "context"},
     "render": {"as_json"},
-    "serve": {
-        "as_json",
-        "context",
-        "profile",
-        "role",
-        "node",
-        "rank",
-        "head",
-        "ip",
-        "nic",
-        "skip_verify",
-        "log",
-        "verbose",
-    },
 }
 
 
 @pytest.mark.parametrize(
     ("function", "command"),
-    [(doctor, cli.doctor.doctor), (render, cli.deploy.render), (serve, cli.serve.serve)],
-    ids=["doctor", "render", "serve"],
+    [(doctor, cli.doctor.doctor), (render, cli.deploy.render)],
+    ids=["doctor", "render"],
 )
 def test_options_and_parameters_agree(function: Callable[..., Any], command: Callable[..., Any]) -> None:
     options = dict(inspect.signature(command).parameters)
