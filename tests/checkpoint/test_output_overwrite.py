@@ -74,7 +74,7 @@ def test_a_users_folder_in_the_place_of_the_replaced_one_is_refused(tmp_path: Pa
         folder.mkdir()
     (aside / "thesis.txt").write_text("mine")
     (out / "old").write_text("x")
-    with pytest.raises(OutputError, match="in the way"):
+    with pytest.raises(OutputError, match="already exists"):
         publish(work, out)
     assert (aside / "thesis.txt").read_text() == "mine" and (out / "old").exists()
 
@@ -142,7 +142,7 @@ def test_a_forged_record_in_the_replaced_folder_gives_nothing_away(tmp_path: Pat
     (aside / "thesis.txt").write_text("mine")
     (aside / "glm5_ascend_provenance.json").write_text(json.dumps({"files": ["glm5_ascend_provenance.json"]}))
     (out / "old").write_text("x")
-    with pytest.raises(OutputError, match="in the way"):
+    with pytest.raises(OutputError, match="already exists"):
         publish(work, out)
     assert (aside / "thesis.txt").read_text() == "mine" and (out / "old").exists()
     (aside / "thesis.txt").unlink()

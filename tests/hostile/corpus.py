@@ -40,13 +40,8 @@ READERS = (["verify"], ["doctor"], ["serve", "--dry-run"], ["plan"], ["quantize"
 
 
 def cases() -> list[Case]:
-    """All of them, in an order that does not change."""
+    """All cases, in a fixed order."""
     return [*_config_values(), *_json_files(), *_recipes(), *_machines(), *_shards(), *_irregular(), *_options()]
-
-
-def some(every: int) -> list[Case]:
-    """A part of each kind."""
-    return [case for number, case in enumerate(cases()) if number % every == 0]
 
 
 def _command(words: list[str], model: Path, folder: Path) -> list[str]:
@@ -61,21 +56,28 @@ def _copy(source: Path, folder: Path) -> Path:
     return Path(shutil.copytree(source, folder / "model"))
 
 
+def _with_file(file: str, content: bytes | Callable[[Path], object], words: list[str]) -> Make:
+    """Replace one file of a checkpoint by these bytes, or by what `content` makes."""
+
+    def make(folder: Path, source: Path) -> list[str]:
+        model = _copy(source, folder)
+        (model / file).unlink(missing_ok=True)
+        if isinstance(content, bytes):
+            (model / file).write_bytes(content)
+        else:
+            content(model / file)
+        return _command(words, model, folder)
+
+    return make
+
+
 def _config_values() -> Iterator[Case]:
     keys = [*sorted(tiny_config()), "indexer_types", "index_topk_pattern", "text_config", "quantization_config"]
     for number, (key, value) in enumerate((key, value) for key in keys for value in VALUES):
         words = READERS[number % 4]  # those that only read: hundreds of them run
 
-        def make(folder: Path, source: Path, key: str = key, value: Any = value, words: list[str] = words) -> list[str]:
-            model = folder / "model"
-            model.mkdir()
-            for path in source.iterdir():
-                os.link(path, model / path.name)
-            (model / "config.json").unlink()
-            (model / "config.json").write_text(json.dumps(tiny_config() | {key: value}))
-            return _command(words, model, folder)
-
-        yield Case("config values", f"{key}={value!r:.30} {words[0]}", make)
+        text = json.dumps(tiny_config() | {key: value}).encode()
+        yield Case("config values", f"{key}={value!r:.30} {words[0]}", _with_file("config.json", text, words))
 
 
 def _json_files() -> Iterator[Case]:
@@ -83,15 +85,7 @@ def _json_files() -> Iterator[Case]:
     for file in files:
         for number, text in enumerate(TEXTS):
             for words in READERS[:4]:
-
-                def make(
-                    folder: Path, source: Path, file: str = file, text: bytes = text, words: list[str] = words
-                ) -> list[str]:
-                    model = _copy(source, folder)
-                    (model / file).write_bytes(text)
-                    return _command(words, model, folder)
-
-                yield Case("JSON files", f"{file} {number} {words[0]}", make)
+                yield Case("JSON files", f"{file} {number} {words[0]}", _with_file(file, text, words))
 
 
 def _text_of(option: list[str], suffix: str, text: bytes) -> Make:
@@ -106,23 +100,8 @@ def _text_of(option: list[str], suffix: str, text: bytes) -> Make:
 def _recipes() -> Iterator[Case]:
     draw = random.Random(24)
     seeds = [*TEXTS, b"apiversion: glm5_ascend_v1\nmetadata: {config_id: x}\nspec: {process: []}\n"]
-    pieces = [
-        b"[",
-        b"{",
-        b"- ",
-        b"? ",
-        b": ",
-        b"&a ",
-        b"*a",
-        b"!!int ",
-        b"<<: ",
-        b"'",
-        b'"',
-        b"\n",
-        b"|",
-        b"\t",
-        b"9" * 400,
-    ]
+    pieces = [*b"[ { - ? : &a *a !!int <<: ' \" |".split(), b" ", b"
+", b"	", b"9" * 400]
     for number in range(200):
         text = seeds[number] if number < len(seeds) else b"".join(draw.choices(pieces, k=draw.randrange(1, 60)))
         option = ["quantize", "{source}", "{out}", "--dry-run", "--recipe", "{file}"]
@@ -164,20 +143,7 @@ def _irregular() -> Iterator[Case]:
     for file in files:
         for kind, put in kinds.items():
             for words in READERS[:4]:
-
-                def make(
-                    folder: Path,
-                    source: Path,
-                    file: str = file,
-                    put: Callable[[Path], object] = put,
-                    words: list[str] = words,
-                ) -> list[str]:
-                    model = _copy(source, folder)
-                    (model / file).unlink(missing_ok=True)
-                    put(model / file)
-                    return _command(words, model, folder)
-
-                yield Case("irregular files", f"{file} {kind} {words[0]}", make)
+                yield Case("irregular files", f"{file} {kind} {words[0]}", _with_file(file, put, words))
 
 
 def _options() -> Iterator[Case]:

@@ -1,4 +1,4 @@
-"""What a fuzzer may feed: a stranger's bytes into one reader, and what must hold then. `fuzz.py` drives them."""
+"""Readers that get fuzzed bytes, and what must hold then (`replay.py` runs them)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from glm5_ascend.quantize.recipe import load_recipe
 from glm5_ascend.quantize.run.journal import FORMAT, Journal, UnitRecord, WorkUnit
 from tests.support.tiny_model import write_tokenizer
 
-#: A target gets the bytes and an empty folder; it raises where something went wrong.
+#: A target gets the bytes and an empty folder; it raises on an error.
 Target = Callable[[bytes, Path], None]
 
 _CHAT = {
@@ -73,7 +73,7 @@ def journal(data: bytes, folder: Path) -> None:
 
 
 def template(data: bytes, folder: Path) -> None:
-    """A chat template gives a text, or a reason of one line; `fuzz.py` watches that it opens and starts nothing."""
+    """A chat template gives a text, or a reason of one line; `replay.py` checks that it opens and starts nothing."""
     write_tokenizer(folder)
     (folder / "chat_template.jinja").write_bytes(data)
     said = answer(OwnTokenizer(folder), "render", _CHAT)

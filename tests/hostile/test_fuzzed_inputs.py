@@ -1,41 +1,41 @@
-"""What fuzzing has found to reach something new in a reader breaks nothing: `fuzz.py` made the corpora."""
+"""Inputs that fuzzing once found to reach new code of a reader break nothing."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.support.command import ROOT, TIMEOUT_S, environment
 
-
-@pytest.mark.parametrize("target", ["safetensors", "recipe", "journal", "template"])
-def test_stored_inputs(target: str, capsys: pytest.CaptureFixture[str]) -> None:
-    command = [sys.executable, "-m", "tests.hostile.fuzz", target, "--replay"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment(), timeout=TIMEOUT_S
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    with capsys.disabled():
-        print(f"\n{done.stdout.strip()}")
-
-
-def test_a_template_that_writes_is_noticed(tmp_path: object) -> None:
-    """The guard itself: a target that opens a file outside of its folder, or starts a program."""
-    code = """
+WRITES = """
 import subprocess, sys, tempfile
 from pathlib import Path
-from tests.hostile.fuzz import guarded
+from tests.hostile import replay
+sys.addaudithook(replay._hook)
 for act in (lambda data, folder: open(sys.argv[1] + "/x", "w"), lambda data, folder: subprocess.run(["true"])):
     try:
-        guarded(act, b"", Path(tempfile.mkdtemp()))
+        replay.guarded(act, b"", Path(tempfile.mkdtemp()))
     except AssertionError as error:
         print("noticed", error)
-guarded(lambda data, folder: (folder / "a").write_bytes(data), b"", Path(tempfile.mkdtemp()))
+replay.guarded(lambda data, folder: (folder / "a").write_bytes(data), b"", Path(tempfile.mkdtemp()))
 """
+
+
+def run(*arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False, cwd=ROOT,
-        env=environment(), timeout=TIMEOUT_S,
-    )  # fmt: skip
-    assert done.returncode == 0 and done.stdout.count("noticed") == 2, done.stderr
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=TIMEOUT_S
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("target", ["safetensors", "recipe", "journal", "template"])
+def test_stored_inputs(target: str) -> None:
+    run("-m", "tests.hostile.replay", target)
+
+
+def test_the_guard_notices_writes_and_programs(tmp_path: Path) -> None:
+    assert run("-c", WRITES, str(tmp_path)).count("noticed") == 2

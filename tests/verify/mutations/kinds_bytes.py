@@ -67,24 +67,6 @@ def header_length_lies(ck: Checkpoint, chance: Random) -> str:
     return file
 
 
-@kind()
-def header_is_no_object(ck: Checkpoint, chance: Random) -> str:
-    file, path, length = some_shard(ck, chance)
-    text = pick(chance, ["{" * length, "[" * 200_000, "[]", "null", "7", "", '{"a": ', '{"a": {}}', '{"a": null}'])
-    ck.write_header(file, text, path.read_bytes()[8 + length :])
-    return file
-
-
-@kind()
-def header_byte_lost(ck: Checkpoint, chance: Random) -> Place:
-    """One of the marks that make JSON of a header."""
-    file, path, length = some_shard(ck, chance)
-    raw = path.read_bytes()
-    at = pick(chance, [i for i in range(8, 8 + length) if raw[i] in b'{}[]":'])
-    path.write_bytes(raw[:at] + b"\0" + raw[at + 1 :])
-    return place([file])
-
-
 def lie(ck: Checkpoint, name: str, **fields: Any) -> str:
     """Change the header entry of a tensor; returns its shard."""
     file = ck.file_of[name]
@@ -143,23 +125,6 @@ def header_dtype_lies(ck: Checkpoint, chance: Random) -> str:
 
 
 @kind()
-def header_dtype_unknown(ck: Checkpoint, chance: Random) -> str:
-    return lie(ck, pick(chance, ck.names()), dtype=pick(chance, ["I4", "F4", "C64", "int8", "", None, 8, ["I8"], {}]))
-
-
-@kind()
-def header_offsets_impossible(ck: Checkpoint, chance: Random) -> str:
-    name = pick(chance, ck.names())
-    start, end = ck.facts[name]["data_offsets"]
-    size, far = end - start, 2**64
-    impossible: list[Any] = [
-        [-size, 0], [start - 2**63, end - 2**63], [end, start], [far - size, far], [start + far, end + far],
-        [10**15, 10**15 + size], [start], [start, end, end], [float(start), float(end)], [str(start), str(end)], {},
-    ]  # fmt: skip
-    return lie(ck, name, data_offsets=pick(chance, impossible))
-
-
-@kind()
 def header_offsets_overlap(ck: Checkpoint, chance: Random) -> str:
     """Two tensors share their bytes, and those of the second belong to nobody."""
     same: dict[tuple[str, int], list[str]] = {}
@@ -172,19 +137,6 @@ def header_offsets_overlap(ck: Checkpoint, chance: Random) -> str:
 
 
 @kind()
-def header_shifts_everything(ck: Checkpoint, chance: Random) -> str:
-    """All tensors some bytes later, and the file filled up: a gap at the start."""
-    file = pick(chance, ck.shards)
-    header, data = ck.header(file)
-    by = chance.randint(1, 64)
-    for name, facts in header.items():
-        if name != "__metadata__":
-            facts["data_offsets"] = [at + by for at in facts["data_offsets"]]
-    ck.write_header(file, header, data + b"\0" * by)
-    return file
-
-
-@kind()
 def header_names_a_tensor_twice(ck: Checkpoint, chance: Random) -> str:
     """One parser takes the first of two equal keys, another the last."""
     name = pick(chance, ck.names())
@@ -193,14 +145,6 @@ def header_names_a_tensor_twice(ck: Checkpoint, chance: Random) -> str:
     twin = header[name] | {"dtype": pick(chance, ["F32", "I8", header[name]["dtype"]])}
     text = f"{{{json.dumps(name)}: {json.dumps(twin)}, {json.dumps(header)[1:]}"
     ck.write_header(file, text, data)
-    return file
-
-
-@kind()
-def file_emptied(ck: Checkpoint, chance: Random) -> str:
-    """What a full disk leaves: a name and no bytes."""
-    files = [*ck.shards, ck.index, DESCRIPTION, *([QUAROT] if (ck.directory / QUAROT).is_file() else [])]
-    os.truncate(ck.directory / (file := pick(chance, files)), 0)
     return file
 
 

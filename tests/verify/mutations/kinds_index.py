@@ -69,21 +69,6 @@ def index_lists_a_tensor_too_many(ck: Checkpoint, chance: Random) -> str:
 
 
 @kind()
-def index_value_odd(ck: Checkpoint, chance: Random) -> str:
-    odd: list[Any] = [None, 7, [], {}, "", "a.bin", ".", "optional/quarot.safetensors"]
-    with ck.json(ck.index) as index:
-        index["weight_map"][pick(chance, ck.names())] = pick(chance, odd)
-    return ck.index
-
-
-@kind()
-def index_of_another_form(ck: Checkpoint, chance: Random) -> str:
-    text = pick(chance, ["[]", "{}", "null", '"x"', '{"weight_map": []}', '{"weight_map": null}', ""])
-    (ck.directory / ck.index).write_text(text)
-    return ck.index
-
-
-@kind()
 def index_cut(ck: Checkpoint, chance: Random) -> str:
     path = ck.directory / ck.index
     os.truncate(path, chance.randrange(path.stat().st_size - 5))
@@ -147,41 +132,6 @@ def described_as_an_unknown_type(ck: Checkpoint, chance: Random) -> str:
     with ck.json(DESCRIPTION) as description:
         description[name] = pick(chance, odd)
     return name
-
-
-@kind()
-def description_meta_wrong(ck: Checkpoint, chance: Random) -> str:
-    """`version` and `group_size` choose another layout in vllm-ascend 0.23, absent or wrong."""
-    key = pick(chance, ["version", "group_size"])
-    with ck.json(DESCRIPTION) as description:
-        del description[key]
-        value = pick(chance, [None, 256, 128, "0.9", "2.0.0", "0", 1.0, True, False])
-        if value is not None:
-            description[key] = value
-    return DESCRIPTION
-
-
-@kind()
-def cache_key_wrong(ck: Checkpoint, chance: Random) -> str:
-    """C8: the mark of another layer's indexer, or of none, switches the caches of all others off."""
-    key = pick(chance, [key for key in ck.description if key.endswith(".indexer.quant_type")])
-    with ck.json(DESCRIPTION) as description:
-        value = description.pop(key)
-        if chance.random() < 0.5:
-            layer = f"model.layers.{pick(chance, [len(ck.layers), 77, 1000])}."
-            key = layer + key.split(".", 3)[3]
-        else:
-            value = pick(chance, [None, True, "FLOAT", "", 8, ["INT8_DYNAMIC"]])
-        description[key] = value
-    return key
-
-
-@kind()
-def quantization_config_left(ck: Checkpoint, chance: Random) -> str:
-    with ck.json("config.json") as config:
-        at = pick(chance, [config, config.setdefault("text_config", {})])
-        at["quantization_config"] = {"quant_method": pick(chance, ["fp8", "ascend", "compressed-tensors"])}
-    return "config.json"
 
 
 @kind()

@@ -63,16 +63,6 @@ def rot_in_a_shard(ck: Checkpoint, chance: Random) -> str:
 
 
 @kind()
-def rot_not_switched_on(ck: Checkpoint, chance: Random) -> Place:
-    name = pick(chance, rotated(ck))
-    with ck.json(DESCRIPTION) as description:
-        del description["is_rot_used"]
-        if chance.random() < 0.7:
-            description["is_rot_used"] = pick(chance, [False, None, "true", 1])
-    return place([name], [DESCRIPTION])
-
-
-@kind()
 def every_trace_of_rot_lost(ck: Checkpoint, chance: Random) -> str:
     """Only `optional` still says that the model is rotated."""
     ck.store(dict.fromkeys([pick(chance, rotated(ck))]))

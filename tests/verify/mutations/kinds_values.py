@@ -7,7 +7,7 @@ from random import Random
 
 import torch
 
-from tests.verify.mutations.mutator import Place, kind, pick, place
+from tests.verify.mutations.mutator import Place, Plant, kind, pick, place
 from tests.verify.support.editor import Checkpoint, module_of
 from tests.verify.support.integers import linear, nibbles, pack, unpacked, weight_scale
 
@@ -24,15 +24,9 @@ def put(ck: Checkpoint, chance: Random, name: str, value: float) -> str:
 
 
 @kind()
-def not_a_number(ck: Checkpoint, chance: Random) -> str:
+def not_finite(ck: Checkpoint, chance: Random) -> str:
     name = pick(chance, [name for name in ck.names() if ck.facts[name]["dtype"] in FLOATS])
-    return put(ck, chance, name, float("nan"))
-
-
-@kind()
-def infinite(ck: Checkpoint, chance: Random) -> str:
-    name = pick(chance, [name for name in ck.names() if ck.facts[name]["dtype"] in FLOATS])
-    return put(ck, chance, name, pick(chance, [float("inf"), float("-inf")]))
+    return put(ck, chance, name, pick(chance, [float("nan"), float("inf"), float("-inf")]))
 
 
 @kind()
@@ -55,61 +49,42 @@ def scale_and_offset_swapped(ck: Checkpoint, chance: Random) -> list[str]:
     return [a, b]
 
 
-def packed_anew(repack: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Checkpoint, Random], list[str]]:
-    """The packed weight of some INT4 linear, repacked: its scale_bias no longer fits, or its shape."""
+#: Wrong layouts of a packed weight int8 [N/2, K]: its scale_bias, or its shape, no longer matches.
+PACKINGS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "nibbles_swapped": lambda packed: pack(*reversed(nibbles(packed))),
+    "nibbles_unsigned": lambda packed: packed ^ -120,  # q + 8, as the kernel multiplies: the top bit of both nibbles
+    "not_packed": unpacked,
+    "packed_along_the_input": lambda packed: pack(unpacked(packed)[:, 0::2], unpacked(packed)[:, 1::2]),
+    "packed_along_the_input_in_the_right_shape": lambda packed: pack(
+        unpacked(packed)[:, 0::2], unpacked(packed)[:, 1::2]
+    ).reshape(packed.shape),
+    "packed_by_halves": lambda packed: pack(*unpacked(packed).chunk(2)),  # row i with row i + N/2
+}
 
+
+def packed_by(name: str) -> Plant:
     def plant(ck: Checkpoint, chance: Random) -> list[str]:
         module = pick(chance, ck.modules(INT4))
-        ck.store({f"{module}.weight": repack(ck.read(f"{module}.weight"))})
+        ck.store({f"{module}.weight": PACKINGS[name](ck.read(f"{module}.weight"))})
         return [f"{module}.weight", f"{module}.scale_bias"]
 
+    plant.__name__ = name
     return plant
 
 
-@kind()
-def nibbles_swapped(ck: Checkpoint, chance: Random) -> list[str]:
-    return packed_anew(lambda packed: pack(*reversed(nibbles(packed))))(ck, chance)
-
-
-@kind()
-def nibbles_unsigned(ck: Checkpoint, chance: Random) -> list[str]:
-    """Stored as q + 8, as the kernel multiplies them."""
-    return packed_anew(lambda packed: packed ^ -120)(ck, chance)  # 0x88: the top bit of both nibbles
-
-
-@kind()
-def not_packed(ck: Checkpoint, chance: Random) -> list[str]:
-    return packed_anew(unpacked)(ck, chance)
-
-
-@kind()
-def packed_along_the_input(ck: Checkpoint, chance: Random) -> list[str]:
-    return packed_anew(lambda packed: pack(unpacked(packed)[:, 0::2], unpacked(packed)[:, 1::2]))(ck, chance)
-
-
-@kind()
-def packed_along_the_input_in_the_right_shape(ck: Checkpoint, chance: Random) -> list[str]:
-    def repack(packed: torch.Tensor) -> torch.Tensor:
-        return pack(unpacked(packed)[:, 0::2], unpacked(packed)[:, 1::2]).reshape(packed.shape)
-
-    return packed_anew(repack)(ck, chance)
-
-
-@kind()
-def packed_by_halves(ck: Checkpoint, chance: Random) -> list[str]:
-    """Row i with row i + N/2 instead of two neighbours."""
-    return packed_anew(lambda packed: pack(*unpacked(packed).chunk(2)))(ck, chance)
+for packing in PACKINGS:
+    kind()(packed_by(packing))
 
 
 @kind()
 def packed_byte_changed(ck: Checkpoint, chance: Random) -> list[str]:
     """One integer of one expert is one off."""
 
-    def repack(packed: torch.Tensor) -> torch.Tensor:
-        packed.view(-1)[chance.randrange(packed.numel())] ^= pick(chance, [1, 16])
-        return packed
-
-    return packed_anew(repack)(ck, chance)
+    module = pick(chance, ck.modules(INT4))
+    packed = ck.read(f"{module}.weight")
+    packed.view(-1)[chance.randrange(packed.numel())] ^= pick(chance, [1, 16])
+    ck.store({f"{module}.weight": packed})
+    return [f"{module}.weight", f"{module}.scale_bias"]
 
 
 @kind()

@@ -38,7 +38,6 @@ class Kind:
     """
 
     name: str
-    theme: str
     plant: Callable[[Checkpoint, Random], Place]
     against: bool = False
     by_hash: bool = False
@@ -64,7 +63,7 @@ def kind(against: bool = False, by_hash: bool = False, refused: bool = False) ->
 
         name = plant.__name__
         assert name not in KINDS, name
-        KINDS[name] = Kind(name, plant.__module__.removeprefix("kinds_"), normal, against, by_hash, refused)
+        KINDS[name] = Kind(name, normal, against, by_hash, refused)
         return plant
 
     return register

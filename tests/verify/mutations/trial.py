@@ -23,19 +23,8 @@ from tests.verify.mutations.mutator import KINDS, ImpossibleError, Kind, Place
 from tests.verify.support.checkpoints import Correct
 from tests.verify.support.editor import Checkpoint, module_of
 
-THEMES = (
-    kinds_tensors,
-    kinds_index,
-    kinds_bytes,
-    kinds_values,
-    kinds_rotation,
-    kinds_source,
-    kinds_swapped,
-)  # registered in KINDS
-
-
-def kind_names(*themes: str) -> list[str]:
-    return [name for name, kind in KINDS.items() if not themes or kind.theme in themes]
+#: Importing them fills KINDS.
+THEMES = (kinds_tensors, kinds_index, kinds_bytes, kinds_values, kinds_rotation, kinds_source, kinds_swapped)
 
 
 def trial(kind: Kind, correct: Correct, seed: str, folder: Path) -> str | None:
@@ -92,4 +81,4 @@ def belongs(finding: CheckpointFinding, where: Place) -> bool:
     )
 
 
-__all__ = ["KINDS", "ImpossibleError", "belongs", "judge", "kind_names", "trial"]
+__all__ = ["KINDS", "ImpossibleError", "trial"]
