@@ -100,8 +100,7 @@ def _text_of(option: list[str], suffix: str, text: bytes) -> Make:
 def _recipes() -> Iterator[Case]:
     draw = random.Random(24)
     seeds = [*TEXTS, b"apiversion: glm5_ascend_v1\nmetadata: {config_id: x}\nspec: {process: []}\n"]
-    pieces = [*b"[ { - ? : &a *a !!int <<: ' \" |".split(), b" ", b"
-", b"	", b"9" * 400]
+    pieces = [*b"[ { - ? : &a *a !!int <<: ' |".split(), b" ", b'"', b"\n", b"\t", b"9" * 400]
     for number in range(200):
         text = seeds[number] if number < len(seeds) else b"".join(draw.choices(pieces, k=draw.randrange(1, 60)))
         option = ["quantize", "{source}", "{out}", "--dry-run", "--recipe", "{file}"]
