@@ -133,7 +133,7 @@ def test_what_runs_in_another_environment_stands_alone() -> None:
 PARSERS = {
     "glm5_ascend.files": "the readers of foreign files",
     "glm5_ascend.quantize.run.journal": "a line counts only if it is, byte for byte, what we write",
-    "glm5_ascend.quantize.run.helper_rank": "tensors of the first rank, weights only",
+    "glm5_ascend.quantize.run.whole_model": "tensors of the first rank, weights only",
     "glm5_ascend.deploy.acceptance.journal": "a line counts only if it is, byte for byte, what we write",
     "glm5_ascend.checkpoint.tokenizer_child": "requests of the process that has started it",
     "glm5_ascend.deploy.rehearsal.inside.rank": "the job that the command has written",

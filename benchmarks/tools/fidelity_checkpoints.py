@@ -20,11 +20,11 @@ from glm5_ascend.fidelity.analysis.recipe import with_fallbacks
 from glm5_ascend.fidelity.analysis.run import analyze, prepare
 from glm5_ascend.fidelity.evaluation.python_docs import documents
 from glm5_ascend.fidelity.options import AnalyzeOptions
-from glm5_ascend.quantize import pipeline
+from glm5_ascend.quantize import job, pipeline
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.progress import silent
 from glm5_ascend.quantize.recipe import find_recipe, recipe_content
-from glm5_ascend.quantize.run.writer import Store
+from glm5_ascend.quantize.run.store import Store
 
 PEER_PROGRAM = """#!/bin/sh
 exec "{python}" "{script}" "$@"
@@ -153,7 +153,7 @@ def float_weights(source: Path, out: Path, recipe: str) -> Path:
 
     pipeline.Store = Keeping  # type: ignore[misc]
     try:
-        pipeline.quantize(pipeline.prepare(QuantizeOptions(source, out, recipe, overwrite=True)), silent)
+        pipeline.quantize(job.prepare(QuantizeOptions(source, out, recipe, overwrite=True)), silent)
     finally:
         pipeline.Store = Store  # type: ignore[misc]
     save_file({name: torch.cat([rows[start] for start in sorted(rows)]) for name, rows in kept.items()}, path)

@@ -117,7 +117,6 @@ def write_hollow(shard: dict[str, torch.Tensor], path: Path) -> None:
 def write_quantized(source: Path, recipe: str, out: Path) -> None:
     """What `quantize` would make of a hollow source: names, shapes and types of all tensors, without their bytes."""
     from glm5_ascend.checkpoint.source import SourceCheckpoint
-    from glm5_ascend.quantize.description import description
     from glm5_ascend.quantize.plan import QuantizationPlan
     from glm5_ascend.quantize.recipe import find_recipe, load_recipe
 
@@ -126,7 +125,7 @@ def write_quantized(source: Path, recipe: str, out: Path) -> None:
     for path in source.iterdir():
         if path.suffix != ".safetensors" and path.name != INDEX:
             shutil.copy(path, out / path.name)
-    (out / "quant_model_description.json").write_text(json.dumps(description(plan)))
+    (out / "quant_model_description.json").write_text(json.dumps(plan.description()))
     shards: list[dict[str, torch.Tensor]] = [{}]
     for tensor in plan.outputs():
         if sum(one.nbytes for one in shards[-1].values()) >= SHARD_BYTES:

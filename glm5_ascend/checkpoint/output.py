@@ -137,7 +137,7 @@ def copy_serving_files(source: Path, destination: Path) -> None:
         raise disk_error(destination, error) from None
 
 
-def workshop(out: Path) -> Path:
+def run_dir_of(out: Path) -> Path:
     """Return the hidden folder on the same disk in which `out` is built; the same for every run of a command."""
     return out.parent / f".{out.name}.partial"
 
@@ -153,7 +153,7 @@ def exclusive(directory: Path) -> Iterator[None]:
         try:
             directory.mkdir()
         except FileExistsError:
-            _check_workshop(directory)
+            _check_run_dir(directory)
         descriptor = os.open(directory / "lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         raise disk_error(directory, error) from None
@@ -170,7 +170,7 @@ def exclusive(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _check_workshop(directory: Path) -> None:
+def _check_run_dir(directory: Path) -> None:
     """Check that an existing folder belongs to an unfinished run of this tool; links are not followed.
 
     Raises:

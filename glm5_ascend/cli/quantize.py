@@ -41,7 +41,7 @@ def run(options: QuantizeOptions, output: Output) -> int:
 
 
 def _print_report(report: QuantizeReport, source: Path, as_json: bool, quiet: bool) -> int:
-    from glm5_ascend.cli.quantize_output import show_kept, show_prediction, show_result
+    from glm5_ascend.cli.quantize_output import show_moved_aside, show_prediction, show_result
 
     if report.prediction is not None and not quiet:
         show_prediction(report.prediction)
@@ -51,7 +51,7 @@ def _print_report(report: QuantizeReport, source: Path, as_json: bool, quiet: bo
         show_result(report.result)
     if report.result is None and report.out is not None:
         if not quiet:
-            show_kept(report.out, report.kept)
+            show_moved_aside(report.out, report.moved_aside)
         return _verify_output(report, source, as_json, quiet)
     if as_json:
         print(json.dumps(_as_json(report, report.problem)))

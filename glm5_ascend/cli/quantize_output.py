@@ -8,8 +8,8 @@ from rich.table import Table
 
 from glm5_ascend.cli.progress import console
 from glm5_ascend.quantize.estimate.memory import RunPrediction
-from glm5_ascend.quantize.pipeline import PreparedJob
-from glm5_ascend.quantize.result import QuantizeResult
+from glm5_ascend.quantize.job import PreparedJob
+from glm5_ascend.quantize.pipeline import QuantizeResult
 from glm5_ascend.report.units import format_bytes
 
 
@@ -50,9 +50,9 @@ def show_prediction(prediction: RunPrediction) -> None:
     )
 
 
-def show_kept(out: Path, kept: Path | None) -> None:
-    if kept is not None:
-        console.print(f"note: what was put at {out} meanwhile is now {kept}", soft_wrap=True)
+def show_moved_aside(out: Path, path: Path | None) -> None:
+    if path is not None:
+        console.print(f"note: files that were put at {out} meanwhile are now {path}", soft_wrap=True)
 
 
 def show_result(result: QuantizeResult) -> None:
@@ -63,7 +63,7 @@ def show_result(result: QuantizeResult) -> None:
         f"peak memory {format_bytes(result.peak_rss_bytes)}, {result.calibration_tokens} calibration tokens",
         soft_wrap=True,
     )
-    show_kept(result.out, result.kept)
+    show_moved_aside(result.out, result.moved_aside)
     if cold:
         console.print(
             f"note: {cold} experts saw fewer tokens than a scale search needs and kept their scales; "

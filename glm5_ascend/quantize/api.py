@@ -10,17 +10,11 @@ from typing import Any
 from glm5_ascend.errors import Glm5Error, OutputError, StoppedError
 from glm5_ascend.options import with_options
 from glm5_ascend.quantize.estimate.memory import RunPrediction
+from glm5_ascend.quantize.job import PreparedJob, calibration_of, check_space, predict, prepare
 from glm5_ascend.quantize.msmodelslim import run_msmodelslim
 from glm5_ascend.quantize.options import QuantizeOptions, Quantizer
-from glm5_ascend.quantize.pipeline import (
-    PreparedJob,
-    calibration_of,
-    check_space,
-    predict,
-    prepare,
-)
+from glm5_ascend.quantize.pipeline import QuantizeResult
 from glm5_ascend.quantize.pipeline import quantize as run
-from glm5_ascend.quantize.result import QuantizeResult
 
 
 @dataclass
@@ -33,7 +27,7 @@ class QuantizeReport:
         prediction: of a dry run.
         result: of a run by this package; None for a dry run and for msModelSlim.
         out: the finished checkpoint; None for a dry run.
-        kept: user files that stood in the place of msModelSlim's output, under their new name.
+        moved_aside: new path of the files that another program has put at `out` meanwhile, with msModelSlim.
         problem: why the run would fail; set by a dry run only, a run raises it.
     """
 
@@ -43,7 +37,7 @@ class QuantizeReport:
     out: Path | None = None
     prediction: RunPrediction | None = None
     result: QuantizeResult | None = None
-    kept: Path | None = None
+    moved_aside: Path | None = None
     problem: Glm5Error | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -55,7 +49,7 @@ class QuantizeReport:
         if self.prediction is not None:
             value["prediction"] = asdict(self.prediction)
         if self.out is not None:
-            value |= {"out": str(self.out), "kept": None if self.kept is None else str(self.kept)}
+            value |= {"out": str(self.out), "moved_aside": None if self.moved_aside is None else str(self.moved_aside)}
         if self.result is not None:
             value |= self.result.to_dict()
         return value
@@ -79,8 +73,8 @@ def quantize(options: QuantizeOptions) -> QuantizeReport | None:
     if Quantizer(options.engine) is Quantizer.own:
         return _quantized(prepared)
     check_space(prepared)
-    report = _report(prepared, Path(options.out))
-    report.kept = run_msmodelslim(prepared, calibration_of(prepared), options.device or "npu")
+    report = _report(prepared, prepared.out)
+    report.moved_aside = run_msmodelslim(prepared, calibration_of(prepared), options.device or "npu")
     return report
 
 
@@ -99,7 +93,7 @@ def _predicted(prepared: PreparedJob) -> QuantizeReport:
 
 
 def _quantized(prepared: PreparedJob) -> QuantizeReport | None:
-    out = Path(prepared.options.out)
+    out = prepared.out
     report = _report(prepared, out)
     try:
         report.result = run(prepared, prepared.options.progress)

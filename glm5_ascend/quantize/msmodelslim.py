@@ -1,6 +1,6 @@
 """`--engine msmodelslim`: the same recipe and texts through an installed msModelSlim, the official tool.
 
-Its CLI runs as a process of its own (importing it patches torch). It writes into our workshop, never into SRC or OUT:
+Its CLI runs in its own process (importing it patches torch). It writes into the run directory, never into SRC or OUT:
 26.1.0 deletes every *.safetensors of its save path before it starts, and with SRC as save path the source is gone.
 """
 
@@ -13,13 +13,14 @@ from typing import Any
 
 import yaml
 
-from glm5_ascend.checkpoint.output import exclusive, workshop
+from glm5_ascend.checkpoint.output import exclusive, run_dir_of
 from glm5_ascend.checkpoint.tokenizer_process import SourceTokenizer
 from glm5_ascend.checkpoint.writer import write_json
 from glm5_ascend.errors import CheckFailedError, MissingEnvironmentError
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
-from glm5_ascend.quantize.pipeline import PreparedJob, publish_result
+from glm5_ascend.quantize.job import PreparedJob
+from glm5_ascend.quantize.pipeline import publish_result
 from glm5_ascend.quantize.recipe import Recipe
 from glm5_ascend.quantize.selector import symbols
 
@@ -33,9 +34,9 @@ def stock_recipe(recipe: Recipe, config: ModelConfig, dataset: Path) -> dict[str
     numbers = symbols(config)
 
     def expand(pattern: str) -> list[str]:
-        for name, layers in numbers.items():
-            if f"{{{name}}}" in pattern:
-                return [made for layer in layers for made in expand(pattern.replace(f"{{{name}}}", str(layer)))]
+        for symbol, layers in numbers.items():
+            if f"{{{symbol}}}" in pattern:
+                return [name for layer in layers for name in expand(pattern.replace(f"{{{symbol}}}", str(layer)))]
         return [pattern]
 
     def walk(value: Any) -> Any:
@@ -43,7 +44,7 @@ def stock_recipe(recipe: Recipe, config: ModelConfig, dataset: Path) -> dict[str
             return [walk(item) for item in value]
         if isinstance(value, dict):
             return {
-                key: [made for pattern in item for made in expand(pattern)]
+                key: [name for pattern in item for name in expand(pattern)]
                 if key in ("include", "exclude")
                 else walk(item)
                 for key, item in value.items()
@@ -56,12 +57,12 @@ def stock_recipe(recipe: Recipe, config: ModelConfig, dataset: Path) -> dict[str
 
 
 def run_msmodelslim(prepared: PreparedJob, calibration: CalibrationSet | None, device: str) -> Path | None:
-    """Quantize SRC to OUT with msModelSlim; OUT appears when its process has ended well.
+    """Quantize SRC to OUT with msModelSlim; OUT appears when its process has succeeded.
 
     Args:
         device: as its own `--device`: "npu", "npu:0,1", "cpu".
     Returns:
-        where that is now which somebody has put at OUT meanwhile.
+        new path of the files that another program has put at OUT meanwhile.
     Raises:
         MissingEnvironmentError: no `msmodelslim` on PATH. CheckFailedError: it ended with an error.
     """
@@ -71,23 +72,23 @@ def run_msmodelslim(prepared: PreparedJob, calibration: CalibrationSet | None, d
             f"--engine msmodelslim: no program {PROGRAM!r} on PATH",
             "pip install msmodelslim==26.1.0, or leave out --engine",
         )
-    source, place = Path(prepared.options.source), workshop(Path(prepared.options.out))
-    with exclusive(place):
-        work, log = place / "checkpoint", place / "msmodelslim.log"
+    source, run_dir = prepared.source.directory, run_dir_of(prepared.out)
+    with exclusive(run_dir):
+        work, log = run_dir / "checkpoint", run_dir / "msmodelslim.log"
         shutil.rmtree(work, ignore_errors=True)
-        texts = place / "calibration.json"
+        texts = run_dir / "calibration.json"
         tokenizer = SourceTokenizer(source)
         sequences = calibration.sequences if calibration is not None else ()
         write_json(texts, [tokenizer.decode(sequence) for sequence in sequences] or ["nothing to calibrate"])
-        chosen = place / "recipe.yaml"
+        recipe_file = run_dir / "recipe.yaml"
         raw = stock_recipe(prepared.recipe, prepared.source.config, texts.resolve())
-        chosen.write_text(yaml.safe_dump(raw, sort_keys=False), encoding="utf-8")
+        recipe_file.write_text(yaml.safe_dump(raw, sort_keys=False), encoding="utf-8")
         command = [program, "quant", "--model_type", MODEL_TYPE, "--model_path", source, "--save_path", work]
-        command += ["--config_path", chosen, "--device", device]
+        command += ["--config_path", recipe_file, "--device", device]
         with log.open("w") as file:
             code = subprocess.run([str(part) for part in command], stdout=file, stderr=file, check=False).returncode
         if code or not any(work.glob("*.safetensors")):
             raise CheckFailedError(f"msmodelslim ended with exit status {code}", f"its output is in {log}")
-        kept = publish_result(prepared, work)
-    shutil.rmtree(place, ignore_errors=True)
-    return kept
+        moved_aside = publish_result(prepared, work)
+    shutil.rmtree(run_dir, ignore_errors=True)
+    return moved_aside

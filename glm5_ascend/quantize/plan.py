@@ -15,8 +15,7 @@ import torch
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.packing import DOWN_PROJ_PARTIAL_SUMS
 from glm5_ascend.checkpoint.source import SourceCheckpoint
-from glm5_ascend.checkpoint.types import GIB as GIB
-from glm5_ascend.checkpoint.types import ROT_NAME as ROT_NAME
+from glm5_ascend.checkpoint.types import INDEXER_CACHE_SUFFIX, INDEXER_CACHE_TYPE, ROT_NAME
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.spec import Linear, Subgraph, Vector
@@ -24,8 +23,7 @@ from glm5_ascend.quantize.methods.method import Method
 from glm5_ascend.quantize.methods.minmax import MINMAX
 from glm5_ascend.quantize.methods.registry import METHODS
 from glm5_ascend.quantize.recipe import FlexAwqSsz, LinearQuant, Recipe
-from glm5_ascend.quantize.selector import Selector
-from glm5_ascend.quantize.stock_recipe import check_literal_layers
+from glm5_ascend.quantize.selector import Selector, check_literal_layers
 
 
 @dataclass(frozen=True)
@@ -155,6 +153,20 @@ class QuantizationPlan:
             and any(select(self.config.spec.layer_prefix(layer) + "self_attn.indexer") for select in selects)
         ]
 
+    def description(self) -> dict[str, object]:
+        """Content of quant_model_description.json: one type per tensor, then the meta keys."""
+        entries: dict[str, object] = {t.name: t.scheme for t in self.outputs() if t.scheme is not None}
+        static = schemes.W8A8 in entries.values()
+        entries |= {"model_quant_type": schemes.W8A8 if static else schemes.W8A8_DYNAMIC} | schemes.DESCRIPTION_META
+        for layer in self.cache_layers():
+            entries["indexer_quant_type"] = INDEXER_CACHE_TYPE
+            attention = f"{self.config.spec.layer_prefix(layer)}self_attn"
+            entries[attention + INDEXER_CACHE_SUFFIX] = INDEXER_CACHE_TYPE
+        if self.recipe.rotates:
+            entries["is_rot_used"] = True
+            entries["optional"] = {"quarot": {"rotation_map": {"global_rotation": "optional/quarot.safetensors"}}}
+        return entries
+
     def uses_inputs(self, prefix: str, parts: Iterable[Linear | Vector]) -> list[str]:
         """Names of the linears among `parts` whose rounding method needs their inputs."""
         linears = [part for part in parts if isinstance(part, Linear)]
@@ -176,7 +188,7 @@ class QuantizationPlan:
 
     @cached_property
     def last_calibrated_layer(self) -> int:
-        """Layers behind it need no forward pass; -1: no calibration at all."""
+        """Later layers need no forward pass; -1: no calibration at all."""
         return max((i for i in range(self.config.num_layers_with_mtp) if self.needs_statistics(i)), default=-1)
 
     def outputs(self) -> Iterator[OutputTensor]:

@@ -19,7 +19,7 @@ from glm5_ascend.checkpoint.writer import write_json
 from glm5_ascend.model.device import cpu_facts
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
 from glm5_ascend.quantize.options import QuantizeOptions
-from glm5_ascend.quantize.run.job import QuantizedLayer
+from glm5_ascend.quantize.run.store import QuantizedLayer
 from glm5_kernels import ops
 
 #: The kernels that a quantization may use.
@@ -52,8 +52,8 @@ def _digest(data: bytes) -> str:
 
 def require_kernels(device: str) -> str:
     """Which implementations round the weights, e.g. "cpu". Raises as `ops.choose` does where one cannot run."""
-    places = [(op, device) for op in _OPS] + [(op, "cpu") for op in _ON_HOST]
-    return " ".join(sorted({ops.choose(op, place).implementation for op, place in places}))
+    pairs = [(op, device) for op in _OPS] + [(op, "cpu") for op in _ON_HOST]
+    return " ".join(sorted({ops.choose(op, device).implementation for op, device in pairs}))
 
 
 def inputs(
@@ -89,26 +89,21 @@ def inputs(
     }
 
 
-def identity(known: dict[str, Any], source: SourceCheckpoint) -> dict[str, Any]:
-    """What must be the same for a stopped run to be continued: the output's `inputs`, and no shard touched since."""
-    place = known["source"] | {"path": str(source.directory.resolve())}
+def identity(job_inputs: dict[str, Any], source: SourceCheckpoint) -> dict[str, Any]:
+    """Identity of a run, which a resumed run must share: the output's `inputs`, and no shard touched since."""
+    resolved = job_inputs["source"] | {"path": str(source.directory.resolve())}
     stamps = {name: shard.path.stat().st_mtime_ns for name, shard in sorted(source.files.shards.items())}
-    return {**known, "source": place, "modification times of the source": stamps}
+    return {**job_inputs, "source": resolved, "modification times of the source": stamps}
 
 
-def provenance(
-    known: dict[str, Any], options: QuantizeOptions, notes: list[str], layers: list[QuantizedLayer]
-) -> dict[str, Any]:
-    """The content of the provenance file, without its list of files; `known` are the `inputs`."""
+def provenance(job_inputs: dict[str, Any], notes: list[str], layers: list[QuantizedLayer]) -> dict[str, Any]:
+    """The content of the provenance file, without its list of files."""
     return {
         "format_version": 1,
         "command": _command_line(),
-        **known,
+        **job_inputs,
         "notes": notes,
-        "layers": [
-            {"layer": r.layer, "cold_experts": r.cold_experts, "relative_weight_error": r.errors.relative()}
-            for r in layers
-        ],
+        "layers": [layer.to_dict() for layer in layers],
     }
 
 
@@ -119,7 +114,7 @@ def write_provenance(directory: Path, content: dict[str, Any], files: list[str])
 
 
 def _command_line() -> str:
-    """The command line of this process; of a program that is not ours the name of the function it called."""
+    """Return the command line of this process; in another program the name of the function that it called."""
     program = Path(sys.argv[0]).name if sys.argv else ""
     if program in ("glm5-ascend", "__main__.py", "-m"):
         return shlex.join(["glm5-ascend", *sys.argv[1:]])

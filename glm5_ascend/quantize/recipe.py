@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchem
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.errors import RecipeError, shown
-from glm5_ascend.files.resources import data_dir, near
+from glm5_ascend.files.resources import data_dir, near, write_schemas
 from glm5_ascend.files.yaml_file import read_yaml, yaml_content
 from glm5_ascend.quantize.methods.minmax import MINMAX
 from glm5_ascend.quantize.methods.registry import METHODS
@@ -36,7 +36,7 @@ MethodName = Annotated[str, AfterValidator(_check_method), WithJsonSchema({"enum
 
 
 class QuantizerConfig(_RecipePart):
-    """How one side (activation or weight) of a linear is rounded."""
+    """Rounding of one side (activation or weight) of a linear."""
 
     scope: Literal["per_token", "per_tensor", "per_channel"]
     dtype: Literal["int8", "int4"]
@@ -134,7 +134,7 @@ class Metadata(_RecipePart):
 
 
 class FallbackRules(_RecipePart):
-    """What `analyze` may change, by what it measures; `quantize` takes the recipe that it writes.
+    """Changes that `analyze` may make by its measurements; `quantize` takes the recipe that it writes.
 
     extra_bytes: units may get more bits until the output is larger by this share of what the recipe alone makes.
     keys_lost: an INT8 indexer cache (C8) may change this share of the chosen keys, counted once for every layer that
@@ -165,13 +165,13 @@ class Recipe(_RecipePart):
 
     @property
     def linear_steps(self) -> tuple[LinearQuant, ...]:
-        found: list[LinearQuant] = []
+        steps: list[LinearQuant] = []
         for step in self.spec.process:
             if isinstance(step, Group):
-                found += step.configs
+                steps += step.configs
             elif isinstance(step, LinearQuant):
-                found.append(step)
-        return tuple(found)
+                steps.append(step)
+        return tuple(steps)
 
     @property
     def cache_steps(self) -> tuple[Fa3Quant, ...]:
@@ -188,10 +188,10 @@ def find_recipe(name: str) -> Path:
     for path in (Path(name), shipped / f"{name}.yaml"):
         if os.path.isfile(path):  # also of a name that is too long for one
             return path
-    known = sorted(p.stem for p in shipped.glob("*.yaml"))
+    names = sorted(p.stem for p in shipped.glob("*.yaml"))
     raise RecipeError(
         f"recipe {shown(name, 200)}: no such file and no shipped recipe of this name",
-        near(name[:200], known, "shipped recipes"),
+        near(name[:200], names, "shipped recipes"),
     )
 
 
@@ -215,3 +215,7 @@ def _known_part(content: Any) -> Any:
     if isinstance(content, dict) and content.get("apiversion") == "modelslim_v1":
         return {key: content[key] for key in ("apiversion", "metadata", "spec") if key in content}
     return content
+
+
+if __name__ == "__main__":  # `python -m glm5_ascend.quantize.recipe` writes the JSON schema of a recipe again
+    write_schemas(data_dir(RECIPE_DIR), {"schema.json": Recipe})

@@ -11,7 +11,7 @@ LARGEST = 2**60
 
 
 def parse_size(value: int | str | None, option: str) -> int | None:
-    """Bytes behind "4GiB", "500MB", a plain number or an int; None stays None.
+    """Bytes of "4GiB", "500MB", a plain number or an int; None stays None.
 
     Raises:
         ConfigError: no size, or none above zero; names `option`.

@@ -1,4 +1,4 @@
-"""What `verify` will refuse in the output, refused in the source: in the first second instead of after hours."""
+"""Checks of the source for what `verify` would refuse in the output: in the first second instead of after hours."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_source(source: SourceCheckpoint) -> None:
     """
     _check_texts(source)
     config = source.config
-    known = {prefix + part.tensor_name for prefix, part in config.all_weights()}
+    names = {prefix + part.tensor_name for prefix, part in config.all_weights()}
     shared = tuple(  # the engine drops them, too
         f"{config.spec.layer_prefix(layer)}self_attn.indexer."
         for layer in range(config.num_layers_with_mtp)
@@ -34,25 +34,25 @@ def check_source(source: SourceCheckpoint) -> None:
     unknown = sorted(
         name
         for name in source.files.entries
-        if name.removesuffix("_scale_inv") not in known and not name.endswith(UNUSED) and not name.startswith(shared)
+        if name.removesuffix("_scale_inv") not in names and not name.endswith(UNUSED) and not name.startswith(shared)
     )
     if unknown:
-        names = ", ".join(unknown[:_SHOWN]) + (", ..." if len(unknown) > _SHOWN else "")
+        shown = ", ".join(unknown[:_SHOWN]) + (", ..." if len(unknown) > _SHOWN else "")
         raise CheckpointError(
-            f"{source.directory}: {len(unknown)} tensors are of no module that config.json describes: {names:.300}",
+            f"{source.directory}: {len(unknown)} tensors are of no module that config.json describes: {shown:.300}",
             "they would be lost: correct config.json, or download the checkpoint again",
         )
 
 
 def _check_texts(source: SourceCheckpoint) -> None:
-    """What `verify` says of config.json and of the files between text and ids, as the output will have them."""
+    """Check config.json and the tokenizer's files as the output will have them."""
     raw = served_config(read_config(source.directory))
     report = Report(source.directory)
     check_config(raw, report)
     checkpoint = LoadedCheckpoint(source.directory, source.config, raw, entries=source.files.entries)
     check_stated_dtype(checkpoint, report)
     check_text_files(checkpoint, report)
-    errors = [found for found in report.findings if found.level == "error"]
+    errors = [finding for finding in report.findings if finding.level == "error"]
     if errors:
         more = f" ({len(errors) - 1} more: glm5-ascend verify names them)" if len(errors) > 1 else ""
         file = errors[0].file or CONFIG

@@ -27,7 +27,7 @@ class Workers:
 
     def __enter__(self) -> Workers:
         torch.set_num_threads(1)
-        _settle_math_library()
+        _initialize_math_library()
         self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="quantize")
         return self
 
@@ -56,16 +56,16 @@ class Workers:
             wait(waiting)  # whatever still runs may use what the caller closes next
 
     def each(self, function: Callable[[Item], object], items: Iterable[Item]) -> None:
-        """`map` for its effects."""
+        """Run `function` on all items."""
         for _ in self.map(function, items):
             pass
 
 
-def _settle_math_library() -> None:
-    """Let MKL choose its code for this processor now, in one thread.
+def _initialize_math_library() -> None:
+    """Let MKL select its code for this processor now, in one thread.
 
-    It does so at the first call of a vector function, and two threads that made it at once got different last bits
-    (about one process start in a hundred, torch 2.13.0).
+    It does so at the first call of a vector function; two threads that called first at the same time got different
+    last bits (about one process start in a hundred, torch 2.13.0).
     """
     x = torch.ones(64, 64)
     for function in (torch.cos, torch.sin, torch.log, torch.exp):

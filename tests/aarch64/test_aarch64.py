@@ -16,8 +16,9 @@ import pytest
 import yaml
 
 from glm5_ascend.fidelity.api import evaluate
+from glm5_ascend.quantize.job import prepare
 from glm5_ascend.quantize.options import QuantizeOptions
-from glm5_ascend.quantize.pipeline import prepare, quantize
+from glm5_ascend.quantize.pipeline import quantize
 from glm5_ascend.verify import verify
 from glm5_kernels import registry
 from tests.aarch64.support.differences import Differences, compare

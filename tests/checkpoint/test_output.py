@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from glm5_ascend.checkpoint.index import CheckpointDir
-from glm5_ascend.checkpoint.output import check_output, copy_serving_files, exclusive, workshop
+from glm5_ascend.checkpoint.output import check_output, copy_serving_files, exclusive, run_dir_of
 from glm5_ascend.checkpoint.writer import ShardWriter, check_free_space
 from glm5_ascend.errors import OutputError
 
@@ -110,7 +110,7 @@ def test_a_second_writer_goes_on_with_the_first_ones_shards(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", ["folder", "other lock", "link", "file", "linked lock"])
 def test_a_users_folder_in_the_place_of_the_workshop_is_refused(kind: str, tmp_path: Path) -> None:
-    place, mine = workshop(tmp_path / "out"), tmp_path / "mine"
+    place, mine = run_dir_of(tmp_path / "out"), tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("mine")
     if kind == "link":
@@ -132,7 +132,7 @@ def test_a_users_folder_in_the_place_of_the_workshop_is_refused(kind: str, tmp_p
 
 def test_a_run_that_ended_at_once_can_go_on(tmp_path: Path) -> None:
     """Killed before it wrote its mark: an empty folder, or one with an empty lock."""
-    place = workshop(tmp_path / "out")
+    place = run_dir_of(tmp_path / "out")
     place.mkdir()
     with exclusive(place):
         assert (place / "lock").read_bytes()
@@ -142,7 +142,7 @@ def test_a_run_that_ended_at_once_can_go_on(tmp_path: Path) -> None:
 
 
 def test_two_processes_do_not_write_one_output(tmp_path: Path) -> None:
-    place = workshop(tmp_path / "out")
+    place = run_dir_of(tmp_path / "out")
     with exclusive(place), pytest.raises(OutputError, match="another process"), exclusive(place):
         pass
     with exclusive(place):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from glm5_ascend.checkpoint.output import check_output, exclusive, file_facts, publish, workshop
+from glm5_ascend.checkpoint.output import check_output, exclusive, file_facts, publish, run_dir_of
 from glm5_ascend.errors import OutputError
 
 
@@ -31,7 +31,7 @@ def test_overwrite_replaces_only_what_we_wrote(tmp_path: Path, tiny_source: Path
 def test_publishing_replaces_the_old_directory_at_once(tmp_path: Path) -> None:
     out = tmp_path / "out"
     for text in ("first", "second"):
-        place = workshop(out)
+        place = run_dir_of(out)
         with exclusive(place):
             (place / "checkpoint").mkdir()
             (place / "checkpoint" / text).write_text("x")

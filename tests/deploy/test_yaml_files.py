@@ -55,7 +55,7 @@ SCHEMA_FILES[ROOT / "quant_recipes" / "schema.json"] = Recipe
 
 @pytest.mark.parametrize("path", SCHEMA_FILES, ids=lambda path: path.name)
 def test_schemas_are_current(path: Path) -> None:
-    """`python -m glm5_ascend.deploy.schemas` and `python -m glm5_ascend.quantize.recipe_schema` write them."""
+    """`python -m glm5_ascend.deploy.schemas` and `python -m glm5_ascend.quantize.recipe` write them."""
     assert path.read_text("utf-8") == schema_text(SCHEMA_FILES[path])
 
 

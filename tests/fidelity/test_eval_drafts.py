@@ -11,8 +11,9 @@ from glm5_ascend.fidelity.evaluation.compare import compare
 from glm5_ascend.fidelity.evaluation.metrics import metrics
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.model import layers
+from glm5_ascend.quantize.job import prepare
 from glm5_ascend.quantize.options import QuantizeOptions
-from glm5_ascend.quantize.pipeline import prepare, quantize
+from glm5_ascend.quantize.pipeline import quantize
 from glm5_ascend.quantize.progress import silent
 from tests.support.decoder_layer import decoder_layer
 from tests.support.tiny_model import write_tiny_model

@@ -54,7 +54,7 @@ def recipe(data: bytes, folder: Path) -> None:
 
 
 def journal(data: bytes, folder: Path) -> None:
-    """What a damaged journal tells is a unit of ours or nothing; a run that goes on finds all it has written."""
+    """A damaged journal gives units of its run or nothing; a resumed run finds all that it has written."""
     path = folder / "journal.jsonl"
     head = json.dumps({"format": FORMAT, **_IDENTITY}, sort_keys=True).encode() + b"\n"
     path.write_bytes(data[1:] if data[:1] == b"\0" else head + data)

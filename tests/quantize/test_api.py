@@ -52,8 +52,8 @@ def test_what_a_user_puts_in_the_place_meanwhile_is_kept(tiny_source: Path, tmp_
         (out / "thesis.txt").write_text("mine")
 
     done = quantize(tiny_source, out, recipe="rtn-w4a8", calib=calib, samples=2, seq_len=16, on_plan=put)
-    assert done is not None and done.result is not None and done.result.kept is not None
-    assert (done.result.kept / "thesis.txt").read_text() == "mine"
+    assert done is not None and done.result is not None and done.result.moved_aside is not None
+    assert (done.result.moved_aside / "thesis.txt").read_text() == "mine"
     assert (out / "config.json").is_file() and not (out / "thesis.txt").exists()
 
 
@@ -73,8 +73,8 @@ def test_msmodelslims_result_keeps_it_too(
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
     calib = write_calibration(tmp_path / "calib.jsonl")
     done = quantize(tiny_source, out, recipe="rtn-w4a8", calib=calib, samples=2, seq_len=16, engine="msmodelslim")
-    assert done is not None and done.kept is not None and done.to_dict()["kept"] == str(done.kept)
-    assert done.kept.is_symlink() == linked and (done.kept / "thesis.txt").read_text() == "mine\n"
+    assert done is not None and done.moved_aside is not None and done.to_dict()["moved_aside"] == str(done.moved_aside)
+    assert done.moved_aside.is_symlink() == linked and (done.moved_aside / "thesis.txt").read_text() == "mine\n"
     assert [path.name for path in out.iterdir()] == ["a.safetensors"]
 
 

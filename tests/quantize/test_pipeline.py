@@ -15,8 +15,9 @@ from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.fidelity.evaluation.stored_model import StoredLayer, StoredModel
 from glm5_ascend.model import layers
+from glm5_ascend.quantize.job import prepare
 from glm5_ascend.quantize.options import QuantizeOptions
-from glm5_ascend.quantize.pipeline import prepare, quantize
+from glm5_ascend.quantize.pipeline import quantize
 from glm5_ascend.quantize.progress import silent
 from glm5_ascend.quantize.recipe import find_recipe
 from tests.support.decoder_layer import decoder_layer

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from glm5_ascend.errors import CheckpointError, Glm5Error
+from glm5_ascend.quantize.job import prepare
 from glm5_ascend.quantize.options import QuantizeOptions
-from glm5_ascend.quantize.pipeline import prepare
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
 from tests.verify.faults import keys, texts
 from tests.verify.faults.row import QUICK, Linked, Row

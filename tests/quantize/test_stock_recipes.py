@@ -17,9 +17,9 @@ import pytest
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import RecipeError, TextError
 from glm5_ascend.quantize.calibration.dataset import find_dataset, load_calibration
-from glm5_ascend.quantize.description import description
+from glm5_ascend.quantize.job import prepare
 from glm5_ascend.quantize.options import QuantizeOptions
-from glm5_ascend.quantize.pipeline import prepare, quantize
+from glm5_ascend.quantize.pipeline import quantize
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.progress import silent
 from glm5_ascend.quantize.recipe import load_recipe
@@ -78,7 +78,7 @@ def test_a_stock_file_runs_unchanged(recipe: Path, tiny_source: Path, tmp_path: 
 
 def test_no_cache_step_no_cache_entries(tiny_source: Path) -> None:
     plan = prepare(QuantizeOptions(tiny_source, tiny_source.parent / "out", "rtn-w4a8")).plan
-    assert not any("indexer" in key and "quant_type" in key for key in description(plan))
+    assert not any("indexer" in key and "quant_type" in key for key in plan.description())
 
 
 @pytest.mark.parametrize("layer", ["78", "2"])

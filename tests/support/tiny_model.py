@@ -218,7 +218,9 @@ def write_calibration(path: Path) -> Path:
 
 def quantize_tiny(source: Path, out: Path, recipe: str) -> Path:
     """Quantize `source` with a small calibration text into `out`; returns `out`."""
-    from glm5_ascend.quantize.pipeline import QuantizeOptions, prepare, quantize
+    from glm5_ascend.quantize.job import prepare
+    from glm5_ascend.quantize.options import QuantizeOptions
+    from glm5_ascend.quantize.pipeline import quantize
     from glm5_ascend.quantize.progress import silent
 
     calib = write_calibration(out.parent / "calib.jsonl")

@@ -6,12 +6,12 @@ import math
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, printable
 
 if TYPE_CHECKING:
-    from glm5_ascend.verify.engines import EngineAnswer
+    from collections.abc import Iterable
 
 SCHEMA_VERSION = 1
 #: A damaged shard can spoil thousands of tensors: `lines` prints this many findings of one kind, `to_dict` all.
@@ -46,6 +46,14 @@ class WeightError:
     limit: float
 
 
+class EngineAnswer(Protocol):
+    """Answer of an engine to a checkpoint."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+    def lines(self) -> Iterable[str]: ...
+
+
 @dataclass
 class Report:
     """The result of `verify`.
@@ -63,7 +71,7 @@ class Report:
     bytes: int = 0
     schemes: dict[str, int] = field(default_factory=dict)  # linears by type
     unchecked: list[str] = field(default_factory=list)
-    engine: EngineAnswer | None = None  # for `--engine`
+    engine: EngineAnswer | None = None  # for `--engine`; `verify.engines.EngineAnswer`
 
     @property
     def ok(self) -> bool:

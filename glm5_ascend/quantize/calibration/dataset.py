@@ -35,33 +35,33 @@ def default_calibration_file() -> Path:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A file of calibration texts, and the name of the one it serves for if that one is not here."""
+    """A file of calibration texts; `instead_of`: name of the missing file that it replaces."""
 
     path: Path
     instead_of: str = ""
 
     @property
     def note(self) -> str:
-        """What the user should know of the choice; empty if nothing."""
+        """Note for the user, or an empty string."""
         if not self.instead_of:
             return ""
-        return f"dataset {self.instead_of} comes with msmodelslim, which is not installed: the bundled texts serve"
+        return f"dataset {self.instead_of} comes with msmodelslim, which is not installed: the bundled texts are used"
 
 
 def find_dataset(name: str, stock: bool = False) -> Dataset:
-    """The file behind a recipe's `dataset`: "default", a path, or for a `stock` recipe of msModelSlim a file of an
-    installed msmodelslim; without that package the bundled texts serve.
+    """The file of a recipe's `dataset`: "default", a path, or for a `stock` recipe of msModelSlim a file of an
+    installed msmodelslim; without that package the bundled texts are used.
     """
     if name == "default":
         return Dataset(default_calibration_file())
     if not stock or Path(name).is_file():
         return Dataset(Path(name))
-    found = _msmodelslim_file(name)
-    return Dataset(default_calibration_file(), instead_of=name) if found is None else Dataset(found)
+    path = _msmodelslim_file(name)
+    return Dataset(default_calibration_file(), instead_of=name) if path is None else Dataset(path)
 
 
 def _msmodelslim_file(name: str) -> Path | None:
-    package = importlib.util.find_spec("msmodelslim")  # found, never imported: that would patch torch
+    package = importlib.util.find_spec("msmodelslim")  # not imported: that would patch torch
     for folder in (package.submodule_search_locations or []) if package is not None else []:
         if (Path(folder) / "lab_calib" / name).is_file():
             return Path(folder) / "lab_calib" / name

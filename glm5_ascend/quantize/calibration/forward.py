@@ -13,7 +13,7 @@ import torch
 from glm5_ascend.files.written import new_file
 from glm5_ascend.model import layers
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.quantize.calibration.product import product
+from glm5_ascend.model.device import native_bf16
 from glm5_ascend.quantize.calibration.row_file import RowFile, Stream
 from glm5_ascend.quantize.limits import SEARCH_ROWS
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
@@ -23,6 +23,23 @@ from glm5_ascend.quantize.workers import Workers
 ROUTER = "mlp.gate"
 #: File of the selections that layers share.
 SELECTIONS = "selections"
+#: Rows of a weight that are rounded to bf16 together.
+ROWS_AT_ONCE = 2048
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, rows: int = ROWS_AT_ONCE) -> torch.Tensor:
+    """x [..., K] @ weight [N, K]^T -> fp32 [..., N], with operands and result rounded to bf16 where that is native.
+
+    That is what the bf16 model itself computes; sums are fp32 inside. The weight is rounded `rows` rows at a time, so
+    no second copy of it is held.
+    """
+    if not native_bf16(x.device):
+        return x @ weight.T
+    low = x.to(torch.bfloat16)
+    out = torch.empty(*x.shape[:-1], len(weight), device=x.device)
+    for some_rows, columns in zip(weight.split(rows), out.split(rows, dim=-1), strict=True):
+        columns.copy_(low @ some_rows.to(torch.bfloat16).T)
+    return out
 
 
 class FloatLayer:
@@ -58,18 +75,18 @@ class Routed:
     ids: torch.Tensor
 
     def publish(self, folder: Path) -> None:
-        """Leave the routing where other ranks find it; the inputs lie there already."""
+        """Write the routing for the other ranks; the inputs are in the folder already."""
         with new_file(folder / "routing.pt") as file:
             torch.save((self.weight, self.ids), file)
 
 
 def partial_stream(folder: Path, rank: int) -> Path:
-    """Where a rank sums up the output of its experts."""
+    """File in which a rank sums up the output of its experts."""
     return folder / f"stream-of-rank-{rank}"
 
 
 def shares_selections(config: ModelConfig, layer: int) -> bool:
-    """Whether a layer works on the selections of an earlier one."""
+    """True if a layer works on the selections of an earlier one."""
     return layer < config.num_layers_with_mtp and not config.has_indexer(layer)
 
 
@@ -79,12 +96,12 @@ class Selections:
     Nothing is kept for models in which every layer has its own, nor for an MTP layer, which has its own always.
     """
 
-    def __init__(self, config: ModelConfig, folder: Path, lengths: tuple[int, ...], name: str = SELECTIONS) -> None:
+    def __init__(self, config: ModelConfig, folder: Path, lengths: tuple[int, ...]) -> None:
         self.config, main = config, range(config.num_hidden_layers)
         self.file: RowFile | None = None
         self.lengths, self.starts = lengths, [sum(lengths[:i]) for i in range(len(lengths))]
         if not all(config.has_indexer(layer) for layer in main):
-            self.file = RowFile(folder / name, sum(lengths), max(lengths), torch.bool, keep=True)
+            self.file = RowFile(folder / SELECTIONS, sum(lengths), max(lengths), torch.bool, keep=True)
 
     def load(self, number: int) -> torch.Tensor | None:
         if self.file is None:
@@ -104,8 +121,8 @@ class LayerStreams:
     """The residual streams around a layer.
 
     Attributes:
-        before: in front of the layer.
-        out: gets the stream behind it; None if nobody reads that.
+        before: the layer's input.
+        out: gets its output; None if no layer reads it.
         selections: of the layers whose indexer others share.
     """
 
@@ -113,8 +130,13 @@ class LayerStreams:
     out: Stream | None
     selections: Selections
 
-    def checksum_behind(self, layer: int) -> str:
-        """Of what the layers behind `layer` go on with: the stream, and the selections if the next layer needs them."""
+    @property
+    def folder(self) -> Path:
+        """Folder of all activations."""
+        return self.before.file.path.parent
+
+    def output_checksum(self, layer: int) -> str:
+        """Checksum of the input of the layers after `layer`: stream, and selections if the next layer needs them."""
         files = [] if self.out is None else [self.out.file]
         if self.selections.file is not None and shares_selections(self.selections.config, layer + 1):
             files.append(self.selections.file)
@@ -122,7 +144,7 @@ class LayerStreams:
 
 
 class _SequenceResult(NamedTuple):
-    """Of one sequence: statistics by linear, and the routing [S, num_experts_per_tok], empty in a dense layer."""
+    """Statistics by linear, and the routing [S, num_experts_per_tok], empty in a dense layer."""
 
     statistics: dict[str, InputStatistics]
     weight: torch.Tensor
@@ -164,18 +186,18 @@ def forward_layer(
 
     lengths = streams.before.lengths
     statistics = {name: InputStatistics(SEARCH_ROWS, sum(min(limit, n) for n in lengths)) for name in names}
-    chosen = config.num_experts_per_tok if inputs is not None else 0
-    weight, ids = (torch.empty(streams.before.tokens, chosen, dtype=kind) for kind in (torch.float32, torch.int64))
-    for start, found in zip(streams.before.starts, workers.map(forward_sequence, range(len(lengths))), strict=True):
+    top_k = config.num_experts_per_tok if inputs is not None else 0
+    weight, ids = (torch.empty(streams.before.tokens, top_k, dtype=dtype) for dtype in (torch.float32, torch.int64))
+    for start, result in zip(streams.before.starts, workers.map(forward_sequence, range(len(lengths))), strict=True):
         for name in names:
-            statistics[name].include(found.statistics[name])
-        weight[start : start + len(found.weight)], ids[start : start + len(found.ids)] = found.weight, found.ids
-    give_back()
+            statistics[name].include(result.statistics[name])
+        weight[start : start + len(result.weight)], ids[start : start + len(result.ids)] = result.weight, result.ids
+    release_memory()
     return statistics, None if inputs is None else Routed(inputs, streams.out, weight, ids)
 
 
-def give_back() -> None:
-    """Let the C library return what it holds of freed activations: its heaps keep pieces of up to 32 MiB."""
+def release_memory() -> None:
+    """Return freed activations to the system: glibc's heaps keep pieces of up to 32 MiB."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; other libraries have none
     if trim is not None:
         trim(0)
@@ -184,13 +206,13 @@ def give_back() -> None:
 def _attend(
     config: ModelConfig, layer: int, weights: FloatLayer, streams: LayerStreams, number: int, device: torch.device
 ) -> torch.Tensor:
-    """The stream behind attention, of one sequence; its selection is kept for the layers that share the indexer."""
-    own = config.has_indexer(layer)
-    shared = None if own else streams.selections.load(number)
+    """The stream after attention, of one sequence; its selection is stored for layers that share the indexer."""
+    has_indexer = config.has_indexer(layer)
+    shared = None if has_indexer else streams.selections.load(number)
     shared = None if shared is None else shared.to(device)
     hidden, selected = layers.attention_block(
         config, layer, weights, streams.before.sequence(number).to(device), shared
     )
-    if own and not config.is_mtp(layer):
+    if has_indexer and not config.is_mtp(layer):
         streams.selections.keep(number, selected)
     return hidden

@@ -1,6 +1,6 @@
-"""Calibration activations on disk: memory does not grow with the number of tokens, and a stopped run finds them again.
+"""Calibration activations on disk: memory does not grow with the number of tokens, and a resumed run finds them again.
 
-Plain reads and writes, no maps: mapped pages would count into the memory we promise to bound.
+Plain reads and writes, no maps: mapped pages would count into the memory that is bounded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RowFile:
     """A matrix [rows, columns] in a file; a new file reads as zeros.
 
     Args:
-        keep: go on with the content of an existing file.
+        keep: open an existing file instead of creating one.
     """
 
     def __init__(self, path: Path, rows: int, columns: int, dtype: torch.dtype, keep: bool = False) -> None:
@@ -70,11 +70,6 @@ class RowFile:
             out[first:last] = self.read(low, high)[index[first:last] - low]
         return out
 
-    def put(self, index: torch.Tensor, values: torch.Tensor) -> None:
-        """Overwrite the rows `index` (int64, ascending)."""
-        for first, last in self._runs(index, gap=1):
-            self.write(int(index[first]), values[first:last])
-
     def add(self, index: torch.Tensor, values: torch.Tensor) -> None:
         """Add to the rows `index` (int64, ascending, each once); safe between threads."""
         with self._lock:
@@ -84,12 +79,12 @@ class RowFile:
                 rows[index[first:last] - low] += values[first:last]
                 self.write(low, rows)
 
-    def _runs(self, index: torch.Tensor, gap: int = _GAP) -> Iterator[tuple[int, int]]:
+    def _runs(self, index: torch.Tensor) -> Iterator[tuple[int, int]]:
         """Pieces of `index` whose rows lie close together and fill no more than `_SPAN_BYTES`."""
         if not len(index):
             return
         span = max(1, _SPAN_BYTES // self._row_bytes)
-        cuts = [*(np.flatnonzero(np.diff(index.numpy()) > gap) + 1).tolist(), len(index)]
+        cuts = [*(np.flatnonzero(np.diff(index.numpy()) > _GAP) + 1).tolist(), len(index)]
         first = 0
         for cut in cuts:
             while first < cut:
@@ -147,27 +142,21 @@ class Stream:
 
     Args:
         lengths: tokens per sequence.
-        summed: nothing is added any more: the file holds fp32, half the bytes.
+        keep: open an existing file.
     """
 
-    def __init__(
-        self, path: Path, lengths: tuple[int, ...], hidden: int, keep: bool = False, summed: bool = False
-    ) -> None:
+    DTYPE = torch.int64
+
+    def __init__(self, path: Path, lengths: tuple[int, ...], hidden: int, keep: bool = False) -> None:
         self.lengths = lengths
         self.tokens = sum(lengths)
         self.starts = [sum(lengths[:i]) for i in range(len(lengths))]
-        self.file = RowFile(path, self.tokens, hidden, torch.float32 if summed else torch.int64, keep)
+        self.file = RowFile(path, self.tokens, hidden, self.DTYPE, keep)
 
     def sequence(self, number: int) -> torch.Tensor:
         """fp32 [length, hidden] of one sequence."""
         start = self.starts[number]
-        rows = self.file.read(start, start + self.lengths[number])
-        return rows if self.file.dtype == torch.float32 else from_units(rows)
-
-    def hand_over(self, summed: Stream) -> None:
-        """Write what every sequence is to a stream that holds fp32."""
-        for number, start in enumerate(self.starts):
-            summed.file.write(start, self.sequence(number))
+        return from_units(self.file.read(start, start + self.lengths[number]))
 
     def set_sequence(self, number: int, values: torch.Tensor) -> None:
         self.file.write(self.starts[number], to_units(values))

@@ -129,8 +129,5 @@ class Gptq(Method):
     def state_bytes(self, columns: int) -> int:
         return 2 * _FP32 * rank(columns) * columns
 
-    def input_bytes(self, columns: int) -> int:
-        return _FP32 * MAX_ROWS * columns
-
 
 GPTQ = Gptq()

@@ -1,4 +1,4 @@
-"""What calibration remembers of a linear's input: per-channel extremes of all tokens and a few whole rows."""
+"""Statistics of a linear's input from calibration: per-channel extremes of all tokens and a few whole rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class InputStatistics:
     """Statistics of X [tokens, K] gathered over several calls.
 
     Attributes:
-        row_limit: rows to keep. offered: rows of all calls together, known before: then no others are held.
+        row_limit: rows to keep. offered: rows of all calls together, so that only rows to keep are stored.
         low, high: fp32 [K], per-channel minimum and maximum over all tokens.
         mean_abs: fp32 [K], per-channel mean of |X| over all tokens.
         rows: fp32 [<= row_limit, K], whole rows spread over all calls, for the searches.
@@ -28,21 +28,21 @@ class InputStatistics:
     _sum_abs: torch.Tensor = field(init=False)
     _rows: torch.Tensor = field(init=False)
     _seen: int = 0
-    _kept: int = 0
+    _stored: int = 0
 
     @classmethod
     def of(cls, x: torch.Tensor, row_limit: int) -> InputStatistics:
-        """Of one call."""
-        found = cls(row_limit, len(x))
-        found.add(x)
-        return found
+        """Statistics of X fp32 [tokens, K]."""
+        statistics = cls(row_limit, len(x))
+        statistics.add(x)
+        return statistics
 
     def add(self, x: torch.Tensor) -> None:
         if len(x):
             self._include(x.amin(0), x.amax(0), x.abs().sum(0), len(x), x)
 
     def include(self, piece: InputStatistics) -> None:
-        """Add what another one has gathered; the rows that it kept are offered."""
+        """Add the statistics of other tokens; their kept rows are offered."""
         if piece.tokens:
             self._include(piece.low, piece.high, piece._sum_abs, piece.tokens, piece.rows)
 
@@ -56,10 +56,10 @@ class InputStatistics:
             self._rows = rows.new_empty(min(self.row_limit, self.offered), rows.shape[1])
         self.low, self.high, self._sum_abs = low, high, total
         self.tokens += tokens
-        wanted = spread(torch.arange(self.offered), self.row_limit) - self._seen
-        chosen = wanted[(wanted >= 0) & (wanted < len(rows))].to(rows.device)
-        self._rows[self._kept : self._kept + len(chosen)] = rows[chosen]
-        self._seen, self._kept = self._seen + len(rows), self._kept + len(chosen)
+        index = spread(torch.arange(self.offered), self.row_limit) - self._seen
+        index = index[(index >= 0) & (index < len(rows))].to(rows.device)
+        self._rows[self._stored : self._stored + len(index)] = rows[index]
+        self._seen, self._stored = self._seen + len(rows), self._stored + len(index)
 
     @property
     def mean_abs(self) -> torch.Tensor:
@@ -71,7 +71,7 @@ class InputStatistics:
 
     @property
     def rows(self) -> torch.Tensor:
-        return self._rows[: self._kept]
+        return self._rows[: self._stored]
 
     def split(self) -> tuple[InputStatistics, torch.Tensor]:
         """Statistics of the first half of the kept rows, and the second half: sequences are kept in order, so the

@@ -54,7 +54,3 @@ class Method(ABC):
     def state_bytes(self, columns: int) -> int:
         """Memory of the state of a linear with `columns` columns."""
         return 0
-
-    def input_bytes(self, columns: int) -> int:
-        """Memory of the inputs that a state is prepared from."""
-        return 0

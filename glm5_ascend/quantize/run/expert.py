@@ -10,18 +10,17 @@ import torch
 import torch.nn.functional as F
 
 from glm5_ascend.model.spec import Linear
-from glm5_ascend.quantize.calibration.forward import Routed
-from glm5_ascend.quantize.calibration.product import product
+from glm5_ascend.quantize.calibration.forward import Routed, product
 from glm5_ascend.quantize.limits import EXPERT_TOKENS, SEARCH_ROWS
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics, spread
 from glm5_ascend.quantize.methods.method import Method, RoundingState
 from glm5_ascend.quantize.methods.smoothing import search_scale
 from glm5_ascend.quantize.methods.transforms import Tensors, move_scale
 from glm5_ascend.quantize.plan import LinearPlan, QuantizationPlan
-from glm5_ascend.quantize.run.blocks import WeightErrors
-from glm5_ascend.quantize.run.job import RunContext
-from glm5_ascend.quantize.run.journal import UnitRecord
+from glm5_ascend.quantize.run.blocks import ErrorSums, add_errors
+from glm5_ascend.quantize.run.journal import UnitRecord, WorkUnit
 from glm5_ascend.quantize.run.source_weights import FloatWeights
+from glm5_ascend.quantize.run.store import Store
 
 #: An expert that saw fewer tokens keeps its scales: a search on them would fit noise. It is reported.
 COLD_EXPERT_TOKENS = 8
@@ -94,31 +93,33 @@ def _prepare(
     return states
 
 
-def quantize_expert(run: RunContext, layer: int, expert: int, gains: Tensors, routed: Routed | None) -> UnitRecord:
+def quantize_expert(
+    weights: FloatWeights, store: Store, layer: int, expert: int, gains: Tensors, routed: Routed | None
+) -> UnitRecord:
     """Write one expert and add its output to the stream."""
-    spec = run.plan.config.spec
+    spec = store.plan.config.spec
     prefix, parts = spec.layer_prefix(layer), spec.expert_linears(expert)
-    tensors = run.weights.load_all(prefix, parts, gains)
-    smoothed = None if routed is None else smooth_expert(run.plan, tensors, layer, expert, routed)
-    errors = WeightErrors()
+    tensors = weights.load_all(prefix, parts, gains)
+    smoothed = None if routed is None else smooth_expert(store.plan, tensors, layer, expert, routed)
+    errors: ErrorSums = {}
     for part in parts:
-        weight = tensors.pop(part.tensor_name)
         state = None if smoothed is None else smoothed.states.get(part.name)
-        errors.include(run.store.write(prefix, part, weight, state).sums())
-    return UnitRecord(errors.sums(), cold=smoothed is not None and smoothed.cold)
+        add_errors(errors, store.write(prefix, part, tensors.pop(part.tensor_name), state))
+    cold = smoothed is not None and smoothed.cold
+    return UnitRecord(errors, cold, store.checksum(WorkUnit.expert(layer, expert)))
 
 
-def rerun_expert(source: FloatWeights, layer: int, expert: int, gains: Tensors, routed: Routed) -> None:
-    """Only the expert's output: for an expert that a stopped run had written already."""
-    spec = source.source.config.spec
+def rerun_expert(weights: FloatWeights, layer: int, expert: int, gains: Tensors, routed: Routed) -> None:
+    """Add only the output: of an expert that a stopped run had written already."""
+    spec = weights.source.config.spec
     parts = spec.expert_linears(expert)
-    run_expert(source.load_all(spec.layer_prefix(layer), parts, gains), parts, expert, routed)
+    run_expert(weights.load_all(spec.layer_prefix(layer), parts, gains), parts, expert, routed)
 
 
 def run_expert(
     tensors: Tensors, parts: Sequence[Linear], expert: int, routed: Routed, methods: Iterable[Method] = ()
 ) -> ExpertInputs:
-    """Add the expert's output to the stream; returns what its linears read, with the rows that `methods` need."""
+    """Add the expert's output to the stream; returns the inputs of its linears, with the rows that `methods` need."""
     gate, up, down = (tensors[part.tensor_name] for part in parts)
     token, slot = torch.where(routed.ids == expert)
     inputs = ExpertInputs(InputStatistics(SEARCH_ROWS, len(token)))

@@ -1,4 +1,4 @@
-"""What a quantization has finished, on disk before it counts: run the same command again from here after any kill."""
+"""The journal of a run: its finished units, each recorded after its data is on disk. A killed run resumes from it."""
 
 from __future__ import annotations
 
@@ -15,55 +15,46 @@ from glm5_ascend.errors import OutputError
 from glm5_ascend.files.written import make_room, plain, write_file
 from glm5_ascend.quantize.run.blocks import ErrorSums
 
-#: 2: rot.weight lies in a file of its own. 3: with checksums. 4: streams of the sweep for gradients are fp32.
+#: 2: rot.weight lies in a file of its own. 3: with checksums.
 FORMAT = 4
 _MAX_BYTES = 512 * 1024**2
 
 
 @dataclass(frozen=True)
 class WorkUnit:
-    """A unit of work by its name in the journal; `place` is its layer and routed expert."""
+    """A unit of work; its name identifies it in the journal."""
 
     name: str
-    place: tuple[int, int | None] = field(default=(-1, None), compare=False)
+    layer_number: int = field(default=-1, compare=False)
+    expert_number: int | None = field(default=None, compare=False)
 
     @classmethod
     def layer(cls, layer: int) -> WorkUnit:
         """A whole layer, its residual stream included."""
-        return cls(f"layer {layer}", (layer, None))
+        return cls(f"layer {layer}", layer)
 
     @classmethod
     def backbone(cls, layer: int) -> WorkUnit:
         """Everything of a layer but the routed experts."""
-        return cls(f"layer {layer} backbone", (layer, None))
+        return cls(f"layer {layer} backbone", layer)
 
     @classmethod
     def expert(cls, layer: int, expert: int) -> WorkUnit:
-        return cls(f"layer {layer} expert {expert}", (layer, expert))
-
-    @classmethod
-    def streamed(cls, layer: int) -> WorkUnit:
-        """The stream behind a layer, of the sweep for gradients."""
-        return cls(f"layer {layer} stream", (layer, None))
-
-    @classmethod
-    def gradient(cls, layer: int) -> WorkUnit:
-        """The gradients in front of a layer."""
-        return cls(f"layer {layer} gradient", (layer, None))
+        return cls(f"layer {layer} expert {expert}", layer, expert)
 
 
-#: What lies outside the layers: embedding, head, final norm, rotation.
+#: The tensors outside the layers: embedding, head, final norm, rotation.
 GLOBALS = WorkUnit("globals")
 
 
 @dataclass(frozen=True)
 class UnitRecord:
-    """What the journal keeps of a unit whose weights were rounded.
+    """The journal's record of a finished unit.
 
     Attributes:
         errors: sums over its linears.
         cold: an expert that saw too few tokens for a search.
-        checksum: of what the unit left on disk.
+        checksum: of the unit's bytes on disk.
     """
 
     errors: ErrorSums = field(default_factory=dict)
@@ -71,31 +62,29 @@ class UnitRecord:
     checksum: str = ""
 
     @classmethod
-    def read(cls, line: dict[str, Any]) -> UnitRecord:
-        """From a line of the journal; ValueError where it is none of ours."""
+    def parse(cls, line: dict[str, Any]) -> UnitRecord:
+        """Record in a line of the journal. Raises: ValueError, TypeError where the line is damaged."""
         errors, cold, checksum = line.get("errors", {}), line.get("cold", False), line.get("checksum", "")
         if not isinstance(errors, dict) or not isinstance(cold, bool) or not isinstance(checksum, str):
             raise ValueError("not a record")
-        sums = {str(scheme): tuple(float(value) for value in pair) for scheme, pair in errors.items()}
-        if not all(len(pair) == 2 for pair in sums.values()):
-            raise ValueError("not two sums")
-        return cls({scheme: (pair[0], pair[1]) for scheme, pair in sums.items()}, cold, checksum)
+        sums = {scheme: (float(error), float(weight)) for scheme, (error, weight) in errors.items()}
+        return cls(sums, cold, checksum)
 
-    def line(self, name: str) -> dict[str, Any]:
-        """For the journal; what is empty is left out."""
+    def to_line(self, name: str) -> dict[str, Any]:
+        """JSON object of the journal's line; empty fields are left out."""
         return {"unit": name} | {key: value for key, value in vars(self).items() if value}
 
 
 class Journal:
-    """A file of JSON lines: first what defines the run, then one line per finished unit of work.
+    """A file of JSON lines: first the identity of the run, then one line per finished unit.
 
-    A line that a kill cut short does not count. The caller makes the unit's data durable first. Every rank writes a
-    file of its own, `journal.jsonl` and `journal-1.jsonl` ..., and reads them all.
+    A line that a kill cut short does not count. Every rank writes its own file, `journal.jsonl` and `journal-1.jsonl`
+    ..., and reads them all.
 
     Args:
-        identity: everything the output depends on, as a flat dict; compared with that of the run to continue.
+        identity: everything the output depends on, as a flat dict.
     Raises:
-        OutputError: the unfinished run had another identity; says which part changed.
+        OutputError: the unfinished run has another identity; names the keys that changed.
     """
 
     def __init__(self, path: Path, identity: dict[str, Any]) -> None:
@@ -104,8 +93,7 @@ class Journal:
         self._done: dict[str, UnitRecord] = {}  # by the unit's name
         try:
             lines = _whole_lines(path)
-            if lines:
-                self._take(path, lines)
+            self._take(path, lines)
             self._open(sum(len(_encode(line)) for line in lines))
         except OSError as error:
             raise disk_error(path, error) from None
@@ -113,7 +101,7 @@ class Journal:
             self._append(self._head)
 
     def _open(self, size: int) -> None:
-        """Go on behind the first `size` bytes."""
+        """Open the file to append after its first `size` bytes."""
         make_room(self.path, plain_stays=True)
         descriptor = os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o644)
         self._file = os.fdopen(descriptor, "r+b")
@@ -127,23 +115,23 @@ class Journal:
         return len(self._done)
 
     def record(self, unit: WorkUnit) -> UnitRecord:
-        """Of a finished unit; KeyError for another."""
+        """Record of a finished unit. Raises: KeyError for another unit."""
         return self._done[unit.name]
 
     def refresh(self) -> None:
-        """Take over what the other ranks, of this run or a stopped one, have finished."""
+        """Read the units that other ranks, of this run or a stopped one, have finished."""
         for path in sorted(self.path.parent.glob("journal*.jsonl")):
             self._take(path, _whole_lines(path))
 
     def finish(self, unit: WorkUnit, record: UnitRecord = UnitRecord()) -> None:
         """Record a unit whose data is on disk."""
         self._done[unit.name] = record
-        self._append(record.line(unit.name))
+        self._append(record.to_line(unit.name))
 
     def keep(self, units: Iterable[WorkUnit]) -> None:
-        """Forget all other units, in every rank's file; no other rank may be writing."""
+        """Remove all other units from every rank's file; no other rank may be writing."""
         self._done = {unit.name: self._done[unit.name] for unit in units}
-        lines = [self._head, *(record.line(name) for name, record in self._done.items())]
+        lines = [self._head, *(record.to_line(name) for name, record in self._done.items())]
         encoded = b"".join(_encode(line) for line in lines)
         self.close()
         write_file(self.path, encoded)
@@ -158,8 +146,8 @@ class Journal:
         if lines:
             _compare(path, lines[0], self._head)
         for line in lines[1:]:
-            with suppress(ValueError, TypeError):  # not a line of ours: that unit is done again
-                self._done[str(line.get("unit"))] = UnitRecord.read(line)
+            with suppress(ValueError, TypeError, OverflowError):  # a damaged line: that unit is done again
+                self._done[str(line.get("unit"))] = UnitRecord.parse(line)
 
     def _append(self, value: dict[str, Any]) -> None:
         try:
@@ -178,7 +166,7 @@ def _encode(value: dict[str, Any]) -> bytes:
 
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:
-    """None of a file that is missing, or none of ours: a link, say, which is not read."""
+    """Lines of the file up to the first one that `_encode` did not write; no lines of a missing file or a link."""
     lines: list[dict[str, Any]] = []
     try:
         facts = path.lstat()
@@ -204,7 +192,7 @@ def _compare(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
         raise OutputError(
             f"{path.parent}: holds an unfinished run with another {', '.join(changed)} "
             f"({_short(before.get(key))} then, {_short(now.get(key))} now)",
-            "repeat the command of that run to finish it, or pass --restart to discard it",
+            "re-run that command to resume it, or pass --restart to discard it",
         )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -24,10 +23,13 @@ from glm5_ascend.quantize.methods.rounding import ActivationRange
 from glm5_ascend.quantize.methods.smoothing import search_scale
 from glm5_ascend.quantize.methods.transforms import Tensors, move_scale
 from glm5_ascend.quantize.plan import LinearPlan, SmoothPlan
-from glm5_ascend.quantize.run.blocks import WeightErrors, blocks
+from glm5_ascend.quantize.progress import Progress
+from glm5_ascend.quantize.run.blocks import ErrorSums, add_errors, blocks
 from glm5_ascend.quantize.run.expert import quantize_expert, rerun_expert
-from glm5_ascend.quantize.run.job import QuantizedLayer, RunContext
 from glm5_ascend.quantize.run.journal import UnitRecord, WorkUnit
+from glm5_ascend.quantize.run.source_weights import FloatWeights
+from glm5_ascend.quantize.run.store import Store
+from glm5_ascend.quantize.workers import Workers
 
 Statistics = dict[str, InputStatistics]
 
@@ -39,45 +41,53 @@ class LayerQuantizer:
         streams: the residual streams around it; None without calibration.
     """
 
-    def __init__(self, run: RunContext, layer: int, streams: LayerStreams | None) -> None:
-        self.context, self.layer, self.streams = run, layer, streams
-        self.plan, self.config = run.plan, run.plan.config
+    def __init__(
+        self,
+        weights: FloatWeights,
+        store: Store,
+        workers: Workers,
+        layer: int,
+        streams: LayerStreams | None,
+        progress: Progress,
+    ) -> None:
+        self.weights, self.store, self.workers = weights, store, workers
+        self.layer, self.streams, self.progress = layer, streams, progress
+        self.plan, self.config = store.plan, store.plan.config
         self.prefix = self.config.spec.layer_prefix(layer)
         self.parts = self.config.backbone(layer)
-        self.gains = run.weights.gains(self.prefix, self.parts)
+        self.gains = weights.gains(self.prefix, self.parts)
 
-    def run(self) -> QuantizedLayer:
+    def run(self) -> None:
         """Do what the journal does not have yet."""
         with self._expert_inputs() as inputs:
             routed = self._backbone(inputs)
             if self.config.is_moe(self.layer):
                 self._all_experts(routed)
-        left = ""
+        checksum = ""
         if self.streams is not None and self.streams.out is not None:
             self.streams.out.file.sync()
-            left = self.streams.checksum_behind(self.layer)
-        self.context.journal.finish(WorkUnit.layer(self.layer), UnitRecord(checksum=left))
-        return QuantizedLayer.of(self.context, self.layer)
+            checksum = self.streams.output_checksum(self.layer)
+        self.store.journal.finish(WorkUnit.layer(self.layer), UnitRecord(checksum=checksum))
 
     @contextmanager
     def _expert_inputs(self) -> Iterator[RowFile | None]:
-        """Room for the inputs of the routed experts, if this layer has some that are calibrated."""
+        """File for the inputs of the routed experts, if this layer has some that are calibrated."""
         if self.streams is None or not self.config.is_moe(self.layer):
             yield None
             return
-        path = self.context.folder / "expert-inputs"
+        path = self.streams.folder / "expert-inputs"
         with RowFile(path, self.streams.before.tokens, self.config.hidden_size, torch.float32) as file:
             yield file
         path.unlink()
 
     def _backbone(self, inputs: RowFile | None) -> Routed | None:
-        """Everything but the routed experts; what they need to go on."""
+        """Everything but the routed experts; returns their inputs."""
         routed: Routed | None = None
-        written = WorkUnit.backbone(self.layer) in self.context.journal
+        written = WorkUnit.backbone(self.layer) in self.store.journal
         if self.streams is None and written:
             return None
-        read = [part for part in self.parts if not part.is_table]
-        tensors = self.context.weights.load_all(self.prefix, read, self.gains, self.context.workers)
+        parts = [part for part in self.parts if not part.is_table]
+        tensors = self.weights.load_all(self.prefix, parts, self.gains, self.workers)
         statistics: Statistics = {}
         if self.streams is not None:
             statistics, routed = self._forward(tensors, self.streams, inputs, searched=not written)
@@ -97,12 +107,12 @@ class LayerQuantizer:
     ) -> tuple[Statistics, Routed | None]:
         """Run the layer in float; statistics of the inputs that something is decided by, by linear."""
         reader = input_readers(self.parts)
-        static = {p.name for p in self.parts if self.context.store.scheme(self.prefix, p) == schemes.W8A8}
+        static = {p.name for p in self.parts if self.store.scheme(self.prefix, p) == schemes.W8A8}
         targets = {search.subgraph.targets[0] for search in self._searches} if searched else set()
         recorded = static | targets | set(self.plan.uses_inputs(self.prefix, self.parts))
         names = {reader[name] for name in recorded}
         statistics, routed = forward_layer(
-            self.config, self.layer, tensors, streams, inputs, record=names, workers=self.context.workers
+            self.config, self.layer, tensors, streams, inputs, record=names, workers=self.workers
         )
         return {name: statistics[reader[name]] for name in recorded}, routed
 
@@ -115,7 +125,7 @@ class LayerQuantizer:
             scale = search_scale(weights, statistics[targets[0]], search)
             return move_scale(tensors, self.config, search.subgraph, scale)
 
-        scales = self.context.workers.map(search_and_move, self._searches)
+        scales = self.workers.map(search_and_move, self._searches)
         pairs = zip(self._searches, scales, strict=True)
         return {target: scale for search, scale in pairs for target in search.subgraph.targets}
 
@@ -135,75 +145,77 @@ class LayerQuantizer:
             rows, scale = statistics[name].rows, scales.get(name)
             return planned.method.prepare(rows if scale is None else rows / scale, planned.steps)
 
-        states = zip(shared, self.context.workers.map(prepare, shared), strict=True)
+        states = zip(shared, self.workers.map(prepare, shared), strict=True)
         return {name: state for key, state in states for name in shared[key]}
 
     # -- output -----------------------------------------------------------------------------------------------------
 
     def _write(self, tensors: Tensors, statistics: Statistics, scales: Tensors) -> None:
-        run, store = self.context, self.context.store
         for part in self.parts:
             if isinstance(part, Linear) and part.is_table:
-                run.write_table(self.prefix, part, self.gains)
+                write_table(self.weights, self.store, self.workers, self.prefix, part, self.gains)
         states = self._prepare(statistics, scales) if statistics else {}
 
-        def write_block(block: tuple[Linear | Vector, int, int]) -> WeightErrors:
+        def write_block(block: tuple[Linear | Vector, int, int]) -> ErrorSums:
             part, start, stop = block
             rows, activation = tensors[part.tensor_name][start:stop], self._range(part, statistics, scales)
-            return store.write_rows(self.prefix, part, rows, start, activation, states.get(part.name))
+            return self.store.write_rows(self.prefix, part, rows, start, activation, states.get(part.name))
 
-        read = [part for part in self.parts if not part.is_table]
-        shapes = [(part, tuple(tensors[part.tensor_name].shape)) for part in read]
-        errors = WeightErrors()
-        for block_errors in run.workers.map(
-            write_block, [(p, *block) for p, shape in shapes for block in blocks(shape)]
-        ):
-            errors.include(block_errors.sums())
-        store.sync(run.stored_names(self.layer, self.parts))
+        parts = [part for part in self.parts if not part.is_table]
+        pieces = [(part, *block) for part in parts for block in blocks(tuple(tensors[part.tensor_name].shape))]
+        errors: ErrorSums = {}
+        for block_errors in self.workers.map(write_block, pieces):
+            add_errors(errors, block_errors)
         unit = WorkUnit.backbone(self.layer)
-        run.journal.finish(unit, UnitRecord(errors.sums(), checksum=run.checksum(unit)))
+        self.store.finish(unit, UnitRecord(errors, checksum=self.store.checksum(unit)))
 
     def _range(self, part: Linear | Vector, statistics: Statistics, scales: Tensors) -> ActivationRange | None:
-        if part.name not in statistics or self.context.store.scheme(self.prefix, part) != schemes.W8A8:
+        if part.name not in statistics or self.store.scheme(self.prefix, part) != schemes.W8A8:
             return None
         return statistics[part.name].range_after(scales.get(part.name))
 
     # -- routed experts ---------------------------------------------------------------------------------------------
 
     def _all_experts(self, routed: Routed | None) -> None:
-        """Our share and, where there are other ranks, theirs: handed out through the folder, collected from it."""
-        run = self.context
-        if routed is not None and run.ranks.count > 1:
-            routed.publish(run.folder)
-        run.ranks.meet()
+        """This rank's share of the experts; other ranks do theirs, exchanged through the folder of the activations."""
+        store, ranks = self.store, self.store.ranks
+        if routed is not None and self.streams is not None and ranks.count > 1:
+            routed.publish(self.streams.folder)
+        ranks.barrier()
         self.experts(routed)
-        run.ranks.meet()
-        if run.ranks.count > 1:
-            run.journal.refresh()
-            run.accept_written(self.layer)
+        ranks.barrier()
+        if ranks.count > 1:
+            store.journal.refresh()
+            store.accept_written(self.layer)
         if self.streams is not None and self.streams.out is not None:
-            for rank in range(1, run.ranks.count):
-                self.streams.out.include(partial_stream(run.folder, rank))
+            for rank in range(1, ranks.count):
+                self.streams.out.include(partial_stream(self.streams.folder, rank))
 
     def experts(self, routed: Routed | None) -> None:
         """This rank's share of the routed experts."""
-        run, layer = self.context, self.layer
+        layer, store, count = self.layer, self.store, self.config.n_routed_experts
 
         def quantize_or_rerun(expert: int) -> UnitRecord | None:
-            unit = WorkUnit.expert(layer, expert)
-            if unit not in run.journal:
-                record = quantize_expert(run, layer, expert, self.gains, routed)
-                return replace(record, checksum=run.checksum(unit))
+            if WorkUnit.expert(layer, expert) not in store.journal:
+                return quantize_expert(self.weights, store, layer, expert, self.gains, routed)
             if routed is not None and routed.out is not None:
-                rerun_expert(run.weights, layer, expert, self.gains, routed)
+                rerun_expert(self.weights, layer, expert, self.gains, routed)
             return None
 
-        mine = run.own_experts(layer)
-        layers = self.config.num_layers_with_mtp
-        for expert, record in zip(mine, run.workers.map(quantize_or_rerun, mine), strict=True):
+        assigned = store.ranks.assigned(count)
+        for expert, record in zip(assigned, self.workers.map(quantize_or_rerun, assigned), strict=True):
             if record is not None:
-                run.store.sync(run.stored_names(layer, self.config.spec.expert_linears(expert)))
-                run.journal.finish(WorkUnit.expert(layer, expert), record)
-            run.progress(
-                f"layer {layer} expert {expert}", layer + (expert + 0.5) / self.config.n_routed_experts, layers
-            )
+                store.finish(WorkUnit.expert(layer, expert), record)
+            done = layer + (expert + 0.5) / count
+            self.progress(f"layer {layer} expert {expert}", done, self.config.num_layers_with_mtp)
+
+
+def write_table(
+    weights: FloatWeights, store: Store, workers: Workers, prefix: str, table: Linear, gains: Tensors
+) -> None:
+    """Write an embedding table or a head, in blocks of rows."""
+
+    def write_block(block: tuple[int, int]) -> None:
+        store.write_rows(prefix, table, weights.rows(prefix, table, gains, *block), block[0])
+
+    workers.each(write_block, blocks(table.shape(store.plan.config.sizes)))

@@ -1,4 +1,4 @@
-"""Reading a part of the source into fp32, fused and rotated, a block of rows at a time."""
+"""The input side of a run: parts of the source in fp32, fused and rotated, read a block of rows at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FloatWeights:
 
     Args:
         rotations: None for a recipe without quarot: then norms keep their gains, too.
-        device: where they are wanted.
+        device: of the tensors returned.
     """
 
     def __init__(self, source: SourceCheckpoint, rotations: Rotations | None, device: torch.device) -> None:
@@ -54,7 +54,7 @@ class FloatWeights:
     def load_all(
         self, prefix: str, parts: Iterable[Linear | Vector], gains: Tensors, workers: Workers | None = None
     ) -> Tensors:
-        """Several parts by tensor name, read side by side if there are workers."""
+        """Several parts by tensor name, read in parallel if there are workers."""
         # The largest first: the threads end at about the same time.
         parts = sorted(parts, key=lambda part: -torch.Size(part.shape(self._size)).numel())
 
@@ -73,17 +73,14 @@ class FloatWeights:
 
     def lookup(self, prefix: str, part: Linear | Vector, ids: torch.Tensor) -> torch.Tensor:
         """fp32 [len(ids), hidden] on the host: the rows `ids` of an embedding table; only they are read."""
-        wanted, place = ids.unique(return_inverse=True)
-        found = torch.cat(
-            [
-                self.rows(prefix, part, {}, run[0], run[-1] + 1).cpu()[torch.tensor(run) - run[0]]
-                for run in _runs(wanted)
-            ]
+        unique, inverse = ids.unique(return_inverse=True)
+        runs = (
+            self.rows(prefix, part, {}, run[0], run[-1] + 1).cpu()[torch.tensor(run) - run[0]] for run in _runs(unique)
         )
-        return found[place]
+        return torch.cat(list(runs))[inverse]
 
     def _finite(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor` itself; rounding would make plausible integers of a NaN or an infinity.
+        """Return `tensor`; rounding would make plausible integers of a NaN or an infinity.
 
         Raises:
             CheckpointError: it holds one.

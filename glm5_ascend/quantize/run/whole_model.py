@@ -1,68 +1,105 @@
-"""All tensors of the output, in order: what is outside the layers first, then layer by layer."""
+"""All tensors of the output, in order: those outside the layers first, then layer by layer."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import safetensors.torch
+import torch
 
+from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.files.written import make_folder, write_file
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import Linear
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
-from glm5_ascend.quantize.plan import ROT_NAME
-from glm5_ascend.quantize.run.job import ROTATION_FILE, QuantizedLayer, RunContext
+from glm5_ascend.quantize.calibration.forward import Routed, partial_stream
+from glm5_ascend.quantize.calibration.row_file import RowFile, Stream
+from glm5_ascend.quantize.progress import Progress, silent
 from glm5_ascend.quantize.run.journal import GLOBALS, UnitRecord, WorkUnit
-from glm5_ascend.quantize.run.layer import LayerQuantizer
+from glm5_ascend.quantize.run.layer import LayerQuantizer, write_table
 from glm5_ascend.quantize.run.residual_streams import ResidualStreams
+from glm5_ascend.quantize.run.source_weights import FloatWeights
+from glm5_ascend.quantize.run.store import ROTATION_FILE, QuantizedLayer, Store
+from glm5_ascend.quantize.workers import Workers
 
 
-def write_tensors(run: RunContext, calibration: CalibrationSet | None) -> list[QuantizedLayer]:
-    """Do everything the journal does not have yet, and finish the shards."""
-    numbers = range(run.plan.config.num_layers_with_mtp)
-    if not len(run.journal):
-        run.progress("embedding and head", 0, len(numbers))
-    _write_globals(run)
-    for layer in numbers:
-        run.accept_written(layer)
-    with ResidualStreams(run, calibration) as streams:
-        finished = [_quantize_layer(run, streams, layer) for layer in numbers]
-    run.store.writer.finish()
-    return finished
+def write_tensors(
+    weights: FloatWeights,
+    store: Store,
+    workers: Workers,
+    folder: Path,
+    calibration: CalibrationSet | None,
+    progress: Progress,
+) -> list[QuantizedLayer]:
+    """Do everything the journal does not have yet, and finish the shards.
+
+    Args:
+        folder: for the calibration's activations.
+    """
+    plan, layers = store.plan, range(store.plan.config.num_layers_with_mtp)
+    if not len(store.journal):
+        progress("embedding and head", 0, len(layers))
+    _write_globals(weights, store, workers)
+    for layer in layers:
+        store.accept_written(layer)
+    with ResidualStreams(plan, weights, store.journal, workers, folder, calibration) as streams:
+        for layer in layers:
+            if WorkUnit.layer(layer) not in store.journal:
+                LayerQuantizer(weights, store, workers, layer, streams.around(layer), progress).run()
+                streams.layer_done()
+                progress(str(store.report(layer)), layer + 1, len(layers))
+    store.writer.finish()
+    return [store.report(layer) for layer in layers]
 
 
-def _quantize_layer(run: RunContext, streams: ResidualStreams, layer: int) -> QuantizedLayer:
-    """Quantize one layer, unless a stopped run has."""
-    if WorkUnit.layer(layer) in run.journal:
-        return QuantizedLayer.of(run, layer)
-    finished = LayerQuantizer(run, layer, streams.of(layer)).run()
-    streams.layer_done()
-    run.progress(finished.in_words(), layer + 1, run.plan.config.num_layers_with_mtp)
-    return finished
-
-
-def _write_globals(run: RunContext) -> None:
+def _write_globals(weights: FloatWeights, store: Store, workers: Workers) -> None:
     """Embedding, head, final norm, and the two matrices that tell the engine of the rotation."""
-    plan, weights, writer = run.plan, run.weights, run.store.writer
-    names = run.global_names()
-    if GLOBALS in run.journal:
-        writer.expect_no_more(*names)
+    plan, writer = store.plan, store.writer
+    if GLOBALS in store.journal:
+        writer.expect_no_more(*store.tensor_names(GLOBALS))
         return
-    gains = weights.gains("", plan.config.spec.global_weights)
-    for part in plan.config.spec.global_weights:
+    parts = plan.config.spec.global_weights
+    gains = weights.gains("", parts)
+    for part in parts:
         if isinstance(part, Linear):
-            run.write_table("", part, gains)
+            write_table(weights, store, workers, "", part, gains)
         else:
-            run.store.write("", part, weights.load("", part, gains))
+            store.write("", part, weights.load("", part, gains))
     if weights.rotations is not None:
         rot = weights.rotations.mtp_rotation(gains["model.norm"])
         writer.write(ROT_NAME, rot.to(plan.source.dtype("model.norm.weight")))
-        _write_global_rotation(writer.directory, weights.rotations)
-    run.store.sync(names)
-    run.journal.finish(GLOBALS, UnitRecord(checksum=run.checksum(GLOBALS)))
+        _write_global_rotation(writer.directory / ROTATION_FILE, weights.rotations)
+    store.finish(GLOBALS, UnitRecord(checksum=store.checksum(GLOBALS)))
 
 
-def _write_global_rotation(work: Path, rotations: Rotations) -> None:
+def _write_global_rotation(path: Path, rotations: Rotations) -> None:
     data = safetensors.torch.save({"global_rotation": rotations.global_rotation().cpu()})
-    make_folder((work / ROTATION_FILE).parent)
-    write_file(work / ROTATION_FILE, data)
+    make_folder(path.parent)
+    write_file(path, data)
+
+
+def help_with_experts(weights: FloatWeights, store: Store, workers: Workers, folder: Path, calibrated: bool) -> None:
+    """Quantize this rank's share of each layer's routed experts, in step with rank 0.
+
+    Args:
+        calibrated: True if this run calibrates at all.
+    """
+    config, last = store.plan.config, store.plan.last_calibrated_layer
+    for layer in range(config.num_layers_with_mtp):
+        if WorkUnit.layer(layer) in store.journal or not config.is_moe(layer):
+            continue
+        quantizer = LayerQuantizer(weights, store, workers, layer, None, silent)
+        store.ranks.barrier()
+        if not calibrated or layer > last:
+            quantizer.experts(None)
+        else:
+            weight, ids = torch.load(folder / "routing.pt", weights_only=True)
+            tokens, hidden = len(ids), config.hidden_size
+            with RowFile(folder / "expert-inputs", tokens, hidden, torch.float32, keep=True) as inputs:
+                out = None
+                if layer < last and not config.is_mtp(layer):
+                    out = Stream(partial_stream(folder, store.ranks.rank), (tokens,), hidden)
+                quantizer.experts(Routed(inputs, out, weight, ids))
+                if out is not None:
+                    out.file.close()
+        store.ranks.barrier()

@@ -72,8 +72,8 @@ class QuantizedExperts(nn.Module):
             token, slot = torch.where(top_k_index == expert)
             x, rows = hidden_states[token], self.gate_up_proj[expert].chunk(2)
             gate, up = (self._linear(expert, name, part, x) for name, part in zip(_GATE_UP, rows, strict=True))
-            made = self._linear(expert, "down_proj", self.down_proj[expert], self.act_fn(gate) * up)
-            out = out.index_add(0, token, (made * top_k_weights[token, slot, None]).to(out.dtype))
+            y = self._linear(expert, "down_proj", self.down_proj[expert], self.act_fn(gate) * up)
+            out = out.index_add(0, token, (y * top_k_weights[token, slot, None]).to(out.dtype))
         return out
 
     def _linear(self, expert: int, name: str, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -99,26 +99,28 @@ def prepare_qat(model: nn.Module, recipe: str = "qat-w4a8", source: Path | None 
     checkpoint = _source(model, source)
     linears = rounded_linears(checkpoint, find_recipe(recipe))
     dtype = checkpoint.dtype("model.embed_tokens.weight")
-    modules, found = dict(model.named_modules()), set()
+    modules, replaced = dict(model.named_modules()), set()
     for name, module in modules.items():
-        made: nn.Module | None = None
+        quantized: nn.Module | None = None
         if hasattr(module, "gate_up_proj") and isinstance(module.gate_up_proj, nn.Parameter):
             names = [f"{name}.{expert}." for expert in range(len(module.gate_up_proj))]
             parts = (*_GATE_UP, "down_proj")
-            made = QuantizedExperts(module, [{part: linears[of + part] for part in parts} for of in names], dtype)
-            found |= {of + part for of in names for part in parts}
+            quantized = QuantizedExperts(module, [{part: linears[of + part] for part in parts} for of in names], dtype)
+            replaced |= {of + part for of in names for part in parts}
         elif isinstance(module, nn.Linear) and linears.get(name, FLOAT_LINEAR).scheme != schemes.FLOAT:
-            made = QuantizedLinear(module.weight, linears[name], dtype)
-            found.add(name)
-        if made is not None:
+            quantized = QuantizedLinear(module.weight, linears[name], dtype)
+            replaced.add(name)
+        if quantized is not None:
             parent, _, last = name.rpartition(".")
-            setattr(modules[parent], last, made.train(module.training))
+            setattr(modules[parent], last, quantized.train(module.training))
     config = checkpoint.config
     mtp = tuple(f"model.layers.{layer}." for layer in range(config.num_hidden_layers, config.num_layers_with_mtp))
-    wanted = {name for name, planned in linears.items() if planned.scheme != schemes.FLOAT and not name.startswith(mtp)}
-    if missing := sorted(wanted - found):
+    expected = {
+        name for name, planned in linears.items() if planned.scheme != schemes.FLOAT and not name.startswith(mtp)
+    }
+    if missing := sorted(expected - replaced):
         raise ConfigError(
-            f"{type(model).__name__} has no linear {missing[0]} ({len(missing)} of {len(wanted)} are missing)",
+            f"{type(model).__name__} has no linear {missing[0]} ({len(missing)} of {len(expected)} are missing)",
             "give GlmMoeDsaForCausalLM as transformers loads it, and the checkpoint it was loaded from",
         )
     for name, parameter in model.named_parameters():
@@ -176,9 +178,11 @@ def export_trained(model: nn.Module, out: Path, source: Path | None = None) -> P
         names: dict[str, list[str]] = {}
         for name, file in sorted(checkpoint.files.file_of.items()):
             names.setdefault(file, []).append(name)
-        for file, held in names.items():
-            tensors = {name: trained[name].cpu() if name in trained else checkpoint.files.read(name) for name in held}
-            stored = {name: tensors[name].to(checkpoint.files.entries[name].dtype).contiguous() for name in held}
+        for file, in_file in names.items():
+            tensors = {
+                name: trained[name].cpu() if name in trained else checkpoint.files.read(name) for name in in_file
+            }
+            stored = {name: t.to(checkpoint.files.entries[name].dtype).contiguous() for name, t in tensors.items()}
             save_file(stored, aside / file, metadata={"format": "pt"})
         for path in checkpoint.directory.glob("*.safetensors.index.json"):
             copy_file(path, aside / path.name)
@@ -198,8 +202,8 @@ def hub_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, tensor
 
 
-def _source(model: nn.Module, given: Path | None) -> SourceCheckpoint:
-    directory = Path(given or getattr(model, "name_or_path", "") or "")
+def _source(model: nn.Module, source: Path | None) -> SourceCheckpoint:
+    directory = Path(source or getattr(model, "name_or_path", "") or "")
     if not (directory / "config.json").is_file() or directory == Path():
         raise ConfigError(f"{directory}: no checkpoint of this model there", "name its folder: source=DIR")
     return SourceCheckpoint(directory)

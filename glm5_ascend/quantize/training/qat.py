@@ -1,4 +1,4 @@
-"""A float checkpoint that computes as its quantized self will, with gradients: for quantization-aware training.
+"""Quantization-aware training: a float checkpoint that computes as its quantized version will, with gradients.
 
 The forward is `model.layers`, the one that judges quantized checkpoints; the recipe's linears compute through
 `fake_quant`. Saved as bf16 and quantized with the same recipe, the weights give the integers training saw.
@@ -100,7 +100,7 @@ class TrainableModel:
 
 
 def rounded_linears(source: SourceCheckpoint, path: Path) -> dict[str, LinearPlan]:
-    """What every linear becomes by a recipe for training, by full name; see `TrainableModel` for errors."""
+    """Plans of all linears by a recipe for training, by full name; errors as of `TrainableModel`."""
     recipe = load_recipe(path)
     linears = QuantizationPlan(source, recipe).linears
     more = recipe.rotates or recipe.smoothing_steps

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from glm5_ascend.quantize.calibration.row_file import Stream
+from glm5_ascend.quantize.job import prepare
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
 from glm5_ascend.quantize.options import QuantizeOptions
-from glm5_ascend.quantize.pipeline import prepare, quantize
+from glm5_ascend.quantize.pipeline import quantize
 from glm5_ascend.quantize.progress import silent
 from tests.support.command import ROOT
 
@@ -63,7 +64,7 @@ def test_an_input_of_many_tokens_keeps_its_rows_alone() -> None:
 
 _HOLES = """
 import psutil
-from glm5_ascend.quantize.calibration.forward import give_back
+from glm5_ascend.quantize.calibration.forward import release_memory
 first = bytearray(8 * 1024**2)
 del first  # from now on glibc takes pieces of up to 8 MiB from its heap
 pieces, pins = [], []
@@ -72,7 +73,7 @@ for _ in range(100):
     pins.append(bytearray(b"x") * (64 * 1024))
 del pieces
 before = psutil.Process().memory_info().rss
-give_back()
+release_memory()
 print(before - psutil.Process().memory_info().rss)
 """
 

@@ -11,8 +11,8 @@ import pytest
 
 from glm5_ascend.errors import OutputError
 from glm5_ascend.quantize.estimate import memory as budget
+from glm5_ascend.quantize.job import predict, prepare
 from glm5_ascend.quantize.options import QuantizeOptions
-from glm5_ascend.quantize.pipeline import predict, prepare
 from tests.support.command import ROOT
 
 

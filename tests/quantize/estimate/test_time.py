@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from glm5_ascend.quantize.estimate import time as estimate
+from glm5_ascend.quantize.job import prepare
 from glm5_ascend.quantize.options import QuantizeOptions
-from glm5_ascend.quantize.pipeline import prepare
 
 
 def test_preparing_gptq_is_counted_where_a_recipe_has_it(tiny_source: Path, tmp_path: Path) -> None:

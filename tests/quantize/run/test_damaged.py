@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from glm5_ascend.checkpoint.output import workshop
+from glm5_ascend.checkpoint.output import run_dir_of
 from glm5_ascend.errors import OutputError
-from glm5_ascend.quantize.pipeline import prepare, quantize
+from glm5_ascend.quantize.job import prepare
+from glm5_ascend.quantize.pipeline import quantize
 from glm5_ascend.quantize.progress import silent
 from tests.quantize.run.test_resume import StopsAfter, options
 from tests.quantize.support.kill_runs import digest
@@ -65,7 +66,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
 
 
 def shard_of(out: Path) -> Path:
-    return next((workshop(out) / "checkpoint").glob("*.safetensors"))
+    return next((run_dir_of(out) / "checkpoint").glob("*.safetensors"))
 
 
 def test_nothing_is_done_again_where_nothing_is_damaged(stopped: Stopped, tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_a_damaged_shard_is_done_again(kind: str, stopped: Stopped, tmp_path: Pa
     again = [text for text in texts if "are done again" in text]
     assert len(again) == (0 if kind in ("longer", "header") else 1)
     if kind == "a byte":
-        assert "; 1 units are not as they were written" in again[0]
+        assert "; 1 units are damaged" in again[0]
 
 
 @pytest.mark.parametrize("name", ["stream-3", "selections"])
@@ -120,18 +121,18 @@ def test_a_damaged_shard_is_done_again(kind: str, stopped: Stopped, tmp_path: Pa
 def test_damaged_activations_are_computed_again(name: str, kind: str, stopped: Stopped, tmp_path: Path) -> None:
     """The run was stopped in a layer that works on the selections of an earlier one; its weights stay."""
     out, mine = stopped.copy(tmp_path), tmp_path / "mine"
-    damage(workshop(out) / "activations" / name, kind, mine)
+    damage(run_dir_of(out) / "activations" / name, kind, mine)
     before = mine.read_bytes()
     texts = stopped.goes_on(out)
     assert mine.read_bytes() == before
-    assert any("the calibration starts again at the embedding" in text for text in texts)
+    assert any("the calibration restarts at the embedding" in text for text in texts)
     assert not any("done again" in text for text in texts)
 
 
 def test_a_layer_of_another_run_does_not_count(stopped: Stopped, tmp_path: Path) -> None:
     """A journal that claims more than there is."""
     out = stopped.copy(tmp_path)
-    journal = workshop(out) / "journal.jsonl"
+    journal = run_dir_of(out) / "journal.jsonl"
     lines = journal.read_text().splitlines()
     lines.append(json.dumps({"unit": "layer 3"}))
     lines.append(json.dumps({"checksum": "00000000", "unit": "layer 3 expert 3"}))
@@ -145,9 +146,9 @@ def test_a_layer_of_another_run_does_not_count(stopped: Stopped, tmp_path: Path)
 
 def test_a_journal_of_another_rank_and_another_run_is_refused(stopped: Stopped, tmp_path: Path) -> None:
     out = stopped.copy(tmp_path)
-    journal = workshop(out) / "journal.jsonl"
+    journal = run_dir_of(out) / "journal.jsonl"
     head = json.loads(journal.read_text().splitlines()[0])
-    (workshop(out) / "journal-1.jsonl").write_text(json.dumps(head | {"seed": 9}, sort_keys=True) + "\n")
+    (run_dir_of(out) / "journal-1.jsonl").write_text(json.dumps(head | {"seed": 9}, sort_keys=True) + "\n")
     with pytest.raises(OutputError, match="another seed"):
         stopped.run(out)
 
@@ -159,7 +160,7 @@ def test_a_journal_of_another_rank_and_another_run_is_refused(stopped: Stopped, 
 def test_nothing_is_written_through_a_link(name: str, kind: str, stopped: Stopped, tmp_path: Path) -> None:
     out, mine = stopped.copy(tmp_path), tmp_path / "mine"
     mine.write_text("mine")
-    path = workshop(out) / name
+    path = run_dir_of(out) / name
     path.unlink(missing_ok=True)
     path.hardlink_to(mine) if kind == "hard link" else path.symlink_to(mine)
     if name.endswith("merges.txt"):  # this source has none: not a name of ours
@@ -176,8 +177,8 @@ def test_a_linked_folder_is_refused(name: str, stopped: Stopped, tmp_path: Path)
     out, mine = stopped.copy(tmp_path), tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("mine")
-    shutil.rmtree(workshop(out) / name)
-    (workshop(out) / name).symlink_to(mine)
+    shutil.rmtree(run_dir_of(out) / name)
+    (run_dir_of(out) / name).symlink_to(mine)
     with pytest.raises(OutputError, match=f"{name}: not "):
         stopped.run(out)
     assert [path.name for path in mine.iterdir()] == ["thesis.txt"]
@@ -190,8 +191,8 @@ def test_strange_files_are_refused_by_name(name: str, done: bool, stopped: Stopp
     """Also where nothing was finished yet, after which a run leaves nothing of its own."""
     out = stopped.copy(tmp_path)
     if not done:
-        (workshop(out) / "journal.jsonl").unlink()
-    path = workshop(out) / name
+        (run_dir_of(out) / "journal.jsonl").unlink()
+    path = run_dir_of(out) / name
     path.parent.mkdir(exist_ok=True)
     path.write_text("mine")
     with pytest.raises(OutputError, match=name.split("/")[-2] if "folder" in name else path.name):
@@ -205,7 +206,7 @@ def test_strange_files_are_refused_by_name(name: str, done: bool, stopped: Stopp
 
 def test_what_appears_while_the_run_works_is_not_published(stopped: Stopped, tmp_path: Path) -> None:
     out = stopped.copy(tmp_path)
-    path = workshop(out) / "checkpoint" / "thesis.txt"
+    path = run_dir_of(out) / "checkpoint" / "thesis.txt"
 
     def put(text: str, done: float, total: int) -> None:
         if done == total:
@@ -231,6 +232,6 @@ def test_a_shard_replaced_while_the_run_works_is_noticed(stopped: Stopped, tmp_p
 
 def test_half_files_of_a_kill_are_removed(stopped: Stopped, tmp_path: Path) -> None:
     out = stopped.copy(tmp_path)
-    for folder in (workshop(out), workshop(out) / "checkpoint"):
+    for folder in (run_dir_of(out), run_dir_of(out) / "checkpoint"):
         (folder / ".config.json.1-2.glm5-ascend-partial").write_text("{")
     stopped.goes_on(out)

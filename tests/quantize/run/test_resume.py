@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from glm5_ascend.checkpoint.output import workshop
+from glm5_ascend.checkpoint.output import run_dir_of
 from glm5_ascend.errors import OutputError
 from glm5_ascend.quantize import pipeline
+from glm5_ascend.quantize.job import prepare
 from glm5_ascend.quantize.methods import gptq
 from glm5_ascend.quantize.methods.gptq import truncated_svd
 from glm5_ascend.quantize.options import QuantizeOptions
-from glm5_ascend.quantize.pipeline import prepare, quantize
+from glm5_ascend.quantize.pipeline import quantize
 from glm5_ascend.quantize.progress import silent
 from glm5_ascend.quantize.run.journal import GLOBALS, Journal, UnitRecord, WorkUnit
 from tests.quantize.support import kill_runs
@@ -126,7 +127,7 @@ def test_another_job_does_not_go_on(change: dict[str, Any], word: str, tiny_sour
     assert not out.exists()
     quantize(prepare(options(tiny_source, out, calib, **change, restart=True)), silent)
     assert out.exists()
-    assert not workshop(out).exists()
+    assert not run_dir_of(out).exists()
 
 
 def test_a_touched_source_does_not_go_on(tmp_path: Path) -> None:

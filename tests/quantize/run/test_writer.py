@@ -17,20 +17,25 @@ from glm5_ascend.quantize.plan import OutputTensor, QuantizationPlan
 from glm5_ascend.quantize.recipe import find_recipe, load_recipe
 from glm5_ascend.quantize.run import blocks as blocks_module
 from glm5_ascend.quantize.run.blocks import blocks
-from glm5_ascend.quantize.run.writer import Store
+from glm5_ascend.quantize.run.journal import Journal
+from glm5_ascend.quantize.run.ranks import Ranks
+from glm5_ascend.quantize.run.store import Store
 
 
 def test_a_last_block_of_one_row(tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its static input's scale has as many rows as the block: it is of the linear all the same."""
+    """The static input's scale has as many rows as the block, but belongs to the whole linear."""
     plan = QuantizationPlan(SourceCheckpoint(tiny_source), load_recipe(find_recipe("w8a8")))
     prefix, parts = plan.config.spec.layer_prefix(1), plan.config.backbone(1)
     part = find(parts, "self_attn.q_a_proj")
     shape = part.shape(plan.config.sizes)
     writer = ShardWriter(tmp_path, plan.stored(prefix, part), 2**30)
-    store, rows = Store(plan, writer), torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    store = Store(plan, writer, Journal(tmp_path / "journal.jsonl", {}), Ranks())
+    rows = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     for start, stop in ((0, shape[0] - 1), (shape[0] - 1, shape[0])):
         store.write_rows(prefix, part, rows[start:stop], start, ActivationRange(-1.0, 2.0))
-    store.sync(store.names(prefix, part))
+    names = [tensor.name for tensor in plan.stored(prefix, part)]
+    writer.sync(names)
+    writer.expect_no_more(*names)
     writer.finish()
     (shard,) = tmp_path.glob("*.safetensors")
     stored = load_file(shard)

@@ -19,15 +19,16 @@ from pathlib import Path
 
 import torch
 
-from glm5_ascend.quantize import pipeline
+from glm5_ascend.quantize.job import prepare
 from glm5_ascend.quantize.options import QuantizeOptions
+from glm5_ascend.quantize.pipeline import quantize
 from glm5_ascend.quantize.progress import silent
 from glm5_kernels import ops, registry
 
 
 def run(source: Path, calib: Path, out: Path) -> None:
     options = QuantizeOptions(source, out, "w4a8", calib=calib, samples=4, seq_len=64, threads=2)
-    pipeline.quantize(pipeline.prepare(options), silent)
+    quantize(prepare(options), silent)
 
 
 def start(source: Path, calib: Path, out: Path) -> int:

@@ -93,14 +93,15 @@ def install() -> None:
 
 
 def main() -> None:
-    from glm5_ascend.quantize.calibration import product
+    from glm5_ascend.quantize.calibration import forward
+    from glm5_ascend.quantize.job import prepare
     from glm5_ascend.quantize.options import QuantizeOptions
-    from glm5_ascend.quantize.pipeline import prepare, quantize
+    from glm5_ascend.quantize.pipeline import quantize
     from glm5_ascend.quantize.progress import silent
 
     install()
-    host_has_it = product.native_bf16(torch.device("cpu"))
-    product.native_bf16 = lambda _: host_has_it  # the device multiplies what the host multiplies: equal bytes
+    host_has_it = forward.native_bf16(torch.device("cpu"))
+    forward.native_bf16 = lambda _: host_has_it  # the device multiplies what the host multiplies: equal bytes
     source, out, recipe, calib, operators = sys.argv[1:]
     options = QuantizeOptions(Path(source), Path(out), recipe, calib=Path(calib), samples=4, seq_len=64, threads=2)
     quantize(dataclasses.replace(prepare(options), device=torch.device("npu", 0)), silent)

@@ -1,0 +1,144 @@
+"""A quantization job: source, recipe, plan and output directory, checked before a byte is written."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from glm5_ascend.checkpoint.output import Stamps, check_output, run_dir_of
+from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.writer import check_free_space
+from glm5_ascend.errors import RecipeError
+from glm5_ascend.model.device import ON_HOST, find_device
+from glm5_ascend.model.rotation import Rotations
+from glm5_ascend.quantize.calibration.dataset import CalibrationSet, Dataset, find_dataset, load_calibration
+from glm5_ascend.quantize.estimate.memory import RunPrediction, disk_bytes, peak_bytes, threads_within
+from glm5_ascend.quantize.estimate.time import seconds, source_bytes
+from glm5_ascend.quantize.options import QuantizeOptions
+from glm5_ascend.quantize.plan import QuantizationPlan
+from glm5_ascend.quantize.progress import Progress, silent
+from glm5_ascend.quantize.provenance import (
+    require_kernels,
+)
+from glm5_ascend.quantize.recipe import Recipe, find_recipe, load_recipe
+from glm5_ascend.quantize.run.ranks import Ranks
+from glm5_ascend.quantize.sizes import parse_size
+from glm5_ascend.quantize.source_check import check_source
+
+
+@dataclass(frozen=True)
+class PreparedJob:
+    """A checked job: nothing has been written yet."""
+
+    options: QuantizeOptions
+    out: Path
+    recipe_path: Path
+    recipe: Recipe
+    source: SourceCheckpoint
+    plan: QuantizationPlan
+    output_bytes: int
+    threads: int
+    max_ram: int
+    device: torch.device
+    calibration_file: Path | None
+    notes: list[str]  # for the screen and the provenance
+    replaced: Stamps  # files in OUT that `--overwrite` may remove, as they were when they were checked
+
+
+def prepare(options: QuantizeOptions, progress: Progress = silent) -> PreparedJob:
+    """Check source, recipe, plan and output directory.
+
+    Raises:
+        Glm5Error: the first thing that would make the run fail; nothing has been written.
+    """
+    device = find_device(options.compute_device, ("npu", "cuda"))
+    require_kernels(device.type)
+    recipe_path = find_recipe(options.recipe)
+    recipe = load_recipe(recipe_path)
+    source = SourceCheckpoint(Path(options.source))
+    check_source(source)
+    layers = source.config.num_layers_with_mtp
+    out = Path(options.out)
+    replaced = check_output(source.directory, out, options.overwrite, lambda text: progress(text, 0, layers))
+    plan = QuantizationPlan(source, recipe)
+    if recipe.rotates:
+        Rotations(source.config, options.seed)  # sizes without a Hadamard matrix are refused here
+    max_ram = parse_size(options.max_ram, "--max-ram") or psutil.virtual_memory().total // 2 // Ranks().local_count
+    threads = threads_within(
+        plan, options.seq_len, options.threads or max(1, len(os.sched_getaffinity(0)) // Ranks().local_count), max_ram
+    )
+    dataset = _dataset(options, plan)
+    return PreparedJob(
+        options, out, recipe_path, recipe, source, plan, plan.output_bytes, threads, max_ram, device,
+        dataset.path if dataset is not None else None, _notes(plan, dataset, device), replaced,
+    )  # fmt: skip
+
+
+def check_space(prepared: PreparedJob) -> None:
+    """Refuse a disk that is too small for the output and the activations.
+
+    Raises:
+        OutputError: how much is needed and how much there is.
+    """
+    options = prepared.options
+    needed = prepared.output_bytes + disk_bytes(prepared.plan, options.samples * options.seq_len)
+    check_free_space(prepared.out.resolve().parent, needed - _allocated(run_dir_of(prepared.out)))
+
+
+def predict(prepared: PreparedJob) -> RunPrediction:
+    """Time, memory and disk that the job will need; measures this machine's rates for some seconds."""
+    options, tokens = prepared.options, prepared.options.samples * prepared.options.seq_len
+    return RunPrediction(
+        seconds(prepared.plan, tokens, options.seq_len, prepared.threads),
+        prepared.threads,
+        peak_bytes(prepared.plan, options.seq_len, prepared.threads),
+        prepared.output_bytes,
+        disk_bytes(prepared.plan, tokens),
+        source_bytes(prepared.source),
+    )
+
+
+def _allocated(folder: Path) -> int:
+    """Bytes of the disk that an unfinished run uses already."""
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
+
+
+def calibration_of(prepared: PreparedJob) -> CalibrationSet | None:
+    """The token sequences of a job; None if its recipe decides nothing by data."""
+    if prepared.calibration_file is None:
+        return None
+    o = prepared.options
+    return load_calibration(
+        prepared.calibration_file, prepared.source.directory, prepared.source.config.vocab_size, o.samples, o.seq_len
+    )
+
+
+def _dataset(options: QuantizeOptions, plan: QuantizationPlan) -> Dataset | None:
+    """The calibration text; None if the recipe decides nothing by data."""
+    if plan.last_calibrated_layer < 0:
+        return None
+    recipe = plan.recipe
+    if options.calib is not None:
+        dataset = Dataset(Path(options.calib))
+    else:
+        dataset = find_dataset(recipe.spec.dataset, stock=recipe.apiversion == "modelslim_v1")
+    if not dataset.path.is_file():
+        raise RecipeError(f"{dataset.path}: no such calibration file", "give one with --calib, or set dataset: default")
+    return dataset
+
+
+def _notes(plan: QuantizationPlan, dataset: Dataset | None, device: torch.device) -> list[str]:
+    source, notes = plan.source, []
+    if plan.recipe.spec.fallback is not None:
+        notes.append("the recipe's rules for fall-backs were not applied: quantize with what analyze --out writes")
+    if device.type != "cpu":
+        notes.append(f"on {device}; on the host stay " + "; ".join(f"{what} ({why})" for what, why in ON_HOST.items()))
+    if source.unlisted:
+        notes.append(f"the MTP layer comes from {', '.join(source.unlisted)}, which the index does not list")
+    if dataset is not None and dataset.note:
+        notes.append(dataset.note)
+    return notes
