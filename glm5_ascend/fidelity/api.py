@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from glm5_ascend.errors import ConfigError, EvaluationError
 from glm5_ascend.fidelity.analysis import html as analysis_html
 from glm5_ascend.fidelity.analysis import recipe as recipes
-from glm5_ascend.fidelity.analysis import run, summary
-from glm5_ascend.fidelity.analysis.budget import Fallback, final_types, propose, wide_caches
+from glm5_ascend.fidelity.analysis import run
+from glm5_ascend.fidelity.analysis.budget import propose
+from glm5_ascend.fidelity.analysis.report import AnalysisReport
 from glm5_ascend.fidelity.evaluation import html as evaluation_html
 from glm5_ascend.fidelity.evaluation.compare import LayerAgreement, compare
 from glm5_ascend.fidelity.evaluation.generation import generate, generation_metrics, metrics_by_task, read_prompts
@@ -123,28 +123,6 @@ def _path(value: str | Path | None) -> Path | None:
     return None if value is None else Path(value)
 
 
-@dataclass
-class AnalysisReport:
-    """Measurements of an analysis, and what a budget proposes.
-
-    Attributes:
-        steps: fall-backs in the order they are taken, empty without a budget.
-        output_bytes: of the checkpoint with them.
-    """
-
-    analysis: run.Analysis
-    steps: Sequence[Fallback]
-    output_bytes: int
-
-    def lines(self) -> list[str]:
-        """The report for a terminal."""
-        return list(summary.lines(self.analysis, list(self.steps), self.output_bytes))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The object that `--json` prints."""
-        return summary.to_json(self.analysis, list(self.steps), self.output_bytes)
-
-
 @with_options(AnalyzeOptions)
 def analyze(options: AnalyzeOptions) -> AnalysisReport:
     """Where a recipe loses accuracy on a source, by layer, module and expert; nothing is quantized.
@@ -165,32 +143,27 @@ def analyze(options: AnalyzeOptions) -> AnalysisReport:
         propose([], prepared.plan.output_bytes, limit)  # a budget that is too small is refused before the work
     elif out is not None:
         raise ConfigError("--out: a recipe is written for a budget or by rules", "give --budget as well")
-    analysis = run.analyze(prepared)
-    report = AnalysisReport(analysis, (), analysis.plan.output_bytes)
+    report = AnalysisReport(run.analyze(prepared), prepared.plan.output_bytes)
     if limit is not None:
         _propose(report, limit, out)
     if options.html is not None:
-        page.write(Path(options.html), analysis_html.document(analysis, list(report.steps), report.output_bytes))
+        page.write(Path(options.html), analysis_html.document(report))
     return report
 
 
 def _propose(report: AnalysisReport, limit: int, out: Path | None) -> None:
-    """Fill in what the budget allows; write it to `out` as a recipe."""
+    """Add the fall-backs that the budget allows; write them to `out` as a recipe."""
     analysis = report.analysis
     report.steps = propose((unit for layer in analysis.layers for unit in layer.units), report.output_bytes, limit)
-    changes = final_types(report.steps)
-    wide = wide_caches(analysis.layers, analysis.plan.recipe.spec.fallback)
-    value = recipes.with_fallbacks(analysis.recipe_path, analysis.plan.config, changes, wide)
+    value = recipes.with_fallbacks(analysis.recipe_path, analysis.plan.config, report.changes, report.wide_caches)
     report.output_bytes = recipes.output_bytes(analysis.plan.source, value)
     if out is not None:
-        removed, total = summary.removed_noise(analysis, report.steps)
-        name = analysis.options.recipe
+        name, share = analysis.options.recipe, report.noise_removed / report.noise
         comment = [
             f"{name} with fall-backs, by glm5-ascend analyze: {report.output_bytes} bytes within a budget of {limit}.",
-            f"Measured on {analysis.tokens} calibration tokens: {removed / total:.1%} of the noise that rounding adds "
-            "to the",
-            "residual streams is removed. Assumed: units add up, and noise costs the same in every layer.",
-            *recipes.engine_notes(changes),
-            *recipes.cache_notes(wide),
+            f"Measured on {analysis.calibration.tokens} calibration tokens: it removes {share:.1%} of the noise that",
+            "rounding adds to the residual streams. Assumed: units add up, noise costs the same in every layer.",
+            *recipes.engine_notes(report.changes),
+            *recipes.cache_notes(report.wide_caches),
         ]
         recipes.write(out, value, comment)

@@ -1,1 +1,1 @@
-"""What the HTML reports share: one self-contained page, its charts, where a result comes from, what it is worth."""
+"""Shared by the HTML reports: one self-contained page, its charts, header and verdict."""

@@ -1,4 +1,4 @@
-"""The charts of the reports as Vega-Lite specifications, made by Altair. Colours belong to the page (page.js)."""
+"""The charts of the reports as Vega-Lite specifications, made by Altair. page.js defines the colours."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROW = 26
 
 @dataclass(frozen=True)
 class Interval:
-    """A value with its 95 % interval (None: unknown), and how it reads as text."""
+    """A value with its 95 % interval (None: unknown) and its text."""
 
     label: str
     value: float
@@ -28,7 +28,7 @@ class Interval:
 
 
 def finished(title: str, chart: Any, records: Sequence[Record]) -> Chart:
-    """`chart` across the whole page; `records` are also its table."""
+    """A chart as wide as the page, with `records` as its table."""
     value = chart.properties(
         width="container",
         autosize={"type": "fit-x", "contains": "padding"},
@@ -42,7 +42,7 @@ def finished(title: str, chart: Any, records: Sequence[Record]) -> Chart:
 
 
 def data(records: Sequence[Record]) -> alt.Data:
-    """Rows of a chart; numbers with 5 digits."""
+    """Data of a chart; numbers with 5 digits."""
     import altair as alt
 
     values = [{key: _short(value) for key, value in record.items()} for record in records]
@@ -56,14 +56,14 @@ def _short(value: str | float | bool | None) -> str | float | bool | None:
 
 
 def rows_axis(name: str = "label") -> alt.Y:
-    """One row for each name, in the order of the data."""
+    """Axis with one row per name, in the order of the data."""
     import altair as alt
 
     return alt.Y(f"{name}:N", sort=None, title=None, axis=alt.Axis(ticks=False, domain=False, labelPadding=8))
 
 
 def values_at_the_right(base: alt.Chart) -> alt.Chart:
-    """The text `shown` of every row, in a column behind the plot: it never lies on a mark."""
+    """The text `shown` of every row, to the right of the plot, where it does not cover a mark."""
     import altair as alt
 
     text: alt.Chart = base.mark_text(align="left", dx=8, style="value").encode(x=alt.value("width"), text="shown:N")
@@ -71,7 +71,7 @@ def values_at_the_right(base: alt.Chart) -> alt.Chart:
 
 
 def bars(title: str, rows: Sequence[tuple[str, float, str]], axis: str, percent: bool = False) -> Chart:
-    """A horizontal bar for each (label, value >= 0, text of the value); `axis` names the value and its unit."""
+    """Horizontal bars of (label, value >= 0, text of the value); `axis` names the value and its unit."""
     import altair as alt
 
     form = ".3~%" if percent else ".4~g"
@@ -87,7 +87,7 @@ def bars(title: str, rows: Sequence[tuple[str, float, str]], axis: str, percent:
 
 
 def intervals(title: str, rows: Sequence[Interval], axis: str, percent: bool = False) -> Chart:
-    """A dot for each value and a band for its interval, all on one axis that has zero on it."""
+    """A dot per value and a band per interval, on one axis that includes zero."""
     import altair as alt
 
     records = [
@@ -95,17 +95,17 @@ def intervals(title: str, rows: Sequence[Interval], axis: str, percent: bool = F
          "high": row.interval[1] if row.interval else None, "shown": row.text} for row in rows
     ]  # fmt: skip
     form = ".3~%" if percent else ".4~g"
-    told = [
+    tooltip = [
         alt.Tooltip("label:N", title="of"),
         alt.Tooltip("shown:N", title="value"),
         alt.Tooltip("low:Q", title="95 % from", format=form),
         alt.Tooltip("high:Q", title="to", format=form),
     ]
-    base = alt.Chart(data(records)).encode(y=rows_axis(), tooltip=told)
+    base = alt.Chart(data(records)).encode(y=rows_axis(), tooltip=tooltip)
     x = alt.X("value:Q", title=axis, scale=alt.Scale(zero=True), axis=alt.Axis(format=form))
-    known = alt.FieldValidPredicate(field="low", valid=True)
+    has_interval = alt.FieldValidPredicate(field="low", valid=True)
     band = (
-        base.transform_filter(known)
+        base.transform_filter(has_interval)
         .mark_bar(height=9, opacity=0.4, cornerRadius=4)
         .encode(x=alt.X("low:Q", title=axis), x2="high:Q")
     )
@@ -116,7 +116,7 @@ def intervals(title: str, rows: Sequence[Interval], axis: str, percent: bool = F
 
 
 def columns(title: str, values: Sequence[float], name: str, axis: str) -> Chart:
-    """A column for each value, numbered from 0; `name` is what is numbered."""
+    """Columns of values, numbered from 0; `name` is the title of the numbers."""
     import altair as alt
 
     records = [{name: number, axis: value} for number, value in enumerate(values)]
@@ -128,7 +128,7 @@ def columns(title: str, values: Sequence[float], name: str, axis: str) -> Chart:
 
 
 def log_histogram(title: str, counts: Sequence[float], low: float, high: float, axis: str, of: str) -> Chart:
-    """Counts of equally wide bins of log10 between 10^low and 10^high."""
+    """Histogram of counts over bins of equal width in log10, between 10^low and 10^high."""
     import altair as alt
 
     step = (high - low) / max(1, len(counts))
@@ -156,7 +156,7 @@ def log_histogram(title: str, counts: Sequence[float], low: float, high: float, 
 def heat_map(
     title: str, rows: Sequence[str], cells: Sequence[Sequence[float | None]], most: float, column: str, value: str
 ) -> Chart:
-    """Cells [rows, columns] coloured from 0 to `most`; None is left empty. `column` and `value` name the two."""
+    """Cells [rows, columns] coloured from 0 to `most`; None is left empty. `column`, `value`: titles."""
     import altair as alt
 
     records: list[Record] = [

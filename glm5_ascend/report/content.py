@@ -1,4 +1,4 @@
-"""What a report consists of, before it is HTML. All text is plain: the template escapes it."""
+"""The parts of a report before they are HTML. All text is plain: the template escapes it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from urllib.parse import quote
 from glm5_ascend.report.header import ReportHeader
 from glm5_ascend.report.verdict import ReportVerdict
 
-#: Marks of a chart.
-_MANY = 4000
+#: Marks of a chart from which on SVG would be slow.
+_CANVAS_MARKS = 4000
 _NUMBER = re.compile(r"[+-]?[\d.,]+(?:e[+-]?\d+)?\s?\S{0,3}", re.IGNORECASE)
 
 
@@ -30,7 +30,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a head; offered as CSV, too."""
+    """Rows of text with a header row."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -38,7 +38,7 @@ class Table:
 
     @property
     def csv(self) -> str:
-        """As a data: URL. Text that a spreadsheet would take for a formula gets a quote in front."""
+        """The table as a data: URL of CSV; a quote precedes text that a spreadsheet would run as a formula."""
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerows(
             [_no_formula(cell) for cell in row] for row in (self.head, *self.rows)
@@ -48,7 +48,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """A Vega-Lite specification, what it shows in a few words, and its values as a table."""
+    """A Vega-Lite specification with its title and its values as a table."""
 
     title: str
     spec: dict[str, Any]
@@ -57,8 +57,8 @@ class Chart:
 
     @property
     def renderer(self) -> str:
-        """SVG, which stays sharp; a canvas where so many elements would make the page slow."""
-        return "canvas" if len(self.data.rows) > _MANY else "svg"
+        """The renderer of Vega: "svg", or "canvas" for charts with many marks."""
+        return "canvas" if len(self.data.rows) > _CANVAS_MARKS else "svg"
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading of the table of contents; `note` stands under it, `after` behind everything."""
+    """A section with an entry in the table of contents; `note` precedes the blocks, `after` follows them."""
 
     title: str
     blocks: Sequence[Table | Chart | Code] = ()

@@ -1,4 +1,4 @@
-"""Where a report comes from: date, command, versions, machine, seed, recipe and text."""
+"""The header of a report: date, command, versions, machine, seed, recipe and text."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Hashed:
 
 @dataclass(frozen=True)
 class ReportHeader:
-    """Everything that is needed to make a report again; `seed`, `recipe` and `text` where they exist."""
+    """Everything that is needed to reproduce a report; "" where there is no seed, recipe or text."""
 
     date: datetime
     command: str
@@ -51,7 +51,7 @@ class ReportHeader:
     text: str = ""
 
     def rows(self) -> Iterator[tuple[str, str]]:
-        """(name, value) of what is known; the command is not among them."""
+        """(name, value) of every entry that is not empty, without the command."""
         yield "date", f"{self.date:%Y-%m-%d %H:%M:%S} UTC"
         for name in ("machine", "seed", "recipe", "text"):
             if value := getattr(self, name):
@@ -60,45 +60,44 @@ class ReportHeader:
 
 
 def make_header(seed: str = "", recipe: str = "", text: str = "", now: datetime | None = None) -> ReportHeader:
-    """The header of a report that is made now, by this process.
+    """The header of a report that this process makes now.
 
     Args:
-        now: the date to state; None takes SOURCE_DATE_EPOCH (seconds since 1970, as reproducible builds set it), or the
-            clock.
+        now: None: SOURCE_DATE_EPOCH (seconds since 1970, for reproducible builds), or the current time.
     """
     return ReportHeader(_date(now), _command(), tuple(_versions()), _machine(), seed, recipe, text)
 
 
 def hashed_file(path: Path) -> Hashed:
-    """A file by its path and the hash of its bytes."""
+    """Path and hash of a file."""
     with path.open("rb") as file:
         return Hashed(str(path), hashlib.file_digest(file, "sha256").hexdigest())
 
 
 def hashed_text(name: str, text: str) -> Hashed:
-    """A text that is no file by a name and the hash of its UTF-8 bytes."""
+    """Name and hash of a text (UTF-8)."""
     return Hashed(name, hashlib.sha256(text.encode()).hexdigest())
 
 
 def without_login(text: str) -> str:
-    """Addresses without user and password: https://me:secret@host -> https://***@host."""
+    """Remove user and password from URLs: https://me:secret@host -> https://***@host."""
     return _LOGIN.sub(_HIDDEN, text)
 
 
 def masked(arguments: Sequence[str]) -> list[str]:
-    """Arguments of a command without the values of keys, tokens and passwords."""
-    found, hide = [], False
+    """Replace the values of keys, tokens and passwords in the arguments of a command."""
+    shown, hide = [], False
     for argument in arguments:
         option, equals, _ = argument.partition("=")
         secret = _SECRET.fullmatch(option) is not None
         if hide:
-            found.append(_HIDDEN)
+            shown.append(_HIDDEN)
         elif secret and equals:
-            found.append(f"{option}={_HIDDEN}")
+            shown.append(f"{option}={_HIDDEN}")
         else:
-            found.append(without_login(argument))
+            shown.append(without_login(argument))
         hide = secret and not equals and not hide
-    return found
+    return shown
 
 
 def _date(now: datetime | None) -> datetime:

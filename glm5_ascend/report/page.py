@@ -17,17 +17,17 @@ _MADE_BY = '<meta name="generator" content="glm5-ascend">'
 def render(page: Page) -> str:
     """The whole document.
 
-    Names in it may come from a stranger's checkpoint. They stay text: the template escapes them, specifications of
-    charts are JSON without `<`, and the page's policy runs only the two scripts whose hashes it states.
+    Names in it may come from an untrusted checkpoint. They stay text: the template escapes them, specifications of
+    charts are JSON without `<`, and the page's policy allows only the two scripts whose hashes it lists.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(loader=PackageLoader(__name__.rpartition(".")[0]), autoescape=True,
                               undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # fmt: skip
     templates = files(__name__.rpartition(".")[0]) / "templates"
-    drawn = any(isinstance(block, Chart) for section in page.sections for block in section.blocks)
-    ours = (templates / "page.js").read_text(encoding="utf-8")
-    scripts = [_vega(), ours] if drawn else [ours]
+    has_charts = any(isinstance(block, Chart) for section in page.sections for block in section.blocks)
+    page_script = (templates / "page.js").read_text(encoding="utf-8")
+    scripts = [_vega(), page_script] if has_charts else [page_script]
     return environment.get_template("page.html.j2").render(
         page=page,
         made_by=_MADE_BY,
@@ -49,10 +49,10 @@ def _hash(script: str) -> str:
 
 
 def check_path(path: Path) -> None:
-    """Before the work: a file that is no report of ours is not replaced.
+    """Check before the work that a report can be written: only an older report is replaced.
 
     Raises:
-        OutputError: it exists, or its directory does not.
+        OutputError: the path is another file, or its directory does not exist.
     """
     if not path.parent.is_dir():
         raise OutputError(f"{path.parent}: no such directory", "create it, or name another file with --html")
@@ -60,20 +60,20 @@ def check_path(path: Path) -> None:
         raise OutputError(f"{path}: is a directory", "name a file with --html")
     if path.exists() and not path.is_file():  # a device gives bytes without end, a FIFO none
         raise OutputError(f"{path}: not a regular file", "name another file with --html")
-    if path.exists() and not _ours(path):
-        raise OutputError(f"{path}: exists and is no report of this tool", "name another file with --html")
+    if path.exists() and not _is_report(path):
+        raise OutputError(f"{path}: exists and is not a report of this tool", "name another file with --html")
 
 
-def _ours(path: Path) -> bool:
+def _is_report(path: Path) -> bool:
     with path.open("rb") as file:
         return _MADE_BY.encode() in file.read(1000)
 
 
 def write(path: Path, page: Page) -> None:
-    """Write a report, over an older one of ours if there is one.
+    """Write a report; an older report is replaced.
 
     Raises:
-        OutputError: the file is something else, or cannot be written; nothing has changed.
+        OutputError: the path is another file, or cannot be written; nothing has changed.
     """
     check_path(path)
     write_file(path, render(page))

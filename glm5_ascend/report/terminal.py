@@ -1,4 +1,4 @@
-"""Tables for the console: colours on a terminal alone (never with NO_COLOR), whole words at any width."""
+"""Tables for the console: colours only on a terminal (not with NO_COLOR), whole words at any width."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def show(rows: Iterable[Sequence[str | Text]], console: Console | None = None, r
     """Print rows of cells; the last column wraps. Where a word is wider than the console, lines get longer.
 
     Args:
-        right: columns that are set right.
+        right: columns that are aligned right.
     """
     from rich.console import Console
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""Quantities as people read them, in reports and on a terminal alike."""
+"""Formats of quantities in reports and on the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a result is worth, and the thresholds of all reports with their reasons."""
+"""Verdicts of reports, and all their thresholds with the reasons."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Grade = Literal["good", "fair", "poor", "open"]
 
 @dataclass(frozen=True)
 class Threshold:
-    """A limit, and why it stands where it does."""
+    """A limit and the reason for its value."""
 
     value: float
     reason: str
@@ -18,10 +18,10 @@ class Threshold:
 
 @dataclass(frozen=True)
 class ReportVerdict:
-    """One sentence, the threshold it was judged by, the reason for the threshold, and warnings.
+    """One sentence, the threshold, the reason for the threshold, and warnings.
 
     Attributes:
-        grade: how the page colours it; "open" where there is nothing to judge by.
+        grade: gives the colour of the page; "open" if there is nothing to judge.
     """
 
     grade: Grade

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.fidelity.analysis.measure import SCALE_BINS, Outliers, errors, rounded, scale_histogram
-from glm5_ascend.fidelity.analysis.outliers import Unrotated
+from glm5_ascend.fidelity.analysis.measure import SCALE_BINS, Outliers, linear_errors, round_linear, scale_histogram
+from glm5_ascend.fidelity.analysis.outliers import SourceBasis
 from glm5_ascend.fidelity.analysis.run import Analysis, analyze, prepare
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.options import AnalyzeOptions
@@ -24,7 +24,7 @@ from tests.support.tiny_model import SHARED_INDEXER, write_calibration, write_ti
 
 
 @pytest.fixture(scope="module")
-def found(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+def analysis(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     calib = write_calibration(tmp_path_factory.mktemp("analyze") / "calib.jsonl")
     return analyze(prepare(AnalyzeOptions(tiny_source, "w4a8", calib=calib, samples=4, seq_len=64)))
 
@@ -32,15 +32,14 @@ def found(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Analys
 @pytest.mark.parametrize("scheme", [schemes.W8A8_DYNAMIC, schemes.W8A8, schemes.W4A8_DYNAMIC])
 def test_errors_of_one_linear(scheme: str) -> None:
     weight, x = torch.randn(48, 64), torch.randn(200, 64) * torch.rand(64) * 3
-    seen = InputStatistics.of(x, 512)
-    linear = rounded("mlp.experts.0.gate_proj", weight, scheme, MINMAX, seen, None)
-    got = errors(linear, weight, x)
+    linear = round_linear("mlp.experts.0.gate_proj", weight, scheme, MINMAX, InputStatistics.of(x, 512), None)
+    errors = linear_errors(linear, weight, x)
     hessian, change = x.T @ x, linear.weight - weight
-    wanted = (torch.trace(change @ hessian @ change.T) / torch.trace(weight @ hessian @ weight.T)).sqrt()
-    assert got.weight == pytest.approx(float(wanted), rel=1e-3)
+    expected = (torch.trace(change @ hessian @ change.T) / torch.trace(weight @ hessian @ weight.T)).sqrt()
+    assert errors.weight == pytest.approx(float(expected), rel=1e-3)
     exact = x @ weight.T
-    assert got.output == pytest.approx(float((linear(x) - exact).norm() / exact.norm()), rel=1e-4)
-    assert 0 < got.activation < got.output * 1.5
+    assert errors.output == pytest.approx(float((linear(x) - exact).norm() / exact.norm()), rel=1e-4)
+    assert 0 < errors.activation < errors.output * 1.5
     if scheme == schemes.W8A8_DYNAMIC:  # the engine's own operator, from the integers
         scale = weight.abs().amax(1) / 127
         scale = scale.bfloat16().float()
@@ -64,11 +63,11 @@ def test_scale_histogram() -> None:
     assert len(counts) == SCALE_BINS and int(counts[SCALE_BINS // 2]) == 2
 
 
-def test_the_way_back_to_the_source_basis(tiny_source: Path) -> None:
-    """Inputs of the rotated model, brought back, times the source's weight: what the rotated weight makes of them."""
+def test_inputs_in_the_source_basis(tiny_source: Path) -> None:
+    """An input in the source's basis times the source's weight gives the output of the rotated weight."""
     config = StoredModel(tiny_source).config
     rotations, size = Rotations(config, 5), config.sizes
-    back = Unrotated(rotations)
+    to_source = SourceBasis(rotations)
     for part in config.backbone(1):
         if isinstance(part, Linear) and not part.is_table:
             gains = {norm: 0.5 + torch.rand(size["hidden" if "layernorm" in norm and "_a_" not in norm else "q_lora"
@@ -77,31 +76,31 @@ def test_the_way_back_to_the_source_basis(tiny_source: Path) -> None:
             x = torch.randn(7, weight.shape[1])
             folded = weight * torch.cat([gains[n] for n in part.norm]) if part.norm else weight.clone()
             rotated = rotations.rotate_weight(folded.clone(), part.basis_in, FIXED)
-            source = back(x, part, gains)
+            source = to_source(x, part, gains)
             if part.norm:  # `source` is the normalised input times the gain, as the source's linear reads it
                 torch.testing.assert_close(source @ weight.T, x @ rotated.T, rtol=1e-3, atol=1e-3)
             else:
                 torch.testing.assert_close(source @ folded.T, x @ rotated.T, rtol=1e-3, atol=1e-3)
 
 
-def test_what_a_layer_report_holds(found: Analysis) -> None:
-    dense, moe = found.layers[0], found.layers[2]
+def test_what_a_layer_report_holds(analysis: Analysis) -> None:
+    dense, moe = analysis.layers[0], analysis.layers[2]
     assert {linear.name for linear in dense.linears} >= {"self_attn.q_a_proj", "self_attn.o_proj", "mlp.down_proj"}
     assert "self_attn.kv_b_proj" not in {linear.name for linear in dense.linears}  # always FLOAT
-    assert [len(layer.experts) for layer in found.layers] == [0, 4, 4]
-    assert sum(expert.tokens for expert in moe.experts) == 2 * found.tokens  # two experts a token
-    for layer in found.layers:
+    assert [len(layer.experts) for layer in analysis.layers] == [0, 4, 4]
+    assert sum(expert.tokens for expert in moe.experts) == 2 * analysis.calibration.tokens  # two experts a token
+    for layer in analysis.layers:
         for linear in layer.linears:
             assert 0 < linear.errors.weight < linear.errors.output < 0.1
-            assert linear.tokens == found.tokens or "wq_b" in linear.name
+            assert linear.tokens == analysis.calibration.tokens or "wq_b" in linear.name
         for unit in layer.units:
             assert 0 <= unit.noise[unit.scheme] < 1 and unit.noise[schemes.FLOAT] == 0
     experts = next(unit for unit in moe.units if unit.experts)
     assert experts.noise[schemes.W4A8_DYNAMIC] > 20 * experts.noise[schemes.W8A8_DYNAMIC] > 0
     assert set(moe.experts[0].linears) == {"gate_proj", "up_proj", "down_proj"}
     assert all(0.02 < each.weight < 0.3 for each in moe.experts[0].linears.values())
-    rows = sum(counts.sum() for layer in found.layers for counts in layer.scales.values())
-    plan = found.plan
+    rows = sum(counts.sum() for layer in analysis.layers for counts in layer.scales.values())
+    plan = analysis.plan
     wanted = sum(
         part.shape(plan.config.sizes)[0]
         for prefix, part in plan.config.all_weights()
@@ -110,14 +109,14 @@ def test_what_a_layer_report_holds(found: Analysis) -> None:
     assert int(rows) == wanted
 
 
-def test_noise_is_what_the_layer_shows(tiny_source: Path, found: Analysis) -> None:
+def test_noise_is_what_the_layer_shows(tiny_source: Path, analysis: Analysis) -> None:
     """Noise of a MoE MLP against a checkpoint of the same recipe on the same stream, by the engine's ops."""
     from tests.support.tiny_model import quantize_tiny
 
-    out = quantize_tiny(tiny_source, found.options.calib.parent / "out", "w4a8")  # type: ignore[union-attr]
+    out = quantize_tiny(tiny_source, analysis.options.calib.parent / "out", "w4a8")  # type: ignore[union-attr]
     source, stored = StoredModel(tiny_source), StoredModel(out)
     config, layer = source.config, 1
-    sequences = list(prepare(found.options).calibration.sequences)[:4]
+    sequences = list(prepare(analysis.options).calibration.sequences)[:4]
     rotation = Rotations(config, 1234).global_rotation()
     ratios = []
     for sequence in sequences:
@@ -132,7 +131,7 @@ def test_noise_is_what_the_layer_shows(tiny_source: Path, found: Analysis) -> No
         rotated = layers.rms_norm(after @ rotation, torch.ones(config.hidden_size), config.rms_norm_eps)
         got = layers.whole_mlp(config, layer, quantized, rotated) @ rotation.T
         ratios.append((got - wanted).square().sum(-1) / (after + wanted).square().sum(-1))
-    mlp = [unit for unit in found.layers[layer].units if unit.modules[0].startswith("mlp.")]
+    mlp = [unit for unit in analysis.layers[layer].units if unit.modules[0].startswith("mlp.")]
     predicted = sum(unit.noise[unit.scheme] for unit in mlp)
     assert predicted == pytest.approx(float(torch.cat(ratios).mean()), rel=0.25)  # units are taken as independent
 
@@ -140,10 +139,10 @@ def test_noise_is_what_the_layer_shows(tiny_source: Path, found: Analysis) -> No
 def test_shared_indexers_and_a_recipe_without_rotation(tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "source", **SHARED_INDEXER)
     calib = write_calibration(tmp_path / "calib.jsonl")
-    found = analyze(prepare(AnalyzeOptions(source, "rtn-w4a8", calib=calib, samples=3, seq_len=48)))
-    assert len(found.layers) == 4
-    assert "self_attn.indexer.wq_b" not in {linear.name for linear in found.layers[3].linears}
-    for layer in found.layers:
+    analysis = analyze(prepare(AnalyzeOptions(source, "rtn-w4a8", calib=calib, samples=3, seq_len=48)))
+    assert len(analysis.layers) == 4
+    assert "self_attn.indexer.wq_b" not in {linear.name for linear in analysis.layers[3].linears}
+    for layer in analysis.layers:
         for linear in layer.linears:
             assert linear.activations["source"] == linear.activations["rotated"] == linear.activations["smoothed"]
     static = analyze(prepare(AnalyzeOptions(source, "w8a8", calib=calib, samples=3, seq_len=48)))

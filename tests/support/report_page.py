@@ -17,7 +17,6 @@ from tests.support.programs import debian_program
 
 #: These tests belong to `make test-all`, which installs the browser or fails: never are they left out in silence.
 needs_chromium = pytest.mark.long
-SCHEMES_AND_WIDTHS = [("light", 360), ("dark", 1200)]
 #: Attributes that make a browser load something.
 _LOADS = {"src", "srcset", "poster", "data", "action", "formaction", "background", "ping"}
 

@@ -1,4 +1,4 @@
-"""Which units to give more bits: greedy by noise removed per byte, within a budget."""
+"""Units that get more bits within a budget of bytes: greedy by noise removed per byte."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from glm5_ascend.report.units import format_bytes
 
 @dataclass(frozen=True)
 class Fallback:
-    """One step of one unit: from type `before` to `after`. gain: energy of noise it removes, relative to the stream."""
+    """One step of one unit, from type `before` to `after`.
+
+    Attributes:
+        gain: energy of noise that it removes, relative to the stream. nbytes: bytes that it adds.
+    """
 
     unit: Unit
     before: str
@@ -23,43 +27,44 @@ class Fallback:
     nbytes: int
 
 
-def wide_caches(found: Iterable[AnalyzedLayer], rules: FallbackRules | None) -> list[int]:
+def wide_caches(layers: Iterable[AnalyzedLayer], rules: FallbackRules | None) -> list[int]:
     """Layers whose indexer cache changes more keys than the rules allow; none without rules."""
-    most = 1.0 if rules is None else rules.keys_lost
-    return [layer.layer for layer in found if rules is not None and layer.cache and layer.cache.lost > most]
+    if rules is None:
+        return []
+    return [layer.layer for layer in layers if layer.cache is not None and layer.cache.lost > rules.keys_lost]
 
 
-def propose(units: Iterable[Unit], spent: int, budget: int) -> list[Fallback]:
-    """Steps in the order they are taken; each unit's last one is its type.
+def propose(units: Iterable[Unit], output_bytes: int, budget: int) -> list[Fallback]:
+    """Fall-backs in the order they are taken; the last one of a unit gives its type.
 
     Args:
-        spent: bytes of the output as the recipe has it. budget: bytes it may have.
+        output_bytes: size of the output without fall-backs.
     Raises:
         RecipeError: the recipe alone is larger than the budget.
     """
-    if spent > budget:
+    if output_bytes > budget:
         raise RecipeError(
-            f"--budget of {budget} bytes: the recipe alone makes {spent} ({format_bytes(spent)})",
+            f"--budget of {budget} bytes: the recipe alone makes {output_bytes} ({format_bytes(output_bytes)})",
             "raise the budget, or analyze a smaller recipe",
         )
-    chosen: list[Fallback] = []
-    waiting = {id(unit): step for unit in units if (step := _next(unit, unit.scheme)) is not None}
+    steps: list[Fallback] = []
+    available = {id(unit): step for unit in units if (step := _next_step(unit, unit.scheme)) is not None}
     while True:
-        fitting = [step for step in waiting.values() if spent + step.nbytes <= budget]
-        if not fitting:
-            return chosen
-        best = max(fitting, key=lambda step: step.gain / max(1, step.nbytes))
-        chosen.append(best)
-        spent += best.nbytes
-        following = _next(best.unit, best.after)
+        affordable = [step for step in available.values() if output_bytes + step.nbytes <= budget]
+        if not affordable:
+            return steps
+        best = max(affordable, key=lambda step: step.gain / max(1, step.nbytes))
+        steps.append(best)
+        output_bytes += best.nbytes
+        following = _next_step(best.unit, best.after)
         if following is None:
-            del waiting[id(best.unit)]
+            del available[id(best.unit)]
         else:
-            waiting[id(best.unit)] = following
+            available[id(best.unit)] = following
 
 
-def _next(unit: Unit, scheme: str) -> Fallback | None:
-    """The next step of a unit; a step that removes nothing is left out, and so is what would follow."""
+def _next_step(unit: Unit, scheme: str) -> Fallback | None:
+    """The step to the next larger type; None if it removes no noise."""
     for after in fallbacks(unit.scheme):
         if unit.nbytes[after] > unit.nbytes[scheme]:
             gain = unit.noise[scheme] - unit.noise[after]
@@ -68,6 +73,6 @@ def _next(unit: Unit, scheme: str) -> Fallback | None:
 
 
 def final_types(steps: Iterable[Fallback]) -> list[tuple[Unit, str]]:
-    """Every unit that changes and the type it ends with, by layer."""
+    """Units that change and their new types, by layer."""
     last = {id(step.unit): (step.unit, step.after) for step in steps}
     return sorted(last.values(), key=lambda item: (item[0].layer, item[0].label))

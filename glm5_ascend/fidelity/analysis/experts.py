@@ -1,7 +1,8 @@
-"""One routed expert after the other: its tokens, its errors, and what its rounding adds to the residual stream."""
+"""One routed expert: its tokens, its errors, and the noise that its rounding adds to the residual stream."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,11 +13,11 @@ from glm5_ascend.fidelity.analysis.measure import (
     LinearErrors,
     Outliers,
     RoundedLinear,
-    errors,
-    rounded,
+    linear_errors,
+    round_linear,
     scale_histogram,
 )
-from glm5_ascend.fidelity.analysis.outliers import states
+from glm5_ascend.fidelity.analysis.outliers import outliers_by_state
 from glm5_ascend.quantize.calibration.forward import Routed
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics, spread
 from glm5_ascend.quantize.methods.transforms import Tensors
@@ -24,9 +25,9 @@ from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.run.expert import smooth_expert
 from glm5_ascend.quantize.run.source_weights import FloatWeights
 
-#: Tokens of an expert its errors are measured on.
+#: Tokens of an expert on which its errors are measured.
 EXPERT_ROWS = 128
-#: Experts of a layer whose weights' outliers are looked at, evenly spaced: the source is read once more for them.
+#: Experts of a layer whose weights' outliers are measured, evenly spaced: the source is read once more for them.
 OUTLIER_EXPERTS = 8
 
 
@@ -50,12 +51,17 @@ class ExpertReport:
 
 @dataclass
 class ExpertNoise:
-    """What one expert's rounding changes: for the probe's `tokens`, by type, [tokens, hidden]."""
+    """Change of the stream by one expert's rounding: for the probe's `tokens`, by type, [tokens, hidden]."""
 
     report: ExpertReport
     tokens: torch.Tensor
     change: dict[str, torch.Tensor]
     scales: dict[str, torch.Tensor]
+
+
+def expert_schemes(scheme: str) -> tuple[str, ...]:
+    """Types to try for experts: the recipe's, and INT8 where the recipe's is INT4."""
+    return (scheme, schemes.W8A8_DYNAMIC) if scheme == schemes.W4A8_DYNAMIC else (scheme,)
 
 
 def analyze_expert(
@@ -65,68 +71,70 @@ def analyze_expert(
     expert: int,
     gains: Tensors,
     routed: Routed,
-    kinds: tuple[str, ...],
+    types: tuple[str, ...],
     probed: int,
 ) -> ExpertNoise:
     """Run, smooth and round one expert.
 
     Args:
-        kinds: types to try, the recipe's first. probed: the first so many tokens are the probe.
+        types: types to try, the recipe's first. probed: number of tokens of the probe, which are the first.
     """
-    prefix, parts = plan.config.spec.layer_prefix(layer), plan.config.spec.expert_linears(expert)
-    tensors = source.load_all(prefix, parts, gains)
-    look = expert % max(1, plan.config.n_routed_experts // OUTLIER_EXPERTS) == 0
-    before = {name: Outliers.of(tensor) for name, tensor in tensors.items()} if look else {}
+    prefix, linears = plan.config.spec.layer_prefix(layer), plan.config.spec.expert_linears(expert)
+    tensors = source.load_all(prefix, linears, gains)
+    with_outliers = expert % max(1, plan.config.n_routed_experts // OUTLIER_EXPERTS) == 0
+    rotated = {name: Outliers.of(tensor) for name, tensor in tensors.items()} if with_outliers else {}
     smoothed = smooth_expert(plan, tensors, layer, expert, routed)
-    seen, states_of = smoothed.inputs.down, smoothed.states
-    smooth = torch.ones(plan.config.moe_intermediate_size) if smoothed.scale is None else smoothed.scale
-    report = ExpertReport(expert, seen.tokens)
+    statistics = smoothed.inputs.down
+    report = ExpertReport(expert, statistics.tokens)
     token, slot = torch.where(routed.ids == expert)
     sample = routed.inputs.gather(spread(token, EXPERT_ROWS))
     share = routed.weight[token, slot]
     token, share = token[token < probed], share[token < probed]
     probe = routed.inputs.gather(token)
-    names = [part.tensor_name for part in parts]
-    methods = [plan.linears[prefix + part.name].method for part in parts]
-    gate, up, down = (tensors[name] for name in names)
+    weights = [tensors[linear.tensor_name] for linear in linears]
+    probe_output, sample_output = (_float_output(weights, x) for x in (probe, sample))
     change: dict[str, torch.Tensor] = {}
     scales: dict[str, torch.Tensor] = {}
-    nobody = InputStatistics(1, 0)
-    probe_output, sample_output = (_float(gate, up, down, rows) for rows in (probe, sample))
-    for kind in kinds:
-        made = [
-            rounded(part.name, tensors[name], kind, method, nobody, None, states_of.get(part.name))
-            for part, name, method in zip(parts, names, methods, strict=True)
-        ]
-        scales[kind] = torch.stack([scale_histogram(each.scales) for each in made]).sum(0)
-        change[kind] = (_run(made, probe) - probe_output) * share[:, None]
+    for scheme in types:
+        rounded = [
+            round_linear(
+                linear.name, weight, scheme, plan.linears[prefix + linear.name].method,
+                InputStatistics(1, 0), None, smoothed.states.get(linear.name),
+            )
+            for linear, weight in zip(linears, weights, strict=True)
+        ]  # fmt: skip
+        scales[scheme] = torch.stack([scale_histogram(linear.scales) for linear in rounded]).sum(0)
+        change[scheme] = (_rounded_output(rounded, probe) - probe_output) * share[:, None]
         if len(sample):
-            error = (_run(made, sample) - sample_output).norm()
-            report.output[kind] = float(error / sample_output.norm().clamp_min(1e-30))
-            if kind == kinds[0]:
-                read = F.silu(sample @ gate.T) * (sample @ up.T)
-                for part, linear, rows in zip(parts, made, (sample, sample, read), strict=True):
-                    weight = tensors[part.tensor_name]
-                    report.linears[part.name.rsplit(".", 1)[1]] = errors(linear, weight, rows)
-    if look:
-        for part in parts:
-            name, raw = part.tensor_name, source.source.read(prefix + part.tensor_name)
-            known = {"source": Outliers.of(raw), "rotated": before[name], "smoothed": Outliers.of(tensors[name])}
-            report.weights[part.name.rsplit(".", 1)[1]] = known
-        if seen.tokens:
-            report.activations["down_proj"] = states(seen.rows, seen.rows, seen.rows / smooth)
+            error = (_rounded_output(rounded, sample) - sample_output).norm()
+            report.output[scheme] = float(error / sample_output.norm().clamp_min(1e-30))
+            if scheme == types[0]:
+                inner = F.silu(sample @ weights[0].T) * (sample @ weights[1].T)
+                for linear, r, weight, x in zip(linears, rounded, weights, (sample, sample, inner), strict=True):
+                    report.linears[_short(linear.name)] = linear_errors(r, weight, x)
+    if with_outliers:
+        for linear, weight in zip(linears, weights, strict=True):
+            report.weights[_short(linear.name)] = {
+                "source": Outliers.of(source.source.read(prefix + linear.tensor_name)),
+                "rotated": rotated[linear.tensor_name],
+                "smoothed": Outliers.of(weight),
+            }
+        if statistics.tokens:
+            rows = statistics.rows
+            after = rows if smoothed.scale is None else rows / smoothed.scale
+            report.activations["down_proj"] = outliers_by_state(rows, rows, after)
     return ExpertNoise(report, token, change, scales)
 
 
-def candidates(scheme: str) -> tuple[str, ...]:
-    """Types to round experts to: the recipe's, and INT8 where that is not it already."""
-    return (scheme, schemes.W8A8_DYNAMIC) if scheme == schemes.W4A8_DYNAMIC else (scheme,)
+def _short(name: str) -> str:
+    return name.rsplit(".", 1)[1]
 
 
-def _float(gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def _float_output(weights: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    gate, up, down = weights
     return (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
 
 
-def _run(made: list[RoundedLinear], x: torch.Tensor) -> torch.Tensor:
-    gate, up, down = made
+def _rounded_output(linears: Sequence[RoundedLinear], x: torch.Tensor) -> torch.Tensor:
+    gate, up, down = linears
     return down(F.silu(gate(x)) * up(x))

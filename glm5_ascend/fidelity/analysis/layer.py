@@ -1,4 +1,4 @@
-"""One layer: calibrate, smooth, round unit by unit, measure; the same steps as the quantizer's, nothing is written."""
+"""One layer: calibrate, smooth, round unit by unit, measure. The steps are the quantizer's; nothing is written."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.fidelity.analysis.experts import ExpertNoise, ExpertReport, analyze_expert, candidates
+from glm5_ascend.fidelity.analysis.experts import ExpertReport, analyze_expert, expert_schemes
 from glm5_ascend.fidelity.analysis.measure import (
     LinearErrors,
     Outliers,
     RoundedLinear,
-    errors,
-    rounded,
+    linear_errors,
+    round_linear,
     scale_histogram,
 )
-from glm5_ascend.fidelity.analysis.outliers import Unrotated, states
-from glm5_ascend.fidelity.analysis.probe import Probe, energy
+from glm5_ascend.fidelity.analysis.outliers import SourceBasis, outliers_by_state
+from glm5_ascend.fidelity.analysis.probe import Probe, row_energy
 from glm5_ascend.fidelity.analysis.units import Unit, units
 from glm5_ascend.model.spec import Linear, find, input_readers
 from glm5_ascend.quantize.calibration.forward import LayerStreams, Routed, Selections, forward_layer
@@ -31,7 +31,7 @@ from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.run.source_weights import FloatWeights
 from glm5_ascend.quantize.workers import Workers
 
-#: Calibration sequences that units are rounded one by one on.
+#: Calibration sequences on which units are rounded one by one.
 PROBE_SEQUENCES = 4
 
 
@@ -49,7 +49,7 @@ class LinearReport:
 
 @dataclass(frozen=True)
 class CacheReport:
-    """An INT8 indexer cache: the share of keys that it leaves as they were, and how many layers attend to them."""
+    """An INT8 indexer cache: the share of keys that it does not change, and how many layers attend to them."""
 
     same_keys: float
     readers: int
@@ -62,7 +62,12 @@ class CacheReport:
 
 @dataclass
 class AnalyzedLayer:
-    """What is known of one layer; `scales` are histograms of weight scales by type. cache: where the recipe has C8."""
+    """Measurements of one layer.
+
+    Attributes:
+        scales: histograms of weight scales by type.
+        cache: the indexer cache, where the recipe makes it INT8.
+    """
 
     layer: int
     linears: list[LinearReport] = field(default_factory=list)
@@ -73,12 +78,17 @@ class AnalyzedLayer:
 
     @property
     def noise(self) -> float:
-        """Energy all units of the recipe add to the stream, as if they were independent; relative."""
+        """Relative energy that all units of the recipe add to the stream, taken as independent."""
         return sum(unit.noise[unit.scheme] for unit in self.units)
 
 
 class LayerAnalysis:
-    """Args: stream, out: residual stream in front of and behind the layer; folder: for the experts' inputs."""
+    """Measures one layer.
+
+    Args:
+        stream, out: residual stream before and after the layer; `out` is written.
+        folder: for the experts' inputs.
+    """
 
     def __init__(
         self,
@@ -93,74 +103,74 @@ class LayerAnalysis:
     ) -> None:
         self.plan, self.config, self.weights, self.layer = plan, plan.config, weights, layer
         self.stream, self.out, self.selections, self.workers, self.folder = stream, out, selections, workers, folder
-        self.prefix, self.parts = self.config.spec.layer_prefix(layer), self.config.backbone(layer)
-        self.gains = weights.gains(self.prefix, self.parts)
+        self.prefix, self.backbone = self.config.spec.layer_prefix(layer), self.config.backbone(layer)
+        self.gains = weights.gains(self.prefix, self.backbone)
         self.report = AnalyzedLayer(layer, units=list(units(plan, layer)))
         self._rotated: dict[str, Outliers] = {}
-        self._behind_attention = torch.empty(0)
         self._noise: dict[str, dict[str, torch.Tensor]] = {}  # by unit and type, energy of each probed token
 
-    def run(self, unrotated: Unrotated, expert_done: Callable[[int], None]) -> AnalyzedLayer:
-        if not self.config.is_moe(self.layer):
-            self._backbone(unrotated, None)
-            self._relative()
-            return self.report
-        with RowFile(self.folder / "inputs", self.stream.tokens, self.config.hidden_size, torch.float32) as inputs:
-            routed = self._backbone(unrotated, inputs)
-            assert routed is not None
-            self._experts(routed, expert_done)
-        self._relative()
+    def run(self, source_basis: SourceBasis, expert_done: Callable[[int], None]) -> AnalyzedLayer:
+        if self.config.is_moe(self.layer):
+            rows = (self.stream.tokens, self.config.hidden_size)
+            with RowFile(self.folder / "inputs", *rows, torch.float32) as inputs:
+                attention_energy, routed = self._analyze_backbone(source_basis, inputs)
+                assert routed is not None
+                self._analyze_experts(routed, expert_done)
+        else:
+            attention_energy, _ = self._analyze_backbone(source_basis, None)
+        self._set_relative_noise(attention_energy)
         return self.report
 
-    def _relative(self) -> None:
-        """Noise relative to the stream it is written to: the stream behind attention, or behind the whole layer.
+    def _set_relative_noise(self, attention_energy: torch.Tensor) -> None:
+        """Divide noise by the energy of the stream that it is added to: after attention, or after the layer.
 
-        Keys that an indexer chooses wrongly are wrong in every layer that shares it: its noise counts once for each.
+        Keys that an indexer selects wrongly are wrong in every layer that shares it: its noise counts once for each.
         """
-        behind = torch.cat([energy(self.out.sequence(number)) for number in self._probe_numbers()])
+        layer_energy = torch.cat([row_energy(self.out.sequence(number)) for number in self._probe_numbers()])
         for unit in self.report.units:
-            stream = self._behind_attention if unit.modules[0].startswith("self_attn.") else behind
-            for kind, tokens in self._noise.get(unit.label, {}).items():
+            energy = attention_energy if unit.modules[0].startswith("self_attn.") else layer_energy
+            for scheme, noise in self._noise.get(unit.label, {}).items():
                 times = self.config.indexer_readers(self.layer) if ".indexer." in unit.modules[0] else 1
-                unit.noise[kind] = times * float((tokens / stream.clamp_min(1e-30)).mean())
-
-    def _quantized(self) -> list[Linear]:
-        return [p for p in self.parts if isinstance(p, Linear) and self._scheme(p.name) != schemes.FLOAT]
+                unit.noise[scheme] = times * float((noise / energy.clamp_min(1e-30)).mean())
 
     def _scheme(self, name: str) -> str:
         return self.plan.linears[self.prefix + name].scheme
 
-    def _backbone(self, unrotated: Unrotated, inputs: RowFile | None) -> Routed | None:
-        """Everything but the routed experts; what they need to go on."""
-        tensors = self.weights.load_all(self.prefix, self.parts, self.gains, self.workers)
-        reader = input_readers(self.parts)
+    def _analyze_backbone(
+        self, source_basis: SourceBasis, inputs: RowFile | None
+    ) -> tuple[torch.Tensor, Routed | None]:
+        """Analyze everything but the routed experts; returns the energy after attention, and the experts' inputs."""
+        tensors = self.weights.load_all(self.prefix, self.backbone, self.gains, self.workers)
+        reader = input_readers(self.backbone)
+        quantized = [w for w in self.backbone if isinstance(w, Linear) and self._scheme(w.name) != schemes.FLOAT]
         searches = list(self.plan.smoothing(self.layer, self.config.subgraphs(self.layer)))
-        wanted = {part.name for part in self._quantized()} | {search.subgraph.targets[0] for search in searches}
+        names = {linear.name for linear in quantized} | {search.subgraph.targets[0] for search in searches}
         streams = LayerStreams(self.stream, self.out, self.selections)
-        seen, routed = forward_layer(
+        statistics, routed = forward_layer(
             self.config, self.layer, tensors, streams, inputs,
-            record={reader[name] for name in wanted}, workers=self.workers,
+            record={reader[name] for name in names}, workers=self.workers,
         )  # fmt: skip
-        self._rotated = {part.name: Outliers.of(tensors[part.tensor_name]) for part in self._quantized()}
+        self._rotated = {linear.name: Outliers.of(tensors[linear.tensor_name]) for linear in quantized}
         smooth: Tensors = {}
         for search in searches:
             targets = search.subgraph.targets
-            some = [tensors[f"{target}.weight"] for target in targets if self._scheme(target) != schemes.FLOAT]
-            scale = search_scale(some, seen[reader[targets[0]]], search)
+            rounded = [tensors[f"{target}.weight"] for target in targets if self._scheme(target) != schemes.FLOAT]
+            scale = search_scale(rounded, statistics[reader[targets[0]]], search)
             scale = move_scale(tensors, self.config, search.subgraph, scale)
             smooth |= dict.fromkeys(targets, scale)
-        probe = Probe(self.config, self.layer, tensors, [self._probed(i) for i in self._probe_numbers()])
+        probe = Probe(self.config, self.layer, tensors, [self._probed(number) for number in self._probe_numbers()])
         for unit in self.report.units:
             if not unit.experts:
-                self._unit(unit, tensors, {name: seen[reader[name]] for name in unit.modules}, smooth, probe, unrotated)
-        self._behind_attention = probe.energy
+                linears = {
+                    name: self._analyze_linear(
+                        name, tensors[f"{name}.weight"], statistics[reader[name]], smooth.get(name), source_basis
+                    )
+                    for name in unit.modules
+                }
+                self._noise[unit.label] = {unit.scheme: probe.noise(linears)}
         if self.layer in self.plan.cache_layers() and (same := probe.same_keys()) is not None:
             self.report.cache = CacheReport(same, self.config.indexer_readers(self.layer))
-        return routed
-
-    def _weight_states(self, name: str, smoothed: torch.Tensor) -> dict[str, Outliers]:
-        source = Outliers.of(self.weights.source.read(f"{self.prefix}{name}.weight"))
-        return {"source": source, "rotated": self._rotated[name], "smoothed": Outliers.of(smoothed)}
+        return probe.energy, routed
 
     def _probe_numbers(self) -> range:
         return range(min(PROBE_SEQUENCES, len(self.stream.lengths)))
@@ -169,47 +179,51 @@ class LayerAnalysis:
         shared = None if self.config.has_indexer(self.layer) else self.selections.load(number)
         return self.stream.sequence(number), shared
 
-    def _unit(
-        self, unit: Unit, tensors: Tensors, seen: dict[str, InputStatistics], smooth: Tensors, probe: Probe,
-        unrotated: Unrotated,
-    ) -> None:  # fmt: skip
-        made: dict[str, RoundedLinear] = {}
-        for name in unit.modules:
-            weight, planned = tensors[f"{name}.weight"], self.plan.linears[self.prefix + name]
-            rows, part = seen[name].rows, find(self.parts, name)
-            x = rows if name not in smooth else rows / smooth[name]
-            state = planned.method.prepare(x, planned.steps)
-            made[name] = linear = rounded(
-                name, weight, planned.scheme, planned.method, seen[name], smooth.get(name), state
-            )
-            assert isinstance(part, Linear)
-            activations = states(unrotated(rows, part, self.gains), rows, x)
-            weights = self._weight_states(name, weight)
-            found = LinearReport(
-                name, planned.scheme, seen[name].tokens, errors(linear, weight, x), activations, weights
-            )
-            self.report.linears.append(found)
-            self._count(planned.scheme, scale_histogram(linear.scales))
-        self._noise[unit.label] = {unit.scheme: probe.noise(made)}
+    def _analyze_linear(
+        self,
+        name: str,
+        weight: torch.Tensor,
+        statistics: InputStatistics,
+        smooth: torch.Tensor | None,
+        source_basis: SourceBasis,
+    ) -> RoundedLinear:
+        """Round one linear and report on it. weight: smoothed. statistics: of its input before smoothing."""
+        plan, linear, rows = self.plan.linears[self.prefix + name], find(self.backbone, name), statistics.rows
+        assert isinstance(linear, Linear)
+        x = rows if smooth is None else rows / smooth
+        state = plan.method.prepare(x, plan.steps)
+        rounded = round_linear(name, weight, plan.scheme, plan.method, statistics, smooth, state)
+        activations = outliers_by_state(source_basis(rows, linear, self.gains), rows, x)
+        weights = {
+            "source": Outliers.of(self.weights.source.read(f"{self.prefix}{name}.weight")),
+            "rotated": self._rotated[name],
+            "smoothed": Outliers.of(weight),
+        }
+        errors = linear_errors(rounded, weight, x)
+        self.report.linears.append(LinearReport(name, plan.scheme, statistics.tokens, errors, activations, weights))
+        self._count(plan.scheme, scale_histogram(rounded.scales))
+        return rounded
 
-    def _experts(self, routed: Routed, expert_done: Callable[[int], None]) -> None:
+    def _analyze_experts(self, routed: Routed, expert_done: Callable[[int], None]) -> None:
         unit = next((unit for unit in self.report.units if unit.experts), None)
-        kinds = candidates(unit.scheme) if unit is not None else ()
+        types = expert_schemes(unit.scheme) if unit is not None else ()
         probed = sum(self.stream.lengths[:PROBE_SEQUENCES])
-        change = {kind: torch.zeros(probed, self.config.hidden_size) for kind in kinds}
+        change = {scheme: torch.zeros(probed, self.config.hidden_size) for scheme in types}
 
-        def one(expert: int) -> ExpertNoise:
-            return analyze_expert(self.plan, self.weights, self.layer, expert, self.gains, routed, kinds, probed)
-
-        for found in self.workers.map(one, range(self.config.n_routed_experts)):
-            self.report.experts.append(found.report)
-            for kind in kinds:
-                change[kind].index_add_(0, found.tokens, found.change[kind])
-            if kinds:
-                self._count(kinds[0], found.scales[kinds[0]])
-            expert_done(found.report.expert)
+        for noise in self.workers.map(
+            lambda expert: analyze_expert(
+                self.plan, self.weights, self.layer, expert, self.gains, routed, types, probed
+            ),
+            range(self.config.n_routed_experts),
+        ):
+            self.report.experts.append(noise.report)
+            for scheme in types:
+                change[scheme].index_add_(0, noise.tokens, noise.change[scheme])
+            if types:
+                self._count(types[0], noise.scales[types[0]])
+            expert_done(noise.report.expert)
         if unit is not None:
-            self._noise[unit.label] = {kind: energy(change[kind]) for kind in kinds}
+            self._noise[unit.label] = {scheme: row_energy(change[scheme]) for scheme in types}
 
     def _count(self, scheme: str, histogram: torch.Tensor) -> None:
         self.report.scales[scheme] = self.report.scales.get(scheme, torch.zeros_like(histogram)) + histogram

@@ -1,6 +1,6 @@
-"""What rounding does to one linear, on real inputs.
+"""Errors of one rounded linear on real inputs.
 
-With X the inputs, W the weight and dW what rounding it changes: output error |Xq Wq^T - X W^T| / |X W^T| (weights and
+With X the inputs, W the weight and dW the change by rounding: output error |Xq Wq^T - X W^T| / |X W^T| (weights and
 int8 activations), weight error |X dW^T| / |X W^T|, which is sqrt(tr(dW H dW^T) / tr(W H W^T)) with H = X^T X, and
 activation error |(Xq - X) W^T| / |X W^T|. Norms are Frobenius; X are rows spread over the calibration text.
 """
@@ -24,7 +24,7 @@ _BLOCK = 2**22
 
 @dataclass(frozen=True)
 class Outliers:
-    """How uneven a tensor is: largest |x| / rms, and kurtosis E x^4 / (E x^2)^2 (3 for a normal distribution)."""
+    """Largest |x| / rms of a tensor, and its kurtosis E x^4 / (E x^2)^2 (3 for a normal distribution)."""
 
     peak: float
     kurtosis: float
@@ -48,65 +48,67 @@ class RoundedLinear:
 
     Attributes:
         weight: dequantized, [N, K]. scales: the stored weight scales [N].
-        seen: statistics of its inputs before smoothing. smooth: what smoothing divides them by, [K].
+        statistics: of its inputs before smoothing. smooth: divisor of its inputs, [K].
     """
 
     scheme: str
     weight: torch.Tensor
     scales: torch.Tensor
-    seen: InputStatistics
+    statistics: InputStatistics
     smooth: torch.Tensor
 
     def activations(self, x: torch.Tensor) -> torch.Tensor:
         """Smoothed inputs x [T, K] as the engine multiplies them: int8, dequantized."""
         if self.scheme == schemes.W8A8:
-            return quantize_activation(x * self.smooth, self.scheme, self.seen, self.smooth)
-        return quantize_activation(x, self.scheme, self.seen, torch.ones_like(self.smooth))
+            return quantize_activation(x * self.smooth, self.scheme, self.statistics, self.smooth)
+        return quantize_activation(x, self.scheme, self.statistics, torch.ones_like(self.smooth))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Smoothed inputs x [T, K] -> [T, N]."""
         return self.activations(x) @ self.weight.T
 
 
-def rounded(
+def round_linear(
     module: str,
     weight: torch.Tensor,
     scheme: str,
     method: Method,
-    seen: InputStatistics,
+    statistics: InputStatistics,
     smooth: torch.Tensor | None,
     state: RoundingState | None = None,
 ) -> RoundedLinear:
     """Round `weight` [N, K], already multiplied by `smooth`, as the quantizer does."""
     scale = torch.ones(weight.shape[1]) if smooth is None else smooth
-    activation = seen.range_after(scale) if scheme == schemes.W8A8 else None
+    activation = statistics.range_after(scale) if scheme == schemes.W8A8 else None
     stored = quantize_linear(module, weight, scheme, method, activation, state).stored
-    return RoundedLinear(scheme, schemes.dequantize(scheme, stored), stored["weight_scale"].flatten(), seen, scale)
+    return RoundedLinear(
+        scheme, schemes.dequantize(scheme, stored), stored["weight_scale"].flatten(), statistics, scale
+    )
 
 
 @dataclass(frozen=True)
 class LinearErrors:
-    """Relative errors of one linear; see the module's docstring."""
+    """Relative errors of one linear, defined in the module's docstring."""
 
     output: float
     weight: float
     activation: float
 
 
-def errors(linear: RoundedLinear, weight: torch.Tensor, x: torch.Tensor) -> LinearErrors:
+def linear_errors(linear: RoundedLinear, weight: torch.Tensor, x: torch.Tensor) -> LinearErrors:
     """Errors against the float `weight` [N, K] on inputs `x` [T, K], both smoothed."""
-    wanted = x @ weight.T
-    norm = wanted.norm().clamp_min(1e-30)
+    expected = x @ weight.T
+    norm = expected.norm().clamp_min(1e-30)
     x_q = linear.activations(x)
     return LinearErrors(
-        float((x_q @ linear.weight.T - wanted).norm() / norm),
+        float((x_q @ linear.weight.T - expected).norm() / norm),
         float((x @ (linear.weight - weight).T).norm() / norm),
         float(((x_q - x) @ weight.T).norm() / norm),
     )
 
 
 def scale_histogram(scales: torch.Tensor) -> torch.Tensor:
-    """Counts int64 [SCALE_BINS] of log10(scale); what lies outside counts in the outermost bins."""
+    """Histogram int64 [SCALE_BINS] of log10(scale); values outside count in the first and last bin."""
     logs = scales.clamp_min(1e-30).log10()
-    at = ((logs - SCALE_LOW) / (SCALE_HIGH - SCALE_LOW) * SCALE_BINS).floor().clamp(0, SCALE_BINS - 1).long()
-    return torch.bincount(at, minlength=SCALE_BINS)
+    bins = ((logs - SCALE_LOW) / (SCALE_HIGH - SCALE_LOW) * SCALE_BINS).floor().clamp(0, SCALE_BINS - 1).long()
+    return torch.bincount(bins, minlength=SCALE_BINS)

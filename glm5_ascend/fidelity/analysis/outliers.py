@@ -12,24 +12,24 @@ from glm5_ascend.quantize.methods.transforms import Tensors
 STATES = ("source", "rotated", "smoothed")
 
 
-class Unrotated:
-    """Inputs of linears brought back to the source's basis: x R -> x, times the gain that was folded away."""
+class SourceBasis:
+    """Transforms inputs of rotated linears back to the source's basis: x R -> x, times the gain that was fused."""
 
     def __init__(self, rotations: Rotations | None) -> None:
         self.rotations = rotations
         self._matrices: dict[tuple[str, int], torch.Tensor] = {}
 
-    def __call__(self, x: torch.Tensor, part: Linear, gains: Tensors) -> torch.Tensor:
-        """x [T, K] as `part` of the rotated model reads it -> [T, K] as the source's reads it."""
+    def __call__(self, x: torch.Tensor, linear: Linear, gains: Tensors) -> torch.Tensor:
+        """Input x [T, K] of `linear` in the rotated model -> its input [T, K] in the source."""
         if self.rotations is None:
             return x
         back = x
-        if part.basis_in != FIXED:
+        if linear.basis_in != FIXED:
             config = self.rotations.config
-            basis = config.spec.bases[part.basis_in]
+            basis = config.spec.bases[linear.basis_in]
             size = x.shape[1] if basis.shifted or basis.period else basis.block_size(config.sizes)
-            back = (x.reshape(-1, size) @ self._matrix(part.basis_in, size).T).view(x.shape)
-        return back * torch.cat([gains[norm] for norm in part.norm]) if part.norm else back
+            back = (x.reshape(-1, size) @ self._matrix(linear.basis_in, size).T).view(x.shape)
+        return back * torch.cat([gains[norm] for norm in linear.norm]) if linear.norm else back
 
     def _matrix(self, basis: str, size: int) -> torch.Tensor:
         assert self.rotations is not None
@@ -38,6 +38,6 @@ class Unrotated:
         return self._matrices[basis, size]
 
 
-def states(source: torch.Tensor, rotated: torch.Tensor, smoothed: torch.Tensor) -> dict[str, Outliers]:
-    """The three states of one tensor."""
+def outliers_by_state(source: torch.Tensor, rotated: torch.Tensor, smoothed: torch.Tensor) -> dict[str, Outliers]:
+    """Outliers of one tensor in its three states."""
     return {name: Outliers.of(x) for name, x in zip(STATES, (source, rotated, smoothed), strict=True)}

@@ -1,4 +1,4 @@
-"""A layer with one unit rounded and the rest in float: what that unit alone adds to the residual stream."""
+"""A layer with one unit rounded and the rest in float: the noise that this unit adds to the residual stream."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.quantize.methods.transforms import Tensors
 
 
-def energy(x: torch.Tensor) -> torch.Tensor:
+def row_energy(x: torch.Tensor) -> torch.Tensor:
     """|x|^2 of each row, fp64."""
     return x.double().square().sum(-1)
 
 
 class ProbeLayer:
-    """`LayerWeights` over smoothed fp32 tensors; `rounded` linears compute as the engine will."""
+    """`LayerWeights` of smoothed fp32 tensors; `rounded` linears compute as the engine does."""
 
     def __init__(self, tensors: Tensors, rounded: Mapping[str, RoundedLinear]) -> None:
         self.tensors, self.rounded = tensors, rounded
@@ -35,11 +35,11 @@ class ProbeLayer:
 
 @dataclass
 class ProbeSequence:
-    """One calibration sequence in front of and inside the layer, in float.
+    """One calibration sequence before and inside the layer, in float.
 
     Attributes:
-        x: normalised input [S, hidden]. shared: the choice of an earlier indexer.
-        mixed: output of attention. after: residual stream behind attention. inner: normalised input of the MLP.
+        x: normalised input [S, hidden]. shared: the selection of an earlier indexer.
+        mixed: output of attention. after: residual stream after attention. inner: normalised input of the MLP.
         dense: output of the dense MLP or the shared expert.
     """
 
@@ -52,7 +52,7 @@ class ProbeSequence:
 
 
 class Probe:
-    """A few sequences through one layer, again and again."""
+    """A few sequences that go through one layer once for every unit."""
 
     def __init__(
         self,
@@ -62,40 +62,42 @@ class Probe:
         sequences: list[tuple[torch.Tensor, torch.Tensor | None]],
     ) -> None:
         self.config, self.layer, self.tensors = config, layer, tensors
-        self.own = config.has_indexer(layer)
+        self.has_indexer = config.has_indexer(layer)
         self.sequences = [self._float(hidden, shared) for hidden, shared in sequences]
-        #: Of the stream behind attention, fp64 [tokens of all sequences].
-        self.energy = torch.cat([energy(s.after) for s in self.sequences])
+        #: Energy of the stream after attention, fp64 [tokens of all sequences].
+        self.energy = torch.cat([row_energy(s.after) for s in self.sequences])
 
     def _float(self, hidden: torch.Tensor, shared: torch.Tensor | None) -> ProbeSequence:
         config, weights = self.config, ProbeLayer(self.tensors, {})
         x = layers.attention_input(config, weights, hidden)
-        mixed, _ = layers.attention(config, weights, x, shared, self.own)
+        mixed, _ = layers.attention(config, weights, x, shared, self.has_indexer)
         inner = layers.mlp_input(config, weights, hidden + mixed)
         dense = layers.unrouted_mlp(config, self.layer, weights, inner)
         return ProbeSequence(x, shared, mixed, hidden + mixed, inner, dense)
 
     def same_keys(self) -> float | None:
-        """Share of the indexer's chosen keys that it also chooses with an INT8 cache, where it has more to choose from
-        than it keeps; None where it never has, or where the layer has no indexer."""
+        """Share of the indexer's keys that it also selects with an INT8 cache; None where the layer has no indexer.
+
+        Counted are queries with more than index_topk keys; None where there are none.
+        """
         topk, weights = self.config.index_topk, ProbeLayer(self.tensors, {})
-        both = chosen = 0
+        both = total = 0
         for s in self.sequences:
-            if self.own and len(s.x) > topk:
+            if self.has_indexer and len(s.x) > topk:
                 latent = layers.query_latent(self.config, weights, s.x)
                 a, b = (layers.select_topk(self.config, weights, s.x, latent, int8) for int8 in (False, True))
                 both += layers.count_common(a[topk:], b[topk:])
-                chosen += topk * (len(s.x) - topk)
-        return both / chosen if chosen else None
+                total += topk * (len(s.x) - topk)
+        return both / total if total else None
 
     def noise(self, rounded: Mapping[str, RoundedLinear]) -> torch.Tensor:
         """Energy that rounding these linears adds to each token's stream, fp64 [tokens of all sequences]."""
-        weights, found = ProbeLayer(self.tensors, rounded), []
+        weights, energies = ProbeLayer(self.tensors, rounded), []
         attention = next(iter(rounded)).startswith("self_attn.")
         for s in self.sequences:
             if attention:
-                got, wanted = layers.attention(self.config, weights, s.x, s.shared, self.own)[0], s.mixed
+                output, expected = layers.attention(self.config, weights, s.x, s.shared, self.has_indexer)[0], s.mixed
             else:
-                got, wanted = layers.unrouted_mlp(self.config, self.layer, weights, s.inner), s.dense
-            found.append(energy(got - wanted))
-        return torch.cat(found)
+                output, expected = layers.unrouted_mlp(self.config, self.layer, weights, s.inner), s.dense
+            energies.append(row_energy(output - expected))
+        return torch.cat(energies)

@@ -1,4 +1,4 @@
-"""A recipe file with fall-backs: the recipe that was analysed, its linear_quant steps changed."""
+"""Recipe files with fall-backs: the analyzed recipe with changed linear_quant steps."""
 
 from __future__ import annotations
 
@@ -20,8 +20,45 @@ from glm5_ascend.quantize.recipe import LinearQuant, Recipe, recipe_content
 from glm5_ascend.quantize.selector import Selector
 
 
-def _in_int8(patterns: list[str], method: str) -> dict[str, Any]:
-    """A linear_quant step: W8A8_DYNAMIC, rounded by `method`."""
+def with_fallbacks(
+    recipe: Path, config: ModelConfig, changes: list[tuple[Unit, str]], wide_caches: Iterable[int] = ()
+) -> dict[str, Any]:
+    """The YAML of `recipe` with the units of `changes` at their new types and without its rules, which are applied.
+
+    A unit that becomes INT8 is rounded by the method that the recipe has for it, which is what was measured.
+
+    Args:
+        wide_caches: layers whose indexer cache stays in 16 bits.
+    """
+    raw = recipe_content(recipe)
+    value: dict[str, Any] = copy.deepcopy({key: raw[key] for key in ("metadata", "spec")})
+    value = {"apiversion": "glm5_ascend_v1"} | value
+    value["metadata"]["config_id"] = f"{value['metadata']['config_id']}-fallbacks"
+    value["spec"].pop("fallback", None)
+    wide = [f"{config.spec.layer_prefix(layer)}*" for layer in wide_caches]
+    process = target = value["spec"]["process"]
+    methods: dict[str, str] = {}  # method of the units that become INT8, by pattern
+    for step in process:
+        if step["type"] == "fa3_quant" and wide:
+            step["exclude"] = [*step.get("exclude", []), *wide]
+        if step["type"] == "group":
+            target = step["configs"]
+        for linear_step in step["configs"] if step["type"] == "group" else [step]:
+            if linear_step["type"] == "linear_quant":
+                quant = LinearQuant.model_validate(linear_step)
+                selects = Selector(quant, config)
+                moved = [(unit, scheme) for unit, scheme in changes if any(map(selects, unit.full_names))]
+                patterns = [pattern for unit, _ in moved for pattern in unit.patterns]
+                linear_step["exclude"] = [*linear_step.get("exclude", []), *patterns]
+                method = quant.qconfig.weight.method
+                int8 = (unit for unit, scheme in moved if scheme == schemes.W8A8_DYNAMIC)
+                methods = {pattern: method for unit in int8 for pattern in unit.patterns} | methods
+    for method in sorted({*methods.values()}):
+        target.append(_int8_step([pattern for pattern in methods if methods[pattern] == method], method))
+    return value
+
+
+def _int8_step(patterns: list[str], method: str) -> dict[str, Any]:
     return {
         "type": "linear_quant",
         "qconfig": {
@@ -32,59 +69,27 @@ def _in_int8(patterns: list[str], method: str) -> dict[str, Any]:
     }
 
 
-def with_fallbacks(
-    recipe: Path, config: ModelConfig, changes: list[tuple[Unit, str]], wide_caches: Iterable[int] = ()
-) -> dict[str, Any]:
-    """The YAML of `recipe` with every unit of `changes` at its new type, its rules gone: they have been applied.
-
-    A unit that becomes INT8 is rounded as the recipe rounds it in INT4, which is what was measured.
-
-    Args:
-        wide_caches: layers whose indexer cache is not INT8 after all.
-    """
-    raw = recipe_content(recipe)
-    value: dict[str, Any] = copy.deepcopy({key: raw[key] for key in ("metadata", "spec")})  # no aliases
-    value = {"apiversion": "glm5_ascend_v1"} | value
-    value["metadata"]["config_id"] = f"{value['metadata']['config_id']}-fallbacks"
-    value["spec"].pop("fallback", None)
-    wide = [f"{config.spec.layer_prefix(layer)}*" for layer in wide_caches]
-    group: list[Any] = []
-    methods: dict[str, str] = {}  # of what becomes INT8, by pattern
-    for step in value["spec"]["process"]:
-        group = step["configs"] if step["type"] == "group" else group
-        if step["type"] == "fa3_quant" and wide:
-            step["exclude"] = [*step.get("exclude", []), *wide]
-        for each in step["configs"] if step["type"] == "group" else [step]:
-            if each["type"] == "linear_quant":
-                quant = LinearQuant.model_validate(each)
-                selects = Selector(quant, config)
-                moved = [(unit, scheme) for unit, scheme in changes if any(map(selects, unit.full_names))]
-                each["exclude"] = [*each.get("exclude", []), *(p for unit, _ in moved for p in unit.patterns)]
-                method = quant.qconfig.weight.method
-                int8 = (unit for unit, scheme in moved if scheme == schemes.W8A8_DYNAMIC)
-                methods = {pattern: method for unit in int8 for pattern in unit.patterns} | methods
-    more = [_in_int8([p for p in methods if methods[p] == method], method) for method in sorted({*methods.values()})]
-    (group if group else value["spec"]["process"]).extend(more)
-    return value
-
-
 def engine_notes(changes: list[tuple[Unit, str]]) -> list[str]:
-    """Lines for the recipe's comment: which engine cannot load what it makes."""
+    """Comment lines on engines that cannot load the output."""
     layers = sorted({unit.layer for unit, scheme in changes if unit.experts and scheme == schemes.FLOAT})
     if not layers:
         return []
-    named = ", ".join(map(str, layers[:8])) + (", ..." if len(layers) > 8 else "")
-    return [f"SGLang does not load it: routed experts in FLOAT, layers {named}; W8A8_DYNAMIC it does"]
+    return [f"SGLang does not load it: routed experts in FLOAT, layers {_numbers(layers, 8)}; it loads W8A8_DYNAMIC"]
 
 
 def cache_notes(wide: list[int]) -> list[str]:
-    """Lines for the recipe's comment: which indexer caches the rules keep in 16 bits."""
-    named = ", ".join(map(str, wide[:16])) + (", ..." if len(wide) > 16 else "")
-    return [f"Indexer caches that would change too many keys in INT8 and stay in 16 bits: layers {named}."] * bool(wide)
+    """Comment lines on indexer caches that the rules keep in 16 bits."""
+    if not wide:
+        return []
+    return [f"Indexer caches that would change too many keys in INT8 stay in 16 bits: layers {_numbers(wide, 16)}."]
+
+
+def _numbers(layers: list[int], limit: int) -> str:
+    return ", ".join(map(str, layers[:limit])) + (", ..." if len(layers) > limit else "")
 
 
 def check_path(path: Path) -> None:
-    """Raises `OutputError` where the recipe cannot be written; nothing is replaced."""
+    """Raises `OutputError` where the recipe cannot be written; an existing file is not replaced."""
     if path.exists():
         raise OutputError(f"{path}: exists", "name another file with --out, or remove it")
     if not path.parent.is_dir():
@@ -92,7 +97,7 @@ def check_path(path: Path) -> None:
 
 
 def output_bytes(source: SourceCheckpoint, value: dict[str, Any]) -> int:
-    """What `quantize` with this recipe writes, by the quantizer's own plan; a bad recipe is refused here."""
+    """Size of the output of `quantize` with this recipe, by the quantizer's plan, which refuses a bad recipe."""
     return QuantizationPlan(source, Recipe.model_validate(value)).output_bytes
 
 
@@ -109,5 +114,4 @@ def write(path: Path, value: dict[str, Any], comment: list[str]) -> None:
         def ignore_aliases(self, data: Any) -> bool:
             return True
 
-    body = yaml.dump(value, Dumper=Plain, sort_keys=False, width=110)
-    write_file(path, head + body)
+    write_file(path, head + yaml.dump(value, Dumper=Plain, sort_keys=False, width=110))

@@ -1,7 +1,8 @@
-"""What can change its type on its own: a linear, linears the engine runs together, or all routed experts of a layer."""
+"""Units, whose types can change independently: a linear, linears that the engine fuses, or a layer's routed experts."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -16,9 +17,9 @@ class Unit:
 
     Attributes:
         modules: names relative to the layer.
-        scheme: what the recipe makes of it; its types, joined by "+", where a recipe gives its linears different ones.
-        noise: by type, the energy its rounding adds to the residual stream it is written to, relative to that of the
-            stream, token by token, mean over tokens: norms look at every token alone. FLOAT adds none.
+        scheme: its type in the recipe; several types, joined by "+", where the recipe gives its linears different ones.
+        noise: by type, the energy that its rounding adds to the residual stream, relative to the stream's energy,
+            computed per token (as norms are), mean over tokens. FLOAT adds none.
         nbytes: by type, stored bytes.
     """
 
@@ -46,15 +47,15 @@ class Unit:
 
     @property
     def patterns(self) -> list[str]:
-        """What selects it in a recipe."""
+        """Patterns that select it in a recipe."""
         return [f"{self.prefix}mlp.experts.*"] if self.experts else self.full_names
 
 
 def units(plan: QuantizationPlan, layer: int) -> Iterator[Unit]:
     """The quantized units of a layer, routed experts last, with the bytes of every type they could have."""
-    prefix, parts = plan.config.spec.layer_prefix(layer), list(plan.config.layer_weights(layer))
-    linears = {prefix + part.name: part for part in parts if isinstance(part, Linear)}
-    groups = _together(plan, layer)
+    prefix, weights = plan.config.spec.layer_prefix(layer), plan.config.layer_weights(layer)
+    linears = {prefix + weight.name: weight for weight in weights if isinstance(weight, Linear)}
+    groups = _float_groups(plan, layer)
     grouped = {name for group in groups for name in group}
     for group in sorted([*((name,) for name in linears if name not in grouped), *groups], key=len):
         types = {name: plan.linears[name].scheme for name in group}
@@ -63,13 +64,13 @@ def units(plan: QuantizationPlan, layer: int) -> Iterator[Unit]:
             scheme = "+".join(sorted({types[name] for name in modules}))
             unit = Unit(layer, tuple(name.removeprefix(prefix) for name in modules), scheme, prefix=prefix)
             unit.nbytes[scheme] = sum(stored_bytes(plan, prefix, linears[name], types[name]) for name in modules)
-            for choice in fallbacks(scheme):
-                unit.nbytes[choice] = sum(stored_bytes(plan, prefix, linears[name], choice) for name in modules)
+            for wider in fallbacks(scheme):
+                unit.nbytes[wider] = sum(stored_bytes(plan, prefix, linears[name], wider) for name in modules)
             unit.noise[schemes.FLOAT] = 0.0
             yield unit
 
 
-def _together(plan: QuantizationPlan, layer: int) -> list[tuple[str, ...]]:
+def _float_groups(plan: QuantizationPlan, layer: int) -> list[tuple[str, ...]]:
     """Full names of linears that become FLOAT together: fused ones, and both query projections."""
     queries = {plan.config.spec.layer_prefix(layer) + name for name in plan.config.spec.query_projections}
     groups = plan.config.fused_groups(layer)
@@ -81,15 +82,10 @@ def fallbacks(scheme: str) -> tuple[str, ...]:
     return (schemes.W8A8_DYNAMIC, schemes.FLOAT) if scheme == schemes.W4A8_DYNAMIC else (schemes.FLOAT,)
 
 
-def stored_bytes(plan: QuantizationPlan, prefix: str, part: Linear, scheme: str) -> int:
-    """Bytes a linear takes as `scheme`."""
-    out, inp = part.shape(plan.config.sizes)
+def stored_bytes(plan: QuantizationPlan, prefix: str, linear: Linear, scheme: str) -> int:
+    """Stored bytes of a linear with type `scheme`."""
+    out, inp = linear.shape(plan.config.sizes)
     if scheme == schemes.FLOAT:
-        return int(plan.source.dtype(prefix + part.tensor_name).itemsize * out * inp)
-    total = 0
-    for stored in schemes.stored_tensors(scheme, (out, inp), part.name):
-        size = stored.dtype.itemsize
-        for length in stored.shape:
-            size *= length
-        total += size
-    return total
+        return int(plan.source.dtype(prefix + linear.tensor_name).itemsize * out * inp)
+    tensors = schemes.stored_tensors(scheme, (out, inp), linear.name)
+    return sum(tensor.dtype.itemsize * math.prod(tensor.shape) for tensor in tensors)

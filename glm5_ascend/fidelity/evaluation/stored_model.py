@@ -1,9 +1,8 @@
-"""A checkpoint on disk as a running model, one piece of a layer in memory at a time; quantized linears compute with
+"""A checkpoint on disk as a model that runs, one piece of a layer in memory at a time; quantized linears compute with
 integers.
 
 The arithmetic is that of the served model (same ops, per-token int8 activations, int32 sums), in fp32 between the
-linears; indexer caches are INT8 where the description says so (C8). Used to measure what a quantization costs; serving
-itself is vLLM's work.
+linears; indexer caches are INT8 where the description says so (C8). Used to measure a quantization, not to serve it.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ VOCABULARY_BLOCK = 4096
 
 
 class Tensors(Protocol):
-    """Where tensors are read from, by full name."""
+    """Reads tensors by full name."""
 
     def read(self, name: str) -> torch.Tensor: ...
     def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor: ...
 
 
 class StoredLayer:
-    """`LayerWeights` that reads a tensor when it is first asked for and keeps it as long as this object lives."""
+    """`LayerWeights` that reads a tensor at its first use and caches it for the lifetime of this object."""
 
     def __init__(self, files: Tensors, description: dict[str, object], prefix: str) -> None:
         self.files, self.description, self.prefix = files, description, prefix
@@ -56,12 +55,11 @@ class StoredLayer:
         return self.quantized_linear(module, scheme, x)
 
     def quantized_linear(self, module: str, scheme: str, x: torch.Tensor) -> torch.Tensor:
-        """As the server computes it."""
         if module not in self._quantized:
-            self._quantized[module] = self._integers(module, scheme)
+            self._quantized[module] = self._read_quantized(module, scheme)
         return ops.int8_linear(x, self._quantized[module])
 
-    def _integers(self, module: str, scheme: str) -> ops.LinearWeights:
+    def _read_quantized(self, module: str, scheme: str) -> ops.LinearWeights:
         def read(suffix: str) -> torch.Tensor:
             return self.files.read(f"{module}.{suffix}")
 
@@ -89,48 +87,47 @@ class StoredModel:
         self.files: Tensors = self.quantized or SourceCheckpoint(directory)
 
     def weights(self, layer: int) -> StoredLayer:
-        """Fresh access to a layer's weights: nothing is read yet, and all goes when the caller lets go."""
+        """A new object with a layer's weights; it reads them at their first use, and frees them when it is dropped."""
         return StoredLayer(self.files, self.description, self.config.spec.layer_prefix(layer))
 
     def int8_keys(self, layer: int) -> bool:
-        """Whether the indexer's cache of this layer is INT8 once C8 is switched on."""
-        return (
-            self.description.get(f"{self.config.spec.layer_prefix(layer)}self_attn{INDEXER_CACHE_SUFFIX}")
-            == INDEXER_CACHE_TYPE
-        )
+        """Tells whether C8 makes the indexer's cache of this layer INT8."""
+        name = f"{self.config.spec.layer_prefix(layer)}self_attn{INDEXER_CACHE_SUFFIX}"
+        return self.description.get(name) == INDEXER_CACHE_TYPE
 
     def embed(self, ids: torch.Tensor, mtp: int | None = None) -> torch.Tensor:
-        """fp32 [T, hidden] for ids int64 [T], by the main table or that of an MTP layer, read in blocks of rows."""
+        """Embeddings fp32 [T, hidden] of ids int64 [T], by the main table or that of an MTP layer."""
         out, name = torch.empty(len(ids), self.config.hidden_size), self._table("embed_tokens", mtp)
         for start, stop in self._blocks():
-            chosen = (ids >= start) & (ids < stop)
-            if chosen.any():
+            in_block = (ids >= start) & (ids < stop)
+            if in_block.any():
                 rows = self.files.read_rows(name, start, stop).float()
-                out[chosen] = rows[ids[chosen] - start]
+                out[in_block] = rows[ids[in_block] - start]
         return out
 
     def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What the head reads, fp32 [T, hidden]."""
+        """Input of the head, fp32 [T, hidden]."""
         return layers.rms_norm(hidden, self.files.read("model.norm.weight").float(), self.config.rms_norm_eps)
 
     def to_mtp_basis(self, normed: torch.Tensor) -> torch.Tensor:
-        """The main model's normalised output [T, hidden] as an MTP layer reads it: turned by `rot` if rotated."""
+        """The main model's normalised output [T, hidden] in the MTP layer's basis: times `rot` in a rotated model."""
         rotated = self.description.get("is_rot_used") is True
         return normed @ self.files.read(ROT_NAME).float().T if rotated else normed
 
     def head(self, mtp: int | None = None) -> Iterator[tuple[int, torch.Tensor]]:
-        """(first id, fp32 [<= VOCABULARY_BLOCK, hidden]) of every block of the head's rows, or of an MTP layer's."""
+        """Blocks of the head of the main model or an MTP layer: (first id, fp32 [<= VOCABULARY_BLOCK, hidden])."""
         name = self._table("shared_head.head", mtp)
         for start, stop in self._blocks():
             yield start, self.files.read_rows(name, start, stop).float()
 
     def _table(self, copy: str, mtp: int | None) -> str:
-        """Name of the table `copy` of an MTP layer; where it has none, and for the main model, of the original."""
-        own, original = (
-            f"{self.config.spec.layer_prefix(mtp or 0)}{copy}.weight",
-            f"{self.config.spec.mtp_copies[copy]}.weight",
-        )
-        return own if mtp is not None and (self.quantized is None or own in self.quantized) else original
+        """Name of an MTP layer's table, or of the main model's: a quantized MTP layer may have no copy of its own."""
+        spec = self.config.spec
+        if mtp is not None:
+            name = f"{spec.layer_prefix(mtp)}{copy}.weight"
+            if self.quantized is None or name in self.quantized:
+                return name
+        return f"{spec.mtp_copies[copy]}.weight"
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
         size = self.config.vocab_size
@@ -139,7 +136,7 @@ class StoredModel:
 
     @torch.no_grad()
     def logits(self, sequences: list[torch.Tensor]) -> list[torch.Tensor]:
-        """fp32 [S, vocab] for each int64 sequence [S]; for small models: all of them are held."""
+        """Logits fp32 [S, vocab] of each int64 sequence [S], all in memory: for small models."""
         walk = Walk.from_tokens(self, sequences)
         for layer in range(self.config.num_hidden_layers):
             walk.step(layer)
