@@ -137,8 +137,14 @@ def select(implementation: str | None) -> None:
     """Override GLM5_KERNELS from now on, for tests and benchmarks; None returns to the variable."""
     global _selected
     _selected = implementation
+    _variable.cache_clear()
     choose.cache_clear()
     function.cache_clear()
+
+
+@functools.cache
+def _variable() -> str:
+    return os.environ.get(VARIABLE) or "auto"
 
 
 @functools.cache
@@ -150,7 +156,7 @@ def choose(op: str, device: str = "cpu") -> Choice:
     Raises:
         KernelUnavailableError: the explicit choice cannot run, or is no implementation.
     """
-    requested = _selected or os.environ.get(VARIABLE) or "auto"
+    requested = _selected or _variable()
     if requested == "auto":
         return _fastest(op, device)
     if requested not in IMPLEMENTATIONS:
@@ -199,9 +205,10 @@ def int8_products() -> tuple[str, str]:
     Raises:
         ImportError: numba is not installed; the references then run.
     """
-    from glm5_kernels.compiled.int8_ways import CHOSEN
+    from glm5_kernels.compiled.int8_backends import BACKEND
 
-    return CHOSEN.instruction, f"up to {CHOSEN.tokens} tokens; beyond, {CHOSEN.beyond}"
+    larger = BACKEND.library or "pieces of so many"
+    return BACKEND.description, f"up to {BACKEND.max_tokens} tokens; larger batches: {larger}"
 
 
 def bf16_products() -> tuple[str, str]:

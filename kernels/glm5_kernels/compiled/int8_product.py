@@ -1,236 +1,121 @@
-"""int8 products of a few tokens, quantized, multiplied and scaled back in one pass: a decode step is many of them.
+"""The int8 product of few tokens: the weight is read once, in the order in which it lies in memory.
 
-The weights may be those of many experts, each with tokens of its own. The same numbers as `int8`'s plain versions, bit
-for bit; the products are `int8_dots`'s.
+A library packs the weight first, which pays off for many tokens only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
-
 import numpy as np
 import torch
 from numba import int64
+from numba.extending import register_jitable
+from numpy.typing import NDArray
+from torch.nn.functional import linear
 
-from glm5_kernels import int8
-from glm5_kernels.compiled import bf16_linear, int8_amx, int8_dots
-from glm5_kernels.compiled.int8_dots_intrinsics import STEP
-from glm5_kernels.compiled.int8_rows import (
-    COMPILED,
-    FLOATS,
-    fits,
-    quantize_rows,
-    quantize_rows_with,
-    scale_back_to,
-    scale_row,
-)
+from glm5_kernels.compiled.int8_backends import BACKEND, STEP, TILE, Matrix, tile_product, token_product
 from glm5_kernels.compiled.jit import kernel
-from glm5_kernels.compiled.rows import ELEMENT_BYTES, KINDS, RowAddress
-from glm5_kernels.compiled.simd import WIDTH
-from glm5_kernels.compiled.threads import bound
-from glm5_kernels.workspace import Workspace
+from glm5_kernels.compiled.simd import aligned_fp32
+from glm5_kernels.compiled.threads import each
 
-Product = Callable[[torch.Tensor, torch.Tensor], object]
-#: int32 sums of a product made before they are scaled back, about what a cache holds; by so many weight rows, because
-#: torch's product is slow with fewer.
-_SUMS, _ROWS = 2**22, 512
-#: Tasks for each thread, where there are several.
-_SHARE = 8
-_CODES = np.uint8 if int8_dots.FLIP else np.int8
-_EVERY, _NOTHING = np.arange(int8_dots.TOKENS), np.empty(0, np.int32)
-#: `starts` of one group of so many tokens.
-_ALONE = [np.array([0, tokens]) for tokens in range(int8_dots.TOKENS + 1)]
-
-
-class Activations(NamedTuple):
-    """codes int8 [T, K], or uint8 where `int8_dots.FLIP` flips them, K in whole steps; factors fp32 [T, 1]; rows int64
-    [P], starts int64 [E + 1]: see `grouped`."""
-
-    codes: Any
-    factors: Any
-    rows: Any
-    starts: Any
-
-
-class WeightAddress(NamedTuple):
-    """Row n of group e begins at base + e * group_pitch + n * row_pitch, in bytes; scales: address of fp32 [E, N]."""
-
-    base: int
-    group_pitch: int
-    row_pitch: int
-    scales: int
-
-
-class Way(NamedTuple):
-    """A way to multiply: whether it takes (x, w, dtype), and how it answers."""
-
-    takes: Callable[[torch.Tensor, int8.LinearWeights, torch.dtype], bool]
-    apply: Callable[[torch.Tensor, int8.LinearWeights, torch.dtype], torch.Tensor]
-
-
-def apply_linear(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
-    """See `int8.apply_linear`: x [T, K] -> [T, N] in `dtype`, by the first of `WAYS` that takes the layer."""
-    int8.check(w)
-    return next(way for way in WAYS if way.takes(x, w, dtype)).apply(x, w, dtype)
-
-
-def _is_float(_x: torch.Tensor, w: int8.LinearWeights, _dtype: torch.dtype) -> bool:
-    return w.quant_mode == int8.NO_QUANT or w.scale is None
-
-
-def _is_widened(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> bool:
-    return _is_float(x, w, dtype) and x.dtype == dtype and bf16_linear.widens(x, w.weight)
-
-
-def _fits_one_pass(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> bool:
-    few = 0 < x.shape[0] <= int8_dots.TOKENS and dtype in FLOATS and fits(x)
-    return few and w.scale is not None and multiplies(w.weight, w.scale)
-
-
-def _in_one_pass(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
-    assert w.scale is not None
-    tokens = x.shape[0]
-    return grouped(x, _EVERY[:tokens], _ALONE[tokens], w.weight, w.scale, dtype, w)
-
-
-def bind_linear(
-    x: torch.Tensor, w: int8.LinearWeights, out: torch.Tensor, room: Workspace, product: Product | None = None
-) -> Callable[[], object]:
-    """What makes out [T, N] <- `apply_linear` of x [T, K], all of them where they are now.
-
-    product: of no_quant, x to out by a library that keeps the weight as it likes it.
-    """
-    int8.check(w)
-    if _is_float(x, w, out.dtype) and x.dtype == w.weight.dtype == out.dtype:
-        return bf16_linear.bind(x, w.weight, out) if product is None else partial(product, x, out)
-    if _is_float(x, w, out.dtype) or not _fits_one_pass(x, w, out.dtype):
-        return lambda: out.copy_(apply_linear(x, w, out.dtype))
-    assert w.scale is not None
-    tokens = x.shape[0]
-    return bind_grouped(x, _EVERY[:tokens], _ALONE[tokens], w.weight, w.scale, out, w, room)
-
-
-def _by_amx(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
-    assert w.scale is not None
-    return int8_amx.multiply(*int8.quantize(x, w, dtype, COMPILED), w.weight, w.scale, dtype, w.quant_bias)
-
-
-def _by_library(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
-    """By torch's product, of which only some weight rows are ever held in int32."""
-    assert w.scale is not None
-    x_q, x_scale = int8.quantize(x, w, dtype, COMPILED)
-    out = torch.empty(len(x), len(w.weight), dtype=dtype)
-    size = max(_ROWS, _SUMS // max(len(x), 1) // _ROWS * _ROWS)
-    for first in range(0, len(w.weight), size):
-        part = slice(first, first + size)
-        bias = None if w.quant_bias is None else w.quant_bias[part]
-        sums = int8.multiply(x_q, w._replace(weight=w.weight[part], quant_bias=bias), COMPILED)
-        scale_back_to(out[:, part], sums, x_scale, w.scale[part])
-    return out
-
-
-#: In order of preference.
-WAYS = (
-    Way(_is_widened, lambda x, w, _dtype: bf16_linear.apply_linear(x, w.weight)),  # no_quant, bf16: in fp32
-    Way(_is_float, int8.apply_linear),  # no_quant: torch's product in `dtype`
-    Way(_fits_one_pass, _in_one_pass),  # int8, at most int8_dots.TOKENS tokens, whole lanes: `int8_dots`
-    Way(lambda _x, w, dtype: int8_amx.takes(w.weight, dtype), _by_amx),  # int8, whole sides of AMX's products
-    Way(lambda _x, _w, _dtype: True, _by_library),  # int8, anything else
-)
-
-
-def multiply(codes: torch.Tensor, factors: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """codes int8 [T, K] times weight int8 [N, K] transposed, times factors [T, 1] and scale [N] -> fp32 [T, N]."""
-    if int8_amx.takes(weight, torch.float32) and len(codes) > int8_dots.TOKENS:
-        return int8_amx.multiply(codes, factors, weight, scale, torch.float32)
-    return COMPILED.scale_back(COMPILED.matmul(codes, weight), factors, scale, torch.float32)
-
-
-def multiplies(weight: torch.Tensor, scale: torch.Tensor) -> bool:
-    """Whether `grouped` takes weight [..., N, K] with these scales [..., N]."""
-    n, k = weight.shape[-2:]
-    whole = not n % WIDTH and weight.stride(-1) == 1 and (not k % STEP or int8_dots.has_room(weight))
-    plain = weight.dtype == torch.int8 and scale.dtype == torch.float32 and scale.is_contiguous()
-    return whole and plain
-
-
-def grouped(
-    x: torch.Tensor, rows: Any, starts: Any, weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype,
-    static: int8.LinearWeights | None = None,
-) -> torch.Tensor:  # fmt: skip
-    """x[rows] -> [P, N] in `dtype`, each row times the weight of its group; x in int8 with a scale per token.
-
-    Args:
-        x: [T, K]. rows: int64 [P], sorted by group. starts: int64 [E + 1], where the rows of each group begin.
-        weight: int8 [E, N, K], or [N, K] of a single group. scale: fp32 [E, N].
-        static: may hold one scale and offset for all of x, and a bias int32 [N] added before scaling back.
-    """
-    out = torch.empty(len(rows), weight.shape[-2], dtype=dtype)
-    bind_grouped(x, rows, starts, weight, scale, out, static, Workspace())()
-    return out
-
-
-def bind_grouped(
-    x: torch.Tensor, rows: Any, starts: Any, weight: torch.Tensor, scale: torch.Tensor, out: torch.Tensor,
-    static: int8.LinearWeights | None, room: Workspace,
-) -> Callable[[], None]:  # fmt: skip
-    """What makes out <- `grouped` of operands that stay where they are; rows and starts may change what they hold."""
-    (n, k), tokens = weight.shape[-2:], x.shape[0]
-    codes = room.array(
-        f"codes of {k}", (tokens, int8_dots.in_steps(k)), _CODES, int8_dots.FLIP
-    )  # behind k columns: zeros
-    factors, added = room.array("factors", (tokens, 1), np.float32, 1), _NOTHING
-    source = x.data_ptr(), x.stride(0) * x.element_size(), KINDS[x.dtype], 0, tokens, k, int8_dots.FLIP
-    if static is None or static.quant_mode == int8.PER_TOKEN:
-        quantize = partial(quantize_rows, *source, codes.view(np.int8), factors)
-    else:
-        assert static.input_scale is not None and static.input_offset is not None
-        step, zero = (np.float32(x.item()) for x in (static.input_scale, static.input_offset))
-        quantize = partial(quantize_rows_with, *source, step, zero, codes.view(np.int8))
-        factors = room.array("no factors", (tokens, 1), np.float32, 1)
-        added = static.quant_bias.numpy()  # type: ignore[union-attr]
-    given = Activations(codes, factors, rows, starts)
-    weights = WeightAddress(weight.data_ptr(), weight.stride(0), weight.stride(-2), scale.data_ptr())
-    tasks = (len(starts) - 1) * -(-n // int8_dots.ROWS)
-    size = -(-tasks // (_SHARE * torch.get_num_threads()))
-    target = RowAddress(out.data_ptr(), 0, n * out.element_size(), KINDS[out.dtype])
-    multiply = bound(_multiply, tasks, size, given, weights, added, n, target)
-
-    def run() -> None:
-        quantize()
-        multiply()
-
-    return run
+MAX_TOKENS = BACKEND.max_tokens
+CODE = BACKEND.code
+_CODE_BYTES = np.dtype(CODE).itemsize
+#: Added to int8 codes; as a flip of the top bit, because int8 + 128 is the same byte with that bit flipped.
+ZERO_POINT = 128 if CODE is np.uint8 else 0
+ROWS = 256  # weight rows of a task
+#: Of more than 16 tokens, so many tokens and columns are multiplied at a time: they and a task's rows stay cached.
+_TOKEN_BLOCK, _COLUMN_BLOCK = 16, 2048
+#: Columns whose products fp32 adds without an error: 2^24 / (128 * 128).
+_EXACT_COLUMNS = 1024
+#: Integers that fp32 holds, less the error of a row's norm. Tokens that are converted to fp32 at a time.
+_EXACT_SUM, _FP32_TOKENS = 0.999 * 2**24, 2048
 
 
 @kernel
-def _multiply(first: Any, last: Any, given: Any, weights: Any, bias: Any, n: Any, out: Any) -> None:
-    """Tasks first..last, each some weight rows of a group: rows of out [P, n], of its kind."""
-    codes, rows, size = given.codes, given.rows, ELEMENT_BYTES[out.kind]
-    k, blocks, packed = codes.shape[1], -(-n // int8_dots.ROWS), -1
-    x, sums = int8_dots.as_tokens(np.zeros((1, STEP), int8_dots.CODE)), np.empty((1, 1), np.int32)
-    for task in range(first, last):
-        group, low = task // blocks, task % blocks * int8_dots.ROWS
-        begin, count = given.starts[group], given.starts[group + 1] - given.starts[group]
-        if not count:
-            continue
-        if group != packed:
-            packed, padded = group, int8_dots.in_tiles(count)
-            own, sums = np.empty((padded, k), int8_dots.CODE), np.empty((padded, int8_dots.ROWS), np.int32)
-            for row in range(count):
-                for column in range(k):  # not as a slice, nor below: its shape check takes numba 2 s to compile
-                    own[row, column] = codes[rows[begin + row], column]
-            x = int8_dots.as_tokens(own)
-        high = min(low + int8_dots.ROWS, n)
-        weight = weights.base + group * weights.group_pitch + low * weights.row_pitch
-        int8_dots.rows(x, weight, weights.row_pitch, int64(0), high - low, sums)
-        scales = weights.scales + 4 * (group * n + low)
-        for row in range(count):
-            if len(bias):
-                for column in range(high - low):
-                    sums[row, column] += bias[low + column]
-            target = out.base + (begin + row) * out.row_pitch + size * low
-            factor = given.factors[rows[begin + row], 0]
-            scale_row(sums[row].ctypes.data, high - low, factor, scales, out.kind, target)
+def multiply_rows(x: NDArray[np.generic], w: Matrix, first: int, last: int, out: NDArray[np.int32]) -> None:
+    """out[:, first:last] = x times weight rows first..last transposed.
+
+    Args:
+        x: `CODE` [tokens, K], K a multiple of STEP; one token or whole tiles (`padded_tokens`).
+        w: int8 rows of K columns.
+        out: int32 [tokens, columns], written up to the next multiple of TILE behind `last`.
+    """
+    tokens, k = x.shape
+    column_block = k if tokens <= _TOKEN_BLOCK else _COLUMN_BLOCK
+    for column in range(0, k, column_block):
+        steps = min(column_block, k - column) // STEP
+        for block in range(0, tokens, _TOKEN_BLOCK):
+            for row in range(first, last, TILE):
+                weights = Matrix(w.base + w.pitch * row + column, w.pitch)
+                for token in range(block, min(block + _TOKEN_BLOCK, tokens), TILE):
+                    codes = Matrix(x.ctypes.data + x.strides[0] * token + x.itemsize * column, x.strides[0])
+                    sums = Matrix(out.ctypes.data + out.strides[0] * token + 4 * row, out.strides[0])
+                    # Each tile of tokens prefetches its share of the next TILE weight rows.
+                    share = TILE * w.pitch // max(tokens // TILE, 1)
+                    next_weights = Matrix(weights.base + TILE * w.pitch + share * (token // TILE), share // TILE)
+                    if tokens == 1:
+                        token_product(codes, weights, sums, next_weights, last - row, steps, int64(column > 0))
+                    else:
+                        tile_product(codes, weights, sums, next_weights, last - row, steps, int64(column > 0))
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def empty_codes(tokens: int, k: int) -> NDArray[np.generic]:
+    """Uninitialised `CODE` [tokens, k], 64-byte aligned."""
+    codes: NDArray[np.generic] = aligned_fp32(tokens * k * _CODE_BYTES // 4).view(CODE).reshape(tokens, k)
+    return codes
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def padded_tokens(tokens: int) -> int:
+    """Rows of `multiply_rows`'s x for so many tokens."""
+    return tokens if tokens == 1 else -(-tokens // TILE) * TILE
+
+
+def padded_columns(columns: int) -> int:
+    """Columns in whole steps."""
+    return -(-columns // STEP) * STEP
+
+
+def has_padding(weight: torch.Tensor) -> bool:
+    """True if the storage has whole steps of columns of the last row, too; what is read too much meets zero codes."""
+    pairs = zip(weight.shape[:-1], weight.stride()[:-1], strict=True)
+    last_row = weight.storage_offset() + sum((size - 1) * stride for size, stride in pairs)
+    return last_row + padded_columns(weight.shape[-1]) <= weight.untyped_storage().nbytes()
+
+
+def matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """int8 [T, K] times int8 [N, K] transposed -> int32 [T, N], exact."""
+    (tokens, k), n = a.shape, len(w)
+    if not a.numel():
+        return torch.zeros(tokens, n, dtype=torch.int32)
+    if k % STEP or w.stride(1) != 1 or (tokens > MAX_TOKENS and BACKEND.library):
+        return torch._int_mm(a, w.t()) if BACKEND.library else by_fp32(a, w)
+    if tokens > MAX_TOKENS:
+        return torch.cat([matmul(part, w) for part in a.split(MAX_TOKENS)])
+    x = empty_codes(padded_tokens(tokens), k)
+    x[tokens:] = 0
+    x[:tokens] = a.numpy().view(np.uint8) ^ np.uint8(ZERO_POINT) if ZERO_POINT else a.numpy()
+    out = np.empty((len(x), -(-n // TILE) * TILE), np.int32)
+    weight = Matrix(w.data_ptr(), w.stride(0))
+    each(lambda task: multiply_rows(x, weight, task * ROWS, min((task + 1) * ROWS, n), out), -(-n // ROWS))
+    return torch.from_numpy(out)[:tokens, :n]
+
+
+def by_fp32(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """`matmul` by fp32 products of as many columns as fp32 adds exactly."""
+    out, y = torch.empty(len(a), len(w), dtype=torch.int32), w.float()
+    norm = _largest_norm(y)
+    for first in range(0, len(a), _FP32_TOKENS):
+        x, sums = a[first : first + _FP32_TOKENS].float(), out[first : first + _FP32_TOKENS]
+        # No partial sum of two rows' products exceeds the product of their norms, whatever the order of the terms.
+        exact = _largest_norm(x) * norm < _EXACT_SUM
+        columns = a.shape[1] if exact else _EXACT_COLUMNS
+        sums.zero_()
+        for start in range(0, a.shape[1], columns):
+            sums += linear(x[:, start : start + columns], y[:, start : start + columns]).int()
+    return out
+
+
+def _largest_norm(rows: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(rows, dim=1).max())

@@ -1,4 +1,4 @@
-"""MLA preprocess compiled: integer products (`int8_product`), and one pass for norms, rotations and cache writes.
+"""MLA preprocess compiled: integer products (`int8_linear`), and one pass for norms, rotations and cache writes.
 
 Numbers differ from the reference only by the order in which the squares of a row are added.
 """
@@ -12,8 +12,8 @@ import torch
 from numba import float32
 
 from glm5_kernels.compiled.fp32_product import per_head
-from glm5_kernels.compiled.int8_product import apply_linear
-from glm5_kernels.compiled.int8_rows import COMPILED, FLOATS
+from glm5_kernels.compiled.int8_linear import apply_linear
+from glm5_kernels.compiled.int8_quantize import COMPILED, FLOATS
 from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rotation import Angles, rotate
 from glm5_kernels.compiled.rows import ELEMENT_BYTES, KINDS, RowAddress, load_row_as_fp32, row_address, store_row_as

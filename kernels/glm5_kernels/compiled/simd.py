@@ -17,8 +17,8 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
 from numba.extending import register_jitable
+from numpy.typing import NDArray
 
-from glm5_kernels.compiled.jit import inner
 from glm5_kernels.compiled.processor import features
 
 WIDTH = 16
@@ -45,12 +45,12 @@ def in_steps(keys: Any) -> Any:
     return -(-keys // STEP) * STEP
 
 
-@inner
-def aligned_fp32(size: Any) -> Any:
+@register_jitable  # type: ignore[untyped-decorator]
+def aligned_fp32(size: int) -> NDArray[np.float32]:
     """Uninitialised fp32 buffer [size], 64-byte aligned: a load that crosses cache lines takes twice as long."""
-    room = np.empty(size + WIDTH, np.float32)
-    start = -room.ctypes.data % 64 // 4
-    return room[start : start + size]
+    buffer = np.empty(size + WIDTH, np.float32)
+    start = -buffer.ctypes.data % 64 // 4
+    return buffer[start : start + size]
 
 
 class _Bf16(ir.types._BaseFloatType):  # type: ignore[misc]

@@ -25,6 +25,12 @@ def each(function: Callable[[int], object], count: int) -> None:
         pass
 
 
+def run_ranges(function: Callable[..., object], count: int, size: int, *operands: Any) -> None:
+    """function(first, last, *operands) for tasks 0 .. count - 1, `size` per call; one thread takes all at once."""
+    size = max(1, count if torch.get_num_threads() == 1 else size)
+    each(lambda part: function(part * size, min((part + 1) * size, count), *operands), -(-count // size))
+
+
 def bound(function: Callable[..., object], count: int, size: int, *operands: Any) -> Callable[[], object]:
     """What calls function(first, last, *operands) for tasks 0 .. count - 1, `size` at a time, as `each` does.
 

@@ -1,19 +1,42 @@
-"""The routed experts compiled: few tokens per expert in one pass over all of them, many one expert at a time."""
+"""The routed experts compiled: few tokens per expert in one pass over all experts, many one expert at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch.nn.functional import silu
 
-from glm5_kernels.compiled import int8_dots, int8_product
-from glm5_kernels.compiled.int8_rows import COMPILED, fits
+from glm5_kernels.compiled import int8_amx
+from glm5_kernels.compiled.int8_grouped import Groups, grouped_product, takes_weight
+from glm5_kernels.compiled.int8_product import MAX_TOKENS
+from glm5_kernels.compiled.int8_quantize import COMPILED, takes_rows
 from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.w4a8_moe import reference
-from glm5_kernels.workspace import Bound, Workspace
+
+Floats = NDArray[np.float32]
+
+
+class Pairs(NamedTuple):
+    """The P pairs of a token and one of its experts, sorted by expert.
+
+    token: int64 [T * k], of which P are used. weight: fp32 [T * k]. starts: int64 [E + 1], each expert's first pair.
+    """
+
+    token: NDArray[np.int64]
+    weight: Floats
+    starts: NDArray[np.int64]
+
+
+class Experts(NamedTuple):
+    """The weights of the op's contract."""
+
+    w13: torch.Tensor
+    w13_scale: torch.Tensor
+    w2: torch.Tensor
+    w2_scale: torch.Tensor
 
 
 def w4a8_moe(
@@ -26,138 +49,78 @@ def w4a8_moe(
     w2_scale: torch.Tensor,
 ) -> torch.Tensor:
     """See the package docstring."""
-    operands = x, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale
-    reference.check(*operands)
-    ids = topk_ids.long().contiguous()
-    named = ids.numpy()[ids.numpy() >= 0]
-    used = np.count_nonzero(np.bincount(named))
-    given = x, topk_weights.float().contiguous(), ids, w13, w13_scale, w2, w2_scale
-    if not _takes(x, w13, w13_scale, w2, w2_scale) or not 0 < len(named) <= int8_dots.TOKENS * used:
-        return _one_by_one(*given)
-    out = torch.empty(x.shape, dtype=torch.float32)
-    for call in _bind_experts(*given, out, Workspace()):
-        call()
+    reference.check(x, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale)
+    experts = Experts(w13, w13_scale, w2, w2_scale)
+    pairs = Pairs(
+        np.empty(topk_ids.numel(), np.int64), np.empty(topk_ids.numel(), np.float32), np.empty(len(w13) + 1, np.int64)
+    )
+    _sort_by_expert(topk_ids.long().contiguous().numpy(), topk_weights.float().contiguous().numpy(), pairs)
+    count, used = int(pairs.starts[-1]), np.count_nonzero(np.diff(pairs.starts))
+    takes = takes_weight(w13, w13_scale) and takes_weight(w2, w2_scale) and takes_rows(x)
+    out = torch.zeros(x.shape, dtype=torch.float32)
+    if takes and 0 < count <= MAX_TOKENS * used:
+        _all_experts(x, pairs, experts, out)
+    else:
+        _one_by_one(x, pairs, experts, out)
     return out.to(x.dtype)
 
 
-def bind(
-    x: torch.Tensor,
-    topk_weights: torch.Tensor,
-    topk_ids: torch.Tensor,
-    w13: torch.Tensor,
-    w13_scale: torch.Tensor,
-    w2: torch.Tensor,
-    w2_scale: torch.Tensor,
-    room: Workspace,
-) -> Bound | None:
-    """`w4a8_moe` bound to its operands; None for those that compiled code does not take.
-
-    topk_weights: fp32, contiguous. topk_ids: int64, contiguous; those it holds are looked at in each call.
-    """
-    operands = x, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale
-    reference.check(*operands)
-    few = 0 < len(x) <= int8_dots.TOKENS and topk_weights.dtype == torch.float32 and topk_ids.dtype == torch.int64
-    if not few or not _takes(x, w13, w13_scale, w2, w2_scale):
-        return None
-    sums = room.tensor("experts", tuple(x.shape), torch.float32)
-    out, ids = room.tensor("experts", tuple(x.shape), x.dtype), topk_ids.numpy()
-
-    def look() -> None:
-        if ids.max() >= len(w13):
-            reference.check(*operands)
-
-    calls = [look, *_bind_experts(x, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale, sums, room)]
-    if out is not sums:
-        calls.append(lambda: out.copy_(sums))
-    return Bound(calls, (out,), *operands)
-
-
-def _takes(
-    x: torch.Tensor, w13: torch.Tensor, w13_scale: torch.Tensor, w2: torch.Tensor, w2_scale: torch.Tensor
-) -> bool:
-    return int8_product.multiplies(w13, w13_scale) and int8_product.multiplies(w2, w2_scale) and fits(x)
-
-
-def _bind_experts(
-    x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, w13: torch.Tensor, w13_scale: torch.Tensor,
-    w2: torch.Tensor, w2_scale: torch.Tensor, out: torch.Tensor, room: Workspace,
-) -> list[Callable[[], object]]:  # fmt: skip
-    """What makes out fp32 [T, D] <- the experts' share of tokens that stay where they are."""
-    most, width = topk_ids.numel(), w13.shape[1]
-    token, own = (room.array(use, (most,), np.int64) for use in ("token of a pair", "pair"))
-    own[:] = np.arange(most)
-    weight, starts = (
-        room.array("weight of a pair", (most,), np.float32),
-        room.array("starts", (len(w13) + 1,), np.int64),
-    )
-    gate_up = room.tensor("gate and up", (most, width), torch.float32)
-    hidden, y = (
-        room.tensor(use, (most, n), torch.float32) for use, n in (("hidden", width // 2), ("pairs", w2.shape[1]))
+def _all_experts(x: torch.Tensor, pairs: Pairs, experts: Experts, out: torch.Tensor) -> None:
+    """out fp32 [T, D] += the experts' share, in one pass over all experts."""
+    count = int(pairs.starts[-1])
+    gate_up = grouped_product(
+        x, Groups(pairs.token[:count], pairs.starts), experts.w13, experts.w13_scale, torch.float32
     )
     gate, up = gate_up.chunk(2, dim=-1)  # [P, I] each
-    return [
-        partial(_by_expert, topk_ids.numpy(), topk_weights.numpy(), starts, token, weight),
-        int8_product.bind_grouped(x, token, starts, w13, w13_scale, gate_up, None, room),
-        lambda: torch.ops.aten.silu.out(gate, out=hidden),
-        lambda: hidden.mul_(up),
-        int8_product.bind_grouped(hidden, own, starts, w2, w2_scale, y, None, room),
-        partial(_mix, y.numpy(), starts, token, weight, out.numpy()),
-    ]
+    groups = Groups(np.arange(count), pairs.starts)
+    y = grouped_product(silu(gate).mul_(up), groups, experts.w2, experts.w2_scale, torch.float32)
+    _add(y.numpy(), pairs.token[:count], pairs.weight[:count], out.numpy())
 
 
-def _one_by_one(
-    x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, w13: torch.Tensor, w13_scale: torch.Tensor,
-    w2: torch.Tensor, w2_scale: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
-    """One expert after the other; a token is quantized once for all of its experts."""
-    token, weight = np.empty(topk_ids.numel(), np.int64), np.empty(topk_ids.numel(), np.float32)
-    out, starts = torch.zeros(x.shape, dtype=torch.float32), np.empty(len(w13) + 1, np.int64)
-    _by_expert(topk_ids.numpy(), topk_weights.numpy(), starts, token, weight)
+def _one_by_one(x: torch.Tensor, pairs: Pairs, experts: Experts, out: torch.Tensor) -> None:
+    """out fp32 [T, D] += the experts' share, one expert after the other; a token is quantized once for all of them."""
     codes, factors = COMPILED.quantize_per_token(x)
-    for e in np.flatnonzero(np.diff(starts)).tolist():
-        own = slice(starts[e], starts[e + 1])
-        rows = torch.from_numpy(token[own])
-        gate_up = int8_product.multiply(codes[rows], factors[rows], w13[e], w13_scale[e])
+    for e in np.flatnonzero(np.diff(pairs.starts)).tolist():
+        chunk = slice(pairs.starts[e], pairs.starts[e + 1])
+        rows = torch.from_numpy(pairs.token[chunk])
+        gate_up = _multiply(codes[rows], factors[rows], experts.w13[e], experts.w13_scale[e])
         gate, up = gate_up.chunk(2, dim=-1)  # [n, I] each
-        hidden = COMPILED.quantize_per_token(torch.nn.functional.silu(gate).mul_(up))
-        y = int8_product.multiply(*hidden, w2[e], w2_scale[e])  # [n, D]
-        _add(y.numpy(), len(y), token[own], weight[own], out.numpy())
-    return out.to(x.dtype)
+        hidden_codes, hidden_factors = COMPILED.quantize_per_token(silu(gate).mul_(up))
+        y = _multiply(hidden_codes, hidden_factors, experts.w2[e], experts.w2_scale[e])  # [n, D]
+        _add(y.numpy(), pairs.token[chunk], pairs.weight[chunk], out.numpy())
+
+
+def _multiply(codes: torch.Tensor, factors: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """codes int8 [T, K] times weight int8 [N, K] transposed, times factors [T, 1] and scale [N] -> fp32 [T, N]."""
+    if int8_amx.takes(weight, torch.float32) and len(codes) > MAX_TOKENS:
+        return int8_amx.multiply(codes, factors, weight, scale, torch.float32)
+    return COMPILED.scale_back(COMPILED.matmul(codes, weight), factors, scale, torch.float32)
 
 
 @kernel
-def _by_expert(ids: Any, weights: Any, starts: Any, token: Any, weight: Any) -> None:
-    """Token and weight of the pairs of ids, weights [T, k] with an id >= 0, by expert; starts [E + 1]: of each."""
-    for expert in range(len(starts)):
-        starts[expert] = 0
+def _sort_by_expert(ids: NDArray[np.int64], weights: Floats, pairs: Pairs) -> None:
+    """pairs <- those of ids, weights [T, k] with an id >= 0: a counting sort."""
+    token, weight, starts = pairs
+    starts[:] = 0
     for expert in ids.flat:
         if expert >= 0:
             starts[expert + 1] += 1
-    for expert in range(1, len(starts)):
-        starts[expert] += starts[expert - 1]
+    for e in range(1, len(starts)):
+        starts[e] += starts[e - 1]
     for row in range(ids.shape[0]):
         for slot in range(ids.shape[1]):
             expert = ids[row, slot]
             if expert >= 0:
                 token[starts[expert]], weight[starts[expert]] = row, weights[row, slot]
-                starts[expert] += 1  # now where the next one's begin
-    for expert in range(len(starts) - 1, 0, -1):
-        starts[expert] = starts[expert - 1]
+                starts[expert] += 1  # now where the next pair belongs
+    for e in range(len(starts) - 1, 0, -1):
+        starts[e] = starts[e - 1]
     starts[0] = 0
 
 
 @kernel
-def _add(y: Any, pairs: Any, token: Any, weight: Any, out: Any) -> None:
-    """out[token] += y * weight of so many pairs, in order."""
-    for pair in range(pairs):
+def _add(y: Floats, token: NDArray[np.int64], weight: Floats, out: Floats) -> None:
+    """out[token] += y * weight for each pair, in order."""
+    for pair in range(len(y)):
         for column in range(y.shape[1]):
             out[token[pair], column] += y[pair, column] * weight[pair]
-
-
-@kernel
-def _mix(y: Any, starts: Any, token: Any, weight: Any, out: Any) -> None:
-    """out[token] <- the sum of y * weight of the token's pairs, in order."""
-    for row in range(out.shape[0]):
-        for column in range(out.shape[1]):
-            out[row, column] = 0
-    _add(y, starts[-1], token, weight, out)

@@ -1,4 +1,4 @@
-"""What stands around an int8 product, compiled: a row to int8 and its scale, int32 sums back to floats; one pass each.
+"""Rows to int8 and their scales, and int32 sums back to floats, compiled: one pass each.
 
 The same numbers as `int8`'s plain versions, bit for bit: the same divisions, products and roundings in the same order.
 """
@@ -12,11 +12,12 @@ import torch
 from llvmlite import ir
 from numba import float32, int64, types
 from numba.extending import intrinsic
+from numpy.typing import NDArray
 
 from glm5_kernels import int8
-from glm5_kernels.compiled import int8_dots
+from glm5_kernels.compiled.int8_product import matmul
 from glm5_kernels.compiled.jit import kernel
-from glm5_kernels.compiled.rows import KINDS, RowAddress
+from glm5_kernels.compiled.rows import RowAddress, row_address
 from glm5_kernels.compiled.simd import (
     I8,
     I32,
@@ -29,53 +30,53 @@ from glm5_kernels.compiled.simd import (
     returns_void,
     store_as,
 )
-from glm5_kernels.compiled.threads import each
+from glm5_kernels.compiled.threads import run_ranges
 
-#: What goes in and comes out.
+#: Types of rows that go in and come out.
 FLOATS = torch.float32, torch.bfloat16
 #: Elements of a task.
 _ELEMENTS = 2**18
-_WORDS, _BYTES = ir.VectorType(I32, WIDTH), ir.VectorType(I8, WIDTH)
+_INT32, _BYTES = ir.VectorType(I32, WIDTH), ir.VectorType(I8, WIDTH)
 
 
 class Sums(NamedTuple):
-    """int32 [T, N] at `base` and what scales them back: factors fp32 [T] of tokens, scales fp32 [N] (an address)."""
+    """int32 [T, columns] at `base`; factors fp32 [T] of the tokens; scales: address of fp32 [columns]."""
 
     base: int
     columns: int
-    factors: Any
+    factors: NDArray[np.float32]
     scales: int
+
+
+class QuantizedRows(NamedTuple):
+    """codes int8 [T, >= columns], each xored with `flip`."""
+
+    codes: NDArray[np.int8]
+    columns: int
+    flip: int
 
 
 def quantize_per_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """See `int8.quantize_per_token`."""
     rows, columns = x.shape
-    if not fits(x):
+    if not takes_rows(x):
         return int8.quantize_per_token(x)
-    out, scale = torch.empty(rows, columns, dtype=torch.int8), torch.empty(rows, 1)
-    pitch, kind = x.stride(0) * x.element_size(), KINDS[x.dtype]
-
-    def part(first: int, last: int) -> None:
-        quantize_rows(x.data_ptr(), pitch, kind, first, last, columns, 0, out.numpy(), scale.numpy())
-
-    _in_parts(part, rows, columns)
-    return out, scale
+    codes, scale = torch.empty(rows, columns, dtype=torch.int8), torch.empty(rows, 1)
+    target = QuantizedRows(codes.numpy(), columns, 0)
+    run_ranges(quantize_rows, rows, _rows_per_task(columns), row_address(x[None]), target, scale.numpy())
+    return codes, scale
 
 
 def quantize_per_tensor(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
     """See `int8.quantize_per_tensor`."""
     rows, columns = x.shape
-    if not fits(x):
+    if not takes_rows(x):
         return int8.quantize_per_tensor(x, scale, offset)
-    out = torch.empty(rows, columns, dtype=torch.int8)
-    pitch, kind, step, zero = x.stride(0) * x.element_size(), KINDS[x.dtype], float(scale), float(offset)
-
-    def part(first: int, last: int) -> None:
-        given = x.data_ptr(), pitch, kind, first, last, columns, 0
-        quantize_rows_with(*given, np.float32(step), np.float32(zero), out.numpy())
-
-    _in_parts(part, rows, columns)
-    return out
+    codes = torch.empty(rows, columns, dtype=torch.int8)
+    source, target = row_address(x[None]), QuantizedRows(codes.numpy(), columns, 0)
+    constants = np.float32(float(scale)), np.float32(float(offset))
+    run_ranges(quantize_rows_static, rows, _rows_per_task(columns), source, target, *constants)
+    return codes
 
 
 def scale_back(y: torch.Tensor, x_scale: torch.Tensor | None, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -86,7 +87,7 @@ def scale_back(y: torch.Tensor, x_scale: torch.Tensor | None, scale: torch.Tenso
 
 
 def scale_back_to(out: torch.Tensor, y: torch.Tensor, x_scale: torch.Tensor | None, scale: torch.Tensor) -> None:
-    """`scale_back` to out [T, N], whose rows may lie apart."""
+    """`scale_back` to out [T, N], whose rows may have gaps between them."""
     rows, columns = y.shape
     aligned = y.is_contiguous() and scale.is_contiguous() and scale.dtype == torch.float32 and not columns % WIDTH
     if out.dtype not in FLOATS or not aligned or not rows:
@@ -94,32 +95,26 @@ def scale_back_to(out: torch.Tensor, y: torch.Tensor, x_scale: torch.Tensor | No
         return
     factors = (torch.ones(rows) if x_scale is None else x_scale.reshape(rows)).contiguous().numpy()
     sums = Sums(y.data_ptr(), columns, factors, scale.data_ptr())
-    target = RowAddress(out.data_ptr(), 0, out.stride(0) * out.element_size(), KINDS[out.dtype])
-
-    def part(first: int, last: int) -> None:
-        _scale_rows(sums, first, last, target)
-
-    _in_parts(part, rows, columns)
+    run_ranges(_scale_rows, rows, _rows_per_task(columns), sums, row_address(out[None]))
 
 
 #: For `reference` functions that take an `int8.Arithmetic`.
-COMPILED = int8.Arithmetic(int8_dots.matmul, quantize_per_token, quantize_per_tensor, scale_back)
+COMPILED = int8.Arithmetic(matmul, quantize_per_token, quantize_per_tensor, scale_back)
 
 
-def fits(x: torch.Tensor) -> bool:
-    """Whether the compiled functions take x [T, K]."""
+def takes_rows(x: torch.Tensor) -> bool:
+    """True if the compiled functions take x [T, K]."""
     rows, columns = x.shape
     return x.dtype in FLOATS and x.stride(-1) == 1 and not columns % WIDTH and rows > 0
 
 
-def _in_parts(part: Any, rows: int, columns: int) -> None:
-    size = max(1, _ELEMENTS // columns)
-    each(lambda number: part(number * size, min((number + 1) * size, rows)), -(-rows // size))
+def _rows_per_task(columns: int) -> int:
+    return max(1, _ELEMENTS // columns)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _largest(_: Any, row: Any, columns: Any, kind: Any, out: Any) -> Any:
-    """Lanes of max |x| of a row to out[0:16]; NaN if one is."""
+    """out[0:16] <- lanes of max |x| of a row; NaN if an element is."""
 
     def generate(builder: Any, arguments: Any) -> None:
         row, columns, kind, out = arguments
@@ -135,7 +130,7 @@ def _largest(_: Any, row: Any, columns: Any, kind: Any, out: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _codes(_: Any, row: Any, columns: Any, kind: Any, scale: Any, offset: Any, flip: Any, out: Any) -> Any:
-    """out int8 <- x / scale + offset, rounded to even, saturating, 0 where it is NaN, for a row; xor `flip`, a byte."""
+    """out int8 <- x / scale + offset of a row, rounded to even, saturating, 0 for NaN; each byte xored with `flip`."""
 
     def generate(builder: Any, arguments: Any) -> None:
         row, columns, kind, scale, offset, flip, out = arguments
@@ -143,12 +138,12 @@ def _codes(_: Any, row: Any, columns: Any, kind: Any, scale: Any, offset: Any, f
         divisor, zero = v.broadcast(scale), v.broadcast(offset)
         flips = v.broadcast(builder.trunc(flip, I8))
         with for_range(builder, builder.sdiv(columns, i64_const(WIDTH))) as group:
-            place = builder.mul(group, i64_const(WIDTH))
-            whole = v.call("rint", builder.fadd(builder.fdiv(load_as_fp32(v, row, place, kind), divisor), zero))
+            index = builder.mul(group, i64_const(WIDTH))
+            whole = v.call("rint", builder.fadd(builder.fdiv(load_as_fp32(v, row, index, kind), divisor), zero))
             whole = builder.select(builder.fcmp_unordered("uno", whole, whole), v.constant(0.0), whole)
             whole = v.call("minnum", v.call("maxnum", whole, v.constant(-128.0)), v.constant(127.0))
-            codes = builder.xor(builder.trunc(builder.fptosi(whole, _WORDS), _BYTES), flips)
-            builder.store(codes, builder.inttoptr(builder.add(out, place), _BYTES.as_pointer())).align = 1
+            codes = builder.xor(builder.trunc(builder.fptosi(whole, _INT32), _BYTES), flips)
+            builder.store(codes, builder.inttoptr(builder.add(out, index), _BYTES.as_pointer())).align = 1
 
     return types.void(int64, int64, int64, float32, float32, int64, int64), returns_void(generate)
 
@@ -162,45 +157,42 @@ def scale_row(_: Any, row: Any, columns: Any, factor: Any, scales: Any, kind: An
         v = Lanes(builder)
         factor = v.broadcast(factor)
         with for_range(builder, builder.sdiv(columns, i64_const(WIDTH))) as group:
-            place = builder.mul(group, i64_const(WIDTH))
-            words = builder.bitcast(v.load(row, place), _WORDS)
-            x = builder.fmul(builder.fmul(builder.sitofp(words, V16), factor), v.load(scales, place))
-            store_as(v, x, out, place, kind)
+            index = builder.mul(group, i64_const(WIDTH))
+            integers = builder.bitcast(v.load(row, index), _INT32)
+            x = builder.fmul(builder.fmul(builder.sitofp(integers, V16), factor), v.load(scales, index))
+            store_as(v, x, out, index, kind)
 
     return types.void(int64, int64, float32, int64, int64, int64), returns_void(generate)
 
 
 @kernel
-def quantize_rows(
-    x: Any, pitch: Any, kind: Any, first: Any, last: Any, columns: Any, flip: Any, out: Any, scale: Any
-) -> None:
-    """out int8 [T, >= columns] and scale fp32 [T, 1] = max|row| / 127, of tokens first..last.
-
-    x: address of T rows of so many columns of `kind`, `pitch` bytes apart. flip: what every code is xored with.
-    """
+def quantize_rows(first: int, last: int, x: RowAddress, out: QuantizedRows, scale: NDArray[np.float32]) -> None:
+    """out and scale fp32 [T, 1] = max|row| / 127 <- tokens first..last of x."""
     lanes = np.empty(WIDTH, np.float32)
     for row in range(first, last):
-        _largest(x + row * pitch, columns, kind, lanes.ctypes.data)
-        highest = float32(1e-8)
+        source = x.base + row * x.row_pitch
+        _largest(source, out.columns, x.kind, lanes.ctypes.data)
+        peak = float32(1e-8)
         for lane in range(WIDTH):
-            if lanes[lane] > highest or lanes[lane] != lanes[lane]:  # a NaN stays
-                highest = lanes[lane]
-        scale[row, 0] = highest / float32(127) if highest < float32(np.inf) else float32(np.nan)
-        _codes(x + row * pitch, columns, kind, scale[row, 0], float32(0), flip, out[row].ctypes.data)
+            if lanes[lane] > peak or lanes[lane] != lanes[lane]:  # a NaN stays
+                peak = lanes[lane]
+        scale[row, 0] = peak / float32(127) if peak < float32(np.inf) else float32(np.nan)
+        _codes(source, out.columns, x.kind, scale[row, 0], float32(0), out.flip, out.codes[row].ctypes.data)
 
 
 @kernel
-def quantize_rows_with(
-    x: Any, pitch: Any, kind: Any, first: Any, last: Any, columns: Any, flip: Any, scale: Any, offset: Any, out: Any
+def quantize_rows_static(
+    first: int, last: int, x: RowAddress, out: QuantizedRows, scale: np.float32, offset: np.float32
 ) -> None:
-    """out int8 [T, >= columns] <- x / scale + offset of tokens first..last; the rest as for `quantize_rows`."""
+    """out <- x / scale + offset, tokens first..last."""
     for row in range(first, last):
-        _codes(x + row * pitch, columns, kind, scale, offset, flip, out[row].ctypes.data)
+        source = x.base + row * x.row_pitch
+        _codes(source, out.columns, x.kind, scale, offset, out.flip, out.codes[row].ctypes.data)
 
 
 @kernel
-def _scale_rows(sums: Any, first: Any, last: Any, out: Any) -> None:
-    """Rows first..last of out, FP32 or BF16 (`scale_row`)."""
+def _scale_rows(first: int, last: int, sums: Sums, out: RowAddress) -> None:
+    """Rows first..last of out <- sums."""
     for row in range(first, last):
         source, target = sums.base + 4 * row * sums.columns, out.base + row * out.row_pitch
         scale_row(source, sums.columns, sums.factors[row], sums.scales, out.kind, target)
