@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from glm5_kernels import int8
-from glm5_kernels.compiled import int8_amx, int8_product
+from glm5_kernels.compiled import int8_amx, int8_linear, w4a8_moe
+from glm5_kernels.compiled.int8_product import MAX_TOKENS
 
 pytestmark = pytest.mark.usefixtures("threads")
 
@@ -38,25 +39,25 @@ def test_scaled_products(static: bool, tokens: int, n: int, k: int, dtype: torch
 
 def test_what_it_takes() -> None:
     weight = torch.zeros(64, 128, dtype=torch.int8)
-    assert int8_amx.takes(weight, torch.bfloat16, there=True)
-    assert not int8_amx.takes(weight, torch.bfloat16, there=False)
-    assert not int8_amx.takes(weight, torch.float16, there=True)
-    assert int8_amx.takes(weight[:32, :96], torch.bfloat16, there=True)  # the rows behind it may be read
+    assert int8_amx.takes(weight, torch.bfloat16, available=True)
+    assert not int8_amx.takes(weight, torch.bfloat16, available=False)
+    assert not int8_amx.takes(weight, torch.float16, available=True)
+    assert int8_amx.takes(weight[:32, :96], torch.bfloat16, available=True)  # the rows behind it may be read
     for other in (weight[:48], weight[:, 96:], weight.t()):
-        assert not int8_amx.takes(other, torch.bfloat16, there=True)
+        assert not int8_amx.takes(other, torch.bfloat16, available=True)
 
 
 def test_layers_and_experts_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many tokens go there if the weight fits, few do not."""
     seen: list[int] = []
     multiply, takes = int8_amx.multiply, int8_amx.takes
-    monkeypatch.setattr(int8_amx, "takes", lambda weight, dtype: takes(weight, dtype, there=True))
+    monkeypatch.setattr(int8_amx, "takes", lambda weight, dtype: takes(weight, dtype, available=True))
     monkeypatch.setattr(int8_amx, "multiply", lambda codes, *rest: seen.append(len(codes)) or multiply(codes, *rest))
     weight, scale = torch.randint(-128, 128, (64, 128), dtype=torch.int8), torch.rand(64)
-    many, layer = int8_product.int8_dots.TOKENS + 5, int8.LinearWeights(weight, int8.PER_TOKEN, scale)
+    many, layer = MAX_TOKENS + 5, int8.LinearWeights(weight, int8.PER_TOKEN, scale)
     for tokens in (many, 4):
         x = torch.randn(tokens, 128)
         want = int8.apply_linear(x, layer, torch.float32)
-        assert torch.equal(int8_product.apply_linear(x, layer, torch.float32), want)
-        assert torch.equal(int8_product.multiply(*int8.quantize_per_token(x), weight, scale), want)
+        assert torch.equal(int8_linear.apply_linear(x, layer, torch.float32), want)
+        assert torch.equal(w4a8_moe._multiply(*int8.quantize_per_token(x), weight, scale), want)
     assert seen == [many, many]

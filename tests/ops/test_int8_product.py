@@ -1,4 +1,4 @@
-"""Products of a few tokens in one pass give the bits of the plain versions."""
+"""Compiled int8 products: exact sums, and the bits of the plain versions when they are scaled back."""
 
 from __future__ import annotations
 
@@ -7,68 +7,100 @@ import pytest
 import torch
 
 from glm5_kernels import int8, ops
-from glm5_kernels.compiled import int8_product as few_rows
+from glm5_kernels.compiled import int8_product
+from glm5_kernels.compiled.int8_grouped import Groups, grouped_product, takes_weight
+from glm5_kernels.compiled.int8_linear import apply_linear
 
-pytestmark = pytest.mark.usefixtures("threads")
+MODES = [int8.PER_TOKEN, int8.PER_TENSOR]
+
+
+def codes(*shape: int) -> torch.Tensor:
+    return torch.randint(-128, 128, shape, dtype=torch.int8)
 
 
 def layer(mode: str, n: int, k: int) -> int8.LinearWeights:
-    weight, scale = torch.randint(-128, 128, (n, k), dtype=torch.int8), torch.rand(n) * 0.01
+    weight, scale = codes(n, k), torch.rand(n) * 0.01
     if mode == int8.PER_TOKEN:
         return int8.LinearWeights(weight, mode, scale)
     bias = torch.randint(-1000, 1000, (n,), dtype=torch.int32)
     return int8.LinearWeights(weight, mode, scale, torch.tensor([0.02]), torch.tensor([3.0]), bias)
 
 
-@pytest.mark.parametrize("mode", [int8.PER_TOKEN, int8.PER_TENSOR])
+@pytest.mark.parametrize("tokens", [0, 1, 3, 8, 16, 17, 257])
+@pytest.mark.parametrize(("n", "k"), [(1, 64), (7, 128), (300, 4224), (40, 96)])
+def test_sums_are_exact(tokens: int, n: int, k: int) -> None:
+    """Parts of a tile, of a task's rows and of a block of columns; 96 columns and 17 or 257 tokens go to a library."""
+    a, w = codes(tokens, k), codes(n, k)
+    product = int8_product.matmul(a, w)
+    assert product.dtype is torch.int32 and torch.equal(product.double(), a.double() @ w.double().T)
+
+
+@pytest.mark.parametrize(("left", "right"), [(-128, -128), (127, -128), (-128, 127)])
+def test_extreme_values_do_not_overflow(left: int, right: int) -> None:
+    a, w = torch.full((2, 16384), left, dtype=torch.int8), torch.full((5, 16384), right, dtype=torch.int8)
+    assert (int8_product.matmul(a, w) == left * right * 16384).all()
+
+
+@pytest.mark.parametrize("columns", [6144, 16384])
+@pytest.mark.parametrize("largest", [8, 127])
+def test_products_by_fp32_are_exact(columns: int, largest: int) -> None:
+    """All columns at once where every sum fits fp32, else in parts: both at the edge of 2^24."""
+    w = torch.randint(-largest, largest + 1, (40, columns), dtype=torch.int8)
+    a = torch.cat([w[:20], torch.full((1, columns), -128, dtype=torch.int8), -w[20:]])  # the largest possible sums
+    assert torch.equal(int8_product.by_fp32(a, w).double(), a.double() @ w.double().T)
+
+
+def test_slice_of_a_weight() -> None:
+    w, a = codes(20, 256), codes(2, 128)
+    assert torch.equal(int8_product.matmul(a, w[3:9, 64:192]).long(), a.long() @ w[3:9, 64:192].long().T)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("tokens", "n", "k"),
-    [(1, 16, 64), (3, 608, 192), (16, 1024, 128), (17, 32, 64), (5, 24, 80), (4100, 1000, 64), (4100, 1040, 80)],
+    ("tokens", "n", "k"), [(1, 16, 64), (3, 608, 192), (16, 1024, 128), (17, 32, 64), (5, 24, 80), (4100, 1040, 80)]
 )
-def test_a_linear_layer(mode: str, dtype: torch.dtype, tokens: int, n: int, k: int) -> None:
-    """Some weight rows more than a task has; too many tokens, and sizes the lanes do not divide, go the other way.
-
-    The last two are so large that they are multiplied in parts, of which the first one's last has odd rows.
-    """
+def test_linear_layer(mode: str, dtype: torch.dtype, tokens: int, n: int, k: int) -> None:
+    """More weight rows than a task has; too many tokens for one pass; sizes that lanes do not divide; several parts."""
     w, x = layer(mode, n, k), (torch.randn(tokens, 2 * k) * 3).to(dtype)
-    for given in (x[:, :k], x[:, k:]):
-        assert torch.equal(few_rows.apply_linear(given, w, dtype), int8.apply_linear(given, w, dtype))
+    for columns in (x[:, :k], x[:, k:]):
+        assert torch.equal(apply_linear(columns, w, dtype), int8.apply_linear(columns, w, dtype))
 
 
-@pytest.mark.parametrize("mode", [int8.PER_TOKEN, int8.PER_TENSOR])
-@pytest.mark.parametrize("k", [80, 96, 16, 144])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("k", [80, 16])
 def test_rows_that_end_within_a_step(mode: str, k: int) -> None:
-    """In one pass only where the bytes behind the last row are the storage's; what they hold changes nothing."""
+    """One pass only if the storage has whole steps; the bytes behind the last row change nothing."""
     w, x = layer(mode, 48, k), torch.randn(6, k) * 3
-    want = int8.apply_linear(x, w, torch.float32)
-    for room, in_one_pass in ((0, False), (63 - (k - 1) % 64, True), (64, True)):
-        storage = torch.full((48 * k + room,), 77, dtype=torch.int8)
+    expected = int8.apply_linear(x, w, torch.float32)
+    for padding, one_pass in ((0, False), (63 - (k - 1) % 64, True), (64, True)):
+        storage = torch.full((48 * k + padding,), 77, dtype=torch.int8)
         storage[: 48 * k] = w.weight.flatten()
-        held = w._replace(weight=storage[: 48 * k].view(48, k))
-        assert few_rows.multiplies(held.weight, torch.rand(48)) == in_one_pass
-        assert torch.equal(few_rows.apply_linear(x, held, torch.float32), want)
+        padded = w._replace(weight=storage[: 48 * k].view(48, k))
+        assert takes_weight(padded.weight, torch.rand(48)) == one_pass
+        assert torch.equal(apply_linear(x, padded, torch.float32), expected)
 
 
-def test_what_saturates() -> None:
+def test_static_activations_saturate() -> None:
     w, x = layer(int8.PER_TENSOR, 16, 64), torch.tensor([1e9, -1e9, 0.0, 2.5]).repeat(2, 16)
-    assert torch.equal(few_rows.apply_linear(x, w, torch.float32), int8.apply_linear(x, w, torch.float32))
+    assert torch.equal(apply_linear(x, w, torch.float32), int8.apply_linear(x, w, torch.float32))
 
 
-def test_what_a_layer_lacks_is_named() -> None:
+def test_missing_scale_is_named() -> None:
+    w = layer(int8.PER_TENSOR, 16, 64)._replace(input_scale=None)
     with pytest.raises(ops.KernelInputError, match="needs scale, input_scale"):
-        few_rows.apply_linear(
-            torch.zeros(1, 64), layer(int8.PER_TENSOR, 16, 64)._replace(input_scale=None), torch.float32
-        )
+        apply_linear(torch.zeros(1, 64), w, torch.float32)
 
 
+@pytest.mark.usefixtures("threads")
 def test_groups_of_rows() -> None:
-    """Of five groups one is empty, one has a single row, one more than a tile."""
+    """Five groups: one is empty, one has a single row, one more than a tile."""
     x, scale = torch.randn(9, 128), torch.rand(5, 272)
     weight = torch.randint(-8, 8, (5, 300, 128), dtype=torch.int8)[:, :272]  # with a gap between two groups
-    rows, starts = np.array([4, 0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 0]), np.array([0, 1, 1, 10, 11, 12])
-    got = few_rows.grouped(x, rows, starts, weight, scale, torch.float32)
+    groups = Groups(np.array([4, 0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 0]), np.array([0, 1, 1, 10, 11, 12]))
+    product = grouped_product(x, groups, weight, scale, torch.float32)
     for group in range(5):
-        few = slice(starts[group], starts[group + 1])
+        rows = slice(groups.starts[group], groups.starts[group + 1])
         linear = int8.LinearWeights(weight[group], int8.PER_TOKEN, scale[group])
-        assert torch.equal(got[few], int8.apply_linear(x[rows[few]], linear, torch.float32))
+        assert torch.equal(product[rows], int8.apply_linear(x[groups.rows[rows]], linear, torch.float32))

@@ -261,8 +261,8 @@ BACKEND = _select()
 def _tile_product(tokens: int) -> Any:
     """The intrinsic out[t, r] = sum over k of x[t, k] * w[r, k] for `tokens` tokens and TILE weight rows.
 
-    x holds `BACKEND.code`, w int8, out int32; next_w: weight rows to prefetch; all are a `Matrix`. weight_rows: of w that
-    exist, at least 1. steps: of STEP columns. accumulate: add to out.
+    x holds `BACKEND.code`, w int8, out int32; next_w: weight rows to prefetch; all are a `Matrix`. weight_rows: rows of
+    w, at least 1. steps: of STEP columns. accumulate: add to out.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]

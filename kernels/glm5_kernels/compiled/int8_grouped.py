@@ -134,7 +134,7 @@ def _multiply_groups(
 @inner
 def _gather(codes: NDArray[np.generic], rows: NDArray[np.int64], begin: int, end: int) -> NDArray[np.generic]:
     """`CODE` [padded tokens, K]: the codes of rows[begin:end]."""
-    x = empty_codes(padded_tokens(end - begin), codes.shape[1])
+    x: NDArray[np.generic] = empty_codes(padded_tokens(end - begin), codes.shape[1])
     for token in range(end - begin):
         for column in range(codes.shape[1]):  # numba compiles a loop faster than a slice
             x[token, column] = codes[rows[begin + token], column]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,26 +23,6 @@ def each(function: Callable[[int], object], count: int) -> None:
         return
     for _ in _pool(os.getpid(), threads).map(function, range(count)):
         pass
-
-
-def run_ranges(function: Callable[..., object], count: int, size: int, *operands: Any) -> None:
-    """function(first, last, *operands) for tasks 0 .. count - 1, `size` per call; one thread takes all at once."""
-    size = max(1, count if torch.get_num_threads() == 1 else size)
-    each(lambda part: function(part * size, min((part + 1) * size, count), *operands), -(-count // size))
-
-
-def bound(function: Callable[..., object], count: int, size: int, *operands: Any) -> Callable[[], object]:
-    """What calls function(first, last, *operands) for tasks 0 .. count - 1, `size` at a time, as `each` does.
-
-    One thread takes all of them in one call: there is nobody to share with.
-
-    The arguments are made here, once, for a call that is repeated with operands that stay where they are.
-    """
-    size = max(1, count if torch.get_num_threads() == 1 else size)
-    parts = [(first, min(first + size, count), *operands) for first in range(0, count, size)]
-    if len(parts) == 1:
-        return partial(function, *parts[0])
-    return partial(each, lambda number: function(*parts[number]), len(parts))
 
 
 def run_ranges(function: Callable[..., object], count: int, size: int, *operands: Any) -> None:

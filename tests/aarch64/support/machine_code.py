@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from glm5_kernels.compiled import fp32_product, int8_dots
-from glm5_kernels.compiled.int8_ways import CHOSEN
+from glm5_kernels.compiled import fp32_product, int8_product
+from glm5_kernels.compiled.int8_backends import BACKEND
 
 #: What multiplies, by the names that the test asks for.
 MULTIPLIES = {"smmla": r"\tsmmla\t", "sdot": r"\tsdot\t", "mul": r"\ts?m(?:ul|la)l?2?\tv", "fmla": r"\tfml[as]\t"}
@@ -28,11 +28,11 @@ def main() -> None:
     for tokens, rows, columns in ((7, 70, 256), (1, 3, 64), (33, 9, 128)):
         a = torch.randint(-128, 128, (tokens, columns), dtype=torch.int8)
         w = torch.randint(-128, 128, (rows, columns), dtype=torch.int8)
-        exact &= torch.equal(int8_dots.matmul(a, w), a.int() @ w.int().T)
+        exact &= torch.equal(int8_product.matmul(a, w), a.int() @ w.int().T)
     x, y = torch.randn(5, 2, 64), torch.randn(2, 64, 32)
     exact &= torch.allclose(fp32_product.per_head(x, y), torch.einsum("thn,hnr->thr", x, y), atol=1e-4)
-    inner = {"i8mm": "smmla", "dotprod": "sdot"}.get(CHOSEN.feature, "mul")
-    found = {"int8": counted(int8_dots.rows, inner), "fp32": counted(fp32_product._per_head, "fmla")}
+    inner = {"i8mm": "smmla", "dotprod": "sdot"}[BACKEND.feature]
+    found = {"int8": counted(int8_product.multiply_rows, inner), "fp32": counted(fp32_product._per_head, "fmla")}
     print(json.dumps({"exact": exact, **found}))
 
 
