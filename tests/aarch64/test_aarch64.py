@@ -64,7 +64,7 @@ def test_parity_of_all_ops(emulated: Emulated) -> None:
     assert compared > 50
 
 
-@pytest.mark.parametrize(("cpu", "instruction"), [("tsv110", "sdot"), ("neoverse-v1", "smmla"), ("cortex-a72", "mul")])
+@pytest.mark.parametrize(("cpu", "instruction"), [("tsv110", "sdot"), ("neoverse-v1", "smmla")])
 def test_machine_code(emulated: Emulated, cpu: str, instruction: str, tmp_path: Path) -> None:
     """int8 sums are exact, by the processor's own instruction; fp32 loops multiply and add in one; no calls."""
     compiled_here = {"NUMBA_CACHE_DIR": str(tmp_path)}  # cached code cannot be looked at
@@ -72,7 +72,7 @@ def test_machine_code(emulated: Emulated, cpu: str, instruction: str, tmp_path: 
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert found["exact"] and found["int8"][instruction] >= 16
-    assert (found["int8"]["sdot"] > 0) == (cpu != "cortex-a72")  # a token alone, too, where SMMLA multiplies two
+    assert found["int8"]["sdot"] > 0  # one token, where SMMLA multiplies two
     assert found["fp32"]["fmla"] >= 16
     assert found["int8"]["blocks"] and found["fp32"]["blocks"]
     assert found["int8"]["calls"] == found["fp32"]["calls"] == 0

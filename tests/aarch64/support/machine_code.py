@@ -12,7 +12,7 @@ from glm5_kernels.compiled import fp32_product, int8_product
 from glm5_kernels.compiled.int8_backends import BACKEND
 
 #: What multiplies, by the names that the test asks for.
-MULTIPLIES = {"smmla": r"\tsmmla\t", "sdot": r"\tsdot\t", "mul": r"\ts?m(?:ul|la)l?2?\tv", "fmla": r"\tfml[as]\t"}
+MULTIPLIES = {"smmla": r"\tsmmla\t", "sdot": r"\tsdot\t", "fmla": r"\tfml[as]\t"}
 
 
 def counted(function: Any, inner: str) -> dict[str, int]:
