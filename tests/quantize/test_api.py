@@ -44,7 +44,7 @@ def test_python_and_command_make_the_same(tiny_source: Path, tmp_path: Path) -> 
     assert [path.read_bytes() for path in shards[0]] == [path.read_bytes() for path in shards[1]]
 
 
-def test_what_a_user_puts_in_the_place_meanwhile_is_kept(tiny_source: Path, tmp_path: Path) -> None:
+def test_files_put_at_the_output_meanwhile_are_moved_aside(tiny_source: Path, tmp_path: Path) -> None:
     out, calib = tmp_path / "out", write_calibration(tmp_path / "calib.jsonl")
 
     def put(_: object) -> None:
@@ -58,16 +58,16 @@ def test_what_a_user_puts_in_the_place_meanwhile_is_kept(tiny_source: Path, tmp_
 
 
 @pytest.mark.parametrize("linked", [False, True])
-def test_msmodelslims_result_keeps_it_too(
+def test_msmodelslims_result_moves_them_aside_too(
     linked: bool, tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder of the user's, or a link to one, appears while its program runs."""
     out, mine, program = tmp_path / "out", tmp_path / "mine", tmp_path / "bin" / "msmodelslim"
-    place = mine if linked else out
+    target = mine if linked else out
     program.parent.mkdir()
     program.write_text(
-        f'#!/bin/sh\nwhile [ "$1" != --save_path ]; do shift; done\nmkdir "$2" "{place}"\n'
-        f'echo x > "$2/a.safetensors"\necho mine > "{place}/thesis.txt"\n' + (f'ln -s "{mine}" "{out}"\n' * linked)
+        f'#!/bin/sh\nwhile [ "$1" != --save_path ]; do shift; done\nmkdir "$2" "{target}"\n'
+        f'echo x > "$2/a.safetensors"\necho mine > "{target}/thesis.txt"\n' + (f'ln -s "{mine}" "{out}"\n' * linked)
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
@@ -87,11 +87,11 @@ def test_a_size_that_is_none() -> None:
 def test_msmodelslim_answers_in_json(
     words: list[str], tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = quantize_tiny(tiny_source, tmp_path / "made", "rtn-w4a8")
+    quantized = quantize_tiny(tiny_source, tmp_path / "made", "rtn-w4a8")
     program = tmp_path / "bin" / "msmodelslim"
     program.parent.mkdir()
     program.write_text(
-        f'#!/bin/sh\nwhile [ "$1" != --save_path ]; do shift; done\nmkdir -p "$2" && cp -r {made}/. "$2"\n'
+        f'#!/bin/sh\nwhile [ "$1" != --save_path ]; do shift; done\nmkdir -p "$2" && cp -r {quantized}/. "$2"\n'
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")

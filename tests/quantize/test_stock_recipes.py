@@ -100,8 +100,8 @@ def test_mxfp4_is_refused_by_name(recipe: Path) -> None:
 
 def test_a_dataset_that_is_nowhere_becomes_the_bundled_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    found = find_dataset("mix_calib.jsonl", stock=True)
-    assert (found.path.name, found.instead_of) == ("calibration.jsonl", "mix_calib.jsonl")
+    dataset = find_dataset("mix_calib.jsonl", stock=True)
+    assert (dataset.path.name, dataset.instead_of) == ("calibration.jsonl", "mix_calib.jsonl")
     assert find_dataset("mix_calib.jsonl").path == Path("mix_calib.jsonl")  # in our own recipes a typo is an error
 
 
@@ -118,12 +118,12 @@ def test_the_user_is_told_of_another_dataset(recipe: Path, tiny_source: Path, tm
 def test_its_data_formats(tiny_source: Path, tmp_path: Path) -> None:
     text = "Calibration text for every format. " * 4
     files = {"a.json": json.dumps([text]), "b.jsonl": json.dumps({"inputs_pretokenized": text}), "c.txt": text}
-    found = []
+    encoded = []
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-        found.append(load_calibration(tmp_path / name, tiny_source, 320, 4, 64).sequences)
-    for sequences in found[1:]:
-        assert all((a == b).all() for a, b in zip(found[0], sequences, strict=True))
+        encoded.append(load_calibration(tmp_path / name, tiny_source, 320, 4, 64).sequences)
+    for sequences in encoded[1:]:
+        assert all((a == b).all() for a, b in zip(encoded[0], sequences, strict=True))
     for name, content in {"d.json": "{}", "e.json": "[1,"}.items():
         (tmp_path / name).write_text(content)
         with pytest.raises(TextError, match=r"\.json:\d+: not"):
@@ -144,7 +144,7 @@ def msmodelslim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_all_recipes_of_msmodelslim(
     msmodelslim: Path, tmp_path: Path, tiny_source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its INT recipes plan a model with GLM-5's 78 layers and MTP layer 78, and find their data sets."""
+    """msModelSlim's INT recipes plan a model with GLM-5's 78 layers and MTP layer 78, and find their data sets."""
     monkeypatch.syspath_prepend(str(msmodelslim))
     source = SourceCheckpoint(write_tiny_model(tmp_path / "source", num_hidden_layers=78, first_k_dense_replace=3))
     files = sorted((msmodelslim / "msmodelslim/lab_practice/glm_5").glob("*.yaml"))

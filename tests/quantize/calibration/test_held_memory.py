@@ -1,4 +1,4 @@
-"""What calibration holds does not grow with its text: counted in bytes of live tensors, which no load changes."""
+"""Memory of calibration does not grow with its text: counted in bytes of live tensors, which no load changes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MIB = 1024**2
 SEQUENCES = 60
 
 
-def held() -> int:
+def live_bytes() -> int:
     """Bytes of all tensors that are alive, views of one storage counted once; those of tracers hold none."""
     gc.collect()
-    tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
-    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
+    storages = [t.untyped_storage() for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 @pytest.mark.parametrize("recipe", ["w8a8", "w4a8-best"])
@@ -35,12 +35,12 @@ def test_a_sequence_leaves_nothing_but_its_stream(
     recipe: str, tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In front of each layer's tenth and last sequence the same bytes are held."""
-    found: dict[str, list[int]] = {}
+    live: dict[str, list[int]] = {}
     write = Stream.set_sequence
 
     def counted(stream: Stream, number: int, values: torch.Tensor) -> None:
         if number in (10, SEQUENCES - 1):
-            found.setdefault(stream.file.path.name, []).append(held())
+            live.setdefault(stream.file.path.name, []).append(live_bytes())
         write(stream, number, values)
 
     monkeypatch.setattr(Stream, "set_sequence", counted)
@@ -50,8 +50,8 @@ def test_a_sequence_leaves_nothing_but_its_stream(
         tiny_source, tmp_path / "out", recipe, calib=calib, samples=SEQUENCES, seq_len=48, threads=1
     )
     quantize(prepare(options), silent)
-    assert {"stream-0", "stream-1", "stream-2"} <= found.keys()
-    assert {name: late - early for name, (early, late) in found.items()} == dict.fromkeys(found, 0)
+    assert {"stream-0", "stream-1", "stream-2"} <= live.keys()
+    assert {name: late - early for name, (early, late) in live.items()} == dict.fromkeys(live, 0)
 
 
 def test_an_input_of_many_tokens_keeps_its_rows_alone() -> None:
@@ -59,7 +59,7 @@ def test_an_input_of_many_tokens_keeps_its_rows_alone() -> None:
     for number in range(1000):
         seen.add(torch.full((8, 16), float(number)))
     tensors = [value for value in vars(seen).values() if isinstance(value, torch.Tensor)]
-    assert seen.rows.shape == (8, 16) and sum(each.untyped_storage().nbytes() for each in tensors) == (8 + 3) * 16 * 4
+    assert seen.rows.shape == (8, 16) and sum(t.untyped_storage().nbytes() for t in tensors) == (8 + 3) * 16 * 4
 
 
 _HOLES = """

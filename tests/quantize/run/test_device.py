@@ -20,7 +20,7 @@ from tests.support.tiny_model import SHARED_INDEXER, quantize_tiny, write_calibr
 DEVICE = Path(python_device.__file__)
 
 
-@pytest.mark.parametrize("recipe", ["w4a8", "w8a8", "w4a8-best"])
+@pytest.mark.parametrize("recipe", ["w4a8-best", pytest.param("w8a8", marks=pytest.mark.long)])
 def test_the_same_bytes_on_another_device(
     recipe: str, tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -33,16 +33,17 @@ def test_the_same_bytes_on_another_device(
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert {"aten::mm", "aten::amax", "aten::round"} <= set(json.loads(operators.read_text()))  # it did compute there
-    found, wanted = tensors(out), tensors(quantize_tiny(tiny_source, tmp_path / recipe, recipe))
+    on_device, on_host = tensors(out), tensors(quantize_tiny(tiny_source, tmp_path / recipe, recipe))
     registry.select(None)
-    assert found.keys() == wanted.keys()
-    assert not [name for name in found if not found[name].equal(wanted[name])]
+    assert on_device.keys() == on_host.keys()
+    assert not [name for name in on_device if not on_device[name].equal(on_host[name])]
 
 
 def tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
     return {name: value for path in checkpoint.glob("*.safetensors") for name, value in load_file(path).items()}
 
 
+@pytest.mark.long
 def test_an_fp8_source_with_shared_indexers(tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "source", dtype="fp8", **SHARED_INDEXER)
     calib = write_calibration(tmp_path / "calib.jsonl")
@@ -57,9 +58,9 @@ def test_a_machine_without_npu_says_so(name: str) -> None:
         find_device(name)
 
 
-@pytest.mark.parametrize(("name", "said"), [("cuda", "this torch is no CUDA build"), ("cuda:7", "this torch is no")])
-def test_a_machine_without_gpu_says_so(name: str, said: str) -> None:
-    with pytest.raises(MissingEnvironmentError, match=f"--device {name}: {said}"):
+@pytest.mark.parametrize(("name", "message"), [("cuda", "this torch is no CUDA build"), ("cuda:7", "this torch is no")])
+def test_a_machine_without_gpu_says_so(name: str, message: str) -> None:
+    with pytest.raises(MissingEnvironmentError, match=f"--device {name}: {message}"):
         find_device(name, ("npu", "cuda"))
 
 

@@ -55,12 +55,13 @@ def kill(run: subprocess.Popen[str]) -> None:
     run.communicate()
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_ranks_give_the_same_bytes(ranks: int, alone: Path, tiny_source: Path, tmp_path: Path) -> None:
     finish(start(tmp_path, tiny_source, alone / "text.jsonl", ranks))
     assert digest(tmp_path / "out") == digest(alone / "out")
 
 
+@pytest.mark.long
 def test_killed_with_two_ranks_finished_by_one(alone: Path, tiny_source: Path, tmp_path: Path) -> None:
     # A slow disk: the kill finds the run at work, whatever else the machine does.
     slow = on_disk(tmp_path / "slow", WRITE_SECONDS="0.02")

@@ -24,7 +24,7 @@ used: set[str] = set()
 
 
 class Remote(torch.Tensor):
-    """A tensor of the device; `host` is the memory behind it."""
+    """A tensor of the device; `host` is its memory."""
 
     host: torch.Tensor
 
@@ -32,12 +32,12 @@ class Remote(torch.Tensor):
     def __new__(cls, host: torch.Tensor) -> Remote:
         if host.dtype in NO_DTYPES:
             raise RuntimeError(f"npu has no {host.dtype}")
-        made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        wrapper = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, host.shape, strides=host.stride(), storage_offset=host.storage_offset(), dtype=host.dtype,
             device=torch.device("npu", 0),
         )  # fmt: skip
-        made.host = host
-        return made
+        wrapper.host = host
+        return wrapper
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -57,16 +57,16 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if kwargs.get("device") is not None:
         remote = torch.device(kwargs["device"]).type == "npu"
         kwargs = kwargs | {"device": torch.device("cpu")}
-    known = {id(tensor.host): tensor for tensor in tensors if isinstance(tensor, Remote)}
+    remotes = {id(tensor.host): tensor for tensor in tensors if isinstance(tensor, Remote)}
     plain = tree_map(lambda value: value.host if isinstance(value, Remote) else value, (args, kwargs))
     out = func(*plain[0], **plain[1])
 
-    def place(value: Any) -> Any:
+    def to_device(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        return known.get(id(value)) if id(value) in known else Remote(value) if remote else value
+        return remotes[id(value)] if id(value) in remotes else Remote(value) if remote else value
 
-    return tree_map(place, out)
+    return tree_map(to_device, out)
 
 
 def install() -> None:
@@ -80,13 +80,13 @@ def install() -> None:
     def empty_strided(size: Any, stride: Any, dtype: Any = None, **_: Any) -> Remote:
         return Remote(torch.empty_strided(size, stride, dtype=dtype))
 
-    def made(operator: Any) -> Any:  # torch would make them by resizing, which a wrapper's shape does not follow
+    def factory(operator: Any) -> Any:  # torch would create them by resizing, which a wrapper's shape does not follow
         return lambda *args, **kwargs: Remote(operator(*args, **kwargs | {"device": torch.device("cpu")}))
 
     for name in ("eye", "eye.m", "arange", "arange.start", "arange.start_step"):
         packet, _, overload = name.partition(".")
         operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        library.impl(name, made(operator), "PrivateUse1")
+        library.impl(name, factory(operator), "PrivateUse1")
     library.impl("empty.memory_format", empty, "PrivateUse1")
     library.impl("empty_strided", empty_strided, "PrivateUse1")
     install.library = library  # type: ignore[attr-defined]  # it unregisters when it is collected

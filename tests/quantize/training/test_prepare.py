@@ -56,9 +56,9 @@ def test_parameters_stay_and_the_forward_is_the_quantized_one(source: Path) -> N
     assert all(torch.equal(parameter, before[name][1]) for name, parameter in model.named_parameters())
     with torch.no_grad():
         logits = model(SEQUENCE, use_cache=False).logits
-        wanted = torch.stack(TrainableModel(source, "qat-w4a8").logits(list(SEQUENCE)))
-    # Not to the bit: sums of attention run in another order, and what lies on the edge of a step falls either way.
-    assert (logits - wanted).norm() < 0.2 * (float_logits - wanted).norm()
+        expected = torch.stack(TrainableModel(source, "qat-w4a8").logits(list(SEQUENCE)))
+    # Not to the bit: attention sums in another order, and values at the edge of a rounding step fall either way.
+    assert (logits - expected).norm() < 0.2 * (float_logits - expected).norm()
 
 
 def test_every_trained_parameter_gets_a_gradient(source: Path) -> None:
@@ -113,6 +113,7 @@ def test_what_cannot_be_trained_is_refused(source: Path, tmp_path: Path) -> None
         export_trained(model, tmp_path / "full")
 
 
+@pytest.mark.long
 def test_the_example_learns_the_same_in_one_process_and_in_two(source: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     generator = torch.Generator().manual_seed(1)
@@ -122,7 +123,7 @@ def test_the_example_learns_the_same_in_one_process_and_in_two(source: Path, tmp
         "OMP_NUM_THREADS": "1", "STEPS": "3", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]),
     }  # fmt: skip
     printed: dict[int, dict[int, list[float]]] = {}
-    made: dict[int, SourceCheckpoint] = {}
+    trained: dict[int, SourceCheckpoint] = {}
     for ranks in (1, 2):
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if ranks == 2 else []
         command = [sys.executable, *launcher, "quant_recipes/train_qat.py", source, text, tmp_path / str(ranks)]
@@ -139,18 +140,18 @@ def test_the_example_learns_the_same_in_one_process_and_in_two(source: Path, tmp
         printed[ranks] = {}
         for step, loss in re.findall(r"step (\d) loss ([\d.]+)", done.stdout):
             printed[ranks].setdefault(int(step), []).append(float(loss))
-        made[ranks] = SourceCheckpoint(tmp_path / str(ranks))
-    assert {ranks: [len(losses) for losses in found.values()] for ranks, found in printed.items()} == {
+        trained[ranks] = SourceCheckpoint(tmp_path / str(ranks))
+    assert {ranks: [len(losses) for losses in steps.values()] for ranks, steps in printed.items()} == {
         1: [1, 1, 1], 2: [2, 2, 2],
     }  # fmt: skip
     assert printed[1][2] < printed[1][0]
     before = SourceCheckpoint(source)
-    moved = [name for name in before.files.entries if not torch.equal(before.read(name), made[1].read(name))]
+    moved = [name for name in before.files.entries if not torch.equal(before.read(name), trained[1].read(name))]
     assert len(moved) > 20
-    # One gradient, averaged in another order: fp32's last bits, and what these push over the edge of a rounding step.
+    # One gradient, averaged in another order: fp32's last bits, and values that these push over a rounding step.
     for step in range(3):
         assert sum(printed[2][step]) / 2 == pytest.approx(printed[1][step][0], rel=2e-5)
     for name in moved:
-        step = (made[1].read(name) - before.read(name)).norm()
-        apart = (made[1].read(name) - made[2].read(name)).norm()
+        step = (trained[1].read(name) - before.read(name)).norm()
+        apart = (trained[1].read(name) - trained[2].read(name)).norm()
         assert apart <= 0.02 * step + 1e-6, name
