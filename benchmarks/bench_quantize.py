@@ -6,9 +6,9 @@
 
 Both quantize the same 0.67 GB GLM-5 (tools/make_model.py --preset mid) with msModelSlim's stock W4A8 recipe and the
 same texts, as whole processes from a cold interpreter, interleaved. Then: time (median, ratio), peak RSS, and for both
-outputs the error of the logits and their KL divergence to the bf16 model's, by our integer evaluation. A roofline says
-how far we are from what the disk and the matrix units of this machine could do: all bytes once at the disk's rate, all
-matrix products (forward, attention scores, the searches' candidates) at the rate of a large one.
+outputs the error of the logits and their KL divergence to the bf16 model's, by our integer evaluation. A roofline gives
+the time of the same bytes at the disk's rate and of the same matrix products (forward, attention scores, candidates of
+the searches) at the rate of a large one.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
+import shutil
 import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +68,14 @@ def stock_recipe(peer: Path, out: Path, calibration: Path) -> Path:
     code = "import importlib.util as u; print(u.find_spec('msmodelslim').submodule_search_locations[0])"
     package = subprocess.run([peer, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     lines = (Path(package) / "lab_practice/glm_5/glm_5_w4a8.yaml").read_text().splitlines()
-    kept = [line for line in lines if "layers.1." not in line and "layers.2." not in line]
-    text = "\n".join(kept).replace("model.layers.78", "model.layers.2")
+    lines = [line for line in lines if "layers.1." not in line and "layers.2." not in line]
+    text = "\n".join(lines).replace("model.layers.78", "model.layers.2")
     out.write_text(text.replace("qwen3_cot_w4a4.json", str(calibration)) + "\n")
     return out
 
 
 def held_out(used: int, count: int = 24, length: int = 128) -> list[torch.Tensor]:
-    """Token ids of texts that follow the first `used` characters, which calibrated; once all are used, none is new."""
+    """Token ids of texts after the first `used` characters, which were the calibration text."""
     after = texts(1, used + count * length)[0][used:]
     return [torch.tensor(list(after[i : i + length].encode())) % 256 + 3 for i in range(0, len(after), length)]
 
@@ -86,12 +87,15 @@ def errors(source: StoredModel, out: Path, sequences: list[torch.Tensor]) -> tup
         F.kl_div(a.log_softmax(-1), b.log_softmax(-1), log_target=True, reduction="none").sum(-1).mean()
         for a, b in zip(got, want, strict=True)
     ]
-    x, y, each = torch.cat(got), torch.cat(want), torch.stack(kl)
-    return {"kl_mean": float(each.mean()), "logits_relative_error": float((x - y).norm() / y.norm())}, each
+    x, y, by_sequence = torch.cat(got), torch.cat(want), torch.stack(kl)
+    return {
+        "kl_mean": float(by_sequence.mean()),
+        "logits_relative_error": float((x - y).norm() / y.norm()),
+    }, by_sequence
 
 
 def interval(values: torch.Tensor) -> tuple[float, float]:
-    """95 % of the means of samples drawn from `values` with replacement."""
+    """95 % bootstrap interval of the mean of `values`."""
     drawn = torch.randint(0, len(values), (4000, len(values)), generator=torch.Generator().manual_seed(0))
     low, high = values[drawn].mean(dim=1).quantile(torch.tensor([0.025, 0.975]))
     return float(low), float(high)
@@ -133,81 +137,94 @@ def products(plan: QuantizationPlan, count: int, length: int) -> float:
     return 2.0 * (count * length * per_token + searched * SEARCH_OUTPUTS)
 
 
+@dataclass
+class Bench:
+    """One model, one text; times and peaks of both quantizers, by name."""
+
+    work: Path
+    count: int
+    length: int
+    peer: Path | None
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {"ours": [], "msmodelslim": []})
+    peak: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.work.mkdir(parents=True, exist_ok=True)
+        self.model, self.texts = self.work / "model", self.work / "texts.json"
+        if not self.model.exists():
+            subprocess.run([sys.executable, HERE / "tools/make_model.py", self.model, "--preset", "mid"], check=True)
+        self.texts.write_text(json.dumps(texts(self.count, self.length)))
+        self.recipe = stock_recipe(self.peer, self.work / "stock.yaml", self.texts) if self.peer else None
+        self.outs = {name: self.work / f"out-{name}" for name in self.seconds}
+
+    def command(self, name: str) -> list[object]:
+        out = self.outs[name]
+        if name == "ours":
+            words = [sys.executable, "-m", "glm5_ascend", "quantize", self.model, out, "--calib", self.texts, "--quiet"]
+            return [*words, "--samples", self.count, "--seq-len", self.length, "--recipe", self.recipe or "w4a8"]
+        words = [self.peer, HERE / "tools/msmodelslim_cpu.py", "quant", "--model_path", self.model, "--save_path", out]
+        return [*words, "--model_type", "GLM-5", "--device", "cpu", "--config_path", self.recipe]
+
+    def run(self, rounds: int) -> None:
+        """Interleaved rounds; of four and more rounds the peer takes part in the first one only."""
+        for number in range(rounds):
+            for name in self.seconds if number % 2 == 0 else reversed(self.seconds):
+                if name == "msmodelslim" and (not self.peer or (number and rounds >= 4)):
+                    continue
+                shutil.rmtree(self.outs[name], ignore_errors=True)
+                spent, peak = measured([str(word) for word in self.command(name)], self.work / f"{name}.log")
+                self.seconds[name].append(spent)
+                self.peak[name] = max(self.peak.get(name, 0), peak)
+                print(f"round {number + 1}: {name} {spent:.1f} s, peak RSS {peak / 1e9:.2f} GB", flush=True)
+
+    def compare(self) -> dict[str, Any]:
+        """Errors of both outputs on held-out texts."""
+        report: dict[str, Any] = {}
+        source, sequences = StoredModel(self.model), held_out(self.count * self.length)
+        kl: dict[str, torch.Tensor] = {}
+        for name, out in self.outs.items():
+            if out.exists():
+                report[name], kl[name] = errors(source, out, sequences)
+                print(f"{name}: {report[name]}")
+        if len(kl) == 2:
+            low, high = report["kl_difference"] = interval(kl["ours"] - kl["msmodelslim"])
+            print(f"KL of ours minus theirs on {len(sequences)} texts: {low:+.5f} to {high:+.5f} (95 %, paired)")
+        return report
+
+    def roofline(self) -> dict[str, float]:
+        """Seconds of the bytes at the disk's rate and of the products at a large product's rate."""
+        folders = self.model, self.outs["ours"]
+        moved = sum(path.stat().st_size for folder in folders for path in folder.rglob("*.safetensors"))
+        plan = QuantizationPlan(SourceCheckpoint(self.model), load_recipe(self.recipe or find_recipe("w4a8")))
+        operations, disk = products(plan, self.count, self.length), disk_rate(self.work / "disk")
+        ours, report = statistics.median(self.seconds["ours"]), {}
+        print(f"{moved / 1e9:.2f} GB at {disk / 1e9:.2f} GB/s, {operations / 1e12:.2f} TFLOP of products")
+        for dtype in (torch.float32, torch.bfloat16):
+            rate, name = gemm_rate(dtype), str(dtype).removeprefix("torch.")
+            report[f"roofline_seconds_{name}"] = floor = moved / disk + operations / rate
+            print(f"roofline at {rate / 1e9:.0f} GFLOP/s {name}: {floor:.2f} s; ours {ours / floor:.1f} x")
+        start, _ = measured([sys.executable, "-c", "import numba, torch"], self.work / "start.log")
+        print(f"{start:.1f} s of ours are the start of Python with torch and numba, which is not in the roofline")
+        if self.seconds["msmodelslim"]:
+            theirs = statistics.median(self.seconds["msmodelslim"])
+            print(f"msModelSlim {theirs:.1f} s / ours {ours:.1f} s = {theirs / ours:.1f} x")
+        return report
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--peer", type=Path, help="python of a virtual environment with msmodelslim; without it only ours"
-    )
+    parser.add_argument("--peer", type=Path, help="python of an environment with msmodelslim; default: only ours")
     parser.add_argument("--work", type=Path, default=Path("work/bench-quantize"))
-    parser.add_argument("--rounds", type=int, default=3, help="0: only compare what an earlier run left in --work")
+    parser.add_argument("--rounds", type=int, default=3, help="0: only compare the outputs of an earlier run in --work")
     parser.add_argument("--texts", type=int, nargs=2, default=(8, 64), metavar=("COUNT", "LENGTH"))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    args.work.mkdir(parents=True, exist_ok=True)
-    model, count, length = args.work / "model", *args.texts
-    if not model.exists():
-        subprocess.run([sys.executable, HERE / "tools/make_model.py", model, "--preset", "mid"], check=True)
-    chosen = texts(count, length)
-    listed = args.work / "texts.json"
-    listed.write_text(json.dumps(chosen))
-    spent: dict[str, list[float]] = {"ours": [], "msmodelslim": []}
-    peak: dict[str, int] = {}
-    outs = {name: args.work / f"out-{name}" for name in spent}
-    recipe = stock_recipe(args.peer, args.work / "stock.yaml", listed) if args.peer else None
-    for round_number in range(args.rounds):
-        for name in spent if round_number % 2 == 0 else reversed(spent):
-            out, log = outs[name], args.work / f"{name}.log"
-            if name == "msmodelslim" and (not args.peer or (round_number and args.rounds >= 4)):
-                continue  # what its one run wrote is compared below
-            subprocess.run(["rm", "-rf", out], check=True)
-            if name == "ours":
-                command = [sys.executable, "-m", "glm5_ascend", "quantize", model, out, "--calib", listed, "--quiet"]
-                command += ["--samples", count, "--seq-len", length, "--recipe", recipe or "w4a8"]
-                result = measured([str(part) for part in command], log)
-            else:
-                command = [
-                    args.peer,
-                    HERE / "tools/msmodelslim_cpu.py",
-                    "quant",
-                    "--model_path",
-                    model,
-                    "--save_path",
-                    out,
-                ]
-                command += ["--model_type", "GLM-5", "--device", "cpu", "--config_path", recipe]
-                result = measured([str(part) for part in command], log)
-            spent[name].append(result[0])
-            peak[name] = max(peak.get(name, 0), result[1])
-            print(f"round {round_number + 1}: {name} {result[0]:.1f} s, peak RSS {result[1] / 1e9:.2f} GB", flush=True)
-    report: dict[str, Any] = {"tokens": count * length, "seconds": spent, "peak_rss": peak}
-    source = StoredModel(model)
-    held, each = held_out(count * length), {}
-    for name, out in outs.items():
-        if out.exists():
-            report[name], each[name] = errors(source, out, held)
-            print(f"{name}: {report[name]}")
-    if len(each) == 2:
-        low, high = report["kl_difference"] = interval(each["ours"] - each["msmodelslim"])
-        print(f"KL of ours minus theirs on {len(held)} held-out texts: {low:+.5f} to {high:+.5f} (95 %, paired)")
-    if not args.rounds:
-        return
-    bytes_moved = sum(p.stat().st_size for folder in (model, outs["ours"]) for p in folder.rglob("*.safetensors"))
-    work = products(
-        QuantizationPlan(SourceCheckpoint(model), load_recipe(recipe or find_recipe("w4a8"))), count, length
-    )
-    disk, ours = disk_rate(args.work / "disk"), statistics.median(spent["ours"])
-    print(f"{bytes_moved / 1e9:.2f} GB at {disk / 1e9:.2f} GB/s, {work / 1e12:.2f} TFLOP of products")
-    for dtype in (torch.float32, torch.bfloat16):
-        rate, name = gemm_rate(dtype), str(dtype).removeprefix("torch.")
-        floor = bytes_moved / disk + work / rate
-        report[f"roofline_seconds_{name}"] = floor
-        print(f"roofline at {rate / 1e9:.0f} GFLOP/s {name}: {floor:.2f} s; ours {ours:.1f} s = {ours / floor:.1f} x")
-    start_up, _ = measured([sys.executable, "-c", "import numba, torch"], args.work / "start.log")
-    print(f"of ours {start_up:.1f} s are the start of Python with torch and numba, which no roofline above counts")
-    if spent["msmodelslim"]:
-        theirs = statistics.median(spent["msmodelslim"])
-        print(f"{count * length} tokens: msModelSlim {theirs:.1f} s / ours {ours:.1f} s = {theirs / ours:.1f} x")
-    print(f"this script's own peak: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB")
+    count, length = args.texts
+    bench = Bench(args.work, count, length, args.peer)
+    bench.run(args.rounds)
+    report = {"tokens": bench.count * bench.length, "seconds": bench.seconds, "peak_rss": bench.peak} | bench.compare()
+    if args.rounds:
+        report |= bench.roofline()
     if args.json:
         args.json.write_text(json.dumps(report, indent=2) + "\n")
 

@@ -3,9 +3,9 @@
     python benchmarks/report_qat.py [--work DIR] [--steps N] [--json FILE]
 
 The bf16 model teaches its own rounded copy: KL between their next-token distributions on training texts and chats,
-never the held-out text all rows are measured on. Training starts from integers with error feedback (the row `gptq`: the
-recipe with that method). The trained weights go through the command every model goes through (`quantize --recipe
-qat-w4a8`), and what is measured is that checkpoint.
+never the held-out text of the measurements. Training starts from the integers of GPTQ (the row `gptq`: the recipe with
+that method). The trained weights go through the command every model goes through (`quantize --recipe
+qat-w4a8`), and that checkpoint is measured.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from glm5_ascend.quantize.training.qat import TrainableModel
 RECIPE = "qat-w4a8"  # rounds and does nothing else: what was trained is what is stored
 BASELINES = ("w4a8", "w4a8-best", "rtn-w4a8", RECIPE)  # of the source, untrained
 START = "gptq"
-#: Where between the middle of its step and its place in the source a weight starts: at the border it would fall off
-#: when the scale is found anew, in the middle it could not leave.
+#: Start of a weight between the middle of its rounding step (0) and its value in the source (1): at the border of the
+#: step it would fall off when the scale changes, in the middle it could not leave.
 LOOSE = 0.5
 WINDOW, ALL = 512, 10_000
 CHATS = 0.25  # share of the sequences
@@ -66,15 +66,15 @@ def training_sequences(folder: Path, seed: int) -> Iterator[torch.Tensor]:
 
 def divergence(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
     """Mean KL(teacher || student) of logits [S, vocab]."""
-    wanted = teacher.log_softmax(-1)
-    return (wanted.exp() * (wanted - student.log_softmax(-1))).sum(-1).mean()
+    target = teacher.log_softmax(-1)
+    return (target.exp() * (target - student.log_softmax(-1))).sum(-1).mean()
 
 
 def start_recipe(work: Path) -> Path:
-    """The recipe, rounding with error feedback."""
+    """The recipe, rounding by GPTQ."""
     recipe = recipe_content(find_recipe(RECIPE))
-    for each in recipe["spec"]["process"][0]["configs"]:
-        each["qconfig"]["weight"]["method"] = "gptq"
+    for step in recipe["spec"]["process"][0]["configs"]:
+        step["qconfig"]["weight"]["method"] = "gptq"
     path = work / "start.yaml"
     path.write_text(yaml.safe_dump(recipe, sort_keys=False))
     return path
@@ -82,12 +82,12 @@ def start_recipe(work: Path) -> Path:
 
 def stored_integers(files: Any, module: str, scheme: str) -> tuple[torch.Tensor, torch.Tensor]:
     """int8 [N, K] and scale [N, 1] of a checkpoint's linear."""
-    kept = {suffix: files.read(f"{module}.{suffix}") for suffix in ("weight", "weight_scale")}
-    return schemes.integer_weight(scheme, kept), kept["weight_scale"]
+    stored = {suffix: files.read(f"{module}.{suffix}") for suffix in ("weight", "weight_scale")}
+    return schemes.integer_weight(scheme, stored), stored["weight_scale"]
 
 
 def start_from(model: TrainableModel, checkpoint: Path) -> None:
-    """Each weight to where it rounds to the checkpoint's integer, as near to its own place as `LOOSE` says."""
+    """Move each weight so that it rounds to the checkpoint's integer, as near to its source value as `LOOSE` says."""
     files = StoredModel(checkpoint).files
     for name, weight in model.quantized():
         module = name.removesuffix(".weight")
@@ -97,7 +97,7 @@ def start_from(model: TrainableModel, checkpoint: Path) -> None:
 
 
 def train(source: Path, start: Path, options: argparse.Namespace) -> TrainableModel:
-    """The model after training. Norms, router and head learn too: they make up for what rounding leaves."""
+    """The model after training. Norms, router and head are trained, too."""
     model, teacher = TrainableModel(source, RECIPE), TrainableModel(source, None)
     start_from(model, start)
     rounded = dict(model.quantized())
@@ -117,8 +117,8 @@ def train(source: Path, start: Path, options: argparse.Namespace) -> TrainableMo
             group["lr"] = group["peak"] * min(1.0, 20 * done + 0.05) * (1 - done)
         batch = [next(sequences) for _ in range(options.batch)]
         with torch.no_grad():
-            wanted = teacher.logits(batch)
-        losses = [divergence(*pair) for pair in zip(wanted, model.logits(batch), strict=True)]
+            targets = teacher.logits(batch)
+        losses = [divergence(*pair) for pair in zip(targets, model.logits(batch), strict=True)]
         loss = torch.stack(losses).mean()
         loss.backward()
         optimizer.step()
@@ -130,7 +130,7 @@ def train(source: Path, start: Path, options: argparse.Namespace) -> TrainableMo
 
 
 def save(model: TrainableModel, source: Path, out: Path) -> None:
-    """The source with the trained weights in their places, bf16."""
+    """Write the source with the trained weights, bf16."""
     shutil.copytree(source, out)
     tensors = load_tensors(source)
     for name, weight in model.weights.items():
@@ -139,7 +139,7 @@ def save(model: TrainableModel, source: Path, out: Path) -> None:
 
 
 def same_integers(model: TrainableModel, checkpoint: Path) -> bool:
-    """Whether every weight is stored as training rounded it."""
+    """True if every weight is stored as training rounded it."""
     files = StoredModel(checkpoint).files
     for name, _ in model.quantized():
         module = name.removesuffix(".weight")
@@ -152,7 +152,7 @@ def same_integers(model: TrainableModel, checkpoint: Path) -> bool:
 
 
 def gain(ours: torch.Tensor, theirs: torch.Tensor) -> dict[str, Any]:
-    """How much lower the mean of `ours` [windows] is than that of `theirs`, with its paired interval over windows."""
+    """Share by which the mean of `ours` [windows] is lower than that of `theirs`, with its paired interval."""
     return {"lower_by": 1 - float(ours.mean() / theirs.mean()), "interval": mean_interval(theirs - ours, theirs)}
 
 
@@ -162,7 +162,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=130)
     parser.add_argument("--batch", type=int, default=8, help="sequences per step")
     parser.add_argument("--lr", type=float, default=0.006, help="of Adam, in units of each weight's mean scale")
-    parser.add_argument("--float-lr", type=float, default=0.0005, help="the same for what is not rounded, of its mean")
+    parser.add_argument("--float-lr", type=float, default=0.0005, help="the same for unrounded weights, of their mean")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="also write the numbers here")
     options = parser.parse_args()
@@ -175,24 +175,24 @@ def main() -> int:
     start = quantized(source, options.work / START, str(start_recipe(options.work)), [])
     model = train(source, start, options)
     save(model, source, trained)
-    made = {name: quantized(source, options.work / name, name, []) for name in BASELINES} | {START: start}
-    made["QAT"] = quantized(trained, options.work / "QAT", RECIPE, [])
+    checkpoints = {name: quantized(source, options.work / name, name, []) for name in BASELINES} | {START: start}
+    checkpoints["QAT"] = quantized(trained, options.work / "QAT", RECIPE, [])
     print(f"trained, stored and verified after {(time.monotonic() - started) / 60:.1f} min")
 
     windows = read_windows(None, source, WINDOW, ALL)
-    same = same_integers(model, made["QAT"])
+    same = same_integers(model, checkpoints["QAT"])
     print(f"\nintegers and scales of the trained model and of its checkpoint: {'the same' if same else 'DIFFERENT'}")
 
-    found = {name: compare(path, source, windows) for name, path in made.items()}
-    rows = {name: {each.name: each.value for each in metrics(comparison)} for name, comparison in found.items()}
-    print(f"\n{'checkpoint':10} {'KL to bf16':>11} {'top-1':>7} {'NLL':>8}   ({found['QAT'].kl.numel()} positions)")
+    results = {name: compare(path, source, windows) for name, path in checkpoints.items()}
+    rows = {name: {metric.name: metric.value for metric in metrics(result)} for name, result in results.items()}
+    print(f"\n{'checkpoint':10} {'KL to bf16':>11} {'top-1':>7} {'NLL':>8}   ({results['QAT'].kl.numel()} positions)")
     print(f"{'bf16':10} {'':11} {'':7} {rows['QAT']['nll_source']:8.4f}")
     for name, row in rows.items():
         print(f"{name:10} {row['kl_mean']:11.6f} {row['top1_agreement']:7.2%} {row['nll_quantized']:8.4f}")
-    gains = {name: gain(found["QAT"].kl.mean(1), found[name].kl.mean(1)) for name in (*BASELINES, START)}
-    for name, each in gains.items():
-        low, high = each["interval"]
-        print(f"KL of QAT lower than {name}'s by {each['lower_by']:.1%} [{low:.1%}, {high:.1%}]")
+    gains = {name: gain(results["QAT"].kl.mean(1), results[name].kl.mean(1)) for name in (*BASELINES, START)}
+    for name, figures in gains.items():
+        low, high = figures["interval"]
+        print(f"KL of QAT lower than {name}'s by {figures['lower_by']:.1%} [{low:.1%}, {high:.1%}]")
     if options.json:
         options.json.write_text(json.dumps({"rows": rows, "gains": gains, "same_integers": same}, indent=2) + "\n")
     return 0 if same and min(gains[name]["lower_by"] for name in ("w4a8", RECIPE)) >= 1 / 3 else 1

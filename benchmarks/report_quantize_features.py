@@ -1,9 +1,9 @@
-"""Time of `glm5-ascend quantize` on a lesser processor over that on this one: the same model, so the same operations.
+"""Time of `glm5-ascend quantize` with AVX2 only over that with all instruction sets of this processor.
 
     python benchmarks/tools/make_model.py work/mid && python benchmarks/report_quantize_features.py work/mid
 
-Whole processes with one thread, interleaved rounds after one that compiles; medians. Beside it, what torch's fp32
-product reaches with the same restriction, because the calibration's forward passes are such products.
+Whole processes with one thread, interleaved rounds after one that compiles; medians. The last column is
+the rate of torch's fp32 product with the same restriction, because the calibration's forward consists of such products.
 """
 
 from __future__ import annotations
