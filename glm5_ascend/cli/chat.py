@@ -10,13 +10,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from glm5_ascend.cli.help import command as add_command
+from glm5_ascend.cli.command import Output, add_command
 from glm5_ascend.errors import ConfigError, Glm5Error, printable, shortened
+from glm5_ascend.options import Argument, Option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,50 +28,46 @@ if TYPE_CHECKING:
 HELP = """\
 /think on|off   think before the answer, or not
 /tools FILE     function definitions (JSON list) that the model may call; /tools off
-/clear          forget the conversation
-/history        show it
-/save FILE      write it as JSON
-/quit           end (Ctrl-D, too); Ctrl-C stops an answer"""
-#: Control characters of an answer, which could rewrite the terminal; tabs and line ends are text.
+/clear          delete the conversation
+/history        print the conversation
+/save FILE      write the conversation as JSON
+/quit           quit (or Ctrl-D); Ctrl-C stops an answer"""
+#: Control characters in an answer could rewrite the terminal; tabs and line ends are text.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
+@dataclass(frozen=True)
+class ChatOptions:
+    """Options of `chat`."""
+
+    target: Annotated[str, Argument("[URL|DIR]", "A server, or a checkpoint that is served during the chat.")] = (
+        "http://127.0.0.1:8000"
+    )
+    _: KW_ONLY
+    model: Annotated[str, Option("Name of the model on the server.", default_text="the first one")] = ""
+    system: Annotated[str, Option("System message.")] = ""
+    temperature: Annotated[float | None, Option("Sampling temperature.", min=0, max=2, default_text="the server's")] = (
+        None
+    )
+    think: Annotated[bool, Option("Think before the answer.", flags=("--think/--no-think",))] = True
+
+
 def register(app: typer.Typer) -> None:
-    add_command(
-        app, "chat", chat,
-        "chat",
-        "chat http://127.0.0.1:8000 --no-think",
-        "chat glm5-w4a8",
-    )  # fmt: skip
+    add_command(app, "chat", run, "chat", "chat http://127.0.0.1:8000 --no-think", "chat glm5-w4a8")
 
 
-def chat(
-    target: Annotated[
-        str, typer.Argument(metavar="[URL|DIR]", help="A server, or a checkpoint to serve meanwhile.")
-    ] = "http://127.0.0.1:8000",
-    model: Annotated[str, typer.Option(help="The server's name for the model; its first one by default.")] = "",
-    key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="API key, if the server wants one.")] = "",
-    system: Annotated[str, typer.Option(metavar="TEXT", help="System message.")] = "",
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest answer; the server's limit by default.")
-    ] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="The server's by default.")] = None,
-    think: Annotated[bool, typer.Option("--think/--no-think", help="Think before the answer.")] = True,
-) -> int:
-    """Talk to a served GLM-5: streamed, thinking dimmed, tools, history.
-
-    Examples:  glm5-ascend chat   glm5-ascend chat http://10.0.0.7:8000   glm5-ascend chat work/glm5-w4a8
-    """
+def run(options: ChatOptions, output: Output) -> int:
+    """Talk to a served GLM-5: streamed answers, dimmed thinking, tools, history. OPENAI_API_KEY: the server's key."""
     from rich.console import Console
 
     from glm5_ascend.serve.conversation import connect
 
     console = Console(highlight=False)
-    with _served(target, console) as url:
-        conversation = connect(url, model, key)
-        if system:
-            conversation.messages.append({"role": "system", "content": system})
-        conversation.max_tokens, conversation.temperature, conversation.thinking = max_tokens, temperature, think
+    with _served(options.target, console) as url:
+        conversation = connect(url, options.model, os.environ.get("OPENAI_API_KEY", ""))
+        if options.system:
+            conversation.messages.append({"role": "system", "content": options.system})
+        conversation.temperature, conversation.thinking = options.temperature, options.think
         name = printable(shortened(conversation.model))
         console.print(f"{name} at {url}   /help for commands, Ctrl-D to end", style="dim", markup=False)
         _talk(conversation, console)
@@ -78,7 +76,7 @@ def chat(
 
 @contextlib.contextmanager
 def _served(target: str, console: Console) -> Iterator[str]:
-    """The URL of `target`; a directory is served as long as the block runs."""
+    """Serve a directory while the block runs; yields the URL."""
     if target.startswith(("http://", "https://")):
         yield target
         return
@@ -96,7 +94,7 @@ def _served(target: str, console: Console) -> Iterator[str]:
 
 
 def _talk(conversation: Conversation, console: Console) -> None:
-    """Read, ask, show, until the input ends."""
+    """Read, ask and print until the input ends."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # line editing and the arrow keys at the prompt
     while True:
@@ -119,7 +117,7 @@ def _talk(conversation: Conversation, console: Console) -> None:
 
 
 def _answer(conversation: Conversation, pieces: Iterator[Piece], console: Console) -> None:
-    """Show an answer, and ask for the results of the tools it calls, until none is open."""
+    """Print an answer; ask the user for results of the tools that it calls."""
     while True:
         _show(conversation, pieces, console)
         calls = conversation.open_calls()
@@ -133,16 +131,16 @@ def _answer(conversation: Conversation, pieces: Iterator[Piece], console: Consol
 def _show(conversation: Conversation, pieces: Iterator[Piece], console: Console) -> None:
     from glm5_ascend.serve.conversation import THINKING, TOOL_CALL
 
-    began, last = 0.0, ""
+    start, last = 0.0, ""
     for kind, text in pieces:
-        began = began or time.monotonic()  # the rate is the decoder's: the prompt, and a first compilation, come before
+        start = start or time.monotonic()  # of decoding: the prompt and a first compilation come before
         if last and kind != last:
             console.print()
         shown = f"call {text}" if kind == TOOL_CALL else text
         style = "dim" if kind == THINKING else "cyan" if kind == TOOL_CALL else ""
         console.print(_CONTROL.sub("\ufffd", shown), style=style, end="", markup=False, soft_wrap=True)
         last = kind
-    seconds, (prompt, completion) = time.monotonic() - began, conversation.usage
+    seconds, (prompt, completion) = time.monotonic() - start, conversation.usage
     console.print(
         f"\n[{prompt} + {completion} tokens, {completion / max(seconds, 1e-9):.1f} tokens/s]", style="dim", markup=False
     )
@@ -159,7 +157,7 @@ def _command(line: str, conversation: Conversation, console: Console) -> None:
         console.print(f"{len(conversation.tools)} tools")
     elif name == "clear":
         conversation.messages = [message for message in conversation.messages if message["role"] == "system"]
-        console.print("forgotten")
+        console.print("deleted")
     elif name == "history":
         for message in conversation.messages:
             text = message.get("content") or json.dumps(message.get("tool_calls"))
@@ -172,7 +170,6 @@ def _command(line: str, conversation: Conversation, console: Console) -> None:
 
 
 def _read_tools(path: Path) -> list[dict[str, Any]]:
-    """Raises `ConfigError` unless the file is a JSON list of objects with a `function`."""
     from glm5_ascend.files.untrusted import MAX_CONFIG_BYTES, read_json
 
     tools = read_json(path, max_bytes=MAX_CONFIG_BYTES, error=ConfigError, fix="give a JSON file")

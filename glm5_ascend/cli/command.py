@@ -27,6 +27,11 @@ class Output:
     quiet: bool = False
 
 
+@dataclass(frozen=True)
+class NoOptions:
+    """Options of a command without options."""
+
+
 class Command(TyperCommand):
     """A command whose help shows no type names of Python."""
 

@@ -11,13 +11,15 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from glm5_ascend.cli.help import command as add_command
+from glm5_ascend.cli.command import Output, add_command
 from glm5_ascend.errors import EXIT_OK, CheckFailedError, OutputError
+from glm5_ascend.options import Argument, StrPath
 
 WEATHER_TOOL: dict[str, Any] = {
     "type": "function",
@@ -29,34 +31,35 @@ WEATHER_TOOL: dict[str, Any] = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    add_command(
-        app, "demo", command,
-        "demo",
-        "demo work/demo",
-    )  # fmt: skip
+@dataclass(frozen=True)
+class DemoOptions:
+    """Options of `demo`."""
 
-
-def command(
     directory: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="Where model and checkpoint go; emptied of an earlier demo's.")
-    ] = Path("glm5-demo"),
-) -> int:
-    """Try it all in a minute: write the demo model, quantize, verify and serve it, ask it two questions."""
-    demo(directory)
+        StrPath, Argument("[DIR]", "Directory for model and checkpoint; an earlier demo in it is replaced.")
+    ] = Path("glm5-demo")
+
+
+def register(app: typer.Typer) -> None:
+    add_command(app, "demo", run, "demo", "demo work/demo")
+
+
+def run(options: DemoOptions, output: Output) -> int:
+    """Try everything in a minute: write the demo model, quantize, verify and serve it, ask it two questions."""
+    demo(Path(options.directory))
     return EXIT_OK
 
 
-def run(*arguments: str) -> None:
+def run_command(*arguments: str) -> None:
     """Run one `glm5-ascend` command, shown as a user would type it."""
     print(f"\n$ {shlex.join(['glm5-ascend', *arguments])}", flush=True)
     code = subprocess.call([sys.executable, "-m", "glm5_ascend", *arguments])
     if code:
-        raise CheckFailedError(f"glm5-ascend {arguments[0]} ended with exit code {code}", "its message stands above")
+        raise CheckFailedError(f"glm5-ascend {arguments[0]} ended with exit code {code}", "see its message above")
 
 
 def chat(port: int) -> None:
-    """A question answered after thinking, and a question that needs a tool."""
+    """Ask a question that needs thinking, and one that needs a tool."""
     from openai import OpenAI
 
     client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="unused")
@@ -92,19 +95,19 @@ def _reasoning(message: Any) -> str:
 
 
 def demo(directory: Path) -> None:
-    """Run the whole path in `directory`, which holds nothing but what an earlier demo left."""
+    """Run all steps in `directory`, which must be empty or contain an earlier demo only."""
     model, quantized = directory / "glm5-demo", directory / "glm5-demo-w4a8"
     if directory.is_dir() and {p.name for p in directory.iterdir()} - {model.name, quantized.name, "serve.log"}:
         raise OutputError(
-            f"{directory}: holds files that are not the demo's",
+            f"{directory}: contains files that are not the demo's",
             "name another one: glm5-ascend demo DIR, make demo DEMO=DIR",
         )
     directory.mkdir(parents=True, exist_ok=True)
     for old in (model, quantized):
         shutil.rmtree(old, ignore_errors=True)
-    run("demo-model", str(model))
-    run("quantize", str(model), str(quantized), "--recipe", "w4a8")
-    run("verify", str(quantized), "--against", str(model))
+    run_command("demo-model", str(model))
+    run_command("quantize", str(model), str(quantized), "--recipe", "w4a8")
+    run_command("verify", str(quantized), "--against", str(model))
     from glm5_ascend.serve.environment import require_cpu_environment
     from glm5_ascend.serve.local_server import server
 

@@ -2,41 +2,42 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
 import typer
 
-from glm5_ascend.cli.help import command
+from glm5_ascend.cli.command import Output, add_command
+from glm5_ascend.options import Argument, Option, StrPath
+
+
+@dataclass(frozen=True)
+class DemoModelOptions:
+    """Options of `demo-model`."""
+
+    directory: Annotated[StrPath, Argument("DIR", "New or empty directory.")]
+    _: KW_ONLY
+    outliers: Annotated[
+        float, Option("Factor of planted activation outliers; the function of the model stays the same.", min=1)
+    ] = 1.0
 
 
 def register(app: typer.Typer) -> None:
-    command(
-        app, "demo-model", demo_model,
-        "demo-model demo",
-        "demo-model demo-outliers --outliers 30",
-    )  # fmt: skip
+    add_command(app, "demo-model", run, "demo-model demo", "demo-model demo-outliers --outliers 30")
 
 
-def demo_model(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="New or empty directory.")],
-    outliers: Annotated[
-        float, typer.Option(min=1, help="Plant activation outliers of this factor; the function stays the same.")
-    ] = 1.0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
-) -> int:
-    """Write out the small trained GLM-5 that ships with this package."""
+def run(options: DemoModelOptions, output: Output) -> int:
+    """Write the small trained GLM-5 that is part of this package."""
+    from pathlib import Path
+
     from glm5_ascend.demo_model.resources import data_folder, write_demo_model
 
-    if outliers == 1.0:
+    directory = Path(options.directory)
+    if options.outliers == 1.0:
         write_demo_model(directory)
     else:
         from glm5_ascend.demo_model.outliers import plant
 
-        plant(data_folder(), directory, factor=outliers)
-    if as_json:
-        print(json.dumps({"schema_version": 1, "command": "demo-model", "ok": True, "out": str(directory)}))
-    else:
-        print(directory)
+        plant(data_folder(), directory, factor=options.outliers)
+    print(directory)
     return 0

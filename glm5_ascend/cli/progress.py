@@ -17,27 +17,27 @@ console = Console(stderr=True, highlight=False)
 
 
 class RemainingTime:
-    """Estimates the time left from the layers done so far; what happens once, as compiling kernels, counts nothing.
+    """Estimate of the remaining time from the finished layers; one-time work such as compiling kernels does not count.
 
-    The first call says where a run begins: at 0, or where a stopped one goes on.
+    The first call gives the start: 0, or the layers that an interrupted run has finished.
     """
 
     def __init__(self) -> None:
-        self.start: tuple[float, float] | None = None  # (layers done, seconds) when the run began
+        self.start: tuple[float, float] | None = None  # (finished layers, seconds) at the start of the run
 
     def seconds(self, done: float, total: int) -> float | None:
-        """None before anything is done."""
+        """Remaining seconds; None before the first layer is finished."""
         now = time.monotonic() - cache.compilation.seconds
-        if self.start is None or done <= self.start[0]:  # a stopped run is read back first, and may have lost some
+        if self.start is None or done <= self.start[0]:  # a resumed run reads its units first, and may have lost some
             self.start = done, now
-        layers, began = self.start
-        return (now - began) / (done - layers) * (total - done) if done > layers else None
+        layers, start = self.start
+        return (now - start) / (done - layers) * (total - done) if done > layers else None
 
 
 class ProgressBar:
     """A `glm5_ascend.quantize.progress.Progress` that draws; a context manager.
 
-    On a terminal something moves from the first moment on, before the number of layers is known.
+    On a terminal it shows activity from the start, before the number of layers is known.
     """
 
     def __init__(self, quiet: bool) -> None:

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Annotated
 from urllib.parse import quote, urlsplit
 
 import typer
 
-from glm5_ascend.cli.help import command as add_command
+from glm5_ascend.cli.command import Output, add_command
 from glm5_ascend.errors import ConfigError
+from glm5_ascend.options import Option
+
+
+@dataclass(frozen=True)
+class UiOptions:
+    """Options of `ui`."""
+
+    _: KW_ONLY
+    url: Annotated[str, Option("The server, http://HOST:PORT.", "URL")] = "http://127.0.0.1:8000"
+    port: Annotated[int, Option("Port of the page on 127.0.0.1; 0: any free port.", min=0, max=65535)] = 8080
 
 
 def register(app: typer.Typer) -> None:
-    add_command(
-        app, "ui", ui,
-        "ui --url http://atlas:8000",
-    )  # fmt: skip
+    add_command(app, "ui", run, "ui --url http://atlas:8000")
 
 
-def ui(
-    url: Annotated[str, typer.Option(metavar="URL", help="The server, http://HOST:PORT.")] = "http://127.0.0.1:8000",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page on 127.0.0.1; 0: any free one.")] = 8080,
-) -> int:
-    """Show the chat page for a server elsewhere, e.g. on an Atlas. The browser talks to that server itself.
-
-    Example:  glm5-ascend ui --url http://10.0.0.7:8000
-    """
+def run(options: UiOptions, output: Output) -> int:
+    """Show the chat page for a remote server, such as an Atlas. The browser talks to that server directly."""
+    url, port = options.url, options.port
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ConfigError(f"{url}: not a URL", "give it as http://HOST:PORT")
@@ -34,10 +37,10 @@ def ui(
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), _handler(server_url))
     except OSError as error:
-        raise ConfigError(f"port {port}: {error.strerror or error}", "choose another one with --port") from None
+        raise ConfigError(f"port {port}: {error.strerror or error}", "select another one with --port") from None
     with server:
         print(
-            f"open http://127.0.0.1:{server.server_port}/#{quote(server_url, safe=':/')}   (Ctrl-C ends it)", flush=True
+            f"open http://127.0.0.1:{server.server_port}/#{quote(server_url, safe=':/')}   (Ctrl-C to stop)", flush=True
         )
         server.serve_forever()
     return 0
@@ -57,6 +60,6 @@ def _handler(server_url: str) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nobody reads a line per request."""
+            """Print no line per request."""
 
     return LocalPage

@@ -1,4 +1,4 @@
-"""`glm5-ascend warm-up`: compile every kernel now, so that nothing waits for it later."""
+"""`glm5-ascend warm-up`: compile every kernel in advance."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import time
 
 import typer
 
-from glm5_ascend.cli.help import command
+from glm5_ascend.cli.command import NoOptions, Output, add_command
 from glm5_ascend.errors import EXIT_OK, MissingEnvironmentError
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "warm-up", warm_up, "warm-up")
+    add_command(app, "warm-up", run, "warm-up")
 
 
-def warm_up() -> int:
-    """Compile all kernels for this processor and keep them; an image calls it when it is built."""
+def run(options: NoOptions, output: Output) -> int:
+    """Compile all kernels for this processor and store them, for example while a container image is built."""
     from glm5_ascend.plan.simulate import compile_all as compile_simulator
     from glm5_kernels import registry
     from glm5_kernels.ops import compile_all
@@ -25,13 +25,13 @@ def warm_up() -> int:
     missing = registry.missing("cpu")
     if missing is not None:
         raise MissingEnvironmentError(missing, "pip install glm5-ascend")
-    cache.compilation.say = lambda message: None  # the lines below say it
-    began = time.monotonic()
+    cache.compilation.say = lambda message: None  # the lines below report it
+    start = time.monotonic()
     for op in compile_all():
         print(f"compiling {op}", file=sys.stderr, flush=True)
     print("compiling the planner's simulator", file=sys.stderr, flush=True)
     compile_simulator()
     folder, functions = cache.prepare(), cache.compilation.functions
-    where = f"kept in {folder}" if folder is not None else f"not kept: export {cache.VARIABLE}=FOLDER"
-    print(f"{functions} functions compiled in {time.monotonic() - began:.0f} s, {where}")
+    location = f"stored in {folder}" if folder is not None else f"not stored: export {cache.VARIABLE}=DIRECTORY"
+    print(f"{functions} functions compiled in {time.monotonic() - start:.0f} s, {location}")
     return EXIT_OK

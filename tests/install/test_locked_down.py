@@ -115,7 +115,7 @@ def test_first_compilation_is_said_on_a_terminal_once(tmp_path: Path) -> None:
 def test_warm_up_leaves_nothing_to_compile(tmp_path: Path, source: Path) -> None:
     """In a fresh cache; quantize and a plan compile nothing after it."""
     done = glm5_ascend("warm-up", NUMBA_CACHE_DIR=str(tmp_path / "cache"))
-    assert done.returncode == 0 and f"kept in {tmp_path / 'cache'}" in done.stdout, done.stderr
+    assert done.returncode == 0 and f"stored in {tmp_path / 'cache'}" in done.stdout, done.stderr
     before = sorted((tmp_path / "cache").rglob("*.nbc"))
     assert len(before) >= 29
     for recipe in ("w4a8", "w4a8-best", "w8a8c8"):
