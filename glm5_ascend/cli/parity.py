@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,7 +73,7 @@ def run(options: ParityOptions, output: Output) -> int:
     return code
 
 
-def _check_names(option: str, names: Sequence[str], allowed: Sequence[str]) -> None:
+def _check_names(option: str, names: Sequence[str], allowed: Iterable[str]) -> None:
     for name in sorted(set(names) - set(allowed)):
         raise Glm5Error(f"{option} {shown(name)}: unknown", f"one of {', '.join(allowed)}")
 

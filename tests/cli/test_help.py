@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,7 +77,7 @@ WRONG = [
     (["quantize", "--foo"], "No such option: --foo", "glm5-ascend quantize --help"),
     (["quantise"], "Did you mean 'quantize'", "glm5-ascend --help"),
     (["deploy", "render", "--to", "k9s", "--profile", "a3-2node"], "k9s", "glm5-ascend deploy render --help"),
-    (["demo-model"], "DIR", "glm5-ascend demo-model --help"),
+    (["verify"], "DIR", "glm5-ascend verify --help"),
     (["quantize", "a", "b", "--samples", "none"], "--samples", "glm5-ascend quantize --help"),
 ]
 
@@ -96,8 +95,3 @@ def test_a_wrong_line_is_answered_in_two_lines_and_as_json(
     assert answer["exit_code"] == 2 and not answer["ok"] and said in answer["error"]["message"]
     assert run(arguments) == 2
     assert capsys.readouterr().out == ""
-
-
-def test_demo_model_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["demo-model", str(tmp_path / "demo"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["out"] == str(tmp_path / "demo")
