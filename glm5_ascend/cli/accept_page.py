@@ -17,62 +17,62 @@ from glm5_ascend.report.verdict import Grade, ReportVerdict
 NAME = "accept.html"
 
 
-def check_place(folder: Path) -> None:
-    """Raises OutputError where the page could not be written in the end."""
+def check_path(folder: Path) -> None:
+    """Raise OutputError if the page cannot be written."""
     page.check_path(folder / NAME)
 
 
 def report(results: Sequence[StepResult], header: ReportHeader, *, simulated: bool) -> dict[str, Any]:
-    """What stands at the head of accept.json. accepted: every step was run, none failed."""
+    """Head of accept.json; `accepted`: every step ran, none failed."""
     names = {status: [r.name for r in results if r.status == status] for status in (FAILED, WARNING, NOT_RUN)}
     accepted = not names[FAILED] and not names[NOT_RUN]
     ok = accepted or (simulated and not names[FAILED])
-    said = "accepted" if accepted else "failed" if names[FAILED] else "not accepted"
+    outcome = "accepted" if accepted else "failed" if names[FAILED] else "not accepted"
     parts = [f"{status}: {', '.join(some)}" for status, some in names.items() if some]
     passed = len(results) - len(names[FAILED]) - len(names[NOT_RUN])
     return {
         "ok": ok, "exit_code": EXIT_OK if ok else EXIT_CHECK_FAILED, "accepted": accepted,
-        "verdict": "; ".join([f"{said}: {passed} of {len(results)} steps passed", *parts]),
+        "verdict": "; ".join([f"{outcome}: {passed} of {len(results)} steps passed", *parts]),
         "date": header.date.isoformat(timespec="seconds"), "command_line": header.command, "machine": header.machine,
         "versions": dict(header.versions), "seconds": round(sum(result.seconds for result in results), 1),
     }  # fmt: skip
 
 
 def write(
-    folder: Path, results: Sequence[StepResult], header: ReportHeader, about: dict[str, Any], found: dict[str, Any]
+    folder: Path, results: Sequence[StepResult], header: ReportHeader, about: dict[str, Any], report: dict[str, Any]
 ) -> None:
-    """The page. Raises OutputError."""
-    grade: Grade = "poor" if any(r.status == FAILED for r in results) else "good" if found["accepted"] else "open"
+    """Write the page; raises OutputError."""
+    grade: Grade = "poor" if any(r.status == FAILED for r in results) else "good" if report["accepted"] else "open"
     if grade == "good" and any(r.status == WARNING for r in results):
         grade = "fair"
     title = f"{Path(about['checkpoint']).name} by profile {about['profile']}"
     sections = [_steps(results), *_sends(results), *_figures(results), _files(about)]
-    verdict = ReportVerdict(grade, found["verdict"], "every step run, none failed", "")
-    intro = [f"Took {found['seconds']:.0f} s. Reference of eval: {about['against']}. Load: {about['workload']}."]
+    verdict = ReportVerdict(grade, report["verdict"], "every step ran, none failed", "")
+    intro = [f"Took {report['seconds']:.0f} s. Reference of eval: {about['against']}. Load: {about['workload']}."]
     page.write(folder / NAME, Page(title, header, verdict, intro, list(_cards(results)), sections))
 
 
 def _steps(results: Sequence[StepResult]) -> Section:
     rows = [[r.name, r.status, f"{r.seconds:.1f}", r.began, without_login(r.verdict)] for r in results]
-    return Section("Steps", [Table(["step", "status", "seconds", "began (UTC)", "verdict"], rows)])
+    return Section("Steps", [Table(["step", "status", "seconds", "start (UTC)", "verdict"], rows)])
 
 
 def _sends(results: Sequence[StepResult]) -> Iterator[Section]:
     rows = [[result.name, result.send] for result in results if result.send]
     if rows:
-        yield Section("What to send whom", [Table(["step", "send"], rows)], "accept.json holds all that stands here.")
+        yield Section("Where to report", [Table(["step", "send"], rows)], "accept.json contains all data of this page.")
 
 
 def _cards(results: Sequence[StepResult]) -> Iterator[Card]:
-    found = {result.name: result.figures for result in results}
-    if kl := found.get("eval", {}).get("kl_mean"):
-        yield Card("kl", f"{kl:.4f}", "KL of the served to the reference, nats", "a lower bound")
+    figures = {result.name: result.figures for result in results}
+    if kl := figures.get("eval", {}).get("kl_mean"):
+        yield Card("kl", f"{kl:.4f}", "KL of the server to the reference, nats", "a lower bound")
     for name, label in (("output_tokens_per_s", "tokens per second"), ("tpot_ms", "TPOT, ms"), ("ttft_ms", "TTFT, ms")):
-        measured = found.get("load", {}).get("measured", {}).get(name)
-        predicted = found.get("load", {}).get("predicted", {}).get(name)
+        measured = figures.get("load", {}).get("measured", {}).get(name)
+        predicted = figures.get("load", {}).get("predicted", {}).get(name)
         if measured is not None:
-            beside = f"plan: {predicted['low']:.4g} to {predicted['high']:.4g}" if predicted else ""
-            yield Card(name, f"{measured:.4g}", label, beside)
+            plan = f"plan: {predicted['low']:.4g} to {predicted['high']:.4g}" if predicted else ""
+            yield Card(name, f"{measured:.4g}", label, plan)
 
 
 def _figures(results: Sequence[StepResult]) -> Iterator[Section]:

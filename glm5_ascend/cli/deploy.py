@@ -1,78 +1,83 @@
-"""`glm5-ascend deploy list` and `glm5-ascend deploy render`."""
+"""`glm5-ascend deploy list`, `deploy render` and `deploy heartbeat`."""
 
 from __future__ import annotations
 
 import json
+import os
+from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-import glm5_ascend.cli.deploy_fleet as deploy_fleet
-from glm5_ascend.cli.help import command
-from glm5_ascend.deploy.target import RenderTarget
+from glm5_ascend.cli.command import NoOptions, Output, add_command
+from glm5_ascend.deploy.options import HeartbeatOptions, RenderOptions
+from glm5_ascend.errors import EXIT_OK, printable
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+_JSON = "One JSON object on stdout."
 
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Deploy profiles: list them, write them as files.", no_args_is_help=True)
-    command(group, "list", list_profiles, "deploy list", "deploy list --json")
-    command(
-        group, "render", render,
+    add_command(group, "list", list_profiles, "deploy list", "deploy list --json", json=_JSON)
+    add_command(
+        group, "render", render_profile,
         "deploy render --profile a3-single-w4a8 --to shell",
         "deploy render --profile a3-2node --to k8s --out pods",
+        json=_JSON,
     )  # fmt: skip
-    deploy_fleet.register(group)
+    add_command(group, "heartbeat", heartbeat, "deploy heartbeat http://a:8080 --on-hung ./end-{host}.sh")
     app.add_typer(group, name="deploy")
 
 
-def list_profiles(as_json: AsJson = False) -> int:
-    """Show every profile: machine, version, and which switches of the GLM-5 report are on."""
+def list_profiles(options: NoOptions, output: Output) -> int:
+    """List every profile: machine, version, and the switches of the GLM-5 report that it sets."""
     from glm5_ascend.deploy.profiles.listing import listed_profiles, to_dict
     from glm5_ascend.report.terminal import show
 
     profiles = listed_profiles()
-    if as_json:
+    if output.json:
         print(json.dumps(to_dict(profiles)))
-        return 0
-    show([each.name, f"{each.title}\n{each.line}; on: {', '.join(each.on)}"] for each in profiles)
-    return 0
+    else:
+        show([profile.name, f"{profile.title}\n{profile.line}; on: {', '.join(profile.on)}"] for profile in profiles)
+    return EXIT_OK
 
 
-def render(
-    profile: Annotated[str, typer.Option(metavar="NAME", help="Deploy profile; `deploy list` shows them.")],
-    to: Annotated[RenderTarget, typer.Option(metavar="TARGET", help="shell, compose, k8s, kustomize or systemd.")],
-    model: Annotated[
-        str, typer.Option(metavar="PATH", help="Path of the checkpoint on the machines.")
-    ] = "/models/glm5",
-    out: Annotated[Path | None, typer.Option(show_default="NAME-TARGET", help="Folder for the files.")] = None,
-    values: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="YAML of the cluster's own, for k8s and kustomize."),
-    ] = None,
-    api_key_secret: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Secret with the API key, below `key` (k8s, kustomize).")
-    ] = None,
-    nic: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Interface between machines, else found by the route (k8s, kustomize)."),
-    ] = None,
-    open: Annotated[
-        bool,
-        typer.Option("--open", help="Start without an API key: anyone may ask (k8s, kustomize)."),
-    ] = False,
-    as_json: AsJson = False,
-) -> int:
-    """Write a profile as scripts, containers, Kubernetes objects or units."""
-    from glm5_ascend.deploy import render as rendered
+def render_profile(options: RenderOptions, output: Output) -> int:
+    """Write a profile as scripts, containers, Kubernetes objects or systemd units."""
+    from glm5_ascend.deploy import render
 
-    written = rendered(
-        profile, to, model=model, out=out, values=values, api_key_secret=api_key_secret, nic=nic, open=open
+    rendered = render(options)
+    if output.json:
+        print(json.dumps(rendered.to_dict()))
+    else:
+        for path in rendered.files:
+            print(path)
+    return EXIT_OK
+
+
+def heartbeat(options: HeartbeatOptions, output: Output) -> int:
+    """Remove servers that hang from a router, and add them again when they answer. A busy server is not removed.
+
+    OPENAI_API_KEY is the servers' API key, if they need one.
+    """
+    from glm5_ascend.deploy.fleet.commands import named, run_command
+    from glm5_ascend.deploy.fleet.heartbeat import FleetHeartbeat
+    from glm5_ascend.serve.router import connected
+    from glm5_ascend.serve.watching.canaries import read_canaries
+
+    if options.on_hung:
+        named(options.on_hung, "http://a:1")  # checks the placeholders
+    canaries = None if options.canaries is None else Path(options.canaries)
+    if canaries is not None:
+        read_canaries(canaries)
+    key = os.environ.get("OPENAI_API_KEY", "")
+    on_hung = partial(run_command, options.on_hung) if options.on_hung else None
+    router = connected(options.router, key)
+    FleetHeartbeat(router, options.patience, options.timeout, on_hung, canaries, key, _show).run(
+        options.interval, options.beats
     )
-    if as_json:
-        print(json.dumps(written.to_dict()))
-        return 0
-    for path in written.files:
-        print(path)
-    return 0
+    return EXIT_OK
+
+
+def _show(line: str) -> None:
+    print(printable(line), flush=True)

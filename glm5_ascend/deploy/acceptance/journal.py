@@ -58,13 +58,13 @@ class AcceptanceJournal:
     """accept.json of one folder: the journal, and at the end the report.
 
     Args:
-        about: what is accepted and how. Results of another acceptance are discarded. again: discard all results.
+        about: what is accepted and how. Results of another acceptance are discarded.
     """
 
-    def __init__(self, folder: Path, about: dict[str, Any], *, again: bool = False) -> None:
+    def __init__(self, folder: Path, about: dict[str, Any]) -> None:
         self.path = folder / NAME
         self.about: dict[str, Any] = json.loads(_text(about))  # as the file gives it back
-        self.results: dict[str, StepResult] = {} if again else self._read()
+        self.results: dict[str, StepResult] = self._read()
 
     def add(self, result: StepResult) -> None:
         """Add a result and write the file. Raises OutputError."""

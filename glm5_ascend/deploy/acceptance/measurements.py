@@ -132,7 +132,7 @@ def _planned(setting: Accepting, per_step: float | None) -> dict[str, Any]:
     if not setting.on_npu:
         hardware = str(setting.folder / HARDWARE)
         if not Path(hardware).is_file():
-            raise CheckFailedError("this machine was not measured", "see the step hardware; --again repeats it")
+            raise CheckFailedError("this machine was not measured", "see the step hardware")
     report = plan(
         setting.directory, hardware=hardware, nodes=nodes, workload=setting.load, mtp=drafts, layout=layout,
         acceptance=per_step if drafts == 3 else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,10 @@ from glm5_ascend.deploy.diagnosis import machine_rows
 from glm5_ascend.deploy.diagnosis.checkpoint_rows import checkpoint_rows, profile_rows
 from glm5_ascend.deploy.diagnosis.rehearsal_rows import rehearsal_rows
 from glm5_ascend.deploy.diagnosis.row import PROBLEM, WARNING, DoctorRow
+from glm5_ascend.deploy.options import DoctorOptions
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_OK, ConfigError
+from glm5_ascend.options import with_options
 from glm5_ascend.serve.servable import check_directory
 
 
@@ -49,30 +50,18 @@ class Diagnosis:
         }  # fmt: skip
 
 
-def doctor(
-    directory: str | Path | None = None,
-    vllm_args: Sequence[str] = (),
-    *,
-    profile: str | None = None,
-    role: str | None = None,
-    rehearse: bool = False,
-) -> Diagnosis:
-    """Check this machine, a checkpoint, a profile: versions, what serves here, and what mends the rest.
+@with_options(DoctorOptions)
+def doctor(options: DoctorOptions) -> Diagnosis:
+    """Check this machine, a checkpoint, a profile: versions, engines that work here, and how to fix the rest.
 
     Without a checkpoint neither torch nor vLLM is imported.
 
-    Args:
-        directory: a checkpoint to check as well: files, names, shapes and types, no values.
-        vllm_args: flags of the profile's engine that `serve` would get, too; they win over the profile's.
-        profile: name of a deploy profile; all known bad combinations are looked for.
-        role: only this role of the profile.
-        rehearse: first and last ranks, too, by vllm-ascend's own code in the environment that GLM5_REHEARSAL names.
-
     Raises:
-        MissingEnvironmentError: `rehearse` without such an environment.
-        ConfigError: unknown profile or role, flags without a profile, or config.json that vLLM would misread.
-        CheckpointError: the directory holds no weights, or a description that cannot be read.
+        MissingEnvironmentError: `rehearse` without the environment that GLM5_REHEARSAL names.
+        ConfigError: unknown profile or role, flags without a profile, or a config.json that vLLM would misread.
+        CheckpointError: the directory has no weights, or a description that cannot be read.
     """
+    directory, profile, role, vllm_args = options.directory, options.profile, options.role, options.vllm_args
     if vllm_args and profile is None:
         raise ConfigError("flags of the engine, but no profile", "give --profile NAME before --")
     rows = machine_rows.rows()
@@ -82,7 +71,7 @@ def doctor(
         rows += checkpoint_rows(checkpoint, chosen)
     if chosen is not None:
         rows += profile_rows(chosen, checkpoint, role, vllm_args)
-    if rehearse:
+    if options.rehearse:
         if directory is None or chosen is None:
             raise ConfigError("a rehearsal needs a checkpoint and a profile", "give DIR and --profile")
         rows += rehearsal_rows(Path(directory), chosen, role, vllm_args)

@@ -1,0 +1,112 @@
+"""Options of `doctor`, `rehearse`, `accept` and the `deploy` commands, for the commands and the functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated
+
+from glm5_ascend.deploy.target import RenderTarget
+from glm5_ascend.engine_lines import STABLE, VLLM_ASCEND_LINES
+from glm5_ascend.options import Argument, ExtraArguments, Option, StrPath
+
+LINE_NUMBERS = [line.number for line in VLLM_ASCEND_LINES]
+_PROFILE = "Deploy profile; `glm5-ascend deploy list` shows them."
+_ROLE = "Only this role of the profile."
+
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    """Options of `doctor`."""
+
+    directory: Annotated[StrPath | None, Argument("DIR", "Checkpoint to check as well.")] = None
+    vllm_args: Annotated[Sequence[str], ExtraArguments()] = ()
+    _: KW_ONLY
+    profile: Annotated[str | None, Option("Deploy profile to check for known bad combinations.", "NAME")] = None
+    role: Annotated[str | None, Option(_ROLE, "NAME")] = None
+    rehearse: Annotated[
+        bool, Option("Also run the first and last ranks with vllm-ascend's own code; see `rehearse`.")
+    ] = False
+
+
+@dataclass(frozen=True)
+class RenderOptions:
+    """Options of `render`."""
+
+    profile: Annotated[str, Option(_PROFILE, "NAME")]
+    to: Annotated[RenderTarget | str, Option("shell, compose, k8s, kustomize or systemd.", "TARGET")]
+    _: KW_ONLY
+    model: Annotated[str, Option("Path of the checkpoint on the machines.", "PATH")] = "/models/glm5"
+    out: Annotated[
+        StrPath | None, Option("Absent or empty directory for the files.", "DIR", default_text="PROFILE-TARGET")
+    ] = None
+    values: Annotated[
+        StrPath | None, Option("YAML with the cluster's values: key, network interface ... (k8s, kustomize).", "FILE")
+    ] = None
+
+
+@dataclass(frozen=True)
+class RehearseOptions:
+    """Options of `rehearse`."""
+
+    checkpoint: Annotated[StrPath | None, Argument("[CHECKPOINT]", "Quantized checkpoint; its headers are enough.")] = (
+        None
+    )
+    vllm_args: Annotated[Sequence[str], ExtraArguments()] = ()
+    _: KW_ONLY
+    profile: Annotated[str | None, Option(_PROFILE, "NAME")] = None
+    role: Annotated[str | None, Option(_ROLE, "NAME")] = None
+    ranks: Annotated[str, Option("all, ends (first, last, one per pipeline stage), or 0,5,15.", "RANKS")] = "ends"
+    prepare: Annotated[
+        StrPath | None, Option("Install vllm-ascend into DIR from PyPI (4 GB) and exit; needs no checkpoint.", "DIR")
+    ] = None
+    line: Annotated[str, Option(f"With --prepare: {', '.join(LINE_NUMBERS)} or newest.", "LINE")] = STABLE.number
+    against: Annotated[
+        StrPath | None, Option("JSON of an earlier rehearsal: report the operators that differ.", "FILE")
+    ] = None
+    html: Annotated[StrPath | None, Option("Also write a report page.", "FILE", panel="Output")] = None
+
+
+@dataclass(frozen=True)
+class AcceptOptions:
+    """Options of `accept`."""
+
+    directory: Annotated[StrPath, Argument("DIR", "Checkpoint to serve.")]
+    _: KW_ONLY
+    profile: Annotated[str, Option(_PROFILE, "NAME")]
+    against: Annotated[
+        StrPath | None, Option("Reference of eval, computed on this CPU.", "SRC", default_text="DIR itself")
+    ] = None
+    out: Annotated[StrPath | None, Option("Directory for reports and log.", "DIR", default_text="accept-PROFILE")] = (
+        None
+    )
+    url: Annotated[str, Option("A running server; without it one is started.", "URL")] = ""
+    minutes: Annotated[float, Option("Minutes of the watch.", min=0, max=1440)] = 10.0
+    workload: Annotated[
+        str | None,
+        Option(
+            "Workload of the load test: in=,out=,concurrency=,requests=.",
+            "LIST",
+            default_text="the planner's; small on a CPU",
+        ),
+    ] = None
+    simulate_npu: Annotated[bool, Option("No NPU here: steps that need one are reported as 'not run'.")] = False
+
+
+@dataclass(frozen=True)
+class HeartbeatOptions:
+    """Options of `deploy heartbeat`."""
+
+    router: Annotated[str, Argument("ROUTER", "URL of the running vllm-router.")]
+    _: KW_ONLY
+    on_hung: Annotated[
+        str, Option("Command that stops or restarts a server that hangs: {url}, {host}, {port}.", "CMD")
+    ] = ""
+    interval: Annotated[float, Option("Seconds between two checks.", "S", min=0.1)] = 5.0
+    patience: Annotated[int, Option("Failed checks in a row before a server is removed.", min=1)] = 3
+    timeout: Annotated[float, Option("Seconds for one check.", "S", min=0.1)] = 10.0
+    beats: Annotated[int, Option("End after N checks.", min=0, default_text="no end")] = 0
+    canaries: Annotated[
+        StrPath | None,
+        Option("Questions with known answers, as watch --learn writes.", "FILE", default_text="three sums"),
+    ] = None
