@@ -71,7 +71,7 @@ def quantized(source: Path, out: Path, recipe: str, texts: list[str]) -> Path:
     """By us, verified."""
     if not out.is_dir():
         glm5_ascend("quantize", str(source), str(out), "--recipe", recipe, "--quiet", *texts)
-        glm5_ascend("verify", str(out), "--quiet")
+        glm5_ascend("verify", str(out))
     return out
 
 

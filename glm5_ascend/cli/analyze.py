@@ -18,7 +18,6 @@ def register(app: typer.Typer) -> None:
         "analyze GLM-5 --budget 420GB --out my-recipe.yaml",
         "analyze GLM-5.2 --recipe glm-5.2-w4a8 --seq-len 4096 --out r.yaml",
         json="Report as one JSON object on stdout.",
-        quiet="No progress.",
     )  # fmt: skip
 
 
@@ -27,7 +26,7 @@ def run(options: AnalyzeOptions, output: Output) -> int:
     from glm5_ascend.cli.progress import ProgressBar, console
     from glm5_ascend.fidelity import analyze
 
-    with ProgressBar(output.quiet) as progress:
+    with ProgressBar() as progress:
         report = analyze(replace(options, progress=progress))
     for note in report.analysis.notes:
         console.print(f"note: {note}", soft_wrap=True, markup=False)

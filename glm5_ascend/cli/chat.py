@@ -44,11 +44,10 @@ class ChatOptions:
         "http://127.0.0.1:8000"
     )
     _: KW_ONLY
-    model: Annotated[str, Option("Name of the model on the server.", default_text="the first one")] = ""
-    system: Annotated[str, Option("System message.")] = ""
     temperature: Annotated[float | None, Option("Sampling temperature.", min=0, max=2, default_text="the server's")] = (
         None
     )
+    system: Annotated[str, Option("System message.")] = ""
     think: Annotated[bool, Option("Think before the answer.", flags=("--think/--no-think",))] = True
 
 
@@ -64,7 +63,7 @@ def run(options: ChatOptions, output: Output) -> int:
 
     console = Console(highlight=False)
     with _served(options.target, console) as url:
-        conversation = connect(url, options.model, os.environ.get("OPENAI_API_KEY", ""))
+        conversation = connect(url, "", os.environ.get("OPENAI_API_KEY", ""))
         if options.system:
             conversation.messages.append({"role": "system", "content": options.system})
         conversation.temperature, conversation.thinking = options.temperature, options.think

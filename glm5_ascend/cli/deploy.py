@@ -14,6 +14,8 @@ from glm5_ascend.deploy.options import HeartbeatOptions, RenderOptions
 from glm5_ascend.errors import EXIT_OK, printable
 
 _JSON = "One JSON object on stdout."
+#: Seconds for one check of a server.
+CHECK_S = 10.0
 
 
 def register(app: typer.Typer) -> None:
@@ -73,9 +75,8 @@ def heartbeat(options: HeartbeatOptions, output: Output) -> int:
     key = os.environ.get("OPENAI_API_KEY", "")
     on_hung = partial(run_command, options.on_hung) if options.on_hung else None
     router = connected(options.router, key)
-    FleetHeartbeat(router, options.patience, options.timeout, on_hung, canaries, key, _show).run(
-        options.interval, options.beats
-    )
+    beat = FleetHeartbeat(router, options.patience, CHECK_S, on_hung, canaries, key, _show)
+    beat.run(options.interval, options.beats)
     return EXIT_OK
 
 

@@ -19,7 +19,6 @@ def register(app: typer.Typer) -> None:
         "eval glm5-w4a8 --against GLM-5 --quick",
         "eval --url http://127.0.0.1:8000 --against GLM-5 --windows 8",
         json="Report as one JSON object on stdout.",
-        quiet="No progress.",
     )  # fmt: skip
 
 
@@ -28,7 +27,7 @@ def run(options: EvaluateOptions, output: Output) -> int:
     from glm5_ascend.cli.progress import ProgressBar
     from glm5_ascend.fidelity import evaluate
 
-    with ProgressBar(output.quiet) as progress:
+    with ProgressBar() as progress:
         report = evaluate(replace(options, key=os.environ.get("OPENAI_API_KEY", ""), progress=progress))
     if output.json:
         print(json.dumps(report.to_dict()))

@@ -40,7 +40,7 @@ class ProgressBar:
     On a terminal it shows activity from the start, before the number of layers is known.
     """
 
-    def __init__(self, quiet: bool) -> None:
+    def __init__(self, quiet: bool = False) -> None:
         self.quiet, self.live = quiet, console.is_terminal and not quiet
         self.bar: Progress | None = None
         self.remaining = RemainingTime()

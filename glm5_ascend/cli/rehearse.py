@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from glm5_ascend.cli.command import Output, add_command
 from glm5_ascend.deploy.options import RehearseOptions
+
+if TYPE_CHECKING:
+    from glm5_ascend.deploy.rehearsal.result import Rehearsal, RehearsedRank
+
+
+HEAD = ("role", "rank", "parameters GB", "planner", "alive GB", "cache B/token", "planner", "cached tokens", "verdict")
 
 
 def register(app: typer.Typer) -> None:
@@ -33,21 +41,69 @@ def run(options: RehearseOptions, output: Output) -> int:
         environment = prepare(Path(options.prepare), _say, options.line)
         print(f"{environment.folder}: ready; export GLM5_REHEARSAL={environment.folder}")
         return 0
-    from glm5_ascend.cli.rehearse_shown import page, show
     from glm5_ascend.deploy.rehearsal.api import rehearse
-    from glm5_ascend.report.page import check_path, write
 
-    if options.html is not None:
-        check_path(Path(options.html))
     rehearsal = rehearse(options, _say)
-    if options.html is not None:
-        write(Path(options.html), page(rehearsal))
     if output.json:
         print(json.dumps(rehearsal.to_dict()))
     else:
-        show(rehearsal)
+        _show(rehearsal)
     return rehearsal.exit_code
 
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def row(rank: RehearsedRank) -> list[str]:
+    """Cells of a rank; "-" for an unknown value."""
+    measured, off = rank.found, rank.differences
+    cache = "-" if measured.cache is None else f"{measured.cache.bytes_per_token:,.0f}"
+    tokens = "-" if rank.cached_tokens is None else f"{rank.cached_tokens:,}"
+    return [
+        rank.role, f"{rank.rank} of {rank.world}", _gb(measured.parameter_bytes), _percent(off.get("parameters")),
+        _gb(measured.resident_bytes), cache, _percent(off.get("cache")), tokens,
+        "ok" if not rank.problems else f"{len(rank.problems)} problem" + ("" if len(rank.problems) == 1 else "s"),
+    ]  # fmt: skip
+
+
+def _show(rehearsal: Rehearsal) -> None:
+    """Print the table, every problem once, and the verdict."""
+    from rich.console import Console
+
+    from glm5_ascend.report.terminal import STYLES
+    from glm5_ascend.report.terminal import show as table
+
+    console = Console(highlight=False)
+    table([HEAD, *map(row, rehearsal.ranks)], console, right=(2, 3, 4, 5, 6, 7))
+    for line in notes(rehearsal):
+        console.print(line, markup=False, soft_wrap=True)
+    style = STYLES["ok" if rehearsal.exit_code == 0 else "problem"]
+    console.print(rehearsal.verdict, style=style, markup=False, soft_wrap=True)
+
+
+def notes(rehearsal: Rehearsal) -> Iterator[str]:
+    """Lines on problems with their ranks, and on the planner's error."""
+    from glm5_ascend.deploy.rehearsal.result import TOLERANCE
+
+    problems: dict[str, list[str]] = {}
+    for rank in rehearsal.ranks:
+        for problem in rank.problems:
+            problems.setdefault(problem, []).append(f"{rank.role} {rank.rank}")
+    for problem, ranks in problems.items():
+        yield f"problem: {problem} ({', '.join(ranks)})"
+    if rehearsal.against is not None:
+        yield f"{len(rehearsal.against)} differences in operators from the other rehearsal (calls there -> here)"
+        yield from rehearsal.against
+    for name in ("parameters", "cache"):
+        off = max((abs(rank.differences.get(name, 0.0)) for rank in rehearsal.ranks), default=0.0)
+        if off > TOLERANCE:
+            yield f"note: the planner's {name} are off by up to {off:.2f} %"
+
+
+def _gb(count: int | None) -> str:
+    return "-" if count is None else f"{count / 1e9:.3f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.2f} %"

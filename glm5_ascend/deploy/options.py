@@ -64,7 +64,6 @@ class RehearseOptions:
     against: Annotated[
         StrPath | None, Option("JSON of an earlier rehearsal: report the operators that differ.", "FILE")
     ] = None
-    html: Annotated[StrPath | None, Option("Also write a report page.", "FILE", panel="Output")] = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,6 @@ class HeartbeatOptions:
     ] = ""
     interval: Annotated[float, Option("Seconds between two checks.", "S", min=0.1)] = 5.0
     patience: Annotated[int, Option("Failed checks in a row before a server is removed.", min=1)] = 3
-    timeout: Annotated[float, Option("Seconds for one check.", "S", min=0.1)] = 10.0
     beats: Annotated[int, Option("End after N checks.", min=0, default_text="no end")] = 0
     canaries: Annotated[
         StrPath | None,

@@ -66,6 +66,7 @@ class AnalyzeOptions:
     """Options of `analyze`.
 
     Attributes:
+        threads: cores to use; None for all.
         seed: seed of the random rotations.
         progress: progress(text, done, total) in layers.
     """
@@ -89,6 +90,6 @@ class AnalyzeOptions:
     ] = None
     samples: Annotated[int, Option("Sequences, at most.", min=1, max=1_000_000, panel=CALIBRATION)] = 32
     seq_len: Annotated[int, Option("Tokens per sequence.", min=16, max=1_048_576, panel=CALIBRATION)] = 512
-    threads: Annotated[int | None, Option("Cores to use.", min=1, max=4096, default_text="all")] = None
+    threads: int | None = None
     seed: int = 1234
     progress: Progress = silent

@@ -69,6 +69,7 @@ class WatchOptions:
     """Options of `watch`.
 
     Attributes:
+        polls: number of polls; 0: no end.
         metrics_host: address for `metrics_port`.
         min_acceptance: least tokens per step with MTP; None: half of the speed-up in `canaries`, else 1.3.
         model: the server's name for the model; "" is its first one.
@@ -82,7 +83,6 @@ class WatchOptions:
         StrPath | None,
         Option("Questions with known answers, as --learn writes.", "FILE", default_text="three sums"),
     ] = None
-    polls: Annotated[int, Option("End after N polls.", min=0, default_text="without end")] = 0
     interval: Annotated[float, Option("Seconds from one poll to the next.", "S", min=0, max=86400)] = 10.0
     once: Annotated[bool, Option("Two polls, for cron: exit code 0 healthy, 1 garbage, 3 unreachable.")] = False
     metrics_port: Annotated[
@@ -91,6 +91,7 @@ class WatchOptions:
     textfile: Annotated[
         StrPath | None, Option("File for the node exporter, written after each poll.", "FILE", panel=EXPORT)
     ] = None
+    polls: int = 0
     metrics_host: str = "127.0.0.1"
     min_acceptance: float | None = None
     model: str = ""

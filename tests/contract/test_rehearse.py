@@ -46,9 +46,15 @@ def hollow(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def rehearsed(
     vllm_ascend: VllmAscend, checkpoint: Path, profile: str, *extra: str, ranks: str = "0", role: str = ""
 ) -> dict[str, Any]:
-    words = ["--profile", profile, "--environment", str(vllm_ascend.python.parents[1]), "--ranks", ranks, "--json"]
+    words = ["--profile", profile, "--ranks", ranks, "--json"]
     words += ["--role", role] if role else []
-    done = glm5_ascend("rehearse", str(checkpoint), *words, *(["--", *extra] if extra else []))
+    done = glm5_ascend(
+        "rehearse",
+        str(checkpoint),
+        *words,
+        *(["--", *extra] if extra else []),
+        GLM5_REHEARSAL=str(vllm_ascend.python.parents[1]),
+    )
     assert done.stdout, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     assert done.returncode == answer["exit_code"]

@@ -71,7 +71,7 @@ def test_eval_of_the_server_is_that_of_its_files(
     """Log-probabilities of prompts come from /generate; NLL and top-1 as computed from the files it serves."""
     sizes = ["--window", WINDOW, "--windows", WINDOWS]
     done = glm5_ascend(
-        "eval", "--url", servers[0].url, "--against", trained_checkpoint, *sizes, "--json", "--quiet"
+        "eval", "--url", servers[0].url, "--against", trained_checkpoint, *sizes, "--json"
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     served = json.loads(done.stdout)
@@ -97,7 +97,7 @@ def test_answers_of_two_servers(servers: list[Replica], tmp_path: Path) -> None:
 def test_a_refused_prompt_is_one_line(servers: list[Replica], trained_checkpoint: Path) -> None:
     """A prompt beyond its context."""
     long = ["--window", 1536, "--windows", 1]
-    done = glm5_ascend("eval", "--url", servers[0].url, "--against", trained_checkpoint, *long, "--quiet")
+    done = glm5_ascend("eval", "--url", servers[0].url, "--against", trained_checkpoint, *long)
     assert done.returncode == 1 and "HTTP 400" in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 

@@ -133,7 +133,7 @@ def test_all_of_it_on_a_cpu(rotated_checkpoint: Path, tmp_path: Path) -> None:
         assert predicted["output_tokens_per_s"]["low"] < predicted["output_tokens_per_s"]["high"]
     assert figures["watch"]["polls"] == 3 and figures["watch"]["canaries"] == 6
     page = (tmp_path / "accept.html").read_text()
-    assert "<h2>Steps</h2>" in page and "What to send whom" not in page
+    assert "<h2>Steps</h2>" in page and "Where to report" not in page
     again = json.loads(glm5_ascend(*arguments, VLLM_CPU_KVCACHE_SPACE="1").stdout)
     assert [each["began"] for each in again["steps"]] == [each["began"] for each in report["steps"]]
 
@@ -144,9 +144,8 @@ def test_garbage_is_not_accepted(server: str, rotated_checkpoint: Path, tmp_path
     """A server elsewhere whose answers are replaced: smoke and watch say so, and what to send whom."""
     with spoiled(FaultProxy(server, "noise")) as url:
         done = glm5_ascend(
-            "accept", rotated_checkpoint, "--profile", "a3-single-w4a8", "--url", url, "--key", API_KEY,
-            "--out", tmp_path, "--minutes", "0", "--windows", "1", "--workload", LOAD,
-            "--json",
+            "accept", rotated_checkpoint, "--profile", "a3-single-w4a8", "--url", url,
+            "--out", tmp_path, "--minutes", "0", "--workload", LOAD, "--json", OPENAI_API_KEY=API_KEY,
         )  # fmt: skip
     report = json.loads(done.stdout)
     statuses = {each["name"]: each["status"] for each in report["steps"]}
@@ -154,4 +153,4 @@ def test_garbage_is_not_accepted(server: str, rotated_checkpoint: Path, tmp_path
     assert statuses["smoke"] == statuses["watch"] == "failed" and statuses["serve"] == "ok"
     assert statuses["parity"] == "failed"  # there is no NPU: said by the step, not by an exception
     page = (tmp_path / "accept.html").read_text()
-    assert "What to send whom" in page and API_KEY not in page + (tmp_path / "accept.json").read_text()
+    assert "Where to report" in page and API_KEY not in page + (tmp_path / "accept.json").read_text()

@@ -109,28 +109,10 @@ def test_wrong_values_are_refused(text: str, said: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "options", [{"open": True, "api_key_secret": "a"}, {"api_key_secret": "A B"}, {"nic": "a b"}, {"nic": ""}]
-)
-def test_wrong_options_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError):
-        render("a3-2node", "k8s", out=tmp_path / "out", **options)
-    with pytest.raises(ConfigError, match="takes no --values"):
-        render("a3-2node", "shell", out=tmp_path / "out", open=True)
-    with pytest.raises(ConfigError, match="takes no --values"):
-        render("a3-2node", "shell", out=tmp_path / "out", nic="bond0")
-
-
-def test_options_win_over_the_file(tmp_path: Path) -> None:
+def test_targets_without_values_refuse_them(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(VALUES)
-    options = {"nic": "enp1s0", "api_key_secret": "mine"}
-    render("a3-2node", "k8s", out=tmp_path / "out", values=tmp_path / "mine.yaml", **options)
-    servers = [pod["containers"][0] for pod in pods(tmp_path / "out") if "initContainers" in pod]
-    for container in servers:
-        assert {"name": "NIC", "value": "enp1s0"} in container["env"]
-        (key,) = (each for each in container["env"] if each["name"] == "VLLM_API_KEY")
-        assert key["valueFrom"]["secretKeyRef"]["name"] == "mine"
-    assert len(servers) == 2
+    with pytest.raises(ConfigError, match="takes no --values"):
+        render("a3-2node", "shell", out=tmp_path / "out", values=tmp_path / "mine.yaml")
 
 
 @pytest.mark.parametrize("name", ["a3-single-w4a8", "a3-2node", "a3-pd", "a3-single-w4a8-sglang", "a3-pd-sglang"])
