@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -114,8 +115,12 @@ def shell_type(hint: Any) -> Any:
         return list[str] if get_origin(hint) is Sequence else hint
     alternatives = get_args(hint)
     words = [alternative for alternative in alternatives if alternative is not NoneType]
-    if Path in words:
-        single: Any = Path
+    choices = [word for word in words if isinstance(word, type) and issubclass(word, Enum)]
+    single: Any
+    if choices:
+        single = choices[0]
+    elif Path in words:
+        single = Path
     elif any(get_origin(word) is Sequence for word in words) and str not in words:
         single = list[str]
     else:
