@@ -8,7 +8,6 @@ import torch
 from glm5_kernels.compiled import bf16_linear
 from glm5_kernels.compiled import int8_linear as cpu
 from glm5_kernels.int8 import LinearWeights
-from glm5_kernels.workspace import Workspace
 
 
 @pytest.fixture(params=[False, True], ids=["in fp32", "as this processor does it"])
@@ -26,9 +25,6 @@ def test_against_fp64(tokens: int, shape: tuple[int, int]) -> None:
     assert got.dtype == torch.bfloat16 and got.shape == want.shape
     # rounded once, to 8 bits; what cancels is off by the sums' own error
     torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=1e-5 * shape[1])
-    out = torch.full(want.shape, float("nan")).bfloat16()
-    cpu.bind(x, LinearWeights(weight), out, Workspace())()
-    torch.testing.assert_close(out, got, rtol=2**-7, atol=1e-5 * shape[1])
 
 
 def test_blocks_of_a_weight_change_no_more_than_the_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
