@@ -91,7 +91,6 @@ def _check_rot(checked: Checked, source: SourceCheckpoint, report: Report) -> No
             "against.mismatch",
             f"is not Q^T diag(g) Q of the source's final norm: relative error {error:.3f}",
             tensor=ROT_NAME,
-            file=checkpoint.file_of[ROT_NAME],
             fix="quantize again",
         )
 
@@ -206,7 +205,6 @@ class _SourceComparison:
                 "against.mismatch",
                 f"does not match {self.report.against}: {verdict}",
                 tensor=name,
-                file=self.checkpoint.file_of[name],
                 fix="scales, nibble order, rotation or the weight itself are wrong: quantize again",
             )
 

@@ -186,7 +186,6 @@ def check_shared_input(checked: Checked, report: Report) -> None:
                     "value.shared_input",
                     f"{float(b[0]):.6g}, but {first} has {float(a[0]):.6g}: the engine keeps only one of them",
                     tensor=f"{second}.{suffix}",
-                    file=checkpoint.file_of[f"{second}.{suffix}"],
                     fix="both read the same input: quantize again with one range for both",
                 )
 

@@ -84,11 +84,7 @@ def _check_keys(checkpoint: LoadedCheckpoint, description: dict[str, object], re
             )
         elif key not in here:
             report.error(
-                "description.no_tensor",
-                f"described as {scheme}, but no shard holds it",
-                tensor=key,
-                file=checkpoint.file_of.get(key, DESCRIPTION_NAME),
-                fix=_AGAIN,
+                "description.no_tensor", f"described as {scheme}, but no shard holds it", tensor=key, fix=_AGAIN
             )
         else:
             linear = description.get(key.rpartition(".")[0] + ".weight", scheme)

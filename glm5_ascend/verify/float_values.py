@@ -38,13 +38,11 @@ def check_finite(checkpoint: LoadedCheckpoint, report: Report, doubts: Doubts) -
             finite, mean, check = _read_pieces(checkpoint, name)
         except CheckpointError as error:
             non_finite.add(name)
-            report.error("shard.damaged", error.message, tensor=name, file=checkpoint.file_of[name], fix=error.tip)
+            report.error("shard.damaged", error.message, tensor=name, fix=error.tip)
             continue
         if not finite:
             non_finite.add(name)
-            report.error(
-                "value.not_finite", "holds NaN or infinity", tensor=name, file=checkpoint.file_of[name], fix=_COPY
-            )
+            report.error("value.not_finite", "holds NaN or infinity", tensor=name, fix=_COPY)
         elif name.endswith(".weight") and len(entry.shape) == 2 and mean == 0:
             doubts.empty_floats.add(name)
         elif name.endswith(".weight") and len(entry.shape) == 2:

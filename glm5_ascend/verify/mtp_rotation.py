@@ -78,7 +78,6 @@ def _shape_ok(checkpoint: LoadedCheckpoint, report: Report) -> bool:
         "mtp.rot_shape",
         f"{str(entry.dtype).removeprefix('torch.')} {list(entry.shape)}, expected float [{hidden}, {hidden}]",
         tensor=ROT_NAME,
-        file=checkpoint.file_of[ROT_NAME],
         fix=_AGAIN,
     )
     return False
@@ -100,7 +99,7 @@ def _check_rot(checkpoint: LoadedCheckpoint, rotation: torch.Tensor | None, repo
                 f"does not belong to the global rotation: Q rot Q^T is not diagonal (off the diagonal: {rest:.3f})"
             )
     if problem:
-        report.error("mtp.rot_wrong", problem, tensor=ROT_NAME, file=checkpoint.file_of[ROT_NAME], fix=_AGAIN)
+        report.error("mtp.rot_wrong", problem, tensor=ROT_NAME, fix=_AGAIN)
 
 
 def _global_rotation(checkpoint: LoadedCheckpoint, deep: bool, report: Report) -> torch.Tensor | None:

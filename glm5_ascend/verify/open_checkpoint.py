@@ -37,6 +37,7 @@ def open_directory(directory: Path, report: Report) -> LoadedCheckpoint:
         )
     config = load_config(directory)
     checkpoint = LoadedCheckpoint(directory, config, read_config(directory))
+    report.file_of = checkpoint.file_of
     check_config(checkpoint.raw, report)
     outside = check_tree(directory, report)
     try:

@@ -93,7 +93,7 @@ class Doubts:
     def doubt(self, id: str, name: str, message: str, level: str = "error") -> None:
         """Report something about the tensor `name`."""
         say = self.report.error if level == "error" else self.report.warning
-        say(id, message, tensor=name, file=self.checkpoint.file_of.get(name), fix=_SOURCE)
+        say(id, message, tensor=name, fix=_SOURCE)
 
     def linear(self, module: str, scheme: str, integers: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
         """Check a quantized linear: integers int8 [N, K], and its stored tensors by suffix, finite."""

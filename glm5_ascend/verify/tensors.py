@@ -123,7 +123,6 @@ def _check_unexpected(checkpoint: LoadedCheckpoint, expected: set[str], report: 
                 "tensor.shared_indexer",
                 "this layer shares its indexer: the tensor is dropped by the engine",
                 tensor=name,
-                file=checkpoint.file_of[name],
                 fix="check indexer_types in config.json",
             )
         else:
@@ -131,7 +130,6 @@ def _check_unexpected(checkpoint: LoadedCheckpoint, expected: set[str], report: 
                 "tensor.unexpected",
                 "no module of this model reads it",
                 tensor=name,
-                file=checkpoint.file_of[name],
                 fix="renamed, or left over from another run: " + _AGAIN,
             )
 
@@ -152,7 +150,6 @@ def _check_mixed(
             "tensor.dtype",
             f"stored as {_name(checkpoint.entries[name].dtype)}, {len(by_dtype[ranked[0]])} as {_name(ranked[0])}",
             tensor=name,
-            file=checkpoint.file_of[name],
             fix=_AGAIN,
         )
     return len(ranked) > 1

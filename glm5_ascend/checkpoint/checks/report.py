@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -61,6 +62,7 @@ class Report:
     Attributes:
         errors_by_tensor: None if no source was given.
         unchecked: what this run did not check, one sentence each.
+        file_of: tensor -> file; findings about a tensor take their file from here.
     """
 
     directory: Path
@@ -72,6 +74,7 @@ class Report:
     schemes: dict[str, int] = field(default_factory=dict)  # linears by type
     unchecked: list[str] = field(default_factory=list)
     engine: EngineAnswer | None = None  # for `--engine`; `verify.engines.EngineAnswer`
+    file_of: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -83,19 +86,19 @@ class Report:
         """Exit code of the command."""
         return EXIT_OK if self.ok else EXIT_CHECK_FAILED
 
-    def error(
-        self, id: str, message: str, *, tensor: str | None = None, file: str | None = None, fix: str = ""
-    ) -> None:
-        self.findings.append(CheckpointFinding(id, "error", self._bare(message, file), tensor, file, fix))
+    def error(self, id: str, message: str, *, tensor: str | None = None, file: str | None = None, fix: str) -> None:
+        self._add("error", id, message, tensor, file, fix)
 
-    def warning(
-        self, id: str, message: str, *, tensor: str | None = None, file: str | None = None, fix: str = ""
-    ) -> None:
-        self.findings.append(CheckpointFinding(id, "warning", self._bare(message, file), tensor, file, fix))
+    def warning(self, id: str, message: str, *, tensor: str | None = None, file: str | None = None, fix: str) -> None:
+        self._add("warning", id, message, tensor, file, fix)
 
-    def _bare(self, message: str, file: str | None) -> str:
-        """Remove the path that a reader of the file puts in front: the finding names its file already."""
-        return message.removeprefix(f"{self.directory / file}: ") if file else message
+    def _add(
+        self, level: Literal["error", "warning"], id: str, message: str, tensor: str | None, file: str | None, fix: str
+    ) -> None:
+        file = file or self.file_of.get(tensor or "")
+        if file:  # readers of a file put its path in front; the finding names it already
+            message = message.removeprefix(f"{self.directory / file}: ")
+        self.findings.append(CheckpointFinding(id, level, message, tensor, file, fix))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the data of `--json`: strings, numbers, lists and dictionaries only."""
