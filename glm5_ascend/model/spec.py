@@ -151,13 +151,26 @@ class ModelSpec:
     fused: tuple[tuple[str, ...], ...]
     down_projections: tuple[str, ...]
     query_projections: tuple[str, str]
+    embedding: str = "model.embed_tokens"
+    final_norm: str = "model.norm"
+    head: str = "lm_head"
     layers_prefix: str = "model.layers."
     experts_prefix: str = "mlp.experts."
+    indexer: str = "self_attn.indexer"
 
     @property
     def expert_projections(self) -> tuple[str, ...]:
         """Last names of an expert's linears, in the order of vLLM's w13 and w2."""
         return tuple(linear.name for linear in self.expert)
+
+    def is_routed(self, module: str) -> bool:
+        """Return True for a linear of a routed expert, by its full name."""
+        return f".{self.experts_prefix}" in module
+
+    def layer_of(self, name: str) -> int | None:
+        """Return the layer of a tensor or module, by its full name; None outside of the layers."""
+        number = name.removeprefix(self.layers_prefix).partition(".")[0]
+        return int(number) if name.startswith(self.layers_prefix) and number.isdecimal() else None
 
     def layer_prefix(self, layer: int) -> str:
         return f"{self.layers_prefix}{layer}."

@@ -97,7 +97,7 @@ class QuantizationPlan:
         return LinearPlan(scheme, method, weight.ext.get("step", 0) if method.needs_inputs else 0)
 
     def _check_runnable(self, module: str, part: Linear, scheme: str, shape: tuple[int, ...]) -> None:
-        routed = ".mlp.experts." in module
+        routed = self.config.spec.is_routed(module)
         if part.name in self.config.spec.always_float:
             raise RecipeError(
                 f"recipe: {module} cannot be quantized, the engine keeps it FLOAT", f'add "*{part.name}" to exclude'
@@ -150,7 +150,7 @@ class QuantizationPlan:
             layer
             for layer in layers
             if self.config.has_indexer(layer)
-            and any(select(self.config.spec.layer_prefix(layer) + "self_attn.indexer") for select in selects)
+            and any(select(self.config.spec.layer_prefix(layer) + self.config.spec.indexer) for select in selects)
         ]
 
     def description(self) -> dict[str, object]:
@@ -197,7 +197,9 @@ class QuantizationPlan:
             yield from self.stored(prefix, part)
         if self.recipe.rotates:
             hidden = self.config.hidden_size
-            yield OutputTensor(ROT_NAME, self.source.dtype("model.norm.weight"), (hidden, hidden), None)
+            yield OutputTensor(
+                ROT_NAME, self.source.dtype(f"{self.config.spec.final_norm}.weight"), (hidden, hidden), None
+            )
 
     @property
     def output_bytes(self) -> int:

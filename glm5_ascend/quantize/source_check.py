@@ -27,7 +27,7 @@ def check_source(source: SourceCheckpoint) -> None:
     config = source.config
     names = {prefix + part.tensor_name for prefix, part in config.all_weights()}
     shared = tuple(  # the engine drops them, too
-        f"{config.spec.layer_prefix(layer)}self_attn.indexer."
+        f"{config.spec.layer_prefix(layer)}{config.spec.indexer}."
         for layer in range(config.num_layers_with_mtp)
         if not config.has_indexer(layer)
     )

@@ -84,7 +84,7 @@ def _check_rot(checked: Checked, source: SourceCheckpoint, report: Report) -> No
     stored = checkpoint.read(ROT_NAME).float()
     if stored.shape != rotation.shape:
         return  # reported by check_mtp
-    expected = rotation.T @ (source.read("model.norm.weight")[:, None] * rotation)
+    expected = rotation.T @ (source.read(f"{source.config.spec.final_norm}.weight")[:, None] * rotation)
     error = float((stored - expected).norm() / expected.norm())
     if not error <= LIMITS[FLOAT]:
         report.error(

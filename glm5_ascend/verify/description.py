@@ -106,7 +106,7 @@ def _check_keys(checkpoint: LoadedCheckpoint, description: dict[str, object], re
 
 
 def _check_runnable(checkpoint: LoadedCheckpoint, module: str, part: Linear, scheme: str, report: Report) -> None:
-    routed = ".mlp.experts." in module
+    routed = checkpoint.config.spec.is_routed(module)
     reason = None
     if scheme != FLOAT and part.name in checkpoint.config.spec.always_float:
         reason = "the engine can run this module in FLOAT only"

@@ -95,7 +95,7 @@ def _sglang_types(checked: Checked, report: Report) -> None:
     checkpoint = checked.checkpoint
     for layer in range(checkpoint.config.num_hidden_layers):
         prefix = checkpoint.config.spec.layer_prefix(layer)
-        experts = [f"{prefix}mlp.experts.0.{name}" for name in checkpoint.config.spec.expert_projections]
+        experts = [prefix + linear.name for linear in checkpoint.config.spec.expert_linears(0)]
         odd = [module for module in experts if checked.schemes.get(module, W4A8_DYNAMIC) not in _SGLANG_EXPERTS]
         if odd:
             report.error(
@@ -107,7 +107,9 @@ def _sglang_types(checked: Checked, report: Report) -> None:
             )
     for key, kind in (checkpoint.description or {}).items():
         dense = (
-            key.endswith(".weight") and ".mlp.experts." not in key and key.removesuffix(".weight") in checked.schemes
+            key.endswith(".weight")
+            and not checkpoint.config.spec.is_routed(key)
+            and key.removesuffix(".weight") in checked.schemes
         )
         if dense and kind not in LINEAR_TYPES:
             report.error(
@@ -123,7 +125,7 @@ def _sglang_notes(checked: Checked) -> list[EngineNote]:
     checkpoint, notes = checked.checkpoint, []
     config, description = checkpoint.config, checkpoint.description or {}
     main = checkpoint.config.spec.layer_prefix(config.num_hidden_layers)
-    experts = {kind for module, kind in checked.schemes.items() if ".mlp.experts." in module}
+    experts = {kind for module, kind in checked.schemes.items() if config.spec.is_routed(module)}
     if W4A8_DYNAMIC in experts:
         notes.append(
             EngineNote(

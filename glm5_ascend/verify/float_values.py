@@ -71,7 +71,7 @@ def check_vectors_and_floats(checked: Checked, doubts: Doubts) -> None:
             if part.role in ("norm", "layernorm") and name in checked.complete:
                 _check_norm(checked, part, name, doubts)
         elif prefix + part.name in checked.complete and name in doubts.empty_floats:
-            dead = part.name.startswith("mlp.experts.")  # experts that were never chosen exist
+            dead = checked.checkpoint.config.spec.is_routed(name)  # experts that were never chosen exist
             why = "every weight is zero: " + ("a dead expert?" if dead else "the module computes nothing")
             doubts.doubt("value.all_zero", name, why, "warning" if dead else "error")
     _check_embeddings(checked, doubts)
@@ -84,7 +84,7 @@ def _check_norm(checked: Checked, part: Vector, name: str, doubts: Doubts) -> No
         doubts.doubt("value.norm", name, "every gain is zero: what follows gets nothing")
     elif part.role == "norm" and negative > _NEGATIVE:
         doubts.doubt("value.norm", name, f"{negative:.0%} of the gains are negative")
-    elif name == "model.norm.weight" and checked.global_rotation is not None:
+    elif name == f"{checked.checkpoint.config.spec.final_norm}.weight" and checked.global_rotation is not None:
         off = float((gain - 1).abs().max())
         if off > _FOLDED:
             why = f"gains differ from 1 by up to {off:.3g}: in a rotated model they are folded into lm_head"
@@ -96,14 +96,15 @@ def _check_embeddings(checked: Checked, doubts: Doubts) -> None:
     checkpoint, config = checked.checkpoint, checked.checkpoint.config
     if not config.num_nextn_predict_layers:
         return
-    copy = f"{config.spec.layer_prefix(config.num_hidden_layers)}embed_tokens"
-    if not {copy, "model.embed_tokens", "lm_head"} <= checked.complete:
+    spec, prefix = config.spec, config.spec.layer_prefix(config.num_hidden_layers)
+    copy = next(prefix + name for name, original in spec.mtp_copies.items() if original == spec.embedding)
+    if not {copy, spec.embedding, spec.head} <= checked.complete:
         return
     rows = torch.linspace(0, config.vocab_size - 1, _ROWS).long().tolist()
-    table, head, mtp = (_rows(checkpoint, f"{m}.weight", rows) for m in ("model.embed_tokens", "lm_head", copy))
+    table, head, mtp = (_rows(checkpoint, f"{m}.weight", rows) for m in (spec.embedding, spec.head, copy))
     if _similarity(mtp, head) > _SIMILAR and _similarity(mtp, table) < _DIFFERENT:
         why = "differs from the MTP layer's copy of the embedding, lm_head equals it: the two are swapped"
-        doubts.doubt("value.swapped", "model.embed_tokens.weight", why)
+        doubts.doubt("value.swapped", f"{spec.embedding}.weight", why)
 
 
 def _rows(checkpoint: LoadedCheckpoint, name: str, rows: list[int]) -> torch.Tensor:

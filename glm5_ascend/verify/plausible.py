@@ -163,13 +163,10 @@ class Doubts:
 
     def copy_of(self, module: str, shape: tuple[int, ...], check: int) -> None:
         """Record a weight by its checksum; not of an MTP layer, which is made from others."""
-        if not any(module.startswith(self.checkpoint.config.spec.layer_prefix(layer)) for layer in self._mtp):
-            self._copies.add(module, shape, check)
-
-    @property
-    def _mtp(self) -> range:
         config = self.checkpoint.config
-        return range(config.num_hidden_layers, config.num_layers_with_mtp)
+        layer = config.spec.layer_of(module)
+        if layer is None or not config.is_mtp(layer):
+            self._copies.add(module, shape, check)
 
     def finish(self) -> None:
         """Report what needs all tensors: outliers among the same modules, emptied rows, copies."""
@@ -191,7 +188,8 @@ class Doubts:
                     "value.emptied", name, f"{rows} rows are all zero, but have the scale {scale:.4g} of weights"
                 )
         for first, second in self._copies.pairs(self.checkpoint):
-            same_layer = first.split(".")[:3] == second.split(".")[:3]
+            layer_of = self.checkpoint.config.spec.layer_of
+            same_layer = layer_of(first) is not None and layer_of(first) == layer_of(second)
             level = "error" if same_layer else "warning"  # models are grown by repeating layers, not experts
             self.doubt("value.copy", f"{second}.weight", f"byte for byte that of {first}", level)
 

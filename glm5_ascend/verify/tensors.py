@@ -113,7 +113,7 @@ class _StoredTensors:
 
 def _check_unexpected(checkpoint: LoadedCheckpoint, expected: set[str], report: Report) -> None:
     shared = tuple(
-        f"{checkpoint.config.spec.layer_prefix(layer)}self_attn.indexer."
+        f"{checkpoint.config.spec.layer_prefix(layer)}{checkpoint.config.spec.indexer}."
         for layer in range(checkpoint.config.num_layers_with_mtp)
         if not checkpoint.config.has_indexer(layer)
     )

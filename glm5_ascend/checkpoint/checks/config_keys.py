@@ -12,10 +12,10 @@ from typing import Any
 
 from glm5_ascend.checkpoint.checks.report import CheckpointFinding, Report
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
+from glm5_ascend.model.config import SPECS
 from glm5_ascend.model.config_file import indexer_schedule
 
 CONFIG = "config.json"
-ARCHITECTURE = "GlmMoeDsaForCausalLM"
 #: Without the key an engine takes another default than GLM-5's: (value, what it would compute).
 _DEFAULTS_DIFFER = {
     "scoring_func": ("sigmoid", "vLLM would score experts by softmax"),
@@ -48,10 +48,10 @@ def check_config(raw: Mapping[str, Any], report: Report) -> None:
             if key in part:
                 why = f"{where}{key} is present: the engine would never open {DESCRIPTION_NAME}"
                 _error(report, key, why, "remove it from a quantized checkpoint; an FP8 source needs it")
-    architectures = raw.get("architectures")
-    if not isinstance(architectures, list) or ARCHITECTURE not in architectures:
+    architectures, expected = raw.get("architectures"), SPECS[raw["model_type"]].architecture
+    if not isinstance(architectures, list) or expected not in architectures:
         why = f"architectures is {architectures!r:.80}: vLLM would serve embeddings or another model"
-        _error(report, "architectures", why, f'write "architectures": ["{ARCHITECTURE}"]')
+        _error(report, "architectures", why, f'write "architectures": ["{expected}"]')
     if raw.get("auto_map"):
         why = "auto_map names code of the checkpoint: with trust_remote_code an engine runs it, or stops without it"
         _error(report, "auto_map", why)

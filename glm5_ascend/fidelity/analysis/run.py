@@ -92,7 +92,7 @@ def analyze(analysis: Analysis) -> Analysis:
         folder = Path(name)
         selections = Selections(config, folder, lengths)
         stream = Stream(folder / "stream-0", lengths, config.hidden_size)
-        table = find(config.spec.global_weights, "model.embed_tokens")
+        table = find(config.spec.global_weights, config.spec.embedding)
         assert isinstance(table, Linear)
         for number, sequence in enumerate(analysis.calibration.sequences):
             stream.set_sequence(number, weights.lookup("", table, sequence))

@@ -98,7 +98,7 @@ class ResidualStreams:
 
     def _embedded(self) -> Stream:
         stream = Stream(_stream_path(self.folder, 0), self.lengths, self.config.hidden_size)
-        table = find(self.config.spec.global_weights, "model.embed_tokens")
+        table = find(self.config.spec.global_weights, self.config.spec.embedding)
 
         def embed(number: int) -> None:
             stream.set_sequence(number, self.weights.lookup("", table, self.sequences[number]))
@@ -113,8 +113,8 @@ class ResidualStreams:
         prefix, parts = spec.layer_prefix(layer), config.backbone(layer)
         gain, gains = weights.gains("", spec.global_weights), weights.gains(prefix, parts)
         mtp = FloatLayer(weights.load_all(prefix, [find(parts, name) for name in spec.mtp_input], gains))
-        final = weights.load("", find(spec.global_weights, "model.norm"), gain)
-        rot = weights.rotations.mtp_rotation(gain["model.norm"]) if weights.rotations is not None else None
+        final = weights.load("", find(spec.global_weights, spec.final_norm), gain)
+        rot = weights.rotations.mtp_rotation(gain[spec.final_norm]) if weights.rotations is not None else None
         stream = Stream(self.folder / "stream-mtp", tuple(n - 1 for n in self.lengths), config.hidden_size)
         table = find(parts, "embed_tokens")
 

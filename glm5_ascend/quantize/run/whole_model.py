@@ -66,8 +66,8 @@ def _write_globals(weights: FloatWeights, store: Store, workers: Workers) -> Non
         else:
             store.write("", part, weights.load("", part, gains))
     if weights.rotations is not None:
-        rot = weights.rotations.mtp_rotation(gains["model.norm"])
-        writer.write(ROT_NAME, rot.to(plan.source.dtype("model.norm.weight")))
+        rot = weights.rotations.mtp_rotation(gains[plan.config.spec.final_norm])
+        writer.write(ROT_NAME, rot.to(plan.source.dtype(f"{plan.config.spec.final_norm}.weight")))
         _write_global_rotation(writer.directory / ROTATION_FILE, weights.rotations)
     store.finish(GLOBALS, UnitRecord(checksum=store.checksum(GLOBALS)))
 
