@@ -81,15 +81,6 @@ class ModelConfig:
         """Return False for shared-indexer layers (GLM-5.2), which have no indexer tensors; MTP layers have one."""
         return self.is_mtp(layer) or self.indexer_types[layer] == "full"
 
-    def layer_kinds(self, layer: int) -> tuple[str, ...]:
-        """Kinds of `Block` whose weights a layer has."""
-        return (
-            "",
-            *(["indexer"] if self.has_indexer(layer) else []),
-            "moe" if self.is_moe(layer) else "dense",
-            *(["mtp"] if self.is_mtp(layer) else []),
-        )
-
     def indexer_readers(self, layer: int) -> int:
         """Number of layers that attend to the positions this layer's indexer selects: its own, and later sharers."""
         if not self.has_indexer(layer):
@@ -99,7 +90,7 @@ class ModelConfig:
 
     def backbone(self, layer: int) -> tuple[Weight, ...]:
         """All weights of one layer except its routed experts."""
-        kinds = self.layer_kinds(layer)
+        kinds = self.spec.layer_kinds(self, layer)
         return tuple(weight for block in self.spec.blocks if block.kind in kinds for weight in block.weights)
 
     def layer_weights(self, layer: int) -> Iterator[Weight]:

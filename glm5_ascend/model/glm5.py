@@ -95,6 +95,15 @@ def _sizes(c: ModelConfig) -> dict[str, int]:
     }
 
 
+def _layer_kinds(config: ModelConfig, layer: int) -> tuple[str, ...]:
+    kinds = ["attention", "moe" if config.is_moe(layer) else "dense"]
+    if config.has_indexer(layer):
+        kinds.append("indexer")
+    if config.is_mtp(layer):
+        kinds.append("mtp")
+    return tuple(kinds)
+
+
 GLM5 = ModelSpec(
     model_type="glm_moe_dsa",
     architecture="GlmMoeDsaForCausalLM",
@@ -104,8 +113,9 @@ GLM5 = ModelSpec(
         Vector("model.norm", "hidden", "norm"),
         Linear("lm_head", "vocab", "hidden", ("model.norm",), HIDDEN),
     ),
+    layer_kinds=_layer_kinds,
     blocks=(
-        Block("", _ATTENTION),
+        Block("attention", _ATTENTION),
         Block("indexer", _INDEXER),
         Block("moe", _MOE),
         Block("dense", _mlp("mlp.", "inter")),

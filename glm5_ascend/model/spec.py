@@ -67,7 +67,7 @@ Weight = Linear | Vector
 
 @dataclass(frozen=True)
 class Block:
-    """Weights that each layer of a kind has; `kind` is one of `ModelConfig.layer_kinds`, "" means every layer."""
+    """Weights that each layer of a kind has; `kind` is one of `ModelSpec.layer_kinds`."""
 
     kind: str
     weights: tuple[Weight, ...]
@@ -117,6 +117,7 @@ class ModelSpec:
     Attributes:
         architecture: class name in config.json's `architectures`.
         sizes: the numbers behind the size names that the tables use.
+        layer_kinds: the kinds of `Block` whose weights a layer has.
         blocks: weights of a layer by kind, without the routed experts.
         expert: linears of one routed expert, in the order of vLLM's w13 and w2; names relative to the expert.
         fixed_keys: keys of config.json that the architecture fixes and the layer maths relies on, with their values;
@@ -136,6 +137,7 @@ class ModelSpec:
     architecture: str
     sizes: Callable[[ModelConfig], dict[str, int]]
     global_weights: tuple[Weight, ...]
+    layer_kinds: Callable[[ModelConfig, int], tuple[str, ...]]
     blocks: tuple[Block, ...]
     expert: tuple[Linear, ...]
     subgraphs_of_layer: tuple[Subgraph, ...]
