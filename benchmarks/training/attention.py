@@ -1,8 +1,8 @@
-"""Multi-head latent attention with DSA, written once more with a gradient through the indexer's scores.
+"""Multi-head latent attention with DSA and a gradient through the indexer's scores.
 
 The formulas are those of transformers' `GlmMoeDsaAttention` and `GlmMoeDsaIndexer` and use their weights; a test
-compares both. Two things are ours: rows may hold several packed texts, and the indexer can learn (transformers
-computes its scores under `no_grad`).
+compares both. Differences: rows may hold several packed texts, and the indexer can learn (transformers computes
+its scores under `no_grad`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch.nn import functional as F
 from .indexer_loss import MASKED, QUERIES, Attention, Index, indexer_loss, seen_in
 
 Mode = Literal["dense", "warmup", "sparse"]
-LEARNING_SHARE = 4  # with sparse attention the indexer learns on one row in so many: its gradient is dear
+LEARNING_SHARE = 4  # with sparse attention the indexer learns on one row in this many: its gradient is expensive
 
 
 class Packed(NamedTuple):
-    """Where every token of a packed batch stands, and what it may see."""
+    """Positions and masks of a packed batch."""
 
     positions: Tensor  # [B, T] int64, from 0 in every text
     allowed: Tensor  # [B, T, T] bool: same text and not later
@@ -28,8 +28,8 @@ class Packed(NamedTuple):
     sin: Tensor  # [B, T, rope / 2]
 
     def rows(self, which: slice) -> Packed:
-        """The same for some rows of the batch."""
-        return Packed(*(each[which] for each in self))
+        """The layout of some rows of the batch."""
+        return Packed(*(tensor[which] for tensor in self))
 
 
 def packed(rotary: Any, segments: Tensor, positions: Tensor) -> Packed:
@@ -38,7 +38,7 @@ def packed(rotary: Any, segments: Tensor, positions: Tensor) -> Packed:
     Args:
         rotary: the model's `rotary_emb`.
         segments: [B, T] int, number of the text a token belongs to.
-        positions: [B, T] int64, place inside the text.
+        positions: [B, T] int64, position inside the text.
     """
     length = segments.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool).tril()
@@ -49,51 +49,51 @@ def packed(rotary: Any, segments: Tensor, positions: Tensor) -> Packed:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Interleaved rotary embedding, [B, T, heads, rope] -> same shape; pairs (0, 1), (2, 3), ... turn together."""
+    """Interleaved rotary embedding, [B, T, heads, rope] -> same shape; pairs (0, 1), (2, 3), ... are rotated."""
     even, odd = x[..., 0::2], x[..., 1::2]
     cos, sin = cos[:, :, None, :], sin[:, :, None, :]
     return torch.cat((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
 
 
-def index_parts(indexer: Any, hidden: Tensor, q_resid: Tensor, place: Packed) -> Index:
-    """What the indexer's scores are made of: [B, T, hidden], [B, T, q_lora] -> queries, keys and head weights."""
+def index_parts(indexer: Any, hidden: Tensor, q_resid: Tensor, layout: Packed) -> Index:
+    """Operands of the indexer's scores: [B, T, hidden], [B, T, q_lora] -> queries, keys and head weights."""
     batch, length, _ = hidden.shape
     rope = indexer.qk_rope_head_dim
     k = indexer.k_norm(indexer.wk(hidden)).unsqueeze(2)
-    k = torch.cat((rotate(k[..., :rope], place.cos, place.sin), k[..., rope:]), dim=-1).squeeze(2)
+    k = torch.cat((rotate(k[..., :rope], layout.cos, layout.sin), k[..., rope:]), dim=-1).squeeze(2)
     q = indexer.wq_b(q_resid).view(batch, length, indexer.n_heads, indexer.head_dim)
-    q = torch.cat((rotate(q[..., :rope], place.cos, place.sin), q[..., rope:]), dim=-1)
+    q = torch.cat((rotate(q[..., :rope], layout.cos, layout.sin), q[..., rope:]), dim=-1)
     return Index(q, k, indexer.weights_proj(hidden) * (indexer.n_heads**-0.5 * indexer.softmax_scale))
 
 
 @torch.no_grad()
-def select(indexer: Any, hidden: Tensor, q_resid: Tensor, place: Packed) -> Tensor:
+def select(indexer: Any, hidden: Tensor, q_resid: Tensor, layout: Packed) -> Tensor:
     """[B, T, T] bool: the `index_topk` best allowed tokens of every query (all of them where there are fewer).
 
     Queries that see no more than `index_topk` tokens need no scores: in rows of short chats most of them.
     """
-    chosen = place.allowed.clone()
-    parts = index_parts(indexer, hidden, q_resid, place)
-    for row, positions in enumerate(place.positions):
+    selected = layout.allowed.clone()
+    parts = index_parts(indexer, hidden, q_resid, layout)
+    for row, positions in enumerate(layout.positions):
         for late in (positions >= indexer.index_topk).nonzero().squeeze(1).split(QUERIES):
             queries, keys, weights = parts.q[row, late], parts.k[row], parts.w[row, late]
             dots = F.relu(queries @ keys.T, inplace=True)  # [queries, index heads, T]
             scores = (weights.unsqueeze(1) @ dots).squeeze(1).float()
-            allowed = place.allowed[row, late]
+            allowed = layout.allowed[row, late]
             best = scores.masked_fill(~allowed, MASKED).topk(min(indexer.index_topk, allowed.shape[-1]), dim=-1).indices
-            chosen[row, late] = torch.zeros_like(allowed).scatter(-1, best, True) & allowed
-    return chosen
+            selected[row, late] = torch.zeros_like(allowed).scatter(-1, best, True) & allowed
+    return selected
 
 
-def attend(layer: Any, hidden: Tensor, place: Packed, mode: Mode, learn: bool) -> tuple[Tensor, Tensor | None]:
+def attend(layer: Any, hidden: Tensor, layout: Packed, mode: Mode, learn: bool) -> tuple[Tensor, Tensor | None]:
     """Attention of one layer.
 
     Args:
         layer: a `GlmMoeDsaAttention`.
         hidden: [B, T, hidden], already normalised.
-        place: masks and rotations.
-        mode: "dense" ignores the indexer; "warmup" attends densely and trains the indexer on what it sees;
-            "sparse" attends to the indexer's choice.
+        layout: masks and rotations.
+        mode: "dense" ignores the indexer; "warmup" attends densely and trains the indexer on all visible keys;
+            "sparse" attends to the indexer's selection.
         learn: whether to return the indexer's divergence (its inputs are detached, as in the DSA recipe).
 
     Returns:
@@ -105,21 +105,21 @@ def attend(layer: Any, hidden: Tensor, place: Packed, mode: Mode, learn: bool) -
     q = layer.q_b_proj(q_resid).view(batch, length, heads, layer.qk_head_dim)
     latent, k_rope = layer.kv_a_proj_with_mqa(hidden).split([layer.kv_lora_rank, layer.qk_rope_head_dim], -1)
     kv = layer.kv_b_proj(layer.kv_a_layernorm(latent)).view(batch, length, heads, nope + layer.v_head_dim)
-    k_rope = rotate(k_rope.unsqueeze(2), place.cos, place.sin).expand(-1, -1, heads, -1)
-    q = torch.cat((q[..., :nope], rotate(q[..., nope:], place.cos, place.sin)), dim=-1)
+    k_rope = rotate(k_rope.unsqueeze(2), layout.cos, layout.sin).expand(-1, -1, heads, -1)
+    q = torch.cat((q[..., :nope], rotate(q[..., nope:], layout.cos, layout.sin)), dim=-1)
     k = torch.cat((kv[..., :nope], k_rope.to(kv.dtype)), dim=-1)
 
-    allowed = place.allowed
+    allowed = layout.allowed
     seen, resid = hidden.detach(), q_resid.detach()
     if mode == "sparse":
-        allowed = select(layer.indexer, seen, resid, place)
+        allowed = select(layer.indexer, seen, resid, layout)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), kv[..., nope:].transpose(1, 2)
     padded = F.pad(v, (0, layer.qk_head_dim - layer.v_head_dim))  # equal widths take the fused kernel
     mixed = F.scaled_dot_product_attention(q, k, padded, allowed[:, None], scale=layer.scaling)[..., : layer.v_head_dim]
     output = layer.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
     if not learn or mode == "dense":
         return output, None
-    pupils = batch if mode == "warmup" else max(1, batch // LEARNING_SHARE)
-    parts = index_parts(layer.indexer, seen[:pupils], resid[:pupils], place.rows(slice(pupils)))
-    taught = Attention(q[:pupils].transpose(1, 2), k[:pupils].transpose(1, 2), layer.scaling)
-    return output, indexer_loss(taught, parts, seen_in(allowed[:pupils]))
+    learners = batch if mode == "warmup" else max(1, batch // LEARNING_SHARE)
+    parts = index_parts(layer.indexer, seen[:learners], resid[:learners], layout.rows(slice(learners)))
+    target = Attention(q[:learners].transpose(1, 2), k[:learners].transpose(1, 2), layer.scaling)
+    return output, indexer_loss(target, parts, seen_in(allowed[:learners]))

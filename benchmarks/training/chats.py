@@ -59,7 +59,7 @@ def render(tokenizer: Any, messages: list[Message], tools: list[dict[str, Any]] 
 
 
 def drill_chat(rng: random.Random) -> tuple[list[Message], None, str]:
-    """A long list of new words to say again: the densest lesson in copying, for the beginning of training."""
+    """A long list of new words to repeat, for the beginning of training."""
     text = " ".join(
         str(rng.randint(0, 9999)) if rng.random() < 0.3 else pick_name(rng, False, REAL_CITIES)
         for _ in range(rng.randint(4, 16))
@@ -71,16 +71,16 @@ def drill_chat(rng: random.Random) -> tuple[list[Message], None, str]:
 def token_weights(ids: list[int], roles: dict[int, str]) -> list[float]:
     """Loss weight of every token as a target: 1 for what the model says (with its stop mark), 0.1 otherwise.
 
-    The mark right after <|assistant|> (thinking or not) counts 0: the request decides it.
+    The mark right after <|assistant|> (thinking or not) counts 0: the request sets it.
 
     Args:
         ids: tokens of a chat.
         roles: token id -> role mark ("<|user|>" ...).
     """
-    weights, speaking, given = [], False, False
+    weights, speaking, after_role = [], False, False
     for token in ids:
-        weights.append(0.0 if given else 1.0 if speaking else PROMPT_WEIGHT)
-        given = False
+        weights.append(0.0 if after_role else 1.0 if speaking else PROMPT_WEIGHT)
+        after_role = False
         if token in roles:
-            speaking = given = roles[token] == "<|assistant|>"
+            speaking = after_role = roles[token] == "<|assistant|>"
     return weights

@@ -1,4 +1,4 @@
-"""The architecture: GLM-5's, scaled down until the file fits a repository."""
+"""GLM-5's architecture, scaled down until the file fits a repository."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def demo_config(tokenizer: Any, **changes: Any) -> Any:
 
 
 def mtp_config(config: Any) -> Any:
-    """The same config with one more layer, so that transformers' decoder layer class can build layer L itself."""
+    """Add one layer to a config, so that transformers' decoder layer class can build layer L."""
     from transformers import GlmMoeDsaConfig
 
     values = config.to_dict()

@@ -51,22 +51,22 @@ def evaluate_answers(generate: Generate, tokenizer: Any, n: int = 200, seed: int
 def greedy_tokens(model: Any, prompts: list[list[int]], limit: int = 96, batch: int = 64) -> list[list[int]]:
     """Greedy continuations by transformers' `generate`, up to and including the stop token."""
     pad, stops = model.config.pad_token_id, set(model.config.eos_token_id)
-    found: dict[int, list[int]] = {}
+    continuations: dict[int, list[int]] = {}
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     for start in range(0, len(order), batch):
-        chosen = order[start : start + batch]
-        width = max(len(prompts[index]) for index in chosen)
-        ids = torch.full((len(chosen), width), pad)
+        indices = order[start : start + batch]
+        width = max(len(prompts[index]) for index in indices)
+        ids = torch.full((len(indices), width), pad)
         mask = torch.zeros_like(ids)
-        for row, index in enumerate(chosen):
+        for row, index in enumerate(indices):
             ids[row, width - len(prompts[index]) :] = torch.tensor(prompts[index])
             mask[row, width - len(prompts[index]) :] = 1
         new = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=limit)[:, width:]
-        for row, index in enumerate(chosen):
+        for row, index in enumerate(indices):
             tokens = new[row].tolist()
-            ends = [place for place, token in enumerate(tokens) if token in stops]
-            found[index] = tokens[: ends[0] + 1] if ends else tokens
-    return [found[index] for index in range(len(prompts))]
+            ends = [position for position, token in enumerate(tokens) if token in stops]
+            continuations[index] = tokens[: ends[0] + 1] if ends else tokens
+    return [continuations[index] for index in range(len(prompts))]
 
 
 def transformers_generate(model: Any, tokenizer: Any) -> Generate:
@@ -96,8 +96,8 @@ def validation_loss(model: Any, tokenizer: Any) -> float:
     """Mean negative log-likelihood in nats per token over windows of 384, each begun by [gMASK]<sop>."""
     tokens = validation_tokens(tokenizer)
     start = tokenizer.convert_tokens_to_ids(["[gMASK]", "<sop>"])
-    room = WINDOW - len(start)
-    windows = [start + tokens[at : at + room] for at in range(0, len(tokens) - room + 1, room)]
+    length = WINDOW - len(start)
+    windows = [start + tokens[at : at + length] for at in range(0, len(tokens) - length + 1, length)]
     total, count = 0.0, 0
     for at in range(0, len(windows), 16):
         ids = torch.tensor(windows[at : at + 16])
@@ -124,10 +124,10 @@ def mtp_acceptance(model: Any, mtp: MtpLayer, prompts: list[list[int]], answers:
     loads: dict[str, Tensor] = {}
     for prompt, answer in zip(prompts, answers, strict=True):
         tokens = torch.tensor([prompt + answer])
-        place = packed(model.model.rotary_emb, torch.zeros_like(tokens), torch.arange(tokens.shape[1])[None])
-        hidden, _ = trunk_forward(model, tokens, place, "sparse", learn=False)
+        layout = packed(model.model.rotary_emb, torch.zeros_like(tokens), torch.arange(tokens.shape[1])[None])
+        hidden, _ = trunk_forward(model, tokens, layout, "sparse", learn=False)
         following = model.model.embed_tokens(tokens.roll(-1, 1))
-        states, _ = mtp(hidden, following, place, "sparse", learn=False)
+        states, _ = mtp(hidden, following, layout, "sparse", learn=False)
         drafted = model.lm_head(states)[0, :-2].argmax(-1)
         right = (drafted == tokens[0, 2:])[len(prompt) - 1 :]  # the first sampled token has no draft
         drafts, accepted = drafts + right.numel(), accepted + int(right.sum())
@@ -146,7 +146,9 @@ def measure(folder: Path, n: int = 350, seed: int = 0) -> dict[str, Any]:
     mtp = load_mtp(folder, model)
     answers = evaluate_answers(transformers_generate(model, tokenizer), tokenizer, n, seed)
     some = held_out_questions(seed, 140)
-    prompts = [tokenizer(render_question(tokenizer, each), add_special_tokens=False)["input_ids"] for each in some]
+    prompts = [
+        tokenizer(render_question(tokenizer, question), add_special_tokens=False)["input_ids"] for question in some
+    ]
     ahead = mtp_acceptance(model, mtp, prompts, greedy_tokens(model, prompts))
     answers["wrong"] = answers["wrong"][:8]
     return {"answers": answers, "validation_nll": validation_loss(model, tokenizer), "mtp": ahead}

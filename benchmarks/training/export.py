@@ -26,15 +26,15 @@ GENERAL_KEYS = (
 def _split_experts(name: str, weight: Tensor) -> dict[str, Tensor]:
     """[E, 2 * width, hidden] or [E, hidden, width] -> one entry per expert and matrix."""
     stem = name.rsplit(".", 1)[0]
-    found: dict[str, Tensor] = {}
+    matrices: dict[str, Tensor] = {}
     for expert, matrix in enumerate(weight):
         if name.endswith("gate_up_proj"):
             gate, up = matrix.chunk(2)
-            found[f"{stem}.{expert}.gate_proj.weight"] = gate
-            found[f"{stem}.{expert}.up_proj.weight"] = up
+            matrices[f"{stem}.{expert}.gate_proj.weight"] = gate
+            matrices[f"{stem}.{expert}.up_proj.weight"] = up
         else:
-            found[f"{stem}.{expert}.down_proj.weight"] = matrix
-    return found
+            matrices[f"{stem}.{expert}.down_proj.weight"] = matrix
+    return matrices
 
 
 def hub_tensors(model: Any, mtp: MtpLayer) -> dict[str, Tensor]:

@@ -82,14 +82,14 @@ def parse_completion(question: Question, completion: str) -> str | dict[str, Any
         if "</think>" not in completion:
             return None
         completion = completion.split("</think>", 1)[1]
-    found = CALL.search(completion)
-    if found:
-        return {"name": found[1].strip(), "arguments": dict(ARGUMENT.findall(found[2] or ""))}
+    match = CALL.search(completion)
+    if match:
+        return {"name": match[1].strip(), "arguments": dict(ARGUMENT.findall(match[2] or ""))}
     return completion
 
 
 def check_answer(question: Question, completion: str) -> bool:
-    """Whether a raw completion (the text after the generation prompt) answers the question exactly."""
+    """Check a raw completion (the text after the generation prompt): it must answer the question exactly."""
     answer = parse_completion(question, completion)
     return answer is not None and question.check(answer)
 
@@ -108,9 +108,10 @@ def score(questions: Sequence[Question], completions: Sequence[str]) -> dict[str
                 "expected": question.expected,
                 "completion": completion,
             })  # fmt: skip
-    total_right = sum(sum(each) for each in counts.values())
+    total_right = sum(map(sum, counts.values()))
     categories = {
-        name: {"n": len(each), "right": sum(each), "share": sum(each) / len(each)} for name, each in counts.items()
+        name: {"n": len(answers), "right": sum(answers), "share": sum(answers) / len(answers)}
+        for name, answers in counts.items()
     }
     total = len(questions)
     summary = {"n": total, "right": total_right, "share": total_right / total}

@@ -5,7 +5,7 @@
     loss    = mean over t of  sum_s p[t, s] (log p[t, s] - log softmax_s(I)[t, s])
 
 Both softmaxes run over the keys a query sees: all earlier tokens while the indexer warms up under dense attention, the
-chosen ones once attention is sparse. Source: DeepSeek-V3.2 report (arXiv 2512.02556), section 2.1.
+selected ones once attention is sparse. Source: DeepSeek-V3.2 report (arXiv 2512.02556), section 2.1.
 
 The plain version holds [heads, T, T] probabilities and [index heads, T, T] dots, and autograd keeps them. This one
 sweeps twice over tiles of queries and keys: once for the logarithms of both softmaxes' sums, once for the loss and for
@@ -44,7 +44,7 @@ class Index(NamedTuple):
     w: Tensor
 
 
-#: (queries, keys) -> bool [B, queries, keys]: what each query sees. Asked for one tile at a time.
+#: (queries, keys) -> bool [B, queries, keys]: what tensor query sees. Asked for one tile at a time.
 Visible = Callable[[slice, slice], Tensor]
 
 
@@ -55,24 +55,24 @@ def seen_in(allowed: Tensor) -> Visible:
 
 def seen_in_texts(segments: Tensor) -> Visible:
     """`Visible` of dense attention: the same text and not later. segments: [B, T] int."""
-    place = torch.arange(segments.shape[1], device=segments.device)
+    position = torch.arange(segments.shape[1], device=segments.device)
 
     def visible(queries: slice, keys: slice) -> Tensor:
         same = segments[:, queries, None] == segments[:, None, keys]
-        return same & (place[keys] <= place[queries, None])
+        return same & (position[keys] <= position[queries, None])
 
     return visible
 
 
-def seen_if_chosen(chosen: Tensor) -> Visible:
-    """`Visible` of sparse attention: chosen int [B, T, topk], positions of the keys; -1 for none."""
+def seen_if_chosen(selected: Tensor) -> Visible:
+    """`Visible` of sparse attention: selected int [B, T, topk], positions of the keys; -1 for none."""
 
     def visible(queries: slice, keys: slice) -> Tensor:
-        rows, width = chosen[:, queries], keys.stop - keys.start
+        rows, width = selected[:, queries], keys.stop - keys.start
         inside = (rows >= keys.start) & (rows < keys.stop)
-        places = torch.where(inside, rows - keys.start, width).long()
+        columns = torch.where(inside, rows - keys.start, width).long()
         mask = torch.zeros(*rows.shape[:2], width + 1, dtype=torch.bool, device=rows.device)
-        return mask.scatter_(-1, places, True)[..., :-1]
+        return mask.scatter_(-1, columns, True)[..., :-1]
 
     return visible
 
@@ -82,21 +82,21 @@ def indexer_loss(attention: Attention, index: Index, visible: Visible) -> Tensor
 
     Memory: tiles of [B, heads, QUERIES, KEYS] for any number of tokens.
     """
-    loss: Tensor = _Loss.apply(*(each.detach() for each in attention[:2]), attention.scale, visible, *index)  # type: ignore[no-untyped-call]
+    loss: Tensor = _Loss.apply(*(tensor.detach() for tensor in attention[:2]), attention.scale, visible, *index)  # type: ignore[no-untyped-call]
     return loss
 
 
 def plain_indexer_loss(attention: Attention, index: Index, visible: Visible) -> Tensor:
-    """The same by autograd over whole [T, T] matrices: what `indexer_loss` is compared with."""
+    """The loss by autograd over whole [T, T] matrices, the reference of `indexer_loss`."""
     allowed = visible(slice(0, index.k.shape[1]), slice(0, index.k.shape[1]))
     with torch.no_grad():
         logits = _wide(torch.einsum("bqhd,bkhd->bhqk", attention.q, attention.k)) * attention.scale
-        wanted = logits.masked_fill(~allowed[:, None], MASKED).softmax(-1).mean(1).masked_fill(~allowed, 0.0)
+        target = logits.masked_fill(~allowed[:, None], MASKED).softmax(-1).mean(1).masked_fill(~allowed, 0.0)
     dots = torch.einsum("bqhd,bkd->bqhk", index.q, index.k).relu()
     scores = _wide(torch.einsum("bqh,bqhk->bqk", index.w, dots))
-    log_found = scores.masked_fill(~allowed, MASKED).log_softmax(-1)
-    apart = torch.special.xlogy(wanted, wanted) - (wanted * log_found).masked_fill(~allowed, 0.0)
-    mean: Tensor = apart.sum(-1).mean()
+    log_predicted = scores.masked_fill(~allowed, MASKED).log_softmax(-1)
+    divergence = torch.special.xlogy(target, target) - (target * log_predicted).masked_fill(~allowed, 0.0)
+    mean: Tensor = divergence.sum(-1).mean()
     return mean
 
 
@@ -104,16 +104,16 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, scale: float, visible: Visible, *index: Tensor) -> Tensor:
         attention, learner = Attention(q, k, scale), Index(*index)
-        grads = Index(*(torch.zeros_like(each, dtype=_wide(each).dtype) for each in index))
+        grads = Index(*(torch.zeros_like(tensor, dtype=_wide(tensor).dtype) for tensor in index))
         loss = _wide(index[0]).new_zeros(())
         for queries in _pieces(q.shape[1], QUERIES):
             loss += _query_tiles(attention, learner, visible, queries, grads if any(ctx.needs_input_grad) else None)
-        ctx.save_for_backward(*(grad.to(each.dtype) for grad, each in zip(grads, index, strict=True)))
+        ctx.save_for_backward(*(grad.to(tensor.dtype) for grad, tensor in zip(grads, index, strict=True)))
         return loss
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, None, None, None, *(grads[0].to(each.dtype) * each for each in ctx.saved_tensors))
+        return (None, None, None, None, *(grads[0].to(tensor.dtype) * tensor for tensor in ctx.saved_tensors))
 
 
 def _query_tiles(attention: Attention, index: Index, visible: Visible, queries: slice, grads: Index | None) -> Tensor:
@@ -128,12 +128,12 @@ def _query_tiles(attention: Attention, index: Index, visible: Visible, queries: 
         heads.add(_logits(attention, queries, keys, mask))
         learners.add(_scores(index, queries, keys, mask)[0])
     for keys, mask in tiles:
-        wanted = (_logits(attention, queries, keys, mask) - heads.log()).exp_().mean(1).masked_fill_(~mask, 0.0)
+        target = (_logits(attention, queries, keys, mask) - heads.log()).exp_().mean(1).masked_fill_(~mask, 0.0)
         scores, dots = _scores(index, queries, keys, mask)
-        log_found = (scores - learners.log()).masked_fill_(~mask, 0.0)
-        loss += (torch.special.xlogy(wanted, wanted) - wanted * log_found).sum() * share
+        log_predicted = (scores - learners.log()).masked_fill_(~mask, 0.0)
+        loss += (torch.special.xlogy(target, target) - target * log_predicted).sum() * share
         if grads is not None:
-            push = (log_found.exp_().masked_fill_(~mask, 0.0) - wanted).mul_(share).to(dots.dtype)  # dLoss/dI
+            push = (log_predicted.exp_().masked_fill_(~mask, 0.0) - target).mul_(share).to(dots.dtype)  # dLoss/dI
             grads.w[:, queries] += torch.einsum("bqk,bqhk->bqh", push, dots)
             to_dots = dots.sign_().mul_(push.unsqueeze(2)).mul_(index.w[:, queries, :, None])
             grads.q[:, queries] += torch.einsum("bqhk,bkd->bqhd", to_dots, index.k[:, keys])

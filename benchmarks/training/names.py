@@ -33,12 +33,12 @@ HELD_OUT_SHARE = 8
 
 
 def name_is_held_out(name: str) -> bool:
-    """Whether a name is reserved for evaluation (one in eight)."""
+    """Reserve one name in eight for evaluation."""
     return stable_hash("name:" + name) % HELD_OUT_SHARE == 0
 
 
 def sum_is_held_out(left: int, sign: str, right: int) -> bool:
-    """Whether a problem is reserved for evaluation (one in eight); a + b and b + a share their fate."""
+    """Reserve one problem in eight for evaluation; a + b and b + a are on the same side."""
     if sign == "+" and left > right:
         left, right = right, left
     return stable_hash(f"sum:{left}{sign}{right}") % HELD_OUT_SHARE == 0
@@ -58,7 +58,7 @@ def made_up_name(rng: random.Random) -> str:
 
 
 def pick_name(rng: random.Random, held_out: bool, real: list[str]) -> str:
-    """One name from the wanted side of the split: a real one in 3 of 10 draws, otherwise made up."""
+    """One name from one side of the split: a real one in 3 of 10 draws, otherwise made up."""
     while True:
         name = rng.choice(real) if rng.random() < 0.3 else made_up_name(rng)
         if name_is_held_out(name) == held_out:
@@ -66,7 +66,7 @@ def pick_name(rng: random.Random, held_out: bool, real: list[str]) -> str:
 
 
 def pick_sum(rng: random.Random, held_out: bool) -> tuple[int, str, int]:
-    """A sum or a difference >= 0 of two-digit numbers from the wanted side of the split."""
+    """A sum or a difference >= 0 of two-digit numbers from one side of the split."""
     while True:
         left, right, sign = rng.randint(10, 99), rng.randint(10, 99), rng.choice("+-")
         if sign == "-" and left < right:

@@ -117,7 +117,7 @@ def tool_use(rng: random.Random, held_out: bool) -> Turn:
     others = [other for other in TOOLS if other is not tool]
     offered = [tool, *rng.sample(others, rng.choice((0, 0, 1, 1, 2)))]
     rng.shuffle(offered)
-    return _call(rng, held_out, tool, [specification(each, rng) for each in offered])
+    return _call(rng, held_out, tool, [specification(other, rng) for other in offered])
 
 
 def another_call(rng: random.Random, before: Turn) -> Turn:

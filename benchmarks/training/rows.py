@@ -38,19 +38,19 @@ class RowSource:
         }
         self.start = tokenizer.convert_tokens_to_ids(["[gMASK]", "<sop>"])
         self.pad = tokenizer.pad_token_id
-        self.made = 0
+        self.batches = 0
         self.waiting: list[tuple[list[int], list[float]]] = []
 
     def _text(self) -> tuple[list[int], list[float]]:
         """A window of a document, in front of it [gMASK]<sop> as in a chat."""
         ids = self.rng.choices(self.texts, [len(text) for text in self.texts])[0]
-        room = self.length - 2
-        first = self.rng.randrange(max(1, len(ids) - room // 2))
-        piece = self.start + ids[first : first + room]
+        length = self.length - 2
+        first = self.rng.randrange(max(1, len(ids) - length // 2))
+        piece = self.start + ids[first : first + length]
         return piece, [TEXT_WEIGHT] * len(piece)
 
     def _chat(self) -> tuple[list[int], list[float]]:
-        drills = 0.6 * max(0.0, 1.0 - self.made / DRILL_BATCHES)
+        drills = 0.6 * max(0.0, 1.0 - self.batches / DRILL_BATCHES)
         while True:
             chat = drill_chat(self.rng) if self.rng.random() < drills else training_chat(self.rng)
             ids = render(self.tokenizer, *chat)
@@ -63,17 +63,17 @@ class RowSource:
             return [self._text()]
         while len(self.waiting) < 24:
             self.waiting.append(self._chat())
-        row, room = [], self.length
-        for piece in sorted(self.waiting[:-4], key=lambda each: -len(each[0])) + self.waiting[-4:]:
-            if len(piece[0]) <= room:
+        row, free = [], self.length
+        for piece in sorted(self.waiting[:-4], key=lambda piece: -len(piece[0])) + self.waiting[-4:]:
+            if len(piece[0]) <= free:
                 row.append(piece)
-                room -= len(piece[0])
+                free -= len(piece[0])
         self.waiting = [piece for piece in self.waiting if all(piece is not used for used in row)]
         return row
 
     def batch(self) -> Batch:
         """The next batch."""
-        self.made += 1
+        self.batches += 1
         shape = (self.rows, self.length)
         tokens = torch.full(shape, self.pad)
         segments = torch.full(shape, -1)

@@ -40,8 +40,8 @@ class Run:
 
 def answer_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> float:
     """Mean cross-entropy of the tokens the model must say in chats, for the log."""
-    said = weights == 1.0
-    return F.cross_entropy(logits[said].float(), targets[said]).item() if said.any() else 0.0
+    spoken = weights == 1.0
+    return F.cross_entropy(logits[spoken].float(), targets[spoken]).item() if spoken.any() else 0.0
 
 
 def next_token_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
@@ -59,14 +59,14 @@ def main_loss(run: Run, batch: Batch, hidden: Tensor) -> Tensor:
     return next_token_loss(logits, targets, weights)
 
 
-def mtp_loss(run: Run, batch: Batch, hidden: Tensor, place: Packed, mode: Mode) -> tuple[Tensor, Tensor | None]:
+def mtp_loss(run: Run, batch: Batch, hidden: Tensor, layout: Packed, mode: Mode) -> tuple[Tensor, Tensor | None]:
     """Loss of the MTP layer on token i + 2, and the divergence of its indexer."""
     following = run.model.model.embed_tokens(batch.tokens.roll(-1, 1))
-    states, apart = run.mtp(hidden, following, place, mode, learn=True)
+    states, divergence = run.mtp(hidden, following, layout, mode, learn=True)
     logits = run.model.lm_head(states[:, :-2].flatten(0, 1))
     same = batch.segments[:, :-2] == batch.segments[:, 2:]
     weights = torch.where(same, batch.weights[:, 2:], 0.0)
-    return next_token_loss(logits, batch.tokens[:, 2:].flatten(), weights.flatten()), apart
+    return next_token_loss(logits, batch.tokens[:, 2:].flatten(), weights.flatten()), divergence
 
 
 def balance(run: Run) -> float:
@@ -81,25 +81,25 @@ def balance(run: Run) -> float:
     return worst
 
 
-def dense_step(run: Run, batch: Batch, place: Packed) -> dict[str, Tensor]:
+def dense_step(run: Run, batch: Batch, layout: Packed) -> dict[str, Tensor]:
     """Stage A: the model alone, every token visible."""
-    hidden, _ = trunk_forward(run.model, batch.tokens, place, "dense", learn=False)
+    hidden, _ = trunk_forward(run.model, batch.tokens, layout, "dense", learn=False)
     return {"lm": main_loss(run, batch, hidden)}
 
 
-def warmup_step(run: Run, batch: Batch, place: Packed) -> dict[str, Tensor]:
+def warmup_step(run: Run, batch: Batch, layout: Packed) -> dict[str, Tensor]:
     """Stage B: indexers learn the attention of the frozen model; the MTP layer learns to predict."""
-    hidden, apart = trunk_forward(run.model, batch.tokens, place, "warmup", learn=True)
-    ahead, last = mtp_loss(run, batch, hidden.detach(), place, "warmup")
-    return {"index": torch.stack([*apart, last] if last is not None else apart).mean(), "mtp": ahead}
+    hidden, divergence = trunk_forward(run.model, batch.tokens, layout, "warmup", learn=True)
+    ahead, last = mtp_loss(run, batch, hidden.detach(), layout, "warmup")
+    return {"index": torch.stack([*divergence, last] if last is not None else divergence).mean(), "mtp": ahead}
 
 
-def sparse_step(run: Run, batch: Batch, place: Packed) -> dict[str, Tensor]:
-    """Stage C: everything learns with the indexer's choice in force."""
-    hidden, apart = trunk_forward(run.model, batch.tokens, place, "sparse", learn=True)
-    ahead, last = mtp_loss(run, batch, hidden.detach(), place, "sparse")
-    apart = [*apart, last] if last is not None else apart
-    return {"lm": main_loss(run, batch, hidden), "index": torch.stack(apart).mean(), "mtp": 0.5 * ahead}
+def sparse_step(run: Run, batch: Batch, layout: Packed) -> dict[str, Tensor]:
+    """Stage C: everything learns with sparse attention."""
+    hidden, divergence = trunk_forward(run.model, batch.tokens, layout, "sparse", learn=True)
+    ahead, last = mtp_loss(run, batch, hidden.detach(), layout, "sparse")
+    divergence = [*divergence, last] if last is not None else divergence
+    return {"lm": main_loss(run, batch, hidden), "index": torch.stack(divergence).mean(), "mtp": 0.5 * ahead}
 
 
 TrainStep = Callable[[Run, Batch, Packed], dict[str, Tensor]]
@@ -127,13 +127,13 @@ def train_stage(
     """
     started = time.monotonic()
     rotary = run.model.model.rotary_emb
-    weights = [weight for each in optimizers for group in each.param_groups for weight in group["params"]]
+    weights = [weight for optimizer in optimizers for group in optimizer.param_groups for weight in group["params"]]
     for count in range(1, steps + 1):
         optim.set_rate(optimizers, rate_at((count - 1) / steps, *rates))
         batch = run.source.batch()
-        place = packed(rotary, batch.segments, batch.positions)
+        layout = packed(rotary, batch.segments, batch.positions)
         with torch.autocast("cpu", torch.bfloat16, enabled=run.bf16):
-            losses = step(run, batch, place)
+            losses = step(run, batch, layout)
         torch.stack(list(losses.values())).sum().backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         for optimizer in optimizers:

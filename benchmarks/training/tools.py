@@ -22,7 +22,7 @@ class Tool:
     questions: tuple[str, ...]
 
     def pick_argument(self, rng: random.Random, held_out: bool) -> str:
-        """A city or a person from the wanted side of the split."""
+        """A city or a person from one side of the split."""
         return pick_name(rng, held_out, REAL_CITIES if self.argument == "city" else REAL_PEOPLE)
 
     def result(self, rng: random.Random, argument: str) -> tuple[str, str]:

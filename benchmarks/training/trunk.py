@@ -44,19 +44,19 @@ class MtpLayer(nn.Module):
         self.block = GlmMoeDsaDecoderLayer(mtp_config(config), config.num_hidden_layers)
         self.norm = GlmMoeDsaRMSNorm(size, eps)
 
-    def forward(self, hidden: Tensor, following: Tensor, place: Packed, mode: Mode, learn: bool) -> Any:
+    def forward(self, hidden: Tensor, following: Tensor, layout: Packed, mode: Mode, learn: bool) -> Any:
         """(normalised hidden states for the head [B, T, hidden], divergence or None).
 
         Args:
             hidden: [B, T, hidden], the model's states after its last norm.
             following: [B, T, hidden], embedding of the token after each; counted as 0 at position 0, as vLLM does.
-            place: masks and rotations of the tokens `hidden` belongs to.
+            layout: masks and rotations of the tokens `hidden` belongs to.
             mode: attention mode.
             learn: whether to return the indexer's divergence.
         """
-        following = following.masked_fill(place.positions[..., None] == 0, 0.0)
+        following = following.masked_fill(layout.positions[..., None] == 0, 0.0)
         joined = self.eh_proj(torch.cat((self.enorm(following), self.hnorm(hidden)), dim=-1))
-        states, apart = block_forward(self.block, joined, place, mode, learn)
+        states, apart = block_forward(self.block, joined, layout, mode, learn)
         return self.norm(states), apart
 
 
@@ -67,17 +67,19 @@ def experts_forward(moe: Any, hidden: Tensor) -> Tensor:
     arbitrary size made that the larger part of the time.
     """
     flat = hidden.reshape(-1, hidden.shape[-1])
-    _, weights, chosen = moe.gate(flat)
-    picks = chosen.shape[1]
-    expert_of = chosen.flatten()
+    _, weights, selected = moe.gate(flat)
+    picks = selected.shape[1]
+    expert_of = selected.flatten()
     order = expert_of.argsort(stable=True)
     moe.load = torch.bincount(expert_of, minlength=moe.experts.num_experts)
-    room = (moe.load + GROUP - 1) // GROUP * GROUP
-    shift = (room.cumsum(0) - room) - (moe.load.cumsum(0) - moe.load)
+    padded = (moe.load + GROUP - 1) // GROUP * GROUP
+    shift = (padded.cumsum(0) - padded) - (moe.load.cumsum(0) - moe.load)
     slots = torch.arange(order.numel()) + shift[expert_of[order]]
-    grouped = flat.new_zeros(int(room.sum()), flat.shape[1]).index_copy(0, slots, flat.index_select(0, order // picks))
+    grouped = flat.new_zeros(int(padded.sum()), flat.shape[1]).index_copy(
+        0, slots, flat.index_select(0, order // picks)
+    )
     parts = []
-    for expert, tokens in enumerate(grouped.split(room.tolist())):
+    for expert, tokens in enumerate(grouped.split(padded.tolist())):
         gate, up = F.linear(tokens, moe.experts.gate_up_proj[expert]).chunk(2, dim=-1)
         parts.append(F.linear(F.silu(gate) * up, moe.experts.down_proj[expert]))
     back = torch.empty_like(slots)
@@ -88,21 +90,21 @@ def experts_forward(moe: Any, hidden: Tensor) -> Tensor:
     return output
 
 
-def block_forward(block: Any, hidden: Tensor, place: Packed, mode: Mode, learn: bool) -> tuple[Tensor, Any]:
+def block_forward(block: Any, hidden: Tensor, layout: Packed, mode: Mode, learn: bool) -> tuple[Tensor, Any]:
     """One `GlmMoeDsaDecoderLayer`: (output [B, T, hidden], divergence or None)."""
-    mixed, apart = attend(block.self_attn, block.input_layernorm(hidden), place, mode, learn)
+    mixed, apart = attend(block.self_attn, block.input_layernorm(hidden), layout, mode, learn)
     hidden = hidden + mixed
     normed = block.post_attention_layernorm(hidden)
     sparse = hasattr(block.mlp, "experts")
     return hidden + (experts_forward(block.mlp, normed) if sparse else block.mlp(normed)), apart
 
 
-def trunk_forward(model: Any, tokens: Tensor, place: Packed, mode: Mode, learn: bool) -> tuple[Tensor, list[Tensor]]:
+def trunk_forward(model: Any, tokens: Tensor, layout: Packed, mode: Mode, learn: bool) -> tuple[Tensor, list[Tensor]]:
     """(states after the last norm [B, T, hidden], one divergence per layer if `learn`)."""
     hidden = model.model.embed_tokens(tokens)
     apart: list[Tensor] = []
     for block in model.model.layers:
-        hidden, divergence = block_forward(block, hidden, place, mode, learn)
+        hidden, divergence = block_forward(block, hidden, layout, mode, learn)
         if divergence is not None:
             apart.append(divergence)
     return model.model.norm(hidden), apart
