@@ -13,10 +13,10 @@ from glm5_ascend.fidelity.analysis import run
 from glm5_ascend.fidelity.analysis.budget import propose
 from glm5_ascend.fidelity.analysis.report import AnalysisReport
 from glm5_ascend.fidelity.evaluation import html as evaluation_html
-from glm5_ascend.fidelity.evaluation.compare import LayerAgreement, compare
+from glm5_ascend.fidelity.evaluation.compare import compare
 from glm5_ascend.fidelity.evaluation.generation import generate, generation_metrics, metrics_by_task, read_prompts
 from glm5_ascend.fidelity.evaluation.long_context import compare_long_contexts, retrieval_prompts
-from glm5_ascend.fidelity.evaluation.metrics import metrics, parse_groups
+from glm5_ascend.fidelity.evaluation.metrics import metrics
 from glm5_ascend.fidelity.evaluation.report import EvaluationReport
 from glm5_ascend.fidelity.evaluation.served import compare_served
 from glm5_ascend.fidelity.evaluation.windows import read_tasks
@@ -65,22 +65,19 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport:
 
 def _evaluate_text(report: EvaluationReport, options: EvaluateOptions, source: Path, servers: list[Client]) -> None:
     """Fill in the teacher-forced figures: of all windows, of each task, of each length."""
-    groups, text, directory = parse_groups(options.metrics), _path(options.text), _path(options.directory)
+    text, directory = _path(options.text), _path(options.directory)
     window, windows = (QUICK_WINDOW, QUICK_WINDOWS) if options.quick else (options.window, options.windows)
     tokens = read_tasks(text, source, window, windows)
     prompts = retrieval_prompts(source, text, _parse_lengths(options.lengths))
     if directory is not None:
-        comparison = compare(directory, source, tokens.windows, options.progress, drafts="mtp" in groups)
+        comparison = compare(directory, source, tokens.windows, options.progress, drafts=True)
     else:
         comparison = compare_served(servers[0], source, tokens.windows, options.progress)
-    report.rows, report.kl_is_bound = metrics(comparison, groups), comparison.kl_is_bound
+    report.rows, report.kl_is_bound = metrics(comparison), comparison.kl_is_bound
     report.window, report.windows = window, len(tokens.windows)
-    report.window_kl = comparison.kl.mean(1) if "kl" in groups else None
-    for layer in comparison.layers:
-        experts = layer.experts if "routing" in groups else None
-        report.layers.append(LayerAgreement(layer.layer, experts, layer.indexer if "indexer" in groups else None))
+    report.window_kl, report.layers = comparison.kl.mean(1), comparison.layers
     for task, numbers in tokens.by_task().items():
-        report.tasks[task] = metrics(comparison.select(numbers), groups)
+        report.tasks[task] = metrics(comparison.select(numbers))
     if directory is not None:
         report.tasks |= compare_long_contexts(directory, source, prompts, options.progress)
 
@@ -99,7 +96,6 @@ def _check_eval_options(options: EvaluateOptions) -> None:
         raise EvaluationError("nothing to compare with", "give the source checkpoint with --against SRC")
     if options.quick and (options.window, options.windows) != (WINDOW, WINDOWS):
         raise EvaluationError("--quick has its own windows", "leave out --window and --windows, or --quick")
-    parse_groups(options.metrics)
     if _parse_lengths(options.lengths) and options.directory is None:
         raise EvaluationError("--lengths looks into a checkpoint: a server does not show its keys", "give DIR")
     if options.html is not None:

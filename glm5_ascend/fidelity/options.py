@@ -20,7 +20,6 @@ class EvaluateOptions:
     """Options of `evaluate`.
 
     Attributes:
-        metrics: groups of figures, comma-separated: kl, top1, flips, nll, routing, indexer, mtp; None for all.
         model: name of the model on the servers; "" for the first that they serve.
         key: API key of the servers.
         progress: progress(text, done, total) in layers.
@@ -55,7 +54,6 @@ class EvaluateOptions:
     against_url: Annotated[str | None, Option("A server of the source, for --prompts.", "URL", panel=SERVERS)] = None
     max_tokens: Annotated[int, Option("Tokens of an answer, at most.", min=1, panel=SERVERS)] = 256
     html: Annotated[StrPath | None, Option("Write a report that needs no network.", "FILE", panel=OUTPUT)] = None
-    metrics: str | None = None
     model: str = ""
     key: str = ""
     progress: Progress = silent

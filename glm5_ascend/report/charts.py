@@ -127,32 +127,6 @@ def columns(title: str, values: Sequence[float], name: str, axis: str) -> Chart:
     return finished(title, drawn, records)
 
 
-def log_histogram(title: str, counts: Sequence[float], low: float, high: float, axis: str, of: str) -> Chart:
-    """Histogram of counts over bins of equal width in log10, between 10^low and 10^high."""
-    import altair as alt
-
-    step = (high - low) / max(1, len(counts))
-    records = [
-        {"from": 10 ** (low + i * step), "to": 10 ** (low + (i + 1) * step), of: count}
-        for i, count in enumerate(counts)
-    ]
-    x = alt.X(
-        "from:Q",
-        title=axis,
-        scale=alt.Scale(type="log", domain=[10**low, 10**high], nice=False),
-        axis=alt.Axis(format="~e", grid=False),
-    )
-    tooltip = [
-        alt.Tooltip("from:Q", format=".3~e"),
-        alt.Tooltip("to:Q", format=".3~e"),
-        alt.Tooltip(field=of, type="quantitative"),
-    ]
-    drawn = alt.Chart(data(records)).mark_bar(orient="vertical").encode(
-        x=x, x2="to:Q", y=alt.Y(field=of, type="quantitative"), tooltip=tooltip
-    )  # fmt: skip
-    return finished(title, drawn.properties(height=180), records)
-
-
 def heat_map(
     title: str, rows: Sequence[str], cells: Sequence[Sequence[float | None]], most: float, column: str, value: str
 ) -> Chart:

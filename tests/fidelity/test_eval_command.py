@@ -14,8 +14,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from glm5_ascend.errors import EvaluationError
-from glm5_ascend.fidelity import evaluate
 from tests.support.command import TIMEOUT_S, assert_one_clear_line, environment, in_process, interruptible
 from tests.support.report_page import (
     assert_self_contained,
@@ -93,14 +91,6 @@ def test_the_page(tiny_source: Path, tiny_w4a8: Path, text: Path, tmp_path: Path
         assert "0." in hovered(page, "Figures in nats", "symbol")
         assert "%" in hovered(page, "Different routed experts by layer", "rect")
         assert page.locator(".chart svg").count() == 5
-
-
-def test_only_some_metrics(tiny_source: Path, tiny_w4a8: Path, text: Path) -> None:
-    few = {"against": tiny_source, "text": text, "window": 32, "windows": 2}
-    report = evaluate(tiny_w4a8, **few, metrics="kl,routing").to_dict()
-    assert {"kl_mean", "expert_agreement"} <= set(report) and not {"flip_rate", "nll_source"} & set(report)
-    with pytest.raises(EvaluationError, match="perplexity"):
-        evaluate(tiny_w4a8, **few, metrics="kl,perplexity")
 
 
 def test_another_model(tiny_source: Path, tiny_w4a8: Path, tmp_path: Path, text: Path) -> None:

@@ -14,7 +14,7 @@ from glm5_ascend.report.content import Card, Code, Page, Section, Table
 from glm5_ascend.report.header import ReportHeader
 from glm5_ascend.report.page import write
 from glm5_ascend.report.verdict import ReportVerdict
-from tests.support.report_page import assert_self_contained, hovered, marks, needs_chromium, shown
+from tests.support.report_page import assert_self_contained, needs_chromium, shown
 
 HOSTILE = (
     "</script><script>alert(1)</script>",
@@ -89,20 +89,3 @@ def test_charts_hold_their_values() -> None:
         {"row": "a", "layer": 0, "error": 1.0}, {"row": "b", "layer": 0, "error": None},
         {"row": "b", "layer": 1, "error": 2.0},
     ]  # fmt: skip
-
-
-@needs_chromium
-@pytest.mark.parametrize("count", [3, 3000])
-def test_long_lists_are_drawn(count: int, tmp_path: Path) -> None:
-    """Above some thousand cells on a canvas."""
-    page_ = page_of("x")
-    cells: list[list[float | None]] = [[float(number) for number in range(count)]] * 2
-    drawn = charts.heat_map("cells", ["a", "b"], cells, count, "expert", "tokens")
-    log = charts.log_histogram("scales", [1.0, 4.0, 2.0], -3, 0, "scale", "rows")
-    path = tmp_path / "report.html"
-    write(path, Page("t", page_.header, page_.verdict, sections=[Section("s", [drawn, log])]))
-    with shown(path, "dark", 1200) as page:
-        assert page.locator(".chart canvas").count() == (count > 2000)
-        boxes = [marks(page, "scales", "rect").nth(i).bounding_box() for i in range(3)]
-        assert [box["height"] / boxes[0]["height"] for box in boxes] == pytest.approx([1, 4, 2], rel=0.02)
-        assert "4" in hovered(page, "scales", "rect", 1)

@@ -69,7 +69,7 @@ def evaluate_server(setting: Accepting) -> StepOutcome:
     report = evaluate(
         url=setting.server.url, against=setting.against or setting.directory, window=setting.window,
         windows=setting.windows,
-        model=setting.server.model, key=setting.key, metrics="kl,top1,flips,nll",
+        model=setting.server.model, key=setting.key,
     )  # fmt: skip
     verdict = report.verdict()
     status = {"good": OK, "fair": WARNING}.get(verdict.grade, FAILED)

@@ -11,13 +11,10 @@ import torch.nn.functional as F
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.fidelity.analysis.measure import (
     LinearErrors,
-    Outliers,
     RoundedLinear,
     linear_errors,
     round_linear,
-    scale_histogram,
 )
-from glm5_ascend.fidelity.analysis.outliers import outliers_by_state
 from glm5_ascend.quantize.calibration.forward import Routed
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics, spread
 from glm5_ascend.quantize.methods.transforms import Tensors
@@ -27,8 +24,6 @@ from glm5_ascend.quantize.run.source_weights import FloatWeights
 
 #: Tokens of an expert on which its errors are measured.
 EXPERT_ROWS = 128
-#: Experts of a layer whose weights' outliers are measured, evenly spaced: the source is read once more for them.
-OUTLIER_EXPERTS = 8
 
 
 @dataclass
@@ -38,15 +33,12 @@ class ExpertReport:
     Attributes:
         linears: by "gate_proj", "up_proj", "down_proj", as the recipe rounds them.
         output: relative error of the whole expert's output, by type.
-        weights, activations: outliers by linear and state, for some of the experts.
     """
 
     expert: int
     tokens: int
     linears: dict[str, LinearErrors] = field(default_factory=dict)
     output: dict[str, float] = field(default_factory=dict)
-    weights: dict[str, dict[str, Outliers]] = field(default_factory=dict)
-    activations: dict[str, dict[str, Outliers]] = field(default_factory=dict)
 
 
 @dataclass
@@ -56,7 +48,6 @@ class ExpertNoise:
     report: ExpertReport
     tokens: torch.Tensor
     change: dict[str, torch.Tensor]
-    scales: dict[str, torch.Tensor]
 
 
 def expert_schemes(scheme: str) -> tuple[str, ...]:
@@ -81,11 +72,8 @@ def analyze_expert(
     """
     prefix, linears = plan.config.spec.layer_prefix(layer), plan.config.spec.expert_linears(expert)
     tensors = source.load_all(prefix, linears, gains)
-    with_outliers = expert % max(1, plan.config.n_routed_experts // OUTLIER_EXPERTS) == 0
-    rotated = {name: Outliers.of(tensor) for name, tensor in tensors.items()} if with_outliers else {}
     smoothed = smooth_expert(plan, tensors, layer, expert, routed)
-    statistics = smoothed.inputs.down
-    report = ExpertReport(expert, statistics.tokens)
+    report = ExpertReport(expert, smoothed.inputs.down.tokens)
     token, slot = torch.where(routed.ids == expert)
     sample = routed.inputs.gather(spread(token, EXPERT_ROWS))
     share = routed.weight[token, slot]
@@ -94,7 +82,6 @@ def analyze_expert(
     weights = [tensors[linear.tensor_name] for linear in linears]
     probe_output, sample_output = (_float_output(weights, x) for x in (probe, sample))
     change: dict[str, torch.Tensor] = {}
-    scales: dict[str, torch.Tensor] = {}
     for scheme in types:
         rounded = [
             round_linear(
@@ -103,7 +90,6 @@ def analyze_expert(
             )
             for linear, weight in zip(linears, weights, strict=True)
         ]  # fmt: skip
-        scales[scheme] = torch.stack([scale_histogram(linear.scales) for linear in rounded]).sum(0)
         change[scheme] = (_rounded_output(rounded, probe) - probe_output) * share[:, None]
         if len(sample):
             error = (_rounded_output(rounded, sample) - sample_output).norm()
@@ -111,23 +97,8 @@ def analyze_expert(
             if scheme == types[0]:
                 inner = F.silu(sample @ weights[0].T) * (sample @ weights[1].T)
                 for linear, r, weight, x in zip(linears, rounded, weights, (sample, sample, inner), strict=True):
-                    report.linears[_short(linear.name)] = linear_errors(r, weight, x)
-    if with_outliers:
-        for linear, weight in zip(linears, weights, strict=True):
-            report.weights[_short(linear.name)] = {
-                "source": Outliers.of(source.source.read(prefix + linear.tensor_name)),
-                "rotated": rotated[linear.tensor_name],
-                "smoothed": Outliers.of(weight),
-            }
-        if statistics.tokens:
-            rows = statistics.rows
-            after = rows if smoothed.scale is None else rows / smoothed.scale
-            report.activations["down_proj"] = outliers_by_state(rows, rows, after)
-    return ExpertNoise(report, token, change, scales)
-
-
-def _short(name: str) -> str:
-    return name.rsplit(".", 1)[1]
+                    report.linears[linear.name.rsplit(".", 1)[1]] = linear_errors(r, weight, x)
+    return ExpertNoise(report, token, change)
 
 
 def _float_output(weights: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:

@@ -7,10 +7,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import torch
-
 from glm5_ascend.fidelity.analysis.layer import AnalyzedLayer, LinearReport
-from glm5_ascend.fidelity.analysis.measure import SCALE_HIGH, SCALE_LOW, Outliers
+from glm5_ascend.fidelity.analysis.measure import Outliers
 from glm5_ascend.fidelity.analysis.outliers import STATES
 from glm5_ascend.fidelity.analysis.report import AnalysisReport
 from glm5_ascend.fidelity.analysis.units import Unit
@@ -103,7 +101,6 @@ def _sections(report: AnalysisReport, units: list[Unit]) -> Iterator[Section]:
         yield Section(title, [chart])
         yield _outliers(layers, "activations", lambda linear: linear.activations)
         yield _outliers(layers, "weights", lambda linear: linear.weights)
-    yield from _scales(layers)
     yield from _experts(layers)
 
 
@@ -168,16 +165,6 @@ def _outliers(
     ]
     note = "Largest |x| over rms, as in the source, rotated, and smoothed; all three have the same colour scale."
     return Section(f"Outliers of {noun}", blocks, note)
-
-
-def _scales(layers: list[AnalyzedLayer]) -> Iterator[Section]:
-    total: dict[str, torch.Tensor] = {}
-    for layer in layers:
-        for scheme, counts in layer.scales.items():
-            total[scheme] = total.get(scheme, torch.zeros_like(counts)) + counts
-    for scheme, counts in sorted(total.items()):
-        title, values = f"Weight scales of {scheme}", counts.double().tolist()
-        yield Section(title, [charts.log_histogram(title, values, SCALE_LOW, SCALE_HIGH, "scale", "rows")])
 
 
 def _experts(layers: list[AnalyzedLayer]) -> Iterator[Section]:

@@ -16,7 +16,6 @@ from glm5_ascend.fidelity.analysis.measure import (
     RoundedLinear,
     linear_errors,
     round_linear,
-    scale_histogram,
 )
 from glm5_ascend.fidelity.analysis.outliers import SourceBasis, outliers_by_state
 from glm5_ascend.fidelity.analysis.probe import Probe, row_energy
@@ -65,7 +64,6 @@ class AnalyzedLayer:
     """Measurements of one layer.
 
     Attributes:
-        scales: histograms of weight scales by type.
         cache: the indexer cache, where the recipe makes it INT8.
     """
 
@@ -73,7 +71,6 @@ class AnalyzedLayer:
     linears: list[LinearReport] = field(default_factory=list)
     experts: list[ExpertReport] = field(default_factory=list)
     units: list[Unit] = field(default_factory=list)
-    scales: dict[str, torch.Tensor] = field(default_factory=dict)
     cache: CacheReport | None = None
 
     @property
@@ -201,7 +198,6 @@ class LayerAnalysis:
         }
         errors = linear_errors(rounded, weight, x)
         self.report.linears.append(LinearReport(name, plan.scheme, statistics.tokens, errors, activations, weights))
-        self._count(plan.scheme, scale_histogram(rounded.scales))
         return rounded
 
     def _analyze_experts(self, routed: Routed, expert_done: Callable[[int], None]) -> None:
@@ -219,11 +215,6 @@ class LayerAnalysis:
             self.report.experts.append(noise.report)
             for scheme in types:
                 change[scheme].index_add_(0, noise.tokens, noise.change[scheme])
-            if types:
-                self._count(types[0], noise.scales[types[0]])
             expert_done(noise.report.expert)
         if unit is not None:
             self._noise[unit.label] = {scheme: row_energy(change[scheme]) for scheme in types}
-
-    def _count(self, scheme: str, histogram: torch.Tensor) -> None:
-        self.report.scales[scheme] = self.report.scales.get(scheme, torch.zeros_like(histogram)) + histogram

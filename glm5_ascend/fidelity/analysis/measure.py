@@ -17,8 +17,6 @@ from glm5_ascend.quantize.methods.method import Method, RoundingState
 from glm5_ascend.quantize.methods.rounding import quantize_linear
 from glm5_ascend.quantize.methods.smoothing import quantize_activation
 
-#: Histograms of weight scales: log10 of a scale, this many bins between these ends.
-SCALE_BINS, SCALE_LOW, SCALE_HIGH = 48, -6.0, 0.0
 _BLOCK = 2**22
 
 
@@ -47,13 +45,12 @@ class RoundedLinear:
     """A linear as the engine will compute it, in fp32.
 
     Attributes:
-        weight: dequantized, [N, K]. scales: the stored weight scales [N].
+        weight: dequantized, [N, K].
         statistics: of its inputs before smoothing. smooth: divisor of its inputs, [K].
     """
 
     scheme: str
     weight: torch.Tensor
-    scales: torch.Tensor
     statistics: InputStatistics
     smooth: torch.Tensor
 
@@ -81,9 +78,7 @@ def round_linear(
     scale = torch.ones(weight.shape[1]) if smooth is None else smooth
     activation = statistics.range_after(scale) if scheme == schemes.W8A8 else None
     stored = quantize_linear(module, weight, scheme, method, activation, state).stored
-    return RoundedLinear(
-        scheme, schemes.dequantize(scheme, stored), stored["weight_scale"].flatten(), statistics, scale
-    )
+    return RoundedLinear(scheme, schemes.dequantize(scheme, stored), statistics, scale)
 
 
 @dataclass(frozen=True)
@@ -105,10 +100,3 @@ def linear_errors(linear: RoundedLinear, weight: torch.Tensor, x: torch.Tensor) 
         float((x @ (linear.weight - weight).T).norm() / norm),
         float(((x_q - x) @ weight.T).norm() / norm),
     )
-
-
-def scale_histogram(scales: torch.Tensor) -> torch.Tensor:
-    """Histogram int64 [SCALE_BINS] of log10(scale); values outside count in the first and last bin."""
-    logs = scales.clamp_min(1e-30).log10()
-    bins = ((logs - SCALE_LOW) / (SCALE_HIGH - SCALE_LOW) * SCALE_BINS).floor().clamp(0, SCALE_BINS - 1).long()
-    return torch.bincount(bins, minlength=SCALE_BINS)

@@ -119,7 +119,6 @@ def _layer(layer: AnalyzedLayer) -> dict[str, Any]:
         ],
         "modules": [_linear(linear) for linear in layer.linears],
         "experts": [_expert(expert) for expert in layer.experts],
-        "weight_scales": {scheme: counts.tolist() for scheme, counts in layer.scales.items()},
     }
 
 

@@ -7,18 +7,14 @@ agreement also counts one wrong token exchanged for another: 1 - top-1 agreement
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
-from glm5_ascend.errors import EvaluationError
 from glm5_ascend.fidelity.evaluation.compare import FidelityComparison
 from glm5_ascend.fidelity.evaluation.drafts import DraftComparison
 from glm5_ascend.fidelity.evaluation.intervals import Interval, mean_interval, statistic_interval
 
-#: Groups of figures that `--metrics` selects.
-GROUPS = ("kl", "top1", "flips", "nll", "routing", "indexer", "mtp")
 #: Formats of figures.
 SHARE, CHANGE, DIFFERENCE, LENGTH = ".2%", "+.2%", "+.6f", ".1f"
 
@@ -31,7 +27,6 @@ class Metric:
         name: key in `--json`.
         label: name for the reader.
         format: format specification of the value and the ends of the interval.
-        group: group of `--metrics` that selects it.
     """
 
     name: str
@@ -39,7 +34,6 @@ class Metric:
     value: float
     interval: Interval = None
     format: str = ".6f"
-    group: str = ""
 
     @property
     def text(self) -> str:
@@ -54,25 +48,10 @@ class Metric:
         return f"[{low}, {high}]"
 
 
-def mean_metric(name: str, label: str, values: torch.Tensor, format: str = ".6f", group: str = "") -> Metric:
+def mean_metric(name: str, label: str, values: torch.Tensor, format: str = ".6f") -> Metric:
     """The mean of values [windows] or [windows, positions]; the interval draws windows."""
     by_window = values.mean(1) if values.ndim == 2 else values
-    return Metric(name, label, float(values.mean()), mean_interval(by_window), format, group)
-
-
-def parse_groups(text: str | None) -> tuple[str, ...]:
-    """`--metrics kl,top1` -> its groups; None selects all.
-
-    Raises:
-        EvaluationError: an unknown group.
-    """
-    if text is None:
-        return GROUPS
-    names = tuple(name.strip() for name in text.split(","))
-    for name in names:
-        if name not in GROUPS:
-            raise EvaluationError(f"--metrics: {name!r} is not known", f"known: {','.join(GROUPS)}")
-    return names
+    return Metric(name, label, float(values.mean()), mean_interval(by_window), format)
 
 
 def p99(values: torch.Tensor) -> torch.Tensor:
@@ -80,8 +59,8 @@ def p99(values: torch.Tensor) -> torch.Tensor:
     return values.kthvalue(-(-99 * len(values) // 100))[0]  # torch.quantile refuses more than 2^24 values
 
 
-def metrics(comparison: FidelityComparison, groups: Iterable[str] = GROUPS) -> list[Metric]:
-    """The figures of a comparison that belong to `groups`."""
+def metrics(comparison: FidelityComparison) -> list[Metric]:
+    """All figures of a comparison."""
     kl, reference, quantized = comparison.kl, comparison.nll_reference, comparison.nll_quantized
     delta = quantized - reference
     flips = (comparison.right_reference != comparison.right_quantized).double()
@@ -90,27 +69,25 @@ def metrics(comparison: FidelityComparison, groups: Iterable[str] = GROUPS) -> l
     change_interval = mean_interval(delta.mean(1), reference.mean(1))
     p99_interval = statistic_interval(kl, p99)
     rows = [
-        mean_metric("kl_mean", f"KL to the reference, mean{bound}", kl, group="kl"),
-        Metric("kl_p99", f"KL, 99th percentile{bound}", float(p99(kl.flatten())), p99_interval, group="kl"),
-        Metric("kl_max", f"KL, maximum{bound}", float(kl.max()), group="kl"),
-        mean_metric("top1_agreement", "same top-1", comparison.same_top1.double(), SHARE, "top1"),
-        mean_metric("flip_rate", "flips", flips, SHARE, "flips"),
-        mean_metric("nll_source", "NLL, reference", reference, group="nll"),
-        mean_metric("nll_quantized", "NLL, quantized", quantized, group="nll"),
-        mean_metric("nll_delta", "change of NLL", delta, DIFFERENCE, "nll"),
-        Metric("nll_change", "relative change of NLL", change, change_interval, CHANGE, "nll"),
+        mean_metric("kl_mean", f"KL to the reference, mean{bound}", kl),
+        Metric("kl_p99", f"KL, 99th percentile{bound}", float(p99(kl.flatten())), p99_interval),
+        Metric("kl_max", f"KL, maximum{bound}", float(kl.max())),
+        mean_metric("top1_agreement", "same top-1", comparison.same_top1.double(), SHARE),
+        mean_metric("flip_rate", "flips", flips, SHARE),
+        mean_metric("nll_source", "NLL, reference", reference),
+        mean_metric("nll_quantized", "NLL, quantized", quantized),
+        mean_metric("nll_delta", "change of NLL", delta, DIFFERENCE),
+        Metric("nll_change", "relative change of NLL", change, change_interval, CHANGE),
     ]
     experts = [layer.experts for layer in comparison.layers if layer.experts is not None]
     keys = [layer.indexer for layer in comparison.layers if layer.indexer is not None]
     if experts:
         mean = torch.stack(experts).mean(0)
-        rows.append(mean_metric("expert_agreement", "same routed experts", mean, SHARE, "routing"))
+        rows.append(mean_metric("expert_agreement", "same routed experts", mean, SHARE))
     if keys:
         mean = torch.stack(keys).mean(0)
-        rows.append(mean_metric("indexer_overlap", "same keys of the indexer", mean, SHARE, "indexer"))
-    if comparison.drafts is not None:
-        rows += _draft_metrics(comparison.drafts)
-    return [row for row in rows if row.group in groups]
+        rows.append(mean_metric("indexer_overlap", "same keys of the indexer", mean, SHARE))
+    return rows + (_draft_metrics(comparison.drafts) if comparison.drafts is not None else [])
 
 
 def _draft_metrics(drafts: DraftComparison) -> list[Metric]:
@@ -124,5 +101,5 @@ def _draft_metrics(drafts: DraftComparison) -> list[Metric]:
         ("draft_sampled_source", "drafts accepted, reference (temperature 1)", drafts.sampled_reference),
         ("draft_sampled_quantized", "drafts accepted, quantized (temperature 1)", drafts.sampled_quantized),
     )
-    rows = [mean_metric(name, label, values.double(), SHARE, "mtp") for name, label, values in shares]
-    return [*rows, Metric("draft_step_change", "tokens per step with one draft", change, interval, CHANGE, "mtp")]
+    rows = [mean_metric(name, label, values.double(), SHARE) for name, label, values in shares]
+    return [*rows, Metric("draft_step_change", "tokens per step with one draft", change, interval, CHANGE)]
