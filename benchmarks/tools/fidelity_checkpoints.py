@@ -117,7 +117,7 @@ def without(work: Path) -> dict[str, Path]:
 
 def with_int8_experts(source: Path, recipe: str, counts: list[int], work: Path) -> dict[int, Path]:
     """`recipe` with the routed experts of so many layers in INT8, the noisiest ones by `analyze`, by their number."""
-    found, made = analyze(prepare(AnalyzeOptions(source, recipe))), {}
+    found, made = analyze(prepare(AnalyzeOptions(source, recipe=recipe))), {}
     experts = [unit for layer in found.layers for unit in layer.units if unit.experts]
     experts.sort(key=lambda unit: unit.noise[unit.scheme], reverse=True)
     for count in counts:

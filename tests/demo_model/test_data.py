@@ -42,9 +42,9 @@ def test_held_out_questions_use_only_the_held_out_part() -> None:
 
 
 def test_documents_are_split_by_file() -> None:
-    train, held = documents(held_out=False), documents(held_out=True)
-    assert not set(train) & set(held)
-    assert sum(map(len, held)) > 40_000
+    training, validation = documents(held_out=False), documents(held_out=True)
+    assert not set(training) & set(validation)
+    assert sum(map(len, validation)) > 40_000
 
 
 def test_checker_accepts_only_the_answer() -> None:

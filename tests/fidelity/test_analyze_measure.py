@@ -26,7 +26,7 @@ from tests.support.tiny_model import SHARED_INDEXER, write_calibration, write_ti
 @pytest.fixture(scope="module")
 def analysis(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     calib = write_calibration(tmp_path_factory.mktemp("analyze") / "calib.jsonl")
-    return analyze(prepare(AnalyzeOptions(tiny_source, "w4a8", calib=calib, samples=4, seq_len=64)))
+    return analyze(prepare(AnalyzeOptions(tiny_source, recipe="w4a8", calib=calib, samples=4, seq_len=64)))
 
 
 @pytest.mark.parametrize("scheme", [schemes.W8A8_DYNAMIC, schemes.W8A8, schemes.W4A8_DYNAMIC])
@@ -92,7 +92,7 @@ def test_what_a_layer_report_holds(analysis: Analysis) -> None:
     experts = next(unit for unit in moe.units if unit.experts)
     assert experts.noise[schemes.W4A8_DYNAMIC] > 20 * experts.noise[schemes.W8A8_DYNAMIC] > 0
     assert set(moe.experts[0].linears) == {"gate_proj", "up_proj", "down_proj"}
-    assert all(0.02 < each.weight < 0.3 for each in moe.experts[0].linears.values())
+    assert all(0.02 < errors.weight < 0.3 for errors in moe.experts[0].linears.values())
 
 
 def test_noise_is_what_the_layer_shows(tiny_source: Path, analysis: Analysis) -> None:
@@ -113,10 +113,10 @@ def test_noise_is_what_the_layer_shows(tiny_source: Path, analysis: Analysis) ->
         x = layers.rms_norm(hidden, weights.vector("input_layernorm.weight"), config.rms_norm_eps)
         after = hidden + layers.attention(config, weights, x, selected, True)[0]
         gain = weights.vector("post_attention_layernorm.weight")
-        wanted = layers.whole_mlp(config, layer, weights, layers.rms_norm(after, gain, config.rms_norm_eps))
+        expected = layers.whole_mlp(config, layer, weights, layers.rms_norm(after, gain, config.rms_norm_eps))
         rotated = layers.rms_norm(after @ rotation, torch.ones(config.hidden_size), config.rms_norm_eps)
-        got = layers.whole_mlp(config, layer, quantized, rotated) @ rotation.T
-        ratios.append((got - wanted).square().sum(-1) / (after + wanted).square().sum(-1))
+        output = layers.whole_mlp(config, layer, quantized, rotated) @ rotation.T
+        ratios.append((output - expected).square().sum(-1) / (after + expected).square().sum(-1))
     mlp = [unit for unit in analysis.layers[layer].units if unit.modules[0].startswith("mlp.")]
     predicted = sum(unit.noise[unit.scheme] for unit in mlp)
     assert predicted == pytest.approx(float(torch.cat(ratios).mean()), rel=0.25)  # units are taken as independent
@@ -125,11 +125,11 @@ def test_noise_is_what_the_layer_shows(tiny_source: Path, analysis: Analysis) ->
 def test_shared_indexers_and_a_recipe_without_rotation(tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "source", **SHARED_INDEXER)
     calib = write_calibration(tmp_path / "calib.jsonl")
-    analysis = analyze(prepare(AnalyzeOptions(source, "rtn-w4a8", calib=calib, samples=3, seq_len=48)))
+    analysis = analyze(prepare(AnalyzeOptions(source, recipe="rtn-w4a8", calib=calib, samples=3, seq_len=48)))
     assert len(analysis.layers) == 4
     assert "self_attn.indexer.wq_b" not in {linear.name for linear in analysis.layers[3].linears}
     for layer in analysis.layers:
         for linear in layer.linears:
             assert linear.activations["source"] == linear.activations["rotated"] == linear.activations["smoothed"]
-    static = analyze(prepare(AnalyzeOptions(source, "w8a8", calib=calib, samples=3, seq_len=48)))
+    static = analyze(prepare(AnalyzeOptions(source, recipe="w8a8", calib=calib, samples=3, seq_len=48)))
     assert {linear.scheme for linear in static.layers[0].linears} == {schemes.W8A8, schemes.W8A8_DYNAMIC}

@@ -56,7 +56,7 @@ def test_an_indexer_counts_once_for_each_of_its_layers(
     source: Path, base: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def noise() -> list[float]:
-        report = analyze(prepare(AnalyzeOptions(source, "rtn-w4a8", calib=base[3], samples=3, seq_len=48)))
+        report = analyze(prepare(AnalyzeOptions(source, recipe="rtn-w4a8", calib=base[3], samples=3, seq_len=48)))
         units = {unit.label: unit for layer in report.layers for unit in layer.units}
         return [units[f"layer {layer} self_attn.indexer.wq_b"].noise["W8A8_DYNAMIC"] for layer in range(3)]
 
@@ -100,7 +100,7 @@ def test_quantize_says_that_rules_were_not_applied(source: Path, base: list[Any]
     assert in_process(*base, "--recipe", "glm-5.2-w4a8", "--out", out).returncode == 0
     done = in_process("quantize", source, tmp_path / "b", "--recipe", out, *small)
     assert done.returncode == 0 and "rules for fall-backs" not in done.stderr + done.stdout
-    assert in_process("verify", tmp_path / "b", "--against", source, "--quiet").returncode == 0
+    assert in_process("verify", tmp_path / "b", "--against", source).returncode == 0
 
 
 def test_a_rule_that_cannot_be_judged_is_refused(source: Path, base: list[Any], tmp_path: Path) -> None:
@@ -115,12 +115,12 @@ def test_a_rule_that_cannot_be_judged_is_refused(source: Path, base: list[Any], 
 
 
 def test_same_keys_against_selections(source: Path, base: list[Any]) -> None:
-    """What is reported of a cache, from the float model's own operands in the basis of the source."""
+    """The report on a cache against the float model's operands in the basis of the source."""
     from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
     from glm5_ascend.model import layers
     from tests.support.decoder_layer import decoder_layer
 
-    prepared = prepare(AnalyzeOptions(source, C8, calib=base[3], samples=3, seq_len=48))
+    prepared = prepare(AnalyzeOptions(source, recipe=C8, calib=base[3], samples=3, seq_len=48))
     cache = analyze(prepared).layers[1].cache
     model, shares = StoredModel(source), []
     for sequence in prepared.calibration.sequences:

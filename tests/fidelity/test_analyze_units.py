@@ -30,7 +30,7 @@ def plan_of(source: Path, recipe: Path) -> QuantizationPlan:
     return QuantizationPlan(SourceCheckpoint(source), load_recipe(recipe))
 
 
-def parted(plan: QuantizationPlan) -> list[int]:
+def split_layers(plan: QuantizationPlan) -> list[int]:
     """Layers with one query projection in FLOAT and the other one not."""
     layers = range(plan.config.num_hidden_layers)
     first, second = (
@@ -43,7 +43,7 @@ def parted(plan: QuantizationPlan) -> list[int]:
 def recipe_with(folder: Path, float_ones: list[str], static: list[str]) -> Path:
     """`rtn-w4a8` with some linears of attention FLOAT and some static."""
     value: dict[str, Any] = yaml.safe_load(find_recipe("rtn-w4a8").read_text())
-    steps = [each for step in value["spec"]["process"] for each in step.get("configs", [step])]
+    steps = [linear for step in value["spec"]["process"] for linear in step.get("configs", [step])]
     (attention,) = (step for step in steps if "*self_attn*" in step.get("include", []))
     attention["exclude"] += [*float_ones, *static]
     if static:
@@ -60,32 +60,32 @@ def with_change(plan: QuantizationPlan, recipe: Path, unit: Unit, scheme: str) -
 
 
 @pytest.mark.parametrize("name", ["w4a8-best", "glm-5.2-w4a8", "w8a8"])
-def test_no_step_parts_the_query_projections(tiny_source: Path, name: str) -> None:
+def test_no_step_splits_the_query_projections(tiny_source: Path, name: str) -> None:
     recipe = find_recipe(name)
     plan = plan_of(tiny_source, recipe)
-    assert parted(plan) == []
+    assert split_layers(plan) == []
     for layer in range(plan.config.num_hidden_layers):
         for unit in units(plan, layer):
             for scheme in fallbacks(unit.scheme):
-                assert parted(with_change(plan, recipe, unit, scheme)) == [], unit.label
+                assert split_layers(with_change(plan, recipe, unit, scheme)) == [], unit.label
 
 
-def test_a_recipe_that_parts_them_is_brought_together(tiny_source: Path, tmp_path: Path) -> None:
+def test_a_recipe_that_splits_them_is_repaired(tiny_source: Path, tmp_path: Path) -> None:
     """With one of them FLOAT already, the other one's step to FLOAT ends what `verify` warns of."""
     for float_ones in (["*q_a_proj", "*kv_a_proj_with_mqa"], ["*q_b_proj"]):
         recipe = recipe_with(tmp_path, float_ones, [])
         plan = plan_of(tiny_source, recipe)
-        assert parted(plan) == [0, 1, 2]
+        assert split_layers(plan) == [0, 1, 2]
         queries = [unit for unit in units(plan, 1) if set(unit.modules) & set(plan.config.spec.query_projections)]
         assert len(queries) == 1 and not any(name.endswith(float_ones[0][1:]) for name in queries[0].modules)
-        assert parted(with_change(plan, recipe, queries[0], FLOAT)) == [0, 2]
+        assert split_layers(with_change(plan, recipe, queries[0], FLOAT)) == [0, 2]
 
 
 def test_two_types_in_one_unit(tiny_source: Path, tmp_path: Path) -> None:
     """Static `q_a_proj` beside `q_b_proj` with activations per token: measured as they are, FLOAT together."""
     recipe = recipe_with(tmp_path, [], ["*q_a_proj", "*kv_a_proj_with_mqa"])
     calib = write_calibration(tmp_path / "calib.jsonl")
-    analysis = analyze(prepare(AnalyzeOptions(tiny_source, str(recipe), calib=calib, samples=3, seq_len=48)))
+    analysis = analyze(prepare(AnalyzeOptions(tiny_source, recipe=str(recipe), calib=calib, samples=3, seq_len=48)))
     layer = analysis.layers[1]
     (unit,) = (unit for unit in layer.units if "+" in unit.scheme)
     assert unit.label == "layer 1 self_attn.q_a_proj+kv_a_proj_with_mqa+q_b_proj"
@@ -106,7 +106,9 @@ def test_int8_experts_are_rounded_as_they_were_measured(tiny_source: Path, name:
     changed = with_change(plan, recipe, experts, W8A8_DYNAMIC)
     assert {changed.linears[name].scheme for name in experts.full_names} == {W8A8_DYNAMIC}
     assert {changed.linears[name].method for name in experts.full_names} == {method}
-    assert all(changed.linears[name] == kept for name, kept in plan.linears.items() if name not in experts.full_names)
+    assert all(
+        changed.linears[name] == linear for name, linear in plan.linears.items() if name not in experts.full_names
+    )
 
 
 def test_verify_does_not_warn_of_what_is_proposed(tiny_source: Path, tmp_path: Path) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.command import TIMEOUT_S, assert_one_clear_line, environment, in_process, interruptible
+from tests.support.command import assert_one_clear_line, in_process
 from tests.support.report_page import (
     assert_self_contained,
     hovered,
@@ -39,7 +37,7 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
     return in_process("eval", *arguments)
 
 
-def test_a_quick_look_has_few_short_windows_and_an_interval(tiny_source: Path, tiny_w4a8: Path, text: Path) -> None:
+def test_quick_has_twenty_short_windows(tiny_source: Path, tiny_w4a8: Path, text: Path) -> None:
     text.write_text(json.dumps({"text": WORDS * 8}) + "\n")
     done = command(tiny_w4a8, "--against", tiny_source, "--text", text, "--quick", "--json")
     report = json.loads(done.stdout)
@@ -83,11 +81,8 @@ def test_the_page(tiny_source: Path, tiny_w4a8: Path, text: Path, tmp_path: Path
     report = json.loads(done.stdout)
     with shown(html, "dark", 1200) as page:
         assert f"{report['kl_mean']:.6f}" in page.inner_text("#kl_mean")
-        known = {"Figures in nats": {"kl_mean", "kl_p99", "nll_delta"}}
-        shares = {"top1_agreement", "flip_rate", "nll_change", "expert_agreement", "indexer_overlap"}
-        known["Differences and changes"] = shares
-        for title, names in known.items():
-            assert marks(page, title, "rect").count() == len(names & set(report["intervals"])) > 1
+        assert marks(page, "Figures in nats", "rect").count() == 3
+        assert marks(page, "Differences and changes", "rect").count() == 5
         assert "0." in hovered(page, "Figures in nats", "symbol")
         assert "%" in hovered(page, "Different routed experts by layer", "rect")
         assert page.locator(".chart svg").count() == 5
@@ -153,18 +148,3 @@ def test_the_default_text_is_held_out(tiny_source: Path, tiny_w4a8: Path) -> Non
     pieces = [text[start : start + 200] for start in range(0, len(text) - 200, 200)]
     assert not any(piece in default_calibration_file().read_text() for piece in pieces)
     assert sum(piece in seen for piece in pieces) < 0.05 * len(pieces)  # stock phrases of generated docstrings
-
-
-def test_ctrl_c(tiny_source: Path, tmp_path: Path) -> None:
-    """Of a run that has two of three layers to go, some seconds each: it is at work when the signal comes."""
-    (tmp_path / "long.txt").write_text("all work and no play " * 10_000)
-    command = [sys.executable, "-m", "glm5_ascend", "eval", str(tiny_source), "--against", str(tiny_source)]
-    command += ["--text", str(tmp_path / "long.txt"), "--windows", "150", "--html", str(tmp_path / "r.html")]
-    pipe = subprocess.PIPE
-    process = interruptible(command, stdout=pipe, stderr=pipe, text=True, env=environment())
-    assert process.stderr is not None
-    assert process.stderr.readline().startswith("layer 1/3")
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 130 and "Traceback" not in said
-    assert not (tmp_path / "r.html").exists()

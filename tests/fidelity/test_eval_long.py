@@ -36,12 +36,12 @@ def text(tmp_path: Path) -> Path:
 
 
 def selections(model: StoredModel, tokens: torch.Tensor) -> list[torch.Tensor]:
-    """Of every main layer with an indexer of its own, bool [S, S]."""
-    hidden, selected, found = model.files.read("model.embed_tokens.weight").float()[tokens], None, []
+    """The selection of every main layer, bool [S, S]."""
+    hidden, selected, results = model.files.read("model.embed_tokens.weight").float()[tokens], None, []
     for layer in range(model.config.num_hidden_layers):
         hidden, selected = decoder_layer(model.config, layer, model.weights(layer), hidden, selected)
-        found.append(selected)
-    return found
+        results.append(selected)
+    return results
 
 
 def test_what_a_query_needs_is_what_follows_in_the_text() -> None:
@@ -78,8 +78,8 @@ def test_lengths_on_the_command_line(tiny_source: Path, tiny_w4a8: Path, text: P
     report = json.loads(done.stdout)
     assert done.returncode == 0 and list(report["tasks"]) == ["256 tokens", f"{LENGTH} tokens"]
     assert {entry["task"] for entry in report["grades"] if entry["metric"] == "needles_kept"} <= set(report["tasks"])
-    for given, words in (("4k", "no list"), ("200", "the indexer keeps 16 keys"), ("600", "512 positions")):
-        assert_one_clear_line(in_process(*base, "--lengths", given), 2, "--lengths", words)
+    for lengths, words in (("4k", "no list"), ("200", "the indexer keeps 16 keys"), ("600", "512 positions")):
+        assert_one_clear_line(in_process(*base, "--lengths", lengths), 2, "--lengths", words)
     done = in_process("eval", "--url", "http://127.0.0.1:9", "--against", tiny_source, "--lengths", "256")
     assert_one_clear_line(done, 2, "--lengths", "a server does not show its keys")
 
@@ -97,16 +97,16 @@ def test_a_wrong_length_is_told_before_anything_is_compared(tiny_source: Path, t
 @pytest.mark.parametrize("scores", [96 * 7, 96 * 40])
 def test_blocks_of_queries_change_nothing(scores: int, tiny_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokens = StoredModel(tiny_source), torch.randint(7, 263, (96,), generator=torch.Generator().manual_seed(4))
-    whole, chosen = model.logits([tokens])[0], selections(model, tokens)
+    whole, expected = model.logits([tokens])[0], selections(model, tokens)
     monkeypatch.setattr(layers, "SCORES", scores)
-    assert all(map(torch.equal, chosen, selections(model, tokens)))
+    assert all(map(torch.equal, expected, selections(model, tokens)))
     torch.testing.assert_close(model.logits([tokens])[0], whole, rtol=1e-4, atol=1e-5)
 
 
 def test_of_equal_scores_the_first_keys_are_kept() -> None:
     score = torch.tensor([[1.0, 2.0, 2.0, 2.0, 2.0], [3.0, 1.0, 3.0, 1.0, 9.0]])
-    kept = layers._best(score, slice(3, 5), 3)
-    assert kept.tolist() == [[False, True, True, True, False], [True, False, True, False, True]]
+    best = layers._best(score, slice(3, 5), 3)
+    assert best.tolist() == [[False, True, True, True, False], [True, False, True, False, True]]
     assert layers._best(torch.zeros(2, 2), slice(0, 2), 1).tolist() == [[True, False], [True, False]]
 
 
@@ -124,11 +124,11 @@ def test_int8_keys_are_those_of_the_op(tiny_source: Path) -> None:
     batch = ops.PagedBatch(torch.tensor([0, 64]), torch.tensor([64]), table)
     head = weights.linear("self_attn.indexer.weights_proj", x)
     best = ops.lightning_indexer_quant(q8, pages, head, q_scale, scales[..., 0], batch, config.index_topk)
-    wanted = torch.zeros(64, 64, dtype=torch.bool)
+    expected = torch.zeros(64, 64, dtype=torch.bool)
     for row, positions in enumerate(best.tolist()):
-        wanted[row, [position for position in positions if position >= 0]] = True
+        expected[row, [position for position in positions if position >= 0]] = True
     # fp32 sums in another order: a key at the edge may fall either way.
-    assert int((got != wanted).sum()) <= 4
+    assert int((got != expected).sum()) <= 4
     assert not torch.equal(got, layers.select_topk(config, weights, x, latent))
 
 

@@ -31,30 +31,33 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head, "ROWS", 50)
 
 
-def plain_logits(directory: Path) -> torch.Tensor:
-    """[windows, S, vocab] through `decoder_layer`, all weights of a layer at once."""
-    model, found = StoredModel(directory), []
-    for window in WINDOWS:
-        hidden, selected = model.files.read("model.embed_tokens.weight").float()[window], None
-        for layer in range(model.config.num_hidden_layers):
-            hidden, selected = decoder_layer(model.config, layer, model.weights(layer), hidden, selected)
-        normed = layers.rms_norm(hidden, model.files.read("model.norm.weight").float(), model.config.rms_norm_eps)
-        found.append(normed @ model.files.read("lm_head.weight").float().T)
-    return torch.stack(found)
-
-
-def choices(directory: Path, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Experts [windows, S, k] and selections [windows, S, S] of one layer, sequence by sequence."""
-    model, experts, keys = StoredModel(directory), [], []
+def streams(model: StoredModel, layer: int) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """(stream, selection) of every window before `layer`, through `decoder_layer`, a whole layer at once."""
+    results = []
     for window in WINDOWS:
         hidden, selected = model.files.read("model.embed_tokens.weight").float()[window], None
         for number in range(layer):
             hidden, selected = decoder_layer(model.config, number, model.weights(number), hidden, selected)
-        weights, eps = model.weights(layer), model.config.rms_norm_eps
-        x = layers.rms_norm(hidden, weights.vector("input_layernorm.weight"), eps)
-        mixed, selected = layers.attention(model.config, weights, x, selected, model.config.has_indexer(layer))
-        x = layers.rms_norm(hidden + mixed, weights.vector("post_attention_layernorm.weight"), eps)
-        experts.append(layers.route(model.config, weights, x)[1])
+        results.append((hidden, selected))
+    return results
+
+
+def plain_logits(directory: Path) -> torch.Tensor:
+    """Logits [windows, S, vocab]."""
+    model = StoredModel(directory)
+    hidden = torch.stack([stream for stream, _ in streams(model, model.config.num_hidden_layers)])
+    normed = layers.rms_norm(hidden, model.files.read("model.norm.weight").float(), model.config.rms_norm_eps)
+    return normed @ model.files.read("lm_head.weight").float().T
+
+
+def selections(directory: Path, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Experts [windows, S, k] and keys [windows, S, S] of one layer."""
+    model = StoredModel(directory)
+    config, weights, experts, keys = model.config, model.weights(layer), [], []
+    for hidden, earlier in streams(model, layer):
+        x = layers.attention_input(config, weights, hidden)
+        mixed, selected = layers.attention(config, weights, x, earlier, config.has_indexer(layer))
+        experts.append(layers.route(config, weights, layers.mlp_input(config, weights, hidden + mixed))[1])
         keys.append(selected)
     return torch.stack(experts), torch.stack(keys)
 
@@ -62,12 +65,12 @@ def choices(directory: Path, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("recipe", ["w4a8", "w8a8"])
 def test_every_figure(recipe: str, tiny_source: Path, tiny_quantized: Quantized) -> None:
     out = tiny_quantized(recipe)
-    found = compare(out, tiny_source, WINDOWS)
+    comparison = compare(out, tiny_source, WINDOWS)
     a, b = (plain_logits(path)[:, :-1].double().log_softmax(-1) for path in (tiny_source, out))
     true = torch.stack(WINDOWS)[:, 1:]
     kl = (a.exp() * (a - b)).sum(-1)
     right_a, right_b = a.argmax(-1) == true, b.argmax(-1) == true
-    want = {
+    expected = {
         "kl_mean": kl.mean(),
         "kl_p99": kl.flatten().sort().values[-(-99 * kl.numel() // 100) - 1],
         "kl_max": kl.max(),
@@ -76,24 +79,24 @@ def test_every_figure(recipe: str, tiny_source: Path, tiny_quantized: Quantized)
         "nll_source": -a.gather(-1, true[..., None]).mean(),
         "nll_quantized": -b.gather(-1, true[..., None]).mean(),
     }
-    got = {row.name: row.value for row in metrics(found)}
-    assert want["kl_mean"] > 1e-5
-    for name, value in want.items():
+    got = {row.name: row.value for row in metrics(comparison)}
+    assert expected["kl_mean"] > 1e-5
+    for name, value in expected.items():
         assert got[name] == pytest.approx(float(value), rel=1e-4, abs=1e-7), name
     assert got["nll_delta"] == pytest.approx(got["nll_quantized"] - got["nll_source"])
     assert got["nll_change"] == pytest.approx(got["nll_delta"] / got["nll_source"])
 
 
-def test_agreement_of_choices(tiny_source: Path, tiny_w4a8: Path) -> None:
-    found = compare(tiny_w4a8, tiny_source, WINDOWS)
-    assert [layer.experts is None for layer in found.layers] == [True, False, False]
-    assert all(layer.indexer is not None for layer in found.layers)
-    (ids_a, keys_a), (ids_b, keys_b) = choices(tiny_source, 2), choices(tiny_w4a8, 2)
+def test_agreement_of_selections(tiny_source: Path, tiny_w4a8: Path) -> None:
+    comparison = compare(tiny_w4a8, tiny_source, WINDOWS)
+    assert [layer.experts is None for layer in comparison.layers] == [True, False, False]
+    assert all(layer.indexer is not None for layer in comparison.layers)
+    (ids_a, keys_a), (ids_b, keys_b) = selections(tiny_source, 2), selections(tiny_w4a8, 2)
     shares = [
         [len(set(x.tolist()) & set(y.tolist())) / len(x) for x, y in zip(u, v, strict=True)]
         for u, v in zip(ids_a, ids_b, strict=True)
     ]
-    layer = found.layers[2]
+    layer = comparison.layers[2]
     assert layer.experts is not None and layer.indexer is not None
     assert layer.experts.tolist() == pytest.approx([sum(share) / len(share) for share in shares])
     both = (keys_a & keys_b)[:, 16:].sum((1, 2)) / (32 * 16)
@@ -112,15 +115,15 @@ def test_a_checkpoint_against_itself_is_exact(recipe: str, tiny_source: Path, ti
 
 
 def test_short_windows_have_no_indexer_to_compare(tiny_source: Path, tiny_w4a8: Path) -> None:
-    found = compare(tiny_w4a8, tiny_source, [window[:16] for window in WINDOWS])
-    assert all(layer.indexer is None for layer in found.layers)
-    assert "indexer_overlap" not in {row.name for row in metrics(found)}
+    comparison = compare(tiny_w4a8, tiny_source, [window[:16] for window in WINDOWS])
+    assert all(layer.indexer is None for layer in comparison.layers)
+    assert "indexer_overlap" not in {row.name for row in metrics(comparison)}
 
 
-@pytest.mark.parametrize("made", [{"dtype": "fp8"}, {"dtype": "float16"}, SHARED_INDEXER])
-def test_the_walk_is_the_plain_forward(made: dict[str, object], tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{"dtype": "fp8"}, {"dtype": "float16"}, SHARED_INDEXER])
+def test_the_walk_is_the_plain_forward(options: dict[str, object], tmp_path: Path) -> None:
     """FP8 blocks, fp16, and layers that share an indexer: logits of a forward that reads the source by itself."""
-    source = write_tiny_model(tmp_path / "source", **made)  # type: ignore[arg-type]
+    source = write_tiny_model(tmp_path / "source", **options)  # type: ignore[arg-type]
     files = SourceCheckpoint(source)
 
     class Weights:
@@ -161,21 +164,15 @@ def test_only_one_expert_is_alive_at_a_time(tiny_source: Path, monkeypatch: pyte
     assert len(references) == 2 + 2 * (2 + 4) and most == 2  # the one before goes when the next is there
 
 
-def test_paired_bootstrap() -> None:
-    """Against the normal approximation, where it holds; and pairing: what both models share does not widen it."""
-    generator = torch.Generator().manual_seed(0)
-    values = torch.randn(400, generator=generator, dtype=torch.float64) + 3
-    low, high = mean_interval(values) or (0.0, 0.0)
-    wide = 1.96 * float(values.std()) / 400**0.5
-    assert (low, high) == pytest.approx((float(values.mean()) - wide, float(values.mean()) + wide), abs=0.15 * wide)
-    hard = 10 * torch.rand(400, 1, generator=generator, dtype=torch.float64)  # windows differ far more than models
+def test_intervals_are_paired() -> None:
+    """What both models share does not widen the interval of their difference."""
+    nll = 10 * torch.rand(400, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     none = torch.zeros(400, 1, dtype=torch.bool)
-    found = FidelityComparison(hard, hard, hard + 0.1, none, none, none)
-    rows = {row.name: row for row in metrics(found)}
-    delta, nll = rows["nll_delta"].interval, rows["nll_source"].interval
-    assert delta is not None and nll is not None
-    assert delta[1] - delta[0] < 1e-6 < 0.1 < nll[1] - nll[0]
-    assert mean_interval(values[:1]) is None
+    rows = {row.name: row for row in metrics(FidelityComparison(nll, nll, nll + 0.1, none, none, none))}
+    delta, level = rows["nll_delta"].interval, rows["nll_source"].interval
+    assert delta is not None and level is not None
+    assert delta[1] - delta[0] < 1e-6 < 0.1 < level[1] - level[0]
+    assert mean_interval(nll[:1, 0]) is None
 
 
 def test_interval_of_a_ratio_draws_both_together() -> None:
@@ -187,10 +184,10 @@ def test_interval_of_a_ratio_draws_both_together() -> None:
         (None, values[picks].mean(1)),
         (weights, values[picks].sum(1) / weights[picks].sum(1)),
     ):
-        found = mean_interval(values, weight)
-        assert found == pytest.approx(every.quantile(ends).tolist(), rel=0.05)
+        interval = mean_interval(values, weight)
+        assert interval == pytest.approx(every.quantile(ends).tolist(), rel=0.05)
         torch.manual_seed(5)
-        assert mean_interval(values, weight) == found
+        assert mean_interval(values, weight) == interval
     assert mean_interval(torch.full((3,), 0.5)) == (0.5, 0.5)
 
 

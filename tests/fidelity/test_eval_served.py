@@ -45,8 +45,8 @@ def test_a_server_is_as_far_as_its_files(server: str, trained_checkpoint: Path, 
     done = glm5_ascend("eval", *arguments, "--url", server)
     assert done.returncode == 0, done.stderr
     served = json.loads(done.stdout)
-    found = compare(rotated_checkpoint, trained_checkpoint, windows(trained_checkpoint))
-    here = {row.name: row.value for row in metrics(found)}
+    comparison = compare(rotated_checkpoint, trained_checkpoint, windows(trained_checkpoint))
+    here = {row.name: row.value for row in metrics(comparison)}
     assert served["nll_source"] == pytest.approx(here["nll_source"], rel=1e-6)
     assert served["nll_quantized"] == pytest.approx(here["nll_quantized"], abs=0.02)
     assert served["top1_agreement"] == pytest.approx(here["top1_agreement"], abs=0.04)

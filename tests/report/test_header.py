@@ -60,6 +60,6 @@ def test_what_is_no_secret_stays() -> None:
 
 def test_hashes(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(b"abc")
-    wanted = hashlib.sha256(b"abc").hexdigest()
-    assert hashed_file(tmp_path / "text").sha256 == hashed_text("name", "abc").sha256 == wanted
-    assert str(hashed_text("name", "abc")) == f"name, SHA-256 {wanted}"
+    expected = hashlib.sha256(b"abc").hexdigest()
+    assert hashed_file(tmp_path / "text").sha256 == hashed_text("name", "abc").sha256 == expected
+    assert str(hashed_text("name", "abc")) == f"name, SHA-256 {expected}"

@@ -72,7 +72,7 @@ def test_quantize_verify_serve(
     if recipe == MIXED:
         recipe = str(write_mixed_experts(tmp_path / "mixed.yaml", source, 2))
     must_run("quantize", source, out, "--recipe", recipe, "--quiet")
-    must_run("verify", out, "--against", source, "--quiet")
+    must_run("verify", out, "--against", source)
 
     engine = {
         "model": str(out), "dtype": "float32", "quantization": "ascend",
