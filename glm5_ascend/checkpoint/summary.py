@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT
-from glm5_ascend.errors import CheckpointError
+from glm5_ascend.errors import CheckpointError, Glm5Error
 from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.model.config_file import read_config
 
@@ -32,13 +32,13 @@ class CheckpointSummary:
     group_size: int | None
 
 
-def summarize(directory: Path) -> CheckpointSummary:
+def summarize(directory: Path, *, error: type[Glm5Error] = CheckpointError) -> CheckpointSummary:
     """Read config.json and, if there is one, the description.
 
     Raises:
         CheckpointError: one of them is damaged. ConfigError: config.json is missing, or has an impossible value.
     """
-    config = read_config(directory, error=CheckpointError)
+    config = read_config(directory, error=error)
     layers = config.get("num_hidden_layers", 0)
     content: dict[str, Any] = {}
     path = directory / DESCRIPTION_NAME

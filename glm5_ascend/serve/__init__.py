@@ -2,7 +2,7 @@
 
     from glm5_ascend.serve import serve, watch
 
-are the commands `serve`, without a profile, and `watch`. They are found late: vLLM's processes import this package
+are the commands `serve`, without a profile, and `watch`. They are imported late: vLLM's processes import this package
 before torch.
 """
 

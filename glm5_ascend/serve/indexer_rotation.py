@@ -1,5 +1,6 @@
-"""Where vllm-ascend rotates GLM-5's indexer without Triton-Ascend, by its sources: what the plugin mends, what doctor
-looks at. Light: nothing of vllm-ascend is imported.
+"""Finds in vllm-ascend's sources where it rotates GLM-5's indexer without Triton-Ascend, for plugin and `doctor`.
+
+Imports nothing of vllm-ascend.
 """
 
 from __future__ import annotations
@@ -7,27 +8,27 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-#: Modules of its sparse attention, of all lines: 0.23 has the first two, from 0.30 the indexer is a file of its own.
+#: Modules of its sparse attention: 0.23 has the first two, 0.30 also the third.
 MODULES = ("attention.sfa_v1", "attention.context_parallel.sfa_cp", "attention.indexer")
 OPERATOR = "npu_rotary_mul"
-#: Queries and keys are rotated, each by a call.
-FEWEST = 2
+#: One call for queries, one for keys.
+MIN_CALLS = 2
 
 
 def rotating(folder: Path) -> dict[str, list[str]]:
-    """Module -> functions in it that call `torch_npu.npu_rotary_mul`, of the vllm-ascend in `folder`."""
-    found = {}
+    """Module of the vllm-ascend in `folder` -> its functions that call `torch_npu.npu_rotary_mul`."""
+    modules = {}
     for module in MODULES:
         path = folder.joinpath(*module.split(".")).with_suffix(".py")
         functions = _calling(path) if path.is_file() else []
         if functions:
-            found[module] = functions
-    return found
+            modules[module] = functions
+    return modules
 
 
-def known(folder: Path | None) -> bool:
-    """Whether both rotations are where we look for them."""
-    return folder is not None and sum(map(len, rotating(folder).values())) >= FEWEST
+def is_known(folder: Path | None) -> bool:
+    """True if both rotations are where this package expects them."""
+    return folder is not None and sum(map(len, rotating(folder).values())) >= MIN_CALLS
 
 
 def _calling(path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""`glm5-ascend serve`: check the directory and the environment, then become vLLM's OpenAI-compatible server."""
+"""`glm5-ascend serve`: checks the directory and the environment, and starts vLLM's OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ from glm5_ascend.serve.environment import require_cpu_environment
 from glm5_ascend.serve.flags import ServerCommand, given_flags, value_of
 from glm5_ascend.serve.servable import check_directory
 
-#: vLLM's `vllm serve`, whatever its distribution is called.
+#: Module that runs `vllm serve`.
 SERVER_MODULE = "glm5_ascend.serve.vllm_command"
-#: Answers GET / with the chat page.
 CHAT_PAGE = "glm5_ascend.serve.middleware.ChatPage"
-#: Asks for the API key, if there is one, on the routes where vLLM does not.
 KEY_GUARD = "glm5_ascend.serve.middleware.RequireApiKey"
+
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 LONGEST_DEFAULT_CONTEXT = 8192
 
-#: Set only where the user has not. OMP_NUM_THREADS=1: more threads than free cores make it many times slower.
+#: Defaults of environment variables. OMP_NUM_THREADS=1: more threads than free cores make it many times slower.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 CPU_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "1",
 }
-#: Where any white space is allowed between the parts of an answer in JSON, a small model can write it to the end.
+#: JSON answers without white space: a small model can fill an answer with it.
 COMPACT_JSON = {"backend": "xgrammar", "disable_any_whitespace": True}
 
 
@@ -47,20 +46,20 @@ def serve(
     port: int | None = None,
     dry_run: bool = False,
 ) -> ServerCommand:
-    """Replace this process by vLLM's OpenAI-compatible server; returns only for a dry run, what would be started.
+    """Replace this process by vLLM's OpenAI-compatible server. Returns only for a dry run: the command.
 
-    This is `glm5-ascend serve` without a profile (with one: `deploy.serve_profile`). The command also runs the quick
-    check of `verify` over a quantized checkpoint first; here call `verify(directory, deep=False)` for it.
+    `glm5-ascend serve` without a profile (with a profile: `deploy.serve_profile`). The command first runs the quick
+    check of `verify` on a quantized checkpoint; here call `verify(directory, deep=False)` for it.
 
     Args:
         directory: a checkpoint, quantized or not.
-        vllm_args: flags of vLLM; they win over everything of ours.
-        host: address to listen on, 127.0.0.1 if left out. port: 8000 if left out.
+        vllm_args: flags of vLLM; they override our defaults.
+        host: address to listen on, default 127.0.0.1. port: default 8000.
 
     Raises:
         ConfigError: config.json that vLLM would misread, a flag that fails later, a port that is taken.
         CheckpointError: no weights, or a description that cannot be read.
-        MissingEnvironmentError: what keeps this machine from serving.
+        MissingEnvironmentError: a problem of this machine.
     """
     return launch(check_directory(Path(directory)), vllm_args, host=host, port=port, dry_run=dry_run)
 
@@ -80,7 +79,7 @@ def launch(
     dry_run: bool,
     start: Callable[[ServerCommand], object] = become,
 ) -> ServerCommand:
-    """`serve` for a directory that `check_directory` has seen; `start` gets what is to be started."""
+    """`serve` for a checkpoint that `check_directory` has read; calls `start` with the command."""
     command = build_command(checkpoint, vllm_args, host=host or DEFAULT_HOST, port=port or DEFAULT_PORT)
     port_of(command.argv)
     if dry_run:
@@ -96,7 +95,7 @@ def launch(
 def build_command(
     checkpoint: CheckpointSummary, extra: Sequence[str], *, host: str = DEFAULT_HOST, port: int = DEFAULT_PORT
 ) -> ServerCommand:
-    """The variables to add to the environment, and the command line.
+    """Environment variables and command line of a server.
 
     A flag in `extra` replaces our default for it, in any of vLLM's spellings (`--max_model_len`, `--flag=value`).
     """
@@ -116,19 +115,19 @@ def build_command(
         defaults.append(("--quantization", "ascend"))
     if not on_ascend():
         defaults.append(("--structured-outputs-config", json.dumps(COMPACT_JSON)))
-    given = given_flags(extra)
+    user_flags = given_flags(extra)
     argv = [sys.executable, "-m", SERVER_MODULE, "serve", str(directory)]
     for flag, value in defaults:
-        if flag not in given:
+        if flag not in user_flags:
             argv += [flag] if value is None else [flag, value]
-    wanted = ENVIRONMENT if on_ascend() else {**ENVIRONMENT, **CPU_ENVIRONMENT}
-    env = {name: value for name, value in wanted.items() if name not in os.environ}
+    variables = ENVIRONMENT if on_ascend() else {**ENVIRONMENT, **CPU_ENVIRONMENT}
+    env = {name: value for name, value in variables.items() if name not in os.environ}
     argv = [*argv, "--middleware", KEY_GUARD, *extra]
     return ServerCommand(env, argv if on_ascend() else with_keys(argv)).without_key()
 
 
 def refuse_flags(extra: Sequence[str]) -> None:
-    """What the platform would refuse later, with a traceback."""
+    """Raise `ConfigError` for flags that the platform would refuse later, with a traceback."""
     if any("+rotary_embedding" in arg for arg in extra):
         raise ConfigError(
             "+rotary_embedding: vLLM's CPU rope kernel rotates GLM-5's queries wrongly", "drop it from the vLLM flags"
@@ -138,7 +137,7 @@ def refuse_flags(extra: Sequence[str]) -> None:
 
 
 def port_of(argv: Sequence[str]) -> int:
-    """The port a command line ends up with; raises `ConfigError` for one that is none."""
+    """Port of a command line. Raises `ConfigError` for an invalid one."""
     text = value_of(argv, "--port")
     if not text.isascii() or not text.isdecimal() or not 0 < int(text[:6]) < 65536 or len(text) > 5:
         raise ConfigError(f"--port {shortened(text)}: not a port", "give a number from 1 to 65535")
@@ -146,11 +145,11 @@ def port_of(argv: Sequence[str]) -> int:
 
 
 def require_free_port(host: str, port: int) -> None:
-    """vLLM notices a taken port only after it has loaded the model."""
+    """Raise `ConfigError` for a port in use, which vLLM notices only after it has loaded the model."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         socket.create_server((host, port), family=family).close()
-    except (OSError, ValueError) as error:  # ValueError: a host name that no resolver takes
+    except (OSError, ValueError) as error:  # ValueError: an invalid host name
         raise ConfigError(
             f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}",
             "choose another one with --port",

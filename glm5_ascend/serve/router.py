@@ -1,4 +1,4 @@
-"""vllm-router's own list of servers: what it sends requests to, changed while it runs."""
+"""The list of servers of a running vllm-router."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ class RunningRouter:
     key: str = ""
 
     def workers(self) -> list[str]:
-        """URLs of the servers that get requests."""
+        """URLs of the servers that receive requests."""
         with exchange("GET", f"{self.url}/list_workers", None, self.key, _LIMITS) as reply:
             data = reply.read()
         try:
             urls = parse_json(data)["urls"]
         except (ValueError, KeyError, TypeError):
             urls = None
-        if not isinstance(urls, list) or not all(isinstance(each, str) for each in urls):
+        if not isinstance(urls, list) or not all(isinstance(url, str) for url in urls):
             raise CheckFailedError(f"{self.url}/list_workers: {shown(data, 120)}", "is this vllm-router?")
         return urls
 
     def remove(self, worker: str) -> None:
-        """No new request goes to it; what it has begun goes on."""
+        """Send it no new requests; running ones continue."""
         self._post("remove_worker", worker)
 
     def add(self, worker: str) -> None:
-        """Let it in (again)."""
+        """Send it requests."""
         self._post("add_worker", worker)
 
     def _post(self, what: str, worker: str) -> None:
@@ -48,7 +48,7 @@ class RunningRouter:
 
 
 def connected(url: str, key: str = "") -> RunningRouter:
-    """Raises ConfigError for no URL; others as `RunningRouter` where none answers."""
-    found = RunningRouter(server_address(url), key)
-    found.workers()
-    return found
+    """A running router. Raises `ConfigError` if `url` is not a URL, and as `RunningRouter` if no router answers."""
+    router = RunningRouter(server_address(url), key)
+    router.workers()
+    return router

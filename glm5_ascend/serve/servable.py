@@ -1,4 +1,4 @@
-"""What a directory must hold before vLLM may load it: vLLM misreads much of the rest without a word."""
+"""Checks of a checkpoint directory before vLLM loads it: vLLM misreads many defects without a message."""
 
 from __future__ import annotations
 
@@ -9,44 +9,48 @@ from typing import Any
 from glm5_ascend.checkpoint.summary import CheckpointSummary, summarize
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.errors import CheckpointError, ConfigError, shown
-from glm5_ascend.model.config_file import check_architecture, read_config
-from glm5_ascend.serve.plugin.description import load_description
-from glm5_ascend.serve.schedule import topk_pattern
+from glm5_ascend.model.config_file import check_architecture, indexer_schedule
+from glm5_ascend.serve.plugin.description import QuantDescription, check_group_size
 
-#: config.json keys that vLLM reads with another default than GLM-5's: without them it computes something else.
+#: Keys of config.json for which vLLM's default differs from GLM-5's value.
 REQUIRED_KEYS = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "indexer_rope_interleave": True}
+#: Keys from which vLLM derives the layers without an indexer.
+VLLM_INDEXER_KEYS = ("index_topk_pattern", "index_topk_freq", "index_skip_topk_offset")
 
 
 def check_directory(directory: Path) -> CheckpointSummary:
-    """What the checkpoint holds, by its JSON files and the shards' headers; no tensor is read.
+    """Check config.json, the description and the shards' headers of a checkpoint, and summarize it. Reads no tensor.
 
     Raises:
-        ConfigError: vLLM would refuse config.json, or compute something else than GLM-5 by it.
-        CheckpointError: no weights, shards that are missing, cut or no shards, or a description that cannot be read.
+        ConfigError: vLLM would refuse config.json, or compute another model by it.
+        CheckpointError: no weights; shards that are missing or damaged; a description that is damaged or inconsistent.
     """
-    from glm5_ascend.checkpoint.index import CheckpointDir  # imports torch, which nobody needs without a directory
+    from glm5_ascend.checkpoint.index import CheckpointDir  # imports torch, which a wrong directory does not need
 
-    config = _checked_config(directory)
+    checkpoint = summarize(directory, error=ConfigError)
+    check_config(checkpoint.config, directory / "config.json")
     if not any(directory.glob("*.safetensors")):
         raise CheckpointError(f"{directory} has no .safetensors file", "the weights are missing: copy them")
     CheckpointDir(directory)
-    if (directory / DESCRIPTION_NAME).exists():
-        if "quantization_config" in config:
+    path = directory / DESCRIPTION_NAME
+    if path.exists():
+        if "quantization_config" in checkpoint.config:
             raise ConfigError(
                 f"{directory / 'config.json'} has quantization_config, so vLLM would never read {DESCRIPTION_NAME}",
                 "remove quantization_config from config.json",
             )
-        load_description(directory).check()
-    return summarize(directory)
+        check_group_size(path, checkpoint.group_size)
+        QuantDescription(path, checkpoint.types, is_rot_used=False).check()
+    return checkpoint
 
 
-def _checked_config(directory: Path) -> dict[str, Any]:
-    path = directory / "config.json"
-    config = read_config(directory)  # checked before anything is built or looped over by its numbers
+def check_config(config: dict[str, Any], path: Path) -> None:
+    """Raise `ConfigError` for a config.json by which vLLM would not compute GLM-5."""
     check_architecture(config, path)
-    if "GlmMoeDsaForCausalLM" not in _names(config.get("architectures")):
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or "GlmMoeDsaForCausalLM" not in architectures:
         raise ConfigError(
-            f"{path}: architectures is {shown(config.get('architectures'))}; vLLM would serve embeddings, not text",
+            f"{path}: architectures is {shown(architectures)}; vLLM would serve embeddings, not text",
             'restore config.json from the source checkpoint, or add {"architectures": ["GlmMoeDsaForCausalLM"]}',
         )
     for key, value in REQUIRED_KEYS.items():
@@ -58,9 +62,30 @@ def _checked_config(directory: Path) -> dict[str, Any]:
     if config.get("indexer_types") is not None and "num_hidden_layers" not in config:
         raise ConfigError(f"{path}: num_hidden_layers is missing", "restore config.json from the source checkpoint")
     topk_pattern(config)
-    return config
 
 
-def _names(value: object) -> list[object]:
-    """`value` if it is a list: `in` finds a part of a string, and fails on a number."""
-    return value if isinstance(value, list) else []
+def topk_pattern(config: dict[str, Any]) -> str | None:
+    """vLLM's `index_topk_pattern` for transformers' `indexer_types`: F = layer with an indexer, S = without (GLM-5.2).
+
+    Args:
+        config: config.json, or a transformers config's `to_dict()`.
+    Returns:
+        None without `indexer_types`: then vLLM derives the layers itself.
+    Raises:
+        ConfigError: the keys that vLLM reads contradict `indexer_types`.
+    """
+    types = config.get("indexer_types")
+    if types is None:
+        return None
+    layers = config["num_hidden_layers"]
+    pattern = "".join("S" if layer_type == "shared" else "F" for layer_type in types[:layers])
+    keys = {key: config[key] for key in VLLM_INDEXER_KEYS if config.get(key) is not None}
+    vllm_pattern = "".join("F" if has_indexer else "S" for has_indexer in indexer_schedule(config, layers))
+    if keys and vllm_pattern != pattern:
+        layer = next(i for i, (a, b) in enumerate(zip(pattern, vllm_pattern, strict=False)) if a != b)
+        raise ConfigError(
+            f"config.json: indexer_types has layer {layer} {types[layer]!r}, "
+            f"but {', '.join(f'{key}={value}' for key, value in keys.items())} says otherwise",
+            "restore config.json from the source checkpoint, or remove the keys that are wrong",
+        )
+    return pattern

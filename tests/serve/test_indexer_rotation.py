@@ -47,7 +47,7 @@ def site(tmp_path: Path) -> Site:
 def test_both_lines_are_known(line: str, site: Site) -> None:
     folder = site(LAYOUTS[line])
     assert indexer_rotation.rotating(folder) == LAYOUTS[line]
-    assert indexer_rotation.known(folder)
+    assert indexer_rotation.is_known(folder)
 
 
 @pytest.mark.parametrize("layout", [{}, {"attention.indexer": ["forward_k"]}, {"attention.sfa_v2": ["pre", "post"]}])
@@ -56,7 +56,7 @@ def test_another_layout_is_refused_and_stays_an_error_of_doctor(
 ) -> None:
     folder = site(layout)
     with pytest.raises(ConfigError, match="not known"):
-        rotation.mend_all(folder)
+        rotation.replace_all(folder)
     monkeypatch.setattr(preflight, "ascend_folder", lambda: folder)
     profile = load("a3-single-w4a8")
     facts, _ = preflight.facts_for(profile, profile.role(None), None, [])
@@ -73,7 +73,7 @@ def test_every_caller_gets_our_rotation(line: str, site: Site, monkeypatch: pyte
         module.__dict__["torch_npu"] = halves
         exec(folder.joinpath(*name.split(".")).with_suffix(".py").read_text(), module.__dict__)
         monkeypatch.setitem(sys.modules, f"vllm_ascend.{name}", module)
-    assert rotation.mend_all(folder) == list(LAYOUTS[line])
+    assert rotation.replace_all(folder) == list(LAYOUTS[line])
     x, angle = torch.randn(3, 4), torch.tensor([0.3, 1.1, 0.3, 1.1])
     want = rotation.rotate_neighbours(x, angle.cos(), angle.sin())
     assert not torch.equal(want, x)
@@ -89,11 +89,11 @@ def test_a_choice_that_our_rotation_did_not_precede_is_refused(monkeypatch: pyte
         def select(q: Any) -> Any:
             return q
 
-    monkeypatch.setattr(rotation.Mended, "calls", 0)
+    monkeypatch.setattr(rotation.RotatingNeighbours, "calls", 0)
     rotation.require_calls(Operator, "select")
     with pytest.raises(ConfigError, match="another function"):
         Operator.select(1)
-    mended = rotation.Mended(types.SimpleNamespace())
+    mended = rotation.RotatingNeighbours(types.SimpleNamespace())
     for _ in range(2):
         mended.npu_rotary_mul(torch.ones(1, 2), torch.ones(2), torch.zeros(2))
     assert Operator.select(1) == 1

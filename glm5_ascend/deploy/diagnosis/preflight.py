@@ -67,7 +67,7 @@ def facts_for(
 def mends_rotation() -> bool:
     """Whether our plugin finds what it mends in the vllm-ascend that is installed; elsewhere the tested ones count."""
     folder = ascend_folder()
-    return folder is None or indexer_rotation.known(folder)
+    return folder is None or indexer_rotation.is_known(folder)
 
 
 def preflight(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from glm5_ascend.checkpoint.types import (
     DESCRIPTION_NAME,
@@ -102,17 +103,22 @@ class QuantDescription:
 
 
 def load_description(directory: Path) -> QuantDescription:
-    """Read and parse the description of a checkpoint directory."""
+    """Read the description of a checkpoint directory."""
     path = directory / DESCRIPTION_NAME
     if not path.exists():
         raise CheckpointError(
             f"{path} does not exist", "quantize the model first, or serve it without --quantization ascend"
         )
     content = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR, fix="re-create the checkpoint")
-    if content.get("group_size", 0) != 0:
-        raise CheckpointError(
-            f"{path}: group_size is {content['group_size']}, only per-channel scales (0) can be served",
-            "re-create the checkpoint with group_size 0",
-        )
+    check_group_size(path, content.get("group_size"))
     types = {key: value for key, value in content.items() if "." in key and isinstance(value, str)}
     return QuantDescription(path, types, content.get("is_rot_used") is True)
+
+
+def check_group_size(path: Path, group_size: Any) -> None:
+    """Raise `CheckpointError` for a description with groups: only per-channel scales can be served."""
+    if group_size not in (None, 0):
+        raise CheckpointError(
+            f"{path}: group_size is {group_size}, only per-channel scales (0) can be served",
+            "re-create the checkpoint with group_size 0",
+        )

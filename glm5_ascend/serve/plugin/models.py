@@ -15,7 +15,7 @@ from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.serve.plugin.linear import multiply_bf16_in_fp32
 from glm5_ascend.serve.plugin.loading import SeenTensors, require_complete
-from glm5_ascend.serve.schedule import topk_pattern
+from glm5_ascend.serve.servable import topk_pattern
 
 #: mallopt's parameters (glibc's malloc.h) and their values in bytes: allocations up to 32 MiB (the maximum) come from
 #: the heap, 256 MiB of free heap are kept, the heap grows by 16 MiB.

@@ -1,7 +1,7 @@
-"""Beside vllm-ascend: versions are checked, its indexer's rotation is mended, and its kernels are replaced or compared.
+"""With vllm-ascend: checks versions, corrects the indexer's rotation, and replaces or compares kernels on request.
 
-By default vllm-ascend computes with its own kernels and this says nothing. What we touch is touched late, when the
-platform is first asked for GLM-5's attention: vllm-ascend's own patches are in place by then.
+By default vllm-ascend computes with its own kernels. Changes are applied when the platform is first asked for GLM-5's
+attention: vllm-ascend's own patches are applied by then.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ SPARSE_BACKEND = "AscendSFABackend"
 
 
 def register() -> None:
-    """Hook into the platform, once per process. Other platforms than vllm-ascend's are left alone."""
+    """Hook into vllm-ascend's platform, once per process. Other platforms are not changed."""
     from vllm.platforms import current_platform
 
     platform = type(current_platform)
     if not platform.__module__.startswith("vllm_ascend") or getattr(platform, _MARK, False):
         return
     warn_of_versions()
-    asked = platform.get_attn_backend_cls
+    original = platform.get_attn_backend_cls
 
-    @functools.wraps(asked.__func__)
+    @functools.wraps(original.__func__)
     def get_attn_backend_cls(cls: Any, *arguments: Any, **named: Any) -> Any:
-        path = asked(*arguments, **named)
+        path = original(*arguments, **named)
         if str(path).endswith(SPARSE_BACKEND):
             from glm5_ascend.serve.plugin.ascend import attention
 
@@ -46,7 +46,7 @@ def register() -> None:
 
 
 def warn_of_versions() -> None:
-    """One line where the installed packages are not one tested set; nothing otherwise."""
+    """Log a warning if the installed packages are not a tested set."""
     release = version_of("vllm-ascend")
     if release is None:  # a source tree on sys.path has no version
         return

@@ -1,76 +1,112 @@
-"""What is changed of vllm-ascend's sparse attention, and when.
+"""Changes to vllm-ascend's sparse attention.
 
-- Without Triton-Ascend its indexer rotates halves, GLM-5's rotates neighbours: wrong tokens beyond 2048. We give it the
-  right rotation (`rotation`), or refuse where it is not found. Remove when vllm-ascend has PR 8982 on both lines.
-- `GLM5_KERNELS=reference` or `triton` puts our kernels in the place of the official ones (`kernels`).
+- Without Triton-Ascend its indexer rotates halves, GLM-5's rotates neighbours: wrong tokens beyond 2048. We replace the
+  rotation (`rotation`), or refuse if it is not found. Remove when vllm-ascend has PR 8982 on both lines.
+- `GLM5_KERNELS=reference` or `triton` replaces the official kernels by ours.
 - `GLM5_COMPARE=1` computes each fused op a second time by the CPU reference and logs the difference (`compare`).
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from typing import Any
 
+import torch
+
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.activation import ascend_folder
-from glm5_ascend.serve.plugin.ascend import compare, kernels, rotation
-from glm5_ascend.serve.plugin.ascend.calls import INDEXER
-from glm5_kernels.registry import VARIABLE
+from glm5_ascend.serve.plugin.ascend import compare, rotation
+from glm5_ascend.serve.plugin.ascend.calls import (
+    ATTENTION,
+    INDEXER,
+    attention_arguments,
+    has_int8_cache,
+    indexer_arguments,
+    named,
+)  # fmt: skip
+from glm5_kernels import registry
 
 logger = logging.getLogger("vllm.glm5_ascend")
 COMPARE, STEPS = "GLM5_COMPARE", "GLM5_COMPARE_STEPS"
-#: Values of GLM5_KERNELS that mean vllm-ascend's own.
-OFFICIAL = ("", "auto", "npu")
-OURS = ("reference", "triton")
-_done = False
+#: Values of GLM5_KERNELS: vllm-ascend's kernels, and ours.
+OFFICIAL, OURS = ("", "auto", "npu"), ("reference", "triton")
 
 
+@functools.cache
 def prepare() -> None:
-    """Once per process. Raises `ConfigError` for settings that cannot be honoured."""
-    global _done
-    if _done:
-        return
-    chosen = os.environ.get(VARIABLE, "").strip().lower()
-    if chosen not in (*OFFICIAL, *OURS):
-        raise ConfigError(f"{VARIABLE}={chosen}: not for an NPU", f"unset it, or one of {', '.join(OURS)}")
+    """Apply the changes, once per process. Raises `ConfigError` for settings that cannot be applied."""
+    implementation = os.environ.get(registry.VARIABLE, "").strip().lower()
+    if implementation not in (*OFFICIAL, *OURS):
+        raise ConfigError(
+            f"{registry.VARIABLE}={implementation}: not for an NPU", f"unset it, or one of {', '.join(OURS)}"
+        )
     comparing = os.environ.get(COMPARE, "").strip().lower() in ("1", "true", "yes", "on")
     if comparing:
         require_eager(f"{COMPARE}=1")
-    if chosen == "reference":
-        require_eager(f"{VARIABLE}=reference")
+    if implementation == "reference":
+        require_eager(f"{registry.VARIABLE}=reference")
     from vllm_ascend.device.device_op import DeviceOperator
 
-    mend_rotation(DeviceOperator)
-    if chosen in OURS:
-        kernels.replace(DeviceOperator, chosen)
-        logger.warning("glm5-ascend: %s=%s, attention runs on our kernels", VARIABLE, chosen)
+    replace_rotation(DeviceOperator)
+    if implementation in OURS:
+        replace_kernels(DeviceOperator, implementation)
+        logger.warning("glm5-ascend: %s=%s, attention runs on our kernels", registry.VARIABLE, implementation)
     if comparing:
         steps = int(os.environ.get(STEPS, "8"))
         compare.wrap(DeviceOperator, steps)
         logger.warning("glm5-ascend: %s=1, the first %d calls per layer are compared: slow", COMPARE, steps)
-    _done = True
 
 
 def require_eager(setting: str) -> None:
-    """A graph replays kernels without Python: nothing would be compared, and host copies cannot be captured."""
+    """Raise `ConfigError` without --enforce-eager: a graph replays kernels without running Python."""
     from vllm.config import get_current_vllm_config
 
     model: Any = get_current_vllm_config().model_config
     if model is not None and not model.enforce_eager:
-        raise ConfigError(f"{setting} cannot look into graphs", "add --enforce-eager")
+        raise ConfigError(f"{setting} does not work with graphs", "add --enforce-eager")
 
 
-def mend_rotation(operator: Any) -> None:
-    """`operator`: vllm-ascend's DeviceOperator. Nothing where Triton-Ascend rotates."""
+def replace_rotation(operator: Any) -> None:
+    """Replace the indexer's rotation where Triton-Ascend is missing. `operator`: vllm-ascend's DeviceOperator."""
     from vllm.triton_utils import HAS_TRITON
 
     folder = ascend_folder()
     if HAS_TRITON or folder is None:
         return
-    mended = rotation.mend_all(folder)
+    modules = rotation.replace_all(folder)
     rotation.require_calls(operator, INDEXER)
     logger.warning(
         "glm5-ascend: Triton-Ascend is missing; vllm-ascend's indexer would rotate GLM-5's keys wrongly beyond 2048 "
-        "tokens, our slower rotation takes its place (in %s)", ", ".join(mended),
+        "tokens, our slower rotation replaces it (in %s)", ", ".join(modules),
     )  # fmt: skip
+
+
+def replace_kernels(operator: Any, implementation: str) -> None:
+    """Replace indexer and attention of vllm-ascend's DeviceOperator by ours; calls on int8 caches are refused."""
+    indexer, attention = getattr(operator, INDEXER), getattr(operator, ATTENTION)
+    our_indexer = registry.load("lightning_indexer", implementation)
+    our_attention = registry.load("sparse_flash_attention", implementation)
+
+    def select(*arguments: Any, **keywords: Any) -> torch.Tensor:
+        call = _call(indexer, arguments, keywords)
+        positions: torch.Tensor = our_indexer(*indexer_arguments(call))
+        return positions[:, None]
+
+    def sparse_attention(*arguments: Any, **keywords: Any) -> torch.Tensor:
+        call = _call(attention, arguments, keywords)
+        if call.get("return_lse"):
+            raise ConfigError("GLM5_KERNELS: decode context parallelism needs the official kernels", "unset it")
+        out: torch.Tensor = our_attention(*attention_arguments(call), True)[0]
+        return out
+
+    setattr(operator, INDEXER, staticmethod(select))
+    setattr(operator, ATTENTION, staticmethod(sparse_attention))
+
+
+def _call(method: Any, arguments: Any, keywords: Any) -> dict[str, Any]:
+    call = named(method, arguments, keywords)
+    if has_int8_cache(call):
+        raise ConfigError("GLM5_KERNELS: int8 caches (C8) need the official kernels", "unset it, or C8 off")
+    return call

@@ -1,7 +1,7 @@
-"""The calls of vllm-ascend's DeviceOperator that matter to sparse attention, in our ops' terms; of 0.23 and 0.30.
+"""Calls of vllm-ascend's DeviceOperator for sparse attention (0.23 and 0.30), converted to arguments of our ops.
 
-Arguments are taken by name from its signatures, so another release's order does not matter; a missing name is told.
-From 0.30 the indexer has caches of its own, and its call no longer names the layer.
+Arguments are taken by name from its signatures, so their order does not matter. From 0.30 on the indexer has its own
+caches, and its call no longer names the layer.
 """
 
 from __future__ import annotations
@@ -17,29 +17,27 @@ from glm5_ascend.errors import ConfigError
 from glm5_kernels.ops import PagedBatch
 
 INDEXER, ATTENTION = "indexer_select_post_process", "execute_sparse_flash_attention_process"
-PREPROCESS = "sfa_preprocess_with_mlapo"
-#: sparse_count is written into vllm-ascend's calls.
+#: The constant sparse_count in vllm-ascend's calls.
 TOPK = 2048
 
 
 def named(method: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a call by their names in `method`."""
+    """Arguments of a call by their parameter names in `method`."""
     return dict(inspect.signature(method).bind(*arguments, **keywords).arguments)
 
 
 def layer_of(method: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
-    """Whose call it is: the layer's name, or of an indexer that was not told it (0.30) the address of its cache."""
+    """Name of the calling layer; for an indexer of 0.30, which does not know it, the address of its cache."""
     names = inspect.signature(method).parameters
     if "sfa_impl" in names:
         implementation = keywords.get("sfa_impl", arguments[0] if arguments else None)
         return str(getattr(implementation, "layer_name", "?"))
-    place = list(names).index("kv_cache")
-    caches = keywords["kv_cache"] if "kv_cache" in keywords else arguments[place]
+    caches = keywords["kv_cache"] if "kv_cache" in keywords else arguments[list(names).index("kv_cache")]
     return f"indexer with its cache at {caches[0].data_ptr():#x}"
 
 
-def quantized(call: Mapping[str, Any]) -> bool:
-    """Whether a call works on int8 caches, whose layouts we do not take over."""
+def has_int8_cache(call: Mapping[str, Any]) -> bool:
+    """True for a call on int8 caches, whose layouts our NPU kernels do not read."""
     caches = call["kv_cache"]
     return bool(call.get("enable_sparse_li_c8")) or caches[0].dtype not in (
         torch.bfloat16,
@@ -49,10 +47,10 @@ def quantized(call: Mapping[str, Any]) -> bool:
 
 
 def indexer_arguments(call: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Of `lightning_indexer`."""
+    """Arguments of `lightning_indexer`."""
     return (
         call["q_li"],
-        call["kv_cache"][behind_latents(call)][:, :, 0],
+        call["kv_cache"][indexer_cache_index(call)][:, :, 0],
         call["weights"],
         batch(call, call["attn_metadata"].block_table),
         TOPK,
@@ -60,8 +58,8 @@ def indexer_arguments(call: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def quantized_indexer_arguments(call: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Of `lightning_indexer_quant`."""
-    first = behind_latents(call)
+    """Arguments of `lightning_indexer_quant`."""
+    first = indexer_cache_index(call)
     keys, scales = call["kv_cache"][first][:, :, 0], call["kv_cache"][first + 1]
     shape = tuple(call["q_li_shape_ori"])
     return (
@@ -75,22 +73,21 @@ def quantized_indexer_arguments(call: Mapping[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def behind_latents(call: Mapping[str, Any]) -> int:
-    """Place of the indexer's keys among the caches (their scales come next): packed latents hold the rotated keys."""
-    if "indexer_k_cache_idx" in call:  # 0.30 says it
+def indexer_cache_index(call: Mapping[str, Any]) -> int:
+    """Index of the indexer's keys among the caches; their scales come next. Packed latents contain the rotated keys."""
+    if "indexer_k_cache_idx" in call:  # 0.30
         return int(call["indexer_k_cache_idx"])
     return 1 if getattr(call["sfa_impl"], "enable_sparse_sfa_c8", False) else 2
 
 
 def attention_arguments(call: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Of `sparse_flash_attention`; where the latents are packed int8 rows, of `sparse_flash_attention_quant`."""
+    """Arguments of `sparse_flash_attention`, or of `sparse_flash_attention_quant` for packed int8 latents."""
     table = call.get("block_table")
     if table is None:
         table = call["attn_metadata"].block_table
-    kept = call["kv_cache"][: 1 if packed_latents(call) else 2]
-    caches = [cache[:, :, 0] for cache in kept]
-    chosen = call["topk_indices"].flatten(1)
-    return (call["ql_nope"], call["q_pe"], *caches, chosen, batch(call, table), call["sfa_impl"].scale)
+    caches = [cache[:, :, 0] for cache in call["kv_cache"][: 1 if packed_latents(call) else 2]]
+    topk_indices = call["topk_indices"].flatten(1)
+    return (call["ql_nope"], call["q_pe"], *caches, topk_indices, batch(call, table), call["sfa_impl"].scale)
 
 
 def packed_latents(call: Mapping[str, Any]) -> bool:
@@ -98,7 +95,7 @@ def packed_latents(call: Mapping[str, Any]) -> bool:
 
 
 def batch(call: Mapping[str, Any], table: torch.Tensor) -> PagedBatch:
-    """The call's requests; vllm-ascend's sums of query lengths lack the leading 0."""
+    """The requests of a call; vllm-ascend's cumulative query lengths have no leading 0."""
     sums = call["actual_seq_lengths_query"]
     if not isinstance(sums, torch.Tensor):
         raise ConfigError("this vllm-ascend gives lengths as a list", f"use vllm-ascend {STABLE.tested[0]}")

@@ -1,9 +1,8 @@
-"""`GLM5_COMPARE=1`: what the fused ops answer, beside the CPU reference on the same inputs, layer by layer.
+"""`GLM5_COMPARE=1`: compares the fused indexer and attention with the CPU reference on the same inputs, by layer.
 
-Logged per layer and call: for the indexer the share of chosen positions that the reference did not choose (ties may
-differ), for attention the relative error of its output, for MLAPO the largest one of what it gives and writes. bf16
-rounding gives some 0.005, int8 rounding in fp16 (MLAPO) some 0.02; 1 means another function. int8 caches (C8) are read
-as they are. Not compared: the routed experts, whose call hides which layer and which of its tokens it serves.
+Logged per layer and call: for the indexer the share of the reference's positions that it did not choose (ties may
+differ), for attention the relative error of its output. bf16 rounding gives about 0.005; 1 means another function. int8
+caches (C8) are read as they are. `glm5-ascend parity` compares the other ops, MLAPO and the routed experts included.
 """
 
 from __future__ import annotations
@@ -14,11 +13,9 @@ from typing import Any
 
 import torch
 
-from glm5_ascend.serve.plugin.ascend import mlapo
 from glm5_ascend.serve.plugin.ascend.calls import (
     ATTENTION,
     INDEXER,
-    PREPROCESS,
     attention_arguments,
     indexer_arguments,
     layer_of,
@@ -33,8 +30,8 @@ logger = logging.getLogger("vllm.glm5_ascend")
 
 
 def wrap(operator: Any, steps: int) -> None:
-    """`operator`: vllm-ascend's DeviceOperator. Its answers are passed on as they are."""
-    differences = {INDEXER: indexer_difference, ATTENTION: attention_difference, PREPROCESS: preprocess_difference}
+    """Compare the calls of vllm-ascend's DeviceOperator, whose results do not change. `steps`: calls per layer."""
+    differences = {INDEXER: indexer_difference, ATTENTION: attention_difference}
     for name, difference in differences.items():
         if hasattr(operator, name):
             setattr(operator, name, staticmethod(_compared(name, getattr(operator, name), difference, steps)))
@@ -50,8 +47,8 @@ def _compared(name: str, method: Any, difference: Any, steps: int) -> Any:
         layer = layer_of(method, arguments, keywords)
         if seen[layer] < steps:
             seen[layer] += 1
-            said = difference(named(method, arguments, keywords), answer)
-            logger.warning("glm5-ascend compare: %s, call %d: %s: %s", layer, seen[layer], name, said)
+            message = difference(named(method, arguments, keywords), answer)
+            logger.warning("glm5-ascend compare: %s, call %d: %s: %s", layer, seen[layer], name, message)
         return answer
 
     return compared
@@ -62,40 +59,30 @@ def indexer_difference(call: dict[str, Any], answer: torch.Tensor) -> str:
     if int8 and (call["q_li"].dtype != torch.int8 or call["q_li_scale"] is None):
         return f"not compared: keys of {call['q_li'].dtype}"
     reference = registry.load("lightning_indexer_quant" if int8 else "lightning_indexer", "reference")
-    taken = quantized_indexer_arguments(call) if int8 else indexer_arguments(call)
-    want = reference(*(on_cpu(each) for each in taken))
-    given = answer.flatten(1).cpu()[: len(want)]
-    wrong = chosen = 0
-    for ours, theirs in zip(want.tolist(), given.tolist(), strict=True):
-        right = {position for position in ours if position >= 0}
-        chosen += len(right)
-        wrong += len(right - set(theirs))
-    return f"{wrong} of {chosen} chosen positions differ ({wrong / max(chosen, 1):.4f})"
+    arguments = quantized_indexer_arguments(call) if int8 else indexer_arguments(call)
+    expected = reference(*(on_cpu(argument) for argument in arguments))
+    actual = answer.flatten(1).cpu()[: len(expected)]
+    missing = total = 0
+    for ours, theirs in zip(expected.tolist(), actual.tolist(), strict=True):
+        positions = {position for position in ours if position >= 0}
+        total += len(positions)
+        missing += len(positions - set(theirs))
+    return f"{missing} of {total} chosen positions differ ({missing / max(total, 1):.4f})"
 
 
 def attention_difference(call: dict[str, Any], answer: Any) -> str:
-    packed, kind = packed_latents(call), call["kv_cache"][0].dtype
-    if not packed and kind.itemsize == 1:
-        return f"not compared: a cache of {kind}"  # fp8, of other machines
+    packed, dtype = packed_latents(call), call["kv_cache"][0].dtype
+    if not packed and dtype.itemsize == 1:
+        return f"not compared: a cache of {dtype}"  # fp8
     reference = registry.load("sparse_flash_attention_quant" if packed else "sparse_flash_attention", "reference")
-    want, _ = reference(*(on_cpu(each) for each in attention_arguments(call)), True)
-    given = answer[0] if isinstance(answer, tuple) else answer
-    return f"relative error {relative(given[: len(want)], want):.5f}"
+    expected, _ = reference(*(on_cpu(argument) for argument in attention_arguments(call)), True)
+    actual = answer[0] if isinstance(answer, tuple) else answer
+    return f"relative error {relative(actual[: len(expected)], expected):.5f}"
 
 
-def preprocess_difference(call: dict[str, Any], answer: Any) -> str:
-    taken = mlapo.arguments(call)
-    wanted = dict(zip(("ql_nope", "q_pe", "q_c"), registry.load("mla_preprocess", "reference")(*taken), strict=True))
-    real = call["slot_mapping"].cpu() >= 0  # padding is written nowhere
-    wanted |= {"latents": taken[9][0][real], "keys": taken[10][0][real]}
-    errors = {name: relative(given, wanted[name]) for name, given in mlapo.answered(call, answer).items()}
-    each = ", ".join(f"{name} {error:.5f}" for name, error in errors.items())
-    return f"relative error {max(errors.values()):.5f} ({each})"
-
-
-def relative(given: torch.Tensor, want: torch.Tensor) -> float:
-    want, given = want.float(), given.float().cpu()
-    return float((given - want).norm() / want.norm().clamp_min(1e-30))
+def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    actual, expected = actual.float().cpu(), expected.float()
+    return float((actual - expected).norm() / expected.norm().clamp_min(1e-30))
 
 
 def on_cpu(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""GLM-5's rotation of neighbours, where vllm-ascend calls an operator that rotates halves."""
+"""GLM-5's rotation of neighbours, in place of vllm-ascend's operator that rotates halves."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from glm5_ascend.serve import indexer_rotation
 _FIX = "install triton-ascend (the image has it), or a vllm-ascend that this package was tested with"
 
 
-class Mended:
-    """torch_npu as one module sees it, with `npu_rotary_mul` rotating neighbours; all else is passed on.
+class RotatingNeighbours:
+    """Replaces torch_npu in a module: `npu_rotary_mul` rotates neighbours, everything else is torch_npu's.
 
     In vllm-ascend's sparse attention only the indexer calls that operator, and only without Triton-Ascend.
 
     Attributes:
-        calls: of all instances, how often the rotation was asked for.
+        calls: number of rotations by all instances.
     """
 
     calls = 0
@@ -34,41 +34,38 @@ class Mended:
         return getattr(self._torch_npu, name)
 
     def npu_rotary_mul(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        Mended.calls += 1
+        RotatingNeighbours.calls += 1
         return rotate_neighbours(x, cos, sin)
 
 
-def mend_all(folder: Path) -> list[str]:
-    """Mend every module of the vllm-ascend in `folder` that rotates its indexer; returns their names.
+def replace_all(folder: Path) -> list[str]:
+    """Replace the rotation in all modules of the vllm-ascend in `folder` that rotate its indexer; returns their names.
 
     Raises:
-        ConfigError: the rotations are not where this package knows them.
+        ConfigError: the rotations are not where this package expects them.
     """
-    found = indexer_rotation.rotating(folder)
-    if not indexer_rotation.known(folder):
+    modules = indexer_rotation.rotating(folder)
+    if not indexer_rotation.is_known(folder):
         raise ConfigError(f"Triton-Ascend is missing, and how {folder} rotates GLM-5's indexer is not known", _FIX)
-    for name in found:
-        mend(import_module(f"vllm_ascend.{name}"))
-    return list(found)
+    for name in modules:
+        replace(import_module(f"vllm_ascend.{name}"))
+    return list(modules)
 
 
-def mend(module: ModuleType) -> None:
-    if not isinstance(module.torch_npu, Mended):
-        module.torch_npu = Mended(module.torch_npu)  # type: ignore[attr-defined]
+def replace(module: ModuleType) -> None:
+    if not isinstance(module.torch_npu, RotatingNeighbours):
+        module.torch_npu = RotatingNeighbours(module.torch_npu)  # type: ignore[attr-defined]
 
 
 def require_calls(operator: Any, select: str) -> None:
-    """Before the first choice of positions, `select` of vllm-ascend's DeviceOperator, ours must have been called.
+    """Let `select` of vllm-ascend's DeviceOperator raise `ConfigError` if our rotation was not called before it."""
+    original = getattr(operator, select)
 
-    Both rotations come before it. Raises `ConfigError` there if another function did the work.
-    """
-    chosen = getattr(operator, select)
-
-    @functools.wraps(chosen)
+    @functools.wraps(original)
     def checked(*arguments: Any, **named: Any) -> Any:
-        if Mended.calls < indexer_rotation.FEWEST:
+        if RotatingNeighbours.calls < indexer_rotation.MIN_CALLS:
             raise ConfigError("the indexer was rotated by another function than the one this package replaced", _FIX)
-        return chosen(*arguments, **named)
+        return original(*arguments, **named)
 
     setattr(operator, select, staticmethod(checked))
 
@@ -78,5 +75,5 @@ def rotate_neighbours(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> 
     half = x.shape[-1] // 2
     cos, sin = cos[..., :half].float(), sin[..., :half].float()
     even, odd = x[..., 0::2].float(), x[..., 1::2].float()
-    turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
-    return turned.flatten(-2).to(x.dtype)
+    rotated = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
+    return rotated.flatten(-2).to(x.dtype)
