@@ -76,7 +76,7 @@ def test_mtp_changes_no_token(
     assert report["spec_decode"]["vllm:spec_decode_num_draft_tokens"] > 0
 
 
-@pytest.mark.parametrize("types_only", [False, True])
+@pytest.mark.parametrize("types_only", [pytest.param(False, marks=pytest.mark.long), True])
 def test_layers_that_share_an_indexer(
     run_engine: Any,
     shared_indexer_checkpoint: Path,

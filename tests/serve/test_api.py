@@ -1,4 +1,4 @@
-"""The rest of what OpenAI's and Anthropic's users expect of a server, on the trained model over HTTP."""
+"""The APIs of OpenAI and Anthropic on the trained model over HTTP."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def test_completions(client: Any) -> None:
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
 
 
-def test_stop_cuts_before_the_words(client: Any) -> None:
+def test_stop_words(client: Any) -> None:
     whole = ask(client, "Who are you?", extra_body=NO_THINKING).choices[0]
     cut = ask(client, "Who are you?", extra_body=NO_THINKING, stop=["GLM-5"]).choices[0]
     assert cut.message.content == whole.message.content.split("GLM-5")[0]
     assert (cut.finish_reason, cut.stop_reason) == ("stop", "GLM-5")
 
 
-def test_a_seed_repeats_what_chance_gave(client: Any) -> None:
+def test_a_seed_repeats_a_sample(client: Any) -> None:
     def drawn(seed: int) -> list[str]:
         answer = ask(client, "Hello", n=6, temperature=2.0, seed=seed, max_tokens=24, extra_body=NO_THINKING)
         return [choice.message.content for choice in answer.choices]
@@ -61,22 +61,22 @@ def test_log_probabilities_of_the_answer(client: Any) -> None:
         assert sum(math.exp(top.logprob) for top in token.top_logprobs) <= 1 + 1e-4
 
 
-def test_a_teacher_gets_log_probabilities_of_a_given_text(client: Any) -> None:
-    """What distillation needs: ids in, a log-probability for each; equal to those of the same tokens when generated."""
+def test_prompt_logprobs_equal_those_of_generation(client: Any) -> None:
+    """Distillation needs the log-probability of each token of a text."""
     fields = {"return_token_ids": True}
-    made = client.completions.create(
+    generated = client.completions.create(
         model="glm-5", prompt="[gMASK]<sop><|user|>Hello<|assistant|></think>", max_tokens=8, temperature=0,
         logprobs=1, extra_body=fields,
     ).choices[0]  # fmt: skip
-    text = [*made.prompt_token_ids, *made.token_ids]
+    text = [*generated.prompt_token_ids, *generated.token_ids]
     scored = client.completions.create(
         model="glm-5", prompt=text, max_tokens=1, temperature=0, extra_body=fields | {"prompt_logprobs": 1}
     ).choices[0]
     assert scored.prompt_token_ids == text
-    given = [
+    logprobs = [
         position[str(token)]["logprob"] for position, token in zip(scored.prompt_logprobs[1:], text[1:], strict=True)
     ]
-    assert given[-len(made.token_ids) :] == pytest.approx(made.logprobs.token_logprobs, abs=0.05)  # bf16
+    assert logprobs[-len(generated.token_ids) :] == pytest.approx(generated.logprobs.token_logprobs, abs=0.05)  # bf16
 
 
 @pytest.mark.parametrize("extra_body", [{}, NO_THINKING], ids=["thinking", "not-thinking"])
@@ -89,13 +89,14 @@ def test_json_schema(client: Any, extra_body: dict[str, Any]) -> None:
     assert answer["word"] in ("yes", "no")
 
 
-@pytest.mark.parametrize("extra_body", [{}, NO_THINKING], ids=["thinking", "not-thinking"])
-@pytest.mark.parametrize("choice", ["auto", "required", NAMED], ids=["auto", "required", "named"])
+@pytest.mark.parametrize(
+    ("choice", "extra_body"), [("auto", {}), ("auto", NO_THINKING), ("required", {}), (NAMED, NO_THINKING)]
+)
 def test_tool_calls_streamed_and_whole(client: Any, choice: Any, extra_body: dict[str, Any]) -> None:
-    """The same call, and no markup in the text, whoever decides to call."""
-    given = {"tools": [WEATHER], "tool_choice": choice, "extra_body": extra_body}
-    whole = ask(client, QUESTION, **given).choices[0]
-    streamed = joined(ask(client, QUESTION, stream=True, **given))
+    """Both forms have the same call, and no markup in the text."""
+    options = {"tools": [WEATHER], "tool_choice": choice, "extra_body": extra_body}
+    whole = ask(client, QUESTION, **options).choices[0]
+    streamed = joined(ask(client, QUESTION, stream=True, **options))
     (call,) = whole.message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Berlin"})
     assert [(name, json.loads(arguments)) for name, arguments in streamed.calls] == [
@@ -107,7 +108,7 @@ def test_tool_calls_streamed_and_whole(client: Any, choice: Any, extra_body: dic
     assert streamed.finish == whole.finish_reason == ("stop" if choice is NAMED else "tool_calls")  # as OpenAI does
 
 
-def test_a_tools_answer_is_used(client: Any) -> None:
+def test_the_result_of_a_tool_is_used(client: Any) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Berlin"}'}}
     messages = [
         {"role": "user", "content": QUESTION},
@@ -130,32 +131,21 @@ def request(server: str, path: str, body: Any = None, key: str = API_KEY) -> Any
 def test_anthropics_messages(server: str) -> None:
     anthropic = pytest.importorskip("anthropic")
     client = anthropic.Anthropic(base_url=server, auth_token=API_KEY, timeout=ANSWER_LIMIT)
-    given = {"model": "glm-5", "max_tokens": 96, "messages": [{"role": "user", "content": "Hello"}]}
-    given["extra_body"] = {"temperature": 0}
-    answer = client.messages.create(**given)
+    options = {"model": "glm-5", "max_tokens": 96, "messages": [{"role": "user", "content": "Hello"}]}
+    options["extra_body"] = {"temperature": 0}
+    answer = client.messages.create(**options)
     texts = [block.text for block in answer.content if block.type == "text"]
     thoughts = [block.thinking for block in answer.content if block.type == "thinking"]
     assert answer.stop_reason == "end_turn"
     assert len(texts) == len(thoughts) == 1
-    with client.messages.stream(**given) as stream:
+    with client.messages.stream(**options) as stream:
         assert "".join(stream.text_stream) == texts[0]
-
-
-def test_only_the_key_opens_the_api(server: str) -> None:
-    stranger = openai.OpenAI(base_url=f"{server}/v1", api_key="guess", timeout=ANSWER_LIMIT, max_retries=0)
-    with pytest.raises(openai.AuthenticationError):
-        ask(stranger, "Hello")
-    with pytest.raises(urllib.error.HTTPError, match="401"):
-        request(server, "/v1/models", key="guess")
-    assert request(server, "/health", key="") == ""
-    assert "vllm:prompt_tokens_total" in request(server, "/metrics", key="")
 
 
 FIRST = [{"role": "system", "content": "Answer in one sentence. " * 8}, {"role": "user", "content": "Who are you?"}]
 
 
 def prompt(server: str, messages: list[dict[str, Any]], **template: Any) -> str:
-    """What the model reads."""
     body = {"model": "glm-5", "messages": messages, "chat_template_kwargs": template}
     tokens = request(server, "/tokenize", body)["tokens"]
     text: str = request(server, "/detokenize", {"model": "glm-5", "tokens": tokens})["prompt"]
@@ -189,3 +179,27 @@ def test_preserved_thinking_keeps_the_prefix_cache(client: Any) -> None:
         written = first.usage.completion_tokens
     assert hits[False] > written - 2 * 16  # whole blocks of 16; the last written token was never read
     assert hits[True] <= 0
+
+
+def test_long_prompt_with_prefix_cache(client: Any) -> None:
+    """Longer than index_topk (64 tokens): sparse attention, chunked prefill, and a cache hit the second time."""
+    text = "Remember this list. " * 60 + "Hello"
+    first, second = (ask(client, text, extra_body=NO_THINKING) for _ in range(2))
+    assert first.usage.prompt_tokens > 200
+    assert first.choices[0].message.content == second.choices[0].message.content
+
+
+def test_some_drafts_are_accepted(client: Any, server: str) -> None:
+    ask(client, "Hello")
+    with urllib.request.urlopen(f"{server}/metrics", timeout=ANSWER_LIMIT) as response:
+        lines = response.read().decode().splitlines()
+    totals = {
+        line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:spec_decode")
+    }
+    assert totals["vllm:spec_decode_num_draft_tokens_total"] > 0
+    assert totals["vllm:spec_decode_num_accepted_tokens_total"] > 0
+
+
+def test_bad_request_is_a_client_error(client: Any) -> None:
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(model="glm-5", messages=[{"role": "user", "content": "x " * 9000}], max_tokens=8)

@@ -1,4 +1,4 @@
-"""A server with a key: every route it has, asked without one, with a wrong one and with the right one."""
+"""All routes of a server with a key: requests without a key, with a wrong one and with the right one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from glm5_ascend.serve.middleware import OPEN_PATHS, RequireApiKey
 from tests.serve.support.chat import API_KEY
 
-#: Mounted beside the ones that the server lists in its openapi.json.
+#: Routes that the server's openapi.json does not list.
 UNLISTED = (
     ("GET", "/docs"), ("GET", "/redoc"), ("GET", "/openapi.json"), ("GET", "/nowhere"), ("GET", "/metrics/"),
     ("POST", "/health"), ("GET", "//v1/models"), ("GET", "/%69nvocations"), ("POST", "/invocations/"),
@@ -39,20 +39,20 @@ def routes(server: str) -> list[tuple[str, str]]:
     return sorted((method.upper(), path) for path, methods in paths.items() for method in methods)
 
 
-def test_every_route_wants_the_key(server: str) -> None:
+def test_every_route_requires_the_key(server: str) -> None:
     listed = routes(server)
     assert ("POST", "/invocations") in listed and ("POST", "/tokenize") in listed and len(listed) > 20
     for method, path in (*listed, *UNLISTED):
         path = path.replace("{", "").replace("}", "")
         allowed = path in OPEN_PATHS and method in ("GET", "HEAD")
         for key in (None, "guess", API_KEY[:-1], ""):
-            found = status(server, method, path, key)
-            assert (found < 400) if allowed else (found == 401), (method, path, key, found)
+            code = status(server, method, path, key)
+            assert (code < 400) if allowed else (code == 401), (method, path, key, code)
         print(f"{method:6} {path:40} {'open' if allowed else 'key'}")
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/v1/completions"])
-def test_the_key_opens_them(server: str, path: str) -> None:
+def test_requests_with_the_key(server: str, path: str) -> None:
     body = json.dumps({"model": "glm-5", "prompt": "Hello", "max_tokens": 1})
     assert status(server, "POST", path, API_KEY, body) == 200
     assert status(server, "GET", "/openapi.json", API_KEY) == 200

@@ -1,4 +1,4 @@
-"""int8 caches in both of vllm-ascend's spellings."""
+"""int8 caches in both spellings of vllm-ascend."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_the_cpu_server_is_told_in_keys(words: list[str]) -> None:
 def test_what_asks_for_no_int8_cache_stays() -> None:
     for words in (["--kv-cache-dtype", "fp8"], ["--attention-config", '{"backend": "X"}'], ["--kv-cache-dtype=auto"]):
         assert with_keys(["vllm", *words]) == ["vllm", *words]
-    kept = with_keys(["--attention-config", '{"backend": "X", "indexer_kv_dtype": "int8"}'])
-    assert kept[:2] == ["--attention-config", '{"backend": "X"}']
+    argv = with_keys(["--attention-config", '{"backend": "X", "indexer_kv_dtype": "int8"}'])
+    assert argv[:2] == ["--attention-config", '{"backend": "X"}']
 
 
 def test_rules_read_what_the_installed_version_would_be_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""quant_model_description.json as the plugin reads it: what a loader would trip over is one line, by name."""
+"""quant_model_description.json as the plugin reads it: an error names the tensor in one line."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_types_of_fused_and_plain_modules(tmp_path: Path) -> None:
         ({"group_size": 256}, r"group_size is 256"),
     ],
 )
-def test_what_cannot_be_served_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_bad_descriptions_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message) as caught:
         load(tmp_path, **changes).check()
     assert "\n" not in caught.value.message and caught.value.tip

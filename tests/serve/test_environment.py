@@ -1,4 +1,4 @@
-"""Findings about a machine: each names one obstacle and the line that mends it."""
+"""Problems of a machine: each has a command that fixes it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from glm5_ascend.deploy import doctor
-from glm5_ascend.deploy.diagnosis.machine_rows import kernel_rows
 from glm5_ascend.serve import environment
-from glm5_kernels import registry
 
 
 def problems(findings: list[environment.Obstacle]) -> str:
@@ -25,7 +22,7 @@ def problems(findings: list[environment.Obstacle]) -> str:
         ({}, ""),
         ({"VLLM_TARGET_DEVICE": "cpu"}, "VLLM_TARGET_DEVICE=cpu makes vLLM ignore platform plugins"),
         ({"VLLM_TARGET_DEVICE": "cuda"}, ""),
-        ({"GLM5_CPU_PLATFORM": "0"}, "GLM5_CPU_PLATFORM switches our CPU platform off"),
+        ({"GLM5_CPU_PLATFORM": "0"}, "GLM5_CPU_PLATFORM disables our CPU platform"),
         ({"VLLM_PLUGINS": "glm5_cpu,glm5_ascend,other"}, ""),
         ({"VLLM_PLUGINS": "glm5_cpu"}, "VLLM_PLUGINS leaves out glm5_ascend"),
         ({"VLLM_PLUGINS": ""}, "VLLM_PLUGINS leaves out glm5_cpu and glm5_ascend"),
@@ -41,8 +38,8 @@ def test_remedy_for_plugins_keeps_the_others() -> None:
 
 
 def test_vllm_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "vllm" else found(name))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "vllm" else find_spec(name))
     assert problems(environment.check_cpu_environment({})) == "vLLM is not installed"
 
 
@@ -68,20 +65,3 @@ def test_broken_torchvision_is_found_and_named(tmp_path: Path, monkeypatch: pyte
 def test_entry_points_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment.importlib.metadata, "entry_points", lambda group: [])
     assert "vllm.platform_plugins:glm5_cpu" in problems(environment.plugin_obstacles())
-
-
-def test_doctor_reports_versions_and_problems(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_TARGET_DEVICE", "cpu")
-    rows = doctor().rows
-    assert {"python", "torch", "vllm", "serving"} <= {row.item for row in rows}
-    assert any(row.status == "problem" and row.note == "unset VLLM_TARGET_DEVICE" for row in rows)
-
-
-def test_doctor_says_which_kernels_run() -> None:
-    rows = {row.value: row.note for row in kernel_rows()}
-    (compiled,) = (value for value in rows if value.startswith("cpu: "))
-    assert "hadamard" in compiled and rows[compiled] == "the fastest that runs here"
-    registry.select("quick")
-    (row,) = kernel_rows()
-    registry.select(None)
-    assert row.status == "problem" and "GLM5_KERNELS=quick: unknown" in row.value

@@ -1,6 +1,6 @@
-"""Every kind of source the whole way by the user's commands: quantize, verify, serve.
+"""Every type of source by the user's commands: quantize, verify, serve.
 
-What is served is compared with the integer evaluation of the same files, token by token.
+The served tokens are compared with the integer evaluation of the same files.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def must_run(*arguments: object) -> None:
 @pytest.mark.parametrize(
     ("dtype", "indexers", "recipe"),
     [
-        pytest.param("bf16", "FFF", "w8a8", id="glm-5 bf16"),
+        pytest.param("bf16", "FFF", "w8a8", id="glm-5 bf16", marks=pytest.mark.long),
         pytest.param("fp8", "FFF", "w4a8", id="glm-5.1 fp8", marks=pytest.mark.long),
         pytest.param("fp8", "FSF", "w4a8-mlapo", id="glm-5.2 fp8"),
-        pytest.param("bf16", "FFF", MIXED, id="glm-5 bf16, experts INT4 and INT8"),
+        pytest.param("bf16", "FFF", MIXED, id="glm-5 bf16, experts INT4 and INT8", marks=pytest.mark.long),
     ],
 )
 def test_quantize_verify_serve(
@@ -80,11 +80,11 @@ def test_quantize_verify_serve(
     }  # fmt: skip
     report = run_engine(engine=engine, prompts=prompts, new_tokens=NEW_TOKENS)
     assert report["spec_decode"]["vllm:spec_decode_num_draft_tokens"] > 0
-    said = [output["tokens"] for output in report["passes"][0]]
-    whole = [torch.tensor(prompt + tokens) for prompt, tokens in zip(prompts, said, strict=True)]
+    served = [output["tokens"] for output in report["passes"][0]]
+    whole = [torch.tensor(prompt + tokens) for prompt, tokens in zip(prompts, served, strict=True)]
     expected = [x[-NEW_TOKENS - 1 : -1].argmax(-1).tolist() for x in StoredModel(out).logits(whole)]
     different = sum(
-        a != b for mine, theirs in zip(said, expected, strict=True) for a, b in zip(mine, theirs, strict=True)
+        a != b for mine, theirs in zip(served, expected, strict=True) for a, b in zip(mine, theirs, strict=True)
     )
     # Of 60. An activation between two integers may be rounded the other way, and in a random model the expert or key
     # that flips changes everything at that position; a wrong transform changes nearly all of them.

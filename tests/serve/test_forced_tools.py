@@ -1,4 +1,4 @@
-"""Streamed tool calls that the client forces: vLLM misses those written letter by letter (serve/plugin/tools.py)."""
+"""Streamed forced tool calls: vLLM misses those written letter by letter (serve/plugin/tools.py)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tests.support.server_process import ENGINE_ENVIRONMENT
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")
 
-WANTED = {"content": "", "calls": [["get_weather", '{"city": "Oslo"}']]}
+EXPECTED = {"content": "", "calls": [["get_weather", '{"city": "Oslo"}']]}
 FORCED, SIZES = ("required", "named"), ("1", "3", "all")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer of bytes and GLM's special tokens."""
-    made = tmp_path_factory.mktemp("tokenizer")
-    tiny_checkpoints.write_tokenizer(made)
-    return made
+    directory = tmp_path_factory.mktemp("tokenizer")
+    tiny_checkpoints.write_tokenizer(directory)
+    return directory
 
 
 def probe(folder: Path, whose: str, vllm_forks: ForkServer) -> dict[str, Any]:
@@ -49,14 +49,14 @@ def test_the_grammar_lets_a_call_begin_with_a_letter(stock: dict[str, Any]) -> N
 def test_the_stock_parser_finds_such_a_call_in_a_whole_answer(stock: dict[str, Any]) -> None:
     """And special tokens in a stream: the harness is sound."""
     for choice in FORCED:
-        assert stock[f"{choice} whole"] == WANTED
-        assert all(stock[f"{choice} special {size}"] == WANTED for size in SIZES)
+        assert stock[f"{choice} whole"] == EXPECTED
+        assert all(stock[f"{choice} special {size}"] == EXPECTED for size in SIZES)
 
 
 @pytest.mark.xfail(strict=True, reason="vLLM 0.32.0: the stream parser looks for the special token alone")
 def test_the_stock_parser_finds_it_in_a_stream(stock: dict[str, Any]) -> None:
     """When this passes, upstream is fixed: remove serve/plugin/tools.py."""
-    assert all(stock[f"{choice} letters {size}"] == WANTED for choice in FORCED for size in SIZES)
+    assert all(stock[f"{choice} letters {size}"] == EXPECTED for choice in FORCED for size in SIZES)
 
 
 def test_ours_finds_it_and_leaves_the_rest(stock: dict[str, Any], folder: Path, vllm_forks: ForkServer) -> None:
@@ -64,7 +64,7 @@ def test_ours_finds_it_and_leaves_the_rest(stock: dict[str, Any], folder: Path, 
     for choice in FORCED:
         for cut in ("special", "letters"):
             for size in SIZES:
-                assert ours[f"{choice} {cut} {size}"] == WANTED, (choice, cut, size)
+                assert ours[f"{choice} {cut} {size}"] == EXPECTED, (choice, cut, size)
     assert {key: value for key, value in ours.items() if key.startswith("auto")} == {
         key: value for key, value in stock.items() if key.startswith("auto")
     }

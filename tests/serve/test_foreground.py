@@ -122,6 +122,7 @@ def test_the_key_is_in_no_command_line(rotated_checkpoint: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_serve_smoke_and_ctrl_c(rotated_checkpoint: Path, tmp_path: Path) -> None:
     """The real server with its defaults: ready, smoke without flags is content, Ctrl-C ends in one line."""
     port = free_port()

@@ -1,4 +1,4 @@
-"""Where vllm-ascend rotates the indexer: found per version, or refused; doctor counts what is found alone."""
+"""The rotation of vllm-ascend's indexer: replaced on both lines, refused where it is not found."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Site = Callable[[dict[str, list[str]]], Path]
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    """A package with such files; one that calls the operator of another name is beside them."""
+    """Writes a package with these files; each also has a function without a rotation."""
 
-    def made(layout: dict[str, list[str]]) -> Path:
+    def write(layout: dict[str, list[str]]) -> Path:
         folder = tmp_path / "vllm_ascend"
         for module, functions in ({"attention.sfa_v1": []} | layout).items():
             path = folder.joinpath(*module.split(".")).with_suffix(".py")
@@ -40,7 +40,7 @@ def site(tmp_path: Path) -> Site:
             )
         return folder
 
-    return made
+    return write
 
 
 @pytest.mark.parametrize("line", LAYOUTS)
@@ -51,9 +51,7 @@ def test_both_lines_are_known(line: str, site: Site) -> None:
 
 
 @pytest.mark.parametrize("layout", [{}, {"attention.indexer": ["forward_k"]}, {"attention.sfa_v2": ["pre", "post"]}])
-def test_another_layout_is_refused_and_stays_an_error_of_doctor(
-    layout: dict[str, list[str]], site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_layout_is_refused(layout: dict[str, list[str]], site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = site(layout)
     with pytest.raises(ConfigError, match="not known"):
         rotation.replace_all(folder)
@@ -64,7 +62,7 @@ def test_another_layout_is_refused_and_stays_an_error_of_doctor(
 
 
 @pytest.mark.parametrize("line", LAYOUTS)
-def test_every_caller_gets_our_rotation(line: str, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_caller_uses_our_rotation(line: str, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = site(LAYOUTS[line])
     halves = types.SimpleNamespace(npu_rotary_mul=lambda x, cos, sin: x, npu_rms_norm=lambda x: -x)
     modules = {}
@@ -75,15 +73,15 @@ def test_every_caller_gets_our_rotation(line: str, site: Site, monkeypatch: pyte
         monkeypatch.setitem(sys.modules, f"vllm_ascend.{name}", module)
     assert rotation.replace_all(folder) == list(LAYOUTS[line])
     x, angle = torch.randn(3, 4), torch.tensor([0.3, 1.1, 0.3, 1.1])
-    want = rotation.rotate_neighbours(x, angle.cos(), angle.sin())
-    assert not torch.equal(want, x)
+    expected = rotation.rotate_neighbours(x, angle.cos(), angle.sin())
+    assert not torch.equal(expected, x)
     for name, functions in LAYOUTS[line].items():
         for function in functions:
-            assert torch.equal(modules[name].__dict__[function](x, angle.cos(), angle.sin()), want)
+            assert torch.equal(modules[name].__dict__[function](x, angle.cos(), angle.sin()), expected)
         assert torch.equal(modules[name].__dict__["other"](x), -x)
 
 
-def test_a_choice_that_our_rotation_did_not_precede_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_selection_without_our_rotation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Operator:
         @staticmethod
         def select(q: Any) -> Any:
@@ -93,7 +91,7 @@ def test_a_choice_that_our_rotation_did_not_precede_is_refused(monkeypatch: pyte
     rotation.require_calls(Operator, "select")
     with pytest.raises(ConfigError, match="another function"):
         Operator.select(1)
-    mended = rotation.RotatingNeighbours(types.SimpleNamespace())
+    torch_npu = rotation.RotatingNeighbours(types.SimpleNamespace())
     for _ in range(2):
-        mended.npu_rotary_mul(torch.ones(1, 2), torch.ones(2), torch.zeros(2))
+        torch_npu.npu_rotary_mul(torch.ones(1, 2), torch.ones(2), torch.zeros(2))
     assert Operator.select(1) == 1

@@ -1,4 +1,4 @@
-"""Tracing parameters back to tensors, so that a missing tensor is an error and not random memory."""
+"""A tensor that the checkpoint lacks is an error, not uninitialised memory."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ LAYER = "model.layers.1"
 
 
 class FakeModel:
-    """What `require_complete` reads of a model."""
-
     def __init__(self, *names: str) -> None:
         self.names = names
 
@@ -47,7 +45,7 @@ def test_one_missing_shard_of_a_fused_module_is_named() -> None:
         require_complete(model, {f"{LAYER}.self_attn.q_a_proj.weight"})
 
 
-def test_what_the_format_may_leave_out() -> None:
+def test_tensors_that_the_format_may_leave_out() -> None:
     o_proj = f"{LAYER}.self_attn.o_proj"
     static = FakeModel(f"{o_proj}.deq_scale", f"{o_proj}.weight_scale", f"{o_proj}.weight_offset")
     require_complete(static, {f"{o_proj}.deq_scale"})
@@ -59,7 +57,7 @@ def test_what_the_format_may_leave_out() -> None:
         require_complete(FakeModel(f"{o_proj}.weight_scale"), set())
 
 
-def test_held_back_tensors_do_not_reach_the_loader() -> None:
+def test_extracted_tensors_do_not_reach_the_loader() -> None:
     pairs = [("rot.weight", torch.eye(2)), ("model.norm.weight", torch.ones(2))]
     seen = SeenTensors(pairs, extract=("rot.weight",))
     assert [name for name, _ in seen] == ["model.norm.weight"]

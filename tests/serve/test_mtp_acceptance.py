@@ -1,4 +1,4 @@
-"""The draft model of a rotated checkpoint must guess as well as the unrotated one's: that is what `rot` is for."""
+"""Acceptance of the draft model of a rotated checkpoint, which `rot` preserves."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def guessable(float_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def folded(source: Path, target: Path, *, is_rot_used: bool, has_rot: bool) -> Path:
-    """What rotation does to a checkpoint, with rotation I: norms move into the heads, `rot` = diag(g). All FLOAT."""
+    """A checkpoint rotated with I: norms are folded into the heads, `rot` = diag(g), all tensors FLOAT."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -107,10 +107,8 @@ def drafts_of(run_engine: Any, directory: Path, prompts: list[list[int]], **engi
     return [output["tokens"] for output in report["passes"][0]], rate
 
 
-def test_rot_gives_the_draft_model_its_norm_back(
-    run_engine: Any, guessable: Path, prompts: list[list[int]], tmp_path: Path
-) -> None:
-    """Same tokens in all three; same acceptance with `rot`, another without it."""
+@pytest.mark.long
+def test_acceptance_depends_on_rot(run_engine: Any, guessable: Path, prompts: list[list[int]], tmp_path: Path) -> None:
     with_rot = folded(guessable, tmp_path / "with", is_rot_used=True, has_rot=True)
     without = folded(guessable, tmp_path / "without", is_rot_used=False, has_rot=False)
     tokens, plain = drafts_of(run_engine, guessable, prompts)
@@ -126,7 +124,7 @@ def test_rot_gives_the_draft_model_its_norm_back(
 def test_rot_and_description_must_agree(
     run_engine: Any, guessable: Path, prompts: list[list[int]], tmp_path: Path, is_rot_used: bool, has_rot: bool
 ) -> None:
-    """vLLM and vllm-ascend draft with random or missing weights here, silently."""
+    """Without this error the draft model would use random or missing weights."""
     broken = folded(guessable, tmp_path / "broken", is_rot_used=is_rot_used, has_rot=has_rot)
     with pytest.raises(AssertionError, match=f"is_rot_used is {str(is_rot_used).lower()} in"):
         drafts_of(run_engine, broken, prompts, quantization="ascend")

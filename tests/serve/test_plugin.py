@@ -1,4 +1,4 @@
-"""The two vLLM entry points: light, idempotent, and out of the way where they are not wanted."""
+"""The two vLLM entry points: light, idempotent, and inactive on other platforms."""
 
 from __future__ import annotations
 
@@ -58,17 +58,14 @@ def test_platform_is_chosen(seen: dict[str, Any]) -> None:
 
 
 @needs_vllm
-def test_a_worker_gets_a_process_of_its_own_where_vllm_binds_threads(seen: dict[str, Any]) -> None:
+def test_the_worker_has_its_own_process_only_with_bound_threads(seen: dict[str, Any]) -> None:
     assert seen["executors"] == {"not_bound": "uni", "bound": "mp", "asked": "mp"}
 
 
 @needs_vllm
-def test_stays_out_of_the_way(seen: dict[str, Any]) -> None:
-    """Two active platforms are a RuntimeError in vLLM: ours must not answer beside vllm-ascend or when opted out.
-
-    What `register` does beside the real vllm-ascend: tests/contract/test_plugin_beside_vllm_ascend.py.
-    """
-    assert seen["opted_out"] is None and seen["beside_vllm_ascend"] is None
+def test_inactive_if_disabled_or_with_vllm_ascend(seen: dict[str, Any]) -> None:
+    """Two active platforms are a RuntimeError in vLLM."""
+    assert seen["opted_out"] is None and seen["with_vllm_ascend"] is None
 
 
 @needs_vllm
@@ -86,6 +83,7 @@ def test_register_twice_leaves_one_of_each(seen: dict[str, Any]) -> None:
         ("two_ranks", "tensor_parallel_size is 2"),
         ("fp8_cache", "kv cache dtype 'fp8'"),
         ("no_description", "quant_model_description.json does not exist"),
+        ("no_boolean", "enable_sparse_li_c8 is 'yes'"),
     ],
 )
 def test_settings_that_would_serve_wrong_numbers_are_refused(seen: dict[str, Any], case: str, message: str) -> None:

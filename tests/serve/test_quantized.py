@@ -29,14 +29,14 @@ def test_every_layer_is_exact(checked: tuple[Path, dict[str, Any]]) -> None:
     types = json.loads((directory / "quant_model_description.json").read_text())
     layers = json.loads((directory / "config.json").read_text())["num_hidden_layers"]
     for i in range(layers):
-        found = {key.removeprefix(f"model.layers.{i}.") for key in errors if key.startswith(f"model.layers.{i}.")}
+        names = {key.removeprefix(f"model.layers.{i}.") for key in errors if key.startswith(f"model.layers.{i}.")}
         mlp = "mlp" if f"model.layers.{i}.mlp.gate_proj.weight" in types else "mlp.shared_experts"
-        wanted = {"self_attn.o_proj", "self_attn.indexer.wq_b", f"{mlp}.gate_up_proj", f"{mlp}.down_proj"}
+        expected = {"self_attn.o_proj", "self_attn.indexer.wq_b", f"{mlp}.gate_up_proj", f"{mlp}.down_proj"}
         if mlp == "mlp" and types[f"model.layers.{i}.mlp.down_proj.weight"] == "FLOAT":  # as w8a8 keeps it
-            wanted.remove("mlp.down_proj")
-        wanted |= {f"self_attn.mla_preprocess.{part}" for part in ("ql_nope", "q_pe", "q_c")}
-        wanted |= {"mlp.experts"} if mlp != "mlp" else set()
-        assert wanted <= found, wanted - found
+            expected.remove("mlp.down_proj")
+        expected |= {f"self_attn.mla_preprocess.{name}" for name in ("ql_nope", "q_pe", "q_c")}
+        expected |= {"mlp.experts"} if mlp != "mlp" else set()
+        assert expected <= names, expected - names
     assert {key: error for key, error in errors.items() if error > ROUNDING} == {}
 
 

@@ -1,21 +1,19 @@
-"""glm5_ascend/serve/README.md, "Chat with it", as it stands: server and commands, whose output is in the comments."""
+"""glm5_ascend/serve/README.md, "Chat with it": its commands print what the comments say."""
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from glm5_ascend.serve.local_server import free_port
+from tests.serve.support.chat import API_KEY
 from tests.support.command import TIMEOUT_S
 from tests.support.documents import blocks, document, section
-from tests.support.server_process import running
 
 pytestmark = pytest.mark.server
 for module in ("vllm", "openai", "anthropic"):
@@ -28,20 +26,16 @@ PYTHON = "\n".join(block for block in BLOCKS if not SHELL.match(block))
 
 
 @pytest.fixture(scope="module")
-def port(rotated_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The server of the section's first line, on a free port instead of 8000, in a folder with its work/glm5-w4a8."""
-    folder, found = tmp_path_factory.mktemp("readme"), free_port()
-    (folder / "work").mkdir()
-    (folder / "work/glm5-w4a8").symlink_to(rotated_checkpoint)
+def port(server: str) -> str:
+    """The port of the shared server, which is started with the flags of the section's first line."""
     words = shlex.split(BLOCKS[0])
-    assert words[:3] == ["glm5-ascend", "serve", "work/glm5-w4a8"]
-    program = [sys.executable, "-m", "glm5_ascend", *words[1:3], "--port", str(found), *words[3:]]
-    with running(program, found, folder / "server.log", folder=folder):
-        yield found
+    assert words[:6] == ["glm5-ascend", "serve", "work/glm5-w4a8", "--", "--api-key", API_KEY]
+    assert json.loads(words[7]) == {"method": "mtp", "num_speculative_tokens": 3}
+    return server.rpartition(":")[2]
 
 
 def promised(source: str) -> list[str]:
-    """The comments behind print(...)."""
+    """The comments after print(...)."""
     return re.findall(r"^ *print\(.*\)  # (.*)$", source, re.MULTILINE)
 
 
@@ -49,15 +43,14 @@ def test_every_block_is_run() -> None:
     shell = [block for block in BLOCKS if SHELL.match(block)]
     calls = (node for node in ast.walk(ast.parse(PYTHON)) if isinstance(node, ast.Call))
     prints = [call for call in calls if ast.unparse(call.func) == "print"]
-    assert (len(BLOCKS), len(shell)) == (7, 2)
-    assert len(promised(PYTHON)) == len(prints) == 7
+    assert len(shell) == 2 and len(promised(PYTHON)) == len(prints)
 
 
 @pytest.fixture(scope="module")
-def printed(port: int, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def printed(port: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Lines that all Python of the section prints."""
     script = tmp_path_factory.mktemp("script") / "readme.py"
-    script.write_text(PYTHON.replace("8000", str(port)), encoding="utf-8")
+    script.write_text(PYTHON.replace("8000", port), encoding="utf-8")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()
@@ -67,10 +60,10 @@ def test_python_prints_what_its_comments_say(printed: list[str]) -> None:
     assert printed == promised(PYTHON)
 
 
-def test_shell(port: int, printed: list[str]) -> None:
-    """The second command needs the key; the first counts the drafts of the answers before."""
+def test_shell(port: str, printed: list[str]) -> None:
+    """The first command shows the drafts of earlier answers; the second needs the key."""
     (block,) = (block for block in BLOCKS[1:] if SHELL.match(block))
-    metrics, models = block.replace("8000", str(port)).strip().splitlines()
+    metrics, models = block.replace("8000", port).strip().splitlines()
     done = subprocess.run(["bash", "-c", metrics], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     numbers = {
         line.split("{")[0].split(":")[1]: float(line.split()[-1]) for line in done.stdout.splitlines() if line[0] != "#"

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from glm5_ascend.serve.client import Client
-from glm5_ascend.serve.smoke import user
 from glm5_ascend.serve.watching.api import WatchReport, watch
 from glm5_ascend.serve.watching.canaries import read_canaries
 from glm5_ascend.serve.watching.judge import WINDOW, WatchState
@@ -23,8 +19,6 @@ from tests.support.command import glm5_ascend
 pytestmark = pytest.mark.server
 #: Only to end a test that hangs.
 ANSWER_S = 600.0
-#: An hour of polls every ten seconds.
-HOUR = 360
 
 
 @pytest.fixture(scope="module")
@@ -84,52 +78,10 @@ def test_a_fault_is_noticed_within_a_minute_of_polls(fault: str, server: str, fe
     assert noticed == list(range(noticed[0], polls + 1))  # and it stays
 
 
-@pytest.mark.parametrize("fault", ["repeats", "noise"])
-@pytest.mark.long
-def test_a_third_of_bad_answers_is_noticed_too(fault: str, server: str, canaries: Path) -> None:
-    """One broken server of three at a router."""
-    with spoiled(FaultProxy(server, fault, share=1 / 3)) as url:
-        report = polled(url, canaries, WINDOW)
-    print(f"{fault}, a third: {report.verdict}")
-    assert FAULTS[fault] in report.findings
-
-
 def test_without_a_file(server: str) -> None:
     with spoiled(FaultProxy(server, "noise")) as url:
         assert "wrong_answers" in polled(url, None, 1).findings
     assert polled(server, None, 2).exit_code == 0
-
-
-@pytest.fixture
-def load(server: str) -> Iterator[None]:
-    """Two clients who ask without a pause: answers are computed in changing batches."""
-    over = threading.Event()
-
-    def ask(seed: int) -> None:
-        client, number = Client(server, "glm-5", ANSWER_S, API_KEY), 0
-        while not over.is_set():
-            number += 1
-            client.chat(user(f"What is {10 + number % 80} + {seed + 11}?"), temperature=1.0, seed=number, max_tokens=48)
-
-    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(2)]
-    for thread in threads:
-        thread.start()
-    yield
-    over.set()
-    for thread in threads:
-        thread.join()
-
-
-def test_nothing_is_found_on_a_healthy_server_under_load(server: str, few: Path, load: None) -> None:
-    report = polled(server, few, WINDOW)
-    assert (report.exit_code, report.findings) == (0, {}), report.verdict
-
-
-@pytest.mark.long
-def test_nothing_is_found_in_an_hour(server: str, few: Path) -> None:
-    report = polled(server, few, HOUR)
-    print(report.verdict)
-    assert (report.exit_code, report.findings, report.polls) == (0, {}, HOUR), report.verdict
 
 
 def test_exit_codes_for_cron(server: str, canaries: Path, tmp_path: Path) -> None:

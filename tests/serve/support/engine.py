@@ -61,7 +61,7 @@ def generate(llm: Any, prompts: list[list[int]], new_tokens: int) -> list[dict[s
 
 
 def gap(step: Any) -> float:
-    """How far the best token is ahead of the second."""
+    """Difference of the two best log-probabilities."""
     best, second, *_ = sorted((entry.logprob for entry in step.values()), reverse=True)
     return float(best - second)
 
@@ -86,7 +86,7 @@ def drawn(llm: Any, job: dict[str, Any]) -> list[list[list[int]]]:
         n=job["n"], temperature=job["temperature"], seed=1, max_tokens=job["new_tokens"], ignore_eos=True
     )
     passes = [llm.generate([job["prompt"]], params, use_tqdm=False)[0] for _ in range(2)]
-    return [[list(output.token_ids) for output in made.outputs] for made in passes]
+    return [[list(output.token_ids) for output in result.outputs] for result in passes]
 
 
 def cache_bytes(config: Any) -> dict[str, int]:

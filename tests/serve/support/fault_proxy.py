@@ -1,4 +1,4 @@
-"""A proxy that spoils what a real server says: how broken weights, caches and drafts look from outside."""
+"""A proxy that plants faults into the answers of a real server, as broken weights, caches and drafts do."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _ACCEPTED = re.compile(r"^(vllm:spec_decode_num_accepted_tokens_total\{[^}]*\}) 
 class FaultProxy:
     """Forwards everything to `target`; `fault` may be changed at any time. seed: of the noise."""
 
-    def __init__(self, target: str, fault: str = HEALTHY, share: float = 1.0, seed: int = 0) -> None:
-        self.target, self.fault, self.share, self.random = target, fault, share, random.Random(seed)
+    def __init__(self, target: str, fault: str = HEALTHY, seed: int = 0) -> None:
+        self.target, self.fault, self.random = target, fault, random.Random(seed)
         self.left, self.true, self.shown = 1.0, 0.0, 0.0
 
     def spoil(self, path: str, status: int, body: bytes) -> tuple[int, bytes]:
         if path == "/metrics":
             return status, _ACCEPTED.sub(self._decayed, body.decode()).encode()
-        if self.fault == HEALTHY or status != 200 or "completions" not in path or self.random.random() >= self.share:
+        if self.fault == HEALTHY or status != 200 or "completions" not in path:
             return status, body
         if self.fault == "errors":
             return 500, b'{"error": "EngineCore encountered an issue"}'
@@ -50,8 +50,8 @@ class FaultProxy:
                 self._spoil_message(choice["message"])
             if self.fault == "logprobs" and choice.get("prompt_logprobs"):
                 for entry in choice["prompt_logprobs"][1:]:
-                    for each in entry.values():
-                        each["logprob"] -= self.random.uniform(0.0, 4.0)
+                    for candidate in entry.values():
+                        candidate["logprob"] -= self.random.uniform(0.0, 4.0)
         return status, json.dumps(value).encode()
 
     def _spoil_message(self, message: dict[str, Any]) -> None:
@@ -92,8 +92,8 @@ def spoiled(proxy: FaultProxy) -> Iterator[str]:
             self.forward(self.rfile.read(int(self.headers["Content-Length"])))
 
         def forward(self, body: bytes | None) -> None:
-            kept = {name: self.headers[name] for name in ("Authorization", "Content-Type") if name in self.headers}
-            request = urllib.request.Request(proxy.target + self.path, body, kept)
+            headers = {name: self.headers[name] for name in ("Authorization", "Content-Type") if name in self.headers}
+            request = urllib.request.Request(proxy.target + self.path, body, headers)
             try:
                 with urllib.request.urlopen(request, timeout=600) as reply:
                     status, data = reply.status, reply.read()

@@ -62,10 +62,10 @@ class Reference:
                 out[t] += self.one_linear(hidden, f"{expert}.down_proj")[0] * weights[t, k]
         return out
 
-    def preprocess(self, attention: str, args: Any, given: torch.Tensor, eps: float = 1e-5) -> list[torch.Tensor]:
+    def preprocess(self, attention: str, args: Any, op_q_c: torch.Tensor, eps: float = 1e-5) -> list[torch.Tensor]:
         """ql_nope, q_pe, q_c of mla_preprocess from its hidden_states, cos, sin.
 
-        given: its own q_c, of which the queries are made: a last bit of it may turn the code that it is rounded to.
+        op_q_c: result of the op, from which the queries are computed: its last bit can change the code that it is rounded to.
         """
         x, cos, sin = args[:3]
         heads, nope, rank = args[7].shape
@@ -76,7 +76,7 @@ class Reference:
         q_lora = self.tensors[f"{attention}.q_a_layernorm.weight"].numel()
         y = self.linear(x, f"{attention}.fused_qkv_a_proj")
         q_c = norm(y[:, :q_lora], "q_a_layernorm")
-        z = self.linear(given.float(), f"{attention}.q_b_proj").view(-1, heads, nope + rope)
+        z = self.linear(op_q_c.float(), f"{attention}.q_b_proj").view(-1, heads, nope + rope)
         kv_b = self.tensors[f"{attention}.kv_b_proj.weight"].view(heads, -1, rank)
         ql = torch.einsum("thn,hnr->thr", z[..., :nope], kv_b[:, :nope])
         a, b = z[..., nope::2], z[..., nope + 1 :: 2]
@@ -126,10 +126,10 @@ def checked(directory: Path) -> dict[str, Any]:
     layers = len(model.model.layers)
     for i, (args, out) in enumerate(record.calls):
         attention = f"model.layers.{i % layers}.self_attn"
-        wanted = reference.preprocess(attention, args, out[2])
-        for part, got, want in zip(("ql_nope", "q_pe", "q_c"), out, wanted, strict=True):
-            key = f"{attention}.mla_preprocess.{part}"
-            errors[key] = max(errors.get(key, 0.0), worst(got, want))
+        expected = reference.preprocess(attention, args, out[2])
+        for name, actual, exact in zip(("ql_nope", "q_pe", "q_c"), out, expected, strict=True):
+            key = f"{attention}.mla_preprocess.{name}"
+            errors[key] = max(errors.get(key, 0.0), worst(actual, exact))
     return {"errors": errors, "counted": op_calls}
 
 

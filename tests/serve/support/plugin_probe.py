@@ -20,7 +20,7 @@ def before_vllm() -> dict[str, Any]:
 
     find_spec = importlib.util.find_spec
     importlib.util.find_spec = lambda name, *rest: object() if name == "vllm_ascend" else find_spec(name, *rest)
-    seen["beside_vllm_ascend"] = plugin.register_platform()
+    seen["with_vllm_ascend"] = plugin.register_platform()
     importlib.util.find_spec = find_spec
     return seen
 
@@ -60,17 +60,18 @@ def refused(model: str) -> dict[str, Any]:
         "two_ranks": config_error(model, tensor_parallel_size=2),
         "fp8_cache": config_error(model, kv_cache_dtype="fp8"),
         "no_description": config_error(model, quantization="ascend"),
+        "no_boolean": config_error(model, additional_config={"enable_sparse_li_c8": "yes"}),
     }
 
 
 def executors(model: str) -> dict[str, Any]:
-    """What runs the worker, by whether threads are bound, and where the user says it."""
+    """Executor of the worker with and without bound threads, and with the user's choice."""
     from vllm.engine.arg_utils import EngineArgs
 
     def executor(bound: str, **engine: Any) -> Any:
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = bound
-        made = EngineArgs(model=model, max_model_len=512, **engine).create_engine_config()
-        return made.parallel_config.distributed_executor_backend
+        config = EngineArgs(model=model, max_model_len=512, **engine).create_engine_config()
+        return config.parallel_config.distributed_executor_backend
 
     return {
         "not_bound": executor("nobind"),

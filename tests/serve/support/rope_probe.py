@@ -17,7 +17,7 @@ cache = torch.cat([angle.cos(), angle.sin()], -1)
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:
-    """By hand, pairs (0,1), (2,3), ..."""
+    # pairs (0, 1), (2, 3), ...
     cos, sin = angle.cos()[:, None], angle.sin()[:, None]
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2)

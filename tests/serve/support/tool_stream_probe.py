@@ -86,8 +86,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
     def ids(text: str) -> list[int]:
-        found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return found
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     cut = {"special": ids(CALL), "letters": [token for letter in CALL for token in ids(letter)]}
     report: dict[str, Any] = {"allowed first": allowed_first(tokenizer, "required")}
