@@ -65,7 +65,7 @@ class Reference:
     def preprocess(self, attention: str, args: Any, op_q_c: torch.Tensor, eps: float = 1e-5) -> list[torch.Tensor]:
         """ql_nope, q_pe, q_c of mla_preprocess from its hidden_states, cos, sin.
 
-        op_q_c: result of the op, from which the queries are computed: its last bit can change the code that it is rounded to.
+        op_q_c: the op's q_c, from which the queries are computed: its last bit can change a rounded code.
         """
         x, cos, sin = args[:3]
         heads, nope, rank = args[7].shape
