@@ -13,7 +13,7 @@ from glm5_ascend.errors import Glm5Error, MissingEnvironmentError, shown
 ON_HOST = {
     "dequantizing FP8 sources": "Atlas A2/A3 have no e4m3",
     "sums of activations": "int64 in files, independent of their order",
-    "error feedback": "column by column, a few launches each",
+    "GPTQ": "column by column, a few launches each",
 }
 #: torch's device types besides the CPU, and the command that lists such devices.
 _LISTS = {"npu": "npu-smi info", "cuda": "nvidia-smi"}

@@ -70,7 +70,7 @@ def quantize(options: QuantizeOptions) -> QuantizeReport | None:
         options.on_plan(prepared)
     if options.dry_run:
         return _predicted(prepared)
-    if Quantizer(options.engine) is Quantizer.own:
+    if Quantizer(options.engine) is Quantizer.builtin:
         return _quantized(prepared)
     check_space(prepared)
     report = _report(prepared, prepared.out)
@@ -86,7 +86,7 @@ def _predicted(prepared: PreparedJob) -> QuantizeReport:
     report = _report(prepared, None)
     report.prediction = predict(prepared)
     try:
-        check_space(prepared)  # last: the numbers are wanted most where the disk is too small
+        check_space(prepared)  # last: a prediction is most useful where the disk is too small
     except OutputError as error:
         report.problem = error
     return report

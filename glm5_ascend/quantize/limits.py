@@ -1,4 +1,4 @@
-"""How much is held or worked on at a time: tuned constants that the estimates of memory and time count with."""
+"""Sizes of blocks, samples and batches: tuned constants, also used by the estimates of memory and time."""
 
 from __future__ import annotations
 

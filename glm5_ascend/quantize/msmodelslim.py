@@ -29,7 +29,7 @@ MODEL_TYPE = "GLM-5"
 
 
 def stock_recipe(recipe: Recipe, config: ModelConfig, dataset: Path) -> dict[str, Any]:
-    """A recipe as msModelSlim reads it: every default spelled out, numbers instead of symbols, no keys of ours."""
+    """A recipe as msModelSlim reads it: defaults written out, numbers instead of symbols, only its keys."""
     raw = recipe.model_dump(mode="json", exclude_none=True)
     numbers = symbols(config)
 

@@ -16,7 +16,7 @@ CALIBRATION, RUN = "Calibration", "Run"
 class Quantizer(StrEnum):
     """Backend of `quantize`: this package, or an installed msModelSlim."""
 
-    own = "own"
+    builtin = "builtin"
     msmodelslim = "msmodelslim"
 
 
@@ -50,7 +50,9 @@ class QuantizeOptions:
         Option("Memory limit, such as 4GiB.", "SIZE", default_text="half of the machine's", panel=RUN),
     ] = None
     restart: Annotated[bool, Option("Discard an unfinished run of OUT.", panel=RUN)] = False
-    engine: Annotated[Quantizer, Option("Backend: this tool, or an installed msModelSlim.", panel=RUN)] = Quantizer.own
+    engine: Annotated[Quantizer, Option("Backend: this tool, or an installed msModelSlim.", panel=RUN)] = (
+        Quantizer.builtin
+    )
     device: Annotated[
         str | None,
         Option("cpu, npu, npu:N, cuda or cuda:N.", "NAME", default_text="cpu; npu with msModelSlim", panel=RUN),
@@ -62,4 +64,4 @@ class QuantizeOptions:
     @property
     def compute_device(self) -> str:
         """Device of our own quantizer."""
-        return self.device or "cpu" if self.engine == Quantizer.own else "cpu"
+        return self.device or "cpu" if self.engine == Quantizer.builtin else "cpu"

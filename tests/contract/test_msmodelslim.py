@@ -35,7 +35,7 @@ def run(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
 def outputs(msmodelslim: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
     found = {}
     for recipe, given in RECIPES.items():
-        for engine in ("own", "msmodelslim"):
+        for engine in ("builtin", "msmodelslim"):
             out = tmp_path_factory.mktemp(engine) / recipe
             done = run(
                 msmodelslim, model, out, "--recipe", given, "--engine", engine, "--device", "cpu",
@@ -48,7 +48,7 @@ def outputs(msmodelslim: Path, model: Path, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_same_tensors_and_description(recipe: str, outputs: dict[tuple[str, str], Path]) -> None:
-    ours, theirs = (CheckpointDir(outputs[recipe, engine]).entries for engine in ("own", "msmodelslim"))
+    ours, theirs = (CheckpointDir(outputs[recipe, engine]).entries for engine in ("builtin", "msmodelslim"))
     assert not theirs.keys() - ours.keys()
     assert {name.rsplit(".", 1)[1] for name in ours.keys() - theirs.keys()} == OURS_ONLY[recipe]
     different = {
@@ -58,7 +58,7 @@ def test_the_same_tensors_and_description(recipe: str, outputs: dict[tuple[str, 
     assert all(name == "lm_head.weight" or "norm" in name for name in different), sorted(different)
     types = [
         json.loads((outputs[recipe, engine] / "quant_model_description.json").read_text())
-        for engine in ("own", "msmodelslim")
+        for engine in ("builtin", "msmodelslim")
     ]
     assert {key: types[0].get(key) for key in types[1]} == types[1]
 
@@ -80,7 +80,7 @@ def test_our_error_is_not_larger(
     def error(directory: Path) -> float:
         return float((torch.cat(StoredModel(directory).logits(sequences)) - want).norm() / want.norm())
 
-    ours = [error(outputs[recipe, "own"])]
+    ours = [error(outputs[recipe, "builtin"])]
     for seed in ROTATIONS:
         quantize(model, tmp_path / str(seed), recipe=str(RECIPES[recipe]), samples=8, seq_len=128, seed=seed)
         ours.append(error(tmp_path / str(seed)))

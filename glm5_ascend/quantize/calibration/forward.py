@@ -31,7 +31,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, rows: int = ROWS_AT_ONCE) -> 
     """x [..., K] @ weight [N, K]^T -> fp32 [..., N], with operands and result rounded to bf16 where that is native.
 
     That is what the bf16 model itself computes; sums are fp32 inside. The weight is rounded `rows` rows at a time, so
-    no second copy of it is held.
+    memory holds no second copy of it.
     """
     if not native_bf16(x.device):
         return x @ weight.T
@@ -65,7 +65,7 @@ class Routed:
 
     Attributes:
         inputs: fp32 [tokens, hidden] on disk.
-        out: the next layer's stream, which already holds everything but the routed experts; None if nobody reads it.
+        out: the next layer's stream, which already holds everything but the routed experts; None if no layer reads it.
         weight, ids: [tokens, num_experts_per_tok].
     """
 
@@ -91,9 +91,9 @@ def shares_selections(config: ModelConfig, layer: int) -> bool:
 
 
 class Selections:
-    """Which keys every query attends to, kept for layers that share the indexer of an earlier one (GLM-5.2).
+    """Keys that every query attends to, stored for layers that share the indexer of an earlier one (GLM-5.2).
 
-    Nothing is kept for models in which every layer has its own, nor for an MTP layer, which has its own always.
+    Nothing is stored for models in which every layer has an indexer, nor for an MTP layer, which always has one.
     """
 
     def __init__(self, config: ModelConfig, folder: Path, lengths: tuple[int, ...]) -> None:

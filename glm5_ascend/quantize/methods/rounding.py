@@ -33,7 +33,7 @@ class Rounded(NamedTuple):
     """The stored tensors of a linear by suffix (`checkpoint/schemes.py` says which), and what rounding cost.
 
     Attributes:
-        per_row: one row, or half a packed one, for each row of the weight that was given.
+        per_row: one row, or half a packed one, for each row of the weight.
         per_tensor: one value for the whole linear.
         squared_error, squared_weight: sums of (W_deq - W)^2 and W^2.
     """

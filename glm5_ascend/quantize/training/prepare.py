@@ -154,7 +154,7 @@ def export_trained(model: nn.Module, out: Path, source: Path | None = None) -> P
     Names, dtypes and shards are the source's, and so is what transformers does not load: the MTP layer.
 
     Args:
-        out: must not exist or be empty; one shard of the source is held in memory at a time.
+        out: must not exist or be empty; one shard of the source is in memory at a time.
 
     Raises:
         CheckpointError: the source has no tensor for a parameter, or is FP8. OutputError: `out` cannot be written.
