@@ -55,6 +55,7 @@ def prepare(options: QuantizeOptions, progress: Progress = silent) -> PreparedJo
     Raises:
         Glm5Error: the first thing that would make the run fail; nothing has been written.
     """
+    max_ram = parse_size(options.max_ram, "--max-ram")
     device = find_device(options.compute_device, ("npu", "cuda"))
     require_kernels(device.type)
     recipe_path = find_recipe(options.recipe)
@@ -67,7 +68,7 @@ def prepare(options: QuantizeOptions, progress: Progress = silent) -> PreparedJo
     plan = QuantizationPlan(source, recipe)
     if recipe.rotates:
         Rotations(source.config, options.seed)  # sizes without a Hadamard matrix are refused here
-    max_ram = parse_size(options.max_ram, "--max-ram") or psutil.virtual_memory().total // 2 // Ranks().local_count
+    max_ram = max_ram or psutil.virtual_memory().total // 2 // Ranks().local_count
     threads = threads_within(
         plan, options.seq_len, options.threads or max(1, len(os.sched_getaffinity(0)) // Ranks().local_count), max_ram
     )

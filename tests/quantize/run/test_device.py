@@ -25,16 +25,18 @@ def test_the_same_bytes_on_another_device(
     recipe: str, tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A device computes with the plain versions of the kernels; the host does when told to."""
-    monkeypatch.setenv("GLM5_KERNELS", "reference")  # for the child processes
-    registry.select("reference")
+    monkeypatch.setenv("GLM5_KERNELS", "reference")  # for the child process
     calib, operators = write_calibration(tmp_path / "calib.jsonl"), tmp_path / "operators.json"
     out = tmp_path / "out"
     command = [sys.executable, DEVICE, tiny_source, out, recipe, calib, operators]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert {"aten::mm", "aten::amax", "aten::round"} <= set(json.loads(operators.read_text()))  # it did compute there
-    on_device, on_host = tensors(out), tensors(quantize_tiny(tiny_source, tmp_path / recipe, recipe))
-    registry.select(None)
+    registry.select("reference")
+    try:
+        on_device, on_host = tensors(out), tensors(quantize_tiny(tiny_source, tmp_path / recipe, recipe))
+    finally:
+        registry.select(None)
     assert on_device.keys() == on_host.keys()
     assert not [name for name in on_device if not on_device[name].equal(on_host[name])]
 
