@@ -13,7 +13,7 @@ class KernelInputError(ValueError):
 
 
 class UnsupportedVariantError(KernelInputError):
-    """Arguments within the op's contract that one implementation cannot take; the message says which and why."""
+    """Arguments that fit the op's contract, but not this implementation; the message says which and why."""
 
 
 class KernelUnavailableError(RuntimeError):
@@ -33,7 +33,7 @@ def require_integers(name: str, tensor: torch.Tensor) -> None:
 
 
 def require_floats(**tensors: torch.Tensor) -> None:
-    """Raise `KernelInputError` unless each is fp32, bf16 or fp16."""
+    """Raise `KernelInputError` unless all tensors are fp32, bf16 or fp16."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or tensor.element_size() > 4 or tensor.element_size() < 2:
             raise KernelInputError(f"{name} is {tensor.dtype}, expected fp32, bf16 or fp16")
@@ -54,7 +54,7 @@ def require_matrix(name: str, tensor: torch.Tensor) -> None:
 
 
 def require_device(like: torch.Tensor, **tensors: torch.Tensor | None) -> None:
-    """Raise `KernelInputError` unless each is where `like` is."""
+    """Raise `KernelInputError` unless all tensors are on the device of `like`."""
     for name, tensor in tensors.items():
         if tensor is not None and tensor.device.type != like.device.type:
             raise KernelInputError(f"{name} is on {tensor.device}, the other arguments are on {like.device}")
@@ -71,5 +71,5 @@ def require_shape(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...]
                 break
         else:
             return
-    wanted = ", ".join("*" if size is None else str(size) for size in shape)
-    raise KernelInputError(f"{name} has shape {list(got)}, expected [{wanted}]")
+    expected = ", ".join("*" if size is None else str(size) for size in shape)
+    raise KernelInputError(f"{name} has shape {list(got)}, expected [{expected}]")

@@ -72,7 +72,7 @@ def scale_back(y: torch.Tensor, x_scale: torch.Tensor | None, scale: torch.Tenso
 
 
 class Arithmetic(NamedTuple):
-    """The functions that take the time; implementations of an op differ in these alone.
+    """The expensive functions of the quantized ops; the implementations differ in these only.
 
     matmul: int8 [T, K], int8 [N, K] -> int32 [T, N], exact.
     """
@@ -145,7 +145,7 @@ def multiply(x_q: torch.Tensor, w: LinearWeights, arithmetic: Arithmetic = PLAIN
 def dequantize(
     y: torch.Tensor, x_scale: torch.Tensor | None, w: LinearWeights, dtype: torch.dtype, arithmetic: Arithmetic = PLAIN
 ) -> torch.Tensor:
-    """What `multiply` gave, scaled back to `dtype`; nothing to do for no_quant."""
+    """Scale the result of `multiply` back to `dtype`; no_quant needs nothing."""
     return y if w.scale is None else arithmetic.scale_back(y, x_scale, w.scale, dtype)
 
 

@@ -2,7 +2,7 @@
 
 They are registered for all devices at once (CPU, and PrivateUse1, which is what torch calls an NPU); `registry` says
 what then runs for the device of the first tensor. Fake versions give shapes to `torch.compile` and to meta tensors.
-A `LinearWeights` crosses torch's border as the list of its tensors and its quant mode, a `PagedBatch` as its fields.
+A `LinearWeights` is passed to torch as the list of its tensors and its quant mode, a `PagedBatch` as its fields.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def as_list(w: LinearWeights) -> list[torch.Tensor | None]:
 
 
 def as_linear(tensors: list[torch.Tensor | None], mode: str) -> LinearWeights:
-    """`as_list` undone."""
+    """The inverse of `as_list`."""
     weight, scale, input_scale, input_offset, quant_bias = tensors
     if weight is None:
         raise KernelInputError("a linear layer needs a weight")
@@ -66,10 +66,9 @@ def as_linear(tensors: list[torch.Tensor | None], mode: str) -> LinearWeights:
 
 
 def run(op: str, *arguments: Any) -> Any:
-    """The op as its function takes it: by torch, or past it where nobody would see the difference.
+    """Call the op through torch's dispatcher, or directly where nothing observes the dispatcher.
 
-    torch's way costs about 10 us, and a server's decode step makes dozens of calls. It counts where gradients, a
-    profiler, a dispatch mode or a compiler may be watching.
+    The dispatcher costs about 10 us per call, and a server's decode step makes dozens of calls.
     """
     first = arguments[0]
     if first.device.type != "meta" and not watched():
@@ -78,7 +77,7 @@ def run(op: str, *arguments: Any) -> Any:
 
 
 def watched() -> bool:
-    """Whether somebody may be looking at what passes torch's dispatcher."""
+    """True if a profiler, a dispatch mode, a compiler or autograd may observe torch's dispatcher."""
     if not torch.is_inference_mode_enabled():
         return True
     modes = torch._C._len_torch_dispatch_stack() or torch._C._is_torch_function_mode_enabled()
@@ -102,12 +101,12 @@ def _calls(op: str) -> Callable[..., Any]:
 
 
 def _calls_paged(op: str, before: int) -> Callable[..., Any]:
-    """The same for an op on a paged cache: its arguments from number `before` on are the fields of a `PagedBatch`."""
+    """An op on a paged cache: its arguments from number `before` on are the fields of a `PagedBatch`."""
     after = before + len(PagedBatch._fields)
 
-    def call(*given: Any) -> Any:
-        batch = PagedBatch(*given[before:after])
-        return registry.function(op, given[0].device.type)(*given[:before], batch, *given[after:])
+    def call(*args: Any) -> Any:
+        batch = PagedBatch(*args[before:after])
+        return registry.function(op, args[0].device.type)(*args[:before], batch, *args[after:])
 
     return call
 

@@ -1,4 +1,4 @@
-"""The door to the kernels: typed Python functions; which implementation answers is `registry`'s business.
+"""The kernels as typed Python functions; `registry` selects the implementation.
 
 Everything outside `glm5_kernels` imports this module or, where torch must not load, `registry`, and no other of the
 package (but the tests of the kernels). What a server calls is also `torch.ops.glm5_ascend.<name>` (`library`). Maths,
@@ -11,7 +11,7 @@ import torch
 
 from glm5_kernels.errors import KernelInputError, KernelUnavailableError
 from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, LinearWeights, quantize_per_token
-from glm5_kernels.library import run, watched
+from glm5_kernels.library import run
 from glm5_kernels.lightning_indexer.reference import quantize_indexer
 from glm5_kernels.paged_cache import PagedBatch, keys_in_pages, queries_in_a_row, write_rows
 from glm5_kernels.parity.run import ParityRow, parity
@@ -53,7 +53,6 @@ __all__ = [
     "ssz_scale",
     "v_up_proj",
     "w4a8_moe",
-    "watched",
     "widens_bf16",
     "write_rows",
 ]
@@ -185,7 +184,7 @@ def int8_linear(x: Tensor, w: LinearWeights) -> Tensor:
 
 
 def widens_bf16() -> bool:
-    """Whether `int8_linear` multiplies an unquantized bf16 weight in fp32: torch has no fast product of bf16 here."""
+    """True if `int8_linear` multiplies an unquantized bf16 weight in fp32, because torch has no fast bf16 product."""
     if choose("int8_linear").implementation != "cpu":
         return False
     from glm5_kernels.compiled import bf16_linear

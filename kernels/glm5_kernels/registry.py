@@ -1,8 +1,8 @@
-"""Which implementation of an op runs here, and why. Nothing is tried and swallowed: what cannot run is named.
+"""Selects the implementation of each op on this machine, and says why. The reason why one cannot run is reported.
 
 `GLM5_KERNELS` chooses for the whole process: `auto` (default: the fastest that can run), or one of
-`IMPLEMENTATIONS`. An explicit choice that cannot run is an error. This module is a door like `ops`, for callers that
-must not load torch; the package's errors can be had here for the same reason.
+`IMPLEMENTATIONS`. An explicit choice that cannot run is an error. Callers that must not load torch import this
+module instead of `ops`; it exports the errors of the package, too.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ def choose(op: str, device: str = "cpu") -> Choice:
     if requested == "auto":
         return _fastest(op, device)
     if requested not in IMPLEMENTATIONS:
-        known = ", ".join(IMPLEMENTATIONS)
-        raise KernelUnavailableError(f"{VARIABLE}={requested}: unknown; use auto or one of {known}")
+        names = ", ".join(IMPLEMENTATIONS)
+        raise KernelUnavailableError(f"{VARIABLE}={requested}: unknown; use auto or one of {names}")
     reason = obstacle(op, requested, device)
     if reason is not None:
         raise KernelUnavailableError(f"{VARIABLE}={requested}: {reason}")
@@ -200,7 +200,7 @@ def report(device: str = "cpu") -> list[Choice]:
 
 
 def int8_products() -> tuple[str, str]:
-    """How int8 products are made on this processor: the instruction, and for how many tokens; for `doctor`.
+    """The instruction of int8 products on this CPU, and for how many tokens it is used; for `doctor`.
 
     Raises:
         ImportError: numba is not installed; the references then run.
@@ -212,7 +212,7 @@ def int8_products() -> tuple[str, str]:
 
 
 def bf16_products() -> tuple[str, str]:
-    """How bf16 is multiplied on this processor, and by what; for `doctor`.
+    """The instruction of bf16 products on this CPU, and the ops that use it; for `doctor`.
 
     Raises:
         ImportError: numba is not installed; the references then run.

@@ -1,6 +1,6 @@
 """Products of 32 x 32 bf16 or int8 by AMX: four 16 x 16 tiles of sums, in registers of 1 KiB each.
 
-Linux hands out these registers to a process that asks for them. Each thread says once per task what shape they have.
+Linux grants these registers to a process on request. Each thread configures their shape once per task.
 """
 
 from __future__ import annotations
@@ -28,42 +28,41 @@ _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # Linux: asm/prc
 
 
 def _permitted() -> bool:
-    """Whether Linux gives this process the registers; asking again does no harm."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return False
     refused: int = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)
     return refused == 0
 
 
-#: Whether the processor has the instructions and this process may use them. Without them the code below computes the
-#: same, but for denormal numbers, by vectors.
+#: True if the CPU has the instructions and this process may use them. Without them, vectors compute the same, except
+#: for denormal numbers.
 AMX = {"amx-tile", "amx-bf16", "avx512f"} <= features() and _permitted()
-#: The same of int8.
+#: True if it has those for int8, too.
 AMX_INT8 = AMX and "amx-int8" in features()
 
 
 def fits(*sizes: int) -> bool:
-    """Whether these sizes are whole sides of a product."""
+    """True if all sizes are multiples of SIDE."""
     return not any(size % SIDE for size in sizes)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def configure(_: Any) -> Any:
-    """Eight registers of 16 rows of 64 bytes, for this thread until `release`."""
+    """Configure eight registers of 16 rows of 64 bytes for this thread, until `release`."""
 
     def generate(builder: Any, _: Any) -> None:
         if not AMX:
             return
         shape = [1, 0] + [0] * 14 + [64, 0] * 8 + [0] * 16 + [TILE] * 8 + [0] * 8  # palette 1; bytes of rows; rows
-        place = cgutils.alloca_once_value(builder, ir.Constant(ir.ArrayType(I8, 64), shape))
-        _call(builder, "ldtilecfg", builder.bitcast(place, I8.as_pointer()))
+        config = cgutils.alloca_once_value(builder, ir.Constant(ir.ArrayType(I8, 64), shape))
+        _call(builder, "ldtilecfg", builder.bitcast(config, I8.as_pointer()))
 
     return types.void(), returns_void(generate)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def release(_: Any) -> Any:
-    """The registers as other code expects them: without contents or shape."""
+    """Clear the registers and their shape, as other code expects them."""
 
     def generate(builder: Any, _: Any) -> None:
         if AMX:
@@ -73,9 +72,9 @@ def release(_: Any) -> Any:
 
 
 class LeftAt(NamedTuple):
-    """32 rows of bf16 or int8: two tiles, `apart` from each other, their rows `pitch` apart.
+    """32 rows of bf16 or int8: two tiles at a distance of `apart`, with rows at a distance of `pitch`.
 
-    With `parts` of 2 they are the first term of a sum, whose second one lies `part` behind. All in bytes.
+    With 2 `parts` the rows are sums of two terms; the second term is `part` bytes after the first. All in bytes.
     """
 
     start: int
@@ -86,10 +85,10 @@ class LeftAt(NamedTuple):
 
 
 class RightAt(NamedTuple):
-    """32 columns of bf16 or int8: two tiles of 16 columns, `apart` from each other.
+    """32 columns of bf16 or int8, VNNI-packed: two tiles of 16 columns at a distance of `apart` bytes.
 
-    A row of a tile holds what meets two columns of the left side, as pairs; of int8 four, as fours. Rows lie `pitch`,
-    the 16 rows of a step and those of the next one `step` bytes apart.
+    A row of a tile holds pairs of bf16, or fours of int8, for as many columns of the left side. `pitch`: bytes from row
+    to row; `step`: from the 16 rows of a step to those of the next one.
     """
 
     start: int
@@ -99,14 +98,14 @@ class RightAt(NamedTuple):
 
 
 class OutAt(NamedTuple):
-    """fp32 or int32 [32, 32]: rows `pitch` bytes apart, row 16 `down` bytes behind row 0."""
+    """fp32 or int32 [32, 32]: `pitch` bytes from row to row, `down` bytes from row 0 to row 16."""
 
     start: int
     pitch: int
     down: int
 
 
-def multiplied_by(way: Any) -> Any:
+def _product(code: Any) -> Any:
     """The intrinsic out = left times right over `steps` times 64 bytes of the left's rows; unless `fresh`, out += that.
 
     Of each step of bf16 the even columns' products are added in order, and the odd ones'; then both to the sum before.
@@ -115,7 +114,7 @@ def multiplied_by(way: Any) -> Any:
     @intrinsic  # type: ignore[untyped-decorator]
     def multiply(_: Any, left: Any, right: Any, out: Any, steps: Any, fresh: Any) -> Any:
         def generate(builder: Any, arguments: Any) -> None:
-            way(builder, *arguments).generate()
+            code(builder, *arguments).generate()
 
         return types.void(left, right, out, int64, int64), returns_void(generate)
 
@@ -123,7 +122,7 @@ def multiplied_by(way: Any) -> Any:
 
 
 class _Emitted:
-    """Operands of a product, while its code is generated."""
+    """The operands of a product while its code is generated."""
 
     def __init__(self, builder: Any, left: Any, right: Any, out: Any, steps: Any, fresh: Any) -> None:
         def fields(value: Any, count: int) -> list[Any]:
@@ -143,21 +142,21 @@ class _Emitted:
         return self.builder.add(start, self.builder.mul(number, distance))
 
 
-class ByTiles(_Emitted):
-    """By Intel's instructions."""
+class Bf16Tiles(_Emitted):
+    """bf16 by AMX."""
 
     instruction = "tdpbf16ps"
 
     def generate(self) -> None:
         builder = self.builder
-        places = [(number, self.out[i][j]) for i, row in enumerate(_SUMS) for j, number in enumerate(row)]
+        tiles = [(number, self.out[i][j]) for i, row in enumerate(_SUMS) for j, number in enumerate(row)]
         with builder.if_else(self.is_fresh) as (fresh, more):
             with fresh:
-                for number, _ in places:
+                for number, _ in tiles:
                     _call(builder, "tilezero", ir.Constant(I8, number))
             with more:
-                for number, place in places:
-                    self._load(number, place, self.out_pitch)
+                for number, address in tiles:
+                    self._load(number, address, self.out_pitch)
         with for_range(builder, self.steps) as step:
             for number, start in zip(_RIGHT, self.right, strict=True):
                 self._load(number, self.at(start, step, self.right_step), self.right_pitch)
@@ -168,8 +167,8 @@ class ByTiles(_Emitted):
                 for row, left in zip(_SUMS, _LEFT, strict=True):
                     for number, right in zip(row, _RIGHT, strict=True):
                         _call(builder, self.instruction, *(ir.Constant(I8, n) for n in (number, left, right)))
-        for number, place in places:
-            _call(builder, "tilestored64", *self._memory(number, place, self.out_pitch))
+        for number, address in tiles:
+            _call(builder, "tilestored64", *self._memory(number, address, self.out_pitch))
 
     def _load(self, number: int, address: Any, pitch: Any) -> None:
         _call(self.builder, "tileloadd64", *self._memory(number, address, pitch))
@@ -178,29 +177,29 @@ class ByTiles(_Emitted):
         return ir.Constant(I8, number), self.builder.inttoptr(address, I8.as_pointer()), pitch
 
 
-class IntegersByTiles(ByTiles):
-    """int8 by Intel's instructions."""
+class Int8Tiles(Bf16Tiles):
+    """int8 by AMX."""
 
     instruction = "tdpbssd"
 
 
-class ByVectors(_Emitted):
-    """The same sums by vectors: for tests on other processors."""
+class Bf16Vectors(_Emitted):
+    """bf16 by vectors, for tests on other CPUs."""
 
     def generate(self) -> None:
         builder, v = self.builder, Lanes(self.builder)
         total = v.variable(0.0)
         for i, j in ((i, j) for i in range(2) for j in range(2)):
             with for_range(builder, i64_const(TILE)) as row:
-                place = self.at(self.out[i][j], row, self.out_pitch)
+                out = self.at(self.out[i][j], row, self.out_pitch)
                 builder.store(v.constant(0.0), total)
                 with builder.if_then(builder.not_(self.is_fresh)):
-                    builder.store(v.load(place, i64_const(0)), total)
+                    builder.store(v.load(out, i64_const(0)), total)
                 with for_range(builder, self.steps) as step, for_range(builder, self.parts) as part:
                     left = self.at(self.at(self.left[i], row, self.left_pitch), step, i64_const(4 * TILE))
                     right = self.at(self.right[j], step, self.right_step)
                     self._add_step(v, self.at(left, part, self.part), right, total)
-                v.store(builder.load(total), place, i64_const(0))
+                v.store(builder.load(total), out, i64_const(0))
 
     def _add_step(self, v: Lanes, left: Any, right: Any, total: Any) -> None:
         """total += a row of the left side's tile times the right side's."""
@@ -213,8 +212,8 @@ class ByVectors(_Emitted):
         builder.store(builder.fadd(builder.load(total), both), total)
 
 
-class IntegersByVectors(ByVectors):
-    """The same of int8."""
+class Int8Vectors(Bf16Vectors):
+    """int8 by vectors, for tests on other CPUs."""
 
     def _add_step(self, v: Lanes, left: Any, right: Any, total: Any) -> None:
         builder, words = self.builder, ir.VectorType(I32, WIDTH)
@@ -222,12 +221,12 @@ class IntegersByVectors(ByVectors):
             a, b = v.broadcast(v.load_scalar(left, four)), v.load(self.at(right, four, self.right_pitch), i64_const(0))
             sums = builder.bitcast(builder.load(total), words)
             for shift in (24, 16, 8, 0):
-                x, y = (self._byte(builder.bitcast(each, words), shift) for each in (a, b))
+                x, y = (self._byte(builder.bitcast(codes, words), shift) for codes in (a, b))
                 sums = builder.add(sums, builder.mul(x, y))
             builder.store(builder.bitcast(sums, V16), total)
 
     def _byte(self, x: Any, shift: int) -> Any:
-        """The byte of every word that `shift` bits move to its top, with its sign."""
+        """One byte of every 32-bit lane, sign-extended; `shift` moves it to the top."""
         amounts = [ir.Constant(x.type, [bits] * WIDTH) for bits in (shift, 24)]
         return self.builder.ashr(self.builder.shl(x, amounts[0]), amounts[1])
 
@@ -237,5 +236,5 @@ def _call(builder: Any, name: str, *operands: Any) -> None:
     builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}"), operands)
 
 
-multiply = multiplied_by(ByTiles if AMX else ByVectors)
-multiply_integers = multiplied_by(IntegersByTiles if AMX_INT8 else IntegersByVectors)
+multiply = _product(Bf16Tiles if AMX else Bf16Vectors)
+multiply_integers = _product(Int8Tiles if AMX_INT8 else Int8Vectors)

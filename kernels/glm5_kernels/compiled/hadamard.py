@@ -62,12 +62,12 @@ def _butterflies(_: Any, address: Any, rows: Any, step: Any, pitch: Any) -> Any:
         four = builder.mul(step, i64_const(4))
         with for_range(builder, builder.sdiv(rows, four)) as block, for_range(builder, step) as inner:
             first = builder.add(builder.mul(block, four), inner)
-            places = [builder.mul(builder.add(first, builder.mul(step, i64_const(k))), pitch) for k in range(4)]
-            a, b, c, d = (v.load(address, place) for place in places)
+            offsets = [builder.mul(builder.add(first, builder.mul(step, i64_const(k))), pitch) for k in range(4)]
+            a, b, c, d = (v.load(address, offset) for offset in offsets)
             s, t, u, w = builder.fadd(a, b), builder.fsub(a, b), builder.fadd(c, d), builder.fsub(c, d)
             results = builder.fadd(s, u), builder.fadd(t, w), builder.fsub(s, u), builder.fsub(t, w)
-            for value, place in zip(results, places, strict=True):
-                v.store(value, address, place)
+            for value, offset in zip(results, offsets, strict=True):
+                v.store(value, address, offset)
 
     return types.void(types.int64, types.int64, types.int64, types.int64), returns_void(generate)
 
@@ -91,11 +91,11 @@ def _butterfly(_: Any, address: Any, rows: Any, step: Any, pitch: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _core(_: Any, address: Any, blocks: Any, pitch: Any, core: Any, matrix: Any, room: Any) -> Any:
-    """x[a] <- sum over b of matrix[a, b] x[b] between `core` runs of `blocks` lane groups; `room` holds core * 16."""
+def _core(_: Any, address: Any, blocks: Any, pitch: Any, core: Any, matrix: Any, scratch: Any) -> Any:
+    """x[a] <- sum over b of matrix[a, b] x[b] between `core` runs of `blocks` lane groups; `scratch` has core * 16."""
 
     def generate(builder: Any, arguments: Any) -> None:
-        address, blocks, pitch, core, matrix, room = arguments
+        address, blocks, pitch, core, matrix, scratch = arguments
         v = Lanes(builder)
         run = builder.mul(blocks, pitch)
         with for_range(builder, blocks) as block:
@@ -106,17 +106,17 @@ def _core(_: Any, address: Any, blocks: Any, pitch: Any, core: Any, matrix: Any,
                     sign = v.broadcast(v.load_scalar(matrix, builder.add(builder.mul(a, core), b)))
                     x = v.load(address, builder.add(start, builder.mul(b, run)))
                     builder.store(v.call("fmuladd", sign, x, builder.load(total)), total)
-                v.store(builder.load(total), room, builder.mul(a, i64_const(WIDTH)))
+                v.store(builder.load(total), scratch, builder.mul(a, i64_const(WIDTH)))
             with for_range(builder, core) as a:
-                place = builder.add(start, builder.mul(a, run))
-                v.store(v.load(room, builder.mul(a, i64_const(WIDTH))), address, place)
+                offset = builder.add(start, builder.mul(a, run))
+                v.store(v.load(scratch, builder.mul(a, i64_const(WIDTH))), address, offset)
 
     signature = types.void(types.int64, types.int64, types.int64, types.int64, types.int64, types.int64)
     return signature, returns_void(generate)
 
 
 @inner
-def _between(address: Any, groups: Any, pitch: Any, core: Any, matrix: Any, room: Any) -> None:
+def _between(address: Any, groups: Any, pitch: Any, core: Any, matrix: Any, scratch: Any) -> None:
     """The levels between `groups` lane groups, `pitch` fp32 apart."""
     step, size = 1, groups // core
     while 4 * step <= size:
@@ -125,44 +125,46 @@ def _between(address: Any, groups: Any, pitch: Any, core: Any, matrix: Any, room
     if 2 * step <= size:
         _butterfly(address, groups, step, pitch)
     if core > 1:
-        _core(address, size, pitch, core, matrix.ctypes.data, room.ctypes.data)
+        _core(address, size, pitch, core, matrix.ctypes.data, scratch.ctypes.data)
 
 
 @kernel
-def _rows(address: Any, rows: Any, columns: Any, apart: Any, weight: Any, core: Any, matrix: Any) -> None:
-    n, room = len(weight), np.empty(core * WIDTH, np.float32)
+def _rows(address: Any, rows: Any, columns: Any, pitch: Any, weight: Any, core: Any, matrix: Any) -> None:
+    n, scratch = len(weight), np.empty(core * WIDTH, np.float32)
     for row in range(rows):
         for start in range(0, columns, n):
-            here = address + 4 * (row * apart + start)
+            here = address + 4 * (row * pitch + start)
             _lanes(here, weight.ctypes.data, n // WIDTH)
-            _between(here, n // WIDTH, WIDTH, core, matrix, room)
+            _between(here, n // WIDTH, WIDTH, core, matrix, scratch)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _copy(_: Any, source: Any, apart: Any, target: Any, pitch: Any, weight: Any, rows: Any, groups: Any) -> Any:
-    """target[r, :] <- source[r, :] * weight[r] for `groups` lane groups of rows that lie `apart` and `pitch` fp32."""
+def _copy(
+    _: Any, source: Any, source_pitch: Any, target: Any, target_pitch: Any, weight: Any, rows: Any, groups: Any
+) -> Any:
+    """target[r, :] <- source[r, :] * weight[r] for `groups` lane groups; pitches in fp32."""
 
     def generate(builder: Any, arguments: Any) -> None:
-        source, apart, target, pitch, weight, rows, groups = arguments
+        source, source_pitch, target, target_pitch, weight, rows, groups = arguments
         v = Lanes(builder)
         with for_range(builder, rows) as row:
             factor = v.broadcast(v.load_scalar(weight, row))
             with for_range(builder, groups) as group:
                 lane = builder.mul(group, i64_const(WIDTH))
-                x = v.load(source, builder.add(builder.mul(row, apart), lane))
-                v.store(builder.fmul(x, factor), target, builder.add(builder.mul(row, pitch), lane))
+                x = v.load(source, builder.add(builder.mul(row, source_pitch), lane))
+                v.store(builder.fmul(x, factor), target, builder.add(builder.mul(row, target_pitch), lane))
 
     return types.void(*[types.int64] * 7), returns_void(generate)
 
 
 @kernel
-def _columns(address: Any, rows: Any, columns: Any, apart: Any, weight: Any, core: Any, matrix: Any) -> None:
-    n, room = len(weight), np.empty(core * WIDTH, np.float32)
+def _columns(address: Any, rows: Any, columns: Any, pitch: Any, weight: Any, core: Any, matrix: Any) -> None:
+    n, scratch = len(weight), np.empty(core * WIDTH, np.float32)
     panel, ones = np.empty((n, PANEL), np.float32), np.ones(n, np.float32)
     for start in range(0, rows, n):
         for column in range(0, columns, PANEL):
-            here, groups = address + 4 * (start * apart + column), min(PANEL, columns - column) // WIDTH
-            _copy(here, apart, panel.ctypes.data, PANEL, weight.ctypes.data, n, groups)
+            here, groups = address + 4 * (start * pitch + column), min(PANEL, columns - column) // WIDTH
+            _copy(here, pitch, panel.ctypes.data, PANEL, weight.ctypes.data, n, groups)
             for group in range(groups):
-                _between(panel.ctypes.data + 4 * group * WIDTH, n, PANEL, core, matrix, room)
-            _copy(panel.ctypes.data, PANEL, here, apart, ones.ctypes.data, n, groups)
+                _between(panel.ctypes.data + 4 * group * WIDTH, n, PANEL, core, matrix, scratch)
+            _copy(panel.ctypes.data, PANEL, here, pitch, ones.ctypes.data, n, groups)

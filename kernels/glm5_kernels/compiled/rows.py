@@ -1,4 +1,4 @@
-"""Rows of a cache, wherever they lie, as fp32 tiles that a kernel can multiply with."""
+"""Rows at any address, e.g. of a paged cache, converted to fp32 tiles."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ELEMENT_BYTES = (4, 2, 1, 1, 2)
 
 
 class RowAddress(NamedTuple):
-    """Where the rows of a tensor [A, B, D] lie: row (a, b) begins at base + a * block_pitch + b * row_pitch, in bytes.
+    """The rows of a tensor [A, B, D]: row (a, b) begins at base + a * block_pitch + b * row_pitch, in bytes.
 
     A paged cache is [num_blocks, block_size, D], queries are [T, heads, D]. kind: of its elements.
     """
@@ -51,14 +51,14 @@ class RowAddress(NamedTuple):
 
 
 def row_address(x: torch.Tensor, kind: int | None = None) -> RowAddress:
-    """x [A, B, D], whose elements follow each other; `kind` where the dtype does not say it."""
+    """The rows of x [A, B, D], whose last dimension is contiguous; `kind` overrides the kind of its dtype."""
     size = x.element_size()
     return RowAddress(x.data_ptr(), x.stride(0) * size, x.stride(1) * size, KINDS[x.dtype] if kind is None else kind)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def transpose(_: Any, rows: Any, skipped: Any, dims: Any, kind: Any, out: Any, pitch: Any) -> Any:
-    """out fp32 [dims, 16] <- sixteen rows [dims] transposed, `skipped` bytes behind the sixteen int64 at `rows`.
+    """out fp32 [dims, 16] <- sixteen rows [dims] transposed, each `skipped` bytes after an address (int64) at `rows`.
 
     `dims` is a multiple of 16, `pitch` the distance of out's rows in fp32 elements, `kind` that of the rows' elements.
     """
@@ -120,8 +120,8 @@ def turn(_: Any, rows: Any, pitch: Any, groups: Any, out: Any, out_pitch: Any) -
         v = Lanes(builder)
         with for_range(builder, groups) as group:
             first = builder.mul(group, i64_const(WIDTH))
-            read = [builder.mul(builder.add(first, i64_const(i)), pitch) for i in range(WIDTH)]
-            for number, column in enumerate(transpose_16x16(v, [v.load(rows, place) for place in read])):
+            offsets = [builder.mul(builder.add(first, i64_const(i)), pitch) for i in range(WIDTH)]
+            for number, column in enumerate(transpose_16x16(v, [v.load(rows, offset) for offset in offsets])):
                 v.store(column, out, builder.add(builder.mul(out_pitch, i64_const(number)), first))
 
     return types.void(*[int64] * 5), returns_void(generate)
@@ -146,7 +146,7 @@ def load_row_as_fp32(_: Any, row: Any, dims: Any, kind: Any, out: Any, pitch: An
 
 @intrinsic  # type: ignore[untyped-decorator]
 def load_columns_as_fp32(_: Any, rows: Any, count: Any, skipped: Any, kind: Any, out: Any) -> Any:
-    """out fp32 [count, STEP] <- of each row the STEP elements of `kind` that begin `skipped` bytes behind its start.
+    """out fp32 [count, STEP] <- of each row the STEP elements of `kind` that begin `skipped` bytes after its start.
 
     The rows' addresses are the int64 at `rows`.
     """
@@ -157,8 +157,8 @@ def load_columns_as_fp32(_: Any, rows: Any, count: Any, skipped: Any, kind: Any,
         with for_range(builder, count) as row:
             source = builder.add(builder.load(builder.gep(table, [row])), skipped)
             for group in range(GROUPS):
-                place = builder.add(builder.mul(row, i64_const(WIDTH * GROUPS)), i64_const(WIDTH * group))
-                v.store(load_as_fp32(v, source, i64_const(WIDTH * group), kind), out, place)
+                offset = builder.add(builder.mul(row, i64_const(WIDTH * GROUPS)), i64_const(WIDTH * group))
+                v.store(load_as_fp32(v, source, i64_const(WIDTH * group), kind), out, offset)
 
     return types.void(*[int64] * 5), returns_void(generate)
 
@@ -201,7 +201,7 @@ def store_row_as(_: Any, row: Any, dims: Any, kind: Any, out: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def prefetch(_: Any, address: Any, size: Any) -> Any:
-    """Ask for `size` bytes that will be read soon: chosen rows are scattered, so no hardware prefetcher finds them."""
+    """Prefetch `size` bytes: selected rows are scattered, so no hardware prefetcher finds them."""
 
     def generate(builder: Any, arguments: Any) -> None:
         address, size = arguments
@@ -212,7 +212,7 @@ def prefetch(_: Any, address: Any, size: Any) -> Any:
 
 
 def prefetch_line(builder: Any, address: Any) -> None:
-    """Emit the request for the cache line at `address` (int64), which need not be readable."""
+    """Prefetch the cache line at `address` (int64), which need not be readable."""
     if llvmlite.binding.llvm_version_info[0] < 17:  # pointers had types, and the function another name for each
         return
     pointer, how = ir.IntType(8).as_pointer(), [ir.Constant(I32, value) for value in (0, 2, 1)]

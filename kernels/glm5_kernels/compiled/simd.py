@@ -1,4 +1,4 @@
-"""Sixteen fp32 lanes as one value: what the compiled kernels are built of.
+"""Sixteen fp32 lanes as one value: the compiled kernels are built of them.
 
 numba has no vector types, LLVM has: an intrinsic built with `Lanes` says which lanes are added in which order, and LLVM
 maps them to the registers of the machine (AVX-512, two of AVX2, four of SSE or NEON). So the order of a sum, and with
@@ -27,7 +27,7 @@ V16 = ir.VectorType(F32, WIDTH)
 _FEATURES = features()
 #: Element kinds, as the compiled code passes them (int64).
 FP32, BF16, INT8 = 0, 1, 2
-#: Whether the processor multiplies bf16 by itself, two products per lane and instruction.
+#: True if the CPU multiplies bf16, two products per lane and instruction.
 PAIRS = "avx512bf16" in _FEATURES and llvmlite.binding.llvm_version_info[0] >= 16
 #: Rows times lane groups of a product held in registers: their sums, the groups and a broadcast fit 32 or 16 of them.
 HEADS, GROUPS = (8, 2) if "avx512f" in _FEATURES else (4, 1)
@@ -67,7 +67,7 @@ class _Bf16(ir.types._BaseFloatType):  # type: ignore[misc]
 
 
 class Lanes:
-    """Emits vector code at the place where a numba intrinsic is used."""
+    """Emits vector code where a numba intrinsic is called."""
 
     def __init__(self, builder: Any) -> None:
         self.builder = builder
@@ -188,9 +188,9 @@ def sum_each(v: Lanes, rows: list[Any]) -> Any:
 
 
 def _sum_of_halves(v: Lanes, a: Any, b: Any, front: list[int], half: int) -> Any:
-    """Lanes `front` of a and b, one after the other, plus those `half` behind them."""
+    """Lanes `front` of a and b, one after the other, plus those `half` lanes after them."""
     words = ir.VectorType(I32, WIDTH)
-    first, second = (ir.Constant(words, [lane + behind for lane in front]) for behind in (0, half))
+    first, second = (ir.Constant(words, [lane + distance for lane in front]) for distance in (0, half))
     return v.builder.fadd(v.builder.shuffle_vector(a, b, first), v.builder.shuffle_vector(a, b, second))
 
 

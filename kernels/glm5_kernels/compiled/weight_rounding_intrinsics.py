@@ -1,4 +1,4 @@
-"""The loops over a row of weights, sixteen at a time; the few behind the last whole group are the caller's.
+"""The loops over a row of weights, sixteen at a time; the caller handles the rest of a row.
 
 Addresses are int64, counts are in groups of sixteen (of 64 for `refit_sums`). A sum comes back as its lanes, so that
 the caller adds them up in one order.
@@ -41,8 +41,8 @@ def refit_sums(_: Any, row: Any, groups: Any, inverse: Any, low: Any, high: Any,
                 q = _rounded(v, builder.fmul(w, inverse), low, high)
                 builder.store(v.call("fmuladd", w, q, builder.load(along[k])), along[k])
                 builder.store(v.call("fmuladd", q, q, builder.load(energy[k])), energy[k])
-        for place, total in enumerate([*along, *energy]):
-            v.store(builder.load(total), out, i64_const(WIDTH * place))
+        for number, total in enumerate([*along, *energy]):
+            v.store(builder.load(total), out, i64_const(WIDTH * number))
 
     return types.void(int64, int64, float32, float32, float32, int64), returns_void(generate)
 
@@ -60,9 +60,9 @@ def scaled_peak(_: Any, row: Any, groups: Any, factor: Any, target: Any, out: An
                 w = v.load(row, builder.mul(group, i64_const(WIDTH)))
                 builder.store(v.call("maxnum", builder.load(peak), v.call("fabs", w)), peak)
             with scaled, for_range(builder, groups) as group:
-                place = builder.mul(group, i64_const(WIDTH))
-                w = builder.fmul(v.load(row, place), v.load(factor, place))
-                v.store(w, target, place)
+                index = builder.mul(group, i64_const(WIDTH))
+                w = builder.fmul(v.load(row, index), v.load(factor, index))
+                v.store(w, target, index)
                 builder.store(v.call("maxnum", builder.load(peak), v.call("fabs", w)), peak)
         v.store(builder.load(peak), out, i64_const(0))
 
@@ -78,9 +78,9 @@ def fake_rounded(_: Any, row: Any, groups: Any, scale: Any, low: Any, high: Any)
         v = Lanes(builder)
         scale, low, high = v.broadcast(scale), v.broadcast(low), v.broadcast(high)
         with for_range(builder, groups) as group:
-            place = builder.mul(group, i64_const(WIDTH))
-            q = _rounded(v, builder.fdiv(v.load(row, place), scale), low, high)
-            v.store(builder.fmul(q, scale), row, place)
+            index = builder.mul(group, i64_const(WIDTH))
+            q = _rounded(v, builder.fdiv(v.load(row, index), scale), low, high)
+            v.store(builder.fmul(q, scale), row, index)
 
     return types.void(int64, int64, float32, float32, float32), returns_void(generate)
 
@@ -91,7 +91,7 @@ def rounded_bytes(
 ) -> Any:
     """Integers to the bytes at `out`; lanes of sum(q), of the squared error and of the squared weight to sums[0:48].
 
-    shift -1: whole bytes; 0: the low nibble, the rest zero; 4: the high nibble, beside what is there.
+    shift -1: whole bytes; 0: the low nibble, the rest zero; 4: the high nibble, the low one stays.
     """
 
     def generate(builder: Any, arguments: Any) -> None:
@@ -107,17 +107,17 @@ def rounded_bytes(
             builder.store(builder.fadd(builder.load(total), q), total)
             builder.store(v.call("fmuladd", miss, miss, builder.load(error)), error)
             builder.store(v.call("fmuladd", w, w, builder.load(square)), square)
-            place = builder.inttoptr(builder.add(out, start), _BYTES.as_pointer())
-            _store_bytes(builder, builder.fptosi(q, _INTEGERS), shift, place)
+            target = builder.inttoptr(builder.add(out, start), _BYTES.as_pointer())
+            _store_bytes(builder, builder.fptosi(q, _INTEGERS), shift, target)
         for number, lanes in enumerate((total, error, square)):
             v.store(builder.load(lanes), sums, i64_const(WIDTH * number))
 
     return types.void(int64, int64, float32, float32, float32, int64, int64, int64), returns_void(generate)
 
 
-def _store_bytes(builder: Any, integers: Any, shift: Any, place: Any) -> None:
+def _store_bytes(builder: Any, integers: Any, shift: Any, target: Any) -> None:
     def store(value: Any) -> None:
-        builder.store(builder.trunc(value, _BYTES), place).align = 1
+        builder.store(builder.trunc(value, _BYTES), target).align = 1
 
     with builder.if_else(builder.icmp_signed("<", shift, i64_const(0))) as (whole, nibble):
         with whole:
@@ -126,7 +126,7 @@ def _store_bytes(builder: Any, integers: Any, shift: Any, place: Any) -> None:
             with first:
                 store(builder.and_(integers, ir.Constant(_INTEGERS, [15] * WIDTH)))
             with second:
-                there = builder.load(place)
-                there.align = 1
+                low_nibbles = builder.load(target)
+                low_nibbles.align = 1
                 moved = builder.shl(integers, ir.Constant(_INTEGERS, [4] * WIDTH))
-                store(builder.or_(moved, builder.zext(there, _INTEGERS)))
+                store(builder.or_(moved, builder.zext(low_nibbles, _INTEGERS)))

@@ -36,11 +36,11 @@ def core(n: int) -> int:
     odd = n
     while odd % 2 == 0:
         odd //= 2
-    found = 1 if odd == 1 else 4 * odd
-    p = found - 1
-    if n % found or (found > 1 and any(p % d == 0 for d in range(2, math.isqrt(p) + 1))):
+    order = 1 if odd == 1 else 4 * odd
+    p = order - 1
+    if n % order or (order > 1 and any(p % d == 0 for d in range(2, math.isqrt(p) + 1))):
         raise KernelInputError(f"no Hadamard matrix of size {n}")
-    return found
+    return order
 
 
 @cache
