@@ -1,4 +1,4 @@
-"""Products by AMX: what they give, that vectors give the same bits, and that torch's own AMX products go on beside."""
+"""Products by AMX: the results, the same bits by vectors, and torch's own AMX products still work next to them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def runner(multiply: Any) -> Any:
     return run
 
 
-BY_VECTORS, CHOSEN = runner(amx.multiplied_by(amx.ByVectors)), runner(amx.multiply)
-INTEGERS_BY_VECTORS, INTEGERS = runner(amx.multiplied_by(amx.IntegersByVectors)), runner(amx.multiply_integers)
+BY_VECTORS, CHOSEN = runner(amx.product_with(amx.Bf16Vectors)), runner(amx.multiply)
+INTEGERS_BY_VECTORS, INTEGERS = runner(amx.product_with(amx.Int8Vectors)), runner(amx.multiply_integers)
 
 
 def product(run: Any, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, fresh: int) -> torch.Tensor:

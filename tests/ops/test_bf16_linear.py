@@ -1,4 +1,4 @@
-"""Linear layers in bf16 summed in fp32, as on processors without bf16 products; forced on those that have them."""
+"""Linear layers in bf16 summed in fp32, as on CPUs without bf16 products; forced on those that have them."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from glm5_kernels.compiled import int8_linear as cpu
 from glm5_kernels.int8 import LinearWeights
 
 
-@pytest.fixture(params=[False, True], ids=["in fp32", "as this processor does it"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=[False, True], ids=["in fp32", "as on this CPU"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if not request.param:
         monkeypatch.setattr(bf16_linear, "ONEDNN_MULTIPLIES", False)
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("tokens", [0, 1, 2, 17, 300])
 @pytest.mark.parametrize("shape", [(3, 5), (64, 96), (300, 4096), (0, 8)])
 def test_against_fp64(tokens: int, shape: tuple[int, int]) -> None:
     x, weight = torch.randn(tokens, shape[1]).bfloat16(), torch.randn(shape).bfloat16()
-    want, got = x.double() @ weight.double().T, cpu.int8_linear(x, LinearWeights(weight))
-    assert got.dtype == torch.bfloat16 and got.shape == want.shape
+    expected, product = x.double() @ weight.double().T, cpu.int8_linear(x, LinearWeights(weight))
+    assert product.dtype == torch.bfloat16 and product.shape == expected.shape
     # rounded once, to 8 bits; what cancels is off by the sums' own error
-    torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=1e-5 * shape[1])
+    torch.testing.assert_close(product.double(), expected, rtol=2**-8, atol=1e-5 * shape[1])
 
 
 def test_blocks_of_a_weight_change_no_more_than_the_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bf16_linear, "ONEDNN_MULTIPLIES", False)
     x, weight = torch.randn(9, 64).bfloat16(), torch.randn(48, 64).bfloat16()
     whole = bf16_linear.apply_linear(x, weight)
-    monkeypatch.setattr(bf16_linear, "_TOGETHER", 16 * 64)
+    monkeypatch.setattr(bf16_linear, "_ELEMENTS", 16 * 64)
     torch.testing.assert_close(bf16_linear.apply_linear(x, weight), whole, rtol=2**-8, atol=0)
 
 

@@ -105,7 +105,7 @@ class OutAt(NamedTuple):
     down: int
 
 
-def _product(code: Any) -> Any:
+def product_with(code: Any) -> Any:
     """The intrinsic out = left times right over `steps` times 64 bytes of the left's rows; unless `fresh`, out += that.
 
     Of each step of bf16 the even columns' products are added in order, and the odd ones'; then both to the sum before.
@@ -236,5 +236,5 @@ def _call(builder: Any, name: str, *operands: Any) -> None:
     builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}"), operands)
 
 
-multiply = _product(Bf16Tiles if AMX else Bf16Vectors)
-multiply_integers = _product(Int8Tiles if AMX_INT8 else Int8Vectors)
+multiply = product_with(Bf16Tiles if AMX else Bf16Vectors)
+multiply_integers = product_with(Int8Tiles if AMX_INT8 else Int8Vectors)
