@@ -33,13 +33,13 @@ QUESTION = "[gMASK]<sop><|user|>Who are you?<|assistant|></think>"
 
 
 def text_prompts(count: int, length: int) -> list[list[int]]:
-    """Token ids below 256: bytes of this repository's licence, each prompt another part."""
+    """Token ids below 256: different bytes of this repository's licence for each prompt."""
     text = (Path(__file__).parents[1] / "LICENSE").read_bytes() * (1 + count * length // 10000)
     return [list(text[i * length : (i + 1) * length]) for i in range(count)]
 
 
 class Transformers:
-    """The baseline."""
+    """The baseline: transformers' `generate`."""
 
     def __init__(self, model: Path, threads: int) -> None:
         import torch
@@ -54,8 +54,8 @@ class Transformers:
 
     def answer(self, prompt: str, new_tokens: int) -> str:
         ids = self.tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
-        made = self._generate(ids, new_tokens)[0, ids.shape[1] :]
-        text: str = self.tokenizer.decode(made, skip_special_tokens=True)
+        new_ids = self._generate(ids, new_tokens)[0, ids.shape[1] :]
+        text: str = self.tokenizer.decode(new_ids, skip_special_tokens=True)
         return text
 
     def seconds(self, prompts: list[list[int]], new_tokens: int) -> float:
@@ -71,7 +71,7 @@ class Transformers:
 
 @contextmanager
 def server(model: Path, threads: int, log: Path) -> Iterator[dict[str, Any]]:
-    """`glm5-ascend serve`, with what its start took."""
+    """Run `glm5-ascend serve`; yields its URL, start time and memory."""
     port = free_port()
     command = [sys.executable, "-m", "glm5_ascend", "serve", str(model), "--port", str(port)]
     command += ["--", "--max-num-seqs", "8", "--max-model-len", "2048", "--no-enable-prefix-caching"]
@@ -86,11 +86,11 @@ def server(model: Path, threads: int, log: Path) -> Iterator[dict[str, Any]]:
                 if process.poll() is not None:
                     raise SystemExit(f"the server ended, see {log}")
                 time.sleep(0.2)
-            family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-            memory = sum(member.memory_info().rss for member in family)
+            processes = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+            memory = sum(member.memory_info().rss for member in processes)
             yield {"url": url, "start_seconds": time.perf_counter() - began, "rss_bytes": memory}
         finally:
-            process.terminate()  # a background job of a shell ignores SIGINT, and so does what it starts
+            process.terminate()  # a shell's background job and its children ignore SIGINT
             process.wait(timeout=60)
 
 
@@ -113,7 +113,7 @@ def answer(url: str, prompt: str, new_tokens: int) -> str:
 
 
 def load(url: str, model: Path, count: int, length: int, new_tokens: int, out: Path) -> float:
-    """Seconds that vLLM's load generator needs for `count` requests at once."""
+    """Seconds of vLLM's load generator for `count` simultaneous requests."""
     code = (
         "import argparse, sys; from vllm.benchmarks.serve import add_cli_args, main; "
         "p = argparse.ArgumentParser(); add_cli_args(p); main(p.parse_args(sys.argv[1:]))"
@@ -125,14 +125,14 @@ def load(url: str, model: Path, count: int, length: int, new_tokens: int, out: P
         "--result-filename": out.name,
     }  # fmt: skip
     command = [sys.executable, "-c", code, "--ignore-eos", "--save-result", "--disable-tqdm"]
-    command += [str(part) for pair in flags.items() for part in pair]
+    command += [str(word) for pair in flags.items() for word in pair]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | SIDE, check=False)
     if done.returncode:
         raise SystemExit(f"vllm.benchmarks.serve: {done.stderr[-2000:]}")
-    found = json.loads(out.read_text())
-    if found["completed"] != count or found["total_output_tokens"] != count * new_tokens:
-        raise SystemExit(f"only {found['total_output_tokens']} tokens of {found['completed']} requests came back")
-    return float(found["duration"])
+    result = json.loads(out.read_text())
+    if result["completed"] != count or result["total_output_tokens"] != count * new_tokens:
+        raise SystemExit(f"only {result['total_output_tokens']} tokens of {result['completed']} requests came back")
+    return float(result["duration"])
 
 
 def main() -> None:
@@ -154,7 +154,7 @@ def main() -> None:
     if not quantized.exists():
         subprocess.run([*program, "quantize", model, quantized, "--recipe", "w4a8", "--quiet"], check=True)
     baseline = Transformers(model, args.threads)
-    want = baseline.answer(QUESTION, 16)
+    expected = baseline.answer(QUESTION, 16)
     seconds: dict[str, list[float]] = {"transformers": [], "server, float": [], "server, W4A8": []}
     report: dict[str, Any] = {}
     tokens = args.requests * args.new_tokens
@@ -164,9 +164,9 @@ def main() -> None:
         server(quantized, args.threads, args.work / "w4a8.log") as int_server,
     ):
         servers = {"server, float": float_server, "server, W4A8": int_server}
-        got = answer(float_server["url"], QUESTION, 16)
-        if got != want:
-            raise SystemExit(f"the server answers {got!r}, transformers {want!r}")
+        actual = answer(float_server["url"], QUESTION, 16)
+        if actual != expected:
+            raise SystemExit(f"the server answers {actual!r}, transformers {expected!r}")
         sizes = args.requests, args.length, args.new_tokens
         for name, running in servers.items():
             load(running["url"], model, *sizes, args.work / "warm.json")

@@ -1,11 +1,11 @@
-"""What the compiled ops are worth to the server: one checkpoint through vLLM, with plain torch ops and with compiled.
+"""Speed of the server with compiled ops and with reference ops, on one checkpoint.
 
     python benchmarks/tools/make_model.py work/mid --preset mid && glm5-ascend quantize work/mid work/mid-w4a8
     OMP_NUM_THREADS=1 python benchmarks/bench_server_ops.py work/mid-w4a8 [--requests 4] [--prompt 128] [--new 16]
 
-Each round starts a server engine with GLM5_KERNELS=reference and one with cpu, in turns, gives both the same prompts
-(random tokens) and takes the time of the first token (prefill) and of the rest (decode). Greedy; says how many of the
-tokens agree, which rounding alone decides on a model that was never trained.
+Each round starts an engine with GLM5_KERNELS=reference and one with cpu, alternately, with the same prompts (random
+tokens), and measures the time of the first token (prefill) and of the other tokens (decode). Greedy. It also prints the
+number of equal tokens: on an untrained model rounding changes some.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main() -> None:
     if args.child:
         child(args.directory, args.requests, args.prompt, args.new)
         return
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in KERNELS}
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in KERNELS}
     sizes = [f"--{name}={getattr(args, name)}" for name in ("requests", "prompt", "new")]
     for number in range(args.rounds):
         for name in KERNELS if number % 2 == 0 else reversed(KERNELS):
@@ -71,17 +71,17 @@ def main() -> None:
             out = subprocess.run(
                 command, env=os.environ | {"GLM5_KERNELS": name}, stdout=subprocess.PIPE, text=True, check=True
             ).stdout
-            found[name].append(json.loads(out.splitlines()[-1]))
+            results[name].append(json.loads(out.splitlines()[-1]))
             print(
-                f"round {number + 1}: {name} " + json.dumps({k: round(found[name][-1][k], 2) for k in PHASES}),
+                f"round {number + 1}: {name} " + json.dumps({k: round(results[name][-1][k], 2) for k in PHASES}),
                 flush=True,
             )
     for phase, tokens in zip(PHASES, (args.requests * args.prompt, args.requests * (args.new - 1)), strict=True):
-        slow, fast = (statistics.median(result[phase] for result in found[name]) for name in KERNELS)
+        slow, fast = (statistics.median(result[phase] for result in results[name]) for name in KERNELS)
         print(f"{phase}: {tokens / slow:.0f} -> {tokens / fast:.0f} tokens/s, {slow / fast:.2f} x")
     pairs = [
         (a, b)
-        for x, y in zip(*(found[name][0]["tokens"] for name in KERNELS), strict=True)
+        for x, y in zip(*(results[name][0]["tokens"] for name in KERNELS), strict=True)
         for a, b in zip(x, y, strict=True)
     ]
     print(f"equal tokens: {sum(a == b for a, b in pairs)} of {len(pairs)}")

@@ -1,10 +1,10 @@
-"""Where one decode step of the CPU server goes, or its prefill: our compiled code, our Python, torch, vLLM.
+"""Time of one decode step of the CPU server, or of its prefill, by owner: our compiled code, our Python, torch, vLLM.
 
     OMP_NUM_THREADS=1 python benchmarks/report_server_step.py work/w4a8 [--requests 8] [--length 256] [--top 15]
     OMP_NUM_THREADS=1 python benchmarks/report_server_step.py work/w4a8 --prefill
 
-The engine runs in this process, without HTTP. Steps are timed first, then counted by Python's profiler, which adds its
-own time to every call: the shares lean towards what makes many calls. --prefill: the steps until every request has its
+The engine runs in this process, without HTTP. Steps are timed first, then profiled by Python's profiler, which adds its
+own time to every call: shares of code with many calls are too large. --prefill: the steps until every request has its
 first token, together. Checked: every request gets its tokens, the same ones in both passes.
 """
 
@@ -25,7 +25,7 @@ from typing import Any
 from glm5_ascend.serve.launch import CPU_ENVIRONMENT, ENVIRONMENT
 from glm5_kernels import registry
 
-#: What a function's file or name holds, and whose it is; the first that fits.
+#: Text in a function's file or name -> owner; the first match counts.
 OWNERS = (
     (("torch._ops.glm5_ascend",), "torch: calls of our ops"),
     (("glm5_kernels",), "our kernels: Python"),
@@ -36,7 +36,7 @@ OWNERS = (
 )
 
 
-#: What counts the calls of decode steps and of the prefill.
+#: Profilers of decode steps and of the prefill.
 Profile = tuple[cProfile.Profile | None, cProfile.Profile | None]
 
 
@@ -44,9 +44,9 @@ def owner(function: tuple[str, int, str], compiled: set[str]) -> str:
     file, _, name = function
     if "glm5_kernels" in file and name in compiled:
         return "our kernels: compiled"
-    for marks, whose in OWNERS:
+    for marks, name_of_owner in OWNERS:
         if any(mark in f"{file} {name}" for mark in marks):
-            return whose
+            return name_of_owner
     return "Python itself"
 
 
@@ -59,7 +59,7 @@ def compiled_functions() -> set[str]:
 def engine(directory: Path, requests: int) -> Any:
     for name, value in {**ENVIRONMENT, **CPU_ENVIRONMENT, "VLLM_LOGGING_LEVEL": "ERROR"}.items():
         os.environ.setdefault(name, value)
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the profiler sees this process alone
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the profiler sees this process only
     from vllm import LLM
 
     quantized = (directory / "quant_model_description.json").is_file()
@@ -70,7 +70,7 @@ def engine(directory: Path, requests: int) -> Any:
 
 
 def run(running: Any, name: str, prompts: list[list[int]], new: int, profile: Profile) -> Any:
-    """Seconds of the prefill, of each decode step, and every request's tokens."""
+    """Seconds of the prefill, seconds of each decode step, and the tokens of every request."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(temperature=0, max_tokens=new, min_tokens=new, ignore_eos=True)
@@ -108,7 +108,7 @@ def main() -> int:
     run(running, "warm", prompts, args.new_tokens, (None, None))
     prefill, seconds, tokens = run(running, "timed", prompts, args.new_tokens, (None, None))
     prefilled, profiled, again = run(running, "profiled", prompts, args.new_tokens, counts)
-    right = tokens == again and all(len(made) == args.new_tokens for made in tokens.values())
+    right = tokens == again and all(len(ids) == args.new_tokens for ids in tokens.values())
     compiled, shares = compiled_functions(), Counter[str]()
     stats: Any = pstats.Stats(profile)
     for function, (_, _, spent, _, _) in stats.stats.items():
@@ -121,8 +121,8 @@ def main() -> int:
         f"kernels {registry.choose('mla_preprocess', 'cpu').implementation}; {args.requests} requests of {args.length}"
     )
     print(f"{what}: {step:.2f} ms, {slowed:.2f} ms profiled")
-    for whose, spent in shares.most_common():
-        print(f"{whose:26} {spent / whole:6.1%}   {spent / whole * step:5.2f} ms")
+    for code, spent in shares.most_common():
+        print(f"{code:26} {spent / whole:6.1%}   {spent / whole * step:5.2f} ms")
     print("\ncalls, ms (profiled), function")
     longest = sorted(stats.stats.items(), key=lambda item: -item[1][2])[: args.top]
     for (file, _, name), (_, calls, spent, _, _) in longest:

@@ -100,7 +100,7 @@ def spoiled(proxy: FaultProxy) -> Iterator[str]:
             except urllib.error.HTTPError as error:
                 status, data = error.code, error.read()
             except OSError:
-                return  # nobody there: the connection ends without an answer
+                return  # no server: the connection ends without an answer
             status, data = proxy.spoil(self.path, status, data)
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
