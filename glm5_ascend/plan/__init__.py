@@ -1,7 +1,4 @@
-"""Does it fit, which layout, how fast: `from glm5_ascend.plan import plan`.
-
-Answers on paper, with an error band checked against public numbers.
-"""
+"""Plan a deployment on paper: memory, layout and speed with error bands: `from glm5_ascend.plan import plan`."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ __all__ = ["plan"]
 
 
 def __getattr__(name: str) -> object:
-    if name in __all__:  # late: it loads pydantic and numpy
+    if name in __all__:  # late: imports pydantic and numpy
         from glm5_ascend.plan import api
 
         return getattr(api, name)

@@ -1,4 +1,4 @@
-"""Public results as data, and what the planner says to each."""
+"""Public results as data, and their predictions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from glm5_ascend.plan.model import PlannedModel, named
 from glm5_ascend.plan.predict import Prediction, predict, run_output, run_ttft
 from glm5_ascend.plan.workload import Workload
 
-#: What a row may say: tokens per second of the deployment, and mean seconds of first and further tokens.
+#: Outputs of a row: tokens per second of the deployment, and mean seconds of first and further tokens.
 OUTPUTS = ("tok_s", "ttft", "tpot")
-#: Rows that count less than this are shown and not judged: their sources contradict themselves or each other.
+#: Rows with a smaller weight are shown but not judged: their sources contradict themselves or each other.
 JUDGED = 0.15
 
 
 class RunKeys(Keys):
-    """What every row of data/baselines.yaml says for itself."""
+    """Keys of a row of data/baselines.yaml without a default in the file."""
 
     id: str
     case: str
@@ -64,7 +64,7 @@ class RunKeys(Keys):
 
 
 class SetupKeys(Keys):
-    """What rows have in common unless they say otherwise."""
+    """Keys of `defaults`, which a row may override."""
 
     source: str
     version: str
@@ -78,7 +78,7 @@ class SetupKeys(Keys):
 
 
 class RowKeys(RunKeys):
-    """A row as it stands in the file: what it leaves out is in `defaults`."""
+    """A row in the file; missing values are in `defaults`."""
 
     source: str | None = None
     version: str | None = None
@@ -92,13 +92,13 @@ class RowKeys(RunKeys):
 
 
 class LeadKeys(Keys):
-    """A public number that cannot be predicted: what it says, and why not."""
+    """A public number that cannot be predicted, and the reason."""
 
     id: str
     source: str
     date: datetime.date
-    said: str
-    why: str
+    text: str
+    reason: str
 
 
 class BaselinesFile(Keys):
@@ -117,19 +117,19 @@ class BaselineRow(RunKeys, SetupKeys):
         return self.prefill_tp is not None
 
     def measured(self) -> dict[str, float]:
-        """What was published, by the names of OUTPUTS: output tokens per second, seconds."""
-        found = {}
+        """Published values by the names of OUTPUTS: output tokens per second, seconds."""
+        values = {}
         if self.out_tok_s is not None:
-            found["tok_s"] = self.out_tok_s
+            values["tok_s"] = self.out_tok_s
         elif self.total_tok_s is not None:
-            found["tok_s"] = self.total_tok_s * self.output / (self.prompt + self.output)
+            values["tok_s"] = self.total_tok_s * self.output / (self.prompt + self.output)
         for name, value in (("ttft", self.ttft_ms), ("tpot", self.tpot_ms)):
             if value is not None:
-                found[name] = value / 1e3
-        return found
+                values[name] = value / 1e3
+        return values
 
     def group_key(self) -> tuple[object, ...]:
-        """What runs of the same workload on the same layout share, whatever the model's version and weights."""
+        """Key of runs with the same workload and layout; model version and weights may differ."""
         return (self.hardware, self.nodes, self.tp, self.dp, self.pp, self.prefill_tp, self.prefill_dp, self.layers,
                 self.prompt, self.output, self.concurrency, self.prefix_hit)  # fmt: skip
 
@@ -145,23 +145,19 @@ class Baseline:
     workload: Workload
 
     def predict(self, efficiency: Efficiencies) -> Prediction:
-        found = predict(self.planned, self.machine, self.layout, efficiency, self.workload)
-        if found is None:
+        prediction = predict(self.planned, self.machine, self.layout, efficiency, self.workload)
+        if prediction is None:
             raise PlanError(f"baseline {self.row.id} does not fit the machine it ran on", "correct the row")
-        return found
+        return prediction
 
-    def said(self, efficiency: Efficiencies) -> dict[str, float]:
-        """What the benchmark would print, by the names of OUTPUTS."""
-        found = self.predict(efficiency)
+    def predicted(self, efficiency: Efficiencies) -> dict[str, float]:
+        """Predicted results of the benchmark, by the names of OUTPUTS."""
+        prediction = self.predict(efficiency)
         return {
-            "tok_s": run_output(found, self.workload),
-            "ttft": run_ttft(found, self.workload),
-            "tpot": found.tpot,
+            "tok_s": run_output(prediction, self.workload),
+            "ttft": run_ttft(prediction, self.workload),
+            "tpot": prediction.tpot,
         }
-
-    def output_per_second(self, efficiency: Efficiencies) -> float:
-        """Output tokens per second the benchmark would print."""
-        return self.said(efficiency)["tok_s"]
 
 
 @functools.cache
@@ -177,16 +173,15 @@ def leads() -> tuple[LeadKeys, ...]:
 @functools.cache
 def load_rows() -> tuple[BaselineRow, ...]:
     """All public results that can be predicted."""
-    found = _file()
-    common = found.defaults.model_dump()
-    return tuple(BaselineRow.model_validate(common | row.model_dump(exclude_unset=True)) for row in found.rows)
+    defaults = _file().defaults.model_dump()
+    return tuple(BaselineRow.model_validate(defaults | row.model_dump(exclude_unset=True)) for row in _file().rows)
 
 
-_machine = functools.cache(load_hardware)  # rows share two machines
+_load_hardware = functools.cache(load_hardware)  # rows share two machines
 
 
 def case(row: BaselineRow) -> Baseline:
-    """The row's model, machine, layout and workload."""
+    """Model, machine, layout and workload of a row."""
     decode = Engine(
         row.tp, row.dp, drafts=row.drafts, sequences=row.sequences, batched_tokens=row.batched_tokens,
         utilization=row.utilization, buffer_mb=row.buffer_mb, split_prefill=row.split_prefill, pp=row.pp,
@@ -195,17 +190,17 @@ def case(row: BaselineRow) -> Baseline:
     layout = Layout(decode)
     if row.prefill_tp is not None and row.prefill_dp is not None:
         # Batched tokens of the decode node (CI): 164; the prefill node takes 8192 and runs without graphs.
-        first = Engine(row.prefill_tp, row.prefill_dp, drafts=row.drafts, sequences=row.prefill_sequences,
+        prefill = Engine(row.prefill_tp, row.prefill_dp, drafts=row.drafts, sequences=row.prefill_sequences,
                        batched_tokens=row.prefill_tokens, utilization=row.utilization, buffer_mb=row.buffer_mb,
                        eager_decode=True, pp=row.prefill_pp)  # fmt: skip
         decode = Engine(row.tp, row.dp, drafts=row.drafts, sequences=row.sequences, batched_tokens=164,
                         utilization=row.utilization, buffer_mb=min(256, row.buffer_mb))  # fmt: skip
-        layout = Layout(decode, first, prefills=row.prefills)
+        layout = Layout(decode, prefill, prefills=row.prefills)
     ranks = row.dp if row.prefill_dp is None else row.prefill_dp * row.prefills
     warm = row.warm_ranks >= min(ranks, row.concurrency)
     workload = Workload(row.prompt, row.output, row.concurrency, row.prefix_hit, row.rate, row.requests, warm)
     return Baseline(
-        row, named(row.model, row.quant, row.cache, row.index_cache, row.layers), _machine(row.hardware), layout,
+        row, named(row.model, row.quant, row.cache, row.index_cache, row.layers), _load_hardware(row.hardware), layout,
         workload,
     )  # fmt: skip
 
@@ -216,5 +211,5 @@ def cases() -> tuple[Baseline, ...]:
 
 
 def judged() -> tuple[Baseline, ...]:
-    """vllm-ascend's rows that do not contradict themselves: those the planner's errors are counted on."""
+    """Rows of vllm-ascend without contradictions: the planner's errors are counted on them."""
     return tuple(c for c in cases() if c.row.engine == "vllm-ascend" and c.row.weight >= JUDGED)

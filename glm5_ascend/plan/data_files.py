@@ -1,4 +1,4 @@
-"""The planner's own YAML files: what each may say, key by key, and where they lie.
+"""Schemas of the planner's YAML files, and their paths.
 
 Machines are in hardware.py, public results in baselines.py. `python -m glm5_ascend.plan.schemas` writes their schemas.
 """
@@ -23,14 +23,14 @@ LinearType = Literal["FLOAT", "W8A8", "W8A8_DYNAMIC", "W4A8_DYNAMIC"]
 
 
 class Keys(BaseModel):
-    """Keys of a YAML mapping; others are refused."""
+    """Keys of a YAML mapping; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 @with_config(ConfigDict(extra="forbid"))
 class EfficiencyKeys(TypedDict):
-    """The constants of `Efficiencies`; `prefill` is 1 where it is not said."""
+    """The constants of `Efficiencies`; `prefill` is 1 by default."""
 
     stream: Positive
     gather: Positive
@@ -45,10 +45,10 @@ class FittedFile(Keys):
     """data/fitted.yaml, as benchmarks/report_planner.py writes it.
 
     Attributes:
-        bands: half width of a prediction's logarithm, by output (tok_s, ttft, tpot), in errors of the rows near it.
-        slope: by how much of itself it grows with the distance from the nearest public row.
-        median_error: of the rows judged, by output. unseen: predicted / measured, by row and output, by a fit that saw
-            neither the row nor another of its group.
+        bands: half width of a prediction's logarithm, by output (tok_s, ttft, tpot), in units of the expected error.
+        slope: relative growth of the expected error with the distance from the nearest public row.
+        median_error: median error of the judged rows, by output.
+        unseen: predicted / measured, by row and output, by a fit that saw neither the row nor another of its group.
     """
 
     date: datetime.date
@@ -98,7 +98,7 @@ class QuantizationKeys(Keys):
 
     Attributes:
         fp8: needs units for FP8; the types above only say how many bytes a weight takes.
-        little_data: what is not known of it, in words for a plan.
+        little_data: a sentence about missing data.
     """
 
     experts: LinearType
@@ -118,7 +118,7 @@ class FamilyFile(Keys):
 
 
 class GuessedFigure(Keys):
-    """A number nobody published, with the range it is believed in."""
+    """An unpublished number with its range."""
 
     value: NotNegative
     low: NotNegative
@@ -134,68 +134,12 @@ class GuessedFigure(Keys):
 
 
 class MemoryFile(Keys):
-    """data/memory.yaml: what a die holds besides weights and caches; bytes, and a number of communicators."""
+    """data/memory.yaml: memory of a die without weights and caches; bytes, and a number of communicators."""
 
     graphs_bytes: GuessedFigure
     margin_bytes: GuessedFigure
     communicators: GuessedFigure
     prefill_decode_bytes: GuessedFigure
-
-
-class StoredSize(Keys):
-    """A whole checkpoint."""
-
-    model: str
-    quant: str
-    fp32_head: bool
-    known: Positive
-    unit: Literal["B", "GB", "GiB"]
-    source: str
-
-
-class RowSize(Keys):
-    """Bytes of a token in a layer that owns an indexer."""
-
-    cache: Cache
-    known: Positive
-
-
-class TokenSize(Keys):
-    """Bytes of a token in all layers."""
-
-    model: str
-    cache: Cache
-    known: Positive
-    source: str
-
-
-class SequenceSize(Keys):
-    """The cache of so many tokens."""
-
-    model: str
-    tokens: Count
-    known: Positive
-    unit: Literal["B", "GB", "GiB"]
-    source: str
-
-
-class DieSize(Keys):
-    """Weights of one die, in GB."""
-
-    quant: str
-    tp: Count
-    ep: Count
-    known: Positive
-
-
-class KnownSizesFile(Keys):
-    """data/known_sizes.yaml: sizes known from elsewhere."""
-
-    stored: tuple[StoredSize, ...]
-    row: tuple[RowSize, ...]
-    token: tuple[TokenSize, ...]
-    sequence: tuple[SequenceSize, ...]
-    die: tuple[DieSize, ...]
 
 
 def data_file(name: str) -> Path:

@@ -1,8 +1,9 @@
-"""How much of a peak is reached: the seven fitted constants, and nothing else that is fitted."""
+"""Shares of the peak rates that are reached: the seven fitted constants."""
 
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import asdict, dataclass
 from typing import cast
 
@@ -16,13 +17,13 @@ class Efficiencies:
     """Seven constants, fitted on public throughput by benchmarks/report_planner.py.
 
     Attributes:
-        stream: share of the memory rate for data read in long runs.
-        gather: share of it for rows read here and there.
+        stream: share of the memory rate for sequential reads.
+        gather: share of the memory rate for single rows.
         compute: share of a unit's peak rate.
-        graph_seconds: what a layer of a captured decode step takes besides its work (launch, synchronisation).
-        eager_seconds: the same for a layer launched by the host one operator at a time (prefill, drafts).
-        token_seconds: what a token of a decode step takes per layer besides all that (sampling, routing, slot tables).
-        prefill: a prefill's device time is longer than by the shares above by one over this.
+        graph_seconds: overhead of a layer of a captured decode step (launch, synchronization).
+        eager_seconds: overhead of a layer whose operators the host launches one by one (prefill, drafts).
+        token_seconds: overhead of a token of a decode step per layer (sampling, routing, slot tables).
+        prefill: the device time of a prefill by the shares above is divided by this.
     """
 
     stream: float
@@ -37,14 +38,20 @@ class Efficiencies:
         return cast(EfficiencyKeys, asdict(self))
 
 
-#: Every fraction reached, no overhead: the bound no machine beats.
+#: Full rates and no overhead: a lower bound of all times.
 PERFECT = Efficiencies(1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
 
 
 @functools.cache
 def fitted() -> FittedFile:
-    """The data file the fit wrote: constants, the band of its errors, what it was fitted on."""
+    """The data file that the fit wrote: constants, bands of their errors, and the rows of the fit."""
     return read_yaml(data_file("fitted.yaml"), FittedFile)
+
+
+@functools.cache
+def typical_error() -> float:
+    """Factor by which the throughput of a layout may be wrong: a smaller gain is no reason for an unproven layout."""
+    return math.exp(fitted().bands["tok_s"] * fitted().median_error["tok_s"])
 
 
 def fitted_efficiencies() -> Efficiencies:
@@ -52,5 +59,5 @@ def fitted_efficiencies() -> Efficiencies:
 
 
 def efficiencies_of(hardware: Hardware) -> Efficiencies:
-    """The machine's own, or those fitted on public numbers."""
+    """Efficiencies of a measured machine, or those fitted on public results."""
     return fitted_efficiencies() if hardware.efficiencies is None else Efficiencies(**hardware.efficiencies)

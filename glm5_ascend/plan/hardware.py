@@ -16,7 +16,7 @@ from glm5_ascend.plan.data_files import EfficiencyKeys, Keys, Positive, Quality,
 
 
 class Figure(Keys):
-    """A number, how good it is, and where it is from."""
+    """A number with its quality and source."""
 
     value: Positive
     quality: Quality
@@ -27,7 +27,7 @@ class Rates(Keys):
     """Peaks of one die: bytes per second of memory, operations per second (two per multiply-add) of each unit.
 
     Attributes:
-        operators: what operators that were timed by themselves reach, by name, in the place of the unit's peak.
+        operators: measured rates of single operators, by name; they replace the unit's peak.
     """
 
     memory: Figure
@@ -38,13 +38,13 @@ class Rates(Keys):
 
 
 class Link(Keys):
-    """One way, one die: bytes per second, and seconds per step of a collective."""
+    """A link of one die, in one direction: bytes per second, and seconds per step of a collective."""
 
     bandwidth: Positive
     latency: Positive
     quality: Quality
     source: str
-    nodes: int | None = None  # how many nodes it joins, None: any number
+    nodes: int | None = None  # number of nodes it connects, None: any
 
 
 class Links(Keys):
@@ -54,23 +54,24 @@ class Links(Keys):
 
 
 class Mc2(Keys):
-    """Where the engine sends tokens to the dies of their experts; elsewhere every die gathers all tokens."""
+    """Sizes for which the engine sends tokens to the dies of their experts; else every die gathers all tokens."""
 
-    least_ep: Annotated[int, Field(ge=1)]
-    most_local: Annotated[int, Field(ge=1)]
+    min_ep: Annotated[int, Field(ge=1)]
+    max_local_experts: Annotated[int, Field(ge=1)]
     source: str
 
 
 class Hardware(Keys):
-    """A kind of node, as a file of data/hardware/ describes it.
+    """A type of node, described by a file of data/hardware/.
 
     Attributes:
-        host_ahead: the host launches the operators of a prefill while the device is still busy with earlier ones;
-            false where both are one (a CPU): the times add.
-        mc2: None: whatever the number of dies.
-        power_watts: of a node under load, with its share of switches and cooling where the source counts them.
-        fp8: whether its units multiply FP8 and MXFP4. little_data: what is not known of it, in words for a plan.
-        measured_on: the model that `plan --measure` served, for a machine that was measured.
+        host_ahead: the host launches the operators of a prefill while the device is busy with earlier ones; false
+            where host and device are one (a CPU): the times add.
+        mc2: None: for every number of dies.
+        pass_seconds_scale: time of the host to launch operators over that of the public results' hosts.
+        power_watts: power of a node under load, with its share of switches and cooling where the source counts them.
+        fp8: its units multiply FP8 and MXFP4. little_data: a sentence about missing data.
+        measured_on: the model that `plan --measure` served, for a measured machine.
     """
 
     name: str
@@ -88,10 +89,10 @@ class Hardware(Keys):
     little_data: str | None = None
     host_ahead: bool = True
     measured_on: str | None = None
-    efficiencies: EfficiencyKeys | None = None  # of a machine that was measured; None: those fitted on the A3
+    efficiencies: EfficiencyKeys | None = None  # of a measured machine; None: those fitted on the A3
 
     def link(self, dies: int) -> Link:
-        """The slowest link a group of so many dies, packed into as few nodes as possible, goes over."""
+        """Slowest link of a group of `dies` dies that is packed into as few nodes as possible."""
         nodes = -(-dies // self.dies_per_node)
         if nodes <= 1:
             return self.links.node
@@ -102,7 +103,7 @@ class Hardware(Keys):
 
 @dataclass(frozen=True)
 class Cluster:
-    """So many nodes of one kind."""
+    """Nodes of one type."""
 
     hardware: Hardware
     nodes: int
@@ -117,13 +118,13 @@ def known_hardware() -> list[str]:
 
 
 def measured_file() -> Path:
-    """Where `plan --measure` writes what `--hardware cpu` reads."""
+    """File that `plan --measure` writes and `--hardware cpu` reads."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "glm5-ascend" / "cpu.yaml"
 
 
 def load_hardware(name: str) -> Hardware:
-    """A shipped description by name, this machine's CPU (`cpu`) once it was measured, or a YAML file by path.
+    """Load a shipped description by name, this machine's CPU (`cpu`) after `--measure`, or a YAML file by path.
 
     Raises:
         PlanError: unknown name, unreadable file, wrong or missing key; names file and key.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from glm5_ascend.plan.chart import frontier_chart, goodput_chart, memory_chart, share_chart
-from glm5_ascend.plan.frontier import frontier
+from glm5_ascend.plan.chart import load_chart, memory_chart, share_chart
 from glm5_ascend.plan.layouts import PROVEN_DRAFTS
 from glm5_ascend.plan.result import Plan, PlanCommands
-from glm5_ascend.plan.tables import goodput, sweep
-from glm5_ascend.plan.text import NO_COMMANDS, basis, span
+from glm5_ascend.plan.spending import COST_TOTAL
+from glm5_ascend.plan.sweep import goodput, sweep
+from glm5_ascend.plan.text import NO_COMMANDS, basis_lines, span
 from glm5_ascend.plan.workload import Slo
 from glm5_ascend.report import page as report
 from glm5_ascend.report.content import Card, Code, Page, Section, Table
@@ -18,11 +18,11 @@ from glm5_ascend.report.header import ReportHeader, make_header
 from glm5_ascend.report.verdict import ReportVerdict
 
 _LAYOUTS = 6
-_GOODPUT = "The chosen layout with fewer and more clients; all requests of a load keep the limits on the mean, or none."
+_LOADS = "The best layout with fewer and more clients, and the range of the prediction. Large dot: this workload."
 _ORDER = (
-    "Best first: layouts that meet the SLO, then by output tokens per second, then by latency. What no public result "
-    f"has (other drafts than {PROVEN_DRAFTS}, DCP, experts cut over all dies) counts for less than the tokens shown, "
-    "by the error of the prediction: it must gain more than that error."
+    "Best first: layouts that meet the SLO, then by output tokens per second, then by latency. A layout that no public "
+    f"result has (other drafts than {PROVEN_DRAFTS}, DCP, experts cut over all dies) must be better by more than the "
+    "error of the prediction."
 )
 
 
@@ -36,7 +36,7 @@ def write(plan: Plan, path: Path, commands: PlanCommands = NO_COMMANDS) -> None:
 
 
 def document(plan: Plan, header: ReportHeader, commands: PlanCommands = NO_COMMANDS) -> Page:
-    """The report; `header` says where it comes from."""
+    """The page; `header` has its origin."""
     cluster, w = plan.cluster, plan.workload
     hit = f", {100 * w.prefix_hit:.0f} % of the prompt cached" if w.prefix_hit else ""
     run = f", a run of {w.requests:,}" if w.requests else ""
@@ -47,7 +47,7 @@ def document(plan: Plan, header: ReportHeader, commands: PlanCommands = NO_COMMA
         verdict(plan),
         [
             f"workload: {w.prompt:,} tokens in, {w.output:,} out, {w.concurrency:g} at a time{rate}{run}{hit}",
-            f"layout: {plan.chosen.layout}",
+            f"layout: {plan.best.layout}",
             *plan.notes,
         ],
         list(_cards(plan)),
@@ -56,22 +56,22 @@ def document(plan: Plan, header: ReportHeader, commands: PlanCommands = NO_COMMA
 
 
 def verdict(plan: Plan) -> ReportVerdict:
-    """Whether the SLO is met: by the prediction, and by the slow end of its range."""
-    named = (("TPOT", plan.slo.tpot, plan.numbers["tpot_ms"]), ("TTFT", plan.slo.ttft, plan.numbers["ttft_ms"]))
-    limits = [(name, 1e3 * limit, number) for name, limit, number in named if limit is not None]
+    """The verdict on the SLO: by the prediction, and by the slow end of its range."""
+    slo = (("TPOT", plan.slo.tpot, plan.numbers["tpot_ms"]), ("TTFT", plan.slo.ttft, plan.numbers["ttft_ms"]))
+    limits = [(name, 1e3 * limit, number) for name, limit, number in slo if limit is not None]
     if not limits:
-        return ReportVerdict("open", "It fits. No SLO was given, so there is no limit to judge the latency by.", "", "")
+        return ReportVerdict("open", "It fits. No SLO was given, so there is no limit on the latency.", "", "")
     threshold = ", ".join(
         f"{name} {limit:g} ms (predicted: {span(number, digits=1)} ms)" for name, limit, number in limits
     )
     reason = (
-        "The limits are those of --slo. In brackets the range of the prediction, which comes from its errors on public "
-        "results that were not used to fit it."
+        "The limits are those of --slo. In brackets: the range of the prediction, by its errors on public results that "
+        "were not used in its fit."
     )
     if not plan.within_slo:
         return ReportVerdict(
             "poor",
-            "SLO not met: no layout found meets the limits on latency; this one comes closest.",
+            "SLO not met: no layout meets the limits on latency; this one is the closest.",
             threshold,
             reason,
         )
@@ -83,22 +83,17 @@ def verdict(plan: Plan) -> ReportVerdict:
 
 
 def _sections(plan: Plan, commands: PlanCommands) -> Iterator[Section]:
-    yield Section("Memory of one die", [memory_chart(plan.chosen.prediction.memory)])
-    yield Section(
-        "Throughput and latency",
-        [frontier_chart(frontier(plan), plan.numbers["output_tokens_per_s"], plan.slo)],
-        "The chosen layout with fewer and more requests, and the range of the prediction. Large dot: this workload.",
-    )
-    if plan.slo != Slo():
-        rows = sweep(plan)
-        yield Section("Goodput by load", [goodput_chart(rows)], f"{goodput(rows).capitalize()}. {_GOODPUT}")
-    yield Section("What limits a decode step", [share_chart(plan.chosen.prediction)])
+    yield Section("Memory of one die", [memory_chart(plan.best.prediction.memory)])
+    rows = sweep(plan)
+    text = _LOADS if plan.slo == Slo() else f"{_LOADS} {goodput(rows).capitalize()}."
+    yield Section("Throughput and latency", [load_chart(plan, rows)], text)
+    yield Section("What limits a decode step", [share_chart(plan.best.prediction)])
     if plan.others:
         yield Section("Next best layouts", [_others(plan)], _ORDER)
     if commands.lines:
         yield Section("Run it", [Code("\n\n".join(commands.lines))])
     widened = [f"beyond public results: {reason}; range widened" for reason in plan.extrapolated]
-    yield Section("How sure this is", after=[*widened, *basis(plan)])
+    yield Section("Uncertainty", after=[*widened, *basis_lines(plan)])
 
 
 def _cards(plan: Plan) -> Iterator[Card]:
@@ -110,19 +105,19 @@ def _cards(plan: Plan) -> Iterator[Card]:
         ("max_context_tokens", "longest context, tokens", n["max_context_tokens"], 1.0, 0, ""),
         ("max_concurrency", "such requests fit at once", n["max_concurrency"], 1.0, 0, ""),
     ]
-    if "cost_per_million_output_tokens" in n:
-        rows.append(("cost", "per million output tokens", n["cost_per_million_output_tokens"], 1.0, 2, ""))
+    if COST_TOTAL in n:
+        rows.append(("cost", "per million output tokens", n[COST_TOTAL], 1.0, 2, ""))
     for key, label, number, scale, digits, unit in rows:
         value, _, rest = span(number, scale, digits).partition(" (")
-        wide = f"{rest[:-1]} {unit}".strip() + ", " if rest else ""
-        yield Card(key, f"{value}{unit}", label, f"{wide}{number.basis}")
+        ends = f"{rest[:-1]} {unit}".strip() + ", " if rest else ""
+        yield Card(key, f"{value}{unit}", label, f"{ends}{number.basis}")
 
 
 def _others(plan: Plan) -> Table:
     rows = []
-    for place, other in enumerate([plan.chosen, *plan.others[:_LAYOUTS]]):
-        p = other.prediction
-        met = "yes" if plan.slo.met(p.tpot, p.ttft) else "no"
-        name = f"{other.layout} (chosen)" if not place else str(other.layout)
+    for candidate in [plan.best, *plan.others[:_LAYOUTS]]:
+        p = candidate.prediction
+        met = "yes" if candidate.meets(plan.slo) else "no"
+        name = f"{candidate.layout} (best)" if candidate is plan.best else str(candidate.layout)
         rows.append([name, f"{p.output_per_second:,.0f}", f"{1e3 * p.tpot:.1f}", f"{1e3 * p.ttft:,.0f}", met])
     return Table(["layout", "tokens/s", "TPOT ms", "TTFT ms", "meets SLO"], rows)

@@ -11,10 +11,10 @@ from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.stages import PipelineStage, stages
 
-#: vllm-ascend refuses more draft tokens: one more than them must be at most 16 (sfa_v1.py:240).
-MOST_DRAFTS = 15
+#: vllm-ascend refuses more draft tokens: drafts + 1 must be at most 16 (sfa_v1.py:240).
+MAX_DRAFTS = 15
 #: Dies over which weights of msModelSlim may be cut without expert parallelism.
-MOST_CUTS = 16
+MAX_SLICES = 16
 
 
 @dataclass(frozen=True)
@@ -23,18 +23,18 @@ class Engine:
 
     Attributes:
         drafts: MTP tokens per step, 0: off.
-        sequences: most requests of one DP rank at a time (--max-num-seqs).
-        batched_tokens: most tokens of one step of a rank (--max-num-batched-tokens).
+        sequences: maximum requests of one DP rank at a time (--max-num-seqs).
+        batched_tokens: maximum tokens of one step of a rank (--max-num-batched-tokens).
         utilization: share of a die's memory the engine may use.
         buffer_mb: HCCL_BUFFSIZE.
         split_prefill: DSA context parallelism: each die of a TP group prefills its share of the tokens.
         eager_decode: decode without graphs.
-        pp: pipeline stages, each of tp x dp dies with its share of the layers. partition: layers of each; none: equal.
+        pp: pipeline stages, each of tp x dp dies with its share of the layers.
+        partition: layers of each stage; empty: equal.
         expert_parallel: false: every die holds a slice of every expert.
-        redundant: copies of experts beyond the model's own, for EPLB or for a number of dies that does not divide them.
-        flashcomm: sequence parallelism of vllm-ascend's own. mlapo: its fused preprocessing, where it can run.
+        redundant: additional copies of experts, for EPLB or for a number of dies that does not divide the experts.
+        flashcomm: vllm-ascend's sequence parallelism. mlapo: its fused preprocessing, where it can run.
         line: line of vllm-ascend whose copies of weights are counted.
-        skew: most loaded die over the mean beyond what chance does, by hot experts; 1: none.
     """
 
     tp: int
@@ -50,19 +50,18 @@ class Engine:
     pp: int = 1
     expert_parallel: bool = True
     redundant: int = 0
-    skew: float = 1.0
     flashcomm: bool = False
     mlapo: bool = True
     line: EngineLine = STABLE
     partition: tuple[int, ...] = ()
 
     def stages(self, config: ModelConfig) -> tuple[PipelineStage, ...]:
-        """Which layers each pipeline stage holds. PlanError: the partition is not of this model."""
+        """The layers of each pipeline stage; PlanError if the partition does not fit the model."""
         return stages(config.num_hidden_layers, self.pp, self.partition)
 
     @property
     def ep(self) -> int:
-        """With --enable-expert-parallel experts are divided over all dies of the engine (of a stage)."""
+        """Dies that share the experts: with --enable-expert-parallel all dies of the engine (of a stage)."""
         return self.tp * self.dp if self.expert_parallel else 1
 
     @property
@@ -72,15 +71,15 @@ class Engine:
     def __str__(self) -> str:
         pp = f" PP{self.pp}" if self.pp > 1 else ""
         dcp = f" DCP{self.dcp}" if self.dcp > 1 else ""
-        more = f"+{self.redundant}" if self.redundant else ""
-        return f"TP{self.tp} DP{self.dp}{pp} EP{self.ep}{more}{dcp} MTP{self.drafts}"
+        redundant = f"+{self.redundant}" if self.redundant else ""
+        return f"TP{self.tp} DP{self.dp}{pp} EP{self.ep}{redundant}{dcp} MTP{self.drafts}"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """`replicas` engines that do everything, or that decode what `prefills` engines like `prefill` have prefilled.
+    """`replicas` engines that prefill and decode, or that decode for `prefills` engines like `prefill`.
 
-    `prefills` is 0 where nothing is said: then one for each replica.
+    `prefills` of 0: one prefill engine for each replica.
     """
 
     decode: Engine
@@ -90,7 +89,7 @@ class Layout:
 
     @property
     def prefill_engines(self) -> int:
-        """How many engines prefill only."""
+        """Number of engines that only prefill."""
         return 0 if self.prefill is None else self.prefills or self.replicas
 
     @property
@@ -103,19 +102,19 @@ class Layout:
         if self.prefill_engines == self.replicas:
             text = f"P {self.prefill} | D {self.decode}"
             return text if self.replicas == 1 else f"{self.replicas} x ({text})"
-        ahead, behind = (f"{n} x " if n > 1 else "" for n in (self.prefill_engines, self.replicas))
-        return f"{ahead}P {self.prefill} | {behind}D {self.decode}"
+        prefills, decodes = (f"{n} x " if n > 1 else "" for n in (self.prefill_engines, self.replicas))
+        return f"{prefills}P {self.prefill} | {decodes}D {self.decode}"
 
 
 def exchange_buffer_mb(config: ModelConfig, engine: Engine) -> int:
-    """HCCL_BUFFSIZE that dispatch and combine of a decode step need, in MB (CANN's formula for both, two buffers)."""
+    """HCCL_BUFFSIZE in MB that dispatch and combine of a decode step need (CANN's formula, two buffers)."""
     if not engine.expert_parallel or engine.ep == 1:
         return 0
     tokens = min(512, math.ceil(engine.sequences * (engine.drafts + 1) / engine.tp))
     local = (config.n_routed_experts + engine.redundant) // engine.ep
-    sent = _aligned(_aligned(2 * config.hidden_size, 32) + 64, 512)
-    back = (config.num_experts_per_tok + 1) * tokens * _aligned(2 * config.hidden_size, 512)
-    return math.ceil(2 * (local * tokens * engine.ep * sent + back) / 2**20)
+    dispatch_row = _aligned(_aligned(2 * config.hidden_size, 32) + 64, 512)
+    combine = (config.num_experts_per_tok + 1) * tokens * _aligned(2 * config.hidden_size, 512)
+    return math.ceil(2 * (local * tokens * engine.ep * dispatch_row + combine) / 2**20)
 
 
 def _aligned(value: int, step: int) -> int:
@@ -123,10 +122,10 @@ def _aligned(value: int, step: int) -> int:
 
 
 def check_engine(engine: Engine, config: ModelConfig, hardware: Hardware) -> None:
-    """Refuse what the engine itself would refuse, or cannot place.
+    """Check sizes that the engine would refuse.
 
     Raises:
-        PlanError: names the size that is wrong.
+        PlanError: names the wrong size.
     """
     for name, value in (("tp", engine.tp), ("dp", engine.dp), ("dcp", engine.dcp), ("seqs", engine.sequences)):
         if value < 1:
@@ -137,23 +136,23 @@ def check_engine(engine: Engine, config: ModelConfig, hardware: Hardware) -> Non
     if engine.tp > hardware.dies_per_node:
         raise PlanError(
             f"layout: tp {engine.tp} is more than the {hardware.dies_per_node} dies of a node of {hardware.name}",
-            "keep tensor parallelism within a node and use dp",
+            "use tensor parallelism within a node, and dp beyond",
         )
     if engine.ep > experts + engine.redundant:
         raise PlanError(
-            f"layout: {engine.ep} dies share {experts} experts: at least one each is needed", "use several replicas"
+            f"layout: {engine.ep} dies share {experts} experts: each die needs at least one", "use several replicas"
         )
     if (experts + engine.redundant) % engine.ep:
         missing = -(experts + engine.redundant) % engine.ep
         raise PlanError(
-            f"layout: {engine.ep} dies do not divide the {experts + engine.redundant} experts evenly: the engine gives"
-            " each the same number",
+            f"layout: {engine.ep} dies do not divide the {experts + engine.redundant} experts evenly:"
+            " the engine gives each die the same number",
             f"redundant={engine.redundant + missing} makes them {experts + engine.redundant + missing}, or other sizes",
         )
-    if not engine.expert_parallel and (engine.dp > 1 or engine.tp > MOST_CUTS):
+    if not engine.expert_parallel and (engine.dp > 1 or engine.tp > MAX_SLICES):
         raise PlanError(
-            f"layout: ep=0 cuts every expert over {engine.tp * engine.dp} dies: at most {MOST_CUTS}, of one rank",
-            f"dp=1 and tp of at most {MOST_CUTS}, or without ep=0",
+            f"layout: ep=0 cuts every expert over {engine.tp * engine.dp} dies: at most {MAX_SLICES}, of one rank",
+            f"dp=1 and tp of at most {MAX_SLICES}, or without ep=0",
         )
     if engine.pp > config.num_hidden_layers:
         raise PlanError(f"layout: pp {engine.pp} is more than the {config.num_hidden_layers} layers", "use 2")
@@ -162,9 +161,9 @@ def check_engine(engine: Engine, config: ModelConfig, hardware: Hardware) -> Non
             f"layout: dcp {engine.dcp}, sparse attention allows 1 or tp ({engine.tp}) (vllm-ascend raises)",
             f"dcp=1 or dcp={engine.tp}",
         )
-    if not 0 <= engine.drafts <= MOST_DRAFTS:
+    if not 0 <= engine.drafts <= MAX_DRAFTS:
         raise PlanError(
-            f"--mtp {engine.drafts}: 0 to {MOST_DRAFTS} draft tokens are possible", "GLM-5 is served with 3"
+            f"--mtp {engine.drafts}: 0 to {MAX_DRAFTS} draft tokens are possible", "GLM-5 is served with 3"
         )
     if not 0 < engine.utilization <= 1:
         raise PlanError(f"memory utilization {engine.utilization}: must be above 0 and at most 1", "use 0.9 to 0.95")

@@ -1,6 +1,6 @@
-"""The model a plan is for: its sizes, the type of every linear, and how its caches are stored.
+"""The planned model: its sizes, the type of every linear, and the types of its caches.
 
-Three ways to name it: a member of the family (`glm-5.2`) with a quantization, or a checkpoint directory.
+It comes from a name of the family (`glm-5.2`) and a quantization, or from a checkpoint directory.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from glm5_ascend.plan.data_files import Cache, FamilyFile, QuantizationKeys, dat
 if TYPE_CHECKING:
     from glm5_ascend.checkpoint.index import CheckpointDir
 
-#: The description's entry of a layer whose indexer keys are INT8.
-_MARK = re.compile(r"model\.layers\.(\d{1,6})\.self_attn\.indexer\.quant_type")
+#: Entry of a layer with INT8 indexer keys in the description.
+_INT8_KEYS = re.compile(r"model\.layers\.(\d{1,6})\.self_attn\.indexer\.quant_type")
 CACHES: tuple[str, ...] = get_args(Cache)
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedModel:
-    """What is to be served. Compared by identity, so that what is computed from it can be kept.
+    """The model to serve. Compared by identity, so that results computed from it can be cached.
 
     Attributes:
-        types: type of every linear by full module name; of a layer's routed experts only the first, which stands for
-            all: the engine reads no other.
-        cache: which caches are INT8 at run time: none | li | li+sfa.
-        full_layers: main layers that compute a top-k of their own; more layers than these may own an indexer.
+        types: type of every linear by full module name. Of a layer's routed experts only the first: the engine uses
+            its type for all.
+        cache: caches that are INT8 at run time: none | li | li+sfa.
+        full_layers: main layers that compute their own top-k; more layers than these may have an indexer.
         stored_bytes: bytes of all tensors of a real checkpoint, None for a model known by name only.
-        rotated: the MTP layer brings `rot.weight`.
-        marked: layers whose indexer keys a checkpoint marks as INT8; empty: all of them.
+        rotated: the MTP layer has `rot.weight`.
+        marked: layers whose indexer keys a checkpoint marks as INT8; empty: all.
     """
 
     name: str
@@ -56,14 +56,14 @@ class PlannedModel:
 
     @property
     def needs_fp8(self) -> bool:
-        known = family().quantizations.get(self.quantization)
-        return known is not None and known.fp8
+        quantization = family().quantizations.get(self.quantization)
+        return quantization is not None and quantization.fp8
 
     @property
     def little_data(self) -> str | None:
-        """What is not known of its quantization, in words for a plan."""
-        known = family().quantizations.get(self.quantization)
-        return None if known is None else known.little_data
+        """A sentence about missing data of its quantization."""
+        quantization = family().quantizations.get(self.quantization)
+        return None if quantization is None else quantization.little_data
 
     @property
     def expert_type(self) -> str:
@@ -90,20 +90,20 @@ def named(
     """A member of the family by name.
 
     Args:
-        layers: a checkpoint that was cut to so many main layers.
-        cache: overrides what the quantization's name says about INT8 caches.
-        index_cache: run-time reuse of the indexer's choice in three of four layers (vllm-ascend's `use_index_cache`).
+        layers: number of main layers, if the checkpoint was cut.
+        cache: INT8 caches; None: those of the quantization.
+        index_cache: three of four layers reuse another layer's top-k (vllm-ascend's `use_index_cache`).
     """
-    known = family()
-    if name not in known.models:
-        raise PlanError(f"--model {name}: unknown model", f"{near(name, known.models)}, or give a directory")
-    if quantization not in known.quantizations:
-        raise PlanError(f"--quant {quantization}: unknown quantization", near(quantization, known.quantizations))
+    data = family()
+    if name not in data.models:
+        raise PlanError(f"--model {name}: unknown model", f"{near(name, data.models)}, or give a directory")
+    if quantization not in data.quantizations:
+        raise PlanError(f"--quant {quantization}: unknown quantization", near(quantization, data.quantizations))
     # The rotary base decides no size and no time; the published values of GLM-5 and 5.1 are not confirmed.
-    sizes = [keys.model_dump(exclude_unset=True) for keys in (known.common, known.models[name])]
+    sizes = [keys.model_dump(exclude_unset=True) for keys in (data.common, data.models[name])]
     raw = sizes[0] | sizes[1] | {"rope_theta": 1.0} | ({"num_hidden_layers": layers} if layers else {})
     config = parse_config(raw, Path(f"{name} (models.yaml)"))
-    rules = known.quantizations[quantization]
+    rules = data.quantizations[quantization]
     types = {prefix + part.name: _rule(rules, config, prefix, part.name) for prefix, part in _linears(config)}
     full, rotated = config.indexer_types.count("full"), rules.experts != FLOAT
     model = PlannedModel(name, quantization, config, types, rules.cache, full, rotated=rotated)
@@ -111,50 +111,50 @@ def named(
 
 
 def from_directory(directory: Path, cache: str | None = None, index_cache: bool = False) -> PlannedModel:
-    """A checkpoint: sizes from config.json, types from its description, bytes from the shards' headers.
+    """Read a checkpoint: sizes from config.json, types from its description, bytes from the shards' headers.
 
     Raises:
-        ConfigError, CheckpointError: what is missing or does not fit, by file.
+        ConfigError, CheckpointError: a missing or contradictory value, with its file.
     """
-    from glm5_ascend.checkpoint.index import CheckpointDir  # brings torch: a plan by name does without
+    from glm5_ascend.checkpoint.index import CheckpointDir  # imports torch, which a plan by name does not need
 
     config, path = load_config(directory), directory / DESCRIPTION_NAME
-    said = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR) if path.exists() else {}
+    description = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR) if path.exists() else {}
     files = CheckpointDir(directory)
     if path.exists():
-        types, quantization = _described(said, path, config), str(said.get("model_quant_type", "mixed"))
+        types, quantization = _described_types(description, path, config), str(description.get("model_quant_type", "mixed"))
         _check_integers(files, types)
     else:
-        types, quantization = _stored(files, config), "fp8"
+        types, quantization = _stored_types(files, config), "fp8"
         _check_integers(files, {module: kind for module, kind in types.items() if kind == FLOAT})
     if set(types.values()) == {FLOAT}:
         quantization = "bf16"
-    marked = frozenset(int(found[1]) for key in said if (found := _MARK.fullmatch(str(key))))
+    marked = frozenset(int(match[1]) for key in description if (match := _INT8_KEYS.fullmatch(str(key))))
     model = PlannedModel(
         directory.name, quantization, config, types, "li" if marked else "none",
         config.indexer_types.count("full"), sum(entry.end - entry.start for entry in files.entries.values()),
-        said.get("is_rot_used") is True, marked,
+        description.get("is_rot_used") is True, marked,
     )  # fmt: skip
     return adjusted(model, cache, index_cache)
 
 
-def _described(said: Mapping[str, object], path: Path, config: ModelConfig) -> dict[str, str]:
+def _described_types(description: Mapping[str, object], path: Path, config: ModelConfig) -> dict[str, str]:
     """Type of every linear by the description."""
     types = {}
     for prefix, part in _linears(config):
-        kind = said.get(f"{prefix}{part.name}.weight", FLOAT)
+        kind = description.get(f"{prefix}{part.name}.weight", FLOAT)
         if kind not in (FLOAT, *QUANTIZED):
             raise CheckpointError(f"{path}: {prefix}{part.name}.weight: unknown type {kind!r:.40}", "quantize again")
         types[prefix + part.name] = str(kind)
     return types
 
 
-def _stored(files: CheckpointDir, config: ModelConfig) -> dict[str, str]:
-    """Type of every linear by the shards' headers, where no description is: FP8 counts as `--quant fp8` has it."""
+def _stored_types(files: CheckpointDir, config: ModelConfig) -> dict[str, str]:
+    """Type of every linear by the shards' headers, without a description: FP8 counts as in `--quant fp8`."""
     if config.quant_method != "fp8":
         raise CheckpointError(
-            f"{files.directory / 'config.json'}: quantized by {shown(config.quant_method)}, which no plan is for",
-            "name a plan's own types: --model glm-5 --quant w4a8",
+            f"{files.directory / 'config.json'}: quantized by {shown(config.quant_method)}, which the planner does not support",
+            "plan by name: --model glm-5 --quant w4a8",
         )
     types = {}
     for prefix, part in _linears(config):
@@ -165,7 +165,7 @@ def _stored(files: CheckpointDir, config: ModelConfig) -> dict[str, str]:
 
 
 def _check_integers(files: CheckpointDir, types: Mapping[str, str]) -> None:
-    """The shards hold integers where the description says so, and nowhere else."""
+    """Check that the shards have integers where the description says so, and only there."""
     for module, kind in types.items():
         entry = files.entries.get(f"{module}.weight")
         if entry is not None and entry.dtype.is_floating_point != (kind == FLOAT):
@@ -177,7 +177,7 @@ def _check_integers(files: CheckpointDir, types: Mapping[str, str]) -> None:
 
 
 def adjusted(model: PlannedModel, cache: str | None, index_cache: bool) -> PlannedModel:
-    """The same model with other run-time flags."""
+    """The model with other run-time flags."""
     if cache is not None and cache not in CACHES:
         raise PlanError(f"--cache {cache}: unknown", near(cache, CACHES))
     full = model.full_layers
@@ -188,7 +188,7 @@ def adjusted(model: PlannedModel, cache: str | None, index_cache: bool) -> Plann
 
 
 def counted_parts(config: ModelConfig) -> Iterator[tuple[str, Linear | Vector, int]]:
-    """`(prefix, part, how many there are)` of the whole model; the first expert stands for all of its layer."""
+    """`(prefix, part, count)` of the whole model; the first expert stands for all of its layer."""
     yield from (("", part, 1) for part in config.spec.global_weights)
     for layer in range(config.num_layers_with_mtp):
         yield from ((config.spec.layer_prefix(layer), part, 1) for part in config.backbone(layer))

@@ -1,4 +1,4 @@
-"""Every operator of one step of the model, as the bytes and operations one die spends on it.
+"""Every operator of one step of the model, as bytes and operations of one die.
 
 Bytes and operations are those of kernels/glm5_kernels' definitions of the ops; nothing is timed here.
 """
@@ -16,22 +16,22 @@ from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.weights import BF16, FP32, streamed_linear
 
-#: Tokens of a tensor-parallel rank that MC2 takes in a step (vllm-ascend, ascend_forward_context.py).
+#: Maximum tokens of a tensor-parallel rank in a step of MC2 (vllm-ascend, ascend_forward_context.py).
 _MC2_TOKENS = 512
-#: Time of a row from the second cache, relative to one from memory. A guess: L2 is several times as fast.
+#: Time of a row from the L2 cache, relative to one from memory. A guess: L2 is several times as fast.
 _CACHED = 0.25
 
 
 @dataclass(frozen=True)
 class StepLoad:
-    """What one step of an engine works on, per DP rank.
+    """Work of one step of an engine, per DP rank.
 
     Attributes:
         tokens: new tokens.
-        requests: requests they belong to.
-        context: mean number of cached tokens a new token sees.
-        ranks: DP ranks that do the same at the same time; their tokens meet at the experts.
-        prefill: a chunk of prompts rather than the next tokens of many requests.
+        requests: requests of these tokens.
+        context: mean number of cached tokens that a new token attends to.
+        ranks: DP ranks with the same work at the same time; their tokens meet at the experts.
+        prefill: a chunk of a prompt; else the next tokens of many requests.
     """
 
     tokens: float
@@ -43,13 +43,13 @@ class StepLoad:
 
 @dataclass(frozen=True)
 class Op:
-    """Work of one die in one operator, all its layers together.
+    """Work of one die in one operator, in all layers.
 
     Attributes:
         stream: bytes read in long runs (weights, indexer keys) or written.
-        gather: bytes read row by row (chosen cache rows).
+        gather: bytes read row by row (selected cache rows).
         bf16, int8: cube operations, two per multiply-add. vector: element operations.
-        sent: bytes to other dies. group: how many dies take part. kind: allreduce | alltoall | gather.
+        sent: bytes to other dies. group: number of dies that take part. kind: allreduce | alltoall | gather.
         count: calls.
     """
 
@@ -75,7 +75,7 @@ class _Sheet:
     ops: list[Op] = field(default_factory=list)
 
     def linear(self, name: str, kind: str, rows: float, columns: float, tokens: float, count: int) -> None:
-        """A weight of [rows, columns] of this die, with `tokens` inputs."""
+        """Add a weight of [rows, columns] of this die, with `tokens` inputs."""
         operations = 2.0 * tokens * rows * columns * count
         nbytes = streamed_linear(kind, int(rows), int(columns)) + BF16 * tokens * (rows + columns)
         if kind == FLOAT:
@@ -95,7 +95,7 @@ class _Kinds:
 
 
 def step_operators(model: PlannedModel, engine: Engine, step: StepLoad, mc2: Mc2 | None = None) -> list[Op]:
-    """The main model's operators for one step, head included."""
+    """Operators of the main model for one step, with the head."""
     c = model.config
     sheet = _Sheet(model, engine, mc2)
     dense, moe = _layer_counts(model)
@@ -114,7 +114,7 @@ def step_operators(model: PlannedModel, engine: Engine, step: StepLoad, mc2: Mc2
 
 
 def draft_operators(model: PlannedModel, engine: Engine, step: StepLoad, mc2: Mc2 | None = None) -> list[Op]:
-    """One pass of the MTP layer, head included."""
+    """Operators of one pass of the MTP layer, with the head."""
     c = model.config
     sheet = _Sheet(model, engine, mc2)
     layer = c.num_hidden_layers
@@ -140,7 +140,7 @@ def _layer_counts(model: PlannedModel) -> tuple[int, int]:
 
 def _attention(sheet: _Sheet, step: StepLoad, kinds: _Kinds, layers: int, full: int) -> None:
     c, engine = sheet.model.config, sheet.engine
-    split = step.prefill and engine.split_prefill  # each die its share of the tokens, with all heads
+    split = step.prefill and engine.split_prefill  # each die has its share of the tokens, with all heads
     tokens = step.tokens / engine.tp if split else step.tokens
     heads = c.num_attention_heads if split else c.num_attention_heads / engine.tp
     float_heads = c.num_attention_heads / engine.tp
@@ -149,7 +149,7 @@ def _attention(sheet: _Sheet, step: StepLoad, kinds: _Kinds, layers: int, full: 
                  c.hidden_size, tokens, layers)  # fmt: skip
     sheet.linear("MLA preprocess", kinds.attention, heads * qk, c.q_lora_rank, tokens, layers)
     sheet.linear("MLA preprocess", FLOAT, heads * c.qk_nope_head_dim, c.kv_lora_rank, tokens, layers)
-    # Lightning Indexer: every head scores every cached key; the chosen are the best index_topk.
+    # Lightning Indexer: every head scores every cached key and selects the best index_topk.
     pairs = tokens * step.context
     keys = step.requests * step.context * cache.indexer_row(sheet.model)
     sheet.linear(
@@ -161,18 +161,18 @@ def _attention(sheet: _Sheet, step: StepLoad, kinds: _Kinds, layers: int, full: 
         Op("lightning indexer", stream=keys * full, bf16=0.0 if int8 else scores, int8=scores if int8 else 0.0,
            vector=3.0 * pairs * c.index_n_heads * full, count=full)
     )  # fmt: skip
-    chosen = min(step.context, c.index_topk)
+    selected = min(step.context, c.index_topk)
     latent = c.kv_lora_rank + c.qk_rope_head_dim
-    # Neighbours in a prompt choose much the same rows, which lie in the second cache after the first of them.
+    # Neighbouring tokens of a prompt select almost the same rows, which are in the L2 cache after the first of them.
     rows = cache.attention_row(sheet.model) * (_CACHED if step.prefill else 1.0)
     sheet.ops.append(
-        Op("sparse attention", gather=tokens * chosen * rows / engine.dcp * layers,
+        Op("sparse attention", gather=tokens * selected * rows / engine.dcp * layers,
            stream=BF16 * tokens * heads * (latent + c.kv_lora_rank) * layers,
-           bf16=2.0 * tokens * heads * chosen * (latent + c.kv_lora_rank) / engine.dcp * layers,
-           vector=5.0 * tokens * heads * chosen / engine.dcp * layers, count=layers)
+           bf16=2.0 * tokens * heads * selected * (latent + c.kv_lora_rank) / engine.dcp * layers,
+           vector=5.0 * tokens * heads * selected / engine.dcp * layers, count=layers)
     )  # fmt: skip
     sheet.linear("value and output", FLOAT, heads * c.v_head_dim, c.kv_lora_rank, tokens, layers)
-    if split:  # the whole projection over its own tokens
+    if split:  # the whole projection over the die's tokens
         sheet.linear("value and output", kinds.attention, c.hidden_size, heads * c.v_head_dim, tokens, layers)
     else:
         sheet.linear(
@@ -196,27 +196,25 @@ def _moe(sheet: _Sheet, step: StepLoad, kinds: _Kinds, layers: int) -> None:
     c, engine = sheet.model.config, sheet.engine
     _mlp(sheet, "shared expert", c.moe_intermediate_size * c.n_shared_experts, step, kinds.mlp, layers)
     router = float(c.n_routed_experts * c.hidden_size)
-    own = step.tokens / engine.tp  # tokens of a DP rank are divided among its dies before they are sent out
-    # the router computes in fp32, on a cube that multiplies halves: counted as four products of halves
+    local_tokens = step.tokens / engine.tp  # the dies of a DP rank divide its tokens before they send them
+    # the router computes in fp32, which the cube does as four products of halves
     sheet.ops.append(
-        Op("router", stream=FP32 * router * layers, bf16=8.0 * own * router * layers,
-           vector=own * c.n_routed_experts * 12.0 * layers, count=layers)
+        Op("router", stream=FP32 * router * layers, bf16=8.0 * local_tokens * router * layers,
+           vector=local_tokens * c.n_routed_experts * 12.0 * layers, count=layers)
     )  # fmt: skip
     _exchange(sheet, step, kinds, layers)
-    everyone = step.tokens * step.ranks
-    total = everyone * c.num_experts_per_tok  # (token, expert) pairs of the whole engine
+    tokens = step.tokens * step.ranks
+    total = tokens * c.num_experts_per_tok  # (token, expert) pairs of the whole engine
     slices = 1 if engine.expert_parallel else engine.tp * engine.dp
     local = (c.n_routed_experts + engine.redundant) / engine.ep
-    chance = imbalance(total / engine.ep, engine.ep) * _skew(engine)
-    mean_touched = local * (1.0 - (1.0 - c.num_experts_per_tok / c.n_routed_experts) ** everyone)
+    mean_touched = local * (1.0 - (1.0 - c.num_experts_per_tok / c.n_routed_experts) ** tokens)
     touched = min(local, mean_touched * imbalance(mean_touched, engine.ep)) / slices
-    pairs = total / engine.ep * chance / slices
+    pairs = total / engine.ep * imbalance(total / engine.ep, engine.ep) / slices
     width = c.moe_intermediate_size
-    one = streamed_linear(kinds.experts, 2 * width, c.hidden_size) + streamed_linear(
-        kinds.experts, c.hidden_size, width
-    )
+    expert = streamed_linear(kinds.experts, 2 * width, c.hidden_size)
+    expert += streamed_linear(kinds.experts, c.hidden_size, width)
     operations = 6.0 * pairs * width * c.hidden_size * layers
-    moved = touched * one + pairs * (2 * c.hidden_size + 6 * width) * BF16
+    moved = touched * expert + pairs * (2 * c.hidden_size + 6 * width) * BF16
     integer = kinds.experts != FLOAT
     sheet.ops.append(
         Op("experts", stream=moved * layers, int8=operations if integer else 0.0, bf16=0.0 if integer else operations,
@@ -225,33 +223,28 @@ def _moe(sheet: _Sheet, step: StepLoad, kinds: _Kinds, layers: int) -> None:
 
 
 def _exchange(sheet: _Sheet, step: StepLoad, kinds: _Kinds, layers: int) -> None:
-    """Tokens to their experts and back: to the dies that hold them, or all to all dies, by the engine's own rule."""
+    """Tokens to their experts and back: to the dies that have them, or to all dies, by the engine's rule."""
     c, engine = sheet.model.config, sheet.engine
-    own, dies = step.tokens / engine.tp, engine.tp * engine.dp
+    local_tokens, dies = step.tokens / engine.tp, engine.tp * engine.dp
     if dies == 1:
         return
     local = (c.n_routed_experts + engine.redundant) / engine.ep
     rule = sheet.mc2
     if not engine.expert_parallel or (
-        rule and (engine.ep < rule.least_ep or local > rule.most_local or own > _MC2_TOKENS)
+        rule and (engine.ep < rule.min_ep or local > rule.max_local_experts or local_tokens > _MC2_TOKENS)
     ):
-        there = back = own * c.hidden_size * BF16 * (dies - 1)
+        dispatch = combine = local_tokens * c.hidden_size * BF16 * (dies - 1)
         kind = "gather"
     else:
-        copies = own * c.num_experts_per_tok * (dies - 1) / dies
-        there = copies * c.hidden_size * (BF16 if kinds.experts == FLOAT else 1)
-        back, kind = copies * c.hidden_size * BF16, "alltoall"
-    for name, sent in (("MoE dispatch", there), ("MoE combine", back)):
+        copies = local_tokens * c.num_experts_per_tok * (dies - 1) / dies
+        dispatch = copies * c.hidden_size * (BF16 if kinds.experts == FLOAT else 1)
+        combine, kind = copies * c.hidden_size * BF16, "alltoall"
+    for name, sent in (("MoE dispatch", dispatch), ("MoE combine", combine)):
         sheet.ops.append(Op(name, sent=sent * layers, group=dies, kind=kind, count=layers))
 
 
-def _skew(engine: Engine) -> float:
-    """Excess of the die with the hottest experts; copies of them (EPLB) divide it. How well they do is a guess."""
-    return 1.0 + (engine.skew - 1.0) / (1.0 + 2.0 * engine.redundant / max(1, engine.ep))
-
-
 def imbalance(mean: float, dies: int) -> float:
-    """Most loaded die over the mean, for tokens that choose experts at random (largest of `dies` Poisson counts)."""
+    """Load of the most loaded die over the mean, for random experts (largest of `dies` Poisson counts)."""
     if dies <= 1 or mean <= 0:
         return 1.0
     return 1.0 + math.sqrt(2.0 * math.log(dies) / mean)

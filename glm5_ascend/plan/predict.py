@@ -1,8 +1,8 @@
 """Steady state of a deployment: latency, throughput, and what limits them.
 
-A closed system: `concurrency` requests are in it at all times. Their residence time fixes the throughput, the
-throughput fixes how many of them decode at once and how often a prefill holds them up, and that fixes the residence
-time: one unknown, found by bisection.
+A closed system: `concurrency` requests are in it at all times. The residence time of a request gives the throughput.
+The throughput gives how many requests decode at once and how often a prefill blocks them, and that gives the residence
+time. The one unknown, the request rate, is found by bisection.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,23 +24,25 @@ from glm5_ascend.plan.roofline import LINK
 from glm5_ascend.plan.timing import PromptTime, Timing
 from glm5_ascend.plan.workload import Acceptance, Workload, accepted
 
-#: Of a run whose requests are all alike and begin together: how much of their prefills falls together on all ranks, on
-#: a logarithmic scale of ranks. Chosen by the public runs; simulated, lengths that differ by 2 to 10 % do as much.
-ALIGNED = 0.5
+#: Synchronization of prefills in a run whose requests have one length and start together: 0, ranks prefill
+#: independently; 1, all ranks prefill at the same time. Fitted to the public runs; a simulation with lengths that
+#: differ by 2 to 10 % gives the same.
+PREFILL_SYNC = 0.5
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of one layout under one workload; seconds, tokens per second of the whole deployment.
+    """Steady state of one layout under one workload: seconds, and tokens per second of the whole deployment.
 
     Attributes:
         running: requests that decode or prefill at once; the others wait.
-        residence: seconds a request is one of them.
-        limited_by: what the time of a decode step is mostly spent on.
-        bound: what stops throughput from growing: decode | prefill | memory | arrivals.
-        burst: seconds of the mean first token that a run's first requests wait more, all sent at once.
-        cold: seconds they wait for the shared prefix, if it is not cached yet.
-        by_op: seconds of a decode step by operator.
+        residence: seconds that a request runs.
+        limited_by: resource that takes the largest part of a decode step.
+        bound: limit of the throughput: decode | prefill | memory | arrivals.
+        burst: additional seconds of the mean TTFT of a run's first requests, all sent at once.
+        cold: additional seconds of these requests if the shared prefix is not cached yet.
+        by_op: seconds of a decode step by operator. by_limit: the same by resource.
+        memory: memory of a die of the decode engine. prefill_memory: the same of a separate prefill engine.
     """
 
     ttft: float
@@ -59,44 +62,51 @@ class Prediction:
     prefill_memory: Memory | None = None
 
 
-def most_requests(held: Memory, engine: Engine, workload: Workload) -> float:
+class Residence(NamedTuple):
+    """Seconds that a request stays, and the part of them until its first token."""
+
+    total: float
+    first_token: float
+
+
+def most_requests(free: Memory, engine: Engine, workload: Workload) -> float:
     """Requests of one rank that fit: by its cache, with the shared prefix once, and by --max-num-seqs.
 
-    Not whole: requests come and go, and on the mean are only half through their output.
+    A mean, so not a whole number: requests come and go, and are on average half through their output.
     """
     shared = cache.pages(workload.prompt * workload.prefix_hit) if workload.prefix_hit else 0
-    own = cache.pages(workload.prompt - shared) + workload.output / 2 + cache.PAGE / 2
-    room = held.tokens() - shared
-    if room < cache.pages(workload.prompt + workload.output - shared):
+    mean_request = cache.pages(workload.prompt - shared) + workload.output / 2 + cache.PAGE / 2
+    free_tokens = free.tokens() - shared
+    if free_tokens < cache.pages(workload.prompt + workload.output - shared):
         return 0.0  # not one whole request
-    return max(0.0, min(float(engine.sequences), room / own))
+    return max(0.0, min(float(engine.sequences), free_tokens / mean_request))
 
 
-def run_output(found: Prediction, load: Workload) -> float:
-    """Output tokens per second of a run of `load.requests`: it ends when the last of them has its answer."""
+def run_output(prediction: Prediction, load: Workload) -> float:
+    """Output tokens per second of a run of `load.requests`, which ends when the last request is answered."""
     if load.requests is None:
-        return found.output_per_second
-    if found.bound == "memory":
-        seconds = load.requests / found.running * found.residence
+        return prediction.output_per_second
+    if prediction.bound == "memory":
+        seconds = load.requests / prediction.running * prediction.residence
     else:
-        # Request i starts when it is sent, and not before the one `concurrency` places ahead has ended.
+        # Request i starts when it is sent, and not before request i - `concurrency` has ended.
         rounds, last = divmod(load.requests - 1, load.concurrency)
         gap = 1.0 / load.rate if load.rate else 0.0
-        seconds = max((load.requests - 1) * gap, last * gap + rounds * found.residence) + found.residence
+        seconds = max((load.requests - 1) * gap, last * gap + rounds * prediction.residence) + prediction.residence
     if not load.rate and load.concurrency > 1:
-        seconds += found.burst  # the first round's prompts come all at once, later ones one after the other
+        seconds += prediction.burst  # the prompts of the first round arrive all at once
     if not load.warm:
-        seconds += found.cold
+        seconds += prediction.cold
     return load.requests * load.output / seconds
 
 
-def run_ttft(found: Prediction, load: Workload) -> float:
+def run_ttft(prediction: Prediction, load: Workload) -> float:
     """Mean seconds to the first token in a run of `load.requests`."""
     if load.requests is None or load.rate:
-        return found.ttft
-    first = found.prefill_seconds + found.burst + (0.0 if load.warm else found.cold)
-    share = min(1.0, load.concurrency / load.requests)  # of the requests that come together at the start
-    return share * first + (1.0 - share) * found.ttft
+        return prediction.ttft
+    first_round = prediction.prefill_seconds + prediction.burst + (0.0 if load.warm else prediction.cold)
+    share = min(1.0, load.concurrency / load.requests)  # of the requests that arrive together at the start
+    return share * first_round + (1.0 - share) * prediction.ttft
 
 
 def predict(
@@ -108,133 +118,177 @@ def predict(
     acceptance: float | Acceptance | None = None,
     timing: Timing | None = None,
 ) -> Prediction | None:
-    """Steady state of one replica of `layout` under its share of the workload; None if not one request fits."""
-    n, clients = layout.replicas, workload.concurrency
+    """Steady state of `layout` under the workload; None if not one request fits.
+
+    Args:
+        acceptance: mean accepted length measured with 3 drafts, or shares by position.
+        timing: step times of this model, machine and efficiency that earlier calls computed.
+    """
+    clients = workload.concurrency
     if workload.requests is not None:
         clients = min(clients, float(workload.requests))
-    share = Workload(
-        workload.prompt, workload.output, clients / n, workload.prefix_hit,
-        workload.rate / n if workload.rate else None, workload.requests,
+    load = Workload(
+        workload.prompt, workload.output, clients / layout.replicas, workload.prefix_hit,
+        workload.rate / layout.replicas if workload.rate else None, workload.requests,
     )  # fmt: skip
     if layout.decode.dcp > 1:
-        share = replace(share, prefix_hit=0.0)  # hits disappear with DCP (vllm-ascend 13750)
-    solve = _together if layout.prefill is None else _apart
-    return solve(timing or Timing(model, hardware, efficiency), layout, share, acceptance)
+        load = replace(load, prefix_hit=0.0)  # hits disappear with DCP (vllm-ascend 13750)
+    solve = _aggregated if layout.prefill is None else _disaggregated
+    return solve(timing or Timing(model, hardware, efficiency), layout, load, acceptance)
 
 
-def _together(
+def _aggregated(
     timing: Timing, layout: Layout, load: Workload, acceptance: float | Acceptance | None
 ) -> Prediction | None:
+    """Solve an engine that prefills and decodes."""
     engine = layout.decode
-    held = memory.fit(timing.model, timing.hardware, engine)
-    room = most_requests(held, engine, load)
-    if room <= 0:
+    free = memory.fit(timing.model, timing.hardware, engine)
+    rank_capacity = most_requests(free, engine, load)
+    if rank_capacity <= 0:
         return None
-    running = min(load.concurrency, max(1.0, room) * engine.dp)
-    steps = (load.output - 1) / accepted(engine.drafts, acceptance)  # the first token comes from the prefill
+    running = min(load.concurrency, max(1.0, rank_capacity) * engine.dp)
     per_rank = max(1.0, running / engine.dp)
-    context = load.prompt + load.output / 2
-    shown = timing.step(engine, per_rank, context)
-    step = shown.seconds
+    decode_steps = _decode_steps(load, engine, acceptance)
+    step = timing.step(engine, per_rank, load.prompt + load.output / 2)
     ranks = min(float(engine.dp), max(1.0, running))
-    done = load.prompt - load.fresh
-    alone = timing.prompt(engine, load.fresh, done, 1.0)
-    crowded = timing.prompt(engine, load.fresh, done, ranks)
-    cold = timing.prompt(engine, load.prompt, 0.0, ranks).alone - crowded.alone if load.prefix_hit else 0.0
-    cold *= max(1.0, engine.dp / load.concurrency)  # few clients reach idle ranks in turn: several rounds are cold
-    aligned = 0.0 if load.requests is None else ALIGNED
-    beside = step if running > 1 and load.output > 1 else 0.0  # a chunk shares its step with those that decode
+    cached = load.prompt - load.fresh
+    prompt = timing.prompt(engine, load.fresh, cached, ranks)
+    sync = 0.0 if load.requests is None else PREFILL_SYNC
+    mixed_step = step.seconds if running > 1 and load.output > 1 else 0.0  # decode work in the step of a chunk
 
-    def residence(rate: float) -> tuple[float, float, float]:
-        """(seconds a request stays, until its first token, of a prefill) if `rate` requests end per second."""
-        # A prefilling rank holds up all: they meet at the experts in every layer. Ranks prefill independently, so
-        # the share of time in which any does is less than the sum; a request is not held up by its own.
-        one = crowded.alone
-        busy = min(0.999, rate * one / engine.pp / ranks)
-        others = busy * (1.0 - 1.0 / max(1.0, running))
-        some = 1.0 - (1.0 - others) ** (ranks ** (1.0 - aligned))
-        first = one + alone.chunks * beside * (1.0 - busy) + beside / 2
-        if per_rank > 1:  # others of its rank whose prompt is not yet read; clients that wait in turn meet rarely
-            first += one * busy * busy / 2 / (1.0 - busy) * (1.0 - 1.0 / per_rank)
-        return first + steps * step / (1.0 - min(0.98, some)), first, one
+    def residence(rate: float) -> Residence:
+        """Residence time if `rate` requests end per second."""
+        # A prefilling rank blocks all ranks: they meet at the experts in every layer. Ranks prefill independently, so
+        # the share of time in which any of them prefills is less than the sum. A request is not blocked by its own.
+        busy = min(0.999, rate * prompt.alone / engine.pp / ranks)
+        busy_with_others = busy * (1.0 - 1.0 / max(1.0, running))
+        any_rank_busy = 1.0 - (1.0 - busy_with_others) ** (ranks ** (1.0 - sync))
+        first = prompt.alone + prompt.chunks * mixed_step * (1.0 - busy) + mixed_step / 2
+        if per_rank > 1:  # wait for other prompts of the rank; clients that wait in turn meet rarely
+            first += prompt.alone * busy * busy / 2 / (1.0 - busy) * (1.0 - 1.0 / per_rank)
+        return Residence(first + decode_steps * step.seconds / (1.0 - min(0.98, any_rank_busy)), first)
 
-    rate = _bisect(lambda x: x * residence(x)[0] - running, ranks / crowded.service)
+    rate = _bisect(lambda x: x * residence(x).total - running, ranks / prompt.service)
     bound = "decode" if running >= load.concurrency else "memory"
     if load.rate is not None and load.rate < rate:
         rate, bound = load.rate, "arrivals"
-    stay, first, one = residence(rate)
+    stay, first_token = residence(rate)
     wait = max(0.0, load.concurrency / rate - stay) if bound == "memory" else 0.0
-    if bound != "memory" and one * rate / ranks > 0.5:
+    if bound != "memory" and prompt.alone * rate / ranks > 0.5:
         bound = "prefill"
     return Prediction(
-        first + wait, (stay - first) / max(1.0, load.output - 1), layout.replicas * rate * load.output,
-        layout.replicas * rate * stay, shown.limit, bound, stay, shown.seconds, one,
-        _burst(crowded, per_rank), cold, shown.by_op, shown.by_limit, held,
-    )  # fmt: skip
-
-
-def _burst(prompt: PromptTime, per_rank: float) -> float:
-    """Mean wait of requests that come all at once, behind those of their rank.
-
-    The first has a step for itself even where several would fit.
-    """
-    others = max(0.0, 1.0 - 1.0 / per_rank)
-    return max(0.0, (per_rank - 1.0) / 2) * prompt.tight + (
-        others * prompt.alone if prompt.tight < prompt.service else 0
+        ttft=first_token + wait,
+        tpot=(stay - first_token) / max(1.0, load.output - 1),
+        output_per_second=layout.replicas * rate * load.output,
+        running=layout.replicas * rate * stay,
+        limited_by=step.limit,
+        bound=bound,
+        residence=stay,
+        step_seconds=step.seconds,
+        prefill_seconds=prompt.alone,
+        burst=_burst(prompt, per_rank),
+        # few clients reach idle ranks one after the other: several rounds are cold
+        cold=_cold(timing, engine, load, prompt, ranks) * max(1.0, engine.dp / load.concurrency),
+        by_op=step.by_op,
+        by_limit=step.by_limit,
+        memory=free,
     )
 
 
-def _apart(timing: Timing, layout: Layout, load: Workload, acceptance: float | Acceptance | None) -> Prediction | None:
-    engine, first = layout.decode, layout.prefill
-    assert first is not None
+def _decode_steps(load: Workload, engine: Engine, acceptance: float | Acceptance | None) -> float:
+    """Decode steps of a request; the prefill gives the first token."""
+    return (load.output - 1) / accepted(engine.drafts, acceptance)
+
+
+def _cold(timing: Timing, engine: Engine, load: Workload, prompt: PromptTime, ranks: float) -> float:
+    """Additional seconds of a prefill whose prefix is not cached yet."""
+    if not load.prefix_hit:
+        return 0.0
+    return timing.prompt(engine, load.prompt, 0.0, ranks).alone - prompt.alone
+
+
+def _burst(prompt: PromptTime, per_rank: float) -> float:
+    """Mean wait of requests that arrive at once for the other prompts of their rank.
+
+    The first request has a step for itself even where several would fit.
+    """
+    others = max(0.0, 1.0 - 1.0 / per_rank)
+    return max(0.0, (per_rank - 1.0) / 2) * prompt.packed + (
+        others * prompt.alone if prompt.packed < prompt.service else 0
+    )
+
+
+def _disaggregated(
+    timing: Timing, layout: Layout, load: Workload, acceptance: float | Acceptance | None
+) -> Prediction | None:
+    """Solve prefill engines that feed a decode engine."""
+    engine, prefill = layout.decode, layout.prefill
+    assert prefill is not None
     model, hardware = timing.model, timing.hardware
-    held = memory.fit(model, hardware, engine, decode_only=True, split=True)
-    ahead = memory.fit(model, hardware, first, split=True)
-    room = most_requests(held, engine, load)
-    if room <= 0 or most_requests(ahead, first, load) <= 0:
+    free = memory.fit(model, hardware, engine, decode_only=True, split=True)
+    prefill_free = memory.fit(model, hardware, prefill, split=True)
+    rank_capacity = most_requests(free, engine, load)
+    if rank_capacity <= 0 or most_requests(prefill_free, prefill, load) <= 0:
         return None
-    servers = first.dp * layout.prefill_engines / layout.replicas  # ranks that prefill for one decode engine
-    steps = (load.output - 1) / accepted(engine.drafts, acceptance)  # the first token comes from the prefill
+    servers = prefill.dp * layout.prefill_engines / layout.replicas  # prefill ranks of one decode engine
+    decode_steps = _decode_steps(load, engine, acceptance)
     context = load.prompt + load.output / 2
-    crowd = max(1.0, min(float(first.dp), load.concurrency / layout.prefill_engines * layout.replicas))
-    one = timing.prompt(first, load.fresh, load.prompt - load.fresh, crowd)
-    cold = timing.prompt(first, load.prompt, 0.0, crowd).alone - one.alone if load.prefix_hit else 0.0
-    cold *= max(1.0, servers / load.concurrency)
-    moved = load.prompt * cache.bytes_per_token(model, engine.drafts > 0)
-    transfer = moved / (hardware.link(engine.dies + first.dies).bandwidth * LINK) / first.tp
+    ranks = max(1.0, min(float(prefill.dp), load.concurrency / layout.prefill_engines * layout.replicas))
+    prompt = timing.prompt(prefill, load.fresh, load.prompt - load.fresh, ranks)
+    transfer = _transfer_seconds(timing, engine, prefill, load)
     batches, seconds = timing.curve(engine, context)
-    most = engine.dp * max(1.0, room)
+    capacity = engine.dp * max(1.0, rank_capacity)
+    rates = batches * engine.dp / np.maximum(decode_steps * seconds, 1e-9)  # requests per second by requests per rank
 
-    rates = batches * engine.dp / np.maximum(steps * seconds, 1e-9)  # requests per second of so many per rank
+    def decode_seconds(rate: float) -> float:
+        """Seconds of decode at the batch size at which `rate` requests start and end per second."""
+        return decode_steps * float(np.interp(np.interp(rate, rates, batches), batches, seconds))
 
-    def decoding(rate: float) -> float:
-        """Seconds of decode if `rate` requests end per second: the batch at which as many come as end."""
-        return steps * float(np.interp(np.interp(rate, rates, batches), batches, seconds))
+    def first_token(rate: float) -> float:
+        """Seconds until the first token: wait for a free rank, prefill, transfer."""
+        return prompt.alone + _queue_seconds(prompt, servers, rate) + transfer
 
-    def before(rate: float) -> float:
-        """Seconds until the first token: waiting for a rank that is not busy, prefill, transfer."""
-        busy = min(0.98, rate * one.tight / servers)
-        service = one.service + (one.tight - one.service) * busy
-        wait: float = service * busy ** math.sqrt(2.0 * (servers + 1)) / (servers * (1.0 - busy)) / 2  # fixed lengths
-        return one.alone + wait + transfer
-
-    fastest = servers / one.tight
-    rate = _bisect(lambda x: x * (before(x) + decoding(x)) - load.concurrency, fastest * 0.98)
-    bound = "prefill" if rate > 0.9 * fastest else "decode"
-    if rate * decoding(rate) > most:
-        rate, bound = _bisect(lambda x: x * decoding(x) - most, rate), "memory"
+    prefill_rate = servers / prompt.packed
+    rate = _bisect(lambda x: x * (first_token(x) + decode_seconds(x)) - load.concurrency, prefill_rate * 0.98)
+    bound = "prefill" if rate > 0.9 * prefill_rate else "decode"
+    if rate * decode_seconds(rate) > capacity:
+        rate, bound = _bisect(lambda x: x * decode_seconds(x) - capacity, rate), "memory"
     if load.rate is not None and load.rate < rate:
         rate, bound = load.rate, "arrivals"
-    batch = max(1.0, min(most, rate * decoding(rate)) / engine.dp)
-    shown = timing.near(engine, batch, context)
-    stay = steps * shown.seconds
-    wait = max(0.0, load.concurrency / rate - stay - before(rate)) if bound in ("memory", "prefill") else 0.0
-    burst = _burst(one, load.concurrency / servers) if bound != "prefill" else 0.0
+    batch = max(1.0, min(capacity, rate * decode_seconds(rate)) / engine.dp)
+    step = timing.near(engine, batch, context)
+    stay, before = decode_steps * step.seconds, first_token(rate)
+    wait = max(0.0, load.concurrency / rate - stay - before) if bound in ("memory", "prefill") else 0.0
     return Prediction(
-        before(rate) + wait, stay / max(1.0, load.output - 1), layout.replicas * rate * load.output,
-        layout.replicas * rate * (stay + before(rate)), shown.limit, bound, stay + before(rate) + wait,
-        shown.seconds, one.alone + transfer, burst, cold, shown.by_op, shown.by_limit, held, ahead,
-    )  # fmt: skip
+        ttft=before + wait,
+        tpot=stay / max(1.0, load.output - 1),
+        output_per_second=layout.replicas * rate * load.output,
+        running=layout.replicas * rate * (stay + before),
+        limited_by=step.limit,
+        bound=bound,
+        residence=stay + before + wait,
+        step_seconds=step.seconds,
+        prefill_seconds=prompt.alone + transfer,
+        burst=_burst(prompt, load.concurrency / servers) if bound != "prefill" else 0.0,
+        cold=_cold(timing, prefill, load, prompt, ranks) * max(1.0, servers / load.concurrency),
+        by_op=step.by_op,
+        by_limit=step.by_limit,
+        memory=free,
+        prefill_memory=prefill_free,
+    )
+
+
+def _transfer_seconds(timing: Timing, engine: Engine, prefill: Engine, load: Workload) -> float:
+    """Seconds to send the cache of a prompt from the prefill engine to the decode engine."""
+    nbytes = load.prompt * cache.bytes_per_token(timing.model, engine.drafts > 0)
+    return nbytes / (timing.hardware.link(engine.dies + prefill.dies).bandwidth * LINK) / prefill.tp
+
+
+def _queue_seconds(prompt: PromptTime, servers: float, rate: float) -> float:
+    """Mean wait for one of `servers` prefill ranks if `rate` prompts of one length arrive per second."""
+    busy = min(0.98, rate * prompt.packed / servers)
+    service = prompt.service + (prompt.packed - prompt.service) * busy
+    return float(service * busy ** math.sqrt(2.0 * (servers + 1)) / (servers * (1.0 - busy)) / 2)
 
 
 def _bisect(excess: Callable[[float], float], high: float) -> float:

@@ -1,4 +1,4 @@
-"""A plan: the chosen layout, its memory and speed with ranges, and where each number comes from."""
+"""A plan: the best layout, its memory and speed with ranges, and the basis of each number."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from glm5_ascend.errors import PlanError
-from glm5_ascend.plan import cache, memory, weights
-from glm5_ascend.plan.distance import beyond, half_width, place
+from glm5_ascend.plan import cache, memory, unequal, weights
+from glm5_ascend.plan.distance import coordinates, extrapolations, half_width
 from glm5_ascend.plan.efficiency import efficiencies_of
 from glm5_ascend.plan.hardware import Cluster
 from glm5_ascend.plan.layout import Layout
-from glm5_ascend.plan.layouts import Options, together
+from glm5_ascend.plan.layouts import SearchOptions, aggregated
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.predict import predict, run_output, run_ttft
 from glm5_ascend.plan.search import Candidate, parse_layout, search
-from glm5_ascend.plan.spending import UNKNOWN, NodeRates, spending
-from glm5_ascend.plan.unequal import told, unequal
+from glm5_ascend.plan.spending import spending
 from glm5_ascend.plan.workload import Acceptance, Slo, Workload, acceptance_spread
 
-#: Prompt tokens from which the indexer is a large part of a prefill.
+#: Prompt tokens from which the indexer takes a large part of a prefill.
 LONG_PROMPT = 16_384
 
 
 @dataclass(frozen=True)
 class Range:
-    """A number, the range it is believed in, and its basis: measured | derived | fitted | guessed."""
+    """A number, its range, and its basis: measured | derived | fitted | guessed."""
 
     value: float
     low: float
@@ -34,46 +33,50 @@ class Range:
     basis: str
 
     def to_json(self) -> dict[str, Any]:
-        def clean(x: float) -> float | int:
+        def rounded(x: float) -> float | int:
             return int(x) if float(x).is_integer() and abs(x) > 1000 else float(f"{x:.5g}")
 
-        return {"value": clean(self.value), "low": clean(self.low), "high": clean(self.high), "basis": self.basis}
+        return {
+            "value": rounded(self.value), "low": rounded(self.low), "high": rounded(self.high), "basis": self.basis
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer; `others` are the next best layouts, best first."""
+    """The best layout; `others` are the next best layouts, best first."""
 
     model: PlannedModel
     cluster: Cluster
     workload: Workload
     slo: Slo
-    chosen: Candidate
+    best: Candidate
     others: list[Candidate]
     numbers: dict[str, Range]
     extrapolated: list[str]
     within_slo: bool
     notes: list[str] = field(default_factory=list)
     acceptance: float | Acceptance | None = None
-    rates: NodeRates = UNKNOWN
 
 
 @dataclass(frozen=True)
 class PlanCommands:
-    """What runs a plan: the profile with its layout, if there is one, and lines for a shell."""
+    """The deployment profile with the plan's layout, if there is one, and command lines that run the plan."""
 
     profile: str | None = None
     lines: tuple[str, ...] = ()
 
 
 def make_plan(
-    model: PlannedModel, cluster: Cluster, workload: Workload, slo: Slo, options: Options, layout: str | None = None,
-    rates: NodeRates = UNKNOWN,
+    model: PlannedModel, cluster: Cluster, workload: Workload, slo: Slo, options: SearchOptions,
+    layout: str | None = None, price: float | None = None,
 ) -> Plan:  # fmt: skip
-    """Search, or judge the given layout.
+    """Search for the best layout, or evaluate the given one.
+
+    Args:
+        layout: text of --layout. price: of one node and hour.
 
     Raises:
-        PlanError: the context is longer than the model's, or nothing fits; says how many bytes are missing.
+        PlanError: the context is longer than the model's, or nothing fits; with the missing bytes.
     """
     context = workload.prompt + workload.output
     if context > model.config.max_position_embeddings:
@@ -82,130 +85,143 @@ def make_plan(
             f"{model.config.max_position_embeddings} positions",
             "shorten in= or out=",
         )
-    efficiency = efficiencies_of(cluster.hardware)
-    fixed = None
+    efficiency, fixed = efficiencies_of(cluster.hardware), None
     if layout is not None:
         fixed = parse_layout(layout, model, cluster, workload, options)
-        found = predict(model, cluster.hardware, fixed, efficiency, workload, options.acceptance)
-        candidates = [Candidate(fixed, found)] if found else []
+        prediction = predict(model, cluster.hardware, fixed, efficiency, workload, options.acceptance)
+        candidates = [Candidate(fixed, prediction)] if prediction else []
     else:
         candidates = search(model, cluster, workload, slo, efficiency, options)
     if not candidates:
-        tried = [fixed] if fixed else list(together(model, cluster, workload, options))
-        raise PlanError(*_nothing_fits(model, cluster, workload, tried, fixed is not None))
+        layouts = [fixed] if fixed else list(aggregated(model, cluster, workload, options))
+        raise _nothing_fits(model, cluster, workload, layouts, fixed is not None)
     best = candidates[0]
-    reasons = extrapolations(model, cluster, workload, best)
-    numbers = _numbers(model, cluster, workload, best, rates, options.acceptance)
-    met = slo.met(best.prediction.tpot, best.prediction.ttft)
-    notes = [f"little data: {said}" for said in (cluster.hardware.little_data, model.little_data) if said]
+    notes = [f"little data: {text}" for text in (cluster.hardware.little_data, model.little_data) if text]
     notes += _notes(best, workload, cluster)
-    if fixed is None and (parts := unequal(model, cluster, workload, slo, efficiency, options, best)):
-        notes.append(told(parts))
+    if fixed is None:
+        parts = unequal.unequal(model, cluster, workload, slo, efficiency, options, best)
+        notes += [unequal.describe(parts)] if parts else []
+    extrapolated = []
+    if cluster.hardware.measured_on is None:
+        extrapolated = extrapolations(coordinates(model, cluster.hardware.name, best.layout, workload))
     return Plan(
-        model, cluster, workload, slo, best, candidates[1:], numbers, reasons, met, notes, options.acceptance,
-        rates,
-    )  # fmt: skip
-
-
-def extrapolations(model: PlannedModel, cluster: Cluster, workload: Workload, chosen: Candidate) -> list[str]:
-    """What this plan has and no public row has."""
-    if cluster.hardware.measured_on is not None:
-        return []
-    return beyond(place(model, cluster.hardware.name, chosen.layout, workload))
+        model=model,
+        cluster=cluster,
+        workload=workload,
+        slo=slo,
+        best=best,
+        others=candidates[1:],
+        numbers=_numbers(model, cluster, workload, best, price, options.acceptance),
+        extrapolated=extrapolated,
+        within_slo=best.meets(slo),
+        notes=notes,
+        acceptance=options.acceptance,
+    )
 
 
 def _numbers(
-    model: PlannedModel, cluster: Cluster, workload: Workload, chosen: Candidate, rates: NodeRates,
+    model: PlannedModel, cluster: Cluster, workload: Workload, best: Candidate, price: float | None,
     acceptance: float | Acceptance | None,
 ) -> dict[str, Range]:  # fmt: skip
-    held, p = chosen.prediction.memory, chosen.prediction
-    own = float(sum(held.weights.values()))
-    if model.stored_bytes is not None:
-        total = Range(model.stored_bytes, model.stored_bytes, model.stored_bytes, "measured")
-    else:
-        stored = [
-            weights.stored_bytes(model, head, copies) for head, copies in ((False, True), (False, False), (True, True))
-        ]
-        total = Range(stored[0], stored[1], stored[2], "derived")
-    budgets = [held.budget_low, held.budget, held.budget_high]
-    longest = [min(model.config.max_position_embeddings, held.tokens(b)) for b in budgets]
-    most = [float(_concurrency(held, b, chosen, workload)) for b in budgets]
-    here = place(model, cluster.hardware.name, chosen.layout, workload)
-    spread = acceptance_spread(acceptance) if chosen.layout.decode.drafts else 0.0
-    speed, each = (math.exp(math.hypot(half_width(name, here), spread)) for name in ("tok_s", "tpot"))
-    first = math.exp(half_width("ttft", here))
-    out, ttft = run_output(p, workload), run_ttft(p, workload)
+    prediction = best.prediction
+    here = coordinates(model, cluster.hardware.name, best.layout, workload)
+    spread = acceptance_spread(acceptance) if best.layout.decode.drafts else 0.0
+    speed, tpot = (math.exp(math.hypot(half_width(name, here), spread)) for name in ("tok_s", "tpot"))
     basis = "fitted" if cluster.hardware.efficiencies is None else "measured"
-    token = held.bytes_per_token
-    numbers = {
-        "weight_bytes_total": total,
-        "weight_bytes_per_die": Range(own, own, own, "derived"),
-        "kv_bytes_per_token": Range(token, token, token, "derived"),
-        "kv_budget_bytes_per_die": Range(budgets[1], budgets[0], budgets[2], "guessed"),
-        "max_context_tokens": Range(longest[1], longest[0], longest[2], "guessed"),
-        "max_concurrency": Range(most[1], most[0], most[2], "guessed"),
-        "tpot_ms": Range(1e3 * p.tpot, 1e3 * p.tpot / each, 1e3 * p.tpot * each, basis),
-        "ttft_ms": Range(1e3 * ttft, 1e3 * ttft / first, 1e3 * ttft * first, basis),
-        "output_tokens_per_s": Range(out, out / speed, out * speed, basis),
+
+    def with_factor(value: float, factor: float) -> Range:
+        return Range(value, value / factor, value * factor, basis)
+
+    output = run_output(prediction, workload)
+    numbers = _memory_numbers(model, workload, best) | {
+        "tpot_ms": with_factor(1e3 * prediction.tpot, tpot),
+        "ttft_ms": with_factor(1e3 * run_ttft(prediction, workload), math.exp(half_width("ttft", here))),
+        "output_tokens_per_s": with_factor(output, speed),
     }
-    for name, value in spending(cluster, chosen.layout, p, workload, out, rates).items():
-        numbers[name] = Range(value, value / speed, value * speed, basis)
+    for name, value in spending(cluster, best.layout, prediction, workload, output, price).items():
+        numbers[name] = with_factor(value, speed)
     return numbers
 
 
-def _concurrency(held: memory.Memory, budget: float, chosen: Candidate, workload: Workload) -> int:
-    """Requests of this workload whose whole contexts fit at once, all ranks and replicas together."""
+def _memory_numbers(model: PlannedModel, workload: Workload, best: Candidate) -> dict[str, Range]:
+    free = best.prediction.memory
+    if model.stored_bytes is not None:
+        total = Range(model.stored_bytes, model.stored_bytes, model.stored_bytes, "measured")
+    else:
+        value, low, high = (
+            weights.stored_bytes(model, fp32_head, copies)
+            for fp32_head, copies in ((False, True), (False, False), (True, True))
+        )
+        total = Range(value, low, high, "derived")
+    per_die, per_token = float(sum(free.weights.values())), free.bytes_per_token
+    budgets = free.budget, free.budget_low, free.budget_high
+    contexts = (float(min(model.config.max_position_embeddings, free.tokens(budget))) for budget in budgets)
+    requests = (float(_concurrency(free, budget, best.layout, workload)) for budget in budgets)
+    return {
+        "weight_bytes_total": total,
+        "weight_bytes_per_die": Range(per_die, per_die, per_die, "derived"),
+        "kv_bytes_per_token": Range(per_token, per_token, per_token, "derived"),
+        "kv_budget_bytes_per_die": Range(*budgets, "guessed"),
+        "max_context_tokens": Range(*contexts, "guessed"),
+        "max_concurrency": Range(*requests, "guessed"),
+    }
+
+
+def _concurrency(free: memory.Memory, budget: float, layout: Layout, workload: Workload) -> int:
+    """Requests of this workload whose whole contexts fit at once, in all ranks and replicas."""
     shared = cache.pages(workload.prompt * workload.prefix_hit) if workload.prefix_hit else 0
-    own = cache.pages(workload.prompt + workload.output - shared)
-    per_rank = max(0, (held.tokens(budget) - shared) // own)
-    return per_rank * chosen.layout.decode.dp * chosen.layout.replicas
+    per_request = cache.pages(workload.prompt + workload.output - shared)
+    per_rank = max(0, (free.tokens(budget) - shared) // per_request)
+    return per_rank * layout.decode.dp * layout.replicas
 
 
-def _notes(chosen: Candidate, workload: Workload, cluster: Cluster) -> list[str]:
+def _notes(best: Candidate, workload: Workload, cluster: Cluster) -> list[str]:
     notes = []
-    held, links = chosen.prediction.memory, cluster.hardware.links
+    free, links, layout = best.prediction.memory, cluster.hardware.links, best.layout
     if links.pod is not None and cluster.nodes > 1:
         notes.append(
-            f"assumed: the nodes are one supernode (UB, up to {links.pod.nodes} nodes); without: --hardware a3-roce"
+            f"assumed: the nodes are one supernode (UB, up to {links.pod.nodes} nodes); otherwise --hardware a3-roce"
         )
-    if held.budget_low < 0 < held.budget:
+    if free.budget_low < 0 < free.budget:
         notes.append("it fits only if graphs, buffers and fragmentation take less than the high end of their range")
-    one = chosen.layout.prefill or chosen.layout.decode
-    if workload.fresh > LONG_PROMPT and one.tp > 1 and not one.split_prefill:
+    prefill = layout.prefill or layout.decode
+    if workload.fresh > LONG_PROMPT and prefill.tp > 1 and not prefill.split_prefill:
         notes.append(
             "without DSA-CP every die scores the whole prompt: dsa_cp=1 in --layout divides that; it needs FlashComm,"
             " with which W4A8 lost its drafts in 0.20 and 0.21 (vllm-ascend 9803)"
         )
-    if chosen.layout.decode.dcp > 1 and workload.prefix_hit:
-        notes.append("with DCP prefixes are not found again (vllm-ascend 13750): the hits are not counted")
-    if chosen.prediction.bound == "memory":
-        notes.append(f"cache memory holds {chosen.prediction.running:.0f} requests at a time, the others wait")
+    if layout.decode.dcp > 1 and workload.prefix_hit:
+        notes.append("with DCP the prefix cache has no hits (vllm-ascend 13750): prefix_hit is not counted")
+    if best.prediction.bound == "memory":
+        notes.append(f"cache memory holds {best.prediction.running:.0f} requests at a time, the others wait")
     if workload.requests is not None and workload.requests <= 2 * workload.concurrency and workload.rate is None:
-        notes.append("in a run this short most requests wait for others' prefill: --tails has their TTFT")
+        notes.append("in a run this short most requests wait for the prefill of others: --tails has their TTFT")
     return notes
 
 
 def _nothing_fits(
-    model: PlannedModel, cluster: Cluster, workload: Workload, tried: list[Layout], named: bool
-) -> tuple[str, str]:
-    """What is missing in the layout that misses least; `named`: the one the user gave."""
-    best, most = None, -math.inf
-    for layout in tried:
+    model: PlannedModel, cluster: Cluster, workload: Workload, layouts: list[Layout], by_user: bool
+) -> PlanError:
+    """The error about the layout that misses fewest bytes; `by_user`: the user gave the only layout."""
+    best, best_excess = None, -math.inf
+    for layout in layouts:
         split = layout.prefill is not None
-        for one, decodes in ((layout.decode, split), *([(layout.prefill, False)] if layout.prefill else [])):
-            held = memory.fit(model, cluster.hardware, one, decodes, split)
-            need = cache.pages(workload.prompt + workload.output) * held.bytes_per_token
-            if held.budget - need > most or (named and held.budget < need):
-                best, most = (one, held, need), held.budget - need
+        for engine, decode_only in ((layout.decode, split), *([(layout.prefill, False)] if layout.prefill else [])):
+            free = memory.fit(model, cluster.hardware, engine, decode_only, split)
+            need = cache.pages(workload.prompt + workload.output) * free.bytes_per_token
+            if free.budget - need > best_excess or (by_user and free.budget < need):
+                best, best_excess = (engine, free, need), free.budget - need
     if best is None:
-        return f"no layout of {cluster.nodes} x {cluster.hardware.name} is possible", "use another number of nodes"
-    one, held, need = best
-    which = "layout" if named else "best layout"
-    return (
-        f"{model.name} {model.quantization} does not fit {cluster.nodes} x {cluster.hardware.name}: {which} "
-        f"{one}, weights {sum(held.weights.values()) / 1e9:.1f} GB of {held.usable / 1e9:.1f} GB usable per "
-        f"die leave {held.budget / 1e9:.1f} GB, one request needs {need / 1e9:.1f} GB",
+        return PlanError(
+            f"no layout of {cluster.nodes} x {cluster.hardware.name} is possible", "use another number of nodes"
+        )
+    engine, free, need = best
+    return PlanError(
+        f"{model.name} {model.quantization} does not fit {cluster.nodes} x {cluster.hardware.name}: "
+        f"{'layout' if by_user else 'best layout'} {engine}, weights {sum(free.weights.values()) / 1e9:.1f} GB of "
+        f"{free.usable / 1e9:.1f} GB usable per die leave {free.budget / 1e9:.1f} GB, one request needs "
+        f"{need / 1e9:.1f} GB",
         "leave out --layout: the search tries others"
-        if named
+        if by_user
         else "use more nodes, a smaller --quant, or a shorter context",
     )

@@ -1,4 +1,4 @@
-"""Seconds of operators and steps on one machine, and what limits them."""
+"""Seconds of operators and steps on one machine, and the resources that limit them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.operators import Op, StepLoad, draft_operators, step_operators
 
-#: Share of a link's rate a collective reaches. A guess, as are the latencies: no public number tells them apart from
-#: the fitted time of a pass.
+#: Share of a link's rate that a collective reaches. A guess, as are the latencies: no public number separates them
+#: from the fitted time of a pass.
 LINK = 0.6
 
 
 @dataclass(frozen=True)
 class Duration:
-    """Seconds of one step, divided by what limits each part and by operator."""
+    """Seconds of one step, also by limiting resource and by operator."""
 
     seconds: float
     by_limit: dict[str, float]
@@ -37,19 +37,19 @@ def op_seconds(op: Op, hardware: Hardware, efficiency: Efficiencies) -> tuple[fl
     if op.kind:
         return _collective(op, hardware)
     memory = (op.stream / efficiency.stream + op.gather / efficiency.gather) / rates.memory.value
-    own = rates.operators.get(op.name)
-    if own is not None:
-        return max((memory, "HBM"), ((op.bf16 + op.int8) / own.value / efficiency.compute, "cube"))
+    operator_rate = rates.operators.get(op.name)
+    if operator_rate is not None:
+        return max((memory, "HBM"), ((op.bf16 + op.int8) / operator_rate.value / efficiency.compute, "cube"))
     cube = (op.bf16 / rates.bf16.value + op.int8 / rates.int8.value) / efficiency.compute
     vector = op.vector / rates.vector.value / efficiency.compute
-    # Cube and vector units work side by side in the fused ops, and while the next data is on its way.
+    # Cube and vector units work in parallel in the fused ops, and while the next data is on its way.
     return max((memory, "HBM"), (cube, "cube"), (vector, "vector"))
 
 
 def _collective(op: Op, hardware: Hardware) -> tuple[float, str]:
     link = hardware.link(op.group)
-    near = min(1.0, (hardware.dies_per_node - 1) / max(1, op.group - 1))  # share of partners inside the node
-    wires = op.sent * near / (hardware.links.node.bandwidth * LINK) + op.sent * (1 - near) / (link.bandwidth * LINK)
+    local = min(1.0, (hardware.dies_per_node - 1) / max(1, op.group - 1))  # share of partners inside the node
+    wires = op.sent * local / (hardware.links.node.bandwidth * LINK) + op.sent * (1 - local) / (link.bandwidth * LINK)
     if op.kind == "alltoall":
         setup = link.latency + (op.group - 1) * hardware.peer_seconds.value
     else:
@@ -74,16 +74,16 @@ def time_ops(
 def decode_step(
     model: PlannedModel, hardware: Hardware, engine: Engine, efficiency: Efficiencies, requests: float, context: float
 ) -> Duration:
-    """One step of `requests` per DP rank: verify the drafts, then draft again.
+    """Time one step of `requests` per DP rank: verify the drafts, then draft again.
 
-    Not rounded to whole requests: a mean over a steady state.
+    `requests` may be a fraction: it is a mean over a steady state.
     """
     verified = engine.drafts + 1
     step = StepLoad(requests * verified, requests, context, engine.dp)
     by_limit, by_op = time_ops(step_operators(model, engine, step, hardware.mc2), hardware, efficiency)
     layers = model.config.num_hidden_layers
     scale = hardware.pass_seconds_scale.value
-    # A layer that chooses positions itself has about twice the kernels of one that takes another's choice.
+    # A layer with its own indexer has about twice the kernels of one that reuses another layer's positions.
     launch = (layers + model.full_layers) * efficiency.graph_seconds * scale
     if engine.eager_decode:
         launch = layers * efficiency.eager_seconds * scale
@@ -113,7 +113,7 @@ def prefill_chunk(
     start: float,
     ranks: float = 1.0,
 ) -> Duration:
-    """One chunk of `tokens` prompt tokens behind `start` cached ones, on so many ranks at once; the others wait."""
+    """Time one chunk of `tokens` prompt tokens after `start` cached ones, on `ranks` ranks at once; the others wait."""
     step = StepLoad(tokens, 1, start + tokens / 2, ranks, prefill=True)
     ops = step_operators(model, engine, step, hardware.mc2)
     by_limit, by_op = time_ops(ops, hardware, efficiency)
@@ -124,7 +124,7 @@ def prefill_chunk(
     if not hardware.host_ahead:
         by_limit["host"] = host
         by_op["launch and synchronisation"] = host
-    elif host > device:  # the host launches ahead: only what it is slower by is seen
+    elif host > device:  # the host launches ahead: only the difference counts
         by_limit["host"] = host - device
         by_op["launch and synchronisation"] = host - device
     return Duration(sum(by_limit.values()), dict(by_limit), dict(by_op))

@@ -1,4 +1,4 @@
-"""JSON schemas of the planner's YAML files, from the models that read them: editors complete and check by them.
+"""JSON schemas of the planner's YAML files, for editors, from the models that read them.
 
 `python -m glm5_ascend.plan.schemas` writes them.
 """
@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from glm5_ascend.files.resources import write_schemas
 from glm5_ascend.plan.baselines import BaselinesFile
-from glm5_ascend.plan.data_files import FamilyFile, FittedFile, KnownSizesFile, MemoryFile, data_file
+from glm5_ascend.plan.data_files import FamilyFile, FittedFile, MemoryFile, data_file
 from glm5_ascend.plan.hardware import Hardware
 
 #: By file name in plan/data/schemas.
@@ -17,14 +17,13 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "baselines.json": BaselinesFile,
     "fitted.json": FittedFile,
     "hardware.json": Hardware,
-    "known_sizes.json": KnownSizesFile,
     "memory.json": MemoryFile,
     "models.json": FamilyFile,
 }
 
 
 def main() -> None:
-    """Write every schema again."""
+    """Write every schema."""
     write_schemas(data_file("schemas"), SCHEMAS)
 
 

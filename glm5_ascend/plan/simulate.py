@@ -1,9 +1,9 @@
 """A discrete-event simulation of the scheduler: continuous batching, chunked prefill, prefix cache, PD.
 
-Requests wait in one queue, a rank with a free slot and enough cache takes the first one, prefills it in chunks while
-the others decode, and decodes it. All ranks step together (their tokens meet at the experts). Between two events
-nothing changes but how many tokens everyone has, so those steps are taken at once: the work grows with requests, not
-with tokens. `stepwise.py` does every step and every token by itself; this is checked against it.
+Requests wait in one queue. A rank with a free slot and enough cache takes the first one, prefills it in chunks while
+the others decode, and decodes it. All ranks step together (their tokens meet at the experts). Between two events only
+the numbers of tokens change, so these steps are taken at once: the work grows with requests, not with tokens. A test
+compares this with a simulation of every step and every token.
 """
 
 from __future__ import annotations
@@ -16,12 +16,36 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from glm5_ascend.plan.costs import Costs, Floats
 from glm5_kernels.registry import cache
 
 #: Decorator of compiled functions; numba raises if it cannot write its cache.
 compiled = njit(cache=cache.prepare() is not None)
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Cost tables of one engine.
+
+    Attributes:
+        ranks: DP ranks, each of which prefills one prompt at a time.
+        slots: maximum requests of a rank. capacity: cached tokens of a rank.
+        chunk: tokens of a prefill chunk.
+        gain: mean tokens that a decoding request gains per step.
+        step: seconds of a decode step with 0, 1, 2, ... requests per rank (linear between).
+        prefill: seconds of a chunk = [0] + [1] x its tokens + [2] x its tokens x their mean context.
+        chances: probability that a draft is accepted, given that those before it were.
+    """
+
+    ranks: int
+    slots: int
+    capacity: int
+    chunk: int
+    gain: float
+    step: Floats
+    prefill: tuple[float, float, float]
+    chances: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -36,7 +60,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Seconds at which requests came, had their first token, and were finished."""
+    """Times (seconds) of arrival, first token and end of each request, and its output tokens."""
 
     arrival: Floats
     first: Floats
@@ -62,35 +86,35 @@ def simulate(costs: Costs, trace: Trace, closed: int = 0) -> Outcome:
     """Run the trace on one engine.
 
     Args:
-        closed: so many clients that each ask again when they have their answer; arrival times are then ignored.
+        closed: number of clients that each wait for their answer, arrival times are then ignored; 0: open.
     """
     queue, engine = compiled_arguments(costs, trace)
     first, done = _aggregated(queue, engine, costs.gain, closed)
     return Outcome(queue.arrival, first, done, trace.output)
 
 
-def simulate_apart(ahead: Costs, behind: Costs, trace: Trace, transfer: float) -> Outcome:
-    """PD: prefill on one engine, `transfer` seconds for the cache, decode on the other."""
-    one = np.ones_like(trace.output)
-    started = simulate(ahead, Trace(trace.arrival, trace.fresh, trace.cached, one))
-    ready = started.first + transfer
+def simulate_disaggregated(prefill: Costs, decode: Costs, trace: Trace, transfer: float) -> Outcome:
+    """Run the trace with prefill on one engine, `transfer` seconds for the cache, and decode on another engine."""
+    one_token = np.ones_like(trace.output)
+    prefilled = simulate(prefill, Trace(trace.arrival, trace.fresh, trace.cached, one_token))
+    ready = prefilled.first + transfer
     order = np.argsort(ready, kind="stable")
-    whole = trace.fresh + trace.cached
-    decoded = simulate(behind, Trace(ready[order], np.zeros_like(whole), whole[order], trace.output[order]))
+    prompt = trace.fresh + trace.cached
+    decoded = simulate(decode, Trace(ready[order], np.zeros_like(prompt), prompt[order], trace.output[order]))
     done = np.empty_like(ready)
     done[order] = decoded.done
     return Outcome(trace.arrival, ready, done, trace.output)
 
 
 def compile_all() -> None:
-    """Compile what `simulate` runs, by a trace of one request; for `warm-up`."""
+    """Compile `simulate` with a trace of one request; for `warm-up`."""
     one = np.ones(1, np.int64)
     step = np.array([0.0, 0.01])
     simulate(Costs(1, 1, 1024, 1024, 1.0, step, (0.0, 1e-3, 0.0), ()), Trace(np.zeros(1), one, one, one + 1))
 
 
 class Queue(NamedTuple):
-    """A trace's requests, for compiled code: [requests] each."""
+    """Requests of a trace, for compiled code: [requests] each."""
 
     arrival: Floats
     fresh: Ints
@@ -99,18 +123,18 @@ class Queue(NamedTuple):
 
 
 class EngineTable(NamedTuple):
-    """What compiled code needs of `Costs`: ranks, slots and chunk as there, room of a rank in tokens."""
+    """Fields of `Costs`, for compiled code."""
 
     ranks: int
     slots: int
-    room: int
+    capacity: int
     chunk: int
     step: Floats
     prefill: Floats
 
 
 class PrefillLanes(NamedTuple):
-    """What each rank prefills, [ranks] each: number of the request or -1, tokens left, tokens done."""
+    """Prefill of each rank, [ranks] each: index of the request or -1, tokens left, position of the next token."""
 
     request: Ints
     left: Floats
@@ -118,9 +142,9 @@ class PrefillLanes(NamedTuple):
 
 
 def compiled_arguments(costs: Costs, trace: Trace) -> tuple[Queue, EngineTable]:
-    """For `_aggregated` and `_stepwise`; they write arrival times of clients that ask again."""
+    """Arguments of compiled simulations, which write arrival times of closed clients."""
     queue = Queue(trace.arrival.copy(), trace.fresh, trace.cached, trace.output)
-    return queue, EngineTable(costs.ranks, costs.slots, costs.room, costs.chunk, costs.step, np.array(costs.prefill))
+    return queue, EngineTable(costs.ranks, costs.slots, costs.capacity, costs.chunk, costs.step, np.array(costs.prefill))
 
 
 @compiled  # type: ignore[untyped-decorator]
@@ -133,13 +157,12 @@ def step_seconds(table: Floats, per_rank: float) -> float:
 
 @compiled  # type: ignore[untyped-decorator]
 def chunk_seconds(prefill: Floats, size: float, start: float) -> float:
-    """Of a chunk of `size` tokens behind `start` cached ones."""
     return float(prefill[0] + prefill[1] * size + prefill[2] * size * (start + size / 2))
 
 
 @compiled
 def cache_tokens(queue, i):  # type: ignore[no-untyped-def]
-    """What request i holds while it is in the engine, in whole pages."""
+    """Cached tokens of request i, in whole pages."""
     return 128 * ((queue.fresh[i] + queue.cached[i] + queue.output[i] + 127) // 128)
 
 
@@ -174,7 +197,7 @@ def _aggregated(queue, engine, gain, closed):  # type: ignore[no-untyped-def]
     running.pop()
     came, taken, finished, busy = (min(closed, n) if closed else 0), 0, 0, 0
     arrival[:came] = 0.0
-    now, gained, held = 0.0, 0.0, 0
+    now, gained, cached = 0.0, 0.0, 0
     while finished < n:
         if not closed:
             while came < n and arrival[came] <= now:
@@ -182,10 +205,10 @@ def _aggregated(queue, engine, gain, closed):  # type: ignore[no-untyped-def]
             if taken == came and busy == 0 and len(running) == 0:
                 now = arrival[came]
                 continue
-        # whoever is next and fits gets a rank; a prompt that is cached whole (PD) decodes at once
+        # the next request that fits gets a rank; a completely cached prompt (PD) decodes at once
         while taken < came and len(running) + busy < engine.slots * ranks:
             need = cache_tokens(queue, taken)
-            if (held + need > engine.room * ranks and held > 0) or (queue.fresh[taken] > 0 and busy == ranks):
+            if (cached + need > engine.capacity * ranks and cached > 0) or (queue.fresh[taken] > 0 and busy == ranks):
                 break
             if queue.fresh[taken] == 0:
                 first[taken] = now
@@ -193,7 +216,7 @@ def _aggregated(queue, engine, gain, closed):  # type: ignore[no-untyped-def]
             else:
                 _enter(lanes, queue, taken)
                 busy += 1
-            held += need
+            cached += need
             taken += 1
         seconds = step_seconds(engine.step, len(running) / ranks) if len(running) else 0.0
         if busy:
@@ -202,7 +225,7 @@ def _aggregated(queue, engine, gain, closed):  # type: ignore[no-untyped-def]
                 gained += gain
         else:
             count = max(1.0, np.ceil((running[0][0] - gained) / gain - 1e-9))
-            if not closed and came < n and taken == came:  # a later one may be let in between
+            if not closed and came < n and taken == came:  # a later request may enter between
                 count = min(count, max(1.0, np.ceil((arrival[came] - now) / seconds)))
             now += count * seconds
             gained += count * gain
@@ -217,7 +240,7 @@ def _aggregated(queue, engine, gain, closed):  # type: ignore[no-untyped-def]
             i = heapq.heappop(running)[1]
             done[i] = now
             finished += 1
-            held -= cache_tokens(queue, i)
+            cached -= cache_tokens(queue, i)
             if closed and came < n:
                 arrival[came] = now
                 came += 1

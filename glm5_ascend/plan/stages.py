@@ -1,4 +1,4 @@
-"""Pipeline stages: which layers lie on a die, and what lies on the first and on the last stage alone."""
+"""Pipeline stages: the layers of each, and the weights that only the first and the last stage have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from glm5_ascend.errors import PlanError
 
 @dataclass(frozen=True)
 class PipelineStage:
-    """Layers [first, end) of the target. The embedding lies on the first stage, head and MTP layer on the last."""
+    """Layers [first, end) of the target. The first stage has the embedding, the last one head and MTP layer."""
 
     first: int
     end: int
@@ -19,29 +19,27 @@ class PipelineStage:
 
     @property
     def whole(self) -> bool:
-        """Whether there is no other stage."""
         return self.is_first and self.is_last
 
     def holds(self, layer: int, is_mtp: bool) -> bool:
-        """Whether a layer of the checkpoint lies here."""
         return self.is_last if is_mtp else self.first <= layer < self.end
 
 
 def equal_parts(layers: int, count: int) -> tuple[int, ...]:
-    """Layers of each stage where nothing is said: what remains goes to the stages before the last (vLLM's rule)."""
-    own, more = divmod(layers, count)
-    return tuple(own + (count - 1 - more <= stage < count - 1) for stage in range(count))
+    """Layers of each stage by vLLM's rule: remaining layers go to the stages before the last."""
+    base, rest = divmod(layers, count)
+    return tuple(base + (count - 1 - rest <= stage < count - 1) for stage in range(count))
 
 
 def stages(layers: int, count: int, partition: tuple[int, ...] = ()) -> tuple[PipelineStage, ...]:
-    """The stages of a model of `layers` layers; partition: layers of each (VLLM_PP_LAYER_PARTITION).
+    """Divide `layers` layers into `count` stages; partition: layers of each (VLLM_PP_LAYER_PARTITION).
 
     Raises:
-        PlanError: the partition is of another number of stages or of layers.
+        PlanError: the partition has another number of stages or layers.
     """
     parts = partition or equal_parts(layers, count)
     if len(parts) != count or sum(parts) != layers:
-        said = ",".join(map(str, parts))
-        raise PlanError(f"layers {said}: not {count} stages of {layers} layers in all", "one number per stage")
+        text = ",".join(map(str, parts))
+        raise PlanError(f"layers {text}: not {count} stages of {layers} layers in all", "one number per stage")
     bounds = pairwise(accumulate(parts, initial=0))
-    return tuple(PipelineStage(*bound, place == 0, place == count - 1) for place, bound in enumerate(bounds))
+    return tuple(PipelineStage(*bound, index == 0, index == count - 1) for index, bound in enumerate(bounds))

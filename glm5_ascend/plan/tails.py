@@ -1,4 +1,4 @@
-"""Queueing and tails of a plan: the scheduler simulated with random arrivals, or with clients that ask again."""
+"""Queueing and tails of a plan: the scheduler simulated with random arrivals, or with a fixed number of clients."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glm5_ascend.plan import memory
-from glm5_ascend.plan.costs import Costs, costs
 from glm5_ascend.plan.efficiency import Efficiencies, efficiencies_of
 from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.layout import Engine, Layout
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.result import Plan
-from glm5_ascend.plan.roofline import LINK
-from glm5_ascend.plan.simulate import Trace, simulate, simulate_apart
-from glm5_ascend.plan.workload import Acceptance, Workload
+from glm5_ascend.plan.roofline import LINK, decode_step, prefill_chunk
+from glm5_ascend.plan.simulate import Costs, Trace, simulate, simulate_disaggregated
+from glm5_ascend.plan.workload import Acceptance, Workload, accepted
 
 #: Requests of a simulation: enough for a 99th percentile.
 REQUESTS = 4000
@@ -25,7 +24,7 @@ REQUESTS = 4000
 
 @dataclass(frozen=True)
 class Arrivals:
-    """How requests come: at random, so many per second; or `closed`, clients that ask again when they are answered."""
+    """Arrival of requests: random, `rate` per second; or `closed`, clients that wait for their answer."""
 
     rate: float
     closed: bool = False
@@ -50,15 +49,15 @@ def make_trace(load: Workload, requests: int, rate: float, seed: int = 0, spread
 def tails(plan: Plan, requests: int = REQUESTS, seed: int = 0) -> dict[str, float]:
     """Means and percentiles (seconds) of one replica of the plan's layout.
 
-    Arrivals are random at the workload's rate, or at the predicted throughput's where it names none; without a
-    prefill engine and without a rate the workload's clients each ask again when they are answered.
+    Arrivals are random at the workload's rate. Without a rate an engine that prefills and decodes serves the
+    workload's clients, and separate engines get random arrivals at the predicted throughput.
     """
     load, hardware = plan.workload, plan.cluster.hardware
-    rate = load.rate or plan.chosen.prediction.output_per_second / load.output
-    closed = plan.chosen.layout.prefill is None and load.rate is None
+    rate = load.rate or plan.best.prediction.output_per_second / load.output
+    closed = plan.best.layout.prefill is None and load.rate is None
     arrivals = Arrivals(rate, closed, requests, seed)
     return replica_tails(
-        plan.model, hardware, plan.chosen.layout, efficiencies_of(hardware), load, arrivals, plan.acceptance
+        plan.model, hardware, plan.best.layout, efficiencies_of(hardware), load, arrivals, plan.acceptance
     )
 
 
@@ -66,34 +65,59 @@ def replica_tails(
     model: PlannedModel, hardware: Hardware, layout: Layout, efficiency: Efficiencies, load: Workload,
     arrivals: Arrivals, acceptance: float | Acceptance | None = None,
 ) -> dict[str, float]:  # fmt: skip
-    """The same for any layout; rate and the workload's concurrency are those of all replicas together.
+    """Means and percentiles (seconds) of one replica of a layout.
 
-    A workload of so many requests is simulated as that run, all lengths alike.
+    Rate and concurrency are those of all replicas together. A workload with a number of requests is simulated as that
+    run, with equal lengths.
     """
     requests, spread = arrivals.requests, 0.5
     if load.requests is not None:
         requests, spread = math.ceil(load.requests / layout.replicas), 0.0
     trace = make_trace(load, requests, arrivals.rate / layout.replicas, arrivals.seed, spread)
     split = layout.prefill is not None
-    table = engine_costs(model, hardware, layout.decode, efficiency, load, split, split, acceptance)
+    decode = engine_costs(model, hardware, layout.decode, efficiency, load, split, split, acceptance)
     if layout.prefill is None:
         clients = max(1, round(load.concurrency / layout.replicas)) if arrivals.closed else 0
-        return simulate(table, trace, clients).summary()
-    ahead = engine_costs(model, hardware, layout.prefill, efficiency, load, split=True)
-    shared = max(1, round(ahead.ranks * layout.prefill_engines / layout.replicas))
-    ahead = replace(ahead, ranks=shared)  # of all prefill engines, those that feed one decode engine
+        return simulate(decode, trace, clients).summary()
+    prefill = engine_costs(model, hardware, layout.prefill, efficiency, load, split=True)
+    ranks = max(1, round(prefill.ranks * layout.prefill_engines / layout.replicas))  # that feed one decode engine
     link = hardware.link(layout.decode.dies + layout.prefill.dies)
-    moved = load.prompt * memory.fit(model, hardware, layout.decode).bytes_per_token
-    return simulate_apart(ahead, table, trace, moved / (link.bandwidth * LINK) / layout.prefill.tp).summary()
+    nbytes = load.prompt * memory.fit(model, hardware, layout.decode).bytes_per_token
+    transfer = nbytes / (link.bandwidth * LINK) / layout.prefill.tp
+    return simulate_disaggregated(replace(prefill, ranks=ranks), decode, trace, transfer).summary()
 
 
 def engine_costs(
     model: PlannedModel, hardware: Hardware, engine: Engine, efficiency: Efficiencies, load: Workload,
     decode_only: bool = False, split: bool = False, acceptance: float | Acceptance | None = None,
 ) -> Costs:  # fmt: skip
-    """Tables of one engine for requests like the workload's."""
+    """Cost tables of one engine for requests of the workload's size."""
     context = load.prompt + load.output / 2
-    table = costs(model, hardware, engine, efficiency, context, decode_only, split, acceptance)
+    batches = np.unique(np.round(np.geomspace(1, engine.sequences, 12)))
+    seconds = [decode_step(model, hardware, engine, efficiency, float(n), context).seconds for n in batches]
+    step = np.interp(np.arange(engine.sequences + 1), batches, seconds)
+    step[0] = 0.0
+    lengths = [accepted(n, acceptance) for n in range(engine.drafts + 1)]
+    gains = np.diff(lengths)  # chance that this many drafts are accepted
+    chances = tuple(float(gain / before) for gain, before in zip(gains, [1.0, *gains], strict=False))
+    free_tokens = memory.fit(model, hardware, engine, decode_only, split).tokens()
+    # A rank stores the shared prefix once, but the simulator counts it for each request: the capacity grows by it.
     shared = int(load.prompt * load.prefix_hit)
-    # The prefix all requests share is stored once per rank: room is counted as if each had its own copy.
-    return replace(table, room=table.room + shared * max(0, engine.sequences - 1))
+    capacity = free_tokens + shared * max(0, engine.sequences - 1)
+    prefill = _prefill_plane(model, hardware, engine, efficiency, context)
+    return Costs(engine.dp, engine.sequences, capacity, engine.batched_tokens, lengths[-1], step, prefill, chances)
+
+
+def _prefill_plane(
+    model: PlannedModel, hardware: Hardware, engine: Engine, efficiency: Efficiencies, context: float
+) -> tuple[float, float, float]:
+    """Fit a plane through chunks of three sizes and two contexts, by least squares; no coefficient is negative."""
+    rows, values = [], []
+    for tokens in (engine.batched_tokens, engine.batched_tokens / 2, engine.batched_tokens / 4):
+        for start in (0.0, context):
+            rows.append((1.0, tokens, tokens * (start + tokens / 2)))
+            values.append(prefill_chunk(model, hardware, engine, efficiency, tokens, start).seconds)
+    a = np.array(rows) / np.array(values)[:, None]  # relative errors count
+    plane = np.linalg.lstsq(a, np.ones(len(values)), rcond=None)[0]
+    fixed, token, pair = (max(0.0, float(x)) for x in plane)
+    return fixed, token, pair

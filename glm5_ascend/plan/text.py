@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from glm5_ascend.plan.efficiency import fitted
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.result import Plan, PlanCommands, Range
-from glm5_ascend.plan.spending import ANSWERS, ENERGY, PER_KWH, PROMPTS, WHOLE
+from glm5_ascend.plan.spending import COST_INPUT, COST_OUTPUT, COST_TOTAL, ENERGY, TOKENS_PER_KWH
 from glm5_ascend.report.terminal import STYLES
 from glm5_ascend.report.terminal import show as show_rows
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _GB = 1e9
 NO_COMMANDS = PlanCommands()
-#: Parts of a die's memory that nobody published; all others follow from sizes and vllm-ascend's code.
+#: Unpublished parts of a die's memory; all others follow from sizes and vllm-ascend's code.
 GUESSED = ("graphs", "communication buffers", "PD transfer", "margin")
 
 
@@ -33,7 +33,7 @@ def span(number: Range, scale: float = 1.0, digits: int = 0) -> str:
 def lines(
     plan: Plan, simulated: Mapping[str, float] | None = None, width: int = 80, commands: PlanCommands = NO_COMMANDS
 ) -> list[str]:
-    """What `show` prints, on so many columns."""
+    """The lines of `show` for a terminal of `width` columns."""
     from io import StringIO
 
     from rich.console import Console
@@ -46,11 +46,11 @@ def lines(
 def show(
     plan: Plan, simulated: Mapping[str, float] | None, console: Console, commands: PlanCommands = NO_COMMANDS
 ) -> None:
-    """The report of a terminal; `simulated` is what tails.py found. Commands are not wrapped: they are copied."""
+    """Print the report; `simulated`: percentiles by tails.py. Commands are not wrapped, so that they can be copied."""
     cluster = plan.cluster
     machines = f"{cluster.nodes} x {cluster.hardware.title} ({cluster.dies} dies)"
     show_rows([(f"{plan.model.name} {plan.model.quantization} on {machines}",)], console)
-    show_rows(_asked(plan), console)
+    show_rows(_request(plan), console)
     for rows in (_memory(plan), [*_speed(plan, simulated), *_remarks(plan)]):
         console.print()
         show_rows(rows, console)
@@ -62,28 +62,28 @@ def show(
         console.print(line, soft_wrap=True, markup=False)
     if commands.lines:
         console.print()
-    show_rows(([line] for line in basis(plan)), console)
+    show_rows(([line] for line in basis_lines(plan)), console)
 
 
-def _asked(plan: Plan) -> Rows:
+def _request(plan: Plan) -> Rows:
     w = plan.workload
     hit = f", {100 * w.prefix_hit:.0f} % of the prompt cached" if w.prefix_hit else ""
     run = f", a run of {w.requests}" if w.requests else ""
     rate = f", at most {w.rate:g} per second" if w.rate else ""
     yield "workload", f"{w.prompt} in, {w.output} out, {w.concurrency:g} at a time{rate}{run}{hit}"
-    yield "layout", str(plan.chosen.layout)
+    yield "layout", str(plan.best.layout)
 
 
 def _memory(plan: Plan) -> Rows:
-    n, held = plan.numbers, plan.chosen.prediction.memory
+    n, die = plan.numbers, plan.best.prediction.memory
     yield "checkpoint", f"{span(n['weight_bytes_total'], 1 / _GB, 1)} GB  [{n['weight_bytes_total'].basis}]"
-    yield "memory of one die", f"{held.total / _GB:.1f} GB, of which the engine may use {held.usable / _GB:.1f}"
-    for name, nbytes in held.weights.items():
+    yield "memory of one die", f"{die.total / _GB:.1f} GB, of which the engine may use {die.usable / _GB:.1f}"
+    for name, nbytes in die.weights.items():
         yield f"  {name}", f"{nbytes / _GB:6.2f} GB  [derived]"
-    for name, amount in held.parts.items():
+    for name, amount in die.parts.items():
         if name != "weights" and amount:
-            known = "guessed" if name in GUESSED else "derived"
-            yield f"  {name}", f"{amount / _GB:6.2f} GB  [{known}]"
+            basis = "guessed" if name in GUESSED else "derived"
+            yield f"  {name}", f"{amount / _GB:6.2f} GB  [{basis}]"
     yield "  left for the cache", f"{span(n['kv_budget_bytes_per_die'], 1 / _GB, 1)} GB"
     yield "cache of a token", f"{n['kv_bytes_per_token'].value:,.0f} bytes  [derived]"
     yield "longest context", f"{span(n['max_context_tokens'])} tokens"
@@ -96,15 +96,16 @@ def _speed(plan: Plan, simulated: Mapping[str, float] | None) -> Rows:
     yield "tokens/s", f"{span(speed)} output tokens, all requests  [{speed.basis}]"
     yield "TPOT", f"{span(n['tpot_ms'], digits=1)} ms  [{n['tpot_ms'].basis}]"
     yield "TTFT", f"{span(n['ttft_ms'])} ms  [{n['ttft_ms'].basis}; few public numbers]"
-    if WHOLE in n:
-        yield "cost", f"{span(n[WHOLE], digits=3)} per million output tokens"
-        apart = f"{n[PROMPTS].value:,.3f} per million input tokens, {n[ANSWERS].value:,.3f} per million output tokens"
-        yield "divided", f"{apart}, by the machines' time"
-    if ENERGY in n and (power := plan.rates.power) is not None:
-        yield "energy", f"{span(n[ENERGY], digits=2)} kWh per million output tokens, {span(n[PER_KWH])} tokens per kWh"
+    if COST_TOTAL in n:
+        yield "cost", f"{span(n[COST_TOTAL], digits=3)} per million output tokens"
+        parts = f"{n[COST_INPUT].value:,.3f} per million input tokens, {n[COST_OUTPUT].value:,.3f} per million output"
+        yield "divided", f"{parts} tokens, by the machines' time"
+    if (power := plan.cluster.hardware.power_watts) is not None:
+        per_kwh = f"{span(n[TOKENS_PER_KWH])} tokens per kWh"
+        yield "energy", f"{span(n[ENERGY], digits=2)} kWh per million output tokens, {per_kwh}"
         yield "assumed", f"{power.value:,.0f} W per machine  [{power.quality}: {power.source}]"
     if simulated:
-        how = "simulated, with lengths spread by half" if plan.workload.requests is None else "simulated, this run"
+        how = "simulated, lengths vary by half" if plan.workload.requests is None else "simulated, this run"
         for name, key in (("TPOT", "tpot"), ("TTFT", "ttft")):
             values = ", ".join(f"p{share} {1e3 * simulated[f'{key}_p{share}']:,.0f}" for share in (50, 90, 99))
             yield "tails", f"{name} {values} ms  [{how}]"
@@ -115,7 +116,7 @@ def _remarks(plan: Plan) -> Rows:
 
     yield "limits", _limits(plan)
     if not plan.within_slo:
-        yield "SLO", Text("not met by any layout found; this one comes closest", STYLES["problem"])
+        yield "SLO", Text("not met by any layout; this one is the closest", STYLES["problem"])
     for note in plan.notes:
         yield "note", Text(note, STYLES["warning"])
     for reason in plan.extrapolated:
@@ -130,7 +131,7 @@ def _others(plan: Plan) -> Rows:
 
 
 def _limits(plan: Plan) -> str:
-    p = plan.chosen.prediction
+    p = plan.best.prediction
     total = sum(p.by_limit.values())
     largest = sorted(p.by_limit.items(), key=lambda item: -item[1])
     shares = ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in largest)
@@ -140,24 +141,24 @@ def _limits(plan: Plan) -> str:
     return f"throughput by {bound}; a decode step of {1e3 * p.step_seconds:.0f} ms: {shares}"
 
 
-def basis(plan: Plan) -> Iterator[str]:
-    """What the words in brackets mean, in full."""
+def basis_lines(plan: Plan) -> Iterator[str]:
+    """Explanations of the words in brackets."""
     yield "measured: read from the checkpoint or this machine. derived: arithmetic on the model and the machine's data."
     if plan.cluster.hardware.efficiencies is None:
         data = fitted()
         yield (
-            f"fitted: seven efficiencies, on {len(data.fitted_on)} public results as of {data.date}; median error for"
-            f" results not seen {100 * data.median_error['tok_s']:.0f} % in throughput,"
-            f" {100 * data.median_error['ttft']:.0f} % in TTFT. Ranges are meant to hold 4 of 5 results."
+            f"fitted: seven efficiencies, on {len(data.fitted_on)} public results as of {data.date}; median error on"
+            f" unseen results {100 * data.median_error['tok_s']:.0f} % in throughput,"
+            f" {100 * data.median_error['ttft']:.0f} % in TTFT. Ranges should hold 4 of 5 results."
         )
-    yield "guessed: no public number exists; the range says how far off it may be. We have run none of this on an NPU."
+    yield "guessed: no public number exists; the range shows the uncertainty. None of this was run on an NPU."
 
 
 def to_json(
     plan: Plan, simulated: Mapping[str, float] | None = None, commands: PlanCommands = NO_COMMANDS
 ) -> dict[str, Any]:
-    """The same as one object; sizes in bytes, times in ms (of `simulated`: in seconds)."""
-    layout, p = plan.chosen.layout, plan.chosen.prediction
+    """The report as one JSON object: sizes in bytes, times in ms (`simulated`: in seconds)."""
+    layout, p = plan.best.layout, plan.best.prediction
     decode: dict[str, Any] = _engine(layout.decode)
     pd = None if layout.prefill is None else {"prefill": _engine(layout.prefill), "decode": _engine(layout.decode)}
     return {

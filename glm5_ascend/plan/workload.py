@@ -1,4 +1,4 @@
-"""What is asked of a deployment: request sizes, how many at a time or per second, and the limits on latency."""
+"""The load of a deployment: request sizes, clients or rate, and the limits on latency."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 
 from glm5_ascend.errors import PlanError
 
-#: Mean accepted tokens per position of the three drafts of a healthy GLM-5 W4A8 on A3 (log in vllm-ascend #9803).
+#: Acceptance of each of the three drafts of a healthy GLM-5 W4A8 on A3 (log in vllm-ascend #9803).
 ACCEPTANCE = (0.891, 0.717, 0.549)
 
-#: Most that can be accepted per step with three drafts, and with as many as are read from --acceptance.
-MOST_ACCEPTED, MOST_POSITIONS = 4.0, 15
+#: Maximum accepted length with three drafts, and maximum number of positions of --acceptance.
+MAX_ACCEPTED, MAX_POSITIONS = 4.0, 15
 
-#: The same elsewhere: GLM-5.2-w4a8 in vllm-ascend's nightly CI, before and after its second model runner.
+#: Acceptance of other runs: GLM-5.2-w4a8 in vllm-ascend's nightly CI, before and after its second model runner.
 OTHER_ACCEPTANCES = ((0.86, 0.63, 0.42), (0.90, 0.77, 0.63))
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests of one kind.
+    """Requests of one size.
 
     Attributes:
         prompt, output: tokens of a request.
-        concurrency: clients that each wait for their answer before they ask again.
+        concurrency: clients that each send a request after the answer to their last one.
         prefix_hit: share of the prompt found in the prefix cache (and shared by the requests of a rank).
-        rate: most requests per second that are sent, None: no limit.
-        requests: requests of a whole run, None: one that goes on. A short run fills up and empties, and prints less.
-        warm: a run's prefix caches are filled before it starts.
+        rate: maximum requests per second; None: no limit.
+        requests: requests of a whole run; None: a run without end. A short run fills up and drains: lower throughput.
+        warm: the prefix caches of a run are filled before it starts.
     """
 
     prompt: int
@@ -40,13 +40,13 @@ class Workload:
 
     @property
     def fresh(self) -> float:
-        """Prompt tokens that must be computed; at least one always is."""
+        """Prompt tokens to compute, at least one."""
         return max(1.0, self.prompt * (1.0 - self.prefix_hit))
 
 
 @dataclass(frozen=True)
 class Slo:
-    """Limits in seconds; None: none."""
+    """Limits in seconds; None: no limit."""
 
     tpot: float | None = None
     ttft: float | None = None
@@ -57,11 +57,11 @@ class Slo:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What was measured of drafts, position by position.
+    """Measured acceptance of drafts by position.
 
     Attributes:
         positions: share of the steps in which the draft of this position, and so all before it, is accepted.
-        spread: half width of what a step gains, on a logarithmic scale.
+        spread: half width of a step's gain on a logarithmic scale.
     """
 
     positions: tuple[float, ...]
@@ -69,7 +69,7 @@ class Acceptance:
 
 
 def accepted(drafts: int, acceptance: float | Acceptance | None = None) -> float:
-    """Tokens a request gains per step: one, and the drafts before the first refused one.
+    """Mean tokens of a request per step: one, and the drafts before the first rejected one.
 
     Args:
         acceptance: mean accepted length measured with three drafts, or by position; None: ACCEPTANCE.
@@ -87,7 +87,7 @@ def accepted(drafts: int, acceptance: float | Acceptance | None = None) -> float
 
 
 def acceptance_spread(acceptance: float | Acceptance | None = None) -> float:
-    """Half width, on a logarithmic scale, of what a step gains: that of public runs with three drafts, or the given."""
+    """Half width of a step's gain on a logarithmic scale; None: of the public runs with three drafts."""
     if acceptance is not None:
         return acceptance.spread if isinstance(acceptance, Acceptance) else 0.0
     gains = [1.0 + sum(positions) for positions in (ACCEPTANCE, *OTHER_ACCEPTANCES)]
@@ -96,7 +96,7 @@ def acceptance_spread(acceptance: float | Acceptance | None = None) -> float:
 
 _KEYS = {"in": "prompt", "out": "output", "concurrency": "concurrency", "prefix_hit": "prefix_hit", "rate": "rate",
          "requests": "requests"}  # fmt: skip
-_LARGEST = 1_000_000
+_MAX_VALUE = 1_000_000
 
 
 def parse_workload(text: str) -> Workload:
@@ -115,22 +115,21 @@ def parse_workload(text: str) -> Workload:
         if key not in values:
             raise PlanError(f"--workload: {key}= is missing", "--workload in=3500,out=1500,concurrency=32")
     for key in ("in", "out", "concurrency", "rate", "requests"):
-        if (key in values and values[key] <= 0) or (
-            key in ("in", "out", "requests") and key in values and values[key] != int(values[key])
-        ):
+        fraction = key in ("in", "out", "requests") and values.get(key, 0) % 1
+        if key in values and (values[key] <= 0 or fraction):
             raise PlanError(f"--workload: {key} is {values[key]:g}, must be a number above 0", "correct it")
-        if values.get(key, 0) > _LARGEST:
-            raise PlanError(f"--workload: {key} is {values[key]:g}, at most {_LARGEST} are planned for", "correct it")
+        if values.get(key, 0) > _MAX_VALUE:
+            raise PlanError(f"--workload: {key} is {values[key]:g}, the maximum is {_MAX_VALUE}", "correct it")
     hit = values.get("prefix_hit", 0.0)
     if not 0 <= hit < 1:
-        raise PlanError(f"--workload: prefix_hit is {hit:g}, a share from 0 to below 1 is meant", "90 % is 0.9")
+        raise PlanError(f"--workload: prefix_hit is {hit:g}, must be a share from 0 to below 1", "90 % is 0.9")
     requests = int(values["requests"]) if "requests" in values else None
     clients = values.get("concurrency", 1.0)
     return Workload(int(values["in"]), int(values["out"]), clients, hit, values.get("rate"), requests)
 
 
 def parse_acceptance(text: str | float | None) -> float | Acceptance | None:
-    """`2.9`, `0.90,0.77,0.63`, or with what it varies between `0.86-0.90,0.63-0.77,0.42-0.63`.
+    """`2.9`, `0.90,0.77,0.63`, or with ranges `0.86-0.90,0.63-0.77,0.42-0.63`.
 
     Raises:
         PlanError: not a number, out of range, or a later draft accepted more often than one before it.
@@ -140,15 +139,15 @@ def parse_acceptance(text: str | float | None) -> float | Acceptance | None:
     if "," not in text:
         return _mean_length(_number("--acceptance", "X", text))
     low, high = list[float](), list[float]()
-    for place, item in enumerate(text.split(","), start=1):
-        ends = [_number("--acceptance", f"draft {place}", part) for part in item.split("-")]
+    for position, item in enumerate(text.split(","), start=1):
+        ends = [_number("--acceptance", f"draft {position}", part) for part in item.split("-")]
         if len(ends) > 2 or not all(0 <= end <= 1 for end in ends) or ends != sorted(ends):
             raise PlanError(
-                f"--acceptance: draft {place} is {item.strip()!r:.40}, a share is meant", "0.77 or 0.63-0.77"
+                f"--acceptance: draft {position} is {item.strip()!r:.40}, not a share", "0.77 or 0.63-0.77"
             )
         low.append(ends[0])
         high.append(ends[-1])
-    if low != sorted(low, reverse=True) or high != sorted(high, reverse=True) or len(low) > MOST_POSITIONS:
+    if low != sorted(low, reverse=True) or high != sorted(high, reverse=True) or len(low) > MAX_POSITIONS:
         raise PlanError(
             "--acceptance: a later draft is accepted more often than one before it", "shares of all steps, as vLLM logs"
         )
@@ -157,14 +156,14 @@ def parse_acceptance(text: str | float | None) -> float | Acceptance | None:
 
 
 def _mean_length(value: float | None) -> float | None:
-    if value is not None and not 1 <= value <= MOST_ACCEPTED:
-        raise PlanError(f"--acceptance {value:g}: must be 1 to {MOST_ACCEPTED:g}", "correct --acceptance")
+    if value is not None and not 1 <= value <= MAX_ACCEPTED:
+        raise PlanError(f"--acceptance {value:g}: must be 1 to {MAX_ACCEPTED:g}", "correct --acceptance")
     return value
 
 
 def parse_slo(text: str | None) -> Slo:
     """`tpot=50ms,ttft=2s`."""
-    found: dict[str, float] = {}
+    limits: dict[str, float] = {}
     for item in (text or "").split(","):
         if not item:
             continue
@@ -174,13 +173,13 @@ def parse_slo(text: str | None) -> Slo:
             raise PlanError(f"--slo: unknown key {key!r}", "known: tpot, ttft, as in tpot=50ms,ttft=2s")
         for unit, seconds in (("ms", 1e-3), ("s", 1.0)):
             if value.endswith(unit):
-                found[key] = seconds * _number("--slo", key, value.removesuffix(unit))
+                limits[key] = seconds * _number("--slo", key, value.removesuffix(unit))
                 break
         else:
             raise PlanError(f"--slo: {key}={value!r} has no unit", "write 50ms or 2s")
-        if found[key] <= 0:
+        if limits[key] <= 0:
             raise PlanError(f"--slo: {key} must be above 0", "write 50ms or 2s")
-    return Slo(found.get("tpot"), found.get("ttft"))
+    return Slo(limits.get("tpot"), limits.get("ttft"))
 
 
 def _number(option: str, key: str, text: str) -> float:

@@ -1,8 +1,8 @@
-"""What was measured, as the planner's description of this machine.
+"""Describe this machine for the planner, by measurements.
 
-Copies, products and fused ops give the rates. What the served engine takes besides them is found with the planner's
-own arithmetic on other sizes than those it is asked about: prompts of up to 512 tokens alone give the share of products
-and the host's time of a prefill, one to four requests at once the host's time of a step and of a token.
+Copies, products and fused ops give the rates. The overheads of the served engine are fitted with the planner's formulas
+on small sizes: single prompts of up to 512 tokens give the share of the products' rate and the host's time of a
+prefill; one to four concurrent requests give the host's time of a step and of a token.
 """
 
 from __future__ import annotations
@@ -31,43 +31,46 @@ from glm5_ascend.plan.model import PlannedModel, from_directory
 from glm5_ascend.plan.roofline import decode_step, prefill_chunk
 from glm5_ascend.serve.local_server import server
 
-#: Shares of the products' rate that are tried.
+#: Candidates for the share of the products' rate.
 SHARES = np.geomspace(0.02, 8.0, 600)
 ENGINE = Engine(tp=1, dp=1, drafts=0, split_prefill=False)
 
 
 def measure(directory: Path, log: Path, rounds: int = 5) -> Hardware:
-    """Serve `directory` here and describe this machine; takes about two minutes. `log`: file for the server's output.
+    """Serve `directory` here and describe this machine; takes about two minutes.
+
+    Args:
+        log: file for the server's output.
 
     Raises:
         ConfigError, CheckpointError: no GLM-5 checkpoint. MissingEnvironmentError: it cannot be served.
     """
-    model = from_directory(directory, None, False)
+    model = from_directory(directory)
     with server(directory, log, FLAGS) as port:
         served = Timer(f"http://127.0.0.1:{port}", token_ids(model)).measure(rounds)
     return describe(model, directory, served)
 
 
 def token_ids(model: PlannedModel) -> int:
-    """How many to draw prompts from: the first ones are bytes in any of these tokenizers."""
+    """Number of token ids for prompts: the first ones are bytes in all of these tokenizers."""
     return min(256, model.config.vocab_size)
 
 
 def describe(model: PlannedModel, directory: Path, served: Served) -> Hardware:
-    """This machine by its rates, measured now, and by what a server of `directory` took."""
+    """Description of this machine by its rates, measured now, and by the times of a server of `directory`."""
     torch.set_num_threads(threads())
-    bare = rated(model, directory)
-    return bare.model_copy(update={"efficiencies": efficiencies(model, bare, served).to_json()})
+    hardware = measure_rates(model, directory)
+    return hardware.model_copy(update={"efficiencies": efficiencies(model, hardware, served).to_json()})
 
 
 def threads() -> int:
-    """The server's: OMP_NUM_THREADS, or its default of 1."""
-    given = os.environ.get("OMP_NUM_THREADS", "1")
-    return int(given) if given.isdecimal() and int(given) > 0 else 1
+    """Threads of the server: OMP_NUM_THREADS, or its default of 1."""
+    text = os.environ.get("OMP_NUM_THREADS", "1")
+    return int(text) if text.isdecimal() and int(text) > 0 else 1
 
 
-def rated(model: PlannedModel, directory: Path) -> Hardware:
-    """The rates alone, no efficiencies."""
+def measure_rates(model: PlannedModel, directory: Path) -> Hardware:
+    """Description of this machine without efficiencies."""
     c = model.config
     operators = {"lightning indexer": rates.indexer_rate(c), "sparse attention": rates.attention_rate(c)}
     if model.expert_type != "FLOAT":
@@ -85,7 +88,7 @@ def rated(model: PlannedModel, directory: Path) -> Hardware:
                 "memory": _figure(memory, f"a copy of {rates.COPY_BYTES} bytes"),
                 "bf16": _figure(bf16, f"products of {shape}; in fp32 {fp32 / 1e9:.1f}e+9"),
                 "int8": _figure(int8, f"products of {shape}, inputs quantized"),
-                "vector": _figure(rates.vector_rate(), "fp32 multiply-adds in the second cache"),
+                "vector": _figure(rates.vector_rate(), "fp32 multiply-adds in the L2 cache"),
                 "operators": {name: _figure(rate, f"compiled kernel, {shape}") for name, rate in operators.items()},
             },
             "links": {"node": unused, "scale_out": unused},
@@ -102,55 +105,59 @@ def _figure(value: float, source: str) -> dict[str, Any]:
 
 
 def efficiencies(model: PlannedModel, hardware: Hardware, served: Served) -> Efficiencies:
-    """The planner's constants that explain what was served; relative errors count."""
+    """Fit the planner's constants to the times of a server; relative errors count."""
     layers = model.config.num_hidden_layers
     lengths = np.array(list(served.first), dtype=float)
     first = np.array(list(served.first.values()))
     best, share, eager = np.inf, 1.0, 0.0
-    for tried in SHARES:
-        constants = Efficiencies(1.0, 1.0, float(tried), 0.0, 0.0, 0.0)
+    for candidate in SHARES:
+        constants = Efficiencies(1.0, 1.0, float(candidate), 0.0, 0.0, 0.0)
         device = np.array([prefill_chunk(model, hardware, ENGINE, constants, n, 0.0).seconds for n in lengths])
         host = max(0.0, float(np.sum((first - device) / first**2) / np.sum(layers / first**2)))
         error = float(np.sum(((device + layers * host) / first - 1.0) ** 2))
         if error < best:
-            best, share, eager = error, float(tried), host
+            best, share, eager = error, float(candidate), host
     constants = Efficiencies(1.0, 1.0, share, 0.0, 0.0, 0.0)
     batches = np.array(list(served.step), dtype=float)
     device = np.array(
         [decode_step(model, hardware, ENGINE, constants, n, served.step_context).seconds for n in batches]
     )
-    took = np.array(list(served.step.values()))
-    # Step and token in units of a second per layer; the smaller of the two may come out below zero: then it is zero.
+    measured = np.array(list(served.step.values()))
+    # Seconds of a step and of a token per layer. If one of them comes out negative, it is zero.
     steps = np.full_like(batches, layers + model.full_layers)
-    parts = np.stack([steps, layers * batches], axis=1) / took[:, None]
-    target = (took - device) / took
+    parts = np.stack([steps, layers * batches], axis=1) / measured[:, None]
+    target = (measured - device) / measured
     step, token = np.linalg.lstsq(parts, target, rcond=None)[0]
     if step < 0 or token < 0:
-        alone = [max(0.0, float(part @ target / (part @ part))) for part in parts.T]
-        errors = [float(np.sum((part * value - target) ** 2)) for part, value in zip(parts.T, alone, strict=True)]
-        step, token = (alone[0], 0.0) if errors[0] <= errors[1] else (0.0, alone[1])
+        single = [max(0.0, float(part @ target / (part @ part))) for part in parts.T]
+        errors = [float(np.sum((part * value - target) ** 2)) for part, value in zip(parts.T, single, strict=True)]
+        step, token = (single[0], 0.0) if errors[0] <= errors[1] else (0.0, single[1])
     return Efficiencies(1.0, 1.0, share, float(step), eager, float(token))
 
 
-def summary(found: Hardware) -> Iterator[str]:
-    """Lines for a person."""
-    own = found.rates
-    yield f"{found.title}, measured on {found.measured_on}"
-    products = f"bf16 {own.bf16.value / 1e9:.1f}, int8 {own.int8.value / 1e9:.1f} GOPS"
-    yield f"memory {own.memory.value / 1e9:.1f} GB/s; products {products}"
-    yield ", ".join(f"{name} {figure.value / 1e9:.1f} GOPS" for name, figure in own.operators.items())
-    for name, value in asdict(efficiencies_of(found)).items():
+def summary(hardware: Hardware) -> Iterator[str]:
+    """Lines for a terminal."""
+    peaks = hardware.rates
+    yield f"{hardware.title}, measured on {hardware.measured_on}"
+    products = f"bf16 {peaks.bf16.value / 1e9:.1f}, int8 {peaks.int8.value / 1e9:.1f} GOPS"
+    yield f"memory {peaks.memory.value / 1e9:.1f} GB/s; products {products}"
+    yield ", ".join(f"{name} {figure.value / 1e9:.1f} GOPS" for name, figure in peaks.operators.items())
+    for name, value in asdict(efficiencies_of(hardware)).items():
         yield f"{name:14} {value:.3g}" if "seconds" not in name else f"{name:14} {1e6 * value:.0f} us per layer"
 
 
-def write(found: Hardware, path: Path, *, replace: bool) -> None:
-    """As YAML with a heading. Raises `OutputError` if the file is there and may not be replaced, or cannot be made."""
+def write(hardware: Hardware, path: Path, *, replace: bool) -> None:
+    """Write the description as YAML.
+
+    Raises:
+        OutputError: the file exists and `replace` is false, or it cannot be written.
+    """
     if path.exists() and not replace:
         raise OutputError(f"{path} exists already", "name another file, or remove it")
-    heading = "# Written by `glm5-ascend plan --calibrate`: efficiencies fitted to own runs.\n"
-    if found.measured_on is not None:
+    heading = "# Written by `glm5-ascend plan --calibrate`: efficiencies fitted to your runs.\n"
+    if hardware.measured_on is not None:
         heading = "# Written by `glm5-ascend plan --measure`. Every rate is of one die: this machine's CPU.\n"
-    text = yaml.safe_dump(found.model_dump(mode="json", exclude_none=True), sort_keys=False, width=110)
+    text = yaml.safe_dump(hardware.model_dump(mode="json", exclude_none=True), sort_keys=False, width=110)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

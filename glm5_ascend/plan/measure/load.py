@@ -22,7 +22,7 @@ class MeasuredLoad:
     """Medians and the 99th percentile over requests, in ms; tokens per second over the whole run.
 
     Attributes:
-        failed: requests that did not end as they should; `said`: what the first of them met.
+        failed: requests without a complete answer. error: message of the first of them.
         per_step: tokens per step of MTP, None without.
     """
 
@@ -38,37 +38,37 @@ class MeasuredLoad:
     tpot_ms: float
     tpot_p99_ms: float
     per_step: float | None = None
-    said: str = ""
+    error: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def put_load(client: Client, prompt: int, output: int, concurrency: int, requests: int) -> MeasuredLoad:
+def run_load(client: Client, prompt: int, output: int, concurrency: int, requests: int) -> MeasuredLoad:
     """Streamed completions of random prompts, `concurrency` at once, each of `output` tokens.
 
     Raises:
-        MissingEnvironmentError, CheckFailedError: /metrics cannot be read. What single requests meet is counted.
+        MissingEnvironmentError, CheckFailedError: /metrics cannot be read. Errors of single requests are counted.
     """
-    chance, before = random.Random(0), client.metrics()
-    prompts = [[chance.randrange(IDS) for _ in range(prompt)] for _ in range(requests)]
+    generator, before = random.Random(0), client.metrics()
+    prompts = [[generator.randrange(IDS) for _ in range(prompt)] for _ in range(requests)]
     began = time.perf_counter()
     with ThreadPoolExecutor(concurrency) as pool:
         runs = list(pool.map(lambda ids: _arrivals(client, ids, output), prompts))
     seconds = time.perf_counter() - began
-    good = [run for run in runs if isinstance(run, list)]
+    answered = [run for run in runs if isinstance(run, list)]
     failures = [run for run in runs if isinstance(run, str)]
-    first = [1e3 * run[1] for run in good]
-    each = [1e3 * (run[-1] - run[1]) / max(1, output - 1) for run in good]
+    ttft = [1e3 * run[1] for run in answered]
+    tpot = [1e3 * (run[-1] - run[1]) / max(1, output - 1) for run in answered]
     return MeasuredLoad(
-        prompt, output, concurrency, requests, len(failures), round(seconds, 3), round(len(good) * output / seconds, 3),
-        _at(first, 0.5), _at(first, 0.99), _at(each, 0.5), _at(each, 0.99), _per_step(before, client.metrics()),
+        prompt, output, concurrency, requests, len(failures), round(seconds, 3), round(len(answered) * output / seconds, 3),
+        _percentile(ttft, 0.5), _percentile(ttft, 0.99), _percentile(tpot, 0.5), _percentile(tpot, 0.99), _per_step(before, client.metrics()),
         failures[0] if failures else "",
     )  # fmt: skip
 
 
 def _arrivals(client: Client, prompt: Sequence[int], output: int) -> list[float] | str:
-    """Seconds from the question to the begin (0), and to each token; a text where it did not end as it should."""
+    """Seconds from the request to its start (0) and to each token; the error message of a request that failed."""
     body = {
         "model": client.model, "prompt": list(prompt), "max_tokens": output, "temperature": 0, "ignore_eos": True,
         "stream": True, "return_token_ids": True,
@@ -80,11 +80,11 @@ def _arrivals(client: Client, prompt: Sequence[int], output: int) -> list[float]
             times += [time.perf_counter() - began] * tokens
     except Glm5Error as error:
         return error.message
-    return times if len(times) == output + 1 else f"{len(times) - 1} of {output} tokens came"
+    return times if len(times) == output + 1 else f"{len(times) - 1} of {output} tokens arrived"
 
 
-def _at(values: list[float], share: float) -> float:
-    """A percentile, the nearest value above; NaN-free: 0 without values."""
+def _percentile(values: list[float], share: float) -> float:
+    """A percentile, the nearest value above; 0 without values."""
     if not values:
         return 0.0
     return round(

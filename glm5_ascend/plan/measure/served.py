@@ -1,4 +1,4 @@
-"""First tokens and steps of a running server, by streamed completions of random tokens."""
+"""Times of first tokens and decode steps of a running server, by streamed completions of random tokens."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from glm5_ascend.errors import CheckFailedError
 from glm5_ascend.serve.client import Client
 
-#: Prompts whose first token is timed, alone; requests at once whose steps are timed, of STEP_PROMPT tokens each.
+#: Lengths of prompts for the time of the first token; numbers of requests of STEP_PROMPT tokens for decode steps.
 PROMPTS = (128, 256, 512)
 BATCHES = (1, 2, 4)
 STEP_PROMPT, NEW_TOKENS = 256, 64
 ANSWERS = (NEW_TOKENS, 2 * NEW_TOKENS, 4 * NEW_TOKENS)
-#: Flags of the server: no answer may come from a cache.
+#: Flags of the server: no prefix cache.
 FLAGS = ("--no-enable-prefix-caching", "--max-num-seqs", "8", "--max-model-len", "2048")
 
 
 @dataclass(frozen=True)
 class Served:
-    """Seconds, medians over the rounds. first: by prompt tokens. step: by requests at once."""
+    """Seconds, medians over the rounds. first: by prompt tokens. step: by concurrent requests."""
 
     first: dict[int, float]
     step: dict[int, float]
@@ -31,18 +31,18 @@ class Served:
 
     @property
     def step_context(self) -> float:
-        """Mean tokens in the cache of a request whose steps were timed."""
+        """Mean cached tokens of a request during the timed steps."""
         return STEP_PROMPT + NEW_TOKENS / 2
 
 
 class Timer:
-    """Asks one server; `vocabulary`: token ids to draw prompts from."""
+    """Measures one server with random prompts of the first `vocabulary` token ids."""
 
     def __init__(self, url: str, vocabulary: int) -> None:
         self.client, self.vocabulary, self.random = Client(url, timeout=600), vocabulary, random.Random(0)
 
     def measure(self, rounds: int, warm: bool = True) -> Served:
-        """All sizes in turn, `rounds` times, with `warm` after one more: what else runs hits all alike."""
+        """Measure all sizes in turn, `rounds` times; `warm`: after one more round. Other load then affects all sizes."""
         first: dict[int, list[float]] = {length: [] for length in PROMPTS}
         step: dict[int, list[float]] = {batch: [] for batch in BATCHES}
         for number in range(0 if warm else 1, rounds + 1):
@@ -55,18 +55,23 @@ class Timer:
                 if number:
                     step[batch].append(seconds)
         return Served(
-            {length: statistics.median(found) for length, found in first.items()},
-            {batch: statistics.median(found) for batch, found in step.items()},
+            {length: statistics.median(seconds) for length, seconds in first.items()},
+            {batch: statistics.median(seconds) for batch, seconds in step.items()},
             rounds,
         )
 
     def first_token(self, length: int) -> float:
-        began = time.perf_counter()
-        return self.arrivals(self.prompt(length), 1)[0] - began
+        start = time.perf_counter()
+        return self.arrivals(self.prompt(length), 1)[0] - start
 
     def step(self, batch: int) -> float:
-        """Seconds between tokens while all requests decode. On a busy machine one may end before another begins: then
-        with longer answers."""
+        """Seconds between tokens while all requests decode.
+
+        On a busy machine a request may end before another one starts: then the answers get longer.
+
+        Raises:
+            CheckFailedError: the requests never decoded together.
+        """
         for tokens in ANSWERS:
             if (seconds := self._step(batch, tokens)) is not None:
                 return seconds
@@ -76,15 +81,19 @@ class Timer:
         prompts = [self.prompt(STEP_PROMPT) for _ in range(batch)]
         with ThreadPoolExecutor(batch) as pool:
             times = list(pool.map(lambda prompt: self.arrivals(prompt, tokens), prompts))
-        began, ended = max(found[0] for found in times), min(found[-1] for found in times)
-        inside = [sum(began < moment <= ended for moment in found) for found in times]
-        return (ended - began) / statistics.mean(inside) if all(inside) else None
+        start, end = max(arrivals[0] for arrivals in times), min(arrivals[-1] for arrivals in times)
+        steps = [sum(start < moment <= end for moment in arrivals) for arrivals in times]
+        return (end - start) / statistics.mean(steps) if all(steps) else None
 
     def prompt(self, length: int) -> list[int]:
         return [self.random.randrange(self.vocabulary) for _ in range(length)]
 
     def arrivals(self, prompt: Sequence[int], new_tokens: int) -> list[float]:
-        """When each token came, by time.perf_counter."""
+        """Arrival time of each token, by time.perf_counter.
+
+        Raises:
+            CheckFailedError: a token is missing.
+        """
         body = {
             "model": "glm-5", "prompt": list(prompt), "max_tokens": new_tokens, "temperature": 0, "ignore_eos": True,
             "stream": True, "return_token_ids": True,
@@ -95,5 +104,5 @@ class Timer:
             for choice in event["choices"]:
                 times += [now] * len(choice.get("token_ids") or ())
         if len(times) != new_tokens:
-            raise CheckFailedError(f"{len(times)} of {new_tokens} tokens came", "see the server's log")
+            raise CheckFailedError(f"{len(times)} of {new_tokens} tokens arrived", "see the server's log")
         return times

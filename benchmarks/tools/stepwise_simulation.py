@@ -1,18 +1,26 @@
-"""The scheduler of simulate.py, every step on its own and every draft accepted or refused by chance.
+"""A slow reference of plan/simulate.py: every step, and every draft accepted or rejected at random.
 
-Slow and simple: what the aggregated simulation is checked against. It shares the cost of a step with it, nothing else.
+The two share only the cost of a step.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from glm5_ascend.plan.costs import Costs
-from glm5_ascend.plan.simulate import Outcome, Trace, chunk_seconds, compiled, compiled_arguments, step_seconds
+from glm5_ascend.plan.simulate import (
+    Costs,
+    Outcome,
+    Trace,
+    cache_tokens,
+    chunk_seconds,
+    compiled,
+    compiled_arguments,
+    step_seconds,
+)
 
 
 def simulate_steps(costs: Costs, trace: Trace, closed: int = 0, seed: int = 0) -> Outcome:
-    """The same, every step on its own and every draft accepted or refused by chance: slow, for small traces."""
+    """Run the trace on one engine, step by step; arguments as in `simulate`."""
     queue, engine = compiled_arguments(costs, trace)
     first, done = _stepwise(queue, engine, np.array(costs.chances), closed, seed)
     return Outcome(queue.arrival, first, done, trace.output)
@@ -22,37 +30,31 @@ WAITING, PREFILLING, DECODING, FINISHED = 0, 1, 2, 3
 
 
 @compiled
-def _held(queue, i):  # type: ignore[no-untyped-def]
-    """Cached tokens of request i, in whole pages."""
-    return 128 * ((queue.fresh[i] + queue.cached[i] + queue.output[i] + 127) // 128)
-
-
-@compiled
-def _let_in(queue, engine, state, came):  # type: ignore[no-untyped-def]
-    """Those that came and fit begin to prefill, or to decode if their prompt is cached; returns how many are inside."""
-    inside, lanes, held = 0, 0, 0
+def _admit(queue, engine, state, came):  # type: ignore[no-untyped-def]
+    """Start waiting requests that fit; returns the number of running requests."""
+    running, lanes, cached = 0, 0, 0
     for i in range(came):
         if state[i] == PREFILLING or state[i] == DECODING:
-            inside += 1
+            running += 1
             lanes += state[i] == PREFILLING
-            held += _held(queue, i)
+            cached += cache_tokens(queue, i)
     for i in range(came):
         if state[i] == WAITING:
-            need, prefills = _held(queue, i), queue.fresh[i] > 0
-            if inside >= engine.slots * engine.ranks or (held + need > engine.room * engine.ranks and held > 0):
+            need, prefills = cache_tokens(queue, i), queue.fresh[i] > 0
+            if running >= engine.slots * engine.ranks or (cached + need > engine.capacity * engine.ranks and cached > 0):
                 break
             if prefills and lanes == engine.ranks:
                 break
             state[i] = PREFILLING if prefills else DECODING
             lanes += prefills
-            inside += 1
-            held += need
-    return inside
+            running += 1
+            cached += need
+    return running
 
 
 @compiled
 def _tokens(chances):  # type: ignore[no-untyped-def]
-    """Tokens of a request in one step: one, and the drafts before the first refused one."""
+    """Tokens of a request in one step: one, and the drafts before the first rejected one."""
     tokens = 1
     for chance in chances:
         if np.random.random() >= chance:
@@ -72,13 +74,13 @@ def _stepwise(queue, engine, chances, closed, seed):  # type: ignore[no-untyped-
     while finished < n:
         while not closed and came < n and arrival[came] <= now:
             came += 1
-        if _let_in(queue, engine, state, came) == 0:
+        if _admit(queue, engine, state, came) == 0:
             now = arrival[came]
             continue
         decoding, longest = 0, 0.0
         for i in range(came):
             if state[i] == DECODING:
-                if first[i] < 0:  # its prompt was cached whole: the token after it is there
+                if first[i] < 0:  # the prompt was cached: the first token is there
                     first[i] = now
                     missing[i] -= 1
                 decoding += 1
