@@ -4,7 +4,7 @@
 
 For the float demo model and its W4A8 output: a server; in each round 8 requests of 1024 tokens and 64 new ones by
 vLLM's load generator, and before and after them the planner's measurements (`glm5-ascend plan --measure`: prompts of
-128 to 512 tokens alone, 1, 2 and 4 requests of 256), so that what else runs on the machine hits both. Then the
+single prompts of 128 to 512 tokens; 1, 2 and 4 requests of 256), so that other load affects both. Then the
 hardware file of the medians, and what `glm5-ascend plan --hardware FILE` says about the 8 requests. Exit 1 where it
 is more than 20 % off the median of the rounds.
 """
@@ -31,7 +31,7 @@ REQUESTS, LENGTH, NEW_TOKENS = 8, 1024, 64
 
 def rounds_of(model: Path, rounds: int, work: Path) -> tuple[Served, list[dict[str, float]]]:
     """The planner's measurements, medians of all rounds, and what the load generator reports in each."""
-    planned, single, loads = from_directory(model, None, False), [], []
+    planned, single, loads = from_directory(model), [], []
     with server(model, describe.threads(), work / f"{model.name}.log") as running:
         timer = Timer(running["url"], describe.token_ids(planned))
         for number in range(rounds + 1):
@@ -39,22 +39,22 @@ def rounds_of(model: Path, rounds: int, work: Path) -> tuple[Served, list[dict[s
             seconds = load(running["url"], model, REQUESTS, LENGTH, NEW_TOKENS, work / "load.json")
             if number:  # the first round compiles and warms up
                 single += [before, timer.measure(1, warm=False)]
-                told = json.loads((work / "load.json").read_text())
-                loads.append({"seconds": seconds, "ttft_ms": told["mean_ttft_ms"], "tpot_ms": told["mean_tpot_ms"]})
-    first = {key: statistics.median(each.first[key] for each in single) for key in single[0].first}
-    step = {key: statistics.median(each.step[key] for each in single) for key in single[0].step}
+                result = json.loads((work / "load.json").read_text())
+                loads.append({"seconds": seconds, "ttft_ms": result["mean_ttft_ms"], "tpot_ms": result["mean_tpot_ms"]})
+    first = {key: statistics.median(served.first[key] for served in single) for key in single[0].first}
+    step = {key: statistics.median(served.step[key] for served in single) for key in single[0].step}
     return Served(first, step, rounds), loads
 
 
 def predicted(model: Path, file: Path) -> dict[str, Any]:
-    """By the command a user types."""
+    """The plan by the command line."""
     workload = f"in={LENGTH},out={NEW_TOKENS},concurrency={REQUESTS},requests={REQUESTS}"
     command = [sys.executable, "-m", "glm5_ascend", "plan", model, "--hardware", file, "--workload", workload]
     done = subprocess.run([*command, "--mtp", "0", "--json"], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    plan: dict[str, Any] = json.loads(done.stdout)
+    return plan
 
 
 def main() -> None:
@@ -77,15 +77,15 @@ def main() -> None:
     for model in (float_model, quantized):
         served, loads = rounds_of(model, args.rounds, args.work)
         file = args.work / f"{model.name}.yaml"
-        describe.write(describe.describe(from_directory(model, None, False), model, served), file, replace=True)
+        describe.write(describe.describe(from_directory(model), model, served), file, replace=True)
         plan = predicted(model, file)
-        told = plan["output_tokens_per_s"]["value"]
-        speeds = [REQUESTS * NEW_TOKENS / each["seconds"] for each in loads]
-        middle = statistics.median(speeds)
-        error = told / middle - 1
+        predicted_speed = plan["output_tokens_per_s"]["value"]
+        speeds = [REQUESTS * NEW_TOKENS / run["seconds"] for run in loads]
+        median = statistics.median(speeds)
+        error = predicted_speed / median - 1
         worst = max(worst, abs(error))
         spread = f"{min(speeds):.1f} to {max(speeds):.1f}"
-        print(f"| {model.name} | {told:.1f} | {middle:.1f} | {spread} | {100 * error:+.1f} % |")
+        print(f"| {model.name} | {predicted_speed:.1f} | {median:.1f} | {spread} | {100 * error:+.1f} % |")
         report[model.name] = {"plan": plan, "loads": loads, "first": served.first, "step": served.step}
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n")

@@ -1,9 +1,9 @@
-"""How long the planner takes for an answer, from 1 to 64 nodes: a process of its own each, as a user starts it.
+"""Time of a plan from 1 to 64 nodes, each in its own process.
 
     python benchmarks/bench_plan_search.py [--nodes 1 4 16 64] [--rounds 3]
 
-Seconds of a processor, so that what else runs on the machine counts little. Wanted: less than 2 s up to 64 nodes,
-without starting Python and its packages (shown by `--help`). Exit 1 where it takes longer.
+Seconds of processor time, so that other load counts little. Limit: 2 s up to 64 nodes, without the start of Python and
+its packages (measured by `--help`). Exit 1 if a plan takes longer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-WANTED = 2.0
+LIMIT = 2.0
 LOADS = ("in=3500,out=1500,concurrency=256", "in=65000,out=1000,concurrency=64")
 
 
@@ -41,10 +41,20 @@ def main() -> int:
     for nodes in args.nodes:
         for machine in ("a3", "a2"):
             for load in LOADS:
-                asked = ["--quant", "w4a8", "--nodes", str(nodes), "--hardware", machine, "--workload", load, "--json"]
-                whole = seconds(asked, args.rounds)
+                arguments = [
+                    "--quant",
+                    "w4a8",
+                    "--nodes",
+                    str(nodes),
+                    "--hardware",
+                    machine,
+                    "--workload",
+                    load,
+                    "--json",
+                ]
+                whole = seconds(arguments, args.rounds)
                 print(f"| {nodes} | {machine} | {load} | {whole:.2f} | {whole - bare:.2f} |")
-                slow = slow or whole - bare > WANTED
+                slow = slow or whole - bare > LIMIT
     return 1 if slow else 0
 
 

@@ -35,14 +35,14 @@ def layouts(nodes: int, dies: int) -> list[tuple[str, Layout]]:
     if nodes < 4:
         engine = Engine(4 if nodes > 1 else 8, nodes * dies // (4 if nodes > 1 else 8), sequences=64)
         return [("small engines", Layout(engine))]
-    found = []
+    ways = []
     wide = min(nodes, 2 * 256 // dies)
     for way, size in (("small engines", 4), ("wide engines", wide), ("wide engines over RoCE", wide)):
         half = size // 2 * dies
-        ahead = Engine(8, half // 8, drafts=1, batched_tokens=8192, sequences=64, buffer_mb=400, eager_decode=True)
-        behind = Engine(1, half, sequences=64, batched_tokens=256)
-        found.append((way, Layout(behind, ahead, nodes // size)))
-    return found if nodes > 4 else [found[0], found[2]]
+        prefill = Engine(8, half // 8, drafts=1, batched_tokens=8192, sequences=64, buffer_mb=400, eager_decode=True)
+        decode = Engine(1, half, sequences=64, batched_tokens=256)
+        ways.append((way, Layout(decode, prefill, nodes // size)))
+    return ways if nodes > 4 else [ways[0], ways[2]]
 
 
 def rows(sizes: Sequence[int]) -> list[dict[str, object]]:
@@ -72,7 +72,7 @@ def rows(sizes: Sequence[int]) -> list[dict[str, object]]:
     return out
 
 
-def plots(found: list[dict[str, object]], out: Path) -> None:
+def plots(table: list[dict[str, object]], out: Path) -> None:
     import matplotlib
 
     matplotlib.use("svg")
@@ -81,7 +81,7 @@ def plots(found: list[dict[str, object]], out: Path) -> None:
 
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
     for way, marker in (("small engines", "o"), ("wide engines", "s"), ("wide engines over RoCE", "^")):
-        mine = [row for row in found if row["way"] == way]
+        mine = [row for row in table if row["way"] == way]
         x = [row["nodes"] for row in mine]
         for axis, key, title in zip(
             axes, ("per_node", "tpot_p99_ms", "links_share"),
@@ -104,23 +104,23 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=NODES)
     args = parser.parse_args()
     out: Path = args.out
-    found, columns = rows(args.nodes), list(COLUMNS)
+    table, columns = rows(args.nodes), list(COLUMNS)
     if args.price is not None:
         columns.append("cost_per_million")
-        for row in found:
+        for row in table:
             per_second = float(str(row["tokens_per_s"]))
             row["cost_per_million"] = round(args.price * int(str(row["nodes"])) / 3600 / per_second * 1e6, 3)
     shown = [column for column in columns if column != "layout"]
     print("| " + " | ".join(shown) + " |\n" + "|---" * len(shown) + "|")
-    for row in found:
+    for row in table:
         print("| " + " | ".join(str(row[column]) for column in shown) + " |")
     out.mkdir(parents=True, exist_ok=True)
     with (out / "report_plan_scale.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
-        writer.writerows(found)
+        writer.writerows(table)
     try:
-        plots(found, out)
+        plots(table, out)
     except ImportError:
         print("no plots: pip install matplotlib")
 

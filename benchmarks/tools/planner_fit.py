@@ -1,4 +1,4 @@
-"""Least squares for the planner's seven efficiencies: scipy's trust region on logarithms, with priors and a robust loss.
+"""Fit the planner's seven efficiencies: scipy's trust region on logarithms, with priors and a robust loss.
 
 The priors are `calibrate.PRIORS`. A row with a large error counts less (soft L1), so that no single run bends the fit;
 the priors stay squares. The objective has several minima (for example where a prefill stops to wait for its host), so a

@@ -41,7 +41,9 @@ def _admit(queue, engine, state, came):  # type: ignore[no-untyped-def]
     for i in range(came):
         if state[i] == WAITING:
             need, prefills = cache_tokens(queue, i), queue.fresh[i] > 0
-            if running >= engine.slots * engine.ranks or (cached + need > engine.capacity * engine.ranks and cached > 0):
+            if running >= engine.slots * engine.ranks or (
+                cached + need > engine.capacity * engine.ranks and cached > 0
+            ):
                 break
             if prefills and lanes == engine.ranks:
                 break

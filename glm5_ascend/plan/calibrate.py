@@ -68,10 +68,10 @@ class Calibration:
 
     def lines(self) -> Iterator[str]:
         """Lines for a terminal: the error of each row before and after, and the constants."""
-        for case, before, after in zip(self.cases, self.errors_before, self.errors_after, strict=True):
-            for name, value in case.row.measured().items():
+        for baseline, before, after in zip(self.cases, self.errors_before, self.errors_after, strict=True):
+            for name, value in baseline.row.measured().items():
                 error = f"{100 * math.expm1(before[name]):+.0f} % -> {100 * math.expm1(after[name]):+.0f} %"
-                yield f"{case.row.id}: measured {value:,.4g} {_UNITS[name]}, planner {error}"
+                yield f"{baseline.row.id}: measured {value:,.4g} {_UNITS[name]}, planner {error}"
         old, new = self.before.to_json(), self.after.to_json()
         for name in PRIORS:
             yield f"{name:14} {old.get(name, 1.0):.4g} -> {new.get(name, 1.0):.4g}"

@@ -76,7 +76,9 @@ class RowError:
 def row_errors(unseen: Mapping[str, Mapping[str, float]]) -> tuple[RowError, ...]:
     """Errors of the judged rows; `unseen`: predicted / measured by row and output."""
     return tuple(
-        RowError(c.row.group_key(), case_coordinates(c), {name: math.log(ratio) for name, ratio in unseen[c.row.id].items()})
+        RowError(
+            c.row.group_key(), case_coordinates(c), {name: math.log(ratio) for name, ratio in unseen[c.row.id].items()}
+        )
         for c in judged()
         if c.row.id in unseen
     )

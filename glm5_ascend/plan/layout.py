@@ -162,8 +162,6 @@ def check_engine(engine: Engine, config: ModelConfig, hardware: Hardware) -> Non
             f"dcp=1 or dcp={engine.tp}",
         )
     if not 0 <= engine.drafts <= MAX_DRAFTS:
-        raise PlanError(
-            f"--mtp {engine.drafts}: 0 to {MAX_DRAFTS} draft tokens are possible", "GLM-5 is served with 3"
-        )
+        raise PlanError(f"--mtp {engine.drafts}: 0 to {MAX_DRAFTS} draft tokens are possible", "GLM-5 is served with 3")
     if not 0 < engine.utilization <= 1:
         raise PlanError(f"memory utilization {engine.utilization}: must be above 0 and at most 1", "use 0.9 to 0.95")

@@ -84,9 +84,7 @@ def tensor_parallel_sizes(model: PlannedModel, cluster: Cluster, dies: int) -> l
     return [tp for tp in range(1, min(dies, node) + 1) if dies % tp == 0 and heads % tp == 0 and node % tp == 0]
 
 
-def aggregated(
-    model: PlannedModel, cluster: Cluster, workload: Workload, options: SearchOptions
-) -> Iterator[Layout]:
+def aggregated(model: PlannedModel, cluster: Cluster, workload: Workload, options: SearchOptions) -> Iterator[Layout]:
     """Replicas of engines that prefill and decode; with and without DCP, and with every expert cut over all dies."""
     for dies in engine_sizes(model, cluster):
         for replicas in engine_counts(cluster.dies // dies):
@@ -128,7 +126,11 @@ def _prefill_engines(
     model: PlannedModel, cluster: Cluster, workload: Workload, options: SearchOptions, timing: Timing
 ) -> list[Engine]:
     """For 1, 2 and 4 nodes: the engine with most prompts per second, and the one that is fastest with one prompt."""
-    node, experts, heads = cluster.hardware.dies_per_node, model.config.n_routed_experts, model.config.num_attention_heads
+    node, experts, heads = (
+        cluster.hardware.dies_per_node,
+        model.config.n_routed_experts,
+        model.config.num_attention_heads,
+    )
 
     def prompt_time(engine: Engine) -> PromptTime:
         return timing.prompt(engine, workload.fresh, workload.prompt - workload.fresh, float(engine.dp))

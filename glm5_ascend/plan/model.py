@@ -122,7 +122,10 @@ def from_directory(directory: Path, cache: str | None = None, index_cache: bool 
     description = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR) if path.exists() else {}
     files = CheckpointDir(directory)
     if path.exists():
-        types, quantization = _described_types(description, path, config), str(description.get("model_quant_type", "mixed"))
+        types, quantization = (
+            _described_types(description, path, config),
+            str(description.get("model_quant_type", "mixed")),
+        )
         _check_integers(files, types)
     else:
         types, quantization = _stored_types(files, config), "fp8"

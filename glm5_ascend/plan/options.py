@@ -19,9 +19,7 @@ class PlanOptions:
     _: KW_ONLY
     model: Annotated[
         str | None,
-        Option(
-            "Instead of DIR: glm-5, glm-5.1, glm-5.2 or glm-5.3.", "NAME", default_text="glm-5", panel=_MODEL
-        ),
+        Option("Instead of DIR: glm-5, glm-5.1, glm-5.2 or glm-5.3.", "NAME", default_text="glm-5", panel=_MODEL),
     ] = None
     quant: Annotated[
         str,
@@ -46,7 +44,9 @@ class PlanOptions:
     price: Annotated[
         float | None,
         Option(
-            "Price of one machine and hour; adds the cost of a token.", "X", default_text="by --hardware",
+            "Price of one machine and hour; adds the cost of a token.",
+            "X",
+            default_text="by --hardware",
             panel=_MACHINES,
         ),  # fmt: skip
     ] = None

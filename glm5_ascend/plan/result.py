@@ -154,17 +154,22 @@ def _memory_numbers(model: PlannedModel, workload: Workload, best: Candidate) ->
         )
         total = Range(value, low, high, "derived")
     per_die, per_token = float(sum(free.weights.values())), free.bytes_per_token
-    budgets = free.budget, free.budget_low, free.budget_high
-    contexts = (float(min(model.config.max_position_embeddings, free.tokens(budget))) for budget in budgets)
-    requests = (float(_concurrency(free, budget, best.layout, workload)) for budget in budgets)
+    budgets = [free.budget, free.budget_low, free.budget_high]
+    contexts = [float(min(model.config.max_position_embeddings, free.tokens(budget))) for budget in budgets]
+    requests = [float(_concurrency(free, budget, best.layout, workload)) for budget in budgets]
     return {
         "weight_bytes_total": total,
         "weight_bytes_per_die": Range(per_die, per_die, per_die, "derived"),
         "kv_bytes_per_token": Range(per_token, per_token, per_token, "derived"),
-        "kv_budget_bytes_per_die": Range(*budgets, "guessed"),
-        "max_context_tokens": Range(*contexts, "guessed"),
-        "max_concurrency": Range(*requests, "guessed"),
+        "kv_budget_bytes_per_die": _guessed(budgets),
+        "max_context_tokens": _guessed(contexts),
+        "max_concurrency": _guessed(requests),
     }
+
+
+def _guessed(values: list[float]) -> Range:
+    value, low, high = values
+    return Range(value, low, high, "guessed")
 
 
 def _concurrency(free: memory.Memory, budget: float, layout: Layout, workload: Workload) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -43,7 +42,12 @@ class Candidate:
 
 
 def search(
-    model: PlannedModel, cluster: Cluster, workload: Workload, slo: Slo, efficiency: Efficiencies, options: SearchOptions
+    model: PlannedModel,
+    cluster: Cluster,
+    workload: Workload,
+    slo: Slo,
+    efficiency: Efficiencies,
+    options: SearchOptions,
 ) -> list[Candidate]:
     """All layouts that fit, best first: those within the limits by throughput, then the others by their excess."""
     timing = Timing(model, cluster.hardware, efficiency)
@@ -182,6 +186,4 @@ def _with_switches(engine: Engine, values: dict[str, int]) -> Engine:
     dsa_cp = bool(values["dsa_cp"]) if "dsa_cp" in values else engine.split_prefill
     expert_parallel = bool(values.get("ep", 1))
     dsa_cp = dsa_cp and expert_parallel and engine.tp > 1  # FlashComm, which DSA-CP needs, needs both
-    return replace(
-        engine, split_prefill=dsa_cp, redundant=values.get("redundant", 0), expert_parallel=expert_parallel
-    )
+    return replace(engine, split_prefill=dsa_cp, redundant=values.get("redundant", 0), expert_parallel=expert_parallel)

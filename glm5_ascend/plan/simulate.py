@@ -144,7 +144,9 @@ class PrefillLanes(NamedTuple):
 def compiled_arguments(costs: Costs, trace: Trace) -> tuple[Queue, EngineTable]:
     """Arguments of compiled simulations, which write arrival times of closed clients."""
     queue = Queue(trace.arrival.copy(), trace.fresh, trace.cached, trace.output)
-    return queue, EngineTable(costs.ranks, costs.slots, costs.capacity, costs.chunk, costs.step, np.array(costs.prefill))
+    return queue, EngineTable(
+        costs.ranks, costs.slots, costs.capacity, costs.chunk, costs.step, np.array(costs.prefill)
+    )
 
 
 @compiled  # type: ignore[untyped-decorator]

@@ -142,9 +142,7 @@ def parse_acceptance(text: str | float | None) -> float | Acceptance | None:
     for position, item in enumerate(text.split(","), start=1):
         ends = [_number("--acceptance", f"draft {position}", part) for part in item.split("-")]
         if len(ends) > 2 or not all(0 <= end <= 1 for end in ends) or ends != sorted(ends):
-            raise PlanError(
-                f"--acceptance: draft {position} is {item.strip()!r:.40}, not a share", "0.77 or 0.63-0.77"
-            )
+            raise PlanError(f"--acceptance: draft {position} is {item.strip()!r:.40}, not a share", "0.77 or 0.63-0.77")
         low.append(ends[0])
         high.append(ends[-1])
     if low != sorted(low, reverse=True) or high != sorted(high, reverse=True) or len(low) > MAX_POSITIONS:

@@ -37,7 +37,7 @@ def draw(chance: random.Random) -> Plan | None:
         return plan(
             model=chance.choice(("glm-5", "glm-5.1", "glm-5.2", "glm-5.3")),
             quant=chance.choice(("w4a8", "w8a8", "w4a8c8", "w8a8c8", "bf16")),
-            cache=chance.choice((None, None, "li", "li+sfa")), index_cache=chance.random() < 0.3,
+            cache=chance.choice((None, None, "li", "li+sfa")),
             hardware=chance.choice(("a3", "a2")), nodes=chance.choice((1, 2, 3, 4, 5, 6)), workload=load,
             mtp=chance.choice((None, 0, 1, 3)), slo=chance.choice((None, "tpot=50ms")),
         ).plan  # fmt: skip
@@ -59,7 +59,7 @@ def plans() -> list[Plan]:
 def _commands(made: Plan) -> Iterator[list[str]]:
     cluster = made.cluster
     context = made.workload.prompt + made.workload.output
-    for role in roles(made.model, made.chosen.layout, cluster.hardware, context).values():
+    for role in roles(made.model, made.best.layout, cluster.hardware, context).values():
         words = []
         for word in argv(role):
             for open_word, value in WORDS.items():
@@ -71,13 +71,13 @@ def _commands(made: Plan) -> Iterator[list[str]]:
 def test_no_plan_breaks_a_rule_of_doctor(plans: list[Plan]) -> None:
     base = load("a3-2node")
     for made in plans:
-        model, layout, hardware = made.model, made.chosen.layout, made.cluster.hardware
+        model, layout, hardware = made.model, made.best.layout, made.cluster.hardware
         own = roles(model, layout, hardware, made.workload.prompt + made.workload.output)
         attention = model.type_of(0, "self_attn.q_a_proj")
         profile = replace(
             base, roles=own, hardware={"node": hardware.name, "nodes": made.cluster.nodes, "dies": made.cluster.dies},
             weights={"experts": model.expert_type, "attention": attention, "recipe": "w8a8"},
-            memory={"weights_gib": sum(made.chosen.prediction.memory.weights.values()) / 2**30},
+            memory={"weights_gib": sum(made.best.prediction.memory.weights.values()) / 2**30},
         )  # fmt: skip
         for found in preflight(profile, None):
             errors = [rule for rule in found.broken if rule.level == "error"]
@@ -86,7 +86,7 @@ def test_no_plan_breaks_a_rule_of_doctor(plans: list[Plan]) -> None:
 
 def test_no_plan_leaves_an_expert_without_a_die(plans: list[Plan]) -> None:
     for made in plans:
-        layout = made.chosen.layout
+        layout = made.best.layout
         for engine in (layout.decode, *([layout.prefill] if layout.prefill else [])):
             assert (made.model.config.n_routed_experts + engine.redundant) % engine.ep == 0, str(layout)
         assert layout.dies <= made.cluster.dies

@@ -42,7 +42,9 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         (("--layout", "tp=32,dp=1", "--nodes", 2), "tp 32"),
         (("--layout", "tp=8,prefill_tp=8"), "prefill_dp"),
         (("--mtp", 16), "--mtp"),
-        (("--utilization", 1.5), "--utilization"),
+        (("--cache", "fp4"), "--cache fp4"),
+        (("--price", -1), "--price"),
+        (("--out", "mine.yaml"), "--measure or --calibrate"),
         (("--model", "glm-5", "--quant", "W4A8"), "W4A8"),
         (("--hardware", "a2", "--quant", "w8a8"), "does not fit"),
         (("nowhere",), "nowhere"),
@@ -85,7 +87,7 @@ def test_weights_that_contradict_their_description(
     assert callable(editable)
     copy = editable(tiny_w4a8)
     path = copy / "quant_model_description.json"
-    said = json.loads(path.read_text(encoding="utf-8"))
-    said["model.layers.0.self_attn.o_proj.weight"] = "FLOAT"
-    path.write_text(json.dumps(said), encoding="utf-8")
+    description = json.loads(path.read_text(encoding="utf-8"))
+    description["model.layers.0.self_attn.o_proj.weight"] = "FLOAT"
+    path.write_text(json.dumps(description), encoding="utf-8")
     assert "o_proj" in refused(capsys, copy)

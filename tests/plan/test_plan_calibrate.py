@@ -28,7 +28,7 @@ def slower(tmp_path: Path) -> Path:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         for case in (c for c in cases() if c.row.id in ("5.1-2n-3.5k-50", "5.1-2n-3.5k-20", "5.1-2n-3.5k-20-tp4")):
-            row = case.row.model_dump() | {"out_tok_s": 0.8 * case.output_per_second(fitted_efficiencies())}
+            row = case.row.model_dump() | {"out_tok_s": 0.8 * case.predicted(fitted_efficiencies())["tok_s"]}
             writer.writerow([row[name] for name in COLUMNS])
     return path
 
@@ -36,10 +36,10 @@ def slower(tmp_path: Path) -> Path:
 def test_runs_move_the_constants_and_the_file_keeps_them(
     slower: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = calibrate(slower, "a3", {})
+    calibration = calibrate(slower, "a3", {})
     before, after = (
-        [abs(value) for errors in each for value in errors.values()]
-        for each in (found.errors_before, found.errors_after)
+        [abs(value) for errors in cases_errors for value in errors.values()]
+        for cases_errors in (calibration.errors_before, calibration.errors_after)
     )
     assert max(after) < 0.6 * max(before)
     machine = tmp_path / "mine.yaml"
@@ -47,11 +47,11 @@ def test_runs_move_the_constants_and_the_file_keeps_them(
     text = capsys.readouterr().out
     assert "row 1: measured" in text and "graph_seconds" in text and "->" in text and str(machine) in text
     load = "in=3500,out=1500,concurrency=64"
-    own, public = (
+    slow, public = (
         plan(model="glm-5.1", quant="w8a8", nodes=2, hardware=name, layout="tp=4,dp=8", mtp=3, workload=load).plan
         for name in (str(machine), "a3")
     )
-    assert own.numbers["output_tokens_per_s"].value < public.numbers["output_tokens_per_s"].value
+    assert slow.numbers["output_tokens_per_s"].value < public.numbers["output_tokens_per_s"].value
 
 
 def test_the_json_of_benchmarks_is_read(tmp_path: Path) -> None:
@@ -86,15 +86,6 @@ def test_a_file_that_says_too_little_is_one_line(name: str, text: str, word: str
     path.write_text(text)
     with pytest.raises(PlanError, match=word):
         calibrate(path, "a3", SETUP)
-
-
-def test_every_public_row_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "--baselines"]) == 0
-    text = capsys.readouterr().out
-    assert all(case.row.id in text for case in cases()) and "5.3-a5-64k" in text
-    assert run(["plan", "--baselines", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert all(row["source"] and row["date"] and 0 < row["weight"] <= 1 for row in found["rows"])
 
 
 @pytest.mark.parametrize("key", ["completed", "total_input_tokens", "total_output_tokens"])

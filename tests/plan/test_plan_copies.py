@@ -34,8 +34,8 @@ def test_weights_are_those_of_the_official_code(
     name: str, quantization: str, engine: Engine, decode_only: bool, split: bool, weighed: int
 ) -> None:
     model = named(name, quantization)
-    own = weights.per_die(model, True, engine.tp, engine.ep, engine.redundant)
-    planned = sum(own.values()) + sum(copies(model, engine, decode_only, split).values())
+    shares = weights.per_die(model, True, engine.tp, engine.ep, engine.redundant)
+    planned = sum(shares.values()) + sum(copies(model, engine, decode_only, split).values())
     assert planned == pytest.approx(weighed, rel=0.0001)  # a tenth of what `rehearse` says nothing about
 
 
@@ -48,9 +48,9 @@ def test_a_die_of_each_pipeline_stage(line: EngineLine, weighed: tuple[int, int]
     model = named("glm-5", "w8a8")
     engine = Engine(16, 1, pp=2, partition=(41, 37), split_prefill=False, flashcomm=True, mlapo=False, line=line)
     for stage, nbytes in zip(engine.stages(model.config), weighed, strict=True):
-        own = weights.per_die(model, True, engine.tp, engine.ep, stage=stage)
-        made = copies(model, engine, False, True, stage)
-        assert sum(own.values()) + sum(made.values()) == pytest.approx(nbytes, rel=0.0001)
+        shares = weights.per_die(model, True, engine.tp, engine.ep, stage=stage)
+        extra = copies(model, engine, False, True, stage)
+        assert sum(shares.values()) + sum(extra.values()) == pytest.approx(nbytes, rel=0.0001)
 
 
 def test_layers_of_the_stages_are_divided_as_vllm_does() -> None:
@@ -64,10 +64,10 @@ def test_copies_exclude_each_other() -> None:
     model, engine = named("glm-5", "w8a8"), replace(W8A8, flashcomm=False)
     assert set(filter(None, copies(model, engine, False, False).values()))
     for other in (replace(engine, mlapo=False), replace(engine, dcp=16), named("glm-5", "w8a8", "li+sfa")):
-        made = (
+        nbytes = (
             copies(other, engine, False, False) if not isinstance(other, Engine) else copies(model, other, False, False)
         )
-        assert not any(made.values())
+        assert not any(nbytes.values())
     assert not any(copies(model, replace(engine, batched_tokens=1024), True, True).values())
     divided = copies(model, replace(engine, split_prefill=True), False, False)
     assert divided["MLAPO copies"] == 0 < divided["DSA-CP copies"]

@@ -29,15 +29,15 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(directory: Path) -> PlannedModel:
-    return from_directory(directory, None, False)
+    return from_directory(directory)
 
 
 @pytest.fixture(scope="module")
-def bare(model: PlannedModel, directory: Path) -> Hardware:
+def measured(model: PlannedModel, directory: Path) -> Hardware:
     """Rates of this machine, measured for a moment."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rates, "SECONDS", 0.02)
-        return describe.rated(model, directory)
+        return describe.measure_rates(model, directory)
 
 
 #: Bytes or operations per second of a laptop's core, as round numbers.
@@ -46,16 +46,18 @@ OPERATORS = {"lightning indexer": 4e10, "sparse attention": 3e10}
 
 
 @pytest.fixture(scope="module")
-def steady(bare: Hardware) -> Hardware:
-    """The same description with rates that do not depend on what else this machine does."""
-    own = bare.rates
-    figures = {name: getattr(own, name).model_copy(update={"value": value}) for name, value in RATES.items()}
-    operators = {name: figure.model_copy(update={"value": OPERATORS[name]}) for name, figure in own.operators.items()}
-    return bare.model_copy(update={"rates": own.model_copy(update={**figures, "operators": operators})})
+def steady(measured: Hardware) -> Hardware:
+    """A description with fixed rates."""
+    rates_now = measured.rates
+    figures = {name: getattr(rates_now, name).model_copy(update={"value": value}) for name, value in RATES.items()}
+    operators = {
+        name: figure.model_copy(update={"value": OPERATORS[name]}) for name, figure in rates_now.operators.items()
+    }
+    return measured.model_copy(update={"rates": rates_now.model_copy(update={**figures, "operators": operators})})
 
 
 def imagined(model: PlannedModel, hardware: Hardware, noise: float = 0.0) -> Served:
-    """What a server with the constants TRUE would show."""
+    """Times of a server with the constants TRUE."""
     engine = describe.ENGINE
     first = {n: prefill_chunk(model, hardware, engine, TRUE, n, 0.0).seconds for n in PROMPTS}
     context = STEP_PROMPT + NEW_TOKENS / 2
@@ -63,19 +65,19 @@ def imagined(model: PlannedModel, hardware: Hardware, noise: float = 0.0) -> Ser
     return Served({n: s * (1 + noise) for n, s in first.items()}, step, 1)
 
 
-def test_every_rate_is_a_plausible_measurement(bare: Hardware) -> None:
-    own = bare.rates
-    for figure in (own.memory, own.bf16, own.int8, own.vector, *own.operators.values()):
+def test_every_rate_is_a_plausible_measurement(measured: Hardware) -> None:
+    rates_now = measured.rates
+    for figure in (rates_now.memory, rates_now.bf16, rates_now.int8, rates_now.vector, *rates_now.operators.values()):
         assert figure.quality == "measured" and 1e7 < figure.value < 1e14
-    assert set(own.operators) == {"lightning indexer", "sparse attention"}
-    assert not bare.host_ahead and bare.dies_per_node == 1
+    assert set(rates_now.operators) == {"lightning indexer", "sparse attention"}
+    assert not measured.host_ahead and measured.dies_per_node == 1
 
 
 def test_the_constants_are_found_again(model: PlannedModel, steady: Hardware) -> None:
-    found = describe.efficiencies(model, steady, imagined(model, steady))
-    assert found.compute == pytest.approx(TRUE.compute, rel=0.02)
+    fitted = describe.efficiencies(model, steady, imagined(model, steady))
+    assert fitted.compute == pytest.approx(TRUE.compute, rel=0.02)
     for name in ("graph_seconds", "eager_seconds", "token_seconds"):
-        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.05), name
+        assert getattr(fitted, name) == pytest.approx(getattr(TRUE, name), rel=0.05), name
 
 
 def test_a_slower_machine_is_predicted_slower(model: PlannedModel, steady: Hardware) -> None:
@@ -83,9 +85,9 @@ def test_a_slower_machine_is_predicted_slower(model: PlannedModel, steady: Hardw
 
     def speed(noise: float) -> float:
         constants = describe.efficiencies(model, steady, imagined(model, steady, noise))
-        found = predict(model, steady, Layout(describe.ENGINE), constants, load)
-        assert found is not None
-        return run_output(found, load)
+        prediction = predict(model, steady, Layout(describe.ENGINE), constants, load)
+        assert prediction is not None
+        return run_output(prediction, load)
 
     assert speed(1.0) < 0.8 * speed(0.0)
 
@@ -99,9 +101,9 @@ def test_the_written_file_is_hardware_cpu(
     error = capsys.readouterr().err
     assert "not measured yet" in error and "--measure" in error and "Traceback" not in error
     constants = describe.efficiencies(model, steady, imagined(model, steady)).to_json()
-    made = steady.model_copy(update={"efficiencies": constants})
-    describe.write(made, tmp_path / "glm5-ascend/cpu.yaml", replace=False)
-    assert load_hardware("cpu") == made
+    machine = steady.model_copy(update={"efficiencies": constants})
+    describe.write(machine, tmp_path / "glm5-ascend/cpu.yaml", replace=False)
+    assert load_hardware("cpu") == machine
     workload = ["--workload", "in=256,out=32,concurrency=4", "--mtp", "0"]
     assert run(["plan", str(directory), "--hardware", "cpu", *workload, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

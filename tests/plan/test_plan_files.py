@@ -11,7 +11,7 @@ from glm5_ascend.errors import ConfigError
 from glm5_ascend.files.resources import schema_text
 from glm5_ascend.files.yaml_file import read_yaml
 from glm5_ascend.plan.baselines import BaselinesFile, load_rows
-from glm5_ascend.plan.data_files import FamilyFile, FittedFile, KnownSizesFile, MemoryFile, data_file
+from glm5_ascend.plan.data_files import FamilyFile, FittedFile, MemoryFile, data_file
 from glm5_ascend.plan.hardware import Hardware, known_hardware
 from glm5_ascend.plan.schemas import SCHEMAS
 
@@ -19,7 +19,6 @@ FILES: dict[str, type[BaseModel]] = {
     "baselines.yaml": BaselinesFile,
     "fitted.yaml": FittedFile,
     "hardware/a3.yaml": Hardware,
-    "known_sizes.yaml": KnownSizesFile,
     "memory.yaml": MemoryFile,
     "models.yaml": FamilyFile,
 }
@@ -35,13 +34,6 @@ FILES: dict[str, type[BaseModel]] = {
         ("fitted.yaml", "bands:", "bends: 1\nbands:", "bends: unknown key"),
         ("hardware/a3.yaml", "  vector: {value: 11.06e+12", "  vector: {value: -1", "rates.vector.value: Input should"),
         ("hardware/a3.yaml", "quality: paper", "quality: hearsay", "links.node.quality: Input should be 'vendor'"),
-        (
-            "known_sizes.yaml",
-            ", unit: B,",
-            ", unit: MB,",
-            "stored.0.unit: Input should be 'B', 'GB' or 'GiB', got 'MB'",
-        ),
-        ("known_sizes.yaml", "die:", "dice: []\ndie:", "dice: unknown key"),
         ("memory.yaml", "low: 0.5e+9", "low: 2.5e+9", "graphs_bytes: 1.5e+09 is not between low 2.5e+09 and high"),
         ("memory.yaml", "communicators: {", "communicators: {colour: 1, ", "communicators.colour: unknown key"),
         ("models.yaml", "  hidden_size: 6144", "  hidden: 6144", "common.hidden: unknown key"),
@@ -57,10 +49,10 @@ def test_what_no_model_knows_is_refused_by_line(name: str, old: str, new: str, m
     line = text[: text.index(old)].count("\n") + 1
     with pytest.raises(ConfigError) as caught:
         read_yaml(path, FILES[name])
-    where, _, said = caught.value.message.removeprefix(f"{path}:").partition(": ")
-    assert message in said and caught.value.tip
+    line_number, _, text_of_error = caught.value.message.removeprefix(f"{path}:").partition(": ")
+    assert message in text_of_error and caught.value.tip
     if "missing" not in message:  # else the line is that of the mapping
-        assert abs(int(where) - line) <= 1
+        assert abs(int(line_number) - line) <= 1
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

@@ -25,23 +25,22 @@ ACCEPTED = 3.157
 
 @pytest.mark.parametrize(("asked", "weights", "token", "least"), BY_HAND, ids=lambda value: str(value)[:60])
 def test_by_hand(asked: dict[str, object], weights: float, token: int, least: float) -> None:
-    made = plan(**asked, workload="in=3500,out=1500,concurrency=16").plan  # type: ignore[arg-type]
-    assert made.numbers["weight_bytes_per_die"].value / 1e9 == pytest.approx(weights, rel=0.03)
-    assert made.numbers["kv_bytes_per_token"].value == token
+    result = plan(**asked, workload="in=3500,out=1500,concurrency=16").plan  # type: ignore[arg-type]
+    assert result.numbers["weight_bytes_per_die"].value / 1e9 == pytest.approx(weights, rel=0.03)
+    assert result.numbers["kv_bytes_per_token"].value == token
     # the bound is of a full batch: a step of one or two requests per rank reads fewer experts
-    assert made.numbers["tpot_ms"].value > 0.3 * least / (ACCEPTED if asked["mtp"] else 1.0)
+    assert result.numbers["tpot_ms"].value > 0.3 * least / (ACCEPTED if asked["mtp"] else 1.0)
 
 
 #: An audit's kinds of queries: model and machines, weights, load. Each pair of neighbours in a load's list is compared.
 MACHINES = (
     ("glm-5", "a3", 1, "w4a8"), ("glm-5", "a3", 2, "w8a8"), ("glm-5.1", "a3", 4, "w8a8c8"), ("glm-5", "a2", 2, "w4a8"),
-    ("glm-5.2", "a3", 1, "w4a8c8"), ("glm-5.2", "a3", 4, "bf16"), ("glm-5.3", "a3-roce", 4, "w8a8c8"),
-    ("glm-5.2", "a2", 8, "w8a8"),
+    ("glm-5.2", "a3", 1, "w4a8c8"), ("glm-5.3", "a3-roce", 4, "w8a8c8"),
 )  # fmt: skip
 LOADS = (
-    *(f"in={n},out=500,concurrency=4" for n in (128, 1024, 3500, 16_000, 64_000, 128_000)),
-    *(f"in=3500,out=1500,concurrency={n}" for n in (1, 4, 16, 64, 256)),
-    *(f"in=8000,out={n},concurrency=8" for n in (1, 16, 256, 4096)),
+    *(f"in={n},out=500,concurrency=4" for n in (128, 3500, 64_000, 128_000)),
+    *(f"in=3500,out=1500,concurrency={n}" for n in (1, 16, 256)),
+    *(f"in=8000,out={n},concurrency=8" for n in (1, 4096)),
     "in=64000,out=1000,concurrency=16,prefix_hit=0.9", "in=3500,out=1500,concurrency=64,rate=0.5",
     "in=3500,out=1500,concurrency=32,requests=32", "in=1,out=2,concurrency=0.5", "in=100000,out=100,concurrency=2",
 )  # fmt: skip
@@ -49,33 +48,34 @@ LOADS = (
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: "-".join(map(str, machine)))
 def test_an_audits_queries_stay_right(machine: tuple[str, str, int, str]) -> None:
-    """20 loads on 8 clusters: no memory below zero, no step faster than the die's memory, ranges in order."""
+    """Loads on clusters: no memory below zero, no step faster than the die's memory, ranges in order."""
     model, hardware, nodes, quant = machine
     for load in LOADS:
-        made = plan(model=model, hardware=hardware, nodes=nodes, quant=quant, workload=load).plan
-        numbers, found, where = made.numbers, made.chosen.prediction, f"{machine} {load}"
+        result = plan(model=model, hardware=hardware, nodes=nodes, quant=quant, workload=load).plan
+        numbers, prediction, where = result.numbers, result.best.prediction, f"{machine} {load}"
         assert all(0 <= n.low <= n.value <= n.high for n in numbers.values()), where
-        assert found.memory.budget > 0 and made.chosen.layout.dies <= made.cluster.dies, where
-        own = made.chosen.layout.decode
+        assert prediction.memory.budget > 0 and result.best.layout.dies <= result.cluster.dies, where
         always = sum(
-            size for name, size in found.memory.weights.items() if name in ("attention", "dense MLP and router")
+            size for name, size in prediction.memory.weights.items() if name in ("attention", "dense MLP and router")
         )
-        bound = always / made.cluster.hardware.rates.memory.value
-        assert found.step_seconds > bound and found.tpot >= bound / (own.drafts + 1) * (made.workload.output > 1), where
+        bound = always / result.cluster.hardware.rates.memory.value
+        assert prediction.step_seconds > bound and prediction.tpot >= bound / (result.best.layout.decode.drafts + 1) * (
+            result.workload.output > 1
+        ), where
         assert numbers["ttft_ms"].value > 0 and numbers["max_context_tokens"].value <= 1_048_576, where
 
 
-def _speed(made: Plan) -> float:
-    return made.numbers["output_tokens_per_s"].value
+def _speed(result: Plan) -> float:
+    return result.numbers["output_tokens_per_s"].value
 
 
 def test_more_context_is_never_quicker_and_more_clients_never_slower() -> None:
     common = {"quant": "w4a8", "layout": "tp=16", "mtp": 3}
     long = [plan(**common, workload=f"in={n},out=500,concurrency=1").plan for n in (500, 4000, 32_000, 128_000)]  # type: ignore[arg-type]
-    waits = [made.numbers["tpot_ms"].value for made in long]
+    waits = [result.numbers["tpot_ms"].value for result in long]
     assert waits == sorted(waits)
     many = [plan(**common, workload=f"in=3500,out=500,concurrency={n}").plan for n in (1, 4, 16, 64)]  # type: ignore[arg-type]
-    speeds = [_speed(made) for made in many]
+    speeds = [_speed(result) for result in many]
     assert speeds == sorted(speeds)
 
 
@@ -89,8 +89,8 @@ def test_drafts_gain_at_most_what_they_are(drafts: int) -> None:
 
 @pytest.mark.parametrize("load", ["in=1,out=1", "in=1,out=10,concurrency=0.5", "in=200000,out=2000,concurrency=1"])
 def test_ends_of_the_range_are_answered(load: str) -> None:
-    made = plan(quant="w4a8", nodes=2, workload=load).plan
-    for name, number in made.numbers.items():
+    result = plan(quant="w4a8", nodes=2, workload=load).plan
+    for name, number in result.numbers.items():
         assert 0 <= number.low <= number.value <= number.high, name
 
 
@@ -104,7 +104,7 @@ def test_what_cannot_be_is_said() -> None:
 
 def test_the_public_memory_number_is_in_its_range() -> None:
     """vllm-ascend 10918: GLM-5.2 bf16 on four A2, DP4 TP8: 2.01 GiB were left for the cache."""
-    made = plan(model="glm-5.2", quant="bf16", hardware="a2", nodes=4, layout="tp=8,dp=4,dsa_cp=0", mtp=3,
+    result = plan(model="glm-5.2", quant="bf16", hardware="a2", nodes=4, layout="tp=8,dp=4,dsa_cp=0", mtp=3,
                 workload="in=1000,out=100,concurrency=4").plan  # fmt: skip
-    left = made.numbers["kv_budget_bytes_per_die"]
-    assert left.low <= 2.01 * 2**30 <= left.high and left.value < 4 * 2**30
+    budget = result.numbers["kv_budget_bytes_per_die"]
+    assert budget.low <= 2.01 * 2**30 <= budget.high and budget.value < 4 * 2**30

@@ -36,15 +36,14 @@ def test_it_needs_no_network_and_runs_no_other_script(report: Path) -> None:
 def test_it_shows_the_key_figures(report: Path, scheme: str, width: int, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert run([*ARGUMENTS, "--json"]) == 0
-    wanted = json.loads(capsys.readouterr().out)
+    report_json = json.loads(capsys.readouterr().out)
     with shown(report, scheme, width) as page:
         text = page.inner_text("body")
         for key in ("output_tokens_per_s", "max_context_tokens"):
-            assert f"{wanted[key]['value']:,.0f}"[:5] in page.inner_text(f"#{key}")
-        assert f"{wanted['tpot_ms']['value']:.1f} ms" in page.inner_text("#tpot_ms")
+            assert f"{report_json[key]['value']:,.0f}"[:5] in page.inner_text(f"#{key}")
+        assert f"{report_json['tpot_ms']['value']:.1f} ms" in page.inner_text("#tpot_ms")
         assert "per million output tokens" in text and "Run it" in text
-        assert page.locator(".chart svg").count() == 4
-        assert "requests per second" in hovered(page, "Goodput by load", "symbol", 1)
+        assert page.locator(".chart svg").count() == 3
         assert marks(page, "Throughput and latency", "area").count() == 1
         dots = marks(page, "Throughput and latency", "symbol")
         assert dots.count() > 4 and "output tokens per second" in hovered(page, "Throughput and latency", "symbol", 1)
@@ -55,7 +54,7 @@ def test_it_shows_the_key_figures(report: Path, scheme: str, width: int, capsys:
 
 
 @pytest.mark.parametrize(
-    ("slo", "grade", "said"),
+    ("slo", "grade", "text"),
     [
         ("tpot=500ms,ttft=100s", "good", "SLO met, also at the slow end"),
         ("tpot=46ms", "fair", "SLO met by the prediction, but not at the slow end"),
@@ -63,11 +62,11 @@ def test_it_shows_the_key_figures(report: Path, scheme: str, width: int, capsys:
         (None, "open", "No SLO was given"),
     ],
 )
-def test_the_verdict(slo: str | None, grade: str, said: str) -> None:
-    made = plan(model="glm-5.1", quant="w8a8c8", nodes=4, slo=slo, workload="in=3500,out=1500,concurrency=480").plan
-    found = verdict(made)
-    assert found.grade == grade and said in found.text
-    assert ("--slo" in found.reason and "predicted" in found.threshold) == (slo is not None)
+def test_the_verdict(slo: str | None, grade: str, text: str) -> None:
+    result = plan(model="glm-5.1", quant="w8a8c8", nodes=4, slo=slo, workload="in=3500,out=1500,concurrency=480").plan
+    judged = verdict(result)
+    assert judged.grade == grade and text in judged.text
+    assert ("--slo" in judged.reason and "predicted" in judged.threshold) == (slo is not None)
 
 
 def test_the_same_words_as_on_the_terminal(report: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +81,6 @@ def test_the_same_words_as_on_the_terminal(report: Path, capsys: pytest.CaptureF
     order = [line.split("  ")[0] for line in terminal.split("next best layouts")[1].splitlines()[1:5]]
     places = [page.text.index(layout.strip()) for layout in order]
     assert all(layout.strip() for layout in order) and places == sorted(places)
-    assert "counts for less than the tokens shown" in page.text
 
 
 def test_it_says_where_it_comes_from(report: Path) -> None:

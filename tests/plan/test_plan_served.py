@@ -61,7 +61,7 @@ def test_an_event_is_seen_before_the_next_one_is_sent() -> None:
         events = Client(url, timeout=ENDED).stream("/v1/completions", {})
         assert next(events)["choices"][0]["token_ids"] == [1]
         seen.set()
-        assert [each["choices"][0]["token_ids"] for each in events] == [[2]]
+        assert [event["choices"][0]["token_ids"] for event in events] == [[2]]
 
 
 def test_every_token_has_the_time_of_its_event() -> None:

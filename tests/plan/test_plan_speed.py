@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from glm5_ascend.plan import fitting
+from benchmarks.tools import planner_fit
 from glm5_ascend.plan.baselines import Baseline, cases, judged, leads, load_rows
-from glm5_ascend.plan.distance import half_width, misses, place_of, spread
+from glm5_ascend.plan.calibrate import SIGMA, errors, from_efficiencies, residuals, to_efficiencies
+from glm5_ascend.plan.distance import case_coordinates, expected_error, half_width, row_errors
 from glm5_ascend.plan.efficiency import PERFECT, fitted, fitted_efficiencies
 from glm5_ascend.plan.hardware import load_hardware
 from glm5_ascend.plan.layout import Engine, Layout
@@ -19,7 +20,7 @@ from glm5_ascend.plan.model import named
 from glm5_ascend.plan.operators import StepLoad, imbalance, step_operators
 from glm5_ascend.plan.predict import predict
 from glm5_ascend.plan.roofline import decode_step, prefill_chunk
-from glm5_ascend.plan.workload import Workload, accepted
+from glm5_ascend.plan.workload import Workload
 
 A3, ENGINE = load_hardware("a3"), Engine(4, 8)
 MODEL = named("glm-5.1", "w8a8c8", "li", True)
@@ -30,30 +31,32 @@ STEP_OFF = 0.3
 def test_committed_constants_explain_the_public_rows() -> None:
     """Medians that the issue asks for, and bands that hold about four of five results that the fit had not seen."""
     limits = {"tok_s": 0.12, "ttft": 0.20, "tpot": 0.20}
-    seen = fitting.errors(fitting.from_efficiencies(fitted_efficiencies()), judged())
-    unseen, held = fitted().unseen, []
+    seen = errors(from_efficiencies(fitted_efficiencies()), judged())
+    unseen, inside = fitted().unseen, []
     assert set(unseen) == set(fitted().fitted_on) == {row.id for row in load_rows()}
     for name, limit in limits.items():
-        good = [abs(np.expm1(found[name])) for found in seen if name in found]
+        good = [abs(np.expm1(row[name])) for row in seen if name in row]
         left = [abs(unseen[case.row.id][name] - 1) for case in judged() if name in unseen[case.row.id]]
         assert np.median(good) <= limit and np.median(left) <= limit, name
         assert fitted().median_error[name] == pytest.approx(np.median(left), abs=1e-3)
         # What was written down for rows not seen can hardly be better than for rows seen.
         assert np.median(left) >= 0.8 * np.median(good)
     for case in judged():
-        others = [miss for miss in misses(unseen) if miss.group != case.row.group_key()]
+        others = [row for row in row_errors(unseen) if row.group != case.row.group_key()]
         for name, ratio in unseen[case.row.id].items():
-            held.append(abs(np.log(ratio)) <= fitted().bands[name] * spread(name, place_of(case), others))
-    assert 0.75 <= np.mean(held) <= 0.9
+            inside.append(
+                abs(np.log(ratio)) <= fitted().bands[name] * expected_error(name, case_coordinates(case), others)
+            )
+    assert 0.75 <= np.mean(inside) <= 0.9
 
 
 def test_unseen_throughput_does_not_lean_to_the_optimistic_side() -> None:
     """A planner that promises too much costs machines. TTFT, of six rows, does lean so; README says by how much."""
-    errors = [(case, math.log(fitted().unseen[case.row.id]["tok_s"])) for case in judged() if case.row.out_tok_s]
-    heavy = [error for case, error in errors if case.workload.fresh > 3 * case.workload.output]
+    ratios = [(case, math.log(fitted().unseen[case.row.id]["tok_s"])) for case in judged() if case.row.out_tok_s]
+    heavy = [error for case, error in ratios if case.workload.fresh > 3 * case.workload.output]
     assert len(heavy) >= 12
-    assert abs(statistics.median(error for _, error in errors)) < 0.05 and -0.1 < statistics.median(heavy) < 0.05
-    outside = [error for case, error in errors if abs(error) > half_width("tok_s", place_of(case))]
+    assert abs(statistics.median(error for _, error in ratios)) < 0.05 and -0.1 < statistics.median(heavy) < 0.05
+    outside = [error for case, error in ratios if abs(error) > half_width("tok_s", case_coordinates(case))]
     assert sum(error > 0 for error in outside) <= sum(error < 0 for error in outside) + 1
 
 
@@ -63,7 +66,7 @@ def test_rows_that_cannot_be_trusted_weigh_less() -> None:
     assert weights["5.2-pd-64k-50"] <= 0.5, "its label is unsafe"
     for row in load_rows():
         assert row.engine == "vllm-ascend" or row.weight <= 0.2, "gates of another engine"
-    shares = fitting.weights(cases())
+    shares = planner_fit.weights(cases())
     assert shares.sum() == pytest.approx(sum(weights.values())), "a row's outputs share its weight"
 
 
@@ -72,63 +75,63 @@ def test_every_row_names_its_source() -> None:
         assert row.source and row.version and row.quant and row.date.year >= 2026
         assert row.measured() and min(row.measured().values()) > 0
         assert row.out_tok_s is None or row.out_tok_s > 1, "0 and 1 are placeholders in the source"
-    assert all(lead.said and lead.why for lead in leads())
+    assert all(lead.text and lead.reason for lead in leads())
 
 
 @pytest.fixture(scope="module")
-def made() -> list[Baseline]:
-    """Rows made by the model itself with other constants than any it was fitted to."""
-    wanted = fitting.to_efficiencies(np.array([0.5, -0.6, -0.5, 0.6, -0.5, 0.6, 0.5]))
-    some = [case for case in cases() if case.row.id.startswith("5.1")][:8]
-    return [replace(c, row=c.row.model_copy(update={"out_tok_s": c.output_per_second(wanted)})) for c in some]
+def synthetic() -> list[Baseline]:
+    """Rows predicted by the model with other constants than the fitted ones."""
+    constants = to_efficiencies(np.array([0.5, -0.6, -0.5, 0.6, -0.5, 0.6, 0.5]))
+    rows = [case for case in cases() if case.row.id.startswith("5.1")][:8]
+    return [replace(c, row=c.row.model_copy(update={"out_tok_s": c.predicted(constants)["tok_s"]})) for c in some]
 
 
-def test_fit_finds_the_constants_that_made_the_data(made: list[Baseline]) -> None:
+def test_fit_finds_the_constants_that_made_the_data(synthetic: list[Baseline]) -> None:
     """It must predict them again."""
-    before = np.abs(fitting.residuals(np.zeros(7), made)).max()
-    after = np.abs(fitting.residuals(fitting.fit(made, [np.zeros(7)]), made)).max()
+    before = np.abs(residuals(np.zeros(7), synthetic)).max()
+    after = np.abs(residuals(planner_fit.fit(synthetic, [np.zeros(7)]), synthetic)).max()
     assert after < 0.05 < before
 
 
-def test_one_wild_row_hardly_bends_the_fit(made: list[Baseline]) -> None:
-    wild = made[0].row.model_copy(update={"out_tok_s": 8 * made[0].row.out_tok_s})
-    found = fitting.fit([replace(made[0], row=wild), *made[1:]], [np.zeros(7)])
-    assert np.abs(fitting.residuals(found, made[1:])).max() < 0.1
+def test_one_wild_row_hardly_bends_the_fit(synthetic: list[Baseline]) -> None:
+    wild = synthetic[0].row.model_copy(update={"out_tok_s": 8 * synthetic[0].row.out_tok_s})
+    solution = planner_fit.fit([replace(synthetic[0], row=wild), *synthetic[1:]], [np.zeros(7)])
+    assert np.abs(residuals(solution, synthetic[1:])).max() < 0.1
 
 
-def test_only_the_rows_are_robust(made: list[Baseline]) -> None:
+def test_only_the_rows_are_robust(synthetic: list[Baseline]) -> None:
     """Priors are plain squares; a row far off counts by its distance, not by the square of it."""
     x = np.array([3.0, -2.0, 0.0, 0.0, 1.0, 0.0, -1.0])
-    assert fitting.objective(x, []) == pytest.approx(x @ x)
-    far = [replace(made[0], row=made[0].row.model_copy(update={"out_tok_s": value})) for value in (1e9, 1e12)]
-    near, further = (np.abs(fitting.residuals(x, [case])[0]) / fitting.SIGMA for case in far)
-    grown = fitting.objective(x, [far[1]]) - fitting.objective(x, [far[0]])
+    assert planner_fit.objective(x, []) == pytest.approx(x @ x)
+    far = [replace(synthetic[0], row=synthetic[0].row.model_copy(update={"out_tok_s": value})) for value in (1e9, 1e12)]
+    near, further = (np.abs(residuals(x, [case])[0]) / SIGMA for case in far)
+    grown = planner_fit.objective(x, [far[1]]) - planner_fit.objective(x, [far[0]])
     assert grown == pytest.approx(2 * (further - near), rel=0.01)
 
 
-def test_the_lowest_minimum_counts(made: list[Baseline]) -> None:
-    begin = [fitting.starts()[0], fitting.starts()[5]]
-    single = [fitting.objective(fitting.fit(made, [x]), made) for x in begin]
+def test_the_lowest_minimum_counts(synthetic: list[Baseline]) -> None:
+    begin = [planner_fit.starts()[0], planner_fit.starts()[5]]
+    single = [planner_fit.objective(planner_fit.fit(synthetic, [x]), synthetic) for x in begin]
     for order in (begin, begin[::-1]):
-        assert fitting.objective(fitting.fit(made, order), made) == min(single)
+        assert planner_fit.objective(planner_fit.fit(synthetic, order), synthetic) == min(single)
 
 
 def test_committed_constants_are_the_lowest_minimum_known() -> None:
     """A fit from the priors' typical values ends no lower, and a step in any direction goes up."""
     good = cases()
-    committed = fitting.from_efficiencies(fitted_efficiencies())
-    alone = fitting.fit(good, [np.zeros(7)])
-    assert fitting.objective(alone, good) > fitting.objective(committed, good) - 0.02
+    committed = from_efficiencies(fitted_efficiencies())
+    alone = planner_fit.fit(good, [np.zeros(7)])
+    assert planner_fit.objective(alone, good) > planner_fit.objective(committed, good) - 0.02
     for slope in STEP_OFF * np.concatenate([np.eye(7), -np.eye(7)]):
-        assert fitting.objective(committed + slope, good) > fitting.objective(committed, good)
+        assert planner_fit.objective(committed + slope, good) > planner_fit.objective(committed, good)
 
 
-def test_leaving_out_a_group_leaves_out_its_twins(made: list[Baseline]) -> None:
+def test_leaving_out_a_group_leaves_out_its_twins(synthetic: list[Baseline]) -> None:
     """Rows that the model made: whichever is left out is predicted by the others."""
-    whole = fitting.fit(made, [np.zeros(7)])
-    found = fitting.leave_one_out(made[:4], whole, lambda case: case.row.tp)
-    assert set(found) == {case.row.id for case in made[:4]}
-    assert max(abs(error["tok_s"]) for error in found.values()) < 0.3
+    whole = planner_fit.fit(synthetic, [np.zeros(7)])
+    unseen = planner_fit.leave_one_out(synthetic[:4], whole, lambda case: case.row.tp)
+    assert set(unseen) == {case.row.id for case in synthetic[:4]}
+    assert max(abs(error["tok_s"]) for error in unseen.values()) < 0.3
 
 
 def test_perfect_efficiency_is_a_lower_bound() -> None:
@@ -170,24 +173,19 @@ def test_index_sharing_saves_long_prefills() -> None:
 
 @pytest.mark.parametrize("layout", [Layout(ENGINE), Layout(Engine(1, 32), Engine(8, 4, eager_decode=True))])
 def test_steady_state_obeys_littles_law(layout: Layout) -> None:
-    found = predict(MODEL, A3, layout, fitted_efficiencies(), Workload(3500, 1500, 64))
-    assert found is not None
-    assert found.output_per_second / 1500 * found.residence == pytest.approx(64, rel=0.02)
-    assert found.residence == pytest.approx(found.ttft + found.tpot * 1499, rel=0.005)
+    steady = predict(MODEL, A3, layout, fitted_efficiencies(), Workload(3500, 1500, 64))
+    assert steady is not None
+    assert steady.output_per_second / 1500 * steady.residence == pytest.approx(64, rel=0.02)
+    assert steady.residence == pytest.approx(steady.ttft + steady.tpot * 1499, rel=0.005)
 
 
 def test_more_requests_give_more_tokens_at_longer_intervals() -> None:
-    found = [predict(MODEL, A3, Layout(ENGINE), fitted_efficiencies(), Workload(3500, 1500, n)) for n in (8, 32, 128)]
-    assert all(found)
-    speeds, waits = [p.output_per_second for p in found if p], [p.tpot for p in found if p]
+    predictions = [
+        predict(MODEL, A3, Layout(ENGINE), fitted_efficiencies(), Workload(3500, 1500, n)) for n in (8, 32, 128)
+    ]
+    assert all(predictions)
+    speeds, waits = [p.output_per_second for p in predictions if p], [p.tpot for p in predictions if p]
     assert speeds == sorted(speeds) and waits == sorted(waits)
-
-
-def test_acceptance_of_a_healthy_log() -> None:
-    assert accepted(3) == pytest.approx(3.157)
-    assert accepted(0) == 1.0
-    assert accepted(3, 2.5) == pytest.approx(2.5)
-    assert accepted(4) > accepted(3)
 
 
 def test_imbalance_of_random_choices() -> None:

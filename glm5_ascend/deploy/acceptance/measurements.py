@@ -11,7 +11,7 @@ from glm5_ascend.engine_lines import CPU, SGLANG
 from glm5_ascend.errors import CheckFailedError, Glm5Error
 from glm5_ascend.fidelity.api import evaluate
 from glm5_ascend.plan.api import plan
-from glm5_ascend.plan.measure.load import put_load
+from glm5_ascend.plan.measure.load import run_load
 from glm5_ascend.plan.workload import parse_workload
 
 HARDWARE = "hardware.yaml"
@@ -93,13 +93,13 @@ def run_load_test(setting: Accepting) -> StepOutcome:
     """The load, compared with the plan for the measured acceptance. A speed outside of its range is a warning."""
     workload = parse_workload(setting.load)
     concurrency = max(1, round(workload.concurrency))
-    result = put_load(
+    result = run_load(
         setting.server, workload.prompt, workload.output, concurrency, workload.requests or 2 * concurrency
     )
     if result.failed:
         return StepOutcome(
             FAILED,
-            f"{result.failed} of {result.requests} requests failed: {result.said}",
+            f"{result.failed} of {result.requests} requests failed: {result.error}",
             {"measured": result.to_dict()},
         )
     figures: dict[str, Any] = {"measured": result.to_dict()}

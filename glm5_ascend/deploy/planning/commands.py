@@ -35,7 +35,7 @@ def _lines(plan: Plan, name: str | None) -> Iterator[str]:
     else:
         yield "profile: none of deploy/profiles has this layout; these lines do:"
     yield NOT_MODELLED
-    layout = plan.chosen.layout
+    layout = plan.best.layout
     context = plan.workload.prompt + plan.workload.output
     if plan.cluster.nodes * plan.cluster.hardware.dies_per_node > layout.dies:
         idle = plan.cluster.nodes - -(-layout.dies // plan.cluster.hardware.dies_per_node)
@@ -53,7 +53,7 @@ def profile_of(plan: Plan) -> str | None:
 
 def _does(profile: Profile, plan: Plan) -> bool:
     """Whether it has the plan's machines, weights and layout, and its model, context and requests fit its limits."""
-    layout, cluster = plan.chosen.layout, plan.cluster
+    layout, cluster = plan.best.layout, plan.cluster
     engines = {"decode": layout.decode} | ({"prefill": layout.prefill} if layout.prefill else {})
     own = {
         role.args.get("kv-transfer-config", {}).get("kv_role", "kv_consumer"): role for role in profile.roles.values()

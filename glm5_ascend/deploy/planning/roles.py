@@ -68,8 +68,6 @@ def _role(model: PlannedModel, layout: Layout, engine: Engine, name: str, hardwa
         args["speculative-config"] = {
             "method": "deepseek_mtp", "num_speculative_tokens": engine.drafts, "enforce_eager": True
         }  # fmt: skip
-    if model.full_layers < model.config.indexer_types.count("full"):
-        args["hf-overrides"] = {"use_index_cache": True, "index_topk_freq": 4}
     args["additional-config"] = _additional(model, engine, name)
     if nodes > 1 and engine.expert_parallel and hardware.link(engine.dies) is hardware.links.scale_out:
         args["additional-config"]["enable_mc2_hierarchy_comm"] = True  # experts' dies are joined by RoCE
