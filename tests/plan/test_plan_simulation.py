@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from glm5_ascend.plan.stepwise import simulate_steps
 
+from benchmarks.tools.stepwise_simulation import simulate_steps
 from glm5_ascend.plan.efficiency import fitted_efficiencies
 from glm5_ascend.plan.hardware import load_hardware
 from glm5_ascend.plan.layout import Engine, Layout
 from glm5_ascend.plan.model import named
 from glm5_ascend.plan.predict import predict
-from glm5_ascend.plan.simulate import Trace, simulate
-from glm5_ascend.plan.tails import make_trace
+from glm5_ascend.plan.simulate import Costs, Trace, simulate, simulate_disaggregated
+from glm5_ascend.plan.tails import engine_costs, make_trace
 from glm5_ascend.plan.workload import Workload
 
 LOAD = Workload(3500, 1500, 64)

@@ -83,7 +83,7 @@ def synthetic() -> list[Baseline]:
     """Rows predicted by the model with other constants than the fitted ones."""
     constants = to_efficiencies(np.array([0.5, -0.6, -0.5, 0.6, -0.5, 0.6, 0.5]))
     rows = [case for case in cases() if case.row.id.startswith("5.1")][:8]
-    return [replace(c, row=c.row.model_copy(update={"out_tok_s": c.predicted(constants)["tok_s"]})) for c in some]
+    return [replace(c, row=c.row.model_copy(update={"out_tok_s": c.predicted(constants)["tok_s"]})) for c in rows]
 
 
 def test_fit_finds_the_constants_that_made_the_data(synthetic: list[Baseline]) -> None:
