@@ -156,7 +156,7 @@ def _stored_types(files: CheckpointDir, config: ModelConfig) -> dict[str, str]:
     """Type of every linear by the shards' headers, without a description: FP8 counts as in `--quant fp8`."""
     if config.quant_method != "fp8":
         raise CheckpointError(
-            f"{files.directory / 'config.json'}: quantized by {shown(config.quant_method)}, which the planner does not support",
+            f"{files.directory / 'config.json'}: unsupported quant_method {shown(config.quant_method)}",
             "plan by name: --model glm-5 --quant w4a8",
         )
     types = {}

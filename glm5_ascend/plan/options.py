@@ -48,7 +48,7 @@ class PlanOptions:
             "X",
             default_text="by --hardware",
             panel=_MACHINES,
-        ),  # fmt: skip
+        ),
     ] = None
     workload: Annotated[
         str,

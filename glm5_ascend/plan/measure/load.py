@@ -61,10 +61,20 @@ def run_load(client: Client, prompt: int, output: int, concurrency: int, request
     ttft = [1e3 * run[1] for run in answered]
     tpot = [1e3 * (run[-1] - run[1]) / max(1, output - 1) for run in answered]
     return MeasuredLoad(
-        prompt, output, concurrency, requests, len(failures), round(seconds, 3), round(len(answered) * output / seconds, 3),
-        _percentile(ttft, 0.5), _percentile(ttft, 0.99), _percentile(tpot, 0.5), _percentile(tpot, 0.99), _per_step(before, client.metrics()),
-        failures[0] if failures else "",
-    )  # fmt: skip
+        prompt=prompt,
+        output=output,
+        concurrency=concurrency,
+        requests=requests,
+        failed=len(failures),
+        seconds=round(seconds, 3),
+        output_tokens_per_s=round(len(answered) * output / seconds, 3),
+        ttft_ms=_percentile(ttft, 0.5),
+        ttft_p99_ms=_percentile(ttft, 0.99),
+        tpot_ms=_percentile(tpot, 0.5),
+        tpot_p99_ms=_percentile(tpot, 0.99),
+        per_step=_per_step(before, client.metrics()),
+        error=failures[0] if failures else "",
+    )
 
 
 def _arrivals(client: Client, prompt: Sequence[int], output: int) -> list[float] | str:

@@ -42,7 +42,7 @@ class Timer:
         self.client, self.vocabulary, self.random = Client(url, timeout=600), vocabulary, random.Random(0)
 
     def measure(self, rounds: int, warm: bool = True) -> Served:
-        """Measure all sizes in turn, `rounds` times; `warm`: after one more round. Other load then affects all sizes."""
+        """Measure all sizes in turn, `rounds` times (`warm`: after one more), so that other load affects all sizes."""
         first: dict[int, list[float]] = {length: [] for length in PROMPTS}
         step: dict[int, list[float]] = {batch: [] for batch in BATCHES}
         for number in range(0 if warm else 1, rounds + 1):
