@@ -66,12 +66,12 @@ def one(kind: str, stage: str, length: int) -> dict[str, float]:
 
 def difference(length: int, stage: str) -> float:
     """Largest relative difference of loss and gradients between the two."""
-    found = []
+    results = []
     for function in LOSSES.values():
         attention, index, visible = problem(length, stage)
         loss = function(attention, index, visible)
-        found.append((loss.detach(), *torch.autograd.grad(loss, index)))
-    return max(float((a - b).norm() / a.norm()) for a, b in zip(*found, strict=True))
+        results.append((loss.detach(), *torch.autograd.grad(loss, index)))
+    return max(float((a - b).norm() / a.norm()) for a, b in zip(*results, strict=True))
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""What quantization costs: KL to bf16, NLL and right answers of every recipe, on several models and calibration texts.
+"""Loss by quantization: KL to bf16, NLL and right answers of every recipe, on several models and calibration texts.
 
     python benchmarks/report_fidelity.py [--work DIR] [--second DIR] [--peer PYTHON] [--seeds N] [--json FILE]
 
@@ -14,7 +14,7 @@ its weights and float activations; with --ablate, w4a8-best without each of its 
 a ratio to the whole.
 Answers come from real vLLM on this CPU. Intervals: paired bootstrap over windows.
 
-What is in --work is kept: a second run goes on, or only measures.
+Checkpoints in --work are reused: a second run resumes, or only measures.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ RECIPES = {
     "w4a8-best": "w4a8", "w4a8": "w4a8", "w4a8-mlapo": "w4a8", "rtn-w4a8": "w4a8",
     "w8a8-best": "w8a8", "w8a8": "w8a8",
 }  # fmt: skip
-#: Plain rounding: what others are better than, and what needs no text.
+#: Plain rounding, the control: it needs no text.
 CONTROL = "rtn-w4a8"
 PEER = "w4a8", "w8a8"
 #: Other rotations of the same text: what a search among them could win.
@@ -63,32 +63,32 @@ MODELS = {"demo": "demo model", "outliers": "with outliers", "second": "second m
 
 @dataclass
 class Row:
-    """One line of the table; `found`: per calibration text."""
+    """One line of the table; `comparisons`: per calibration text."""
 
     name: str
-    found: list[FidelityComparison]
+    comparisons: list[FidelityComparison]
     ratio: float | None = None
     ratio_interval: Interval = None
     answers: dict[str, Any] | None = None
 
     @cached_property
     def figures(self) -> dict[str, Metric]:
-        """Of the first calibration text, by name."""
-        return {figure.name: figure for figure in metrics(self.found[0])}
+        """Figures of the first calibration text, by name."""
+        return {figure.name: figure for figure in metrics(self.comparisons[0])}
 
     @property
     def kl(self) -> list[float]:
-        return [float(each.kl.mean()) for each in self.found]
+        return [float(comparison.kl.mean()) for comparison in self.comparisons]
 
     @property
     def by_window(self) -> torch.Tensor:
         """Mean KL of every window over the calibration texts."""
-        return torch.stack([each.kl.mean(1) for each in self.found]).mean(0)
+        return torch.stack([comparison.kl.mean(1) for comparison in self.comparisons]).mean(0)
 
     def compare_with(self, other: Row) -> None:
-        """Both over the texts that both have."""
-        shared = min(len(self.found), len(other.found))
-        ours, theirs = (Row(row.name, row.found[:shared]).by_window for row in (self, other))
+        """Ratio of KL over the texts that both have."""
+        shared = min(len(self.comparisons), len(other.comparisons))
+        ours, theirs = (Row(row.name, row.comparisons[:shared]).by_window for row in (self, other))
         self.ratio, self.ratio_interval = float(ours.mean() / theirs.mean()), mean_interval(ours, theirs)
 
     def as_json(self) -> dict[str, Any]:
@@ -117,40 +117,40 @@ def table(source: Path, work: Path, options: argparse.Namespace, questions: int)
     program = peer_program(options.peer, options.work) if options.peer else None
     rows: dict[str, Row] = {}
     for recipe in PEER if program else ():
-        made = [
+        paths = [
             quantized_by_peer(source, work / f"peer-{recipe}-{i}", recipe, text, program)
             for i, text in enumerate(texts)
         ]
-        rows[f"peer {recipe}"] = Row(f"msModelSlim {recipe}", [compare(each, source, windows) for each in made])
+        rows[f"peer {recipe}"] = Row(f"msModelSlim {recipe}", [compare(path, source, windows) for path in paths])
     for recipe, peer in RECIPES.items():
-        chosen = texts[:1] if recipe == CONTROL else texts
-        made = [quantized(source, work / f"{recipe}-{i}", recipe, text) for i, text in enumerate(chosen)]
-        rows[recipe] = row = Row(recipe, [compare(each, source, windows) for each in made])
+        row_texts = texts[:1] if recipe == CONTROL else texts
+        paths = [quantized(source, work / f"{recipe}-{i}", recipe, text) for i, text in enumerate(row_texts)]
+        rows[recipe] = row = Row(recipe, [compare(path, source, windows) for path in paths])
         if f"peer {peer}" in rows:
             row.compare_with(rows[f"peer {peer}"])
         if questions:
-            row.answers = answers(made[0], questions)
+            row.answers = answers(paths[0], questions)
         if recipe in PARTS:
             floats = float_weights(source, work / f"{recipe}-floats", recipe)
             for name, model in (
-                ("  activations alone", ActivationsOnly(made[0], floats)),
-                ("  weights alone", WeightsOnly(made[0])),
+                ("  activations alone", ActivationsOnly(paths[0], floats)),
+                ("  weights alone", WeightsOnly(paths[0])),
             ):
                 rows[recipe + name] = Row(name, [compare(model, source, windows)])
         if recipe == "w4a8-best":
             for lacked, file in without(options.work).items() if options.ablate else ():
-                made = [quantized(source, work / f"{recipe}-{file.stem}", str(file), [])]
-                rows[file.stem] = Row(f"  without {lacked}", [compare(made[0], source, windows)])
+                paths = [quantized(source, work / f"{recipe}-{file.stem}", str(file), [])]
+                rows[file.stem] = Row(f"  without {lacked}", [compare(paths[0], source, windows)])
                 rows[file.stem].compare_with(row)
             for seed in range(1, ROTATIONS + 1) if options.ablate else ():
-                made = [quantized(source, work / f"{recipe}-rotation-{seed}", recipe, ["--seed", str(seed)])]
-                rows[f"rotation {seed}"] = Row(f"  with rotation {seed}", [compare(made[0], source, windows)])
+                paths = [quantized(source, work / f"{recipe}-rotation-{seed}", recipe, ["--seed", str(seed)])]
+                rows[f"rotation {seed}"] = Row(f"  with rotation {seed}", [compare(paths[0], source, windows)])
                 rows[f"rotation {seed}"].compare_with(row)
     return list(rows.values())
 
 
 def show(title: str, rows: list[Row]) -> None:
-    first = rows[0].found[0]
+    first = rows[0].comparisons[0]
     print(f"\n{title} ({first.kl.numel()} positions; bf16: NLL {first.nll_reference.mean():.4f})")
     print(
         f"{'':27} {'KL to bf16':>10} {'by seed':>24} {'ratio':>19} {'NLL':>7} {'95 % interval':>16} "
@@ -173,25 +173,25 @@ def show(title: str, rows: list[Row]) -> None:
 
 def checks(tables: dict[str, list[Row]], peer: bool) -> dict[str, bool]:
     by_name = {title: {row.name: row for row in rows} for title, rows in tables.items()}
-    made: dict[str, bool] = {}
+    results: dict[str, bool] = {}
 
     def change(row: Row) -> float:
         return abs(row.figures["nll_change"].value)
 
     if plain := by_name.get(MODELS["demo"]):
-        made["W8A8 NLL within 0.5 % of bf16"] = change(plain["w8a8"]) <= 0.005
-        made["W4A8 NLL within 2 % of bf16"] = change(plain["w4a8"]) <= 0.02
+        results["W8A8 NLL within 0.5 % of bf16"] = change(plain["w8a8"]) <= 0.005
+        results["W4A8 NLL within 2 % of bf16"] = change(plain["w4a8"]) <= 0.02
     if hard := by_name.get(MODELS["outliers"]):
         gain = hard["rtn-w4a8"].kl[0] / hard["w4a8"].kl[0]
-        made[f"KL of plain rounding >= 3x ours on outliers (is {gain:.1f}x)"] = gain >= 3
+        results[f"KL of plain rounding >= 3x ours on outliers (is {gain:.1f}x)"] = gain >= 3
     for title, rows in by_name.items() if peer else ():
         best, eight = rows["w4a8-best"], rows["w8a8-best"]
         assert best.ratio is not None and eight.ratio is not None
-        made[f"{title}: KL of w4a8-best <= 0.7x msModelSlim's W4A8 (is {best.ratio:.2f}x)"] = best.ratio <= 0.7
-        made[f"{title}: KL of w8a8-best <= 0.4x msModelSlim's W8A8 (is {eight.ratio:.2f}x)"] = eight.ratio <= 0.4
+        results[f"{title}: KL of w4a8-best <= 0.7x msModelSlim's W4A8 (is {best.ratio:.2f}x)"] = best.ratio <= 0.7
+        results[f"{title}: KL of w8a8-best <= 0.4x msModelSlim's W8A8 (is {eight.ratio:.2f}x)"] = eight.ratio <= 0.4
         worse = [name for name in RECIPES if name != CONTROL and (rows[name].ratio_interval or (0.0, 0.0))[0] > 1]
-        made[f"{title}: no recipe is worse than msModelSlim's ({', '.join(worse) or 'none'})"] = not worse
-    return made
+        results[f"{title}: no recipe is worse than msModelSlim's ({', '.join(worse) or 'none'})"] = not worse
+    return results
 
 
 def main() -> int:
@@ -211,9 +211,9 @@ def main() -> int:
     options.work.mkdir(parents=True, exist_ok=True)
     if "second" in (options.models or ()) and not options.second:
         parser.error("--models second needs --second DIR")
-    chosen = [name for name in options.models or MODELS if name != "second" or options.second]
+    names = [name for name in options.models or MODELS if name != "second" or options.second]
     tables: dict[str, list[Row]] = {}
-    for name in chosen:
+    for name in names:
         if name == "second":
             source = options.second
         elif name == "demo":
@@ -223,12 +223,12 @@ def main() -> int:
         questions = options.questions if name == "demo" else 0
         tables[MODELS[name]] = table(source, options.work / f"of-{source.name}", options, questions)
         show(MODELS[name], tables[MODELS[name]])
-    made = checks(tables, bool(options.peer))
-    print("\n" + "\n".join(f"{'ok  ' if ok else 'FAIL'} {text}" for text, ok in made.items()))
+    results = checks(tables, bool(options.peer))
+    print("\n" + "\n".join(f"{'ok  ' if ok else 'FAIL'} {text}" for text, ok in results.items()))
     if options.json:
-        found = {title: [row.as_json() for row in rows] for title, rows in tables.items()}
-        options.json.write_text(json.dumps({"tables": found, "checks": made}, indent=2) + "\n")
-    return 0 if all(made.values()) else 1
+        rows = {title: [row.as_json() for row in rows] for title, rows in tables.items()}
+        options.json.write_text(json.dumps({"tables": rows, "checks": results}, indent=2) + "\n")
+    return 0 if all(results.values()) else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The checkpoints that report_fidelity.py compares, made with the commands a user types; one that is there is kept."""
+"""The checkpoints that report_fidelity.py compares, paths with the commands a user types; existing ones are reused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from glm5_ascend.quantize.run.store import Store
 PEER_PROGRAM = """#!/bin/sh
 exec "{python}" "{script}" "$@"
 """
-#: What msModelSlim is given instead of ours.
+#: Recipes for msModelSlim in place of ours.
 PEER_RECIPES = {"w8a8": str(Path(__file__).with_name("msmodelslim-w8a8.yaml"))}
 #: Records of a drawn calibration text: as many tokens as the bundled one has, half of them chats.
 TEXTS, CHATS, CHARACTERS = 32, 31, 500
@@ -68,7 +68,7 @@ def calibration(work: Path, seed: int) -> list[str]:
 
 
 def quantized(source: Path, out: Path, recipe: str, texts: list[str]) -> Path:
-    """By us, verified."""
+    """Quantize with glm5-ascend, and verify."""
     if not out.is_dir():
         glm5_ascend("quantize", str(source), str(out), "--recipe", recipe, "--quiet", *texts)
         glm5_ascend("verify", str(out))
@@ -76,7 +76,7 @@ def quantized(source: Path, out: Path, recipe: str, texts: list[str]) -> Path:
 
 
 def quantized_by_peer(source: Path, out: Path, recipe: str, texts: list[str], program: Path) -> Path:
-    """By msModelSlim, from the same texts; by its own recipe where ours of that name smooths more."""
+    """Quantize with msModelSlim from the same texts; with its own recipe where ours of that name smooths more."""
     if not out.is_dir():
         engine = ["--engine", "msmodelslim", "--device", "cpu"]
         glm5_ascend(
@@ -93,39 +93,39 @@ def quantized_by_peer(source: Path, out: Path, recipe: str, texts: list[str], pr
 
 
 def without(work: Path) -> dict[str, Path]:
-    """Recipes that are w4a8-best but for one thing, by what they lack."""
-    made = {}
+    """Recipes that are w4a8-best without one technique, by its name."""
+    paths = {}
     for name in ("int8 feedback", "int4 feedback", "float down_proj", "rotation", "smoothing"):
         recipe = recipe_content(find_recipe("w4a8-best"))
         steps = recipe["spec"]["process"]
         linears = next(step for step in steps if step["type"] == "group")["configs"]
         if name.endswith("feedback"):  # plain rounding on the scales w4a8 has
             dtype = name.split()[0]
-            for each in linears:
-                if each["qconfig"]["weight"]["dtype"] == dtype:
-                    each["qconfig"]["weight"]["method"] = "minmax" if dtype == "int8" else "ssz"
+            for linear in linears:
+                if linear["qconfig"]["weight"]["dtype"] == dtype:
+                    linear["qconfig"]["weight"]["method"] = "minmax" if dtype == "int8" else "ssz"
         elif name == "float down_proj":
-            for each in linears:
-                each["exclude"] = [pattern for pattern in each["exclude"] if not pattern.endswith("down_proj")]
+            for linear in linears:
+                linear["exclude"] = [pattern for pattern in linear["exclude"] if not pattern.endswith("down_proj")]
         else:
             dropped = "quarot" if name == "rotation" else "flex_"
             recipe["spec"]["process"] = [step for step in steps if not step["type"].startswith(dropped)]
-        made[name] = work / f"without-{name.replace(' ', '-')}.yaml"
-        made[name].write_text(yaml.safe_dump(recipe, sort_keys=False))
-    return made
+        paths[name] = work / f"without-{name.replace(' ', '-')}.yaml"
+        paths[name].write_text(yaml.safe_dump(recipe, sort_keys=False))
+    return paths
 
 
 def with_int8_experts(source: Path, recipe: str, counts: list[int], work: Path) -> dict[int, Path]:
-    """`recipe` with the routed experts of so many layers in INT8, the noisiest ones by `analyze`, by their number."""
-    found, made = analyze(prepare(AnalyzeOptions(source, recipe=recipe))), {}
-    experts = [unit for layer in found.layers for unit in layer.units if unit.experts]
+    """Recipes with INT8 routed experts in the noisiest layers (by `analyze`), by the number of these layers."""
+    analysis, paths = analyze(prepare(AnalyzeOptions(source, recipe=recipe))), {}
+    experts = [unit for layer in analysis.layers for unit in layer.units if unit.experts]
     experts.sort(key=lambda unit: unit.noise[unit.scheme], reverse=True)
     for count in counts:
         changes = [(unit, schemes.W8A8_DYNAMIC) for unit in experts[:count]]
-        made[count] = work / f"{recipe}-int8-{count}.yaml"
-        value = with_fallbacks(find_recipe(recipe), found.plan.config, changes)
-        made[count].write_text(yaml.safe_dump(value, sort_keys=False))
-    return made
+        paths[count] = work / f"{recipe}-int8-{count}.yaml"
+        value = with_fallbacks(find_recipe(recipe), analysis.plan.config, changes)
+        paths[count].write_text(yaml.safe_dump(value, sort_keys=False))
+    return paths
 
 
 def peer_program(python: Path, work: Path) -> Path:
@@ -139,22 +139,22 @@ def peer_program(python: Path, work: Path) -> Path:
 
 
 def float_weights(source: Path, out: Path, recipe: str) -> Path:
-    """The fp32 weights that the recipe rounds, rotated and smoothed, by module: OUT.safetensors, beside the result."""
+    """The fp32 weights that the recipe rounds, rotated and smoothed, by module: OUT.safetensors next to OUT."""
     path = out.with_suffix(".safetensors")
     if path.is_file():
         return path
-    kept: dict[str, dict[int, torch.Tensor]] = {}
+    floats: dict[str, dict[int, torch.Tensor]] = {}
 
-    class Keeping(Store):
+    class RecordingStore(Store):
         def write_rows(self, prefix: str, part: Any, rows: torch.Tensor, start: int, *rest: Any, **named: Any) -> Any:
             if self.scheme(prefix, part) != schemes.FLOAT:
-                kept.setdefault(prefix + part.name, {})[start] = rows.detach().float().clone()
+                floats.setdefault(prefix + part.name, {})[start] = rows.detach().float().clone()
             return super().write_rows(prefix, part, rows, start, *rest, **named)
 
-    pipeline.Store = Keeping  # type: ignore[misc]
+    pipeline.Store = RecordingStore  # type: ignore[misc]
     try:
         pipeline.quantize(job.prepare(QuantizeOptions(source, out, recipe, overwrite=True)), silent)
     finally:
         pipeline.Store = Store  # type: ignore[misc]
-    save_file({name: torch.cat([rows[start] for start in sorted(rows)]) for name, rows in kept.items()}, path)
+    save_file({name: torch.cat([rows[start] for start in sorted(rows)]) for name, rows in floats.items()}, path)
     return path

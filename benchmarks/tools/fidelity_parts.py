@@ -1,7 +1,4 @@
-"""A checkpoint run with a part of it in float: weights, activations, or all layers from one on.
-
-What each side costs alone, and what the first layers do.
-"""
+"""A checkpoint with weights, activations, or all layers from one on in float: the loss by each part."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from glm5_ascend.quantize.training.fake_quant import fake_quant_activation
 
 
 class _FloatWeights(StoredLayer):
-    """int8 activations per token, weights as they were before they were rounded."""
+    """int8 activations per token, weights before rounding."""
 
     floats: Path
 
@@ -32,7 +29,7 @@ class _FloatWeights(StoredLayer):
 
 
 class _FloatActivations(StoredLayer):
-    """The rounded weights on activations as they are."""
+    """Rounded weights, float activations."""
 
     def quantized_linear(self, module: str, scheme: str, x: torch.Tensor) -> torch.Tensor:
         read = ("deq_scale", "input_scale") if scheme == schemes.W8A8 else ("weight_scale",)
@@ -41,7 +38,7 @@ class _FloatActivations(StoredLayer):
 
 
 class ActivationsOnly(StoredModel):
-    """The floor of every choice of integers.
+    """Float weights on int8 activations: the lower limit for every rounding of weights.
 
     Args:
         floats: of `fidelity_checkpoints.float_weights`.
@@ -52,20 +49,20 @@ class ActivationsOnly(StoredModel):
         self.floats = floats
 
     def weights(self, layer: int) -> StoredLayer:
-        made = _FloatWeights(self.files, self.description, self.config.spec.layer_prefix(layer))
-        made.floats = self.floats
-        return made
+        layer_weights = _FloatWeights(self.files, self.description, self.config.spec.layer_prefix(layer))
+        layer_weights.floats = self.floats
+        return layer_weights
 
 
 class WeightsOnly(StoredModel):
-    """What better activations could not mend."""
+    """Rounded weights on float activations."""
 
     def weights(self, layer: int) -> StoredLayer:
         return _FloatActivations(self.files, self.description, self.config.spec.layer_prefix(layer))
 
 
 class _AllFloat(_FloatWeights):
-    """Neither side rounded."""
+    """Float weights and activations."""
 
     def quantized_linear(self, module: str, scheme: str, x: torch.Tensor) -> torch.Tensor:
         with safe_open(self.floats, "pt") as file:
@@ -73,7 +70,7 @@ class _AllFloat(_FloatWeights):
 
 
 class FirstLayers(StoredModel):
-    """The first `rounded` layers as they are stored, the others as they were before they were rounded.
+    """The first `rounded` layers as stored, the others before rounding.
 
     Args:
         floats: of `fidelity_checkpoints.float_weights`.
@@ -86,6 +83,6 @@ class FirstLayers(StoredModel):
     def weights(self, layer: int) -> StoredLayer:
         if layer < self.rounded:
             return super().weights(layer)
-        made = _AllFloat(self.files, self.description, self.config.spec.layer_prefix(layer))
-        made.floats = self.floats
-        return made
+        layer_weights = _AllFloat(self.files, self.description, self.config.spec.layer_prefix(layer))
+        layer_weights.floats = self.floats
+        return layer_weights

@@ -65,12 +65,12 @@ def values(name: str, part: Linear | Vector, shape: tuple[int, ...], config: Mod
     """The tensor `name`, fp32; the same for the same name and shape."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     x = torch.empty(shape).normal_(generator=generator)
-    loud = (torch.arange(OUTLIERS) * 977 + 7) % config.hidden_size
+    outliers = (torch.arange(OUTLIERS) * 977 + 7) % config.hidden_size
     if isinstance(part, Vector):
         if part.role == "norm":
             x = 1 + 0.2 * x
             if part.size == "hidden":
-                x[loud] *= 24.0
+                x[outliers] *= 24.0
             return x
         return 1 + 0.2 * x if part.role == "layernorm" else 0.03 * x
     if part.role == "embedding":
@@ -78,7 +78,7 @@ def values(name: str, part: Linear | Vector, shape: tuple[int, ...], config: Mod
     spread = torch.empty(shape[0], 1).normal_(0, 0.35, generator=generator).exp_()
     x.mul_(spread * shape[1] ** -0.5)
     if part.norm and part.inp == "hidden":
-        x[:, loud] /= 24.0
+        x[:, outliers] /= 24.0
     return x
 
 
@@ -104,7 +104,7 @@ def stored(name: str, part: Linear | Vector, x: torch.Tensor, dtype: str) -> dic
 
 
 def write_hollow(shard: dict[str, torch.Tensor], path: Path) -> None:
-    """A shard with a header and a hole: it takes no room on the disk and reads as zeros."""
+    """Write a shard with a header and a hole: it takes no space on the disk and reads as zeros."""
     header, end = {}, 0
     for name, tensor in shard.items():
         start, end = end, end + tensor.nbytes
@@ -115,7 +115,7 @@ def write_hollow(shard: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def write_quantized(source: Path, recipe: str, out: Path) -> None:
-    """What `quantize` would make of a hollow source: names, shapes and types of all tensors, without their bytes."""
+    """Write the output of `quantize` for a hollow source: names, shapes and types of all tensors, without data."""
     from glm5_ascend.checkpoint.source import SourceCheckpoint
     from glm5_ascend.quantize.plan import QuantizationPlan
     from glm5_ascend.quantize.recipe import find_recipe, load_recipe
@@ -168,8 +168,8 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("bf16", "fp8"), default="bf16")
     args = parser.parse_args()
     if args.recipe:
-        with tempfile.TemporaryDirectory() as made:
-            source = Path(made) / "source"
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder) / "source"
             write_model(argparse.Namespace(**vars(args) | {"out": source, "hollow": True}))
             write_quantized(source, args.recipe, args.out)
     else:
@@ -179,10 +179,10 @@ def main() -> None:
 def keys_of(family: str) -> dict[str, Any]:
     """config.json of a model of the family, as the planner knows it."""
     from glm5_ascend.model.config_file import parse_config
-    from glm5_ascend.plan.model import family as known
+    from glm5_ascend.plan.model import family as planner_family
 
-    found = known()
-    raw = GLM5 | found.common.model_dump(exclude_unset=True) | found.models[family].model_dump(exclude_unset=True)
+    models = planner_family()
+    raw = GLM5 | models.common.model_dump(exclude_unset=True) | models.models[family].model_dump(exclude_unset=True)
     return raw | {"indexer_types": list(parse_config(raw, Path(family)).indexer_types)}
 
 

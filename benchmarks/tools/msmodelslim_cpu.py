@@ -2,7 +2,7 @@
 
 Runs in a virtual environment that holds msmodelslim and no NPU. What the stock tool lacks for that is put in from
 outside: sizes from config.json (it has them built in), the router's bias for any hidden size, `.npu()` as identity, and
-the head's input in the head's dtype. On a processor without bf16 instructions its bf16 products are made in fp32 and
+the head's input in the head's dtype. On a processor without bf16 instructions its bf16 products are model in fp32 and
 rounded, which torch's own emulation is several times slower than. Nothing of the algorithm changes.
 """
 
@@ -44,12 +44,12 @@ def sizes_from(config: dict[str, Any]) -> None:
             super().__setattr__(name, layers if is_stock else value)
 
     def make() -> Any:
-        made = Sizes()
+        sizes = Sizes()
         for field in dataclasses.fields(stock):
             if field.name in config and field.name != "dtype":
-                object.__setattr__(made, field.name, config[field.name])
-        object.__setattr__(made, "max_seq_len", 16384)
-        return made
+                object.__setattr__(sizes, field.name, config[field.name])
+        object.__setattr__(sizes, "max_seq_len", 16384)
+        return sizes
 
     model_adapter.ModelArgs = make
     router = model.Gate.__init__
@@ -65,9 +65,9 @@ def sizes_from(config: dict[str, Any]) -> None:
     build = model_adapter.GLM5ModelAdapter.init_model
 
     def with_head(self: Any, *args: Any, **options: Any) -> Any:
-        made = build(self, *args, **options)
-        made.lm_head.register_forward_pre_hook(lambda head, inputs: (inputs[0].to(head.weight.dtype),))
-        return made
+        glm5 = build(self, *args, **options)
+        glm5.lm_head.register_forward_pre_hook(lambda head, inputs: (inputs[0].to(head.weight.dtype),))
+        return glm5
 
     model_adapter.GLM5ModelAdapter.init_model = with_head
 

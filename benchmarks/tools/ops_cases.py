@@ -85,16 +85,16 @@ def attention_operands(requests: int, tokens: int, context: int) -> tuple[Any, .
     cache = torch.randn(requests * context // BLOCK, BLOCK, RANK + ROPE).bfloat16()
     count = requests * tokens
     nope, rope = (torch.randn(count, HEADS, RANK) * 0.2).bfloat16(), (torch.randn(count, HEADS, ROPE) * 0.2).bfloat16()
-    chosen = torch.stack([torch.randperm(context - tokens)[:TOPK] for _ in range(count)]).int()
-    where = chosen, batch(requests, tokens, context), HEADS**-0.5 / 2, True
+    selected = torch.stack([torch.randperm(context - tokens)[:TOPK] for _ in range(count)]).int()
+    where = selected, batch(requests, tokens, context), HEADS**-0.5 / 2, True
     return nope, rope, cache[..., :RANK], cache[..., RANK:], *where
 
 
 def attention(requests: int, tokens: int, context: int) -> Case:
     """Probabilities of a few tokens stay fp32, as in a decode step of the server on a CPU."""
-    *given, where, scale, _ = attention_operands(requests, tokens, context)
+    *operands, where, scale, _ = attention_operands(requests, tokens, context)
     count = requests * tokens
-    fast, plain = both("sparse_flash_attention", (*given, where, scale, count > DECODE_TOKENS))
+    fast, plain = both("sparse_flash_attention", (*operands, where, scale, count > DECODE_TOKENS))
     keys = requests * tokens * min(TOPK, context - tokens)
     scores = 2.0 * keys * HEADS * (RANK + ROPE), FLOATS
     values = 2.0 * keys * HEADS * RANK, FLOATS
@@ -109,7 +109,7 @@ def linear(n: int, k: int) -> LinearWeights:
 
 
 def preprocess_operands(tokens: int) -> tuple[Any, ...]:
-    """As GLM-5 runs it: int8 weights but for W_UK, which is bf16 like activations and caches."""
+    """Operands at GLM-5's sizes: int8 weights except W_UK, which is bf16 like activations and caches."""
     qkv_a, q_b = linear(Q_LORA + RANK + ROPE, HIDDEN), linear(HEADS * (NOPE + ROPE), Q_LORA)
     slots, pairs = -(-tokens // BLOCK), ROPE // 2
     x, angles = torch.randn(tokens, HIDDEN).bfloat16(), (torch.randn(tokens, pairs), torch.randn(tokens, pairs))
@@ -135,17 +135,17 @@ def preprocess(tokens: int) -> Case:
 
 def experts(tokens: int) -> Case:
     """8 of 24 experts of GLM-5's size per token."""
-    chosen = torch.stack([torch.randperm(EXPERTS)[:8] for _ in range(tokens)])
+    selected = torch.stack([torch.randperm(EXPERTS)[:8] for _ in range(tokens)])
     x, weights = torch.randn(tokens, HIDDEN), torch.rand(tokens, 8)
     w13 = torch.randint(-8, 8, (EXPERTS, 2 * PER_EXPERT, HIDDEN), dtype=torch.int8)
     w2 = torch.randint(-8, 8, (EXPERTS, HIDDEN, PER_EXPERT), dtype=torch.int8)
     scales = torch.rand(EXPERTS, 2 * PER_EXPERT) * 1e-2, torch.rand(EXPERTS, HIDDEN) * 1e-2
-    operands = x, weights, chosen, w13, scales[0], w2, scales[1]
+    operands = x, weights, selected, w13, scales[0], w2, scales[1]
     fast, exact = both("w4a8_moe", operands)
-    used = sorted(set(chosen.flatten().tolist()))
+    used = sorted(set(selected.flatten().tolist()))
     wide = {e: w13[e] * scales[0][e, :, None] for e in used}
     narrow = {e: w2[e] * scales[1][e, :, None] for e in used}
-    routed = {e: torch.where(chosen == e) for e in used}
+    routed = {e: torch.where(selected == e) for e in used}
 
     def plain() -> torch.Tensor:
         out = torch.zeros(tokens, HIDDEN)

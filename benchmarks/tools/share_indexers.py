@@ -1,9 +1,9 @@
-"""Write a model whose layers share indexers, as GLM-5.2's do, made of one in which every layer has its own.
+"""Write a model whose layers share indexers, as GLM-5.2's do, from one in which every layer has its own indexer.
 
     python benchmarks/tools/share_indexers.py SRC OUT --types full,full,shared,shared,full
 
-It is another function than SRC's, a sensible one: layers attend to what an earlier indexer chose. Quantized models are
-compared with OUT, not with SRC.
+OUT computes another function than SRC: layers attend to the keys that an earlier indexer selected. Compare quantized
+models with OUT, not with SRC.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def main() -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"indexer_types": kinds, "index_topk_pattern": pattern}))
     gone = tuple(f"model.layers.{n}.self_attn.indexer." for n, kind in enumerate(kinds) if kind == "shared")
     for file in args.out.glob("*.safetensors"):
-        kept = {name: tensor for name, tensor in load_file(file).items() if not name.startswith(gone)}
-        save_file(kept, file, metadata={"format": "pt"})
+        tensors = {name: tensor for name, tensor in load_file(file).items() if not name.startswith(gone)}
+        save_file(tensors, file, metadata={"format": "pt"})
     if (args.out / INDEX).is_file():
         index = json.loads((args.out / INDEX).read_text())
         index["weight_map"] = {name: file for name, file in index["weight_map"].items() if not name.startswith(gone)}

@@ -165,7 +165,7 @@ def test_only_one_expert_is_alive_at_a_time(tiny_source: Path, monkeypatch: pyte
 
 
 def test_intervals_are_paired() -> None:
-    """What both models share does not widen the interval of their difference."""
+    """A loss that both models share does not widen the interval of their difference."""
     nll = 10 * torch.rand(400, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     none = torch.zeros(400, 1, dtype=torch.bool)
     rows = {row.name: row for row in metrics(FidelityComparison(nll, nll, nll + 0.1, none, none, none))}
