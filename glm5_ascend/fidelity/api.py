@@ -64,7 +64,6 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport:
 
 
 def _evaluate_text(report: EvaluationReport, options: EvaluateOptions, source: Path, servers: list[Client]) -> None:
-    """Fill in the teacher-forced figures: of all windows, of each task, of each length."""
     text, directory = _path(options.text), _path(options.directory)
     window, windows = (QUICK_WINDOW, QUICK_WINDOWS) if options.quick else (options.window, options.windows)
     tokens = read_tasks(text, source, window, windows)
@@ -83,7 +82,6 @@ def _evaluate_text(report: EvaluationReport, options: EvaluateOptions, source: P
 
 
 def _check_eval_options(options: EvaluateOptions) -> None:
-    """Refuse what cannot be evaluated, before any work."""
     prompts, url = options.prompts is not None, options.url is not None
     if (options.directory is None) != url:
         raise EvaluationError("give either DIR or --url", "DIR is computed here, --url is a running server")
@@ -103,7 +101,6 @@ def _check_eval_options(options: EvaluateOptions) -> None:
 
 
 def _parse_lengths(lengths: str | Sequence[int] | None) -> list[int]:
-    """Parses "4096,16384" -> [4096, 16384]."""
     try:
         return [int(length) for length in (lengths.split(",") if isinstance(lengths, str) else lengths or ())]
     except ValueError:
@@ -148,7 +145,6 @@ def analyze(options: AnalyzeOptions) -> AnalysisReport:
 
 
 def _propose(report: AnalysisReport, limit: int, out: Path | None) -> None:
-    """Add the fall-backs that the budget allows; write them to `out` as a recipe."""
     analysis = report.analysis
     report.steps = propose((unit for layer in analysis.layers for unit in layer.units), report.output_bytes, limit)
     value = recipes.with_fallbacks(analysis.recipe_path, analysis.plan.config, report.changes, report.wide_caches)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from glm5_ascend.checkpoint.source import SourceCheckpoint
-from glm5_ascend.fidelity.evaluation import head, walk
+from glm5_ascend.fidelity.evaluation import head
 from glm5_ascend.fidelity.evaluation import stored_model as stored
 from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, compare
 from glm5_ascend.fidelity.evaluation.intervals import mean_interval
@@ -158,7 +158,7 @@ def test_only_one_expert_is_alive_at_a_time(tiny_source: Path, monkeypatch: pyte
 
     monkeypatch.setattr(stored, "StoredLayer", Layer)
     model = StoredModel(tiny_source)
-    through = walk.Walk.from_tokens(model, WINDOWS)
+    through = stored.Walk.from_tokens(model, WINDOWS)
     for layer in range(model.config.num_hidden_layers):
         through.step(layer)
     assert len(references) == 2 + 2 * (2 + 4) and most == 2  # the one before goes when the next is there

@@ -105,7 +105,6 @@ def _sections(report: AnalysisReport, units: list[Unit]) -> Iterator[Section]:
 
 
 def _caches(report: AnalysisReport) -> Iterator[Section]:
-    """INT8 indexer caches, where the recipe has any."""
     caches = [(layer.layer, layer.cache) for layer in report.analysis.layers if layer.cache is not None]
     if caches:
         title = "Keys that an INT8 indexer cache changes"

@@ -16,8 +16,7 @@ import torch
 from glm5_ascend.errors import CheckFailedError, EvaluationError
 from glm5_ascend.fidelity.evaluation.drafts import DraftComparison, acceptance, draft_tokens, drafts_to_judge
 from glm5_ascend.fidelity.evaluation.head import divergence, softmax_of
-from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
-from glm5_ascend.fidelity.evaluation.walk import Walk
+from glm5_ascend.fidelity.evaluation.stored_model import StoredModel, Walk
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.layers import count_common
 from glm5_ascend.quantize.progress import Progress, silent
@@ -178,7 +177,6 @@ def reference_at(
 
 
 def _expert_progress(progress: Progress, layer: int, layers: int, before: int, experts: int) -> Callable[[int], None]:
-    """Reports the routed experts of a layer, of which `before` of `experts` are done."""
 
     def expert_done(expert: int) -> None:
         progress(f"layer {layer} expert {expert}", layer + (before + expert + 0.5) / (experts + 1), layers)

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from glm5_ascend.fidelity.evaluation.head import Softmax, softmax_of
-from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
-from glm5_ascend.fidelity.evaluation.walk import Walk
+from glm5_ascend.fidelity.evaluation.stored_model import StoredModel, Walk
 from glm5_ascend.model import layers
 
 

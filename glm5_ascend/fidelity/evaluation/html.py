@@ -106,7 +106,6 @@ def _sections(report: EvaluationReport, rows: list[Metric]) -> Iterator[Section]
 
 
 def _grades(report: EvaluationReport) -> Iterator[Section]:
-    """Every graded figure with its limits and their reason."""
     table = [
         (
             graded.criterion.label,

@@ -19,7 +19,7 @@ import torch
 from glm5_ascend.errors import EvaluationError, TextError
 from glm5_ascend.fidelity.evaluation.compare import compare
 from glm5_ascend.fidelity.evaluation.metrics import SHARE, Metric, metrics
-from glm5_ascend.fidelity.evaluation.walk import Walk
+from glm5_ascend.fidelity.evaluation.stored_model import Walk
 from glm5_ascend.fidelity.evaluation.windows import read_windows
 from glm5_ascend.model.config_file import load_config
 from glm5_ascend.quantize.progress import Progress, silent

@@ -91,7 +91,6 @@ def metrics(comparison: FidelityComparison) -> list[Metric]:
 
 
 def _draft_metrics(drafts: DraftComparison) -> list[Metric]:
-    """Shares of accepted drafts, and the change of tokens per step with one draft: 1 + the share."""
     reference, quantized = drafts.greedy_reference.double().mean(1), drafts.greedy_quantized.double().mean(1)
     change = float((quantized - reference).mean() / (1 + reference.mean()))
     interval = mean_interval(quantized - reference, 1 + reference)

@@ -148,7 +148,6 @@ class EvaluationReport:
 
 
 def _by_grade(graded: list[GradedMetric]) -> Iterator[str]:
-    """Number of good figures, names of all others."""
     good = sum(item.grade == "good" for item in graded)
     if good:
         yield f"{good} of {len(graded)} good"

@@ -134,7 +134,6 @@ def _sglang_entries(client: Client, prompt: list[int], k: int) -> Any:
 
 
 def _parse_entry(client: Client, row: int, entry: Any) -> dict[int, float]:
-    """Log-probability by token id, of one position."""
     try:
         probabilities = {int(name): float(value["logprob"]) for name, value in entry.items()}
         if all(0 <= token < _MAX_ID for token in probabilities):
