@@ -13,7 +13,7 @@ from glm5_kernels import registry
 from glm5_kernels.int8 import PER_TOKEN, PLAIN
 from glm5_kernels.mla_preprocess.reference import steps
 from glm5_kernels.parity.cases import HEADS, RANK_HEADS, ROUNDED_CODES, cases
-from glm5_kernels.parity.compare import Tolerance, compare_choice, compare_values
+from glm5_kernels.parity.compare import Tolerance, compare_selection, compare_values
 from glm5_kernels.parity.run import parity
 
 EXACT = Tolerance(0.0, 0.0, "")
@@ -135,4 +135,4 @@ def test_values_name_the_worst_element_and_allow_what_they_say() -> None:
 )
 def test_choices(row: list[int], ok: bool) -> None:
     scores = [torch.tensor([0.9999, 1.0, 0.5, 7.0])]
-    assert compare_choice(torch.tensor([row]), torch.tensor([[3, 1, -1]]), scores, 1e-3).ok is ok
+    assert compare_selection(torch.tensor([row]), torch.tensor([[3, 1, -1]]), scores, 1e-3).ok is ok

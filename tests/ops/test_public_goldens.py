@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from glm5_kernels import ops
-from glm5_kernels.parity.compare import Tolerance, compare_choice, compare_values
+from glm5_kernels.parity.compare import Tolerance, compare_selection, compare_values
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -44,7 +44,7 @@ def test_indexer_against_deepgemms_golden_in_vllm(block_size: int) -> None:
     for row, length in enumerate(lengths.tolist()):
         best = logits[row, :length].argsort(descending=True, stable=True)[:512]
         want[row, : len(best)] = best.int()
-    seen = compare_choice(got, want, [row.double() for row in logits], gap=1e-3)
+    seen = compare_selection(got, want, [row.double() for row in logits], gap=1e-3)
     assert seen.ok, seen.worst
 
 
@@ -63,7 +63,7 @@ def test_indexer_at_the_shapes_of_sgl_kernel_npu() -> None:
         keys = cache[table[t // new].long()].view(length, 128)[: length - new + t % new + 1].double()
         scores.append(torch.relu(keys @ q[t].double().T) @ w[t].double())
         want[t] = scores[t].topk(topk).indices.int()
-    seen = compare_choice(got, want, scores, gap=0.05)  # of scores of some 1e4: fp32 sums of 64 x 128 terms
+    seen = compare_selection(got, want, scores, gap=0.05)  # of scores of some 1e4: fp32 sums of 64 x 128 terms
     assert seen.ok and seen.relative < 1e-3, seen.worst
 
 

@@ -48,9 +48,7 @@ def mla_preprocess(
         return mla_prolog(*operands, eps)
     tokens, (heads, nope, rank), rope = len(hidden_states), w_uk_t.shape, kpe_cache.shape[-1]
     dtype, new = hidden_states.dtype, hidden_states.new_empty
-    support(dtype in HALF, f"takes bf16 or fp16, got {dtype}")
-    support(0 < tokens <= TOKENS, f"takes 1 to {TOKENS} tokens, got {tokens}")
-    support(eps == EPS, f"has an eps of {EPS:g}, not {eps:g}")
+    _check_supported(hidden_states, eps)
     # A small cache of its own: the caller's may be a view, and holds rotated keys in the contract's order.
     pages = -(-tokens // PAGE)
     latents, rotated = new(pages, PAGE, 1, rank), new(pages, PAGE, 1, rope)
@@ -83,6 +81,13 @@ def mla_preprocess(
     write_rows(ckv_cache, slot_mapping, latents.view(-1, rank)[:tokens])
     write_rows(kpe_cache, slot_mapping, interleaved(rotated.view(-1, rope)[:tokens]))
     return ql_nope, interleaved(q_pe), q_c
+
+
+def _check_supported(hidden_states: torch.Tensor, eps: float) -> None:
+    dtype, tokens = hidden_states.dtype, len(hidden_states)
+    support(dtype in HALF, f"takes bf16 or fp16, got {dtype}")
+    support(0 < tokens <= TOKENS, f"takes 1 to {TOKENS} tokens, got {tokens}")
+    support(eps == EPS, f"has an eps of {EPS:g}, not {eps:g}")
 
 
 def _qkv_a_order(q_lora: int, rank: int, rope: int) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -10,10 +9,7 @@ from numba import float32, int64, types
 from numba.extending import intrinsic
 
 from glm5_kernels.compiled.simd import (
-    FEWER,
-    GROUPS,
     I32,
-    I64,
     V16,
     WIDTH,
     Lanes,
@@ -24,7 +20,6 @@ from glm5_kernels.compiled.simd import (
     returns_void,
     rounded_to_bf16,
     store_as,
-    sum_each,
 )
 
 _WORDS = ir.VectorType(I32, WIDTH)
@@ -114,76 +109,6 @@ def unpacked(_: Any, row: Any, tiles: Any, tile: Any, scales: Any, kind: Any, ou
                 store_as(v, rounded_to_bf16(v, x), out, offset, kind)
 
     return types.void(*[int64] * 6), returns_void(generate)
-
-
-def _dots(add: Callable[..., Any]) -> Any:
-    """The intrinsic out[h, 0:FEWER] <- query[h] . key of FEWER heads and keys, a lane for every sixteenth column.
-
-    rows, more_rows: addresses of the addresses of the keys' two parts, of dims and more_dims elements of `kind`, one
-    after the other in a query. Where `add` is `Lanes.add_pairs` an element is two bf16 and `kind` FP32.
-    """
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def dots(
-        _: Any, rows: Any, dims: Any, more_rows: Any, more_dims: Any, kind: Any, query: Any, out: Any, out_pitch: Any
-    ) -> Any:
-        def generate(builder: Any, arguments: Any) -> None:
-            rows, dims, more_rows, more_dims, kind, query, out, out_pitch = arguments
-            v, pitch = Lanes(builder), builder.add(dims, more_dims)
-            sums = [[v.variable(0.0) for _ in range(FEWER)] for _ in range(FEWER)]
-            for table, size, skipped in ((rows, dims, i64_const(0)), (more_rows, more_dims, dims)):
-                starts = builder.inttoptr(table, I64.as_pointer())
-                keys = [builder.load(builder.gep(starts, [i64_const(key)])) for key in range(FEWER)]
-                with for_range(builder, builder.sdiv(size, i64_const(WIDTH))) as group:
-                    offset = builder.mul(group, i64_const(WIDTH))
-                    columns = [load_as_fp32(v, key, offset, kind) for key in keys]
-                    for head, row in enumerate(sums):
-                        start = builder.add(builder.mul(pitch, i64_const(head)), builder.add(skipped, offset))
-                        element = v.load(query, start)
-                        for total, column in zip(row, columns, strict=True):
-                            builder.store(add(v, element, column, builder.load(total)), total)
-            for head, row in enumerate(sums):
-                whole = sum_each(v, [builder.load(total) for total in row])
-                target = builder.add(out, builder.mul(builder.mul(out_pitch, i64_const(head)), i64_const(4)))
-                builder.store(whole, builder.inttoptr(target, whole.type.as_pointer())).align = 4
-
-        return types.void(*[int64] * 8), returns_void(generate)
-
-    return dots
-
-
-dots, dots_of_pairs = _dots(Lanes.add_products), _dots(Lanes.add_pairs)
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def accumulate_rows(
-    _: Any, rows: Any, count: Any, skipped: Any, kind: Any, left: Any, left_pitch: Any, out: Any, out_pitch: Any
-) -> Any:
-    """`accumulate` for FEWER heads and a matrix of `count` scattered rows, in order.
-
-    rows: address of their addresses; 2 STEP elements of `kind` are used, `skipped` bytes after the start of each.
-    """
-
-    def generate(builder: Any, arguments: Any) -> None:
-        rows, count, skipped, kind, left, left_pitch, out, out_pitch = arguments
-        v, table = Lanes(builder), builder.inttoptr(rows, I64.as_pointer())
-        sums = [[v.variable(0.0) for _ in range(2 * GROUPS)] for _ in range(FEWER)]
-        starts = [builder.mul(out_pitch, i64_const(head)) for head in range(FEWER)]
-        for start, row in zip(starts, sums, strict=True):
-            for g, total in enumerate(row):
-                builder.store(v.load(out, builder.add(start, i64_const(WIDTH * g))), total)
-        with for_range(builder, count) as k:
-            source = builder.add(builder.load(builder.gep(table, [k])), skipped)
-            columns = [load_as_fp32(v, source, i64_const(WIDTH * g), kind) for g in range(2 * GROUPS)]
-            for head, row in enumerate(sums):
-                factor = v.broadcast(v.load_scalar(left, builder.add(builder.mul(left_pitch, i64_const(head)), k)))
-                for total, column in zip(row, columns, strict=True):
-                    builder.store(v.add_products(factor, column, builder.load(total)), total)
-        for start, row in zip(starts, sums, strict=True):
-            for g, total in enumerate(row):
-                v.store(builder.load(total), out, builder.add(start, i64_const(WIDTH * g)))
-
-    return types.void(*[int64] * 8), returns_void(generate)
 
 
 def exponential(v: Lanes, x: Any) -> Any:

@@ -20,16 +20,8 @@ from glm5_kernels.compiled.rows import (
     store_row_as,
     transpose,
 )
-from glm5_kernels.compiled.simd import BF16, FEWER, FP32, STEP, WIDTH, in_steps
-from glm5_kernels.compiled.sparse_flash_attention_intrinsics import (
-    accumulate_rows,
-    dots,
-    dots_of_pairs,
-    exponentials,
-    pair_up,
-    scale_and_peak,
-    unpacked,
-)
+from glm5_kernels.compiled.simd import BF16, FP32, STEP, WIDTH, in_steps
+from glm5_kernels.compiled.sparse_flash_attention_intrinsics import exponentials, pair_up, scale_and_peak, unpacked
 from glm5_kernels.compiled.sparse_flash_attention_operands import DEPTH, TILE
 from glm5_kernels.sparse_flash_attention.reference import TILE as PER_SCALE
 
@@ -161,9 +153,6 @@ def _scores(start: Any, keys: Any, caches: Any, tile: Any) -> None:
     kind, per, heads, whole = caches.ckv.kind, _columns_per_element(caches), len(tile.peak), in_steps(keys)
     latent_dims, dims = caches.rank // per, (caches.rank + caches.rope) // per
     as_kind, size = _KEY_KIND[kind], ELEMENT_BYTES[_KEY_KIND[kind]]
-    if heads == FEWER:
-        _scores_of_few(start, whole, caches, tile)
-        return
     for head in range(heads):
         for key in range(whole):
             tile.scores[head, key] = float32(0)
@@ -185,22 +174,6 @@ def _scores(start: Any, keys: Any, caches: Any, tile: Any) -> None:
             else:
                 accumulate(tile.keys, STEP, left, dims, heads, depth, out, TILE)
             dim += depth
-
-
-@inner
-def _scores_of_few(start: Any, keys: Any, caches: Any, tile: Any) -> None:
-    """`_scores` of FEWER heads: transposing the keys of a token would take longer than multiplying them."""
-    kind, per = caches.ckv.kind, _columns_per_element(caches)
-    rank, rope, out, as_kind = caches.rank // per, caches.rope // per, tile.scores.ctypes.data, _KEY_KIND[kind]
-    latents, rotated = tile.ckv_rows.ctypes.data + 8 * start, tile.kpe_rows.ctypes.data + 8 * start
-    if kind == PACKED:
-        latents, rotated = tile.latent_rows.ctypes.data, tile.rotated_rows.ctypes.data
-    for key in range(0, keys, FEWER):
-        latent_rows, rotated_rows = latents + 8 * key, rotated + 8 * key
-        if kind == PAIRED:
-            dots_of_pairs(latent_rows, rank, rotated_rows, rope, FP32, tile.query, out + 4 * key, TILE)
-        else:
-            dots(latent_rows, rank, rotated_rows, rope, as_kind, tile.query, out + 4 * key, TILE)
 
 
 @inner
@@ -231,12 +204,6 @@ def _weighted_values(start: Any, keys: Any, caches: Any, softmax: Any, tile: Any
     if kind == PACKED:
         rows = tile.latent_rows.ctypes.data
     size = _VALUE_BYTES[kind]
-    if heads == FEWER and not pairs and rank % (2 * STEP) == 0:
-        for column in range(0, rank, 2 * STEP):
-            accumulate_rows(
-                rows, whole, size * column, _VALUE_KIND[kind], left, TILE, tile.mixed.ctypes.data + 4 * column, rank
-            )
-        return
     for column in range(0, rank, STEP):
         out = tile.mixed.ctypes.data + 4 * column
         if pairs:

@@ -15,7 +15,7 @@ from glm5_kernels.paged_cache import PagedBatch
 from glm5_kernels.parity.compare import Tolerance
 from glm5_kernels.sparse_flash_attention.reference import pack_latents
 
-#: GLM-5's head shapes; layers are narrower than its 6144, so that the plain versions take no minutes.
+#: GLM-5's head shapes; layers are narrower than its 6144, so that the references take seconds.
 HEADS, RANK, ROPE, NOPE, Q_LORA, HIDDEN = 64, 512, 64, 192, 256, 512
 INDEX_HEADS, INDEX_DIM, BLOCK = 32, 128, 128
 BATCHES = {  # (length, query tokens) per request
@@ -26,22 +26,23 @@ BATCHES = {  # (length, query tokens) per request
     "MTP": [(400, 4), (77, 4)],
     "short and empty": [(1, 1), (0, 1), (5, 5)],
 }
-#: Of `mla_preprocess` in bf16. A division that is off by an ulp, or codes that pass through fp16 as in the official
-#: kernel, send some codes the other way: an output of about 1 changes by up to 0.03, all of q_c together by 1.1 %.
+#: Tolerance of `mla_preprocess` in bf16. A division that is off by an ulp, or codes that pass through fp16 as in the
+#: official kernel, round some codes the other way: an output of about 1 changes by up to 0.03, all of q_c by 1.1 %.
 ROUNDED_CODES = Tolerance(
-    5e-2, 2e-2, "bf16 between the steps; an int8 code near a border may go either way", norm=1.5e-2
+    5e-2, 2e-2, "bf16 between the steps; an int8 code near a rounding boundary may round either way", norm=1.5e-2
 )
-RANK_HEADS = {"prefill": 16, "chunk": 32, "mixed": 16}  # attention's, on one of several ranks
+#: Attention heads of one of several ranks.
+RANK_HEADS = {"prefill": 16, "chunk": 32, "mixed": 16}
 
 
 @dataclass(frozen=True)
 class Case:
-    """Arguments of one op, by variant.
+    """Arguments of one variant of an op.
 
     Attributes:
         arguments: as the op's function takes them.
         outputs: name and tolerance of every result that is compared as values.
-        gap: of a case whose result is a choice (the indexer): how far apart scores may be swapped.
+        gap: for positions selected by the indexer: score distance within which positions may be swapped.
         written: positions of the arguments the op writes to; compared as further results.
     """
 
@@ -54,7 +55,7 @@ class Case:
 
 
 def cases(seed: int = 0, ops: Collection[str] = ()) -> Iterator[Case]:
-    """The cases of these ops, of all if none is named; an op's are the same for the same seed, whatever the others."""
+    """Yield the cases of `ops`, or of all ops; the cases of an op depend on the seed alone, not on the other ops."""
     makers: tuple[tuple[set[str], Callable[[torch.Generator], Iterator[Case]]], ...] = (
         ({"lightning_indexer", "lightning_indexer_quant"}, _indexer),
         ({"sparse_flash_attention", "sparse_flash_attention_quant"}, _attention),
@@ -67,14 +68,14 @@ def cases(seed: int = 0, ops: Collection[str] = ()) -> Iterator[Case]:
         ({"gptq_inverse_factors", "gptq_round"}, _gptq),
         ({"indexer_preprocess"}, _index_operands),  # last: the seeds of the others stay
     )
-    for number, (makes, make) in enumerate(makers):
-        if not ops or makes & set(ops):
-            made = make(torch.Generator().manual_seed(1000 * seed + number))
-            yield from (case for case in made if not ops or case.op in ops)
+    for number, (names, make) in enumerate(makers):
+        if not ops or names & set(ops):
+            op_cases = make(torch.Generator().manual_seed(1000 * seed + number))
+            yield from (case for case in op_cases if not ops or case.op in ops)
 
 
 def _batch(requests: list[tuple[int, int]], generator: torch.Generator) -> PagedBatch:
-    """Blocks in random order, an unused one, a table wider than needed."""
+    """Blocks in random order, one unused block, and a table wider than needed."""
     blocks = [-(-length // BLOCK) for length, _ in requests]
     order = torch.randperm(sum(blocks) + 1, generator=generator)[1:].int()
     table = torch.full((len(requests), max(blocks) + 1), -1, dtype=torch.int32)
@@ -89,7 +90,7 @@ def _cache(table: torch.Tensor, columns: int, dtype: torch.dtype, generator: tor
 
 
 def _sums(dtype: torch.dtype, length: int) -> Tolerance:
-    """What two orders of summing `length` terms of size one, and one rounding to `dtype`, may differ by."""
+    """The tolerance for two summation orders of `length` terms of size one, and one rounding to `dtype`."""
     ulp = torch.finfo(dtype).eps
     return Tolerance(1e-6 * length**0.5, ulp, f"{length} terms in fp32, one ULP of {str(dtype)[6:]}")
 
@@ -123,14 +124,14 @@ def _attention(generator: torch.Generator) -> Iterator[Case]:
             fused = _cache(batch.block_table, RANK + ROPE, dtype, generator)
             nope = (0.3 * torch.randn(tokens, heads, RANK, generator=generator)).to(dtype)
             pe = (0.3 * torch.randn(tokens, heads, ROPE, generator=generator)).to(dtype)
-            chosen = torch.stack(
+            selected = torch.stack(
                 [torch.randperm(int(batch.seq_lens.max()) + 1, generator=generator) for _ in range(tokens)]
             )
-            chosen = torch.nn.functional.pad(chosen[:, :256].int(), (0, 8), value=-1)
+            selected = torch.nn.functional.pad(selected[:, :256].int(), (0, 8), value=-1)
             caches = fused[..., :RANK], fused[..., RANK:]
             if not joined:
                 caches = caches[0].contiguous(), caches[1].contiguous()
-            arguments = nope, pe, *caches, chosen, batch, 0.0625, rounded
+            arguments = nope, pe, *caches, selected, batch, 0.0625, rounded
             values = _sums(dtype, RANK)
             if rounded:
                 values = Tolerance(2e-2, 2e-2, "probabilities rounded to bf16 before or after they are normalised")
@@ -185,9 +186,9 @@ def _index_operands(generator: torch.Generator) -> Iterator[Case]:
             slots = torch.randperm(2 * BLOCK, generator=generator)[:tokens]
             slots[0] = -1 if tokens > 1 else slots[0]  # padding
             angle = torch.rand(tokens, ROPE // 2, generator=generator) * 6
-            made = torch.randn(tokens, INDEX_DIM + INDEX_HEADS, generator=generator).to(dtype)
+            projected = torch.randn(tokens, INDEX_DIM + INDEX_HEADS, generator=generator).to(dtype)
             arguments = (
-                torch.randn(tokens, INDEX_HEADS, INDEX_DIM, generator=generator).to(dtype), made[:, :INDEX_DIM],
+                torch.randn(tokens, INDEX_HEADS, INDEX_DIM, generator=generator).to(dtype), projected[:, :INDEX_DIM],
                 torch.rand(INDEX_DIM, generator=generator), torch.randn(INDEX_DIM, generator=generator), 1e-6,
                 angle.cos(), angle.sin(), interleaved, slots, torch.zeros(2, BLOCK, INDEX_DIM, dtype=dtype),
             )  # fmt: skip

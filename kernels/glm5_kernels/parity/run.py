@@ -1,4 +1,4 @@
-"""Run the cases on every implementation that can, and judge."""
+"""Run the parity cases on every available implementation and compare with the reference."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from glm5_kernels.errors import UnsupportedVariantError
 from glm5_kernels.int8 import LinearWeights
 from glm5_kernels.paged_cache import PagedBatch, cache_rows, physical_rows, query_layout
 from glm5_kernels.parity.cases import Case, cases
-from glm5_kernels.parity.compare import Difference, Tolerance, compare_choice, compare_values
+from glm5_kernels.parity.compare import Difference, Tolerance, compare_selection, compare_values
 
 
 @dataclass(frozen=True)
 class ParityRow:
-    """One result of one implementation against the reference's.
+    """One output of one implementation compared with the reference.
 
-    `skipped` says why an implementation does not take this variant of the op; then nothing was compared.
+    `skipped` says why an implementation does not support this variant; then nothing was compared.
     """
 
     op: str
@@ -39,7 +39,7 @@ class ParityRow:
 def parity(
     device: str = "cpu", ops: tuple[str, ...] = (), seed: int = 0, kernels: tuple[str, ...] = ()
 ) -> Iterator[ParityRow]:
-    """Rows in the order of the cases.
+    """Yield rows in the order of the cases.
 
     Args:
         device: where the implementations under test run; the reference runs on the CPU.
@@ -58,7 +58,7 @@ def parity(
             except UnsupportedVariantError as error:
                 yield ParityRow(case.op, case.variant, implementation, "-", True, "", 0.0, 0.0, "", str(error))
                 continue
-            except Exception as error:  # an implementation that fails is a finding, not the end of the suite
+            except Exception as error:  # a failing implementation is a result, not the end of the suite
                 text = f"{type(error).__name__}: {error}".splitlines()[0]
                 yield ParityRow(case.op, case.variant, implementation, "-", False, text, float("inf"), float("inf"), "")
                 continue
@@ -66,14 +66,22 @@ def parity(
 
 
 def _judge(case: Case, implementation: str, got: list[Any], want: list[Any]) -> Iterator[ParityRow]:
-    def row(output: str, seen: Difference, allowed: str) -> ParityRow:
+    def row(output: str, difference: Difference, allowed: str) -> ParityRow:
         return ParityRow(
-            case.op, case.variant, implementation, output, seen.ok, seen.worst, seen.largest, seen.relative, allowed
+            case.op,
+            case.variant,
+            implementation,
+            output,
+            difference.ok,
+            difference.worst,
+            difference.largest,
+            difference.relative,
+            allowed,
         )
 
     if case.gap is not None:
-        seen = compare_choice(got[0], want[0], _scores(case), case.gap)
-        yield row("positions", seen, f"swaps within {case.gap:g} of the last chosen score")
+        difference = compare_selection(got[0], want[0], _scores(case), case.gap)
+        yield row("positions", difference, f"swaps within {case.gap:g} of the last selected score")
         return
     for (name, tolerance), a, b in zip(case.outputs, got, want, strict=True):
         yield row(name, compare_values(torch.as_tensor(a), torch.as_tensor(b), tolerance), _text(tolerance))
@@ -87,20 +95,19 @@ def _text(tolerance: Tolerance) -> str:
 
 
 def _results(case: Case, implementation: str, device: str) -> list[Any]:
-    """What the op returns, and what it wrote into its arguments; those of the case stay as they are."""
+    """The op's outputs and the arguments that it wrote; the case's own arguments are copied first."""
     arguments = [copied(argument, device) for argument in case.arguments]
-    found = registry.load(case.op, implementation)(*arguments)
-    results = list(found) if isinstance(found, tuple) else [found]
-    return results + [arguments[position] for position in case.written]
+    output = registry.load(case.op, implementation)(*arguments)
+    outputs = list(output) if isinstance(output, tuple) else [output]
+    return outputs + [arguments[position] for position in case.written]
 
 
 def copied(value: Any, device: str) -> Any:
-    """An operand on another device, with its strides."""
+    """A copy of an operand on a device, with its strides."""
     if isinstance(value, LinearWeights | PagedBatch):
         return type(value)(*[copied(field, device) for field in value])
     if not isinstance(value, torch.Tensor):
         return value
-    # Strides as they were: a cache may be a view of a wider one.
     if value.is_contiguous():
         return value.to(device, copy=True)
     whole = torch.empty(*value.shape[:-1], value.stride(-2), dtype=value.dtype, device=device)
@@ -110,7 +117,7 @@ def copied(value: Any, device: str) -> Any:
 
 
 def _scores(case: Case) -> list[torch.Tensor]:
-    """fp64 scores of every visible position, per query token of an indexer case."""
+    """fp64 scores of all visible positions for each query token of an indexer case."""
     q, cache, weights, *scales, batch, _ = case.arguments
     request, visible = query_layout(batch, len(q))
     scores = []
