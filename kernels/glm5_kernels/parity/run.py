@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,17 +68,8 @@ def parity(
 
 def _judge(case: Case, implementation: str, got: list[Any], want: list[Any]) -> Iterator[ParityRow]:
     def row(output: str, difference: Difference, allowed: str) -> ParityRow:
-        return ParityRow(
-            case.op,
-            case.variant,
-            implementation,
-            output,
-            difference.ok,
-            difference.worst,
-            difference.largest,
-            difference.relative,
-            allowed,
-        )
+        ok, worst, largest, relative = dataclasses.astuple(difference)
+        return ParityRow(case.op, case.variant, implementation, output, ok, worst, largest, relative, allowed)
 
     if case.gap is not None:
         difference = compare_selection(got[0], want[0], _scores(case), case.gap)
