@@ -52,7 +52,7 @@ class AmxWorkspace(NamedTuple):
 
 
 def new_amx_workspace(scores: Any, tokens: int, heads: int, dims: int) -> AmxWorkspace:
-    heads, aligned = -(-heads // SIDE) * SIDE, aligned_fp32.py_func
+    heads, aligned = -(-heads // SIDE) * SIDE, aligned_fp32
     return AmxWorkspace(
         scores, aligned(tokens * heads * dims), aligned(heads * SIDE), aligned(SIDE * dims), aligned(2 * dims)
     )

@@ -41,7 +41,7 @@ class IndexerWorkspace(NamedTuple):
 def new_workspace(scores: Any, tokens: int, heads: int, dims: int) -> IndexerWorkspace:
     lanes = in_steps(heads) if heads > WIDTH else WIDTH
     tokens = in_steps(tokens * lanes) // lanes
-    aligned = aligned_fp32.py_func
+    aligned = aligned_fp32
     return IndexerWorkspace(
         scores, np.zeros((tokens, lanes), np.float32), aligned(tokens * lanes * dims), aligned(STEP * dims)
     )

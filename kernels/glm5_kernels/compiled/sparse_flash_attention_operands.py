@@ -126,5 +126,4 @@ def new_tile(heads: int, caches: Caches, most: int) -> tuple[tuple[Any, ...], Ti
 
 
 def aligned(*shape: int) -> Any:
-    """`aligned_fp32`, outside of compiled code."""
-    return aligned_fp32.py_func(math.prod(shape)).reshape(shape)
+    return aligned_fp32(math.prod(shape)).reshape(shape)
