@@ -110,42 +110,42 @@ def test_a_second_writer_goes_on_with_the_first_ones_shards(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", ["folder", "other lock", "link", "file", "linked lock"])
 def test_a_users_folder_in_the_place_of_the_workshop_is_refused(kind: str, tmp_path: Path) -> None:
-    place, mine = run_dir_of(tmp_path / "out"), tmp_path / "mine"
+    work_dir, mine = run_dir_of(tmp_path / "out"), tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("mine")
     if kind == "link":
-        place.symlink_to(mine)
+        work_dir.symlink_to(mine)
     elif kind == "file":
-        place.write_text("mine")
+        work_dir.write_text("mine")
     else:
-        place.mkdir()
-        (place / "thesis.txt").write_text("mine")
+        work_dir.mkdir()
+        (work_dir / "thesis.txt").write_text("mine")
         if kind == "other lock":
-            (place / "lock").write_text("mine")
+            (work_dir / "lock").write_text("mine")
         elif kind == "linked lock":
-            (place / "lock").symlink_to(mine / "thesis.txt")
+            (work_dir / "lock").symlink_to(mine / "thesis.txt")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(OutputError, match="not the folder of an unfinished run"), exclusive(place):
+    with pytest.raises(OutputError, match="not the folder of an unfinished run"), exclusive(work_dir):
         pass
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_run_that_ended_at_once_can_go_on(tmp_path: Path) -> None:
     """Killed before it wrote its mark: an empty folder, or one with an empty lock."""
-    place = run_dir_of(tmp_path / "out")
-    place.mkdir()
-    with exclusive(place):
-        assert (place / "lock").read_bytes()
-    (place / "lock").write_bytes(b"")
-    with exclusive(place):
-        assert (place / "lock").read_bytes()
+    work_dir = run_dir_of(tmp_path / "out")
+    work_dir.mkdir()
+    with exclusive(work_dir):
+        assert (work_dir / "lock").read_bytes()
+    (work_dir / "lock").write_bytes(b"")
+    with exclusive(work_dir):
+        assert (work_dir / "lock").read_bytes()
 
 
 def test_two_processes_do_not_write_one_output(tmp_path: Path) -> None:
-    place = run_dir_of(tmp_path / "out")
-    with exclusive(place), pytest.raises(OutputError, match="another process"), exclusive(place):
+    work_dir = run_dir_of(tmp_path / "out")
+    with exclusive(work_dir), pytest.raises(OutputError, match="another process"), exclusive(work_dir):
         pass
-    with exclusive(place):
+    with exclusive(work_dir):
         pass
 
 

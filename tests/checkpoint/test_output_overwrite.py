@@ -31,11 +31,11 @@ def test_overwrite_replaces_only_what_we_wrote(tmp_path: Path, tiny_source: Path
 def test_publishing_replaces_the_old_directory_at_once(tmp_path: Path) -> None:
     out = tmp_path / "out"
     for text in ("first", "second"):
-        place = run_dir_of(out)
-        with exclusive(place):
-            (place / "checkpoint").mkdir()
-            (place / "checkpoint" / text).write_text("x")
-            publish(place / "checkpoint", out)
+        work_dir = run_dir_of(out)
+        with exclusive(work_dir):
+            (work_dir / "checkpoint").mkdir()
+            (work_dir / "checkpoint" / text).write_text("x")
+            publish(work_dir / "checkpoint", out)
         assert [path.name for path in out.iterdir()] == [text]
     assert sorted(path.name for path in tmp_path.iterdir()) == [".out.partial", "out"]
 
@@ -62,10 +62,10 @@ def test_what_is_not_ours_is_kept_beside_the_result(tmp_path: Path) -> None:
     work.mkdir(), out.mkdir()
     (work / "new").write_text("x")
     (out / "thesis.txt").write_text("mine")
-    kept = publish(work, out, keep=True)
-    assert kept is not None and (kept / "thesis.txt").read_text() == "mine"
+    old = publish(work, out, keep=True)
+    assert old is not None and (old / "thesis.txt").read_text() == "mine"
     assert [path.name for path in out.iterdir()] == ["new"]
-    assert kept.name.startswith("out.before-")
+    assert old.name.startswith("out.before-")
 
 
 def test_a_users_folder_in_the_place_of_the_replaced_one_is_refused(tmp_path: Path) -> None:
@@ -98,13 +98,13 @@ def recorded(out: Path, **changes: object) -> None:
 
 
 def test_only_files_with_the_recorded_hash_are_replaced(tmp_path: Path, tiny_source: Path) -> None:
-    """Of the same size, without a hash, or a link to the same bytes: not what the record speaks of."""
-    out, said = tmp_path / "out", list[str]()
+    """A file of the same size, one without a hash, and a link to the same bytes are refused."""
+    out, messages = tmp_path / "out", list[str]()
     out.mkdir()
     (out / "config.json").write_text("ours")
     recorded(out)
-    stamps = check_output(tiny_source, out, overwrite=True, say=said.append)
-    assert len(said) == 1 and "hashes" in said[0]
+    stamps = check_output(tiny_source, out, overwrite=True, say=messages.append)
+    assert len(messages) == 1 and "hashes" in messages[0]
     for text in ("mine", "ours"):  # touched since: read again
         (out / "config.json").write_text(text)
         if text == "mine":

@@ -65,12 +65,12 @@ def test_only_down_proj_has_partial_sums() -> None:
 def test_dequantize_means_the_same_for_every_scheme() -> None:
     q = torch.randint(-8, 8, (8, 16)).to(torch.int8)
     scale = torch.rand(8, 1) + 0.1
-    wanted = q.float() * scale
+    expected = q.float() * scale
     stored = {"weight": q, "weight_scale": scale}
-    assert torch.equal(schemes.dequantize(schemes.W8A8_DYNAMIC, stored), wanted)
-    assert torch.equal(schemes.dequantize(schemes.W4A8_DYNAMIC, stored | {"weight": pack_int4(q)}), wanted)
+    assert torch.equal(schemes.dequantize(schemes.W8A8_DYNAMIC, stored), expected)
+    assert torch.equal(schemes.dequantize(schemes.W4A8_DYNAMIC, stored | {"weight": pack_int4(q)}), expected)
     static = {"weight": q, "input_scale": torch.tensor([0.5]), "deq_scale": 0.5 * scale.flatten()}
-    torch.testing.assert_close(schemes.dequantize(schemes.W8A8, static), wanted)
-    assert torch.equal(schemes.dequantize(schemes.FLOAT, {"weight": wanted.bfloat16()}), wanted.bfloat16().float())
+    torch.testing.assert_close(schemes.dequantize(schemes.W8A8, static), expected)
+    assert torch.equal(schemes.dequantize(schemes.FLOAT, {"weight": expected.bfloat16()}), expected.bfloat16().float())
     with pytest.raises(ValueError, match="unknown scheme"):
         schemes.stored_tensors("W2A8", (8, 16), "x")

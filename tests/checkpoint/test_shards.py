@@ -48,10 +48,10 @@ def test_reads_what_the_library_reads(shard: Path) -> None:
     assert ours.entries.keys() == theirs.keys()
     assert ours.metadata == {"format": "pt"}
     for name, tensor in theirs.items():
-        found = ours.read(name)
-        assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
+        shard_read = ours.read(name)
+        assert (shard_read.dtype, shard_read.shape) == (tensor.dtype, tensor.shape)
         if tensor.numel():
-            assert torch.equal(found.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
+            assert torch.equal(shard_read.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
 
 
 @pytest.mark.parametrize("keep", [0, 5, 8, 100, -1])

@@ -46,14 +46,16 @@ def test_fp8_blocks_with_a_cut_off_rest(tmp_path: Path, shape: tuple[int, int]) 
     source = SourceCheckpoint(tmp_path)
     edit(tmp_path, lambda t: t.update({name: stored, f"{name}_scale_inv": scale}))
     source.files = type(source.files)(tmp_path)
-    found = source.read(name)
-    wanted = torch.empty(n, k)
+    weight_read = source.read(name)
+    expected = torch.empty(n, k)
     for i in range(n):  # element by element, the definition
         for j in range(0, k, 128):
-            wanted[i, j : j + 128] = stored[i, j : j + 128].float() * scale[i // 128, j // 128]
-    assert torch.equal(found, wanted)
+            expected[i, j : j + 128] = stored[i, j : j + 128].float() * scale[i // 128, j // 128]
+    assert torch.equal(weight_read, expected)
     spread = scale.repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
-    assert bool(((found - weight).abs() <= 2**-4 * weight.abs() + 2**-10 * spread).all())  # 3 mantissa bits, subnormals
+    assert bool(
+        ((weight_read - weight).abs() <= 2**-4 * weight.abs() + 2**-10 * spread).all()
+    )  # 3 mantissa bits, subnormals
     assert source.dtype(name) is torch.bfloat16
 
 
@@ -84,7 +86,7 @@ def test_fp8_scale_of_the_wrong_shape(tmp_path: Path) -> None:
 
 
 def test_fp8_scale_that_is_an_exponent(tmp_path: Path) -> None:
-    """As MX formats store it; read as a number it would be 119 for 2 ** -8."""
+    """MX formats store exponents; read as a number it would be 119 for 2 ** -8."""
     name = "model.layers.0.mlp.down_proj.weight"
     edit(
         write_tiny_model(tmp_path, dtype="fp8", index=False),
@@ -101,7 +103,7 @@ def test_fp8_in_other_blocks(tmp_path: Path) -> None:
 
 
 def test_another_quantization_is_named(tmp_path: Path) -> None:
-    """Its weights have other names; to download them again would change nothing."""
+    """Weights of another quantization have other names; downloading again would change nothing."""
     name = "model.layers.1.mlp.experts.0.gate_proj.weight"
     edit(write_tiny_model(tmp_path, index=False), lambda t: t.update({f"{name}_packed": t.pop(name)}))
     set_config(tmp_path, {"quant_method": "compressed-tensors"})
@@ -116,7 +118,7 @@ def test_another_quantization_is_named(tmp_path: Path) -> None:
 
 
 def drop_scales(tensors: dict[str, torch.Tensor]) -> None:
-    for name in [each for each in tensors if each.endswith("_scale_inv")]:
+    for name in [name for name in tensors if name.endswith("_scale_inv")]:
         del tensors[name]
 
 
@@ -129,7 +131,7 @@ def test_fused_experts_are_named(tmp_path: Path) -> None:
     experts = "model.layers.1.mlp.experts."
 
     def fuse(tensors: dict[str, torch.Tensor]) -> None:
-        for name in [each for each in tensors if each.startswith(experts)]:
+        for name in [name for name in tensors if name.startswith(experts)]:
             del tensors[name]
         tensors[f"{experts}gate_up_proj"] = torch.zeros(4, 64, 64)
 

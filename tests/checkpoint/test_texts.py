@@ -35,13 +35,13 @@ def test_a_record_that_fits_comes_whole(tiny_source: Path, tmp_path: Path) -> No
 def test_pieces_add_up_and_end_between_words(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "PIECE", 50)
     text = WORDS * 5 + "no line end in sight but many words " * 5 + "x" * 200 + " \u00e9\u4e2d" * 40
-    found = list(pieces(text[i : i + part] for i in range(0, len(text), part)))
-    assert "".join(found) == text and max(map(len, found)) <= 50
-    for before, after in pairwise(found):
+    records = list(pieces(text[i : i + part] for i in range(0, len(text), part)))
+    assert "".join(records) == text and max(map(len, records)) <= 50
+    for before, after in pairwise(records):
         line_end = before.endswith("\n") and not after[0].isspace()
         between = before[-1].isalnum() and after[0] == " " and after[1].isalnum()
         assert line_end or between or len(before) == 50
-    assert sum(len(piece) == 50 for piece in found) <= 5  # only inside the word of 200 characters
+    assert sum(len(piece) == 50 for piece in records) <= 5  # only inside the word of 200 characters
 
 
 def test_a_long_text_gives_the_same_tokens(tmp_path: Path) -> None:
@@ -52,8 +52,8 @@ def test_a_long_text_gives_the_same_tokens(tmp_path: Path) -> None:
     assert len(text) > 2 * texts.PIECE
     for path, content in ((tmp_path / "a.txt", text), (tmp_path / "a.jsonl", json.dumps(text))):
         path.write_text(content)
-        found = list(encoded_records(path, tokenizer))
-        assert len(found) > 2 and list(chain(*found)) == tokenizer.encode(text)
+        records = list(encoded_records(path, tokenizer))
+        assert len(records) > 2 and list(chain(*records)) == tokenizer.encode(text)
 
 
 def test_too_long_a_line_is_refused_by_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,11 +67,11 @@ def test_too_long_a_line_is_refused_by_number(tmp_path: Path, monkeypatch: pytes
 
 
 def test_only_what_is_needed_is_read(tiny_source: Path, tmp_path: Path) -> None:
-    """What lies behind the tokens that are wanted is not even text."""
+    """The file after the needed tokens is not even text."""
     path = tmp_path / "a.jsonl"
     path.write_bytes(json.dumps(WORDS).encode() + b"\n" * 20_000 + b"\xff\xff {\n")
-    (found,) = load_calibration(path, tiny_source, VOCAB_SIZE, 1, 32).sequences
-    assert len(found) == 32
+    (records,) = load_calibration(path, tiny_source, VOCAB_SIZE, 1, 32).sequences
+    assert len(records) == 32
     with pytest.raises(TextError, match="cannot be read"):
         load_calibration(path, tiny_source, VOCAB_SIZE, 100, 32)
 

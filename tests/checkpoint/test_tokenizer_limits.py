@@ -130,6 +130,6 @@ def test_a_signal_while_it_computes(source: Path, tmp_path: Path, number: signal
 
     assert eventually(computes)
     os.kill(run.pid, number)
-    _, said = run.communicate(timeout=300)
-    assert run.returncode == 130 and "interrupted" in said and "Traceback" not in said
+    _, stderr = run.communicate(timeout=300)
+    assert run.returncode == 130 and "interrupted" in stderr and "Traceback" not in stderr
     assert eventually(lambda: not children[0].is_running())

@@ -31,12 +31,12 @@ def test_a_pointer_of_git_lfs_is_named(pattern: str, tiny_source: Path, tmp_path
 def test_a_finding_names_its_file_once(tiny_source: Path, tmp_path: Path) -> None:
     model = Path(shutil.copytree(tiny_source, tmp_path / "model"))
     (model / "tokenizer.json").write_text("{")
-    said = [each.message for each in verify(model).findings if each.file == "tokenizer.json"]
-    assert said and not any(str(model) in each for each in said)
+    messages = [finding.message for finding in verify(model).findings if finding.file == "tokenizer.json"]
+    assert messages and not any(str(model) in finding for finding in messages)
 
 
 def test_a_float_source_keeps_its_quantization_config(tmp_path: Path) -> None:
     """Without the key an engine would take FP8 weights for values."""
     report = verify(write_tiny_model(tmp_path, dtype="fp8"))
-    (fix,) = [each.fix for each in report.findings if each.id == "config.quantization_config"]
+    (fix,) = [finding.fix for finding in report.findings if finding.id == "config.quantization_config"]
     assert "an FP8 source needs it" in fix

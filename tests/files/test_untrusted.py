@@ -65,7 +65,7 @@ def test_bad_content(reader: str, kind: str, tmp_path: Path) -> None:
 
 def test_a_fifo_a_device_and_a_directory_are_not_opened(reader: str, tmp_path: Path) -> None:
     path = tmp_path / READERS[reader][0]
-    for make in (os.mkfifo, os.mkdir, lambda place: os.symlink("/dev/zero", place)):
+    for make in (os.mkfifo, os.mkdir, lambda target: os.symlink("/dev/zero", target)):
         path.unlink(missing_ok=True) if not path.is_dir() else path.rmdir()
         make(path)
         assert "not a regular file" in refused(reader, tmp_path)

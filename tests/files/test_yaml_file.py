@@ -58,7 +58,7 @@ def test_bad_content(kind: str, tmp_path: Path) -> None:
 
 def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    for make in (os.mkfifo, os.mkdir, lambda place: os.symlink("/dev/zero", place)):
+    for make in (os.mkfifo, os.mkdir, lambda target: os.symlink("/dev/zero", target)):
         path.unlink(missing_ok=True) if not path.is_dir() else path.rmdir()
         make(path)
         with pytest.raises(RecipeError, match="not a regular file"):

@@ -49,8 +49,8 @@ def recipe(data: bytes, folder: Path) -> None:
     path = folder / "recipe.yaml"
     path.write_bytes(data)
     with _one_line():
-        found = load_recipe(path)
-        assert found.linear_steps is not None and isinstance(found.rotates, bool)
+        loaded = load_recipe(path)
+        assert loaded.linear_steps is not None and isinstance(loaded.rotates, bool)
 
 
 def journal(data: bytes, folder: Path) -> None:
@@ -60,14 +60,14 @@ def journal(data: bytes, folder: Path) -> None:
     path.write_bytes(data[1:] if data[:1] == b"\0" else head + data)
     with suppress(OutputError), _one_line():
         first = Journal(path, _IDENTITY)
-        known = {unit: first.record(unit) for unit in _UNITS if unit in first}
+        records = {unit: first.record(unit) for unit in _UNITS if unit in first}
         added = UnitRecord({"W8A8": (0.5, 2.0)}, True, "0a")
         first.finish(WorkUnit.layer(9), added)
         first.close()
         again = Journal(path, _IDENTITY)
         try:
             assert again.record(WorkUnit.layer(9)) == added
-            assert all(repr(again.record(unit)) == repr(record) for unit, record in known.items())
+            assert all(repr(again.record(unit)) == repr(record) for unit, record in records.items())
         finally:
             again.close()
 
@@ -76,10 +76,10 @@ def template(data: bytes, folder: Path) -> None:
     """A chat template gives a text, or a reason of one line; `replay.py` checks that it opens and starts nothing."""
     write_tokenizer(folder)
     (folder / "chat_template.jinja").write_bytes(data)
-    said = answer(OwnTokenizer(folder), "render", _CHAT)
-    assert len(said) == 1 and set(said) <= {"made", "unusable", "refused"}, said
-    assert isinstance(json.loads(json.dumps(said)), dict)
-    assert "made" in said or len(next(iter(said.values())).splitlines()) <= 1, said
+    reply = answer(OwnTokenizer(folder), "render", _CHAT)
+    assert len(reply) == 1 and set(reply) <= {"made", "unusable", "refused"}, reply
+    assert isinstance(json.loads(json.dumps(reply)), dict)
+    assert "made" in reply or len(next(iter(reply.values())).splitlines()) <= 1, reply
 
 
 TARGETS: dict[str, Target] = {

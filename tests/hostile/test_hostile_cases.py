@@ -53,15 +53,15 @@ class Worker:
 
 def contents(folder: Path) -> dict[str, tuple[int, int]]:
     """Size and time of every file, links and FIFOs unopened."""
-    found = {}
+    states = {}
     for path in sorted(folder.rglob("*")):
         state = path.lstat()
-        found[str(path)] = (state.st_size, state.st_mtime_ns)
-    return found
+        states[str(path)] = (state.st_size, state.st_mtime_ns)
+    return states
 
 
 def wrong(case: Case, worker: Worker, folder: Path, source: Path) -> str | None:
-    """What went wrong, None if nothing did."""
+    """Describe what went wrong; None if nothing did."""
     folder.mkdir()
     words = case.make(folder, source)
     before = contents(folder), contents(source)
@@ -76,9 +76,9 @@ def wrong(case: Case, worker: Worker, folder: Path, source: Path) -> str | None:
     if any(not (character.isprintable() or character in "\n\t") for character in done["out"]):
         return f"control characters on stdout: {done['out'][:300]!r}"
     after = contents(folder), contents(source)
-    kept = {name: state for name, state in after[0].items() if name in before[0]}
+    unchanged = {name: state for name, state in after[0].items() if name in before[0]}
     new = [name for name in after[0] if name not in before[0] and not name.startswith(str(folder / "out"))]
-    if kept != before[0] or after[1] != before[1] or (new and done["code"] != 0):
+    if unchanged != before[0] or after[1] != before[1] or (new and done["code"] != 0):
         return f"files changed: {new or 'the user' + chr(39) + 's'}"
     return None
 

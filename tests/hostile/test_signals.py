@@ -34,8 +34,8 @@ def test_while_it_imports_and_works(number: signal.Signals) -> None:
         assert run.stdout is not None and run.stdout.read(1) == "."
         time.sleep(delay)
         run.send_signal(number)
-        _, said = run.communicate(timeout=300)
-        assert (run.returncode, said) in ((130, "interrupted\n"), (0, "")), said  # or it had ended before
+        _, stderr = run.communicate(timeout=300)
+        assert (run.returncode, stderr) in ((130, "interrupted\n"), (0, "")), stderr  # or it had ended before
 
 
 _SWALLOWS = {
@@ -102,5 +102,5 @@ def test_an_ignored_signal_stays_ignored() -> None:
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
     )  # fmt: skip
     run.send_signal(signal.SIGHUP)
-    _, said = run.communicate(timeout=300)
-    assert (run.returncode, said) == (0, "")
+    _, stderr = run.communicate(timeout=300)
+    assert (run.returncode, stderr) == (0, "")

@@ -83,8 +83,8 @@ def logits(
     main = final @ top["lm_head.weight"].T
     mtp = config.num_hidden_layers
     weights = changed_layer(source, change, mtp)
-    given = final if rot is None else final @ rot.T
-    drafted = layers.mtp_input(config, weights, weights.tensors["embed_tokens.weight"][ids], given)
+    stream = final if rot is None else final @ rot.T
+    drafted = layers.mtp_input(config, weights, weights.tensors["embed_tokens.weight"][ids], stream)
     out, _ = decoder_layer(config, mtp, weights, drafted)
     out = layers.rms_norm(out, weights.vector("shared_head.norm.weight"), config.rms_norm_eps)
     return main, weights.linear("shared_head.head", out)
@@ -112,8 +112,8 @@ def test_fused_and_rotated_model_computes_the_same(tmp_path: Path, overrides: di
 
     main, draft = logits(source, keep)
     rot = rotations.mtp_rotation(source.read("model.norm.weight"))
-    for found, wanted in zip(logits(source, rotated, rot), (main, draft), strict=True):
-        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    for output, expected in zip(logits(source, rotated, rot), (main, draft), strict=True):
+        torch.testing.assert_close(output, expected, atol=1e-4, rtol=1e-4)
     without_rot = logits(source, rotated)[1]
     assert float((without_rot - draft).abs().max()) > 0.01  # the test would notice a missing rot
 
@@ -130,5 +130,5 @@ def test_fusing_alone_and_moving_scales_compute_the_same(tmp_path: Path) -> None
             channels = tensors[f"{subgraph.targets[0]}.weight"].shape[1]
             move_scale(tensors, config, subgraph, torch.rand(channels, generator=generator) * 4 + 0.25)
 
-    for found, wanted in zip(logits(source, smoothed), logits(source, keep), strict=True):
-        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    for output, expected in zip(logits(source, smoothed), logits(source, keep), strict=True):
+        torch.testing.assert_close(output, expected, atol=1e-4, rtol=1e-4)

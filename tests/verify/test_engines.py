@@ -35,10 +35,10 @@ def test_the_rotation_and_the_caches_are_spoken_of_where_there_are_some(
     recipe: str, tiny_quantized: Callable[..., Path]
 ) -> None:
     report = verify(tiny_quantized(recipe), engine="sglang", deep=False)
-    said = " ".join(report.lines())
+    texts = " ".join(report.lines())
     assert report.ok
-    assert ("not the name of a hub" in said) == ("the target's head" in said) == (recipe != "rtn-w4a8")
-    assert ("INT8 indexer caches" in said) == (recipe == "w4a8c8")
+    assert ("not the name of a hub" in texts) == ("the target's head" in texts) == (recipe != "rtn-w4a8")
+    assert ("INT8 indexer caches" in texts) == (recipe == "w4a8c8")
 
 
 def test_float_experts_end_the_start_of_sglang_alone(tiny_source: Path, tmp_path: Path) -> None:
@@ -63,8 +63,8 @@ def test_an_unknown_type_of_a_linear_is_more_than_a_line_of_a_log(
     key = "model.layers.1.self_attn.o_proj.weight"
     with checkpoint.json(DESCRIPTION) as description:
         description[key] = "W4A8_DYNAMIC"
-    found = {finding.id: finding for finding in verify(checkpoint.directory, engine="sglang", deep=False).findings}
-    assert found["engine.linear_type"].tensor == key and "modelslim.py:330" in found["engine.linear_type"].message
+    report = {finding.id: finding for finding in verify(checkpoint.directory, engine="sglang", deep=False).findings}
+    assert report["engine.linear_type"].tensor == key and "modelslim.py:330" in report["engine.linear_type"].message
 
 
 def test_a_rotation_in_a_shard_is_enough_for_vllm(tiny_w4a8: Path, editable: Copy) -> None:

@@ -27,7 +27,7 @@ MEMORY_KB = 400_000  # the largest header that is read at all, as bytes and as p
 
 @pytest.fixture(scope="module")
 def outcome(tiny_w4a8: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a watched process did with every case, and the place that must be named."""
+    """Record of a watched process for every case, with the name that must be reported."""
     folder = tmp_path_factory.mktemp("hostile")
     named = {}
     for name, make in CASES.items():
@@ -56,25 +56,25 @@ def outcome(tiny_w4a8: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 @pytest.mark.parametrize("name", CASES)
 def test_hostile_directory(name: str, outcome: dict[str, Any]) -> None:
-    found = outcome[name]
-    home: Path = found["home"]
+    record = outcome[name]
+    home: Path = record["home"]
     inside = os.path.realpath(home / "copy" / name)
-    for event, what in found["events"]:
+    for event, what in record["events"]:
         if event.startswith(("open", "os.")) and not what.startswith("<"):
             path = os.path.realpath(what)
             assert path == inside or path.startswith((inside + os.sep, *LIBRARIES)), f"{event} {what}"
         else:
             assert any(f'file "{library}' in what for library in LIBRARIES), f"{event} {what}"
-    assert found["events"] or found["code"] == 2
+    assert record["events"] or record["code"] == 2
     assert not (home / "outside" / "executed").exists()
-    assert found["grown_kb"] < MEMORY_KB
-    text = found["text"]
+    assert record["grown_kb"] < MEMORY_KB
+    text = record["text"]
     assert all(line.isprintable() for line in text), text
-    if found["named"] == PROVENANCE and found["code"] == 0:  # only a note beside a checkpoint that is correct
+    if record["named"] == PROVENANCE and record["code"] == 0:  # only a note beside a checkpoint that is correct
         assert any(PROVENANCE in line for line in text)
         return
-    if found["named"] == "tokenizer.json":
-        assert found["code"] == 1
-    assert found["code"] in (1, 2), text
-    assert (found["code"] == 2) == (found["named"] == "config.json"), text
-    assert any(found["named"] in line for line in text), text
+    if record["named"] == "tokenizer.json":
+        assert record["code"] == 1
+    assert record["code"] in (1, 2), text
+    assert (record["code"] == 2) == (record["named"] == "config.json"), text
+    assert any(record["named"] in line for line in text), text

@@ -48,11 +48,13 @@ def try_positions(
 
 
 def test_the_mutator_knows_nothing_of_the_code_under_test() -> None:
-    own = {path.stem for path in MUTATOR}
+    modules = {path.stem for path in MUTATOR}
     for path in MUTATOR:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for name in names:
                 top = name.rpartition(".")[2] if name.startswith("tests.") else name.split(".")[0]
-                assert top in {*own, "torch", "safetensors", *sys.stdlib_module_names}, f"{path.name} imports {name}"
+                assert top in {*modules, "torch", "safetensors", *sys.stdlib_module_names}, (
+                    f"{path.name} imports {name}"
+                )

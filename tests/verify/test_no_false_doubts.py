@@ -38,8 +38,10 @@ def extreme(tensors: Tensors) -> None:
     tensors[f"{LAYER}self_attn.q_b_proj.weight"][2, 2] = 1e3
     chance = torch.Generator().manual_seed(1)
     for name, tensor in tensors.items():
-        own = name.startswith("model.layers.3.") and name.endswith(("embed_tokens.weight", "shared_head.head.weight"))
-        if own or (name.endswith("norm.weight") and "k_norm" not in name):
+        of_mtp = name.startswith("model.layers.3.") and name.endswith(
+            ("embed_tokens.weight", "shared_head.head.weight")
+        )
+        if of_mtp or (name.endswith("norm.weight") and "k_norm" not in name):
             tensor[:] = torch.randn(tensor.shape, generator=chance).to(tensor.dtype)
         if f"{LAYER}mlp.experts.1." in name:
             tensor *= 1e-3
@@ -47,14 +49,14 @@ def extreme(tensors: Tensors) -> None:
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    made = {}
+    sources_by_name = {}
     for edit in (dead, extreme):
-        source = made[edit.__name__] = write_tiny_model(tmp_path_factory.mktemp("odd") / edit.__name__)
+        source = sources_by_name[edit.__name__] = write_tiny_model(tmp_path_factory.mktemp("odd") / edit.__name__)
         shard = source / "model-00001-of-00001.safetensors"
         tensors = load_file(shard)
         edit(tensors)
         save_file(tensors, shard)
-    return made
+    return sources_by_name
 
 
 def errors(report: Report) -> str:

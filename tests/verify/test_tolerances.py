@@ -12,12 +12,12 @@ from glm5_ascend.verify.tolerances import Verdict, WeightComparison
 def judged(scheme: str, factor: float = 1.0, noise: float = 0.0, rows: int = 256) -> Verdict:
     """Column 5 of a random weight times `factor`, with noise of that share of it; compared in two pieces."""
     generator = torch.Generator().manual_seed(3)
-    wanted = torch.randn(rows, 64, generator=generator)
-    found = wanted.clone()
-    found[:, 5] = factor * wanted[:, 5] + noise * torch.randn(rows, generator=generator)
+    reference = torch.randn(rows, 64, generator=generator)
+    weight = reference.clone()
+    weight[:, 5] = factor * reference[:, 5] + noise * torch.randn(rows, generator=generator)
     comparison = WeightComparison()
     for part in (slice(0, rows // 2), slice(rows // 2, rows)):
-        comparison.add(found[part], wanted[part])
+        comparison.add(weight[part], reference[part])
     return comparison.judge(scheme)
 
 
@@ -36,13 +36,13 @@ def test_a_wrong_column_is_not(factor: float, noise: float) -> None:
 
 @pytest.mark.parametrize(("noise", "right"), [(0.45, True), (1.2, False)])
 def test_a_small_column_takes_the_errors_of_others(noise: float, right: bool) -> None:
-    """Where inputs are small, weights may be, too; an error costs no more there than elsewhere."""
-    wanted = torch.randn(256, 64)
-    wanted[:, 5] *= 0.1
-    found = wanted.clone()
-    found[:, 5] += noise * torch.randn(256)
+    """A column with small inputs may have small weights; an error costs no more there than elsewhere."""
+    reference = torch.randn(256, 64)
+    reference[:, 5] *= 0.1
+    weight = reference.clone()
+    weight[:, 5] += noise * torch.randn(256)
     comparison = WeightComparison()
-    comparison.add(found, wanted)
+    comparison.add(weight, reference)
     assert comparison.judge(W4A8_DYNAMIC).ok is right
     assert not comparison.judge(W8A8_DYNAMIC).ok
 
@@ -55,12 +55,12 @@ def test_more_bits_leave_less_room(scheme: str) -> None:
 
 
 def judged_row(scheme: str, factor: float, noise: float) -> Verdict:
-    """The same of row 5."""
-    wanted = torch.randn(256, 64)
-    found = wanted.clone()
-    found[5] = factor * wanted[5] + noise * torch.randn(64)
+    """Judge a random weight with row 5 times `factor`, with noise."""
+    reference = torch.randn(256, 64)
+    weight = reference.clone()
+    weight[5] = factor * reference[5] + noise * torch.randn(64)
     comparison = WeightComparison()
-    comparison.add(found, wanted)
+    comparison.add(weight, reference)
     return comparison.judge(scheme)
 
 
@@ -80,13 +80,13 @@ def test_a_wrong_row_is_not(factor: float, noise: float) -> None:
 def test_a_huge_weight_makes_coarse_columns(factor: float, noise: float, right: bool) -> None:
     """One row's steps are large; `noise` is in halves of them. What has no direction may be more than a step's half."""
     generator = torch.Generator().manual_seed(3)
-    wanted = torch.randn(64, 64, generator=generator)
-    wanted[:, 5] *= 0.2
-    wanted[3, 7] = 300
-    found = wanted.clone()
-    found[:, 5] *= factor
-    found[3, 5] += noise * 300 / 127 / 2
+    reference = torch.randn(64, 64, generator=generator)
+    reference[:, 5] *= 0.2
+    reference[3, 7] = 300
+    weight = reference.clone()
+    weight[:, 5] *= factor
+    weight[3, 5] += noise * 300 / 127 / 2
     comparison = WeightComparison()
-    comparison.add(found, wanted)
+    comparison.add(weight, reference)
     verdict = comparison.judge(W8A8_DYNAMIC)
     assert verdict.ok is right, verdict

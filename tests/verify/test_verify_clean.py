@@ -44,7 +44,7 @@ def test_own_output_is_clean_and_matches_its_source(tiny_quantized: Quantized, t
 def test_error_feedback_on_a_trained_model_is_clean(
     tiny_quantized: Quantized, trained_checkpoint: Path, recipe: str
 ) -> None:
-    """Its experts have seen few tokens, so weights are moved far."""
+    """The experts have seen few tokens, so GPTQ moves weights far."""
     assert_clean(verify(tiny_quantized(recipe, trained_checkpoint), against=trained_checkpoint))
 
 
@@ -53,7 +53,7 @@ def test_error_feedback_on_a_trained_model_is_clean(
 def test_a_model_with_outliers_is_clean(
     tiny_quantized: Quantized, trained_checkpoint: Path, tmp_path: Path, recipe: str
 ) -> None:
-    """Where its inputs are small, error feedback moves weights by several times their size."""
+    """GPTQ moves weights with small inputs by several times their size."""
     source = plant(trained_checkpoint, tmp_path / "outliers")
     assert_clean(verify(tiny_quantized(recipe, source), against=source))
 

@@ -26,7 +26,7 @@ UP = "model.layers.1.mlp.experts.2.up_proj"
 
 
 def write_again(checkpoint: Checkpoint, **facts: object) -> None:
-    """As if the quantizer itself had written these bytes: its record follows."""
+    """Update the record, so that the quantizer seems to have written these bytes."""
     with checkpoint.json(PROVENANCE) as record:
         for name in record["outputs"]:
             data = (checkpoint.directory / name).read_bytes()
@@ -180,16 +180,16 @@ def test_another_tokenizer_is_no_twin(tiny_w4a8: Path, editable: Copy) -> None:
     out = editable(tiny_w4a8)
     with Checkpoint(out).json(PROVENANCE) as record:
         record["outputs"]["tokenizer.json"] = {"bytes": 1, "sha256": "0" * 64}
-    found = verify(tiny_w4a8, against=out / PROVENANCE).findings
-    assert [(f.id, f.level, f.file) for f in found] == [("twin.inputs", "error", "tokenizer.json")]
+    findings = verify(tiny_w4a8, against=out / PROVENANCE).findings
+    assert [(f.id, f.level, f.file) for f in findings] == [("twin.inputs", "error", "tokenizer.json")]
 
 
 def test_a_swapped_tokenizer_is_damage(tiny_w4a8: Path, editable: Copy) -> None:
     out = editable(tiny_w4a8)
     path = out / "tokenizer.json"
     path.write_text(path.read_text().replace('"a": ', '"~": ').replace('"~": ', '"a":  ', 1))
-    found = verify(out).findings
-    assert [(f.id, f.level, f.file) for f in found] == [("provenance.changed", "error", "tokenizer.json")]
+    findings = verify(out).findings
+    assert [(f.id, f.level, f.file) for f in findings] == [("provenance.changed", "error", "tokenizer.json")]
 
 
 def test_odd_records(tiny_w4a8: Path, editable: Copy) -> None:

@@ -59,7 +59,7 @@ class Row:
     """One planted fault.
 
     Attributes:
-        place: file or tensor (or key of a file) that is edited.
+        part: file or tensor (or key of a file) that is edited.
         level: of the finding.
         words: regular expression that one line of a finding of that level must match.
         modes: ways of calling that find it; all others must find nothing wrong.
@@ -67,7 +67,7 @@ class Row:
     """
 
     kind: str
-    place: str
+    part: str
     edit: Edit
     words: str
     level: str = "error"
@@ -76,7 +76,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        return re.sub(r"\s+", " ", f"{self.kind}: {self.place}: {self.words}")[:100]
+        return re.sub(r"\s+", " ", f"{self.kind}: {self.part}: {self.words}")[:100]
 
 
 def key(file: str, name: str, value: Any) -> Edit:

@@ -37,7 +37,7 @@ def no_weights(module: str) -> Edit:
 
 
 def dead_expert(ck: Linked) -> None:
-    """As this tool stores one: zeros with scale 1."""
+    """Store an expert as this tool stores a dead one: zeros with scale 1."""
     no_weights(EXPERT)(ck)
     ck.change(f"{EXPERT}.weight_scale", torch.ones_like)
 

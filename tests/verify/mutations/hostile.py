@@ -125,8 +125,8 @@ def index_path(ck: Checkpoint, outside: Path, value: str) -> str:
 
 def rotation_path(ck: Checkpoint, outside: Path, value: str) -> str:
     with ck.json(DESCRIPTION) as description:
-        found = {"global_rotation": value.replace("OUTSIDE", str(outside))}
-        description["optional"]["quarot"]["rotation_map"] = found
+        rotation_map = {"global_rotation": value.replace("OUTSIDE", str(outside))}
+        description["optional"]["quarot"]["rotation_map"] = rotation_map
     return "global_rotation"
 
 

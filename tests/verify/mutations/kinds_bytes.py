@@ -90,13 +90,13 @@ def header_shape_lies(ck: Checkpoint, chance: Random) -> str:
 
 @kind()
 def header_shape_turned(ck: Checkpoint, chance: Random) -> str:
-    """As many elements, in another shape: the wrong packing axis, or rows for columns."""
+    """The number of elements is right, the shape is not: wrong packing axis, or rows for columns."""
     name = pick(chance, ck.names())
     shape = ck.shape(name)
     rows = shape[0]
-    turned = [shape[::-1], [rows // 2, *(2 * side for side in shape[1:2])], [1, *shape], [*shape, 1]]
-    turned = [other for other in turned if product(other) == product(shape) and other != shape]
-    lie(ck, name, shape=pick(chance, turned))
+    shapes = [shape[::-1], [rows // 2, *(2 * side for side in shape[1:2])], [1, *shape], [*shape, 1]]
+    shapes = [other for other in shapes if product(other) == product(shape) and other != shape]
+    lie(ck, name, shape=pick(chance, shapes))
     return name
 
 

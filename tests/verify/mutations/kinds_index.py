@@ -53,7 +53,7 @@ def index_forgets_a_tensor(ck: Checkpoint, chance: Random) -> str:
 
 @kind()
 def index_forgets_a_shard(ck: Checkpoint, chance: Random) -> Place:
-    """The same as a missing shard to vLLM, although the file is there."""
+    """The file exists; for vLLM it is a missing shard."""
     file = pick(chance, ck.shards if len(ck.shards) > 1 else [])
     with ck.json(ck.index) as index:
         index["weight_map"] = {name: home for name, home in index["weight_map"].items() if home != file}

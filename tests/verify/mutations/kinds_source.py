@@ -32,9 +32,9 @@ def quantized(ck: Checkpoint) -> list[str]:
 
 
 def pair(ck: Checkpoint, module: str) -> list[str]:
-    """What a smoothing scale ties to this module: with a wrong source its targets cannot be told either."""
-    parent, _, own = module.rpartition(".")
-    other = {"up_proj": "down_proj", "kv_b_proj": "o_proj"}.get(own)
+    """Weights that share a smoothing scale with this module: its damage may show there, too."""
+    parent, _, last = module.rpartition(".")
+    other = {"up_proj": "down_proj", "kv_b_proj": "o_proj"}.get(last)
     return [f"{parent}.{other}.weight"] if other else []
 
 
@@ -64,7 +64,7 @@ def rows_swapped(ck: Checkpoint, chance: Random) -> Place:
 
 @kind(against=True)
 def row_negated(ck: Checkpoint, chance: Random) -> Place:
-    """Of up_proj only down_proj tells: a factor of its rows may have been moved there, a sign as well."""
+    """In up_proj it shows at down_proj: a factor of a row may have been moved there, also a sign."""
     module = pick(chance, quantized(ck))
     q = integers(ck, module)
     row = chance.randrange(len(q))
@@ -238,7 +238,7 @@ def hole_in_a_shard(ck: Checkpoint, chance: Random) -> Place:
 
 @kind(against=True)
 def config_of_another_model(ck: Checkpoint, chance: Random) -> str:
-    """Same sizes, other arithmetic: fluent text from the wrong model."""
+    """The sizes are equal, the arithmetic is not: fluent text from the wrong model."""
     with ck.json("config.json") as config:
         key = pick(chance, ["rope_theta", "rms_norm_eps", "routed_scaling_factor", "index_topk", "norm_topk_prob"])
         if key == "rope_theta":

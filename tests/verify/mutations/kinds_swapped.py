@@ -60,7 +60,7 @@ def experts_permuted(ck: Checkpoint, chance: Random) -> Place:
 
 @kind(against=True)
 def layer_copied_from_another(ck: Checkpoint, chance: Random) -> Place:
-    """Same types, same shapes."""
+    """Both layers have the same types and shapes."""
 
     def form(layer: int) -> list[tuple[str, str, list[int]]]:
         prefix = f"model.layers.{layer}."

@@ -123,7 +123,7 @@ def int4_scale_wrong(ck: Checkpoint, chance: Random) -> list[str]:
 
 @kind()
 def int4_scales_swapped(ck: Checkpoint, chance: Random) -> list[str]:
-    """Of two linears of one shape, anywhere in the model."""
+    """Swap the scales of two linears of one shape, anywhere in the model."""
     first = pick(chance, ck.modules(INT4))
     shape = ck.shape(f"{first}.weight")
     second = pick(chance, [m for m in ck.modules(INT4) if m != first and ck.shape(f"{m}.weight") == shape])
@@ -196,7 +196,7 @@ def input_scales_of_fused_linears_differ(ck: Checkpoint, chance: Random) -> list
 
 @kind()
 def input_offsets_of_fused_linears_differ(ck: Checkpoint, chance: Random) -> list[str]:
-    """The same with their offsets."""
+    """Change the input offset of one of two fused linears."""
     module = pick(chance, [module for module in ck.modules("W8A8") if ck.partner(module)])
     offset, old = ck.read(f"{module}.input_offset"), weight_scale(ck, module)
     ck.store({f"{module}.input_offset": offset - 1 if float(offset) > 0 else offset + 1})

@@ -56,10 +56,10 @@ def kind(against: bool = False, by_hash: bool = False, refused: bool = False) ->
 
     def register(plant: Plant) -> Plant:
         def normal(checkpoint: Checkpoint, chance: Random) -> Place:
-            place = plant(checkpoint, chance)
-            if isinstance(place, Place):
-                return place
-            return Place(frozenset([place] if isinstance(place, str) else place))
+            damage = plant(checkpoint, chance)
+            if isinstance(damage, Place):
+                return damage
+            return Place(frozenset([damage] if isinstance(damage, str) else damage))
 
         name = plant.__name__
         assert name not in KINDS, name

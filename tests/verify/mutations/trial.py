@@ -53,7 +53,7 @@ def trial(kind: Kind, correct: Correct, seed: str, folder: Path) -> str | None:
 
 
 def judge(where: Place, report: Report) -> str | None:
-    """What is wrong with a report about a defect at `where`."""
+    """Describe what is wrong with a report about a defect at `where`; None if it is right."""
     errors = [finding for finding in report.findings if finding.level == "error"]
     text = "\n".join(finding.line() for finding in errors[:8])
     some = f"{sorted(where.names)[:3]} ({len(where.names)} names)"
@@ -73,10 +73,10 @@ def judge(where: Place, report: Report) -> str | None:
 
 
 def belongs(finding: CheckpointFinding, where: Place) -> bool:
-    """Whether a finding is about the planted defect, or about something it is part of."""
-    known = where.names | where.also
-    modules = {module_of(name) for name in known if not name.endswith((".json", ".safetensors"))}
-    return bool({finding.tensor, finding.file} & known) or (
+    """Return True if a finding is about the planted defect, or its module."""
+    names = where.names | where.also
+    modules = {module_of(name) for name in names if not name.endswith((".json", ".safetensors"))}
+    return bool({finding.tensor, finding.file} & names) or (
         finding.tensor is not None and module_of(finding.tensor) in modules
     )
 

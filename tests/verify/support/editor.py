@@ -66,7 +66,7 @@ class Checkpoint:
         return int(end - start)
 
     def kind(self, name: str) -> str:
-        """What the description calls a tensor; "" if it does not list it."""
+        """Type of a tensor in the description; "" if it is not listed."""
         return str(self.description.get(name, ""))
 
     def modules(self, kind: str = "", pattern: str = "") -> list[str]:
@@ -79,9 +79,9 @@ class Checkpoint:
 
     def partner(self, module: str) -> list[str]:
         """Tensors of the module the engine fuses with this one (experts aside); which is wrong is anyone's guess."""
-        parent, _, own = module.rpartition(".")
+        parent, _, last = module.rpartition(".")
         pairs = {"q_a_proj": "kv_a_proj_with_mqa", "gate_proj": "up_proj"}
-        other = (pairs | {second: first for first, second in pairs.items()}).get(own)
+        other = (pairs | {second: first for first, second in pairs.items()}).get(last)
         return self.of_module(f"{parent}.{other}") if other and ".experts." not in module else []
 
     @property
@@ -116,9 +116,9 @@ class Checkpoint:
         for home, edits in homes.items():
             path = self.directory / home
             tensors = (load_file(path) if path.is_file() else {}) | edits
-            kept = {name: tensor.clone().contiguous() for name, tensor in tensors.items() if tensor is not None}
-            if kept:
-                save_file(kept, path, {"format": "pt"})
+            tensors_left = {name: tensor.clone().contiguous() for name, tensor in tensors.items() if tensor is not None}
+            if tensors_left:
+                save_file(tensors_left, path, {"format": "pt"})
             else:
                 path.unlink()
         with self.json(DESCRIPTION) as description:

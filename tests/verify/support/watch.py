@@ -49,9 +49,9 @@ def main() -> None:
         seen.clear()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         try:
-            found = verify(directory)
-            code, text = found.exit_code, found.lines() + [line for f in found.findings for line in [f.line()]]
-            json.dumps(found.to_dict(), allow_nan=False)
+            checked = verify(directory)
+            code, text = checked.exit_code, checked.lines() + [line for f in checked.findings for line in [f.line()]]
+            json.dumps(checked.to_dict(), allow_nan=False)
         except Glm5Error as error:
             code, text = error.exit_code, [error.message]
         except Exception as error:
