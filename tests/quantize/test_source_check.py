@@ -23,7 +23,7 @@ FAULTS = [
     row
     for row in (*keys.ROWS, *texts.ROWS)
     if row.level == "error" and QUICK in row.modes and row.kind in (keys.C, texts.T, texts.S, texts.J, texts.G)
-    if row.place != "quantization_config"
+    if row.part != "quantization_config"
 ]
 
 
