@@ -29,7 +29,7 @@ def proposal(trained_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory)
     """(report, recipe, page) for a budget of 11.2 MB; the recipe alone makes 10.6 MB."""
     folder = tmp_path_factory.mktemp("proposal")
     recipe, html = folder / "mine.yaml", folder / "report.html"
-    small = ["--samples", 4, "--seq-len", 256, "--json", "--quiet"]
+    small = ["--samples", 4, "--seq-len", 256, "--json"]
     done = in_process("analyze", trained_checkpoint, *small, "--budget", "11.2MB", "--out", recipe, "--html", html)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), recipe, html

@@ -32,7 +32,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def base(source: Path) -> list[Any]:
     calib = write_calibration(source.parent / "calib.jsonl")
-    return ["analyze", source, "--calib", calib, "--samples", 3, "--seq-len", 48, "--quiet"]
+    return ["analyze", source, "--calib", calib, "--samples", 3, "--seq-len", 48]
 
 
 def with_rule(folder: Path, rule: str) -> Path:

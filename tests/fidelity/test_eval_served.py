@@ -41,7 +41,7 @@ def windows(source: Path) -> list[torch.Tensor]:
 
 def test_a_server_is_as_far_as_its_files(server: str, trained_checkpoint: Path, rotated_checkpoint: Path) -> None:
     """NLL and top-1 from the server against those computed from the files it serves; it rounds to bf16, we do not."""
-    arguments = ["--against", trained_checkpoint, "--window", WINDOW, "--windows", WINDOWS, "--json", "--quiet"]
+    arguments = ["--against", trained_checkpoint, "--window", WINDOW, "--windows", WINDOWS, "--json"]
     done = glm5_ascend("eval", *arguments, "--url", server)
     assert done.returncode == 0, done.stderr
     served = json.loads(done.stdout)
