@@ -10,7 +10,7 @@ rate at which it reads, or operations over torch's best rate for such products a
 `checks` the share of the op that the checks of its operands take. Baselines are plain torch in fp32 with weights
 converted before.
 
-`--features` measures the ways of a lesser processor; NUMBA_CACHE_DIR should name a folder of its own then. oneDNN keeps
+`--features` measures the code of an older CPU; NUMBA_CACHE_DIR should name a folder of its own then. oneDNN keeps
 the newest instructions, because with fewer of them its int8 products are inexact: so with AVX2 the rates of the
 roofline are those of fp32 products, which MKL makes. --plot needs matplotlib.
 """
@@ -198,7 +198,9 @@ def main() -> int:
     parser.add_argument("--prefill", type=int, default=2048, help="query tokens of the prefill cases")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="all threads")
     parser.add_argument("--only", default="", help="only cases whose op contains this")
-    parser.add_argument("--features", choices=[*RESTRICTED, "native"], default="native", help="of a lesser processor")
+    parser.add_argument(
+        "--features", choices=[*RESTRICTED, "native"], default="native", help="CPU features to compile for"
+    )
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
