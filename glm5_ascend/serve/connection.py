@@ -97,7 +97,7 @@ def _raise_for_status(response: httpx.Response, reply: BoundedReply, url: str) -
         raise CheckFailedError(f"{url}: HTTP {response.status_code}: redirects to {target}", "give the URL it names")
     if response.status_code in (401, 403):
         raise CheckFailedError(
-            f"{url}: HTTP {response.status_code}: the server requires an API key", "set OPENAI_API_KEY, or give --key"
+            f"{url}: HTTP {response.status_code}: the server requires an API key", "set OPENAI_API_KEY"
         )
     if not response.is_success:
         try:

@@ -64,10 +64,11 @@ def test_what_cannot_be_talked_to(target: str, key: str, code: int, word: str) -
 
 
 def test_a_missing_key_is_named(server: str) -> None:
-    command = [sys.executable, "-m", "glm5_ascend", "chat", server, "--key", "wrong"]
-    done = subprocess.run(command, input="", capture_output=True, text=True, check=False, env=environment())
+    command = [sys.executable, "-m", "glm5_ascend", "chat", server]
+    variables = environment(OPENAI_API_KEY="wrong")
+    done = subprocess.run(command, input="", capture_output=True, text=True, check=False, env=variables)
     assert done.returncode == 1
-    assert "API key" in done.stderr and "--key" in done.stderr
+    assert "API key" in done.stderr and "OPENAI_API_KEY" in done.stderr
 
 
 def test_the_page_is_at_the_root(server: str) -> None:
