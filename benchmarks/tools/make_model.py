@@ -182,7 +182,7 @@ def keys_of(family: str) -> dict[str, Any]:
     from glm5_ascend.plan.model import family as planner_family
 
     models = planner_family()
-    raw = GLM5 | models.common.model_dump(exclude_unset=True) | models.models[family].model_dump(exclude_unset=True)
+    raw = GLM5 | models.common | models.models[family]
     return raw | {"indexer_types": list(parse_config(raw, Path(family)).indexer_types)}
 
 

@@ -19,6 +19,8 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Quality = Literal["vendor", "paper", "secondary", "derived", "measured", "guess"]
 Cache = Literal["none", "li", "li+sfa"]
+#: Keys of config.json; `parse_config` checks them.
+ConfigValues = dict[str, bool | int | float | str]
 LinearType = Literal["FLOAT", "W8A8", "W8A8_DYNAMIC", "W4A8_DYNAMIC"]
 
 
@@ -60,39 +62,6 @@ class FittedFile(Keys):
     unseen: dict[str, dict[str, Positive]]
 
 
-class ConfigKeys(Keys):
-    """Keys of config.json that decide sizes and times; those of a model of the family replace the common ones."""
-
-    model_type: Literal["glm_moe_dsa"] = "glm_moe_dsa"
-    vocab_size: Count | None = None
-    hidden_size: Count | None = None
-    intermediate_size: Count | None = None
-    moe_intermediate_size: Count | None = None
-    num_hidden_layers: Count | None = None
-    first_k_dense_replace: int | None = None
-    num_nextn_predict_layers: int | None = None
-    num_attention_heads: Count | None = None
-    q_lora_rank: Count | None = None
-    kv_lora_rank: Count | None = None
-    qk_nope_head_dim: Count | None = None
-    qk_rope_head_dim: Count | None = None
-    v_head_dim: Count | None = None
-    n_routed_experts: Count | None = None
-    n_shared_experts: int | None = None
-    num_experts_per_tok: Count | None = None
-    n_group: Count | None = None
-    topk_group: Count | None = None
-    norm_topk_prob: bool | None = None
-    routed_scaling_factor: Positive | None = None
-    index_n_heads: Count | None = None
-    index_head_dim: Count | None = None
-    index_topk: Count | None = None
-    index_topk_freq: Count | None = None
-    index_skip_topk_offset: int | None = None
-    rms_norm_eps: Positive | None = None
-    max_position_embeddings: Count | None = None
-
-
 class QuantizationKeys(Keys):
     """Types of the routed experts, of the attention's linears, of dense and shared MLPs; caches at run time.
 
@@ -110,10 +79,10 @@ class QuantizationKeys(Keys):
 
 
 class FamilyFile(Keys):
-    """data/models.yaml."""
+    """data/models.yaml; the keys of a model override the common ones."""
 
-    common: ConfigKeys
-    models: dict[str, ConfigKeys]
+    common: ConfigValues
+    models: dict[str, ConfigValues]
     quantizations: dict[str, QuantizationKeys]
 
 

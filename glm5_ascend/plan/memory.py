@@ -14,6 +14,7 @@ from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.stages import PipelineStage
+from glm5_ascend.plan.workload import Workload
 
 #: Buffers of communicators whose size the engine sets, in and out each (vllm-ascend's default for process groups).
 _GROUP_MB = 200
@@ -102,6 +103,19 @@ def stage_fit(
         budget_low=budget("high"),
         budget_high=budget("low"),
     )
+
+
+def most_requests(free: Memory, engine: Engine, workload: Workload) -> float:
+    """Requests of one rank that fit: by its cache, with the shared prefix once, and by --max-num-seqs.
+
+    A mean, so not a whole number: requests come and go, and are on average half through their output.
+    """
+    shared = cache.pages(workload.prompt * workload.prefix_hit) if workload.prefix_hit else 0
+    mean_request = cache.pages(workload.prompt - shared) + workload.output / 2 + cache.PAGE / 2
+    free_tokens = free.tokens() - shared
+    if free_tokens < cache.pages(workload.prompt + workload.output - shared):
+        return 0.0  # not one whole request
+    return max(0.0, min(float(engine.sequences), free_tokens / mean_request))
 
 
 def _activations(model: PlannedModel, engine: Engine) -> float:

@@ -100,8 +100,7 @@ def named(
     if quantization not in data.quantizations:
         raise PlanError(f"--quant {quantization}: unknown quantization", near(quantization, data.quantizations))
     # The rotary base decides no size and no time; the published values of GLM-5 and 5.1 are not confirmed.
-    sizes = [keys.model_dump(exclude_unset=True) for keys in (data.common, data.models[name])]
-    raw = sizes[0] | sizes[1] | {"rope_theta": 1.0} | ({"num_hidden_layers": layers} if layers else {})
+    raw = data.common | data.models[name] | {"rope_theta": 1.0} | ({"num_hidden_layers": layers} if layers else {})
     config = parse_config(raw, Path(f"{name} (models.yaml)"))
     rules = data.quantizations[quantization]
     types = {prefix + part.name: _rule(rules, config, prefix, part.name) for prefix, part in _linears(config)}

@@ -69,19 +69,6 @@ class Residence(NamedTuple):
     first_token: float
 
 
-def most_requests(free: Memory, engine: Engine, workload: Workload) -> float:
-    """Requests of one rank that fit: by its cache, with the shared prefix once, and by --max-num-seqs.
-
-    A mean, so not a whole number: requests come and go, and are on average half through their output.
-    """
-    shared = cache.pages(workload.prompt * workload.prefix_hit) if workload.prefix_hit else 0
-    mean_request = cache.pages(workload.prompt - shared) + workload.output / 2 + cache.PAGE / 2
-    free_tokens = free.tokens() - shared
-    if free_tokens < cache.pages(workload.prompt + workload.output - shared):
-        return 0.0  # not one whole request
-    return max(0.0, min(float(engine.sequences), free_tokens / mean_request))
-
-
 def run_output(prediction: Prediction, load: Workload) -> float:
     """Output tokens per second of a run of `load.requests`, which ends when the last request is answered."""
     if load.requests is None:
@@ -143,7 +130,7 @@ def _aggregated(
     """Solve an engine that prefills and decodes."""
     engine = layout.decode
     free = memory.fit(timing.model, timing.hardware, engine)
-    rank_capacity = most_requests(free, engine, load)
+    rank_capacity = memory.most_requests(free, engine, load)
     if rank_capacity <= 0:
         return None
     running = min(load.concurrency, max(1.0, rank_capacity) * engine.dp)
@@ -227,8 +214,8 @@ def _disaggregated(
     model, hardware = timing.model, timing.hardware
     free = memory.fit(model, hardware, engine, decode_only=True, split=True)
     prefill_free = memory.fit(model, hardware, prefill, split=True)
-    rank_capacity = most_requests(free, engine, load)
-    if rank_capacity <= 0 or most_requests(prefill_free, prefill, load) <= 0:
+    rank_capacity = memory.most_requests(free, engine, load)
+    if rank_capacity <= 0 or memory.most_requests(prefill_free, prefill, load) <= 0:
         return None
     servers = prefill.dp * layout.prefill_engines / layout.replicas  # prefill ranks of one decode engine
     decode_steps = _decode_steps(load, engine, acceptance)
