@@ -15,7 +15,7 @@ import pytest
 TOGETHER = {
     "tests/serve/test_api.py": "server",
     "tests/serve/test_api_key.py": "server",
-    "tests/serve/test_http.py": "server",
+    "tests/serve/test_readme_chat.py": "server",
     "tests/serve/test_smoke.py": "server",
     "tests/serve/test_watch.py": "server",
     "tests/serve/test_chat.py": "server",
@@ -30,7 +30,6 @@ LONGEST = (
     "tests/serve/test_api.py",
     "tests/cli/test_demo.py",
     "tests/serve/test_api_key.py",
-    "tests/serve/test_http.py",
     "tests/serve/test_smoke.py",
     "tests/fidelity/test_eval_served.py",
     "tests/serve/test_against_transformers.py",
