@@ -39,23 +39,25 @@ START_S = 600.0
 BEAT_S, MISSES, TIMEOUT_S = 2.0, 3, 10.0
 
 
-def family(port: int) -> list[psutil.Process]:
+def process_tree(port: int) -> list[psutil.Process]:
     """The server of a port with all its processes."""
-    for each in psutil.Process().children():
-        if str(port) in each.cmdline():
-            return [each, *each.children(recursive=True)]
+    for process in psutil.Process().children():
+        if str(port) in process.cmdline():
+            return [process, *process.children(recursive=True)]
     raise SystemExit(f"no server on port {port}")
 
 
 def engine(port: int) -> psutil.Process:
-    return next(each for each in family(port) if "EngineCore" in " ".join([each.name(), *each.cmdline()]))
+    return next(
+        process for process in process_tree(port) if "EngineCore" in " ".join([process.name(), *process.cmdline()])
+    )
 
 
 @contextlib.contextmanager
 def router(ports: list[int], work: Path) -> Iterator[str]:
     script, port = work / "router.sh", free_port()
     script.write_text(rendered_texts(load("cpu"), "shell", "/models/glm5")["router.sh"])
-    workers = " ".join(f"http://127.0.0.1:{each}" for each in ports)
+    workers = " ".join(f"http://127.0.0.1:{number}" for number in ports)
     command = ["bash", str(script), "--host", "127.0.0.1", "--prometheus-port", str(free_port())]
     with (work / "router.log").open("w") as log:
         process = subprocess.Popen(
@@ -102,9 +104,9 @@ def burst(model: Path, work: Path, with_heartbeat: bool, requests: int, patience
         hung, done, over = engine(ports[0]), threading.Semaphore(0), threading.Event()
 
         def end(worker: str) -> None:
-            for each in family(int(worker.rpartition(":")[2])):
+            for process in process_tree(int(worker.rpartition(":")[2])):
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    each.kill()
+                    process.kill()
 
         def beat() -> None:
             heart = FleetHeartbeat(RunningRouter(url), MISSES, TIMEOUT_S, end, say=print)
@@ -122,17 +124,17 @@ def burst(model: Path, work: Path, with_heartbeat: bool, requests: int, patience
         if with_heartbeat:
             beating.start()
         with ThreadPoolExecutor(requests) as pool:
-            asked = [pool.submit(one, number) for number in range(requests)]
+            futures = [pool.submit(one, number) for number in range(requests)]
             for _ in range(requests // 4):
                 done.acquire()
             hung.send_signal(signal.SIGSTOP)
-            found = [each.result() for each in asked]
+            seconds = [future.result() for future in futures]
         over.set()
         if with_heartbeat:
             beating.join()
         with contextlib.suppress(psutil.NoSuchProcess):
             hung.send_signal(signal.SIGCONT)
-    good = sorted(each for each in found if each is not None)
+    good = sorted(value for value in seconds if value is not None)
     return {
         "heartbeat": with_heartbeat, "sent": requests, "completed": len(good), "lost": requests - len(good),
         "median_s": round(statistics.median(good), 2), "p95_s": round(good[int(0.95 * (len(good) - 1))], 2),
@@ -157,7 +159,7 @@ def main() -> None:
     print("| heartbeat | sent | completed | lost | median, s | 95 %, s | longest, s |\n|---|---|---|---|---|---|---|")
     for row in rows:
         cells = ("sent", "completed", "lost", "median_s", "p95_s", "longest_s")
-        print(f"| {'with' if row['heartbeat'] else 'without'} | " + " | ".join(str(row[each]) for each in cells) + " |")
+        print(f"| {'with' if row['heartbeat'] else 'without'} | " + " | ".join(str(row[cell]) for cell in cells) + " |")
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -29,14 +29,14 @@ from glm5_ascend.model.device import find_device
 from glm5_kernels import ops, registry
 from glm5_kernels.parity.run import copied
 
-#: A choice may differ where scores are equal but for rounding; outputs by what bf16 rounds.
+#: A selection may differ where scores differ by rounding only; outputs by the rounding of bf16.
 LIMITS = {"lightning_indexer": 2e-3, "sparse_flash_attention": 1e-2, "mla_preprocess": 1e-2}
 PREDICTIONS = Path(__file__).with_name("results") / "report_npu_schedule.csv"
 CONTEXT = 16384  # of attention, which reads 2048 rows whatever the context is
 
 
 def operands(work: Work) -> tuple[Any, ...]:
-    """Of one call: eight requests of one token, or one request of many."""
+    """Operands of one call: eight requests of one token, or one request of many tokens."""
     requests, tokens = (8, 1) if work.tokens == 8 else (1, work.tokens)
     if work.op == "mla_preprocess":
         return preprocess_operands(work.tokens)
@@ -51,8 +51,8 @@ def operands(work: Work) -> tuple[Any, ...]:
     return nope, rope, *cache, *where
 
 
-def runnable(op: str, device: torch.device, wanted: list[str]) -> list[str]:
-    names = [name for name in registry.OPS[op] if name != "reference" and name in (wanted or registry.IMPLEMENTATIONS)]
+def runnable(op: str, device: torch.device, kernels: list[str]) -> list[str]:
+    names = [name for name in registry.OPS[op] if name != "reference" and name in (kernels or registry.IMPLEMENTATIONS)]
     return [name for name in names if registry.obstacle(op, name, device.type) is None]
 
 
@@ -65,10 +65,10 @@ def predicted(work: Work, kernel: str) -> float | None:
 
 def measured(work: Work, device: torch.device, names: list[str], rounds: int) -> Iterator[dict[str, Any]]:
     torch.manual_seed(0)
-    given = operands(work)
+    arguments = operands(work)
     for name in names:
-        here, function = [copied(operand, str(device)) for operand in given], registry.load(work.op, name)
-        error = difference(work, function(*here), given)
+        here, function = [copied(operand, str(device)) for operand in arguments], registry.load(work.op, name)
+        error = difference(work, function(*here), arguments)
         times = [seconds(function, here, device) for _ in range(rounds + 1)][1:]
         least = max(work.seconds) if device.type != "cpu" else None
         yield {
@@ -80,12 +80,14 @@ def measured(work: Work, device: torch.device, names: list[str], rounds: int) ->
         }  # fmt: skip
 
 
-def difference(work: Work, got: Any, given: tuple[Any, ...]) -> float:
-    """From the reference on the CPU."""
-    got = got[0] if isinstance(got, tuple) else got
-    want = registry.load(work.op, "reference")(*given)
-    want = want[0] if isinstance(want, tuple) else want
-    return missed(got.cpu(), want) if work.op.startswith("lightning_indexer") else relative(got.cpu(), want)
+def difference(work: Work, output: Any, arguments: tuple[Any, ...]) -> float:
+    """Difference to the reference on the CPU."""
+    output = output[0] if isinstance(output, tuple) else output
+    expected = registry.load(work.op, "reference")(*arguments)
+    expected = expected[0] if isinstance(expected, tuple) else expected
+    return (
+        missed(output.cpu(), expected) if work.op.startswith("lightning_indexer") else relative(output.cpu(), expected)
+    )
 
 
 def seconds(function: Callable[..., Any], arguments: list[Any], device: torch.device) -> float:
@@ -107,9 +109,9 @@ def main() -> int:
     args = parser.parse_args()
     try:
         device = find_device(args.device)
-        chosen = [work for work in works() if all(word in f"{work.op} {work.shape}" for word in args.only.split())]
-        found = [(work, runnable(work.op, device, args.kernels)) for work in chosen]
-        if not any(names for _, names in found):
+        selected = [work for work in works() if all(word in f"{work.op} {work.shape}" for word in args.only.split())]
+        runs = [(work, runnable(work.op, device, args.kernels)) for work in selected]
+        if not any(names for _, names in runs):
             raise MissingEnvironmentError(f"no such kernel runs on {device}", "glm5-ascend doctor says what is missing")
     except Glm5Error as error:
         return report(error.message, error.tip, error.exit_code, [])
@@ -117,7 +119,7 @@ def main() -> int:
     print(
         "| op | shape | kernel | measured | predicted | at least | times | error |\n|---|---|---|---|---|---|---|---|"
     )
-    for work, names in found:
+    for work, names in runs:
         for row in measured(work, device, names, args.rounds):
             rows.append(row)
             least, guess = ("-" if row[key] is None else f"{row[key]} us" for key in ("at_least_us", "predicted_us"))

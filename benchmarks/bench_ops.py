@@ -136,15 +136,15 @@ def checking(case: Case) -> float:
 
     module = importlib.import_module(f"glm5_kernels.compiled.{case.op}")
     names = [name for name in vars(module) if name.startswith("check")]
-    place, names = (module, names) if names else (module.reference, ["check", "check_linear"])
-    kept = {name: getattr(place, name) for name in names if hasattr(place, name)}
-    for name, function in kept.items():
-        setattr(place, name, timed(function))
+    owner, names = (module, names) if names else (module.reference, ["check", "check_linear"])
+    originals = {name: getattr(owner, name) for name in names if hasattr(owner, name)}
+    for name, function in originals.items():
+        setattr(owner, name, timed(function))
     try:
         whole = sum(seconds(case.fast) for _ in range(5))
     finally:
-        for name, function in kept.items():
-            setattr(place, name, function)
+        for name, function in originals.items():
+            setattr(owner, name, function)
     return spent / whole
 
 
@@ -204,9 +204,9 @@ def main() -> int:
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
-    wanted = RESTRICTED.get(args.features, {})
-    if any(os.environ.get(name) != value for name, value in wanted.items()):  # libraries read them when they are loaded
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | wanted)
+    restricted = RESTRICTED.get(args.features, {})
+    if any(os.environ.get(name) != value for name, value in restricted.items()):  # libraries read them at import
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | restricted)
     torch.manual_seed(0)
     torch.set_num_threads(1)
     machine = Machine(restricted=args.features == "avx2")

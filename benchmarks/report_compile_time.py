@@ -1,4 +1,4 @@
-"""Processor seconds until the server's ops are compiled and have run, from an empty cache: per op, and together.
+"""Processor seconds until the server's ops are compiled and have run, from an empty cache: per op, and total.
 
     OMP_NUM_THREADS=1 python benchmarks/report_compile_time.py [--ops int8_linear w4a8_moe]
 
@@ -30,17 +30,17 @@ def main() -> int:
         from glm5_kernels import registry
         from glm5_kernels.parity.cases import cases
 
-        compilation, together = registry.cache.compilation, 0.0
+        compilation, total = registry.cache.compilation, 0.0
         for op in args.ops:
-            chosen = [case.arguments for case in cases(ops=(op,)) if "float32" not in case.variant]
+            calls = [case.arguments for case in cases(ops=(op,)) if "float32" not in case.variant]
             began = time.process_time()
             function = registry.load(op, "cpu")
-            for arguments in chosen:
+            for arguments in calls:
                 function(*arguments)
             spent = time.process_time() - began
-            together += spent
+            total += spent
             print(f"{op:24} {spent:6.2f} s", flush=True)
-        print(f"{'together':24} {together:6.2f} s for {compilation.functions} functions")
+        print(f"{'total':24} {total:6.2f} s for {compilation.functions} functions")
     return 0
 
 

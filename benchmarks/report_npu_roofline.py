@@ -25,7 +25,7 @@ PACKED_ROW = RANK + 2 * ROPE + 4 * RANK // 128
 
 @dataclass(frozen=True)
 class Work:
-    """What one call moves and multiplies: bytes, and operations (two per multiply-add) by type."""
+    """Bytes that one call moves, and its operations (two per multiply-add) by type."""
 
     op: str
     shape: str
@@ -36,13 +36,13 @@ class Work:
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """By memory and by cube."""
+        """Lower limits of the time by memory and by cube."""
         cube = sum(count / PEAK[kind] for kind, count in self.operations.items())
         return self.moved / RATES.memory.value, cube
 
 
 def indexer(tokens: int, requests: int, context: int, int8: bool) -> Work:
-    """Keys once per request, scores of every pair; queries and choice are small beside them."""
+    """Keys once per request, scores of every pair; queries and selection are small."""
     row = INDEX_DIM + 2 if int8 else 2 * INDEX_DIM
     moved = requests * context * row + tokens * (INDEX_HEADS * INDEX_DIM * (1 if int8 else 2) + 4 * TOPK)
     operations = {"int8" if int8 else "bf16": 2.0 * tokens * context * INDEX_HEADS * INDEX_DIM}
