@@ -109,7 +109,7 @@ def burst(model: Path, work: Path, with_heartbeat: bool, requests: int, patience
                     process.kill()
 
         def beat() -> None:
-            heart = FleetHeartbeat(RunningRouter(url), MISSES, TIMEOUT_S, end, say=print)
+            heart = FleetHeartbeat(RunningRouter(url), MISSES, TIMEOUT_S, end, report=print)
             while not over.is_set():
                 heart.run(BEAT_S, beats=1)
                 over.wait(BEAT_S)

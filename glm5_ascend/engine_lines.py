@@ -97,7 +97,7 @@ class EngineLine:
         return f"{self.release[0]}.{self.release[1]}"
 
     def covers(self, version: Version) -> bool:
-        """Whether a version of `distribution` belongs to the line. Builds from source (`.dev`) belong to none."""
+        """Return True for a version of `distribution` in this line. Builds from source (`.dev`) belong to no line."""
         return not version.is_devrelease and version.release[:2] == self.release
 
     def image(self, machine: str) -> str:

@@ -62,13 +62,13 @@ def heartbeat(options: HeartbeatOptions, output: Output) -> int:
 
     OPENAI_API_KEY is the servers' API key, if they need one.
     """
-    from glm5_ascend.deploy.fleet.commands import named, run_command
+    from glm5_ascend.deploy.fleet.commands import fill_command, run_command
     from glm5_ascend.deploy.fleet.heartbeat import FleetHeartbeat
     from glm5_ascend.serve.router import connected
     from glm5_ascend.serve.watching.canaries import read_canaries
 
     if options.on_hung:
-        named(options.on_hung, "http://a:1")  # checks the placeholders
+        fill_command(options.on_hung, "http://a:1")  # checks the placeholders
     canaries = None if options.canaries is None else Path(options.canaries)
     if canaries is not None:
         read_canaries(canaries)

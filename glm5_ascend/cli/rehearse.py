@@ -57,7 +57,7 @@ def _say(line: str) -> None:
 
 def row(rank: RehearsedRank) -> list[str]:
     """Cells of a rank; "-" for an unknown value."""
-    measured, off = rank.found, rank.differences
+    measured, off = rank.report, rank.differences
     cache = "-" if measured.cache is None else f"{measured.cache.bytes_per_token:,.0f}"
     tokens = "-" if rank.cached_tokens is None else f"{rank.cached_tokens:,}"
     return [

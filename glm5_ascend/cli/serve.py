@@ -60,7 +60,7 @@ def run(options: ServeOptions, output: Output) -> int:
             options.profile,
             options.vllm_args,
             role=options.role,
-            place=ServerPlace(
+            server=ServerPlace(
                 options.node, options.rank, options.head, options.ip, options.nic, options.host, options.port
             ),
             skip_verify=options.skip_verify,

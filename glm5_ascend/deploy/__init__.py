@@ -1,9 +1,8 @@
-"""Deployments: profiles, the rules over them, files rendered from them, and what keeps a machine from serving.
+"""Deployments: profiles, rules for them, files rendered from them, and the diagnosis of a machine.
 
     from glm5_ascend.deploy import doctor, render
 
-Both are what the commands `doctor` and `deploy render` call. They are found late: importing this package loads no
-torch.
+The commands `doctor` and `deploy render` call these functions. They are imported late: this package loads no torch.
 """
 
 from __future__ import annotations

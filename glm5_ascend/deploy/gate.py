@@ -1,7 +1,7 @@
-"""`python -m glm5_ascend.deploy.gate PROGRAM [ARG...]`: a proxy that asks its clients for the key.
+"""`python -m glm5_ascend.deploy.gate PROGRAM [ARG...]`: run a proxy that requires the API key from clients.
 
-vllm-ascend's example proxy sends the key to the servers by itself, and asks nobody for it: alone it would be an open
-door to closed servers. PROGRAM is run as it is, but for the application that it gives to uvicorn.
+vllm-ascend's example proxy sends the key to the servers, but does not require it: without this gate anyone could use
+the servers. PROGRAM runs unchanged, except that the application it passes to uvicorn is wrapped.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 from glm5_ascend.serve.middleware import RequireApiKey
 
-#: What a probe asks for; the proxy answers it with counts alone.
+#: Path of health probes; the proxy answers with counts only.
 PROBED = "/healthcheck"
 
 
 class ProxyGate(RequireApiKey):
-    """401 without the key of VLLM_API_KEY, but for health checks; does nothing where there is no key."""
+    """Answer 401 without the key in VLLM_API_KEY, except for health checks. Without a key everyone may pass."""
 
     def _may_pass(self, scope: dict[str, Any]) -> bool:
         probed = scope.get("path") == PROBED and scope.get("method") in ("GET", "HEAD")
@@ -25,7 +25,7 @@ class ProxyGate(RequireApiKey):
 
 
 def main(argv: list[str]) -> None:
-    """Run a program with its application behind the gate."""
+    """Run a program with its application wrapped."""
     import uvicorn
 
     start = uvicorn.run

@@ -1,4 +1,4 @@
-"""What `serve` refuses before it starts a server: broken checkpoints, and combinations known to be bad."""
+"""Checks before `serve` starts a server: broken checkpoints and known bad combinations are refused."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from glm5_ascend.serve.launch import refuse_flags
 
 
 def refuse_broken(checkpoint: CheckpointSummary, engine: str) -> None:
-    """vLLM's loader takes many broken checkpoints without a word; the headers alone tell most of them.
+    """Refuse a broken checkpoint. vLLM loads many of them without an error; headers reveal most.
 
     Args:
-        engine: the one that will load it, by its name for `verify`.
+        engine: name of the engine for `verify`.
     Raises:
-        CheckFailedError: the quick check of `verify` found something; its findings go to stderr.
+        CheckFailedError: the quick check of `verify` failed; its findings go to stderr.
     """
     if not (checkpoint.directory / DESCRIPTION_NAME).is_file():
         return
@@ -36,17 +36,17 @@ def refuse_broken(checkpoint: CheckpointSummary, engine: str) -> None:
             print(line, file=sys.stderr)
         raise CheckFailedError(
             f"{checkpoint.directory}: broken checkpoint, it would serve garbage or fail to load",
-            "quantize again, or --skip-verify to serve it all the same",
+            "quantize again, or --skip-verify to serve it anyway",
         )
 
 
 def refuse_known_bad(
     profile: Profile, role: Role, checkpoint: CheckpointSummary, vllm_args: Sequence[str], *, only_warn: bool
 ) -> None:
-    """The rules of `doctor` over exactly what would run; what they find goes to stderr.
+    """Check the rules of `doctor` for the exact command; print broken ones to stderr.
 
     Raises:
-        CheckFailedError: one of them is an error, unless `only_warn`.
+        CheckFailedError: a broken rule is an error, unless `only_warn`.
     """
     (result,) = preflight(profile, checkpoint, role.name, list(vllm_args))
     for broken in result.broken:
@@ -55,23 +55,23 @@ def refuse_known_bad(
     if errors and not only_warn:
         raise CheckFailedError(
             f"profile {profile.name}: known bad combination ({', '.join(errors)})",
-            "see the lines above, or --skip-verify to serve it all the same",
+            "see the lines above, or --skip-verify to serve it anyway",
         )
 
 
 def refuse_other_weights(profile: Profile, checkpoint: CheckpointSummary) -> None:
-    """Raises `ConfigError` where the checkpoint is not what the profile was written for."""
+    """Raises `ConfigError` if the profile is for other weight types."""
     for part, has in (("experts", checkpoint.experts), ("attention", checkpoint.attention)):
-        wanted = profile.weights[part]
-        if wanted not in ("any", has):
+        expected = profile.weights[part]
+        if expected not in ("any", has):
             raise ConfigError(
-                f"profile {profile.name} is for {part} in {wanted}, {checkpoint.directory} has {has}",
+                f"profile {profile.name} is for {part} in {expected}, {checkpoint.directory} has {has}",
                 f"quantize with --recipe {profile.weights['recipe']}, or choose another profile",
             )
 
 
 def refuse_other_platform(profile: Profile, vllm_args: Sequence[str]) -> None:
-    """Raises `MissingEnvironmentError` or `ConfigError` where this machine cannot run the profile."""
+    """Raises `MissingEnvironmentError` or `ConfigError` if this machine cannot run the profile."""
     if profile.platform == "cpu":
         if on_ascend():
             raise MissingEnvironmentError("profile cpu: vllm-ascend is installed here", "choose a profile for Atlas")

@@ -1,4 +1,4 @@
-"""JSON schemas of the YAML files in deploy/, from the models that read them: editors complete and check by them.
+"""JSON schemas of the YAML files in deploy/, for editors, from the models that read the files.
 
 `python -m glm5_ascend.deploy.schemas` writes them.
 """
@@ -23,7 +23,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
 
 
 def main() -> None:
-    """Write every schema again."""
+    """Write all schemas."""
     write_schemas(data_dir("data/deploy") / "schemas", SCHEMAS)
 
 

@@ -1,4 +1,4 @@
-"""What a profile can be rendered to."""
+"""Targets of `deploy render`."""
 
 from __future__ import annotations
 

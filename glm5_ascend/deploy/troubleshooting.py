@@ -14,21 +14,19 @@ from glm5_ascend.files.resources import data_dir
 
 NAME = "TROUBLESHOOTING.md"
 THREADS = "https://github.com/vllm-project/vllm-ascend/issues/"
-#: Facts that are versions, and how a reader writes the package.
+#: Facts that are versions -> name of the package.
 PACKAGES = {"transformers": "transformers", "vllm_ascend": "vllm-ascend", "cann": "CANN"}
 HEAD = """\
 # Troubleshooting
 
 Written by `python -m glm5_ascend.deploy.troubleshooting` from [rules.yaml](rules.yaml): change it there.
 
-`glm5-ascend doctor DIR --profile NAME` looks for all of these on your machine, checkpoint and flags.
-An error is refused upstream or known to compute wrongly, and `serve` refuses it. A warning is known trouble.
-A cause is a condition over the names at the end of this page. An empty `versions` means all of them.
+`glm5-ascend doctor DIR --profile NAME` checks all of these for your machine, checkpoint and flags.
+Error: the engine refuses it, or its results are wrong; `serve` refuses it, too. Warning: a known problem.
+A cause is a condition over the names at the end of this page. An empty `versions` means all versions.
 """
 NAMES = """\
 ## Names in causes
-
-Those that are missing here are flags of vLLM or keys of `--additional-config`, shortened.
 
 """
 COLUMNS = "| | symptom | cause | versions | fix | source |\n|---|---|---|---|---|---|\n"
@@ -38,14 +36,14 @@ def page() -> str:
     """The whole file."""
     chapters = [chapter(topic) for topic in get_args(Topic)]
     used = {name for rule in rules() for name in names_in(rule.when)} - set(PACKAGES)
-    names = [f"| `{name}` | {meaning} |\n" for name, meaning in FACTS.items() if name in used and meaning]
+    names = [f"| `{name}` | {meaning} |\n" for name, meaning in FACTS.items() if name in used]
     return "\n".join([HEAD, *chapters, NAMES + "| name | meaning |\n|---|---|\n" + "".join(names)])
 
 
 def chapter(topic: str) -> str:
-    """A heading, and a table of the topic's rules; errors first."""
-    chosen = sorted((rule for rule in rules() if rule.topic == topic), key=lambda rule: rule.level)
-    return f"## {topic[0].upper()}{topic[1:]}\n\n" + COLUMNS + "".join(map(row, chosen))
+    """Heading and table of a topic's rules, errors first."""
+    selected = sorted((rule for rule in rules() if rule.topic == topic), key=lambda rule: rule.level)
+    return f"## {topic[0].upper()}{topic[1:]}\n\n" + COLUMNS + "".join(map(row, selected))
 
 
 def row(rule: Rule) -> str:
@@ -60,7 +58,7 @@ def row(rule: Rule) -> str:
 
 
 def split(when: str) -> tuple[str, str]:
-    """(versions that a condition asks for in any case, the rest of it)."""
+    """Split a condition into the versions that it requires and the rest."""
     body = ast.parse(when, mode="eval").body
     parts = body.values if isinstance(body, ast.BoolOp) and isinstance(body.op, ast.And) else [body]
     ranges: dict[str, list[str]] = {}
@@ -75,14 +73,14 @@ def split(when: str) -> tuple[str, str]:
 
 
 def _joined(parts: list[ast.expr]) -> str:
-    """Conditions that hold together; none is an empty text."""
+    """Join conditions by `and`."""
     if not parts:
         return ""
     return ast.unparse(parts[0] if len(parts) == 1 else ast.BoolOp(ast.And(), parts))
 
 
 def readable(text: str) -> str:
-    """A message without the values that a machine would fill in."""
+    """A message with names of facts instead of their values."""
     text = re.sub(r"(transformers|vllm-ascend|CANN) \{(?:transformers|vllm_ascend|cann)\}", r"\1", text)
     values = {name: f"`{name}`" for name in FACTS} | dict.fromkeys(PACKAGES, "this version")
     triton = STABLE.packages["triton-ascend"]

@@ -55,8 +55,8 @@ def row(status: str, item: str = "kernels", rule: str = "") -> DoctorRow:
 @pytest.mark.parametrize(
     ("rows", "verdict", "code"),
     [
-        ([row("ok"), row("info")], "ok: nothing is in the way", 0),
-        ([row("warning")], "ok: nothing is in the way, 1 warning", 0),
+        ([row("ok"), row("info")], "ok: no problems", 0),
+        ([row("warning")], "ok: no problems, 1 warning", 0),
         ([row("problem"), row("problem", "problem")], "2 problems: kernels; value", 3),
         ([row("problem", "P13", "P13"), row("warning"), row("warning")], "1 problem, 2 warnings: P13", 1),
     ],

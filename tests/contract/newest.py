@@ -25,7 +25,7 @@ from tests.support.command import ROOT
 #: Files whose tests ask for `line`.
 TESTS = (
     "test_profiles_accepted.py", "test_vllm_ascend_loader.py", "test_vllm_ascend_attention.py",
-    "test_plugin_beside_vllm_ascend.py",
+    "test_plugin_with_vllm_ascend.py",
 )  # fmt: skip
 SUPPORTED = [Version(packages[0].partition("==")[2]) for packages in REQUIREMENTS.values()]
 

@@ -96,12 +96,12 @@ def test_a_sound_checkpoint_is_taken_whole(
     answer = rehearsed(vllm_ascend, hollow(recipe), profile, ranks=rank, role=role)
     assert answer["ok"], problems(answer)
     (only,) = answer["ranks"]
-    assert only["rank"] == int(rank) and set(only["found"]["models"]) == {"target", "draft"}
+    assert only["rank"] == int(rank) and set(only["report"]["models"]) == {"target", "draft"}
     assert abs(only["differences"]["parameters"]) < TOLERANCE
     assert only["differences"]["cache"] == 0
     assert only["cached_tokens"] > 0
-    assert only["found"]["peak_bytes"] < 5e9
-    walk = only["found"]["walk"]
+    assert only["report"]["peak_bytes"] < 5e9
+    walk = only["report"]["walk"]
     prompts = ["prefill", "prefill draft"] if role == "server" else []
     assert list(walk) == [*prompts, "decode", "decode draft", "next draft"]
     for step, layers in {"decode": 4, "decode draft": 1}.items():
@@ -205,7 +205,7 @@ def test_the_pre_release_takes_it_and_calls_other_operators(
     assert answer["versions"]["vllm-ascend"] == "0.30.0rc2"
     (only,) = answer["ranks"]
     assert abs(only["differences"]["parameters"]) < TOLERANCE  # PROLOG_V3's copies are planned, too
-    assert calls(only["found"]["walk"]["decode"], "npu::npu_mla_prolog_v3(") == 4
+    assert calls(only["report"]["walk"]["decode"], "npu::npu_mla_prolog_v3(") == 4
 
 
 @pytest.mark.parametrize("line", ["vllm_ascend", "vllm_ascend_030"])
@@ -219,7 +219,7 @@ def test_int8_indexer_keys_that_no_layer_has(
     (broken / DESCRIPTION).write_text(json.dumps(said))
     extra = ["--additional-config", '{"enable_sparse_li_c8": true}']
     answer = rehearsed(request.getfixturevalue(line), broken, "a3-single-w4a8", *extra)
-    assert "int8 indexer keys are asked for, no layer has them" in problems(answer)
+    assert "int8 indexer keys are requested, but no layer has them" in problems(answer)
 
 
 def test_switches_of_the_first_line_that_the_pre_release_overwrites(
@@ -227,4 +227,4 @@ def test_switches_of_the_first_line_that_the_pre_release_overwrites(
 ) -> None:
     extra = ["--additional-config", '{"enable_sparse_sfa_c8": true}']
     answer = rehearsed(vllm_ascend_030, hollow("w4a8"), "a3-single-w4a8", *extra)
-    assert "int8 latents are asked for, no layer has them" in problems(answer)
+    assert "int8 latents are requested, but no layer has them" in problems(answer)

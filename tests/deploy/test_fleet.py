@@ -135,7 +135,7 @@ def test_a_hung_server_is_taken_out_under_load(fleet: Fleet, what: str) -> None:
     victim = fleet.servers[0]
     said: list[str] = []
     heart = FleetHeartbeat(
-        RunningRouter(fleet.url), patience=4, timeout=15, on_hung=lambda url: end(fleet.server(url)), say=said.append
+        RunningRouter(fleet.url), patience=4, timeout=15, on_hung=lambda url: end(fleet.server(url)), report=said.append
     )
     over = threading.Event()
 
@@ -153,7 +153,7 @@ def test_a_hung_server_is_taken_out_under_load(fleet: Fleet, what: str) -> None:
             for process in hung:
                 process.send_signal(signal.SIGSTOP)
             assert what == "server" or healthy(victim.url)  # nothing but the heartbeat can know
-            wait_for(lambda: any(f"{victim.url}: out" in line for line in said), "the heartbeat")
+            wait_for(lambda: any(f"{victim.url}: removed" in line for line in said), "the heartbeat")
             at = len(traffic.requests)
             wait_for(lambda: len(traffic.requests) > at + 2 * CLIENTS, "requests after it")
         counts = traffic.counts()
@@ -166,7 +166,7 @@ def test_a_hung_server_is_taken_out_under_load(fleet: Fleet, what: str) -> None:
         lost = [request for request in traffic.requests if request.fate != COMPLETE]
         assert all(request.body.get("stream") for request in lost) and len(lost) <= CLIENTS, counts
         victim.start()
-        wait_for(lambda: any(f"{victim.url}: in again" in line for line in said), "the restarted server")
+        wait_for(lambda: any(f"{victim.url}: added again" in line for line in said), "the restarted server")
         assert len(RunningRouter(fleet.url).workers()) == 2
     finally:
         over.set()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from glm5_ascend.deploy.fleet.commands import named, run_command
+from glm5_ascend.deploy.fleet.commands import fill_command, run_command
 from glm5_ascend.deploy.fleet.heartbeat import FleetHeartbeat
 from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError
 from glm5_ascend.serve.router import RunningRouter
@@ -84,16 +84,18 @@ def test_heartbeat_of_one_that_is_stuck_and_one_that_is_busy(routed: Routed) -> 
     said: list[str] = []
     with bad_server("85", STUCK) as stuck, bad_server("Hello", IDLE) as idle:
         router = routed([stuck, idle])
-        heart = FleetHeartbeat(RunningRouter(router.url), patience=2, timeout=60, on_hung=hung.append, say=said.append)
+        heart = FleetHeartbeat(
+            RunningRouter(router.url), patience=2, timeout=60, on_hung=hung.append, report=said.append
+        )
         heart.beat()  # the first one only reads
         heart.beat()
         assert (router.workers, hung) == ([stuck, idle], [])
         heart.beat()
-        assert (router.workers, hung) == ([idle], [stuck]) and "no step ends" in said[0]
+        assert (router.workers, hung) == ([idle], [stuck]) and "finishes no step" in said[0]
         heart.run(0, beats=2)
         assert hung == [stuck]
     heart.run(0, beats=3)  # now nobody answers
-    assert router.workers == [idle] and "last one" in said[-1]
+    assert router.workers == [idle] and "last server" in said[-1]
 
 
 def test_a_server_that_an_operator_took_out_is_left_alone(routed: Routed) -> None:
@@ -111,12 +113,12 @@ def test_a_server_that_an_operator_took_out_is_left_alone(routed: Routed) -> Non
 
 
 def test_commands(tmp_path: Path) -> None:
-    assert named("ssh {host} 'restart {port}' {url}", "http://atlas:8000") == [
+    assert fill_command("ssh {host} 'restart {port}' {url}", "http://atlas:8000") == [
         "ssh", "atlas", "restart 8000", "http://atlas:8000",
     ]  # fmt: skip
     for bad in ("", "ssh 'a", "echo {nothing}", "echo {0}"):
         with pytest.raises(ConfigError):
-            named(bad, "http://a:1")
+            fill_command(bad, "http://a:1")
     run_command(f"touch {tmp_path}/{{host}}", "http://a:1")
     assert (tmp_path / "a").exists()
     with pytest.raises(CheckFailedError, match="ended with exit code"):

@@ -14,9 +14,9 @@ from glm5_ascend.cli.rehearse import notes, row
 from glm5_ascend.deploy.diagnosis.rehearsal_rows import rehearsal_rows
 from glm5_ascend.deploy.profiles.load import load, names
 from glm5_ascend.deploy.rehearsal.against import differences, read_other
-from glm5_ascend.deploy.rehearsal.environment import named, prepare
-from glm5_ascend.deploy.rehearsal.result import FoundRank, PlannedRank, Rehearsal, RehearsedRank, read_rank
-from glm5_ascend.deploy.rehearsal.run import INSIDE, RankLayout, chosen_ranks, layout, uneven_experts
+from glm5_ascend.deploy.rehearsal.environment import find_environment, prepare
+from glm5_ascend.deploy.rehearsal.result import PlannedRank, RankReport, Rehearsal, RehearsedRank, read_rank
+from glm5_ascend.deploy.rehearsal.run import INSIDE, RankLayout, layout, select_ranks, uneven_experts
 from glm5_ascend.engine_lines import SGLANG
 from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError
 
@@ -29,21 +29,21 @@ GOOD: dict[str, Any] = {
 
 
 def rank(planned: PlannedRank | None = None, **changes: Any) -> RehearsedRank:
-    return RehearsedRank("server", 0, 16, FoundRank.model_validate(GOOD | changes), planned)
+    return RehearsedRank("server", 0, 16, RankReport.model_validate(GOOD | changes), planned)
 
 
 def rehearsal(*ranks: RehearsedRank) -> Rehearsal:
     return Rehearsal("a3-single-w4a8", "glm5", ranks)
 
 
-def test_a_rank_is_chosen_by_number_or_by_where_it_stands() -> None:
+def test_ranks_are_selected_by_number_or_word() -> None:
     sizes = RankLayout(tensor=8, pipeline=2, data=4)
-    assert chosen_ranks("ends", sizes) == [0, 8, 63]
-    assert chosen_ranks("63,5,5", sizes) == [5, 63]
-    assert len(chosen_ranks("all", sizes)) == 64
+    assert select_ranks("ends", sizes) == [0, 8, 63]
+    assert select_ranks("63,5,5", sizes) == [5, 63]
+    assert len(select_ranks("all", sizes)) == 64
     for wrong in ("64", "-1", "first", "1,,2", ""):
         with pytest.raises(ConfigError):
-            chosen_ranks(wrong, sizes)
+            select_ranks(wrong, sizes)
 
 
 def test_flags_of_the_line_change_the_layout() -> None:
@@ -54,45 +54,45 @@ def test_flags_of_the_line_change_the_layout() -> None:
         layout(role, ["--tensor-parallel-size", "many"])
 
 
-def test_a_sound_rank_is_ok_and_beside_the_planner() -> None:
-    found = rehearsal(rank(PlannedRank(900, 10.0, 2000)))
-    assert found.exit_code == 0 and found.verdict.startswith("ok: 1 rank")
-    assert found.ranks[0].cached_tokens == 896
-    assert found.ranks[0].differences == {"parameters": 0.0, "cache": 0.0}
-    assert list(notes(found)) == []
+def test_a_correct_rank_agrees_with_the_planner() -> None:
+    report = rehearsal(rank(PlannedRank(900, 10.0, 2000)))
+    assert report.exit_code == 0 and report.verdict.startswith("ok: 1 rank")
+    assert report.ranks[0].cached_tokens == 896
+    assert report.ranks[0].differences == {"parameters": 0.0, "cache": 0.0}
+    assert list(notes(report)) == []
     off = rehearsal(rank(PlannedRank(800, 10.0, 2000)))
     assert list(notes(off)) == ["note: the planner's parameters are off by up to 12.50 %"]
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "problem"),
     [
         ({"failure": {"stage": "load target", "error": "KeyError: x", "tensor": "t"}}, "load target at t: KeyError: x"),
-        ({"unused": {"count": 2, "first": ["model.a", "model.b"]}}, "2 tensors of the checkpoint are used by nothing"),
+        ({"unused": {"count": 2, "first": ["model.a", "model.b"]}}, "2 tensors of the checkpoint are unused"),
         ({"models": {"draft": MODEL | {"problems": {"uninitialised": {"count": 4, "first": ["w"]}}}}},
          "draft: 4 never written by the loader: w"),
         ({"cache": GOOD["cache"] | {"blocks": None, "refused": "too little"}}, "cache: too little"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(changes: dict[str, Any], said: str) -> None:
-    found = rehearsal(rank(), rank(**changes))
-    assert found.exit_code == 1
-    assert any(line.startswith(f"problem: {said}") for line in notes(found)), list(notes(found))
-    assert row(found.ranks[1])[-1] == "1 problem"
-    answer = json.loads(json.dumps(found.to_dict()))
+def test_problems_are_named(changes: dict[str, Any], problem: str) -> None:
+    report = rehearsal(rank(), rank(**changes))
+    assert report.exit_code == 1
+    assert any(line.startswith(f"problem: {problem}") for line in notes(report)), list(notes(report))
+    assert row(report.ranks[1])[-1] == "1 problem"
+    answer = json.loads(json.dumps(report.to_dict()))
     assert answer["ok"] is False and [len(one["problems"]) for one in answer["ranks"]] == [0, 1]
 
 
-def test_experts_that_ranks_do_not_divide_are_named() -> None:
+def test_experts_that_ranks_do_not_divide() -> None:
     role, names = (
         load("a3-single-w4a8").role(None),
         [f"model.layers.3.mlp.experts.{i}.up_proj.weight" for i in range(256)],
     )
-    said = uneven_experts(role, RankLayout(tensor=16, pipeline=1, data=3), names)
-    assert said == "48 expert parallel ranks do not divide 256 experts"
+    message = uneven_experts(role, RankLayout(tensor=16, pipeline=1, data=3), names)
+    assert message == "48 expert parallel ranks do not divide 256 experts"
     assert uneven_experts(role, RankLayout(tensor=16, pipeline=2, data=4), names) == ""
     assert uneven_experts(role, RankLayout(tensor=16, pipeline=1, data=3), ["model.norm.weight"]) == ""
-    assert replace(rank(), layout=said).problems == [said]
+    assert replace(rank(), layout=message).problems == [message]
 
 
 def test_two_rehearsals_differ_in_their_operators(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_two_rehearsals_differ_in_their_operators(tmp_path: Path) -> None:
         read_other(path)
 
 
-def test_an_answer_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_another_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "found.json"
     path.write_text(json.dumps(GOOD | {"peak_bytes": "many"}))
     with pytest.raises(CheckFailedError, match="peak_bytes"):
@@ -127,7 +127,7 @@ def test_without_an_environment_it_says_how_to_get_one(
 ) -> None:
     monkeypatch.delenv("GLM5_REHEARSAL", raising=False)
     with pytest.raises(MissingEnvironmentError):
-        named(None)
+        find_environment(None)
     monkeypatch.setenv("GLM5_REHEARSAL", str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "glm_moe_dsa"}')
     assert run(["rehearse", str(tmp_path), "--profile", "a3-single-w4a8"]) == 3
@@ -150,7 +150,7 @@ def test_a_profile_of_another_engine_is_refused_in_one_line(
     monkeypatch.delenv("GLM5_REHEARSAL", raising=False)
     assert run(["rehearse", str(tmp_path), "--profile", profile]) == 2
     engine = "vLLM on a CPU" if profile == "cpu" else "SGLang"
-    assert f"profile {profile} starts {engine}: rehearse has the code of vllm-ascend alone" in capsys.readouterr().err
+    assert f"profile {profile} starts {engine}: rehearse runs vllm-ascend only" in capsys.readouterr().err
 
 
 def test_the_files_that_run_elsewhere_are_where_they_are_looked_for() -> None:

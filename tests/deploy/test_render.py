@@ -1,4 +1,4 @@
-"""Rendered files: judged by shellcheck, docker-compose, Kubernetes' schemas and systemd, and run."""
+"""Rendered files: checked by shellcheck, docker-compose and systemd, and run."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from glm5_ascend.deploy.rendering.files import TARGETS, rendered_texts
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.local_server import free_port
 from tests.deploy.support.judges import checked, program
-from tests.deploy.support.rendered import ATLAS, written
+from tests.deploy.support.rendered import SHAPES, written
 from tests.support.command import TIMEOUT_S
 
 PLACES = [
     (profile, role, node, rank)
-    for profile in map(load, ATLAS)
+    for profile in map(load, SHAPES)
     for role in profile.roles.values()
     for node in sorted({0, role.nodes - 1})
-    for rank in range(role.local_ranks if role.per_rank else 1)
+    for rank in sorted({0, role.local_ranks - 1 if role.per_rank else 0})
 ]
-#: Stands where the engine would: writes what it was started with. The script is what is tested.
+#: Stub of the engine: writes its arguments and environment.
 RECORDER = """#!/usr/bin/env python3
 import json, os, sys, time
 out = os.path.join(os.environ["RECORD"], str(os.getpid()))
 with open(out + ".part", "w") as file:
     json.dump({"argv": sys.argv[1:], "env": dict(os.environ)}, file)
 os.rename(out + ".part", out + ".json")
-wanted = int(os.environ.get("STAY", 0))  # the script ends all servers when one ends: wait for the others
-while len([name for name in os.listdir(os.environ["RECORD"]) if name.endswith("json")]) < wanted:
+expected = int(os.environ.get("STAY", 0))  # the script ends all servers when one ends: wait for the others
+while len([name for name in os.listdir(os.environ["RECORD"]) if name.endswith("json")]) < expected:
     time.sleep(0.05)
 """
 
 
 @pytest.fixture
 def started(tmp_path: Path):  # type: ignore[no-untyped-def]
-    """Run a rendered script; returns what each `vllm` was started with."""
+    """Run a rendered script; returns arguments and environment of each `vllm`."""
 
     def run(profile: Profile, role: Role, node: int, *arguments: str, **environ: str) -> list[dict[str, object]]:
         folder, record = written(tmp_path / "files", profile.name, "shell"), tmp_path / "record"
@@ -52,7 +52,7 @@ def started(tmp_path: Path):  # type: ignore[no-untyped-def]
             engine = tmp_path / "bin" / name
             engine.write_text(RECORDER)
             engine.chmod(0o755)
-        place = {
+        server = {
             "NODE": str(node),
             "HEAD": "10.0.0.1",
             "IP": "10.0.0.2",
@@ -64,7 +64,7 @@ def started(tmp_path: Path):  # type: ignore[no-untyped-def]
             "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
             "RECORD": str(record),
             "OPEN": "1",
-            **place,
+            **server,
             **environ,
         }
         if role.per_rank:
@@ -81,12 +81,11 @@ def started(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize(("profile", "role", "node", "rank"), PLACES, ids=lambda v: getattr(v, "name", str(v)))
 def test_the_script_starts_what_serve_starts(started, profile: Profile, role: Role, node: int, rank: int) -> None:  # type: ignore[no-untyped-def]
-    want = command(profile, role, ServerPlace(node, rank, "10.0.0.1", "10.0.0.2", "eth0"), "/models/glm5", [])
-    found = started(profile, role, node)
-    assert len(found) == (role.local_ranks if role.per_rank else 1)
-    assert want.argv[1:] in [each["argv"] for each in found]
-    (mine,) = (each for each in found if each["argv"] == want.argv[1:])
-    assert {name: mine["env"][name] for name in want.env} == want.env
+    expected = command(profile, role, ServerPlace(node, rank, "10.0.0.1", "10.0.0.2", "eth0"), "/models/glm5", [])
+    calls = started(profile, role, node)
+    assert len(calls) == (role.local_ranks if role.per_rank else 1)
+    (call,) = (call for call in calls if call["argv"] == expected.argv[1:])
+    assert {name: call["env"][name] for name in expected.env} == expected.env
 
 
 def test_the_script_reads_what_the_image_has_for_terminals(started, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -104,10 +103,16 @@ def test_the_script_reads_what_the_image_has_for_terminals(started, tmp_path: Pa
     mapped = Path("/proc/self/maps").read_text().splitlines()
     library = next(line.split()[-1] for line in mapped if "/libm" in line)  # any, in jemalloc's place
     places = {"CANN": str(tmp_path / "cann"), "JEMALLOC": library, "LD_LIBRARY_PATH": "/a"}
-    (found,) = started(profile, profile.role(None), 0, *flags, **places)
-    want = {"TOOLKIT": ":1", "COMPILER": "1", "ATB": "0", "LD_LIBRARY_PATH": "/a:/usr/local/lib", "LD_PRELOAD": library}
-    assert {name: found["env"].get(name) for name in want} == want
-    assert found["argv"][-2:] == list(flags)
+    (call,) = started(profile, profile.role(None), 0, *flags, **places)
+    expected = {
+        "TOOLKIT": ":1",
+        "COMPILER": "1",
+        "ATB": "0",
+        "LD_LIBRARY_PATH": "/a:/usr/local/lib",
+        "LD_PRELOAD": library,
+    }
+    assert {name: call["env"].get(name) for name in expected} == expected
+    assert call["argv"][-2:] == list(flags)
 
 
 def test_a_script_of_sglang_asks_for_what_it_needs(tmp_path: Path) -> None:
@@ -120,18 +125,18 @@ def test_a_script_of_sglang_asks_for_what_it_needs(tmp_path: Path) -> None:
 
 def test_the_script_lets_the_user_win(started) -> None:  # type: ignore[no-untyped-def]
     profile = load("a3-single-w4a8")
-    (found,) = started(profile, profile.role(None), 0, "--max-num-seqs", "2", HCCL_BUFFSIZE="1024", MODEL="/m")
-    assert found["argv"][1] == "/m" and found["argv"][-2:] == ["--max-num-seqs", "2"]
-    assert found["env"]["HCCL_BUFFSIZE"] == "1024"
+    (call,) = started(profile, profile.role(None), 0, "--max-num-seqs", "2", HCCL_BUFFSIZE="1024", MODEL="/m")
+    assert call["argv"][1] == "/m" and call["argv"][-2:] == ["--max-num-seqs", "2"]
+    assert call["env"]["HCCL_BUFFSIZE"] == "1024"
 
 
-@pytest.mark.parametrize("name", names())
-def test_scripts_pass_shellcheck(name: str, tmp_path: Path) -> None:
-    folder = written(tmp_path / "files", name, "shell")
-    checked(program("shellcheck", "shellcheck"), "--shell=bash", *sorted(folder.glob("*.sh")))
+def test_scripts_pass_shellcheck(tmp_path: Path) -> None:
+    folders = [written(tmp_path / name, name, "shell") for name in ("cpu", *SHAPES)]
+    scripts = [script for folder in folders for script in sorted(folder.glob("*.sh"))]
+    checked(program("shellcheck", "shellcheck"), "--shell=bash", *scripts)
 
 
-@pytest.mark.parametrize("name", ATLAS)
+@pytest.mark.parametrize("name", SHAPES)
 def test_compose_files_are_accepted(name: str, tmp_path: Path) -> None:
     folder = written(tmp_path / "files", name, "compose")
     compose = program("docker-compose", "docker-compose")
@@ -190,10 +195,10 @@ def test_a_container_that_hangs_ends(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "ended with 137\n"), done.stdout + done.stderr
     services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
     assert services["decode"]["healthcheck"]["test"][1].endswith(" 9900 4")
-    assert all(each["init"] and each["restart"] == "on-failure" for each in services.values())
+    assert all(service["init"] and service["restart"] == "on-failure" for service in services.values())
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", ["cpu", *SHAPES])
 def test_units_are_accepted(name: str, tmp_path: Path) -> None:
     folder = written(tmp_path / "files", name, "systemd")
     units = sorted(folder.glob("*.service"))
@@ -236,14 +241,14 @@ def test_the_command_tells_in_json_what_the_function_returns(
     from glm5_ascend.cli import run
     from glm5_ascend.deploy import render
 
-    made = render("a3-1m", to="shell", out=str(tmp_path / "one")).to_dict()
-    assert made["files"] == [str(tmp_path / "one" / name) for name in ("serve-server.sh", "router.sh")]
+    rendered = render("a3-1m", to="shell", out=str(tmp_path / "one")).to_dict()
+    assert rendered["files"] == [str(tmp_path / "one" / name) for name in ("serve-server.sh", "router.sh")]
     arguments = ["deploy", "render", "--profile", "a3-1m", "--to", "shell", "--out", str(tmp_path / "two"), "--json"]
     assert run(arguments) == 0
-    assert json.loads(capsys.readouterr().out.replace("two", "one")) == made
+    assert json.loads(capsys.readouterr().out.replace("two", "one")) == rendered
     assert run(["deploy", "list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)["profiles"]
-    assert [each["name"] for each in listed] == names()
+    assert [profile["name"] for profile in listed] == names()
     assert "mtp" in listed[0]["on"]
     assert run(["deploy", "list"]) == 0
-    assert all(each["title"].split()[0] in capsys.readouterr().out for each in listed[:1])
+    assert listed[0]["title"].split()[0] in capsys.readouterr().out

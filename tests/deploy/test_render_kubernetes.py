@@ -1,4 +1,4 @@
-"""Rendered Kubernetes objects: judged by the schemas, by whether they find one another, and by the real router."""
+"""Rendered Kubernetes objects: checked by schemas, by their references, and by the real router."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,7 +17,7 @@ from glm5_ascend.deploy.rendering.kubernetes_front import ROUTER_VERSION
 from glm5_ascend.deploy.rendering.values import NPU_RESOURCE
 from glm5_ascend.errors import ConfigError
 from tests.deploy.support.judges import checked, tool_environment
-from tests.deploy.support.rendered import ATLAS, written
+from tests.deploy.support.rendered import SHAPES, written
 
 
 @pytest.fixture(scope="session")
@@ -24,76 +25,65 @@ def kubernetes_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tool_environment(tmp_path_factory.mktemp("kubernetes") / "venv", "kubernetes-validate")
 
 
-@pytest.mark.parametrize("name", ATLAS)
-def test_kubernetes_objects_fit_their_schemas(name: str, tmp_path: Path, kubernetes_python: Path) -> None:
-    """Core kinds as they are; of a LeaderWorkerSet the wrapper by a schema of our own, its pods as Deployments'."""
-    folder = written(tmp_path / "files", name, "k8s")
-    objects = [each for path in sorted(folder.glob("*.yaml")) for each in yaml.safe_load_all(path.read_text())]
-    core = [each for each in objects if each["kind"] != "LeaderWorkerSet"]
-    groups = [each for each in objects if each["kind"] == "LeaderWorkerSet"]
-    for group in groups:
-        template = group["spec"]["leaderWorkerTemplate"]
-        core += [as_deployment(template[key]) for key in ("leaderTemplate", "workerTemplate")]
+def test_kubernetes_objects_fit_their_schemas(tmp_path: Path, kubernetes_python: Path) -> None:
+    """Core kinds as they are; of a LeaderWorkerSet the wrapper by our schema, its pods as those of Deployments."""
+    core: list[dict[str, Any]] = []
+    groups: list[dict[str, Any]] = []
+    for name in SHAPES:
+        objects = kubernetes_objects(tmp_path / name, name).values()
+        sets = [item for item in objects if item["kind"] == "LeaderWorkerSet"]
+        assert len(sets) == sum(role.nodes > 1 for role in load(name).roles.values())
+        groups += sets
+        core += [item for item in objects if item["kind"] != "LeaderWorkerSet"]
+        templates = [item["spec"]["leaderWorkerTemplate"] for item in sets]
+        core += [as_deployment(template[key]) for template in templates for key in ("leaderTemplate", "workerTemplate")]
     code = (
         "import json, sys, jsonschema, kubernetes_validate\n"
-        "given = json.load(sys.stdin)\n"
-        "for each in given['core']: kubernetes_validate.validate(each, '1.30', strict=True)\n"
-        "for each in given['groups']: jsonschema.validate(each, given['schema'])\n"
-        "print(len(given['core']), len(given['groups']))\n"
+        "data = json.load(sys.stdin)\n"
+        "for item in data['core']: kubernetes_validate.validate(item, '1.30', strict=True)\n"
+        "for item in data['groups']: jsonschema.validate(item, data['schema'])\n"
     )
     schema = json.loads((Path(__file__).parent / "support" / "leaderworkerset.json").read_text())
-    text = json.dumps({"core": core, "groups": groups, "schema": schema})
-    assert checked(kubernetes_python, "-c", code, text=text).split() == [str(len(core)), str(len(groups))]
-    roles = load(name).roles.values()
-    assert len(groups) == sum(role.nodes > 1 for role in roles)
-    fronts = 0
-    for pod in [each["spec"]["template"] for each in core if each["kind"] == "Deployment"]:
-        (container,) = pod["spec"]["containers"]
-        if container["name"] == "server":
-            assert int(container["resources"]["limits"][NPU_RESOURCE]) in (8, 16)
-        else:
-            fronts += 1
-            assert (
-                container["name"] == ("proxy" if load(name).proxy else "router")
-                and NPU_RESOURCE not in container["resources"]["limits"]
-            )
-    assert fronts == 1
+    checked(kubernetes_python, "-c", code, text=json.dumps({"core": core, "groups": groups, "schema": schema}))
+    containers = [item["spec"]["template"]["spec"]["containers"][0] for item in core if item["kind"] == "Deployment"]
+    npus = {container["name"]: container["resources"]["limits"].get(NPU_RESOURCE) for container in containers}
+    assert npus == {"server": "16", "router": None, "proxy": None}
 
 
-def kubernetes_objects(folder: Path, name: str) -> dict[tuple[str, str], dict]:  # type: ignore[type-arg]
+def kubernetes_objects(folder: Path, name: str) -> dict[tuple[str, str], dict[str, Any]]:
     return by_name(sorted(written(folder, name, "k8s").glob("*.yaml")))
 
 
-def by_name(files: list[Path]) -> dict[tuple[str, str], dict]:  # type: ignore[type-arg]
-    objects = [each for path in files for each in yaml.safe_load_all(path.read_text())]
-    found = {(each["kind"], each["metadata"]["name"]): each for each in objects}
-    assert len(found) == len(objects)  # two of one kind and name would overwrite each other
-    return found
+def by_name(files: list[Path]) -> dict[tuple[str, str], dict[str, Any]]:
+    objects = [item for path in files for item in yaml.safe_load_all(path.read_text())]
+    named = {(item["kind"], item["metadata"]["name"]): item for item in objects}
+    assert len(named) == len(objects)  # two of one kind and name would overwrite each other
+    return named
 
 
 def matches(selector: dict[str, str], labels: dict[str, str]) -> bool:
     return selector.items() <= labels.items()
 
 
-@pytest.mark.parametrize("name", ATLAS)
+@pytest.mark.parametrize("name", SHAPES)
 def test_kubernetes_objects_find_one_another(name: str, tmp_path: Path) -> None:
-    """Services select pods that listen on their ports, scripts lie where they are called, names do not collide."""
+    """Services select pods that listen on their ports, and ConfigMaps have the scripts that pods run."""
     objects, profile = kubernetes_objects(tmp_path / "files", name), load(name)
     pods = []
-    for (kind, _), each in objects.items():
+    for (kind, _), item in objects.items():
         if kind == "Deployment":
-            pods.append(each["spec"]["template"])
+            pods.append(item["spec"]["template"])
         elif kind == "LeaderWorkerSet":
-            pods += [each["spec"]["leaderWorkerTemplate"][key] for key in ("leaderTemplate", "workerTemplate")]
-    for (kind, title), each in objects.items():
+            pods += [item["spec"]["leaderWorkerTemplate"][key] for key in ("leaderTemplate", "workerTemplate")]
+    for (kind, title), item in objects.items():
         if kind == "Service":
             # LeaderWorkerSet's controller gives its pods DNS names by a headless Service of the set's own name.
             assert ("LeaderWorkerSet", title) not in objects
-            found = [pod for pod in pods if matches(each["spec"]["selector"], pod["metadata"]["labels"])]
-            assert found
-            for pod in found:
+            selected = [pod for pod in pods if matches(item["spec"]["selector"], pod["metadata"]["labels"])]
+            assert selected
+            for pod in selected:
                 (container,) = pod["spec"]["containers"]
-                assert container["ports"][0]["containerPort"] in [p["targetPort"] for p in each["spec"]["ports"]]
+                assert container["ports"][0]["containerPort"] in [p["targetPort"] for p in item["spec"]["ports"]]
     for pod in pods:
         (container,) = pod["spec"]["containers"]
         script = Path(container["args"][0])
@@ -105,8 +95,8 @@ def test_kubernetes_objects_find_one_another(name: str, tmp_path: Path) -> None:
     router = objects["Deployment", f"{name}-router"]["spec"]["template"]["spec"]
     (container,) = router["containers"]
     flags = container["args"]
-    chosen = dict(word.split("=") for word in flags[flags.index("--selector") + 1 :])
-    seen = [pod for pod in pods if matches(chosen, pod["metadata"]["labels"])]
+    selector = dict(word.split("=") for word in flags[flags.index("--selector") + 1 :])
+    seen = [pod for pod in pods if matches(selector, pod["metadata"]["labels"])]
     assert len(seen) == len(profile.roles) and all(
         pod["spec"]["containers"][0]["ports"][0]["containerPort"]
         == int(flags[flags.index("--service-discovery-port") + 1])
@@ -124,10 +114,12 @@ def test_the_proxy_is_told_of_every_pod(tmp_path: Path) -> None:
     """Two nodes per role: the names that LWS gives to group 0 of each set, and the ports of every server there."""
     objects, profile = kubernetes_objects(tmp_path / "files", "a3-pd"), load("a3-pd")
     (container,) = objects["Deployment", "a3-pd-proxy"]["spec"]["template"]["spec"]["containers"]
-    environ = {each["name"]: each["value"] for each in container["env"] if "value" in each} | {"OPEN": "1"}
+    environ = {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable} | {
+        "OPEN": "1"
+    }
     assert environ["DECODE_NODES"].split() == ["a3-pd-decode-0.a3-pd-decode", "a3-pd-decode-0-1.a3-pd-decode"]
     (tmp_path / "bin").mkdir()
-    python = tmp_path / "bin" / "python"  # stands where the image's would: says what it was called with
+    python = tmp_path / "bin" / "python"  # prints its arguments
     python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     python.chmod(0o755)
     script = tmp_path / "proxy.sh"
@@ -149,7 +141,9 @@ def test_the_proxy_is_told_of_every_pod(tmp_path: Path) -> None:
 def test_sglangs_router_is_told_of_both_halves(tmp_path: Path) -> None:
     objects = kubernetes_objects(tmp_path / "files", "a3-pd-sglang")
     (container,) = objects["Deployment", "a3-pd-sglang-proxy"]["spec"]["template"]["spec"]["containers"]
-    environ = {each["name"]: each["value"] for each in container["env"] if "value" in each} | {"OPEN": "1"}
+    environ = {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable} | {
+        "OPEN": "1"
+    }
     (tmp_path / "bin").mkdir()
     python = tmp_path / "bin" / "python"
     python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
@@ -163,7 +157,7 @@ def test_sglangs_router_is_told_of_both_halves(tmp_path: Path) -> None:
     assert words[:3] == ["-m", "sglang_router.launch_router", "--pd-disaggregation"]
     assert words[words.index("--prefill") + 1 :][:2] == ["http://a3-pd-sglang-prefill-http:8000", "8998"]
     assert words[words.index("--decode") + 1] == "http://a3-pd-sglang-decode-http:8000"
-    ports = {each["name"]: each["port"] for each in objects["Service", "a3-pd-sglang-prefill-http"]["spec"]["ports"]}
+    ports = {port["name"]: port["port"] for port in objects["Service", "a3-pd-sglang-prefill-http"]["spec"]["ports"]}
     assert ports == {"http-0": 8000, "store": 24667, "handshake": 8998}
     for half in ("prefill", "decode"):
         pod = objects["Deployment", f"a3-pd-sglang-{half}"]["spec"]["template"]["spec"]["containers"][0]
@@ -171,14 +165,14 @@ def test_sglangs_router_is_told_of_both_halves(tmp_path: Path) -> None:
 
 
 def test_the_router_accepts_its_flags(tmp_path: Path) -> None:
-    """By the real vllm-router's own parser; finding pods needs a cluster."""
+    """vllm-router's parser reads them; finding pods needs a cluster."""
     python = tool_environment(tmp_path / "venv", f"vllm-router=={ROUTER_VERSION}")
     objects = kubernetes_objects(tmp_path / "files", "a3-2node")
     (container,) = objects["Deployment", "a3-2node-router"]["spec"]["template"]["spec"]["containers"]
     script = tmp_path / "router.sh"
     script.write_text(objects["ConfigMap", "a3-2node-router"]["data"]["router.sh"])
     (tmp_path / "bin").mkdir()
-    stand_in = tmp_path / "bin" / "vllm-router"  # the parser in the program's place
+    stand_in = tmp_path / "bin" / "vllm-router"  # runs the parser only
     stand_in.write_text(
         f"#!{python}\nimport json, sys\nfrom vllm_router.launch_router import parse_router_args\n"
         "print(json.dumps(vars(parse_router_args(sys.argv[1:])), default=str))\n"
@@ -186,22 +180,22 @@ def test_the_router_accepts_its_flags(tmp_path: Path) -> None:
     stand_in.chmod(0o755)
     path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "OPEN": "1"}
     for arguments, environ in ((container["args"][1:], {}), ([], {"WORKERS": "http://a:8000 http://b:8000"})):
-        said = json.loads(
+        options = json.loads(
             subprocess.run(
                 ["bash", script, *arguments], env=environ | path, capture_output=True, text=True, check=True
             ).stdout
         )
-        assert said["service_discovery"] is bool(arguments)
+        assert options["service_discovery"] is bool(arguments)
         if arguments:
-            assert said["service_discovery_port"] == 8000 and said["worker_urls"] == []
-            assert said["selector"] == {"app.kubernetes.io/part-of": "a3-2node", "glm5-ascend/answers": "yes"}
+            assert options["service_discovery_port"] == 8000 and options["worker_urls"] == []
+            assert options["selector"] == {"app.kubernetes.io/part-of": "a3-2node", "glm5-ascend/answers": "yes"}
         else:
-            assert said["worker_urls"] == ["http://a:8000", "http://b:8000"]
+            assert options["worker_urls"] == ["http://a:8000", "http://b:8000"]
     lost = subprocess.run(["bash", script], env=path, capture_output=True, text=True, check=False)
     assert lost.returncode != 0 and "WORKERS" in lost.stderr
 
 
-def as_deployment(template: dict) -> dict:  # type: ignore[type-arg]
+def as_deployment(template: dict[str, Any]) -> dict[str, Any]:
     labels = template["metadata"]["labels"]
     spec = {"selector": {"matchLabels": labels}, "template": template}
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "pods"}, "spec": spec}
@@ -218,34 +212,34 @@ def test_a_wrong_object_is_refused_by_the_same_judge(tmp_path: Path, kubernetes_
     assert done.returncode != 0
 
 
-@pytest.mark.parametrize("name", [name for name in ATLAS if not load(name).proxy])
+@pytest.mark.parametrize("name", [name for name in SHAPES if not load(name).proxy])
 def test_an_autoscaler_for_every_role(name: str, tmp_path: Path, kubernetes_python: Path) -> None:
-    """It scales what exists and has no number of its own; its behaviour is one that Kubernetes' autoscaler takes."""
+    """It scales a workload without a number of replicas; its behaviour is valid for Kubernetes' autoscaler."""
     (tmp_path / "mine.yaml").write_text("autoscaling: {enabled: true, minimum: 2, maximum: 5}")
     render(name, "k8s", out=tmp_path / "k8s", values=tmp_path / "mine.yaml")
     objects = by_name(sorted((tmp_path / "k8s").glob("*.yaml")))
-    scaled = [each for (kind, _), each in objects.items() if kind == "ScaledObject"]
+    scaled = [item for (kind, _), item in objects.items() if kind == "ScaledObject"]
     assert len(scaled) == len(load(name).roles)
     autoscalers = []
-    for each in scaled:
-        target = each["spec"]["scaleTargetRef"]
-        found = objects[target["kind"], target["name"]]
-        assert found["apiVersion"] == target["apiVersion"] and "replicas" not in found["spec"]
+    for item in scaled:
+        target = item["spec"]["scaleTargetRef"]
+        workload = objects[target["kind"], target["name"]]
+        assert workload["apiVersion"] == target["apiVersion"] and "replicas" not in workload["spec"]
         spec = {"scaleTargetRef": target, "minReplicas": 2, "maxReplicas": 5}
-        spec |= each["spec"]["advanced"]["horizontalPodAutoscalerConfig"]
+        spec |= item["spec"]["advanced"]["horizontalPodAutoscalerConfig"]
         kind = {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler"}
         autoscalers.append({**kind, "metadata": {"name": name}, "spec": spec})
     code = (
         "import json, sys, jsonschema, kubernetes_validate\n"
-        "given = json.load(sys.stdin)\n"
-        "for each in given['scaled']: jsonschema.validate(each, given['schema'])\n"
-        "for each in given['core']: kubernetes_validate.validate(each, '1.30', strict=True)\n"
+        "data = json.load(sys.stdin)\n"
+        "for item in data['scaled']: jsonschema.validate(item, data['schema'])\n"
+        "for item in data['core']: kubernetes_validate.validate(item, '1.30', strict=True)\n"
     )
     schema = json.loads((Path(__file__).parent / "support" / "scaledobject.json").read_text())
     checked(kubernetes_python, "-c", code, text=json.dumps({"scaled": scaled, "core": autoscalers, "schema": schema}))
 
 
-@pytest.mark.parametrize("name", [name for name in ATLAS if load(name).proxy])
+@pytest.mark.parametrize("name", [name for name in SHAPES if load(name).proxy])
 @pytest.mark.parametrize("text", ["replicas: 2", "autoscaling: {enabled: true}"])
 def test_pd_takes_no_second_group(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(text)
@@ -253,12 +247,12 @@ def test_pd_takes_no_second_group(name: str, text: str, tmp_path: Path) -> None:
         render(name, "k8s", out=tmp_path / "k8s", values=tmp_path / "mine.yaml")
 
 
-@pytest.mark.parametrize("name", ATLAS)
-def test_the_policy_is_of_the_front_too(name: str, tmp_path: Path) -> None:
-    """Servers on the host's network are outside of every policy: then the front alone is behind it."""
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_policy_selects_router_and_proxy(name: str, tmp_path: Path) -> None:
+    """The policy selects router or proxy; it does not apply to servers on the host's network."""
     objects = kubernetes_objects(tmp_path / "files", name)
-    chosen = objects["NetworkPolicy", name]["spec"]["podSelector"]["matchLabels"]
+    selector = objects["NetworkPolicy", name]["spec"]["podSelector"]["matchLabels"]
     front = objects["Deployment", f"{name}-{'proxy' if load(name).proxy else 'router'}"]["spec"]["template"]
-    assert matches(chosen, front["metadata"]["labels"])
+    assert matches(selector, front["metadata"]["labels"])
     (container,) = front["spec"]["containers"]
     assert container["livenessProbe"]["failureThreshold"] * container["livenessProbe"]["periodSeconds"] >= 180

@@ -14,7 +14,7 @@ from glm5_ascend.deploy import render
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.deploy.rendering.yaml_text import dumped
 from tests.deploy.support.judges import checked
-from tests.deploy.support.rendered import ATLAS
+from tests.deploy.support.rendered import SHAPES
 
 
 def built(folder: Path, *components: str) -> dict[tuple[str, str], dict[str, Any]]:
@@ -28,7 +28,7 @@ def built(folder: Path, *components: str) -> dict[tuple[str, str], dict[str, Any
     return {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(text)}
 
 
-@pytest.mark.parametrize("name", ATLAS)
+@pytest.mark.parametrize("name", SHAPES)
 def test_every_component_builds(name: str, tmp_path: Path) -> None:
     render(name, "kustomize", out=tmp_path / "out")
     offered = sorted(path.name for path in (tmp_path / "out" / "components").iterdir())

@@ -19,7 +19,7 @@ from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.deploy.rendering.files import rendered_texts
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.local_server import free_port
-from tests.deploy.support.rendered import ATLAS
+from tests.deploy.support.rendered import SHAPES
 from tests.deploy.support.replicas import wait_for
 
 VALUES = """\
@@ -78,7 +78,7 @@ def test_values_reach_every_server(tmp_path: Path) -> None:
     assert {"PodGroup", "PodDisruptionBudget", "NetworkPolicy"} <= {each["kind"] for each in objects}
 
 
-@pytest.mark.parametrize("name", ATLAS)
+@pytest.mark.parametrize("name", SHAPES)
 def test_pods_ask_for_no_more_than_they_need(name: str, tmp_path: Path) -> None:
     render(name, "k8s", out=tmp_path / "out")
     for pod in pods(tmp_path / "out"):

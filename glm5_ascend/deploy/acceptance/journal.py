@@ -38,7 +38,7 @@ class StepResult:
 
     @property
     def done(self) -> bool:
-        """Whether the step is not repeated."""
+        """True if the step need not be repeated."""
         return self.status in (OK, WARNING)
 
 

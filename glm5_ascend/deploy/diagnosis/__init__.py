@@ -1,1 +1,1 @@
-"""What is installed here, what would serve, and what is in the way: machine, checkpoint and profile."""
+"""Diagnosis of a machine, a checkpoint and a profile before a server starts."""

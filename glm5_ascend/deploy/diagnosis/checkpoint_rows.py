@@ -35,7 +35,7 @@ def checkpoint_rows(checkpoint: CheckpointSummary, profile: Profile | None) -> l
 def profile_rows(
     profile: Profile, checkpoint: CheckpointSummary | None, role: str | None, flags: Sequence[str] = ()
 ) -> list[DoctorRow]:
-    """What the rules say of each role, of the named one if there is a name, with the user's flags of its engine."""
+    """Rows of the rules for each role, or for the named one. flags: the user's flags of the engine."""
     return [row for result in preflight(profile, checkpoint, role, list(flags)) for row in _role_rows(profile, result)]
 
 
@@ -49,16 +49,16 @@ def _role_rows(profile: Profile, result: Preflight) -> list[DoctorRow]:
         sorted({fact for facts in result.unchecked.values() for fact in facts})
     )
     if result.assumed:
-        note += f"; versions assumed as of {profile.line.name}, this machine is no Atlas"
+        note += f"; versions assumed as of {profile.line.name}: this machine is not an Atlas"
     bad = any(broken.level == ERROR for broken in result.broken)
-    said = (
+    verdict = (
         f"{name}: {len(rows)} of {checked} checked rules found something"
         if rows
         else f"{name}: none of {checked} checked rules found anything"
     )
     return [
         *rows,
-        DoctorRow("profile", said, "info" if bad or rows else "ok", note if result.unchecked else profile.status),
+        DoctorRow("profile", verdict, "info" if bad or rows else "ok", note if result.unchecked else profile.status),
     ]
 
 

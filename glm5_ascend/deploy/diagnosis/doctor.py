@@ -38,7 +38,7 @@ class Diagnosis:
         warnings = [row for row in self.rows if row.status == WARNING]
         and_warnings = f", {_counted(warnings, 'warning')}" if warnings else ""
         if not problems:
-            return f"ok: nothing is in the way{and_warnings}"
+            return f"ok: no problems{and_warnings}"
         named = [row.id or (row.value if row.item == "problem" else row.item) for row in problems]
         return f"{_counted(problems, 'problem')}{and_warnings}: {'; '.join(dict.fromkeys(named))}"
 
@@ -66,15 +66,15 @@ def doctor(options: DoctorOptions) -> Diagnosis:
         raise ConfigError("flags of the engine, but no profile", "give --profile NAME before --")
     rows = machine_rows.rows()
     checkpoint = None if directory is None else check_directory(Path(directory))
-    chosen = None if profile is None else load(profile)
+    loaded = None if profile is None else load(profile)
     if checkpoint is not None:
-        rows += checkpoint_rows(checkpoint, chosen)
-    if chosen is not None:
-        rows += profile_rows(chosen, checkpoint, role, vllm_args)
+        rows += checkpoint_rows(checkpoint, loaded)
+    if loaded is not None:
+        rows += profile_rows(loaded, checkpoint, role, vllm_args)
     if options.rehearse:
-        if directory is None or chosen is None:
+        if directory is None or loaded is None:
             raise ConfigError("a rehearsal needs a checkpoint and a profile", "give DIR and --profile")
-        rows += rehearsal_rows(Path(directory), chosen, role, vllm_args)
+        rows += rehearsal_rows(Path(directory), loaded, role, vllm_args)
     return Diagnosis(rows)
 
 

@@ -1,4 +1,4 @@
-"""What this machine has, as facts for the rules. Looks at files and limits; imports neither torch nor torch_npu."""
+"""Facts about this machine for the rules, from files and limits. Imports neither torch nor torch_npu."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ DRIVER = "usr/local/Ascend/driver/version.info"
 
 
 def facts(root: Path = Path("/")) -> dict[str, Any]:
-    """Devices, memory and limits. What cannot be read is left out: then nobody knows."""
-    found: dict[str, Any] = {"device_count": len(devices(root))}
+    """Devices, memory and limits. A fact that cannot be read is left out: it is unknown."""
+    machine: dict[str, Any] = {"device_count": len(devices(root))}
     cann = cann_version(root)
     if cann is not None:
-        found["cann"] = cann
+        machine["cann"] = cann
     hbm = hbm_gib(npu_smi())
     if hbm is not None:
-        found["hbm_gib"] = hbm
+        machine["hbm_gib"] = hbm
     shm = root / "dev/shm"
     if shm.is_dir():
-        found["shm_gib"] = round(shutil.disk_usage(shm).total / GIB, 1)
-    found["memlock_unlimited"] = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY
+        machine["shm_gib"] = round(shutil.disk_usage(shm).total / GIB, 1)
+    machine["memlock_unlimited"] = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY
     open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    found["open_files"] = 2**31 if open_files == resource.RLIM_INFINITY else open_files
-    return found
+    machine["open_files"] = 2**31 if open_files == resource.RLIM_INFINITY else open_files
+    return machine
 
 
 def devices(root: Path = Path("/")) -> list[str]:
@@ -44,9 +44,8 @@ def cann_version(root: Path = Path("/")) -> str | None:
     folders = [*([Path(home)] if home and root == Path("/") else []), *(root / name for name in TOOLKITS)]
     for folder in folders:
         for path in (*folder.glob("*-linux/ascend_toolkit_install.info"), folder / "version.cfg"):
-            found = version_in(path)
-            if found:
-                return found
+            if version := version_in(path):
+                return version
     return None
 
 
@@ -55,7 +54,7 @@ def driver_version(root: Path = Path("/")) -> str | None:
 
 
 def version_in(path: Path) -> str | None:
-    """The first version number behind a line's `version` and `=`, in any case."""
+    """The first version number after `version` and `=` on a line, in upper or lower case."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -91,10 +90,10 @@ def huge_pages(root: Path = Path("/")) -> str:
 
 
 def on_network_mount(directory: Path, mounts: str) -> bool:
-    """Whether the longest mount point above `directory` is a network file system, by the text of /proc/mounts."""
-    best, kind = "", ""
+    """Look up the file system of `directory` in the text of /proc/mounts: True for a network file system."""
+    mount, mounted = "", ""
     for line in mounts.splitlines():
         _, point, file_system, *_ = line.split(" ")
-        if (str(directory) + "/").startswith(point.rstrip("/") + "/") and len(point) >= len(best):
-            best, kind = point, file_system
-    return kind in ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "glusterfs", "fuse.sshfs", "dpc")
+        if (str(directory) + "/").startswith(point.rstrip("/") + "/") and len(point) >= len(mount):
+            mount, mounted = point, file_system
+    return mounted in ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "glusterfs", "fuse.sshfs", "dpc")

@@ -1,4 +1,4 @@
-"""Doctor's rows on this machine: versions, devices, kernels, and what keeps its CPU from serving."""
+"""Doctor's rows on this machine: versions, devices, kernels, and obstacles to serving on its CPU."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import os
 import platform
 import sys
 
-from glm5_ascend.deploy.diagnosis import kernel_cache, machine
+from glm5_ascend.deploy.diagnosis import machine
 from glm5_ascend.deploy.diagnosis.row import DoctorRow
 from glm5_ascend.serve import environment
 from glm5_ascend.serve import versions as sets
 from glm5_ascend.serve.activation import on_ascend
 from glm5_kernels import registry
-from glm5_kernels.registry import KernelUnavailableError
+from glm5_kernels.registry import KernelUnavailableError, cache
 
 
 def rows() -> list[DoctorRow]:
     """All of them. Imports neither torch nor vLLM."""
-    cache = DoctorRow("kernel cache", *kernel_cache.described())
-    rows = [*version_rows(), *device_rows(), platform_row(), *kernel_rows(), *product_rows(), cache]
+    rows = [*version_rows(), *device_rows(), platform_row(), *kernel_rows(), *product_rows(), kernel_cache_row()]
     return [*rows, *obstacle_rows()]
 
 
@@ -65,7 +64,7 @@ def device_rows() -> list[DoctorRow]:
 
 
 def set_rows(vllm_ascend: str, cann: str | None) -> list[DoctorRow]:
-    """Whether everything installed is of the set that this vllm-ascend belongs to."""
+    """Compare the installed packages with the set that this vllm-ascend belongs to."""
     name, expected = sets.expected_packages(vllm_ascend)
     if not expected:
         return [DoctorRow("set", name, "info", "a build from source: not checked")]
@@ -75,9 +74,11 @@ def set_rows(vllm_ascend: str, cann: str | None) -> list[DoctorRow]:
         return [DoctorRow("set", name, "info", note)]
     if not mixed:
         return [DoctorRow("set", name, "ok", "all installed packages belong to it")]
-    said = ", ".join(f"{package} {have} (the set: {want})" for package, have, want in mixed)
+    packages = ", ".join(f"{package} {have} (the set: {want})" for package, have, want in mixed)
     return [
-        DoctorRow("set", f"{name}, but {said}", "problem", "use the image of this vllm-ascend", "V0", "engine_lines.py")
+        DoctorRow(
+            "set", f"{name}, but {packages}", "problem", "use the image of this vllm-ascend", "V0", "engine_lines.py"
+        )
     ]
 
 
@@ -87,7 +88,7 @@ def package_row(*names: str, note: str = "") -> DoctorRow:
 
 
 def kernel_rows() -> list[DoctorRow]:
-    """Which implementation of our kernels runs on this CPU, and why."""
+    """The implementation of each kernel on this CPU, with the reason."""
     try:
         choices = registry.report()
     except KernelUnavailableError as error:
@@ -104,16 +105,28 @@ def kernel_rows() -> list[DoctorRow]:
 def product_rows() -> list[DoctorRow]:
     """The instructions that multiply on this CPU, and up to where; nothing where nothing is compiled."""
     try:
-        found = {"int8 products": registry.int8_products(), "bf16 products": registry.bf16_products()}
+        products = {"int8 products": registry.int8_products(), "bf16 products": registry.bf16_products()}
     except ImportError:
         return []
-    return [DoctorRow(item, instruction, "info", reach) for item, (instruction, reach) in found.items()]
+    return [DoctorRow(item, instruction, "info", reach) for item, (instruction, reach) in products.items()]
+
+
+def kernel_cache_row() -> DoctorRow:
+    """The folder that keeps compiled kernels between processes."""
+    folder = cache.folder()
+    if folder is None:
+        note = f"export {cache.VARIABLE}=FOLDER, one that can be written"
+        return DoctorRow("kernel cache", "none can be written; kernels are compiled at every start", "warning", note)
+    functions, size = cache.count_compiled(folder)
+    contents = f"{functions} compiled functions, {size / 2**20:.1f} MiB" if functions else "empty: glm5-ascend warm-up"
+    source = cache.VARIABLE if os.environ.get(cache.VARIABLE) == str(folder) else "the user's cache folder"
+    return DoctorRow("kernel cache", str(folder), "info", f"{source}; {contents}")
 
 
 def platform_row() -> DoctorRow:
-    """Which of our two worlds this machine is."""
+    """The engine that would serve on this machine."""
     if on_ascend():
-        return DoctorRow("serving", "vllm-ascend", "info", "our CPU plugin stays out of the way; not run on an NPU")
+        return DoctorRow("serving", "vllm-ascend", "info", "our CPU plugin is inactive; not run on an NPU")
     if environment.check_cpu_environment():
         return DoctorRow("serving", "not possible yet", "problem", "see below")
     return DoctorRow("serving", "vLLM on the CPU, integer arithmetic", "ok", "for small models")

@@ -16,7 +16,7 @@ from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.rules import facts as rule_facts
 from glm5_ascend.deploy.rules.load import BrokenRule, judge
 from glm5_ascend.deploy.rules.sglang_facts import COMMON, of_sglang_command
-from glm5_ascend.engine_lines import SGLANG
+from glm5_ascend.engine_lines import NPU, SGLANG
 from glm5_ascend.serve import indexer_rotation
 from glm5_ascend.serve import versions as sets
 from glm5_ascend.serve.activation import ascend_folder, plugin_is_active
@@ -25,7 +25,7 @@ from glm5_ascend.serve.environment import version_of
 
 @dataclass(frozen=True)
 class Preflight:
-    """What the rules found for one role. assumed: versions are the profile's, because its engine is not here."""
+    """Result of the rules for one role. assumed: versions are the profile's; its engine is not installed here."""
 
     profile: str
     role: str
@@ -37,35 +37,35 @@ class Preflight:
 def facts_for(
     profile: Profile, role: Role, checkpoint: CheckpointSummary | None, extra: list[str]
 ) -> tuple[dict[str, Any], bool]:
-    """Everything known, later sources winning: profile, command line, software, checkpoint, machine.
+    """Collect facts from profile, command line, software, checkpoint and machine; later sources override earlier ones.
 
     Returns:
-        (facts, whether versions are assumed as the profile's because its engine is not here)
+        (facts, whether versions are assumed as the profile's because its engine is not installed here)
     """
     software, assumed = sets.facts(profile.line)
-    if profile.platform == "npu":
+    if profile.platform == NPU:
         role = role.for_version(software.get("vllm_ascend"))
     argv = open_command(role, str(checkpoint.directory if checkpoint else "DIR"), extra).argv
     if role.engine == SGLANG:
         assumed = version_of("sglang") is None
-    known = rule_facts.of_profile(profile, role)
+    facts = rule_facts.of_profile(profile, role)
     environ = {**os.environ, **role.env}
-    known |= rule_facts.of_command(argv, environ) | software
-    known["our_plugin"] = plugin_is_active(environ, ascend=profile.platform == "npu") and mends_rotation()
+    facts |= rule_facts.of_command(argv, environ) | software
+    facts["our_plugin"] = plugin_is_active(environ, ascend=profile.platform == "npu") and fixes_rotation()
     if checkpoint is not None:
-        known |= weights.facts(checkpoint)
-    if not assumed:  # elsewhere the machine's devices and limits say nothing about the Atlas
+        facts |= weights.facts(checkpoint)
+    if not assumed:  # devices and limits of another machine do not describe the Atlas
         here = machine.facts()
         with suppress(InvalidVersion, KeyError):
             here["cann"] = Version(here.pop("cann"))
-        known |= here
+        facts |= here
     if role.engine == SGLANG:
-        known = {name: value for name, value in known.items() if name in COMMON} | of_sglang_command(argv, environ)
-    return known, assumed
+        facts = {name: value for name, value in facts.items() if name in COMMON} | of_sglang_command(argv, environ)
+    return facts, assumed
 
 
-def mends_rotation() -> bool:
-    """Whether our plugin finds what it mends in the vllm-ascend that is installed; elsewhere the tested ones count."""
+def fixes_rotation() -> bool:
+    """True if our plugin knows where the installed vllm-ascend rotates the indexer; without vllm-ascend True."""
     folder = ascend_folder()
     return folder is None or indexer_rotation.is_known(folder)
 
@@ -73,11 +73,11 @@ def mends_rotation() -> bool:
 def preflight(
     profile: Profile, checkpoint: CheckpointSummary | None, role: str | None = None, extra: list[str] | None = None
 ) -> list[Preflight]:
-    """One result per role; of all roles if none is named. extra: the user's vLLM flags, which win."""
-    wanted = list(profile.roles.values()) if role is None else [profile.role(role)]
+    """One result per role, or for the named one. extra: the user's flags, which override the profile's."""
+    roles = list(profile.roles.values()) if role is None else [profile.role(role)]
     results = []
-    for each in wanted:
-        known, assumed = facts_for(profile, each, checkpoint, extra or [])
-        broken, unchecked = judge(known) if profile.platform == "npu" else ([], {})
-        results.append(Preflight(profile.name, each.name, broken, unchecked, assumed))
+    for one in roles:
+        facts, assumed = facts_for(profile, one, checkpoint, extra or [])
+        broken, unchecked = judge(facts) if profile.platform == NPU else ([], {})
+        results.append(Preflight(profile.name, one.name, broken, unchecked, assumed))
     return results

@@ -9,9 +9,9 @@ OK, INFO, WARNING, PROBLEM = "ok", "info", "warning", "problem"
 
 @dataclass(frozen=True)
 class DoctorRow:
-    """One line of the report. status: "ok", "info", "warning" or "problem"; note: detail, or the line that mends it.
+    """One line of the report. status: "ok", "info", "warning" or "problem"; note: a detail, or the fix.
 
-    id, source: of the rule, for rows that come from one.
+    id, source: those of the rule, if the row comes from one.
     """
 
     item: str

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, as facts for the rules. Reads its JSON files, no tensor."""
+"""Facts about a checkpoint for the rules. Reads its JSON files, no tensor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def facts(checkpoint: CheckpointSummary) -> dict[str, Any]:
     """Raises `CheckpointError` for an index that cannot be read."""
     directory, types = checkpoint.directory, checkpoint.types
     quantized = bool(types)
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "model": directory.resolve().name,
         "quantized": quantized,
         "experts": checkpoint.experts,
@@ -28,13 +28,13 @@ def facts(checkpoint: CheckpointSummary) -> dict[str, Any]:
         "mtp_layers": checkpoint.config.get("num_nextn_predict_layers") or 0,
     }
     if quantized:
-        found["group_size"] = checkpoint.group_size
+        facts["group_size"] = checkpoint.group_size
     names = tensor_names(directory)
     if names is not None:
-        found |= _of_index(checkpoint, names)
+        facts |= _of_index(checkpoint, names)
     if MOUNTS.is_file():
-        found["network_mount"] = on_network_mount(directory.resolve(), MOUNTS.read_text(encoding="utf-8"))
-    return found
+        facts["network_mount"] = on_network_mount(directory.resolve(), MOUNTS.read_text(encoding="utf-8"))
+    return facts
 
 
 def _of_index(checkpoint: CheckpointSummary, names: set[str]) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def _of_index(checkpoint: CheckpointSummary, names: set[str]) -> dict[str, Any]:
 
 
 def tensor_names(directory: Path) -> set[str] | None:
-    """All tensors by the index that vLLM reads; None where there is none. Raises `CheckpointError` for a bad one."""
+    """Names of all tensors in the index that vLLM reads; None without one. Raises `CheckpointError` for a bad one."""
     from glm5_ascend.checkpoint.index import read_weight_map  # loads torch
 
     weight_map = read_weight_map(directory)

@@ -1,6 +1,6 @@
-"""What runs a plan: the profile of deploy/ with its layout, and `vllm serve` lines for the stable vllm-ascend.
+"""Commands that run a plan: the profile with its layout, and `vllm serve` lines for the stable vllm-ascend.
 
-A profile is one if machine, number of nodes, types of the weights and the parallel sizes of every role are the plan's.
+A profile has the plan's layout if machine, number of nodes, weight types and parallel sizes of every role agree.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from glm5_ascend.engine_lines import VLLM
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.result import Plan, PlanCommands
 
-#: Profiles of SGLang exist; what the planner says of speed and memory is not about them.
+#: Speed and memory of the plan do not apply to the SGLang profiles.
 NOT_MODELLED = "SGLang: not modelled; the speeds are fitted to vllm-ascend, for SGLang measure"
 
 
@@ -24,7 +24,6 @@ def plan_commands(plan: Plan) -> PlanCommands:
 
 
 def _lines(plan: Plan, name: str | None) -> Iterator[str]:
-    """How to serve or render the profile, then a line per kind of engine; a launcher fills in addresses and ranks."""
     if plan.cluster.hardware.measured_on is not None:
         yield "run it: glm5-ascend serve DIR"
         return
@@ -47,18 +46,18 @@ def _lines(plan: Plan, name: str | None) -> Iterator[str]:
 
 
 def profile_of(plan: Plan) -> str | None:
-    """Name of the first profile of deploy/ that does the chosen layout with vLLM; None if none does."""
-    return next((name for name in names() if load(name).engine == VLLM and _does(load(name), plan)), None)
+    """Name of the first profile of deploy/ with the plan's layout that runs vLLM; None if there is none."""
+    return next((name for name in names() if load(name).engine == VLLM and _matches(load(name), plan)), None)
 
 
-def _does(profile: Profile, plan: Plan) -> bool:
-    """Whether it has the plan's machines, weights and layout, and its model, context and requests fit its limits."""
+def _matches(profile: Profile, plan: Plan) -> bool:
+    """Compare machines, weights and layout; model, context and requests must be within the profile's limits."""
     layout, cluster = plan.best.layout, plan.cluster
     engines = {"decode": layout.decode} | ({"prefill": layout.prefill} if layout.prefill else {})
-    own = {
+    by_connector = {
         role.args.get("kv-transfer-config", {}).get("kv_role", "kv_consumer"): role for role in profile.roles.values()
     }
-    roles = {"decode": own.get("kv_consumer"), "prefill": own.get("kv_producer")}
+    roles = {"decode": by_connector.get("kv_consumer"), "prefill": by_connector.get("kv_producer")}
     if profile.alternatives or len(profile.roles) != len(engines) or layout.replicas != 1 or layout.prefill_engines > 1:
         return False
     if (profile.hardware["node"], profile.hardware["nodes"]) != (cluster.hardware.name, cluster.nodes):
@@ -74,7 +73,7 @@ def _does(profile: Profile, plan: Plan) -> bool:
 
 
 def _serves(role: Role, plan: Plan, context: int) -> bool:
-    """Its context is long enough and its caches are of the plan's types."""
+    """Compare context and types of the caches."""
     return int(role.args.get("max-model-len", 0)) >= context and role.int8_caches == plan.model.cache
 
 

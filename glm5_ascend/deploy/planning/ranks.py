@@ -32,8 +32,8 @@ def planned_ranks(checkpoint: Path, profile: Profile, role: Role, line: EngineLi
     ranks = []
     for stage in engine.stages(model.config):
         memory = stage_fit(model, load_hardware(machine), engine, stage, decode_only, apart)
-        held = copies(model, engine, decode_only or mixed, apart, stage)
-        weights = sum(memory.weights.values()) + int(sum(held.values()))
+        copied = copies(model, engine, decode_only or mixed, apart, stage)
+        weights = sum(memory.weights.values()) + int(sum(copied.values()))
         ranks.append(PlannedRank(weights, memory.bytes_per_token, int(memory.budget) + weights))
     return tuple(ranks)
 

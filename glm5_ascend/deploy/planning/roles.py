@@ -1,8 +1,8 @@
-"""A plan's engines as roles of a deployment: the whole `vllm serve` command of each, for the stable vllm-ascend.
+"""A plan's engines as roles of a deployment, with the `vllm serve` command of each for the stable vllm-ascend.
 
-What no layout decides (parsers, seed, chat template) is what the shipped profiles say. Words a launcher fills in are
-left open as shell variables: HEAD (address of the role's first node), IP and NIC (this machine's), RANK (of the
-server), DEVICES (its dies).
+Flags that do not depend on the layout (parsers, seed, chat template) are those of the shipped profiles. A launcher sets
+the shell variables HEAD (address of the role's first node), IP and NIC (of the machine), RANK (of the server) and
+DEVICES (its dies).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.layout import Engine, Layout
 from glm5_ascend.plan.model import PlannedModel
 
-#: Profile whose role says what all engines have in common, and what in it belongs to its own layout.
+#: Profile with the flags that all engines share, and its flags that depend on the layout.
 _TEMPLATE = "a3-single-w4a8"
 _OWN = (
     "tensor-parallel-size", "data-parallel-size", "max-model-len", "max-num-seqs", "max-num-batched-tokens",
@@ -39,7 +39,7 @@ _PD_ENV = {
 
 
 def roles(model: PlannedModel, layout: Layout, hardware: Hardware, context: int) -> dict[str, Role]:
-    """By name: one role, or prefill and decode. `context`: tokens the longest request has."""
+    """Roles by name: one, or prefill and decode. context: tokens of the longest request."""
     if layout.prefill is None:
         return {SERVER: _role(model, layout, layout.decode, SERVER, hardware, context)}
     pairs = ((PREFILL, layout.prefill), (DECODE, layout.decode))
@@ -79,54 +79,54 @@ def _role(model: PlannedModel, layout: Layout, engine: Engine, name: str, hardwa
 
 
 def _parallel(engine: Engine, name: str, nodes: int, rpc: int) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    args: dict[str, Any] = {
         "tensor-parallel-size": engine.tp, "data-parallel-size": engine.dp,
         "enable-expert-parallel": engine.expert_parallel,
     }  # fmt: skip
     if engine.pp > 1:
-        found["pipeline-parallel-size"] = engine.pp
+        args["pipeline-parallel-size"] = engine.pp
     if engine.dcp > 1:
-        found |= {"decode-context-parallel-size": engine.dcp, "cp-kv-cache-interleave-size": 128}
+        args |= {"decode-context-parallel-size": engine.dcp, "cp-kv-cache-interleave-size": 128}
     if name != SERVER:
         if engine.dp > 1:
-            found |= {"data-parallel-rank": "$RANK", "data-parallel-address": "$HEAD", "data-parallel-rpc-port": rpc}
+            args |= {"data-parallel-rank": "$RANK", "data-parallel-address": "$HEAD", "data-parallel-rpc-port": rpc}
     elif nodes > 1 and engine.dp > 1:
-        found |= {
+        args |= {
             "data-parallel-size-local": max(1, engine.dp // nodes), "data-parallel-start-rank": "$RANK",
             "data-parallel-address": "$HEAD", "data-parallel-rpc-port": rpc,
         }  # fmt: skip
-    return found
+    return args
 
 
 def _additional(model: PlannedModel, engine: Engine, name: str) -> dict[str, Any]:
-    """vllm-ascend's own switches, only together with what they need there."""
-    found: dict[str, Any] = {"multistream_overlap_shared_expert": True}
+    """Switches of vllm-ascend with the ones that they require."""
+    switches: dict[str, Any] = {"multistream_overlap_shared_expert": True}
     split = name != DECODE and engine.split_prefill and engine.tp > 1
     if split:  # DSA-CP needs FlashComm
-        found |= {"enable_dsa_cp": True, "enable_flashcomm1": True}
+        switches |= {"enable_dsa_cp": True, "enable_flashcomm1": True}
     if model.cache != "none":
-        found["enable_sparse_li_c8"] = True
+        switches["enable_sparse_li_c8"] = True
     if model.cache == "li+sfa":
-        found["enable_sparse_sfa_c8"] = True
+        switches["enable_sparse_sfa_c8"] = True
     static = model.type_of(0, "self_attn.q_a_proj") == W8A8
-    found["enable_mlapo"] = static and name != PREFILL and not split and model.cache != "li+sfa" and engine.dcp == 1
+    switches["enable_mlapo"] = static and name != PREFILL and not split and model.cache != "li+sfa" and engine.dcp == 1
     if name == DECODE:
-        found["recompute_scheduler_enable"] = True
+        switches["recompute_scheduler_enable"] = True
     elif name == SERVER:
-        found["enable_balance_scheduling"] = True
+        switches["enable_balance_scheduling"] = True
     if engine.redundant:
-        found["eplb_config"] = {"num_redundant_experts": engine.redundant}
-    return found
+        switches["eplb_config"] = {"num_redundant_experts": engine.redundant}
+    return switches
 
 
 def _transfer(layout: Layout, name: str) -> dict[str, Any]:
-    """Mooncake's part: who this is, and both sides' real sizes."""
+    """Mooncake's configuration: the role and the parallel sizes of both sides."""
     assert layout.prefill is not None
-    ahead, behind = layout.prefill, layout.decode
+    prefill, decode = layout.prefill, layout.decode
     sides: dict[str, Any] = {
         "use_ascend_direct": True,
-        "prefill": {"dp_size": ahead.dp, "tp_size": ahead.tp} | ({"pp_size": ahead.pp} if ahead.pp > 1 else {}),
-        "decode": {"dp_size": behind.dp, "tp_size": behind.tp},
+        "prefill": {"dp_size": prefill.dp, "tp_size": prefill.tp} | ({"pp_size": prefill.pp} if prefill.pp > 1 else {}),
+        "decode": {"dp_size": decode.dp, "tp_size": decode.tp},
     }
     return {
         "kv_connector": "MooncakeConnectorV1", "kv_role": _ROLES[name], "kv_port": _PORTS[name][2],
@@ -135,19 +135,19 @@ def _transfer(layout: Layout, name: str) -> dict[str, Any]:
 
 
 def argv(role: Role) -> list[str]:
-    """The command, words left open."""
+    """The command with shell variables."""
     return [arg.replace("{port}", str(role.port)) for arg in open_command(role, "DIR", []).argv]
 
 
 def lines(model: PlannedModel, layout: Layout, hardware: Hardware, context: int) -> Iterator[tuple[str, str]]:
-    """(role, variables and command in one line for a shell)."""
+    """Yield each role with its variables and command as one line for a shell."""
     for name, role in roles(model, layout, hardware, context).items():
         env = " ".join(f"{key}={_quoted(value)}" for key, value in role.env.items())
         yield name, f"{env} {' '.join(map(_quoted, argv(role)))}"
 
 
 def _quoted(word: str) -> str:
-    """For a shell, with its variables open."""
+    """Quote a word for a shell that expands its variables."""
     if "$" in word:
         return '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return shlex.quote(word)

@@ -1,4 +1,4 @@
-"""Profile, role and place -> the exact environment and command of the engine."""
+"""The exact environment and command of a profile's role on one machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from glm5_ascend.engine_lines import SGLANG
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.flags import ServerCommand, given_flags
 
-#: Words a profile may leave open, and the option of `serve` that gives each.
+#: Words in braces that a profile may use -> option of `serve` that gives the value.
 WORDS = {
     "head": "--head", "ip": "--ip", "nic": "--nic", "node": "--node", "start_rank": "--node",
     "rank": "--node and --rank", "devices": "--rank", "port": "--rank", "store": "--head",
@@ -22,14 +22,14 @@ _WORD = re.compile(r"\{(" + "|".join(WORDS) + r")\}")
 
 @dataclass(frozen=True)
 class ServerPlace:
-    """Where a command runs.
+    """Machine, rank and address of one server.
 
     Attributes:
-        node: number of the machine within its role, from 0.
-        rank: for roles with a server per DP rank: its number on the machine, from 0.
+        node: number of the machine in its role, from 0.
+        rank: number of the server on the machine, from 0, for roles with a server per DP rank.
         head: address of node 0 of the role, or of the machine with SGLang's memory store.
         ip, nic: this machine's own address and network interface.
-        host, port: where the server listens, the profile's if None; with `rank`, `port` is the first server's.
+        host, port: address to listen on; None: the profile's. With several ranks `port` is that of the first.
     """
 
     node: int = 0
@@ -42,52 +42,52 @@ class ServerPlace:
 
 
 def open_command(role: Role, model: str, extra: list[str], host: str | None = None) -> ServerCommand:
-    """The command with its `{words}` left open. `extra` goes last; a flag in it takes the place of ours."""
+    """The command with its `{words}` unfilled. `extra` comes last; its flags replace the profile's."""
     flags = {"host": role.args.get("host", "127.0.0.1"), "port": "{port}"}
     if host is not None:
         flags["host"] = host
-    given = given_flags(extra)
+    overridden = given_flags(extra)
     argv = head(role.engine, model)
     for name, value in {**flags, **{k: v for k, v in role.args.items() if k != "host"}}.items():
-        if f"--{name}" not in given:
+        if f"--{name}" not in overridden:
             argv += as_flag(role.engine, name, value)
     return ServerCommand(dict(role.env), argv + extra)
 
 
-def command(profile: Profile, role: Role, place: ServerPlace, model: str, extra: list[str]) -> ServerCommand:
-    """The command of one place, nothing left open.
+def command(profile: Profile, role: Role, server: ServerPlace, model: str, extra: list[str]) -> ServerCommand:
+    """The command of one server, with all words filled in.
 
     Raises:
-        ConfigError: the place does not exist in the profile, or the command needs a word that `place` does not give.
+        ConfigError: the profile has no such server, or the command needs a word that `server` does not give.
     """
-    check_place(profile, role, place)
-    first = role.port if place.port is None else place.port
+    check_place(profile, role, server)
+    first = role.port if server.port is None else server.port
     words = {
-        "head": place.head,
-        "ip": place.ip,
-        "nic": place.nic,
-        "node": str(place.node),
-        "store": place.head,
-        "start_rank": str(place.node * role.local_ranks),
-        "rank": str(place.node * role.local_ranks + place.rank),
-        "devices": ",".join(str(place.rank * role.rank_dies + i) for i in range(role.rank_dies)),
-        "port": str(first + place.rank),
+        "head": server.head,
+        "ip": server.ip,
+        "nic": server.nic,
+        "node": str(server.node),
+        "store": server.head,
+        "start_rank": str(server.node * role.local_ranks),
+        "rank": str(server.node * role.local_ranks + server.rank),
+        "devices": ",".join(str(server.rank * role.rank_dies + i) for i in range(role.rank_dies)),
+        "port": str(first + server.rank),
     }
-    left_open = open_command(role, model, extra, place.host)
-    env = {name: fill(value, words, profile) for name, value in left_open.env.items()}
-    return ServerCommand(env, [*headless(role, place.node, [fill(arg, words, profile) for arg in left_open.argv])])
+    unfilled = open_command(role, model, extra, server.host)
+    env = {name: fill(value, words, profile) for name, value in unfilled.env.items()}
+    return ServerCommand(env, [*headless(role, server.node, [fill(arg, words, profile) for arg in unfilled.argv])])
 
 
 def headless(role: Role, node: int, argv: list[str]) -> list[str]:
-    """Nodes after the first of a common command take no requests of their own; SGLang knows them by their rank."""
+    """Add --headless on all nodes of a common command but the first. SGLang tells them apart by --node-rank."""
     if role.engine == SGLANG or role.per_rank or node == 0 or role.nodes == 1:
         return argv
     return [*argv[:3], "--headless", *without(argv[3:], ("--api-server-count",))]
 
 
 def without(argv: list[str], flags: tuple[str, ...]) -> list[str]:
-    """argv without some flags and the value behind each."""
-    kept: list[str] = []
+    """Remove flags and their values from argv."""
+    remaining: list[str] = []
     skip = False
     for arg in argv:
         if skip:
@@ -95,12 +95,12 @@ def without(argv: list[str], flags: tuple[str, ...]) -> list[str]:
         elif arg in flags:
             skip = True
         else:
-            kept.append(arg)
-    return kept
+            remaining.append(arg)
+    return remaining
 
 
 def fill(text: str, words: Mapping[str, str], profile: Profile) -> str:
-    """Text with its words filled in."""
+    """Replace the words in braces by their values."""
 
     def filled(match: re.Match[str]) -> str:
         value = words[match[1]]
@@ -116,22 +116,23 @@ def fill(text: str, words: Mapping[str, str], profile: Profile) -> str:
 
 MEANING = {
     "head": "address of this role's node 0",
-    "store": "address of the machine with the memory store, the first of prefill",
+    "store": "address of the machine with the memory store: the first of prefill",
     "ip": "this machine's address",
     "nic": "network interface that has the address",
 }
 
 
-def check_place(profile: Profile, role: Role, place: ServerPlace) -> None:
-    if place.node >= role.nodes:
+def check_place(profile: Profile, role: Role, server: ServerPlace) -> None:
+    """Raises `ConfigError` if the role has no such node or rank."""
+    if server.node >= role.nodes:
         raise ConfigError(
-            f"--node {place.node}: role {role.name} of {profile.name} has nodes 0 to {role.nodes - 1}",
+            f"--node {server.node}: role {role.name} of {profile.name} has nodes 0 to {role.nodes - 1}",
             _choices("--node", role.nodes),
         )
     ranks = role.local_ranks if role.per_rank else 1
-    if place.rank >= ranks:
+    if server.rank >= ranks:
         hint = f"has servers 0 to {ranks - 1} on each node" if role.per_rank else "has one server per node"
-        raise ConfigError(f"--rank {place.rank}: role {role.name} of {profile.name} {hint}", _choices("--rank", ranks))
+        raise ConfigError(f"--rank {server.rank}: role {role.name} of {profile.name} {hint}", _choices("--rank", ranks))
 
 
 def _choices(option: str, count: int) -> str:

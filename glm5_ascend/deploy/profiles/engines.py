@@ -1,4 +1,4 @@
-"""How the engines' command lines differ: the program, and how a flag is spelled."""
+"""Differences between the engines' command lines: the program and the spelling of flags."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from glm5_ascend.engine_lines import SGLANG, VLLM
 
-#: What stands before the model, and behind it only flags.
+#: Words before the model; after it come only flags.
 _HEADS = {VLLM: ("vllm", "serve"), SGLANG: ("python", "-m", "sglang.launch_server", "--model-path")}
 
 
 def verify_name(engine: str, platform: str) -> str:
-    """What `verify --engine` calls it."""
+    """Name of the engine for `verify --engine`."""
     return engine if engine == SGLANG or platform == "cpu" else "vllm-ascend"
 
 
@@ -22,7 +22,7 @@ def head(engine: str, model: str) -> list[str]:
 
 
 def as_flag(engine: str, name: str, value: Any) -> list[str]:
-    """A flag of a profile as words. SGLang has no `--no-x`: what is false is left out; its lists are several words."""
+    """A flag of a profile as words. SGLang has no `--no-x` and takes lists as several words."""
     if value is True:
         return [f"--{name}"]
     if value is False:

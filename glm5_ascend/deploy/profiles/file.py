@@ -1,4 +1,4 @@
-"""What may stand in deploy/profiles/NAME.yaml. Every key may be missing, or null: then the file it extends says it."""
+"""Keys of deploy/profiles/NAME.yaml. Every key may be missing or null: then the extended file gives it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-#: What the GLM-5 report lists for serving on Ascend; a profile says of each whether it is on, why, what it excludes.
+#: Switches that the GLM-5 report lists for serving on Ascend. A profile says for each: on, why, what it excludes.
 SwitchName = Literal[
     "async_scheduling", "prefix_cache", "ram_tier", "attention_dp", "moe_ep", "flashcomm", "mtp", "graph", "mlapo"
 ]
@@ -17,7 +17,7 @@ class _ProfileKeys(BaseModel):
 
 
 class HardwareKeys(_ProfileKeys):
-    """What it runs on; a profile with alternatives says `a3 or a2` and `4 or 8`."""
+    """Machines. A profile with alternatives has `a3 or a2` and `4 or 8`."""
 
     node: str | None = None
     nodes: int | str | None = None
@@ -25,7 +25,7 @@ class HardwareKeys(_ProfileKeys):
 
 
 class WeightKeys(_ProfileKeys):
-    """Types of routed experts and attention (`any` for every type), and our recipe that gives them."""
+    """Types of routed experts and attention (`any`: every type), and the recipe that produces them."""
 
     experts: str | None = None
     attention: str | None = None
@@ -33,25 +33,25 @@ class WeightKeys(_ProfileKeys):
 
 
 class MemoryKeys(_ProfileKeys):
-    """Per die."""
+    """Memory of one die."""
 
     weights_gib: float | None = None
     kv_bytes_per_token: int | None = None
-    other_gib: float | None = Field(default=None, description="What else is known to lie there.")
+    other_gib: float | None = Field(default=None, description="Other known memory.")
 
 
 class LayerKeys(_ProfileKeys):
-    """Variables and the engine's flags; a null takes one away."""
+    """Variables and the engine's flags; null removes one."""
 
     port: int | None = None
     env: dict[str, str | None] | None = None
     args: dict[str, Any] | None = Field(
-        default=None, description="The engine's flags without dashes; true, false: no value."
+        default=None, description="The engine's flags without dashes; true and false: flags without a value."
     )
 
 
 class RoleKeys(LayerKeys):
-    """What the machines of one kind run."""
+    """Command of the machines of one role."""
 
     uses: str | None = Field(default=None, description="A layer of `shared`.")
     nodes: int | None = None
@@ -59,26 +59,26 @@ class RoleKeys(LayerKeys):
 
 
 class ProxyKeys(_ProfileKeys):
-    """Stands before prefill and decode."""
+    """Proxy in front of prefill and decode."""
 
     port: int
     program: str
 
 
 class CitedKeys(_ProfileKeys):
-    """A run of vllm-ascend's own CI that the profile follows, and every switch in which it does not."""
+    """A run of vllm-ascend's CI that the profile follows, and every switch that differs."""
 
-    file: str = Field(description="Of vllm-ascend's sources.")
+    file: str = Field(description="File in vllm-ascend's sources.")
     version: str
     differs: dict[str, dict[str, str]] = Field(
-        description="Role -> flag, key of a JSON flag after a dot, or variable -> why it is another here."
+        description="Role -> flag, key of a JSON flag after a dot, or variable -> reason for the difference."
     )
 
 
 class SwitchKeys(_ProfileKeys):
     """One line of the scheduling list."""
 
-    on: bool | list[str] | None = Field(default=None, description="For all roles, for none, or the roles' names.")
+    on: bool | list[str] | None = Field(default=None, description="true: all roles; false: none; or names of roles.")
     why: str | None = None
     excludes: str | None = None
     add: list[str] | None = Field(default=None, description="Flags that switch it on.")
@@ -88,11 +88,11 @@ class ProfileFile(_ProfileKeys):
     """A deploy profile. See deploy/README.md."""
 
     extends: str | None = None
-    abstract: bool | None = Field(default=None, description="Only to be extended.")
+    abstract: bool | None = Field(default=None, description="Can only be extended.")
     name: str | None = None
     title: str | None = None
-    line: str | None = Field(default=None, description="Engine line that it is written for: a row of engine_lines.py.")
-    status: str | None = Field(default=None, description="What it was proven with.")
+    line: str | None = Field(default=None, description="Engine line of the profile: a row of engine_lines.py.")
+    status: str | None = Field(default=None, description="How it was tested.")
     source: str | None = None
     cited: CitedKeys | None = None
     models: list[str] | None = None
@@ -101,9 +101,9 @@ class ProfileFile(_ProfileKeys):
     memory: MemoryKeys | None = None
     alternatives: bool | None = Field(default=None, description="One role or the other, not both.")
     proxy: ProxyKeys | None = None
-    base: LayerKeys | None = Field(default=None, description="Of every role.")
-    multi_node: LayerKeys | None = Field(default=None, description="Of roles with several machines.")
+    base: LayerKeys | None = Field(default=None, description="Applies to every role.")
+    multi_node: LayerKeys | None = Field(default=None, description="Applies to roles with several machines.")
     shared: dict[str, LayerKeys] | None = None
     roles: dict[str, RoleKeys] | None = None
     scheduling: dict[SwitchName, SwitchKeys] | None = None
-    on_next: list[str] | None = Field(default=None, description="What is different on the next line of vllm-ascend.")
+    on_next: list[str] | None = Field(default=None, description="Differences on the next line of vllm-ascend.")

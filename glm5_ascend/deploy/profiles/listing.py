@@ -1,4 +1,4 @@
-"""`glm5-ascend deploy list`: every profile in a few words."""
+"""`glm5-ascend deploy list`: a summary of every profile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from glm5_ascend.deploy.profiles.load import load, names
 
 @dataclass(frozen=True)
 class ListedProfile:
-    """on: switches of the scheduling list that are on, in all roles or in some."""
+    """Summary of a profile. on: scheduling switches that are on in at least one role."""
 
     name: str
     title: str

@@ -1,4 +1,4 @@
-"""A deploy profile as `deploy/profiles/NAME.yaml` says it, with what it inherits."""
+"""Deploy profiles: `deploy/profiles/NAME.yaml`, merged with the files that it extends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from glm5_ascend.serve.c8_flags import LI_KEY, SFA_KEY, with_flags
 
 SCHEDULING: tuple[str, ...] = get_args(SwitchName)
 PER_RANK = "per_rank"
-#: What a profile must say, by itself or by what it extends.
+#: Keys that a profile or one of the files that it extends must have.
 REQUIRED = (
     "name", "title", "line", "status", "source", "models", "hardware", "weights", "roles", "scheduling",
     "on_next", "base", "multi_node",
@@ -27,7 +27,7 @@ REQUIRED = (
 
 @dataclass(frozen=True)
 class SchedulingSwitch:
-    """One line of the scheduling list. on: for all roles, for none, or the roles; add: flags that switch it on."""
+    """One scheduling switch. on: True, False, or the roles where it is on; add: flags that switch it on."""
 
     on: bool | tuple[str, ...]
     why: str
@@ -37,7 +37,7 @@ class SchedulingSwitch:
 
 @dataclass(frozen=True)
 class CitedRun:
-    """A run of vllm-ascend's CI that a profile follows. differs: role -> switch -> why it is another here."""
+    """A run of vllm-ascend's CI that a profile follows. differs: role -> switch -> reason for the difference."""
 
     file: str
     version: str
@@ -46,13 +46,13 @@ class CitedRun:
 
 @dataclass(frozen=True)
 class Role:
-    """What the nodes of one kind run.
+    """Command of the machines of one role.
 
     Attributes:
-        nodes: how many machines run it.
-        per_rank: every DP rank is a server of its own, with `ports` from `port` on; else one command per node.
-        env: variables; values may hold `{words}` (see `command.WORDS`).
-        args: the engine's flags without dashes -> value; true and false are flags without value.
+        nodes: number of machines.
+        per_rank: one server per DP rank, on ports from `port` on; else one command per machine.
+        env: environment variables; values may contain `{words}` (see `command.WORDS`).
+        args: flag of the engine without dashes -> value; True and False are flags without a value.
         engine: `vllm` or `sglang`.
     """
 
@@ -66,7 +66,7 @@ class Role:
 
     @property
     def local_ranks(self) -> int:
-        """DP ranks per node; SGLang counts its own inside the tensor parallel group, that is one server."""
+        """DP ranks per machine. SGLang counts DP ranks inside the tensor parallel group: one server."""
         if self.engine == SGLANG:
             return 1
         if self.per_rank:
@@ -90,7 +90,7 @@ class Role:
         return "li" if switches.get(LI_KEY) else "none"
 
     def for_version(self, version: Version | None) -> Role:
-        """The same role with int8 caches spelled as a vllm-ascend reads them. None: no vllm-ascend is known."""
+        """Spell the int8 caches as a version of vllm-ascend reads them. None: the version is unknown."""
         if self.engine != VLLM or not vllm_ascend_line(version).int8_cache_flags:
             return self
         return replace(self, args=with_flags(self.args))
@@ -131,8 +131,8 @@ class Profile:
         if name is None and len(self.roles) == 1:
             return next(iter(self.roles.values()))
         if name not in self.roles:
-            said = "has several roles" if name is None else f"has no role {name!r}"
-            raise ConfigError(f"profile {self.name} {said}", f"choose one with --role: {', '.join(self.roles)}")
+            problem = "has several roles" if name is None else f"has no role {name!r}"
+            raise ConfigError(f"profile {self.name} {problem}", f"choose one with --role: {', '.join(self.roles)}")
         return self.roles[name]
 
 
@@ -141,21 +141,20 @@ def directory() -> Path:
 
 
 def names() -> list[str]:
-    """All profiles that can be served, the abstract ones left out."""
+    """All profiles that can be served, without the abstract ones."""
     return sorted(path.stem for path in directory().glob("*.yaml") if not _read(path.stem).get("abstract"))
 
 
 @cache
 def load(name: str) -> Profile:
     """Raises `ConfigError` for a name that is not a profile's."""
-    known = names()
-    if name not in known:
-        raise ConfigError(f"no profile {name!r}", near(name, known, "profiles"))
+    if name not in names():
+        raise ConfigError(f"no profile {name!r}", near(name, names(), "profiles"))
     return _profile(name, _inherited(name))
 
 
 def merge(below: Any, above: Any) -> Any:
-    """`above` laid over `below`: maps by key, None takes a key away, everything else replaces."""
+    """Merge `above` into `below`: maps by key; None removes a key; every other value replaces."""
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return above
     merged = {key: merge(below.get(key), value) for key, value in above.items() if value is not None}
@@ -164,19 +163,19 @@ def merge(below: Any, above: Any) -> Any:
 
 @cache
 def _read(name: str) -> dict[str, Any]:
-    """The keys that stand in a file, nulls included. Not to be changed by its callers."""
+    """Keys of one file, with nulls. Callers must not change it."""
     return read_yaml(directory() / f"{name}.yaml", ProfileFile).model_dump(exclude_unset=True)
 
 
 def _inherited(name: str) -> dict[str, Any]:
-    own = {key: value for key, value in _read(name).items() if key != "extends"}
+    keys = {key: value for key, value in _read(name).items() if key != "extends"}
     below = _read(name).get("extends")
     if below is None:
-        return own
+        return keys
     inherited = {key: value for key, value in _inherited(below).items() if key != "abstract"}
-    merged: dict[str, Any] = merge(inherited, own)
-    # A null says "not this one" to what `base` gives the role, so it must survive until then.
-    merged["roles"] = _keep_nulls(inherited.get("roles", {}), own.get("roles", {}))
+    merged: dict[str, Any] = merge(inherited, keys)
+    # A null removes what `base` gives the role, so it must stay until `base` is merged.
+    merged["roles"] = _keep_nulls(inherited.get("roles", {}), keys.get("roles", {}))
     return merged
 
 
@@ -190,7 +189,7 @@ def _profile(name: str, data: dict[str, Any]) -> Profile:
     missing = [key for key in REQUIRED if data.get(key) is None]
     if missing:
         raise ConfigError(f"{directory() / name}.yaml: {', '.join(missing)}: key is missing", "see deploy/README.md")
-    roles = {name: _role(name, data, own) for name, own in data["roles"].items()}
+    roles = {role: _role(role, data, keys) for role, keys in data["roles"].items()}
     switches = {
         key: SchedulingSwitch(
             on=value["on"] if isinstance(value["on"], bool) else tuple(value["on"]),
@@ -214,14 +213,14 @@ def _line(name: str, data: dict[str, Any]) -> EngineLine:
     return LINES[data["line"]]
 
 
-def _role(name: str, data: dict[str, Any], own: dict[str, Any]) -> Role:
+def _role(name: str, data: dict[str, Any], keys: dict[str, Any]) -> Role:
     layers = [data["base"]]
-    if own.get("nodes", 1) > 1:
+    if keys.get("nodes", 1) > 1:
         layers.append(data["multi_node"])
-    if "uses" in own:
-        layers.append(data["shared"][own["uses"]])
+    if "uses" in keys:
+        layers.append(data["shared"][keys["uses"]])
     merged: dict[str, Any] = {}
-    for layer in (*layers, own):
+    for layer in (*layers, keys):
         merged = merge(merged, layer)
     return Role(
         name=name, nodes=merged["nodes"], per_rank=merged.get("launch") == PER_RANK, port=merged["port"],

@@ -1,4 +1,4 @@
-"""A command as lines that a shell takes."""
+"""A command as lines of a shell script."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BREAK = " \\"
 
 
 def heading(profile: Profile) -> list[str]:
-    """What the profile is, as comments."""
+    """Title, status and source of the profile as comments."""
     return [
         f"# {profile.name}: {profile.title}",
         f"# for {profile.line.name}; {profile.status}",
@@ -25,13 +25,13 @@ def heading(profile: Profile) -> list[str]:
 
 
 def _cited(profile: Profile) -> list[str]:
-    """In which switches it is not the run that it follows."""
+    """Switches that differ from the run that the profile follows."""
     run = profile.cited
     if run is None:
         return []
     name = PurePosixPath(run.file).name
-    each = [f"unlike {name}, {role}: {', '.join(switches)}" for role, switches in run.differs.items()]
-    return each or [f"as {name}"]
+    lines = [f"unlike {name}, {role}: {', '.join(switches)}" for role, switches in run.differs.items()]
+    return lines or [f"as {name}"]
 
 
 def exports(env: Mapping[str, str], quote: Callable[[str], str] = shlex.quote) -> list[str]:

@@ -1,4 +1,4 @@
-"""deploy/variables.yaml: variables of profiles that neither vLLM nor vllm-ascend defines, with who reads each."""
+"""deploy/variables.yaml: variables of profiles that neither vLLM nor vllm-ascend defines, with their readers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from glm5_ascend.files.yaml_file import read_yaml
 
 
 class Variable(BaseModel):
-    """reader: the library that reads it; source: the document that says so."""
+    """An environment variable. reader: library that reads it; source: document that says so."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     reader: str
@@ -21,5 +21,5 @@ class VariableFile(RootModel[dict[str, Variable]]):
 
 
 def variables() -> dict[str, Variable]:
-    """By name."""
+    """All variables by name."""
     return read_yaml(data_dir("data/deploy") / "variables.yaml", VariableFile).root

@@ -1,5 +1,5 @@
-"""A deployment's ranks built, loaded, weighed and walked by the official code before a machine is rented.
+"""Rehearsal of a deployment: vllm-ascend's own code builds, loads, measures and steps ranks without an NPU.
 
-`environment` makes an environment with vllm-ascend from PyPI, `run` starts its Python on the files of `inside`, and
-`result` reads what they found.
+`environment` installs vllm-ascend from PyPI, `run` starts its Python on the files of `inside`, and `result` reads their
+reports.
 """

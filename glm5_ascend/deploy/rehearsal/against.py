@@ -1,4 +1,4 @@
-"""Two rehearsals beside each other: which operators their steps call, of two versions or two profiles."""
+"""Differences between two rehearsals, of two versions or two profiles, in the operators that steps call."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from glm5_ascend.deploy.rehearsal.result import FoundWalk, RehearsedRank
+from glm5_ascend.deploy.rehearsal.result import RehearsedRank, WalkReport
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.files.untrusted import read_json_object
 
 
 class _Walked(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
-    walk: dict[str, FoundWalk]
+    walk: dict[str, WalkReport]
 
 
 class _OtherRank(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
     role: str
     rank: int
-    found: _Walked
+    report: _Walked
 
 
 class OtherRehearsal(BaseModel):
-    """What `rehearse --json` wrote before."""
+    """An earlier output of `rehearse --json`."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
     ranks: list[_OtherRank]
 
 
 def read_other(path: Path) -> OtherRehearsal:
-    """Raises `ConfigError` if it is no answer of `rehearse --json` with operators."""
-    fix = "give what `glm5-ascend rehearse ... --json` printed"
+    """Read an output of `rehearse --json`. Raises `ConfigError` for another file."""
+    fix = "give the output of `glm5-ascend rehearse ... --json`"
     data = read_json_object(path, error=ConfigError, fix=fix)
     try:
         return OtherRehearsal.model_validate(data)
@@ -44,16 +44,15 @@ def read_other(path: Path) -> OtherRehearsal:
 
 
 def differences(here: Sequence[RehearsedRank], there: OtherRehearsal) -> Iterator[str]:
-    """A line for every operator whose number of calls differs, ranks compared in their order."""
+    """Yield a line for every operator whose number of calls differs. Ranks are compared in order."""
     for ours, theirs in zip(here, there.ranks, strict=False):
-        place = f"{ours.role} {ours.rank}"
-        for step in dict.fromkeys([*ours.found.walk, *theirs.found.walk]):
-            calls, other = (counts(walks.get(step)) for walks in (ours.found.walk, theirs.found.walk))
+        rank = f"{ours.role} {ours.rank}"
+        for step in dict.fromkeys([*ours.report.walk, *theirs.report.walk]):
+            calls, other = (counts(walks.get(step)) for walks in (ours.report.walk, theirs.report.walk))
             for line in dict.fromkeys([*other, *calls]):
                 if calls[line] != other[line]:
-                    yield f"{place}, {step}: {other[line]} -> {calls[line]} x {line}"
+                    yield f"{rank}, {step}: {other[line]} -> {calls[line]} x {line}"
 
 
-def counts(walk: FoundWalk | None) -> Counter[str]:
-    """How often each operator is called with these shapes."""
+def counts(walk: WalkReport | None) -> Counter[str]:
     return Counter() if walk is None else Counter(walk.operators[number] for number in walk.order)

@@ -10,9 +10,9 @@ from glm5_ascend.deploy.options import RehearseOptions
 from glm5_ascend.deploy.planning.ranks import planned_ranks
 from glm5_ascend.deploy.profiles.load import Profile, Role, load
 from glm5_ascend.deploy.rehearsal.against import differences, read_other
-from glm5_ascend.deploy.rehearsal.environment import named
+from glm5_ascend.deploy.rehearsal.environment import find_environment
 from glm5_ascend.deploy.rehearsal.result import PlannedRank, Rehearsal
-from glm5_ascend.deploy.rehearsal.run import Stage, rehearse_role, require_vllm_ascend
+from glm5_ascend.deploy.rehearsal.run import RehearsedRole, rehearse_role, require_vllm_ascend
 from glm5_ascend.engine_lines import EngineLine
 from glm5_ascend.errors import CheckpointError, ConfigError
 from glm5_ascend.model.config_file import check_architecture, read_config
@@ -34,12 +34,14 @@ def rehearse(options: RehearseOptions, say: Say) -> Rehearsal:
     other = None if options.against is None else read_other(Path(options.against))
     require_vllm_ascend(profile)
     check_architecture(read_config(checkpoint), checkpoint / "config.json")
-    environment, extra = named(None), list(options.vllm_args)
+    environment, extra = find_environment(None), list(options.vllm_args)
     roles = list(profile.roles.values()) if options.role is None else [profile.role(options.role)]
     ranks = []
     for role in roles:
         planned = () if extra else _planned(checkpoint, profile, role, environment.line, say)
-        ranks += rehearse_role(Stage(environment, profile, role, checkpoint, extra, planned), options.ranks, say)
+        ranks += rehearse_role(
+            RehearsedRole(environment, profile, role, checkpoint, extra, planned), options.ranks, say
+        )
     rehearsal = Rehearsal(profile.name, str(checkpoint), tuple(ranks))
     return rehearsal if other is None else replace(rehearsal, against=tuple(differences(rehearsal.ranks, other)))
 

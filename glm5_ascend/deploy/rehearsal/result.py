@@ -1,4 +1,4 @@
-"""What a rank's rehearsal found, read from its JSON, and what it comes to."""
+"""Reports of rehearsed ranks, read from JSON, and their problems."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, CheckFailedError, shortened
 from glm5_ascend.files.untrusted import read_json_object
 
-#: A planner's number is said to be off from here on, in per cent.
+#: Differences from the planner's numbers below this are not reported, in per cent.
 TOLERANCE = 0.1
 _MEANING = {
     "uninitialised": "never written by the loader",
@@ -22,19 +22,19 @@ _MEANING = {
 }
 
 
-class _Found(BaseModel):
+class _Report(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class FoundLines(_Found):
+class LineReport(_Report):
     """The first lines of a list, and how many it has."""
 
     count: int
     first: list[str]
 
 
-class FoundFailure(_Found):
-    """The stage that raised, and at which tensor of the checkpoint."""
+class FailureReport(_Report):
+    """The stage that failed, and the tensor of the checkpoint that was loaded."""
 
     stage: str
     error: str
@@ -42,22 +42,23 @@ class FoundFailure(_Found):
     trace: str = ""
 
 
-class FoundModel(_Found):
-    """Target or draft. Bytes: as built; after post-processing, parameters alone and everything alive."""
+class ModelReport(_Report):
+    """Target or draft. built_bytes: before loading; parameter_bytes, resident_bytes: after post-processing."""
 
     parameters: int
     built_bytes: int
     schemes: dict[str, int]
-    problems: dict[str, FoundLines] = {}
-    left_at_default: FoundLines | None = None
+    problems: dict[str, LineReport] = {}
+    left_at_default: LineReport | None = None
     parameter_bytes: int | None = None
     resident_bytes: int | None = None
 
 
-class FoundCache(_Found):
-    """blocks: what vLLM makes of `available_bytes`; refused: what it says if that is too little.
+class CacheReport(_Report):
+    """Caches of a rank.
 
-    ignored: int8 caches that were asked for and that no layer has.
+    blocks: number that vLLM allocates from `available_bytes`; refused: its message if that is too little.
+    ignored: requested int8 caches that no layer has.
     """
 
     layers: int
@@ -69,91 +70,91 @@ class FoundCache(_Found):
     ignored: list[str] = []
 
 
-class FoundWalk(_Found):
-    """operators: lines with shapes, once each; order: their numbers, call by call; ours: answered by no Meta kernel."""
+class WalkReport(_Report):
+    """Operators of a step. operators: distinct lines with shapes; order: index of each call; ours: our stand-ins."""
 
     operators: list[str]
     order: list[int]
     ours: list[str]
 
 
-class FoundRank(_Found):
-    """The answer of `inside/rank.py`."""
+class RankReport(_Report):
+    """The report of `inside/rank.py`."""
 
     versions: dict[str, str] = {}
     seconds: dict[str, float]
-    models: dict[str, FoundModel]
-    failure: FoundFailure | None
-    unused: FoundLines | None = None
+    models: dict[str, ModelReport]
+    failure: FailureReport | None
+    unused: LineReport | None = None
     parameter_bytes: int | None = None
     resident_bytes: int | None = None
-    cache: FoundCache | None = None
-    walk: dict[str, FoundWalk] = {}
+    cache: CacheReport | None = None
+    walk: dict[str, WalkReport] = {}
     peak_bytes: int
 
 
 @dataclass(frozen=True)
 class PlannedRank:
-    """What the planner says of a rank's die, in bytes; `room` is for weights and caches together."""
+    """The planner's numbers for a rank's die, in bytes. usable_bytes: for weights and caches together."""
 
     parameter_bytes: int
     bytes_per_token: float
-    room: int
+    usable_bytes: int
 
 
 @dataclass(frozen=True)
 class RehearsedRank:
-    """One rank of one role. layout: what is wrong with the sizes of its world, whatever this rank met."""
+    """One rank of one role. layout: a problem of the role's parallel sizes."""
 
     role: str
     rank: int
     world: int
-    found: FoundRank
+    report: RankReport
     planned: PlannedRank | None = None
     layout: str = ""
 
     @property
     def problems(self) -> list[str]:
-        """What would keep it from serving right, one line each."""
+        """Problems that keep the rank from serving correctly, one line each."""
         return list(self._problems())
 
     def _problems(self) -> Iterator[str]:
         if self.layout:
             yield self.layout
-        for name, model in self.found.models.items():
-            for kind, lines in model.problems.items():
-                yield f"{name}: {lines.count} {_MEANING.get(kind, kind)}: {shortened(lines.first[0], 200)}"
-        if failure := self.found.failure:
+        for name, model in self.report.models.items():
+            for problem, lines in model.problems.items():
+                yield f"{name}: {lines.count} {_MEANING.get(problem, problem)}: {shortened(lines.first[0], 200)}"
+        if failure := self.report.failure:
             at = f" at {failure.tensor}" if failure.tensor else ""
             yield f"{failure.stage}{at}: {shortened(failure.error, 600)}"
-        if self.found.unused is not None and self.found.unused.count:
-            unused = self.found.unused
-            yield f"{unused.count} tensors of the checkpoint are used by nothing: {unused.first[0]}"
-        if self.found.cache is not None and self.found.cache.refused:
-            yield f"cache: {shortened(self.found.cache.refused, 300)}"
-        for part in () if self.found.cache is None else self.found.cache.ignored:
-            yield f"cache: int8 {part} are asked for, no layer has them: this version reads other switches or marks"
+        if self.report.unused is not None and self.report.unused.count:
+            unused = self.report.unused
+            yield f"{unused.count} tensors of the checkpoint are unused: {unused.first[0]}"
+        if self.report.cache is not None and self.report.cache.refused:
+            yield f"cache: {shortened(self.report.cache.refused, 300)}"
+        for part in () if self.report.cache is None else self.report.cache.ignored:
+            yield f"cache: int8 {part} are requested, but no layer has them: this version reads other switches or marks"
 
     @property
     def differences(self) -> dict[str, float]:
-        """Official over planned, in per cent, where both are known."""
+        """vllm-ascend's numbers relative to the planner's, in per cent, if both are known."""
         if self.planned is None:
             return {}
-        pairs = {"parameters": (self.found.parameter_bytes, self.planned.parameter_bytes)}
-        if self.found.cache is not None:
-            pairs["cache"] = (self.found.cache.bytes_per_token, self.planned.bytes_per_token)  # type: ignore[assignment]
+        pairs = {"parameters": (self.report.parameter_bytes, self.planned.parameter_bytes)}
+        if self.report.cache is not None:
+            pairs["cache"] = (self.report.cache.bytes_per_token, self.planned.bytes_per_token)  # type: ignore[assignment]
         return {name: 100 * (real / planned - 1) for name, (real, planned) in pairs.items() if real and planned}
 
     @property
     def cached_tokens(self) -> int | None:
-        """Of this rank's group, by vLLM's own number of blocks."""
-        cache = self.found.cache
+        """Tokens in the caches of the rank's group, from vLLM's number of blocks."""
+        cache = self.report.cache
         return None if cache is None or cache.blocks is None else cache.blocks * cache.tokens_per_block
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """All ranks that were rehearsed. against: what differs from another rehearsal, None if there is no other."""
+    """All rehearsed ranks. against: differences from another rehearsal; None without one."""
 
     profile: str
     checkpoint: str
@@ -166,7 +167,7 @@ class Rehearsal:
 
     @property
     def versions(self) -> dict[str, str]:
-        return next((rank.found.versions for rank in self.ranks if rank.found.versions), {})
+        return next((rank.report.versions for rank in self.ranks if rank.report.versions), {})
 
     @property
     def verdict(self) -> str:
@@ -176,7 +177,7 @@ class Rehearsal:
         count = f"{len(self.ranks)} rank" + ("" if len(self.ranks) == 1 else "s")
         if bad:
             return f"{len(bad)} of {count} of {self.profile} cannot serve this with {by}"
-        return f"ok: {count} of {self.profile} built, loaded, weighed and walked by {by}; nothing was computed"
+        return f"ok: {count} of {self.profile} built, loaded and stepped by {by}; nothing was computed"
 
     def to_dict(self) -> dict[str, Any]:
         """The data of `--json`."""
@@ -188,23 +189,23 @@ class Rehearsal:
                 {
                     "role": rank.role, "rank": rank.rank, "world": rank.world, "problems": rank.problems,
                     "planned": asdict(rank.planned) if rank.planned else None, "differences": rank.differences,
-                    "cached_tokens": rank.cached_tokens, "found": rank.found.model_dump(),
+                    "cached_tokens": rank.cached_tokens, "report": rank.report.model_dump(),
                 }
                 for rank in self.ranks
             ],
         }  # fmt: skip
 
 
-def read_rank(path: Path) -> FoundRank:
-    """The JSON of one rank.
+def read_rank(path: Path) -> RankReport:
+    """Read the report of one rank.
 
     Raises:
-        CheckFailedError: it is not what `inside/rank.py` writes.
+        CheckFailedError: `inside/rank.py` did not write the file.
     """
-    again = "prepare the environment again"
-    data = read_json_object(path, error=CheckFailedError, fix=again)
+    fix = "prepare the environment again"
+    data = read_json_object(path, error=CheckFailedError, fix=fix)
     try:
-        return FoundRank.model_validate(data)
+        return RankReport.model_validate(data)
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
-        raise CheckFailedError(f"{path.name}: {where}: not what a rehearsal writes", again) from None
+        raise CheckFailedError(f"{path.name}: {where}: not a report of a rehearsal", fix) from None

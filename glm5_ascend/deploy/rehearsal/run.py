@@ -17,15 +17,15 @@ from glm5_ascend.checkpoint.shards import DTYPE_NAMES
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment
-from glm5_ascend.deploy.rehearsal.result import FoundFailure, FoundRank, PlannedRank, RehearsedRank, read_rank
+from glm5_ascend.deploy.rehearsal.result import FailureReport, PlannedRank, RankReport, RehearsedRank, read_rank
 from glm5_ascend.engine_lines import VLLM
 from glm5_ascend.errors import CheckFailedError, ConfigError
 from glm5_ascend.serve.flags import ServerCommand
 
-#: The name under which the files of `inside` are a package there: nothing else of ours is found beside them.
+#: Package name of the files of `inside` in the other environment, which must not import the rest of this package.
 PACKAGE = "glm5_rehearsal"
 INSIDE = Path(__file__).parent / "inside"
-#: Seconds; a rank takes about one minute on one core.
+#: Time limit in seconds; a rank takes about one minute on one core.
 LIMIT = 900
 _HERE = "127.0.0.1"
 _EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.")
@@ -33,7 +33,7 @@ _EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.")
 
 @dataclass(frozen=True)
 class RankLayout:
-    """Sizes of one role's world."""
+    """Parallel sizes of one role."""
 
     tensor: int
     pipeline: int
@@ -50,58 +50,58 @@ class RankLayout:
 
 
 def layout(role: Role, extra: list[str]) -> RankLayout:
-    """Of a role; what stands in `extra` counts first."""
+    """Parallel sizes of a role; flags in `extra` override it."""
 
     def size(name: str) -> int:
         flag = f"--{name}-parallel-size"
         for i, word in enumerate(extra):
             if word == flag or word.startswith(f"{flag}="):
-                given = word.partition("=")[2] or (extra[i + 1] if i + 1 < len(extra) else "")
-                if not given.isdecimal() or not 0 < int(given) < 10_000:
-                    raise ConfigError(f"{flag} {given}: not a number of ranks", "give a whole number")
-                return int(given)
+                value = word.partition("=")[2] or (extra[i + 1] if i + 1 < len(extra) else "")
+                if not value.isdecimal() or not 0 < int(value) < 10_000:
+                    raise ConfigError(f"{flag} {value}: not a number of ranks", "give a whole number")
+                return int(value)
         return int(role.args.get(f"{name}-parallel-size", 1))
 
     return RankLayout(size("tensor"), size("pipeline"), size("data"))
 
 
-def chosen_ranks(said: str, sizes: RankLayout) -> list[int]:
-    """`all`, `ends`, or numbers with commas.
+def select_ranks(text: str, sizes: RankLayout) -> list[int]:
+    """Ranks from `all`, `ends`, or numbers with commas.
 
     Raises:
         ConfigError: no such rank.
     """
-    if said in ("all", "ends"):
-        return list(range(sizes.world)) if said == "all" else sizes.ends
-    words = said.split(",")
+    if text in ("all", "ends"):
+        return list(range(sizes.world)) if text == "all" else sizes.ends
+    words = text.split(",")
     if not all(word.isdecimal() and int(word) < sizes.world for word in words):
-        raise ConfigError(f"--ranks {said}: the role has ranks 0 to {sizes.world - 1}", "all, ends, or 0,5,15")
+        raise ConfigError(f"--ranks {text}: the role has ranks 0 to {sizes.world - 1}", "all, ends, or 0,5,15")
     return sorted({int(word) for word in words})
 
 
 def require_vllm_ascend(profile: Profile) -> None:
-    """Raises `ConfigError` for a profile of another engine or of a CPU, before anything is asked for."""
+    """Raises `ConfigError` for a profile of another engine or of a CPU."""
     if profile.engine != VLLM or profile.platform != "npu":
         started = "SGLang" if profile.engine != VLLM else "vLLM on a CPU"
         raise ConfigError(
-            f"profile {profile.name} starts {started}: rehearse has the code of vllm-ascend alone",
-            "name a profile of vllm-ascend (glm5-ascend deploy list)",
+            f"profile {profile.name} starts {started}: rehearse runs vllm-ascend only",
+            "choose a profile of vllm-ascend (glm5-ascend deploy list)",
         )
 
 
 def headers_of(directory: Path) -> dict[str, tuple[str, list[int]]]:
-    """Name -> type and shape of every tensor of a checkpoint; nothing but headers is read."""
+    """Name -> type and shape of every tensor of a checkpoint, from the headers of its files."""
     entries = CheckpointDir(directory).entries
     return {name: (DTYPE_NAMES[entry.dtype], list(entry.shape)) for name, entry in entries.items()}
 
 
 def uneven_experts(role: Role, sizes: RankLayout, names: Iterable[str]) -> str:
-    """What is wrong if expert parallel ranks do not divide the experts of a checkpoint, else nothing.
+    """A message if expert parallel ranks do not divide the experts of a checkpoint, else an empty string.
 
-    vllm-ascend 0.23.0 makes room for the quotient on each rank and gives some of them more (doctor's rule P50), so the
-    error that a rank meets names neither number.
+    vllm-ascend allocates the quotient on each rank and sends more experts to some ranks (rule P50). Its own error names
+    neither number.
     """
-    experts = 1 + max((int(found[1]) for name in names if (found := _EXPERT.search(name))), default=-1)
+    experts = 1 + max((int(match[1]) for name in names if (match := _EXPERT.search(name))), default=-1)
     ranks = sizes.tensor * sizes.data
     if not experts or not role.args.get("enable-expert-parallel") or experts % ranks == 0:
         return ""
@@ -109,8 +109,8 @@ def uneven_experts(role: Role, sizes: RankLayout, names: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """What all ranks of a role share. planned: the planner's numbers by pipeline stage, if it has some."""
+class RehearsedRole:
+    """Input of all ranks of a role. planned: the planner's numbers by pipeline stage; empty if unknown."""
 
     environment: RehearsalEnvironment
     profile: Profile
@@ -120,74 +120,76 @@ class Stage:
     planned: tuple[PlannedRank, ...] = ()
 
 
-def rehearse_role(stage: Stage, said: str, say: Callable[[str], None] = lambda line: None) -> list[RehearsedRank]:
-    """Rehearse ranks of one role, one after the other.
+def rehearse_role(
+    job: RehearsedRole, ranks: str, report: Callable[[str], None] = lambda line: None
+) -> list[RehearsedRank]:
+    """Rehearse ranks of one role, one after the other. ranks: see `select_ranks`.
 
     Raises:
-        ConfigError: the profile is not vllm-ascend's, or has no such rank. CheckpointError: a header that is damaged.
+        ConfigError: the profile is not vllm-ascend's, or has no such rank. CheckpointError: a damaged header.
     """
-    require_vllm_ascend(stage.profile)
-    stage = replace(stage, role=stage.role.for_version(stage.environment.version))
-    sizes = layout(stage.role, stage.extra)
-    ranks, headers, done = chosen_ranks(said, sizes), headers_of(stage.directory), []
-    uneven = uneven_experts(stage.role, sizes, headers)
-    for rank in ranks:
-        say(f"{stage.profile.name}, {stage.role.name}: rank {rank} of {sizes.world}")
-        job = _job(stage, rank, sizes) | {"headers": headers}
-        found = _run(stage.environment, job)
-        planned = _planned_of(stage, rank, sizes)
-        done.append(RehearsedRank(stage.role.name, rank, sizes.world, found, planned, uneven))
-    return done
+    require_vllm_ascend(job.profile)
+    job = replace(job, role=job.role.for_version(job.environment.version))
+    sizes = layout(job.role, job.extra)
+    numbers, headers, rehearsed = select_ranks(ranks, sizes), headers_of(job.directory), []
+    uneven = uneven_experts(job.role, sizes, headers)
+    for rank in numbers:
+        report(f"{job.profile.name}, {job.role.name}: rank {rank} of {sizes.world}")
+        planned = _planned_of(job, rank, sizes)
+        result = _run(job.environment, _rank_job(job, rank, sizes) | {"headers": headers})
+        rehearsed.append(RehearsedRank(job.role.name, rank, sizes.world, result, planned, uneven))
+    return rehearsed
 
 
-def _job(stage: Stage, rank: int, sizes: RankLayout) -> dict[str, Any]:
+def _rank_job(job: RehearsedRole, rank: int, sizes: RankLayout) -> dict[str, Any]:
     dp_rank, rank_in_dp = divmod(rank, sizes.tensor * sizes.pipeline)
-    built, planned = _command(stage, dp_rank), _planned_of(stage, rank, sizes)
+    server, planned = _command(job, dp_rank), _planned_of(job, rank, sizes)
+    packages = job.environment.line.rehearsal
     return {
-        "argv": built.argv, "env": built.env, "rank": rank, "world": sizes.world, "dp_rank": dp_rank,
-        "rank_in_dp": rank_in_dp, "room": planned.room if planned else None,
-        "imports": dict(stage.environment.line.rehearsal.imports) if stage.environment.line.rehearsal else {},
+        "argv": server.argv, "env": server.env, "rank": rank, "world": sizes.world, "dp_rank": dp_rank,
+        "rank_in_dp": rank_in_dp, "usable_bytes": planned.usable_bytes if planned else None,
+        "imports": dict(packages.imports) if packages else {},
     }  # fmt: skip
 
 
-def _planned_of(stage: Stage, rank: int, sizes: RankLayout) -> PlannedRank | None:
-    """Ranks of a tensor-parallel group follow each other, then those of the pipeline stages."""
-    return stage.planned[rank // sizes.tensor % sizes.pipeline] if stage.planned else None
+def _planned_of(job: RehearsedRole, rank: int, sizes: RankLayout) -> PlannedRank | None:
+    """Ranks are ordered by tensor parallel group, then by pipeline stage."""
+    return job.planned[rank // sizes.tensor % sizes.pipeline] if job.planned else None
 
 
-def _command(stage: Stage, dp_rank: int) -> ServerCommand:
-    """What the profile starts for a data-parallel rank. Addresses stand in for those of the cluster."""
-    node, local = divmod(dp_rank, stage.role.local_ranks)
-    place = ServerPlace(min(node, stage.role.nodes - 1), local if stage.role.per_rank else 0, _HERE, _HERE, "lo")
-    return command(stage.profile, stage.role, place, str(stage.directory.absolute()), stage.extra)
+def _command(job: RehearsedRole, dp_rank: int) -> ServerCommand:
+    """The profile's command for a data-parallel rank, with addresses of this machine."""
+    node, local = divmod(dp_rank, job.role.local_ranks)
+    server = ServerPlace(min(node, job.role.nodes - 1), local if job.role.per_rank else 0, _HERE, _HERE, "lo")
+    return command(job.profile, job.role, server, str(job.directory.absolute()), job.extra)
 
 
-def _run(environment: RehearsalEnvironment, job: dict[str, Any]) -> FoundRank:
-    with tempfile.TemporaryDirectory(prefix="glm5-rehearsal-") as made:
-        folder = Path(made)
+def _run(environment: RehearsalEnvironment, job: dict[str, Any]) -> RankReport:
+    with tempfile.TemporaryDirectory(prefix="glm5-rehearsal-") as name:
+        folder = Path(name)
         (folder / PACKAGE).symlink_to(INSIDE)
         (folder / "job.json").write_text(json.dumps(job))
-        line = [str(environment.python), "-m", f"{PACKAGE}.rank", str(folder / "job.json"), str(folder / "found.json")]
+        argv = [str(environment.python), "-m", f"{PACKAGE}.rank", str(folder / "job.json"), str(folder / "report.json")]
         variables = os.environ | environment.variables(folder) | {"PYTHONDONTWRITEBYTECODE": "1"}
         try:
-            # Not in a checkout of ours: there python would find our own plugins for vLLM, too.
+            # In a checkout of this repository Python would also find our plugins for vLLM.
             done = subprocess.run(
-                line, capture_output=True, text=True, env=variables, timeout=LIMIT, check=False, cwd=folder
+                argv, capture_output=True, text=True, env=variables, timeout=LIMIT, check=False, cwd=folder
             )
         except subprocess.TimeoutExpired:
             raise CheckFailedError(f"a rank took more than {LIMIT} s", "run it on a faster machine") from None
-        if not (folder / "found.json").is_file():
+        if not (folder / "report.json").is_file():
             return _died(done)
-        found = read_rank(folder / "found.json")
-    if found.failure is not None and "parser refuses" in found.failure.error:
-        error = f"{found.failure.error}: {_last_line(done.stderr)}"
-        found = found.model_copy(update={"failure": found.failure.model_copy(update={"error": error})})
-    return found
+        report = read_rank(folder / "report.json")
+    if report.failure is not None and "parser refuses" in report.failure.error:
+        error = f"{report.failure.error}: {_last_line(done.stderr)}"
+        report = report.model_copy(update={"failure": report.failure.model_copy(update={"error": error})})
+    return report
 
 
-def _died(done: subprocess.CompletedProcess[str]) -> FoundRank:
-    failure = FoundFailure(stage="process", error=f"ended with {done.returncode}: {_last_line(done.stderr)}")
-    return FoundRank(seconds={}, models={}, failure=failure, peak_bytes=0)
+def _died(done: subprocess.CompletedProcess[str]) -> RankReport:
+    failure = FailureReport(stage="process", error=f"ended with {done.returncode}: {_last_line(done.stderr)}")
+    return RankReport(seconds={}, models={}, failure=failure, peak_bytes=0)
 
 
 def _last_line(text: str) -> str:

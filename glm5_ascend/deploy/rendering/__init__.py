@@ -1,1 +1,1 @@
-"""A profile as files that shells, containers, Kubernetes and systemd take."""
+"""Renders a profile as files for shells, containers, Kubernetes and systemd."""

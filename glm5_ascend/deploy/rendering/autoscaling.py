@@ -1,6 +1,6 @@
-"""How many replicas: a ScaledObject of KEDA per role, by the requests that its servers have and keep waiting.
+"""A ScaledObject of KEDA per role, which scales by running and waiting requests.
 
-Waiting ones alone would let a fleet that has just caught up shrink again at once.
+With waiting requests only, the replicas would be removed again as soon as no request waits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.rendering.kubernetes_front import full_name
 from glm5_ascend.deploy.rendering.values import PodValues
 
-#: A new server loads for an hour and meanwhile takes nothing: one at a time, and none away before the next hour.
+#: A new server loads for an hour without taking requests: add one at a time, and remove none within the next hour.
 STEP = {"policies": [{"type": "Pods", "value": 1, "periodSeconds": 1800}]}
 BEHAVIOR = {
     "scaleUp": {"stabilizationWindowSeconds": 120, **STEP},
@@ -21,8 +21,8 @@ BEHAVIOR = {
 
 def query(profile: Profile, role: Role) -> str:
     """PromQL: requests of a role's servers, running and waiting."""
-    chosen = f'{{job="{profile.name}",pod=~"{full_name(profile, role)}-.*"}}'
-    return f"sum(vllm:num_requests_running{chosen}) + sum(vllm:num_requests_waiting{chosen})"
+    selector = f'{{job="{profile.name}",pod=~"{full_name(profile, role)}-.*"}}'
+    return f"sum(vllm:num_requests_running{selector}) + sum(vllm:num_requests_waiting{selector})"
 
 
 def objects(profile: Profile, values: PodValues) -> list[dict[str, Any]]:
@@ -30,7 +30,7 @@ def objects(profile: Profile, values: PodValues) -> list[dict[str, Any]]:
 
 
 def scaled(profile: Profile, role: Role, values: PodValues) -> dict[str, Any]:
-    name, wanted = full_name(profile, role), values.autoscaling
+    name, scaling = full_name(profile, role), values.autoscaling
     several = role.nodes > 1
     return {
         "apiVersion": "keda.sh/v1alpha1",
@@ -43,16 +43,16 @@ def scaled(profile: Profile, role: Role, values: PodValues) -> dict[str, Any]:
                 "name": name,
             },
             "pollingInterval": 30,
-            "minReplicaCount": wanted.minimum,
-            "maxReplicaCount": wanted.maximum,
+            "minReplicaCount": scaling.minimum,
+            "maxReplicaCount": scaling.maximum,
             "advanced": {"horizontalPodAutoscalerConfig": {"behavior": BEHAVIOR}},
             "triggers": [
                 {
                     "type": "prometheus",
                     "metadata": {
-                        "serverAddress": wanted.prometheus,
+                        "serverAddress": scaling.prometheus,
                         "query": query(profile, role),
-                        "threshold": str(wanted.requests),
+                        "threshold": str(scaling.requests),
                     },
                 }
             ],

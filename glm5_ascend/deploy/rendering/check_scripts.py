@@ -1,16 +1,16 @@
-"""Scripts that ask: do all servers of a machine answer and go on; are checkpoint and machine fit for a profile."""
+"""Scripts that check the servers of a machine, and checkpoint and machine before a server starts."""
 
 from __future__ import annotations
 
 from glm5_ascend.deploy.rendering.script_parts import CANN
 
-#: Asks every server of the machine; a machine without one asks the first machine. Python without site-packages starts
-#: at once, and http.client knows no proxy: a pod whose HTTP_PROXY is set would ask that for 127.0.0.1.
-#: vLLM counts tokens when a prompt is through; meanwhile its parts show in the cache.
+#: Asks every server of the machine; a machine without servers asks the first machine. Python without site-packages
+#: starts quickly, and http.client ignores HTTP_PROXY. vLLM counts the tokens of a prompt at its end; until then
+#: the use of the cache grows.
 HEALTH = """\
 #!/usr/bin/env bash
-# HOST FIRST_PORT SERVERS SECONDS [STILL]: all of them answer within SECONDS. With STILL, none stands still so long
-# either: of every engine that runs requests something changes, those of other machines included.
+# HOST FIRST_PORT SERVERS SECONDS [STILL]: checks that all servers answer within SECONDS. With STILL, every engine that
+# runs requests must make progress within STILL seconds, also engines on other machines.
 set -euo pipefail
 exec python3 -IS - "$@" <<'PYTHON'
 import http.client, json, os, re, sys, threading, time
@@ -20,25 +20,25 @@ still = float(sys.argv[5]) if len(sys.argv) > 5 else 0.0
 STEPS = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:kv_cache_usage_perc")
 BUSY = "vllm:num_requests_running"
 SAMPLE = re.compile(r'^([\\w:]+)\\{[^}]*?engine="(\\w+)"[^}]*\\} (\\S+)$', re.MULTILINE)
-ill = []
+errors = []
 
 
 def answer(port, path):
-    asked = http.client.HTTPConnection(host, port, timeout=limit)
-    asked.request("GET", path)
-    reply = asked.getresponse()
+    connection = http.client.HTTPConnection(host, port, timeout=limit)
+    connection.request("GET", path)
+    reply = connection.getresponse()
     text = reply.read().decode(errors="replace")
     if reply.status != 200:
         raise OSError(f"{path} has status {reply.status}")
     return text
 
 
-def stands_still(port):
+def stuck_engines(port):
     counted = {}  # engine: [steps, requests]
     for name, engine, value in SAMPLE.findall(answer(port, "/metrics")):
-        at = 0 if name in STEPS else 1 if name == BUSY else None
-        if at is not None:
-            counted.setdefault(engine, [0.0, 0.0])[at] += float(value)
+        index = 0 if name in STEPS else 1 if name == BUSY else None
+        if index is not None:
+            counted.setdefault(engine, [0.0, 0.0])[index] += float(value)
     path, now, seen = f"/tmp/glm5-steps-{port}", time.monotonic(), {}
     if os.path.exists(path):
         with open(path) as file:
@@ -49,16 +49,16 @@ def stands_still(port):
     with open(f"{path}.new", "w") as file:
         json.dump(seen, file)
     os.replace(f"{path}.new", path)
-    return [each for each in counted if now - seen[each][1] > still]
+    return [engine for engine in counted if now - seen[engine][1] > still]
 
 
 def ask(port):
     try:
         answer(port, "/health")
-        for engine in stands_still(port) if still else ():
-            ill.append(f"port {port}: engine {engine} has requests and no step for {still:.0f} s")
+        for engine in stuck_engines(port) if still else ():
+            errors.append(f"port {port}: engine {engine} has requests and made no step for {still:.0f} s")
     except (OSError, ValueError, http.client.HTTPException) as problem:
-        ill.append(f"port {port}: {problem}")
+        errors.append(f"port {port}: {problem}")
 
 
 threads = [threading.Thread(target=ask, args=(port,)) for port in range(first, first + count)]
@@ -66,14 +66,14 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-sys.exit("; ".join(ill) or 0)
+sys.exit("; ".join(errors) or 0)
 PYTHON
 """
-#: Before 400 GB load. torch, which `verify` reads files with, would load torch_npu, which wants a driver.
+#: Runs before 400 GB are loaded. `verify` imports torch, which would load torch_npu, which needs a driver.
 CHECKS = f"""\
 #!/usr/bin/env bash
-# MODEL PROFILE ROLE ENGINE [FLAG...]: the checkpoint by its recorded hashes and as ENGINE loads it; then the machine,
-# and the profile with these flags, against the known bad combinations.
+# MODEL PROFILE ROLE ENGINE [FLAG...]: checks the hashes of the checkpoint and that ENGINE loads it; then the machine
+# and the profile with these flags for known bad combinations.
 set -euo pipefail
 {CANN}
 export TORCH_DEVICE_BACKEND_AUTOLOAD=0
@@ -82,13 +82,13 @@ shift 4
 glm5-ascend verify "$model" --quiet --engine "$engine"
 exec glm5-ascend doctor "$model" --profile "$profile" --role "$role" -- "$@"
 """
-#: compose's own: it only marks a container that does not answer.
+#: For compose, which only marks a container that does not answer.
 COMPOSE_HEALTH = """\
 #!/usr/bin/env bash
-# FIRST_PORT SERVERS: all servers of this machine answer. compose marks a container that does not, and leaves it: after
-# the first answer, ten misses in a row end its processes, and `restart` starts them again.
+# FIRST_PORT SERVERS: checks that all servers of this machine answer. After the first answer, ten failures in a row end
+# the processes of the container, and `restart` starts it again.
 set -euo pipefail
-misses="${STATE:-/dev/shm}/glm5-misses"  # in memory that a restart empties: misses while it loads do not count
+misses="${STATE:-/dev/shm}/glm5-misses"  # a restart empties it, so failures while loading do not count
 if bash "$(dirname "$0")/health.sh" 127.0.0.1 "$1" "$2" 15; then
   echo 0 > "$misses"
   exit 0

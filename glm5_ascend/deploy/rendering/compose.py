@@ -15,11 +15,11 @@ from glm5_ascend.deploy.rendering.yaml_text import dumped
 def files(profile: Profile, model: str) -> dict[str, str]:
     services = {role.name: service(profile, role, model) for role in profile.roles.values()}
     text = dumped([{"services": services}])
-    note = ["# Start what a machine is for: NODE=0 HEAD=... IP=... NIC=... docker compose up ROLE"]
-    made = {"compose.yaml": "\n".join([*heading(profile), *note, text])}
-    made |= {"health.sh": HEALTH, "compose-health.sh": COMPOSE_HEALTH}
-    made |= dict(image.dockerfile(profile, role) for role in profile.roles.values())
-    return made | scripts.files(profile, model)
+    note = ["# Start one role on a machine: NODE=0 HEAD=... IP=... NIC=... docker compose up ROLE"]
+    rendered = {"compose.yaml": "\n".join([*heading(profile), *note, text])}
+    rendered |= {"health.sh": HEALTH, "compose-health.sh": COMPOSE_HEALTH}
+    rendered |= dict(image.dockerfile(profile, role) for role in profile.roles.values())
+    return rendered | scripts.files(profile, model)
 
 
 def service(profile: Profile, role: Role, model: str) -> dict[str, Any]:

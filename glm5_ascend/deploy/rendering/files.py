@@ -23,18 +23,18 @@ TARGETS = {
     RenderTarget.compose: compose.files,
     RenderTarget.systemd: systemd.files,
 }
-#: Those that take a cluster's values.
+#: Targets that read a file of values.
 WITH_VALUES = {
     RenderTarget.k8s: kubernetes.files,
     RenderTarget.kustomize: kustomize.files,
 }
-#: A `}` ends a shell's default value, a `:` begins options of a mount, a `$` is replaced by shells and by compose.
+#: Characters with a meaning for shells, mounts or compose.
 _NOT_PLAIN = re.compile(r"[^\w./@+=,%-]")
 
 
 @dataclass(frozen=True)
 class RenderedFiles:
-    """What was written: `files` are paths below `folder`, in the order in which they were rendered."""
+    """Result of `render`. files: paths below `folder`, in rendering order."""
 
     profile: str
     to: str

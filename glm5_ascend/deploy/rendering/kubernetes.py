@@ -1,6 +1,6 @@
-"""Kubernetes: a Deployment for one machine, a LeaderWorkerSet per role of several; scripts in a ConfigMap.
+"""Kubernetes: a Deployment for roles of one machine, a LeaderWorkerSet for others; scripts in a ConfigMap.
 
-What stands before them is in `kubernetes_front`, their pods are in `pod`.
+Router and proxy are in `kubernetes_front`, the pods in `pod`.
 """
 
 from __future__ import annotations
@@ -17,26 +17,24 @@ from glm5_ascend.deploy.rendering.values import PodValues
 from glm5_ascend.deploy.rendering.yaml_text import dumped
 from glm5_ascend.errors import ConfigError
 
-#: Of SGLang's memory store, in the variable ASCEND_MF_STORE_URL of its profiles.
+#: Port of SGLang's memory store: ASCEND_MF_STORE_URL of its profiles.
 STORE_PORT = 24667
 DEFAULTS = PodValues()
 ONE_GROUP = "replicas, autoscaling: the proxy of PD knows the pods of one group; render again for another namespace"
 
 
 def files(profile: Profile, model: str, values: PodValues = DEFAULTS) -> dict[str, str]:
-    made: dict[str, str] = {}
-    for file, objects in grouped(profile, model, values).items():
-        made[file] = document(profile, objects)
+    texts = {file: document(profile, objects) for file, objects in grouped(profile, model, values).items()}
     for role in profile.roles.values():
         docker = image.dockerfile(profile, role)
-        made[docker[0]] = docker[1]
-    return made | kubernetes_front.dockerfiles(profile) | scripts.front(profile)
+        texts[docker[0]] = docker[1]
+    return texts | kubernetes_front.dockerfiles(profile) | scripts.front(profile)
 
 
 def grouped(profile: Profile, model: str, values: PodValues) -> dict[str, list[dict[str, Any]]]:
-    """File name -> its objects."""
-    refuse_what_the_proxy_does_not_know(profile, values)
-    made = {
+    """File name -> its objects. Raises `ConfigError` for replicas of prefill and decode apart."""
+    check_replicas(profile, values)
+    groups = {
         f"{role.name}.yaml": [
             config_map(profile, role, model),
             workload(profile, role, model, values),
@@ -47,29 +45,29 @@ def grouped(profile: Profile, model: str, values: PodValues) -> dict[str, list[d
         for role in profile.roles.values()
     }
     file, objects = kubernetes_front.objects(profile, values)
-    made[file] = objects
-    made["network.yaml"] = [network_policy(profile, values)]
+    groups[file] = objects
+    groups["network.yaml"] = [network_policy(profile, values)]
     if values.monitoring.enabled:
-        made["monitoring.yaml"] = monitoring.objects(profile, values)
+        groups["monitoring.yaml"] = monitoring.objects(profile, values)
     if values.autoscaling.enabled:
-        made["autoscaling.yaml"] = autoscaling.objects(profile, values)
-    for each in labelled(profile, [one for objects in made.values() for one in objects]):
+        groups["autoscaling.yaml"] = autoscaling.objects(profile, values)
+    for item in labelled(profile, [item for objects in groups.values() for item in objects]):
         if values.namespace:
-            each["metadata"]["namespace"] = values.namespace
-            for subject in each.get("subjects", []):
+            item["metadata"]["namespace"] = values.namespace
+            for subject in item.get("subjects", []):
                 subject["namespace"] = values.namespace
-    return made
+    return groups
 
 
 def labelled(profile: Profile, objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """`kubectl get` and `delete` find all of a profile by one label."""
-    for each in objects:
-        each["metadata"]["labels"] = {PART_OF: profile.name} | each["metadata"].get("labels", {})
+    """Add the label by which `kubectl get` and `delete` select all objects of a profile."""
+    for item in objects:
+        item["metadata"]["labels"] = {PART_OF: profile.name} | item["metadata"].get("labels", {})
     return objects
 
 
-def refuse_what_the_proxy_does_not_know(profile: Profile, values: PodValues) -> None:
-    """A second group beside the first would get no request."""
+def check_replicas(profile: Profile, values: PodValues) -> None:
+    """The proxy of prefill and decode knows one group; a second one would get no requests."""
     if profile.proxy and (values.replicas > 1 or values.autoscaling.enabled):
         what, _, tip = ONE_GROUP.partition("; ")
         raise ConfigError(what, tip)
@@ -94,7 +92,7 @@ def config_map(profile: Profile, role: Role, model: str) -> dict[str, Any]:
 
 def workload(profile: Profile, role: Role, model: str, values: PodValues = DEFAULTS) -> dict[str, Any]:
     name = full_name(profile, role)
-    # Applied again, a number here would undo the autoscaler's.
+    # A number here would reset the autoscaler's when the file is applied again.
     count = {} if values.autoscaling.enabled else {"replicas": values.replicas}
     if role.nodes == 1:
         return {
@@ -103,7 +101,7 @@ def workload(profile: Profile, role: Role, model: str, values: PodValues = DEFAU
             "metadata": {"name": name},
             "spec": {
                 **count,
-                # A machine's NPUs hold one: the old one goes first, one machine after the other.
+                # The NPUs of a machine hold one server: the old one ends first, one machine at a time.
                 "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
                 "progressDeadlineSeconds": values.life.start_minutes * 60 + 600,
                 "selector": {"matchLabels": {INSTANCE: name}},
@@ -122,7 +120,7 @@ def workload(profile: Profile, role: Role, model: str, values: PodValues = DEFAU
             },
             "leaderWorkerTemplate": {
                 "size": role.nodes,
-                "restartPolicy": "RecreateGroupOnPodRestart",  # ranks that lost one another cannot go on
+                "restartPolicy": "RecreateGroupOnPodRestart",  # ranks cannot reconnect
                 "leaderTemplate": pod(profile, role, model, values, leader=True),
                 "workerTemplate": pod(profile, role, model, values, leader=role.per_rank),
             },
@@ -131,7 +129,7 @@ def workload(profile: Profile, role: Role, model: str, values: PodValues = DEFAU
 
 
 def disruption(profile: Profile, role: Role) -> dict[str, Any]:
-    """Drains of nodes take one pod at a time; one that is not ready holds none of them up."""
+    """Node drains evict one pod at a time; a pod that is not ready does not block them."""
     name = full_name(profile, role)
     return {
         "apiVersion": "policy/v1",
@@ -155,7 +153,7 @@ def pod_group(profile: Profile, role: Role, replicas: int) -> dict[str, Any]:
 
 
 def network_policy(profile: Profile, values: PodValues) -> dict[str, Any]:
-    """Who reaches the pods. Pods on the host's network are outside of it: their guard is the key."""
+    """Peers that may reach the pods. It does not apply to pods on the host's network: the key protects them."""
     peers = [{"podSelector": {}}] if values.auth.allow_from is None else values.auth.allow_from
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -172,7 +170,7 @@ def network_policy(profile: Profile, values: PodValues) -> dict[str, Any]:
 def service(profile: Profile, role: Role) -> dict[str, Any]:
     count = role.local_ranks if role.per_rank else 1
     ports = [{"name": f"http-{i}", "port": role.port + i, "targetPort": role.port + i} for i in range(count)]
-    if scripts.uses_store(role) and role is profile.roles["prefill"]:  # decode asks prefill for both
+    if scripts.uses_store(role) and role is profile.roles["prefill"]:  # decode connects to both on prefill
         handshake = int(role.args["disaggregation-bootstrap-port"])
         ports += [{"name": n, "port": p, "targetPort": p} for n, p in (("store", STORE_PORT), ("handshake", handshake))]
     return {

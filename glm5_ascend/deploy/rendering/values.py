@@ -1,4 +1,4 @@
-"""`deploy render --values FILE`: what a cluster is like. The file is its owner's, and rendering never writes it."""
+"""Values of a cluster: the file of `deploy render --values FILE`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-#: A name of a Kubernetes object.
+#: Name of a Kubernetes object.
 ObjectName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$")]
 Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,12}(m|Ki|Mi|Gi|Ti)?$")]
-#: Goes into a shell script inside of double quotes.
+#: Used in a shell script in double quotes.
 Interface = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.@-]{1,32}$")]
 Plain = Annotated[str, StringConstraints(pattern=r"^[\w./:@-]{1,200}$")]
 Flag = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$")]
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,100}$")]
 Address = Annotated[str, StringConstraints(pattern=r"^https?://[\w./:-]{1,200}$")]
-#: As the device plugins count them: Ascend's own, Huawei Cloud's CCE.
+#: Resource of Ascend's device plugin.
 NPU_RESOURCE = "huawei.com/Ascend910"
 
 
@@ -24,21 +24,23 @@ class _Values(BaseModel):
 
 
 class AuthValues(_Values):
-    """Who may ask."""
+    """Access to the servers."""
 
-    api_key_secret: ObjectName = Field(default="glm5-api-key", description="Secret with the API key, below `key`.")
-    open: bool = Field(default=False, description="Start without a key on an address that others reach.")
+    api_key_secret: ObjectName = Field(
+        default="glm5-api-key", description="Secret with the API key in its field `key`."
+    )
+    open: bool = Field(default=False, description="Start without a key on a reachable address.")
     allow_from: list[dict[str, Any]] | None = Field(
-        default=None, description="Peers of the NetworkPolicy; without it, the pods of the namespace."
+        default=None, description="Peers of the NetworkPolicy. Default: the pods of the namespace."
     )
 
 
 class ImageValues(_Values):
-    """Where images come from."""
+    """Container images."""
 
-    registry: Plain | None = Field(default=None, description="Stands before the names of all images.")
+    registry: Plain | None = Field(default=None, description="Prefix of the names of all images.")
     digest: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")] | None = Field(
-        default=None, description="Of the servers' image; then its tag is left out."
+        default=None, description="Digest of the servers' image, instead of its tag."
     )
     router_digest: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")] | None = None
     pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
@@ -46,46 +48,46 @@ class ImageValues(_Values):
 
 
 class ResourceValues(_Values):
-    """Of one server pod. CPU and memory are requests and limits at once, so that the pod is not the first evicted."""
+    """Resources of one server pod. Requests equal limits for CPU and memory, so that the pod is not evicted first."""
 
     npu: Plain = Field(default=NPU_RESOURCE, description="huawei.com/Ascend910 or huawei.com/ascend-1980")
     cpu: Quantity | None = Field(default=None, description="Default: 8 cores per die.")
-    memory: Quantity | None = Field(default=None, description="Default: 48 GiB per die; /dev/shm counts.")
+    memory: Quantity | None = Field(default=None, description="Default: 48 GiB per die, with /dev/shm.")
     shm: Quantity = Field(default="256Gi", description="Size limit of /dev/shm.")
-    disk: Quantity = Field(default="40Gi", description="Of the machine's disk, for logs and caches; a request alone.")
+    disk: Quantity = Field(default="40Gi", description="Request of disk for logs and caches, without a limit.")
 
 
 class NetworkValues(_Values):
-    """Where pods listen, and by which interface machines talk to one another."""
+    """Network of the pods, and the interface between machines."""
 
-    nic: Interface | None = Field(default=None, description="Default: found by the route to the first machine.")
-    host: bool | None = Field(default=None, description="Default: only where machines talk to one another.")
+    nic: Interface | None = Field(default=None, description="Default: the interface of the route to the first machine.")
+    host: bool | None = Field(default=None, description="Use the host's network. Default: only with several machines.")
 
 
 class SchedulingValues(_Values):
-    """Which nodes take the pods."""
+    """Selection of nodes for the pods."""
 
     node_selector: dict[str, str] = {}
     tolerations: list[dict[str, Any]] = []
     scheduler: ObjectName | None = None
     priority_class: ObjectName | None = None
-    labels: dict[str, str] = Field(default={}, description="Of the servers' pods, as a scheduler's plug-in wants them.")
-    annotations: dict[str, str] = Field(default={}, description="Of the servers' pods.")
-    pod_group: bool = Field(default=False, description="A Volcano PodGroup per role: all of its pods or none.")
+    labels: dict[str, str] = Field(default={}, description="Labels of the servers' pods, for a scheduler's plug-in.")
+    annotations: dict[str, str] = Field(default={}, description="Annotations of the servers' pods.")
+    pod_group: bool = Field(default=False, description="A Volcano PodGroup per role: all pods or none are scheduled.")
 
 
 class StorageValues(_Values):
-    """The checkpoint, and logs."""
+    """Checkpoint and logs."""
 
     claim: ObjectName | None = Field(
-        default=None, description="PersistentVolumeClaim with the checkpoint; else hostPath."
+        default=None, description="PersistentVolumeClaim with the checkpoint. Default: a hostPath."
     )
-    claim_path: Plain | None = Field(default=None, description="Folder of the checkpoint within the claim.")
+    claim_path: Plain | None = Field(default=None, description="Folder of the checkpoint in the claim.")
     logs: Quantity = "20Gi"
 
 
 class LifeValues(_Values):
-    """Beginning and end of a server."""
+    """Start and end of a server."""
 
     check: bool = Field(default=True, description="An init container runs `verify` and `doctor` first.")
     start_minutes: int = Field(default=120, ge=1, le=1440)
@@ -93,16 +95,16 @@ class LifeValues(_Values):
         default=5,
         ge=0,
         le=1440,
-        description="An engine runs requests and stands still: started anew. 0: never, where roll-outs pause them.",
+        description="Minutes without progress of a busy engine until a restart. 0: never, if rollouts pause it.",
     )
-    drain_s: int = Field(default=300, ge=0, le=7200, description="Seconds that requests in flight may still take.")
-    leave_s: int = Field(default=15, ge=0, le=600, description="Seconds between leaving the Service and SIGTERM.")
+    drain_s: int = Field(default=300, ge=0, le=7200, description="Seconds for requests in flight.")
+    leave_s: int = Field(default=15, ge=0, le=600, description="Seconds between removal from the Service and SIGTERM.")
 
 
 class SecurityValues(_Values):
-    """The servers' user. The NPU's device files belong to group 1000 (HwHiAiUser) of the machine, mode 0660."""
+    """User of the servers. Device files of NPUs belong to group 1000 (HwHiAiUser) with mode 0660."""
 
-    user: int | None = Field(default=None, ge=0, description="Default: the image's, root.")
+    user: int | None = Field(default=None, ge=0, description="Default: root, as in the image.")
     device_group: int = 1000
     capabilities: list[Plain] = ["IPC_LOCK"]
     read_only_root: bool = True
@@ -112,17 +114,19 @@ class MonitoringValues(_Values):
     """Objects of the Prometheus operator, and a dashboard."""
 
     enabled: bool = False
-    labels: dict[str, str] = Field(default={}, description="What the operator selects monitors and rules by.")
+    labels: dict[str, str] = Field(default={}, description="Labels by which the operator selects monitors and rules.")
 
 
 class AutoscalingValues(_Values):
-    """A ScaledObject of KEDA; it asks Prometheus, so `monitoring` or scraping of your own goes with it."""
+    """A ScaledObject of KEDA. It reads Prometheus, so it needs `monitoring` or another scrape configuration."""
 
     enabled: bool = False
     minimum: int = Field(default=1, ge=1, le=1000)
     maximum: int = Field(default=4, ge=1, le=1000)
-    requests: int = Field(default=16, ge=1, le=100000, description="Per replica, running and waiting ones.")
-    prometheus: Address = Field(default="http://prometheus-operated.monitoring:9090", description="Its address.")
+    requests: int = Field(default=16, ge=1, le=100000, description="Running and waiting requests per replica.")
+    prometheus: Address = Field(
+        default="http://prometheus-operated.monitoring:9090", description="Address of Prometheus."
+    )
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -132,14 +136,14 @@ class AutoscalingValues(_Values):
 
 
 class ServerValues(_Values):
-    """What the servers get beside the profile's; it wins."""
+    """Flags and variables of the servers; they override the profile's."""
 
-    flags: list[Flag] = Field(default=[], description="Of the engine, a word each.")
-    env: dict[Variable, str] = Field(default={}, description="As HCCL_IF_BASE_PORT, or VLLM_LOGGING_LEVEL.")
+    flags: list[Flag] = Field(default=[], description="Flags of the engine, one word each.")
+    env: dict[Variable, str] = Field(default={}, description="For example HCCL_IF_BASE_PORT or VLLM_LOGGING_LEVEL.")
 
 
 class PodValues(_Values):
-    """All of it; every key has a default that is safe."""
+    """All values; every key has a safe default."""
 
     namespace: ObjectName | None = None
     replicas: int = Field(default=1, ge=0, le=1000)

@@ -1,4 +1,4 @@
-"""YAML as people review it: texts of several lines as `|` blocks, nothing by anchors."""
+"""YAML for reviewers: multi-line texts as `|` blocks, no anchors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-#: Numbers to the YAML of Go, where PyYAML reads 1e3 and 0o17 as words and writes them without quotes.
+#: Numbers for Go's YAML parser that PyYAML takes for words and writes without quotes, as 1e3 and 0o17.
 _NUMBER = re.compile(r"[-+]?(0o[0-7_]+|\.?[0-9][0-9_.]*(e[-+]?[0-9]+)?)", re.IGNORECASE)
 
 
@@ -26,6 +26,6 @@ _Plain.add_representer(str, _text)
 
 
 def dumped(objects: Iterable[Any]) -> str:
-    """One or several documents, keys in their order."""
+    """One or several YAML documents; keys keep their order."""
     text: str = yaml.dump_all(objects, Dumper=_Plain, sort_keys=False, width=120, allow_unicode=True)
     return text

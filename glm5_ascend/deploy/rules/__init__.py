@@ -1,1 +1,1 @@
-"""Combinations known to be bad, as data (deploy/rules.yaml), and the facts they are evaluated over."""
+"""Known bad combinations (deploy/rules.yaml), and the facts that their conditions use."""

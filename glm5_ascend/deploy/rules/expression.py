@@ -1,7 +1,7 @@
-"""Evaluates a rule's `when`: Python's syntax for comparisons and logic over named facts, with "nobody knows" a value.
+"""Evaluates a rule's `when`: Python's comparisons and logic over named facts, with unknown as a value.
 
-A name that has no fact is unknown, and so is every comparison with it; `and`, `or` and `not` follow Kleene: False and
-unknown is False, True or unknown is True, everything else with an unknown part is unknown.
+A name without a fact is unknown, and so is every comparison with it. `and`, `or` and `not` follow Kleene's logic: False
+and unknown is False, True or unknown is True, every other expression with an unknown operand is unknown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from packaging.version import InvalidVersion, Version
 
 
 class Unknown:
-    """What a fact is that nobody knows."""
+    """Value of an unknown fact."""
 
 
 UNKNOWN = Unknown()
@@ -37,12 +37,12 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def names_in(text: str) -> set[str]:
-    """The facts an expression asks for."""
+    """Names of the facts in an expression."""
     return {node.id for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Name)}
 
 
 def holds(text: str, facts: Mapping[str, Any]) -> bool | None:
-    """Whether it is so; None where nobody knows. Raises ValueError for syntax that rules do not have."""
+    """Evaluate an expression; None means unknown. Raises ValueError for syntax that rules do not have."""
     value = _value(ast.parse(text, mode="eval").body, facts)
     return None if isinstance(value, Unknown) else bool(value)
 
@@ -54,30 +54,31 @@ def _value(node: ast.expr, facts: Mapping[str, Any]) -> Any:
         case ast.Name():
             return facts.get(node.id, UNKNOWN)
         case ast.Tuple():
-            return tuple(_value(part, facts) for part in node.elts)
+            return tuple(_value(element, facts) for element in node.elts)
         case ast.UnaryOp(op=ast.Not()):
             inner = _value(node.operand, facts)
             return inner if isinstance(inner, Unknown) else not inner
         case ast.BoolOp():
-            return _logic(isinstance(node.op, ast.Or), [_value(part, facts) for part in node.values])
+            return _logic(isinstance(node.op, ast.Or), [_value(operand, facts) for operand in node.values])
         case ast.BinOp() if type(node.op) in _ARITHMETIC:
             left, right = _value(node.left, facts), _value(node.right, facts)
-            known = not isinstance(left, Unknown) and not isinstance(right, Unknown)
-            return _ARITHMETIC[type(node.op)](left, right) if known else UNKNOWN
+            if isinstance(left, Unknown) or isinstance(right, Unknown):
+                return UNKNOWN
+            return _ARITHMETIC[type(node.op)](left, right)
         case ast.Compare(ops=[op], comparators=[other]) if type(op) in _COMPARE:
             return _compare(_COMPARE[type(op)], _value(node.left, facts), _value(other, facts))
     raise ValueError(f"rules have no {type(node).__name__}: {ast.unparse(node)}")
 
 
 def _logic(is_or: bool, values: list[Any]) -> Any:
-    """`or` is settled by a true part, `and` by a false one."""
-    known = [bool(value) for value in values if not isinstance(value, Unknown)]
-    if is_or in known:
+    """One true operand decides `or`, one false operand decides `and`."""
+    operands = [bool(value) for value in values if not isinstance(value, Unknown)]
+    if is_or in operands:
         return is_or
-    return UNKNOWN if len(known) < len(values) else not is_or
+    return UNKNOWN if len(operands) < len(values) else not is_or
 
 
-def _compare(how: Callable[[Any, Any], bool], left: Any, right: Any) -> Any:
+def _compare(operation: Callable[[Any, Any], bool], left: Any, right: Any) -> Any:
     if isinstance(left, Unknown) or isinstance(right, Unknown):
         return UNKNOWN
     if isinstance(left, Version) or isinstance(right, Version):
@@ -86,14 +87,14 @@ def _compare(how: Callable[[Any, Any], bool], left: Any, right: Any) -> Any:
         if left is None or right is None:
             return UNKNOWN
         if installed == [True, False]:
-            left = _beside(left, right)
+            left = _release_of(left, right)
         elif installed == [False, True]:
-            right = _beside(right, left)
-    return how(left, right)
+            right = _release_of(right, left)
+    return operation(left, right)
 
 
-def _beside(installed: Version, named: Version) -> Version:
-    """Beside a plain release the release it belongs to: 0.24.0rc1 has what 0.24 has. Else the version itself."""
+def _release_of(installed: Version, named: Version) -> Version:
+    """Compare 0.24.0rc1 as 0.24, unless the rule names a pre-release or post release itself."""
     return installed if named.is_prerelease or named.is_postrelease else Version(installed.base_version)
 
 

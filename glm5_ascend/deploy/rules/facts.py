@@ -1,6 +1,6 @@
-"""The facts that rules speak of, and those that a command line holds.
+"""Facts that rules use, and their values from a profile and a `vllm serve` command line.
 
-Those of a machine come from `diagnosis.machine`, those of a checkpoint from `diagnosis.weights`.
+Facts of a machine come from `diagnosis.machine`, facts of a checkpoint from `diagnosis.weights`.
 """
 
 from __future__ import annotations
@@ -13,48 +13,92 @@ from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.engine_lines import VLLM_ASCEND_LINES
 from glm5_ascend.serve.flags import given_flags, json_of, value_of
 
-#: Every fact, and what it is.
+#: Every fact -> its meaning.
 FACTS = {
-    "npu": "the profile is for an Atlas", "engine": "vllm or sglang",
-    "node": "a2 or a3", "nodes": "machines of the role", "dies": "dies per machine that the profile uses",
-    "weights_gib": "weights per die, GiB",
-    "transformers": "version", "vllm_ascend": "version", "cann": "version",
-    "triton": "Triton-Ascend is installed", "wanted_triton": "its version in the profile's set",
-    "our_plugin": "vLLM would load this package's plugin, which finds the rotation it mends",
-    "device_count": "NPUs visible here", "hbm_gib": "HBM per die, GiB", "shm_gib": "size of /dev/shm, GiB",
-    "memlock_unlimited": "ulimit -l is unlimited", "open_files": "ulimit -n",
-    "launch_blocking": "ASCEND_LAUNCH_BLOCKING=1",
-    "network_mount": "the checkpoint lies on a network file system",
-    "quantized": "the checkpoint has a description", "model": "name of its directory",
-    "weights": "w4a8 or w8a8, by the experts", "experts": "type of routed experts",
-    "attention": "type of q_a, kv_a, q_b",
-    "linear_types": "types of all other linears", "kv_b_quantized": "kv_b_proj is not FLOAT",
-    "group_size": "of the description, None if absent",
+    "npu": "the profile is for an Atlas",
+    "engine": "`vllm` or `sglang`",
+    "node": "kind of machine: `a2` or `a3`",
+    "nodes": "number of machines of the role",
+    "dies": "dies per machine that the profile uses",
+    "weights_gib": "weights per die in GiB",
+    "transformers": "version of transformers",
+    "vllm_ascend": "version of vllm-ascend",
+    "cann": "version of CANN",
+    "triton": "Triton-Ascend is installed",
+    "wanted_triton": "version of Triton-Ascend of the profile's engine line",
+    "our_plugin": "vLLM loads this package's plugin, and the plugin can correct the indexer's rotation",
+    "device_count": "number of NPUs visible on this machine",
+    "hbm_gib": "HBM per die in GiB",
+    "shm_gib": "size of /dev/shm in GiB",
+    "memlock_unlimited": "the limit of locked memory (`ulimit -l`) is unlimited",
+    "open_files": "limit of open files (`ulimit -n`)",
+    "launch_blocking": "ASCEND_LAUNCH_BLOCKING is 1",
+    "network_mount": "the checkpoint is on a network file system",
+    "quantized": "the checkpoint has a quantization description",
+    "model": "name of the checkpoint's directory",
+    "weights": "`w4a8` or `w8a8`, by the type of the experts",
+    "experts": "quantization type of the routed experts",
+    "attention": "quantization type of q_a_proj, kv_a_proj and q_b_proj",
+    "linear_types": "quantization types of all other linears",
+    "kv_b_quantized": "kv_b_proj is quantized",
+    "group_size": "group_size of the description; None if absent",
     "shared_indexers": "config.json has indexer_types with shared layers",
-    "layers_without_indexer": "layers whose indexer is in no shard",
-    "mtp_layers": "of config.json", "mtp_tensors": "tensors of the MTP layer in the index",
-    "tp": "", "dp": "", "pcp": "", "dcp": "", "ep": "expert parallelism", "ep_size": "its ranks",
-    "interleave": "cp-kv-cache-interleave-size", "block_size": "",
-    "max_model_len": "", "max_num_seqs": "", "max_num_batched_tokens": "",
-    "prefix_cache": "", "chunked_prefill": "", "graph": "cudagraph_mode, NONE if eager",
-    "capture_sizes": "given ones", "capture_multiple_of_tp": "one of them is",
-    "mtp": "draft tokens, 0 if off", "mtp_eager": "",
-    "draft_inherits": "SGLang: --quantization, and no --speculative-draft-model-quantization",
-    "old_flag": "SGLang: a flag that 0.5.23 no longer knows",
-    "kv_role": "none, kv_producer, kv_consumer or kv_both", "pd": "prefill and decode apart",
-    "pd_sizes_match": "", "dcp_prefill": "", "dcp_decode": "",
-    "flashcomm1": "", "enable_dsa_cp": "", "fused_mc2": "", "multistream_overlap": "", "balance": "",
-    "enable_mlapo": "asked for by name", "mlapo_active": "asked for or left on", "sfa_c8": "", "li_c8": "", "kv_nz": "",
-    "reduce_sample": "", "recompute": "", "mc2_hierarchy": "",
-    "hccl_intra": "HCCL_INTRA_ROCE_ENABLE=0 and HCCL_INTRA_PCIE_ENABLE=1", "dynamic_eplb": "", "profiling_chunk": "",
-    "kv_offload_sparse": "", "lmhead_tp": "", "oproj_tp": "", "embedding_tp": "",
-    "unknown_keys": "keys of --additional-config that the newest line refuses",
-    "old_c8_keys": "C8 by --additional-config",
-    "new_c8_flags": "C8 by --kv-cache-dtype or --attention_config", "hccl_buffer": "HCCL_BUFFSIZE, MB",
-    "exchange_buffer": "what dispatch and combine need of it, MB",
-}  # fmt: skip
-#: Of every GLM-5: routed experts, those of a token, width.
-EXPERTS, CHOSEN, HIDDEN = 256, 8, 6144
+    "layers_without_indexer": "number of layers without indexer tensors in the index",
+    "mtp_layers": "number of MTP layers in config.json",
+    "mtp_tensors": "number of tensors of the MTP layer in the index",
+    "tp": "tensor parallel size",
+    "dp": "data parallel size",
+    "pcp": "prefill context parallel size",
+    "dcp": "decode context parallel size",
+    "ep": "expert parallelism is on",
+    "ep_size": "number of expert parallel ranks",
+    "interleave": "--cp-kv-cache-interleave-size",
+    "block_size": "tokens per block of the KV cache",
+    "max_model_len": "--max-model-len: longest request in tokens",
+    "max_num_seqs": "--max-num-seqs: largest number of running requests",
+    "max_num_batched_tokens": "--max-num-batched-tokens: largest number of tokens of a step",
+    "prefix_cache": "prefix caching is on",
+    "chunked_prefill": "chunked prefill is on",
+    "graph": "cudagraph_mode; `NONE` if eager",
+    "capture_sizes": "number of given cudagraph_capture_sizes",
+    "capture_multiple_of_tp": "a given capture size is a multiple of the tensor parallel size",
+    "mtp": "draft tokens per step; 0 if off",
+    "mtp_eager": "the draft model runs without graphs (enforce_eager of --speculative-config)",
+    "draft_inherits": "SGLang: --quantization is set, but not --speculative-draft-model-quantization",
+    "old_flag": "SGLang: a flag that the parser refuses",
+    "kv_role": "`none`, `kv_producer`, `kv_consumer` or `kv_both`",
+    "pd": "prefill and decode are apart",
+    "pd_sizes_match": "parallel sizes in --kv-transfer-config are those of this server",
+    "dcp_prefill": "decode context parallel size of the prefill nodes",
+    "dcp_decode": "decode context parallel size of the decode nodes",
+    "flashcomm1": "FlashComm is on (enable_flashcomm1)",
+    "enable_dsa_cp": "DSA context parallelism is on",
+    "fused_mc2": "value of enable_fused_mc2: fused MC2 dispatch and combine",
+    "multistream_overlap": "multistream_overlap_shared_expert is on",
+    "balance": "balance scheduling is on (enable_balance_scheduling)",
+    "enable_mlapo": "MLAPO is set explicitly",
+    "mlapo_active": "MLAPO is set, or on by default",
+    "sfa_c8": "the latent caches are int8 (SFA-C8)",
+    "li_c8": "the indexer's key caches are int8 (LI-C8)",
+    "kv_nz": "enable_kv_nz is on: KV caches in NZ layout",
+    "reduce_sample": "enable_reduce_sample is on",
+    "recompute": "recompute_scheduler_enable is on",
+    "mc2_hierarchy": "hierarchical MC2 between machines is on",
+    "hccl_intra": "HCCL_INTRA_ROCE_ENABLE is 0 and HCCL_INTRA_PCIE_ENABLE is 1",
+    "dynamic_eplb": "dynamic expert load balancing is on (eplb_config)",
+    "profiling_chunk": "profiling_chunk_config is enabled",
+    "kv_offload_sparse": "sparse_kv_offload_config is set",
+    "lmhead_tp": "lmhead_tensor_parallel_size of finegrained_tp_config",
+    "oproj_tp": "oproj_tensor_parallel_size of finegrained_tp_config",
+    "embedding_tp": "embedding_tensor_parallel_size of finegrained_tp_config",
+    "unknown_keys": "keys of --additional-config that the newest engine line refuses",
+    "old_c8_keys": "int8 caches are set by keys of --additional-config",
+    "new_c8_flags": "int8 caches are set by --kv-cache-dtype or --attention_config",
+    "hccl_buffer": "HCCL_BUFFSIZE in MB",
+    "exchange_buffer": "HCCL_BUFFSIZE in MB that dispatch and combine of a full decode step need",
+}
+#: Sizes of GLM-5: routed experts, experts per token, hidden size.
+EXPERTS, EXPERTS_PER_TOKEN, HIDDEN = 256, 8, 6144
 PRODUCER, CONSUMER = "kv_producer", "kv_consumer"
 _NUMBERS = {
     "tp": ("--tensor-parallel-size", 1), "dp": ("--data-parallel-size", 1),
@@ -66,7 +110,7 @@ _NUMBERS = {
 
 
 def of_profile(profile: Profile, role: Role) -> dict[str, Any]:
-    """What the profile says beside its flags; of the checkpoint, what it should be."""
+    """Facts of a profile without its flags, and of the checkpoint that it is for."""
     hardware = profile.hardware
     facts: dict[str, Any] = {
         "npu": profile.platform == "npu",
@@ -74,7 +118,7 @@ def of_profile(profile: Profile, role: Role) -> dict[str, Any]:
         "nodes": role.nodes,
         "dies": role.local_ranks * role.rank_dies,
     }
-    facts |= {part: kind for part, kind in profile.weights.items() if part in ("experts", "attention")}
+    facts |= {part: profile.weights[part] for part in ("experts", "attention") if part in profile.weights}
     facts |= {"quantized": facts["npu"], "weights": short_name(profile.weights["experts"])}
     if "weights_gib" in profile.memory:
         facts["weights_gib"] = profile.memory["weights_gib"]
@@ -86,13 +130,13 @@ def of_profile(profile: Profile, role: Role) -> dict[str, Any]:
 
 
 def short_name(experts: str) -> str:
-    """What the recipe of such experts is called."""
+    """Name of the recipe for a quantization type of experts."""
     return {"W4A8_DYNAMIC": "w4a8", "W8A8_DYNAMIC": "w8a8"}.get(experts, "float")
 
 
 def of_command(argv: list[str], environ: Mapping[str, str]) -> dict[str, Any]:
-    """What a `vllm serve` command line and its environment say; later flags win."""
-    given = given_flags(argv)
+    """Facts of a `vllm serve` command line and its environment; later flags win."""
+    flags = given_flags(argv)
     facts: dict[str, Any] = {"engine": "vllm", "draft_inherits": False, "old_flag": ""}
     facts |= {
         name: number
@@ -104,7 +148,7 @@ def of_command(argv: list[str], environ: Mapping[str, str]) -> dict[str, Any]:
     facts["prefix_cache"] = "--no-enable-prefix-caching" not in argv
     facts["chunked_prefill"] = "--no-enable-chunked-prefill" not in argv
     graph = json_of(argv, "--compilation-config")
-    facts["graph"] = "NONE" if "--enforce-eager" in given else graph.get("cudagraph_mode", "FULL_AND_PIECEWISE")
+    facts["graph"] = "NONE" if "--enforce-eager" in flags else graph.get("cudagraph_mode", "FULL_AND_PIECEWISE")
     sizes = graph.get("cudagraph_capture_sizes") or []
     facts["capture_sizes"] = len(sizes)
     facts["capture_multiple_of_tp"] = any(size % facts["tp"] == 0 for size in sizes)
@@ -125,28 +169,28 @@ def of_command(argv: list[str], environ: Mapping[str, str]) -> dict[str, Any]:
 def _of_transfer(transfer: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
     role = transfer.get("kv_role", "none")
     apart = role in (PRODUCER, CONSUMER)
-    found = {"kv_role": role, "pd": apart}
+    facts_of_role = {"kv_role": role, "pd": apart}
     if not apart:
-        return found | {"pd_sizes_match": True, "dcp_prefill": 1, "dcp_decode": 1}
+        return facts_of_role | {"pd_sizes_match": True, "dcp_prefill": 1, "dcp_decode": 1}
     side = "prefill" if role == PRODUCER else "decode"
     sizes = transfer.get("kv_connector_extra_config", {}).get(side, {})
     match = (sizes.get("tp_size"), sizes.get("dp_size")) == (facts["tp"], facts["dp"])
-    return found | {"pd_sizes_match": match, f"dcp_{side}": facts["dcp"]}
+    return facts_of_role | {"pd_sizes_match": match, f"dcp_{side}": facts["dcp"]}
 
 
 def _of_additional(additional: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """A key wins over the variable of old, as in vllm-ascend's AscendConfig."""
+    """A key overrides its old environment variable, as in vllm-ascend's AscendConfig."""
 
-    def old(key: str, variable: str, default: int = 0) -> int:
+    def switch(key: str, variable: str, default: int = 0) -> int:
         return int(additional[key]) if key in additional else _number(environ.get(variable, ""), default) or 0
 
     parts = additional.get("finegrained_tp_config", {})
     return {
-        "flashcomm1": bool(old("enable_flashcomm1", "VLLM_ASCEND_ENABLE_FLASHCOMM1")),
-        "balance": bool(old("enable_balance_scheduling", "VLLM_ASCEND_BALANCE_SCHEDULING")),
-        "fused_mc2": old("enable_fused_mc2", "VLLM_ASCEND_ENABLE_FUSED_MC2"),
-        "mlapo_active": bool(old("enable_mlapo", "VLLM_ASCEND_ENABLE_MLAPO", 1)),
-        "enable_mlapo": bool(old("enable_mlapo", "VLLM_ASCEND_ENABLE_MLAPO")),
+        "flashcomm1": bool(switch("enable_flashcomm1", "VLLM_ASCEND_ENABLE_FLASHCOMM1")),
+        "balance": bool(switch("enable_balance_scheduling", "VLLM_ASCEND_BALANCE_SCHEDULING")),
+        "fused_mc2": switch("enable_fused_mc2", "VLLM_ASCEND_ENABLE_FUSED_MC2"),
+        "mlapo_active": bool(switch("enable_mlapo", "VLLM_ASCEND_ENABLE_MLAPO", 1)),
+        "enable_mlapo": bool(switch("enable_mlapo", "VLLM_ASCEND_ENABLE_MLAPO")),
         "enable_dsa_cp": bool(additional.get("enable_dsa_cp")),
         "multistream_overlap": bool(additional.get("multistream_overlap_shared_expert")),
         "kv_nz": bool(additional.get("enable_kv_nz")),
@@ -165,25 +209,25 @@ def _of_additional(additional: dict[str, Any], environ: Mapping[str, str]) -> di
 
 
 def _of_caches(argv: list[str], additional: dict[str, Any]) -> dict[str, Any]:
-    """INT8 caches, in both spellings."""
+    """int8 caches, in both spellings."""
     flags = value_of(argv, "--kv-cache-dtype") == "int8"
     indexer = json_of(argv, "--attention-config").get("indexer_kv_dtype", "")
     indexer = value_of(argv, "--attention-config.indexer-kv-dtype") or indexer
-    old = [bool(additional.get(f"enable_sparse_{part}_c8")) for part in ("sfa", "li")]
+    keys = [bool(additional.get(f"enable_sparse_{part}_c8")) for part in ("sfa", "li")]
     return {
-        "sfa_c8": old[0] or flags, "li_c8": old[1] or indexer == "int8",
-        "old_c8_keys": any(old), "new_c8_flags": flags or indexer == "int8",
+        "sfa_c8": keys[0] or flags, "li_c8": keys[1] or indexer == "int8",
+        "old_c8_keys": any(keys), "new_c8_flags": flags or indexer == "int8",
     }  # fmt: skip
 
 
 def exchange_buffer(facts: Mapping[str, Any]) -> int:
-    """HCCL_BUFFSIZE in MB that dispatch and combine of a decode step of GLM-5 need: CANN's formula, two buffers."""
+    """HCCL_BUFFSIZE in MB for dispatch and combine of a decode step of GLM-5, by CANN's formula for two buffers."""
     if not facts["ep"] or facts["ep_size"] == 1:
         return 0
     tokens = min(512, -(-facts["max_num_seqs"] * (facts["mtp"] + 1) // facts["tp"]))
     local = EXPERTS // facts["ep_size"]
     sent = 512 * -(-(2 * HIDDEN + 64) // 512)
-    received = (CHOSEN + 1) * tokens * 2 * HIDDEN
+    received = (EXPERTS_PER_TOKEN + 1) * tokens * 2 * HIDDEN
     return int(-(-2 * (local * tokens * facts["ep_size"] * sent + received) // 2**20))
 
 

@@ -1,4 +1,4 @@
-"""The rules of deploy/rules.yaml, and what they find in a set of facts."""
+"""The rules of deploy/rules.yaml, and their evaluation for a set of facts."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Rule(BaseModel):
 
     Attributes:
         when: a condition over `facts.FACTS`.
-        source: the thread or file that says so.
-        read: version of vllm-ascend -> `file:line word` where its code does it, the word on that line.
+        source: thread or file that reports it.
+        read: version of vllm-ascend -> `file:line word`: place in its code, and a word on that line.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -44,9 +44,9 @@ class Rule(BaseModel):
 
     @property
     def known_from(self) -> str:
-        """The source, and in which versions the rule was read."""
-        places = [f"{version} {place.partition(' ')[0]}" for version, place in self.read.items()]
-        return f"{self.source}; read in {' and '.join(places)}" if places else self.source
+        """The source, and the places in vllm-ascend's code."""
+        lines = [f"{version} {location.partition(' ')[0]}" for version, location in self.read.items()]
+        return f"{self.source}; read in {' and '.join(lines)}" if lines else self.source
 
 
 class RuleFile(RootModel[list[Rule]]):
@@ -55,7 +55,7 @@ class RuleFile(RootModel[list[Rule]]):
 
 @dataclass(frozen=True)
 class BrokenRule:
-    """A rule that holds, its message filled in."""
+    """A rule whose condition holds, with its message filled in."""
 
     id: str
     level: str
@@ -66,12 +66,12 @@ class BrokenRule:
 
 @cache
 def rules() -> tuple[Rule, ...]:
-    """All of them, in the order of the file."""
+    """All rules in the order of the file."""
     return tuple(read_yaml(data_dir("data/deploy") / "rules.yaml", RuleFile).root)
 
 
 def judge(facts: Mapping[str, Any]) -> tuple[list[BrokenRule], dict[str, list[str]]]:
-    """What is wrong, and the rules that could not be checked with the facts they lack."""
+    """Evaluate all rules: the broken ones, and the unchecked ones with their missing facts."""
     broken: list[BrokenRule] = []
     unchecked = {}
     for rule in rules():
@@ -79,15 +79,12 @@ def judge(facts: Mapping[str, Any]) -> tuple[list[BrokenRule], dict[str, list[st
         if answer is None:
             unchecked[rule.id] = sorted(names_in(rule.when) - set(facts))
         elif answer:
-            shown = _Shown(facts)
-            broken.append(
-                BrokenRule(
-                    rule.id, rule.level, rule.message.format_map(shown), rule.fix.format_map(shown), rule.known_from
-                )
-            )
+            values = _Values(facts)
+            message, fix = rule.message.format_map(values), rule.fix.format_map(values)
+            broken.append(BrokenRule(rule.id, rule.level, message, fix, rule.known_from))
     return broken, unchecked
 
 
-class _Shown(dict[str, Any]):
+class _Values(dict[str, Any]):
     def __missing__(self, name: str) -> str:
         return f"({name} unknown)"

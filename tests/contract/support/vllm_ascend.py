@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 import tarfile
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import Version
 
 from glm5_ascend.deploy.rehearsal.environment import BUILD, RehearsalEnvironment, prepare
+from glm5_ascend.deploy.rehearsal.run import INSIDE, PACKAGE
 
 #: Line -> fixture with its environment.
 LINES = {"0.23": "vllm_ascend", "0.30": "vllm_ascend_030", "newest": "vllm_ascend_newest"}
@@ -32,20 +34,16 @@ class VllmAscend:
     python: Path
 
     @property
-    def stubs(self) -> Path:
-        return RehearsalEnvironment(self.python).stubs
-
-    @property
     def version(self) -> Version:
         """Of vllm-ascend."""
-        found = RehearsalEnvironment(self.python).version
-        assert found is not None, f"{self.python}: no vllm-ascend"
-        return found
+        version = RehearsalEnvironment(self.python).version
+        assert version is not None, f"{self.python}: no vllm-ascend"
+        return version
 
     @property
     def fuses_dynamic(self) -> bool:
-        """PROLOG_V3 fuses dynamic W8A8 attention, and indexers have caches of their own: since 0.30."""
-        return self.version.release[:2] >= (0, 30)
+        """PROLOG_V3 fuses dynamic W8A8 attention, and indexers have their own caches."""
+        return RehearsalEnvironment(self.python).line.copies.prolog
 
     def sources(self, folder: Path) -> Path:
         """Its C++ sources, which no wheel holds, unpacked from the release on PyPI."""
@@ -58,16 +56,21 @@ class VllmAscend:
         return folder / archive.name.removesuffix(".tar.gz") / "csrc"
 
     def run(self, script: str, *arguments: object) -> None:
-        """Run `vllm_ascend_on_cpu.<script>` in the environment, with absolute paths; it is silent unless it fails."""
-        if not self.stubs.is_dir():
-            raise RuntimeError(f"{self.python}: no {self.stubs}; make the environment with {__name__}.make_environment")
+        """Run `vllm_ascend_on_cpu.<script>` in the environment; arguments are absolute paths."""
+        environment = RehearsalEnvironment(self.python)
+        if not environment.stubs.is_dir():
+            raise RuntimeError(f"{self.python}: no {environment.stubs}; make the environment with make_environment")
         command = [str(self.python), "-m", f"vllm_ascend_on_cpu.{script}", *map(str, arguments)]
-        variables = RehearsalEnvironment(self.python).variables(PACKAGES)
-        # Not in the repository's folder: there python would find our own plugins for vLLM, too.
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=os.environ | variables, timeout=RUN_LIMIT, check=False,
-            cwd=self.python.parents[1],
-        )  # fmt: skip
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / PACKAGE).symlink_to(INSIDE)
+            variables = environment.variables(PACKAGES) | {"PYTHONPATH": f"{PACKAGES}{os.pathsep}{folder}"}
+            if (packages := environment.line.rehearsal) is not None:
+                variables |= {name.upper(): module for name, module in packages.imports.items()}
+            # In a checkout of this repository Python would also find our plugins for vLLM.
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=os.environ | variables, timeout=RUN_LIMIT, check=False,
+                cwd=environment.folder,
+            )  # fmt: skip
         if done.returncode:
             raise RuntimeError(f"{script} failed:\n{done.stdout[-3000:]}\n{done.stderr[-8000:]}")
 

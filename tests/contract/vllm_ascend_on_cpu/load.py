@@ -24,17 +24,16 @@ from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import get_model_loader
-from vllm.model_executor.models import registry
 
 PATTERNS = (0x55, 0xAA)
-#: Small: some buffers have a row per token.
+#: Some buffers have a row per token.
 TOKENS = 256
-#: Where the only rank meets itself; goes with the process.
-MEETING = tempfile.TemporaryDirectory()
+#: File store of the only rank.
+STORE = tempfile.TemporaryDirectory()
 
 
 def engine_config(checkpoint: Path) -> VllmConfig:
-    """As any start of vLLM: loads vllm-ascend's plugins and platform patches on the way."""
+    """The engine's configuration; loads vllm-ascend's plugins and platform patches."""
     arguments = EngineArgs(
         model=str(checkpoint),
         quantization="ascend",
@@ -45,12 +44,11 @@ def engine_config(checkpoint: Path) -> VllmConfig:
         max_num_batched_tokens=TOKENS,
         speculative_config={"method": "mtp", "num_speculative_tokens": 1},
     )
-    registry._run_in_subprocess = lambda inspect: inspect()  # a process of its own would lack the shim
     return arguments.create_engine_config()
 
 
 def start_worker(config: VllmConfig) -> None:
-    """What NPUWorker does before it loads a model, with gloo for HCCL. Within `set_current_vllm_config`."""
+    """Initialize as NPUWorker does before it loads a model, with gloo instead of HCCL, in `set_current_vllm_config`."""
     from vllm_ascend.ascend_config import init_ascend_config
     from vllm_ascend.distributed.parallel_state import init_ascend_model_parallel
     from vllm_ascend.utils import adapt_patch, register_ascend_customop
@@ -59,33 +57,33 @@ def start_worker(config: VllmConfig) -> None:
     register_ascend_customop(config)
     init_ascend_config(config)
     shim.without_hccl()
-    init_distributed_environment(1, 0, f"file://{MEETING.name}/rank", 0, "gloo")
+    init_distributed_environment(1, 0, f"file://{STORE.name}/rank", 0, "gloo")
     ensure_model_parallel_initialized(1, 1)
     init_ascend_model_parallel(config.parallel_config)
 
 
 def load(config: VllmConfig, model_config: ModelConfig) -> tuple[torch.nn.Module, dict[str, int]]:
-    """The loaded and processed model, and what its checkpoint left unwritten."""
+    """The loaded and processed model, and its unwritten elements by parameter."""
     loader = get_model_loader(config.load_config)
-    stock = loader.load_weights
+    original = loader.load_weights
     unwritten: dict[str, int] = {}
 
     def load_weights(model: torch.nn.Module, model_config: ModelConfig) -> None:
-        unwritten.update(unwritten_elements(model, lambda: stock(model, model_config)))
+        unwritten.update(unwritten_elements(model, lambda: original(model, model_config)))
 
     loader.load_weights = load_weights
     return loader.load_model(vllm_config=config, model_config=model_config), unwritten
 
 
 def unwritten_elements(model: torch.nn.Module, load_weights: Callable[[], None]) -> dict[str, int]:
-    """Load over two different fillings: elements that hold both afterwards were not written. Their number by name.
+    """Load over two bit patterns and count the elements that keep both: they were not written.
 
-    vLLM's own account is by name, so that one missing expert of a stack does not show, and it is off for quantized
-    models. Elements that were not written keep their initial values.
+    vLLM checks names only, so it misses one expert of a stack, and it does not check quantized models. Unwritten
+    elements get their initial values back.
     """
     parameters = dict(model.named_parameters())
     initial = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-    kept = {name: torch.ones_like(value, dtype=torch.bool) for name, value in initial.items()}
+    unwritten = {name: torch.ones_like(value, dtype=torch.bool) for name, value in initial.items()}
     for pattern in PATTERNS:
         for name, parameter in parameters.items():
             bits = torch.full((initial[name].nbytes,), pattern, dtype=torch.uint8)
@@ -93,35 +91,35 @@ def unwritten_elements(model: torch.nn.Module, load_weights: Callable[[], None])
         load_weights()
         for name, parameter in parameters.items():
             bits = parameter.detach().contiguous().view(-1).view(torch.uint8)
-            kept[name] &= (bits == pattern).view(*parameter.shape, -1).all(dim=-1)
+            unwritten[name] &= (bits == pattern).view(*parameter.shape, -1).all(dim=-1)
     for name, parameter in parameters.items():
-        parameter.data[kept[name]] = initial[name][kept[name]]
-    return {name: int(mask.sum()) for name, mask in kept.items() if mask.any()}
+        parameter.data[unwritten[name]] = initial[name][unwritten[name]]
+    return {name: int(mask.sum()) for name, mask in unwritten.items() if mask.any()}
 
 
 def contents(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters, what the schemes made from them, and the attention's own weights, by name."""
-    found: dict[str, torch.Tensor] = dict(model.named_parameters())
+    """Parameters, tensors that the schemes made from them, and weights of the attention, by name."""
+    tensors: dict[str, torch.Tensor] = dict(model.named_parameters())
     for name, module in model.named_modules():
         owners = {name: module} if hasattr(module, "quant_method") else {}
         if is_attention(module):
             owners[f"{name}.impl"] = module.impl
         for owner, value in owners.items():
-            found |= {f"{owner}.{key}": item for key, item in vars(value).items() if isinstance(item, torch.Tensor)}
-    return {name: tensor.detach().clone().contiguous() for name, tensor in found.items()}
+            tensors |= {f"{owner}.{key}": item for key, item in vars(value).items() if isinstance(item, torch.Tensor)}
+    return {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
 
 
 def is_attention(module: torch.nn.Module) -> bool:
-    """A layer with a cache; in 0.30 the indexer's wrapper has an `impl`, too."""
+    """True for a layer with a cache; since 0.30 the indexer's wrapper has an `impl`, too."""
     return hasattr(module, "impl") and hasattr(module, "kv_cache")
 
 
 def preprocess_of(implementation: Any) -> str:
-    """What prepares an attention's input: native, mlapo or prolog_v3."""
+    """Preprocessing of an attention's input: native, mlapo or prolog_v3."""
     if hasattr(implementation, "preprocess_type"):  # 0.30
         return str(implementation.preprocess_type.name).lower()
     switches = {"mlapo": "enable_mlapo", "prolog_v3": "enable_sfa_prolog_v3"}
-    return next((kind for kind, switch in switches.items() if getattr(implementation, switch)), "native")
+    return next((name for name, switch in switches.items() if getattr(implementation, switch)), "native")
 
 
 def report(model: torch.nn.Module, unwritten: dict[str, int]) -> dict[str, Any]:

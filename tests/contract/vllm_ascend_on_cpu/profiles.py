@@ -1,10 +1,10 @@
-"""What vLLM's own parser and vllm-ascend's own configuration code make of command lines.
+"""Parse command lines by vLLM's parser and configure them by vllm-ascend's code.
 
     python -m vllm_ascend_on_cpu.profiles COMMANDS OUT
 
-COMMANDS: JSON {name: {"env": {...}, "argv": ["vllm", "serve", MODEL, ...]}}. OUT gets what each became or the error it
-met, the names of all environment variables that the two packages define, and the keys of additional_config that the
-code of vllm-ascend reads.
+COMMANDS: JSON {name: {"env": {...}, "argv": ["vllm", "serve", MODEL, ...]}}. OUT gets the
+configuration or the error of each, the names of all environment variables that the two packages define, and the keys of
+additional_config that vllm-ascend reads.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import json
 import os
 import sys
 import traceback
-import types
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +25,16 @@ import vllm.envs
 import vllm_ascend
 import vllm_ascend.envs
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.model_executor.models import registry
 from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-try:
-    from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
-except ImportError:  # its place in 0.30
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 
 
 def configured(argv: list[str]) -> dict[str, Any]:
     """Parse as `vllm serve` does, then build the engine's configuration, which runs the platform's checks."""
-    parser = make_arg_parser(FlexibleArgumentParser())
+    cli_args = import_module(os.environ["MAKE_ARG_PARSER"])  # its module, from the engine line
+    parser = cli_args.make_arg_parser(FlexibleArgumentParser())
     parsed = parser.parse_args(argv[2:])
     parsed.model = parsed.model_tag
-    validate_parsed_serve_args(parsed)
+    cli_args.validate_parsed_serve_args(parsed)
     config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
     from vllm_ascend.ascend_config import get_ascend_config
     from vllm_ascend.utils import enable_sp
@@ -64,7 +59,7 @@ def configured(argv: list[str]) -> dict[str, Any]:
 
 
 def in_child(env: dict[str, str], argv: list[str]) -> dict[str, Any]:
-    """In a process of its own: both packages keep what they learn from the first configuration."""
+    """Configure in a new process, because both packages cache the first configuration."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -86,16 +81,15 @@ def in_child(env: dict[str, str], argv: list[str]) -> dict[str, Any]:
 
 
 def keys_read() -> list[str]:
-    """Constants that vllm-ascend's code looks up in a mapping: `x.get("key")`, `x["key"]`, `"key" in x`.
-
-    And the keyword arguments of its configuration classes, which take a part of additional_config each.
+    """Constants that vllm-ascend's code looks up (`x.get("key")`, `x["key"]`, `"key" in x`), and the arguments of its
+    configuration classes.
     """
-    found: set[str] = set()
+    keys: set[str] = set()
     for path in Path(vllm_ascend.__file__).parent.rglob("*.py"):
         source = path.read_text(encoding="utf-8")
         if "additional_config" in source or path.name == "ascend_config.py":
-            found.update(looked_up(ast.parse(source)))
-    return sorted(found)
+            keys.update(looked_up(ast.parse(source)))
+    return sorted(keys)
 
 
 def looked_up(tree: ast.AST) -> Iterator[str]:
@@ -122,17 +116,8 @@ def constant(node: ast.AST) -> Iterator[str]:
         yield node.value
 
 
-def stand_in_for_mooncake() -> None:
-    """The transfer library of PD needs the machine's network; configuring imports it and calls nothing."""
-    for name in ("mooncake", "mooncake.engine"):
-        sys.modules[name] = types.ModuleType(name)
-    sys.modules["mooncake.engine"].TransferEngine = type("TransferEngine", (), {})  # type: ignore[attr-defined]
-
-
 def main() -> None:
-    stand_in_for_mooncake()
     commands, out = map(Path, sys.argv[1:])
-    registry._run_in_subprocess = lambda inspect: inspect()  # a process of its own would lack the shim
     answers = {name: in_child(**command) for name, command in json.loads(commands.read_text()).items()}
     variables = sorted({*vllm.envs.environment_variables, *vllm_ascend.envs.env_variables})
     out.write_text(json.dumps({"commands": answers, "variables": variables, "keys": keys_read()}, indent=1))

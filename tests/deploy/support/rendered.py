@@ -1,4 +1,4 @@
-"""A profile rendered into a folder."""
+"""Rendered profiles for tests."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from pathlib import Path
 from glm5_ascend.deploy.profiles.load import load, names
 from glm5_ascend.deploy.rendering.files import rendered_texts
 
-#: Profiles of machines with NPUs.
+#: All profiles of machines with NPUs.
 ATLAS = [name for name in names() if load(name).platform == "npu"]
+
+#: One profile per shape of rendered objects and engine: one machine, several, prefill and decode apart, alternatives.
+SHAPES = ["a3-single-w4a8", "a3-2node", "a3-pd", "a3-pd-pp2", "rollout", "a3-2node-sglang", "a3-pd-sglang"]
 
 
 def written(folder: Path, profile: str, target: str) -> Path:

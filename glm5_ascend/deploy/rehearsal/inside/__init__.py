@@ -1,5 +1,5 @@
-"""What runs inside the environment that holds vllm-ascend. Nothing here imports the rest of us, or the reverse.
+"""Code that runs in the environment with vllm-ascend. It imports nothing else of this package.
 
-`rank` is the program. It is started as a package of its own name, so that nothing but these files is found beside what
-the environment holds. What no run here can show: the NZ layout of weights, HCCL, graphs, what an NPU computes.
+`rank` is the program, started as a package with a name of its own. A run does not show the NZ layout of weights, HCCL,
+graphs, or results of an NPU.
 """

@@ -1,4 +1,4 @@
-"""What the caches of a rank take, by vllm-ascend's own specification, and how many blocks vLLM makes of the memory."""
+"""Size of a rank's caches by vllm-ascend's specification, and the number of blocks that vLLM allocates."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .meta import BigOnMeta
 
 
 def proposer_of(config: VllmConfig, draft: torch.nn.Module) -> Any:
-    """vllm-ascend's proposer around a draft, with what of its constructor the calls here need."""
+    """vllm-ascend's proposer of a draft model, with the attributes that the calls here need."""
     from vllm_ascend.ascend_config import get_ascend_config
     from vllm_ascend.spec_decode.eagle_proposer import AscendEagleProposer
 
     proposer = object.__new__(AscendEagleProposer)
     proposer.model, proposer.vllm_config, proposer.method, proposer.use_compress = draft, config, "mtp", False
-    proposer.use_cuda_graph = False  # with one it would wrap what it runs in a graph, which needs a device
+    proposer.use_cuda_graph = False  # a graph needs a device
     proposer.is_multimodal_model = False
     proposer.supports_mm_inputs = False
     proposer.enable_shared_expert_dp = get_ascend_config().enable_shared_expert_dp
@@ -26,7 +26,7 @@ def proposer_of(config: VllmConfig, draft: torch.nn.Module) -> Any:
 
 
 def share(config: VllmConfig, target: torch.nn.Module, draft: torch.nn.Module) -> None:
-    """Embedding, head and table of choices are the target's where the proposer says so: its own code decides."""
+    """Share embedding, head and top-k indices of the target with the draft, as the proposer's code decides."""
     proposer = proposer_of(config, draft)
     with BigOnMeta():
         proposer._maybe_share_embeddings(target)
@@ -35,7 +35,7 @@ def share(config: VllmConfig, target: torch.nn.Module, draft: torch.nn.Module) -
 
 
 def cache_specs(config: VllmConfig) -> dict[str, Any]:
-    """What NPUModelRunner.get_kv_cache_spec says of the built layers, with what its constructor would know."""
+    """Cache specifications of the built layers by NPUModelRunner.get_kv_cache_spec, without its constructor."""
     from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
     from vllm_ascend.ascend_config import get_ascend_config
     from vllm_ascend.utils import enable_sfa_dcp_replicated_indexer
@@ -65,46 +65,48 @@ def cache_specs(config: VllmConfig) -> dict[str, Any]:
 
 
 def cache(config: VllmConfig, available: int | None) -> dict[str, Any]:
-    """Layers, bytes per token of one die, and blocks for `available` bytes (None: not asked)."""
+    """Layers, bytes per token of one die, and blocks for `available` bytes; None: no blocks are counted."""
     from vllm.model_executor.models.utils import extract_layer_index
     from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 
     specs = cache_specs(config)
     tokens = config.cache_config.block_size * config.parallel_config.decode_context_parallel_size
     page = sum(spec.page_size_bytes for spec in specs.values())
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "ignored": ignored(config, specs),
-        "layers": len({extract_layer_index(name) for name in specs}),  # after 0.23 the indexer's keys are a cache apart
+        "layers": len(
+            {extract_layer_index(name) for name in specs}
+        ),  # the indexer's keys may be a separate cache of a layer
         "bytes_per_token": page / tokens,
         "tokens_per_block": tokens,
     }
     if available is not None and specs:
-        found["available_bytes"] = available
-        settle_layout(config, specs)
+        report["available_bytes"] = available
+        resolve_layout(config, specs)
         try:
-            (made,) = get_kv_cache_configs(config, [specs], [available])
-            found["blocks"] = made.num_blocks
+            (groups,) = get_kv_cache_configs(config, [specs], [available])
+            report["blocks"] = groups.num_blocks
         except ValueError as problem:  # one longest request does not fit
-            found["refused"] = str(problem)
-    return found
+            report["refused"] = str(problem)
+    return report
 
 
 def ignored(config: VllmConfig, specs: dict[str, Any]) -> list[str]:
-    """int8 caches that were asked for, by a key or a flag, and that no layer has."""
+    """Requested int8 caches, by a key or a flag, that no layer has."""
     keys, flags = config.additional_config or {}, getattr(config.attention_config, "indexer_kv_dtype", "")
-    asked = {
+    requested = {
         "cache_sparse_sfa_c8": keys.get("enable_sparse_sfa_c8") or config.cache_config.cache_dtype == "int8",
         "cache_sparse_li_c8": keys.get("enable_sparse_li_c8") or flags == "int8",
     }
     names = {"cache_sparse_sfa_c8": "latents", "cache_sparse_li_c8": "indexer keys"}
     return [
-        names[mark] for mark, wanted in asked.items()
-        if wanted and not any(getattr(spec, mark, False) for spec in specs.values())
+        names[mark] for mark, switch in requested.items()
+        if switch and not any(getattr(spec, mark, False) for spec in specs.values())
     ]  # fmt: skip
 
 
-def settle_layout(config: VllmConfig, specs: dict[str, Any]) -> None:
-    """As the engine's core does before it counts blocks, where vLLM has several layouts (after 0.23)."""
+def resolve_layout(config: VllmConfig, specs: dict[str, Any]) -> None:
+    """Resolve the layout of caches as the engine core does, if this vLLM has several layouts."""
     from vllm.v1.attention.backends import utils
     from vllm.v1.worker import worker_base
 

@@ -1,4 +1,4 @@
-"""The engine's configuration from a command line, and the groups of one rank, in NPUWorker's order."""
+"""The engine's configuration from a command line, and the process groups of one rank, in NPUWorker's order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from .machine import without_other_ranks
 def engine_config(argv: list[str], imports: dict[str, str]) -> VllmConfig:
     """Parse as `vllm serve` does and build the engine's configuration, which runs the platform's checks.
 
-    Parsers of tools and thinking are of the front end and stay there: they need a tokenizer, and no rank does.
+    The front end's parsers of tools and thinking are left out: they need a tokenizer.
+
+    Args:
+        imports: function of vLLM -> module that defines it in this version.
     """
     cli_args = import_module(imports["make_arg_parser"])
     parser = cli_args.make_arg_parser(FlexibleArgumentParser())
@@ -35,14 +38,14 @@ def engine_config(argv: list[str], imports: dict[str, str]) -> VllmConfig:
 
 
 def place(config: VllmConfig, job: dict[str, Any]) -> None:
-    """Make `config` that of the job's rank, as the engine's processes do."""
+    """Set the job's rank in `config`, as the engine's processes do."""
     parallel = config.parallel_config
     parallel.data_parallel_rank = parallel.data_parallel_index = job["dp_rank"]
     parallel.rank = job["rank_in_dp"]
 
 
 def start_worker(config: VllmConfig, job: dict[str, Any]) -> None:
-    """What NPUWorker does before it loads a model, with torch's fake groups for HCCL's."""
+    """Initialize as NPUWorker does before it loads a model, with torch's fake process groups instead of HCCL's."""
     from vllm_ascend import utils
     from vllm_ascend.ascend_config import get_ascend_config, init_ascend_config
     from vllm_ascend.distributed.parallel_state import init_ascend_model_parallel
@@ -60,14 +63,14 @@ def start_worker(config: VllmConfig, job: dict[str, Any]) -> None:
         parallel.prefill_context_parallel_size, parallel.decode_context_parallel_size,
     )  # fmt: skip
     init_ascend_model_parallel(parallel)
-    if hasattr(utils, "set_weight_prefetch_method"):  # as NPUModelRunner does; removed after 0.23
+    if hasattr(utils, "set_weight_prefetch_method"):  # as NPUModelRunner does; newer lines have none
         utils.set_weight_prefetch_method(get_ascend_config().weight_prefetch_config)
     torch.set_default_dtype(torch.bfloat16)
     start_runner(config)
 
 
 def start_runner(config: VllmConfig) -> None:
-    """What NPUModelRunner's constructor leaves for layers and forward passes to find, in its order."""
+    """Set the global state that NPUModelRunner's constructor sets for layers and forward passes, in its order."""
     from vllm_ascend import utils
     from vllm_ascend.ascend_forward_context import set_mc2_mask, set_mc2_tokens_capacity
     from vllm_ascend.ops.rotary_embedding import set_cos_and_sin
@@ -77,12 +80,12 @@ def start_runner(config: VllmConfig) -> None:
     set_cos_and_sin(config, requests, drafts + 1, torch.bfloat16, "cpu")
     set_mc2_tokens_capacity(config, requests, drafts + 1)
     set_mc2_mask(config, "cpu")
-    if hasattr(utils, "set_potential_max_tokens"):  # a decode role of PD asks for it while it is built
+    if hasattr(utils, "set_potential_max_tokens"):  # read while a decode role of PD is built
         utils.set_potential_max_tokens(config)
 
 
 def versions() -> dict[str, str]:
-    """Of the packages whose code runs here."""
+    """Versions of vLLM, vllm-ascend and torch."""
     from importlib.metadata import version
 
     import vllm
@@ -91,10 +94,10 @@ def versions() -> dict[str, str]:
 
 
 def models_of(config: VllmConfig) -> dict[str, Any]:
-    """What this rank builds: the target, and on the last pipeline stage the draft."""
+    """Configurations of the models of this rank: the target, and on the last pipeline stage the draft."""
     from vllm.distributed import get_pp_group
 
-    found = {"target": config.model_config}
+    configs = {"target": config.model_config}
     if config.speculative_config is not None and get_pp_group().is_last_rank:
-        found["draft"] = config.speculative_config.draft_model_config
-    return found
+        configs["draft"] = config.speculative_config.draft_model_config
+    return configs

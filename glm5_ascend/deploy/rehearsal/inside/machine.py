@@ -1,7 +1,7 @@
-"""What stands for the NPU on a machine without one. Imported before anything of vLLM.
+"""Stand-ins for an NPU on a machine without one. Imported before vLLM.
 
-Only the machine is replaced: calls that need a device, HCCL or other ranks. Nothing that reads a checkpoint or decides
-about a layout is touched; vLLM finds the platform and vllm-ascend's patches through their own entry points.
+Only calls that need a device, HCCL or other ranks are replaced, not code that reads a checkpoint or chooses a layout.
+vLLM finds the platform and vllm-ascend's patches by their entry points.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 import torch_npu
 
-#: torch_npu's number of an A3's; those of A2 are below it, Ascend 950 is above.
+#: torch_npu's number of an A3; A2 is below, Ascend 950 above.
 SOC_VERSION = 250
-#: A name that HCCL would give.
+#: Stand-in for an HCCL group.
 _GROUP = types.SimpleNamespace(get_hccl_comm_name=lambda *_, **__: "fake")
 
 
@@ -33,11 +33,11 @@ def prepare() -> None:
 
     walk.remember_python_operators()
     _import_torchvision()
-    torch.version.cann = None  # type: ignore[attr-defined]  # 'not known' would be parsed as a number
-    torch_npu.npu_format_cast = same  # no NZ layout: every tensor keeps the one it has
+    torch.version.cann = None  # type: ignore[attr-defined]  # it would be parsed as a number
+    torch_npu.npu_format_cast = same  # no NZ layout
     torch.Tensor.npu = same  # type: ignore[attr-defined]
-    torch.npu.current_device = lambda: 0  # type: ignore[attr-defined]  # asking would start the device
-    # Meta kernels of exchanges between A2 machines ask which processor it is, and asking starts the device.
+    torch.npu.current_device = lambda: 0  # type: ignore[attr-defined]  # the real one starts the device
+    # Meta kernels of exchanges between A2 machines read the processor, which starts the device.
     import_module("torch_npu.op_plugin.meta._meta_registrations").__dict__["get_soc_version"] = lambda: SOC_VERSION
     _stand_in_for_mooncake()
     sys.meta_path.append(_OtherModels())
@@ -45,11 +45,11 @@ def prepare() -> None:
     from vllm_ascend.platform import NPUPlatform
 
     NPUPlatform.device_type = "cpu"
-    registry._run_in_subprocess = lambda inspect: inspect()  # a process of its own would lack all this
+    registry._run_in_subprocess = lambda inspect: inspect()  # another process would not have these stand-ins
 
 
 class _OtherModels(MetaPathFinder, Loader):
-    """Kernel libraries of models other than GLM-5, which no wheel on PyPI holds: patches import names of them."""
+    """Kernel libraries of other models, which are not on PyPI: vllm-ascend's patches import names from them."""
 
     PACKAGES = ("fla_npu",)
 
@@ -58,7 +58,7 @@ class _OtherModels(MetaPathFinder, Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         def missing(*_: Any, **__: Any) -> None:
-            raise RuntimeError(f"{module.__name__} is not here: GLM-5 was not expected to call it")
+            raise RuntimeError(f"{module.__name__} is not installed: GLM-5 should not call it")
 
         def get(name: str) -> Any:
             if name[0] == "_":
@@ -69,7 +69,7 @@ class _OtherModels(MetaPathFinder, Loader):
 
 
 def without_other_ranks(rank: int, world: int) -> None:
-    """Torch's fake process group for every group: no other rank is waited for. Before vLLM makes its groups."""
+    """Use torch's fake process group for every group, so that no other rank is needed. Call before vLLM makes any."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
     from vllm.distributed import parallel_state
     from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
@@ -83,13 +83,13 @@ def without_other_ranks(rank: int, world: int) -> None:
     _without_hccl_options()
     dist.ProcessGroup._get_backend = lambda *_: _GROUP  # type: ignore[method-assign,assignment]
     MessageQueue.create_from_process_group = staticmethod(lambda *_, **__: None)
-    # It broadcasts a pickle, and a fake broadcast leaves what lay in the memory.
+    # It broadcasts a pickle; a fake broadcast does not write the output.
     parallel_state.in_the_same_node_as = lambda group, *_, **__: [True] * dist.get_world_size(group)
     dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
 
 
 def _without_hccl_options() -> None:
-    """The fake backend's maker is handed HCCL's options, which it would refuse: it gets what it needs of them."""
+    """Pass only group rank and size to the fake backend, which refuses HCCL's options."""
     from torch._C._distributed_c10d import FakeProcessGroup
 
     plugin = dist.Backend._plugins["FAKE"]
@@ -99,7 +99,7 @@ def _without_hccl_options() -> None:
 
 
 def _import_torchvision() -> None:
-    """PyPI's build is for CUDA: its operators do not load, and it fails on the missing ones. Names will do."""
+    """Import torchvision. PyPI's build is for CUDA: its operators do not load, so two are defined by name."""
     try:
         import_module("torchvision")
     except RuntimeError:
@@ -109,7 +109,7 @@ def _import_torchvision() -> None:
 
 
 def _stand_in_for_mooncake() -> None:
-    """The transfer library of PD needs the machine's network; configuring imports it and calls nothing."""
+    """Stand in for the transfer library of PD: the configuration imports it and calls nothing."""
     for name in ("mooncake", "mooncake.engine"):
         sys.modules[name] = types.ModuleType(name)
     sys.modules["mooncake.engine"].TransferEngine = type("TransferEngine", (), {})  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Models of any size without their bytes, and an account of what a loader writes into them."""
+"""Models of any size without memory, and a record of what a loader writes into them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-#: Larger tensors get no memory; smaller ones are real, because expert maps and tables are looked at while building.
+#: Larger tensors are meta tensors. Smaller ones are real, because expert maps and tables are read while building.
 REAL_ELEMENTS = 100_000
-#: Scales of a rank's experts, [experts, rows, 1], are read on the host by post-processing: of so many they are real.
+#: Scales of a rank's experts [experts, rows, 1] are real up to this size: post-processing reads them on the host.
 REAL_SCALES = 2_000_000
 _FILLED: frozenset[Any] = frozenset({torch.zeros, torch.ones, torch.full})
 _FACTORIES = _FILLED | {torch.empty, torch.rand, torch.randn, torch.randint}
@@ -21,33 +21,33 @@ _COMPARISONS: frozenset[Any] = frozenset({torch.allclose, torch.equal})
 
 
 class BigOnMeta(TorchFunctionMode):
-    """Factory calls of many elements give meta tensors; others that name an `npu` get `device`.
+    """Large tensors are created on meta; small ones that name an `npu` are created on `device`.
 
     Attributes:
-        filled: storages of tensors that were made with values (zeros, ones), so that a loader may leave them.
+        filled: storages of tensors created with values (zeros, ones); a loader need not write them.
     """
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__()
         self.device = device
         self.filled: set[int] = set()
-        self._kept: list[torch.Tensor] = []  # a storage that is freed would give its number to another
+        self._alive: list[torch.Tensor] = []  # a freed storage would give its number to another
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = dict(kwargs or {})
-        if "npu" in str(given.get("device", "")) or isinstance(given.get("device"), int):  # 0: the current device
-            given["device"] = self.device
-        if function in _COMPARISONS and args[0].is_meta:  # no values to compare: what has one shape is one copy
+        keywords = dict(kwargs or {})
+        if "npu" in str(keywords.get("device", "")) or isinstance(keywords.get("device"), int):  # 0: the current device
+            keywords["device"] = self.device
+        if function in _COMPARISONS and args[0].is_meta:  # no values to compare
             return args[0].shape == args[1].shape
         if function in _FACTORIES:
-            given.pop("pin_memory", None)
-            if _elements(args, given) > (REAL_SCALES if _is_scales(args) else REAL_ELEMENTS):
-                given["device"] = "meta"
-        made = function(*args, **given)
+            keywords.pop("pin_memory", None)
+            if _elements(args, keywords) > (REAL_SCALES if _is_scales(args) else REAL_ELEMENTS):
+                keywords["device"] = "meta"
+        tensor = function(*args, **keywords)
         if function in _FILLED:
-            self._kept.append(made)
-            self.filled.add(storage(made))
-        return made
+            self._alive.append(tensor)
+            self.filled.add(storage(tensor))
+        return tensor
 
 
 def _is_scales(args: Any) -> bool:
@@ -55,8 +55,8 @@ def _is_scales(args: Any) -> bool:
     return len(shape) == 3 and shape[-1] == 1
 
 
-def _elements(args: Any, given: dict[str, Any]) -> int:
-    size = given.get("size", args[0] if args and isinstance(args[0], tuple | list) else args)
+def _elements(args: Any, keywords: dict[str, Any]) -> int:
+    size = keywords.get("size", args[0] if args and isinstance(args[0], tuple | list) else args)
     count = 1
     for extent in size:
         count *= int(extent) if isinstance(extent, int) else 1
@@ -65,20 +65,20 @@ def _elements(args: Any, given: dict[str, Any]) -> int:
 
 @dataclass
 class Written:
-    """What one parameter got: regions of its storage with the tensor of the checkpoint that each came from."""
+    """Writes to one parameter. regions: part of its storage -> tensor of the checkpoint."""
 
     regions: dict[tuple[Any, ...], str] = field(default_factory=dict)
     elements: int = 0
 
 
-class Account(TorchDispatchMode):
-    """While it is active no copy into a parameter takes place; each is checked and noted instead.
+class LoadRecord(TorchDispatchMode):
+    """Checks and records every copy into a parameter instead of doing it.
 
     Attributes:
-        current: the checkpoint's tensor that the loader was handed last.
-        written: per parameter name.
-        problems: kind -> lines; kinds are `twice`, `wrong shape`, `wrong type`.
-        used: tensors of the checkpoint that were written somewhere.
+        current: tensor of the checkpoint that the loader received last.
+        written: writes by parameter name.
+        problems: `twice`, `wrong shape` or `wrong type` -> lines.
+        used: tensors of the checkpoint that were written to a parameter.
     """
 
     def __init__(self, parameters: dict[str, torch.Tensor]) -> None:
@@ -88,29 +88,29 @@ class Account(TorchDispatchMode):
         self.written: dict[str, Written] = defaultdict(Written)
         self.problems: dict[str, list[str]] = defaultdict(list)
         self.used: set[str] = set()
-        self._made: dict[int, str] = {}
+        self._sources: dict[int, str] = {}
 
-    def handed_out(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The checkpoint's tensors as a loader takes them."""
+    def tensors(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the checkpoint's tensors to a loader."""
         for name, tensor in tensors:
             self.current = name
-            self._made[storage(tensor)] = name
+            self._sources[storage(tensor)] = name
             yield name, tensor
-            self._made.pop(storage(tensor), None)
+            self._sources.pop(storage(tensor), None)
         self.current = ""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
+        keywords = kwargs or {}
         if function in (torch.ops.aten.copy_.default, torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor):
             target, source = args[0], args[1]
             if storage(target) in self.names:
-                self._note(target, source)
+                self._record(target, source)
                 return target
-        return function(*args, **given)
+        return function(*args, **keywords)
 
-    def _note(self, target: torch.Tensor, source: Any) -> None:
+    def _record(self, target: torch.Tensor, source: Any) -> None:
         parameter = self.names[storage(target)]
-        stored = self._made.get(storage(source), self.current) if isinstance(source, torch.Tensor) else self.current
+        stored = self._sources.get(storage(source), self.current) if isinstance(source, torch.Tensor) else self.current
         self.used.add(stored)
         if isinstance(source, torch.Tensor):
             try:
@@ -125,9 +125,9 @@ class Account(TorchDispatchMode):
         written = self.written[parameter]
         key = (target.storage_offset(), tuple(target.shape), target.stride())
         if key in written.regions and target.numel() == 1:
-            pass  # the one scale of a fused layer: each of its parts reads the same input and brings the same
+            pass  # the scale of a fused layer: its parts have the same input and the same scale
         elif key in written.regions and copies(written.regions[key], stored):
-            pass  # the draft's own copy of the target's table, which later versions load, too
+            pass  # the draft's copy of the target's table, which newer lines load
         elif key in written.regions:
             self.problems["twice"].append(f"{parameter} by {written.regions[key]} and {stored}")
         else:
@@ -135,17 +135,19 @@ class Account(TorchDispatchMode):
         written.regions[key] = stored
 
     def unwritten(self, parameters: dict[str, torch.Tensor]) -> dict[str, int]:
-        """Elements of each parameter that no tensor of the checkpoint reached; those that all got theirs left out."""
-        left = {name: value.numel() - self.written[name].elements for name, value in parameters.items()}
-        own = {name for name, value in parameters.items() if self.names.get(storage(value)) == name}
-        return {name: count for name, count in left.items() if count and name in own}  # not: replaced by the loader
+        """Parameter -> number of elements that no tensor of the checkpoint wrote; complete parameters are left out."""
+        missing = {name: value.numel() - self.written[name].elements for name, value in parameters.items()}
+        built = {name for name, value in parameters.items() if self.names.get(storage(value)) == name}
+        return {
+            name: count for name, count in missing.items() if count and name in built
+        }  # not: replaced by the loader
 
 
 def copies(one: str, other: str) -> bool:
-    """Whether two tensors of a checkpoint are the same table under the names of target and draft."""
+    """True for the embedding under the names of target and draft."""
     return one.endswith("embed_tokens.weight") and other.endswith("embed_tokens.weight")
 
 
 def storage(tensor: torch.Tensor) -> int:
-    """The number by which two tensors know that they share their memory, also on meta."""
+    """Identity of a tensor's storage; tensors that share memory have the same one, also on meta."""
     return int(tensor.untyped_storage()._cdata)

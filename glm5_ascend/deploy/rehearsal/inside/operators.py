@@ -1,7 +1,7 @@
-"""Operators without a Meta kernel, by the shapes of their documents: vllm-ascend's own, which no wheel on PyPI holds.
+"""Stand-ins with documented output shapes for vllm-ascend's compiled operators, which are not on PyPI.
 
-Schemas are those of vllm-ascend's `csrc/torch_binding.cpp`: an argument that they do not have is refused.
-`batch_matmul_transpose` alone is by its call. Others of a later vllm-ascend are named as missing.
+Schemas are those of vllm-ascend's `csrc/torch_binding.cpp`: an unknown argument is an error. Only the schema of
+`batch_matmul_transpose` is from its call. An operator that a newer vllm-ascend adds is reported as missing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 Tensor = torch.Tensor
 FAR = 9223372036854775807
-#: Their schemas, without namespace. GLM-5 calls these.
+#: Schemas of the operators that GLM-5 calls, without namespace.
 SCHEMAS = (
     "npu_add_rms_norm_bias(Tensor x1, Tensor x2, Tensor gamma, Tensor? beta=None, float epsilon=1e-6) "
     "-> (Tensor y, Tensor rstd, Tensor x)",
@@ -70,7 +70,7 @@ _LIBRARY: list[torch.library.Library] = []
 
 
 def define() -> None:
-    """Register what is not there, on Meta, as the library that a compiled vllm-ascend has would for an NPU."""
+    """Register the operators on Meta, as the library of a compiled vllm-ascend does for an NPU."""
     from vllm_ascend import utils
 
     sys.modules["vllm_ascend.vllm_ascend_C"] = types.ModuleType("vllm_ascend.vllm_ascend_C")
@@ -81,7 +81,7 @@ def define() -> None:
         name = schema.partition("(")[0]
         library.define(schema)
         library.impl(name, OURS[f"_C_ascend::{name}"], "Meta")
-    old, new = "npu_kv_quant_sparse_flash_attention", "npu_kv_quant_sparse_flash_attention_vllm"  # its name in 0.30
+    old, new = "npu_kv_quant_sparse_flash_attention", "npu_kv_quant_sparse_flash_attention_vllm"  # name since 0.30
     library.define(next(schema for schema in SCHEMAS if schema.startswith(f"{old}(")).replace(old, new, 1))
     library.impl(new, quantized_attention, "Meta")
 
@@ -145,7 +145,7 @@ def combine_over_context(
     partial_output: Tensor, softmax_lse: Tensor, dcp_size: int, scatter_dim: int, *_: Any, return_lse: bool = False,
     **__: Any,
 ) -> Tensor:  # fmt: skip
-    """Partial outputs [tokens, heads, D] with their LSE [tokens, heads, 1], exchanged and merged (Triton, 0.30)."""
+    """Merge partial outputs [tokens, heads, D] by their LSE [tokens, heads, 1]; a Triton kernel since 0.30."""
     shape = list(partial_output.shape)
     _same(softmax_lse.shape == (*shape[:2], 1) and shape[scatter_dim] % dcp_size == 0, partial_output, softmax_lse)
     shape[scatter_dim] //= dcp_size

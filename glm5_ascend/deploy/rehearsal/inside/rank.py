@@ -1,8 +1,8 @@
-"""Build, load, weigh and walk one rank of a deployment with vllm-ascend's own code.
+"""Build, load, measure and step one rank of a deployment with vllm-ascend's code.
 
     python -m glm5_rehearsal.rank JOB OUT
 
-JOB: JSON {"argv", "env", "rank", "world", "dp_rank", "rank_in_dp", "room", "imports": {function: module},
+JOB: JSON {"argv", "env", "rank", "world", "dp_rank", "rank_in_dp", "usable_bytes", "imports": {function: module},
 "headers": {name: [dtype, shape]}}. OUT gets the report as JSON. The first stage that fails is
 the last one; its error is part of the report.
 """
@@ -22,10 +22,10 @@ from typing import Any
 
 
 class Stages:
-    """Runs stages one after the other and keeps what each took; the first error ends them."""
+    """Runs stages in order and records their duration; the first error ends them."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Any] = {"seconds": {}, "models": {}, "failure": None}
+        self.report: dict[str, Any] = {"seconds": {}, "models": {}, "failure": None}
         self.at = ""
 
     @contextmanager
@@ -33,12 +33,12 @@ class Stages:
         begin = time.monotonic()
         self.at = name
         yield
-        self.found["seconds"][name] = round(time.monotonic() - begin, 1)
+        self.report["seconds"][name] = round(time.monotonic() - begin, 1)
 
 
 def rehearse(job: dict[str, Any], stages: Stages) -> None:
     """All stages in order."""
-    found = stages.found
+    report = stages.report
     with stages.stage("import"):
         from . import machine
 
@@ -46,7 +46,7 @@ def rehearse(job: dict[str, Any], stages: Stages) -> None:
         from vllm.config import set_current_vllm_config
 
         from . import caches, engine, models, steps, walk
-    found["versions"] = engine.versions()
+    report["versions"] = engine.versions()
     with stages.stage("configure"):
         config = engine.engine_config(job["argv"], job["imports"])
         engine.place(config, job)
@@ -57,35 +57,35 @@ def rehearse(job: dict[str, Any], stages: Stages) -> None:
         for name, model_config in engine.models_of(config).items():
             with stages.stage(f"build {name}"):
                 model = rehearsed[name] = models.RehearsedModel(config, model_config)
-                found["models"][name] = model.found
+                report["models"][name] = model.report
             with stages.stage(f"load {name}"):
-                found["loading"] = model.account
+                report["loading"] = model.record
                 model.load(job["headers"])
-                del found["loading"]
+                del report["loading"]
             with stages.stage(f"process {name}"):
                 model.process()
-        found["unused"] = models.listed(
+        report["unused"] = models.listed(
             models.unused(job["headers"], list(rehearsed.values()), config.parallel_config.pipeline_parallel_size)
         )
-        with stages.stage("weigh"):
+        with stages.stage("measure"):
             if "draft" in rehearsed:
                 caches.share(config, rehearsed["target"].model, rehearsed["draft"].model)
-            held = models.resident(*(model.model for model in rehearsed.values()))
-            found["resident_bytes"] = sum(held.values())
-            found["parameter_bytes"] = sum(models.parameters(*(model.model for model in rehearsed.values())).values())
-            room = job.get("room")
-            found["cache"] = caches.cache(config, None if room is None else int(room) - found["resident_bytes"])
+            resident = models.resident(*(model.model for model in rehearsed.values()))
+            report["resident_bytes"] = sum(resident.values())
+            report["parameter_bytes"] = sum(models.parameters(*(model.model for model in rehearsed.values())).values())
+            usable = job.get("usable_bytes")
+            report["cache"] = caches.cache(config, None if usable is None else int(usable) - report["resident_bytes"])
         built = {name: model.model for name, model in rehearsed.items()}
         steps.prepare(built)
         for step in steps.steps_of(config):
             if step.model in built:
                 with stages.stage(f"walk {step.name}"):
                     walked = steps.take(config, step, built)
-                found.setdefault("walk", {})[step.name] = walk.table(walked.lines) | {"ours": sorted(walked.ours)}
+                report.setdefault("walk", {})[step.name] = walk.table(walked.lines) | {"ours": sorted(walked.ours)}
 
 
-def said(error: Exception) -> str:
-    """Its message; a bare assertion is named by its place."""
+def message(error: Exception) -> str:
+    """Type and message of an error; an assertion without a message gives its source line."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {str(error) or f'{last.line} ({Path(last.filename).name}:{last.lineno})'}"
 
@@ -97,15 +97,15 @@ def main() -> None:
     try:
         rehearse(job, stages)
     except Exception as error:
-        account = stages.found.pop("loading", None)
-        stages.found["failure"] = {
+        record = stages.report.pop("loading", None)
+        stages.report["failure"] = {
             "stage": stages.at,
-            "error": said(error)[:2000],
-            "tensor": account.current if account else "",
+            "error": message(error)[:2000],
+            "tensor": record.current if record else "",
             "trace": traceback.format_exc()[-4000:],
         }
-    stages.found["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    Path(sys.argv[2]).write_text(json.dumps(stages.found))
+    stages.report["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    Path(sys.argv[2]).write_text(json.dumps(stages.report))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The steps of a server on the built models: a prompt, a decode step, a draft; each as NPUModelRunner would call it."""
+"""Steps of a server on the built models, called as NPUModelRunner does: a prompt, a decode step, a draft."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from vllm.config import VllmConfig
 from . import caches, walk
 from .meta import BigOnMeta
 
-#: Pages of the caches that are walked on; nothing depends on how many.
+#: Pages of the caches; no result depends on the number.
 PAGES = 64
-#: Tokens that a request of a decode step has behind it, at most.
-BEHIND = 4096
+#: Largest number of computed tokens of a request in a decode step.
+COMPUTED = 4096
 
 
 @dataclass(frozen=True)
 class Step:
-    """Requests of equal size. before, new: tokens of each. model: `target` or `draft`."""
+    """A step of equal requests. before, new: computed and new tokens of each. model: `target` or `draft`."""
 
     name: str
     model: str
@@ -36,11 +36,11 @@ class Step:
 
 
 def steps_of(config: VllmConfig) -> Iterator[Step]:
-    """What a role does: a prefill role no decode steps, a decode role no prompts."""
+    """Yield the steps of a role. A prefill role has no decode steps, a decode role no prompts."""
     scheduler, transfer = config.scheduler_config, config.kv_transfer_config
     drafts = config.speculative_config.num_speculative_tokens if config.speculative_config else 0
     role = transfer.kv_role if transfer is not None else "kv_both"
-    before = min(BEHIND, config.model_config.max_model_len - drafts - 2)
+    before = min(COMPUTED, config.model_config.max_model_len - drafts - 2)
     requests = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens // (drafts + 1))
     prompt = min(scheduler.max_num_batched_tokens, config.model_config.max_model_len)
     state = "SpecDecoding" if drafts else "DecodeOnly"
@@ -57,37 +57,37 @@ def steps_of(config: VllmConfig) -> Iterator[Step]:
 
 
 def prepare(models: dict[str, Any]) -> None:
-    """Caches of a few pages for every attention layer, without memory."""
+    """Give every attention layer meta caches of a few pages."""
     walk.without_streams()
     for layer in (layer for model in models.values() for layer in attention_layers(model)):
         parts = widths(layer.impl)
-        made = [torch.empty(PAGES, 128, 1, width, dtype=dtype, device="meta") for width, dtype in parts]
-        own = len(made) if (indexer := indexer_cache(layer)) is None else 2 - (made[0].dtype == torch.int8)
-        layer.kv_cache = tuple(made[:own])
+        tensors = [torch.empty(PAGES, 128, 1, width, dtype=dtype, device="meta") for width, dtype in parts]
+        indexer = indexer_cache(layer)
+        latents = len(tensors) if indexer is None else 2 - (tensors[0].dtype == torch.int8)
+        layer.kv_cache = tuple(tensors[:latents])
         if indexer is not None:
-            indexer.kv_cache = tuple(made[own:])
+            indexer.kv_cache = tuple(tensors[latents:])
 
 
 def indexer_cache(layer: Any) -> Any:
-    """The layer that holds the indexer's cache, where it has one of its own (vllm-ascend 0.30), else None."""
+    """The layer with the indexer's own cache; None if the indexer has none (lines before 0.30)."""
     impl = layer.impl
     return impl.indexer.k_cache if getattr(impl, "runtime_has_indexer", False) else None
 
 
 def attention_layers(model: Any) -> list[Any]:
-    """Those with a cache."""
     return [module for module in model.modules() if hasattr(module, "impl") and hasattr(module, "kv_cache")]
 
 
 def widths(impl: Any) -> Iterator[tuple[int, torch.dtype]]:
-    """Of the parts of a layer's cache, in vllm-ascend's order."""
+    """Yield width and type of each part of a layer's cache, in vllm-ascend's order."""
     if getattr(impl, "enable_sparse_sfa_c8", False):
         yield impl.sfa_qsfa_packed_kv_head_dim, torch.int8
     else:
         yield impl.kv_lora_rank, torch.bfloat16
         yield impl.qk_rope_head_dim, torch.bfloat16
     indexer: Any = getattr(impl, "indexer", None)
-    keys: Any = indexer if hasattr(indexer, "enable_sparse_li_c8") else impl  # 0.30: the indexer knows
+    keys: Any = indexer if hasattr(indexer, "enable_sparse_li_c8") else impl  # the indexer's attribute since 0.30
     if impl.has_indexer and getattr(keys, "enable_sparse_li_c8", False):
         yield impl.head_dim, getattr(keys, "c8_k_cache_dtype", torch.int8)
         yield 1, getattr(keys, "c8_k_scale_cache_dtype", torch.float16)
@@ -96,7 +96,7 @@ def widths(impl: Any) -> Iterator[tuple[int, torch.dtype]]:
 
 
 def take(config: VllmConfig, step: Step, models: dict[str, Any]) -> walk.OperatorWalk:
-    """Walk one step: model and logits. What the host prepares before is not noted."""
+    """Run one step: model and logits. The host's preparation is not recorded."""
     model, walked = models[step.model], walk.OperatorWalk()
     with torch.no_grad(), BigOnMeta(), walked, context(config, step, model):
         walked.lines.clear()
@@ -108,7 +108,7 @@ def take(config: VllmConfig, step: Step, models: dict[str, Any]) -> walk.Operato
 
 
 def forward(config: VllmConfig, step: Step, model: Any) -> Any:
-    """Hidden states; None on a pipeline stage that hands on."""
+    """Hidden states; None on a pipeline stage that is not the last."""
     from vllm.distributed import get_pp_group
 
     padded, width = padded_tokens(config, step), config.model_config.get_hidden_size()
@@ -117,25 +117,27 @@ def forward(config: VllmConfig, step: Step, model: Any) -> Any:
     if step.model == "draft":
         hidden = torch.empty(padded, width, dtype=torch.bfloat16, device="meta")
         proposer = caches.proposer_of(config, model)
-        if hasattr(proposer, "maybe_pad_and_reduce"):  # 0.23 splits the draft's rows before it is called
+        if hasattr(proposer, "maybe_pad_and_reduce"):  # some lines split the draft's rows before the call
             hidden, positions = proposer.maybe_pad_and_reduce(hidden, positions)
         answer = model(input_ids=ids, positions=positions, hidden_states=hidden)
         return answer[0] if isinstance(answer, tuple) else answer
     stages = get_pp_group()
-    given = None if stages.is_first_rank else model.make_empty_intermediate_tensors(padded, torch.bfloat16, "meta")
-    answer = model(ids, positions, given, None)
+    intermediate = (
+        None if stages.is_first_rank else model.make_empty_intermediate_tensors(padded, torch.bfloat16, "meta")
+    )
+    answer = model(ids, positions, intermediate, None)
     return answer if stages.is_last_rank else None
 
 
 def padded_tokens(config: VllmConfig, step: Step) -> int:
-    """A whole number for each rank of the tensor parallel group, as sequence parallelism wants it."""
+    """Tokens rounded up to a multiple of the tensor parallel size, as sequence parallelism requires."""
     size: int = config.parallel_config.tensor_parallel_size
     return -(-step.tokens // size) * size
 
 
 @contextmanager
 def context(config: VllmConfig, step: Step, model: Any) -> Iterator[None]:
-    """vllm-ascend's forward context with the metadata that its own builder makes of the step."""
+    """vllm-ascend's forward context with the metadata that its builder makes for the step."""
     from vllm_ascend.ascend_forward_context import set_ascend_forward_context
 
     padded, data = padded_tokens(config, step), config.parallel_config.data_parallel_size
@@ -150,26 +152,26 @@ def context(config: VllmConfig, step: Step, model: Any) -> Iterator[None]:
 
 
 def metadata(config: VllmConfig, step: Step, model: Any) -> dict[str, Any]:
-    """By name of the layer."""
+    """Attention metadata by name of the layer."""
     layers = {layer.layer_name: layer for layer in attention_layers(model)}
-    indexers = [found for layer in layers.values() if (found := indexer_cache(layer)) is not None]
+    indexers = [cache for layer in layers.values() if (cache := indexer_cache(layer)) is not None]
     layers |= {indexer.prefix: indexer for indexer in indexers}
     specs = caches.cache_specs(config)
     common = common_metadata(config, step)
     built: dict[str, Any] = {}
-    made: dict[Any, Any] = {}
+    shared: dict[Any, Any] = {}
     for name, layer in layers.items():
         spec = specs[name]
         key = type(layer), type(spec), spec.page_size_bytes
-        if key not in made:
+        if key not in shared:
             builder = layer.get_attn_backend().get_builder_cls()(spec, [name], config, torch.device("cpu"))
-            made[key] = builder.build(0, common)
-        built[name] = made[key]
+            shared[key] = builder.build(0, common)
+        built[name] = shared[key]
     return built
 
 
 def common_metadata(config: VllmConfig, step: Step) -> Any:
-    """What the runner hands to the builders."""
+    """Metadata of the step as the runner passes it to the builders."""
     from vllm_ascend.attention.attention_v1 import AscendAttentionState
     from vllm_ascend.attention.utils import AscendCommonAttentionMetadata
 
@@ -177,7 +179,7 @@ def common_metadata(config: VllmConfig, step: Step) -> Any:
     starts = torch.arange(0, step.tokens + 1, step.new, dtype=torch.int32)
     lengths = torch.full((step.requests,), step.before + step.new, dtype=torch.int32)
     pages = -(-(step.before + step.new) // 128)
-    given = {
+    values = {
         "query_start_loc": starts, "query_start_loc_cpu": starts, "seq_lens": lengths, "seq_lens_cpu": lengths,
         "_seq_lens_cpu": lengths, "num_computed_tokens_cpu": lengths - step.new, "num_reqs": step.requests,
         "num_actual_tokens": step.tokens, "max_query_len": step.new, "max_seq_len": step.before + step.new,
@@ -188,5 +190,5 @@ def common_metadata(config: VllmConfig, step: Step) -> Any:
         "is_prefilling": torch.full((step.requests,), step.new > 1 and not step.before),
         "actual_seq_lengths_q": starts[1:].tolist(), "decode_token_per_req": step.new,
     }  # fmt: skip
-    known = {field.name for field in fields(AscendCommonAttentionMetadata)}
-    return AscendCommonAttentionMetadata(**{name: value for name, value in given.items() if name in known})
+    names = {field.name for field in fields(AscendCommonAttentionMetadata)}
+    return AscendCommonAttentionMetadata(**{name: value for name, value in values.items() if name in names})
