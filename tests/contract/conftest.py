@@ -62,8 +62,8 @@ def vllm_ascend_newest(tmp_path_factory: pytest.TempPathFactory) -> VllmAscend:
 @pytest.fixture(scope="session", params=lines())
 def line(request: pytest.FixtureRequest) -> VllmAscend:
     """Each supported line of vllm-ascend in turn; under `make test-newest` the newest pre-release alone."""
-    found: VllmAscend = request.getfixturevalue(LINES[request.param])
-    return found
+    environment: VllmAscend = request.getfixturevalue(LINES[request.param])
+    return environment
 
 
 @pytest.fixture(scope="session")

@@ -47,9 +47,9 @@ def broken(report: Path) -> Iterator[str]:
     """A line per test that did not pass: its name, and the first line of its error."""
     for case in ElementTree.parse(report).iter("testcase"):
         for kind in ("failure", "error"):
-            if (found := case.find(kind)) is not None:
-                said = (found.get("message") or found.text or "no message").strip().splitlines()
-                yield f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}: {said[0][:300]}"
+            if (element := case.find(kind)) is not None:
+                message = (element.get("message") or element.text or "no message").strip().splitlines()
+                yield f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}: {message[0][:300]}"
 
 
 def main(folder: Path) -> int:

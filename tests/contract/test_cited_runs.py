@@ -35,15 +35,15 @@ def test_every_difference_is_named_and_no_other(profile: Profile, sources: Path,
     for name, role in profile.roles.items():
         built = command(profile, role, ServerPlace(0, 0, "127.0.0.1", "127.0.0.1", "lo"), "DIR", [])
         ours = switches(built.env, built.argv[3:])
-        other = {each for each in ours.keys() | theirs[name].keys() if ours.get(each) != theirs[name].get(each)}
-        print(name, sorted(f"{each}: {theirs[name].get(each)} -> {ours.get(each)}" for each in other))
+        other = {switch for switch in ours.keys() | theirs[name].keys() if ours.get(switch) != theirs[name].get(switch)}
+        print(name, sorted(f"{switch}: {theirs[name].get(switch)} -> {ours.get(switch)}" for switch in other))
         assert other == set(run.differs.get(name, {}))
 
 
 def test_the_engine_makes_the_same_of_the_conservative_profile(
     sources: Path, vllm_ascend_030: VllmAscend, tmp_path: Path
 ) -> None:
-    """What the run does not say is vLLM's default: asked of vLLM's and vllm-ascend's own configuration code."""
+    """Switches that the run does not set are defaults of vLLM and vllm-ascend, read from their configuration code."""
     profile, model = load("a3-single-w4a8-conservative"), str(tiny_glm5(tmp_path))
     assert profile.cited is not None
     role = profile.role(None).for_version(vllm_ascend_030.version)

@@ -33,17 +33,17 @@ def run(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def outputs(msmodelslim: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
-    found = {}
-    for recipe, given in RECIPES.items():
+    outputs = {}
+    for recipe, options in RECIPES.items():
         for engine in ("builtin", "msmodelslim"):
             out = tmp_path_factory.mktemp(engine) / recipe
             done = run(
-                msmodelslim, model, out, "--recipe", given, "--engine", engine, "--device", "cpu",
+                msmodelslim, model, out, "--recipe", options, "--engine", engine, "--device", "cpu",
                 "--samples", 8, "--seq-len", 128,
             )  # fmt: skip
             assert done.returncode == 0, done.stdout + done.stderr
-            found[recipe, engine] = out
-    return found
+            outputs[recipe, engine] = out
+    return outputs
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -28,28 +28,28 @@ def normal(namespace: str, schema: str) -> str:
 
 def declared(source: str) -> dict[str, str]:
     """Schemas of `ops.def("..." "...");` in C++, by name."""
-    found = {}
+    schemas = {}
     for literals in re.findall(r'ops\.def\(\s*((?:"(?:[^"\\]|\\.)*"\s*)+)\)', source):
         text = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', literals)).replace('\\"', '"')
-        found[text.split("(")[0].strip()] = text
-    return found
+        schemas[text.split("(")[0].strip()] = text
+    return schemas
 
 
 def test_vllm_ascend_declares_the_operators_we_call(vllm_ascend: VllmAscend, tmp_path: Path) -> None:
-    found = declared((vllm_ascend.sources(tmp_path) / "torch_binding.cpp").read_text())
-    assert len(found) > 50
+    schemas = declared((vllm_ascend.sources(tmp_path) / "torch_binding.cpp").read_text())
+    assert len(schemas) > 50
     for schema in SCHEMAS["_C_ascend"]:
         name = schema.split("(")[0]
-        assert normal("_C_ascend", schema) == normal("_C_ascend", found[name])
+        assert normal("_C_ascend", schema) == normal("_C_ascend", schemas[name])
 
 
 def test_torch_npu_takes_our_arguments_and_answers_with_our_shape(vllm_ascend: VllmAscend, tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     vllm_ascend.run("schemas", ROOT / "kernels", out)
-    found = json.loads(out.read_text())
-    assert found["schemas"] == [normal("npu", SCHEMAS["npu"][0]), normal("npu", npu_mla_prolog.SCHEMA)]
-    assert any("Tensor" in schema and "int acl_format" in schema for schema in found["format_cast"])
-    assert found["lightning_indexer"] == {"shape": [7, 2048], "dtype": "torch.int32"}
+    schemas = json.loads(out.read_text())
+    assert schemas["schemas"] == [normal("npu", SCHEMAS["npu"][0]), normal("npu", npu_mla_prolog.SCHEMA)]
+    assert any("Tensor" in schema and "int acl_format" in schema for schema in schemas["format_cast"])
+    assert schemas["lightning_indexer"] == {"shape": [7, 2048], "dtype": "torch.int32"}
 
 
 def test_what_changed_since_the_torch_npu_that_vllm_ascend_pins(vllm_ascend: VllmAscend, tmp_path: Path) -> None:

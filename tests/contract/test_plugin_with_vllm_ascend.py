@@ -62,18 +62,18 @@ def run(line: VllmAscend, checkpoint: Path, site: Path) -> Run:
 
 def calls(out: Path) -> dict[str, int]:
     with safe_open(out, "pt") as file:
-        found: dict[str, int] = json.loads(file.metadata()["calls"])
-    return found
+        match: dict[str, int] = json.loads(file.metadata()["calls"])
+    return match
 
 
 def missed(out: Path, checkpoint: Path) -> float:
     """Share of the right choice (neighbours rotated) that the indexer did not make, beyond 2048 positions."""
     attention = Attention(checkpoint)
-    (each,) = (each for each in asked(out) if each.step == "long prefill")
-    beyond = each.positions >= SPARSE
-    scores = attention.index_scores(each.states, each.positions[beyond], True)
-    best = scores.masked_fill(~each.causal[beyond], -torch.inf).topk(SPARSE, dim=-1).indices
-    return 1 - float(each.chosen[beyond].gather(1, best).float().mean())
+    (item,) = (item for item in asked(out) if item.step == "long prefill")
+    beyond = item.positions >= SPARSE
+    scores = attention.index_scores(item.states, item.positions[beyond], True)
+    best = scores.masked_fill(~item.causal[beyond], -torch.inf).topk(SPARSE, dim=-1).indices
+    return 1 - float(item.chosen[beyond].gather(1, best).float().mean())
 
 
 def test_both_plugins_are_found_and_ours_leaves_the_platform_alone(run: Run) -> None:
@@ -103,7 +103,7 @@ def test_the_indexer_rotates_neighbours(run: Run, checkpoint: Path) -> None:
 
 def compared(report: dict[str, Any], kind: str) -> list[float]:
     pattern = {"indexer": r"positions differ \((\S+)\)", "attention": r"relative error (\S+)"}[kind]
-    return [float(found[1]) for line in report["said"] if (found := re.search(pattern, line))]
+    return [float(match[1]) for line in report["said"] if (match := re.search(pattern, line))]
 
 
 def test_compare_mode_finds_right_kernels_right(run: Run, line: VllmAscend) -> None:
@@ -111,10 +111,10 @@ def test_compare_mode_finds_right_kernels_right(run: Run, line: VllmAscend) -> N
     indexer, attention = compared(report, "indexer"), compared(report, "attention")
     assert len(indexer) == len(attention) == 3  # of four calls
     assert max(indexer) < 0.01 and max(attention) < 0.01
-    lines = [each for each in report["said"] if "compare: " in each]
-    named = [each for each in lines if "layers.1." in each]
-    cached = [each for each in lines if "indexer with its cache at" in each]  # 0.30 does not say whose indexer it is
-    absent = [each for each in lines if "is not compared" in each]  # 0.30's preprocess is one operator of torch_npu
+    lines = [item for item in report["said"] if "compare: " in item]
+    named = [item for item in lines if "layers.1." in item]
+    cached = [item for item in lines if "indexer with its cache at" in item]  # 0.30 does not say whose indexer it is
+    absent = [item for item in lines if "is not compared" in item]  # 0.30's preprocess is one operator of torch_npu
     assert len(named) + len(cached) == len(lines) - len(absent) == 6
     assert (len(cached), len(absent)) == ((3, 1) if line.fuses_dynamic else (0, 0))
 
@@ -132,9 +132,9 @@ def test_our_kernels_take_over_when_asked(run: Run, checkpoint: Path) -> None:
     assert any("GLM5_KERNELS=reference" in line for line in report["said"])
     assert missed(out, checkpoint) < 0.02
     attention = Attention(checkpoint)
-    for each in asked(out):
-        want = attention.forward(each.states, each.positions, each.chosen)
-        assert float((each.output - want).norm() / want.norm()) < 1.5 * ERROR
+    for item in asked(out):
+        want = attention.forward(item.states, item.positions, item.chosen)
+        assert float((item.output - want).norm() / want.norm()) < 1.5 * ERROR
 
 
 def test_our_triton_kernels_take_over_when_asked(run: Run, tmp_path: Path) -> None:
@@ -146,10 +146,10 @@ def test_our_triton_kernels_take_over_when_asked(run: Run, tmp_path: Path) -> No
     assert "npu_lightning_indexer" not in calls(out) and "npu_sparse_flash_attention" not in calls(out)
     assert any("GLM5_KERNELS=triton" in line for line in report["said"])
     attention = Attention(model)
-    for each in asked(out, steps):
-        assert torch.equal(each.chosen, each.causal)
-        want = attention.forward(each.states, each.positions, each.chosen)
-        assert float((each.output - want).norm() / want.norm()) < 1.5 * ERROR
+    for item in asked(out, steps):
+        assert torch.equal(item.chosen, item.causal)
+        want = attention.forward(item.states, item.positions, item.chosen)
+        assert float((item.output - want).norm() / want.norm()) < 1.5 * ERROR
 
 
 def test_a_choice_that_an_npu_does_not_have_is_refused(run: Run) -> None:

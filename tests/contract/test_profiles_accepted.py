@@ -42,7 +42,7 @@ def key(profile: Profile, role: Role, node: int) -> str:
 
 @pytest.fixture(scope="module")
 def answers(line: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Of one line's code; each role in the options that its version reads."""
+    """Configurations of all roles by the code of one line, in the spelling that its version reads."""
     version = line.version
     folder = tmp_path_factory.mktemp("profiles")
     model = tiny_glm5(folder)
@@ -66,8 +66,8 @@ def answers(line: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -> dict[
         commands[name] = {"env": built.env, "argv": built.argv}
     (folder / "commands.json").write_text(json.dumps(commands))
     line.run("profiles", folder / "commands.json", folder / "out.json")
-    found: dict[str, Any] = json.loads((folder / "out.json").read_text())
-    return found
+    report: dict[str, Any] = json.loads((folder / "out.json").read_text())
+    return report
 
 
 @pytest.mark.parametrize(("profile", "role", "node"), ROLES, ids=lambda v: getattr(v, "name", str(v)))
@@ -119,4 +119,4 @@ def test_keys_of_additional_config_are_read(answers: dict[str, Any]) -> None:
 def all_keys(value: Any) -> set[str]:
     if not isinstance(value, dict):
         return set()
-    return set(value) | {inner for each in value.values() for inner in all_keys(each)}
+    return set(value) | {inner for item in value.values() for inner in all_keys(item)}

@@ -29,16 +29,16 @@ Tensors = dict[str, torch.Tensor]
 
 @pytest.fixture(scope="module")
 def hollow(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """By recipe: four layers (one dense) and the MTP layer, as the recipe makes them."""
-    made: dict[str, Path] = {}
+    """Checkpoints by recipe with headers only: four layers (one dense) and the MTP layer."""
+    folders: dict[str, Path] = {}
 
     def of(recipe: str) -> Path:
-        if recipe not in made:
-            made[recipe] = tmp_path_factory.mktemp("hollow") / recipe
+        if recipe not in folders:
+            folders[recipe] = tmp_path_factory.mktemp("hollow") / recipe
             sizes = ["--preset", "real", "--layers", "4", "--dense", "1", "--experts", "256", "--mtp", "1"]
-            program = [sys.executable, ROOT / "benchmarks/tools/make_model.py", made[recipe], "--recipe", recipe]
+            program = [sys.executable, ROOT / "benchmarks/tools/make_model.py", folders[recipe], "--recipe", recipe]
             subprocess.run([*program, *sizes], check=True)
-        return made[recipe]
+        return folders[recipe]
 
     return of
 
@@ -70,8 +70,8 @@ def changed(
         if path.suffix != ".safetensors" and path.name != INDEX:
             shutil.copy(path, out / path.name)
     entries = CheckpointDir(source).entries.values()
-    kept = tensors({entry.name: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for entry in entries})
-    write_hollow(kept, out / "model.safetensors")
+    remaining = tensors({entry.name: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for entry in entries})
+    write_hollow(remaining, out / "model.safetensors")
     config = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps(config | (words or {})))
     return out
@@ -126,10 +126,10 @@ def calls(walk: dict[str, Any], name: str) -> int:
     ],
 )
 def test_switches_that_this_version_does_not_take(
-    vllm_ascend: VllmAscend, hollow: Callable[[str], Path], flag: str, value: str, said: str
+    vllm_ascend: VllmAscend, hollow: Callable[[str], Path], flag: str, value: str, message: str
 ) -> None:
     answer = rehearsed(vllm_ascend, hollow("w4a8"), "a3-single-w4a8", flag, value)
-    assert said in problems(answer)
+    assert message in problems(answer)
 
 
 def test_tensor_parallelism_that_does_not_divide_the_heads(
@@ -178,14 +178,14 @@ def test_float_experts_that_are_described_as_quantized(
 ) -> None:
     def plain(tensors: Tensors) -> Tensors:
         suffixes = ("weight_scale", "weight_offset", "scale_bias")
-        kept = {
+        remaining = {
             name: t for name, t in tensors.items() if not (".layers.2.mlp.experts." in name and name.endswith(suffixes))
         }
         return {
             name: torch.empty((2048, 6144) if "down" not in name else (6144, 2048), dtype=torch.bfloat16, device="meta")
             if ".layers.2.mlp.experts." in name
             else tensor
-            for name, tensor in kept.items()
+            for name, tensor in remaining.items()
         }
 
     broken = changed(hollow("w4a8"), tmp_path / "broken", plain)
@@ -214,9 +214,9 @@ def test_int8_indexer_keys_that_no_layer_has(
 ) -> None:
     """Layers are marked by a word that neither version knows: both keep bf16 keys and say nothing."""
     broken = changed(hollow("w4a8"), tmp_path / "broken", lambda tensors: tensors)
-    said = json.loads((broken / DESCRIPTION).read_text())
-    said |= {f"model.layers.{layer}.self_attn.indexer.quant_type": "ANOTHER" for layer in range(4)}
-    (broken / DESCRIPTION).write_text(json.dumps(said))
+    message = json.loads((broken / DESCRIPTION).read_text())
+    message |= {f"model.layers.{layer}.self_attn.indexer.quant_type": "ANOTHER" for layer in range(4)}
+    (broken / DESCRIPTION).write_text(json.dumps(message))
     extra = ["--additional-config", '{"enable_sparse_li_c8": true}']
     answer = rehearsed(request.getfixturevalue(line), broken, "a3-single-w4a8", *extra)
     assert "int8 indexer keys are requested, but no layer has them" in problems(answer)

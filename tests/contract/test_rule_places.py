@@ -21,8 +21,8 @@ def test_the_word_stands_on_the_line(fixture: str, request: pytest.FixtureReques
     checked = 0
     for rule in rules():
         if version in rule.read:
-            place, _, word = rule.read[version].partition(" ")
-            name, _, number = place.partition(":")
+            location, _, word = rule.read[version].partition(" ")
+            name, _, number = location.partition(":")
             lines = (folder / name).read_text(encoding="utf-8").splitlines()
             assert word and word in lines[int(number) - 1], f"{rule.id}: {name}:{number} has no {word}"
             checked += 1

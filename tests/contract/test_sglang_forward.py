@@ -31,17 +31,17 @@ def sequences(trained_checkpoint: Path) -> list[list[int]]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(trained_checkpoint, trust_remote_code=False)
-    model, found = hf_model(trained_checkpoint), []
+    model, outputs = hf_model(trained_checkpoint), []
     for prompt in PROMPTS:
         chat = [{"role": "user", "content": prompt}]
         ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False)
         answer = model.generate(torch.tensor([list(ids)]), do_sample=False, max_new_tokens=NEW_TOKENS)
-        found.append(answer[0].tolist())
-    return found
+        outputs.append(answer[0].tolist())
+    return outputs
 
 
 @pytest.fixture(scope="module")
-def wanted(trained_checkpoint: Path, sequences: list[list[int]]) -> Logits:
+def expected(trained_checkpoint: Path, sequences: list[list[int]]) -> Logits:
     model = hf_model(trained_checkpoint)
     with torch.no_grad():
         return [model(torch.tensor([tokens])).logits[0] for tokens in sequences]
@@ -65,48 +65,48 @@ def computed(
     return {job["out"].name: load_file(require(job["out"]) / "logits.safetensors") for job in jobs}
 
 
-def divergence(computed: dict[str, torch.Tensor], wanted: Logits, factor: int) -> float:
+def divergence(computed: dict[str, torch.Tensor], expected: Logits, factor: int) -> float:
     """KL(source || SGLang) in nats, mean over all positions."""
-    each = []
-    for number, source in enumerate(wanted):
+    item = []
+    for number, source in enumerate(expected):
         p, q = source.log_softmax(-1), computed[f"target.{factor}.{number}"].log_softmax(-1)
-        each.append((p.exp() * (p - q)).sum(-1))
-    return float(torch.cat(each).mean())
+        item.append((p.exp() * (p - q)).sum(-1))
+    return float(torch.cat(item).mean())
 
 
 @pytest.mark.parametrize("recipe", ["w4a8", "w8a8"])
 def test_it_computes_what_the_source_does(
-    recipe: str, computed: dict[str, dict[str, torch.Tensor]], wanted: Logits
+    recipe: str, computed: dict[str, dict[str, torch.Tensor]], expected: Logits
 ) -> None:
-    found = divergence(computed[recipe], wanted, 1)
-    same = [computed[recipe][f"target.1.{i}"].argmax(-1) == source.argmax(-1) for i, source in enumerate(wanted)]
+    outputs = divergence(computed[recipe], expected, 1)
+    same = [computed[recipe][f"target.1.{i}"].argmax(-1) == source.argmax(-1) for i, source in enumerate(expected)]
     agree = torch.cat(same).float()
-    print(f"{recipe}: KL per token {found:.4f}, same argmax {int(agree.sum())} of {len(agree)}")
-    assert found < LIMIT / 2 and agree.mean() > 0.9
+    print(f"{recipe}: KL per token {outputs:.4f}, same argmax {int(agree.sum())} of {len(agree)}")
+    assert outputs < LIMIT / 2 and agree.mean() > 0.9
 
 
 @pytest.mark.parametrize(("factor", "word"), [(0, "dropped"), (2, "doubled")])
 def test_a_wrong_scale_bias_would_be_seen(
-    factor: int, word: str, computed: dict[str, dict[str, torch.Tensor]], wanted: Logits
+    factor: int, word: str, computed: dict[str, dict[str, torch.Tensor]], expected: Logits
 ) -> None:
     """The control: equal answers prove little, the divergence must be able to fail."""
-    found, right = divergence(computed["w4a8"], wanted, factor), divergence(computed["w4a8"], wanted, 1)
-    print(f"scale_bias {word}: KL per token {found:.4f} instead of {right:.4f}")
-    assert found > 4 * right
+    outputs, right = divergence(computed["w4a8"], expected, factor), divergence(computed["w4a8"], expected, 1)
+    print(f"scale_bias {word}: KL per token {outputs:.4f} instead of {right:.4f}")
+    assert outputs > 4 * right
 
 
 def acceptance(drafts: dict[str, torch.Tensor], target: dict[str, torch.Tensor], count: int) -> float:
     """Chance that the first draft token is accepted at temperature 1: sum of min(p, q), mean over all positions."""
-    found = []
+    outputs = []
     for number in range(count):
         p, q = target[f"target.1.{number}"][1:].softmax(-1), drafts[f"draft.{number}"][:-1].softmax(-1)
-        found.append(torch.minimum(p, q).sum(-1))
-    return float(torch.cat(found).mean())
+        outputs.append(torch.minimum(p, q).sum(-1))
+    return float(torch.cat(outputs).mean())
 
 
-def test_drafts_need_the_rotation_in_its_file(computed: dict[str, dict[str, torch.Tensor]], wanted: Logits) -> None:
+def test_drafts_need_the_rotation_in_its_file(computed: dict[str, dict[str, torch.Tensor]], expected: Logits) -> None:
     """Without `rot.safetensors` everything starts, and drafts are guessed worse."""
-    with_it = acceptance(computed["w4a8"], computed["w4a8"], len(wanted))
-    without = acceptance(computed["shard"], computed["w4a8"], len(wanted))
+    with_it = acceptance(computed["w4a8"], computed["w4a8"], len(expected))
+    without = acceptance(computed["shard"], computed["w4a8"], len(expected))
     print(f"first draft token accepted: {with_it:.4f} with the file, {without:.4f} with the tensor in a shard")
     assert with_it > without + 0.01

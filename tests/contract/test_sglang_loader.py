@@ -44,23 +44,23 @@ def checkpoints(
     tiny_quantized: Callable[..., Path], tiny_source: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("sglang-checkpoints")
-    made = {recipe: tiny_quantized(recipe) for recipe in RECIPES}
-    made[GLM52] = tiny_quantized("w4a8", write_tiny_model(folder / "glm52", **SHARED_INDEXER))
-    made[MIXED] = tiny_quantized(str(write_mixed_experts(folder / "mixed.yaml", tiny_source, 2)))
-    made[DAMAGED] = damage(made["w4a8"], folder / "damaged")
-    made[EP] = made[NO_EP] = made[INHERITED] = made["w4a8"]
+    quantized = {recipe: tiny_quantized(recipe) for recipe in RECIPES}
+    quantized[GLM52] = tiny_quantized("w4a8", write_tiny_model(folder / "glm52", **SHARED_INDEXER))
+    quantized[MIXED] = tiny_quantized(str(write_mixed_experts(folder / "mixed.yaml", tiny_source, 2)))
+    quantized[DAMAGED] = damage(quantized["w4a8"], folder / "damaged")
+    quantized[EP] = quantized[NO_EP] = quantized[INHERITED] = quantized["w4a8"]
     recipe = folder / "float-experts.yaml"
     text = (ROOT / "quant_recipes/rtn-w4a8.yaml").read_text()
     recipe.write_text(
         text.replace('["model.layers.{mtp}.*"]', '["model.layers.{mtp}.*", "model.layers.2.mlp.experts.*"]')
     )
-    made[FLOAT_EXPERTS] = tiny_quantized(str(recipe))
-    made[UNKNOWN] = copied(made["w4a8"], folder / "unknown")
-    name = made[UNKNOWN] / "quant_model_description.json"
+    quantized[FLOAT_EXPERTS] = tiny_quantized(str(recipe))
+    quantized[UNKNOWN] = copied(quantized["w4a8"], folder / "unknown")
+    name = quantized[UNKNOWN] / "quant_model_description.json"
     name.write_text(
         json.dumps(json.loads(name.read_text()) | {"model.layers.1.self_attn.o_proj.weight": "W4A8_DYNAMIC"})
     )
-    return made
+    return quantized
 
 
 def copied(checkpoint: Path, out: Path) -> Path:
@@ -109,12 +109,12 @@ def test_the_draft_gets_the_rotation(case: str, checkpoints: dict[str, Path], re
     report = json.loads((results[case] / "report.json").read_text())
     assert [report[name]["quantization"] for name in ("target", "draft")] == ["modelslim", None]
     assert "rot.weight" not in loaded["target"].after
-    found = loaded["draft"].after.get("model.rot_weight")
+    actual = loaded["draft"].after.get("model.rot_weight")
     if "rot.weight" in files:
-        assert found is not None and torch.equal(found, files.read("rot.weight"))
-        assert not torch.allclose(found, torch.eye(len(found), dtype=found.dtype), atol=0.01)
+        assert actual is not None and torch.equal(actual, files.read("rot.weight"))
+        assert not torch.allclose(actual, torch.eye(len(actual), dtype=actual.dtype), atol=0.01)
     else:
-        assert found is None and case in ("rtn-w4a8", "qat-w4a8")
+        assert actual is None and case in ("rtn-w4a8", "qat-w4a8")
 
 
 def test_layers_with_a_shared_indexer_build_none(checkpoints: dict[str, Path], results: dict[str, Path]) -> None:
@@ -140,10 +140,10 @@ def test_without_ep_every_rank_has_the_whole_scale_bias(checkpoints: dict[str, P
     for rank in (0, 1):
         folder = require(results[NO_EP] / f"rank{rank}")
         model = SGLangModel(Checkpoint(checkpoints[NO_EP]), folder, "target", rank, 2)
-        found = model.after["model.layers.1.mlp.experts.w2_scale_bias"].double().reshape(stack["w2_scale_bias"].shape)
-        own = 8 * stack["w2_weight"].chunk(2, -1)[rank].sum(-1)
-        assert torch.allclose(found, stack["w2_scale_bias"], rtol=1e-4, atol=1e-6)
-        assert float((found - own).norm() / own.norm()) > 0.5
+        actual = model.after["model.layers.1.mlp.experts.w2_scale_bias"].double().reshape(stack["w2_scale_bias"].shape)
+        local = 8 * stack["w2_weight"].chunk(2, -1)[rank].sum(-1)
+        assert torch.allclose(actual, stack["w2_scale_bias"], rtol=1e-4, atol=1e-6)
+        assert float((actual - local).norm() / local.norm()) > 0.5
 
 
 def test_damage_that_the_loader_does_not_notice_is_found(

@@ -44,7 +44,7 @@ def key(profile: Profile, role: Role, node: int) -> str:
 
 @pytest.fixture(scope="module")
 def answers(sglang: SGLang, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Of a tiny model with GLM-5's number of positions."""
+    """Resolved command lines for a tiny model with GLM-5's number of positions."""
     folder = tmp_path_factory.mktemp("sglang-profiles")
     model = write_tiny_model(folder / "glm5", max_position_embeddings=202752)
     (model / "quant_model_description.json").write_text(json.dumps({"group_size": 0, "version": "1.0.0"}))
@@ -61,8 +61,8 @@ def answers(sglang: SGLang, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         {"do": "resolve", "argv": argv[3:], "out": folder / str(number)} for number, argv in enumerate(lines.values())
     ]
     sglang.run(jobs, folder)
-    found = (require(folder / str(number)) / "answer.json" for number in range(len(lines)))
-    return dict(zip(lines, (json.loads(path.read_text()) for path in found), strict=True))
+    files = (require(folder / str(number)) / "answer.json" for number in range(len(lines)))
+    return dict(zip(lines, (json.loads(path.read_text()) for path in files), strict=True))
 
 
 @pytest.mark.parametrize(("profile", "role", "node"), ROLES, ids=lambda v: getattr(v, "name", str(v)))

@@ -41,16 +41,16 @@ def servers(
     sglang: SGLang, rotated_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[Replica]]:
     folder = tmp_path_factory.mktemp("sglang-servers")
-    found = [sglang.replica(rotated_checkpoint, folder / f"server-{i}.log") for i in range(2)]
+    servers = [sglang.replica(rotated_checkpoint, folder / f"server-{i}.log") for i in range(2)]
     try:
-        for each in found:
-            each.start()
-        for each in found:
-            each.wait_until_healthy(each.url)
-        yield found
+        for server in servers:
+            server.start()
+        for server in servers:
+            server.wait_until_healthy(server.url)
+        yield servers
     finally:
-        for each in found:
-            each.kill()
+        for server in servers:
+            server.kill()
 
 
 def test_smoke(servers: list[Replica]) -> None:
@@ -144,8 +144,8 @@ def test_the_router_of_prefill_and_decode_asks_both(servers: list[Replica], tmp_
     """
     script = rendered_texts(load("a3-pd-sglang"), "shell", "/models/glm5")["proxy.sh"]
     script = script.replace("http://$node:8000", "http://$node")  # ports that are free here
-    ahead, behind = (server.url.removeprefix("http://") for server in servers)
-    with router(tmp_path, SGLANG_ROUTER, script, {"PREFILL_NODES": ahead, "DECODE_NODES": behind}) as client:
+    first, second = (server.url.removeprefix("http://") for server in servers)
+    with router(tmp_path, SGLANG_ROUTER, script, {"PREFILL_NODES": first, "DECODE_NODES": second}) as client:
         assert asked(client, servers) == [True, True]
 
 

@@ -62,7 +62,7 @@ class Asked:
     step: str
     states: torch.Tensor
     positions: torch.Tensor
-    chosen: torch.Tensor
+    topk: torch.Tensor
     output: torch.Tensor
 
     @property
@@ -72,36 +72,36 @@ class Asked:
 
 def asked(ran: Path, steps: Sequence[str] = STEPS) -> Iterator[Asked]:
     """Every request of every step, in order."""
-    found, history = load_file(ran), {}
+    tensors, history = load_file(ran), {}
     for step in steps:
-        values = {key: found[f"{step}.{key}"] for key in ("states", "positions", "owners", "chosen", "output")}
+        values = {key: tensors[f"{step}.{key}"] for key in ("states", "positions", "owners", "chosen", "output")}
         for owner in values["owners"].unique().tolist():
-            states, positions, chosen, output = (
+            states, positions, topk, output = (
                 values[key][values["owners"] == owner] for key in ("states", "positions", "chosen", "output")
             )
             history[owner] = states = torch.cat([history.get(owner, states[:0]), states])
             mask = torch.zeros(len(positions), len(states) + 1, dtype=torch.bool)
-            mask.scatter_(1, chosen.long() % (len(states) + 1), True)  # -1 goes to the last column
+            mask.scatter_(1, topk.long() % (len(states) + 1), True)  # -1 goes to the last column
             yield Asked(step, states, positions, mask[:, :-1], output)
 
 
 def test_what_is_chosen_is_visible_and_complete(ran: Path) -> None:
-    for each in asked(ran):
-        assert not (each.chosen & ~each.causal).any()
-        assert torch.equal(each.chosen.sum(1), (each.positions + 1).clamp_max(SPARSE))
+    for item in asked(ran):
+        assert not (item.chosen & ~item.causal).any()
+        assert torch.equal(item.chosen.sum(1), (item.positions + 1).clamp_max(SPARSE))
 
 
 def test_its_attention_on_our_kernels_is_attention(ran: Path, checkpoint: Path) -> None:
     """Prefill, decode, and a mixed batch; up to 2048 positions dense, beyond them exactly the chosen ones."""
     attention = Attention(checkpoint)
     sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for each in asked(ran):
-        beyond = each.positions >= SPARSE
-        for kind, allowed in (("dense", each.causal), ("sparse", each.chosen)):
-            want = attention.forward(each.states, each.positions, allowed)
+    for item in asked(ran):
+        beyond = item.positions >= SPARSE
+        for kind, allowed in (("dense", item.causal), ("sparse", item.chosen)):
+            want = attention.forward(item.states, item.positions, allowed)
             for part, rows in (("up to", ~beyond), ("beyond", beyond)):
-                sums[each.step, f"{kind}, {part} {SPARSE}"][0] += float((each.output - want)[rows].square().sum())
-                sums[each.step, f"{kind}, {part} {SPARSE}"][1] += float(want[rows].square().sum())
+                sums[item.step, f"{kind}, {part} {SPARSE}"][0] += float((item.output - want)[rows].square().sum())
+                sums[item.step, f"{kind}, {part} {SPARSE}"][1] += float(want[rows].square().sum())
     error = {key: (a / b) ** 0.5 for key, (a, b) in sums.items() if b}
     print(*(f"{step}: {kind}: relative error {value:.4f}" for (step, kind), value in error.items()), sep="\n")
     for step in STEPS:
@@ -124,12 +124,12 @@ def test_our_kernels_were_the_ones_that_ran(ran: Path, checkpoint: Path, line: V
 def test_without_triton_its_indexer_rotates_the_wrong_pairs(ran: Path, checkpoint: Path) -> None:
     """Upstream bug of both lines: GLM-5's indexer rotates neighbours; without Triton-Ascend it gets halves."""
     attention = Attention(checkpoint)
-    (each,) = (each for each in asked(ran) if each.step == "long prefill")
-    beyond = each.positions >= SPARSE
+    (item,) = (item for item in asked(ran) if item.step == "long prefill")
+    beyond = item.positions >= SPARSE
     missed = {}
     for pairs in ("neighbours", "halves"):
-        scores = attention.index_scores(each.states, each.positions[beyond], pairs == "neighbours")
-        best = scores.masked_fill(~each.causal[beyond], -torch.inf).topk(SPARSE, dim=-1).indices
-        missed[pairs] = 1 - float(each.chosen[beyond].gather(1, best).float().mean())
+        scores = attention.index_scores(item.states, item.positions[beyond], pairs == "neighbours")
+        best = scores.masked_fill(~item.causal[beyond], -torch.inf).topk(SPARSE, dim=-1).indices
+        missed[pairs] = 1 - float(item.chosen[beyond].gather(1, best).float().mean())
     print(f"missed of the choice by the rotation of {missed}")
     assert missed["halves"] < 0.02 < missed["neighbours"]

@@ -60,9 +60,9 @@ def checkpoints(tiny_quantized: Callable[..., Path], tmp_path_factory: pytest.Te
     folder = tmp_path_factory.mktemp("sources")
     source = write_tiny_model(folder / "glm5", shards=2, **SIZES)
     shared = write_tiny_model(folder / "glm52", **SIZES, **SHARED_INDEXER)
-    made = {recipe: tiny_quantized(recipe, source) for recipe in RECIPES}
+    quantized = {recipe: tiny_quantized(recipe, source) for recipe in RECIPES}
     mixed = write_mixed_experts(folder / "mixed.yaml", source, 2)
-    return made | {GLM52: tiny_quantized("w4a8", shared), MIXED: tiny_quantized(str(mixed), source)}
+    return quantized | {GLM52: tiny_quantized("w4a8", shared), MIXED: tiny_quantized(str(mixed), source)}
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def norm_biases(checkpoint: Path, loaded: dict[str, Loaded]) -> set[str]:
     k_norm is a LayerNorm, its bias is real.
     """
     assert any(name.endswith("k_norm.bias") for name in Checkpoint(checkpoint).description)
-    names = {name for each in loaded.values() for name in each.tensors if name.endswith("norm.bias")}
+    names = {name for item in loaded.values() for name in item.tensors if name.endswith("norm.bias")}
     return {name for name in names if not name.endswith("k_norm.bias")}
 
 
@@ -102,23 +102,23 @@ def test_every_parameter_holds_what_the_file_means(case: str, checkpoints: dict[
 @pytest.mark.parametrize("case", CASES)
 def test_only_biases_of_norms_stay_unwritten(case: str, checkpoints: dict[str, Path], load: Load) -> None:
     loaded = load(checkpoints[case])
-    unwritten = {name: each for each in loaded.values() for name in each.report["unwritten"]}
+    unwritten = {name: item for item in loaded.values() for name in item.report["unwritten"]}
     print(f"{case}: {len(unwritten)} unwritten: {sorted(unwritten)[:4]} ...")
     assert unwritten.keys() == norm_biases(checkpoints[case], loaded)
-    assert not any(each.tensors[name].any() for name, each in unwritten.items())  # they add nothing
+    assert not any(item.tensors[name].any() for name, item in unwritten.items())  # they add nothing
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_module_gets_the_scheme_of_its_type(case: str, checkpoints: dict[str, Path], load: Load) -> None:
     loaded, stored = load(checkpoints[case]), Checkpoint(checkpoints[case])
     seen = set()
-    for model, each in loaded.items():
-        assert each.report["quant_config"] == "AscendModelSlimConfig"
-        for module, scheme in each.report["schemes"].items():
+    for model, item in loaded.items():
+        assert item.report["quant_config"] == "AscendModelSlimConfig"
+        for module, scheme in item.report["schemes"].items():
             kind, _ = stored.meant(stored.stored_name(module, model), set())
-            wanted = (EXPERTS if module.endswith(".experts") else LINEAR).get(kind)
+            expected = (EXPERTS if module.endswith(".experts") else LINEAR).get(kind)
             seen.add(kind)
-            assert scheme == wanted if wanted else "Unquantized" in scheme, (module, scheme)
+            assert scheme == expected if expected else "Unquantized" in scheme, (module, scheme)
     assert seen == {kind for name, kind in stored.description.items() if name.endswith(".weight")}
 
 
@@ -144,8 +144,8 @@ def test_static_attention_and_nothing_else_turns_mlapo_on(
 ) -> None:
     loaded = load(checkpoints[case])
     fused = line.fuses_dynamic and case not in FLOAT_QUERIES
-    wanted = "mlapo" if case in STATIC_ATTENTION else "prolog_v3" if fused else "native"
-    assert set(loaded["target"].report["preprocess"].values()) == {wanted}
+    expected = "mlapo" if case in STATIC_ATTENTION else "prolog_v3" if fused else "native"
+    assert set(loaded["target"].report["preprocess"].values()) == {expected}
     assert set(loaded["draft"].report["preprocess"].values()) == {"native"}  # float
 
 
@@ -156,15 +156,15 @@ def test_mlapo_gets_the_numbers_of_the_file(case: str, checkpoints: dict[str, Pa
     for layer in range(3):
         attention = f"model.layers.{layer}.self_attn"
         for name, (suffix, *linears) in MLAPO.items():
-            wanted = torch.cat([stored.read(f"{attention}.{linear}.{suffix}").flatten() for linear in linears])
-            found = target.tensors[f"{attention}.mla_attn.mla_attn.impl.{name}"].flatten()
-            assert torch.equal(found.double().sort()[0], wanted.double().sort()[0]), (layer, name)
+            expected = torch.cat([stored.read(f"{attention}.{linear}.{suffix}").flatten() for linear in linears])
+            actual = target.tensors[f"{attention}.mla_attn.mla_attn.impl.{name}"].flatten()
+            assert torch.equal(actual.double().sort()[0], expected.double().sort()[0]), (layer, name)
         assert not target.tensors[f"{attention}.mla_attn.mla_attn.impl.beta1"].any()  # the bias of q_a_layernorm
 
 
 def test_layers_with_a_shared_indexer_build_none(checkpoints: dict[str, Path], load: Load) -> None:
     loaded = load(checkpoints[GLM52])
-    owners = {name.split(".")[2] for each in loaded.values() for name in each.tensors if ".indexer.wq_b." in name}
+    owners = {name.split(".")[2] for item in loaded.values() for name in item.tensors if ".indexer.wq_b." in name}
     assert owners == {"0", "1", "2", "4"}  # 3 is shared, 4 is the MTP layer
 
 
@@ -188,7 +188,7 @@ def rot_of(loaded: dict[str, Loaded]) -> str:
 def test_int4_experts_are_what_vllm_ascend_packs_itself(
     checkpoints: dict[str, Path], load: Load, line: VllmAscend, tmp_path: Path
 ) -> None:
-    """Its loader for another format starts from plain integers: nibble order and scale_bias are its own there."""
+    """vllm-ascend packs plain integers of another format itself: nibble order and scale_bias must be equal."""
     files, experts = CheckpointDir(checkpoints["w4a8"]), "model.layers.1.mlp.experts"
     plain: dict[str, torch.Tensor] = {}
     for stack, linears in {"w13": ("gate_proj", "up_proj"), "w2": ("down_proj",)}.items():

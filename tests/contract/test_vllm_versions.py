@@ -76,37 +76,37 @@ def sent(url: str, body: dict[str, Any] | None = None) -> str:
 def answers(url: str) -> dict[str, Any]:
     """Token ids of all questions, and the deltas of a call that the client forces."""
     common = {"model": "glm-5", "temperature": 0, "max_tokens": 96}
-    found: dict[str, Any] = {}
+    received: dict[str, Any] = {}
     for question in QUESTIONS:
         messages = {"messages": [{"role": "user", "content": question}]}
         choice = json.loads(sent(f"{url}/v1/chat/completions", common | messages | {"return_token_ids": True}))
-        found[question] = choice["choices"][0]["token_ids"]
+        received[question] = choice["choices"][0]["token_ids"]
     forced = common | messages | {"tools": [WEATHER], "tool_choice": "required", "stream": True}
     events = [line[6:] for line in sent(f"{url}/v1/chat/completions", forced).splitlines() if line[:6] == "data: "]
     deltas = [choice["delta"] for event in events[:-1] for choice in json.loads(event)["choices"]]
     calls = [call["function"] for delta in deltas for call in delta.get("tool_calls") or []]
-    found["call"] = [(call.get("name") or "") + (call.get("arguments") or "") for call in calls]
-    found["content"] = "".join(delta.get("content") or "" for delta in deltas)
-    return found
+    received["call"] = [(call.get("name") or "") + (call.get("arguments") or "") for call in calls]
+    received["content"] = "".join(delta.get("content") or "" for delta in deltas)
+    return received
 
 
 @pytest.fixture(scope="session")
-def wanted(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def expected(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with served(checkpoint, tmp_path_factory.mktemp("installed"), None) as url:
         assert json.loads(sent(f"{url}/version"))["version"] == TESTED_VLLM
         return answers(url)
 
 
-def test_the_same_answers(older: tuple[str, Path], wanted: dict[str, Any], checkpoint: Path, tmp_path: Path) -> None:
+def test_the_same_answers(older: tuple[str, Path], expected: dict[str, Any], checkpoint: Path, tmp_path: Path) -> None:
     version, folder = older
-    assert "".join(wanted["call"]) == 'get_weather{"city": "Oslo"}' and "<" not in wanted["content"]
+    assert "".join(expected["call"]) == 'get_weather{"city": "Oslo"}' and "<" not in expected["content"]
     with served(checkpoint, tmp_path, folder) as url:
         assert json.loads(sent(f"{url}/version"))["version"] == version
-        found = answers(url)
+        received = answers(url)
         metrics = sent(f"{url}/metrics")
-    joined = {name: "".join(answer["call"]) for name, answer in (("older", found), ("installed", wanted))}
+    joined = {name: "".join(answer["call"]) for name, answer in (("older", received), ("installed", expected))}
     assert joined["older"] == joined["installed"]
-    assert {q: found[q] for q in QUESTIONS} == {q: wanted[q] for q in QUESTIONS}
+    assert {q: received[q] for q in QUESTIONS} == {q: expected[q] for q in QUESTIONS}
     (accepted,) = (
         line for line in metrics.splitlines() if line.startswith("vllm:spec_decode_num_accepted_tokens_total")
     )
@@ -126,8 +126,8 @@ def run_engine(checkpoint: Path, folder: Path, paths: list[Path]) -> list[list[i
     (folder / "job.json").write_text(json.dumps(job))
     script = Path(engine.__file__)
     command = [sys.executable, str(script), str(folder / "job.json"), str(folder / "result.json")]
-    given = os.environ.get("PYTHONPATH", "")
-    search = os.pathsep.join([*map(str, paths), given]).rstrip(os.pathsep)
+    path = os.environ.get("PYTHONPATH", "")
+    search = os.pathsep.join([*map(str, paths), path]).rstrip(os.pathsep)
     environment = os.environ | ENGINE_ENVIRONMENT | ({"PYTHONPATH": search} if search else {})
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -145,5 +145,5 @@ def test_the_python_of_the_atlas_images_version(checkpoint: Path, tmp_path: Path
     older, installed = tmp_path / "older", tmp_path / "installed"
     older.mkdir()
     installed.mkdir()
-    found = run_engine(checkpoint, older, [Path(__file__).with_name("vllm_023"), overlay])
-    assert found == run_engine(checkpoint, installed, [])
+    received = run_engine(checkpoint, older, [Path(__file__).with_name("vllm_023"), overlay])
+    assert received == run_engine(checkpoint, installed, [])

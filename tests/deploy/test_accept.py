@@ -37,20 +37,26 @@ def setting(folder: Path, **options: Any) -> Accepting:
 
 def results(folder: Path, *steps: AcceptStep, **options: Any) -> dict[str, StepResult]:
     journal = AcceptanceJournal(folder, ABOUT, **options)
-    found = run(setting(folder), steps, journal, lambda result: None)
-    return {result.name: result for result in found}
+    outcome = run(setting(folder), steps, journal, lambda result: None)
+    return {result.name: result for result in outcome}
 
 
 def test_what_fails_does_not_keep_the_others_from_running(tmp_path: Path) -> None:
     calls: list[str] = []
     broken = step("first", calls, CheckFailedError("it is bad", "mend it"))
     odd = step("odd", calls, RuntimeError("device-side assert"))
-    found = results(tmp_path, broken, odd, step("second", calls), step("third", calls, server=True))
+    outcome = results(tmp_path, broken, odd, step("second", calls), step("third", calls, server=True))
     assert calls == ["first", "odd", "second"]
-    assert (found["first"].status, found["first"].verdict, found["first"].send) == (FAILED, "it is bad", "send first")
-    assert found["first"].figures == {"fix": "mend it"} and found["odd"].verdict == "RuntimeError: device-side assert"
-    assert found["serve"].status == FAILED and "no answer" in found["serve"].verdict and found["serve"].send
-    assert (found["third"].status, found["second"].status) == (NOT_RUN, OK)
+    assert (outcome["first"].status, outcome["first"].verdict, outcome["first"].send) == (
+        FAILED,
+        "it is bad",
+        "send first",
+    )
+    assert (
+        outcome["first"].figures == {"fix": "mend it"} and outcome["odd"].verdict == "RuntimeError: device-side assert"
+    )
+    assert outcome["serve"].status == FAILED and "no answer" in outcome["serve"].verdict and outcome["serve"].send
+    assert (outcome["third"].status, outcome["second"].status) == (NOT_RUN, OK)
 
 
 def test_the_same_command_goes_on(tmp_path: Path) -> None:
@@ -98,7 +104,7 @@ def test_without_an_npu(rotated_checkpoint: Path, tmp_path: Path) -> None:
     done = glm5_ascend(*arguments, "--simulate-npu", "--json")
     assert done.returncode == 0, done.stderr + done.stdout
     report = json.loads(done.stdout)
-    statuses = {each["name"]: each["status"] for each in report["steps"]}
+    statuses = {entry["name"]: entry["status"] for entry in report["steps"]}
     assert list(statuses) == ["doctor", "parity", "plan", "serve", "smoke", "eval", "load", "watch"]
     assert {name for name, status in statuses.items() if status == "not run"} == set(statuses) - {"doctor", "plan"}
     assert (report["ok"], report["accepted"]) == (True, False) and report["verdict"].startswith("not accepted")
@@ -107,7 +113,7 @@ def test_without_an_npu(rotated_checkpoint: Path, tmp_path: Path) -> None:
     assert all(len(file["sha256"]) == 64 for file in written["about"]["files"])
     page = (tmp_path / "out/accept.html").read_text()
     assert "not run" in page and written["about"]["files"][0]["sha256"] in page
-    (plan,) = (each for each in written["steps"] if each["name"] == "plan")
+    (plan,) = (entry for entry in written["steps"] if entry["name"] == "plan")
     assert "no plan" in plan["verdict"]  # this small model cannot be cut over 16 dies
 
 
@@ -118,10 +124,10 @@ def test_all_of_it_on_a_cpu(rotated_checkpoint: Path, tmp_path: Path) -> None:
     arguments = ("accept", rotated_checkpoint, "--profile", "cpu", "--out", tmp_path, "--minutes", "0.5", "--json")
     done = glm5_ascend(*arguments, VLLM_CPU_KVCACHE_SPACE="1")
     report = json.loads(done.stdout)
-    for each in report["steps"]:
-        print(f"{each['name']:<9} {each['status']:<8} {each['seconds']:7.1f} s  {each['verdict']}")
+    for entry in report["steps"]:
+        print(f"{entry['name']:<9} {entry['status']:<8} {entry['seconds']:7.1f} s  {entry['verdict']}")
     assert (done.returncode, report["accepted"]) == (0, True), done.stdout[-3000:] + done.stderr
-    figures = {each["name"]: each["figures"] for each in report["steps"]}
+    figures = {entry["name"]: entry["figures"] for entry in report["steps"]}
     assert figures["parity"]["implementations"]["cpu"]["results"] > 100
     assert 0 < figures["eval"]["kl_mean"] < 0.01
     measured = figures["load"]["measured"]
@@ -135,7 +141,7 @@ def test_all_of_it_on_a_cpu(rotated_checkpoint: Path, tmp_path: Path) -> None:
     page = (tmp_path / "accept.html").read_text()
     assert "<h2>Steps</h2>" in page and "Where to report" not in page
     again = json.loads(glm5_ascend(*arguments, VLLM_CPU_KVCACHE_SPACE="1").stdout)
-    assert [each["began"] for each in again["steps"]] == [each["began"] for each in report["steps"]]
+    assert [entry["began"] for entry in again["steps"]] == [entry["began"] for entry in report["steps"]]
 
 
 @pytest.mark.server
@@ -148,7 +154,7 @@ def test_garbage_is_not_accepted(server: str, rotated_checkpoint: Path, tmp_path
             "--out", tmp_path, "--minutes", "0", "--workload", LOAD, "--json", OPENAI_API_KEY=API_KEY,
         )  # fmt: skip
     report = json.loads(done.stdout)
-    statuses = {each["name"]: each["status"] for each in report["steps"]}
+    statuses = {entry["name"]: entry["status"] for entry in report["steps"]}
     assert (done.returncode, report["ok"], report["accepted"]) == (1, False, False), report["verdict"]
     assert statuses["smoke"] == statuses["watch"] == "failed" and statuses["serve"] == "ok"
     assert statuses["parity"] == "failed"  # there is no NPU: said by the step, not by an exception

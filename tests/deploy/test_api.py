@@ -16,10 +16,10 @@ from glm5_ascend.serve import serve
 
 
 def test_doctor_returns_what_its_command_prints(tiny_w4a8: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = doctor(str(tiny_w4a8), profile="a3-single-w4a8").to_dict()
+    report = doctor(str(tiny_w4a8), profile="a3-single-w4a8").to_dict()
     code = cli.run(["doctor", str(tiny_w4a8), "--profile", "a3-single-w4a8", "--json"])
-    assert json.loads(capsys.readouterr().out) == found
-    assert found["exit_code"] == code and found["verdict"] and found["rows"]
+    assert json.loads(capsys.readouterr().out) == report
+    assert report["exit_code"] == code and report["verdict"] and report["rows"]
 
 
 def test_errors_are_ours(tmp_path: Path) -> None:

@@ -104,17 +104,17 @@ def test_every_server_of_a_machine_is_asked_at_once_and_past_proxies(health: Pat
 
     proxies = {"http_proxy": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "no_proxy": "", "NO_PROXY": ""}
     with answering(port, together), answering(port + 1, together):
-        found = bash(health, "127.0.0.1", port, 2, 60, **proxies)
-    assert (found.returncode, found.stderr) == (0, "")
+        done = bash(health, "127.0.0.1", port, 2, 60, **proxies)
+    assert (done.returncode, done.stderr) == (0, "")
     with answering(port, lambda _: (200, "")):
-        found = bash(health, "127.0.0.1", port, 2, 60)
-        assert found.returncode == 1 and f"port {port + 1}" in found.stderr and f"port {port}:" not in found.stderr
+        done = bash(health, "127.0.0.1", port, 2, 60)
+        assert done.returncode == 1 and f"port {port + 1}" in done.stderr and f"port {port}:" not in done.stderr
     with answering(port, lambda _: (503, "")):
         assert "status 503" in bash(health, "127.0.0.1", port, 1, 60).stderr
 
 
 def test_an_engine_that_stands_still_is_seen(health: Path) -> None:
-    """Of two engines behind one port, as with a rank on another machine. Idle ones and prompts in parts are well."""
+    """One of two engines of a server makes no progress. Idle engines and prompts in parts are healthy."""
     port, seconds = free_port(), "0.2"
     state = Path(f"/tmp/glm5-steps-{port}")  # the script's own
     state.unlink(missing_ok=True)
@@ -137,8 +137,8 @@ def test_an_engine_that_stands_still_is_seen(health: Path) -> None:
                 assert bash(health, "127.0.0.1", port, 1, 60, seconds).returncode == 0, name
             time.sleep(0.4)
             assert bash(health, "127.0.0.1", port, 1, 60).returncode == 0  # readiness: it answers
-            found = bash(health, "127.0.0.1", port, 1, 60, seconds)
-            assert found.returncode == 1 and "engine 1 " in found.stderr and "engine 0 " not in found.stderr
+            done = bash(health, "127.0.0.1", port, 1, 60, seconds)
+            assert done.returncode == 1 and "engine 1 " in done.stderr and "engine 0 " not in done.stderr
             counted["num_requests_running"][1] = 0
             assert bash(health, "127.0.0.1", port, 1, 60, seconds).returncode == 0
     finally:
@@ -153,7 +153,7 @@ def test_a_hung_engine_of_a_real_server_is_seen(health: Path, rotated_checkpoint
     server = replica(rotated_checkpoint, tmp_path / "server.log")
     asked = [Request(server.url, str(i), chat([{"role": "user", "content": "Hello"}], max_tokens=1500, ignore_eos=True))
              for i in range(4)]  # fmt: skip
-    threads = [threading.Thread(target=each.run) for each in asked]
+    threads = [threading.Thread(target=request.run) for request in asked]
     try:
         server.start()
         server.wait_until_healthy(server.url)
@@ -166,9 +166,9 @@ def test_a_hung_engine_of_a_real_server_is_seen(health: Path, rotated_checkpoint
         began = time.monotonic()
         time.sleep(4)
         assert bash(health, "127.0.0.1", server.port, 1, 60).returncode == 0
-        found = bash(health, "127.0.0.1", server.port, 1, 60, 3)
+        done = bash(health, "127.0.0.1", server.port, 1, 60, 3)
         print(f"noticed {time.monotonic() - began:.1f} s after the first beat that saw no step")
-        assert found.returncode == 1 and "has requests and made no step" in found.stderr
+        assert done.returncode == 1 and "has requests and made no step" in done.stderr
     finally:
         server.kill()
         for thread in threads:
@@ -198,17 +198,17 @@ def checks(tmp_path: Path) -> Callable[..., Done]:
 
 def test_the_checks_before_a_server_loads(checks: Callable[..., Done], tiny_w4a8: Path, tmp_path: Path) -> None:
     good = (tiny_w4a8, "a3-single-w4a8", "server", "vllm-ascend")
-    found = checks(*good)
-    assert found.returncode == 0 and "ok: no problems" in found.stdout, found.stdout + found.stderr
-    found = checks(*good, "--decode-context-parallel-size", "2")
-    assert found.returncode == 1 and "problem" in found.stdout, found.stdout + found.stderr
+    done = checks(*good)
+    assert done.returncode == 0 and "ok: no problems" in done.stdout, done.stdout + done.stderr
+    done = checks(*good, "--decode-context-parallel-size", "2")
+    assert done.returncode == 1 and "problem" in done.stdout, done.stdout + done.stderr
     damaged = shutil.copytree(tiny_w4a8, tmp_path / "damaged")
     shard = max(damaged.glob("*.safetensors"), key=lambda path: path.stat().st_size)
     content = bytearray(shard.read_bytes())
     content[-5] ^= 1
     shard.write_bytes(content)
-    found = checks(damaged, *good[1:])
-    assert found.returncode == 1 and shard.name in found.stdout and "no problems" not in found.stdout
+    done = checks(damaged, *good[1:])
+    assert done.returncode == 1 and shard.name in done.stdout and "no problems" not in done.stdout
 
 
 def test_a_pods_name_may_be_known_late(tmp_path: Path) -> None:
@@ -219,10 +219,10 @@ def test_a_pods_name_may_be_known_late(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(LATE_NAME)
     script = tmp_path / "serve.sh"
     script.write_text(rendered_texts(load("a3-2node"), "shell", "/m")["serve-server.sh"])
-    place = {"IP": "127.0.0.1", "OPEN": "1", "NOTE": str(tmp_path / "note"), "PYTHONPATH": str(tmp_path)}
-    place["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    once = bash(script, NODE="0", HEAD="leader", **place)
+    variables = {"IP": "127.0.0.1", "OPEN": "1", "NOTE": str(tmp_path / "note"), "PYTHONPATH": str(tmp_path)}
+    variables["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    once = bash(script, NODE="0", HEAD="leader", **variables)
     assert once.returncode != 0 and "error: HEAD=leader" in once.stderr and once.stdout == ""
     (tmp_path / "note").unlink()
-    found = bash(script, LWS_WORKER_INDEX="0", LWS_LEADER_ADDRESS="leader", **place)
-    assert (found.returncode, found.stdout) == (0, "lo\n"), found.stderr
+    done = bash(script, LWS_WORKER_INDEX="0", LWS_LEADER_ADDRESS="leader", **variables)
+    assert (done.returncode, done.stdout) == (0, "lo\n"), done.stderr

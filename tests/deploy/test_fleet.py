@@ -55,7 +55,7 @@ class Fleet:
         self.process.wait_until_healthy(self.url)
 
     def server(self, url: str) -> Replica:
-        return next(each for each in self.servers if each.url == url)
+        return next(server for server in self.servers if server.url == url)
 
     def kill(self) -> None:
         for program in (self.process, *self.servers):
@@ -66,12 +66,12 @@ class Fleet:
 def fleet(tmp_path_factory: pytest.TempPathFactory, rotated_checkpoint: Path) -> Iterator[Fleet]:
     pytest.importorskip("vllm")
     folder = tmp_path_factory.mktemp("fleet")
-    made = Fleet(folder, rotated_checkpoint, tool_environment(folder / "venv", "vllm-router"))
+    started = Fleet(folder, rotated_checkpoint, tool_environment(folder / "venv", "vllm-router"))
     try:
-        made.start()
-        yield made
+        started.start()
+        yield started
     finally:
-        made.kill()
+        started.kill()
 
 
 def end(server: Replica) -> None:
@@ -133,9 +133,13 @@ def test_a_hung_server_is_taken_out_under_load(fleet: Fleet, what: str) -> None:
     """SIGSTOP of the engine, whose HTTP server still answers, or of all. Whole requests are answered by the other."""
     wait_for(lambda: all(healthy(server.url) for server in fleet.servers), "both servers")
     victim = fleet.servers[0]
-    said: list[str] = []
+    messages: list[str] = []
     heart = FleetHeartbeat(
-        RunningRouter(fleet.url), patience=4, timeout=15, on_hung=lambda url: end(fleet.server(url)), report=said.append
+        RunningRouter(fleet.url),
+        patience=4,
+        timeout=15,
+        on_hung=lambda url: end(fleet.server(url)),
+        report=messages.append,
     )
     over = threading.Event()
 
@@ -153,7 +157,7 @@ def test_a_hung_server_is_taken_out_under_load(fleet: Fleet, what: str) -> None:
             for process in hung:
                 process.send_signal(signal.SIGSTOP)
             assert what == "server" or healthy(victim.url)  # nothing but the heartbeat can know
-            wait_for(lambda: any(f"{victim.url}: removed" in line for line in said), "the heartbeat")
+            wait_for(lambda: any(f"{victim.url}: removed" in line for line in messages), "the heartbeat")
             at = len(traffic.requests)
             wait_for(lambda: len(traffic.requests) > at + 2 * CLIENTS, "requests after it")
         counts = traffic.counts()
@@ -166,12 +170,12 @@ def test_a_hung_server_is_taken_out_under_load(fleet: Fleet, what: str) -> None:
         lost = [request for request in traffic.requests if request.fate != COMPLETE]
         assert all(request.body.get("stream") for request in lost) and len(lost) <= CLIENTS, counts
         victim.start()
-        wait_for(lambda: any(f"{victim.url}: added again" in line for line in said), "the restarted server")
+        wait_for(lambda: any(f"{victim.url}: added again" in line for line in messages), "the restarted server")
         assert len(RunningRouter(fleet.url).workers()) == 2
     finally:
         over.set()
         beating.join()
-    print(*said, sep="\n")
+    print(*messages, sep="\n")
 
 
 def _servers(server: Replica) -> list[psutil.Process]:

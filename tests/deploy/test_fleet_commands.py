@@ -53,17 +53,17 @@ class FakeRouter:
 
 @pytest.fixture
 def routed() -> Iterator[Callable[[list[str]], FakeRouter]]:
-    made: list[FakeRouter] = []
+    routers: list[FakeRouter] = []
 
     def start(workers: list[str]) -> FakeRouter:
-        made.append(FakeRouter(workers))
-        threading.Thread(target=made[-1].server.serve_forever, daemon=True).start()
-        return made[-1]
+        routers.append(FakeRouter(workers))
+        threading.Thread(target=routers[-1].server.serve_forever, daemon=True).start()
+        return routers[-1]
 
     yield start
-    for each in made:
-        each.server.shutdown()
-        each.server.server_close()
+    for router in routers:
+        router.server.shutdown()
+        router.server.server_close()
 
 
 IDLE = "vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\n"
@@ -81,21 +81,21 @@ def test_a_router_that_does_not_answer_as_one() -> None:
 def test_heartbeat_of_one_that_is_stuck_and_one_that_is_busy(routed: Routed) -> None:
     """Both have requests; only one finishes steps. The last server is never taken out."""
     hung: list[str] = []
-    said: list[str] = []
+    messages: list[str] = []
     with bad_server("85", STUCK) as stuck, bad_server("Hello", IDLE) as idle:
         router = routed([stuck, idle])
         heart = FleetHeartbeat(
-            RunningRouter(router.url), patience=2, timeout=60, on_hung=hung.append, report=said.append
+            RunningRouter(router.url), patience=2, timeout=60, on_hung=hung.append, report=messages.append
         )
         heart.beat()  # the first one only reads
         heart.beat()
         assert (router.workers, hung) == ([stuck, idle], [])
         heart.beat()
-        assert (router.workers, hung) == ([idle], [stuck]) and "finishes no step" in said[0]
+        assert (router.workers, hung) == ([idle], [stuck]) and "finishes no step" in messages[0]
         heart.run(0, beats=2)
         assert hung == [stuck]
     heart.run(0, beats=3)  # now nobody answers
-    assert router.workers == [idle] and "last server" in said[-1]
+    assert router.workers == [idle] and "last server" in messages[-1]
 
 
 def test_a_server_that_an_operator_took_out_is_left_alone(routed: Routed) -> None:

@@ -27,10 +27,10 @@ for name, argv in json.load(sys.stdin).items():
 
 def test_every_flag_is_taken() -> None:
     commands = {}
-    for profile in (each for each in map(load, names()) if each.engine == VLLM):  # SGLang's: a contract test
+    for profile in (item for item in map(load, names()) if item.engine == VLLM):  # SGLang's: a contract test
         for role in profile.roles.values():
-            place = ServerPlace(role.nodes - 1, 0, "127.0.0.1", "127.0.0.1", "lo")
-            commands[f"{profile.name}/{role.name}"] = command(profile, role, place, "DIR", []).argv
+            server = ServerPlace(role.nodes - 1, 0, "127.0.0.1", "127.0.0.1", "lo")
+            commands[f"{profile.name}/{role.name}"] = command(profile, role, server, "DIR", []).argv
         for key, switch in profile.scheduling.items():
             if switch.add:
                 commands[f"{profile.name}+{key}"] = ["vllm", "serve", "DIR", *switch.add]

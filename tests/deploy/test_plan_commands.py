@@ -49,17 +49,17 @@ def draw(chance: random.Random) -> Plan | None:
 @pytest.fixture(scope="module")
 def plans() -> list[Plan]:
     chance = random.Random(28)
-    found: list[Plan] = []
-    while len(found) < PLANS:
-        if made := draw(chance):
-            found.append(made)
-    return found
+    accepted: list[Plan] = []
+    while len(accepted) < PLANS:
+        if one := draw(chance):
+            accepted.append(one)
+    return accepted
 
 
-def _commands(made: Plan) -> Iterator[list[str]]:
-    cluster = made.cluster
-    context = made.workload.prompt + made.workload.output
-    for role in roles(made.model, made.best.layout, cluster.hardware, context).values():
+def _commands(one: Plan) -> Iterator[list[str]]:
+    cluster = one.cluster
+    context = one.workload.prompt + one.workload.output
+    for role in roles(one.model, one.best.layout, cluster.hardware, context).values():
         words = []
         for word in argv(role):
             for open_word, value in WORDS.items():
@@ -70,31 +70,32 @@ def _commands(made: Plan) -> Iterator[list[str]]:
 
 def test_no_plan_breaks_a_rule_of_doctor(plans: list[Plan]) -> None:
     base = load("a3-2node")
-    for made in plans:
-        model, layout, hardware = made.model, made.best.layout, made.cluster.hardware
-        own = roles(model, layout, hardware, made.workload.prompt + made.workload.output)
+    for one in plans:
+        model, layout, hardware = one.model, one.best.layout, one.cluster.hardware
+        plan_roles = roles(model, layout, hardware, one.workload.prompt + one.workload.output)
         attention = model.type_of(0, "self_attn.q_a_proj")
         profile = replace(
-            base, roles=own, hardware={"node": hardware.name, "nodes": made.cluster.nodes, "dies": made.cluster.dies},
+            base, roles=plan_roles,
+            hardware={"node": hardware.name, "nodes": one.cluster.nodes, "dies": one.cluster.dies},
             weights={"experts": model.expert_type, "attention": attention, "recipe": "w8a8"},
-            memory={"weights_gib": sum(made.best.prediction.memory.weights.values()) / 2**30},
+            memory={"weights_gib": sum(one.best.prediction.memory.weights.values()) / 2**30},
         )  # fmt: skip
-        for found in preflight(profile, None):
-            errors = [rule for rule in found.broken if rule.level == "error"]
+        for result in preflight(profile, None):
+            errors = [rule for rule in result.broken if rule.level == "error"]
             assert not errors, (str(layout), model.quantization, errors[0])
 
 
 def test_no_plan_leaves_an_expert_without_a_die(plans: list[Plan]) -> None:
-    for made in plans:
-        layout = made.best.layout
+    for one in plans:
+        layout = one.best.layout
         for engine in (layout.decode, *([layout.prefill] if layout.prefill else [])):
-            assert (made.model.config.n_routed_experts + engine.redundant) % engine.ep == 0, str(layout)
-        assert layout.dies <= made.cluster.dies
+            assert (one.model.config.n_routed_experts + engine.redundant) % engine.ep == 0, str(layout)
+        assert layout.dies <= one.cluster.dies
 
 
 def test_every_line_is_complete(plans: list[Plan]) -> None:
-    for made in plans:
-        text = "\n".join(plan_commands(made).lines)
+    for one in plans:
+        text = "\n".join(plan_commands(one).lines)
         for line in (line for line in text.splitlines() if "vllm serve" in line):
             assert "--tool-call-parser" in line and "--reasoning-parser" in line and "HCCL_BUFFSIZE=" in line
             assert ("enable_dsa_cp" in line) <= ("enable_flashcomm1" in line)
@@ -107,7 +108,7 @@ def test_every_line_is_complete(plans: list[Plan]) -> None:
 
 def test_vllm_takes_every_line(plans: list[Plan]) -> None:
     pytest.importorskip("vllm")
-    asked = {f"{n}-{i}": words for n, made in enumerate(plans) for i, words in enumerate(_commands(made))}
+    asked = {f"{n}-{i}": words for n, one in enumerate(plans) for i, words in enumerate(_commands(one))}
     done = subprocess.run(
         [sys.executable, "-c", PARSE], input=json.dumps(asked), capture_output=True, text=True, check=False
     )

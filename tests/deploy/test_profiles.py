@@ -118,23 +118,23 @@ def test_pd_sizes_are_the_real_ones(profile: Profile, role: Role) -> None:
 
 def test_engine_ids_and_ports_of_pd_never_meet() -> None:
     profile = load("a3-pd")
-    found = []
+    servers = []
     for role in profile.roles.values():
         for node, rank in product(range(role.nodes), range(role.local_ranks)):
             built = command(profile, role, ServerPlace(node, rank, "10.0.0.1", "10.0.0.2", "eth0"), "DIR", [])
             (engine,) = (arg.split('"engine_id": "')[1].split('"')[0] for arg in built.argv if "engine_id" in arg)
-            found.append((engine, value_of(built.argv, "--data-parallel-rank"), role.name))
+            servers.append((engine, value_of(built.argv, "--data-parallel-rank"), role.name))
             assert value_of(built.argv, "--port") == str(role.port + rank)
             dies = [int(die) for die in built.env["ASCEND_RT_VISIBLE_DEVICES"].split(",")]
             assert dies == list(range(rank * role.rank_dies, (rank + 1) * role.rank_dies))
-    assert len({engine for engine, _, _ in found}) == len(found) == 12
-    assert [rank for _, rank, role in found if role == "decode"] == list("01234567")
+    assert len({engine for engine, _, _ in servers}) == len(servers) == 12
+    assert [rank for _, rank, role in servers if role == "decode"] == list("01234567")
 
 
 def test_a_second_node_has_no_api_server() -> None:
     profile = load("rollout")
-    place = ServerPlace(2, 0, "10.0.0.1", "10.0.0.3", "eth0")
-    argv = command(profile, profile.role("a3"), place, "DIR", []).argv
+    server = ServerPlace(2, 0, "10.0.0.1", "10.0.0.3", "eth0")
+    argv = command(profile, profile.role("a3"), server, "DIR", []).argv
     assert "--headless" in argv and "--api-server-count" not in argv
     assert value_of(argv, "--data-parallel-start-rank") == "32"
     first = command(profile, profile.role("a3"), ServerPlace(0, 0, "10.0.0.1", "10.0.0.1", "eth0"), "DIR", []).argv
@@ -144,7 +144,7 @@ def test_a_second_node_has_no_api_server() -> None:
 def test_ranks_of_sglang_differ_in_their_number_alone() -> None:
     profile = load("a3-2node-sglang")
     places = [ServerPlace(node, 0, "10.0.0.1", "", "eth0") for node in (0, 1)]
-    first, second = (command(profile, profile.role(None), place, "DIR", []).argv for place in places)
+    first, second = (command(profile, profile.role(None), server, "DIR", []).argv for server in places)
     assert first[:5] == ["python", "-m", "sglang.launch_server", "--model-path", "DIR"]
     assert [(a, b) for a, b in zip(first, second, strict=True) if a != b] == [("0", "1")]
     assert value_of(second, "--node-rank") == "1" and value_of(second, "--dist-init-addr") == "10.0.0.1:20000"
@@ -173,10 +173,10 @@ def test_both_halves_of_sglang_meet_at_one_store() -> None:
         (ServerPlace(head="h", ip="i"), "decode", "needs to know 'nic'"),
     ],
 )
-def test_places_that_do_not_exist_are_refused(place: ServerPlace, role: str | None, message: str) -> None:
+def test_places_that_do_not_exist_are_refused(server: ServerPlace, role: str | None, message: str) -> None:
     profile = load("a3-pd")
     with pytest.raises(ConfigError, match=message) as caught:
-        command(profile, profile.role(role), place, "DIR", [])
+        command(profile, profile.role(role), server, "DIR", [])
     assert caught.value.tip
     assert "nodes 0 to" not in message or caught.value.tip == "--node 0 or 1"
     assert "servers 0 to" not in message or caught.value.tip == "--rank 0 or 1 or 2 or 3"
@@ -234,15 +234,15 @@ def test_the_readme_shows_the_profiles_as_they_are() -> None:
 
 
 def test_a_rehearsal_is_kept_until_one_fails() -> None:
-    known: dict[str, Any] = {}
-    found = {"cache": {"layers": 79}}
-    ranks = [{"role": "server", "rank": rank, "world": 16, "problems": [], "found": found} for rank in (0, 15)]
+    recorded: dict[str, Any] = {}
+    servers = {"cache": {"layers": 79}}
+    ranks = [{"role": "server", "rank": rank, "world": 16, "problems": [], "found": servers} for rank in (0, 15)]
     answer = {"profile": "a3-1m", "versions": {"vllm-ascend": "0.23.0.post1"}, "ranks": ranks}
-    keep(answer, known)
-    keep(answer | {"versions": {"vllm-ascend": "0.30.0rc2"}}, known)
-    assert [each["ranks"] for each in known["a3-1m, server"].values()] == ["0, 15 of 16"] * 2
+    keep(answer, recorded)
+    keep(answer | {"versions": {"vllm-ascend": "0.30.0rc2"}}, recorded)
+    assert [row["ranks"] for row in recorded["a3-1m, server"].values()] == ["0, 15 of 16"] * 2
     bad = answer | {"ranks": [ranks[0] | {"problems": ["x"]}]}
-    keep(bad, known)
-    assert list(known["a3-1m, server"]) == ["0.30.0rc2"]
-    keep(bad | {"versions": {"vllm-ascend": "0.30.0rc2"}}, known)
-    assert known == {}
+    keep(bad, recorded)
+    assert list(recorded["a3-1m, server"]) == ["0.30.0rc2"]
+    keep(bad | {"versions": {"vllm-ascend": "0.30.0rc2"}}, recorded)
+    assert recorded == {}

@@ -41,8 +41,8 @@ def test_the_script_of_several_servers_waits_for_them(tmp_path: Path) -> None:
         folder.mkdir()
     (programs / "vllm").write_text(SLOW)
     (programs / "vllm").chmod(0o755)
-    place = {"NODE": "0", "HEAD": "127.0.0.1", "IP": "127.0.0.1", "OPEN": "1", "RECORD": str(record)}
-    environ = {**os.environ, **place, "PATH": f"{programs}:{os.environ['PATH']}"}
+    variables = {"NODE": "0", "HEAD": "127.0.0.1", "IP": "127.0.0.1", "OPEN": "1", "RECORD": str(record)}
+    environ = {**os.environ, **variables, "PATH": f"{programs}:{os.environ['PATH']}"}
     running = subprocess.Popen(["bash", str(script)], env=environ, start_new_session=True)
     try:
         wait_for(lambda: len(list(record.iterdir())) == 4, "four servers")

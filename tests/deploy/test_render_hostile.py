@@ -48,13 +48,13 @@ def test_a_plain_path_ends_as_itself(tmp_path: Path) -> None:
     assert f"{PLAIN}:{PLAIN}:ro" in service["volumes"]
     render("a3-single-w4a8", "k8s", model=PLAIN, out=tmp_path / "k8s")
     objects = [
-        each for path in (tmp_path / "k8s").glob("*.yaml") for each in yaml.safe_load_all(path.read_text()) if each
+        item for path in (tmp_path / "k8s").glob("*.yaml") for item in yaml.safe_load_all(path.read_text()) if item
     ]
     mounts = [
         mount["mountPath"]
-        for each in objects
-        if each["kind"] == "Deployment"
-        for container in each["spec"]["template"]["spec"]["containers"]
+        for item in objects
+        if item["kind"] == "Deployment"
+        for container in item["spec"]["template"]["spec"]["containers"]
         for mount in container["volumeMounts"]
     ]
     assert PLAIN in mounts

@@ -18,14 +18,14 @@ from tests.deploy.support.rendered import SHAPES
 
 
 def built(folder: Path, *components: str) -> dict[tuple[str, str], dict[str, Any]]:
-    """What `overlays/mine` with some components stands for."""
+    """Objects of `overlays/mine` with some components."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
     mine = folder / "overlays" / "mine" / "kustomization.yaml"
-    content = yaml.safe_load(mine.read_text()) | {"components": [f"../../components/{each}" for each in components]}
+    content = yaml.safe_load(mine.read_text()) | {"components": [f"../../components/{item}" for item in components]}
     mine.write_text(yaml.safe_dump(content))
     text = checked("kubectl", "kustomize", folder / "overlays" / "mine")
-    return {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(text)}
+    return {(item["kind"], item["metadata"]["name"]): item for item in yaml.safe_load_all(text)}
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -34,31 +34,31 @@ def test_every_component_builds(name: str, tmp_path: Path) -> None:
     offered = sorted(path.name for path in (tmp_path / "out" / "components").iterdir())
     more = [] if load(name).proxy else ["autoscaling", "two-replicas"]
     assert offered == sorted(["auth", "monitoring", "pvc", "volcano", *more])
-    offered = [each for each in offered if each != "autoscaling"]  # it takes the number that two-replicas sets
+    offered = [item for item in offered if item != "autoscaling"]  # it takes the number that two-replicas sets
     objects = built(tmp_path / "out", *offered)
     assert ("Secret", "glm5-api-key") in objects
-    servers = [each for (kind, _), each in objects.items() if kind in ("LeaderWorkerSet", "Deployment")]
-    found = 0
-    for each in servers:
-        template = each["spec"].get("leaderWorkerTemplate") or {"leaderTemplate": each["spec"]["template"]}
+    servers = [item for (kind, _), item in objects.items() if kind in ("LeaderWorkerSet", "Deployment")]
+    count = 0
+    for item in servers:
+        template = item["spec"].get("leaderWorkerTemplate") or {"leaderTemplate": item["spec"]["template"]}
         for key in ("leaderTemplate", "workerTemplate"):
             spec = template.get(key, {}).get("spec", {})
             if not spec or spec["containers"][0]["name"] != "server":
                 continue
-            found += 1
+            count += 1
             claim = {"name": "model", "persistentVolumeClaim": {"claimName": "glm5-weights", "readOnly": True}}
             assert spec["schedulerName"] == "volcano" and claim in spec["volumes"]
             group = template[key]["metadata"]["annotations"]["scheduling.k8s.io/group-name"]
             assert ("PodGroup", group) in objects
-            assert each["spec"]["replicas"] == (1 if load(name).proxy else 2)
-    assert found == sum(2 if role.nodes > 1 else 1 for role in load(name).roles.values())
+            assert item["spec"]["replicas"] == (1 if load(name).proxy else 2)
+    assert count == sum(2 if role.nodes > 1 else 1 for role in load(name).roles.values())
 
 
 def test_the_base_alone_is_what_k8s_writes(tmp_path: Path) -> None:
     render("a3-2node", "kustomize", out=tmp_path / "out")
     render("a3-2node", "k8s", out=tmp_path / "k8s")
-    plain = [each for path in (tmp_path / "k8s").glob("*.yaml") for each in yaml.safe_load_all(path.read_text())]
-    assert built(tmp_path / "out") == {(each["kind"], each["metadata"]["name"]): each for each in plain}
+    plain = [item for path in (tmp_path / "k8s").glob("*.yaml") for item in yaml.safe_load_all(path.read_text())]
+    assert built(tmp_path / "out") == {(item["kind"], item["metadata"]["name"]): item for item in plain}
 
 
 def test_the_autoscalers_component_is_what_its_value_gives(tmp_path: Path) -> None:

@@ -31,16 +31,16 @@ from tests.deploy.support.judges import checked, node_packages, program
 from tests.deploy.support.replicas import COMPLETE, Program, Replica, Request, chat, replica, wait_for
 
 PROFILE = load("a3-2node")
-OF_PANELS = [selected(each, PROFILE) for queries in PANELS.values() for each in queries.values()]
-EXPRESSIONS = [*OF_PANELS, *(selected(each[0], PROFILE) for each in ALERTS.values())]
+OF_PANELS = [selected(item, PROFILE) for queries in PANELS.values() for item in queries.values()]
+EXPRESSIONS = [*OF_PANELS, *(selected(item[0], PROFILE) for item in ALERTS.values())]
 QUESTION = autoscaling.query(PROFILE, PROFILE.roles["server"])
-RULES: dict[str, Any] = next(each for each in objects(PROFILE, PodValues()) if each["kind"] == "PrometheusRule")["spec"]
+RULES: dict[str, Any] = next(item for item in objects(PROFILE, PodValues()) if item["kind"] == "PrometheusRule")["spec"]
 
 
 @pytest.mark.long
 def test_promtool_accepts_every_expression(tmp_path: Path) -> None:
     promtool = program("promtool", "prometheus")
-    records = [{"record": f"panel:{i}", "expr": each} for i, each in enumerate([*EXPRESSIONS, QUESTION])]
+    records = [{"record": f"panel:{i}", "expr": item} for i, item in enumerate([*EXPRESSIONS, QUESTION])]
     groups = [*RULES["groups"], {"name": "panels", "rules": records}]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": groups}))
     assert f"{len(ALERTS) + len(records)} rules found" in checked(promtool, "check", "rules", tmp_path / "rules.yaml")
@@ -102,12 +102,12 @@ def test_an_alert_fires_when_it_should_and_only_then(alert: str, tmp_path: Path)
     expected = {"exp_labels": {"severity": "warning"}, "exp_annotations": {"summary": ALERTS[alert][2]}}
     cases = []
     for series, job, fires in ((ill, PROFILE.name, True), (well, PROFILE.name, False), (ill, "another", False)):
-        given = [{"series": labelled(name, job), "values": values} for name, values in series.items()]
+        samples = [{"series": labelled(name, job), "values": values} for name, values in series.items()]
         labels = {"job": job} if "sum by" not in ALERTS[alert][0] and "max by" not in ALERTS[alert][0] else {}
-        said = {**expected, "exp_labels": {**expected["exp_labels"], "pod": "server-0", **labels}}
+        firing = {**expected, "exp_labels": {**expected["exp_labels"], "pod": "server-0", **labels}}
         cases.append({
-            "interval": "1m", "input_series": given,
-            "alert_rule_test": [{"eval_time": "2h", "alertname": alert, "exp_alerts": [said] if fires else []}],
+            "interval": "1m", "input_series": samples,
+            "alert_rule_test": [{"eval_time": "2h", "alertname": alert, "exp_alerts": [firing] if fires else []}],
         })  # fmt: skip
     (tmp_path / "tests.yaml").write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "tests": cases}))
     checked(program("promtool", "prometheus"), "test", "rules", tmp_path / "tests.yaml")
@@ -116,13 +116,13 @@ def test_an_alert_fires_when_it_should_and_only_then(alert: str, tmp_path: Path)
 @pytest.mark.long
 def test_panels_of_the_npu_exporter(tmp_path: Path) -> None:
     """No CPU has these; samples as Ascend's npu-exporter names them."""
-    names = [each for each in OF_PANELS if each.startswith("npu_")]
-    given = [{"series": f'{name}{{id="0"}}', "values": "5x10"} for name in names]
-    wanted = [
+    names = [item for item in OF_PANELS if item.startswith("npu_")]
+    samples = [{"series": f'{name}{{id="0"}}', "values": "5x10"} for name in names]
+    expected_samples = [
         {"expr": name, "eval_time": "5m", "exp_samples": [{"labels": f'{name}{{id="0"}}', "value": 5}]}
         for name in names
     ]
-    case = {"interval": "1m", "input_series": given, "promql_expr_test": wanted}
+    case = {"interval": "1m", "input_series": samples, "promql_expr_test": expected_samples}
     (tmp_path / "tests.yaml").write_text(yaml.safe_dump({"rule_files": [], "tests": [case]}))
     checked(program("promtool", "prometheus"), "test", "rules", tmp_path / "tests.yaml")
     assert len(names) == 3
@@ -133,31 +133,31 @@ def test_every_series_is_one_of_vllms() -> None:
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("vLLM is not installed")
     folder = Path(spec.submodule_search_locations[0]) / "v1"
-    known = set()
+    names_in_source = set()
     for path in (folder / "metrics" / "loggers.py", folder / "spec_decode" / "metrics.py"):
-        known |= set(re.findall(r'"(vllm:[a-z_]+)"', path.read_text()))
-    used = {name for each in [*EXPRESSIONS, QUESTION] for name in re.findall(r"vllm:[a-z_]+", each)}
+        names_in_source |= set(re.findall(r'"(vllm:[a-z_]+)"', path.read_text()))
+    used = {name for item in [*EXPRESSIONS, QUESTION] for name in re.findall(r"vllm:[a-z_]+", item)}
     assert len(used) > 10
-    assert {re.sub(r"_(total|bucket)$", "", name) for name in used} <= known
+    assert {re.sub(r"_(total|bucket)$", "", name) for name in used} <= names_in_source
 
 
 def test_every_series_is_of_this_job() -> None:
-    for each in [*EXPRESSIONS, QUESTION]:
-        for name, job in re.findall(r"(vllm:\w+|process_\w+)(\{job=\"a3-2node\")?", each):
-            assert job, (name, each)
+    for item in [*EXPRESSIONS, QUESTION]:
+        for name, job in re.findall(r"(vllm:\w+|process_\w+)(\{job=\"a3-2node\")?", item):
+            assert job, (name, item)
 
 
 def test_the_dashboard_asks_one_source_and_overlaps_nothing() -> None:
-    found = json.loads(json.dumps(dashboard(load("a3-pd"))))
-    places = [(each["gridPos"]["x"], each["gridPos"]["y"]) for each in found["panels"]]
+    values = json.loads(json.dumps(dashboard(load("a3-pd"))))
+    places = [(item["gridPos"]["x"], item["gridPos"]["y"]) for item in values["panels"]]
     assert len(set(places)) == len(places) == len(PANELS)
-    (choice,) = found["templating"]["list"]
-    assert {each["datasource"]["uid"] for each in found["panels"]} == {f"${{{choice['name']}}}"}
+    (choice,) = values["templating"]["list"]
+    assert {item["datasource"]["uid"] for item in values["panels"]} == {f"${{{choice['name']}}}"}
 
 
 @pytest.mark.long
 def test_the_dashboard_is_of_grafanas_types(tmp_path: Path) -> None:
-    """By TypeScript and @grafana/schema, as Grafana publishes them; a wrong one is refused."""
+    """TypeScript checks it against @grafana/schema; wrong dashboards are refused."""
     compiler = node_packages(tmp_path, "@grafana/schema@13.2.3", "typescript@7.0.2") / ".bin" / "tsc"
     text = json.dumps(dashboard(PROFILE))
     wrong = {
@@ -189,7 +189,7 @@ class Observed:
             return json.load(reply)["data"]
 
     def numbers(self, expression: str) -> list[float]:
-        return [float(each["value"][1]) for each in self.ask("query", query=expression)["result"]]
+        return [float(item["value"][1]) for item in self.ask("query", query=expression)["result"]]
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +211,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory, rotated_checkpoint: Path)
     asked: list[Request] = []
 
     def load_it(number: int) -> None:
-        """The same beginning again and again, so that the prefix cache is hit."""
+        """Send requests with a common prefix, so that the prefix cache is used."""
         talk = "Add the numbers. " * 30
         while not stop.is_set():
             text = f"{talk} What is {len(asked) % 40} + {number}?"
@@ -233,11 +233,11 @@ def observed(tmp_path_factory: pytest.TempPathFactory, rotated_checkpoint: Path)
                 client.join()
         watcher.kill()
         server.kill()
-    assert asked and all(each.fate == COMPLETE for each in asked), [(e.status, e.detail) for e in asked]
+    assert asked and all(item.fate == COMPLETE for item in asked), [(e.status, e.detail) for e in asked]
 
 
 def without_limit(expression: str) -> str:
-    """What an alert compares: its own result is empty while all is well."""
+    """Remove the comparison of an alert, whose result is empty on a healthy server."""
     compared, count = re.subn(r" [<>] [\d.]+$", "", expression)
     assert count == 1
     return compared.replace(" == 0 and ", " and ")
@@ -247,12 +247,12 @@ def without_limit(expression: str) -> str:
 @pytest.mark.long
 def test_prometheus_evaluates_all_on_a_real_server_under_load(observed: Observed) -> None:
     """Each panel has a number, each alert one to compare, and the autoscaler its answer."""
-    known = [each for each in OF_PANELS if not each.startswith("npu_")]
-    compared = [without_limit(selected(each[0], PROFILE)) for each in ALERTS.values()]
-    missing = [*known, *compared, QUESTION]
+    names_in_source = [item for item in OF_PANELS if not item.startswith("npu_")]
+    compared = [without_limit(selected(item[0], PROFILE)) for item in ALERTS.values()]
+    missing = [*names_in_source, *compared, QUESTION]
 
     def all_known() -> bool:
-        missing[:] = [each for each in missing if not any(map(math.isfinite, observed.numbers(each)))]
+        missing[:] = [item for item in missing if not any(map(math.isfinite, observed.numbers(item)))]
         return not missing
 
     wait_for(lambda: healthy_prometheus(observed), "Prometheus")
@@ -260,12 +260,12 @@ def test_prometheus_evaluates_all_on_a_real_server_under_load(observed: Observed
         wait_for(all_known, "every expression")  # windows of minutes, and a first minute of the subquery
     except AssertionError:
         raise AssertionError(f"no number for {missing}") from None
-    for each in [*known, *compared, QUESTION]:
-        print(f"{each}: {observed.numbers(each)}")
-    (positions,) = [each for title, queries in PANELS.items() if "by position" in title for each in queries.values()]
-    found = observed.numbers(selected(positions, PROFILE))
-    assert len(found) == 3 and all(0 <= each <= 1 for each in found)  # three draft tokens
-    assert all(0 <= each <= 1 for each in observed.numbers(selected(PANELS["Prefix hits"]["share"], PROFILE)))
+    for item in [*names_in_source, *compared, QUESTION]:
+        print(f"{item}: {observed.numbers(item)}")
+    (positions,) = [item for title, queries in PANELS.items() if "by position" in title for item in queries.values()]
+    values = observed.numbers(selected(positions, PROFILE))
+    assert len(values) == 3 and all(0 <= item <= 1 for item in values)  # three draft tokens
+    assert all(0 <= item <= 1 for item in observed.numbers(selected(PANELS["Prefix hits"]["share"], PROFILE)))
     assert 1 <= max(observed.numbers(QUESTION)) <= 3 or observed.numbers(QUESTION) == [0.0]
     (group,) = observed.ask("rules")["groups"]
     assert {rule["name"]: rule["health"] for rule in group["rules"]} == dict.fromkeys(ALERTS, "ok")

@@ -38,15 +38,15 @@ server: {flags: [--max-num-seqs, "8"], env: {HCCL_IF_BASE_PORT: "50000"}}
 
 def pods(folder: Path) -> list[dict[str, Any]]:
     """Pod specs of all servers of a rendered folder."""
-    found = []
+    specs = []
     for path in folder.glob("*.yaml"):
-        for each in yaml.safe_load_all(path.read_text()):
-            if each["kind"] == "LeaderWorkerSet":
-                template = each["spec"]["leaderWorkerTemplate"]
-                found += [template[key]["spec"] for key in ("leaderTemplate", "workerTemplate")]
-            elif each["kind"] == "Deployment":
-                found.append(each["spec"]["template"]["spec"])
-    return found
+        for item in yaml.safe_load_all(path.read_text()):
+            if item["kind"] == "LeaderWorkerSet":
+                template = item["spec"]["leaderWorkerTemplate"]
+                specs += [template[key]["spec"] for key in ("leaderTemplate", "workerTemplate")]
+            elif item["kind"] == "Deployment":
+                specs.append(item["spec"]["template"]["spec"])
+    return specs
 
 
 def test_values_reach_every_server(tmp_path: Path) -> None:
@@ -73,9 +73,9 @@ def test_values_reach_every_server(tmp_path: Path) -> None:
         ]
         assert {"name": "HCCL_IF_BASE_PORT", "value": "50000"} in container["env"]
         assert {"persistentVolumeClaim": {"claimName": "weights", "readOnly": True}, "name": "model"} in pod["volumes"]
-    objects = [each for path in (tmp_path / "out").glob("*.yaml") for each in yaml.safe_load_all(path.read_text())]
-    assert {each["metadata"]["namespace"] for each in objects} == {"models"}
-    assert {"PodGroup", "PodDisruptionBudget", "NetworkPolicy"} <= {each["kind"] for each in objects}
+    objects = [item for path in (tmp_path / "out").glob("*.yaml") for item in yaml.safe_load_all(path.read_text())]
+    assert {item["metadata"]["namespace"] for item in objects} == {"models"}
+    assert {"PodGroup", "PodDisruptionBudget", "NetworkPolicy"} <= {item["kind"] for item in objects}
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -85,7 +85,7 @@ def test_pods_ask_for_no_more_than_they_need(name: str, tmp_path: Path) -> None:
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert pod["automountServiceAccountToken"] is ("serviceAccountName" in pod)
         assert pod["enableServiceLinks"] is False
-        kinds = {each["hostPath"]["path"]: each["hostPath"]["type"] for each in pod["volumes"] if "hostPath" in each}
+        kinds = {item["hostPath"]["path"]: item["hostPath"]["type"] for item in pod["volumes"] if "hostPath" in item}
         assert set(kinds.values()) <= {"File", "Directory"}  # else a kubelet makes a folder of what is missing
         for container in (*pod["containers"], *pod.get("initContainers", [])):
             secured = container["securityContext"]
@@ -94,18 +94,18 @@ def test_pods_ask_for_no_more_than_they_need(name: str, tmp_path: Path) -> None:
             requests = container["resources"]["requests"]
             assert container["resources"]["limits"].items() <= requests.items()
             assert container["command"] == ["/bin/bash"] and container["args"][0].startswith("/glm5/")
-            assert any(each["name"] == "VLLM_API_KEY" for each in container["env"]) is (container["name"] != "checks")
+            assert any(item["name"] == "VLLM_API_KEY" for item in container["env"]) is (container["name"] != "checks")
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [("replica: 2", "replica"), ("network: {nic: 'a b'}", "network.nic"), ("replicas: '2'", "replicas"), ("- 1", "")],
 )
-def test_wrong_values_are_refused(text: str, said: str, tmp_path: Path) -> None:
+def test_wrong_values_are_refused(text: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(ConfigError) as error:
         render("a3-2node", "k8s", out=tmp_path / "out", values=tmp_path / "mine.yaml")
-    assert said in error.value.message and "mine.yaml:1" in error.value.message
+    assert problem in error.value.message and "mine.yaml:1" in error.value.message
     assert not (tmp_path / "out").exists()
 
 
@@ -118,8 +118,8 @@ def test_targets_without_values_refuse_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a3-single-w4a8", "a3-2node", "a3-pd", "a3-single-w4a8-sglang", "a3-pd-sglang"])
 def test_no_script_starts_open(name: str, tmp_path: Path) -> None:
     """Servers, router and proxy: without a key status 2 and one line, before anything is started."""
-    place = {"NODE": "0", "HEAD": "127.0.0.1", "IP": "127.0.0.1", "NIC": "lo", "STORE": "127.0.0.1"}
-    environ = {**place, "PATH": os.environ["PATH"]}
+    variables = {"NODE": "0", "HEAD": "127.0.0.1", "IP": "127.0.0.1", "NIC": "lo", "STORE": "127.0.0.1"}
+    environ = {**variables, "PATH": os.environ["PATH"]}
     for file, text in rendered_texts(load(name), "shell", "/m").items():
         (tmp_path / file).write_text(text)
         done = subprocess.run(["bash", tmp_path / file], env=environ, capture_output=True, text=True, check=False)

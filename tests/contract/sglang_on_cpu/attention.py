@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class IndexKeys:
-    """What the indexer keeps of each layer."""
+    """Keys of the indexer, per layer."""
 
     start_layer = 0
     index_k_scale_buffer = None
@@ -50,11 +50,11 @@ class Backend:
     ) -> Tensor:  # fmt: skip
         tokens, width = len(k), k.shape[-1]
         q, latent = q.reshape(tokens, -1, width).float(), k.reshape(tokens, -1).float()
-        turned, key = q_rope.reshape(tokens, q.shape[1], -1).float(), k_rope.reshape(tokens, -1).float()
-        score = torch.einsum("thc,sc->ths", q, latent) + torch.einsum("thr,sr->ths", turned, key)
-        chosen = topk_indices.reshape(tokens, -1).long()
+        rotated, key = q_rope.reshape(tokens, q.shape[1], -1).float(), k_rope.reshape(tokens, -1).float()
+        score = torch.einsum("thc,sc->ths", q, latent) + torch.einsum("thr,sr->ths", rotated, key)
+        topk = topk_indices.reshape(tokens, -1).long()
         seen = torch.zeros(tokens, tokens + 1, dtype=torch.bool)
-        seen.scatter_(1, torch.where(chosen < 0, tokens, chosen), True)
+        seen.scatter_(1, torch.where(topk < 0, tokens, topk), True)
         seen = seen[:, :tokens] & torch.ones(tokens, tokens, dtype=torch.bool).tril()
         weight = (score * layer.scaling).masked_fill(~seen[:, None], float("-inf")).softmax(-1)
         return (weight @ latent).to(k.dtype).reshape(tokens, -1)
@@ -66,8 +66,8 @@ def lightning_indexer(
     tokens = len(query)
     score = torch.einsum("thd,sd->ths", query.float(), key.float()).relu() * weights.float()[..., None]
     past = torch.ones(tokens, tokens, dtype=torch.bool).tril()
-    value, chosen = score.sum(1).masked_fill(~past, float("-inf")).topk(min(sparse_count, tokens), -1)
-    return torch.where(value.isinf(), -1, chosen)[:, None].int(), value
+    value, topk = score.sum(1).masked_fill(~past, float("-inf")).topk(min(sparse_count, tokens), -1)
+    return torch.where(value.isinf(), -1, topk)[:, None].int(), value
 
 
 torch_npu.npu_lightning_indexer = lightning_indexer

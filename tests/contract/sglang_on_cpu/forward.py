@@ -18,7 +18,7 @@ from sglang_on_cpu.attention import Backend, one_sequence
 
 
 class DraftInput(SimpleNamespace):
-    """What a draft gets from the target; everything else is absent."""
+    """Input of a draft from the target model."""
 
     def __getattr__(self, _: str) -> None:
         return None
@@ -31,31 +31,31 @@ def hidden_states(model: Any, tokens: list[int], previous: torch.Tensor | None =
     if previous is not None:
         batch.spec_info = DraftInput(hidden_states=previous)
     with forward_context(ForwardContext(attn_backend=Backend(len(tokens))), forward_batch=batch):
-        found = model.model(batch.input_ids, batch.positions, batch)
-    return found[0] if isinstance(found, tuple) else found
+        outputs = model.model(batch.input_ids, batch.positions, batch)
+    return outputs[0] if isinstance(outputs, tuple) else outputs
 
 
-def scaled(model: torch.nn.Module, factor: float, kept: dict[str, torch.Tensor]) -> None:
+def scaled(model: torch.nn.Module, factor: float, tensors: dict[str, torch.Tensor]) -> None:
     for name, parameter in model.named_parameters():
         if name.endswith("scale_bias"):
-            parameter.data = kept.setdefault(name, parameter.data.clone()) * factor
+            parameter.data = tensors.setdefault(name, parameter.data.clone()) * factor
 
 
 def run(checkpoint: str, out: Path, sequences: list[list[int]], scale_bias: list[float], draft: bool = False) -> None:
     args = start.engine(checkpoint, **(start.MTP if draft else {}))
     target = load.loaded(start.model_config(args))
-    head, kept, found = target.lm_head.weight.float(), {}, {}
+    head, tensors, outputs = target.lm_head.weight.float(), {}, {}
     for factor in scale_bias:
-        scaled(target, factor, kept)
+        scaled(target, factor, tensors)
         for number, tokens in enumerate(sequences):
             hidden = hidden_states(target, tokens)
-            found[f"target.{factor}.{number}"] = hidden.float() @ head.T
+            outputs[f"target.{factor}.{number}"] = hidden.float() @ head.T
     if draft:
         follower = load.loaded(start.model_config(args, draft=True))
         follower.model.embed_tokens.weight = target.model.embed_tokens.weight  # as set_embed_and_head does
-        scaled(target, 1, kept)
+        scaled(target, 1, tensors)
         for number, tokens in enumerate(sequences):
             hidden = hidden_states(target, tokens)
             following = [*tokens[1:], int((hidden[-1].float() @ head.T).argmax())]
-            found[f"draft.{number}"] = hidden_states(follower, following, hidden).float() @ head.T
-    save_file({name: tensor.contiguous() for name, tensor in found.items()}, out / "logits.safetensors")
+            outputs[f"draft.{number}"] = hidden_states(follower, following, hidden).float() @ head.T
+    save_file({name: tensor.contiguous() for name, tensor in outputs.items()}, out / "logits.safetensors")

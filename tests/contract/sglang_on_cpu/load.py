@@ -38,13 +38,13 @@ def own(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def contents(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Parameters, the two halves of kv_b_proj, and the rotation of a draft, by name."""
-    found: dict[str, torch.Tensor] = dict(model.named_parameters())
+    tensors: dict[str, torch.Tensor] = dict(model.named_parameters())
     for name, module in model.named_modules():
-        for each in ("w_kc", "w_vc", "rot_weight"):
-            value = getattr(module, each, None)
+        for attribute in ("w_kc", "w_vc", "rot_weight"):
+            value = getattr(module, attribute, None)
             if isinstance(value, torch.Tensor):
-                found[f"{name}.{each}"] = value
-    return own(found)
+                tensors[f"{name}.{attribute}"] = value
+    return own(tensors)
 
 
 def write(name: str, config: Any, out: Path) -> dict[str, Any]:

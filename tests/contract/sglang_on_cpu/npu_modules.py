@@ -40,8 +40,8 @@ class Module(types.ModuleType):
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
-        known = name.split(".")[0] in ("torch_npu", "sgl_kernel_npu", "torchair", "acl")
-        if not known or any(part in name for part in ABSENT):
+        stubbed = name.split(".")[0] in ("torch_npu", "sgl_kernel_npu", "torchair", "acl")
+        if not stubbed or any(part in name for part in ABSENT):
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
@@ -53,7 +53,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class Stream:
-    """Of a device that does everything at once."""
+    """A stream that has always finished."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
     def __enter__(self) -> Stream:

@@ -86,10 +86,10 @@ def npu_moe_gating_top_k(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     assert (k_group, group_count, norm_type) == (1, 1, 1)
     score = torch.sigmoid(logits.float())
-    chosen = (score if bias is None else score + bias.float()).topk(k, -1).indices
-    weight = score.gather(-1, chosen)
+    topk = (score if bias is None else score + bias.float()).topk(k, -1).indices
+    weight = score.gather(-1, topk)
     weight = weight / (weight.sum(-1, keepdim=True) + eps) * routed_scaling_factor
-    return weight.to(logits.dtype), chosen.int(), score
+    return weight.to(logits.dtype), topk.int(), score
 
 
 @operator
@@ -103,8 +103,8 @@ def npu_moe_init_routing_v2(
     rows, scale = x[order // experts.shape[1]], None
     if quant_mode == 1:
         rows, scale = npu_dynamic_quant(rows)
-    place = order.argsort() if row_idx_type == 0 else order
-    return rows, place.int(), count if expert_tokens_num_type == 1 else count.cumsum(0), scale
+    slot = order.argsort() if row_idx_type == 0 else order
+    return rows, slot.int(), count if expert_tokens_num_type == 1 else count.cumsum(0), scale
 
 
 @operator
@@ -151,9 +151,9 @@ def npu_moe_finalize_routing(
     y: Tensor, *, scales: Tensor, expanded_src_to_dst_row: Tensor, drop_pad_mode: int = 0, **_: Any
 ) -> Tensor:
     tokens, k = scales.shape
-    place = expanded_src_to_dst_row.long()
-    place = place.view(tokens, k) if drop_pad_mode == 2 else place.view(k, tokens).t()
-    return (y[place.reshape(-1)].float().view(tokens, k, -1) * scales.float()[..., None]).sum(1).to(y.dtype)
+    slot = expanded_src_to_dst_row.long()
+    slot = slot.view(tokens, k) if drop_pad_mode == 2 else slot.view(k, tokens).t()
+    return (y[slot.reshape(-1)].float().view(tokens, k, -1) * scales.float()[..., None]).sum(1).to(y.dtype)
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -178,13 +178,13 @@ def npu_mrope(
     cos, sin = (part[:, None] for part in cache[positions].float().chunk(2, -1))
 
     def rotated(x: Tensor) -> Tensor:
-        each = x.reshape(len(x), -1, head).float()
-        turning, rest = each.split([2 * cos.shape[-1], head - 2 * cos.shape[-1]], -1)
+        heads = x.reshape(len(x), -1, head).float()
+        turning, rest = heads.split([2 * cos.shape[-1], head - 2 * cos.shape[-1]], -1)
         half = rotary_mode == "half"
         a, b = turning.chunk(2, -1) if half else (turning[..., ::2], turning[..., 1::2])
         pair = (a * cos - b * sin, b * cos + a * sin)
-        turned = torch.cat(pair, -1) if half else torch.stack(pair, -1).flatten(-2)
-        return torch.cat([turned, rest], -1).reshape(x.shape).to(x.dtype)
+        turned_heads = torch.cat(pair, -1) if half else torch.stack(pair, -1).flatten(-2)
+        return torch.cat([turned_heads, rest], -1).reshape(x.shape).to(x.dtype)
 
     return rotated(q), rotated(k)
 

@@ -22,13 +22,13 @@ FACTS = (
 
 
 def resolved(argv: list[str]) -> dict[str, Any]:
-    parser, said = argparse.ArgumentParser(), io.StringIO()
+    parser, message = argparse.ArgumentParser(), io.StringIO()
     ServerArgs.add_cli_args(parser)
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(message):
             parsed = parser.parse_args(argv)
     except SystemExit:
-        return {"error": said.getvalue().strip().splitlines()[-1]}
+        return {"error": message.getvalue().strip().splitlines()[-1]}
     args = ServerArgs.from_cli_args(parsed)
     args.resolve_once()
     view = resolving_view(args)

@@ -41,9 +41,9 @@ DEVICE = SimpleNamespace(device="cpu", gpu_id=0)
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as spec:
+        spec.bind(("127.0.0.1", 0))
+        return int(spec.getsockname()[1])
 
 
 def on_gloo() -> None:

@@ -41,11 +41,11 @@ class TokenCache(AttentionBackend):
         """(all tokens of a request, how many of them are new) of each request of a step."""
         self.tokens[batch.out_cache_loc] = batch.input_ids
         new = [1] * batch.batch_size if batch.forward_mode.is_decode() else batch.extend_seq_lens_cpu
-        found = []
+        requests = []
         for number, (request, length) in enumerate(zip(batch.req_pool_indices, batch.seq_lens, strict=True)):
             slots = self.slots.req_to_token[int(request), : int(length)].long()
-            found.append((self.tokens[slots].tolist(), int(new[number])))
-        return found
+            requests.append((self.tokens[slots].tolist(), int(new[number])))
+        return requests
 
 
 whole_sequence = DeepseekV2Model.forward
@@ -54,12 +54,12 @@ whole_sequence = DeepseekV2Model.forward
 @torch.no_grad()
 def step(model: DeepseekV2Model, input_ids: Tensor, positions: Tensor, batch: Any, *_: Any) -> Tensor:
     """Hidden states of a step's new tokens."""
-    found = []
+    requests = []
     for tokens, new in get_attn_backend().sequences(batch):
-        own = one_sequence(tokens)
-        with forward_context(ForwardContext(attn_backend=Backend(len(tokens))), forward_batch=own):
-            found.append(whole_sequence(model, own.input_ids, own.positions, own)[-new:])
-    return torch.cat(found)
+        local = one_sequence(tokens)
+        with forward_context(ForwardContext(attn_backend=Backend(len(tokens))), forward_batch=local):
+            requests.append(whole_sequence(model, local.input_ids, local.positions, local)[-new:])
+    return torch.cat(requests)
 
 
 def attention(runner: ModelRunner) -> None:

@@ -42,15 +42,15 @@ def servers(path: Path) -> dict[str, Switches]:
     data = yaml.safe_load(path.read_text())
     if "test_cases" in data:
         return {"server": switches(*only_server(path))}
-    sizes = {each["node_index"]: {"dp": each["dp_size"], "tp": each["tp_size"]} for each in data["config"]}
+    sizes = {item["node_index"]: {"dp": item["dp_size"], "tp": item["tp_size"]} for item in data["config"]}
     groups = data["routing"]["groups"]
-    found = {}
+    collected = {}
     for role, group in (("prefill", groups["prefiller"]), ("decode", groups["decoder"])):
-        (template,) = (each for each in data["templates"] if each["node_index"] == group[0])
+        (template,) = (item for item in data["templates"] if item["node_index"] == group[0])
         size = {"${DP_SIZE}": str(sizes[group[0]]["dp"]), "${TP_SIZE}": str(sizes[group[0]]["tp"])}
         line = [size.get(str(word), str(word)) for word in template["server_cmd_template"]]
-        found[role] = switches(template["envs"], line)
-    return found
+        collected[role] = switches(template["envs"], line)
+    return collected
 
 
 def only_server(path: Path) -> tuple[dict[str, str], list[str]]:
@@ -62,18 +62,18 @@ def only_server(path: Path) -> tuple[dict[str, str], list[str]]:
 
 def switches(env: Mapping[str, str], line: Sequence[str]) -> Switches:
     """Variables and flags; maps key by key, `--no-x` as x: False."""
-    found: Switches = {name: str(value) for name, value in env.items()}
+    collected: Switches = {name: str(value) for name, value in env.items()}
     words = list(line)
     while words:
         flag = words.pop(0).removeprefix("--").replace("_", "-")
         value: Any = True if not words or words[0].startswith("--") else words.pop(0)
         if value is True and flag.startswith("no-"):
             flag, value = flag.removeprefix("no-"), False
-        found |= flat(flag, json.loads(value) if str(value).startswith("{") else value)
-    spelled = {SPELLED.get(name, name): value for name, value in found.items()}
+        collected |= flat(flag, json.loads(value) if str(value).startswith("{") else value)
+    spelled = {SPELLED.get(name, name): value for name, value in collected.items()}
     spelled = {name: True if (name, str(value)) in TRUE else value for name, value in spelled.items()}
-    kept = {name: value for name, value in spelled.items() if name not in OF_A_PLACE | OF_THE_FRONT}
-    return DEFAULTS | kept
+    remaining = {name: value for name, value in spelled.items() if name not in OF_A_PLACE | OF_THE_FRONT}
+    return DEFAULTS | remaining
 
 
 def flat(name: str, value: Any) -> Switches:

@@ -25,8 +25,8 @@ def damage(checkpoint: Path, out: Path) -> Path:
                 tensors[name] = tensor * 1.001
             if name == "model.layers.0.self_attn.q_b_proj.weight_scale":
                 tensors[name] = tensor * 2
-        kept = {name: tensors[name] for name in tensors if name not in missing}
-        save_file(kept, out / file, {"format": "pt"}) if kept else (out / file).unlink()
+        remaining = {name: tensors[name] for name in tensors if name not in missing}
+        save_file(remaining, out / file, {"format": "pt"}) if remaining else (out / file).unlink()
     for name in missing:
         del index["weight_map"][name]
     (out / INDEX_NAME).write_text(json.dumps(index))

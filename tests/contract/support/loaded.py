@@ -48,13 +48,13 @@ class Loaded:
     report: dict[str, Any]
 
     def modules(self) -> dict[str, Tensors]:
-        found: dict[str, Tensors] = defaultdict(dict)
+        actual: dict[str, Tensors] = defaultdict(dict)
         for name, tensor in self.tensors.items():
             module, _, suffix = name.rpartition(".")
             # The loader empties kv_b_proj, once it is split into W_UK_T and W_UV.
             if tensor.numel() and suffix not in COUNTERS:
-                found[module][suffix] = tensor
-        return found
+                actual[module][suffix] = tensor
+        return actual
 
 
 def read_loaded(folder: Path) -> dict[str, Loaded]:
@@ -90,14 +90,14 @@ class Checkpoint:
     def compare(self, loaded: dict[str, Loaded]) -> Comparison:
         """Every module of the target and of the draft that holds a tensor."""
         result = Comparison()
-        for model, each in loaded.items():
-            for module, tensors in each.modules().items():
-                kind, wanted = self.meant(self.stored_name(module, model), result.used)
+        for model, item in loaded.items():
+            for module, tensors in item.modules().items():
+                kind, expected = self.meant(self.stored_name(module, model), result.used)
                 if "weight_fp32" in tensors:  # 0.30 keeps a router's weight twice
-                    wanted["weight_fp32"] = wanted["weight"].to(tensors["weight"].dtype).float()
-                found = read_back(kind, tensors, wanted)
-                for suffix in found.keys() | wanted.keys():
-                    same = suffix in found and suffix in wanted and equal(suffix, found[suffix], wanted[suffix])
+                    expected["weight_fp32"] = expected["weight"].to(tensors["weight"].dtype).float()
+                actual = read_back(kind, tensors, expected)
+                for suffix in actual.keys() | expected.keys():
+                    same = suffix in actual and suffix in expected and equal(suffix, actual[suffix], expected[suffix])
                     (result.equal if same else result.different).add(f"{module}.{suffix}")
         return result
 
@@ -159,40 +159,40 @@ def join(kind: str, parts: list[Tensors]) -> Tensors:
     """The linears of a fused module, one below the other; quantized ones as numbers instead of bits."""
     joined = {}
     for suffix in parts[0]:
-        each = [tensors[suffix] for tensors in parts]
+        item = [tensors[suffix] for tensors in parts]
         if kind == FLOAT:
-            joined[suffix] = torch.cat(each)
+            joined[suffix] = torch.cat(item)
         elif suffix == "weight":
             joined[suffix] = torch.cat([dequantize(kind, tensors).double() for tensors in parts])
         elif suffix in PER_TENSOR:
-            joined[suffix] = each[0].double()
+            joined[suffix] = item[0].double()
         elif suffix == "scale_bias":
-            joined[suffix] = torch.cat([tensor.double().sum(dim=1) for tensor in each])
+            joined[suffix] = torch.cat([tensor.double().sum(dim=1) for tensor in item])
         else:
-            joined[suffix] = torch.cat([tensor.flatten().double() for tensor in each])
+            joined[suffix] = torch.cat([tensor.flatten().double() for tensor in item])
     return joined
 
 
-def read_back(kind: str, tensors: Tensors, wanted: Tensors) -> Tensors:
-    """What a loaded module means: [N, K] weights and their scales, all fp64; a FLOAT module as it is."""
+def read_back(kind: str, tensors: Tensors, expected: Tensors) -> Tensors:
+    """Weights [N, K] and scales of a loaded module as its tensors mean them, in fp64; a FLOAT module as it is."""
     if kind == FLOAT and "W_UV" in tensors:  # an attention: it holds more than the two weights that are compared
-        return {suffix: tensors[suffix] for suffix in wanted}
+        return {suffix: tensors[suffix] for suffix in expected}
     if kind == FLOAT:
         return {suffix: tensor.transpose(1, 2) if tensor.dim() == 3 else tensor for suffix, tensor in tensors.items()}
     if kind == W4A8_DYNAMIC:
         return read_back_int4(tensors)
-    found = {suffix: tensor.double() for suffix, tensor in tensors.items()}
+    actual = {suffix: tensor.double() for suffix, tensor in tensors.items()}
     for suffix in [name for name in tensors if name.endswith("weight")]:
         scale = tensors[f"{suffix}_scale"].float()
         if kind == W8A8:
             scale = tensors["deq_scale"] / tensors["input_scale"].float()
-        found[suffix] = (tensors[suffix].transpose(-1, -2).float() * scale.unsqueeze(-1)).double()
-    return found
+        actual[suffix] = (tensors[suffix].transpose(-1, -2).float() * scale.unsqueeze(-1)).double()
+    return actual
 
 
 def read_back_int4(tensors: Tensors) -> Tensors:
     """INT4 experts: eight rows in an int32, the lowest nibble first; scales as the bits of an fp32 in an int64."""
-    found = {}
+    actual = {}
     for stack in STACKS:
         nibbles = tensors[f"{stack}_weight"].view(torch.uint8)  # [E, K, N / 2]
         q = torch.stack([nibbles & 15, nibbles >> 4], dim=-1).flatten(-2).to(torch.int32)
@@ -200,15 +200,15 @@ def read_back_int4(tensors: Tensors) -> Tensors:
         words = tensors[f"{stack}_weight_scale"].flatten(1).contiguous().view(torch.int32).unflatten(-1, (-1, 2))
         bits, upper = words.unbind(-1)
         scale = torch.where(upper == 0, bits.contiguous().view(torch.float32), float("nan"))
-        found[f"{stack}_weight"] = (q.float() * scale.unsqueeze(-1)).double()
-        found[f"{stack}_weight_scale"] = scale.double()
-        found[f"{stack}_scale_bias"] = tensors[f"{stack}_scale_bias"].double()
+        actual[f"{stack}_weight"] = (q.float() * scale.unsqueeze(-1)).double()
+        actual[f"{stack}_weight_scale"] = scale.double()
+        actual[f"{stack}_scale_bias"] = tensors[f"{stack}_scale_bias"].double()
         if f"{stack}_weight_offset" in tensors:  # SGLang drops it
-            found[f"{stack}_weight_offset"] = tensors[f"{stack}_weight_offset"].flatten(1).double()
-    return found | {suffix: tensor for suffix, tensor in tensors.items() if suffix not in found}
+            actual[f"{stack}_weight_offset"] = tensors[f"{stack}_weight_offset"].flatten(1).double()
+    return actual | {suffix: tensor for suffix, tensor in tensors.items() if suffix not in actual}
 
 
-def equal(suffix: str, found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    if suffix.endswith("scale_bias") and found.shape == wanted.shape:
-        return bool((found - wanted).abs().max() <= SUM_TOLERANCE * wanted.abs().max())
-    return torch.equal(found, wanted.to(found.dtype))  # a FLOAT parameter is bf16, the file's may be fp32
+def equal(suffix: str, actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    if suffix.endswith("scale_bias") and actual.shape == expected.shape:
+        return bool((actual - expected).abs().max() <= SUM_TOLERANCE * expected.abs().max())
+    return torch.equal(actual, expected.to(actual.dtype))  # a FLOAT parameter is bf16, the file's may be fp32

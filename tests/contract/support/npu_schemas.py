@@ -46,12 +46,12 @@ def schemas(package: Path) -> dict[str, set[str]]:
     Args:
         package: a wheel, or the folder `torch_npu` of an environment.
     """
-    found: dict[str, set[str]] = {}
+    schemas: dict[str, set[str]] = {}
     for library in _libraries(package):
         for name, overload, rest in _SCHEMA.findall(library):
             text = (overload + rest).decode(errors="replace").replace('"', "'").strip()
-            found.setdefault(name.decode(), set()).add(re.sub(r"\s+", " ", text))
-    return found
+            schemas.setdefault(name.decode(), set()).add(re.sub(r"\s+", " ", text))
+    return schemas
 
 
 def arguments(schema: str) -> list[str]:
@@ -61,7 +61,7 @@ def arguments(schema: str) -> list[str]:
 
 
 def drift(old: dict[str, set[str]], new: dict[str, set[str]]) -> dict[str, str]:
-    """What changed, in words, of every operator of USED; "" if nothing did."""
+    """Describe the changes of every operator of USED; an empty string means no change."""
     changed = {}
     for name in USED:
         before, after = old.get(name, set()), new.get(name, set())

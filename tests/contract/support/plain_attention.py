@@ -37,8 +37,8 @@ class Attention:
         angle = positions[:, None] * self.config["rope_parameters"]["rope_theta"] ** (-torch.arange(0, size, 2) / size)
         turn = torch.polar(torch.ones_like(angle), angle).view(len(x), *[1] * (x.dim() - 2), size // 2)
         pairs = x.unflatten(-1, (-1, 2)) if neighbours else x.unflatten(-1, (2, -1)).transpose(-1, -2)
-        turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turn)
-        return (turned if neighbours else turned.transpose(-1, -2)).flatten(-2)
+        rotated = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turn)
+        return (rotated if neighbours else rotated.transpose(-1, -2)).flatten(-2)
 
     def forward(self, states: torch.Tensor, asked: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
         """states [L, D] of one request from its start; outputs of positions `asked`, each over allowed [n, L]."""

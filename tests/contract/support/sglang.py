@@ -62,7 +62,7 @@ class SGLang:
             raise RuntimeError(f"{command} failed:\n{done.stdout[-3000:]}\n{done.stderr[-8000:]}")
 
     def replica(self, checkpoint: Path, log: Path) -> Replica:
-        """Its whole server, not started yet."""
+        """A server of SGLang that is not started yet."""
         port = free_port()
         flags = [word for name, value in SERVER.items() for word in (f"--{name}", value)]
         command = [str(self.python), "-m", "sglang_on_cpu.serve", "--model-path", str(checkpoint), *flags]

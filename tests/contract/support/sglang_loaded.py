@@ -48,36 +48,36 @@ class SGLangModel:
 
     def compare_parameters(self) -> tuple[Found, Tensors]:
         """Bit for bit, in the parameter's dtype; also those that no file holds."""
-        found, absent = Found(), {}
+        comparison, absent = Found(), {}
         for name, parameter in self.before.items():
             if self.draft and name in SHARED:
                 continue
             names = self.stored(self.stored_name(name))
-            if not all(each in self.checkpoint.files.entries for row in names for each in row):
+            if not all(item in self.checkpoint.files.entries for row in names for item in row):
                 absent[name] = parameter
                 continue
-            self.used |= {each for row in names for each in row}
-            found.add(name, self._same(parameter, names))
-        return found, absent
+            self.used |= {item for row in names for item in row}
+            comparison.add(name, self._same(parameter, names))
+        return comparison, absent
 
     def _same(self, parameter: torch.Tensor, names: list[list[str]]) -> bool:
-        rows = [[self.checkpoint.files.read(each) for each in row] for row in names]
+        rows = [[self.checkpoint.files.read(item) for item in row] for row in names]
         whole = torch.cat(rows[0])
         stacked = ".mlp.experts." in names[0][0]
         if stacked:
-            wanted = torch.stack([torch.cat(row) for row in self._mine(rows)])
+            expected = torch.stack([torch.cat(row) for row in self._mine(rows)])
         elif parameter.numel() == 1:  # one input scale for the fused parts
-            wanted = whole.flatten()[:1]
+            expected = whole.flatten()[:1]
         else:
-            wanted = torch.cat([self._part(tensor, parameter, whole) for tensor in rows[0]])
-        if wanted.numel() != parameter.numel():
+            expected = torch.cat([self._part(tensor, parameter, whole) for tensor in rows[0]])
+        if expected.numel() != parameter.numel():
             return False
-        return torch.equal(parameter, wanted.to(parameter.dtype).view_as(parameter))
+        return torch.equal(parameter, expected.to(parameter.dtype).view_as(parameter))
 
     def _mine(self, experts: Any) -> Any:
         """This rank's experts."""
-        each = len(experts) // self.ranks
-        return experts[self.rank * each : (self.rank + 1) * each]
+        item = len(experts) // self.ranks
+        return experts[self.rank * item : (self.rank + 1) * item]
 
     def _part(self, tensor: torch.Tensor, parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
         """This rank's part of one of the fused tensors, along the dimension in which the parameter is smaller."""
@@ -104,47 +104,49 @@ class SGLangModel:
         for name, tensor in self.after.items():
             module, _, suffix = name.rpartition(".")
             modules[module][suffix] = tensor
-        found = Found()
+        comparison = Found()
         for module, tensors in modules.items():
             stored = self.stored_name(module)
             if self.ranks > 1 and not module.endswith(".experts"):
                 continue
             if "w_kc" in tensors:
-                wanted = self.checkpoint.split_kv_b(stored.split(".self_attn")[0], set())[1]
-                same = torch.equal(tensors["w_kc"], wanted["W_UK_T"]) and torch.equal(tensors["w_vc"], wanted["W_UV"])
-                found.add(f"{module}.w_kc, w_vc", same)
+                expected = self.checkpoint.split_kv_b(stored.split(".self_attn")[0], set())[1]
+                same = torch.equal(tensors["w_kc"], expected["W_UK_T"]) and torch.equal(
+                    tensors["w_vc"], expected["W_UV"]
+                )
+                comparison.add(f"{module}.w_kc, w_vc", same)
             quantized = self.kind(stored) != FLOAT and any(name.endswith("weight") for name in tensors)
             if quantized:
-                self._compare(module, stored, tensors, found)
-        return found
+                self._compare(module, stored, tensors, comparison)
+        return comparison
 
     def kind(self, stored: str) -> str:
         parent, _, last = stored.rpartition(".")
         first = f"{stored}.0.gate_proj" if last == "experts" else f"{parent}.{FUSED.get(last, (last,))[0]}"
         return str(self.checkpoint.description.get(f"{first}.weight", FLOAT))
 
-    def _compare(self, module: str, stored: str, tensors: Tensors, found: Found) -> None:
-        kind, wanted = self.checkpoint.meant(stored, set())
+    def _compare(self, module: str, stored: str, tensors: Tensors, comparison: Found) -> None:
+        kind, expected = self.checkpoint.meant(stored, set())
         if module.endswith(".experts"):
-            wanted = {suffix: self._mine(tensor) for suffix, tensor in wanted.items()}
+            expected = {suffix: self._mine(tensor) for suffix, tensor in expected.items()}
         if kind == W4A8_DYNAMIC:
             got = read_back_int4(tensors)
         elif kind == W8A8:  # its scales become those of the columns, in bf16; deq_scale stays
-            scale = (tensors["deq_scale"].double() / wanted["input_scale"][:1]).unsqueeze(-1)
+            scale = (tensors["deq_scale"].double() / expected["input_scale"][:1]).unsqueeze(-1)
             got = {"weight": tensors["weight"].t().double() * scale, "deq_scale": tensors["deq_scale"].double()}
             got["quant_bias"] = tensors["quant_bias"].double()
-            same = torch.allclose(got.pop("weight"), wanted["weight"], rtol=1e-6, atol=0)
-            found.add(f"{module}.weight", same)
+            same = torch.allclose(got.pop("weight"), expected["weight"], rtol=1e-6, atol=0)
+            comparison.add(f"{module}.weight", same)
         else:
             got = read_back(
-                kind, tensors | {s: t.flatten(-2) for s, t in tensors.items() if shaped_as_column(s, t)}, wanted
+                kind, tensors | {s: t.flatten(-2) for s, t in tensors.items() if shaped_as_column(s, t)}, expected
             )
-        for suffix in got.keys() & wanted.keys():
+        for suffix in got.keys() & expected.keys():
             if not suffix.endswith("weight_offset"):
                 value = got[suffix]
-                if value.numel() == wanted[suffix].numel():
-                    value = value.reshape(wanted[suffix].shape)
-                found.add(f"{module}.{suffix}", equal(suffix, value, wanted[suffix]))
+                if value.numel() == expected[suffix].numel():
+                    value = value.reshape(expected[suffix].shape)
+                comparison.add(f"{module}.{suffix}", equal(suffix, value, expected[suffix]))
 
 
 def shaped_as_column(suffix: str, tensor: torch.Tensor) -> bool:

@@ -35,7 +35,7 @@ class VllmAscend:
 
     @property
     def version(self) -> Version:
-        """Of vllm-ascend."""
+        """Version of the installed vllm-ascend."""
         version = RehearsalEnvironment(self.python).version
         assert version is not None, f"{self.python}: no vllm-ascend"
         return version
@@ -46,7 +46,7 @@ class VllmAscend:
         return RehearsalEnvironment(self.python).line.copies.prolog
 
     def sources(self, folder: Path) -> Path:
-        """Its C++ sources, which no wheel holds, unpacked from the release on PyPI."""
+        """Unpack the C++ sources from the release on PyPI; wheels do not have them."""
         flags = ["--quiet", "--no-deps", "--no-build-isolation", "--no-binary", "vllm-ascend", "--dest", str(folder)]
         command = [str(self.python), "-m", "pip", "download", *flags, f"vllm-ascend=={self.version}"]
         subprocess.run(command, check=True, env=os.environ | BUILD)

@@ -19,8 +19,8 @@ def slots(
     counts = torch.diff(query_start_loc).long()
     requests = torch.repeat_interleave(torch.arange(len(counts)), counts)
     tokens = len(requests)
-    place = positions[:tokens].long()
-    slot_mapping[:tokens] = block_table[requests, place // block_size].long() * block_size + place % block_size
+    rows = positions[:tokens].long()
+    slot_mapping[:tokens] = block_table[requests, rows // block_size].long() * block_size + rows % block_size
     slot_mapping[tokens:] = -1
 
 

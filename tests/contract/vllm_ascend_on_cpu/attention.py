@@ -52,8 +52,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     for name in ("checkpoint", "kernels", "schemas", "out"):
         parser.add_argument(name, type=Path)
-    given = parser.parse_args()
-    config = engine_config(given.checkpoint)
+    options = parser.parse_args()
+    config = engine_config(options.checkpoint)
     with set_current_vllm_config(config):
         start_worker(config)
         from vllm_ascend import utils
@@ -62,12 +62,12 @@ def main() -> None:
         if hasattr(utils, "set_weight_prefetch_method"):  # as NPUModelRunner does; removed after 0.23
             utils.set_weight_prefetch_method(get_ascend_config().weight_prefetch_config)
         model, _ = load(config, config.model_config)
-        sys.path.insert(0, str(given.kernels))
+        sys.path.insert(0, str(options.kernels))
         from vllm_ascend_on_cpu import npu_kernels
 
-        npu_kernels.define(json.loads(given.schemas.read_text()))
-        found = run(model, config.model_config.hf_config, npu_kernels.CHOSEN)
-    save_file(found, given.out, metadata={"calls": json.dumps(npu_kernels.CALLS)})
+        npu_kernels.define(json.loads(options.schemas.read_text()))
+        outputs = run(model, config.model_config.hf_config, npu_kernels.CHOSEN)
+    save_file(outputs, options.out, metadata={"calls": json.dumps(npu_kernels.CALLS)})
 
 
 def own_indexer(implementation: Any) -> Any:
@@ -85,7 +85,7 @@ def indexers_context(indexer: Any, metadata: Any) -> Iterator[None]:
     from vllm.forward_context import set_forward_context
     from vllm_ascend.attention.indexer import AscendSFAIndexerMetadata
 
-    own = AscendSFAIndexerMetadata(
+    metadata_of_indexer = AscendSFAIndexerMetadata(
         num_actual_tokens=metadata.num_actual_tokens,
         slot_mapping=metadata.slot_mapping,
         seq_lens=metadata.seq_lens,
@@ -97,11 +97,11 @@ def indexers_context(indexer: Any, metadata: Any) -> Iterator[None]:
         actual_seq_lengths_query=metadata.cum_query_lens,
         actual_seq_lengths_key=metadata.seq_lens,
     )
-    with set_forward_context({indexer.k_cache.prefix: own}, get_current_vllm_config()):
+    with set_forward_context({indexer.k_cache.prefix: metadata_of_indexer}, get_current_vllm_config()):
         yield
 
 
-def run(model: torch.nn.Module, hf: object, chosen: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+def run(model: torch.nn.Module, hf: object, topk: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     """All steps. The caches start as NaN: only what was written may be read."""
     from vllm_ascend.attention import sfa_v1
     from vllm_ascend.attention.attention_v1 import AscendAttentionState
@@ -114,7 +114,7 @@ def run(model: torch.nn.Module, hf: object, chosen: list[torch.Tensor]) -> dict[
     if indexer := own_indexer(implementation):
         indexer.k_cache.kv_cache, caches = caches[2:], caches[:2]
     generator = torch.Generator().manual_seed(11)
-    found: dict[str, torch.Tensor] = {}
+    outputs: dict[str, torch.Tensor] = {}
     for step in os.environ.get("GLM5_TEST_STEPS", ",".join(STEPS)).split(","):
         requests = STEPS[step]
         tokens = sum(new for _, new in requests.values())
@@ -144,9 +144,9 @@ def run(model: torch.nn.Module, hf: object, chosen: list[torch.Tensor]) -> dict[
         output = torch.empty(tokens, hidden, dtype=torch.bfloat16)
         with torch.inference_mode(), indexers_context(indexer, metadata):
             implementation.forward(name, states, caches, metadata, output=output)
-        values = {"states": states, "positions": positions, "owners": owners, "chosen": chosen[-1], "output": output}
-        found |= {f"{step}.{key}": value.clone() for key, value in values.items()}
-    return found
+        values = {"states": states, "positions": positions, "owners": owners, "chosen": topk[-1], "output": output}
+        outputs |= {f"{step}.{key}": value.clone() for key, value in values.items()}
+    return outputs
 
 
 if __name__ == "__main__":

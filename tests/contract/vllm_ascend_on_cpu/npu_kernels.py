@@ -59,15 +59,15 @@ def lightning_indexer(
     sparse_mode: int = 3, **_: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     assert (layout_query, layout_key, sparse_mode) == ("TND", "PA_BSND", 3)
-    found = ops.lightning_indexer(
+    topk = ops.lightning_indexer(
         query,
         key[:, :, 0],
         weights,
         ops.PagedBatch(starts(actual_seq_lengths_query), actual_seq_lengths_key, block_table),
         sparse_count,
     )
-    CHOSEN.append(found)
-    return found[:, None], query.new_empty(0)
+    CHOSEN.append(topk)
+    return topk[:, None], query.new_empty(0)
 
 
 def sparse_flash_attention(
@@ -154,7 +154,7 @@ def mla_prolog(*arguments: Any, **named: Any) -> tuple[Tensor, ...]:
     from tests.ops.support.npu_mla_prolog import npu_mla_prolog_v3
 
     schema = torch.ops.npu.npu_mla_prolog_v3.default._schema.arguments
-    defaults = {each.name: each.default_value for each in schema if each.has_default_value()}
+    defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
     return npu_mla_prolog_v3(*arguments, **defaults | named)
 
 

@@ -28,8 +28,8 @@ def pack(config: VllmConfig, experts: dict[str, torch.Tensor]) -> dict[str, torc
     layer = torch.nn.Module()
     for name, tensor in experts.items():
         layer.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
-    chosen = {"ascend_quant_method": COMPRESSED_TENSORS_METHOD, "weight_strategy": "channel"}
-    config.quant_config.quant_description.update(chosen)
+    settings = {"ascend_quant_method": COMPRESSED_TENSORS_METHOD, "weight_strategy": "channel"}
+    config.quant_config.quant_description.update(settings)
     method = AscendW4A8DynamicFusedMoEMethod()
     method.quant_method = COMPRESSED_TENSORS_METHOD  # 0.30 looks here, at the name of the configuration in use
     method.process_weights_after_loading(layer)

@@ -30,7 +30,7 @@ class Keep(logging.Handler):
         SAID.append(record.getMessage())
 
 
-def prepared(model: Any, hf: object, chosen: list[Any]) -> dict[str, Any]:
+def prepared(model: Any, hf: object, topk: list[Any]) -> dict[str, Any]:
     from vllm_ascend.device.device_op import DeviceOperator
     from vllm_ascend_on_cpu import npu_kernels
 
@@ -44,14 +44,14 @@ def prepared(model: Any, hf: object, chosen: list[Any]) -> dict[str, Any]:
 
         def kept(*arguments: Any, **named: Any) -> Any:
             answer = ours(*arguments, **named)
-            chosen.append(answer[:, 0])
+            topk.append(answer[:, 0])
             return answer
 
         DeviceOperator.indexer_select_post_process = staticmethod(kept)
     if os.environ.get("GLM5_TEST_WRONG") == "1":
         right = npu_kernels.ops.sparse_flash_attention
         npu_kernels.ops.sparse_flash_attention = lambda *arguments: (right(*arguments)[0] * 1.5, None)
-    return RUN(model, hf, chosen)
+    return RUN(model, hf, topk)
 
 
 def main() -> None:

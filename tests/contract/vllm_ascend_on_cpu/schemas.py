@@ -31,16 +31,16 @@ def answer(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 half, tokens, requests = torch.bfloat16, 7, 3
-chosen = npu.lightning_indexer(
+topk = npu.lightning_indexer(
     meta(tokens, 32, 128, dtype=half), meta(40, 128, 128, dtype=half), meta(tokens, 32, dtype=half),
     PagedBatch(meta(requests + 1), meta(requests), meta(requests, 16)), 2048,
 )  # fmt: skip
 cast = torch.ops.npu.npu_format_cast
-found = {
+report = {
     "schemas": [
         str(getattr(torch.ops.npu, name).default._schema) for name in ("npu_lightning_indexer", "npu_mla_prolog_v3")
     ],
     "format_cast": [str(getattr(cast, overload)._schema) for overload in cast.overloads()],
-    "lightning_indexer": answer(chosen),
+    "lightning_indexer": answer(topk),
 }
-Path(out).write_text(json.dumps(found))
+Path(out).write_text(json.dumps(report))

@@ -84,9 +84,9 @@ IMAGE = {"vllm-ascend": "0.23.0.post1", "vllm": "0.23.0+empty", "torch": "2.10.0
 )
 def test_a_mixed_set_is_told(change: dict[str, str], cann: str, wrong: list[str]) -> None:
     installed = IMAGE | change
-    name, wanted = sets.expected_packages(installed["vllm-ascend"])
+    name, expected = sets.expected_packages(installed["vllm-ascend"])
     assert name == "vllm-ascend 0.23"
-    assert [package for package, *_ in sets.differences(wanted, installed.get, cann)] == wrong
+    assert [package for package, *_ in sets.differences(expected, installed.get, cann)] == wrong
 
 
 def test_older_rows_are_found() -> None:

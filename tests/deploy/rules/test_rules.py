@@ -27,8 +27,8 @@ RECORDED: dict[str, Any] = yaml.load((Path(__file__).parent / "recorded.yaml").r
 HEALTHY, CASES = RECORDED["healthy"], RECORDED["cases"]
 
 
-def found(facts: dict[str, Any]) -> set[str]:
-    return {each.id for each in judge(facts)[0]}
+def broken_ids(facts: dict[str, Any]) -> set[str]:
+    return {item.id for item in judge(facts)[0]}
 
 
 def test_every_rule_has_a_case_and_every_case_a_rule() -> None:
@@ -52,14 +52,14 @@ def test_the_rule_finds_its_case_and_only_that(rule: str) -> None:
     case = CASES[rule]
     assert case["source"]
     bad = {**HEALTHY, **case["bad"]}
-    assert rule in found(bad)
-    assert rule not in found({**bad, **case["good"]})
+    assert rule in broken_ids(bad)
+    assert rule not in broken_ids({**bad, **case["good"]})
 
 
 @pytest.mark.parametrize("rule", CASES)
 def test_what_nobody_knows_is_not_called_good(rule: str) -> None:
     """Without the facts of its own the rule says that it was not checked."""
-    (when,) = (each.when for each in rules() if each.id == rule)
+    (when,) = (item.when for item in rules() if item.id == rule)
     assert rule in judge({})[1]
     assert judge({})[1][rule] == sorted(names_in(when))
 
@@ -74,34 +74,34 @@ def test_what_nobody_knows_is_not_called_good(rule: str) -> None:
     ],
 )
 def test_a_wrong_rotation_is_an_error_only_where_nothing_mends_it(facts: dict[str, Any], rule: set[str]) -> None:
-    assert found({**HEALTHY, **facts}) == rule
+    assert broken_ids({**HEALTHY, **facts}) == rule
 
 
 @pytest.mark.parametrize("rule", ["P40", "F1", "P32", "P32w", "P54", "P48"])
 def test_a_rule_of_the_first_line_alone_is_silent_on_the_next(rule: str) -> None:
     """0.30.0rc2 does not refuse it, or no longer knows the key (rule V11)."""
     bad = {**HEALTHY, **CASES[rule]["bad"]}
-    assert rule in found(bad) and rule not in found({**bad, "vllm_ascend": Version("0.30.0rc2")})
+    assert rule in broken_ids(bad) and rule not in broken_ids({**bad, "vllm_ascend": Version("0.30.0rc2")})
 
 
 def test_0_30_reads_other_switches_between_a2_machines_and_for_embeddings() -> None:
     newer = {**HEALTHY, "vllm_ascend": Version("0.30.0rc2"), "transformers": Version("5.14.1")}
     far = {"node": "a2", "nodes": 2, "hccl_intra": True}
-    assert "P52" not in found({**HEALTHY, **far}) and "P52" in found({**newer, **far})
-    assert "P42" in found({**HEALTHY, "embedding_tp": 4}) and "P42" not in found({**newer, "embedding_tp": 4})
+    assert "P52" not in broken_ids({**HEALTHY, **far}) and "P52" in broken_ids({**newer, **far})
+    assert "P42" in broken_ids({**HEALTHY, "embedding_tp": 4}) and "P42" not in broken_ids({**newer, "embedding_tp": 4})
 
 
 def test_doctor_says_in_which_line_a_rule_was_read() -> None:
-    (only,) = (each for each in judge({**HEALTHY, **CASES["P18"]["bad"]})[0] if each.id == "P18")
+    (only,) = (item for item in judge({**HEALTHY, **CASES["P18"]["bad"]})[0] if item.id == "P18")
     assert only.source.endswith("read in 0.23.0.post1 attention/sfa_v1.py:301 and 0.30.0rc2 attention/sfa_v1.py:529")
 
 
 def test_messages_have_their_values() -> None:
-    (said,) = (each for each in judge({**HEALTHY, **CASES["P13"]["bad"]})[0] if each.id == "P13")
-    assert said.message.startswith("decode context parallelism 8 must equal tensor parallelism 16")
+    (broken_rule,) = (item for item in judge({**HEALTHY, **CASES["P13"]["bad"]})[0] if item.id == "P13")
+    assert broken_rule.message.startswith("decode context parallelism 8 must equal tensor parallelism 16")
     for rule, case in CASES.items():
-        (each,) = (each for each in judge({**HEALTHY, **case["bad"]})[0] if each.id == rule)
-        assert "{" not in each.message and "unknown)" not in each.message, each.message
+        (item,) = (item for item in judge({**HEALTHY, **case["bad"]})[0] if item.id == rule)
+        assert "{" not in item.message and "unknown)" not in item.message, item.message
 
 
 @pytest.mark.parametrize(
@@ -146,14 +146,14 @@ def test_both_spellings_of_int8_caches_are_seen() -> None:
 
 
 def test_the_exchange_buffer_is_that_of_the_formula() -> None:
-    """As computed by hand from CANN's formula for the shipped layouts."""
+    """Values computed by hand from CANN's formula for the shipped layouts."""
     for profile, role, megabytes in (
         ("rollout", "a3", 827),
         ("a3-pd", "decode", 207),
         ("a3-single-w4a8", "server", 26),
     ):
-        chosen = load(profile).role(role)
-        assert of_command(open_command(chosen, "DIR", []).argv, {})["exchange_buffer"] == megabytes
+        selected = load(profile).role(role)
+        assert of_command(open_command(selected, "DIR", []).argv, {})["exchange_buffer"] == megabytes
 
 
 @pytest.mark.parametrize("profile", [name for name in names() if load(name).platform == "npu"])
@@ -173,8 +173,8 @@ def test_no_profile_breaks_a_rule(profile: str) -> None:
             facts = {**HEALTHY, **of_profile(loaded, role), **of_command(argv, role.env)}
         facts["device_count"] = facts["dies"]
         broken = judge(facts)[0]
-        assert not [each for each in broken if each.level == ERROR]
-        assert {each.id for each in broken} == named.get((profile, role.name), set())
+        assert not [item for item in broken if item.level == ERROR]
+        assert {item.id for item in broken} == named.get((profile, role.name), set())
 
 
 @pytest.mark.parametrize(
@@ -190,19 +190,19 @@ def test_sglangs_flags_are_judged(flags: list[str], rule: str) -> None:
     role = load("a3-single-w4a8-sglang").role(None)
     argv = open_command(role, "DIR", flags).argv
     facts = {name: HEALTHY[name] for name in COMMON} | of_sglang_command(argv, {})
-    assert found(facts) == {rule}
+    assert broken_ids(facts) == {rule}
     good = [*flags, "--ep-size", "16"] if rule == "S1" else []
     facts |= of_sglang_command(open_command(role, "DIR", good).argv, {})
-    assert found(facts) == set()
+    assert broken_ids(facts) == set()
 
 
 def test_a_draft_that_inherits_the_quantization_is_judged() -> None:
     argv = ["python", "-m", "sglang.launch_server", "--model-path", "DIR", "--speculative-algorithm", "NEXTN"]
-    assert "S2" not in found({**HEALTHY, **of_sglang_command(argv, {})})
+    assert "S2" not in broken_ids({**HEALTHY, **of_sglang_command(argv, {})})
     argv += ["--quantization", "modelslim"]
-    assert "S2" in found({**HEALTHY, **of_sglang_command(argv, {})})
+    assert "S2" in broken_ids({**HEALTHY, **of_sglang_command(argv, {})})
     argv += ["--speculative-draft-model-quantization", "unquant"]
-    assert "S2" not in found({**HEALTHY, **of_sglang_command(argv, {})})
+    assert "S2" not in broken_ids({**HEALTHY, **of_sglang_command(argv, {})})
 
 
 def test_the_users_flags_are_judged_too() -> None:
@@ -210,7 +210,7 @@ def test_the_users_flags_are_judged_too() -> None:
     extra = ["--decode-context-parallel-size=4", "--additional-config", '{"enable_dsa_cp": true}', "--enforce-eager"]
     facts = {**HEALTHY, **of_command(open_command(role, "DIR", extra).argv, {})}
     assert facts["graph"] == "NONE"
-    assert {"P13", "P48", "P37"} == found(facts)
+    assert {"P13", "P48", "P37"} == broken_ids(facts)
 
 
 def test_the_old_variable_counts_where_the_key_is_not_given() -> None:

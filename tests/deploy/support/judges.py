@@ -14,10 +14,10 @@ from tests.support.programs import debian_program
 
 def program(name: str, package: str) -> str:
     """Path of a Debian package's program; skips where it is missing and apt cannot install it."""
-    found = debian_program(name, package)
-    if found is None:
+    path = debian_program(name, package)
+    if path is None:
         pytest.skip(f"{name} is not installed (apt-get install {package})")
-    return found
+    return path
 
 
 def tool_environment(folder: Path, *packages: str) -> Path:

@@ -50,20 +50,20 @@ def rehearsed(profile: Profile, role: Role) -> str:
     return "; ".join(f"{' and '.join(versions)}: {what}" for what, versions in alike.items()) or "-"
 
 
-def keep(answer: dict[str, Any], known: dict[str, Any]) -> None:
+def keep(answer: dict[str, Any], recorded: dict[str, Any]) -> None:
     """Take over every role of an answer; one with problems loses what was known of it in this version."""
     version = answer["versions"]["vllm-ascend"]
     for name in dict.fromkeys(rank["role"] for rank in answer["ranks"]):
         ranks, key = [rank for rank in answer["ranks"] if rank["role"] == name], f"{answer['profile']}, {name}"
-        known.setdefault(key, {}).pop(version, None)
+        recorded.setdefault(key, {}).pop(version, None)
         if not any(rank["problems"] for rank in ranks):
-            known[key][version] = {
+            recorded[key][version] = {
                 "ranks": ", ".join(str(rank["rank"]) for rank in ranks) + f" of {ranks[0]['world']}",
                 "layers": max(rank["found"]["cache"]["layers"] for rank in ranks),
                 "date": datetime.now(UTC).date().isoformat(),
             }
-        if not known[key]:
-            del known[key]
+        if not recorded[key]:
+            del recorded[key]
 
 
 def _of_sglang(profile: Profile, role: Role, name: str, machines: str) -> str:

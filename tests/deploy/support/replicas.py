@@ -65,9 +65,9 @@ class Program:
         if self.process is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 parent = psutil.Process(self.process.pid)
-                for each in (*parent.children(recursive=True), parent):
+                for process in (*parent.children(recursive=True), parent):
                     with contextlib.suppress(psutil.NoSuchProcess):
-                        each.kill()
+                        process.kill()
             self.process.wait()
             self.process = None
 
@@ -97,7 +97,7 @@ class Replica(Program):
     def _engines(self) -> list[psutil.Process]:
         assert self.process is not None
         family = psutil.Process(self.process.pid).children(recursive=True)
-        return [each for each in family if "EngineCore" in " ".join([each.name(), *each.cmdline()])]
+        return [process for process in family if "EngineCore" in " ".join([process.name(), *process.cmdline()])]
 
 
 def replica(directory: Path, log: Path) -> Replica:
