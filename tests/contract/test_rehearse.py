@@ -119,7 +119,7 @@ def calls(walk: dict[str, Any], name: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "said"),
+    ("flag", "value", "message"),
     [
         ("--additional-config", '{"enable_dsa_cp": true}', "DSA CP requires SP"),
         ("--kv-cache-dtype", "int8", "invalid choice: 'int8'"),  # C8 as later versions spell it

@@ -163,7 +163,7 @@ def test_both_halves_of_sglang_meet_at_one_store() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "role", "message"),
+    ("server", "role", "message"),
     [
         (ServerPlace(), None, "has several roles"),
         (ServerPlace(), "prefil", "has no role 'prefil'"),

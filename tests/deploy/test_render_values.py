@@ -98,7 +98,7 @@ def test_pods_ask_for_no_more_than_they_need(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [("replica: 2", "replica"), ("network: {nic: 'a b'}", "network.nic"), ("replicas: '2'", "replicas"), ("- 1", "")],
 )
 def test_wrong_values_are_refused(text: str, problem: str, tmp_path: Path) -> None:
