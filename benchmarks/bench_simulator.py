@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from glm5_ascend.load import Workload
 from tools.stepwise_simulation import simulate_steps
 
 from glm5_ascend.plan.efficiency import fitted_efficiencies
@@ -17,6 +16,7 @@ from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import named
 from glm5_ascend.plan.simulate import simulate
 from glm5_ascend.plan.tails import engine_costs, make_trace
+from glm5_ascend.plan.workload import Workload
 
 REQUESTS, HOUR, SEEDS = 1_000_000, 3600.0, 5
 

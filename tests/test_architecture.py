@@ -58,7 +58,7 @@ def is_for_types(node: ast.AST) -> bool:
 
 
 def imports_of(module: str, path: Path, late: bool = True, types: bool = True) -> set[str]:
-    """Absolute names of everything a file imports; `late`: also inside functions; `types`: also for annotations only."""
+    """Absolute names of everything a file imports; `late`: also inside functions; `types`: also for annotations."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     body = [node for node in TREES[module].body if types or not is_for_types(node)]
     nodes = ast.Module(body if late else [node for node in body if not isinstance(node, ast.FunctionDef)], [])

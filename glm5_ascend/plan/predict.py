@@ -8,7 +8,6 @@ time. The one unknown, the request rate, is found by bisection.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from glm5_ascend.plan.layout import Engine, Layout
 from glm5_ascend.plan.memory import Memory
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.roofline import LINK
-from glm5_ascend.plan.timing import PromptTime, Timing
+from glm5_ascend.plan.timing import PromptTime, Timing, bisect
 from glm5_ascend.plan.workload import Acceptance, Workload, accepted
 
 #: Synchronization of prefills in a run whose requests have one length and start together: 0, ranks prefill
@@ -155,7 +154,7 @@ def _aggregated(
             first += prompt.alone * busy * busy / 2 / (1.0 - busy) * (1.0 - 1.0 / per_rank)
         return Residence(first + decode_steps * step.seconds / (1.0 - min(0.98, any_rank_busy)), first)
 
-    rate = _bisect(lambda x: x * residence(x).total - running, ranks / prompt.service)
+    rate = bisect(lambda x: x * residence(x).total - running, ranks / prompt.service)
     bound = "decode" if running >= load.concurrency else "memory"
     if load.rate is not None and load.rate < rate:
         rate, bound = load.rate, "arrivals"
@@ -236,10 +235,10 @@ def _disaggregated(
         return prompt.alone + _queue_seconds(prompt, servers, rate) + transfer
 
     prefill_rate = servers / prompt.packed
-    rate = _bisect(lambda x: x * (first_token(x) + decode_seconds(x)) - load.concurrency, prefill_rate * 0.98)
+    rate = bisect(lambda x: x * (first_token(x) + decode_seconds(x)) - load.concurrency, prefill_rate * 0.98)
     bound = "prefill" if rate > 0.9 * prefill_rate else "decode"
     if rate * decode_seconds(rate) > capacity:
-        rate, bound = _bisect(lambda x: x * decode_seconds(x) - capacity, rate), "memory"
+        rate, bound = bisect(lambda x: x * decode_seconds(x) - capacity, rate), "memory"
     if load.rate is not None and load.rate < rate:
         rate, bound = load.rate, "arrivals"
     batch = max(1.0, min(capacity, rate * decode_seconds(rate)) / engine.dp)
@@ -276,16 +275,3 @@ def _queue_seconds(prompt: PromptTime, servers: float, rate: float) -> float:
     busy = min(0.98, rate * prompt.packed / servers)
     service = prompt.service + (prompt.packed - prompt.service) * busy
     return float(service * busy ** math.sqrt(2.0 * (servers + 1)) / (servers * (1.0 - busy)) / 2)
-
-
-def _bisect(excess: Callable[[float], float], high: float) -> float:
-    """The rate in (0, high] at which `excess` (growing in it) turns positive."""
-    low = 0.0
-    if excess(high) <= 0:
-        return high
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (low, middle) if excess(middle) > 0 else (middle, high)
-        if high - low < 1e-4 * high:
-            break
-    return (low + high) / 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -103,3 +104,16 @@ class Timing:
 def _shape(engine: Engine) -> Engine:
     """The engine without limits on memory and batch, which do not change a step's time."""
     return replace(engine, sequences=1, batched_tokens=1, utilization=1.0, buffer_mb=0)
+
+
+def bisect(excess: Callable[[float], float], high: float) -> float:
+    """The rate in (0, high] at which `excess` (growing in it) turns positive."""
+    low = 0.0
+    if excess(high) <= 0:
+        return high
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (low, middle) if excess(middle) > 0 else (middle, high)
+        if high - low < 1e-4 * high:
+            break
+    return (low + high) / 2
