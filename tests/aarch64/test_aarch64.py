@@ -46,9 +46,9 @@ def test_it_is_another_processor(emulated: Emulated) -> None:
 
 def test_doctor(emulated: Emulated) -> None:
     done = emulated.run(["-m", "glm5_ascend", "doctor", "--json"])
-    said = json.loads(done.stdout)
-    assert done.returncode == said["exit_code"], done.stderr[-2000:]
-    assert any("aarch64" in json.dumps(row) for row in said["rows"])
+    output = json.loads(done.stdout)
+    assert done.returncode == output["exit_code"], done.stderr[-2000:]
+    assert any("aarch64" in json.dumps(row) for row in output["rows"])
 
 
 def test_parity_of_all_ops(emulated: Emulated) -> None:
@@ -58,9 +58,9 @@ def test_parity_of_all_ops(emulated: Emulated) -> None:
         done = emulated.run(["-m", "glm5_ascend", "parity", "--op", op])
         print(done.stdout, flush=True)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-        found = re.search(r"ok: (\d+) results against the reference on cpu, 0 failed", done.stdout)
-        assert found is not None and int(found[1]) > 0
-        compared += int(found[1])
+        match = re.search(r"ok: (\d+) results against the reference on cpu, 0 failed", done.stdout)
+        assert match is not None and int(match[1]) > 0
+        compared += int(match[1])
     assert compared > 50
 
 
@@ -70,13 +70,13 @@ def test_machine_code(emulated: Emulated, cpu: str, instruction: str, tmp_path: 
     compiled_here = {"NUMBA_CACHE_DIR": str(tmp_path)}  # cached code cannot be looked at
     done = Emulated(emulated.folder, cpu).run([SCRIPT], more=compiled_here)
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
-    assert found["exact"] and found["int8"][instruction] >= 16
-    assert found["int8"]["sdot"] > 0  # one token, where SMMLA multiplies two
-    assert found["fp32"]["fmla"] >= 16
-    assert found["int8"]["blocks"] and found["fp32"]["blocks"]
-    assert found["int8"]["calls"] == found["fp32"]["calls"] == 0
-    print(cpu, found)
+    counts = json.loads(done.stdout)
+    assert counts["exact"] and counts["int8"][instruction] >= 16
+    assert counts["int8"]["sdot"] > 0  # one token, where SMMLA multiplies two
+    assert counts["fp32"]["fmla"] >= 16
+    assert counts["int8"]["blocks"] and counts["fp32"]["blocks"]
+    assert counts["int8"]["calls"] == counts["fp32"]["calls"] == 0
+    print(cpu, counts)
 
 
 def quantize_both(emulated: Emulated, folder: Path, recipe: str) -> tuple[Path, Path, Path]:
@@ -101,10 +101,10 @@ def test_weights_are_rounded_alike(emulated: Emulated, tmp_path: Path) -> None:
     recipe["spec"]["process"] = [step for step in steps if step["type"] in ("quarot", "group")]
     (tmp_path / "plain.yaml").write_text(yaml.safe_dump(recipe))
     _, here, there = quantize_both(emulated, tmp_path, str(tmp_path / "plain.yaml"))
-    found: Differences = compare(here, there)
-    print(found)
-    assert found.integers > 10_000 and found.other_integers <= found.integers * 1e-3
-    assert found.largest_step <= 1 and found.largest_relative < 1e-5
+    differences: Differences = compare(here, there)
+    print(differences)
+    assert differences.integers > 10_000 and differences.other_integers <= differences.integers * 1e-3
+    assert differences.largest_step <= 1 and differences.largest_relative < 1e-5
 
 
 def test_a_calibrated_quantization_is_as_good(emulated: Emulated, tmp_path: Path) -> None:

@@ -55,12 +55,12 @@ def run_ours(layer: Any, config: Any, cos_sin: Any, x: torch.Tensor) -> tuple[to
     q, k, w = indexer_operands(layer.indexer, x, q_c, cos_sin)
     keys = torch.zeros(batch.num_blocks, 8, config.index_head_dim)
     ops.write_rows(keys, batch.slots(), k)
-    chosen = ops.lightning_indexer(q, keys, w, batch.paged, config.index_topk)
+    selected = ops.lightning_indexer(q, keys, w, batch.paged, config.index_topk)
     latent, _ = ops.sparse_flash_attention(
-        ql, q_pe, fused[..., :rank], fused[..., rank:], chosen, batch.paged, (nope + rope) ** -0.5
+        ql, q_pe, fused[..., :rank], fused[..., rank:], selected, batch.paged, (nope + rope) ** -0.5
     )
     values = torch.einsum("thr,hvr->thv", latent, w_kv[:, nope:])
-    return torch.nn.functional.linear(values.reshape(length, -1), layer.o_proj.weight), chosen
+    return torch.nn.functional.linear(values.reshape(length, -1), layer.o_proj.weight), selected
 
 
 def indexer_operands(indexer: Any, x: torch.Tensor, q_c: torch.Tensor, cos_sin: Any) -> tuple[torch.Tensor, ...]:
@@ -80,11 +80,11 @@ def test_layer_equals_transformers(length: int, topk: int) -> None:
     layer, rope, config = build(topk)
     x = torch.randn(length, config.hidden_size)
     want, want_topk, cos_sin = run_hf(layer, rope, x)
-    got, chosen = run_ours(layer, config, cos_sin, x)
+    got, selected = run_ours(layer, config, cos_sin, x)
     for t in range(length):
         valid = min(topk, t + 1)
-        assert set(chosen[t, :valid].tolist()) == set(want_topk[t, :valid].tolist())
-        assert chosen[t, valid:].tolist() == [-1] * (topk - valid)
+        assert set(selected[t, :valid].tolist()) == set(want_topk[t, :valid].tolist())
+        assert selected[t, valid:].tolist() == [-1] * (topk - valid)
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
 

@@ -51,11 +51,11 @@ def product(run: Any, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor
 def test_products_and_sums_of_products(run: Any, steps: int) -> None:
     """Whole numbers: exact, whatever the order."""
     one, two, right = (torch.randint(-9, 10, (SIDE, SIDE * steps)).bfloat16() for _ in range(3))
-    out, wanted = torch.full((SIDE, SIDE), 7.0), one.float() @ right.float().T
-    assert torch.equal(product(run, one, right, out, 1), wanted)
-    assert torch.equal(product(run, one, right, out, 0), 2 * wanted)
+    out, expected = torch.full((SIDE, SIDE), 7.0), one.float() @ right.float().T
+    assert torch.equal(product(run, one, right, out, 1), expected)
+    assert torch.equal(product(run, one, right, out, 0), 2 * expected)
     both = torch.stack([one, two], dim=1)
-    assert torch.equal(product(run, both, right, out, 1), wanted + two.float() @ right.float().T)
+    assert torch.equal(product(run, both, right, out, 1), expected + two.float() @ right.float().T)
 
 
 @pytest.mark.parametrize("steps", [1, 5])
@@ -63,9 +63,9 @@ def test_products_and_sums_of_products(run: Any, steps: int) -> None:
 def test_products_of_integers(run: Any, steps: int) -> None:
     left, right = (torch.randint(-128, 128, (SIDE, 64 * steps), dtype=torch.int8) for _ in range(2))
     left[3], right[7] = -128, -128
-    out, wanted = torch.full((SIDE, SIDE), 7, dtype=torch.int32), left.int() @ right.int().T
-    assert torch.equal(product(run, left, right, out, 1), wanted)
-    assert torch.equal(product(run, left, right, out, 0), 2 * wanted)
+    out, expected = torch.full((SIDE, SIDE), 7, dtype=torch.int32), left.int() @ right.int().T
+    assert torch.equal(product(run, left, right, out, 1), expected)
+    assert torch.equal(product(run, left, right, out, 0), 2 * expected)
 
 
 @needs_amx
@@ -86,11 +86,11 @@ def test_beside_products_of_torch_in_several_threads() -> None:
     """torch multiplies bf16 by AMX, too: neither leaves the other registers of a wrong shape."""
     left, right = (torch.randint(-9, 10, (SIDE, 64)).bfloat16() for _ in range(2))
     wide = torch.randint(-3, 4, (80, 96)).bfloat16()
-    wanted, wide_wanted = left.float() @ right.float().T, (wide.float() @ wide.float().T).bfloat16()
+    expected, wide_wanted = left.float() @ right.float().T, (wide.float() @ wide.float().T).bfloat16()
 
     def alternate(_: int) -> bool:
         ours = [product(CHOSEN, left, right, torch.empty(SIDE, SIDE), 1) for _ in range(3) if (wide @ wide.T).any()]
-        return all(torch.equal(x, wanted) for x in ours) and torch.equal(wide @ wide.T, wide_wanted)
+        return all(torch.equal(x, expected) for x in ours) and torch.equal(wide @ wide.T, wide_wanted)
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(alternate, range(200)))

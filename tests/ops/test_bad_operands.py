@@ -17,7 +17,7 @@ from tests.support.command import TIMEOUT_S
 OPS = [op for op in registry.OPS if "cpu" in registry.OPS[op]]
 
 
-def found(op: str, count: int, *options: str) -> dict[str, list[str]]:
+def rows(op: str, count: int, *options: str) -> dict[str, list[str]]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.ops.support.bad_operands", op, str(count), *options],
         env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
@@ -28,16 +28,16 @@ def found(op: str, count: int, *options: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("op", OPS)
 def test_both_refuse_the_same(op: str) -> None:
-    assert found(op, 12)["wrong"] == []
+    assert rows(op, 12)["wrong"] == []
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("op", OPS)
 def test_both_refuse_the_same_and_touch_nothing_else(op: str) -> None:
     """25 draws, and all parity cases with operands that end at a page which ends the process."""
-    said = found(op, 25, "--guard")
-    assert said["guard"] == "SIGSEGV"
-    assert said["wrong"] == []
+    messages = rows(op, 25, "--guard")
+    assert messages["guard"] == "SIGSEGV"
+    assert messages["wrong"] == []
 
 
 INFINITIES = [("inf", 1), ("-inf", 1), ("nan", 1), ("inf", 3), ("-inf", 5), ("nan", 7), ("inf", 32)]
@@ -51,9 +51,9 @@ def test_indexer_follows_its_contract_on_special_values(value: str, heads: int) 
     q, keys, weights = torch.randn(1, heads, 16), torch.randn(2, 2, 16), torch.rand(1, heads)
     keys[0, 1, 3] = float(value)
     weights[0, 0] = -1.0
-    found = [registry.load("lightning_indexer", i)(q, keys, weights, batch, 6) for i in ("reference", "cpu")]
-    assert torch.equal(*found)
-    row = found[0][0].tolist()
+    rows = [registry.load("lightning_indexer", i)(q, keys, weights, batch, 6) for i in ("reference", "cpu")]
+    assert torch.equal(*rows)
+    row = rows[0][0].tolist()
     assert -1 not in row[: len([p for p in row if p >= 0])]
 
 
@@ -63,8 +63,8 @@ def test_attention_follows_its_reference_on_special_values(value: str) -> None:
     batch = PagedBatch(torch.tensor([0, 2]), torch.tensor([70]), torch.arange(5)[None])
     nope, pe, ckv, kpe = torch.randn(2, 4, 32), torch.randn(2, 4, 16), torch.randn(5, 16, 32), torch.randn(5, 16, 16)
     kpe[0, 3] = float(value)
-    chosen = torch.arange(70)[None].repeat(2, 1)
-    arguments = nope, pe, ckv, kpe, chosen, batch, 0.1
+    selected = torch.arange(70)[None].repeat(2, 1)
+    arguments = nope, pe, ckv, kpe, selected, batch, 0.1
     want, got = (registry.load("sparse_flash_attention", i)(*arguments) for i in ("reference", "cpu"))
     for a, b in zip(want, got, strict=True):
         torch.testing.assert_close(b, a, equal_nan=True)

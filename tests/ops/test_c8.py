@@ -61,7 +61,7 @@ def test_packed_rows_have_the_documented_layout() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_reads_what_was_packed(dtype: torch.dtype) -> None:
-    """The same as ordinary attention on the unpacked rows; poisoned rows and an empty request stay out."""
+    """Results equal ordinary attention on the unpacked rows; poisoned rows and an empty request stay out."""
     batch = paged_batch([150, 9, 0], [2, 3, 1], block_size=16)
     latents = [(torch.randn(n, 256), torch.randn(n, 32).bfloat16()) for n in (150, 9, 0)]
     packed = torch.full((batch.num_blocks, 16, 256 + 64 + 8), -1, dtype=torch.int8)  # NaN rotated keys and scales
@@ -73,9 +73,9 @@ def test_attention_reads_what_was_packed(dtype: torch.dtype) -> None:
         for position in range(len(rows)):
             at = batch.block_table[b, position // 16], position % 16
             packed[at], plain[at] = rows[position], seen[position]
-    chosen = torch.stack([torch.randperm(160)[:100] for _ in range(6)]).int()
+    selected = torch.stack([torch.randperm(160)[:100] for _ in range(6)]).int()
     queries = torch.randn(6, 8, 256).to(dtype), torch.randn(6, 8, 32).to(dtype)
-    step = chosen, batch.paged, 0.06
+    step = selected, batch.paged, 0.06
     got, got_lse = ops.sparse_flash_attention_quant(*queries, packed, *step)
     want, want_lse = ops.sparse_flash_attention(*queries, plain[..., :256], plain[..., 256:], *step)
     torch.testing.assert_close(got, want)
@@ -95,13 +95,13 @@ def test_what_does_not_fit_is_refused() -> None:
             batch.paged,
             2,
         )
-    chosen = torch.zeros(1, 1, dtype=torch.int32)
+    selected = torch.zeros(1, 1, dtype=torch.int32)
     with pytest.raises(ops.KernelInputError, match="kv_cache has shape"):
         ops.sparse_flash_attention_quant(
             torch.zeros(1, 2, 128),
             torch.zeros(1, 2, 16),
             torch.zeros(2, 4, 128, dtype=torch.int8),
-            chosen,
+            selected,
             batch.paged,
             1.0,
         )

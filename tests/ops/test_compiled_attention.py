@@ -32,7 +32,7 @@ def threads() -> Iterator[None]:
 
 @pytest.fixture(params=["numbers", "pairs", "amx"], autouse=True)
 def pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a processor that multiplies bf16 by itself, one that has AMX, and others; emulated where it is not here."""
+    """Run with VDPBF16PS, with AMX, and without both; instructions that are missing here are emulated."""
     if request.param != "numbers" and simd.STEP != 32:
         pytest.skip("pairs need 512-bit registers; test_register_widths runs them")
     for module in (li_cpu, sfa_cpu):
@@ -114,11 +114,11 @@ def test_attention_at_real_head_shapes(dtype: torch.dtype, round_probs: bool, he
     """Fewer, as many and more keys than a tile, an empty request, holes in the list, strided caches."""
     batch = paged_batch([400, 64, 3, 0], [3, 1, 2, 1], block_size=128)
     fused = batch.cache([torch.randn(n, 576).to(dtype) for n in (400, 64, 3, 0)])
-    chosen = torch.stack([torch.randperm(420)[:200] for _ in range(7)]).to(torch.int32)
-    chosen[1, 130:] = -1
+    selected = torch.stack([torch.randperm(420)[:200] for _ in range(7)]).to(torch.int32)
+    selected[1, 130:] = -1
     arguments = (
         torch.randn(7, heads, 512).to(dtype), torch.randn(7, heads, 64).to(dtype), fused[..., :512], fused[..., 512:],
-        chosen, batch.paged, 0.0625, round_probs,
+        selected, batch.paged, 0.0625, round_probs,
     )  # fmt: skip
     (got, got_lse), (want, want_lse) = (
         sfa_cpu.sparse_flash_attention(*arguments),
@@ -137,21 +137,24 @@ def test_int8_caches_at_real_head_shapes(round_probs: bool) -> None:
     """LI-C8 and SFA-C8: as the references, with a missing block and more keys than a tile."""
     batch = paged_batch([400, 64, 3], [3, 1, 2], block_size=128)
     batch.block_table[0, 1] = -1
-    lengths, made = (400, 64, 3), ops.quantize_indexer(torch.randn(6, 32, 128))
+    lengths, quantized = (400, 64, 3), ops.quantize_indexer(torch.randn(6, 32, 128))
     keys = [ops.quantize_indexer(torch.randn(n, 128)) for n in lengths]
     cache, scales = batch.cache([k for k, _ in keys]), batch.cache([s[:, None] for _, s in keys])[..., 0]
-    arguments = made[0], cache, torch.randn(6, 32), made[1], scales, batch.paged, 96
+    arguments = quantized[0], cache, torch.randn(6, 32), quantized[1], scales, batch.paged, 96
     got, want = (op.lightning_indexer_quant(*arguments) for op in (li_cpu, li))
     for token, (request, _) in enumerate(batch.tokens()):
         scaled = keys[request][0].float() * keys[request][1].float()[:, None]
-        q, w = made[0][token : token + 1].float(), arguments[2][token : token + 1] * made[1][token : token + 1].float()
+        q, w = (
+            quantized[0][token : token + 1].float(),
+            arguments[2][token : token + 1] * quantized[1][token : token + 1].float(),
+        )
         same_choice(got[token : token + 1], want[token : token + 1], q, w, scaled, 1e-2)
 
     rows = [ops.pack_latents(torch.randn(n, 512), torch.randn(n, 64).bfloat16()) for n in lengths]
-    chosen = torch.stack([torch.randperm(420)[:200] for _ in range(6)]).to(torch.int32)
+    selected = torch.stack([torch.randperm(420)[:200] for _ in range(6)]).to(torch.int32)
     queries = torch.randn(6, 64, 512).bfloat16(), torch.randn(6, 64, 64).bfloat16()
     (got, got_lse), (want, want_lse) = (
-        op.sparse_flash_attention_quant(*queries, batch.cache(rows), chosen, batch.paged, 0.0625, round_probs)
+        op.sparse_flash_attention_quant(*queries, batch.cache(rows), selected, batch.paged, 0.0625, round_probs)
         for op in (sfa_cpu, sfa)
     )
     torch.testing.assert_close(got.float(), want.float(), atol=2e-2, rtol=2e-2)
@@ -180,14 +183,14 @@ def test_threads_change_no_bit(threads: None) -> None:
     batch = paged_batch([300, 77], [70, 30], block_size=16)
     q, w = torch.randn(100, 16, 64), torch.randn(100, 16)
     keys = batch.cache([torch.randn(300, 64), torch.randn(77, 64)])
-    found = []
+    results = []
     for count in (1, 3):
         torch.set_num_threads(count)
-        chosen = li_cpu.lightning_indexer(q, keys, w, batch.paged, 32)
-        found.append((chosen, *sfa_cpu.sparse_flash_attention(
-            q, q[..., :16].contiguous(), keys, keys[..., :16], chosen, batch.paged, 0.1
+        selected = li_cpu.lightning_indexer(q, keys, w, batch.paged, 32)
+        results.append((selected, *sfa_cpu.sparse_flash_attention(
+            q, q[..., :16].contiguous(), keys, keys[..., :16], selected, batch.paged, 0.1
         )))  # fmt: skip
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -214,7 +217,7 @@ def test_what_is_no_number_comes_through(heads: int, where: str, bad: float, dty
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or binding.llvm_version_info[0] < 16, reason="an x86 instruction")
 def test_the_instruction_for_pairs_is_the_processors_own() -> None:
-    """What `add_pairs` emits becomes VDPBF16PS on a processor that has it, and no call of a library."""
+    """`add_pairs` compiles to VDPBF16PS on a processor that has it, without a library call."""
     module = ir.Module()
     function = ir.Function(module, ir.FunctionType(simd.V16, [simd.V16] * 3), "pairs")
     builder = ir.IRBuilder(function.append_basic_block())

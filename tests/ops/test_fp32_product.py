@@ -24,7 +24,7 @@ def test_every_head_by_its_matrix(tokens: int, heads: int, n: int, r: int, dtype
 
 
 def test_a_token_is_computed_by_itself() -> None:
-    """The same bits in any company of a decode step, and with any number of threads (as `threads` shows)."""
+    """Bits are equal in any company of a decode step, and with any number of threads (as `threads` shows)."""
     x, w = torch.randn(16, 4, 64).bfloat16(), torch.randn(4, 64, 96).bfloat16()
     whole = panels.per_head(x, w)
     for count in (2, 7):

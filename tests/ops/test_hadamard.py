@@ -16,8 +16,8 @@ SIZES = [1, 2, 4, 12, 24, 48, 96, 192, 384, 768, 1536, 20, 40, 64, 128, 512, 204
 
 @pytest.fixture(params=[cpu, reference], ids=["cpu", "reference"])
 def implementation(request: pytest.FixtureRequest) -> ModuleType:
-    found: ModuleType = request.param
-    return found
+    result: ModuleType = request.param
+    return result
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -53,7 +53,7 @@ def test_ragged_widths(columns: int, implementation: ModuleType) -> None:
 
 
 def test_a_part_of_a_matrix_leaves_the_rest_alone(implementation: ModuleType) -> None:
-    """What lies beside a transformed slice, between its rows or behind them, keeps its bytes."""
+    """Bytes next to a transformed slice, between its rows or behind them, keeps its bytes."""
     whole = torch.randn(40, 100)
     before = whole.clone()
     implementation.hadamard(whole[3:35, 20:84], torch.ones(64), 1)

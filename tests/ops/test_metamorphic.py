@@ -1,4 +1,4 @@
-"""What must not change a result: where blocks lie, who else is in the batch, how a prefill is cut, padding, scaling.
+"""What must not change a result: block order, other requests of the batch, chunks of a prefill, padding, scaling.
 
 Every token is computed by itself and in one order, so all of it holds to the bit.
 """
@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, operands, settings
 from hypothesis import strategies as st
 
 from glm5_kernels import ops
@@ -21,7 +21,7 @@ HEADS, RANK, ROPE, TOPK = 4, 32, 16, 6
 requests = st.lists(
     st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n))), min_size=1, max_size=4
 )
-quick = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class Step:
@@ -41,9 +41,9 @@ class Step:
         cache = batch.cache(self.rows)
         table = torch.nn.functional.pad(batch.block_table, (0, width), value=-1)
         paged = batch.paged._replace(block_table=table)
-        chosen = ops.lightning_indexer(self.q[part], cache[..., :RANK], self.w[part], paged, TOPK)
+        selected = ops.lightning_indexer(self.q[part], cache[..., :RANK], self.w[part], paged, TOPK)
         caches = cache[..., :RANK], cache[..., RANK:]
-        return [chosen, *ops.sparse_flash_attention(self.q[part], self.pe[part], *caches, chosen, paged, 0.2)]
+        return [selected, *ops.sparse_flash_attention(self.q[part], self.pe[part], *caches, selected, paged, 0.2)]
 
 
 def equal(got: list[torch.Tensor], want: list[torch.Tensor]) -> bool:
@@ -55,7 +55,7 @@ def batch_of(sizes: list[tuple[int, int]], seed: int = 0) -> RaggedBatch:
 
 
 @quick
-@given(requests, st.integers(1, 5))
+@operands(requests, st.integers(1, 5))
 def test_where_blocks_lie_and_how_wide_the_table_is(sizes: list[tuple[int, int]], seed: int) -> None:
     step = Step(batch_of(sizes))
     assert equal(step.run(batch_of(sizes, seed)), step.run())
@@ -63,7 +63,7 @@ def test_where_blocks_lie_and_how_wide_the_table_is(sizes: list[tuple[int, int]]
 
 
 @quick
-@given(requests)
+@operands(requests)
 def test_one_batch_is_as_many_batches_of_one(sizes: list[tuple[int, int]]) -> None:
     step = Step(batch_of(sizes))
     whole, start = step.run(), 0
@@ -76,7 +76,7 @@ def test_one_batch_is_as_many_batches_of_one(sizes: list[tuple[int, int]]) -> No
 
 
 @quick
-@given(st.integers(2, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n - 1))))
+@operands(st.integers(2, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n - 1))))
 def test_a_prefill_may_be_cut_anywhere(sizes: tuple[int, int]) -> None:
     """The first piece sees a cache in which the later rows are not written yet."""
     length, cut = sizes
@@ -92,7 +92,7 @@ def test_a_prefill_may_be_cut_anywhere(sizes: tuple[int, int]) -> None:
 
 
 @quick
-@given(requests, st.sampled_from([0.25, 2.0, 1024.0]))
+@operands(requests, st.sampled_from([0.25, 2.0, 1024.0]))
 def test_scaling_the_weights_changes_no_choice(sizes: list[tuple[int, int]], factor: float) -> None:
     step = Step(batch_of(sizes))
     want = step.run()
@@ -101,7 +101,7 @@ def test_scaling_the_weights_changes_no_choice(sizes: list[tuple[int, int]], fac
 
 
 @quick
-@given(st.integers(3, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n - 1))))
+@operands(st.integers(3, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n - 1))))
 def test_the_future_does_not_matter(sizes: tuple[int, int]) -> None:
     length, seen = sizes
     step = Step(batch_of([(length, length)]))

@@ -62,23 +62,23 @@ def test_a_division_that_is_off_by_an_ulp_is_no_finding(seed: int) -> None:
         scale = x.float().abs().amax(-1, keepdim=True).clamp(min=1e-8) / 127
         return (x.float() * (1 / scale)).round().clamp(-128, 127).to(torch.int8), scale
 
-    chosen = [case for case in cases(seed, ["mla_preprocess"]) if case.variant.startswith(f"{PER_TOKEN}, bfloat16")]
-    assert len(chosen) == 3
-    turned = 0
-    for case in chosen:
+    selected = [case for case in cases(seed, ["mla_preprocess"]) if case.variant.startswith(f"{PER_TOKEN}, bfloat16")]
+    assert len(selected) == 3
+    changed_codes = 0
+    for case in selected:
         operands = case.arguments[:8] + case.arguments[11:]
         want, got = steps(*operands), steps(*operands, PLAIN._replace(quantize_per_token=by_reciprocal))
-        turned += int((got.x_q != want.x_q).sum())
+        changed_codes += int((got.x_q != want.x_q).sum())
         for name, tolerance in case.outputs[:3]:
             assert compare_values(getattr(got, name), getattr(want, name), tolerance).ok, (case.variant, name)
-    assert turned
+    assert changed_codes
 
 
 def test_an_error_of_two_percent_everywhere_is_a_finding() -> None:
     """Within what is allowed for each element; all of them together are not."""
     want = torch.randn(40, 64, generator=torch.Generator().manual_seed(0))
-    found = compare_values(want * 1.02, want, ROUNDED_CODES)
-    assert not found.ok and compare_values(want * 1.02, want, replace(ROUNDED_CODES, norm=math.inf)).ok
+    difference = compare_values(want * 1.02, want, ROUNDED_CODES)
+    assert not difference.ok and compare_values(want * 1.02, want, replace(ROUNDED_CODES, norm=math.inf)).ok
 
 
 def test_a_kernel_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

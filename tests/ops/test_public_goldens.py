@@ -74,20 +74,20 @@ def test_attention_as_flashmla_judges_it(heads: int) -> None:
     tokens, length, topk = 6, 600, 128
     cache = (torch.randn(-(-length // 64), 64, 576, generator=generator) / 10).bfloat16()
     q = (torch.randn(tokens, heads, 576, generator=generator) / 10).bfloat16()
-    chosen = torch.stack([torch.randperm(length, generator=generator)[:topk] for _ in range(tokens)]).int()
-    chosen[1, ::3] = 1 << 30
-    chosen[2, 50:] = -1
-    chosen[3] = -1
+    selected = torch.stack([torch.randperm(length, generator=generator)[:topk] for _ in range(tokens)]).int()
+    selected[1, ::3] = 1 << 30
+    selected[2, 50:] = -1
+    selected[3] = -1
     table = torch.arange(len(cache)).int()[None]
     table = torch.nn.functional.pad(table, (0, 1))
     paged = ops.PagedBatch(torch.tensor([0, tokens]), torch.tensor([length + tokens]), table)
     out, lse = ops.sparse_flash_attention(
-        q[..., :512], q[..., 512:], cache[..., :512], cache[..., 512:], chosen, paged, 576**-0.5,
+        q[..., :512], q[..., 512:], cache[..., :512], cache[..., 512:], selected, paged, 576**-0.5,
     )  # fmt: skip
     rows = cache.view(-1, 576).double()
     want, want_lse = torch.zeros(tokens, heads, 512).double(), torch.full((tokens, heads), torch.inf).double()
     for t in range(tokens):
-        usable = chosen[t][(chosen[t] >= 0) & (chosen[t] < length)].long()
+        usable = selected[t][(selected[t] >= 0) & (selected[t] < length)].long()
         if len(usable):
             scores = q[t].double() @ rows[usable].T * 576**-0.5
             want[t], want_lse[t] = scores.softmax(-1) @ rows[usable, :512], scores.logsumexp(-1)

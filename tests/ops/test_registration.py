@@ -23,15 +23,15 @@ def arguments(name: str) -> tuple[object, ...]:
     if name == "lightning_indexer":
         return torch.randn(3, 4, 8), cache(8), torch.randn(3, 4), *step, 5
     if name == "sparse_flash_attention":
-        chosen = torch.tensor([[0, 1, -1]] * 3, dtype=torch.int32)
-        return torch.randn(3, 2, 8), torch.randn(3, 2, 4), cache(8), cache(4), chosen, *step, 0.5, False
+        selected = torch.tensor([[0, 1, -1]] * 3, dtype=torch.int32)
+        return torch.randn(3, 2, 8), torch.randn(3, 2, 4), cache(8), cache(4), selected, *step, 0.5, False
     if name == "lightning_indexer_quant":
         (q, q_scale), (keys, k_scale) = ops.quantize_indexer(torch.randn(3, 4, 8)), ops.quantize_indexer(cache(8))
         return q, keys, torch.randn(3, 4), q_scale, k_scale, *step, 5
     if name == "sparse_flash_attention_quant":
-        chosen = torch.tensor([[0, 1, -1]] * 3, dtype=torch.int32)
+        selected = torch.tensor([[0, 1, -1]] * 3, dtype=torch.int32)
         rows = ops.pack_latents(cache(128), cache(16))
-        return torch.randn(3, 2, 128), torch.randn(3, 2, 16), rows, chosen, *step, 0.5, True
+        return torch.randn(3, 2, 128), torch.randn(3, 2, 16), rows, selected, *step, 0.5, True
     if name == "indexer_preprocess":
         rows, angles = (torch.randn(3, 4, 8), torch.randn(3, 8)), (torch.randn(3, 2), torch.randn(3, 2))
         return *rows, torch.ones(8), torch.zeros(8), 1e-6, *angles, True, batch.slots(), cache(8)
@@ -70,8 +70,8 @@ def test_who_watches_sees_ops_also_where_a_server_goes_past_torch() -> None:
     keys = torch.randn(9, 4, 8), torch.randn(3, 4), step, 5
 
     def results() -> list[torch.Tensor]:
-        chosen = ops.lightning_indexer(torch.ones(3, 4, 8), *keys)
-        return [ops.v_up_proj(latent, w_uv), ops.int8_linear(latent, weights), chosen]
+        selected = ops.lightning_indexer(torch.ones(3, 4, 8), *keys)
+        return [ops.v_up_proj(latent, w_uv), ops.int8_linear(latent, weights), selected]
 
     by_torch, names = results(), [f"glm5_ascend::{op}" for op in ("v_up_proj", "int8_linear", "lightning_indexer")]
     with torch.inference_mode():
@@ -111,9 +111,9 @@ def test_every_device_has_a_kernel(name: str, key: str) -> None:
 def test_a_compiled_graph_gives_the_same(name: str) -> None:
     torch._dynamo.reset()  # it counts how often the same lines are compiled, for whichever op
     op = getattr(torch.ops.glm5_ascend, name)
-    given = arguments(name)
-    want = op(*copy.deepcopy(given))
-    got = torch.compile(lambda *values: op(*values), backend="aot_eager", fullgraph=True)(*copy.deepcopy(given))
+    operands = arguments(name)
+    want = op(*copy.deepcopy(operands))
+    got = torch.compile(lambda *values: op(*values), backend="aot_eager", fullgraph=True)(*copy.deepcopy(operands))
     torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 

@@ -74,8 +74,8 @@ def test_short_prefix_is_dense_attention() -> None:
 
 def test_chosen_positions_in_any_order() -> None:
     case = Case([40, 23], [3, 4])
-    chosen = [torch.randperm(visible)[:7].tolist() for _, visible in case.batch.tokens()]
-    assert_close(case.run(indices(chosen, 7)), case.expected(chosen))
+    selected = [torch.randperm(visible)[:7].tolist() for _, visible in case.batch.tokens()]
+    assert_close(case.run(indices(selected, 7)), case.expected(selected))
 
 
 @pytest.mark.parametrize(
@@ -125,10 +125,10 @@ def test_blockwise_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     from glm5_kernels.sparse_flash_attention import reference
 
     case = Case([30], [30])
-    chosen = indices([torch.randperm(i + 1)[:5].tolist() for i in range(30)], 5)
-    whole = case.run(chosen)
+    selected = indices([torch.randperm(i + 1)[:5].tolist() for i in range(30)], 5)
+    whole = case.run(selected)
     monkeypatch.setattr(reference, "BLOCK_ELEMENTS", 5 * (RANK + ROPE) * 4)
-    for a, b in zip(case.run(chosen), whole, strict=True):
+    for a, b in zip(case.run(selected), whole, strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-6)
 
 
@@ -136,9 +136,9 @@ def test_blockwise_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bf16(round_probs: bool) -> None:
     """bf16 has 8 significant bits: out may differ by 2 ULP (2 * 2^-8) near 1, lse (fp32) by far less."""
     case = Case([64], [8], torch.bfloat16)
-    chosen = [torch.randperm(visible)[:32].tolist() for _, visible in case.batch.tokens()]
-    out, lse = case.run(indices(chosen, 32), round_probs=round_probs)
-    want, want_lse = case.expected(chosen)
+    selected = [torch.randperm(visible)[:32].tolist() for _, visible in case.batch.tokens()]
+    out, lse = case.run(indices(selected, 32), round_probs=round_probs)
+    want, want_lse = case.expected(selected)
     assert out.dtype == torch.bfloat16 and lse.dtype == torch.float32
     torch.testing.assert_close(out.double(), want, atol=2 * 2**-8, rtol=2 * 2**-8)
     torch.testing.assert_close(lse.double(), want_lse, atol=1e-5, rtol=1e-5)

@@ -89,5 +89,5 @@ def test_fake_round_is_what_storing_and_reading_back_gives(columns: int, largest
             scale = (scaled.abs().amax(1, keepdim=True) / largest).masked_fill(
                 scaled.abs().amax(1, keepdim=True) == 0, 1
             )
-        wanted = torch.round(scaled / scale).clamp(-largest - 1, largest) * scale
-        assert torch.equal(got, wanted)
+        expected = torch.round(scaled / scale).clamp(-largest - 1, largest) * scale
+        assert torch.equal(got, expected)

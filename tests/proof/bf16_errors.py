@@ -12,10 +12,10 @@ from tests.proof import interpreter
 @triton.jit
 def multiply(a, b, product, rounded, SIZE: tl.constexpr):
     i = tl.arange(0, SIZE)
-    place = i[:, None] * SIZE + i[None, :]
-    total = tl.dot(tl.load(a + place), tl.load(b + place))
-    tl.store(product + place, total)
-    tl.store(rounded + place, total.to(tl.bfloat16))
+    index = i[:, None] * SIZE + i[None, :]
+    total = tl.dot(tl.load(a + index), tl.load(b + index))
+    tl.store(product + index, total)
+    tl.store(rounded + index, total.to(tl.bfloat16))
 
 
 def report() -> None:

@@ -42,7 +42,7 @@ class Compiled:
 
     Attributes:
         program: the allocated and synchronised program, "" if the compiler refused the kernel.
-        complaint: what it said then, on one line.
+        complaint: what it output then, on one line.
         fallbacks: optimisations that it gave up to make the kernel fit, as it reports them.
         seconds: time of the compilation.
     """
@@ -75,20 +75,6 @@ class Compiled:
                 used[space] = max(used.get(space, 0), int(constants[address.strip()]) + -(-bits // 8))
         return used
 
-    def orders(self) -> dict[str, int]:
-        """How many flags between pipes of a core are set, how many barriers hold one or all, and how many flags between
-        cores are set."""
-        patterns = {
-            "pipe flags": "hir\\.set_flag\\[",
-            "barriers": "hir\\.pipe_barrier\\[",
-            "cross-core flags": "sync_block_set\\[",
-        }
-        return {name: len(re.findall(pattern, self.program)) for name, pattern in patterns.items()}
-
-    def double_buffered(self) -> bool:
-        """Whether a loop alternates between two buffers of one tile."""
-        return bool(re.search(r"arith\.select %\w+, %\w+, %\w+ : memref<[^>]*address_space", self.program))
-
     def findings(self) -> list[str]:
         """Why the kernel could not run on the device; nothing if it could."""
         if not self.program:
@@ -100,14 +86,11 @@ class Compiled:
         ]
 
     def in_words(self) -> str:
-        """For the table."""
+        """Memory use and optimisations given up, for the table."""
         if not self.program:
             return self.complaint
-        places = [f"{NAMES[s]} {size / 1024:.0f} of {MEMORIES[s] // 1024} KiB" for s, size in self.used().items()]
-        words = [*places, *(f"{count} {name}" for name, count in self.orders().items())]
-        words += ["double buffered"] if self.double_buffered() else []
-        words += [f"compiler gave up {name}" for name in self.fallbacks]
-        return "; ".join(words)
+        words = [f"{NAMES[s]} {size / 1024:.0f} of {MEMORIES[s] // 1024} KiB" for s, size in self.used().items()]
+        return "; ".join([*words, *(f"compiler gave up {name}" for name in self.fallbacks)])
 
 
 class DeviceCompiler:
@@ -123,7 +106,7 @@ class DeviceCompiler:
         if not self.program.exists():
             self._install(folder / version)
 
-    def _install(self, place: Path) -> None:
+    def _install(self, folder: Path) -> None:
         with tempfile.TemporaryDirectory() as wheels:
             pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", wheels]
             done = subprocess.run([*pip, f"ascendnpu-ir=={self.version}"], capture_output=True, text=True, check=False)
@@ -131,7 +114,7 @@ class DeviceCompiler:
                 raise RuntimeError(f"ascendnpu-ir {self.version} is not to be had: {done.stderr[-500:]}")
             (wheel,) = Path(wheels).glob("*.whl")
             with zipfile.ZipFile(wheel) as packed:
-                packed.extractall(place)
+                packed.extractall(folder)
         for program in self.program.parent.iterdir():
             program.chmod(0o755)
 
@@ -154,20 +137,20 @@ class DeviceCompiler:
                 done = subprocess.run(
                     command, capture_output=True, text=True, check=False, timeout=LIMIT, env=environment
                 )
-                said = done.stdout + done.stderr
+                output = done.stdout + done.stderr
             except subprocess.TimeoutExpired:
-                said = f"error: no end within {LIMIT} s"
+                output = f"error: no end within {LIMIT} s"
             seconds = time.monotonic() - began
             program = final.read_text() if final.exists() else ""
-        given_up = re.findall(r"overflow detected; automatically set enable-([\w-]+) to false", said)
-        complaint = "" if program else _first_error(said)
+        given_up = re.findall(r"overflow detected; automatically set enable-([\w-]+) to false", output)
+        complaint = "" if program else _first_error(output)
         return Compiled(
             lowered.kernel, self.version, target, program, complaint, tuple(given_up), seconds,
         )  # fmt: skip
 
 
-def _first_error(said: str) -> str:
+def _first_error(output: str) -> str:
     """The compiler's reason, without file and line, on one line."""
-    errors = re.findall(r"error: (.*)", said)
+    errors = re.findall(r"error: (.*)", output)
     reasons = [error for error in errors if "Failed to run" not in error]
-    return (reasons or errors or [said[-300:].replace("\n", " ") or "no message"])[0].split("! (possible")[0]
+    return (reasons or errors or [output[-300:].replace("\n", " ") or "no message"])[0].split("! (possible")[0]

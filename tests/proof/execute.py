@@ -112,13 +112,13 @@ def run(library: ctypes.CDLL, lowered: Lowered, grid: Sequence[int], arguments: 
     function = getattr(library, f"_mlir_ciface_{lowered.kernel}")
     sizes = tuple(grid) + (1,) * (3 - len(grid))
     nothing = [ctypes.byref(Descriptor(None, None, 0, 0, 1)) for _ in range(2)]  # the lock and the workspace of cores
-    given = nothing + [_passed(argument) for argument in arguments] + [ctypes.c_int32(size) for size in sizes]
+    values = nothing + [_passed(argument) for argument in arguments] + [ctypes.c_int32(size) for size in sizes]
     for z, y, x in itertools.product(*(range(size) for size in reversed(sizes))):
-        function(*given, ctypes.c_int32(x), ctypes.c_int32(y), ctypes.c_int32(z))
+        function(*values, ctypes.c_int32(x), ctypes.c_int32(y), ctypes.c_int32(z))
 
 
 def _passed(argument: Any) -> Any:
     if isinstance(argument, torch.Tensor):
-        place = argument.data_ptr()
-        return ctypes.byref(Descriptor(place, place, 0, argument.numel(), 1))
+        address = argument.data_ptr()
+        return ctypes.byref(Descriptor(address, address, 0, argument.numel(), 1))
     return ctypes.c_float(argument) if isinstance(argument, float) else ctypes.c_int32(argument)

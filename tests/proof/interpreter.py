@@ -1,7 +1,7 @@
 """Level 1: Triton's interpreter (3.9), with two of its errors in bf16 corrected.
 
 It holds a bf16 value as the number of its bits. `tl.dot` multiplies those numbers; a conversion from fp32 cuts the
-lower half off instead of rounding. Both are wrong for every device, so they are mended here and nowhere else;
+lower half off instead of rounding. Both are wrong for every device, so they are corrected here;
 test_levels asserts that they are still there.
 """
 
@@ -46,11 +46,11 @@ def _reduce_by_slices(self: Any, values: tuple[Any, ...]) -> Any:
     total = self.to_tensor(first, value.dtype)
     for part in rest:
         total = self.combine_fn.fn(total, self.to_tensor(part, value.dtype))
-    found = total.handle.data.reshape(first.shape)
-    return [self.to_tensor(np.expand_dims(found, self.axis) if self.keep_dims else found, value.dtype)]
+    reduced = total.handle.data.reshape(first.shape)
+    return [self.to_tensor(np.expand_dims(reduced, self.axis) if self.keep_dims else reduced, value.dtype)]
 
 
 def correct() -> None:
-    """Mend both and hasten reductions, for this process."""
+    """Correct both errors and speed up reductions, for this process."""
     _builder.create_dot, _builder.cast_impl = _dot_of_values, _cast_to_nearest
     interpreter.ReduceOps.generic_reduce = _reduce_by_slices

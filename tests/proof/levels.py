@@ -67,7 +67,7 @@ class Result:
 SHARED_BUFFER = re.compile(r"written on (aiv[01]) V while \1 V writes")
 
 
-def known(result: Result) -> bool:
+def is_known_defect(result: Result) -> bool:
     """A defect of 1.1.0 that kernels/README.md names: a buffer of `score_pages`."""
     old = result.level == 5 and not result.ok and f", {VERSIONS[1]}" in result.what
     return old and result.what.startswith("score_pages") and SHARED_BUFFER.search(result.worst) is not None
@@ -126,19 +126,19 @@ def _interpreted(op: str) -> Iterator[Result]:
 
 
 def _lowered(op: str, llvm: Path) -> Iterator[Result]:
-    made: dict[Any, Lowered] = {}
+    kernels: dict[Any, Lowered] = {}
 
     def launch(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
         types = tuple(a.dtype if isinstance(a, torch.Tensor) else type(a) for a in arguments)
         key = kernel.__name__, types, tuple(constants.items())
-        if key not in made:
-            made[key] = lower(kernel, arguments, constants)
-        execute.run(compiler.library(made[key]), made[key], grid, arguments)
+        if key not in kernels:
+            kernels[key] = lower(kernel, arguments, constants)
+        execute.run(compiler.library(kernels[key]), kernels[key], grid, arguments)
 
     with tempfile.TemporaryDirectory() as folder, launched_by(launch):
         compiler = execute.Compiler(llvm, Path(folder))
         yield from compared(real_cases(op), 3)
-        for lowered in made.values():
+        for lowered in kernels.values():
             wrong = structure.findings(lowered)
             asserted = structure.expected(lowered).in_words()
             yield Result(op, 2, f"{REAL}: {lowered.kernel}", not wrong, None, "; ".join(wrong), asserted)
@@ -147,19 +147,19 @@ def _lowered(op: str, llvm: Path) -> Iterator[Result]:
 
 def _compiled(op: str, folder: Path) -> Iterator[Result]:
     """Every kernel that a server launches, by every compiler, for both targets, with and without multi-buffering."""
-    made: dict[Any, Lowered] = {}
+    kernels: dict[Any, Lowered] = {}
 
     def launch(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
         types = tuple(a.dtype if isinstance(a, torch.Tensor) else type(a) for a in arguments)
         key = kernel.__name__, types, tuple(constants.items())
-        if key not in made:
-            made[key] = lower(kernel, arguments, constants)
+        if key not in kernels:
+            kernels[key] = lower(kernel, arguments, constants)
 
     with launched_by(launch):
         for case in launched_cases(op):
             run._results(case, "triton", "cpu")
     compilers = [DeviceCompiler(folder, version) for version in VERSIONS]
-    for (name, _, constants), lowered in made.items():
+    for (name, _, constants), lowered in kernels.items():
         shape = " ".join(f"{key}={value}" for key, value in constants)
         for compiler, target, multi_buffer in itertools.product(compilers, TARGETS, (True, False)):
             compiled = compiler.compile(lowered, target, multi_buffer)
@@ -186,6 +186,6 @@ RUN = {
 }
 
 if __name__ == "__main__":
-    chosen, name, folder = sys.argv[1:]
-    for line in RUN[chosen](name, Path(folder)):
+    level, name, folder = sys.argv[1:]
+    for line in RUN[level](name, Path(folder)):
         print(json.dumps(asdict(line)), flush=True)

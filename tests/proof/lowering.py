@@ -29,7 +29,7 @@ ARCHITECTURE = "Ascend910_9382"
 
 @dataclass(frozen=True)
 class Lowered:
-    """What came out: the kernel's name, Linalg text, and on which cores it runs: mix, aic (cube) or aiv (vector)."""
+    """The result: the kernel's name, Linalg text, and on which cores it runs: mix, aic (cube) or aiv (vector)."""
 
     kernel: str
     text: str
@@ -37,13 +37,13 @@ class Lowered:
 
     def check(self, arguments: Sequence[Any]) -> None:
         """Raise `ValueError` unless the function takes these arguments: a wrong one would write anywhere."""
-        found = re.search(rf"func\.func @{self.kernel}\((.*?)\) attributes", self.text, re.S)
-        if found is None:
+        match = re.search(rf"func\.func @{self.kernel}\((.*?)\) attributes", self.text, re.S)
+        if match is None:
             raise ValueError(f"{self.kernel}: no function of that name in the lowered text")
-        types = re.findall(r"%arg\d+: (memref<\?x\w+>|\w+)", found[1])
-        wanted = ["memref<?xi8>"] * 2 + [_type(a) for a in arguments] + ["i32"] * 6
-        if types != wanted:
-            raise ValueError(f"{self.kernel} takes {types}, not {wanted}")
+        types = re.findall(r"%arg\d+: (memref<\?x\w+>|\w+)", match[1])
+        expected = ["memref<?xi8>"] * 2 + [_type(a) for a in arguments] + ["i32"] * 6
+        if types != expected:
+            raise ValueError(f"{self.kernel} takes {types}, not {expected}")
 
 
 def _type(argument: Any) -> str:

@@ -45,7 +45,7 @@ def quick_cases(op: str) -> Iterator[Case]:
 
 
 def real_cases(op: str) -> Iterator[Case]:
-    """GLM-5's heads, dims, pages of 128 and 2048 positions; every cache row that nobody owns is NaN."""
+    """GLM-5's heads, dims, pages of 128 and 2048 positions; every unused cache row is NaN."""
     generator = torch.Generator().manual_seed(7)
     if op.startswith("lightning_indexer"):
         yield _indexer(op, generator)
@@ -56,7 +56,7 @@ def real_cases(op: str) -> Iterator[Case]:
 
 
 def launched_cases(op: str) -> Iterator[Case]:
-    """What a server of GLM-5, 5.1 or 5.2 launches: a rank has 64, 32 or 16 of the heads. The number of tokens and of
+    """The launches of a server of GLM-5, 5.1 or 5.2: a rank has 64, 32 or 16 of the heads. The number of tokens and of
     requests is a constant of `score_pages` alone, which takes one token (decode) or several at once, and of the
     products of MLA preprocess and of `weigh_rows`, which take few or many (here of 256 rows each: less to run)."""
     generator = torch.Generator().manual_seed(7)
@@ -138,16 +138,19 @@ def _attention(op: str, generator: torch.Generator, heads: int = HEADS, tokens: 
     tokens = len(seen)
     nope = (0.3 * torch.randn(tokens, heads, RANK, generator=generator)).bfloat16()
     pe = (0.3 * torch.randn(tokens, heads, ROPE, generator=generator)).bfloat16()
-    chosen = torch.full((tokens, topk), -1, dtype=torch.int32)
+    selected = torch.full((tokens, topk), -1, dtype=torch.int32)
     for token, length in enumerate(seen):
         some = torch.randperm(length, generator=generator)[:topk].int()
-        chosen[token, : len(some)] = some
+        selected[token, : len(some)] = some
     ckv, kpe = _cache(RANK, owned, generator), _cache(ROPE, owned, generator)
     caches = (ckv, kpe) if op == "sparse_flash_attention" else (_packed(ckv, kpe, owned),)
     rounded = Tolerance(2e-2, 2e-2, "probabilities rounded to bf16 before or after they are normalised")
     outputs = ("out", rounded), ("lse", Tolerance(2e-5, 1e-5, "fp32 sums and logarithm"))
     return Case(
-        op, f"{REAL}, bfloat16", (nope, pe, *caches, chosen, PagedBatch(starts, lengths, table), 0.0625, True), outputs
+        op,
+        f"{REAL}, bfloat16",
+        (nope, pe, *caches, selected, PagedBatch(starts, lengths, table), 0.0625, True),
+        outputs,
     )
 
 

@@ -64,8 +64,8 @@ def expected(lowered: Lowered) -> Expected:
 def matmuls(text: str) -> tuple[str, ...]:
     """Every `linalg.matmul`, in order."""
     tensor = r"tensor<(\d+x\d+)x(\w+)>"
-    found = re.findall(rf"linalg\.matmul .*?ins\(.*? : {tensor}, {tensor}\) outs\(.*? : {tensor}\)", text)
-    return tuple(f"{a} x {b} {kind} -> {result}" for a, kind, b, _, _, result in found)
+    matches = re.findall(rf"linalg\.matmul .*?ins\(.*? : {tensor}, {tensor}\) outs\(.*? : {tensor}\)", text)
+    return tuple(f"{a} x {b} {kind} -> {result}" for a, kind, b, _, _, result in matches)
 
 
 def scattered(text: str) -> tuple[tuple[str, ...], int]:
@@ -82,20 +82,20 @@ def scattered(text: str) -> tuple[tuple[str, ...], int]:
 
 
 def findings(lowered: Lowered) -> list[str]:
-    """What is not as expected; nothing if all is."""
-    want, text, found = expected(lowered), lowered.text, []
+    """Describe the differences from the expected structure."""
+    want, text, differences = expected(lowered), lowered.text, []
     seen = matmuls(text)
     if lowered.mix_mode != want.mix_mode:
-        found.append(f"runs on {lowered.mix_mode}, not {want.mix_mode}")
+        differences.append(f"runs on {lowered.mix_mode}, not {want.mix_mode}")
     if seen != want.matmuls:
-        found.append(f"multiplies {seen}, not {want.matmuls}")
+        differences.append(f"multiplies {seen}, not {want.matmuls}")
     rows, single = scattered(text)
     if rows != want.rows:
-        found.append(f"gathers {rows}, not {want.rows}")
+        differences.append(f"gathers {rows}, not {want.rows}")
     if single != want.single:
-        found.append(f"has {single} loops over single elements, not {want.single}")
-    found += [f"calls {name}" for name in re.findall(r"call @(\w+)", text)]
+        differences.append(f"has {single} loops over single elements, not {want.single}")
+    differences += [f"calls {name}" for name in re.findall(r"call @(\w+)", text)]
     for shape in {row.removeprefix("1x") for row in rows}:
         if re.search(rf"arith\.select .*tensor<\d+x{shape}>", text):
-            found.append(f"selects over a tile of gathered rows {shape}")
-    return found
+            differences.append(f"selects over a tile of gathered rows {shape}")
+    return differences

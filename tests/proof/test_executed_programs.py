@@ -24,7 +24,7 @@ TOKENS, COLUMNS, DEPTH = 19, 128, 2048
 
 
 def executed(lines: list[str], order: str = "eager") -> tuple[list[str], bool]:
-    """What is found in a program, and whether its numbers are right."""
+    """The findings of a program, and whether its numbers are right."""
     draw = torch.Generator().manual_seed(5)
     x = torch.randint(-127, 128, (TOKENS, DEPTH), dtype=torch.int8, generator=draw)
     w = torch.randint(-127, 128, (COLUMNS, DEPTH), dtype=torch.int8, generator=draw)
@@ -34,8 +34,8 @@ def executed(lines: list[str], order: str = "eager") -> tuple[list[str], bool]:
     watch, unused = Watch(), torch.zeros(1, dtype=torch.bfloat16)
     sizes = TOKENS, COLUMNS, DEPTH, DEPTH, COLUMNS
     launch(parse("\n".join(lines)), (2, 2), (x, w, per_token, per_column, unused, out, *sizes), watch, order)
-    found = [f"{kind} {line} {other}: {words}" for (kind, line, other), words in watch.findings.items()]
-    return found, torch.equal(out, want)
+    findings = [f"{kind} {line} {other}: {words}" for (kind, line, other), words in watch.findings.items()]
+    return findings, torch.equal(out, want)
 
 
 def without(index: int) -> list[str]:
@@ -57,8 +57,8 @@ def test_the_program_gives_the_exact_product_and_nothing_is_found(order: str) ->
 
 @pytest.mark.parametrize("index", WAITS)
 def test_a_removed_wait_or_barrier_is_found(index: int) -> None:
-    found, _ = executed(without(index))
-    assert found
+    findings, _ = executed(without(index))
+    assert findings
 
 
 @pytest.mark.parametrize("index", SETS)
@@ -71,8 +71,8 @@ def test_a_race_names_both_lines() -> None:
     wait = next(i for i in WAITS if "wait_flag[<PIPE_V>, <PIPE_MTE3>" in LINES[i])
     cast = next(i for i, line in enumerate(LINES) if "call @vcast_float_to_bfloat16_t" in line)
     store = next(i for i, line in enumerate(LINES) if "call @store_ubuf_to_gm_2d" in line)
-    found, _ = executed(without(wait))
-    assert f"race {store + 1} {cast + 1}: read on aiv0 MTE3 while aiv0 V writes" in found
+    findings, _ = executed(without(wait))
+    assert f"race {store + 1} {cast + 1}: read on aiv0 MTE3 while aiv0 V writes" in findings
 
 
 def test_a_swapped_flag_is_found() -> None:
@@ -85,21 +85,21 @@ def test_a_flag_that_is_set_too_early_is_a_race() -> None:
     """Before the weights' copy instead of after it."""
     index = next(i for i in SETS if "set_flag[<PIPE_MTE2>, <PIPE_MTE1>, <EVENT_ID1>]" in LINES[i])
     assert "call @nd2nz_int8_t" in LINES[index - 1]
-    found, _ = executed([*LINES[: index - 1], LINES[index], LINES[index - 1], *LINES[index + 1 :]])
-    assert any("read on aic MTE1 while aic MTE2 writes" in words for words in found)
+    findings, _ = executed([*LINES[: index - 1], LINES[index], LINES[index - 1], *LINES[index + 1 :]])
+    assert any("read on aic MTE1 while aic MTE2 writes" in words for words in findings)
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_two_buffers_at_one_address_are_found(order: str) -> None:
     """The second buffer of the weights is moved onto the first one: the copy into one overtakes the other's reader."""
-    found, _ = executed(changed("pointer_cast(%c49152_i64)", "pointer_cast(%c8192_i64)"), order)
-    assert any("while aic MTE1 still reads" in words or "written as another buffer" in words for words in found)
+    findings, _ = executed(changed("pointer_cast(%c49152_i64)", "pointer_cast(%c8192_i64)"), order)
+    assert any("while aic MTE1 still reads" in words or "written as another buffer" in words for words in findings)
 
 
 def test_a_buffer_used_again_before_its_consumer_is_done_is_found() -> None:
     """The scales of the columns come to where those of the tokens are still read."""
-    found, _ = executed(changed("pointer_cast(%c2336_i64)", "pointer_cast(%c2048_i64)"))
-    assert any("written while aiv0 V still reads" in words for words in found)
+    findings, _ = executed(changed("pointer_cast(%c2336_i64)", "pointer_cast(%c2048_i64)"))
+    assert any("written while aiv0 V still reads" in words for words in findings)
 
 
 def test_a_result_that_lies_on_its_smaller_operand_is_refused() -> None:
@@ -110,8 +110,8 @@ def test_a_result_that_lies_on_its_smaller_operand_is_refused() -> None:
 
 def test_bytes_that_nobody_wrote_are_found() -> None:
     load = next(i for i, line in enumerate(LINES) if "call @load_gm_to_ubuf_1d_int32_t" in line)
-    found, right = executed(without(load))
-    assert any("bytes that nobody wrote" in words for words in found) and not right
+    findings, right = executed(without(load))
+    assert any("bytes that nobody wrote" in words for words in findings) and not right
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_an_address_out_of_range_is_refused(old: str, new: str) -> None:
 
 
 def test_workspaces_of_two_blocks_that_overlap_are_a_race() -> None:
-    found, _ = executed(changed("-> (s0 * 4096)", "-> (s0 * 2048)"))
-    assert any("another block touches these bytes of workspace" in words for words in found)
+    findings, _ = executed(changed("-> (s0 * 4096)", "-> (s0 * 2048)"))
+    assert any("another block touches these bytes of workspace" in words for words in findings)
 
 
 def test_a_wrong_number_is_seen() -> None:

@@ -29,5 +29,5 @@ def test_a_subview_drops_the_axes_that_its_strides_say(
 ) -> None:
     whole = View(Space("ub", np.zeros(64, np.uint8)), 0, 0, (1, 2, 8, 1), packed((1, 2, 8, 1)), "i32")
     source = "memref<1x2x8x1xi32, #hivm.address_space<ub>>"
-    made = views._subview(f"%a[0, 0, 0, 0] [1, 2, 4, 1] [1, 1, 1, 1] : {source} to {result}")({"%a": whole})
-    assert (made.sizes, made.strides) == (sizes, strides)
+    view = views._subview(f"%a[0, 0, 0, 0] [1, 2, 4, 1] [1, 1, 1, 1] : {source} to {result}")({"%a": whole})
+    assert (view.sizes, view.strides) == (sizes, strides)

@@ -14,7 +14,7 @@ import torch
 
 from tests.proof import structure, tools
 from tests.proof.device_compiler import TARGETS, VERSIONS, Compiled, DeviceCompiler
-from tests.proof.levels import OPS, ROOT, Result, known, prove
+from tests.proof.levels import OPS, ROOT, Result, is_known_defect, prove
 from tests.proof.lowering import Lowered
 
 #: Kernels of each op at GLM-5's sizes; MLA preprocess in two quant modes.
@@ -38,19 +38,19 @@ def proof_tools(tmp_path_factory: pytest.TempPathFactory) -> tools.Tools:
 
 
 def passed(results: list[Result], level: int) -> list[Result]:
-    """Those of a level that were compared; all must be right."""
+    """Return the compared rows of a level; all must be right."""
     wrong = [r for r in results if not r.ok]
     assert not wrong
-    found = [r for r in results if r.level == level and not r.skipped]
-    assert found
-    return found
+    rows = [r for r in results if r.level == level and not r.skipped]
+    assert rows
+    return rows
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_level_1_the_interpreted_source_gives_what_the_reference_gives(op: str) -> None:
-    found = passed(prove("interpreted", op, None), 1)
-    assert any(r.what.startswith("GLM-5") for r in found)
-    assert len(found) >= 5
+    rows = passed(prove("interpreted", op, None), 1)
+    assert any(r.what.startswith("GLM-5") for r in rows)
+    assert len(rows) >= 5
 
 
 @pytest.mark.long
@@ -66,18 +66,18 @@ def test_levels_2_and_3_the_lowered_text_is_as_expected_and_gives_the_same(op: s
 @pytest.mark.long
 @pytest.mark.parametrize("op", OPS)
 def test_level_4_the_device_compiler_takes_every_kernel(op: str, proof_tools: tools.Tools) -> None:
-    found = passed(prove("compiled", op, proof_tools), 4)
-    assert {r.what.split()[0] for r in found} == KERNELS[op]
+    rows = passed(prove("compiled", op, proof_tools), 4)
+    assert {r.what.split()[0] for r in rows} == KERNELS[op]
     for target, version in itertools.product(TARGETS, VERSIONS):
-        assert any(f", {target}, {version}" in r.what for r in found)
+        assert any(f", {target}, {version}" in r.what for r in rows)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("op", OPS)
 def test_level_5_what_was_compiled_gives_the_same_and_has_no_race(op: str, proof_tools: tools.Tools) -> None:
     results = prove("executed", op, proof_tools)
-    found = passed([r for r in results if not known(r)], 5)
-    assert {r.what.split()[0] for r in found} == KERNELS[op]
+    rows = passed([r for r in results if not is_known_defect(r)], 5)
+    assert {r.what.split()[0] for r in rows} == KERNELS[op]
 
 
 ADD = """
@@ -180,8 +180,8 @@ GATHER = """
 )
 def test_what_level_2_refuses(kernel: str, change: tuple[str, str], complaint: str | None) -> None:
     text, cores = (WEIGH, "mix") if kernel == "weigh_rows" else (GATHER, "aiv")
-    found = structure.findings(Lowered(kernel, text.replace(*change) if change[0] else text, cores))
-    assert any(complaint in finding for finding in found) if complaint else not found
+    rows = structure.findings(Lowered(kernel, text.replace(*change) if change[0] else text, cores))
+    assert any(complaint in finding for finding in rows) if complaint else not rows
 
 
 def test_level_2_sees_on_which_cores_a_kernel_runs() -> None:

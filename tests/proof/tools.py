@@ -31,8 +31,8 @@ def obstacle() -> str | None:
     for program in ("apt-get", "dpkg", "gcc"):
         if shutil.which(program) is None:
             return f"{program} is missing: levels 2 and 3 need Debian's MLIR 19 and gcc"
-    known = subprocess.run(["apt-cache", "policy", *DEBIAN], capture_output=True, text=True, check=False).stdout
-    if known.count("Candidate: 1:19.") < len(DEBIAN):
+    packages = subprocess.run(["apt-cache", "policy", *DEBIAN], capture_output=True, text=True, check=False).stdout
+    if packages.count("Candidate: 1:19.") < len(DEBIAN):
         return f"this system's package list has no {', '.join(DEBIAN)} of version 19 (apt-get update?)"
     return None
 

@@ -42,20 +42,20 @@ class Differences:
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    found = {}
+    tensors_by_name = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    return found
+            tensors_by_name |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return tensors_by_name
 
 
 def compare(a: Path, b: Path) -> Differences:
-    one, other, found = tensors(a), tensors(b), Differences()
+    one, other, differences = tensors(a), tensors(b), Differences()
     assert one.keys() == other.keys()
     for name, value in one.items():
         assert value.shape == other[name].shape and value.dtype == other[name].dtype, name
         pair = value, other[name]
         if ".experts." in name and value.dtype == torch.int8:
             pair = unpack_int4(pair[0]), unpack_int4(pair[1])
-        found.add(*pair)
-    return found
+        differences.add(*pair)
+    return differences

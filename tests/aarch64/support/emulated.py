@@ -76,19 +76,19 @@ def obstacle() -> str | None:
 
 def make(folder: Path) -> Emulated:
     """Download and unpack what is not there yet."""
-    made = folder / "made"
-    if not made.exists():
+    marker = folder / "made"
+    if not marker.exists():
         _system(folder)
         _wheels(folder)
-        made.touch()
+        marker.touch()
     return Emulated(folder)
 
 
 def _system(folder: Path) -> None:
     """The emulator, and a root folder with Python. apt works on lists of its own: this machine's stay as they are."""
     downloads, root, state = folder / "debs", folder / "root", folder / "apt"
-    for each in (downloads, root, state / "lists" / "partial", state / "archives" / "partial"):
-        each.mkdir(parents=True, exist_ok=True)
+    for directory in (downloads, root, state / "lists" / "partial", state / "archives" / "partial"):
+        directory.mkdir(parents=True, exist_ok=True)
     (state / "sources.list").write_text(_SOURCES)
     native = _said(["dpkg", "--print-architecture"]).strip()
     apt = [
@@ -104,8 +104,8 @@ def _system(folder: Path) -> None:
         else:
             _said(["dpkg-deb", "--extract", str(package), str(root)])
     shutil.copy(folder / "host/usr/bin/qemu-aarch64-static", folder / "qemu-aarch64")
-    for each in (downloads, state, folder / "host"):
-        shutil.rmtree(each)
+    for directory in (downloads, state, folder / "host"):
+        shutil.rmtree(directory)
 
 
 def _wheels(folder: Path) -> None:
@@ -113,15 +113,15 @@ def _wheels(folder: Path) -> None:
     wheels, site = folder / "wheels", folder / "site"
     pins = [line for line in (ROOT / "deploy" / "constraints.txt").read_text().splitlines() if "==" in line]
     left_out = ("torch", "triton", "vllm", "nvidia")
-    kept = [line for line in pins if not line.startswith(left_out)]
-    (folder / "constraints.txt").write_text("\n".join(kept) + "\n")
+    pinned = [line for line in pins if not line.startswith(left_out)]
+    (folder / "constraints.txt").write_text("\n".join(pinned) + "\n")
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     target = ["--only-binary=:all:", "--python-version=3.11", *_PLATFORMS, "--dest", str(wheels)]
     # pip reads the markers of dependencies as this machine's: torch's would bring 4 GB of CUDA.
     _said([*pip, *target, "--no-deps", f"torch=={TORCH}"])
     of_torch = ["sympy", "networkx", "jinja2", "fsspec", "filelock", "typing-extensions"]
-    wanted = [*_dependencies(), *of_torch, "pytest", "pytest-timeout", "hypothesis"]
-    _said([*pip, *target, "--constraint", str(folder / "constraints.txt"), *wanted])
+    requirements = [*_dependencies(), *of_torch, "pytest", "pytest-timeout", "hypothesis"]
+    _said([*pip, *target, "--constraint", str(folder / "constraints.txt"), *requirements])
     for wheel in sorted(wheels.glob("*.whl")):
         _said([sys.executable, "-m", "zipfile", "-e", str(wheel), str(site)])
     shutil.rmtree(wheels)
@@ -143,6 +143,6 @@ def _said(command: Sequence[str], folder: Path | None = None) -> str:
 
 
 if __name__ == "__main__":
-    place = make(Path(sys.argv[1]).resolve())
-    variables = [f"{name}={value}" for name, value in place.environment().items() if name != "PATH"]
-    print(" ".join(["env", *variables, *place.command()]))
+    emulator = make(Path(sys.argv[1]).resolve())
+    variables = [f"{name}={value}" for name, value in emulator.environment().items() if name != "PATH"]
+    print(" ".join(["env", *variables, *emulator.command()]))

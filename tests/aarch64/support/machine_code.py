@@ -19,8 +19,8 @@ def counted(function: Any, inner: str) -> dict[str, int]:
     """Instructions in what was compiled of a function; calls: within the blocks that `inner` multiplies in."""
     text = "\n".join(function.inspect_asm().values())
     blocks = [block for block in re.split(r"^\.?\w+:", text, flags=re.M) if re.search(MULTIPLIES[inner], block)]
-    found = {name: len(re.findall(pattern, text)) for name, pattern in MULTIPLIES.items()}
-    return found | {"blocks": len(blocks), "calls": sum(len(re.findall(r"\tblr?\t", block)) for block in blocks)}
+    instructions = {name: len(re.findall(pattern, text)) for name, pattern in MULTIPLIES.items()}
+    return instructions | {"blocks": len(blocks), "calls": sum(len(re.findall(r"\tblr?\t", block)) for block in blocks)}
 
 
 def main() -> None:
@@ -32,8 +32,8 @@ def main() -> None:
     x, y = torch.randn(5, 2, 64), torch.randn(2, 64, 32)
     exact &= torch.allclose(fp32_product.per_head(x, y), torch.einsum("thn,hnr->thr", x, y), atol=1e-4)
     inner = {"i8mm": "smmla", "dotprod": "sdot"}[BACKEND.feature]
-    found = {"int8": counted(int8_product.multiply_rows, inner), "fp32": counted(fp32_product._per_head, "fmla")}
-    print(json.dumps({"exact": exact, **found}))
+    instructions = {"int8": counted(int8_product.multiply_rows, inner), "fp32": counted(fp32_product._per_head, "fmla")}
+    print(json.dumps({"exact": exact, **instructions}))
 
 
 if __name__ == "__main__":

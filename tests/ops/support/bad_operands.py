@@ -50,10 +50,10 @@ def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def operands(case: Case) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for argument in case.arguments:
-        mapped(argument, lambda t: found.append(t) or t)  # type: ignore[func-returns-value]
-    return found
+        mapped(argument, lambda t: tensors.append(t) or t)  # type: ignore[func-returns-value]
+    return tensors
 
 
 def with_operand(case: Case, number: int, change: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, ...]:
@@ -66,7 +66,7 @@ def with_operand(case: Case, number: int, change: Callable[[torch.Tensor], torch
     return tuple(mapped(argument, one) for argument in case.arguments)
 
 
-def spoiled(t: torch.Tensor, kind: str, place: int) -> torch.Tensor:
+def spoiled(t: torch.Tensor, kind: str, index: int) -> torch.Tensor:
     """`t` with one thing changed; some changes are none of the op's business, then both must answer alike."""
     if kind.startswith("dtype "):
         return t.to(getattr(torch, kind[6:]))
@@ -77,7 +77,7 @@ def spoiled(t: torch.Tensor, kind: str, place: int) -> torch.Tensor:
         if not t.is_floating_point() and not torch.iinfo(t.dtype).min <= value <= torch.iinfo(t.dtype).max:
             t = t.long()
         t = t.contiguous()
-        t.view(-1)[place % t.numel()] = value
+        t.view(-1)[index % t.numel()] = value
         return t
     return {
         "row less": lambda: t[:-1],
@@ -105,25 +105,25 @@ VALUES = tuple(
 
 def outcome(op: str, implementation: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
     try:
-        found = registry.load(op, implementation)(*arguments)
+        output = registry.load(op, implementation)(*arguments)
     except KernelInputError as error:
         return "refused", str(error)
     except Exception as error:  # neither version may answer so
         return type(error).__name__, str(error).splitlines()[:1]
-    results = found if isinstance(found, tuple) else (found,)
+    results = output if isinstance(output, tuple) else (output,)
     return "answered", [torch.as_tensor(result).double().numpy() for result in results]
 
 
 def compare(case: Case, arguments: tuple[Any, ...]) -> str:
-    """What is wrong, in words; empty if nothing."""
+    """Describe what is wrong, or return an empty string."""
     outcomes = [in_child(lambda i=i: outcome(case.op, i, arguments)) for i in ("reference", "cpu")]  # type: ignore[misc]
-    (first, said), (second, answered) = outcomes
+    (first, message), (second, answered) = outcomes
     if first != second or first not in ("refused", "answered"):
         words = [f"{kind} {'' if kind == 'answered' else value}" for kind, value in outcomes]
         return f"reference: {words[0]}, compiled: {words[1]}"
     if first == "refused":
-        return "" if said == answered else f"{said!r} is not {answered!r}"
-    for a, b in zip(map(torch.from_numpy, said), map(torch.from_numpy, answered), strict=True):
+        return "" if message == answered else f"{message!r} is not {answered!r}"
+    for a, b in zip(map(torch.from_numpy, message), map(torch.from_numpy, answered), strict=True):
         different = ~torch.isclose(a, b, rtol=5e-2, atol=5e-2, equal_nan=True)
         # Positions whose scores are equal but for the last bits may change places.
         if different.double().mean() > (0.02 if case.gap is not None else 0):
@@ -141,14 +141,14 @@ def draw(op: str, count: int) -> list[str]:
     kinds = SHAPES + DTYPES + tuple(v for v in VALUES if op not in FINITE or v[6:] not in ("nan", "inf", "-inf"))
     for _ in range(count):
         case = chance.choice(small_cases(op))
-        number, kind, place = chance.randrange(len(operands(case))), chance.choice(kinds), chance.randrange(10**6)
-        arguments = with_operand(case, number, lambda t, kind=kind, place=place: spoiled(t, kind, place))  # type: ignore[misc]
+        number, kind, index = chance.randrange(len(operands(case))), chance.choice(kinds), chance.randrange(10**6)
+        arguments = with_operand(case, number, lambda t, kind=kind, index=index: spoiled(t, kind, index))  # type: ignore[misc]
         try:
-            found = compare(case, arguments)
+            differences = compare(case, arguments)
         except EndedBySignal as ended:
-            found = f"ended by {ended}"
-        if found:
-            wrong.append(f"{op} ({case.variant}), operand {number}, {kind}: {found}")
+            differences = f"ended by {ended}"
+        if differences:
+            wrong.append(f"{op} ({case.variant}), operand {number}, {kind}: {differences}")
     return wrong
 
 

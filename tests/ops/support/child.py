@@ -30,9 +30,9 @@ def in_child(function: Callable[[], Any]) -> Any:
         os._exit(0)
     os.close(answer)
     with os.fdopen(answers, "rb") as file:
-        said = file.read()
+        message = file.read()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status:
         name = signal.Signals(-status).name if status < 0 else f"exit code {status}"
         raise EndedBySignal(name)
-    return pickle.loads(said)
+    return pickle.loads(message)

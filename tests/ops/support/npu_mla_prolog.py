@@ -38,8 +38,8 @@ def npu_mla_prolog_v3(
     assert not any(others[f"{name}_quant_mode"] for name in ("kv_cache", "query")) and not others["ckvkr_repo_mode"]
     assert (others["qc_qr_scale"], others["kc_scale"]) == (1.0, 1.0) and others["smooth_scales_cq"] is None
     bf16, (heads, nope, rank), rope = torch.bfloat16, weight_uk.shape, rope_cos.shape[1]
-    wanted = torch.int8 if weight_quant_mode else bf16
-    assert {token_x.dtype, weight_dq.dtype, weight_uq_qr.dtype, weight_dkv_kr.dtype} == {wanted}
+    expected = torch.int8 if weight_quant_mode else bf16
+    assert {token_x.dtype, weight_dq.dtype, weight_uq_qr.dtype, weight_dkv_kr.dtype} == {expected}
     assert {x.dtype for x in (rmsnorm_gamma_cq, rmsnorm_gamma_ckv, rope_sin, rope_cos, weight_uk, kv_cache)} == {bf16}
     assert cache_index.dtype == torch.int64 and kv_cache.shape[1] in (16, 128) and bool((cache_index >= 0).all())
 

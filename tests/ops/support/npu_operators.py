@@ -73,11 +73,11 @@ def register() -> None:
 
 def with_defaults(namespace: str, name: str) -> Callable[..., Any]:
     """The meaning of an operator, given every argument by name: torch drops those that equal the schema's default."""
-    meaning, wanted = (
+    meaning, expected = (
         globals().get(name) or getattr(npu_mla_prolog, name),
         getattr(getattr(torch.ops, namespace), name).default._schema.arguments,
     )
-    defaults = {argument.name: argument.default_value for argument in wanted if argument.has_default_value()}
+    defaults = {argument.name: argument.default_value for argument in expected if argument.has_default_value()}
     return lambda *arguments, **named: meaning(*arguments, **defaults | named)
 
 

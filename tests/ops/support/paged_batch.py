@@ -29,7 +29,6 @@ class RaggedBatch:
 
     @property
     def paged(self) -> PagedBatch:
-        """What the ops take."""
         return PagedBatch(self.query_start_loc, self.seq_lens, self.block_table)
 
     @property

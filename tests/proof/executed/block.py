@@ -40,10 +40,10 @@ def run_block(module: Module, arguments: Values, block: int, watch: Watch, order
     """
     flags, watch.block = Flags(), block
     watch.time, watch.blocks = watch.time + 1, watch.blocks + 1
-    found = programs(module)
+    core_programs = programs(module)
     cores = []
-    for number, function in found:
-        others = tuple(other for other, _ in found if (other == 0) != (number == 0))
+    for number, function in core_programs:
+        others = tuple(other for other, _ in core_programs if (other == 0) != (number == 0))
         cores.append(Core(number, module, function, dict(arguments), watch, flags, block, others))
     if order == "drawn":
         _drawn(cores, random.Random(block))
@@ -111,7 +111,11 @@ def _drawn(cores: list[Core], draw: random.Random) -> None:
 
 
 def _ended(cores: list[Core]) -> bool:
-    """Whether all is done; raises `FaultError` if something waits for what never comes."""
+    """Return whether all cores have finished.
+
+    Raises:
+        FaultError: a core waits for something that never comes.
+    """
     waiting = [words for core in cores for words in core.stuck()]
     if waiting:
         raise deadlock(waiting)

@@ -35,19 +35,19 @@ def thread(core: int, pipe: str) -> int:
 
 @dataclass
 class Pipe:
-    """What its next instruction may take as finished, and what is finished when all issued ones are."""
+    """clock: what the next instruction may take as finished. done: what is finished when all issued ones are."""
 
     thread: int
     in_order: bool
-    known: Bytes
+    clock: Bytes
     done: Bytes
 
     def learn(self, clock: Bytes) -> None:
-        np.maximum(self.known, clock, out=self.known)
+        np.maximum(self.clock, clock, out=self.clock)
         np.maximum(self.done, clock, out=self.done)
 
     def barrier(self) -> None:
-        np.maximum(self.known, self.done, out=self.known)
+        np.maximum(self.clock, self.done, out=self.clock)
 
 
 def pipes(core: int, start: int) -> dict[str, Pipe]:
@@ -81,10 +81,10 @@ class Watch:
         if issued is not None:
             pipe.learn(issued)
         self.time += 1
-        clock = pipe.known.copy()
+        clock = pipe.clock.copy()
         if pipe.in_order:
             clock[pipe.thread] = self.time
-            pipe.known[pipe.thread] = self.time
+            pipe.clock[pipe.thread] = self.time
         pipe.done[pipe.thread] = self.time
         return self.time, clock
 
@@ -150,9 +150,9 @@ class Watch:
         at, by = view.of(space.shadow["at"]), view.of(space.shadow["by"])
         late = at > clock[by]
         if late.any():
-            place = tuple(np.argwhere(late)[0])
-            other = int(view.of(space.shadow["line"])[place])
-            self.report("race", line, other, f"{verb} on {_name(who.thread)} while {_name(int(by[place]))} writes")
+            index = tuple(np.argwhere(late)[0])
+            other = int(view.of(space.shadow["line"])[index])
+            self.report("race", line, other, f"{verb} on {_name(who.thread)} while {_name(int(by[index]))} writes")
 
     def _late(self, view: View, reader: int, at: tuple[int, Bytes], line: int) -> None:
         """Reports bytes that another instruction than the writing one may still read."""
@@ -174,11 +174,11 @@ class Watch:
         owner = view.of(view.space.filled("owner", np.int32, 0))
         if (owner == view.owner).all():
             return
-        found = int(owner[tuple(np.argwhere(owner != view.owner)[0])])
-        if found == 0:
+        other = int(owner[tuple(np.argwhere(owner != view.owner)[0])])
+        if other == 0:
             self.report("unwritten", line, view.owner, "reads bytes that nobody wrote")
         else:
-            self.report("reused", line, found, "reads bytes that were since written as another buffer")
+            self.report("reused", line, other, "reads bytes that were since written as another buffer")
 
     def _other_block(self, view: View, line: int, writes: bool) -> None:
         """Blocks of a grid have no order: none may write what another one touches."""

@@ -43,7 +43,7 @@ class Core:
     number: int
     module: Module
     function: Function
-    known: Values
+    env: Values
     watch: Watch
     flags: Flags
     block: int
@@ -73,30 +73,30 @@ class Core:
             step = self._steps.get(operation.number)
             if step is None:
                 step = self._steps[operation.number] = self._compiled(operation)
-            work = step(self.known)
+            work = step(self.env)
             if work is not None:
                 yield from work
 
     def _compiled(self, operation: Operation) -> Callable[[Values], Any]:
-        """What a line does; it returns a generator if it may wait."""
+        """The action of a line; it returns a generator if it may wait."""
         name = operation.name
-        made = scalars.compiled(operation, self.module.maps) or views.compiled(operation, self.spaces)
-        if made is not None:
-            return made
+        step = scalars.compiled(operation, self.module.maps) or views.compiled(operation, self.spaces)
+        if step is not None:
+            return step
         if name in _IGNORED:
-            return lambda known: None
+            return lambda env: None
         if name in ("memref.load", "memref.store"):
             return self._element(operation)
         if name == "call":
             return self._called(operation)
         if name in ("hivm.hir.get_block_idx", "hivm.hir.get_sub_block_idx"):
             number = self.block if name.endswith("get_block_idx") else max(0, self.number - 1)
-            return lambda known: known.__setitem__(operation.results[0], number)
+            return lambda env: env.__setitem__(operation.results[0], number)
         if name in ("scf.for", "scf.if"):
             return self._loop(operation) if name == "scf.for" else self._branch(operation)
         if name == "scf.yield":
             names = values(operation.rest.split(":")[0])
-            return lambda known: known.__setitem__("yield", [known[value] for value in names])
+            return lambda env: env.__setitem__("yield", [env[value] for value in names])
         return self._synchronised(operation)
 
     def _loop(self, operation: Operation) -> Callable[[Values], Iterator[None]]:
@@ -107,43 +107,43 @@ class Core:
         if kind is None and not operation.rest.endswith("{"):
             raise UncoveredError(f"scf.for {operation.rest[:60]}")
 
-        def run(known: Values) -> Iterator[None]:
-            state = [known[start] for _, start in pairs]
-            for index in range(known[low], known[high], known[step]):
-                known[variable] = index
-                known.update(zip((name for name, _ in pairs), state, strict=True))
+        def run(env: Values) -> Iterator[None]:
+            state = [env[start] for _, start in pairs]
+            for index in range(env[low], env[high], env[step]):
+                env[variable] = index
+                env.update(zip((name for name, _ in pairs), state, strict=True))
                 yield from self._run(operation.regions[0])
-                state = known.pop("yield", state) if pairs else state
-            known.update(zip(operation.results, state, strict=True))
+                state = env.pop("yield", state) if pairs else state
+            env.update(zip(operation.results, state, strict=True))
 
         return run
 
     def _branch(self, operation: Operation) -> Callable[[Values], Iterator[None]]:
         condition = values(operation.rest)[0]
 
-        def run(known: Values) -> Iterator[None]:
-            chosen = 0 if known[condition] else 1
-            if chosen < len(operation.regions):
-                yield from self._run(operation.regions[chosen])
+        def run(env: Values) -> Iterator[None]:
+            region = 0 if env[condition] else 1
+            if region < len(operation.regions):
+                yield from self._run(operation.regions[region])
             if operation.results:
-                known.update(zip(operation.results, known.pop("yield"), strict=True))
+                env.update(zip(operation.results, env.pop("yield"), strict=True))
 
         return run
 
     def _element(self, operation: Operation) -> Callable[[Values], None]:
-        stored, place = views.element(operation)
+        stored, locate = views.element(operation)
         line, pipe = operation.number, self.pipes["S"]
 
-        def run(known: Values) -> None:
-            view = place(known)
+        def run(env: Values) -> None:
+            view = locate(env)
             at = self.watch.instruction(pipe, None)
             if stored:
                 self.watch.write(view, pipe, at, line)
-                view.write(np.array([known[stored]]))
+                view.write(np.array([env[stored]]))
             else:
                 self.watch.read(view, pipe, at, line)
                 self.watch.owned(view, line)
-                known[operation.results[0]] = views.scalar(view)
+                env[operation.results[0]] = views.scalar(view)
 
         return run
 
@@ -154,9 +154,9 @@ class Core:
             raise UncoveredError(name)
         names, line = values(rest.partition(")")[0]), operation.number
 
-        def run(known: Values) -> Iterator[None]:
+        def run(env: Values) -> Iterator[None]:
             try:
-                steps = build([known[value] for value in names])
+                steps = build([env[value] for value in names])
             except FaultError as error:
                 raise FaultError(f"line {line}: {error}") from error
             for step in steps:
@@ -171,15 +171,15 @@ class Core:
         if short in ("set_flag", "wait_flag") and len(ends) == 2:
             verb, (source, target) = short.removesuffix("_flag"), ends
             event = _event(operation.rest)
-            return lambda known: self._issue(Flag(verb, source, target, event(known)), line)
+            return lambda env: self._issue(Flag(verb, source, target, event(env)), line)
         if short == "pipe_barrier":
-            return lambda known: self._issue(Flag("barrier", ends[0]), line)
+            return lambda env: self._issue(Flag("barrier", ends[0]), line)
         if short in ("sync_block_set", "sync_block_wait") and "sync_instr_mode" not in operation.rest:
-            found = re.search(r"flag = (?:(\d+)|(%[\w$.#-]+))", operation.rest)
-            if found is None or ends[1] != "S":
+            match = re.search(r"flag = (?:(\d+)|(%[\w$.#-]+))", operation.rest)
+            if match is None or ends[1] != "S":
                 raise UncoveredError(f"{short} {operation.rest}")
-            verb, (number, name) = "give" if short.endswith("set") else "expect", found.groups()
-            return lambda known: self._issue(Flag(verb, ends[0], "S", int(number or known[name])), line)
+            verb, (number, name) = "give" if short.endswith("set") else "expect", match.groups()
+            return lambda env: self._issue(Flag(verb, ends[0], "S", int(number or env[name])), line)
         raise UncoveredError(operation.name)
 
     # Queues.
@@ -202,14 +202,13 @@ class Core:
                 yield
             self._execute("S", entry)
         else:
-            issued = self.pipes["S"].known.copy()
+            issued = self.pipes["S"].clock.copy()
             issued[self.pipes["S"].thread] = 0
             self.queues[where].append(Entry(step, line, issued))
         self.waits_for = ""
         yield
 
     def movable(self, pipe: str) -> bool:
-        """Whether the head of a queue could run now."""
         queue = self.queues[pipe]
         return bool(queue) and self._ready(pipe, queue[0])
 
@@ -218,14 +217,13 @@ class Core:
 
     def unfinished(self) -> list[tuple[str, int]]:
         """Pipes that the scalar pipe does not know to be finished, with the program's last line."""
-        last, known = self.function.body[-1].number, self.pipes["S"].known
-        return [(name, last) for name, pipe in self.pipes.items() if pipe.done[pipe.thread] > known[pipe.thread]]
+        last, clock = self.function.body[-1].number, self.pipes["S"].clock
+        return [(name, last) for name, pipe in self.pipes.items() if pipe.done[pipe.thread] > clock[pipe.thread]]
 
     def stuck(self) -> list[str]:
-        """What this core waits for."""
-        found = [] if self.finished or not self.waits_for else [f"{CORES[self.number]} S, {self.waits_for}"]
+        waiting = [] if self.finished or not self.waits_for else [f"{CORES[self.number]} S, {self.waits_for}"]
         heads = [(name, queue[0]) for name, queue in self.queues.items() if queue]
-        return found + [f"{CORES[self.number]} {name}, line {e.line}: {_words(e.step)}" for name, e in heads]
+        return waiting + [f"{CORES[self.number]} {name}, line {e.line}: {_words(e.step)}" for name, e in heads]
 
     def _ready(self, pipe: str, entry: Entry) -> bool:
         step = entry.step
@@ -280,9 +278,9 @@ def _words(step: Step) -> str:
 
 
 def _event(rest: str) -> Callable[[Values], int]:
-    found = re.search(r"<EVENT_ID(\d+)>", rest)
-    if found:
-        number = int(found[1])
-        return lambda known: number
+    match = re.search(r"<EVENT_ID(\d+)>", rest)
+    if match:
+        number = int(match[1])
+        return lambda env: number
     dynamic = values(rest)[0]
-    return lambda known: int(known[dynamic])
+    return lambda env: int(env[dynamic])

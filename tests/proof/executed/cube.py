@@ -24,11 +24,11 @@ Build = Callable[[list[Any]], list[Step]]
 
 
 def primitive(name: str, spaces: dict[str, Space]) -> Build | None:
-    """How to make its steps from its arguments; None if it is no product that our kernels use."""
-    found = re.fullmatch(r"mma_tile_(?:bfloat16_t_to_float|int8_t_to_int32_t)(_tb)?", name)
-    if found is None:
+    """A function from arguments to steps, or None if the name is not a product that our kernels use."""
+    match = re.fullmatch(r"mma_tile_(?:bfloat16_t_to_float|int8_t_to_int32_t)(_tb)?", name)
+    if match is None:
         return None
-    transposed = bool(found[1])
+    transposed = bool(match[1])
     return lambda arguments: _product(arguments, spaces, transposed)
 
 
@@ -136,10 +136,10 @@ def _part(
     def multiply() -> None:
         x, y = left.read()[:, :used], right.read()[:, :used]
         if c.kind == "i32":
-            found = x.astype(np.float64) @ y.astype(np.float64).T  # exact: below 2^53
+            sums = x.astype(np.float64) @ y.astype(np.float64).T  # exact: below 2^53
         else:
-            found = x.astype(np.float32) @ y.astype(np.float32).T
-        tiles = found.reshape(rows, -1, FRACTAL).swapaxes(0, 1).astype(c.array().dtype)
+            sums = x.astype(np.float32) @ y.astype(np.float32).T
+        tiles = sums.reshape(rows, -1, FRACTAL).swapaxes(0, 1).astype(c.array().dtype)
         target.array()[...] = tiles if fresh else target.array() + tiles
 
     fresh = product.start and index == 0
@@ -154,7 +154,7 @@ def _part(
 
 
 def _blocks(view: View, first: int, length: int, rows: int) -> View:
-    """Of [k1, r1, 16, k0]: `length` of the sum from `first` on, as [k1, rows, k0]."""
+    """`length` of the sum from `first` on of a view [k1, r1, 16, k0], as [k1, rows, k0]."""
     wide = view.sizes[3]
     if view.strides[1] != view.sizes[2] * view.strides[2] or view.strides[2] != wide:
         raise UncoveredError("mma_tile of rows that do not follow each other")

@@ -30,12 +30,12 @@ def launch(module: Module, grid: Sequence[int], arguments: Sequence[Any], watch:
     if len(function.arguments) != BEFORE + len(arguments) + GRID:
         raise UncoveredError(f"{function.name} takes {len(function.arguments)} arguments")
     blocks = sizes[0] * sizes[1] * sizes[2]
-    known = known_values(module, function, arguments, sizes, blocks)
+    env = initial_values(module, function, arguments, sizes, blocks)
     for block in range(blocks):
-        run_block(module, known, block, watch, order)
+        run_block(module, env, block, watch, order)
 
 
-def known_values(
+def initial_values(
     module: Module, function: Function, arguments: Sequence[Any], sizes: tuple[int, ...], blocks: int
 ) -> Values:
     spaces: dict[int, Space] = {}
@@ -43,8 +43,8 @@ def known_values(
     lock = Space("lock", np.zeros(64, np.uint8), shared=True, prepared=True)
     names = [name for name, _ in function.arguments]
     whole = [View(space, 0, 0, (len(space.data),), (1,), "i8") for space in (lock, workspace)]
-    given = [0, *whole, *(_argument(value, spaces) for value in arguments), *sizes]
-    return dict(zip(names, given, strict=True))
+    values = [0, *whole, *(_argument(value, spaces) for value in arguments), *sizes]
+    return dict(zip(names, values, strict=True))
 
 
 def _argument(value: Any, spaces: dict[int, Space]) -> Any:

@@ -109,9 +109,9 @@ class View:
 
     def array(self) -> Bytes:
         """The elements as they lie in memory (bf16 as uint16), writable; of i1 the bytes."""
-        found = self.of(self.space.data)
+        raw_bytes = self.of(self.space.data)
         if self.kind == "i1":
-            return found[..., 0]
+            return raw_bytes[..., 0]
         dtype = np.dtype(DTYPES[self.kind])
         offset = self.start()
         steps = tuple(s * self.item for s in self.strides)

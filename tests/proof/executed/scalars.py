@@ -56,7 +56,7 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def compiled(operation: Operation, maps: dict[str, str]) -> Step | None:
-    """What the operation does to the values; None if it is not one of these dialects.
+    """The operation as a function of the values, or None if it is of another dialect.
 
     Raises:
         UncoveredError: one of these dialects, but not among those that our kernels use.
@@ -67,14 +67,14 @@ def compiled(operation: Operation, maps: dict[str, str]) -> Step | None:
     (result,) = operation.results
     if operation.name == "arith.constant":
         constant = _constant(operation.rest)
-        return lambda known: known.__setitem__(result, constant)
+        return lambda env: env.__setitem__(result, constant)
     if dialect == "affine":
         function = _affine(short, operation.rest, maps)
     else:
         function = _function(operation.name, short, operation.rest)
 
-    def step(known: Values) -> None:
-        known[result] = function(known)
+    def step(env: Values) -> None:
+        env[result] = function(env)
 
     return step
 
@@ -100,30 +100,24 @@ def _function(name: str, short: str, rest: str) -> Callable[[Values], Any]:
     kind = kinds[0].split(",")[0].strip()
     a = operands[0]
     if name in _FUNCTIONS:
-        return lambda known: np.float32(_FUNCTIONS[name](known[a]))
+        return lambda env: np.float32(_FUNCTIONS[name](env[a]))
     if short in _INTEGER:
         b, pair = operands[1], _INTEGER[short]
-        return lambda known: cut(pair(known[a], known[b]), kind)
+        return lambda env: cut(pair(env[a], env[b]), kind)
     if short in _FLOAT:
         b, floats = operands[1], _FLOAT[short]
-        return lambda known: np.float32(floats(known[a], known[b]))
+        return lambda env: np.float32(floats(env[a], env[b]))
     if short in ("cmpi", "cmpf"):
         return _comparison(short, rest.split(",")[0], operands, kind)
     if short == "select":
         b, c = operands[1], operands[2]
-        return lambda known: known[b] if known[a] else known[c]
+        return lambda env: env[b] if env[a] else env[c]
     if short in ("index_cast", "trunci", "extsi"):
-        return lambda known: cut(-known[a] if short == "extsi" and kind == "i1" else known[a], kinds[1])
+        return lambda env: cut(-env[a] if short == "extsi" and kind == "i1" else env[a], kinds[1])
     if short in ("extui", "index_castui"):
-        return lambda known: cut(_unsigned(known[a], kind), kinds[1])
+        return lambda env: cut(_unsigned(env[a], kind), kinds[1])
     if short == "sitofp":
-        return lambda known: np.float32(known[a])
-    if short == "fptosi":
-        return lambda known: cut(int(known[a]), kinds[1])
-    if short == "bitcast":
-        forms = ("<i", "<f") if kinds[1] == "f32" else ("<f", "<i")
-        change = np.float32 if kinds[1] == "f32" else int
-        return lambda known: change(struct.unpack(forms[1], struct.pack(forms[0], known[a]))[0])
+        return lambda env: np.float32(env[a])
     raise UncoveredError(name)
 
 
@@ -133,11 +127,11 @@ def _comparison(short: str, word: str, operands: list[str], kind: str) -> Callab
     if short == "cmpi":
         if word[0] == "u":
             order = _ORDER[word[1:]]
-            return lambda known: int(order(_unsigned(known[a], kind), _unsigned(known[b], kind)))
+            return lambda env: int(order(_unsigned(env[a], kind), _unsigned(env[b], kind)))
         order = _ORDER[word.removeprefix("s")]
-        return lambda known: int(order(known[a], known[b]))
+        return lambda env: int(order(env[a], env[b]))
     unordered, order = word[0] == "u", _ORDER[word[1:]]
-    return lambda known: int(unordered if np.isnan(known[a]) or np.isnan(known[b]) else bool(order(known[a], known[b])))
+    return lambda env: int(unordered if np.isnan(env[a]) or np.isnan(env[b]) else bool(order(env[a], env[b])))
 
 
 def _affine(short: str, rest: str, maps: dict[str, str]) -> Callable[[Values], int]:
@@ -155,8 +149,8 @@ def _affine(short: str, rest: str, maps: dict[str, str]) -> Callable[[Values], i
     formula = eval(f"lambda {', '.join(names)}: {python.removesuffix(')')},)")  # of the characters above alone
     operands = re.findall(VALUE, rest)
     if short == "apply":
-        return lambda known: int(formula(*(known[value] for value in operands))[0])
+        return lambda env: int(formula(*(env[value] for value in operands))[0])
     if short not in ("min", "max"):
         raise UncoveredError(f"affine.{short}")
     choose = min if short == "min" else max
-    return lambda known: int(choose(formula(*(known[value] for value in operands))))
+    return lambda env: int(choose(formula(*(env[value] for value in operands))))

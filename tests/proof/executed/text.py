@@ -46,7 +46,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Module:
-    """Its functions by name, and the affine maps that it names: `#map3` -> `()[s0] -> (s0 * 8)`."""
+    """Functions by name, and affine maps by name: `#map3` -> `()[s0] -> (s0 * 8)`."""
 
     functions: dict[str, Function]
     maps: dict[str, str]
@@ -54,7 +54,7 @@ class Module:
 
 @dataclass(frozen=True)
 class ViewType:
-    """Of a memref type: sizes (-1 unknown), element type and address space (gm, ub, cbuf, cc)."""
+    """A memref type: sizes (-1 unknown), element type and address space (gm, ub, cbuf, cc)."""
 
     sizes: tuple[int, ...]
     kind: str
@@ -63,11 +63,11 @@ class ViewType:
 
 def view_type(text: str) -> ViewType:
     """The memref type that `text` starts with or holds."""
-    found = _TYPE.search(text)
-    if found is None:
+    match = _TYPE.search(text)
+    if match is None:
         raise UncoveredError(f"type {text}")
-    sizes = tuple(-1 if size == "?" else int(size) for size in found[1].split("x")[:-1])
-    return ViewType(sizes, found[2], found[3])
+    sizes = tuple(-1 if size == "?" else int(size) for size in match[1].split("x")[:-1])
+    return ViewType(sizes, match[2], match[3])
 
 
 def values(text: str) -> list[str]:
@@ -85,12 +85,12 @@ def parse(text: str) -> Module:
             name, body = stripped.split(" = affine_map<", 1)
             maps[name] = body.removesuffix(">")
         elif stripped.startswith("func.func ") and stripped.endswith("{"):
-            found = _FUNCTION.match(stripped)
-            if found is None:
+            match = _FUNCTION.match(stripped)
+            if match is None:
                 raise UncoveredError(f"function {stripped[:80]}")
             core = re.search(r"func_core_type<(AI[CV])>", stripped)
             body, _, _ = _region(lines)
-            functions[found[1]] = Function(found[1], _arguments(found[2]), body, core[1] if core else "")
+            functions[match[1]] = Function(match[1], _arguments(match[2]), body, core[1] if core else "")
     return Module(functions, maps)
 
 
@@ -101,13 +101,13 @@ def _arguments(text: str) -> tuple[tuple[str, str], ...]:
 
 def _region(lines: Iterator[tuple[int, str]]) -> tuple[list[Operation], int, str]:
     """Operations up to the closing brace, and the line that it is in."""
-    found: list[Operation] = []
+    operations: list[Operation] = []
     for number, line in lines:
         stripped = line.strip()
         if stripped.startswith("}"):
-            return found, number, stripped
+            return operations, number, stripped
         if stripped:
-            found.append(_operation(number, stripped, lines))
+            operations.append(_operation(number, stripped, lines))
     raise UncoveredError("text that ends inside a region")
 
 
@@ -118,10 +118,10 @@ def _operation(number: int, line: str, lines: Iterator[tuple[int, str]]) -> Oper
         count = int((assigned[2] or ":1")[1:])
         results = (assigned[1],) if count == 1 else tuple(f"{assigned[1]}#{i}" for i in range(count))
         line = assigned[3]
-    found = re.match(r"[\w.]+", line)
-    if found is None:
+    match = re.match(r"[\w.]+", line)
+    if match is None:
         raise UncoveredError(f"line {number}: {line[:60]}")
-    name, rest = found[0], line[found.end() :].strip()
+    name, rest = match[0], line[match.end() :].strip()
     operation = Operation(number, results, name.removeprefix("func."), rest)
     while rest.endswith("{"):
         body, _, rest = _region(lines)

@@ -27,7 +27,7 @@ Build = Callable[[list[Any]], list[Step]]
 
 
 def primitive(name: str) -> Build | None:
-    """How to make a called function's steps from its arguments; None if it is no copy."""
+    """A function from arguments to steps, or None if the name is not a copy."""
     if re.fullmatch(r"load_gm_to_ubuf_[12]d_\w+", name):
         return _load
     if re.fullmatch(r"store_ubuf_to_gm_[12]d_\w+", name):
@@ -42,7 +42,7 @@ def primitive(name: str) -> Build | None:
 
 
 def _rows(view: View) -> tuple[int, int, int]:
-    """Of UB elements as rows that follow each other: rows, elements of each, elements between them."""
+    """UB elements as consecutive rows: the number of rows, elements per row, elements between row starts."""
     if len(view.sizes) == 2:
         if view.strides[1] != 1 and view.sizes[1] != 1:
             raise UncoveredError("2-d copy whose rows do not follow each other")

@@ -24,7 +24,7 @@ REPEAT = 256
 
 _TWO: dict[str, Callable[[Any, Any], Any]] = {
     "vadd": np.add, "vsub": np.subtract, "vmul": np.multiply, "vdiv": np.divide, "vmax": np.maximum,
-    "vmin": np.minimum, "vand": np.bitwise_and, "vor": np.bitwise_or,
+    "vmin": np.minimum,
 }  # fmt: skip
 _ONE: dict[str, Callable[[Any], Any]] = {
     "vabs": np.abs, "vexp": np.exp, "vln": np.log, "vnot": np.invert, "vsqrt": np.sqrt,
@@ -41,11 +41,11 @@ _ROUND: dict[int, Callable[[Any], Any]] = {
 
 
 def primitive(name: str) -> Build | None:
-    """How to make a called function's steps from its arguments; None if it is none of these."""
+    """A function from arguments to steps, or None if the name is not a vector primitive."""
     for pattern, build in _TABLE:
-        found = re.fullmatch(pattern, name)
-        if found:
-            return build(*found.groups())
+        match = re.fullmatch(pattern, name)
+        if match:
+            return build(*match.groups())
     return None
 
 
@@ -178,16 +178,6 @@ def _fill(arguments: list[Any]) -> list[Step]:
     return _steps([], to, lambda: np.full(to.sizes, value), [])
 
 
-def _spread(arguments: list[Any]) -> list[Step]:
-    a, to, *temporary = arguments
-    return _steps([a], to, lambda: _whole(a.read(), to), temporary)
-
-
-def _move(arguments: list[Any]) -> list[Step]:
-    a, to = arguments[:2]
-    return _steps([a], to, a.read, [])
-
-
 def _reduce(name: str, axes: str) -> Build:
     def build(arguments: list[Any]) -> list[Step]:
         a, to, *temporary, _ = arguments
@@ -195,13 +185,6 @@ def _reduce(name: str, axes: str) -> Build:
         return _steps([a], to, lambda: _REDUCE[name].reduce(a.read(), axis=axis, keepdims=True), temporary)
 
     return build
-
-
-def _range(arguments: list[Any]) -> list[Step]:
-    to, offset, stride = arguments
-    if to.strides[0] != 1:
-        raise UncoveredError("arange of scattered elements")
-    return _steps([], to, lambda: offset + stride * np.arange(to.sizes[0]), [])
 
 
 def _channel(number: str) -> Build:
@@ -228,10 +211,7 @@ _TABLE: list[tuple[str, Callable[..., Build]]] = [
     (rf"vsel_(vv_1d_bool|vs_1d|sv_1d|ss_1d)_(?:{_NAMES})", _select),
     (rf"vcast_(bool|{_NAMES})_to_({_NAMES})_1d_with_(mode|temp|overflow)", _cast),
     (rf"broadcast_scalar_(?:{_NAMES})_to_1d", lambda: _fill),
-    (rf"broadcast_(?:first|last)_axis_align_2d_(?:{_NAMES})", lambda: _spread),
-    (rf"copy_ubuf_to_ubuf_[12]d_(?:{_NAMES})", lambda: _move),
     (rf"(?:enablevcg?_)?reduce_(sum|max|min)_(r|ar|ra|ara)_(?:{_NAMES})", _reduce),
-    (r"arange_1d_int32_t", lambda: _range),
     (rf"deinterleave_channel_([01])_from_2_channels_1d_(?:{_NAMES})", _channel),
     (rf"interleave_1d_(?:{_NAMES})", lambda: _interleave),
 ]
