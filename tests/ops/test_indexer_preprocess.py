@@ -13,7 +13,7 @@ IMPLEMENTATIONS = ["reference", "cpu"]
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize(("interleaved", "turned"), [(True, [-2.0, 1.0, 3.0, 4.0]), (False, [-3.0, 2.0, 1.0, 4.0])])
+@pytest.mark.parametrize(("interleaved", "rotated"), [(True, [-2.0, 1.0, 3.0, 4.0]), (False, [-3.0, 2.0, 1.0, 4.0])])
 def test_a_worked_example(implementation: str, interleaved: bool, rotated: list[float]) -> None:
     """A quarter turn of the first pair, none of the second; rows of sixteen, as the compiled version takes them."""
     rest = [0.0] * 12

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, operands, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from glm5_kernels import ops
@@ -55,7 +55,7 @@ def batch_of(sizes: list[tuple[int, int]], seed: int = 0) -> RaggedBatch:
 
 
 @quick
-@operands(requests, st.integers(1, 5))
+@given(requests, st.integers(1, 5))
 def test_where_blocks_lie_and_how_wide_the_table_is(sizes: list[tuple[int, int]], seed: int) -> None:
     step = Step(batch_of(sizes))
     assert equal(step.run(batch_of(sizes, seed)), step.run())
@@ -63,7 +63,7 @@ def test_where_blocks_lie_and_how_wide_the_table_is(sizes: list[tuple[int, int]]
 
 
 @quick
-@operands(requests)
+@given(requests)
 def test_one_batch_is_as_many_batches_of_one(sizes: list[tuple[int, int]]) -> None:
     step = Step(batch_of(sizes))
     whole, start = step.run(), 0
@@ -76,7 +76,7 @@ def test_one_batch_is_as_many_batches_of_one(sizes: list[tuple[int, int]]) -> No
 
 
 @quick
-@operands(st.integers(2, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n - 1))))
+@given(st.integers(2, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n - 1))))
 def test_a_prefill_may_be_cut_anywhere(sizes: tuple[int, int]) -> None:
     """The first piece sees a cache in which the later rows are not written yet."""
     length, cut = sizes
@@ -92,7 +92,7 @@ def test_a_prefill_may_be_cut_anywhere(sizes: tuple[int, int]) -> None:
 
 
 @quick
-@operands(requests, st.sampled_from([0.25, 2.0, 1024.0]))
+@given(requests, st.sampled_from([0.25, 2.0, 1024.0]))
 def test_scaling_the_weights_changes_no_choice(sizes: list[tuple[int, int]], factor: float) -> None:
     step = Step(batch_of(sizes))
     want = step.run()
@@ -101,7 +101,7 @@ def test_scaling_the_weights_changes_no_choice(sizes: list[tuple[int, int]], fac
 
 
 @quick
-@operands(st.integers(3, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n - 1))))
+@given(st.integers(3, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n - 1))))
 def test_the_future_does_not_matter(sizes: tuple[int, int]) -> None:
     length, seen = sizes
     step = Step(batch_of([(length, length)]))
