@@ -108,7 +108,7 @@ def with_options(
     def decorate(function: Callable[[O_contra], R_co]) -> OptionsFunction[P, O_contra, R_co]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> R_co:
-            if len(args) == 1 and not kwargs and type(args[0]) is options:
+            if len(args) == 1 and not kwargs and isinstance(args[0], cast(type, options)):
                 return function(cast(Any, args[0]))
             return function(options(*args, **kwargs))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import typer
 
 from glm5_ascend.cli.command import Output, add_command
 from glm5_ascend.errors import OutputError, PlanError
-from glm5_ascend.plan.options import PlanCommandOptions, PlanOptions
+from glm5_ascend.plan.options import PlanCommandOptions
 
 
 def register(app: typer.Typer) -> None:
@@ -36,8 +36,7 @@ def run(options: PlanCommandOptions, output: Output) -> int:
     from glm5_ascend.deploy.planning.commands import plan_commands
     from glm5_ascend.plan.api import plan
 
-    plan_options = PlanOptions(**{field.name: getattr(options, field.name) for field in fields(PlanOptions)})
-    report = plan(replace(plan_options, html=None))
+    report = plan(replace(options, html=None))
     report = replace(report, commands=plan_commands(report.plan))
     if options.html is not None:
         from glm5_ascend.plan.html import write

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.support.faults import offline, online
+from tests.support.faults import offline, online, structure
 
-FAULTS = (*offline.FAULTS, *online.FAULTS)
+FAULTS = (*offline.FAULTS, *online.FAULTS, *structure.FAULTS)

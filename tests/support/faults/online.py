@@ -9,15 +9,15 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "ops",
         "the rotation turns the other way (compiled)",
-        "even * cos[pair] - odd * sin[pair], odd * cos[pair] + even * sin[pair]",
-        "even * cos[pair] + odd * sin[pair], odd * cos[pair] - even * sin[pair]",
+        "x[index], x[index + 1] = even * cos - odd * sin, odd * cos + even * sin",
+        "x[index], x[index + 1] = even * cos + odd * sin, odd * cos - even * sin",
         "test_every_compiled_op_agrees_with_its_reference[mla_preprocess]",
     ),
     fault(
         "ops",
         "a query does not see its own position",
-        "visible = lengths[request] - starts[1:][request] + np.arange(num_tokens) + 1",
-        "visible = lengths[request] - starts[1:][request] + np.arange(num_tokens)",
+        "return request, lengths[request] - starts[1:][request] + np.arange(num_tokens) + 1",
+        "return request, lengths[request] - starts[1:][request] + np.arange(num_tokens)",
         "test_matches_brute_force_on_ragged_paged_batches",
     ),
     fault(
@@ -119,8 +119,8 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "plan",
         "low and high ends of the budget change places",
-        '(rest("value"), rest("high"), rest("low"))',
-        '(rest("value"), rest("low"), rest("high"))',
+        'budget_low=budget("high"),\n        budget_high=budget("low"),',
+        'budget_low=budget("low"),\n        budget_high=budget("high"),',
         "test_unknowns_have_a_range_around_their_value",
     ),
     fault(
@@ -134,7 +134,7 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "plan",
         "a finished request keeps its cache",
-        "            held -= cache_tokens(queue, i)\n",
+        "            cached -= cache_tokens(queue, i)\n",
         "",
         "test_aggregated_steps_are_within_two_percent",
         "test_full_cache_makes_requests_wait",
@@ -143,15 +143,15 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "deploy",
         "ranks of the second node start at its number",
-        '"start_rank": str(place.node * role.local_ranks),',
-        '"start_rank": str(place.node),',
+        '"start_rank": str(server.node * role.local_ranks),',
+        '"start_rank": str(server.node),',
         "test_a_second_node_has_no_api_server",
     ),
     fault(
         "deploy",
         "`or` of a rule is settled by a false part",
-        "    if is_or in known:\n        return is_or\n",
-        "    if not is_or in known:\n        return is_or\n",
+        "    if is_or in operands:\n        return is_or\n",
+        "    if is_or not in operands:\n        return is_or\n",
         "test_logic_with_unknown_facts",
     ),
     fault(
