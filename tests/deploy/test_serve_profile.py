@@ -143,7 +143,9 @@ def test_a_checkpoint_is_summarized_once(
 ) -> None:
     seen = []
     summarize = servable.summarize
-    monkeypatch.setattr(servable, "summarize", lambda directory: (seen.append(directory), summarize(directory))[1])
+    monkeypatch.setattr(
+        servable, "summarize", lambda directory, **options: (seen.append(directory), summarize(directory, **options))[1]
+    )
     assert run(["serve", str(checkpoints["w4a8"]), *arguments, "--dry-run"]) == 0
     assert seen == [checkpoints["w4a8"]]
 

@@ -86,7 +86,7 @@ def find_environment(folder: Path | None) -> RehearsalEnvironment:
     fix = "make one: glm5-ascend rehearse --prepare DIR"
     path = folder or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     if path is None:
-        raise MissingEnvironmentError(f"rehearse needs vllm-ascend's code: no --environment and no {VARIABLE}", fix)
+        raise MissingEnvironmentError(f"rehearse needs an environment with vllm-ascend: {VARIABLE} is not set", fix)
     environment = RehearsalEnvironment(path.absolute() / "bin" / "python")
     if not environment.python.is_file() or not environment.stubs.is_dir():
         raise MissingEnvironmentError(f"{path}: no environment with vllm-ascend and its stubs", fix)

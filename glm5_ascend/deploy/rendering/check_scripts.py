@@ -79,7 +79,7 @@ set -euo pipefail
 export TORCH_DEVICE_BACKEND_AUTOLOAD=0
 model="$1" profile="$2" role="$3" engine="$4"
 shift 4
-glm5-ascend verify "$model" --quiet --engine "$engine"
+glm5-ascend verify "$model" --engine "$engine"
 exec glm5-ascend doctor "$model" --profile "$profile" --role "$role" -- "$@"
 """
 #: For compose, which only marks a container that does not answer.
