@@ -59,8 +59,8 @@ class CheckpointDir:
         paths = sorted(self.directory.glob("*.safetensors"))
         return {path.name: self._open(path.name) for path in paths if path.name not in self.shards}
 
-    def adopt(self, name: str, file: str, shard: Shard) -> None:
-        """Take a tensor the index does not list from a shard it does not list."""
+    def add(self, name: str, file: str, shard: Shard) -> None:
+        """Add a tensor that the index does not list, from a shard that it does not list."""
         self.shards[file], self.file_of[name], self.entries[name] = shard, file, shard.entries[name]
 
     def _locate(self) -> dict[str, str]:

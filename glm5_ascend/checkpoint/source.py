@@ -45,7 +45,7 @@ class SourceCheckpoint:
         files = set()
         for file, shard in self.files.unlisted().items():
             for name in [n for n in shard.entries if n.startswith(prefixes) and n not in self.files]:
-                self.files.adopt(name, file, shard)
+                self.files.add(name, file, shard)
                 files.add(file)
         return sorted(files)
 

@@ -55,7 +55,7 @@ class Workers:
                 future.cancel()
             wait(waiting)  # whatever still runs may use what the caller closes next
 
-    def each(self, function: Callable[[Item], object], items: Iterable[Item]) -> None:
+    def for_each(self, function: Callable[[Item], object], items: Iterable[Item]) -> None:
         """Run `function` on all items."""
         for _ in self.map(function, items):
             pass

@@ -26,7 +26,7 @@ def rows(op: str, count: int, *options: str) -> dict[str, list[str]]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", ["int8_linear", "lightning_indexer", "mla_preprocess"])
 def test_both_refuse_the_same(op: str) -> None:
     assert rows(op, 12)["wrong"] == []
 

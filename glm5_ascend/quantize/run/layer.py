@@ -218,4 +218,4 @@ def write_table(
     def write_block(block: tuple[int, int]) -> None:
         store.write_rows(prefix, table, weights.rows(prefix, table, gains, *block), block[0])
 
-    workers.each(write_block, blocks(table.shape(store.plan.config.sizes)))
+    workers.for_each(write_block, blocks(table.shape(store.plan.config.sizes)))

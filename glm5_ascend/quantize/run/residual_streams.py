@@ -103,7 +103,7 @@ class ResidualStreams:
         def embed(number: int) -> None:
             stream.set_sequence(number, self.weights.lookup("", table, self.sequences[number]))
 
-        self.workers.each(embed, range(len(self.sequences)))
+        self.workers.for_each(embed, range(len(self.sequences)))
         return stream
 
     def _mtp_stream(self, layer: int) -> Stream:
@@ -125,5 +125,5 @@ class ResidualStreams:
             embedding = weights.lookup(prefix, table, self.sequences[number][1:]).to(weights.device)
             stream.set_sequence(number, layers.mtp_input(config, mtp, embedding, normed[:-1]))
 
-        self.workers.each(set_mtp_input, range(len(self.sequences)))
+        self.workers.for_each(set_mtp_input, range(len(self.sequences)))
         return stream

@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 from glm5_kernels.compiled.int8_backends import BACKEND, STEP, TILE, Matrix, tile_product, token_product
 from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.simd import aligned_fp32
-from glm5_kernels.compiled.threads import each
+from glm5_kernels.compiled.threads import run_tasks
 
 MAX_TOKENS = BACKEND.max_tokens
 CODE = BACKEND.code
@@ -98,7 +98,7 @@ def matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     x[:tokens] = a.numpy().view(np.uint8) ^ np.uint8(ZERO_POINT) if ZERO_POINT else a.numpy()
     out = np.empty((len(x), -(-n // TILE) * TILE), np.int32)
     weight = Matrix(w.data_ptr(), w.stride(0))
-    each(lambda task: multiply_rows(x, weight, task * ROWS, min((task + 1) * ROWS, n), out), -(-n // ROWS))
+    run_tasks(lambda task: multiply_rows(x, weight, task * ROWS, min((task + 1) * ROWS, n), out), -(-n // ROWS))
     return torch.from_numpy(out)[:tokens, :n]
 
 

@@ -17,7 +17,7 @@ from glm5_kernels.compiled.lightning_indexer_amx import new_amx_workspace, selec
 from glm5_kernels.compiled.lightning_indexer_tiles import new_workspace, select
 from glm5_kernels.compiled.rows import KINDS, PAIRED, RowAddress, row_address
 from glm5_kernels.compiled.simd import PAIRS, WIDTH, in_steps
-from glm5_kernels.compiled.threads import each
+from glm5_kernels.compiled.threads import run_tasks
 from glm5_kernels.lightning_indexer.reference import check, check_quant
 from glm5_kernels.paged_cache import PagedBatch, query_layout, readable
 
@@ -147,7 +147,7 @@ def _run(tasks: list[Task], operands: IndexerOperands) -> None:
         return
     size = len(tasks) if threads == 1 else max(1, len(tasks) // (4 * threads))
     parts = [tasks[number : number + size] for number in range(0, len(tasks), size)]
-    each(lambda number: _run_tasks(parts[number], operands, _scores(parts[number])), len(parts))
+    run_tasks(lambda number: _run_tasks(parts[number], operands, _scores(parts[number])), len(parts))
 
 
 def _run_with_all_threads(task: Task, operands: IndexerOperands) -> None:
@@ -158,7 +158,7 @@ def _run_with_all_threads(task: Task, operands: IndexerOperands) -> None:
         start, stop = number * KEYS_PER_PART, min((number + 1) * KEYS_PER_PART, task.length)
         _run_tasks([task._replace(start=start, stop=stop, selects=False)], operands, scores)
 
-    each(score_part, -(-task.length // KEYS_PER_PART))
+    run_tasks(score_part, -(-task.length // KEYS_PER_PART))
     _run_tasks([task._replace(stop=0)], operands, scores)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 
-def each(function: Callable[[int], object], count: int) -> None:
-    """function(0) ... function(count - 1); compiled functions release the interpreter's lock.
+def run_tasks(function: Callable[[int], object], count: int) -> None:
+    """Run function(0) ... function(count - 1); compiled functions release the interpreter's lock.
 
     As many threads as `torch.get_num_threads()`; task i runs on its own, so any number gives the same bits.
     """
@@ -31,7 +31,7 @@ def run_ranges(function: Callable[..., object], count: int, size: int, *operands
     With one thread a single call takes all tasks.
     """
     size = max(1, count if torch.get_num_threads() == 1 else size)
-    each(lambda index: function(index * size, min((index + 1) * size, count), *operands), -(-count // size))
+    run_tasks(lambda index: function(index * size, min((index + 1) * size, count), *operands), -(-count // size))
 
 
 @cache

@@ -37,7 +37,7 @@ def engine_config(argv: list[str], imports: dict[str, str]) -> VllmConfig:
     return arguments.create_engine_config()
 
 
-def place(config: VllmConfig, job: dict[str, Any]) -> None:
+def set_rank(config: VllmConfig, job: dict[str, Any]) -> None:
     """Set the job's rank in `config`, as the engine's processes do."""
     parallel = config.parallel_config
     parallel.data_parallel_rank = parallel.data_parallel_index = job["dp_rank"]

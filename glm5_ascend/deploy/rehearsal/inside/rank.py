@@ -49,7 +49,7 @@ def rehearse(job: dict[str, Any], stages: Stages) -> None:
     report["versions"] = engine.versions()
     with stages.stage("configure"):
         config = engine.engine_config(job["argv"], job["imports"])
-        engine.place(config, job)
+        engine.set_rank(config, job)
     with set_current_vllm_config(config):
         with stages.stage("groups"):
             engine.start_worker(config, job)
