@@ -228,13 +228,6 @@ def publish(work: Path, out: Path, keep: bool = False) -> Path | None:
     return None
 
 
-def finish_publishing(out: Path) -> None:
-    """Remove the rest of a run that was killed at the end of `publish`, if this tool wrote it."""
-    aside = replaced(out)
-    if out.is_dir() and _is_replaced(aside):
-        _remove(aside)
-
-
 def replaced(out: Path) -> Path:
     """Return the path that holds the old `out` during `publish`."""
     return out.parent / f".{out.name}.replaced"
