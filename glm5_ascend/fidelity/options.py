@@ -7,9 +7,10 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
 from glm5_ascend.options import Argument, Option, StrPath
+from glm5_ascend.quantize.options import CALIB, RECIPE, SAMPLES, SEQ_LEN, SOURCE
 from glm5_ascend.quantize.progress import Progress, silent
 
-CALIBRATION, SERVERS, OUTPUT = "Calibration", "Servers", "Output"
+SERVERS, OUTPUT = "Servers", "Output"
 #: Tokens per window and number of windows; `quick` takes as few windows as a 95 % interval allows.
 WINDOW, WINDOWS = 512, 64
 QUICK_WINDOW, QUICK_WINDOWS = 128, 20
@@ -69,9 +70,9 @@ class AnalyzeOptions:
         progress: progress(text, done, total) in layers.
     """
 
-    source: Annotated[StrPath, Argument("SRC", "Directory of a GLM-5 checkpoint (bf16, fp16 or FP8).")]
+    source: Annotated[StrPath, SOURCE]
     _: KW_ONLY
-    recipe: Annotated[str, Option("Shipped recipe, or a YAML file.", "NAME")] = "w4a8"
+    recipe: Annotated[str, RECIPE] = "w4a8"
     budget: Annotated[
         int | str | None,
         Option(
@@ -82,12 +83,9 @@ class AnalyzeOptions:
     ] = None
     out: Annotated[StrPath | None, Option("Write the proposal as a recipe.", "FILE")] = None
     html: Annotated[StrPath | None, Option("Write a report that needs no network.", "FILE", panel=OUTPUT)] = None
-    calib: Annotated[
-        StrPath | None,
-        Option("Calibration text, .jsonl or .txt.", "FILE", default_text="the recipe's", panel=CALIBRATION),
-    ] = None
-    samples: Annotated[int, Option("Sequences, at most.", min=1, max=1_000_000, panel=CALIBRATION)] = 32
-    seq_len: Annotated[int, Option("Tokens per sequence.", min=16, max=1_048_576, panel=CALIBRATION)] = 512
+    calib: Annotated[StrPath | None, CALIB] = None
+    samples: Annotated[int, SAMPLES] = 32
+    seq_len: Annotated[int, SEQ_LEN] = 512
     threads: int | None = None
     seed: int = 1234
     progress: Progress = silent

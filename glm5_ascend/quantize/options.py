@@ -11,6 +11,12 @@ from glm5_ascend.options import Argument, Option, StrPath
 from glm5_ascend.quantize.progress import Progress, silent
 
 CALIBRATION, RUN = "Calibration", "Run"
+#: Options that `analyze` shares with `quantize`.
+SOURCE = Argument("SRC", "Directory of a GLM-5 checkpoint (bf16, fp16 or FP8).")
+RECIPE = Option("Shipped recipe, or a YAML file.", "NAME")
+CALIB = Option("Calibration text, .jsonl or .txt.", "FILE", default_text="the recipe's", panel=CALIBRATION)
+SAMPLES = Option("Most sequences.", min=1, max=1_000_000, panel=CALIBRATION)
+SEQ_LEN = Option("Tokens per sequence.", min=16, max=1_048_576, panel=CALIBRATION)
 
 
 class Quantizer(StrEnum):
@@ -29,16 +35,13 @@ class QuantizeOptions:
         on_plan: called with the `PreparedJob` before the work begins.
     """
 
-    source: Annotated[StrPath, Argument("SRC", "Directory of a GLM-5 checkpoint (bf16, fp16 or FP8).")]
+    source: Annotated[StrPath, SOURCE]
     out: Annotated[StrPath, Argument("OUT", "Directory to write; appears complete or not at all.")]
-    recipe: Annotated[str, Option("Shipped recipe, or a YAML file.", "NAME")] = "w4a8"
+    recipe: Annotated[str, RECIPE] = "w4a8"
     _: KW_ONLY
-    calib: Annotated[
-        StrPath | None,
-        Option("Calibration text, .jsonl or .txt.", "FILE", default_text="the recipe's", panel=CALIBRATION),
-    ] = None
-    samples: Annotated[int, Option("Most sequences.", min=1, max=1_000_000, panel=CALIBRATION)] = 64
-    seq_len: Annotated[int, Option("Tokens per sequence.", min=16, max=1_048_576, panel=CALIBRATION)] = 512
+    calib: Annotated[StrPath | None, CALIB] = None
+    samples: Annotated[int, SAMPLES] = 64
+    seq_len: Annotated[int, SEQ_LEN] = 512
     seed: Annotated[int, Option("Seed of the random rotations.", min=0, max=2**63 - 1)] = 1234
     overwrite: Annotated[bool, Option("Replace a checkpoint that this tool wrote.")] = False
     threads: Annotated[
