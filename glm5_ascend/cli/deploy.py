@@ -45,7 +45,7 @@ def list_profiles(options: NoOptions, output: Output) -> int:
 
 
 def render_profile(options: RenderOptions, output: Output) -> int:
-    """Write a profile as scripts, containers, Kubernetes objects or systemd units."""
+    """Write a profile as scripts, containers or Kubernetes objects."""
     from glm5_ascend.deploy import render
 
     rendered = render(options)

@@ -34,7 +34,7 @@ class RenderOptions:
     """Options of `render`."""
 
     profile: Annotated[str, Option(_PROFILE, "NAME")]
-    to: Annotated[RenderTarget | str, Option("shell, compose, k8s, kustomize or systemd.", "TARGET")]
+    to: Annotated[RenderTarget | str, Option("shell, compose, k8s or kustomize.", "TARGET")]
     _: KW_ONLY
     model: Annotated[str, Option("Path of the checkpoint on the machines.", "PATH")] = "/models/glm5"
     out: Annotated[

@@ -12,4 +12,3 @@ class RenderTarget(StrEnum):
     compose = "compose"
     k8s = "k8s"
     kustomize = "kustomize"
-    systemd = "systemd"

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend.deploy.profiles.load import load
-from glm5_ascend.deploy.rendering.check_scripts import CHECKS, COMPOSE_HEALTH, HEALTH
+from glm5_ascend.deploy.rendering.check_scripts import CHECKS, HEALTH
 from glm5_ascend.deploy.rendering.files import rendered_texts
 from glm5_ascend.serve.local_server import free_port
 from tests.deploy.support.judges import checked, program
@@ -39,7 +39,7 @@ socket.gethostbyname = late
 
 
 def test_they_pass_shellcheck(tmp_path: Path) -> None:
-    for name, text in (("health", HEALTH), ("checks", CHECKS), ("compose-health", COMPOSE_HEALTH)):
+    for name, text in (("health", HEALTH), ("checks", CHECKS)):
         (tmp_path / f"{name}.sh").write_text(text)
     checked(program("shellcheck", "shellcheck"), "--shell=bash", *sorted(tmp_path.glob("*.sh")))
 

@@ -1,10 +1,9 @@
-"""Rendered files: checked by shellcheck, docker-compose and systemd, and run."""
+"""Rendered files: checked by shellcheck and docker-compose, and run."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
 from glm5_ascend.deploy.rendering.files import TARGETS, rendered_texts
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.serve.local_server import free_port
 from tests.deploy.support.judges import checked, program
 from tests.deploy.support.rendered import SHAPES, written
 from tests.support.command import TIMEOUT_S
@@ -148,70 +146,8 @@ def test_compose_files_are_accepted(name: str, tmp_path: Path) -> None:
         assert (folder / service["build"]["dockerfile"]).is_file()
         mounted = [volume.split(":")[0] for volume in service["volumes"]]
         assert str(folder / f"serve-{role.name}.sh") in mounted and "/models/glm5" in mounted
-
-
-#: A server that answers, and after SIGUSR1 lives on without listening.
-HANGS = """import http.server, signal, sys, time
-class Answer(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer)
-def hang(*_):
-    server.socket.close()
-    time.sleep(600)
-signal.signal(signal.SIGUSR1, hang)
-server.serve_forever()
-"""
-#: Process 1 of a container, and its health checks.
-CONTAINER = """set -u
-check() { bash compose-health.sh "$PORT" 1 2> checks.log; }
-for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do check && exit 9; done  # while it loads
-python3 hangs.py "$PORT" 2> server.log & server=$!
-until check; do kill -0 $server || exit 8; sleep 0.2; done
-kill -USR1 $server
-for _ in 1 2 3 4 5 6 7 8 9; do check && exit 7; done
-kill -0 $server || exit 6
-check
-wait $server
-echo "ended with $?"
-"""
-
-
-def test_a_container_that_hangs_ends(tmp_path: Path) -> None:
-    """In a process namespace, where process 1 outlives what the check kills, as docker's own does."""
-    folder = written(tmp_path / "files", "a3-pd", "compose")
-    (folder / "hangs.py").write_text(HANGS)
-    inside = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "bash", "-c")
-    if (
-        shutil.which("unshare") is None
-        or subprocess.run([*inside, "true"], capture_output=True, check=False).returncode
-    ):
-        pytest.skip("no process namespaces here")
-    environ = {**os.environ, "STATE": str(tmp_path), "PORT": str(free_port())}
-    done = subprocess.run(
-        [*inside, CONTAINER], cwd=folder, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "ended with 137\n"), done.stdout + done.stderr
-    services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
-    assert services["decode"]["healthcheck"]["test"][1].endswith(" 9900 4")
-    assert all(service["init"] and service["restart"] == "on-failure" for service in services.values())
-
-
-@pytest.mark.parametrize("name", ["cpu", *SHAPES])
-def test_units_are_accepted(name: str, tmp_path: Path) -> None:
-    folder = written(tmp_path / "files", name, "systemd")
-    units = sorted(folder.glob("*.service"))
-    assert len(units) == len(load(name).roles)
-    for unit in units:
-        (start,) = (line for line in unit.read_text().splitlines() if line.startswith("ExecStart="))
-        assert (folder / Path(start.split()[-1]).name).is_file()
-    analyze = shutil.which("systemd-analyze")
-    if analyze is None:
-        pytest.skip("systemd-analyze is not installed")
-    done = subprocess.run([analyze, "verify", *units], capture_output=True, text=True, check=False)
-    complaints = [line for line in done.stderr.splitlines() if folder.name in line or "glm5-" in line]
-    assert not [line for line in complaints if "Unknown" in line or "Failed to parse" in line], complaints
+        servers = role.local_ranks if role.per_rank else 1
+        assert f"health.sh 127.0.0.1 {role.port} {servers} " in service["healthcheck"]["test"][1]
 
 
 @pytest.mark.parametrize(

@@ -110,23 +110,26 @@ def test_kubernetes_objects_find_one_another(name: str, tmp_path: Path) -> None:
     ) in objects
 
 
+def call_of_proxy(objects: dict[tuple[str, str], dict[str, Any]], name: str, folder: Path) -> tuple[Any, list[str]]:
+    """Variables of the proxy's container, and the words with which its script calls Python."""
+    (container,) = objects["Deployment", name]["spec"]["template"]["spec"]["containers"]
+    environ = {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable}
+    (folder / "bin").mkdir()
+    python = folder / "bin" / "python"  # prints its arguments
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    script = folder / "proxy.sh"
+    script.write_text(objects["ConfigMap", name]["data"]["proxy.sh"])
+    path = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "OPEN": "1"}
+    done = subprocess.run(["bash", script], env=environ | path, capture_output=True, text=True, check=True)
+    return environ, done.stdout.split()
+
+
 def test_the_proxy_is_told_of_every_pod(tmp_path: Path) -> None:
     """Two nodes per role: the names that LWS gives to group 0 of each set, and the ports of every server there."""
     objects, profile = kubernetes_objects(tmp_path / "files", "a3-pd"), load("a3-pd")
-    (container,) = objects["Deployment", "a3-pd-proxy"]["spec"]["template"]["spec"]["containers"]
-    environ = {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable} | {
-        "OPEN": "1"
-    }
+    environ, words = call_of_proxy(objects, "a3-pd-proxy", tmp_path)
     assert environ["DECODE_NODES"].split() == ["a3-pd-decode-0.a3-pd-decode", "a3-pd-decode-0-1.a3-pd-decode"]
-    (tmp_path / "bin").mkdir()
-    python = tmp_path / "bin" / "python"  # prints its arguments
-    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    python.chmod(0o755)
-    script = tmp_path / "proxy.sh"
-    script.write_text(objects["ConfigMap", "a3-pd-proxy"]["data"]["proxy.sh"])
-    path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", script], env=environ | path, capture_output=True, text=True, check=True)
-    words = done.stdout.split()
     assert words[:2] == ["-m", "glm5_ascend.deploy.gate"]
     assert words[2].startswith("/vllm-workspace/vllm-ascend/examples/")
     for role, flag in (("prefill", "--prefiller"), ("decode", "--decoder")):
@@ -140,20 +143,7 @@ def test_the_proxy_is_told_of_every_pod(tmp_path: Path) -> None:
 
 def test_sglangs_router_is_told_of_both_halves(tmp_path: Path) -> None:
     objects = kubernetes_objects(tmp_path / "files", "a3-pd-sglang")
-    (container,) = objects["Deployment", "a3-pd-sglang-proxy"]["spec"]["template"]["spec"]["containers"]
-    environ = {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable} | {
-        "OPEN": "1"
-    }
-    (tmp_path / "bin").mkdir()
-    python = tmp_path / "bin" / "python"
-    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    python.chmod(0o755)
-    script = tmp_path / "proxy.sh"
-    script.write_text(objects["ConfigMap", "a3-pd-sglang-proxy"]["data"]["proxy.sh"])
-    path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    words = subprocess.run(
-        ["bash", script], env=environ | path, capture_output=True, text=True, check=True
-    ).stdout.split()
+    _, words = call_of_proxy(objects, "a3-pd-sglang-proxy", tmp_path)
     assert words[:3] == ["-m", "sglang_router.launch_router", "--pd-disaggregation"]
     assert words[words.index("--prefill") + 1 :][:2] == ["http://a3-pd-sglang-prefill-http:8000", "8998"]
     assert words[words.index("--decode") + 1] == "http://a3-pd-sglang-decode-http:8000"
@@ -201,48 +191,9 @@ def as_deployment(template: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "pods"}, "spec": spec}
 
 
-def test_a_wrong_object_is_refused_by_the_same_judge(tmp_path: Path, kubernetes_python: Path) -> None:
-    code = (
-        "import json, sys, kubernetes_validate; kubernetes_validate.validate(json.load(sys.stdin), '1.30', strict=True)"
-    )
-    wrong = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}, "spec": {"port": 1}}
-    done = subprocess.run(
-        [kubernetes_python, "-c", code], input=json.dumps(wrong), text=True, capture_output=True, check=False
-    )
-    assert done.returncode != 0
-
-
-@pytest.mark.parametrize("name", [name for name in SHAPES if not load(name).proxy])
-def test_an_autoscaler_for_every_role(name: str, tmp_path: Path, kubernetes_python: Path) -> None:
-    """It scales a workload without a number of replicas; its behaviour is valid for Kubernetes' autoscaler."""
-    (tmp_path / "mine.yaml").write_text("autoscaling: {enabled: true, minimum: 2, maximum: 5}")
-    render(name, "k8s", out=tmp_path / "k8s", values=tmp_path / "mine.yaml")
-    objects = by_name(sorted((tmp_path / "k8s").glob("*.yaml")))
-    scaled = [item for (kind, _), item in objects.items() if kind == "ScaledObject"]
-    assert len(scaled) == len(load(name).roles)
-    autoscalers = []
-    for item in scaled:
-        target = item["spec"]["scaleTargetRef"]
-        workload = objects[target["kind"], target["name"]]
-        assert workload["apiVersion"] == target["apiVersion"] and "replicas" not in workload["spec"]
-        spec = {"scaleTargetRef": target, "minReplicas": 2, "maxReplicas": 5}
-        spec |= item["spec"]["advanced"]["horizontalPodAutoscalerConfig"]
-        kind = {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler"}
-        autoscalers.append({**kind, "metadata": {"name": name}, "spec": spec})
-    code = (
-        "import json, sys, jsonschema, kubernetes_validate\n"
-        "data = json.load(sys.stdin)\n"
-        "for item in data['scaled']: jsonschema.validate(item, data['schema'])\n"
-        "for item in data['core']: kubernetes_validate.validate(item, '1.30', strict=True)\n"
-    )
-    schema = json.loads((Path(__file__).parent / "support" / "scaledobject.json").read_text())
-    checked(kubernetes_python, "-c", code, text=json.dumps({"scaled": scaled, "core": autoscalers, "schema": schema}))
-
-
 @pytest.mark.parametrize("name", [name for name in SHAPES if load(name).proxy])
-@pytest.mark.parametrize("text", ["replicas: 2", "autoscaling: {enabled: true}"])
-def test_pd_takes_no_second_group(name: str, text: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(text)
+def test_pd_takes_no_second_group(name: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("replicas: 2")
     with pytest.raises(ConfigError, match="one group"):
         render(name, "k8s", out=tmp_path / "k8s", values=tmp_path / "mine.yaml")
 

@@ -82,21 +82,3 @@ shift 4
 glm5-ascend verify "$model" --engine "$engine"
 exec glm5-ascend doctor "$model" --profile "$profile" --role "$role" -- "$@"
 """
-#: For compose, which only marks a container that does not answer.
-COMPOSE_HEALTH = """\
-#!/usr/bin/env bash
-# FIRST_PORT SERVERS: checks that all servers of this machine answer. After the first answer, ten failures in a row end
-# the processes of the container, and `restart` starts it again.
-set -euo pipefail
-misses="${STATE:-/dev/shm}/glm5-misses"  # a restart empties it, so failures while loading do not count
-if bash "$(dirname "$0")/health.sh" 127.0.0.1 "$1" "$2" 15; then
-  echo 0 > "$misses"
-  exit 0
-fi
-if [ -f "$misses" ]; then
-  count=$(($(cat "$misses") + 1))
-  echo "$count" > "$misses"
-  if [ "$count" -ge 10 ]; then kill -s KILL -- -1; fi  # all but process 1, docker's own by `init: true`
-fi
-exit 1
-"""

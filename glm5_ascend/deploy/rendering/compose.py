@@ -7,7 +7,7 @@ from typing import Any
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.profiles.show import heading
 from glm5_ascend.deploy.rendering import image, scripts
-from glm5_ascend.deploy.rendering.check_scripts import COMPOSE_HEALTH, HEALTH
+from glm5_ascend.deploy.rendering.check_scripts import HEALTH
 from glm5_ascend.deploy.rendering.script_parts import KEY_VARIABLE
 from glm5_ascend.deploy.rendering.yaml_text import dumped
 
@@ -17,8 +17,7 @@ def files(profile: Profile, model: str) -> dict[str, str]:
     text = dumped([{"services": services}])
     note = ["# Start one role on a machine: NODE=0 HEAD=... IP=... NIC=... docker compose up ROLE"]
     rendered = {"compose.yaml": "\n".join([*heading(profile), *note, text])}
-    rendered |= {"health.sh": HEALTH, "compose-health.sh": COMPOSE_HEALTH}
-    rendered |= dict(image.dockerfile(profile, role) for role in profile.roles.values())
+    rendered |= {"health.sh": HEALTH} | dict(image.dockerfile(profile, role) for role in profile.roles.values())
     return rendered | scripts.files(profile, model)
 
 
@@ -27,7 +26,7 @@ def service(profile: Profile, role: Role, model: str) -> dict[str, Any]:
     variables = ["NODE=${NODE:-0}", "HEAD=${HEAD:-}", "IP=${IP:-}", "NIC=${NIC:-}"] if role.nodes > 1 else []
     variables += ["STORE=${STORE:-}"] if scripts.uses_store(role) else []
     count = role.local_ranks if role.per_rank else 1
-    check = f"bash /glm5/compose-health.sh {role.port} {count}"
+    check = f"bash /glm5/health.sh 127.0.0.1 {role.port} {count} 15"
     if not role.per_rank and role.nodes > 1:  # only the first machine has a server
         check = f'[ "$${{NODE:-0}}" -gt 0 ] || {check}'
     return {
@@ -39,7 +38,7 @@ def service(profile: Profile, role: Role, model: str) -> dict[str, Any]:
         "ulimits": {"memlock": -1, "nofile": 1048576},
         "devices": [f"/dev/davinci{i}" for i in range(image.dies(role))] + list(image.MANAGERS),
         "volumes": [f"{path}:{path}:ro" for path in (*image.MOUNTS, model)]
-        + [f"./{file}:/glm5/{file}:ro" for file in (name, "health.sh", "compose-health.sh")],
+        + [f"./{file}:/glm5/{file}:ro" for file in (name, "health.sh")],
         "environment": [
             "=".join(image.KERNEL_CACHE),
             f"{KEY_VARIABLE}=${{{KEY_VARIABLE}:-}}",

@@ -9,7 +9,7 @@ from typing import Any
 
 from glm5_ascend.deploy.options import RenderOptions
 from glm5_ascend.deploy.profiles.load import Profile, load
-from glm5_ascend.deploy.rendering import compose, kubernetes, kustomize, scripts, systemd
+from glm5_ascend.deploy.rendering import compose, kubernetes, kustomize, scripts
 from glm5_ascend.deploy.rendering.kubernetes import DEFAULTS
 from glm5_ascend.deploy.rendering.values import PodValues
 from glm5_ascend.deploy.target import RenderTarget
@@ -21,7 +21,6 @@ from glm5_ascend.options import StrPath, with_options
 TARGETS = {
     RenderTarget.shell: scripts.files,
     RenderTarget.compose: compose.files,
-    RenderTarget.systemd: systemd.files,
 }
 #: Targets that read a file of values.
 WITH_VALUES = {
@@ -52,7 +51,7 @@ class RenderedFiles:
 
 @with_options(RenderOptions)
 def render(options: RenderOptions) -> RenderedFiles:
-    """Write a profile as scripts, containers, Kubernetes objects or systemd units.
+    """Write a profile as scripts, containers or Kubernetes objects.
 
     Raises:
         ConfigError: unknown profile or target, a path with special characters, containers for the CPU profile.
@@ -89,7 +88,7 @@ def rendered_texts(profile: Profile, target: str, model: str, values: PodValues 
     if target not in [*TARGETS, *WITH_VALUES]:
         raise ConfigError(f"--to {target}: unknown", f"one of {', '.join([*TARGETS, *WITH_VALUES])}")
     if profile.platform == "cpu" and target in ("compose", *WITH_VALUES):
-        raise ConfigError("profile cpu has no container image", "--to shell or --to systemd")
+        raise ConfigError("profile cpu has no container image", "--to shell")
     odd = re.search(_NOT_PLAIN, model)
     if not Path(model).is_absolute() or odd:
         what = f"{odd[0]!a} is in it" if odd else "not an absolute path"

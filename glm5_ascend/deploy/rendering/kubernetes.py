@@ -9,7 +9,7 @@ from typing import Any
 
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.profiles.show import heading
-from glm5_ascend.deploy.rendering import autoscaling, image, kubernetes_front, monitoring, scripts
+from glm5_ascend.deploy.rendering import image, kubernetes_front, monitoring, scripts
 from glm5_ascend.deploy.rendering.check_scripts import CHECKS, HEALTH
 from glm5_ascend.deploy.rendering.kubernetes_front import ANSWERS, INSTANCE, PART_OF, full_name, service_name
 from glm5_ascend.deploy.rendering.pod import pod
@@ -20,20 +20,23 @@ from glm5_ascend.errors import ConfigError
 #: Port of SGLang's memory store: ASCEND_MF_STORE_URL of its profiles.
 STORE_PORT = 24667
 DEFAULTS = PodValues()
-ONE_GROUP = "replicas, autoscaling: the proxy of PD knows the pods of one group; render again for another namespace"
 
 
 def files(profile: Profile, model: str, values: PodValues = DEFAULTS) -> dict[str, str]:
     texts = {file: document(profile, objects) for file, objects in grouped(profile, model, values).items()}
-    for role in profile.roles.values():
-        docker = image.dockerfile(profile, role)
-        texts[docker[0]] = docker[1]
-    return texts | kubernetes_front.dockerfiles(profile) | scripts.front(profile)
+    return texts | dockerfiles(profile) | scripts.front(profile)
+
+
+def dockerfiles(profile: Profile) -> dict[str, str]:
+    """Dockerfiles of the servers' images, and of the router; the proxy runs in the servers' image."""
+    texts = dict(image.dockerfile(profile, role) for role in profile.roles.values())
+    return texts if profile.proxy else {**texts, "Dockerfile.router": kubernetes_front.DOCKERFILE}
 
 
 def grouped(profile: Profile, model: str, values: PodValues) -> dict[str, list[dict[str, Any]]]:
     """File name -> its objects. Raises `ConfigError` for replicas of prefill and decode apart."""
-    check_replicas(profile, values)
+    if profile.proxy and values.replicas > 1:  # a second group would get no requests
+        raise ConfigError("replicas: the proxy of PD knows the pods of one group", "render again for another namespace")
     groups = {
         f"{role.name}.yaml": [
             config_map(profile, role, model),
@@ -49,28 +52,14 @@ def grouped(profile: Profile, model: str, values: PodValues) -> dict[str, list[d
     groups["network.yaml"] = [network_policy(profile, values)]
     if values.monitoring.enabled:
         groups["monitoring.yaml"] = monitoring.objects(profile, values)
-    if values.autoscaling.enabled:
-        groups["autoscaling.yaml"] = autoscaling.objects(profile, values)
-    for item in labelled(profile, [item for objects in groups.values() for item in objects]):
+    for item in [item for objects in groups.values() for item in objects]:
+        # The label by which `kubectl get` and `delete` select all objects of a profile.
+        item["metadata"]["labels"] = {PART_OF: profile.name} | item["metadata"].get("labels", {})
         if values.namespace:
             item["metadata"]["namespace"] = values.namespace
             for subject in item.get("subjects", []):
                 subject["namespace"] = values.namespace
     return groups
-
-
-def labelled(profile: Profile, objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add the label by which `kubectl get` and `delete` select all objects of a profile."""
-    for item in objects:
-        item["metadata"]["labels"] = {PART_OF: profile.name} | item["metadata"].get("labels", {})
-    return objects
-
-
-def check_replicas(profile: Profile, values: PodValues) -> None:
-    """The proxy of prefill and decode knows one group; a second one would get no requests."""
-    if profile.proxy and (values.replicas > 1 or values.autoscaling.enabled):
-        what, _, tip = ONE_GROUP.partition("; ")
-        raise ConfigError(what, tip)
 
 
 def document(profile: Profile, objects: list[dict[str, Any]]) -> str:
@@ -92,15 +81,13 @@ def config_map(profile: Profile, role: Role, model: str) -> dict[str, Any]:
 
 def workload(profile: Profile, role: Role, model: str, values: PodValues = DEFAULTS) -> dict[str, Any]:
     name = full_name(profile, role)
-    # A number here would reset the autoscaler's when the file is applied again.
-    count = {} if values.autoscaling.enabled else {"replicas": values.replicas}
     if role.nodes == 1:
         return {
             "apiVersion": "apps/v1",
             "kind": "Deployment",
             "metadata": {"name": name},
             "spec": {
-                **count,
+                "replicas": values.replicas,
                 # The NPUs of a machine hold one server: the old one ends first, one machine at a time.
                 "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
                 "progressDeadlineSeconds": values.life.start_minutes * 60 + 600,
@@ -113,7 +100,7 @@ def workload(profile: Profile, role: Role, model: str, values: PodValues = DEFAU
         "kind": "LeaderWorkerSet",
         "metadata": {"name": name},
         "spec": {
-            **count,
+            "replicas": values.replicas,
             "rolloutStrategy": {
                 "type": "RollingUpdate",
                 "rollingUpdateConfiguration": {"maxSurge": 0, "maxUnavailable": 1},

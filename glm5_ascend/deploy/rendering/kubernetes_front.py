@@ -37,11 +37,6 @@ def objects(profile: Profile, values: PodValues) -> tuple[str, list[dict[str, An
     return "router.yaml", router(profile, values)
 
 
-def dockerfiles(profile: Profile) -> dict[str, str]:
-    """Dockerfile of the router. The proxy runs in the servers' image."""
-    return {} if profile.proxy else {"Dockerfile.router": DOCKERFILE}
-
-
 def router(profile: Profile, values: PodValues) -> list[dict[str, Any]]:
     """One address for all replicas of the profile."""
     name = f"{profile.name}-router"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 #: Name of a Kubernetes object.
 ObjectName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$")]
@@ -14,7 +14,6 @@ Interface = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.@-]{1,32}$")
 Plain = Annotated[str, StringConstraints(pattern=r"^[\w./:@-]{1,200}$")]
 Flag = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$")]
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,100}$")]
-Address = Annotated[str, StringConstraints(pattern=r"^https?://[\w./:-]{1,200}$")]
 #: Resource of Ascend's device plugin.
 NPU_RESOURCE = "huawei.com/Ascend910"
 
@@ -111,28 +110,10 @@ class SecurityValues(_Values):
 
 
 class MonitoringValues(_Values):
-    """Objects of the Prometheus operator, and a dashboard."""
+    """Objects of the Prometheus operator."""
 
     enabled: bool = False
     labels: dict[str, str] = Field(default={}, description="Labels by which the operator selects monitors and rules.")
-
-
-class AutoscalingValues(_Values):
-    """A ScaledObject of KEDA. It reads Prometheus, so it needs `monitoring` or another scrape configuration."""
-
-    enabled: bool = False
-    minimum: int = Field(default=1, ge=1, le=1000)
-    maximum: int = Field(default=4, ge=1, le=1000)
-    requests: int = Field(default=16, ge=1, le=100000, description="Running and waiting requests per replica.")
-    prometheus: Address = Field(
-        default="http://prometheus-operated.monitoring:9090", description="Address of Prometheus."
-    )
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Self:
-        if self.minimum > self.maximum:
-            raise ValueError("minimum is above maximum")
-        return self
 
 
 class ServerValues(_Values):
@@ -157,4 +138,3 @@ class PodValues(_Values):
     life: LifeValues = LifeValues()
     security: SecurityValues = SecurityValues()
     monitoring: MonitoringValues = MonitoringValues()
-    autoscaling: AutoscalingValues = AutoscalingValues()

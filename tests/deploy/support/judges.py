@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import venv
 from pathlib import Path
@@ -36,14 +35,3 @@ def checked(*command: object, text: str | None = None) -> str:
     done = subprocess.run([*map(str, command)], input=text, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
-
-
-def node_packages(folder: Path, *packages: str) -> Path:
-    """Folder `node_modules` with packages of npm, whose own scripts do not run; skips where npm cannot get them."""
-    if shutil.which("npm") is None or shutil.which("node") is None:
-        pytest.skip("node and npm are not installed")
-    flags = ("--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(folder))
-    done = subprocess.run(["npm", "install", *flags, *packages], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"npm cannot install {' '.join(packages)}: {done.stderr.strip().splitlines()[-1:]}")
-    return folder / "node_modules"
