@@ -8,18 +8,16 @@ DEMO ?= work/demo
 
 KERNEL_TOOLS ?= work/kernel-tools
 EMULATED ?= work/aarch64
-NEWEST ?= work/newest-vllm-ascend
 TEST_PROCESSES ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=20
 
-.PHONY: help install-cpu install-dev constraints demo test test-all test-contract test-newest test-aarch64 prove-kernels lint style bench build clean
+.PHONY: help install-cpu install-dev constraints demo test test-all test-contract test-aarch64 prove-kernels lint style bench build clean
 
 help:
 	@echo "make demo         install, write the demo model, quantize it to W4A8, verify, serve, chat"
 	@echo "make test         install what the tests need, check style and types, run the tests but the long ones"
 	@echo "make test-all     the long tests that make test leaves out (tests/README.md names them)"
 	@echo "make test-contract  the peers' real code: msModelSlim, vllm-ascend, torch_npu (installs them from PyPI)"
-	@echo "make test-newest  vllm-ascend's newest pre-release on PyPI: which contract tests it breaks"
 	@echo "make test-aarch64 ops and quantizer as an ARM host runs them, under qemu (1.2 GB from Debian and PyPI)"
 	@echo "make prove-kernels  the Triton kernels on five levels, as a table (compilers from PyPI and Debian)"
 	@echo "make lint         ruff and mypy"
@@ -56,9 +54,6 @@ test-all: $(VENV)/.dev
 
 test-contract: $(VENV)/.dev
 	$(PYTEST) -m contract $(PYTEST_ARGS)
-
-test-newest: $(VENV)/.dev
-	OMP_NUM_THREADS=1 PYTHONPATH=.:kernels $(BIN)/python -m tests.contract.newest $(NEWEST)
 
 test-aarch64: $(VENV)/.dev
 	EMULATED=$(EMULATED) $(PYTEST) -m aarch64 -s tests/aarch64 $(PYTEST_ARGS)

@@ -41,7 +41,7 @@ def run(options: RehearseOptions, output: Output) -> int:
         environment = prepare(Path(options.prepare), _say, options.line)
         print(f"{environment.folder}: ready; export GLM5_REHEARSAL={environment.folder}")
         return 0
-    from glm5_ascend.deploy.rehearsal.api import rehearse
+    from glm5_ascend.deploy.rehearsal.run import rehearse
 
     rehearsal = rehearse(options, _say)
     if output.json:
@@ -92,9 +92,6 @@ def notes(rehearsal: Rehearsal) -> Iterator[str]:
             problems.setdefault(problem, []).append(f"{rank.role} {rank.rank}")
     for problem, ranks in problems.items():
         yield f"problem: {problem} ({', '.join(ranks)})"
-    if rehearsal.against is not None:
-        yield f"{len(rehearsal.against)} differences in operators from the other rehearsal (calls there -> here)"
-        yield from rehearsal.against
     for name in ("parameters", "cache"):
         off = max((abs(rank.differences.get(name, 0.0)) for rank in rehearsal.ranks), default=0.0)
         if off > TOLERANCE:

@@ -24,9 +24,6 @@ class DoctorOptions:
     _: KW_ONLY
     profile: Annotated[str | None, Option("Deploy profile to check for known bad combinations.", "NAME")] = None
     role: Annotated[str | None, Option(_ROLE, "NAME")] = None
-    rehearse: Annotated[
-        bool, Option("Also run the first and last ranks with vllm-ascend's own code; see `rehearse`.")
-    ] = False
 
 
 @dataclass(frozen=True)
@@ -60,10 +57,7 @@ class RehearseOptions:
     prepare: Annotated[
         StrPath | None, Option("Install vllm-ascend into DIR from PyPI (4 GB) and exit; needs no checkpoint.", "DIR")
     ] = None
-    line: Annotated[str, Option(f"With --prepare: {', '.join(LINE_NUMBERS)} or newest.", "LINE")] = STABLE.number
-    against: Annotated[
-        StrPath | None, Option("JSON of an earlier rehearsal: report the operators that differ.", "FILE")
-    ] = None
+    line: Annotated[str, Option(f"With --prepare: {' or '.join(LINE_NUMBERS)}.", "LINE")] = STABLE.number
 
 
 @dataclass(frozen=True)

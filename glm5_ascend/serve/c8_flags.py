@@ -10,10 +10,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from glm5_ascend.serve.flags import json_of
+from glm5_ascend.serve.flags import json_of, value_of, without
 
 SFA_KEY, LI_KEY = "enable_sparse_sfa_c8", "enable_sparse_li_c8"
 CACHE, ATTENTION, INDEXER = "--kv-cache-dtype", "--attention-config", "indexer_kv_dtype"
+INDEXER_FLAG = "--attention-config.indexer-kv-dtype"
 ADDITIONAL = "--additional-config"
 
 
@@ -32,26 +33,12 @@ def with_flags(args: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_keys(argv: Sequence[str]) -> list[str]:
     """A command line with the flags of int8 caches as keys of `--additional-config`."""
-    others: list[str] = []
-    keys: dict[str, bool] = {}
-    rest = iter(argv)
-    for arg in rest:
-        name, equals, inline = arg.partition("=")
-        flag = name.replace("_", "-")
-        if flag not in (CACHE, ATTENTION, f"{ATTENTION}.{INDEXER.replace('_', '-')}"):
-            others.append(arg)
-            continue
-        value = inline if equals else next(rest, "")
-        if flag == ATTENTION:
-            attention = json_of([flag, value], flag)
-            if attention.get(INDEXER) == "int8":
-                keys[LI_KEY] = True
-                value = json.dumps({key: item for key, item in attention.items() if key != INDEXER})
-            others += [arg] if equals and LI_KEY not in keys else [] if value == "{}" else [name, value]
-        elif value == "int8":
-            keys[SFA_KEY if flag == CACHE else LI_KEY] = True
-        else:
-            others += [arg] if equals else [arg, value]
-    if not keys:
+    latents, attention = value_of(argv, CACHE) == "int8", json_of(argv, ATTENTION)
+    keys = attention.pop(INDEXER, None) == "int8"
+    if not latents and not keys:
         return list(argv)
-    return [*others, ADDITIONAL, json.dumps(json_of(others, ADDITIONAL) | keys)]
+    others = without(argv, *([CACHE] if latents else []), *([ATTENTION, INDEXER_FLAG] if keys else []))
+    if keys and attention:
+        others += [ATTENTION, json.dumps(attention)]
+    switches = ({SFA_KEY: True} if latents else {}) | ({LI_KEY: True} if keys else {})
+    return [*others, ADDITIONAL, json.dumps(json_of(others, ADDITIONAL) | switches)]

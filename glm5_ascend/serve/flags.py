@@ -1,8 +1,7 @@
-"""vLLM command lines: their flags and the values of the flags."""
+"""Command lines of engines: their flags and the values of the flags."""
 
 from __future__ import annotations
 
-import itertools
 import re
 import shlex
 from collections.abc import Sequence
@@ -15,6 +14,19 @@ from glm5_ascend.files.untrusted import parse_json
 KEY_VARIABLE = "VLLM_API_KEY"
 #: SGLang has the flag only.
 KEY_FLAGS = ("--api-key", "--api_key")
+#: vLLM's short flags.
+SHORT = {
+    "-q": "--quantization",
+    "-tp": "--tensor-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-pcp": "--prefill-context-parallel-size",
+    "-dcp": "--decode-context-parallel-size",
+    "-ep": "--enable-expert-parallel",
+    "-sc": "--speculative-config",
+    "-cc": "--compilation-config",
+    "-ac": "--attention-config",
+}
 
 
 @dataclass(frozen=True)
@@ -68,27 +80,64 @@ class ServerCommand:
         }  # fmt: skip
 
 
+def flag_groups(argv: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Split a command line into (flag in the spelling `--a-b`, its words). Words before the first flag: flag ""."""
+    groups: list[tuple[str, list[str]]] = [("", [])]
+    for word in argv:
+        if word.startswith("--") or word in SHORT:
+            name = word.partition("=")[0].replace("_", "-")
+            groups.append((SHORT.get(name, name), []))
+        groups[-1][1].append(word)
+    return groups
+
+
+def without(argv: Sequence[str], *flags: str) -> list[str]:
+    """Remove flags and their values."""
+    return [word for name, words in flag_groups(argv) if name not in flags for word in words]
+
+
+def parsed_flags(argv: Sequence[str]) -> dict[str, Any]:
+    """Flags of a command line by name without dashes; the last one of a name counts.
+
+    `--no-x` is x: False, a flag without a value True. JSON is parsed, so numbers are numbers; several words are a list.
+    `--a.b value` sets the key b of the object a, as vLLM reads it.
+    """
+    flags: dict[str, Any] = {}
+    for name, words in flag_groups(argv)[1:]:
+        inline = words[0].partition("=")
+        values = [_parsed(word) for word in [*([inline[2]] if inline[1] else []), *words[1:]]]
+        value = values if len(values) > 1 else values[0] if values else True
+        flag, _, key = name.removeprefix("--").partition(".")
+        if key:
+            whole = flags.get(flag)
+            value = {**(whole if isinstance(whole, dict) else {}), key.replace("-", "_"): value}
+        elif flag.startswith("no-") and not values:
+            flag, value = flag.removeprefix("no-"), False
+        flags[flag] = value
+    return flags
+
+
+def _parsed(word: str) -> Any:
+    try:
+        return parse_json(word)
+    except ValueError:
+        return word
+
+
 def given_flags(extra: Sequence[str]) -> set[str]:
-    """Flags of a vLLM command line, in the spelling of our defaults."""
-    flags = {arg.split("=", 1)[0].replace("_", "-") for arg in extra if arg.startswith("--")}
-    flags |= {"--" + flag.removeprefix("--no-") for flag in flags if flag.startswith("--no-")}
-    return flags | ({"--quantization"} if "-q" in extra else set())
+    """Flags of a command line in the spelling `--a-b`; `--no-x` counts as `--x`, too."""
+    names = {name for name, _ in flag_groups(extra)[1:]}
+    return names | {"--" + name.removeprefix("--no-") for name in names if name.startswith("--no-")}
 
 
 def value_of(argv: Sequence[str], flag: str) -> str:
-    """Value of a flag; the last one counts."""
-    value = ""
-    for arg, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
-        name, equals, inline = arg.partition("=")
-        if name.replace("_", "-") == flag:
-            value = inline if equals else following
-    return value
+    """Value of a flag; the last one counts. Empty without the flag or its value."""
+    words = next((words for name, words in reversed(flag_groups(argv)) if name == flag), [""])
+    _, equals, inline = words[0].partition("=")
+    return inline if equals else words[1] if len(words) > 1 else ""
 
 
 def json_of(argv: Sequence[str], flag: str) -> dict[str, Any]:
     """JSON object in a flag; an empty one for a value that vLLM itself refuses."""
-    try:
-        value = parse_json(value_of(argv, flag) or "{}")
-    except ValueError:
-        return {}
+    value = parsed_flags(argv).get(flag.removeprefix("--"))
     return value if isinstance(value, dict) else {}

@@ -11,7 +11,7 @@ import pytest
 from tests.contract.support import sglang as sglang_support
 from tests.contract.support.peers import install, named_interpreter, new_environment
 from tests.contract.support.sglang import SGLang
-from tests.contract.support.vllm_ascend import LINES, NEWEST, VllmAscend, lines, make_environment
+from tests.contract.support.vllm_ascend import VllmAscend, make_environment
 from tests.support.command import ROOT
 
 
@@ -36,33 +36,25 @@ def msmodelslim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def vllm_ascend(tmp_path_factory: pytest.TempPathFactory) -> VllmAscend:
     """The real 0.23.0 without an NPU, 4 GB.
 
-    VLLM_ASCEND_PYTHON names the interpreter of an environment made before, by
-    `python -m tests.contract.support.vllm_ascend FOLDER`.
+    VLLM_ASCEND_PYTHON names the interpreter of an environment made before, by `glm5-ascend rehearse --prepare`.
     """
     python = named_interpreter("VLLM_ASCEND_PYTHON")
-    return VllmAscend(python) if python else make_environment(tmp_path_factory.mktemp("vllm_ascend") / "venv")
+    return VllmAscend(python) if python else make_environment(tmp_path_factory.mktemp("vllm_ascend") / "venv", "0.23")
 
 
 @pytest.fixture(scope="session")
 def vllm_ascend_030(tmp_path_factory: pytest.TempPathFactory) -> VllmAscend:
-    """The pre-release 0.30.0rc2 likewise. VLLM_ASCEND_030_PYTHON names an environment made before, by `rehearse`."""
+    """The pre-release 0.30.0rc2 likewise, by VLLM_ASCEND_030_PYTHON and `rehearse --prepare --line 0.30`."""
     python = named_interpreter("VLLM_ASCEND_030_PYTHON")
-    folder = tmp_path_factory.mktemp("vllm_ascend_030") / "venv"
-    return VllmAscend(python) if python else make_environment(folder, "0.30")
+    return (
+        VllmAscend(python) if python else make_environment(tmp_path_factory.mktemp("vllm_ascend_030") / "venv", "0.30")
+    )
 
 
-@pytest.fixture(scope="session")
-def vllm_ascend_newest(tmp_path_factory: pytest.TempPathFactory) -> VllmAscend:
-    """The newest pre-release on PyPI; VLLM_ASCEND_NEWEST_PYTHON must name its environment (`make test-newest`)."""
-    python = named_interpreter(NEWEST)
-    assert python is not None, f"{NEWEST} is not set"
-    return VllmAscend(python)
-
-
-@pytest.fixture(scope="session", params=lines())
+@pytest.fixture(scope="session", params=["vllm_ascend", "vllm_ascend_030"])
 def line(request: pytest.FixtureRequest) -> VllmAscend:
-    """Each supported line of vllm-ascend in turn; under `make test-newest` the newest pre-release alone."""
-    environment: VllmAscend = request.getfixturevalue(LINES[request.param])
+    """Each supported line of vllm-ascend in turn."""
+    environment: VllmAscend = request.getfixturevalue(request.param)
     return environment
 
 

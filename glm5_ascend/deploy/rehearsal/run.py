@@ -14,13 +14,16 @@ from typing import Any
 
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.shards import DTYPE_NAMES
+from glm5_ascend.deploy.options import RehearseOptions
+from glm5_ascend.deploy.planning.ranks import planned_ranks
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
-from glm5_ascend.deploy.profiles.load import Profile, Role
-from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment
-from glm5_ascend.deploy.rehearsal.result import FailureReport, PlannedRank, RankReport, RehearsedRank, read_rank
+from glm5_ascend.deploy.profiles.load import Profile, Role, load
+from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment, find_environment
+from glm5_ascend.deploy.rehearsal.result import FailureReport, PlannedRank, RankReport, Rehearsal, RehearsedRank
 from glm5_ascend.engine_lines import VLLM
-from glm5_ascend.errors import CheckFailedError, ConfigError
-from glm5_ascend.serve.flags import ServerCommand
+from glm5_ascend.errors import CheckFailedError, CheckpointError, ConfigError
+from glm5_ascend.model.config_file import check_architecture, read_config
+from glm5_ascend.serve.flags import ServerCommand, parsed_flags
 
 #: Package name of the files of `inside` in the other environment, which must not import the rest of this package.
 PACKAGE = "glm5_rehearsal"
@@ -28,6 +31,7 @@ INSIDE = Path(__file__).parent / "inside"
 #: Time limit in seconds; a rank takes about one minute on one core.
 LIMIT = 900
 _HERE = "127.0.0.1"
+Report = Callable[[str], None]
 _EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.")
 
 
@@ -51,16 +55,13 @@ class RankLayout:
 
 def layout(role: Role, extra: list[str]) -> RankLayout:
     """Parallel sizes of a role; flags in `extra` override it."""
+    args = role.args | parsed_flags(extra)
 
     def size(name: str) -> int:
-        flag = f"--{name}-parallel-size"
-        for i, word in enumerate(extra):
-            if word == flag or word.startswith(f"{flag}="):
-                value = word.partition("=")[2] or (extra[i + 1] if i + 1 < len(extra) else "")
-                if not value.isdecimal() or not 0 < int(value) < 10_000:
-                    raise ConfigError(f"{flag} {value}: not a number of ranks", "give a whole number")
-                return int(value)
-        return int(role.args.get(f"{name}-parallel-size", 1))
+        value = args.get(f"{name}-parallel-size", 1)
+        if type(value) is not int or not 0 < value < 10_000:
+            raise ConfigError(f"--{name}-parallel-size {value}: not a number of ranks", "give a whole number")
+        return value
 
     return RankLayout(size("tensor"), size("pipeline"), size("data"))
 
@@ -120,15 +121,37 @@ class RehearsedRole:
     planned: tuple[PlannedRank, ...] = ()
 
 
-def rehearse_role(
-    job: RehearsedRole, ranks: str, report: Callable[[str], None] = lambda line: None
-) -> list[RehearsedRank]:
-    """Rehearse ranks of one role, one after the other. ranks: see `select_ranks`.
+def rehearse(options: RehearseOptions, report: Report) -> Rehearsal:
+    """Build, load, weigh and run the ranks of a profile with vllm-ascend's own code.
 
+    Args:
+        report: prints a line of progress.
     Raises:
-        ConfigError: the profile is not vllm-ascend's, or has no such rank. CheckpointError: a damaged header.
+        ConfigError: no checkpoint, an unknown profile, role or rank, or a profile of another engine.
+        MissingEnvironmentError: GLM5_REHEARSAL names no environment. CheckpointError: a damaged header.
     """
-    require_vllm_ascend(job.profile)
+    if options.checkpoint is None or options.profile is None:
+        raise ConfigError("rehearse needs a checkpoint and --profile", "or --prepare DIR, once")
+    checkpoint, profile = Path(options.checkpoint), load(options.profile)
+    require_vllm_ascend(profile)
+    check_architecture(read_config(checkpoint), checkpoint / "config.json")
+    environment, extra = find_environment(), list(options.vllm_args)
+    ranks: list[RehearsedRank] = []
+    for role in profile.roles.values() if options.role is None else [profile.role(options.role)]:
+        planned: tuple[PlannedRank, ...] = ()
+        if not extra:  # else the planner does not know the layout
+            try:
+                planned = planned_ranks(checkpoint, profile, role, environment.line)
+            except (CheckpointError, ConfigError) as error:
+                report(f"note: no planner's numbers: {error}")
+        ranks += rehearse_role(
+            RehearsedRole(environment, profile, role, checkpoint, extra, planned), options.ranks, report
+        )
+    return Rehearsal(profile.name, str(checkpoint), tuple(ranks))
+
+
+def rehearse_role(job: RehearsedRole, ranks: str, report: Report) -> list[RehearsedRank]:
+    """Rehearse ranks of one role, one after the other. ranks: see `select_ranks`."""
     job = replace(job, role=job.role.for_version(job.environment.version))
     sizes = layout(job.role, job.extra)
     numbers, headers, rehearsed = select_ranks(ranks, sizes), headers_of(job.directory), []
@@ -180,7 +203,7 @@ def _run(environment: RehearsalEnvironment, job: dict[str, Any]) -> RankReport:
             raise CheckFailedError(f"a rank took more than {LIMIT} s", "run it on a faster machine") from None
         if not (folder / "report.json").is_file():
             return _died(done)
-        report = read_rank(folder / "report.json")
+        report = RankReport.model_validate_json((folder / "report.json").read_bytes())
     if report.failure is not None and "parser refuses" in report.failure.error:
         error = f"{report.failure.error}: {_last_line(done.stderr)}"
         report = report.model_copy(update={"failure": report.failure.model_copy(update={"error": error})})

@@ -1,17 +1,16 @@
-"""Facts that rules use, and their values from a profile and a `vllm serve` command line.
+"""Facts that rules use, and their values from a profile and the command line of an engine.
 
 Facts of a machine come from `diagnosis.machine`, facts of a checkpoint from `diagnosis.weights`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.engine_lines import VLLM_ASCEND_LINES
-from glm5_ascend.serve.flags import given_flags, json_of, value_of
+from glm5_ascend.serve.flags import parsed_flags
 
 #: Every fact -> its meaning.
 FACTS = {
@@ -101,12 +100,23 @@ FACTS = {
 EXPERTS, EXPERTS_PER_TOKEN, HIDDEN = 256, 8, 6144
 PRODUCER, CONSUMER = "kv_producer", "kv_consumer"
 _NUMBERS = {
-    "tp": ("--tensor-parallel-size", 1), "dp": ("--data-parallel-size", 1),
-    "pcp": ("--prefill-context-parallel-size", 1), "dcp": ("--decode-context-parallel-size", 1),
-    "interleave": ("--cp-kv-cache-interleave-size", 1), "block_size": ("--block-size", 128),
-    "max_model_len": ("--max-model-len", None), "max_num_seqs": ("--max-num-seqs", None),
-    "max_num_batched_tokens": ("--max-num-batched-tokens", None),
+    "tp": ("tensor-parallel-size", 1), "dp": ("data-parallel-size", 1), "pcp": ("prefill-context-parallel-size", 1),
+    "dcp": ("decode-context-parallel-size", 1), "interleave": ("cp-kv-cache-interleave-size", 1),
+    "block_size": ("block-size", 128), "max_model_len": ("max-model-len", None), "max_num_seqs": ("max-num-seqs", None),
+    "max_num_batched_tokens": ("max-num-batched-tokens", None),
 }  # fmt: skip
+#: Flags of published SGLang commands that the parser of the SGLang line refuses; rule S3 names the replacements.
+OLD_SGLANG_FLAGS = (
+    "cuda-graph-bs", "cuda-graph-max-bs", "enable-nsa-prefill-context-parallel", "nsa-prefill-cp-mode",
+    "prefill-round-robin-balance",
+)  # fmt: skip
+#: Facts of machine, checkpoint and profile that mean the same for every engine. Most rules use vllm-ascend's flags and
+#: versions. These facts stay unknown for SGLang, so the rules are not checked.
+COMMON = (
+    "npu", "node", "nodes", "dies", "weights_gib", "device_count", "hbm_gib", "shm_gib", "memlock_unlimited",
+    "open_files", "network_mount", "quantized", "model", "weights", "experts", "attention", "linear_types",
+    "kv_b_quantized", "shared_indexers", "layers_without_indexer", "mtp_layers", "mtp_tensors", "transformers",
+)  # fmt: skip
 
 
 def of_profile(profile: Profile, role: Role) -> dict[str, Any]:
@@ -134,36 +144,55 @@ def short_name(experts: str) -> str:
     return {"W4A8_DYNAMIC": "w4a8", "W8A8_DYNAMIC": "w8a8"}.get(experts, "float")
 
 
-def of_command(argv: list[str], environ: Mapping[str, str]) -> dict[str, Any]:
+def of_command(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
     """Facts of a `vllm serve` command line and its environment; later flags win."""
-    flags = given_flags(argv)
+    flags = parsed_flags(argv)
     facts: dict[str, Any] = {"engine": "vllm", "draft_inherits": False, "old_flag": ""}
-    facts |= {
-        name: number
-        for name, (flag, default) in _NUMBERS.items()
-        if (number := _number(value_of(argv, flag), default)) is not None
-    }
-    facts["ep"] = "--enable-expert-parallel" in argv
+    numbers = {name: _number(flags.get(flag), default) for name, (flag, default) in _NUMBERS.items()}
+    facts |= {name: number for name, number in numbers.items() if number is not None}
+    facts["ep"] = flags.get("enable-expert-parallel") is True
     facts["ep_size"] = facts["tp"] * facts["dp"] if facts["ep"] else 1
-    facts["prefix_cache"] = "--no-enable-prefix-caching" not in argv
-    facts["chunked_prefill"] = "--no-enable-chunked-prefill" not in argv
-    graph = json_of(argv, "--compilation-config")
-    facts["graph"] = "NONE" if "--enforce-eager" in flags else graph.get("cudagraph_mode", "FULL_AND_PIECEWISE")
+    facts["prefix_cache"] = flags.get("enable-prefix-caching") is not False
+    facts["chunked_prefill"] = flags.get("enable-chunked-prefill") is not False
+    graph = _object(flags, "compilation-config")
+    facts["graph"] = "NONE" if "enforce-eager" in flags else graph.get("cudagraph_mode", "FULL_AND_PIECEWISE")
     sizes = graph.get("cudagraph_capture_sizes") or []
     facts["capture_sizes"] = len(sizes)
     facts["capture_multiple_of_tp"] = any(size % facts["tp"] == 0 for size in sizes)
-    draft = json_of(argv, "--speculative-config")
+    draft = _object(flags, "speculative-config")
     facts["mtp"] = draft.get("num_speculative_tokens", 0) if "mtp" in str(draft.get("method")) else 0
     facts["mtp_eager"] = draft.get("enforce_eager", False)
-    facts |= _of_transfer(json_of(argv, "--kv-transfer-config"), facts)
-    additional = json_of(argv, "--additional-config")
-    facts |= _of_additional(additional, environ) | _of_caches(argv, additional)
+    facts |= _of_transfer(_object(flags, "kv-transfer-config"), facts)
+    additional = _object(flags, "additional-config")
+    facts |= _of_additional(additional, environ) | _of_caches(flags, additional)
     facts["unknown_keys"] = ", ".join(sorted(set(additional) - (VLLM_ASCEND_LINES[-1].config_keys or set(additional))))
-    facts["hccl_buffer"] = _number(environ.get("HCCL_BUFFSIZE", ""), 200)
+    facts["hccl_buffer"] = _variable(environ, "HCCL_BUFFSIZE", 200)
     if "max_num_seqs" in facts:
         facts["exchange_buffer"] = exchange_buffer(facts)
     facts["launch_blocking"] = environ.get("ASCEND_LAUNCH_BLOCKING", "0") == "1"
     return facts
+
+
+def of_sglang_command(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
+    """Facts of an SGLang command line; later flags win. With DeepEP the expert parallel size is that of TP."""
+    flags = parsed_flags(argv)
+    tp = next((_number(flags[name], 1) for name in ("tp-size", "tensor-parallel-size", "tp") if name in flags), 1)
+    ep_size = _number(flags.get("ep-size", flags.get("ep")), 1)
+    ep = tp if flags.get("moe-a2a-backend") == "deepep" else ep_size
+    drafting = "speculative-algorithm" in flags
+    inherits = "quantization" in flags and "speculative-draft-model-quantization" not in flags
+    old = next((name for name in OLD_SGLANG_FLAGS if name in flags), None)
+    facts: dict[str, Any] = {
+        "engine": "sglang", "tp": tp, "ep": ep > 1, "ep_size": ep,
+        "mtp": _number(flags.get("speculative-num-steps"), 1) if drafting else 0,
+        "draft_inherits": drafting and inherits, "old_flag": f"--{old}" if old else "",
+        "prefix_cache": "disable-radix-cache" not in flags,
+        "graph": "NONE" if "disable-cuda-graph" in flags else "FULL_DECODE_ONLY",
+        "pd": flags.get("disaggregation-mode") in ("prefill", "decode"),
+        "launch_blocking": environ.get("ASCEND_LAUNCH_BLOCKING", "0") == "1",
+    }  # fmt: skip
+    context = _number(flags.get("context-length"), 0)
+    return facts | ({"max_model_len": context} if context else {})
 
 
 def _of_transfer(transfer: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
@@ -182,7 +211,7 @@ def _of_additional(additional: dict[str, Any], environ: Mapping[str, str]) -> di
     """A key overrides its old environment variable, as in vllm-ascend's AscendConfig."""
 
     def switch(key: str, variable: str, default: int = 0) -> int:
-        return int(additional[key]) if key in additional else _number(environ.get(variable, ""), default) or 0
+        return int(additional[key]) if key in additional else _variable(environ, variable, default)
 
     parts = additional.get("finegrained_tp_config", {})
     return {
@@ -208,15 +237,14 @@ def _of_additional(additional: dict[str, Any], environ: Mapping[str, str]) -> di
     }
 
 
-def _of_caches(argv: list[str], additional: dict[str, Any]) -> dict[str, Any]:
+def _of_caches(flags: Mapping[str, Any], additional: dict[str, Any]) -> dict[str, Any]:
     """int8 caches, in both spellings."""
-    flags = value_of(argv, "--kv-cache-dtype") == "int8"
-    indexer = json_of(argv, "--attention-config").get("indexer_kv_dtype", "")
-    indexer = value_of(argv, "--attention-config.indexer-kv-dtype") or indexer
+    latents = flags.get("kv-cache-dtype") == "int8"
+    indexer = _object(flags, "attention-config").get("indexer_kv_dtype") == "int8"
     keys = [bool(additional.get(f"enable_sparse_{part}_c8")) for part in ("sfa", "li")]
     return {
-        "sfa_c8": keys[0] or flags, "li_c8": keys[1] or indexer == "int8",
-        "old_c8_keys": any(keys), "new_c8_flags": flags or indexer == "int8",
+        "sfa_c8": keys[0] or latents, "li_c8": keys[1] or indexer,
+        "old_c8_keys": any(keys), "new_c8_flags": latents or indexer,
     }  # fmt: skip
 
 
@@ -231,5 +259,16 @@ def exchange_buffer(facts: Mapping[str, Any]) -> int:
     return int(-(-2 * (local * tokens * facts["ep_size"] * sent + received) // 2**20))
 
 
-def _number(text: str, default: int | None) -> int | None:
-    return int(text) if re.fullmatch(r"-?\d+", text) else default
+def _object(flags: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """JSON object of a flag; an empty one for a value that the engine itself refuses."""
+    value = flags.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: Any, default: Any) -> Any:
+    return value if type(value) is int else default
+
+
+def _variable(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, "")
+    return int(text) if text.isdecimal() else default

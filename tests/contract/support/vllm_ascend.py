@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tarfile
 import tempfile
 from dataclasses import dataclass
@@ -15,16 +14,8 @@ from packaging.version import Version
 from glm5_ascend.deploy.rehearsal.environment import BUILD, RehearsalEnvironment, prepare
 from glm5_ascend.deploy.rehearsal.run import INSIDE, PACKAGE
 
-#: Line -> fixture with its environment.
-LINES = {"0.23": "vllm_ascend", "0.30": "vllm_ascend_030", "newest": "vllm_ascend_newest"}
-#: Names the interpreter of an environment with the newest pre-release; set, contract tests of lines run with it alone.
-NEWEST = "VLLM_ASCEND_NEWEST_PYTHON"
 RUN_LIMIT = 1800  # seconds, to end what hangs; a script takes 20 to 200
 PACKAGES = Path(__file__).parents[1]
-
-
-def lines() -> list[str]:
-    return ["newest"] if os.environ.get(NEWEST) else ["0.23", "0.30"]
 
 
 @dataclass(frozen=True)
@@ -75,10 +66,6 @@ class VllmAscend:
             raise RuntimeError(f"{script} failed:\n{done.stdout[-3000:]}\n{done.stderr[-8000:]}")
 
 
-def make_environment(folder: Path, line: str = "0.23") -> VllmAscend:
+def make_environment(folder: Path, line: str) -> VllmAscend:
     """The one that `glm5-ascend rehearse --prepare` makes: two or three minutes and 4 GB."""
     return VllmAscend(prepare(folder, line=line).python)
-
-
-if __name__ == "__main__":  # for VLLM_ASCEND_PYTHON=FOLDER/bin/python
-    print(make_environment(Path(sys.argv[1]).absolute()).python)

@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from glm5_ascend.checkpoint.summary import summarize
 from glm5_ascend.deploy import doctor
-from glm5_ascend.deploy.diagnosis import machine, machine_rows, weights
+from glm5_ascend.deploy.diagnosis import machine, machine_rows, preflight
 from glm5_ascend.deploy.diagnosis.checkpoint_rows import profile_rows
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.engine_lines import VLLM_ASCEND_023, VLLM_ASCEND_030, vllm_ascend_line
@@ -126,7 +126,7 @@ def test_a_pre_release_without_a_row_goes_with_the_vllm_of_its_number(monkeypatc
 
 
 def test_facts_of_a_checkpoint(tiny_w4a8: Path, editable: Callable[[Path], Path]) -> None:
-    facts = weights.facts(summarize(tiny_w4a8))
+    facts = preflight.checkpoint_facts(summarize(tiny_w4a8))
     assert (facts["weights"], facts["attention"], facts["group_size"]) == ("w4a8", "W8A8_DYNAMIC", 0)
     assert facts["mtp_layers"] == 1 and facts["mtp_tensors"] > 0 and facts["layers_without_indexer"] == 0
     assert not facts["kv_b_quantized"] and not facts["shared_indexers"]
@@ -135,7 +135,10 @@ def test_facts_of_a_checkpoint(tiny_w4a8: Path, editable: Callable[[Path], Path]
     description = json.loads(path.read_text())
     name = next(key for key in description if key.endswith(".kv_b_proj.weight"))
     path.write_text(json.dumps({**description, name: "W8A8_DYNAMIC", "group_size": 256}))
-    assert weights.facts(summarize(broken))["kv_b_quantized"] and weights.facts(summarize(broken))["group_size"] == 256
+    assert (
+        preflight.checkpoint_facts(summarize(broken))["kv_b_quantized"]
+        and preflight.checkpoint_facts(summarize(broken))["group_size"] == 256
+    )
 
 
 @pytest.mark.parametrize("name", ["a.safetensors.index.json", "quant_model_weight_w4a8.safetensors.index.json"])
@@ -143,12 +146,12 @@ def test_the_index_is_the_one_vllm_reads(name: str, tiny_w4a8: Path, editable: C
     """msModelSlim names its own otherwise; both can lie in one directory, in any order of the file system."""
     two = editable(tiny_w4a8)
     (two / name).write_text(json.dumps({"weight_map": {"lm_head.weight": "other.safetensors"}}))
-    assert weights.tensor_names(two) == weights.tensor_names(tiny_w4a8)
+    assert preflight.tensor_names(two) == preflight.tensor_names(tiny_w4a8)
     (two / "model.safetensors.index.json").unlink()
-    assert weights.tensor_names(two) is None
+    assert preflight.tensor_names(two) is None
     (two / "model.safetensors.index.json").write_text("{")
     with pytest.raises(CheckpointError, match="not valid JSON"):
-        weights.tensor_names(two)
+        preflight.tensor_names(two)
 
 
 def test_doctor_tells_the_truth_about_this_machine() -> None:

@@ -12,9 +12,8 @@ from packaging.version import Version
 from glm5_ascend.deploy.profiles.command import open_command
 from glm5_ascend.deploy.profiles.load import load, names
 from glm5_ascend.deploy.rules.expression import holds, names_in
-from glm5_ascend.deploy.rules.facts import FACTS, of_command, of_profile
+from glm5_ascend.deploy.rules.facts import COMMON, FACTS, of_command, of_profile, of_sglang_command
 from glm5_ascend.deploy.rules.load import ERROR, WARNING, judge, rules
-from glm5_ascend.deploy.rules.sglang_facts import COMMON, of_sglang_command
 from glm5_ascend.engine_lines import SGLANG
 
 
