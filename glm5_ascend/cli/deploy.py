@@ -33,14 +33,22 @@ def register(app: typer.Typer) -> None:
 
 def list_profiles(options: NoOptions, output: Output) -> int:
     """List every profile: machine, version, and the switches of the GLM-5 report that it sets."""
-    from glm5_ascend.deploy.profiles.listing import listed_profiles, to_dict
+    from glm5_ascend.deploy.profiles.load import load, names
     from glm5_ascend.report.terminal import show
 
-    profiles = listed_profiles()
+    profiles = [
+        {
+            "name": profile.name, "title": profile.title, "platform": profile.platform, "line": profile.line.name,
+            "status": profile.status, "roles": list(profile.roles),
+            "on": [key.replace("_", "-") for key, switch in profile.scheduling.items() if switch.on],
+        }
+        for profile in map(load, names())
+    ]  # fmt: skip
     if output.json:
-        print(json.dumps(to_dict(profiles)))
+        frame = {"schema_version": 1, "command": "deploy list", "ok": True, "exit_code": 0}
+        print(json.dumps(frame | {"profiles": profiles}))
     else:
-        show([profile.name, f"{profile.title}\n{profile.line}; on: {', '.join(profile.on)}"] for profile in profiles)
+        show([item["name"], f"{item['title']}\n{item['line']}; on: {', '.join(item['on'])}"] for item in profiles)
     return EXIT_OK
 
 

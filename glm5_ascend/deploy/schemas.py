@@ -8,7 +8,6 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from glm5_ascend.deploy.profiles.file import ProfileFile
-from glm5_ascend.deploy.profiles.variables import VariableFile
 from glm5_ascend.deploy.rendering.values import PodValues
 from glm5_ascend.deploy.rules.load import RuleFile
 from glm5_ascend.files.resources import data_dir, write_schemas
@@ -18,7 +17,6 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "profile.json": ProfileFile,
     "rules.json": RuleFile,
     "values.json": PodValues,
-    "variables.json": VariableFile,
 }
 
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import shlex
 from itertools import product
-from typing import Any
 
 import pytest
 
 from glm5_ascend.deploy.profiles import show
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.load import SCHEDULING, Profile, Role, load, merge, names
-from glm5_ascend.deploy.profiles.variables import variables
 from glm5_ascend.engine_lines import SGLANG, VLLM
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.flags import value_of
-from tests.deploy.support.profile_table import is_on, keep, table
+from tests.deploy.support.profile_table import is_on, table
 from tests.support.command import ROOT
 
 WANTED = {
@@ -214,14 +212,6 @@ def test_merging_takes_away_what_is_null() -> None:
     assert merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": None, "e": 4}, "d": None}) == {"a": {"c": 2, "e": 4}}
 
 
-def test_every_variable_has_a_reader() -> None:
-    """VLLM_* are looked up in the packages by a contract test, the others in our list."""
-    listed = variables()
-    assert all(entry.reader and entry.source for entry in listed.values())
-    used = {name for _, role in ROLES for name in role.env}
-    assert {name for name in used if not name.startswith("VLLM_")} == set(listed)
-
-
 def test_a_switch_is_set_in_one_place() -> None:
     """vllm-ascend ignores the variable where the key is in additional_config: never both."""
     for _, role in ON_ATLAS:
@@ -231,18 +221,3 @@ def test_a_switch_is_set_in_one_place() -> None:
 def test_the_readme_shows_the_profiles_as_they_are() -> None:
     """`python -m tests.deploy.support.profile_table` writes the table."""
     assert table() in (ROOT / "deploy/README.md").read_text(encoding="utf-8")
-
-
-def test_a_rehearsal_is_kept_until_one_fails() -> None:
-    recorded: dict[str, Any] = {}
-    servers = {"cache": {"layers": 79}}
-    ranks = [{"role": "server", "rank": rank, "world": 16, "problems": [], "found": servers} for rank in (0, 15)]
-    answer = {"profile": "a3-1m", "versions": {"vllm-ascend": "0.23.0.post1"}, "ranks": ranks}
-    keep(answer, recorded)
-    keep(answer | {"versions": {"vllm-ascend": "0.30.0rc2"}}, recorded)
-    assert [row["ranks"] for row in recorded["a3-1m, server"].values()] == ["0, 15 of 16"] * 2
-    bad = answer | {"ranks": [ranks[0] | {"problems": ["x"]}]}
-    keep(bad, recorded)
-    assert list(recorded["a3-1m, server"]) == ["0.30.0rc2"]
-    keep(bad | {"versions": {"vllm-ascend": "0.30.0rc2"}}, recorded)
-    assert recorded == {}

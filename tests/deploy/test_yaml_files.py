@@ -8,7 +8,6 @@ import pytest
 from pydantic import BaseModel
 
 from glm5_ascend.deploy.profiles.file import ProfileFile
-from glm5_ascend.deploy.profiles.variables import VariableFile
 from glm5_ascend.deploy.rules.load import RuleFile
 from glm5_ascend.deploy.schemas import SCHEMAS
 from glm5_ascend.errors import ConfigError
@@ -35,7 +34,6 @@ RULE = "- {id: X, topic: indexer, level: error, when: a, message: m, fix: f, sou
         (RuleFile, RULE + RULE.replace("error", "fatal"), ":2: 1.level: Input should be 'error' or 'warning'"),
         (RuleFile, RULE + RULE.replace("fix: f, ", ""), ":2: 1.fix: key is missing"),
         (RuleFile, "a: 1\n", ":1: the file: Input should be a valid list"),
-        (VariableFile, "A: {reader: r, source: s}\nB: {reader: r}\n", ":2: B.source: key is missing"),
         (RuleFile, "- {id: [\n", ": not valid YAML"),
     ],
 )

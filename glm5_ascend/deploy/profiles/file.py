@@ -65,22 +65,12 @@ class ProxyKeys(_ProfileKeys):
     program: str
 
 
-class CitedKeys(_ProfileKeys):
-    """A run of vllm-ascend's CI that the profile follows, and every switch that differs."""
-
-    file: str = Field(description="File in vllm-ascend's sources.")
-    version: str
-    differs: dict[str, dict[str, str]] = Field(
-        description="Role -> flag, key of a JSON flag after a dot, or variable -> reason for the difference."
-    )
-
-
 class SwitchKeys(_ProfileKeys):
-    """One line of the scheduling list."""
+    """One scheduling switch."""
 
-    on: bool | list[str] | None = Field(default=None, description="true: all roles; false: none; or names of roles.")
-    why: str | None = None
-    excludes: str | None = None
+    on: bool | list[str] = Field(default=False, description="true: all roles; false: none; or names of roles.")
+    why: str = ""
+    excludes: str = ""
     add: list[str] | None = Field(default=None, description="Flags that switch it on.")
 
 
@@ -94,7 +84,6 @@ class ProfileFile(_ProfileKeys):
     line: str | None = Field(default=None, description="Engine line of the profile: a row of engine_lines.py.")
     status: str | None = Field(default=None, description="How it was tested.")
     source: str | None = None
-    cited: CitedKeys | None = None
     models: list[str] | None = None
     hardware: HardwareKeys | None = None
     weights: WeightKeys | None = None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
 from packaging.version import Version
 
-from glm5_ascend.deploy.profiles.file import ProfileFile, SwitchName
+from glm5_ascend.deploy.profiles.file import ProfileFile, SwitchKeys, SwitchName
 from glm5_ascend.engine_lines import LINES, SGLANG, VLLM, EngineLine, vllm_ascend_line
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.files.resources import data_dir, near
@@ -23,25 +23,6 @@ REQUIRED = (
     "name", "title", "line", "status", "source", "models", "hardware", "weights", "roles", "scheduling",
     "on_next", "base", "multi_node",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class SchedulingSwitch:
-    """One scheduling switch. on: True, False, or the roles where it is on; add: flags that switch it on."""
-
-    on: bool | tuple[str, ...]
-    why: str
-    excludes: str
-    add: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class CitedRun:
-    """A run of vllm-ascend's CI that a profile follows. differs: role -> switch -> reason for the difference."""
-
-    file: str
-    version: str
-    differs: dict[str, dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -112,9 +93,8 @@ class Profile:
     roles: dict[str, Role]
     alternatives: bool
     proxy: dict[str, Any]
-    scheduling: dict[str, SchedulingSwitch]
-    on_next: tuple[str, ...] = field(default=())
-    cited: CitedRun | None = None
+    scheduling: dict[str, SwitchKeys]
+    on_next: tuple[str, ...] = ()
 
     @property
     def platform(self) -> str:
@@ -190,20 +170,12 @@ def _profile(name: str, data: dict[str, Any]) -> Profile:
     if missing:
         raise ConfigError(f"{directory() / name}.yaml: {', '.join(missing)}: key is missing", "see deploy/README.md")
     roles = {role: _role(role, data, keys) for role, keys in data["roles"].items()}
-    switches = {
-        key: SchedulingSwitch(
-            on=value["on"] if isinstance(value["on"], bool) else tuple(value["on"]),
-            why=value["why"],
-            excludes=value["excludes"],
-            add=tuple(value.get("add") or ()),
-        )
-        for key, value in data["scheduling"].items()
-    }
     return Profile(
         name=data["name"], title=data["title"], line=_line(name, data), status=data["status"], source=data["source"],
         models=tuple(data["models"]), hardware=data["hardware"], weights=data["weights"], memory=data.get("memory", {}),
-        roles=roles, alternatives=data.get("alternatives", False), proxy=data.get("proxy", {}), scheduling=switches,
-        on_next=tuple(data["on_next"]), cited=CitedRun(**data["cited"]) if data.get("cited") else None,
+        roles=roles, alternatives=data.get("alternatives", False), proxy=data.get("proxy", {}),
+        scheduling={key: SwitchKeys(**keys) for key, keys in data["scheduling"].items()},
+        on_next=tuple(data["on_next"]),
     )  # fmt: skip
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
-from pathlib import PurePosixPath
 
 from glm5_ascend.deploy.profiles.load import Profile
 from glm5_ascend.engine_lines import VLLM_ASCEND_LINES
@@ -20,18 +19,7 @@ def heading(profile: Profile) -> list[str]:
         f"# for {profile.line.name}; {profile.status}",
         f"# source: {profile.source}",
         *(f"# on {VLLM_ASCEND_LINES[-1].name}: {line}" for line in profile.on_next),
-        *(f"# {line}" for line in _cited(profile)),
     ]
-
-
-def _cited(profile: Profile) -> list[str]:
-    """Switches that differ from the run that the profile follows."""
-    run = profile.cited
-    if run is None:
-        return []
-    name = PurePosixPath(run.file).name
-    lines = [f"unlike {name}, {role}: {', '.join(switches)}" for role, switches in run.differs.items()]
-    return lines or [f"as {name}"]
 
 
 def exports(env: Mapping[str, str], quote: Callable[[str], str] = shlex.quote) -> list[str]:
