@@ -1,1 +1,1 @@
-"""The first hour on a machine: steps in order, a journal to resume from, and where to report failures."""
+"""The first hour on a machine: steps in order, their figures, and where to report failures."""

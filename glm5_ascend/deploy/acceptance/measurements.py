@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.deploy.acceptance.journal import FAILED, OK, WARNING
-from glm5_ascend.deploy.acceptance.steps import Accepting, AcceptStep, StepOutcome
+from glm5_ascend.deploy.acceptance.steps import FAILED, OK, WARNING, Acceptance, AcceptStep, StepResult
 from glm5_ascend.engine_lines import CPU, SGLANG
 from glm5_ascend.errors import CheckFailedError, Glm5Error
 from glm5_ascend.fidelity.api import evaluate
@@ -20,12 +19,12 @@ NPU_KERNELS = {"npu": "the official operators", "triton": "our Triton kernels"}
 FIGURES = ("output_tokens_per_s", "tpot_ms", "ttft_ms")
 
 
-def compare_kernels(setting: Accepting) -> StepOutcome:
+def compare_kernels(acceptance: Acceptance) -> StepResult:
     """`parity --device npu` (cpu for the CPU's profile): every implementation that runs, against the reference."""
     from glm5_ascend.model.device import find_device
     from glm5_kernels import ops
 
-    device = str(find_device("npu" if setting.on_npu else CPU))
+    device = str(find_device("npu" if acceptance.on_npu else CPU))
     rows = list(ops.parity(device))
     figures: dict[str, Any] = {}
     for row in rows:
@@ -38,75 +37,75 @@ def compare_kernels(setting: Accepting) -> StepOutcome:
     failed = [f"{row.op} {row.implementation} {row.variant}: {row.worst}" for row in rows if not row.ok]
     total = sum(counts["results"] for counts in figures.values())
     if not total:
-        return StepOutcome(FAILED, f"nothing but the reference runs on {device}", figures)
+        return StepResult(FAILED, f"nothing but the reference runs on {device}", figures)
     ran = ", ".join(f"{name} {counts['results']}" for name, counts in figures.items())
     verdict = f"{total} results on {device} ({ran}), {len(failed)} failed" + (f": {failed[0]}" if failed else "")
     absent = [
-        words for name, words in NPU_KERNELS.items() if setting.on_npu and not figures.get(name, {}).get("results")
+        words for name, words in NPU_KERNELS.items() if acceptance.on_npu and not figures.get(name, {}).get("results")
     ]
     verdict += f"; nothing of {' and '.join(absent)} was compared" if absent else ""
     status = FAILED if failed else WARNING if absent else OK
-    return StepOutcome(status, verdict, {"implementations": figures, "failed": failed[:20]})
+    return StepResult(status, verdict, {"implementations": figures, "failed": failed[:20]})
 
 
-def measure_cpu(setting: Accepting) -> StepOutcome:
+def measure_cpu(acceptance: Acceptance) -> StepResult:
     """`plan --measure`: this CPU as the planner's hardware. A busy machine that cannot be measured is a warning."""
     from glm5_ascend.plan.measure.describe import measure, summary, write
 
     try:
-        hardware = measure(setting.directory, setting.folder / "measure.log", rounds=3)
+        hardware = measure(acceptance.directory, acceptance.folder / "measure.log", rounds=3)
     except CheckFailedError as error:
-        return StepOutcome(WARNING, f"not measured: {error.message}", {"fix": error.tip})
-    write(hardware, setting.folder / HARDWARE, replace=True)
+        return StepResult(WARNING, f"not measured: {error.message}", {"fix": error.tip})
+    write(hardware, acceptance.folder / HARDWARE, replace=True)
     lines = list(summary(hardware))
-    return StepOutcome(OK, lines[0], {"lines": lines})
+    return StepResult(OK, lines[0], {"lines": lines})
 
 
-def evaluate_server(setting: Accepting) -> StepOutcome:
+def evaluate_server(acceptance: Acceptance) -> StepResult:
     """`eval --url URL --against SRC`: the served log-probabilities against the reference on this CPU."""
-    if setting.profile.engine == SGLANG:
-        return StepOutcome(WARNING, "SGLang gives no log-probabilities of prompts: nothing was compared")
+    if acceptance.profile.engine == SGLANG:
+        return StepResult(WARNING, "SGLang gives no log-probabilities of prompts: nothing was compared")
     report = evaluate(
-        url=setting.server.url, against=setting.against or setting.directory, window=setting.window,
-        windows=setting.windows,
-        model=setting.server.model, key=setting.key,
+        url=acceptance.server.url, against=acceptance.against or acceptance.directory, window=acceptance.window,
+        windows=acceptance.windows,
+        model=acceptance.server.model, key=acceptance.key,
     )  # fmt: skip
     verdict = report.verdict()
     status = {"good": OK, "fair": WARNING}.get(verdict.grade, FAILED)
     figures = {row.name: row.value for row in report.rows}
-    return StepOutcome(status, verdict.text, {**figures, "grade": verdict.grade, "threshold": verdict.threshold})
+    return StepResult(status, verdict.text, {**figures, "grade": verdict.grade, "threshold": verdict.threshold})
 
 
-def predict(setting: Accepting) -> StepOutcome:
+def predict(acceptance: Acceptance) -> StepResult:
     """`plan DIR` for the profile's machine, its layout and this load. A missing plan is a warning."""
     try:
-        planned = _planned(setting, None)
+        planned = _planned(acceptance, None)
     except Glm5Error as error:
-        return StepOutcome(WARNING, f"no plan: {error.message}", {"fix": error.tip})
+        return StepResult(WARNING, f"no plan: {error.message}", {"fix": error.tip})
     figures = {name: planned[name] for name in (*FIGURES, "layout", "extrapolated")}
     ranges = ((name, planned[name]) for name in FIGURES)
     verdict = ", ".join(f"{name} {x['value']:g} [{x['low']:g}-{x['high']:g}]" for name, x in ranges)
-    return StepOutcome(OK, verdict, figures)
+    return StepResult(OK, verdict, figures)
 
 
-def run_load_test(setting: Accepting) -> StepOutcome:
+def run_load_test(acceptance: Acceptance) -> StepResult:
     """The load, compared with the plan for the measured acceptance. A speed outside of its range is a warning."""
-    workload = parse_workload(setting.load)
+    workload = parse_workload(acceptance.load)
     concurrency = max(1, round(workload.concurrency))
     result = run_load(
-        setting.server, workload.prompt, workload.output, concurrency, workload.requests or 2 * concurrency
+        acceptance.server, workload.prompt, workload.output, concurrency, workload.requests or 2 * concurrency
     )
     if result.failed:
-        return StepOutcome(
+        return StepResult(
             FAILED,
             f"{result.failed} of {result.requests} requests failed: {result.error}",
             {"measured": result.to_dict()},
         )
     figures: dict[str, Any] = {"measured": result.to_dict()}
     try:
-        planned = _planned(setting, result.per_step)
+        planned = _planned(acceptance, result.per_step)
     except Glm5Error as error:
-        return StepOutcome(WARNING, f"{result.output_tokens_per_s:.1f} tokens/s; no plan: {error.message}", figures)
+        return StepResult(WARNING, f"{result.output_tokens_per_s:.1f} tokens/s; no plan: {error.message}", figures)
     outside, parts = [], []
     for name in FIGURES:
         value, predicted = figures["measured"][name], planned[name]
@@ -117,24 +116,24 @@ def run_load_test(setting: Accepting) -> StepOutcome:
             outside.append(name)
     figures["predicted"] = {name: planned[name] for name in FIGURES}
     more = f"; outside of the plan's range: {', '.join(outside)}" if outside else ""
-    return StepOutcome(WARNING if outside else OK, f"{', '.join(parts)}{more}", figures)
+    return StepResult(WARNING if outside else OK, f"{', '.join(parts)}{more}", figures)
 
 
-def _planned(setting: Accepting, per_step: float | None) -> dict[str, Any]:
+def _planned(acceptance: Acceptance, per_step: float | None) -> dict[str, Any]:
     """The data of `plan --json` for the profile's layout. per_step: measured tokens per step."""
-    role, nodes = list(setting.profile.roles.values())[-1], int(setting.profile.hardware["nodes"])
+    role, nodes = list(acceptance.profile.roles.values())[-1], int(acceptance.profile.hardware["nodes"])
     args = role.args
     drafts = int((args.get("speculative-config") or {}).get("num_speculative_tokens", 0))
     layout = None
-    if len(setting.profile.roles) == 1 and "tensor-parallel-size" in args:
+    if len(acceptance.profile.roles) == 1 and "tensor-parallel-size" in args:
         layout = f"tp={args['tensor-parallel-size']},dp={args.get('data-parallel-size', 1)}"
-    hardware = str(setting.profile.hardware["node"]).split(" or ")[0]
-    if not setting.on_npu:
-        hardware = str(setting.folder / HARDWARE)
+    hardware = str(acceptance.profile.hardware["node"]).split(" or ")[0]
+    if not acceptance.on_npu:
+        hardware = str(acceptance.folder / HARDWARE)
         if not Path(hardware).is_file():
             raise CheckFailedError("this machine was not measured", "see the step hardware")
     report = plan(
-        setting.directory, hardware=hardware, nodes=nodes, workload=setting.load, mtp=drafts, layout=layout,
+        acceptance.directory, hardware=hardware, nodes=nodes, workload=acceptance.load, mtp=drafts, layout=layout,
         acceptance=per_step if drafts == 3 else None,
     )  # fmt: skip
     return report.to_dict()

@@ -1,122 +1,194 @@
-"""All steps of an acceptance, in order, with one server for those that need it."""
+"""`glm5-ascend accept`: all steps in order, with one server for those that need it, and their report."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
-from glm5_ascend.deploy.acceptance.journal import FAILED, NOT_RUN, OK, AcceptanceJournal, StepResult
+from glm5_ascend import __version__
 from glm5_ascend.deploy.acceptance.measurements import EVAL, HARDWARE_STEP, LOAD, PARITY, PLAN
 from glm5_ascend.deploy.acceptance.steps import (
     DOCTOR,
+    FAILED,
+    NOT_RUN,
+    OK,
     SERVE_SENDS,
     SMOKE,
+    WARNING,
     WATCH,
-    Accepting,
+    Acceptance,
     AcceptStep,
-    StepOutcome,
+    StepResult,
     connect,
 )
-from glm5_ascend.errors import ConfigError, Glm5Error
+from glm5_ascend.deploy.options import AcceptOptions
+from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.errors import (
+    EXIT_CHECK_FAILED,
+    EXIT_OK,
+    ConfigError,
+    Glm5Error,
+    MissingEnvironmentError,
+    OutputError,
+)
+from glm5_ascend.files.written import write_file
 from glm5_ascend.plan.workload import parse_workload
+from glm5_ascend.report.header import make_header
+from glm5_ascend.serve.activation import on_ascend
+from glm5_ascend.serve.client import server_address
 from glm5_ascend.serve.local_server import server
+from glm5_ascend.serve.servable import check_directory
 
-SERVE = "serve"
+REPORT = "accept.json"
 #: Time to load 400 GB from a slow disk and to capture graphs.
 NPU_START_S = 5400.0
 CPU_START_S = 1800.0
-OnStep = Callable[[StepResult], object]
+#: Files up to this size are hashed. Of shards only name and size are recorded; `verify` hashes them.
+HASHED_BYTES = 32 * 1024**2
 
 
-def check_profile(setting: Accepting) -> None:
-    """Raises `ConfigError` if the profile has several servers: they cannot be started from one machine."""
-    roles = list(setting.profile.roles.values())
-    if not setting.url and not setting.simulate and (len(roles) > 1 or roles[0].nodes > 1 or roles[0].per_rank):
+def accept(options: AcceptOptions, key: str, on_step: Callable[[StepResult], object]) -> tuple[Path, dict[str, Any]]:
+    """Take all steps; a failed one does not end the others. Writes the report after each step.
+
+    Args:
+        key: API key of the server.
+    Returns:
+        (file, content of the report)
+    Raises:
+        ConfigError: unknown profile, or one with several servers and no URL. PlanError: a workload that cannot be read.
+        MissingEnvironmentError: the profile needs another machine. OutputError: the report cannot be written.
+    """
+    acceptance = acceptance_of(options, key)
+    path = acceptance.folder / REPORT
+    try:
+        acceptance.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{acceptance.folder}: {error.strerror}", "name another folder with --out") from None
+    about, results, content = _about(acceptance), list[StepResult](), dict[str, Any]()
+    first = [] if acceptance.on_npu else [HARDWARE_STEP]
+    for result in run([DOCTOR, PARITY, *first, PLAN, SMOKE, EVAL, LOAD, WATCH], acceptance):
+        results.append(result)
+        content = {**report(results, simulated=acceptance.simulate), "about": about}
+        content["steps"] = [asdict(step) for step in results]
+        write_file(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        on_step(result)
+    return path, content
+
+
+def acceptance_of(options: AcceptOptions, key: str) -> Acceptance:
+    """Check the options; see `accept` for the errors."""
+    profile, checkpoint = load(options.profile), check_directory(Path(options.directory))
+    acceptance = Acceptance(
+        checkpoint.directory,
+        profile,
+        Path(options.out or f"accept-{options.profile}"),
+        url=server_address(options.url) if options.url else "",
+        key=key,
+        minutes=options.minutes,
+        simulate=options.simulate_npu,
+        against=None if options.against is None else Path(options.against),
+        workload=options.workload,
+    )
+    roles, elsewhere = list(profile.roles.values()), acceptance.url or acceptance.simulate
+    if not elsewhere and (len(roles) > 1 or roles[0].nodes > 1 or roles[0].per_rank):
         raise ConfigError(
-            f"profile {setting.profile.name} has several servers, which one machine cannot start",
+            f"profile {profile.name} has several servers, which one machine cannot start",
             "start them (glm5-ascend deploy render), and give the address of router or proxy with --url",
         )
+    if not elsewhere and acceptance.on_npu and not on_ascend():
+        raise MissingEnvironmentError(
+            f"profile {profile.name} needs an Atlas with vllm-ascend, and this machine has none",
+            "--simulate-npu skips the steps that need it; --profile cpu runs all steps on this CPU",
+        )
+    parse_workload(acceptance.load)
+    return acceptance
 
 
-def accept_steps(setting: Accepting) -> list[AcceptStep]:
-    """All steps in order. Raises PlanError for a workload that cannot be read."""
-    parse_workload(setting.load)
-    return [DOCTOR, PARITY, *([] if setting.on_npu else [HARDWARE_STEP]), PLAN, SMOKE, EVAL, LOAD, WATCH]
-
-
-def run(
-    setting: Accepting, steps: Sequence[AcceptStep], journal: AcceptanceJournal, on_step: OnStep
-) -> list[StepResult]:
-    """Run the steps that the journal does not have, first those that need no server.
+def run(steps: Sequence[AcceptStep], acceptance: Acceptance) -> Iterator[StepResult]:
+    """Take the steps, first those that need no server, and yield their results.
 
     The other steps run after a failure, too. Without a server, steps that need it are not run.
     """
-    before = [step for step in steps if not step.server]
-    served = [step for step in steps if step.server]
-    for step in before:
-        _take(setting, step, journal, on_step)
-    pending = [step for step in served if not _is_done(step.name, journal)]
-    if SERVE in journal.results and not pending:
-        on_step(journal.results[SERVE])
+    for step in steps:
+        if not step.server:
+            yield _result(step, acceptance)
     with ExitStack() as stack:
-        if pending or SERVE not in journal.results:
-            start = AcceptStep(SERVE, lambda setting: stack.enter_context(_server(setting)), SERVE_SENDS)
-            journal.results.pop(SERVE, None)
-            _take(setting, start, journal, on_step)
-        for step in served:
-            _take(setting, step, journal, on_step)
-    return [journal.results[name] for name in (*[s.name for s in before], SERVE, *[s.name for s in served])]
+        yield _result(AcceptStep("serve", lambda it: stack.enter_context(_server(it)), SERVE_SENDS), acceptance)
+        for step in steps:
+            if step.server:
+                yield _result(step, acceptance)
 
 
-def _is_done(name: str, journal: AcceptanceJournal) -> bool:
-    return name in journal.results and journal.results[name].done
+def report(results: Sequence[StepResult], *, simulated: bool) -> dict[str, Any]:
+    """Head of the report; `accepted`: every step ran, none failed."""
+    names = {status: [r.name for r in results if r.status == status] for status in (FAILED, WARNING, NOT_RUN)}
+    accepted = not names[FAILED] and not names[NOT_RUN]
+    ok = accepted or (simulated and not names[FAILED])
+    outcome = "accepted" if accepted else "failed" if names[FAILED] else "not accepted"
+    parts = [f"{status}: {', '.join(some)}" for status, some in names.items() if some]
+    passed = len(results) - len(names[FAILED]) - len(names[NOT_RUN])
+    header = make_header()
+    return {
+        "schema_version": 1, "command": "accept", "ok": ok, "exit_code": EXIT_OK if ok else EXIT_CHECK_FAILED,
+        "accepted": accepted, "verdict": "; ".join([f"{outcome}: {passed} of {len(results)} steps passed", *parts]),
+        "date": header.date.isoformat(timespec="seconds"), "command_line": header.command, "machine": header.machine,
+        "versions": dict(header.versions), "seconds": round(sum(result.seconds for result in results), 1),
+    }  # fmt: skip
 
 
-def _take(setting: Accepting, step: AcceptStep, journal: AcceptanceJournal, on_step: OnStep) -> None:
-    """Run one step unless it is done or cannot be run."""
-    if not _is_done(step.name, journal):
-        why = _obstacle(setting, step)
-        journal.add(StepResult(step.name, NOT_RUN, why) if why else _result(setting, step))
-    on_step(journal.results[step.name])
+def _about(acceptance: Acceptance) -> dict[str, Any]:
+    files: list[dict[str, Any]] = []
+    for path in sorted(item for item in acceptance.directory.iterdir() if item.is_file()):
+        files.append({"name": path.name, "bytes": path.stat().st_size})
+        if files[-1]["bytes"] <= HASHED_BYTES:
+            files[-1]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return {
+        "checkpoint": str(acceptance.directory.resolve()), "files": files, "profile": acceptance.profile.name,
+        "engine": acceptance.profile.line.name,
+        "against": str((acceptance.against or acceptance.directory).resolve()), "url": acceptance.url,
+        "minutes": acceptance.minutes, "workload": acceptance.load,
+        "windows": [acceptance.windows, acceptance.window], "simulated": acceptance.simulate, "version": __version__,
+        "host": platform.node(),
+    }  # fmt: skip
 
 
-def _obstacle(setting: Accepting, step: AcceptStep) -> str:
-    """The reason why a step cannot be run; empty if it can."""
-    if setting.simulate and step.npu and setting.on_npu:
-        return "needs an NPU (--simulate-npu)"
-    return "no server runs: see serve" if step.server and setting.client is None else ""
-
-
-def _result(setting: Accepting, step: AcceptStep) -> StepResult:
+def _result(step: AcceptStep, acceptance: Acceptance) -> StepResult:
+    """Run one step unless something is missing for it."""
+    if acceptance.simulate and step.npu and acceptance.on_npu:
+        return StepResult(NOT_RUN, "needs an NPU (--simulate-npu)", name=step.name)
+    if step.server and acceptance.client is None:
+        return StepResult(NOT_RUN, "no server runs: see serve", name=step.name)
     began, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
     try:
-        outcome = step.run(setting)
+        result = step.run(acceptance)
     except Glm5Error as error:
-        outcome = StepOutcome(FAILED, error.message, {"fix": error.tip})
+        result = StepResult(FAILED, error.message, {"fix": error.tip})
     except Exception as error:  # any error of the machine's software is a result of the step
-        outcome = StepOutcome(FAILED, f"{type(error).__name__}: {error}".splitlines()[0][:500])
-    seconds = round(time.monotonic() - clock, 2)
-    send = step.send if outcome.status == FAILED else ""
-    return StepResult(step.name, outcome.status, outcome.verdict, seconds, began, outcome.figures, send)
+        result = StepResult(FAILED, f"{type(error).__name__}: {error}".splitlines()[0][:500])
+    seconds, send = round(time.monotonic() - clock, 2), step.send if result.status == FAILED else ""
+    return replace(result, name=step.name, seconds=seconds, began=began, send=send)
 
 
 @contextmanager
-def _server(setting: Accepting) -> Iterator[StepOutcome]:
+def _server(acceptance: Acceptance) -> Iterator[StepResult]:
     """Start the profile's server, or connect to the given one."""
-    if setting.url:
-        yield connect(setting)
+    if acceptance.url:
+        yield connect(acceptance)
         return
-    began, log = time.monotonic(), setting.folder / "serve.log"
-    options = ["--profile", setting.profile.name, "--host", "127.0.0.1"]
-    limit = NPU_START_S if setting.on_npu else CPU_START_S
-    with server(setting.directory, log, options=options, start_timeout=limit) as port:
+    began, log = time.monotonic(), acceptance.folder / "serve.log"
+    options = ["--profile", acceptance.profile.name, "--host", "127.0.0.1"]
+    limit = NPU_START_S if acceptance.on_npu else CPU_START_S
+    with server(acceptance.directory, log, options=options, start_timeout=limit) as port:
         ready = round(time.monotonic() - began, 1)
-        setting.url = f"http://127.0.0.1:{port}"
-        try:
-            outcome = connect(setting)
-            verdict = f"ready after {ready} s: serves {outcome.figures['model']}"
-            yield StepOutcome(OK, verdict, {**outcome.figures, "seconds_to_ready": ready, "log": str(log)})
-        finally:
-            setting.url, setting.client = "", None
+        acceptance.url = f"http://127.0.0.1:{port}"
+        result = connect(acceptance)
+        verdict = f"ready after {ready} s: serves {result.figures['model']}"
+        yield StepResult(OK, verdict, {**result.figures, "seconds_to_ready": ready, "log": str(log)})

@@ -1,4 +1,4 @@
-"""The setting of an acceptance, and the steps that call other commands of this package."""
+"""An acceptance, and its steps that call other commands of this package."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.deploy.acceptance.journal import FAILED, OK, WARNING
 from glm5_ascend.deploy.diagnosis.doctor import doctor
 from glm5_ascend.deploy.diagnosis.row import PROBLEM
 from glm5_ascend.deploy.profiles.load import Profile
@@ -17,12 +16,13 @@ from glm5_ascend.serve import smoke
 from glm5_ascend.serve.client import Client
 from glm5_ascend.serve.watching.api import learn_canaries, watch
 
+OK, WARNING, FAILED, NOT_RUN = "ok", "warning", "failed", "not run"
 LONGEST_PROMPT = 8192
 NPU_LOAD, CPU_LOAD = "in=3500,out=1500,concurrency=16,requests=32", "in=256,out=64,concurrency=4,requests=12"
 
 
 @dataclass
-class Accepting:
+class Acceptance:
     """What is accepted, how, and what the steps leave for each other.
 
     Attributes:
@@ -66,12 +66,21 @@ class Accepting:
 
 
 @dataclass(frozen=True)
-class StepOutcome:
-    """Result of a step. status: OK, WARNING or FAILED; verdict: one line."""
+class StepResult:
+    """Result of a step.
+
+    Attributes:
+        status: OK, WARNING, FAILED or NOT_RUN. verdict: one line. figures: for the report.
+        name, seconds, began (UTC, ISO 8601): set by `run`. send: where to report a failure, and with which files.
+    """
 
     status: str
     verdict: str
     figures: dict[str, Any] = field(default_factory=dict)
+    name: str = ""
+    seconds: float = 0.0
+    began: str = ""
+    send: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,53 +88,53 @@ class AcceptStep:
     """A step. npu: needs the profile's machine; server: needs its server; send: where to report a failure."""
 
     name: str
-    run: Callable[[Accepting], StepOutcome]
+    run: Callable[[Acceptance], StepResult]
     send: str
     npu: bool = True
     server: bool = False
 
 
-def run_doctor(setting: Accepting) -> StepOutcome:
+def run_doctor(acceptance: Acceptance) -> StepResult:
     """`doctor DIR --profile NAME`. With `simulate`, problems of the machine do not count."""
-    diagnosis = doctor(setting.directory, profile=setting.profile.name, role=next(iter(setting.profile.roles)))
+    diagnosis = doctor(acceptance.directory, profile=acceptance.profile.name, role=next(iter(acceptance.profile.roles)))
     rows = [{"item": row.item, "value": row.value, "status": row.status, "note": row.note} for row in diagnosis.rows]
     problems = [row for row in diagnosis.rows if row.status == PROBLEM]
-    if setting.simulate:
+    if acceptance.simulate:
         problems = [row for row in problems if row.id or row.item == "checkpoint"]
     warned = diagnosis.exit_code != EXIT_OK or any(row["status"] == "warning" for row in rows)
-    return StepOutcome(FAILED if problems else WARNING if warned else OK, diagnosis.verdict, {"rows": rows})
+    return StepResult(FAILED if problems else WARNING if warned else OK, diagnosis.verdict, {"rows": rows})
 
 
-def run_smoke(setting: Accepting) -> StepOutcome:
+def run_smoke(acceptance: Acceptance) -> StepResult:
     """`smoke URL`."""
-    longest = setting.server.entry().get("max_model_len") or 2 * LONGEST_PROMPT
-    lines = smoke.run(setting.server, smoke.SmokeBounds(min(LONGEST_PROMPT, longest // 2)))
+    longest = acceptance.server.entry().get("max_model_len") or 2 * LONGEST_PROMPT
+    lines = smoke.run(acceptance.server, smoke.SmokeBounds(min(LONGEST_PROMPT, longest // 2)))
     statuses = {line.status for line in lines}
     status = FAILED if smoke.FAILED in statuses else WARNING if smoke.WARNING in statuses else OK
     figures = {line.check: {"status": line.status, "detail": line.detail, **line.values} for line in lines}
-    return StepOutcome(status, smoke.verdict(lines), figures)
+    return StepResult(status, smoke.verdict(lines), figures)
 
 
-def run_watch(setting: Accepting) -> StepOutcome:
+def run_watch(acceptance: Acceptance) -> StepResult:
     """`watch --learn`, then `watch` for the given minutes with a poll every ten seconds."""
-    client, file = setting.server, setting.folder / "canaries.json"
+    client, file = acceptance.server, acceptance.folder / "canaries.json"
     reference = learn_canaries(client.url, file, model=client.model, timeout=client.timeout, key=client.key)
-    polls = max(2, round(setting.minutes * 6))
+    polls = max(2, round(acceptance.minutes * 6))
     report = watch(client.url, canaries=file, polls=polls, model=client.model, key=client.key, timeout=client.timeout)
     status = OK if report.exit_code == EXIT_OK and not report.unreachable else FAILED
     figures = report.to_dict() | {
         "canaries": len(reference.canaries), "learnt_tokens_per_step": reference.tokens_per_step
     }  # fmt: skip
-    return StepOutcome(status, report.verdict, figures)
+    return StepResult(status, report.verdict, figures)
 
 
-def connect(setting: Accepting) -> StepOutcome:
-    """Ask the server at `setting.url` for its model, and set `setting.client`."""
-    client = Client(setting.url, timeout=1800.0, key=setting.key)
+def connect(acceptance: Acceptance) -> StepResult:
+    """Ask the server at `acceptance.url` for its model, and set `acceptance.client`."""
+    client = Client(acceptance.url, timeout=1800.0, key=acceptance.key)
     entry = client.entry()
-    setting.client = replace(client, model=entry["id"])
+    acceptance.client = replace(client, model=entry["id"])
     figures = {"model": entry["id"], "max_model_len": entry.get("max_model_len")}
-    return StepOutcome(OK, f"{setting.url} serves {entry['id']}, up to {entry.get('max_model_len')} tokens", figures)
+    return StepResult(OK, f"{acceptance.url} serves {entry['id']}, up to {entry.get('max_model_len')} tokens", figures)
 
 
 DOCTOR = AcceptStep(
