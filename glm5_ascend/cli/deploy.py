@@ -70,8 +70,7 @@ def heartbeat(options: HeartbeatOptions, output: Output) -> int:
 
     OPENAI_API_KEY is the servers' API key, if they need one.
     """
-    from glm5_ascend.deploy.fleet.commands import fill_command, run_command
-    from glm5_ascend.deploy.fleet.heartbeat import FleetHeartbeat
+    from glm5_ascend.deploy.heartbeat import FleetHeartbeat, fill_command, run_command
     from glm5_ascend.serve.router import connected
     from glm5_ascend.serve.watching.canaries import read_canaries
 

@@ -26,8 +26,7 @@ def register(app: typer.Typer) -> None:
 def run(options: ServeOptions, output: Output) -> int:
     """Serve the OpenAI API with vLLM: on this CPU, or by a deploy profile. Flags after `--` go to vLLM and win."""
     from glm5_ascend.deploy.profiles.command import ServerPlace
-    from glm5_ascend.deploy.refusals import refuse_broken
-    from glm5_ascend.deploy.serve_profile import serve_profile, shell_script
+    from glm5_ascend.deploy.serve_profile import refuse_broken, serve_profile, shell_script
     from glm5_ascend.serve.foreground import default_log, run_server
     from glm5_ascend.serve.launch import launch
     from glm5_ascend.serve.servable import check_directory

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from enum import StrEnum
 from typing import Annotated
 
-from glm5_ascend.deploy.target import RenderTarget
 from glm5_ascend.engine_lines import STABLE, VLLM_ASCEND_LINES
 from glm5_ascend.options import Argument, ExtraArguments, Option, StrPath
 
@@ -24,6 +24,15 @@ class DoctorOptions:
     _: KW_ONLY
     profile: Annotated[str | None, Option("Deploy profile to check for known bad combinations.", "NAME")] = None
     role: Annotated[str | None, Option(_ROLE, "NAME")] = None
+
+
+class RenderTarget(StrEnum):
+    """Value of `deploy render --to`."""
+
+    shell = "shell"
+    compose = "compose"
+    k8s = "k8s"
+    kustomize = "kustomize"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -11,17 +12,18 @@ from pathlib import Path
 from packaging.version import Version
 
 from glm5_ascend.checkpoint.summary import CheckpointSummary
-from glm5_ascend.deploy.profiles.command import ServerPlace, command
-from glm5_ascend.deploy.profiles.engines import verify_name
-from glm5_ascend.deploy.profiles.load import Profile, load
-from glm5_ascend.deploy.profiles.show import script
-from glm5_ascend.deploy.refusals import refuse_broken, refuse_known_bad, refuse_other_platform, refuse_other_weights
+from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
+from glm5_ascend.deploy.diagnosis.preflight import preflight
+from glm5_ascend.deploy.profiles.command import ServerPlace, command, script, verify_name
+from glm5_ascend.deploy.profiles.load import Profile, Role, load
+from glm5_ascend.deploy.rules.load import ERROR
 from glm5_ascend.engine_lines import CPU, NPU, SGLANG
-from glm5_ascend.errors import MissingEnvironmentError
+from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError
+from glm5_ascend.serve.activation import on_ascend
 from glm5_ascend.serve.c8_flags import with_keys
-from glm5_ascend.serve.environment import version_of
+from glm5_ascend.serve.environment import require_cpu_environment, version_of
 from glm5_ascend.serve.flags import ServerCommand, given_flags, value_of
-from glm5_ascend.serve.launch import KEY_GUARD, SERVER_MODULE, become, port_of, require_free_port
+from glm5_ascend.serve.launch import KEY_GUARD, SERVER_MODULE, become, port_of, refuse_flags, require_free_port
 from glm5_ascend.serve.servable import check_directory
 
 
@@ -48,7 +50,8 @@ def serve_profile(
         start: receives the command to start.
 
     Raises:
-        Glm5Error: see `refusals` and `check_directory`; `ConfigError` for a machine that the profile does not have.
+        Glm5Error: see `check_directory` and the functions `refuse_...`; `ConfigError` for a machine that the profile
+            does not have.
     """
     checkpoint = check_directory(Path(directory))
     loaded = load(profile)
@@ -112,3 +115,75 @@ def executable(name: str) -> str:
     if path is None:
         raise MissingEnvironmentError("vLLM's command `vllm` is not installed", "make install-cpu, or the image")
     return path
+
+
+def refuse_broken(checkpoint: CheckpointSummary, engine: str) -> None:
+    """Refuse a broken checkpoint. vLLM loads many of them without an error; headers reveal most.
+
+    Args:
+        engine: name of the engine for `verify`.
+    Raises:
+        CheckFailedError: the quick check of `verify` failed; its findings go to stderr.
+    """
+    if not (checkpoint.directory / DESCRIPTION_NAME).is_file():
+        return
+    from glm5_ascend.verify import verify  # loads torch
+
+    report = verify(checkpoint.directory, engine=engine, deep=False)
+    if not report.ok:
+        for line in report.lines(quiet=True):
+            print(line, file=sys.stderr)
+        raise CheckFailedError(
+            f"{checkpoint.directory}: broken checkpoint, it would serve garbage or fail to load",
+            "quantize again, or --skip-verify to serve it anyway",
+        )
+
+
+def refuse_known_bad(
+    profile: Profile, role: Role, checkpoint: CheckpointSummary, vllm_args: Sequence[str], *, only_warn: bool
+) -> None:
+    """Check the rules of `doctor` for the exact command; print broken ones to stderr.
+
+    Raises:
+        CheckFailedError: a broken rule is an error, unless `only_warn`.
+    """
+    (result,) = preflight(profile, checkpoint, role.name, list(vllm_args))
+    for broken in result.broken:
+        print(f"{broken.level} {broken.id}: {broken.message} ({broken.source})\n  fix: {broken.fix}", file=sys.stderr)
+    errors = [broken.id for broken in result.broken if broken.level == ERROR]
+    if errors and not only_warn:
+        raise CheckFailedError(
+            f"profile {profile.name}: known bad combination ({', '.join(errors)})",
+            "see the lines above, or --skip-verify to serve it anyway",
+        )
+
+
+def refuse_other_weights(profile: Profile, checkpoint: CheckpointSummary) -> None:
+    """Raises `ConfigError` if the profile is for other weight types."""
+    for part, has in (("experts", checkpoint.experts), ("attention", checkpoint.attention)):
+        expected = profile.weights[part]
+        if expected not in ("any", has):
+            raise ConfigError(
+                f"profile {profile.name} is for {part} in {expected}, {checkpoint.directory} has {has}",
+                f"quantize with --recipe {profile.weights['recipe']}, or choose another profile",
+            )
+
+
+def refuse_other_platform(profile: Profile, vllm_args: Sequence[str]) -> None:
+    """Raises `MissingEnvironmentError` or `ConfigError` if this machine cannot run the profile."""
+    if profile.platform == "cpu":
+        if on_ascend():
+            raise MissingEnvironmentError("profile cpu: vllm-ascend is installed here", "choose a profile for Atlas")
+        require_cpu_environment()
+        refuse_flags(vllm_args)
+    elif profile.engine == SGLANG:
+        if importlib.util.find_spec("sglang") is None or importlib.util.find_spec("torch_npu") is None:
+            raise MissingEnvironmentError(
+                f"profile {profile.name} needs SGLang and torch_npu, which are not installed here",
+                "run it in SGLang's image for Atlas; --dry-run prints the command anywhere",
+            )
+    elif not on_ascend():
+        raise MissingEnvironmentError(
+            f"profile {profile.name} needs vllm-ascend, which is not installed here",
+            "run it in the vllm-ascend image; --dry-run prints the command anywhere",
+        )

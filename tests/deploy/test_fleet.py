@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from glm5_ascend.deploy.fleet.heartbeat import FleetHeartbeat
+from glm5_ascend.deploy.heartbeat import FleetHeartbeat
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.deploy.rendering.files import rendered_texts
 from glm5_ascend.serve.local_server import free_port

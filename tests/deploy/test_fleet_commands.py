@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from glm5_ascend.deploy.fleet.commands import fill_command, run_command
-from glm5_ascend.deploy.fleet.heartbeat import FleetHeartbeat
+from glm5_ascend.deploy.heartbeat import FleetHeartbeat, fill_command, run_command
 from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError
 from glm5_ascend.serve.router import RunningRouter
 from tests.serve.test_smoke import bad_server

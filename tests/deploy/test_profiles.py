@@ -7,8 +7,7 @@ from itertools import product
 
 import pytest
 
-from glm5_ascend.deploy.profiles import show
-from glm5_ascend.deploy.profiles.command import ServerPlace, command
+from glm5_ascend.deploy.profiles.command import ServerPlace, command, script
 from glm5_ascend.deploy.profiles.load import SCHEDULING, Profile, Role, load, merge, names
 from glm5_ascend.engine_lines import SGLANG, VLLM
 from glm5_ascend.errors import ConfigError
@@ -200,7 +199,7 @@ def test_the_users_flags_win() -> None:
 def test_what_is_printed_is_what_runs() -> None:
     profile = load("a3-1m")
     built = command(profile, profile.role(None), ServerPlace(), "a dir's name", [])
-    lines = show.script(profile, built).splitlines()
+    lines = script(profile, built).splitlines()
     code = [line for line in lines if not line.startswith("#")]
     exported = dict(line.removeprefix("export ").split("=", 1) for line in code if line.startswith("export "))
     assert {name: shlex.split(value)[0] for name, value in exported.items()} == built.env

@@ -13,10 +13,9 @@ import pytest
 
 from glm5_ascend.cli import run
 from glm5_ascend.deploy.diagnosis.checkpoint_rows import checkpoint_rows
-from glm5_ascend.deploy.profiles.engines import verify_name
+from glm5_ascend.deploy.profiles.command import verify_name
 from glm5_ascend.deploy.profiles.load import load, names
-from glm5_ascend.deploy.refusals import refuse_broken
-from glm5_ascend.deploy.serve_profile import serve_profile
+from glm5_ascend.deploy.serve_profile import refuse_broken, serve_profile
 from glm5_ascend.engine_lines import SGLANG
 from glm5_ascend.errors import CheckFailedError
 from glm5_ascend.serve import servable

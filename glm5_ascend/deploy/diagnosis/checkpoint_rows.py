@@ -8,7 +8,7 @@ from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.deploy.diagnosis.preflight import Preflight, preflight
 from glm5_ascend.deploy.diagnosis.row import DoctorRow
-from glm5_ascend.deploy.profiles.engines import verify_name
+from glm5_ascend.deploy.profiles.command import verify_name
 from glm5_ascend.deploy.profiles.load import Profile
 from glm5_ascend.deploy.rules.load import ERROR, BrokenRule, rules
 

@@ -1,22 +1,26 @@
-"""The exact environment and command of a profile's role on one machine."""
+"""The exact environment and command of a profile's role on one machine, and the lines of a script that runs it."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from glm5_ascend.deploy.profiles.engines import as_flag, head
 from glm5_ascend.deploy.profiles.load import Profile, Role
-from glm5_ascend.engine_lines import SGLANG
+from glm5_ascend.engine_lines import SGLANG, VLLM, VLLM_ASCEND_LINES
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.serve.flags import ServerCommand, given_flags
+from glm5_ascend.serve.flags import ServerCommand, given_flags, without
 
 #: Words in braces that a profile may use -> option of `serve` that gives the value.
 WORDS = {
     "head": "--head", "ip": "--ip", "nic": "--nic", "node": "--node", "start_rank": "--node",
     "rank": "--node and --rank", "devices": "--rank", "port": "--rank", "store": "--head",
 }  # fmt: skip
+#: Words before the model; after it come only flags.
+_HEADS = {VLLM: ("vllm", "serve"), SGLANG: ("python", "-m", "sglang.launch_server", "--model-path")}
 _WORD = re.compile(r"\{(" + "|".join(WORDS) + r")\}")
 
 
@@ -41,13 +45,29 @@ class ServerPlace:
     port: int | None = None
 
 
+def verify_name(engine: str, platform: str) -> str:
+    """Name of the engine for `verify --engine`."""
+    return engine if engine == SGLANG or platform == "cpu" else "vllm-ascend"
+
+
+def as_flag(engine: str, name: str, value: Any) -> list[str]:
+    """A flag of a profile as words. SGLang has no `--no-x` and takes lists as several words."""
+    if value is True:
+        return [f"--{name}"]
+    if value is False:
+        return [] if engine == SGLANG else [f"--no-{name}"]
+    if isinstance(value, list) and engine == SGLANG:
+        return [f"--{name}", *map(str, value)]
+    return [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
+
+
 def open_command(role: Role, model: str, extra: list[str], host: str | None = None) -> ServerCommand:
     """The command with its `{words}` unfilled. `extra` comes last; its flags replace the profile's."""
     flags = {"host": role.args.get("host", "127.0.0.1"), "port": "{port}"}
     if host is not None:
         flags["host"] = host
     overridden = given_flags(extra)
-    argv = head(role.engine, model)
+    argv = [*_HEADS[role.engine], model]
     for name, value in {**flags, **{k: v for k, v in role.args.items() if k != "host"}}.items():
         if f"--{name}" not in overridden:
             argv += as_flag(role.engine, name, value)
@@ -82,21 +102,7 @@ def headless(role: Role, node: int, argv: list[str]) -> list[str]:
     """Add --headless on all nodes of a common command but the first. SGLang tells them apart by --node-rank."""
     if role.engine == SGLANG or role.per_rank or node == 0 or role.nodes == 1:
         return argv
-    return [*argv[:3], "--headless", *without(argv[3:], ("--api-server-count",))]
-
-
-def without(argv: list[str], flags: tuple[str, ...]) -> list[str]:
-    """Remove flags and their values from argv."""
-    remaining: list[str] = []
-    skip = False
-    for arg in argv:
-        if skip:
-            skip = False
-        elif arg in flags:
-            skip = True
-        else:
-            remaining.append(arg)
-    return remaining
+    return [*argv[:3], "--headless", *without(argv[3:], "--api-server-count")]
 
 
 def fill(text: str, words: Mapping[str, str], profile: Profile) -> str:
@@ -137,3 +143,34 @@ def check_place(profile: Profile, role: Role, server: ServerPlace) -> None:
 
 def _choices(option: str, count: int) -> str:
     return f"{option} {' or '.join(map(str, range(count)))}"
+
+
+def heading(profile: Profile) -> list[str]:
+    """Title, status and source of the profile as comments."""
+    return [
+        f"# {profile.name}: {profile.title}",
+        f"# for {profile.line.name}; {profile.status}",
+        f"# source: {profile.source}",
+        *(f"# on {VLLM_ASCEND_LINES[-1].name}: {line}" for line in profile.on_next),
+    ]
+
+
+def exports(env: Mapping[str, str], quote: Callable[[str], str] = shlex.quote) -> list[str]:
+    return [f"export {name}={quote(value)}" for name, value in env.items()]
+
+
+def call(argv: list[str], quote: Callable[[str], str] = shlex.quote, end: str = "") -> list[str]:
+    """One flag per line, joined by backslashes."""
+    groups: list[list[str]] = []
+    for position, arg in enumerate(argv):
+        if position == 0 or arg.startswith("--"):
+            groups.append([])
+        groups[-1].append(quote(arg))
+    lines = [" ".join(group) for group in groups]
+    if end:
+        lines.append(end)
+    return [("  " if i else "") + line + (" \\" if i < len(lines) - 1 else "") for i, line in enumerate(lines)]
+
+
+def script(profile: Profile, command: ServerCommand) -> str:
+    return "\n".join([*heading(profile), *exports(command.env), *call(command.argv)])

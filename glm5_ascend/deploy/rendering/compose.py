@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from glm5_ascend.deploy.profiles.command import heading
 from glm5_ascend.deploy.profiles.load import Profile, Role
-from glm5_ascend.deploy.profiles.show import heading
 from glm5_ascend.deploy.rendering import image, scripts
 from glm5_ascend.deploy.rendering.check_scripts import HEALTH
 from glm5_ascend.deploy.rendering.script_parts import KEY_VARIABLE

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.deploy.options import RenderOptions
+from glm5_ascend.deploy.options import RenderOptions, RenderTarget
 from glm5_ascend.deploy.profiles.load import Profile, load
 from glm5_ascend.deploy.rendering import compose, kubernetes, kustomize, scripts
 from glm5_ascend.deploy.rendering.kubernetes import DEFAULTS
 from glm5_ascend.deploy.rendering.values import PodValues
-from glm5_ascend.deploy.target import RenderTarget
 from glm5_ascend.errors import ConfigError, OutputError, shown
 from glm5_ascend.files.written import new_folder, write_file
 from glm5_ascend.files.yaml_file import read_yaml

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from glm5_ascend.deploy.profiles.command import heading
 from glm5_ascend.deploy.profiles.load import Profile, Role
-from glm5_ascend.deploy.profiles.show import heading
 from glm5_ascend.deploy.rendering import image, kubernetes_front, monitoring, scripts
 from glm5_ascend.deploy.rendering.check_scripts import CHECKS, HEALTH
 from glm5_ascend.deploy.rendering.kubernetes_front import ANSWERS, INSTANCE, PART_OF, full_name, service_name
 from glm5_ascend.deploy.rendering.pod import pod
 from glm5_ascend.deploy.rendering.values import PodValues
-from glm5_ascend.deploy.rendering.yaml_text import dumped
+from glm5_ascend.deploy.rendering.yaml_text import dumped, manifest
 from glm5_ascend.errors import ConfigError
 
 #: Port of SGLang's memory store: ASCEND_MF_STORE_URL of its profiles.
@@ -67,91 +67,62 @@ def document(profile: Profile, objects: list[dict[str, Any]]) -> str:
 
 
 def config_map(profile: Profile, role: Role, model: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": full_name(profile, role)},
-        "data": {
-            scripts.script_name(role): scripts.script(profile, role, model),
-            "health.sh": HEALTH,
-            "checks.sh": CHECKS,
-        },
-    }
+    script = {scripts.script_name(role): scripts.script(profile, role, model)}
+    return manifest(
+        "v1", "ConfigMap", full_name(profile, role), data={**script, "health.sh": HEALTH, "checks.sh": CHECKS}
+    )
 
 
 def workload(profile: Profile, role: Role, model: str, values: PodValues = DEFAULTS) -> dict[str, Any]:
     name = full_name(profile, role)
+    # The NPUs of a machine hold one server: the old one ends first, one machine or group at a time.
+    rolling = {"maxSurge": 0, "maxUnavailable": 1}
+    spec: dict[str, Any] = {"replicas": values.replicas}
     if role.nodes == 1:
-        return {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": {"name": name},
-            "spec": {
-                "replicas": values.replicas,
-                # The NPUs of a machine hold one server: the old one ends first, one machine at a time.
-                "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
-                "progressDeadlineSeconds": values.life.start_minutes * 60 + 600,
-                "selector": {"matchLabels": {INSTANCE: name}},
-                "template": pod(profile, role, model, values, leader=True),
-            },
+        spec |= {
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": rolling},
+            "progressDeadlineSeconds": values.life.start_minutes * 60 + 600,
+            "selector": {"matchLabels": {INSTANCE: name}},
+            "template": pod(profile, role, model, values, leader=True),
         }
-    return {
-        "apiVersion": "leaderworkerset.x-k8s.io/v1",
-        "kind": "LeaderWorkerSet",
-        "metadata": {"name": name},
-        "spec": {
-            "replicas": values.replicas,
-            "rolloutStrategy": {
-                "type": "RollingUpdate",
-                "rollingUpdateConfiguration": {"maxSurge": 0, "maxUnavailable": 1},
-            },
-            "leaderWorkerTemplate": {
-                "size": role.nodes,
-                "restartPolicy": "RecreateGroupOnPodRestart",  # ranks cannot reconnect
-                "leaderTemplate": pod(profile, role, model, values, leader=True),
-                "workerTemplate": pod(profile, role, model, values, leader=role.per_rank),
-            },
+        return manifest("apps/v1", "Deployment", name, spec=spec)
+    spec |= {
+        "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdateConfiguration": rolling},
+        "leaderWorkerTemplate": {
+            "size": role.nodes,
+            "restartPolicy": "RecreateGroupOnPodRestart",  # ranks cannot reconnect
+            "leaderTemplate": pod(profile, role, model, values, leader=True),
+            "workerTemplate": pod(profile, role, model, values, leader=role.per_rank),
         },
     }
+    return manifest("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", name, spec=spec)
 
 
 def disruption(profile: Profile, role: Role) -> dict[str, Any]:
     """Node drains evict one pod at a time; a pod that is not ready does not block them."""
     name = full_name(profile, role)
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": {"name": name},
-        "spec": {
-            "maxUnavailable": 1,
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": {INSTANCE: name}},
-        },
+    spec = {
+        "maxUnavailable": 1,
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": {"matchLabels": {INSTANCE: name}},
     }
+    return manifest("policy/v1", "PodDisruptionBudget", name, spec=spec)
 
 
 def pod_group(profile: Profile, role: Role, replicas: int) -> dict[str, Any]:
-    return {
-        "apiVersion": "scheduling.volcano.sh/v1beta1",
-        "kind": "PodGroup",
-        "metadata": {"name": full_name(profile, role)},
-        "spec": {"minMember": role.nodes * max(1, replicas)},
-    }
+    members = {"minMember": role.nodes * max(1, replicas)}
+    return manifest("scheduling.volcano.sh/v1beta1", "PodGroup", full_name(profile, role), spec=members)
 
 
 def network_policy(profile: Profile, values: PodValues) -> dict[str, Any]:
     """Peers that may reach the pods. It does not apply to pods on the host's network: the key protects them."""
     peers = [{"podSelector": {}}] if values.auth.allow_from is None else values.auth.allow_from
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": {"name": profile.name},
-        "spec": {
-            "podSelector": {"matchLabels": {PART_OF: profile.name}},
-            "policyTypes": ["Ingress"],
-            "ingress": [{"from": peers}] if peers else [],
-        },
+    spec = {
+        "podSelector": {"matchLabels": {PART_OF: profile.name}},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": peers}] if peers else [],
     }
+    return manifest("networking.k8s.io/v1", "NetworkPolicy", profile.name, spec=spec)
 
 
 def service(profile: Profile, role: Role) -> dict[str, Any]:
@@ -160,12 +131,5 @@ def service(profile: Profile, role: Role) -> dict[str, Any]:
     if scripts.uses_store(role) and role is profile.roles["prefill"]:  # decode connects to both on prefill
         handshake = int(role.args["disaggregation-bootstrap-port"])
         ports += [{"name": n, "port": p, "targetPort": p} for n, p in (("store", STORE_PORT), ("handshake", handshake))]
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": service_name(profile, role), "labels": {PART_OF: profile.name}},
-        "spec": {
-            "selector": {INSTANCE: full_name(profile, role), ANSWERS: "yes"},
-            "ports": ports,
-        },
-    }
+    selector = {INSTANCE: full_name(profile, role), ANSWERS: "yes"}
+    return manifest("v1", "Service", service_name(profile, role), spec={"selector": selector, "ports": ports})

@@ -12,6 +12,7 @@ from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.rendering import image, scripts
 from glm5_ascend.deploy.rendering.script_parts import KEY_VARIABLE
 from glm5_ascend.deploy.rendering.values import PodValues
+from glm5_ascend.deploy.rendering.yaml_text import manifest
 from glm5_ascend.engine_lines import SGLANG
 
 INSTANCE, PART_OF, ANSWERS = "app.kubernetes.io/instance", "app.kubernetes.io/part-of", "glm5-ascend/answers"
@@ -63,17 +64,11 @@ def watching_pods(name: str) -> list[dict[str, Any]]:
     """A service account that may only list the pods of its namespace."""
     group = "rbac.authorization.k8s.io"
     rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
-    account = {"kind": "ServiceAccount", "name": name}
+    role, account = {"apiGroup": group, "kind": "Role", "name": name}, {"kind": "ServiceAccount", "name": name}
     return [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}},
-        {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": {"name": name}, "rules": [rule]},
-        {
-            "apiVersion": f"{group}/v1",
-            "kind": "RoleBinding",
-            "metadata": {"name": name},
-            "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
-            "subjects": [account],
-        },
+        manifest("v1", "ServiceAccount", name),
+        manifest(f"{group}/v1", "Role", name, rules=[rule]),
+        manifest(f"{group}/v1", "RoleBinding", name, roleRef=role, subjects=[account]),
     ]
 
 
@@ -183,25 +178,11 @@ def front(
         spec["serviceAccountName"] = account
     labels = {INSTANCE: name}  # the selector; the NetworkPolicy selects by PART_OF
     annotations = {"glm5-ascend/config": hashlib.sha256(script.encode()).hexdigest()[:16]}
+    template = {"metadata": {"labels": labels | {PART_OF: profile.name}, "annotations": annotations}, "spec": spec}
+    ports = [{"name": "http", "port": port, "targetPort": port}]
+    deployment = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
     return [
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {file: script}},
-        {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": {"name": name},
-            "spec": {
-                "replicas": 1,
-                "selector": {"matchLabels": labels},
-                "template": {
-                    "metadata": {"labels": labels | {PART_OF: profile.name}, "annotations": annotations},
-                    "spec": spec,
-                },
-            },
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {"name": name},
-            "spec": {"selector": labels, "ports": [{"name": "http", "port": port, "targetPort": port}]},
-        },
+        manifest("v1", "ConfigMap", name, data={file: script}),
+        manifest("apps/v1", "Deployment", name, spec=deployment),
+        manifest("v1", "Service", name, spec={"selector": labels, "ports": ports}),
     ]

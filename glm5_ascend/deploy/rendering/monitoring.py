@@ -8,6 +8,7 @@ from typing import Any
 from glm5_ascend.deploy.profiles.load import Profile
 from glm5_ascend.deploy.rendering.kubernetes_front import ANSWERS, PART_OF
 from glm5_ascend.deploy.rendering.values import PodValues
+from glm5_ascend.deploy.rendering.yaml_text import manifest
 
 #: Name -> (expression, duration, summary).
 ALERTS: dict[str, tuple[str, str, str]] = {
@@ -59,6 +60,11 @@ def objects(profile: Profile, values: PodValues) -> list[dict[str, Any]]:
     """PodMonitor and PrometheusRule."""
     operator, labels = "monitoring.coreos.com/v1", {PART_OF: profile.name, **values.monitoring.labels}
     count = max(role.local_ranks if role.per_rank else 1 for role in profile.roles.values())
+    monitor = {
+        "jobLabel": PART_OF,
+        "selector": {"matchLabels": {PART_OF: profile.name, ANSWERS: "yes"}},
+        "podMetricsEndpoints": [{"port": f"http-{i}", "path": "/metrics", "interval": "15s"} for i in range(count)],
+    }
     rules = [
         {
             "alert": name,
@@ -69,23 +75,10 @@ def objects(profile: Profile, values: PodValues) -> list[dict[str, Any]]:
         }
         for name, (expression, duration, summary) in ALERTS.items()
     ]
-    return [
-        {
-            "apiVersion": operator,
-            "kind": "PodMonitor",
-            "metadata": {"name": profile.name, "labels": labels},
-            "spec": {
-                "jobLabel": PART_OF,
-                "selector": {"matchLabels": {PART_OF: profile.name, ANSWERS: "yes"}},
-                "podMetricsEndpoints": [
-                    {"port": f"http-{i}", "path": "/metrics", "interval": "15s"} for i in range(count)
-                ],
-            },
-        },
-        {
-            "apiVersion": operator,
-            "kind": "PrometheusRule",
-            "metadata": {"name": profile.name, "labels": labels},
-            "spec": {"groups": [{"name": profile.name, "rules": rules}]},
-        },
+    rendered = [
+        manifest(operator, "PodMonitor", profile.name, spec=monitor),
+        manifest(operator, "PrometheusRule", profile.name, spec={"groups": [{"name": profile.name, "rules": rules}]}),
     ]
+    for item in rendered:
+        item["metadata"]["labels"] = labels
+    return rendered

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from glm5_ascend.deploy.profiles.engines import verify_name
+from glm5_ascend.deploy.profiles.command import verify_name
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.rendering import image, scripts
 from glm5_ascend.deploy.rendering.check_scripts import HEALTH

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import re
 
-from glm5_ascend.deploy.profiles.command import WORDS, open_command, without
+from glm5_ascend.deploy.profiles.command import WORDS, call, heading, open_command
 from glm5_ascend.deploy.profiles.load import Profile, Role
-from glm5_ascend.deploy.profiles.show import call, heading
 from glm5_ascend.deploy.rendering.script_parts import CANN, DRAIN, KEY_VARIABLE, NIC_FINDER, NO_PROXY, STOP, key_check
 from glm5_ascend.engine_lines import SGLANG
+from glm5_ascend.serve.flags import without
 
-#: A profile's words as the script's variables.
-VARIABLES = {
-    "head": "${HEAD}", "ip": "${IP}", "nic": "${NIC}", "node": "${NODE}", "start_rank": "${START_RANK}",
-    "rank": "${RANK}", "devices": "${DEVICES}", "port": "${PORT}", "store": "${STORE}",
-}  # fmt: skip
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 PLACE = """\
 # A LeaderWorkerSet sets the first two.
@@ -65,7 +60,8 @@ def script(profile: Profile, role: Role, model: str) -> str:
         lines.append(f"START_RANK=$((NODE * {role.local_ranks}))")
     lines.append(f'PORT="${{PORT:-{role.port}}}"')
     if several and role.engine != SGLANG:
-        lines += ['if [ "$NODE" -gt 0 ]; then', *indented(run(without(headless(argv), ("--api-server-count",)))), "fi"]
+        headless_argv = [*argv[:3], "--headless", *without(argv[3:], "--api-server-count")]
+        lines += ['if [ "$NODE" -gt 0 ]; then', *indented(run(headless_argv)), "fi"]
     return "\n".join([*lines, *run(program(profile, argv))]) + "\n"
 
 
@@ -98,10 +94,6 @@ def program(profile: Profile, argv: list[str]) -> list[str]:
     if profile.platform != "cpu":
         return argv
     return ["glm5-ascend", "serve", "{model}", "--profile", profile.name, "--port", "{port}", "--"]
-
-
-def headless(argv: list[str]) -> list[str]:
-    return [*argv[:3], "--headless", *argv[3:]]
 
 
 def run(argv: list[str]) -> list[str]:
@@ -232,7 +224,7 @@ def inner(text: str) -> str:
     """Escape text for double quotes; words in braces become shell variables."""
     escaped = re.sub(r'([\\"$`])', r"\\\1", text)
     pattern = r"\{(" + "|".join([*WORDS, "model"]) + r")\}"
-    return re.sub(pattern, lambda match: {**VARIABLES, "model": "${MODEL}"}[match[1]], escaped)
+    return re.sub(pattern, lambda match: f"${{{match[1].upper()}}}", escaped)
 
 
 def indented(lines: list[str]) -> list[str]:

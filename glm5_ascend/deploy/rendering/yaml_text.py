@@ -1,4 +1,4 @@
-"""YAML for reviewers: multi-line texts as `|` blocks, no anchors."""
+"""Objects of Kubernetes, and YAML for reviewers: multi-line texts as `|` blocks, no anchors."""
 
 from __future__ import annotations
 
@@ -29,3 +29,8 @@ def dumped(objects: Iterable[Any]) -> str:
     """One or several YAML documents; keys keep their order."""
     text: str = yaml.dump_all(objects, Dumper=_Plain, sort_keys=False, width=120, allow_unicode=True)
     return text
+
+
+def manifest(version: str, kind: str, name: str, **body: Any) -> dict[str, Any]:
+    """An object of Kubernetes. `version` is its apiVersion."""
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, **body}
