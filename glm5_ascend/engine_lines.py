@@ -176,23 +176,6 @@ VLLM_ASCEND_LINES = tuple(line for line in LINES.values() if line.distribution =
 #: The stable line: profiles are written for it.
 STABLE = VLLM_ASCEND_023
 
-_OLDER_PACKAGES = ("vllm", "cann", "torch", "torch-npu", "triton-ascend")
-#: Versions of vllm-ascend outside of the lines, with the packages that its compatibility matrix gives them
-#: (versioning_policy.md of 0.23.0 and 0.30.0rc2). `doctor` names a mix; nothing here was tested with them.
-OLDER_VLLM_ASCEND = {
-    version: dict(zip(_OLDER_PACKAGES, packages, strict=True))
-    for version, *packages in (
-        ("0.26.0rc1", "0.26.0", "9.1.0", "2.10.0", "2.10.0.post4", "3.2.2"),
-        ("0.23.0rc1", "0.23.0", "9.0.1", "2.10.0", "2.10.0.post2", "3.2.1"),
-        ("0.22.1rc1", "0.22.1", "9.0.0", "2.10.0", "2.10.0", "3.2.1"),
-        ("0.21.0rc1", "0.21.0", "9.0.0", "2.10.0", "2.10.0", "3.2.1"),
-        ("0.20.2rc1", "0.20.2", "9.0.0", "2.10.0", "2.10.0", "3.2.1"),
-        ("0.19.1rc1", "0.19.1", "8.5.1", "2.9.0", "2.9.0", "3.2.0"),
-        ("0.18.0", "0.18.0", "8.5.1", "2.9.0", "2.9.0.post1+git4c901a4", "3.2.0.dev20260322"),
-        ("0.17.0rc1", "0.17.0", "8.5.1", "2.9.0", "2.9.0", "3.2.0"),
-    )
-}
-
 
 def vllm_ascend_line(version: Version | None) -> EngineLine:
     """The line that a vllm-ascend behaves like: its own, else the newest one before it; for None the stable line."""

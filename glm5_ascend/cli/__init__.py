@@ -4,33 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from typing import Any, NoReturn
 
 import typer
 
 from glm5_ascend import __version__
-from glm5_ascend.cli import (
-    accept,
-    analyze,
-    chat,
-    demo,
-    demo_model,
-    deploy,
-    doctor,
-    eval,
-    parity,
-    plan,
-    quantize,
-    rehearse,
-    serve,
-    smoke,
-    streams,
-    ui,
-    usage,
-    verify,
-    warm_up,
-    watch,
-)
+from glm5_ascend.cli import streams, usage
 from glm5_ascend.errors import EXIT_BAD_INPUT, EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_OK, Glm5Error
 from glm5_ascend.report.header import COMMAND
 from glm5_ascend.stop_signals import StopSignals, report_interrupted
@@ -43,28 +23,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+#: Modules of this package, in the order of `--help`.
 COMMANDS = (
-    quantize,
-    verify,
-    eval,
-    analyze,
-    plan,
-    serve,
-    chat,
-    ui,
-    smoke,
-    watch,
-    accept,
-    deploy,
-    rehearse,
-    demo,
-    demo_model,
-    parity,
-    doctor,
-    warm_up,
-)
-for module in COMMANDS:
-    module.register(app)
+    "quantize", "verify", "eval", "analyze", "plan", "serve", "chat", "ui", "smoke", "watch", "accept", "deploy",
+    "rehearse", "demo", "demo_model", "parity", "doctor", "warm_up",
+)  # fmt: skip
+for _name in COMMANDS:
+    import_module(f"{__name__}.{_name}").register(app)
 
 
 def _version(value: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING
 
@@ -34,11 +33,7 @@ def run(options: AcceptOptions, output: Output) -> int:
     from glm5_ascend.deploy.acceptance.run import accept
 
     path, report = accept(options, os.environ.get("OPENAI_API_KEY", ""), _silent if output.json else _show)
-    if output.json:
-        print(json.dumps(report))
-    else:
-        print(printable(report["verdict"]))
-        print(printable(f"wrote {path}"))
+    output.write(report, [printable(report["verdict"]), printable(f"wrote {path}")])
     return int(report["exit_code"])
 
 

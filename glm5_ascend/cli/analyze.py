@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import typer
@@ -30,9 +29,5 @@ def run(options: AnalyzeOptions, output: Output) -> int:
         report = analyze(replace(options, progress=progress))
     for note in report.analysis.notes:
         console.print(f"note: {note}", soft_wrap=True, markup=False)
-    if output.json:
-        print(json.dumps(report.to_dict()))
-    else:
-        for line in report.lines():
-            print(line)
+    output.write(report.to_dict(), report.lines())
     return 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -26,6 +27,11 @@ class Output:
 
     json: bool = False
     quiet: bool = False
+
+    def write(self, data: Mapping[str, object], lines: Iterable[str]) -> None:
+        """Print an answer: `data` as one JSON object, or the lines."""
+        for line in [json.dumps(data)] if self.json else lines:
+            print(line)
 
 
 @dataclass(frozen=True)

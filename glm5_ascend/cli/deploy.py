@@ -57,11 +57,7 @@ def render_profile(options: RenderOptions, output: Output) -> int:
     from glm5_ascend.deploy import render
 
     rendered = render(options)
-    if output.json:
-        print(json.dumps(rendered.to_dict()))
-    else:
-        for path in rendered.files:
-            print(path)
+    output.write(rendered.to_dict(), map(str, rendered.files))
     return EXIT_OK
 
 

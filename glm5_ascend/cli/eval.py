@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 
@@ -29,9 +28,5 @@ def run(options: EvaluateOptions, output: Output) -> int:
 
     with ProgressBar() as progress:
         report = evaluate(replace(options, key=os.environ.get("OPENAI_API_KEY", ""), progress=progress))
-    if output.json:
-        print(json.dumps(report.to_dict()))
-    else:
-        for line in report.lines():
-            print(line)
+    output.write(report.to_dict(), report.lines())
     return 0

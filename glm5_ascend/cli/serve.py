@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import typer
@@ -69,5 +68,5 @@ def run(options: ServeOptions, output: Output) -> int:
         text = shell_script(options.profile, command)
     if codes:
         return EXIT_OK if codes == [0] else EXIT_ENVIRONMENT
-    print(json.dumps(command.to_dict()) if output.json else text)
+    output.write(command.to_dict(), [text])
     return EXIT_OK

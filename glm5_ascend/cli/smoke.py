@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict, replace
 
@@ -37,12 +36,8 @@ def run(options: SmokeOptions, output: Output) -> int:
     bounds = smoke.SmokeBounds(long_tokens, options.min_acceptance)
     results = smoke.run(replace(client, model=entry["id"]), bounds)
     code = EXIT_CHECK_FAILED if any(result.status == smoke.FAILED for result in results) else EXIT_OK
-    if output.json:
-        report = {"schema_version": 1, "command": "smoke", "ok": code == EXIT_OK, "exit_code": code}
-        checks = [asdict(result) for result in results]
-        print(json.dumps(report | {"url": options.url, "model": entry["id"], "checks": checks}))
-        return code
-    for result in results:
-        print(printable(f"{result.check:<15} {result.status:<8} {result.detail}"))
-    print(smoke.verdict(results))
+    report = {"schema_version": 1, "command": "smoke", "ok": code == EXIT_OK, "exit_code": code, "url": options.url}
+    lines = [printable(f"{result.check:<15} {result.status:<8} {result.detail}") for result in results]
+    checks = [asdict(result) for result in results]
+    output.write(report | {"model": entry["id"], "checks": checks}, [*lines, smoke.verdict(results)])
     return code

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import typer
 
 from glm5_ascend.cli.command import Output, add_command
@@ -25,9 +23,5 @@ def run(options: VerifyOptions, output: Output) -> int:
     from glm5_ascend.verify import verify
 
     report = verify(options)
-    if output.json:
-        print(json.dumps(report.to_dict()))
-    else:
-        for line in report.lines():
-            print(line)
+    output.write(report.to_dict(), report.lines())
     return 0 if report.ok else 1

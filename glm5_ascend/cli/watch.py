@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -38,15 +37,13 @@ def run(options: WatchCommandOptions, output: Output) -> int:
             url, file, canaries=options.canaries, model=options.model, timeout=options.timeout, key=options.key
         )
         count = len(recorded.canaries)
-        if output.json:
-            report = {"schema_version": 1, "command": "watch", "ok": True, "exit_code": 0, "file": str(file)}
-            print(json.dumps(report | {"canaries": count, "tokens_per_step": recorded.tokens_per_step}))
-        else:
-            print(printable(f"wrote {file}: {count} canaries; glm5-ascend watch {url} --canaries {file}"))
+        report = {"schema_version": 1, "command": "watch", "ok": True, "exit_code": 0, "file": str(file)}
+        text = f"wrote {file}: {count} canaries; glm5-ascend watch {url} --canaries {file}"
+        output.write(report | {"canaries": count, "tokens_per_step": recorded.tokens_per_step}, [printable(text)])
         return EXIT_OK
     values = {name: getattr(options, name) for name in WatchOptions.__dataclass_fields__ if name != "_"}
     result = api.watch(WatchOptions(**values | {"on_poll": None if output.json else PollPrinter().show}))
-    print(json.dumps(result.to_dict()) if output.json else printable(result.verdict))
+    output.write(result.to_dict(), [printable(result.verdict)])
     return result.exit_code
 
 

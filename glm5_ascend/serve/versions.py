@@ -7,7 +7,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from glm5_ascend.engine_lines import OLDER_VLLM_ASCEND, STABLE, VLLM_ASCEND_LINES, EngineLine
+from glm5_ascend.engine_lines import STABLE, VLLM_ASCEND_LINES, EngineLine
 from glm5_ascend.serve.environment import version_of
 
 #: Facts about software that the rules know, and their distributions.
@@ -22,8 +22,6 @@ def expected_packages(vllm_ascend: str) -> tuple[str, dict[str, str]]:
     source nothing is known. Releases before the first line are compared with that line.
     """
     release = Version(vllm_ascend)
-    if (older := OLDER_VLLM_ASCEND.get(str(release))) is not None:
-        return f"vllm-ascend {release}", older
     for line in VLLM_ASCEND_LINES:
         if line.covers(release):
             others = {name: version for name, version in line.packages.items() if name != line.distribution}
