@@ -6,6 +6,7 @@ import json
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -36,7 +37,7 @@ def list_profiles(options: NoOptions, output: Output) -> int:
     from glm5_ascend.deploy.profiles.load import load, names
     from glm5_ascend.report.terminal import show
 
-    profiles = [
+    profiles: list[dict[str, Any]] = [
         {
             "name": profile.name, "title": profile.title, "platform": profile.platform, "line": profile.line.name,
             "status": profile.status, "roles": list(profile.roles),

@@ -12,11 +12,9 @@ from typing import Annotated, Any
 import pytest
 import typer
 
-from glm5_ascend.cli import app, run
+from glm5_ascend.cli import run
 from glm5_ascend.cli.command import Output, add_command, shell_type
 from glm5_ascend.options import Argument, ExtraArguments, Option, StrPath, option_fields, with_options
-
-ROOT: Any = typer.main.get_command(app)
 
 
 @dataclass(frozen=True)
@@ -68,20 +66,6 @@ def test_type_of_a_word_of_the_shell(hint: Any, expected: Any) -> None:
 
 def test_fields_without_a_description_are_for_python_only() -> None:
     assert [field.name for field in option_fields(CopyOptions)] == ["source", "rest", "times", "verbose"]
-
-
-def commands(group: Any = ROOT, path: str = "") -> list[tuple[str, Any]]:
-    pairs = []
-    for name, command in group.commands.items():
-        inner = f"{path} {name}".strip()
-        pairs += commands(command, inner) if hasattr(command, "commands") else [(inner, command)]
-    return pairs
-
-
-@pytest.mark.parametrize(("name", "command"), commands(), ids=[name for name, _ in commands()])
-def test_every_option_of_a_command_is_described(name: str, command: Any) -> None:
-    for parameter in command.params:
-        assert getattr(parameter, "help", None), f"{name} {parameter.name}"
 
 
 PLANS = [

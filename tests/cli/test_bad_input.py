@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.command import ROOT, TIMEOUT_S, assert_one_clear_line, environment, glm5_ascend, interruptible
+from tests.support.command import (
+    ROOT,
+    TIMEOUT_S,
+    assert_one_clear_line,
+    environment,
+    glm5_ascend,
+    in_process,
+    interruptible,
+)
 from tests.support.slow_disk import on_disk
 from tests.support.tiny_model import write_calibration, write_tiny_model
 
@@ -44,7 +53,7 @@ def test_not_a_model_directory(tmp_path: Path, out: Path) -> None:
     assert not out.exists()
 
 
-@pytest.mark.parametrize("architecture", ["glm4_moe", "glm5_next", "deepseek_v32", "llama"])
+@pytest.mark.parametrize("architecture", ["glm5_next", "deepseek_v32"])
 @pytest.mark.parametrize("command", ["quantize", "verify", "serve", "plan", "doctor"])
 def test_other_architectures_are_refused(command: str, architecture: str, tmp_path: Path, out: Path) -> None:
     (tmp_path / "model").mkdir()
@@ -55,27 +64,31 @@ def test_other_architectures_are_refused(command: str, architecture: str, tmp_pa
     assert ("GLM-5.3-Flash" in done.stderr) == (architecture == "glm5_next")
 
 
-def test_truncated_shard(tiny_source: Path, editable: Copy, out: Path) -> None:
-    source = editable(tiny_source)
+def truncated(source: Path) -> str:
     shard = sorted(source.glob("*.safetensors"))[0]
     shard.write_bytes(shard.read_bytes()[:-100])
-    assert_one_clear_line(glm5_ascend("quantize", source, out), 2, shard.name, "truncated")
-    assert not out.exists()
+    return shard.name
 
 
-def test_missing_shard(tiny_source: Path, editable: Copy, out: Path) -> None:
-    source = editable(tiny_source)
+def without_a_shard(source: Path) -> str:
     shard = sorted(source.glob("*.safetensors"))[1]
     shard.unlink()
-    assert_one_clear_line(glm5_ascend("quantize", source, out), 2, shard.name)
+    return shard.name
 
 
-def test_missing_key_in_config(tiny_source: Path, editable: Copy, out: Path) -> None:
-    source = editable(tiny_source)
+def without_rope(source: Path) -> str:
     config = json.loads((source / "config.json").read_text())
     del config["rope_parameters"]
     (source / "config.json").write_text(json.dumps(config))
-    assert_one_clear_line(glm5_ascend("quantize", source, out), 2, "config.json", "rope_theta")
+    return "rope_theta"
+
+
+@pytest.mark.parametrize("damage", [truncated, without_a_shard, without_rope])
+def test_a_damaged_source(damage: Callable[[Path], str], tiny_source: Path, editable: Copy, out: Path) -> None:
+    source = editable(tiny_source)
+    word = damage(source)
+    assert_one_clear_line(glm5_ascend("quantize", source, out), 2, word)
+    assert not out.exists()
 
 
 def test_already_quantized_source(tiny_w4a8: Path, out: Path) -> None:
@@ -95,13 +108,10 @@ def test_source_without_tokenizer(tmp_path: Path, out: Path) -> None:
 def test_unknown_recipe_lists_the_known(tiny_source: Path, out: Path) -> None:
     done = glm5_ascend("quantize", tiny_source, out, "--recipe", "w3a8")
     assert_one_clear_line(done, 2, "w3a8")
-    assert "w4a8" in done.stderr
-    assert "w8a8" in done.stderr
+    assert "w4a8" in done.stderr and "w8a8" in done.stderr
 
 
 def test_unknown_recipe_key_names_file_line_and_key(tiny_source: Path, tmp_path: Path, out: Path) -> None:
-    shipped = glm5_ascend("quantize", tiny_source, out, "--dry-run")
-    assert shipped.returncode == 0
     text = (ROOT / "quant_recipes" / "w4a8.yaml").read_text()
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(text.replace("  dataset: default", "  datasett: default"))
@@ -123,13 +133,6 @@ def test_bad_calibration_file(content: str, tiny_source: Path, tmp_path: Path, o
     calib.write_text(content)
     assert_one_clear_line(glm5_ascend("quantize", tiny_source, out, "--calib", calib), 2, "mine.jsonl")
     assert not out.exists()
-
-
-def test_usage_errors_exit_with_2(tiny_source: Path) -> None:
-    for arguments in (["quantize"], ["quantize", tiny_source, "x", "--samples", "many"], ["quantise"], ["verify"]):
-        done = glm5_ascend(*arguments)
-        assert done.returncode == 2
-        assert "Traceback" not in done.stderr
 
 
 # -- the output place ---------------------------------------------------------------------------------------------
@@ -179,53 +182,11 @@ def test_failed_overwrite_keeps_the_old_checkpoint(tiny_source: Path, tiny_w4a8:
 # -- disk and signals -----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 80 MB of its own; where mounting is not allowed, this test cannot run and says so."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(place)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("mounting a tmpfs needs root; the injected ENOSPC below covers the same path")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
-def test_disk_too_small_is_said_before_any_work(tiny_source: Path, small_disk: Path, calib: Path) -> None:
-    (small_disk / "other").write_bytes(bytes(40_000_000))
-    done = glm5_ascend("quantize", tiny_source, small_disk / "out", "--calib", calib)
-    assert_one_clear_line(done, 2, "free on this disk")
-    assert [path.name for path in small_disk.iterdir()] == ["other"]
-
-
-def test_disk_that_fills_while_running(tiny_source: Path, small_disk: Path, calib: Path, tmp_path: Path) -> None:
-    """Someone else takes the last byte after our check passed: one line; with room again the same command finishes.
-
-    The disk is slow, so that it is full before the run is over, whatever else the machine does.
-    """
-    out = small_disk / "out"
-    arguments = ["quantize", tiny_source, out, "--calib", calib, "--quiet", "--samples", "4", "--seq-len", "64"]
-    command = [sys.executable, "-m", "glm5_ascend", *arguments]
-    slow = environment(**on_disk(tmp_path / "slow", WRITE_SECONDS="0.05"))
-    run = interruptible(command, stderr=subprocess.PIPE, text=True, env=slow)
-    while run.poll() is None and not left_over(small_disk):
-        time.sleep(0.001)
-    with (small_disk / "other").open("wb", buffering=0) as other:
-        try:
-            while True:
-                other.write(bytes(65536))
-        except OSError:
-            pass
-    _, stderr = run.communicate(timeout=TIMEOUT_S)
-    assert run.returncode == 2, stderr
-    assert "no space left on the disk" in stderr
-    assert "Traceback" not in stderr
-    assert not out.exists()
-    (small_disk / "other").unlink()
-    assert glm5_ascend(*arguments).returncode == 0
-    assert [path.name for path in small_disk.iterdir()] == ["out"]
+def test_disk_too_small_is_said_before_any_work(tiny_source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tiny_source)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    assert_one_clear_line(in_process("quantize", tiny_source, out), 2, "free on this disk")
+    assert not out.exists() and not left_over(out.parent)
 
 
 @pytest.mark.parametrize("fail_after", [0, 1, 150])

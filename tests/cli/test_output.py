@@ -7,37 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import glm5_ascend
+from tests.support.command import assert_one_clear_line, glm5_ascend
 from tests.support.tiny_model import write_calibration
-
-COMMANDS = {
-    "quantize": [
-        "--recipe",
-        "--calib",
-        "--samples",
-        "--seq-len",
-        "--overwrite",
-        "--dry-run",
-        "--json",
-        "--quiet",
-        "--max-ram",
-        "--restart",
-        "--threads",
-        "--engine",
-    ],
-    "verify": ["--against", "--json"],
-    "serve": ["--port", "--dry-run"],
-    "demo-model": ["--outliers"],
-    "doctor": ["--json"],
-}
-
-
-@pytest.mark.parametrize("command", sorted(COMMANDS))
-def test_help_names_every_flag_of_the_contract(command: str) -> None:
-    done = glm5_ascend(command, "--help", COLUMNS="200", TERM="dumb")
-    assert done.returncode == 0
-    for flag in COMMANDS[command]:
-        assert flag in done.stdout
 
 
 def test_dry_run_shows_the_plan_and_writes_nothing(tiny_source: Path, tmp_path: Path) -> None:
@@ -64,19 +35,13 @@ def test_result_json_agrees_with_the_disk(tiny_source: Path, tmp_path: Path) -> 
     assert result["peak_rss_bytes"] > 0
 
 
-@pytest.mark.parametrize("size", ["4GiB", "4000 MB", "4294967296"])
+@pytest.mark.parametrize("size", ["4000 MB", "4294967296", "4 apples", "-1", "1MB"])
 def test_sizes(size: str, tiny_source: Path, tmp_path: Path) -> None:
-    done = glm5_ascend("quantize", tiny_source, tmp_path / "out", "--dry-run", "--max-ram", size)
-    assert done.returncode == 0, done.stderr
-    assert "predicted:" in done.stderr
-
-
-@pytest.mark.parametrize("size", ["4 apples", "-1", "1MB"])
-def test_impossible_sizes(size: str, tiny_source: Path, tmp_path: Path) -> None:
     done = glm5_ascend("quantize", tiny_source, tmp_path / "out", "--dry-run", f"--max-ram={size}")
-    assert done.returncode == 2
-    assert "--max-ram" in done.stderr
-    assert "Traceback" not in done.stderr
+    if size.startswith("4") and "apples" not in size:
+        assert done.returncode == 0 and "predicted:" in done.stderr
+    else:
+        assert_one_clear_line(done, 2, "--max-ram")
 
 
 def test_quiet_prints_the_path_only(tiny_source: Path, tmp_path: Path) -> None:
@@ -96,26 +61,3 @@ def test_verify_exit_codes_and_json(tiny_w4a8: Path, tiny_source: Path) -> None:
     done = glm5_ascend("verify", tiny_w4a8, "--against", tiny_source, "--json")
     report = json.loads(done.stdout)
     assert (done.returncode, report["ok"], report["exit_code"], report["command"]) == (0, True, 0, "verify")
-
-
-def test_error_is_json_too(tmp_path: Path) -> None:
-    done = glm5_ascend("verify", tmp_path / "nowhere", "--json")
-    assert done.returncode == 2
-    assert json.loads(done.stdout)["error"]["fix"]
-
-
-def test_serve_dry_run_prints_what_would_run(tiny_source: Path) -> None:
-    done = glm5_ascend("serve", tiny_source, "--dry-run", "--port", "8123", "--", "--max-model-len", "64")
-    assert done.returncode == 0
-    assert "--port 8123" in done.stdout
-    assert done.stdout.count("--max-model-len") == 1
-    assert "--max-model-len 64" in done.stdout
-
-
-def test_doctor_tells_the_truth_here() -> None:
-    done = glm5_ascend("doctor", "--json")
-    rows = {row["item"]: row for row in json.loads(done.stdout)["rows"]}
-    import torch
-
-    assert rows["torch"]["value"] == torch.__version__
-    assert (done.returncode == 0) == all(row["status"] != "problem" for row in rows.values())
