@@ -77,8 +77,13 @@ def changed(
     return out
 
 
-def without(*endings: str) -> Callable[[Tensors], Tensors]:
-    return lambda tensors: {name: tensor for name, tensor in tensors.items() if not name.endswith(endings)}
+def without(*endings: str, layer: str = "") -> Callable[[Tensors], Tensors]:
+    """Leave out tensors with these endings; `layer` is a part of their names."""
+
+    def change(tensors: Tensors) -> Tensors:
+        return {name: t for name, t in tensors.items() if layer not in name or not name.endswith(endings)}
+
+    return change
 
 
 def problems(answer: dict[str, Any]) -> str:
@@ -119,82 +124,55 @@ def calls(walk: dict[str, Any], name: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "message"),
+    ("flags", "message"),
     [
-        ("--additional-config", '{"enable_dsa_cp": true}', "DSA CP requires SP"),
-        ("--kv-cache-dtype", "int8", "invalid choice: 'int8'"),  # C8 as later versions spell it
+        (["--additional-config", '{"enable_dsa_cp": true}'], "DSA CP requires SP"),
+        (["--kv-cache-dtype", "int8"], "invalid choice: 'int8'"),  # C8 as later versions spell it
+        (["--tensor-parallel-size", "12"], "12"),  # it does not divide 64 heads
+        (["--data-parallel-size", "3"], "48 expert parallel ranks do not divide 256 experts"),
     ],
 )
-def test_switches_that_this_version_does_not_take(
-    vllm_ascend: VllmAscend, hollow: Callable[[str], Path], flag: str, value: str, message: str
+def test_flags_that_this_version_does_not_take(
+    vllm_ascend: VllmAscend, hollow: Callable[[str], Path], flags: list[str], message: str
 ) -> None:
-    answer = rehearsed(vllm_ascend, hollow("w4a8"), "a3-single-w4a8", flag, value)
-    assert message in problems(answer)
+    assert message in problems(rehearsed(vllm_ascend, hollow("w4a8"), "a3-single-w4a8", *flags))
 
 
-def test_tensor_parallelism_that_does_not_divide_the_heads(
-    vllm_ascend: VllmAscend, hollow: Callable[[str], Path]
-) -> None:
-    answer = rehearsed(vllm_ascend, hollow("w4a8"), "a3-single-w4a8", "--tensor-parallel-size", "12")
-    assert "64" in problems(answer) and "12" in problems(answer)
+def halved(tensors: Tensors) -> Tensors:
+    name = "model.layers.1.self_attn.o_proj.weight"
+    return tensors | {name: tensors[name][: tensors[name].shape[0] // 2]}
 
 
-def test_a_static_layer_without_its_scale(
-    vllm_ascend: VllmAscend, hollow: Callable[[str], Path], tmp_path: Path
-) -> None:
-    broken = changed(hollow("w8a8"), tmp_path / "broken", without("layers.2.self_attn.o_proj.input_scale"))
-    answer = rehearsed(vllm_ascend, broken, "a3-single-w8a8")
-    assert "never written" in problems(answer) and "layers.2.self_attn.o_proj.input_scale" in problems(answer)
+def float_experts(tensors: Tensors) -> Tensors:
+    """Described as quantized."""
+    changed = without("weight_scale", "weight_offset", "scale_bias", layer=".layers.2.mlp.experts.")(tensors)
+    for name in changed:
+        if ".layers.2.mlp.experts." in name:
+            shape = (6144, 2048) if "down" in name else (2048, 6144)
+            changed[name] = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    return changed
 
 
-def test_a_missing_mtp_head(vllm_ascend: VllmAscend, hollow: Callable[[str], Path], tmp_path: Path) -> None:
-    broken = changed(hollow("w4a8"), tmp_path / "broken", without("layers.4.eh_proj.weight"))
-    assert "eh_proj" in problems(rehearsed(vllm_ascend, broken, "a3-single-w4a8"))
-
-
-def test_wrong_indexer_types(vllm_ascend: VllmAscend, hollow: Callable[[str], Path], tmp_path: Path) -> None:
-    # The file has an indexer in all four. 0.23.0 reads `indexer_types` only of layers that the pattern skips.
-    words = {"indexer_types": ["full", "shared", "full", "full"], "index_topk_pattern": "FSFF"}
-    broken = changed(hollow("w4a8"), tmp_path / "broken", lambda tensors: tensors, words)
-    assert "layers.1.self_attn.indexer" in problems(rehearsed(vllm_ascend, broken, "a3-single-w4a8"))
-
-
-def test_a_missing_expert_of_this_rank(vllm_ascend: VllmAscend, hollow: Callable[[str], Path], tmp_path: Path) -> None:
-    broken = changed(hollow("w4a8"), tmp_path / "broken", without("layers.3.mlp.experts.7.down_proj.weight"))
-    assert "layers.3.mlp.experts" in problems(rehearsed(vllm_ascend, broken, "a3-single-w4a8"))
-
-
-def test_a_wrong_shape(vllm_ascend: VllmAscend, hollow: Callable[[str], Path], tmp_path: Path) -> None:
-    def halved(tensors: Tensors) -> Tensors:
-        name = "model.layers.1.self_attn.o_proj.weight"
-        return tensors | {name: tensors[name][: tensors[name].shape[0] // 2]}
-
-    broken = changed(hollow("w4a8"), tmp_path / "broken", halved)
-    assert "layers.1.self_attn.o_proj" in problems(rehearsed(vllm_ascend, broken, "a3-single-w4a8"))
-
-
-def test_float_experts_that_are_described_as_quantized(
-    vllm_ascend: VllmAscend, hollow: Callable[[str], Path], tmp_path: Path
-) -> None:
-    def plain(tensors: Tensors) -> Tensors:
-        suffixes = ("weight_scale", "weight_offset", "scale_bias")
-        remaining = {
-            name: t for name, t in tensors.items() if not (".layers.2.mlp.experts." in name and name.endswith(suffixes))
-        }
-        return {
-            name: torch.empty((2048, 6144) if "down" not in name else (6144, 2048), dtype=torch.bfloat16, device="meta")
-            if ".layers.2.mlp.experts." in name
-            else tensor
-            for name, tensor in remaining.items()
-        }
-
-    broken = changed(hollow("w4a8"), tmp_path / "broken", plain)
-    assert "layers.2.mlp.experts" in problems(rehearsed(vllm_ascend, broken, "a3-single-w4a8"))
-
-
-def test_experts_that_the_ranks_do_not_divide(vllm_ascend: VllmAscend, hollow: Callable[[str], Path]) -> None:
-    answer = rehearsed(vllm_ascend, hollow("w4a8"), "a3-single-w4a8", "--data-parallel-size", "3")
-    assert "48 expert parallel ranks do not divide 256 experts" in problems(answer)
+@pytest.mark.parametrize(
+    ("recipe", "change", "config", "word"),
+    [
+        ("w8a8", without("layers.2.self_attn.o_proj.input_scale"), {}, "layers.2.self_attn.o_proj.input_scale"),
+        ("w4a8", without("layers.4.eh_proj.weight"), {}, "eh_proj"),
+        ("w4a8", without("layers.3.mlp.experts.7.down_proj.weight"), {}, "layers.3.mlp.experts"),
+        ("w4a8", halved, {}, "layers.1.self_attn.o_proj"),
+        ("w4a8", float_experts, {}, "layers.2.mlp.experts"),
+        # The file has an indexer in all four. 0.23.0 reads `indexer_types` only of layers that the pattern skips.
+        ("w4a8", without(), {"indexer_types": ["full", "shared", "full", "full"], "index_topk_pattern": "FSFF"},
+         "layers.1.self_attn.indexer"),
+    ],
+    ids=["input_scale", "MTP head", "an expert", "a shape", "float experts", "indexer types"],
+)  # fmt: skip
+def test_faults_of_a_checkpoint(
+    vllm_ascend: VllmAscend, hollow: Callable[[str], Path], tmp_path: Path, recipe: str,
+    change: Callable[[Tensors], Tensors], config: dict[str, Any], word: str,
+) -> None:  # fmt: skip
+    broken = changed(hollow(recipe), tmp_path / "broken", change, config)
+    assert word in problems(rehearsed(vllm_ascend, broken, f"a3-single-{recipe}"))
 
 
 def test_the_pre_release_takes_it_and_calls_other_operators(
@@ -213,7 +191,7 @@ def test_int8_indexer_keys_that_no_layer_has(
     line: str, hollow: Callable[[str], Path], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Layers are marked by a word that neither version knows: both keep bf16 keys and say nothing."""
-    broken = changed(hollow("w4a8"), tmp_path / "broken", lambda tensors: tensors)
+    broken = changed(hollow("w4a8"), tmp_path / "broken", without())
     message = json.loads((broken / DESCRIPTION).read_text())
     message |= {f"model.layers.{layer}.self_attn.indexer.quant_type": "ANOTHER" for layer in range(4)}
     (broken / DESCRIPTION).write_text(json.dumps(message))

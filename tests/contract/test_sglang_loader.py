@@ -88,16 +88,14 @@ def results(sglang: SGLang, checkpoints: dict[str, Path], tmp_path_factory: pyte
 def test_every_parameter_holds_what_the_file_means(
     case: str, checkpoints: dict[str, Path], results: dict[str, Path]
 ) -> None:
-    """Both as it came from the file, bit for bit, and as a matrix behind everything SGLang does to it."""
+    """As it came from the file, bit for bit."""
     loaded = models(require(results[case]), checkpoints[case])
     used: set[str] = set()
     for name, model in loaded.items():
         parameters, absent = model.compare_parameters()
-        matrices = model.compare_matrices()
         used |= model.used
-        print(f"{case}, {name}: {len(parameters.equal)} parameters equal, {len(matrices.equal)} values behind loading")
-        assert parameters.different == set() and matrices.different == set()
-        assert len(parameters.equal) > 20 and (name == "draft" or len(matrices.equal) > 20)
+        print(f"{case}, {name}: {len(parameters.equal)} parameters equal")
+        assert parameters.different == set() and len(parameters.equal) > 20
         assert all(key.endswith("norm.bias") and not value.any() for key, value in absent.items())  # they add nothing
     left = loaded["target"].checkpoint.files.entries.keys() - used - {"rot.weight"}
     assert left == {loaded["draft"].mtp + name for name in LEFT}
@@ -128,10 +126,7 @@ def test_two_ranks_with_their_own_experts(rank: int, checkpoints: dict[str, Path
     folder = require(results[EP] / f"rank{rank}")
     model = SGLangModel(Checkpoint(checkpoints[EP]), folder, "target", rank, 2)
     parameters, _ = model.compare_parameters()
-    matrices = model.compare_matrices()
-    print(f"rank {rank}: {len(parameters.equal)} parameters equal, {len(matrices.equal)} values of experts")
-    assert parameters.different == set() and matrices.different == set()
-    assert len(parameters.equal) > 60 and len(matrices.equal) == 2 * 6  # two layers of weights, scales and sums
+    assert parameters.different == set() and len(parameters.equal) > 60
 
 
 def test_without_ep_every_rank_has_the_whole_scale_bias(checkpoints: dict[str, Path], results: dict[str, Path]) -> None:
@@ -159,12 +154,6 @@ def test_damage_that_the_loader_does_not_notice_is_found(
         f"{experts.format(1)}w2_scale_bias",
         f"{experts.format(2)}w13_weight",
     }
-    matrices = loaded["target"].compare_matrices().different
-    assert {
-        f"{experts.format(1)}w13_weight",
-        f"{experts.format(2)}w13_weight",
-        f"{attention}q_b_proj.weight",
-    } <= matrices
     assert "model.rot_weight" not in loaded["draft"].after
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +24,7 @@ from glm5_ascend.serve.client import Client
 from glm5_ascend.serve.local_server import free_port
 from tests.contract.support.sglang import SGLang
 from tests.deploy.support.judges import tool_environment
-from tests.deploy.support.replicas import COMPLETE, Program, Replica, Request, chat, wait_for
+from tests.deploy.support.replicas import Program, Replica, wait_for
 from tests.support.command import glm5_ascend
 
 pytestmark = pytest.mark.contract
@@ -84,16 +82,6 @@ def test_eval_of_the_server_is_that_of_its_files(
     assert served["kl_is_lower_bound"] and 0.3 * here["kl_mean"] < served["kl_mean"] < 3 * here["kl_mean"]
 
 
-def test_answers_of_two_servers(servers: list[Replica], tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(json.dumps({"prompt": "What is 47 + 38?", "expected": "85.", "match": "contains"}) + "\n")
-    urls = ["--url", servers[0].url, "--against-url", servers[1].url]
-    done = glm5_ascend("eval", *urls, "--prompts", path, "--json")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert (report["length_inflation"], report["score_change"], report["score_source"]) == (0, 0, 1)
-
-
 def test_a_refused_prompt_is_one_line(servers: list[Replica], trained_checkpoint: Path) -> None:
     """A prompt beyond its context."""
     long = ["--window", 1536, "--windows", 1]
@@ -147,35 +135,3 @@ def test_the_router_of_prefill_and_decode_asks_both(servers: list[Replica], tmp_
     first, second = (server.url.removeprefix("http://") for server in servers)
     with router(tmp_path, SGLANG_ROUTER, script, {"PREFILL_NODES": first, "DECODE_NODES": second}) as client:
         assert asked(client, servers) == [True, True]
-
-
-def test_the_router_of_a_single_profile(servers: list[Replica], tmp_path: Path) -> None:
-    """One of two servers answers. Then one is killed under load: what had begun is lost, and nothing else."""
-    script = rendered_texts(load("a3-single-w4a8-sglang"), "shell", "/models/glm5")["router.sh"]
-    workers = {"WORKERS": " ".join(server.url for server in servers)}
-    with router(tmp_path, VLLM_ROUTER, script, workers) as client:
-        assert sum(asked(client, servers)) == 1
-        requests = under_load(client.url)
-        threads = [threading.Thread(target=request.run) for request in requests]
-        for thread in threads:
-            thread.start()
-        wait_for(lambda: any(server.metric(RUNNING) for server in servers), "a server at work", 300)
-        max(servers, key=lambda server: server.metric(RUNNING)).kill()
-        for thread in threads:
-            thread.join(timeout=600)
-        assert not any(thread.is_alive() for thread in threads), "a request hangs"
-        fates = Counter(f"{'stream' if request.body['stream'] else 'whole'}: {request.fate}" for request in requests)
-        print(f"one of two SGLang servers killed under {len(requests)} requests: {dict(fates)}")
-        for request in requests:
-            if request.fate != COMPLETE:
-                assert request.body["stream"] and request.bytes_seen and "[DONE]" not in request.text, request
-        assert "85" in client.chat(QUESTION).content
-
-
-def under_load(url: str) -> list[Request]:
-    """Conversations, each with a streamed and a whole answer, long enough for a kill to fall into them."""
-    return [
-        Request(url, f"conversation-{i}", chat(QUESTION, stream=stream, max_tokens=60, ignore_eos=True))
-        for i in range(4)
-        for stream in (False, True)
-    ]

@@ -1,9 +1,11 @@
-"""What SGLang's loader made of a checkpoint, against the files: parameters as they came, matrices as they ended."""
+"""What SGLang's loader made of a checkpoint, against the files: parameters as they came.
+
+What it makes of them afterwards is shown by the forward passes (test_sglang_forward.py).
+"""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, W8A8
-from tests.contract.support.loaded import FUSED, STACKS, Checkpoint, Tensors, equal, read_back, read_back_int4
+from tests.contract.support.loaded import FUSED, STACKS, Checkpoint, Tensors
 
 #: The draft shares these with the target (`set_embed_and_head`).
 SHARED = ("model.embed_tokens.weight", "lm_head.weight")
@@ -97,61 +98,6 @@ class SGLangModel:
         module, _, suffix = name.rpartition(".")
         parent, _, last = module.rpartition(".")
         return [[f"{parent}.{part}.{suffix}" for part in FUSED[last]]] if last in FUSED else [[name]]
-
-    def compare_matrices(self) -> Found:
-        """Every module as it ended, as numbers: layouts undone, integers times scales. Of several ranks the experts."""
-        modules: dict[str, Tensors] = defaultdict(dict)
-        for name, tensor in self.after.items():
-            module, _, suffix = name.rpartition(".")
-            modules[module][suffix] = tensor
-        comparison = Found()
-        for module, tensors in modules.items():
-            stored = self.stored_name(module)
-            if self.ranks > 1 and not module.endswith(".experts"):
-                continue
-            if "w_kc" in tensors:
-                expected = self.checkpoint.split_kv_b(stored.split(".self_attn")[0], set())[1]
-                same = torch.equal(tensors["w_kc"], expected["W_UK_T"]) and torch.equal(
-                    tensors["w_vc"], expected["W_UV"]
-                )
-                comparison.add(f"{module}.w_kc, w_vc", same)
-            quantized = self.kind(stored) != FLOAT and any(name.endswith("weight") for name in tensors)
-            if quantized:
-                self._compare(module, stored, tensors, comparison)
-        return comparison
-
-    def kind(self, stored: str) -> str:
-        parent, _, last = stored.rpartition(".")
-        first = f"{stored}.0.gate_proj" if last == "experts" else f"{parent}.{FUSED.get(last, (last,))[0]}"
-        return str(self.checkpoint.description.get(f"{first}.weight", FLOAT))
-
-    def _compare(self, module: str, stored: str, tensors: Tensors, comparison: Found) -> None:
-        kind, expected = self.checkpoint.meant(stored, set())
-        if module.endswith(".experts"):
-            expected = {suffix: self._mine(tensor) for suffix, tensor in expected.items()}
-        if kind == W4A8_DYNAMIC:
-            got = read_back_int4(tensors)
-        elif kind == W8A8:  # its scales become those of the columns, in bf16; deq_scale stays
-            scale = (tensors["deq_scale"].double() / expected["input_scale"][:1]).unsqueeze(-1)
-            got = {"weight": tensors["weight"].t().double() * scale, "deq_scale": tensors["deq_scale"].double()}
-            got["quant_bias"] = tensors["quant_bias"].double()
-            same = torch.allclose(got.pop("weight"), expected["weight"], rtol=1e-6, atol=0)
-            comparison.add(f"{module}.weight", same)
-        else:
-            got = read_back(
-                kind, tensors | {s: t.flatten(-2) for s, t in tensors.items() if shaped_as_column(s, t)}, expected
-            )
-        for suffix in got.keys() & expected.keys():
-            if not suffix.endswith("weight_offset"):
-                value = got[suffix]
-                if value.numel() == expected[suffix].numel():
-                    value = value.reshape(expected[suffix].shape)
-                comparison.add(f"{module}.{suffix}", equal(suffix, value, expected[suffix]))
-
-
-def shaped_as_column(suffix: str, tensor: torch.Tensor) -> bool:
-    """A scale with a dimension of one behind its rows."""
-    return suffix.endswith("_scale") and tensor.dim() > 1 and tensor.shape[-1] == 1
 
 
 def models(folder: Path, directory: Path) -> dict[str, Any]:

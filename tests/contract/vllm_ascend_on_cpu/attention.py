@@ -61,7 +61,7 @@ def main() -> None:
 
         if hasattr(utils, "set_weight_prefetch_method"):  # as NPUModelRunner does; removed after 0.23
             utils.set_weight_prefetch_method(get_ascend_config().weight_prefetch_config)
-        model, _ = load(config, config.model_config)
+        model = load(config, config.model_config)
         sys.path.insert(0, str(options.kernels))
         from vllm_ascend_on_cpu import npu_kernels
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from vllm.distributed import ensure_model_parallel_initialized, init_distributed
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import get_model_loader
 
-PATTERNS = (0x55, 0xAA)
 #: Some buffers have a row per token.
 TOKENS = 256
 #: File store of the only rank.
@@ -62,39 +60,19 @@ def start_worker(config: VllmConfig) -> None:
     init_ascend_model_parallel(config.parallel_config)
 
 
-def load(config: VllmConfig, model_config: ModelConfig) -> tuple[torch.nn.Module, dict[str, int]]:
-    """The loaded and processed model, and its unwritten elements by parameter."""
+def load(config: VllmConfig, model_config: ModelConfig) -> torch.nn.Module:
+    """The loaded and processed model. What the loader does not write keeps a value that no file holds."""
     loader = get_model_loader(config.load_config)
     original = loader.load_weights
-    unwritten: dict[str, int] = {}
 
     def load_weights(model: torch.nn.Module, model_config: ModelConfig) -> None:
-        unwritten.update(unwritten_elements(model, lambda: original(model, model_config)))
+        for name, parameter in model.named_parameters():
+            if not name.endswith("norm.bias") or name.endswith("k_norm.bias"):  # the others are zero and in no file
+                parameter.data.fill_(float("nan") if parameter.dtype.is_floating_point else -99)
+        original(model, model_config)
 
     loader.load_weights = load_weights
-    return loader.load_model(vllm_config=config, model_config=model_config), unwritten
-
-
-def unwritten_elements(model: torch.nn.Module, load_weights: Callable[[], None]) -> dict[str, int]:
-    """Load over two bit patterns and count the elements that keep both: they were not written.
-
-    vLLM checks names only, so it misses one expert of a stack, and it does not check quantized models. Unwritten
-    elements get their initial values back.
-    """
-    parameters = dict(model.named_parameters())
-    initial = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-    unwritten = {name: torch.ones_like(value, dtype=torch.bool) for name, value in initial.items()}
-    for pattern in PATTERNS:
-        for name, parameter in parameters.items():
-            bits = torch.full((initial[name].nbytes,), pattern, dtype=torch.uint8)
-            parameter.data.copy_(bits.view(parameter.dtype).view(parameter.shape))
-        load_weights()
-        for name, parameter in parameters.items():
-            bits = parameter.detach().contiguous().view(-1).view(torch.uint8)
-            unwritten[name] &= (bits == pattern).view(*parameter.shape, -1).all(dim=-1)
-    for name, parameter in parameters.items():
-        parameter.data[unwritten[name]] = initial[name][unwritten[name]]
-    return {name: int(mask.sum()) for name, mask in unwritten.items() if mask.any()}
+    return loader.load_model(vllm_config=config, model_config=model_config)
 
 
 def contents(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -122,8 +100,8 @@ def preprocess_of(implementation: Any) -> str:
     return next((name for name, switch in switches.items() if getattr(implementation, switch)), "native")
 
 
-def report(model: torch.nn.Module, unwritten: dict[str, int]) -> dict[str, Any]:
-    """Unwritten elements, the scheme of each linear and stack of experts, and how each attention prepares its input."""
+def report(model: torch.nn.Module) -> dict[str, Any]:
+    """The scheme of each linear and stack of experts, and how each attention prepares its input."""
     schemes, preprocess = {}, {}
     for name, module in model.named_modules():
         method = getattr(module, "quant_method", None)
@@ -131,7 +109,7 @@ def report(model: torch.nn.Module, unwritten: dict[str, int]) -> dict[str, Any]:
             schemes[name] = type(getattr(method, "quant_method", method)).__name__
         if is_attention(module):
             preprocess[name] = preprocess_of(module.impl)
-    return {"model": type(model).__name__, "unwritten": unwritten, "schemes": schemes, "preprocess": preprocess}
+    return {"model": type(model).__name__, "schemes": schemes, "preprocess": preprocess}
 
 
 def main() -> None:
@@ -146,8 +124,8 @@ def main() -> None:
     with set_current_vllm_config(config):
         start_worker(config)
         for name, model_config in models.items():
-            model, unwritten = load(config, model_config)
-            reports[name] = report(model, unwritten) | {"quant_config": type(config.quant_config).__name__}
+            model = load(config, model_config)
+            reports[name] = report(model) | {"quant_config": type(config.quant_config).__name__}
             save_file(contents(model), arguments.out / f"{name}.safetensors")
     (arguments.out / "report.json").write_text(json.dumps(reports, indent=1))
 

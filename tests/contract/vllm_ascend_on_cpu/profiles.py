@@ -3,18 +3,17 @@
     python -m vllm_ascend_on_cpu.profiles COMMANDS OUT
 
 COMMANDS: JSON {name: {"env": {...}, "argv": ["vllm", "serve", MODEL, ...]}}. OUT gets the
-configuration or the error of each, the names of all environment variables that the two packages define, and the keys of
-additional_config that vllm-ascend reads.
+configuration or the error of each, the names of all environment variables that the two packages define, and the words
+of vllm-ascend's sources that read additional_config.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import os
+import re
 import sys
 import traceback
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -80,47 +79,21 @@ def in_child(env: dict[str, str], argv: list[str]) -> dict[str, Any]:
     return answer
 
 
-def keys_read() -> list[str]:
-    """Constants that vllm-ascend's code looks up (`x.get("key")`, `x["key"]`, `"key" in x`), and the arguments of its
-    configuration classes.
-    """
-    keys: set[str] = set()
+def words_of_sources() -> list[str]:
+    """Names and texts of one word in vllm-ascend's files that read additional_config."""
+    words: set[str] = set()
     for path in Path(vllm_ascend.__file__).parent.rglob("*.py"):
         source = path.read_text(encoding="utf-8")
         if "additional_config" in source or path.name == "ascend_config.py":
-            keys.update(looked_up(ast.parse(source)))
-    return sorted(keys)
-
-
-def looked_up(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            named = getattr(node.func, "attr", "")
-            position = {"get": 0, "setdefault": 0, "_get_config_value": 1}.get(named)
-            if position is not None and len(node.args) > position:
-                yield from constant(node.args[position])
-        elif isinstance(node, ast.Subscript) and "config" in ast.unparse(node.value):
-            yield from constant(node.slice)
-        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In):
-            yield from constant(node.left)
-        elif isinstance(node, ast.ClassDef) and node.name.startswith("Ascend") and node.name.endswith("Config"):
-            for part in node.body:
-                if isinstance(part, ast.FunctionDef) and part.name == "__init__":
-                    yield from (argument.arg for argument in part.args.args)
-                elif isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):  # a dataclass, in 0.30
-                    yield part.target.id
-
-
-def constant(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield node.value
+            words.update(re.findall(r"[a-z][a-z0-9_]+", source))
+    return sorted(words)
 
 
 def main() -> None:
     commands, out = map(Path, sys.argv[1:])
     answers = {name: in_child(**command) for name, command in json.loads(commands.read_text()).items()}
     variables = sorted({*vllm.envs.environment_variables, *vllm_ascend.envs.env_variables})
-    out.write_text(json.dumps({"commands": answers, "variables": variables, "keys": keys_read()}, indent=1))
+    out.write_text(json.dumps({"commands": answers, "variables": variables, "words": words_of_sources()}, indent=1))
 
 
 if __name__ == "__main__":
