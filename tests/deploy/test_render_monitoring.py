@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.deploy.rendering.check_scripts import HEALTH
 from glm5_ascend.deploy.rendering.monitoring import ALERTS, objects, selected
 from glm5_ascend.deploy.rendering.values import PodValues
 from tests.deploy.support.judges import checked, program
@@ -81,7 +82,7 @@ def test_every_series_is_one_of_vllms_and_of_this_job() -> None:
     names_in_source = set()
     for path in (folder / "metrics" / "loggers.py", folder / "spec_decode" / "metrics.py"):
         names_in_source |= set(re.findall(r'"(vllm:[a-z_]+)"', path.read_text()))
-    used = {name for item in EXPRESSIONS for name in re.findall(r"vllm:[a-z_]+", item)}
+    used = {name for item in [*EXPRESSIONS, HEALTH] for name in re.findall(r"vllm:[a-z_]+", item)}
     assert len(used) > 5
     assert {re.sub(r"_(total|bucket)$", "", name) for name in used} <= names_in_source
     for item in EXPRESSIONS:

@@ -23,7 +23,6 @@ TOGETHER = {
 }
 #: What takes longest (seconds here), so that it does not come last.
 LONGEST = (
-    "tests/deploy/test_replicas.py",
     "tests/deploy/test_fleet.py",
     "tests/deploy/test_accept.py",
     "tests/deploy/test_render_monitoring.py",

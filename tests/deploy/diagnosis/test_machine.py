@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from glm5_ascend.engine_lines import VLLM_ASCEND_023, VLLM_ASCEND_030, vllm_asce
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.serve import versions as sets
 from glm5_ascend.serve.environment import version_of
+from tests.support.command import in_process
 
 #: Two dies of an A3 as npu-smi prints them: vllm-ascend issue 12980.
 NPU_SMI = (Path(__file__).parent / "npu_smi.txt").read_text()
@@ -153,11 +152,9 @@ def test_doctor_tells_the_truth_about_this_machine() -> None:
 
 
 def test_a_profile_is_judged_with_the_checkpoint(tiny_w4a8: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "glm5_ascend", "doctor", str(tiny_w4a8), "--profile", "a3-single-w8a8", "--json"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = in_process("doctor", tiny_w4a8, "--profile", "a3-single-w8a8", "--json")
     report = json.loads(done.stdout)
+    assert report == doctor(str(tiny_w4a8), profile="a3-single-w8a8").to_dict()
     rows = {row["item"]: row for row in report["rows"]}
     assert rows["checkpoint"]["status"] == "ok"
     assert "C3" in rows  # W8A8's flags on a W4A8 checkpoint: MLAPO without effect
