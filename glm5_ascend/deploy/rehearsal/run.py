@@ -7,8 +7,8 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from glm5_ascend.deploy.rehearsal.result import FailureReport, PlannedRank, Rank
 from glm5_ascend.engine_lines import VLLM
 from glm5_ascend.errors import CheckFailedError, CheckpointError, ConfigError
 from glm5_ascend.model.config_file import check_architecture, read_config
-from glm5_ascend.serve.flags import ServerCommand, parsed_flags
+from glm5_ascend.serve.flags import parsed_flags
 
 #: Package name of the files of `inside` in the other environment, which must not import the rest of this package.
 PACKAGE = "glm5_rehearsal"
@@ -109,20 +109,8 @@ def uneven_experts(role: Role, sizes: RankLayout, names: Iterable[str]) -> str:
     return f"{ranks} expert parallel ranks do not divide {experts} experts"
 
 
-@dataclass(frozen=True)
-class RehearsedRole:
-    """Input of all ranks of a role. planned: the planner's numbers by pipeline stage; empty if unknown."""
-
-    environment: RehearsalEnvironment
-    profile: Profile
-    role: Role
-    directory: Path
-    extra: list[str]
-    planned: tuple[PlannedRank, ...] = ()
-
-
 def rehearse(options: RehearseOptions, report: Report) -> Rehearsal:
-    """Build, load, weigh and run the ranks of a profile with vllm-ascend's own code.
+    """Build, load, weigh and run the ranks of a profile with vllm-ascend's own code, one after the other.
 
     Args:
         report: prints a line of progress.
@@ -135,56 +123,41 @@ def rehearse(options: RehearseOptions, report: Report) -> Rehearsal:
     checkpoint, profile = Path(options.checkpoint), load(options.profile)
     require_vllm_ascend(profile)
     check_architecture(read_config(checkpoint), checkpoint / "config.json")
-    environment, extra = find_environment(), list(options.vllm_args)
+    environment = find_environment()
     ranks: list[RehearsedRank] = []
     for role in profile.roles.values() if options.role is None else [profile.role(options.role)]:
         planned: tuple[PlannedRank, ...] = ()
-        if not extra:  # else the planner does not know the layout
+        if not options.vllm_args:  # else the planner does not know the layout
             try:
                 planned = planned_ranks(checkpoint, profile, role, environment.line)
             except (CheckpointError, ConfigError) as error:
                 report(f"note: no planner's numbers: {error}")
-        ranks += rehearse_role(
-            RehearsedRole(environment, profile, role, checkpoint, extra, planned), options.ranks, report
-        )
+        ranks += _rehearse_role(environment, profile, role, options, planned, report)
     return Rehearsal(profile.name, str(checkpoint), tuple(ranks))
 
 
-def rehearse_role(job: RehearsedRole, ranks: str, report: Report) -> list[RehearsedRank]:
-    """Rehearse ranks of one role, one after the other. ranks: see `select_ranks`."""
-    job = replace(job, role=job.role.for_version(job.environment.version))
-    sizes = layout(job.role, job.extra)
-    numbers, headers, rehearsed = select_ranks(ranks, sizes), headers_of(job.directory), []
-    uneven = uneven_experts(job.role, sizes, headers)
-    for rank in numbers:
-        report(f"{job.profile.name}, {job.role.name}: rank {rank} of {sizes.world}")
-        planned = _planned_of(job, rank, sizes)
-        result = _run(job.environment, _rank_job(job, rank, sizes) | {"headers": headers})
-        rehearsed.append(RehearsedRank(job.role.name, rank, sizes.world, result, planned, uneven))
-    return rehearsed
-
-
-def _rank_job(job: RehearsedRole, rank: int, sizes: RankLayout) -> dict[str, Any]:
-    dp_rank, rank_in_dp = divmod(rank, sizes.tensor * sizes.pipeline)
-    server, planned = _command(job, dp_rank), _planned_of(job, rank, sizes)
-    packages = job.environment.line.rehearsal
-    return {
-        "argv": server.argv, "env": server.env, "rank": rank, "world": sizes.world, "dp_rank": dp_rank,
-        "rank_in_dp": rank_in_dp, "usable_bytes": planned.usable_bytes if planned else None,
-        "imports": dict(packages.imports) if packages else {},
-    }  # fmt: skip
-
-
-def _planned_of(job: RehearsedRole, rank: int, sizes: RankLayout) -> PlannedRank | None:
-    """Ranks are ordered by tensor parallel group, then by pipeline stage."""
-    return job.planned[rank // sizes.tensor % sizes.pipeline] if job.planned else None
-
-
-def _command(job: RehearsedRole, dp_rank: int) -> ServerCommand:
-    """The profile's command for a data-parallel rank, with addresses of this machine."""
-    node, local = divmod(dp_rank, job.role.local_ranks)
-    server = ServerPlace(min(node, job.role.nodes - 1), local if job.role.per_rank else 0, _HERE, _HERE, "lo")
-    return command(job.profile, job.role, server, str(job.directory.absolute()), job.extra)
+def _rehearse_role(
+    environment: RehearsalEnvironment, profile: Profile, role: Role, options: RehearseOptions,
+    planned: tuple[PlannedRank, ...], report: Report,
+) -> Iterator[RehearsedRank]:  # fmt: skip
+    """Ranks are ordered by tensor parallel group, then by pipeline stage; `planned` has an entry per stage, or none."""
+    directory, extra = Path(str(options.checkpoint)).absolute(), list(options.vllm_args)
+    role = role.for_version(environment.version)
+    sizes, headers, packages = layout(role, extra), headers_of(directory), environment.line.rehearsal
+    uneven = uneven_experts(role, sizes, headers)
+    for rank in select_ranks(options.ranks, sizes):
+        report(f"{profile.name}, {role.name}: rank {rank} of {sizes.world}")
+        dp_rank, rank_in_dp = divmod(rank, sizes.tensor * sizes.pipeline)
+        node, local = divmod(dp_rank, role.local_ranks)
+        place = ServerPlace(min(node, role.nodes - 1), local if role.per_rank else 0, _HERE, _HERE, "lo")
+        server = command(profile, role, place, str(directory), extra)
+        stage = planned[rank // sizes.tensor % sizes.pipeline] if planned else None
+        job = {
+            "argv": server.argv, "env": server.env, "rank": rank, "world": sizes.world, "dp_rank": dp_rank,
+            "rank_in_dp": rank_in_dp, "usable_bytes": stage.usable_bytes if stage else None,
+            "imports": dict(packages.imports) if packages else {}, "headers": headers,
+        }  # fmt: skip
+        yield RehearsedRank(role.name, rank, sizes.world, _run(environment, job), stage, uneven)
 
 
 def _run(environment: RehearsalEnvironment, job: dict[str, Any]) -> RankReport:

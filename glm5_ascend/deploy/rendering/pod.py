@@ -89,13 +89,14 @@ def server(
     profile: Profile, role: Role, values: PodValues, mounts: list[dict[str, Any]], leader: bool
 ) -> dict[str, Any]:
     life = values.life
+    drain = [] if role.engine == SGLANG else ["--shutdown-timeout", str(life.drain_s)]
     container = common(profile, role, values, mounts) | {
         "name": "server",
-        "args": [f"{SCRIPTS}/{scripts.script_name(role)}", *drain_flags(role, values), *values.server.flags],
+        "args": [f"{SCRIPTS}/{scripts.script_name(role)}", *drain, *values.server.flags],
         "resources": resources(role, values),
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(life.leave_s)]}}},
     }
-    container["env"] += [*key_variables(values), *place_variables(profile, role, values), *own_variables(values)]
+    container["env"] += [*key_variables(values), *place_variables(profile, role, values)]
     startup = {"periodSeconds": STARTUP_PERIOD_S, "timeoutSeconds": 20}
     startup["failureThreshold"] = life.start_minutes * 60 // STARTUP_PERIOD_S
     count = role.local_ranks if role.per_rank else 1
@@ -117,10 +118,6 @@ def probe(host: str, port: int, count: int, times: dict[str, int], *still: str) 
     return {"exec": {"command": ["/bin/bash", "-c", line]}, **times}
 
 
-def drain_flags(role: Role, values: PodValues) -> list[str]:
-    return [] if role.engine == SGLANG else ["--shutdown-timeout", str(values.life.drain_s)]
-
-
 def checks(profile: Profile, role: Role, model: str, values: PodValues, mounts: list[dict[str, Any]]) -> dict[str, Any]:
     """Init container that checks hashes, machine and profile before 400 GB are loaded."""
     engine = verify_name(role.engine, profile.platform)
@@ -129,12 +126,7 @@ def checks(profile: Profile, role: Role, model: str, values: PodValues, mounts: 
         "args": [f"{SCRIPTS}/checks.sh", model, profile.name, role.name, engine, *values.server.flags],
         "resources": resources(role, values),
     }
-    container["env"] += own_variables(values)
     return container
-
-
-def own_variables(values: PodValues) -> list[dict[str, Any]]:
-    return [{"name": name, "value": value} for name, value in sorted(values.server.env.items())]
 
 
 def common(profile: Profile, role: Role, values: PodValues, mounts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -149,19 +141,15 @@ def common(profile: Profile, role: Role, values: PodValues, mounts: list[dict[st
     if security.user is not None:
         context |= {"runAsUser": security.user, "runAsNonRoot": security.user != 0}
     return {
-        "image": image_name(profile, role, values),
+        "image": registered(image.tag(profile, role), values.image.digest, values),
         "imagePullPolicy": values.image.pull_policy,
         "command": ["/bin/bash"],  # independent of the image's entry point
         "workingDir": HOME,
-        "env": [{"name": key, "value": value} for key, value in environ.items()],
+        "env": [{"name": key, "value": value} for key, value in (environ | values.server.env).items()],
         "volumeMounts": mounts,
         "securityContext": context,
         "terminationMessagePolicy": "FallbackToLogsOnError",  # the last log lines appear in the pod's events
     }
-
-
-def image_name(profile: Profile, role: Role, values: PodValues) -> str:
-    return registered(image.tag(profile, role), values.image.digest, values)
 
 
 def resources(role: Role, values: PodValues) -> dict[str, Any]:
