@@ -142,7 +142,6 @@ PARSERS = {
     "glm5_ascend.files": "the readers of foreign files",
     "glm5_ascend.quantize.run.journal": "a line counts only if it is, byte for byte, what we write",
     "glm5_ascend.quantize.run.whole_model": "tensors of the first rank, weights only",
-    "glm5_ascend.deploy.acceptance.journal": "a line counts only if it is, byte for byte, what we write",
     "glm5_ascend.checkpoint.tokenizer_child": "requests of the process that has started it",
     "glm5_ascend.deploy.rehearsal.inside.rank": "the job that the command has written",
     "glm5_ascend.cli.demo": "a tool call of the server that the demo has started",
