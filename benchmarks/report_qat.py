@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import shutil
 import sys
 import time
@@ -24,19 +25,25 @@ import torch
 import yaml
 from tools.fidelity_checkpoints import make_demo, quantized
 from training import chats
-from training.loading import load_tensors, load_tokenizer
+from training.loading import load_model, load_tokenizer
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.demo_model.outliers import save_tensors
+from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.fidelity.evaluation.compare import compare
 from glm5_ascend.fidelity.evaluation.intervals import mean_interval
 from glm5_ascend.fidelity.evaluation.metrics import metrics
 from glm5_ascend.fidelity.evaluation.python_docs import documents
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.evaluation.windows import read_windows
+from glm5_ascend.quantize.plan import LinearPlan
 from glm5_ascend.quantize.recipe import find_recipe, recipe_content
-from glm5_ascend.quantize.training.fake_quant import fake_quant_weight, first_scale
-from glm5_ascend.quantize.training.qat import TrainableModel
+from glm5_ascend.quantize.training.prepare import (
+    export_trained,
+    hub_tensors,
+    prepare_qat,
+    rounded_linears,
+    rounded_weights,
+)
 
 RECIPE = "qat-w4a8"  # rounds and does nothing else: what was trained is what is stored
 BASELINES = ("w4a8", "w4a8-best", "rtn-w4a8", RECIPE)  # of the source, untrained
@@ -65,7 +72,7 @@ def training_sequences(folder: Path, seed: int) -> Iterator[torch.Tensor]:
 
 
 def divergence(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
-    """Mean KL(teacher || student) of logits [S, vocab]."""
+    """Mean KL(teacher || student) of logits [..., vocab]."""
     target = teacher.log_softmax(-1)
     return (target.exp() * (target - student.log_softmax(-1))).sum(-1).mean()
 
@@ -80,72 +87,67 @@ def start_recipe(work: Path) -> Path:
     return path
 
 
-def stored_integers(files: Any, module: str, scheme: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """int8 [N, K] and scale [N, 1] of a checkpoint's linear."""
-    stored = {suffix: files.read(f"{module}.{suffix}") for suffix in ("weight", "weight_scale")}
-    return schemes.integer_weight(scheme, stored), stored["weight_scale"]
-
-
-def start_from(model: TrainableModel, checkpoint: Path) -> None:
+def start_from(model: Any, linears: dict[str, LinearPlan], checkpoint: Path) -> None:
     """Move each weight so that it rounds to the checkpoint's integer, as near to its source value as `LOOSE` says."""
     files = StoredModel(checkpoint).files
-    for name, weight in model.quantized():
+    for name, weight in hub_tensors(model):
         module = name.removesuffix(".weight")
-        integers, scale = stored_integers(files, module, model.linears[module].scheme)
-        offset = (weight.data / scale - integers).clamp(-0.5, 0.5)
-        weight.data.copy_(scale * (integers + LOOSE * offset))
+        if module in linears and linears[module].scheme != schemes.FLOAT:
+            stored = {suffix: files.read(f"{module}.{suffix}") for suffix in ("weight", "weight_scale")}
+            integers, scale = schemes.integer_weight(linears[module].scheme, stored), stored["weight_scale"]
+            offset = (weight / scale - integers).clamp(-0.5, 0.5)
+            weight.copy_(scale * (integers + LOOSE * offset))
 
 
-def train(source: Path, start: Path, options: argparse.Namespace) -> TrainableModel:
+def mean_scales(model: Any) -> dict[str, float]:
+    """Mean weight scale of every parameter that is rounded."""
+    scales: dict[str, list[float]] = {}
+    for name, weight in rounded_weights(model):
+        expert = re.fullmatch(r"(.*\.experts)\.\d+\.(\w+)_proj", name)
+        fused = "down_proj" if expert and expert[2] == "down" else "gate_up_proj"
+        scales.setdefault(f"{expert[1]}.{fused}" if expert else f"{name}.weight", []).append(float(weight.scale.mean()))
+    return {name: sum(values) / len(values) for name, values in scales.items()}
+
+
+def train(source: Path, start: Path, options: argparse.Namespace) -> Any:
     """The model after training. Norms, router and head are trained, too."""
-    model, teacher = TrainableModel(source, RECIPE), TrainableModel(source, None)
-    start_from(model, start)
-    rounded = dict(model.quantized())
-    groups = []
-    for name, weight in model.weights.items():
-        if name in rounded:
-            planned = model.linears[name.removesuffix(".weight")]
-            peak = options.lr * float(first_scale(weight, planned.scheme, planned.method).mean())
-        else:
-            peak = options.float_lr * float(weight.detach().abs().mean())
-        groups.append({"params": [weight], "peak": peak})
+    model, teacher = load_model(source), load_model(source)
+    start_from(model, rounded_linears(SourceCheckpoint(source), RECIPE), start)
+    prepare_qat(model, RECIPE, source)
+    scales, groups = mean_scales(model), []
+    for name, weight in model.named_parameters():
+        unit = options.lr * scales[name] if name in scales else options.float_lr * float(weight.detach().abs().mean())
+        if weight.requires_grad:
+            groups.append({"params": [weight], "peak": unit})
     optimizer = torch.optim.Adam(groups, lr=0.0, betas=(0.9, 0.98))
     sequences, started, mean = training_sequences(source, options.seed), time.monotonic(), 0.0
     for step in range(options.steps):
         done = step / options.steps
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * min(1.0, 20 * done + 0.05) * (1 - done)
-        batch = [next(sequences) for _ in range(options.batch)]
-        with torch.no_grad():
-            targets = teacher.logits(batch)
-        losses = [divergence(*pair) for pair in zip(targets, model.logits(batch), strict=True)]
-        loss = torch.stack(losses).mean()
-        loss.backward()
+        total = 0.0
+        for _ in range(options.batch):
+            tokens = next(sequences)[None]
+            with torch.no_grad():
+                target = teacher(tokens, use_cache=False).logits
+            loss = divergence(target, model(tokens, use_cache=False).logits) / options.batch
+            loss.backward()
+            total += loss.item()
         optimizer.step()
         optimizer.zero_grad()
-        mean = loss.item() if not step else 0.9 * mean + 0.1 * loss.item()
+        mean = total if not step else 0.9 * mean + 0.1 * total
         if (step + 1) % 10 == 0:
             print(f"step {step + 1:4} KL on training text {mean:.5f} ({time.monotonic() - started:.0f} s)", flush=True)
     return model
 
 
-def save(model: TrainableModel, source: Path, out: Path) -> None:
-    """Write the source with the trained weights, bf16."""
-    shutil.copytree(source, out)
-    tensors = load_tensors(source)
-    for name, weight in model.weights.items():
-        tensors[name] = weight.detach().to(tensors[name].dtype)
-    save_tensors(out, tensors)
-
-
-def same_integers(model: TrainableModel, checkpoint: Path) -> bool:
+def same_integers(model: Any, checkpoint: Path) -> bool:
     """True if every weight is stored as training rounded it."""
     files = StoredModel(checkpoint).files
-    for name, _ in model.quantized():
-        module = name.removesuffix(".weight")
-        planned = model.linears[module]
-        trained = fake_quant_weight(model.stored(name).detach(), planned.scheme, planned.method)
-        integers, scale = stored_integers(files, module, planned.scheme)
+    for module, trained in rounded_weights(model):
+        scheme = schemes.W4A8_DYNAMIC if ".experts." in module else schemes.W8A8_DYNAMIC
+        integers = schemes.integer_weight(scheme, {"weight": files.read(f"{module}.weight")})
+        scale = files.read(f"{module}.weight_scale")
         if not torch.equal(integers, trained.integers) or not torch.equal(scale, trained.scale):
             return False
     return True
@@ -174,7 +176,7 @@ def main() -> int:
     source, trained = make_demo(options.work / "bf16"), options.work / "qat-bf16"
     start = quantized(source, options.work / START, str(start_recipe(options.work)), [])
     model = train(source, start, options)
-    save(model, source, trained)
+    export_trained(model, trained, source)
     checkpoints = {name: quantized(source, options.work / name, name, []) for name in BASELINES} | {START: start}
     checkpoints["QAT"] = quantized(trained, options.work / "QAT", RECIPE, [])
     print(f"trained, stored and verified after {(time.monotonic() - started) / 60:.1f} min")

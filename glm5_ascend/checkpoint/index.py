@@ -15,12 +15,12 @@ from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
 INDEX_NAME = "model.safetensors.index.json"
 
 
-def read_weight_map(directory: Path) -> dict[str, str] | None:
-    """`{tensor: file name}` of the index, or None if there is no index.
+def read_weight_map(directory: Path, index: str = INDEX_NAME) -> dict[str, str] | None:
+    """`{tensor: file name}` of an index file, or None if there is none.
 
     File names must be plain names inside the directory: anything else is refused, it is never opened.
     """
-    path = directory / INDEX_NAME
+    path = directory / index
     if not path.exists():
         return None
     weight_map = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR).get("weight_map")
@@ -84,15 +84,15 @@ class CheckpointDir:
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor in its stored dtype."""
-        if name not in self.file_of:
-            raise CheckpointError(f"{self.directory}: no tensor {name}", "the checkpoint is incomplete: copy it again")
-        return self.shards[self.file_of[name]].read(name)
+        return self._shard(name).read(name)
 
     def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Rows `start` to `stop` of a tensor in its stored dtype; nothing else of it is read."""
+        shard, entry = self._shard(name), self.entries[name]
+        width = math.prod(entry.shape[1:])
+        return shard.read_span(entry, start * width, stop * width).reshape(stop - start, *entry.shape[1:])
+
+    def _shard(self, name: str) -> Shard:
         if name not in self.file_of:
             raise CheckpointError(f"{self.directory}: no tensor {name}", "the checkpoint is incomplete: copy it again")
-        entry = self.entries[name]
-        width = math.prod(entry.shape[1:])
-        rows = self.shards[self.file_of[name]].read_span(entry, start * width, stop * width)
-        return rows.reshape(stop - start, *entry.shape[1:])
+        return self.shards[self.file_of[name]]

@@ -11,19 +11,18 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from glm5_ascend.errors import CheckpointError, OutputError
 from glm5_ascend.files.untrusted import read_json_object
-from glm5_ascend.files.written import copy_file, disk_error, write_file
+from glm5_ascend.files.written import copy_file, disk_error, sync, sync_tree, write_file
 from glm5_ascend.model.config_file import read_config
 
 PROVENANCE_NAME = "glm5_ascend_provenance.json"
 #: First words of the line that explains why `--overwrite` reads for a while.
 CHECKING = "--overwrite: comparing"
-#: By file: device, inode, size and times, which change when it is written.
 Stamps = dict[str, tuple[int, ...]]
 #: Content of `lock` in the folder of an unfinished run.
 _MARK = b"glm5-ascend: an unfinished run\n"
@@ -32,21 +31,12 @@ _COPY = ("tokenizer*", "*.tiktoken", "*.jinja", "special_tokens_map.json", "gene
          "vocab.json", "merges.txt", "added_tokens.json")  # fmt: skip
 
 
-def check_output(
-    source: Path,
-    out: Path,
-    overwrite: bool,
-    say: Callable[[str], object] = lambda _: None,
-    unchanged: Stamps | None = None,
-) -> Stamps:
+def check_output(source: Path, out: Path, overwrite: bool, say: Callable[[str], object] = lambda _: None) -> None:
     """Refuse an output directory that overlaps the source, or contains files that this tool did not write.
 
     Args:
         overwrite: a checkpoint of this tool may be there: every file is compared with the hash in its record.
         say: called before that comparison, which reads the whole checkpoint.
-        unchanged: result of an earlier call: files that did not change since are not read again.
-    Returns:
-        the stamps of all files.
     Raises:
         OutputError: what is wrong and what to do; nothing was changed.
     """
@@ -62,17 +52,17 @@ def check_output(
     if not dst.parent.is_dir():
         raise OutputError(f"{out.parent}: no such directory", "create it first")
     if not out.is_dir() or not any(out.iterdir()):
-        return {}
+        return
     if not overwrite:
         raise OutputError(f"{out}: not empty", "pass --overwrite to replace a checkpoint written by this tool")
     say(f"{CHECKING} {out} with the hashes in its record")
     try:
-        return _check_ours(out, unchanged or {})
+        _check_ours(out)
     except OSError as error:
         raise OutputError(f"{out}: cannot be read: {error.strerror}", "check permissions and the disk") from None
 
 
-def _check_ours(out: Path, unchanged: Stamps) -> Stamps:
+def _check_ours(out: Path) -> None:
     """Compare all files with the provenance of the run that wrote them: names, sizes, hashes."""
     try:
         record = read_json_object(out / PROVENANCE_NAME)
@@ -82,29 +72,34 @@ def _check_ours(out: Path, unchanged: Stamps) -> Stamps:
         raise OutputError(
             f"{out}: not empty and not written by this tool (no readable {PROVENANCE_NAME})", "choose another directory"
         ) from None
-    stamps: Stamps = {}
+    names = []
     for path in sorted(out.rglob("*")):
         facts, name = path.lstat(), path.relative_to(out).as_posix()
-        if stat.S_ISDIR(facts.st_mode):
+        if stat.S_ISDIR(facts.st_mode) or (name == PROVENANCE_NAME and stat.S_ISREG(facts.st_mode)):
             continue
-        if name not in ours or not stat.S_ISREG(facts.st_mode) or (name not in recorded and name != PROVENANCE_NAME):
+        if name not in ours or name not in recorded or not stat.S_ISREG(facts.st_mode):
             raise OutputError(
                 f"{out / name}: not written by this tool, --overwrite would delete it", "move it away first"
             )
-        if name == PROVENANCE_NAME:
-            continue
-        stamps[name] = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
-        if recorded[name][0] != facts.st_size:
-            raise _changed(path)
-    unread = [name for name, stamp in stamps.items() if unchanged.get(name) != stamp]
-    for name, facts_read in file_facts(out, unread).items():
+        names.append(name)
+    for name, facts_read in file_facts(out, names).items():
         if (facts_read["bytes"], facts_read["sha256"]) != recorded[name]:
-            raise _changed(out / name)
-    return stamps
+            raise OutputError(
+                f"{out / name}: not as this tool wrote it, --overwrite would delete it", "move it away first"
+            )
 
 
-def _changed(path: Path) -> OutputError:
-    return OutputError(f"{path}: not as this tool wrote it, --overwrite would delete it", "move it away first")
+def file_stamps(out: Path) -> Stamps:
+    """Device, inode, size and times of the files of a directory, or of what else is there; empty if nothing is."""
+    if not os.path.lexists(out):
+        return {}
+    paths = out.rglob("*") if out.is_dir() and not out.is_symlink() else [out]
+    stats = {str(path): path.lstat() for path in paths}
+    return {
+        name: (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+        for name, facts in stats.items()
+        if not stat.S_ISDIR(facts.st_mode)
+    }
 
 
 def serving_files(source: Path) -> list[str]:
@@ -149,12 +144,13 @@ def exclusive(directory: Path) -> Iterator[None]:
     Raises:
         OutputError: it cannot be created, is not ours, or another process has the lock.
     """
+    lock = directory / "lock"
     try:
         try:
             directory.mkdir()
         except FileExistsError:
             _check_run_dir(directory)
-        descriptor = os.open(directory / "lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o644)
+        descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         raise disk_error(directory, error) from None
     try:
@@ -163,28 +159,19 @@ def exclusive(directory: Path) -> Iterator[None]:
         os.close(descriptor)
         raise OutputError(f"{directory}: another process is writing here", "wait for it, or stop it") from None
     try:
-        if not os.fstat(descriptor).st_size:
-            os.write(descriptor, _MARK)
+        lock.write_bytes(_MARK)
         yield
     finally:
         os.close(descriptor)
 
 
 def _check_run_dir(directory: Path) -> None:
-    """Check that an existing folder belongs to an unfinished run of this tool; links are not followed.
-
-    Raises:
-        OutputError: it does not; nothing in it was changed.
-    """
+    """Raise OutputError if an existing folder is not that of an unfinished run; links are not followed."""
     lock = directory / "lock"
-    if stat.S_ISDIR(directory.lstat().st_mode):
-        left = os.listdir(directory)
-        if not left:
+    if not directory.is_symlink() and directory.is_dir():
+        marked = lock.is_file() and not lock.is_symlink() and lock.read_bytes() in (_MARK, b"")
+        if marked or not any(directory.iterdir()):
             return
-        if "lock" in left and stat.S_ISREG(lock.lstat().st_mode):
-            mark = lock.read_bytes()[: len(_MARK) + 1]
-            if mark == _MARK or (not mark and left == ["lock"]):  # ended before it could write
-                return
     raise OutputError(
         f"{directory}: already exists and is not the folder of an unfinished run of this tool",
         "move it away, or choose another OUT",
@@ -192,88 +179,30 @@ def _check_run_dir(directory: Path) -> None:
 
 
 def publish(work: Path, out: Path, keep: bool = False) -> Path | None:
-    """Give the finished directory `work` its name; an old `out` is set aside first and removed last.
+    """Give the finished directory `work` its name; an old `out` is first renamed to OUT.before-TIME.
 
-    keep: the old one may not be removed; it is renamed to OUT.before-TIME, which is returned.
-
-    A run killed between the two renames leaves `.OUT.replaced`; re-run the same command to finish.
+    The old one is removed at the end, unless `keep`: then its new path is returned. Of a run that was killed before, it
+    stays, too.
     """
-    aside = replaced(out)
-    if keep:
-        aside = out.parent / f"{out.name}.before-{time.strftime('%Y%m%d-%H%M%S')}"
+    aside = out.parent / f"{out.name}.before-{time.strftime('%Y%m%d-%H%M%S')}"
+    moved = os.path.lexists(out)
     try:
-        _sync_tree(work)
-        moved = os.path.lexists(out)
+        sync_tree(work)
         if moved:
-            if not keep and os.path.lexists(aside):
-                _remove_replaced(aside)
             out.rename(aside)
-        else:
-            keep = False
         try:
             work.rename(out)
         except BaseException:
-            if aside.is_dir() and not out.exists():
+            if moved:
                 aside.rename(out)
             raise
-        _sync(out.parent)
+        sync(out.parent)
     except OSError as error:
         raise disk_error(out, error) from None
-    if keep:
+    if keep and moved:
         return aside
-    if moved:
-        _remove(aside)
-    elif os.path.lexists(aside):
-        _remove_replaced(aside)
-    return None
-
-
-def replaced(out: Path) -> Path:
-    """Return the path that holds the old `out` during `publish`."""
-    return out.parent / f".{out.name}.replaced"
-
-
-def _remove_replaced(aside: Path) -> None:
-    """Remove the old output of an earlier run; any other folder of this name stays."""
-    if not _is_replaced(aside):
-        raise OutputError(f"{aside}: already exists and was not written by this tool", "move it away")
-    _remove(aside)
-
-
-def _is_replaced(aside: Path) -> bool:
-    """Return True if it is an unchanged checkpoint of this tool, or empty."""
-    if aside.is_symlink() or not aside.is_dir():
-        return False
-    try:
-        if any(aside.iterdir()):
-            _check_ours(aside, {})
-    except OutputError:
-        return False
-    return True
-
-
-def _remove(aside: Path) -> None:
-    """Remove a checkpoint of this tool; its record last, so that a killed removal can be finished."""
-    if aside.is_symlink():  # what it leads to is not what was looked at
-        return
-    with suppress(OSError):
-        for path in sorted(aside.rglob("*"), reverse=True):
-            if path.name != PROVENANCE_NAME and not path.is_dir():
-                path.unlink()
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sync_tree(directory: Path) -> None:
-    for path in (*directory.rglob("*"), directory):
-        _sync(path)
+    return None
 
 
 def sha256(path: Path) -> str:

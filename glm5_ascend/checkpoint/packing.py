@@ -11,20 +11,8 @@ import torch
 DOWN_PROJ_PARTIAL_SUMS = 16
 
 
-def pack_int4(q: torch.Tensor) -> torch.Tensor:
-    """Pack two output rows into one byte: even row in the low nibble, odd row in the high nibble.
-
-    Args:
-        q: int8 [N, K], values -8..7, N even.
-    Returns:
-        int8 [N/2, K].
-    """
-    low, high = q[0::2], q[1::2]
-    return (high << 4) | (low & 0x0F)
-
-
 def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
-    """Inverse of `pack_int4`: int8 [N/2, K] -> int8 [N, K] with values -8..7."""
+    """Packed int8 [N/2, K] -> int8 [N, K], -8..7; a byte has an even row in its low nibble, the next in its high."""
     low = (packed << 4) >> 4  # arithmetic shifts on int8 keep the sign
     high = packed >> 4
     return torch.stack([low, high], dim=1).reshape(packed.shape[0] * 2, packed.shape[1])

@@ -28,20 +28,15 @@ DTYPES = {
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 #: Valid, but used in no checkpoint that this package reads.
 _OTHER_DTYPES = (
-    "F8_E5M2",
-    "F8_E8M0",
-    "F8_E4M3FNUZ",
-    "F8_E5M2FNUZ",
-    "F6_E2M3",
-    "F6_E3M2",
-    "F4",
-    "U16",
-    "U32",
-    "U64",
-    "C64",
-)
+    "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F6_E2M3", "F6_E3M2", "F4", "U16", "U32", "U64", "C64",
+)  # fmt: skip
 _MAX_DIMENSIONS = 8  # more, or larger numbers, and their product alone would take minutes
 _AGAIN = "download or copy the file again"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Name of a dtype as users write it: "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)

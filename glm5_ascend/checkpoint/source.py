@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from glm5_ascend.checkpoint.index import CheckpointDir
+from glm5_ascend.checkpoint.shards import dtype_name
 from glm5_ascend.errors import CheckpointError, shown
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.config_file import load_config
@@ -37,8 +38,7 @@ class SourceCheckpoint:
     def _find_unlisted(self) -> list[str]:
         """Some checkpoints carry the MTP layer in a shard of its own that the index does not list. Nothing else is
         taken from such shards: an index that forgets the main model's tensors is damaged."""
-        layers = range(self.config.num_hidden_layers, self.config.num_layers_with_mtp)
-        prefixes = tuple(self.config.spec.layer_prefix(layer) for layer in layers)
+        prefixes = self.config.mtp_prefixes
         names = [prefix + part.tensor_name for prefix, part in self.config.all_weights() if prefix in prefixes]
         if all(self.resolve(name) in self.files for name in names):
             return []
@@ -66,7 +66,7 @@ class SourceCheckpoint:
                 self._check_scale(name, where)
             elif entry.dtype not in _FLOATS:
                 raise CheckpointError(
-                    f"{where} is stored as {str(entry.dtype).removeprefix('torch.')}: already quantized?",
+                    f"{where} is stored as {dtype_name(entry.dtype)}: already quantized?",
                     _ORIGINAL,
                 )
 
@@ -86,7 +86,7 @@ class SourceCheckpoint:
             )
         if scale.dtype not in _FLOATS:
             raise CheckpointError(
-                f"{where}_scale_inv is stored as {str(scale.dtype).removeprefix('torch.')}, not as a float",
+                f"{where}_scale_inv is stored as {dtype_name(scale.dtype)}, not as a float",
                 _ORIGINAL,
             )
 
@@ -97,11 +97,11 @@ class SourceCheckpoint:
                     f"{self.directory / file}: holds {name}, but the index does not list it", "download the index again"
                 )
         message = f"{self.directory}: tensor {name} is missing"
-        for layer in range(self.config.num_hidden_layers, self.config.num_layers_with_mtp):
-            prefix = self.config.spec.layer_prefix(layer)
+        for prefix in self.config.mtp_prefixes:
             if name.startswith(prefix) and not any(entry.startswith(prefix) for entry in self.files.entries):
                 return CheckpointError(
-                    f"{message}, with all of MTP layer {layer}: transformers drops it when it saves a model",
+                    f"{message}, with all of MTP layer {self.config.spec.layer_of(name)}: transformers drops it when "
+                    "it saves a model",
                     "copy its tensors from the original, or set num_nextn_predict_layers to 0 in config.json: no MTP",
                 )
         if f"{name.partition('.experts.')[0]}.experts.gate_up_proj" in self.files:
@@ -122,9 +122,9 @@ class SourceCheckpoint:
         """Return the stored name of `name`: an absent MTP embedding or head is the main model's."""
         if name in self.files:
             return name
-        for layer in range(self.config.num_hidden_layers, self.config.num_layers_with_mtp):
+        for prefix in self.config.mtp_prefixes:
             for copy, original in self.config.spec.mtp_copies.items():
-                if name == f"{self.config.spec.layer_prefix(layer)}{copy}.weight":
+                if name == f"{prefix}{copy}.weight":
                     return f"{original}.weight"
         return name
 
@@ -136,14 +136,12 @@ class SourceCheckpoint:
     def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Rows `start` to `stop` of weight `name` as fp32; nothing else of it is read."""
         name = self.resolve(name)
-        entry, shard = self.files.entries[name], self.files.shards[self.files.file_of[name]]
-        width = math.prod(entry.shape[1:])
-        rows = shard.read_span(entry, start * width, stop * width).reshape(stop - start, *entry.shape[1:])
-        if entry.dtype is not torch.float8_e4m3fn:
+        rows = self.files.read_rows(name, start, stop)
+        if rows.dtype is not torch.float8_e4m3fn:
             return rows.float()
         scale = self.files.read(f"{name}_scale_inv").float()
         of_row = scale[torch.arange(start, stop) // FP8_BLOCK]
-        return rows.float() * of_row.repeat_interleave(FP8_BLOCK, 1)[:, :width]
+        return rows.float() * of_row.repeat_interleave(FP8_BLOCK, 1)[:, : rows.shape[1]]
 
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype for a float copy of `name`: its own, bf16 for FP8."""

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from glm5_ascend.model.spec import Linear, ModelSpec
+
 FLOAT, W8A8_DYNAMIC, W8A8, W4A8_DYNAMIC = "FLOAT", "W8A8_DYNAMIC", "W8A8", "W4A8_DYNAMIC"
 QUANTIZED = (W8A8_DYNAMIC, W8A8, W4A8_DYNAMIC)
 #: What a linear layer and what routed experts can be in an engine that reads the format.
@@ -23,3 +28,15 @@ DESCRIPTION_META: dict[str, object] = {"version": "1.0.0", "group_size": 0, "met
 INDEXER_CACHE_SUFFIX = ".indexer.quant_type"
 #: The only INT8 word that engines know there: vllm-ascend 0.23.0.post1 and 0.30.0rc2, `ascend_config.py`.
 INDEXER_CACHE_TYPE = "INT8_DYNAMIC"
+
+
+def not_runnable(spec: ModelSpec, module: str, part: Linear, scheme: str) -> str | None:
+    """Say why no engine runs a linear in this type; None if one does."""
+    routed = spec.is_routed(module)
+    if scheme != FLOAT and part.name in spec.always_float:
+        return "the engine can run this module in FLOAT only"
+    if scheme == W4A8_DYNAMIC and not routed:
+        return "W4A8_DYNAMIC exists for routed experts only"
+    if scheme == W8A8 and routed:
+        return "static W8A8 does not exist for routed experts"
+    return None

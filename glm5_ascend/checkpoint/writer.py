@@ -10,32 +10,32 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from glm5_ascend.checkpoint.index import INDEX_NAME
 from glm5_ascend.checkpoint.shards import DTYPE_NAMES
 from glm5_ascend.errors import OutputError
-from glm5_ascend.files.written import checksum, make_room, plain
-from glm5_ascend.files.written import disk_error as disk_error
-from glm5_ascend.files.written import write_file as write_file
+from glm5_ascend.files.written import checksum, disk_error, open_own, write_file
 
 #: Headers, json files and file system overhead on top of the tensors.
 DISK_MARGIN = 64 * 1024**2
 _AGAIN = "re-run the same command to write it again"
 
 
-class TensorSpec(Protocol):
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, dtype and shape of a tensor to write."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
     @property
-    def name(self) -> str: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
 
 
 class ShardWriter:
@@ -75,12 +75,10 @@ class ShardWriter:
     def _reserve(self, file: str, group: list[TensorSpec]) -> None:
         header = shard_header(group)
         size = len(header) + sum(spec.nbytes for spec in group)
-        make_room(self.directory / file, plain_stays=True)
-        descriptor = os.open(self.directory / file, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o644)
+        descriptor = open_own(self.directory / file)
         self._descriptors.append(descriptor)
         os.posix_fallocate(descriptor, 0, size)  # keeps what a stopped run has written
-        if os.fstat(descriptor).st_size != size:
-            os.ftruncate(descriptor, size)
+        os.ftruncate(descriptor, size)
         write_at(descriptor, header, 0)
         start = len(header)
         for spec in group:
@@ -88,13 +86,6 @@ class ShardWriter:
             self._missing.add(spec.name)
             self.weight_map[spec.name] = file
             start += spec.nbytes
-
-    def write(self, name: str, tensor: torch.Tensor) -> None:
-        """Store one whole tensor; dtype and shape must be what the plan said."""
-        if tuple(tensor.shape) != tuple(self._place[name][2].shape):
-            raise ValueError(f"{name}: shape {list(tensor.shape)}, planned {list(self._place[name][2].shape)}")
-        self.write_rows(name, 0, tensor)
-        self.expect_no_more(name)
 
     def write_rows(self, name: str, start: int, rows: torch.Tensor) -> None:
         """Store some rows of a tensor; `expect_no_more` says when all are there."""
@@ -149,8 +140,7 @@ class ShardWriter:
         try:
             for descriptor, file in zip(self._descriptors, self.files, strict=False):
                 os.fsync(descriptor)
-                facts = (self.directory / file).lstat()
-                if not plain(facts) or not os.path.samestat(facts, os.fstat(descriptor)):
+                if not os.path.samestat((self.directory / file).lstat(), os.fstat(descriptor)):
                     raise OutputError(f"{self.directory / file}: replaced while it was written", _AGAIN)
         except OSError as error:
             raise disk_error(self.directory, error) from None

@@ -86,8 +86,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         try:
             aside.mkdir()
             yield aside
-            for written in aside.rglob("*"):
-                _sync(written)
+            sync_tree(aside)
             if parent_dir == path.absolute():  # it may be the working directory of a process: keep it, and fill it
                 for entry in aside.iterdir():
                     entry.rename(path / entry.name)
@@ -106,7 +105,8 @@ def new_folder(path: Path) -> Iterator[Path]:
         raise
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Flush a file, or the entries of a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -114,28 +114,17 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def plain(facts: os.stat_result) -> bool:
-    """Return True for a regular file with one name: writing to it changes no other path."""
-    return stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1
+def sync_tree(folder: Path) -> None:
+    """Flush a folder and everything in it to the disk."""
+    for path in (*folder.rglob("*"), folder):
+        sync(path)
 
 
-def make_room(path: Path, plain_stays: bool = False) -> None:
-    """Remove a file of this tool; the target of a link stays.
-
-    Args:
-        plain_stays: a regular file is kept.
-    Raises:
-        OutputError: it is a folder, pipe or device.
-    """
-    try:
-        facts = path.lstat()
-    except FileNotFoundError:
-        return
-    if plain_stays and plain(facts):
-        return
-    if not (stat.S_ISREG(facts.st_mode) or stat.S_ISLNK(facts.st_mode)):
-        raise OutputError(f"{path}: already exists and is not a regular file", "move it away")
-    path.unlink()
+def open_own(path: Path, flags: int = 0) -> int:
+    """Open a file of this tool to read and write, created if it is missing; a link in its place is removed."""
+    if path.is_symlink():
+        path.unlink()
+    return os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | flags, 0o644)
 
 
 def make_folder(path: Path) -> None:
@@ -162,18 +151,10 @@ def checksum(descriptor: int, offset: int, length: int, before: int = 0) -> int:
     return before
 
 
-def file_checksum(path: Path, size: int | None = None) -> str | None:
-    """Return eight hexadecimal digits; None if `path` is not a regular file, or not of `size` bytes."""
+def file_checksum(path: Path) -> str | None:
+    """Return the CRC-32 of a file in eight hexadecimal digits; None if it cannot be read."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with path.open("rb") as file:
+            return f"{checksum(file.fileno(), 0, os.fstat(file.fileno()).st_size):08x}"
     except OSError:
         return None
-    try:
-        facts = os.fstat(descriptor)
-        if not plain(facts) or (size is not None and facts.st_size != size):
-            return None
-        return f"{checksum(descriptor, 0, facts.st_size):08x}"
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)

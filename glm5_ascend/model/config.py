@@ -71,6 +71,17 @@ class ModelConfig:
         """Main layers plus MTP layers, which follow them."""
         return self.num_hidden_layers + self.num_nextn_predict_layers
 
+    @property
+    def mtp_prefixes(self) -> tuple[str, ...]:
+        """Prefixes of the weights of the MTP layers."""
+        return tuple(map(self.spec.layer_prefix, range(self.num_hidden_layers, self.num_layers_with_mtp)))
+
+    @property
+    def absent_indexers(self) -> tuple[str, ...]:
+        """Prefixes of the indexers of layers that share an earlier one's: engines drop such tensors."""
+        layers = (layer for layer in range(self.num_layers_with_mtp) if not self.has_indexer(layer))
+        return tuple(f"{self.spec.layer_prefix(layer)}{self.spec.indexer}." for layer in layers)
+
     def is_mtp(self, layer: int) -> bool:
         return layer >= self.num_hidden_layers
 

@@ -10,7 +10,7 @@ from typing import Any
 from glm5_ascend.errors import Glm5Error, OutputError, StoppedError
 from glm5_ascend.options import with_options
 from glm5_ascend.quantize.estimate.memory import RunPrediction
-from glm5_ascend.quantize.job import PreparedJob, calibration_of, check_space, predict, prepare
+from glm5_ascend.quantize.job import calibration_of, check_space, predict, prepare
 from glm5_ascend.quantize.msmodelslim import run_msmodelslim
 from glm5_ascend.quantize.options import QuantizeOptions, Quantizer
 from glm5_ascend.quantize.pipeline import QuantizeResult
@@ -68,37 +68,23 @@ def quantize(options: QuantizeOptions) -> QuantizeReport | None:
     prepared = prepare(options, options.progress)
     if options.on_plan is not None:
         options.on_plan(prepared)
+    report = QuantizeReport(prepared.recipe.metadata.config_id, prepared.output_bytes, prepared.plan.summary())
     if options.dry_run:
-        return _predicted(prepared)
-    if Quantizer(options.engine) is Quantizer.builtin:
-        return _quantized(prepared)
-    check_space(prepared)
-    report = _report(prepared, prepared.out)
-    report.moved_aside = run_msmodelslim(prepared, calibration_of(prepared), options.device or "npu")
-    return report
-
-
-def _report(prepared: PreparedJob, out: Path | None) -> QuantizeReport:
-    return QuantizeReport(prepared.recipe.metadata.config_id, prepared.output_bytes, prepared.plan.summary(), out)
-
-
-def _predicted(prepared: PreparedJob) -> QuantizeReport:
-    report = _report(prepared, None)
-    report.prediction = predict(prepared)
+        report.prediction = predict(prepared)
+        try:
+            check_space(prepared)  # last: a prediction is most useful where the disk is too small
+        except OutputError as error:
+            report.problem = error
+        return report
+    report.out = prepared.out
+    if Quantizer(options.engine) is Quantizer.msmodelslim:
+        check_space(prepared)
+        report.moved_aside = run_msmodelslim(prepared, calibration_of(prepared), options.device or "npu")
+        return report
     try:
-        check_space(prepared)  # last: a prediction is most useful where the disk is too small
-    except OutputError as error:
-        report.problem = error
-    return report
-
-
-def _quantized(prepared: PreparedJob) -> QuantizeReport | None:
-    out = prepared.out
-    report = _report(prepared, out)
-    try:
-        report.result = run(prepared, prepared.options.progress)
+        report.result = run(prepared, options.progress)
     except KeyboardInterrupt:
-        raise StoppedError(f"{out} is not finished", "run the same command again to resume") from None
+        raise StoppedError(f"{prepared.out} is not finished", "run the same command again to resume") from None
     return None if report.result is None else report
 
 

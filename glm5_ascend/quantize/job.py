@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from glm5_ascend.checkpoint.output import Stamps, check_output, run_dir_of
+from glm5_ascend.checkpoint.output import Stamps, check_output, file_stamps, run_dir_of
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.writer import check_free_space
 from glm5_ascend.errors import RecipeError
@@ -21,9 +21,7 @@ from glm5_ascend.quantize.estimate.time import seconds, source_bytes
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.progress import Progress, silent
-from glm5_ascend.quantize.provenance import (
-    require_kernels,
-)
+from glm5_ascend.quantize.provenance import require_kernels
 from glm5_ascend.quantize.recipe import Recipe, find_recipe, load_recipe
 from glm5_ascend.quantize.run.ranks import Ranks
 from glm5_ascend.quantize.sizes import parse_size
@@ -64,7 +62,8 @@ def prepare(options: QuantizeOptions, progress: Progress = silent) -> PreparedJo
     check_source(source)
     layers = source.config.num_layers_with_mtp
     out = Path(options.out)
-    replaced = check_output(source.directory, out, options.overwrite, lambda text: progress(text, 0, layers))
+    replaced = file_stamps(out)
+    check_output(source.directory, out, options.overwrite, lambda text: progress(text, 0, layers))
     plan = QuantizationPlan(source, recipe)
     if recipe.rotates:
         Rotations(source.config, options.seed)  # sizes without a Hadamard matrix are refused here

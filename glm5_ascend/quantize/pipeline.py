@@ -13,23 +13,16 @@ from typing import Any
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.checkpoint.output import check_output, copy_serving_files, publish, run_dir_of
+from glm5_ascend.checkpoint.output import copy_serving_files, file_stamps, publish, run_dir_of
 from glm5_ascend.checkpoint.types import GIB, ROT_FILE, ROT_NAME
 from glm5_ascend.checkpoint.writer import ShardWriter, write_json
-from glm5_ascend.errors import OutputError
 from glm5_ascend.files.written import copy_file
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
 from glm5_ascend.quantize.estimate.time import source_bytes
 from glm5_ascend.quantize.job import PreparedJob, calibration_of, check_space
 from glm5_ascend.quantize.progress import Progress, silent
-from glm5_ascend.quantize.provenance import (
-    RECIPE_NAME,
-    identity,
-    inputs,
-    provenance,
-    write_provenance,
-)
+from glm5_ascend.quantize.provenance import RECIPE_NAME, identity, inputs, provenance, write_provenance
 from glm5_ascend.quantize.run.journal import Journal
 from glm5_ascend.quantize.run.ranks import Ranks
 from glm5_ascend.quantize.run.resume import discard_corrupt_units
@@ -42,7 +35,6 @@ from glm5_ascend.quantize.run.run_dir import (
     clear,
     open_run_dir,
     output_files,
-    remove,
 )
 from glm5_ascend.quantize.run.source_weights import FloatWeights
 from glm5_ascend.quantize.run.store import QuantizedLayer, Store
@@ -52,11 +44,7 @@ from glm5_ascend.quantize.workers import Workers
 
 @dataclass
 class QuantizeResult:
-    """Report of a finished run.
-
-    Attributes:
-        moved_aside: new path of the files that another program has put at `out` meanwhile.
-    """
+    """Report of a finished run; `moved_aside`: new path of the files that another program put at `out` meanwhile."""
 
     out: Path
     output_bytes: int
@@ -110,11 +98,7 @@ def quantize(prepared: PreparedJob, progress: Progress = silent) -> QuantizeResu
 
 def publish_result(prepared: PreparedJob, checkpoint: Path) -> Path | None:
     """Rename the finished checkpoint to OUT; files put there meanwhile are moved aside, to the path returned."""
-    try:
-        check_output(prepared.source.directory, prepared.out, prepared.options.overwrite, unchanged=prepared.replaced)
-    except OutputError:
-        return publish(checkpoint, prepared.out, keep=True)
-    return publish(checkpoint, prepared.out)
+    return publish(checkpoint, prepared.out, keep=file_stamps(prepared.out) != prepared.replaced)
 
 
 def _peak_rss() -> int:
@@ -137,8 +121,8 @@ def _work(
         journal.refresh()
         with _open_run(prepared, checkpoint, journal, ranks) as (weights, store, workers):
             files = output_files(prepared.plan, store.writer.files)
-            check_only_known_files(checkpoint, files, before_writing=True)
-            discard_corrupt_units(store, workers, activations, calibration, progress)
+            check_only_known_files(checkpoint, files)
+            discard_corrupt_units(store, workers, activations, progress)
             ranks.barrier()  # the run directory is ready for the others ...
             ranks.barrier()  # ... and they have read the journal
             layers = write_tensors(weights, store, workers, activations, calibration, progress)
@@ -148,7 +132,6 @@ def _work(
     except BaseException:
         if not len(journal):  # nothing to resume: leave nothing
             clear(run_dir)
-            remove(run_dir)
         raise
     finally:
         journal.close()
@@ -169,7 +152,7 @@ def _help(prepared: PreparedJob, calibration: CalibrationSet | None, ranks: Rank
         journal.refresh()
         with _open_run(prepared, run_dir / CHECKPOINT, journal, ranks) as (weights, store, workers):
             ranks.barrier()
-            help_with_experts(weights, store, workers, run_dir / ACTIVATIONS, calibration is not None)
+            help_with_experts(weights, store, workers, run_dir / ACTIVATIONS)
         ranks.barrier()
     finally:
         journal.close()

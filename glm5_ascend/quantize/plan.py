@@ -15,7 +15,8 @@ import torch
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.packing import DOWN_PROJ_PARTIAL_SUMS
 from glm5_ascend.checkpoint.source import SourceCheckpoint
-from glm5_ascend.checkpoint.types import INDEXER_CACHE_SUFFIX, INDEXER_CACHE_TYPE, ROT_NAME
+from glm5_ascend.checkpoint.types import INDEXER_CACHE_SUFFIX, INDEXER_CACHE_TYPE, ROT_NAME, not_runnable
+from glm5_ascend.checkpoint.writer import TensorSpec
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.spec import Linear, Subgraph, Vector
@@ -27,17 +28,10 @@ from glm5_ascend.quantize.selector import Selector, check_literal_layers
 
 
 @dataclass(frozen=True)
-class OutputTensor:
+class OutputTensor(TensorSpec):
     """One tensor of the output; `scheme` is its entry in the description, None if it has none (rot.weight)."""
 
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
     scheme: str | None
-
-    @property
-    def nbytes(self) -> int:
-        return self.dtype.itemsize * torch.Size(self.shape).numel()
 
 
 @dataclass(frozen=True)
@@ -97,17 +91,8 @@ class QuantizationPlan:
         return LinearPlan(scheme, method, weight.ext.get("step", 0) if method.needs_inputs else 0)
 
     def _check_runnable(self, module: str, part: Linear, scheme: str, shape: tuple[int, ...]) -> None:
-        routed = self.config.spec.is_routed(module)
-        if part.name in self.config.spec.always_float:
-            raise RecipeError(
-                f"recipe: {module} cannot be quantized, the engine keeps it FLOAT", f'add "*{part.name}" to exclude'
-            )
-        if scheme == schemes.W4A8_DYNAMIC and not routed:
-            raise RecipeError(f"recipe: {module}: W4A8_DYNAMIC exists for routed experts only", "use int8 weights here")
-        if scheme == schemes.W8A8 and routed:
-            raise RecipeError(
-                f"recipe: {module}: static W8A8 does not exist for experts", "use per_token activations here"
-            )
+        if reason := not_runnable(self.config.spec, module, part, scheme):
+            raise RecipeError(f"recipe: {module}: {reason}", f'add "*{part.name}" to exclude, or give it another type')
         if scheme == schemes.W4A8_DYNAMIC and (shape[0] % 8 or shape[1] % DOWN_PROJ_PARTIAL_SUMS):
             raise RecipeError(
                 f"recipe: {module} {list(shape)}: INT4 needs rows in multiples of 8 and columns in multiples of "
@@ -209,11 +194,7 @@ class QuantizationPlan:
 
     def stored(self, prefix: str, part: Linear | Vector) -> Iterator[OutputTensor]:
         """The tensors one part of the model becomes."""
-        module, name, shape = (
-            prefix + part.name,
-            prefix + part.tensor_name,
-            part.shape(self._sizes),
-        )
+        module, name, shape = prefix + part.name, prefix + part.tensor_name, part.shape(self._sizes)
         if isinstance(part, Vector):
             # fp32 as msModelSlim writes them: a smoothed gain must not be rounded twice.
             yield OutputTensor(name, torch.float32, shape, schemes.FLOAT)

@@ -26,15 +26,11 @@ def check_source(source: SourceCheckpoint) -> None:
     _check_texts(source)
     config = source.config
     names = {prefix + part.tensor_name for prefix, part in config.all_weights()}
-    shared = tuple(  # the engine drops them, too
-        f"{config.spec.layer_prefix(layer)}{config.spec.indexer}."
-        for layer in range(config.num_layers_with_mtp)
-        if not config.has_indexer(layer)
-    )
+    unused = config.absent_indexers
     unknown = sorted(
         name
         for name in source.files.entries
-        if name.removesuffix("_scale_inv") not in names and not name.endswith(UNUSED) and not name.startswith(shared)
+        if name.removesuffix("_scale_inv") not in names and not name.endswith(UNUSED) and not name.startswith(unused)
     )
     if unknown:
         shown = ", ".join(unknown[:_SHOWN]) + (", ..." if len(unknown) > _SHOWN else "")

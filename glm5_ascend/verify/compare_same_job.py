@@ -6,8 +6,7 @@ on an equal build (torch, instruction set, device) give equal bytes, and every o
     a file's bytes are not the recorded ones      damage or edited since: error (file_hashes.py)
     other inputs                                  not the same job: error
     equal inputs, equal build, other hashes       one of the two runs went wrong: error, by file
-    equal inputs, other build, other hashes       another instruction set rounds sums in another order: warning, with
-                                                  the number of integers that differ ...
+    equal inputs, other build, other hashes       another instruction set rounds sums in another order: warning ...
     ... and a weight whose value differs          not rounding: error, by tensor
 
 "Value differs" is judged as for a source, by the limits of tolerances.py. Comparing integers would be wrong: a sum
@@ -23,19 +22,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.output import PROVENANCE_NAME
-from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME, FLOAT, W4A8_DYNAMIC, dequantize
+from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.files.untrusted import read_json_object
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.compare_source import compare_weights
-from glm5_ascend.verify.derived_tensors import read_linear
 from glm5_ascend.verify.description import check_description
-from glm5_ascend.verify.expected_weight import ExpectedWeights, NoRotation
+from glm5_ascend.verify.expected_weight import ExpectedWeights, NoRotation, OtherOutput
 from glm5_ascend.verify.file_hashes import check_hashes, is_format_file, is_tokenizer_file
 from glm5_ascend.verify.open_checkpoint import open_directory
 from glm5_ascend.verify.tensors import check_tensors
@@ -64,22 +59,33 @@ def compare_same_job(checked: Checked, other: Path, theirs: dict[str, Any], repo
     second = None if other.is_file() else _open_other(other, theirs)
     if not _same_job(checked.provenance, theirs, other, report):
         return
-    _compare_tokenizers(checked.provenance, theirs, other, report)
-    names, differ = _differing_files(checked.provenance, theirs, report)
+    mine, its = checked.provenance.get("outputs"), theirs.get("outputs")
+    if not isinstance(mine, dict) or not isinstance(its, dict):
+        report.error("twin.inputs", "no hashes recorded in one of the two", file=PROVENANCE_NAME, fix="quantize again")
+        return
+    names = sorted(mine.keys() | its.keys())
+    differ = [name for name in names if mine.get(name) != its.get(name)]
+    for name in filter(is_tokenizer_file, differ):  # copies, on every build
+        why = f"not the tokenizer of {other}, although both are copies of their source's"
+        report.error("twin.inputs", why, file=name, fix="compare outputs of one source")
+    names, differ = (list(filter(is_format_file, files)) for files in (names, differ))
     if not differ:
         return
     ours_built, theirs_built = _build(checked.provenance), _build(theirs)
     if ours_built == theirs_built:
         for name in differ:
-            report.error(
-                "twin.differs",
-                f"other bytes than in {other}, although both were made by {ours_built}",
-                file=name,
-                fix="one of the two runs went wrong: quantize again (or the sources differ: only headers are recorded)",
-            )
+            why = f"other bytes than in {other}, although both were made by {ours_built}"
+            fix = "one of the two runs went wrong: quantize again (or the sources differ: only headers are recorded)"
+            report.error("twin.differs", why, file=name, fix=fix)
         return
     summary = f"{len(differ)} of {len(names)} files differ from {other}, made by {theirs_built}, here {ours_built}"
-    _compare_builds(checked, second, summary, report)
+    fix = "expected between machines; the same build gives the same bytes"
+    if second is None:
+        fix = "give the other checkpoint's directory, or the source, to compare all weights"
+    why = f"{summary}: another instruction set rounds sums in another order"
+    report.warning("twin.build", why, file=PROVENANCE_NAME, fix=fix)
+    if second is not None:
+        compare_weights(checked, ExpectedWeights(second, checked.checkpoint, NoRotation()), report)
 
 
 def _same_job(ours: dict[str, Any], theirs: dict[str, Any], other: Path, report: Report) -> bool:
@@ -88,57 +94,10 @@ def _same_job(ours: dict[str, Any], theirs: dict[str, Any], other: Path, report:
         key for key in ("tool", "source", "recipe", "calibration", "seed") if _input(ours, key) != _input(theirs, key)
     ]
     if changed or not ours:
-        report.error(
-            "twin.inputs",
-            f"not the same job as {other}: " + (f"other {', '.join(changed)}" if ours else "no provenance here"),
-            file=PROVENANCE_NAME,
-            fix="compare outputs of one source, recipe, calibration text and seed",
-        )
+        why = f"other {', '.join(changed)}" if ours else "no provenance here"
+        fix = "compare outputs of one source, recipe, calibration text and seed"
+        report.error("twin.inputs", f"not the same job as {other}: {why}", file=PROVENANCE_NAME, fix=fix)
     return not changed and bool(ours)
-
-
-def _compare_tokenizers(ours: dict[str, Any], theirs: dict[str, Any], other: Path, report: Report) -> None:
-    """Compare tokenizer files: they are copies, and equal on every build."""
-    mine, its = ours.get("outputs"), theirs.get("outputs")
-    if not isinstance(mine, dict) or not isinstance(its, dict):
-        return  # reported below
-    for name in sorted(name for name in mine.keys() | its.keys() if is_tokenizer_file(name)):
-        if mine.get(name) != its.get(name):
-            report.error(
-                "twin.inputs",
-                f"not the tokenizer of {other}, although both are copies of their source's",
-                file=name,
-                fix="compare outputs of one source",
-            )
-
-
-def _differing_files(ours: dict[str, Any], theirs: dict[str, Any], report: Report) -> tuple[list[str], list[str]]:
-    """Return all recorded files of the format, and those whose hashes differ."""
-    mine, its = ours.get("outputs"), theirs.get("outputs")
-    if not isinstance(mine, dict) or not isinstance(its, dict):
-        report.error("twin.inputs", "no hashes recorded in one of the two", file=PROVENANCE_NAME, fix="quantize again")
-        return [], []
-    names = sorted(name for name in mine.keys() | its.keys() if is_format_file(name))
-    return names, [name for name in names if mine.get(name) != its.get(name)]
-
-
-def _compare_builds(checked: Checked, second: _DequantizedCheckpoint | None, summary: str, report: Report) -> None:
-    """Two builds made other bytes of equal inputs: count the integers, and report weights whose value differs."""
-    if second is None:
-        report.warning(
-            "twin.build",
-            f"{summary}: another instruction set rounds sums in another order",
-            file=PROVENANCE_NAME,
-            fix="give the other checkpoint's directory to count the integers that differ, or the source to check all",
-        )
-        return
-    report.warning(
-        "twin.build",
-        f"{summary}: {_count_integers(checked.checkpoint, second.files)}",
-        file=PROVENANCE_NAME,
-        fix="expected between machines; the same build gives the same bytes",
-    )
-    compare_weights(checked, ExpectedWeights(second, checked.checkpoint, NoRotation()), report)
 
 
 def _input(record: dict[str, Any], key: str) -> Any:
@@ -156,26 +115,7 @@ def _build(record: dict[str, Any]) -> str:
     return f"torch {' '.join(str(x)[:12] for x in torch_build)} on {' '.join(map(str, facts))}"
 
 
-class _DequantizedCheckpoint:
-    """The dequantized weights of a checkpoint, in the basis of its file."""
-
-    def __init__(self, files: LoadedCheckpoint, schemes: dict[str, str]) -> None:
-        self.files, self.schemes = files, schemes
-
-    def resolve(self, name: str) -> str:
-        """Return the name: an output stores every tensor."""
-        return name
-
-    def read(self, name: str) -> torch.Tensor:
-        """Read a float tensor, or dequantize the weight [N, K] of a linear: fp32."""
-        module = name.removesuffix(".weight")
-        scheme = self.schemes.get(module, FLOAT)
-        if scheme == FLOAT:
-            return self.files.read(name).float()
-        return dequantize(scheme, read_linear(self.files, module, scheme))
-
-
-def _open_other(other: Path, record: dict[str, object]) -> _DequantizedCheckpoint:
+def _open_other(other: Path, record: dict[str, object]) -> OtherOutput:
     report = Report(other)
     checkpoint = open_directory(other, report)
     schemes = check_description(checkpoint, report)
@@ -183,20 +123,4 @@ def _open_other(other: Path, record: dict[str, object]) -> _DequantizedCheckpoin
     check_hashes(checkpoint, record, report)
     if not report.ok:
         raise CheckpointError(f"{other}: {report.findings[0].line()}", "verify the other checkpoint first")
-    return _DequantizedCheckpoint(checkpoint, schemes)
-
-
-def _count_integers(a: LoadedCheckpoint, b: LoadedCheckpoint) -> str:
-    """Describe how many integers of the weights differ, and by how much."""
-    total = changed = furthest = 0
-    for name, entry in a.entries.items():
-        if entry.dtype is not torch.int8 or b.entries.get(name) is None or b.entries[name].shape != entry.shape:
-            continue
-        packed = (a.description or {}).get(name) == W4A8_DYNAMIC
-        for mine, its in zip(a.pieces(name), b.pieces(name), strict=True):
-            halves = [(mine >> 4, its >> 4), ((mine << 4) >> 4, (its << 4) >> 4)] if packed else [(mine, its)]
-            for x, y in halves:
-                distance = (x.to(torch.int16) - y.to(torch.int16)).abs()
-                total, changed = total + len(x), changed + int(distance.count_nonzero())
-                furthest = max(furthest, int(distance.max()))
-    return f"{changed} of {total} integers differ, by at most {furthest} step{'s' * (furthest != 1)}"
+    return OtherOutput(checkpoint, schemes)

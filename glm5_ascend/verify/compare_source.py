@@ -66,12 +66,11 @@ def _check_config(checkpoint: LoadedCheckpoint, source: SourceCheckpoint, report
         k for k in (theirs.keys() | ours.keys()) - _FREE_KEYS if theirs.get(k, missing) != ours.get(k, missing)
     )
     if changed:
-        report.error(
-            "against.config",
+        why, fix = (
             f"differs from the source's in {', '.join(changed[:8])}",
-            file="config.json",
-            fix="copy the source's config.json, without quantization_config",
+            "copy the source's, without quantization_config",
         )
+        report.error("against.config", why, file="config.json", fix=fix)
     ours_as_theirs = replace(
         checkpoint.config, path=source.config.path, quantization_config=source.config.quantization_config
     )
@@ -87,12 +86,8 @@ def _check_rot(checked: Checked, source: SourceCheckpoint, report: Report) -> No
     expected = rotation.T @ (source.read(f"{source.config.spec.final_norm}.weight")[:, None] * rotation)
     error = float((stored - expected).norm() / expected.norm())
     if not error <= LIMITS[FLOAT]:
-        report.error(
-            "against.mismatch",
-            f"is not Q^T diag(g) Q of the source's final norm: relative error {error:.3f}",
-            tensor=ROT_NAME,
-            fix="quantize again",
-        )
+        why = f"is not Q^T diag(g) Q of the source's final norm: relative error {error:.3f}"
+        report.error("against.mismatch", why, tensor=ROT_NAME, fix="quantize again")
 
 
 class _SourceComparison:
@@ -160,7 +155,7 @@ class _SourceComparison:
         # Embedding and heads are FLOAT and in no pair: only they are too large to be in memory whole.
         whole = stored is not None or module in self._pairs
         for first, last, reference in self.expected.rows(prefix, part, whole):
-            weight = self._float_rows(module, first, last) if stored is None else stored
+            weight = self.checkpoint.read_rows(f"{module}.weight", first, last).float() if stored is None else stored
             if module in self._pairs:
                 self._undo(prefix, self._pairs[module], reference, weight)
             reference.mul_(scale)
@@ -169,14 +164,6 @@ class _SourceComparison:
                 reference[:, silent] *= silent_scale(reference[:, silent], weight[:, silent])
             comparison.add(weight, reference, clipped)
         self._record(module, scheme, comparison)
-
-    def _float_rows(self, module: str, first: int, last: int) -> torch.Tensor:
-        """Rows `first` to `last` of a FLOAT weight, fp32 [last - first, K]."""
-        name = f"{module}.weight"
-        rows, columns = self.checkpoint.entries[name].shape
-        if last - first == rows:
-            return self.checkpoint.read(name).float()
-        return self.checkpoint.span(name, first * columns, last * columns).reshape(-1, columns).float()
 
     def _undo(self, prefix: str, pair: Subgraph, reference: torch.Tensor, weight: torch.Tensor) -> None:
         """Multiply the rows of `weight` by the scale that was moved out of them, as the targets' references will be.
@@ -201,11 +188,9 @@ class _SourceComparison:
         )
         if not verdict.ok:
             name = f"{module}.weight" if f"{module}.weight" in self.checkpoint.entries else module
+            fix = "scales, nibble order, rotation or the weight itself are wrong: quantize again"
             self.report.error(
-                "against.mismatch",
-                f"does not match {self.report.against}: {verdict}",
-                tensor=name,
-                fix="scales, nibble order, rotation or the weight itself are wrong: quantize again",
+                "against.mismatch", f"does not match {self.report.against}: {verdict}", tensor=name, fix=fix
             )
 
     def close(self) -> None:

@@ -43,7 +43,6 @@ def check_linear(checkpoint: LoadedCheckpoint, module: str, scheme: str, report:
             "value.all_zero",
             "every integer is zero: a dead module, or a shard that was never filled",
             tensor=f"{module}.weight",
-            file=check.file("weight"),
             fix="compare with the source: --against",
         )
     if scheme == W4A8_DYNAMIC:
@@ -71,12 +70,8 @@ class _QuantizedLinear:
     ) -> None:
         self.checkpoint, self.module, self.tensors, self.report = checkpoint, module, tensors, report
 
-    def file(self, suffix: str) -> str:
-        """Return the shard of one tensor of the linear."""
-        return self.checkpoint.file_of[f"{self.module}.{suffix}"]
-
     def _error(self, id: str, suffix: str, message: str) -> None:
-        self.report.error(id, message, tensor=f"{self.module}.{suffix}", file=self.file(suffix), fix=_AGAIN)
+        self.report.error(id, message, tensor=f"{self.module}.{suffix}", fix=_AGAIN)
 
     def scales(self, scheme: str) -> bool:
         """Check scales (positive; already bf16 where the engine rounds them) and weight_offset (zero).
@@ -101,16 +96,12 @@ class _QuantizedLinear:
                     "value.not_bf16",
                     f"{int(off.sum())} of {scale.numel()} values are not bf16-representable, the engine rounds them",
                     tensor=f"{self.module}.{suffix}",
-                    file=self.file(suffix),
                     fix="compute the integers from a scale already rounded to bf16",
                 )
         offset = self.tensors.get("weight_offset")
         if offset is not None and bool((offset != 0).any()):
-            self._error(
-                "value.offset",
-                "weight_offset",
-                f"{_first(offset != 0, offset)}: the format is symmetric, all must be 0",
-            )
+            why = f"{_first(offset != 0, offset)}: the format is symmetric, all must be 0"
+            self._error("value.offset", "weight_offset", why)
         return sound
 
     def fits_32_bits(self) -> bool:

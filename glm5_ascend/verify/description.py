@@ -1,20 +1,38 @@
 """Checks of quant_model_description.json: the type the engine will choose for each module must be runnable.
 
-Source: vllm-ascend 182b75e and 0.23.0 `quantization/modelslim_config.py` (behaviour, not code).
+Source: vllm-ascend 182b75e and 0.23.0 `quantization/modelslim_config.py`, `ascend_config.py` (behaviour, not code);
+SGLang 0.5.23 reads only the types of the tensors.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Mapping
 
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.checkpoint.checks.report import Report
-from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME, FLOAT, QUANTIZED, W4A8_DYNAMIC, W8A8
-from glm5_ascend.checkpoint.types import INDEXER_CACHE_SUFFIX, ROT_NAME
+from glm5_ascend.checkpoint.types import (
+    DESCRIPTION_META,
+    DESCRIPTION_NAME,
+    FLOAT,
+    INDEXER_CACHE_SUFFIX,
+    INDEXER_CACHE_TYPE,
+    QUANTIZED,
+    ROT_NAME,
+    not_runnable,
+)
+from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.spec import Linear
-from glm5_ascend.verify.description_meta import META, check_meta
 
 _AGAIN = "quantize again, or correct the description"
+#: All of them; no engine reads `metadata`.
+_META = {
+    "version", "group_size", "model_quant_type", "metadata", "optional", "is_rot_used", "fa_quant_type",
+    "indexer_quant_type", "kv_cache_type",
+}  # fmt: skip
+#: Caches whose scales lie in tensors that no GLM-5 checkpoint has: key -> what the engine would look for.
+_FOREIGN_CACHES = {"fa_quant_type": "fa_k.scale", "kv_cache_type": "k_proj.kv_cache_scale"}
+_EXCLUDE = "exclude the module in the recipe and quantize again"
 
 
 def check_description(checkpoint: LoadedCheckpoint, report: Report) -> dict[str, str]:
@@ -29,23 +47,14 @@ def check_description(checkpoint: LoadedCheckpoint, report: Report) -> dict[str,
             module = prefix + part.name
             scheme = description.get(f"{module}.weight")
             schemes[module] = scheme if isinstance(scheme, str) and scheme in QUANTIZED else FLOAT
-            _check_runnable(checkpoint, module, part, schemes[module], report)
+            if reason := not_runnable(checkpoint.config.spec, module, part, schemes[module]):
+                _error(report, "not_runnable", f"{schemes[module]}: {reason}", f"{module}.weight", _EXCLUDE)
         elif description.get(key := prefix + part.tensor_name, FLOAT) in QUANTIZED:
-            report.error(
-                "description.not_runnable",
-                f"{description[key]}: norms and biases exist in FLOAT only",
-                tensor=key,
-                file=DESCRIPTION_NAME,
-                fix=_AGAIN,
-            )
+            _error(report, "not_runnable", f"{description[key]}: norms and biases exist in FLOAT only", key)
     _check_siblings(checkpoint, schemes, report)
     _check_queries(checkpoint, schemes, report)
-    quantized_mtp = [
-        module
-        for layer in range(checkpoint.config.num_hidden_layers, checkpoint.config.num_layers_with_mtp)
-        for module in schemes
-        if schemes[module] != FLOAT and module.startswith(checkpoint.config.spec.layer_prefix(layer))
-    ]
+    mtp = checkpoint.config.mtp_prefixes
+    quantized_mtp = [module for module, scheme in schemes.items() if scheme != FLOAT and module.startswith(mtp)]
     if quantized_mtp:
         report.warning(
             "description.mtp_quantized",
@@ -54,26 +63,25 @@ def check_description(checkpoint: LoadedCheckpoint, report: Report) -> dict[str,
             file=DESCRIPTION_NAME,
             fix="keep the MTP layer FLOAT: drafts lost accuracy upstream (vllm-ascend PR 7139)",
         )
-    check_meta(description, set(schemes.values()), checkpoint.config, report)
+    _check_meta(description, set(schemes.values()), checkpoint.config, report)
     for scheme in schemes.values():
         report.schemes[scheme] = report.schemes.get(scheme, 0) + 1
     return schemes
+
+
+def _error(report: Report, id: str, message: str, tensor: str, fix: str = _AGAIN) -> None:
+    report.error(f"description.{id}", message, tensor=tensor, file=DESCRIPTION_NAME, fix=fix)
 
 
 def _check_keys(checkpoint: LoadedCheckpoint, description: dict[str, object], report: Report) -> None:
     """Check for one key per tensor, one type per linear, and no other key."""
     here = checkpoint.entries.keys() | checkpoint.unreadable
     for key, scheme in description.items():
-        if key in META or key.endswith(INDEXER_CACHE_SUFFIX):
-            continue  # check_meta
+        if key in _META or key.endswith(INDEXER_CACHE_SUFFIX):
+            continue  # _check_meta
         if not isinstance(scheme, str) or scheme not in (FLOAT, *QUANTIZED):
-            report.error(
-                "description.unknown_type",
-                f"type {scheme!r:.60} is unknown; known: FLOAT, {', '.join(QUANTIZED)}",
-                tensor=key,
-                file=DESCRIPTION_NAME,
-                fix=_AGAIN,
-            )
+            known = ", ".join((FLOAT, *QUANTIZED))
+            _error(report, "unknown_type", f"type {scheme!r:.60} is unknown; known: {known}", key)
         elif key == ROT_NAME:
             report.warning(
                 "description.rot_listed",
@@ -89,39 +97,12 @@ def _check_keys(checkpoint: LoadedCheckpoint, description: dict[str, object], re
         else:
             linear = description.get(key.rpartition(".")[0] + ".weight", scheme)
             if scheme != linear and not key.endswith(".e_score_correction_bias"):
-                report.error(
-                    "description.mixed_types",
-                    f"{scheme}, but the weight of the same module is {linear}",
-                    tensor=key,
-                    file=DESCRIPTION_NAME,
-                    fix=_AGAIN,
-                )
+                _error(report, "mixed_types", f"{scheme}, but the weight of the same module is {linear}", key)
     for name in sorted(here - description.keys() - {ROT_NAME}):
         why = "the engine stops with a bare KeyError, or takes the module for quantized"
         if name.endswith(".k_norm.bias"):
             why = "its presence makes vllm-ascend create the norm biases that MLAPO reads"
-        report.error(
-            "description.key_missing", f"no key for this tensor: {why}", tensor=name, file=DESCRIPTION_NAME, fix=_AGAIN
-        )
-
-
-def _check_runnable(checkpoint: LoadedCheckpoint, module: str, part: Linear, scheme: str, report: Report) -> None:
-    routed = checkpoint.config.spec.is_routed(module)
-    reason = None
-    if scheme != FLOAT and part.name in checkpoint.config.spec.always_float:
-        reason = "the engine can run this module in FLOAT only"
-    elif scheme == W4A8_DYNAMIC and not routed:
-        reason = "W4A8_DYNAMIC exists for routed experts only"
-    elif scheme == W8A8 and routed:
-        reason = "static W8A8 does not exist for routed experts"
-    if reason:
-        report.error(
-            "description.not_runnable",
-            f"{scheme}: {reason}",
-            tensor=f"{module}.weight",
-            file=DESCRIPTION_NAME,
-            fix="exclude the module in the recipe and quantize again",
-        )
+        _error(report, "key_missing", f"no key for this tensor: {why}", name)
 
 
 def _check_siblings(checkpoint: LoadedCheckpoint, schemes: dict[str, str], report: Report) -> None:
@@ -137,22 +118,15 @@ def _check_siblings(checkpoint: LoadedCheckpoint, schemes: dict[str, str], repor
             example = next(module for module in stated if schemes[module] == usual)
             for module in stated:
                 if schemes[module] != usual:
-                    report.error(
-                        "description.siblings",
-                        f"{schemes[module]}, but {example} is {usual}: the engine fuses them into one module",
-                        tensor=f"{module}.weight",
-                        file=DESCRIPTION_NAME,
-                        fix="give all of them one type",
-                    )
+                    why = f"{schemes[module]}, but {example} is {usual}: the engine fuses them into one module"
+                    _error(report, "siblings", why, f"{module}.weight", "give all of them one type")
 
 
 def _check_queries(checkpoint: LoadedCheckpoint, schemes: dict[str, str], report: Report) -> None:
     """Check both query projections: one operator takes the second for the type of the first."""
     config = checkpoint.config
     for layer in range(config.num_layers_with_mtp):
-        first, second = (
-            checkpoint.config.spec.layer_prefix(layer) + name for name in checkpoint.config.spec.query_projections
-        )
+        first, second = (config.spec.layer_prefix(layer) + name for name in config.spec.query_projections)
         if (schemes[first] == FLOAT) != (schemes[second] == FLOAT):
             where = "of decode nodes (PD) " if schemes[first] == FLOAT else ""
             report.warning(
@@ -162,3 +136,81 @@ def _check_queries(checkpoint: LoadedCheckpoint, schemes: dict[str, str], report
                 file=DESCRIPTION_NAME,
                 fix="make both FLOAT, or neither, in the recipe and quantize again",
             )
+
+
+def _key_error(report: Report, key: str, message: str, fix: str = _AGAIN) -> None:
+    report.error(f"description.{key}", f"{key} {message}", file=DESCRIPTION_NAME, fix=fix)
+
+
+def _check_meta(description: Mapping[str, object], types: Collection[str], config: ModelConfig, report: Report) -> None:
+    """Check the keys that are not tensors; `types` are those of the linears."""
+    for key, why in (
+        ("version", "vllm-ascend 0.23 would expect unpacked INT4"),
+        ("group_size", "vllm-ascend 0.23 reads an absent key as 256, newer ones refuse anything but 0"),
+    ):
+        expected, value = DESCRIPTION_META[key], description.get(key)
+        if type(value) is not type(expected) or value != expected:
+            stated = f"{value!r:.60}" if key in description else "missing"
+            _key_error(report, key, f"is {stated}, expected {expected!r}: {why}", f"set {key} to {expected!r}")
+    for key, kind, form in (
+        ("is_rot_used", bool, "true or false"),
+        ("optional", dict, "an object"),
+        ("metadata", dict, "an object"),
+    ):
+        if not isinstance(description.get(key, kind()), kind):
+            _key_error(report, key, f"is {description[key]!r:.60}, expected {form}")
+    _check_model_type(description, types, report)
+    _check_caches(description, config, report)
+
+
+def _check_model_type(description: Mapping[str, object], types: Collection[str], report: Report) -> None:
+    """Check model_quant_type: the 310P loader of vllm-ascend and MindIE read it, others the types of the tensors."""
+    stated, here = description.get("model_quant_type"), sorted(set(types) - {FLOAT}) or [FLOAT]
+    if "model_quant_type" not in description:
+        report.warning(
+            "description.model_quant_type",
+            "model_quant_type is missing: readers of this key take the model for FLOAT",
+            file=DESCRIPTION_NAME,
+            fix=f"set it to one of the linears' types: {', '.join(here)}",
+        )
+    elif types and stated not in here:
+        why = f"is {stated!r:.60}, but the linears are {', '.join(here)}: of another checkpoint"
+        _key_error(report, "model_quant_type", why)
+
+
+def _check_caches(description: Mapping[str, object], config: ModelConfig, report: Report) -> None:
+    for key, tensors in _FOREIGN_CACHES.items():
+        if key in description:
+            why = (
+                f"is {description[key]!r:.60}: the engine would build a cache for {tensors}, which GLM-5 does not have"
+            )
+            _key_error(report, key, why, "remove the key")
+    marked = [key for key in description if key.endswith(INDEXER_CACHE_SUFFIX)]
+    for key in marked:
+        _check_layer(config, key, description[key], report)
+    key = "indexer_quant_type"
+    if key in description and description[key] != INDEXER_CACHE_TYPE:
+        _key_error(report, key, f"is {description[key]!r:.60}, expected {INDEXER_CACHE_TYPE!r}: no engine knows it")
+    elif key in description and not marked:
+        report.warning(
+            f"description.{key}",
+            f"{key} is given, but no layer has {INDEXER_CACHE_SUFFIX[1:]}: the engine chooses the layers by itself",
+            file=DESCRIPTION_NAME,
+            fix="quantize again, or remove the key",
+        )
+    elif marked and key not in description:
+        _key_error(report, key, f"is missing, but {marked[0]} is there: the engine would not build its INT8 cache")
+
+
+def _check_layer(config: ModelConfig, key: str, scheme: object, report: Report) -> None:
+    """Check the cache key of a layer: if any layer has one, a cache is INT8 only where its key has the right value."""
+    layers = (layer for layer in range(config.num_layers_with_mtp) if config.has_indexer(layer))
+    if key.removesuffix(INDEXER_CACHE_SUFFIX) not in (
+        f"{config.spec.layer_prefix(layer)}self_attn" for layer in layers
+    ):
+        problem = "this layer has none"
+    elif scheme != INDEXER_CACHE_TYPE:
+        problem = f"{scheme!r:.60}, expected {INDEXER_CACHE_TYPE!r}"
+    else:
+        return
+    _error(report, "cache", f"cache type of an indexer: {problem}", key)

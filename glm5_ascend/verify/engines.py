@@ -6,10 +6,11 @@ Source: SGLang 0.5.23, paths below `sglang/srt/`; loaded and computed with in te
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from glm5_ascend.checkpoint.checks.report import EngineAnswer, EngineNote
 from glm5_ascend.checkpoint.types import (
     DESCRIPTION_NAME,
     FLOAT,
@@ -21,7 +22,7 @@ from glm5_ascend.checkpoint.types import (
 )
 from glm5_ascend.engine_lines import SGLANG_05, VLLM_ASCEND_023
 
-if TYPE_CHECKING:  # they load torch
+if TYPE_CHECKING:  # it loads torch
     from glm5_ascend.checkpoint.checks.report import Report
     from glm5_ascend.verify.checked import Checked
 
@@ -46,48 +47,33 @@ VERSIONS = {
 }
 
 
-@dataclass(frozen=True)
-class EngineNote:
-    """One fact about the engine; `flag` is the option to pass, `source` the line of its code."""
-
-    what: str
-    source: str
-    flag: str = ""
-
-    def line(self) -> str:
-        return f"    {self.flag + ': ' if self.flag else ''}{self.what} ({self.source})"
-
-
-@dataclass
-class EngineAnswer:
-    """The answer for one engine; `loads` is False if it would stop or load something else."""
-
-    engine: ServingEngine
-    loads: bool = True
-    notes: list[EngineNote] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        notes = [asdict(note) for note in self.notes]
-        return {"name": str(self.engine), "version": VERSIONS[self.engine], "loads": self.loads, "notes": notes}
-
-    def lines(self) -> list[str]:
-        verdict = "loads it" if self.loads else "does not load it correctly, see the errors"
-        return [f"{VERSIONS[self.engine]}: {verdict}", *(note.line() for note in self.notes)]
+_VLLM_NOTES = {
+    ServingEngine.vllm: [
+        EngineNote(
+            "only with our plugin: vLLM by itself does not read the description",
+            "glm5_ascend/serve/plugin/quantization.py",
+            "glm5-ascend serve, or --quantization ascend",
+        )
+    ],
+    ServingEngine.vllm_ascend: [
+        EngineNote(
+            "chooses its reader of the format", "vllm_ascend/quantization/modelslim_config.py", "--quantization ascend"
+        )
+    ],
+}
 
 
 def check_engine(checked: Checked, engine: ServingEngine, report: Report) -> None:
     """Add the engine's errors and answer to the report; call it last."""
-    answer = EngineAnswer(engine)
     if engine is ServingEngine.sglang:
         _sglang_types(checked, report)
-        answer.notes = _sglang_notes(checked)
+        notes = _sglang_notes(checked)
     else:
         report.findings = [
             replace(f, level="warning") if f.id == "mtp.rot_file" else f for f in report.findings
         ]  # the index is enough for vLLM
-        answer.notes = _vllm_notes(engine)
-    answer.loads = report.ok
-    report.engine = answer
+        notes = _VLLM_NOTES[engine]
+    report.engine = EngineAnswer(str(engine), VERSIONS[engine], report.ok, notes)
 
 
 def _sglang_types(checked: Checked, report: Report) -> None:
@@ -161,16 +147,3 @@ def _sglang_notes(checked: Checked) -> list[EngineNote]:
     if any(key.endswith(INDEXER_CACHE_SUFFIX) for key in description):
         notes.append(EngineNote("INT8 indexer caches (C8) are not known: they stay in 16 bits", _MODELSLIM))
     return notes
-
-
-def _vllm_notes(engine: ServingEngine) -> list[EngineNote]:
-    if engine is ServingEngine.vllm:
-        return [
-            EngineNote(
-                "only with our plugin: vLLM by itself does not read the description",
-                "glm5_ascend/serve/plugin/quantization.py",
-                "glm5-ascend serve, or --quantization ascend",
-            )
-        ]
-    where = "vllm_ascend/quantization/modelslim_config.py"
-    return [EngineNote("chooses its reader of the format", where, "--quantization ascend")]

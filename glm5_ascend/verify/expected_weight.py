@@ -12,35 +12,41 @@ from typing import Protocol
 
 import torch
 
-from glm5_ascend.checkpoint.checks.loaded_checkpoint import FLOATS, PIECE, LoadedCheckpoint
+from glm5_ascend.checkpoint.checks.loaded_checkpoint import PIECE, LoadedCheckpoint
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.output import PROVENANCE_NAME
-from glm5_ascend.checkpoint.shards import Shard, TensorEntry
+from glm5_ascend.checkpoint.schemes import FLOAT, dequantize
+from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import FIXED, HIDDEN, HIDDEN_PAIR, Linear
 from glm5_ascend.verify.checked import Checked
+from glm5_ascend.verify.derived_tensors import read_linear
 
 #: fp32 round-off between the stored Q and the one made again from the seed.
 _SAME_ROTATION = 1e-4
 
 
-class Files(Protocol):
-    """The shards and tensor entries of a checkpoint."""
+class OtherOutput:
+    """The weights of another output of the same job, dequantized, in the basis of its file."""
 
-    shards: dict[str, Shard]
-    entries: dict[str, TensorEntry]
-    file_of: dict[str, str]
+    def __init__(self, files: LoadedCheckpoint, schemes: dict[str, str]) -> None:
+        self.files, self.schemes = files, schemes
 
+    def read(self, name: str) -> torch.Tensor:
+        """Read a float tensor, or dequantize the weight [N, K] of a linear: fp32."""
+        module = name.removesuffix(".weight")
+        scheme = self.schemes.get(module, FLOAT)
+        if scheme == FLOAT:
+            return self.files.read(name).float()
+        return dequantize(scheme, read_linear(self.files, module, scheme))
 
-class Weights(Protocol):
-    """The weights to compare with: fp32 by name; `resolve` returns the stored name of a tensor."""
-
-    @property
-    def files(self) -> Files: ...
-    def resolve(self, name: str) -> str: ...
-    def read(self, name: str) -> torch.Tensor: ...
+    def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Rows `start` to `stop` of `read(name)`."""
+        if self.schemes.get(name.removesuffix(".weight"), FLOAT) != FLOAT:
+            return self.read(name)[start:stop]
+        return self.files.read_rows(name, start, stop).float()
 
 
 class Basis(Protocol):
@@ -122,24 +128,18 @@ def find_basis(checked: Checked, report: Report) -> Basis | None:
 class ExpectedWeights:
     """Weights of `source` in the basis of `checkpoint`, before `ov` and `up-down` smoothing."""
 
-    def __init__(self, source: Weights, checkpoint: LoadedCheckpoint, basis: Basis) -> None:
+    def __init__(self, source: SourceCheckpoint | OtherOutput, checkpoint: LoadedCheckpoint, basis: Basis) -> None:
         self.source, self.checkpoint, self.basis = source, checkpoint, basis
 
     def rows(self, prefix: str, part: Linear, whole: bool) -> Iterator[tuple[int, int, torch.Tensor]]:
         """Yield (first row, end row, W_ref of these rows); in one piece if `whole` or if rotation mixes rows."""
-        name = prefix + part.tensor_name
-        entry = self.source.files.entries[self.source.resolve(name)]
+        count, columns = part.shape(self.checkpoint.config.sizes)
+        step = count if whole or part.basis_out != FIXED else max(PIECE // columns, 1)
         before, after = self._gains(prefix, part)
-        count, columns = entry.shape
-        if whole or part.basis_out != FIXED or entry.dtype not in FLOATS or count * columns <= PIECE:
-            weight = self.source.read(name) * before
-            yield 0, count, self.basis.rotate_weight(weight, part.basis_in, part.basis_out) * after
-            return
-        shard, step = self.source.files.shards[self.source.files.file_of[entry.name]], max(PIECE // columns, 1)
         for first in range(0, count, step):
             last = min(first + step, count)
-            weight = shard.read_span(entry, first * columns, last * columns).reshape(-1, columns).float() * before
-            yield first, last, self.basis.rotate(weight, part.basis_in) * after
+            weight = self.source.read_rows(prefix + part.tensor_name, first, last) * before
+            yield first, last, self.basis.rotate_weight(weight, part.basis_in, part.basis_out) * after
 
     def _gains(self, prefix: str, part: Linear) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the factors of the columns before and after the rotation."""

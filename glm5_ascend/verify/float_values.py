@@ -101,15 +101,13 @@ def _check_embeddings(checked: Checked, doubts: Doubts) -> None:
     if not {copy, spec.embedding, spec.head} <= checked.complete:
         return
     rows = torch.linspace(0, config.vocab_size - 1, _ROWS).long().tolist()
-    table, head, mtp = (_rows(checkpoint, f"{m}.weight", rows) for m in (spec.embedding, spec.head, copy))
+    table, head, mtp = (
+        torch.cat([checkpoint.read_rows(f"{module}.weight", row, row + 1).float() for row in rows])
+        for module in (spec.embedding, spec.head, copy)
+    )
     if _similarity(mtp, head) > _SIMILAR and _similarity(mtp, table) < _DIFFERENT:
         why = "differs from the MTP layer's copy of the embedding, lm_head equals it: the two are swapped"
         doubts.doubt("value.swapped", f"{spec.embedding}.weight", why)
-
-
-def _rows(checkpoint: LoadedCheckpoint, name: str, rows: list[int]) -> torch.Tensor:
-    width = checkpoint.entries[name].shape[1]
-    return torch.stack([checkpoint.span(name, row * width, (row + 1) * width).float() for row in rows])
 
 
 def _similarity(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -13,7 +13,7 @@ import torch
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import FLOATS, LoadedCheckpoint, inside
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME
-from glm5_ascend.checkpoint.shards import Shard
+from glm5_ascend.checkpoint.shards import Shard, dtype_name
 from glm5_ascend.checkpoint.types import ROT_FILE, ROT_NAME
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.verify.checked import Checked
@@ -34,13 +34,9 @@ def check_mtp(checked: Checked, deep: bool, report: Report) -> torch.Tensor | No
     description = checkpoint.description or {}
     used, here = description.get("is_rot_used") is True, ROT_NAME in checkpoint.entries
     if used and not here and ROT_NAME not in checkpoint.unreadable:
-        report.error(
-            "mtp.rot_missing",
-            "is_rot_used is true but no loaded shard holds it: drafts would be random",
-            tensor=ROT_NAME,
-            file=DESCRIPTION_NAME,
-            fix="copy rot.safetensors and list it in the index, or quantize again",
-        )
+        why = "is_rot_used is true but no loaded shard holds it: drafts would be random"
+        fix = "copy rot.safetensors and list it in the index, or quantize again"
+        report.error("mtp.rot_missing", why, tensor=ROT_NAME, file=DESCRIPTION_NAME, fix=fix)
     if not used and (here or "optional" in description):
         report.error(
             "mtp.rot_unused",
@@ -61,25 +57,16 @@ def _check_home(checkpoint: LoadedCheckpoint, report: Report) -> None:
     """Check the file: vLLM finds the tensor by the index, SGLang by file name (models/deepseek_nextn.py:106-111)."""
     home = checkpoint.file_of[ROT_NAME]
     if home != ROT_FILE:
-        report.error(
-            "mtp.rot_file",
-            f"not in {ROT_FILE}, the only file where SGLang looks for it: it would draft without the rotation",
-            tensor=ROT_NAME,
-            file=home,
-            fix="quantize again",
-        )
+        why = f"not in {ROT_FILE}, the only file where SGLang looks for it: it would draft without the rotation"
+        report.error("mtp.rot_file", why, tensor=ROT_NAME, file=home, fix="quantize again")
 
 
 def _shape_ok(checkpoint: LoadedCheckpoint, report: Report) -> bool:
     entry, hidden = checkpoint.entries[ROT_NAME], checkpoint.config.hidden_size
     if entry.shape == (hidden, hidden) and entry.dtype in FLOATS:
         return True
-    report.error(
-        "mtp.rot_shape",
-        f"{str(entry.dtype).removeprefix('torch.')} {list(entry.shape)}, expected float [{hidden}, {hidden}]",
-        tensor=ROT_NAME,
-        fix=_AGAIN,
-    )
+    why = f"{dtype_name(entry.dtype)} {list(entry.shape)}, expected float [{hidden}, {hidden}]"
+    report.error("mtp.rot_shape", why, tensor=ROT_NAME, fix=_AGAIN)
     return False
 
 
@@ -95,9 +82,7 @@ def _check_rot(checkpoint: LoadedCheckpoint, rotation: torch.Tensor | None, repo
         undone = rotation @ rot @ rotation.T
         rest = float((undone - torch.diag(undone.diagonal())).norm()) / size
         if rest > ROT_TOLERANCE:
-            problem = (
-                f"does not belong to the global rotation: Q rot Q^T is not diagonal (off the diagonal: {rest:.3f})"
-            )
+            problem = f"does not belong to the global rotation: off the diagonal of Q rot Q^T is {rest:.3f}"
     if problem:
         report.error("mtp.rot_wrong", problem, tensor=ROT_NAME, fix=_AGAIN)
 
@@ -106,13 +91,9 @@ def _global_rotation(checkpoint: LoadedCheckpoint, deep: bool, report: Report) -
     name = _mapped_file(checkpoint)
     path = checkpoint.directory / (name or "")
     if name is None or not path.is_file() or not inside(path, checkpoint.directory):
-        report.error(
-            "mtp.global_rotation",
-            f"the description's `optional` names {name!r}, which is not a file of this checkpoint",
-            tensor="global_rotation",
-            file=DESCRIPTION_NAME,
-            fix="copy optional/quarot.safetensors",
-        )
+        why = f"the description's `optional` names {name!r}, which is not a file of this checkpoint"
+        fix = "copy optional/quarot.safetensors"
+        report.error("mtp.global_rotation", why, tensor="global_rotation", file=DESCRIPTION_NAME, fix=fix)
         return None
     try:
         shard, hidden = Shard(path), checkpoint.config.hidden_size

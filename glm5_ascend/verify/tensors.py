@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import FLOATS, LoadedCheckpoint, check_stated_dtype
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, W8A8, Stored, stored_tensors
+from glm5_ascend.checkpoint.shards import dtype_name
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.model.spec import Linear
 
@@ -80,58 +82,29 @@ class _StoredTensors:
 
     def _check(self, name: str, allowed: tuple[torch.dtype, ...], shape: tuple[int, ...], hint: str) -> bool:
         self.expected.add(name)
-        entry, file = self.checkpoint.entries.get(name), self.checkpoint.file_of.get(name)
+        entry = self.checkpoint.entries.get(name)
         if entry is None:
             if name not in self.checkpoint.unreadable:
-                self.report.error(
-                    "tensor.missing",
-                    "not found; the engine would run with uninitialised memory",
-                    tensor=name,
-                    file=file,
-                    fix=_AGAIN,
-                )
+                why = "not found; the engine would run with uninitialised memory"
+                self.report.error("tensor.missing", why, tensor=name, fix=_AGAIN)
             return False
         if entry.dtype not in allowed:
-            expected = " or ".join(_name(dtype) for dtype in allowed)
-            self.report.error(
-                "tensor.dtype",
-                f"stored as {_name(entry.dtype)}, expected {expected}",
-                tensor=name,
-                file=file,
-                fix=_AGAIN,
-            )
+            why = f"stored as {dtype_name(entry.dtype)}, expected {' or '.join(map(dtype_name, allowed))}"
+            self.report.error("tensor.dtype", why, tensor=name, fix=_AGAIN)
         if entry.shape != shape:
-            self.report.error(
-                "tensor.shape",
-                f"shape {list(entry.shape)}, expected {list(shape)}{hint}",
-                tensor=name,
-                file=file,
-                fix=_AGAIN,
-            )
+            why = f"shape {list(entry.shape)}, expected {list(shape)}{hint}"
+            self.report.error("tensor.shape", why, tensor=name, fix=_AGAIN)
         return entry.dtype in allowed and entry.shape == shape
 
 
 def _check_unexpected(checkpoint: LoadedCheckpoint, expected: set[str], report: Report) -> None:
-    shared = tuple(
-        f"{checkpoint.config.spec.layer_prefix(layer)}{checkpoint.config.spec.indexer}."
-        for layer in range(checkpoint.config.num_layers_with_mtp)
-        if not checkpoint.config.has_indexer(layer)
-    )
     for name in sorted(checkpoint.entries.keys() - expected):
-        if shared and name.startswith(shared):
-            report.warning(
-                "tensor.shared_indexer",
-                "this layer shares its indexer: the tensor is dropped by the engine",
-                tensor=name,
-                fix="check indexer_types in config.json",
-            )
+        if name.startswith(checkpoint.config.absent_indexers):
+            why = "this layer shares its indexer: the tensor is dropped by the engine"
+            report.warning("tensor.shared_indexer", why, tensor=name, fix="check indexer_types in config.json")
         else:
-            report.error(
-                "tensor.unexpected",
-                "no module of this model reads it",
-                tensor=name,
-                fix="renamed, or left over from another run: " + _AGAIN,
-            )
+            fix = "renamed, or left over from another run: " + _AGAIN
+            report.error("tensor.unexpected", "no module of this model reads it", tensor=name, fix=fix)
 
 
 def _check_mixed(
@@ -141,18 +114,14 @@ def _check_mixed(
 
     bf16 bits read as fp16 are other finite numbers: the lie of a header that no value gives away.
     """
-    by_dtype = {dtype: [name for name in names if checkpoint.entries[name].dtype is dtype] for dtype in dtypes}
-    ranked = sorted(
-        (dtype for dtype in dtypes if by_dtype[dtype]), key=lambda dtype: (-len(by_dtype[dtype]), str(dtype))
-    )
-    for name in (name for dtype in ranked[1:] for name in by_dtype[dtype]):
-        report.error(
-            "tensor.dtype",
-            f"stored as {_name(checkpoint.entries[name].dtype)}, {len(by_dtype[ranked[0]])} as {_name(ranked[0])}",
-            tensor=name,
-            fix=_AGAIN,
-        )
-    return len(ranked) > 1
+    count = Counter(checkpoint.entries[name].dtype for name in names if checkpoint.entries[name].dtype in dtypes)
+    usual = min(count, key=lambda dtype: (-count[dtype], str(dtype)), default=None)
+    for name in names:
+        dtype = checkpoint.entries[name].dtype
+        if usual is not None and dtype in count and dtype is not usual:
+            why = f"stored as {dtype_name(dtype)}, {count[usual]} as {dtype_name(usual)}"
+            report.error("tensor.dtype", why, tensor=name, fix=_AGAIN)
+    return len(count) > 1
 
 
 def _check_float16(checkpoint: LoadedCheckpoint, report: Report) -> None:
@@ -168,11 +137,7 @@ def _check_float16(checkpoint: LoadedCheckpoint, report: Report) -> None:
         say = report.error if expected is torch.float32 else report.warning
         say(
             "tensor.deq_scale_dtype",
-            f"deq_scale is {_name(dtype)}, an engine running in {stated} expects {_name(expected)}",
+            f"deq_scale is {dtype_name(dtype)}, an engine running in {stated} expects {dtype_name(expected)}",
             file="config.json",
             fix=f"serve with --dtype {'bfloat16' if dtype is torch.float32 else 'float16'}",
         )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,33 +13,26 @@ from safetensors.torch import load_file
 
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.output import check_output, copy_serving_files, exclusive, run_dir_of
-from glm5_ascend.checkpoint.writer import ShardWriter, check_free_space
+from glm5_ascend.checkpoint.writer import ShardWriter, TensorSpec, check_free_space
 from glm5_ascend.errors import OutputError
-
-
-@dataclass(frozen=True)
-class Spec:
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return self.dtype.itemsize * torch.Size(self.shape).numel()
-
 
 TENSORS = {
     "a": torch.randn(4, 6), "b": torch.randn(3).bfloat16(), "c": torch.randint(-128, 127, (5, 7)).to(torch.int8),
     "d": torch.arange(4, dtype=torch.int32), "e": torch.tensor([1.5]),
 }  # fmt: skip
-SPECS = [Spec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in TENSORS.items()]
+SPECS = [TensorSpec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in TENSORS.items()]
+
+
+def write(writer: ShardWriter, name: str) -> None:
+    writer.write_rows(name, 0, TENSORS[name])
+    writer.expect_no_more(name)
 
 
 @pytest.mark.parametrize("shard_bytes", [1, 40, 100, 10**9])
 def test_tensors_written_in_any_order_read_back(tmp_path: Path, shard_bytes: int) -> None:
     writer = ShardWriter(tmp_path, SPECS, shard_bytes)
     for name in reversed(TENSORS):
-        writer.write(name, TENSORS[name])
+        write(writer, name)
     writer.finish()
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in TENSORS.values())
@@ -57,9 +49,10 @@ def test_tensors_written_in_any_order_read_back(tmp_path: Path, shard_bytes: int
 def test_writer_refuses_what_was_not_planned(tmp_path: Path) -> None:
     writer = ShardWriter(tmp_path, SPECS, 100)
     with pytest.raises(ValueError, match=r"a: torch\.float64"):
-        writer.write("a", TENSORS["a"].double())
-    with pytest.raises(ValueError, match="planned"):
-        writer.write("a", TENSORS["a"].T)
+        writer.write_rows("a", 0, TENSORS["a"].double())
+    for start, rows in ((0, TENSORS["a"].T), (3, TENSORS["a"][:2]), (-1, TENSORS["a"][:1])):
+        with pytest.raises(ValueError, match="planned"):
+            writer.write_rows("a", start, rows)
     with pytest.raises(ValueError, match=r"5 tensors were never written, e\.g\. a"):
         writer.finish()
     writer.close()
@@ -94,7 +87,7 @@ def test_a_second_writer_goes_on_with_the_first_ones_shards(tmp_path: Path) -> N
     names = list(TENSORS)
     first = ShardWriter(tmp_path, SPECS, 100)
     for name in names[:3]:
-        first.write(name, TENSORS[name])
+        write(first, name)
     first.sync(names[:3])
     first.close()
     second = ShardWriter(tmp_path, SPECS, 100)
@@ -102,51 +95,41 @@ def test_a_second_writer_goes_on_with_the_first_ones_shards(tmp_path: Path) -> N
     second.write_rows("d", 2, TENSORS["d"][2:])
     second.write_rows("d", 0, TENSORS["d"][:2])
     second.expect_no_more("d")
-    second.write("e", TENSORS["e"])
+    write(second, "e")
     second.finish()
     read = CheckpointDir(tmp_path)
     assert all(torch.equal(read.read(name), tensor) for name, tensor in TENSORS.items())
 
 
-@pytest.mark.parametrize("kind", ["folder", "other lock", "link", "file", "linked lock"])
-def test_a_users_folder_in_the_place_of_the_workshop_is_refused(kind: str, tmp_path: Path) -> None:
-    work_dir, mine = run_dir_of(tmp_path / "out"), tmp_path / "mine"
+@pytest.mark.parametrize("kind", ["folder", "other lock", "link", "linked lock"])
+def test_a_users_folder_in_the_place_of_the_run_directory_is_refused(kind: str, tmp_path: Path) -> None:
+    run_dir, mine = run_dir_of(tmp_path / "out"), tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("mine")
     if kind == "link":
-        work_dir.symlink_to(mine)
-    elif kind == "file":
-        work_dir.write_text("mine")
+        run_dir.symlink_to(mine)
     else:
-        work_dir.mkdir()
-        (work_dir / "thesis.txt").write_text("mine")
+        run_dir.mkdir()
+        (run_dir / "thesis.txt").write_text("mine")
         if kind == "other lock":
-            (work_dir / "lock").write_text("mine")
+            (run_dir / "lock").write_text("mine")
         elif kind == "linked lock":
-            (work_dir / "lock").symlink_to(mine / "thesis.txt")
+            (run_dir / "lock").symlink_to(mine / "thesis.txt")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(OutputError, match="not the folder of an unfinished run"), exclusive(work_dir):
+    with pytest.raises(OutputError, match="not the folder of an unfinished run"), exclusive(run_dir):
         pass
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_a_run_that_ended_at_once_can_go_on(tmp_path: Path) -> None:
-    """Killed before it wrote its mark: an empty folder, or one with an empty lock."""
-    work_dir = run_dir_of(tmp_path / "out")
-    work_dir.mkdir()
-    with exclusive(work_dir):
-        assert (work_dir / "lock").read_bytes()
-    (work_dir / "lock").write_bytes(b"")
-    with exclusive(work_dir):
-        assert (work_dir / "lock").read_bytes()
-
-
-def test_two_processes_do_not_write_one_output(tmp_path: Path) -> None:
-    work_dir = run_dir_of(tmp_path / "out")
-    with exclusive(work_dir), pytest.raises(OutputError, match="another process"), exclusive(work_dir):
+def test_one_process_after_the_other(tmp_path: Path) -> None:
+    """Also after one that was killed before it wrote its mark."""
+    run_dir = run_dir_of(tmp_path / "out")
+    run_dir.mkdir()
+    with exclusive(run_dir), pytest.raises(OutputError, match="another process"), exclusive(run_dir):
         pass
-    with exclusive(work_dir):
-        pass
+    (run_dir / "lock").write_bytes(b"")
+    with exclusive(run_dir):
+        assert (run_dir / "lock").read_bytes()
 
 
 def test_serving_files_are_copied_without_the_quantization_config(tmp_path: Path, tiny_source: Path) -> None:

@@ -88,10 +88,7 @@ ENTRY = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
         {"a": ENTRY | {"data_offsets": [0]}},
         {"a": ENTRY, "b": ENTRY},
         {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}},  # 8 bytes belong to nobody
-        {
-            "a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
-            "b": ENTRY | {"shape": [2], "data_offsets": [8, 16]},
-        },
+        b'{"a": {"dtype": "I8", "shape": [16], "data_offsets": [0, 16]}, "a": {}}',
     ],
     ids=str,
 )

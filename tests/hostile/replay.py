@@ -12,7 +12,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, Never
@@ -22,7 +22,8 @@ ROOT = HERE.parents[1]
 #: Less than the process that reads tokenizers has, so that an input fails soon.
 MEMORY_BYTES, CPU_SECONDS = 4 * 2**30, 10
 STARTS_SOMETHING = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.connect")
-_watched: tuple[list[str], str] | None = None
+_folder: str | None = None
+_events: list[str] = []
 
 
 class ProcessEnd(BaseException):
@@ -57,38 +58,29 @@ def limit() -> None:
 
 def guarded(target: Callable[[bytes, Path], None], data: bytes, scratch: Path) -> None:
     """Run one input in a folder of its own; starting a program or writing elsewhere is an error."""
+    global _folder
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        _folder = folder
         signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS)
         try:
-            with suppress(ProcessEnd), watched(folder):
+            with suppress(ProcessEnd):
                 target(data, Path(folder))
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-
-
-@contextmanager
-def watched(folder: str) -> Iterator[None]:
-    """Record the programs that this process starts, and the files outside of `folder` that it opens for writing."""
-    global _watched
-    events: list[str] = []
-    _watched = events, folder
-    try:
-        yield
-    finally:
-        _watched = None
-    assert not events, events
+            _folder = None
+    assert not _events, _events
 
 
 def _hook(event: str, details: tuple[Any, ...]) -> None:
-    if _watched is None:
+    """Record programs that a target starts, and files outside of its folder that it opens for writing."""
+    if _folder is None:
         return
-    events, folder = _watched
     if event in STARTS_SOMETHING:
-        events.append(f"{event} {details!r:.200}")
-    if event == "open" and isinstance(details[0], str) and not details[0].startswith((folder, "/dev/null")):
+        _events.append(f"{event} {details!r:.200}")
+    if event == "open" and isinstance(details[0], str) and not details[0].startswith((_folder, "/dev/null")):
         mode, flags = details[1] or "", details[2] or 0
         if set(mode) & set("wax+") or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-            events.append(f"open {details!r:.200}")
+            _events.append(f"open {details!r:.200}")
 
 
 def seeds(target: str) -> Iterator[bytes]:

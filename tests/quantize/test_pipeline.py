@@ -22,6 +22,7 @@ from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import quantize
 from glm5_ascend.quantize.progress import silent
 from glm5_ascend.quantize.recipe import find_recipe
+from tests.quantize.support.kill_runs import digest
 from tests.support.decoder_layer import decoder_layer
 from tests.support.tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
 
@@ -75,7 +76,7 @@ def test_mtp_rot_undoes_the_folded_final_norm(fp32_source: Path, tiny_quantized:
 
 @pytest.mark.parametrize(
     ("recipe", "limit"),
-    [("w8a8", 0.15), ("w4a8", 0.3), ("rtn-w4a8", 0.35), ("w4a8-mlapo", 0.3), ("w4a8-best", 0.3), ("w8a8-best", 0.15)],
+    [("w8a8", 0.15), ("w4a8", 0.3), ("rtn-w4a8", 0.35), ("w4a8-best", 0.3)],
 )
 def test_quantized_model_stays_near_its_source(
     recipe: str, limit: float, tiny_quantized: Callable[..., Path], tiny_source: Path
@@ -106,15 +107,7 @@ def test_any_number_of_threads_gives_the_same_bytes(
     again = tmp_path / before.name
     options = QuantizeOptions(tiny_source, again, recipe, calib=calib, samples=4, seq_len=64, threads=threads)
     quantize(prepare(options), silent)
-    assert digests(again) == digests(before)
-
-
-def digests(directory: Path) -> dict[str, str]:
-    return {
-        path.relative_to(directory).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in directory.rglob("*")
-        if path.is_file()
-    }
+    assert digest(again) == digest(before)
 
 
 SOURCES: dict[str, dict[str, Any]] = {
@@ -137,32 +130,7 @@ def test_every_kind_of_source(kind: str, tmp_path: Path) -> None:
     assert not any("scale_inv" in name for name in names)
     shared = [i for i, kind in enumerate(config.get("indexer_types") or []) if kind == "shared"]
     assert not any(f"layers.{i}.self_attn.indexer" in name for name in names for i in shared)
-    reference = _source_logits(source)
-    assert relative_error(StoredModel(out).logits(SEQUENCES), reference) < 0.5
-
-
-def _source_logits(source: Path) -> list[torch.Tensor]:
-    """Through SourceCheckpoint, which dequantizes FP8."""
-    files = SourceCheckpoint(source)
-
-    class Weights:
-        def __init__(self, prefix: str) -> None:
-            self.prefix = prefix
-
-        def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-            return x @ files.read(f"{self.prefix}{name}.weight").T
-
-        def vector(self, name: str) -> torch.Tensor:
-            return files.read(self.prefix + name)
-
-    logits = []
-    for sequence in SEQUENCES:
-        hidden, selected = files.read("model.embed_tokens.weight")[sequence], None
-        for layer in range(files.config.num_hidden_layers):
-            hidden, selected = decoder_layer(files.config, layer, Weights(f"model.layers.{layer}."), hidden, selected)
-        normed = layers.rms_norm(hidden, files.read("model.norm.weight"), files.config.rms_norm_eps)
-        logits.append(normed @ files.read("lm_head.weight").T)
-    return logits
+    assert relative_error(StoredModel(out).logits(SEQUENCES), StoredModel(source).logits(SEQUENCES)) < 0.5
 
 
 def test_provenance_says_how_to_make_it_again(tiny_w4a8: Path, tiny_source: Path) -> None:
@@ -176,12 +144,6 @@ def test_provenance_says_how_to_make_it_again(tiny_w4a8: Path, tiny_source: Path
     assert written["calibration"]["tokens"] > 0
     present = {p.relative_to(tiny_w4a8).as_posix() for p in tiny_w4a8.rglob("*") if p.is_file()}
     assert set(written["files"]) == present
-
-
-def test_serving_files_travel_unchanged(tiny_w4a8: Path, tiny_source: Path) -> None:
-    for path in tiny_source.iterdir():
-        if path.name.startswith(("tokenizer", "chat_template", "generation_config", "config.json")):
-            assert (tiny_w4a8 / path.name).read_bytes() == path.read_bytes()
 
 
 def test_shards_stay_below_the_limit(tiny_source: Path, tmp_path: Path) -> None:

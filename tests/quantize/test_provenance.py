@@ -7,7 +7,6 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from glm5_ascend.quantize import provenance
-from glm5_kernels import registry
 
 
 def test_a_missing_numba_is_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,9 +17,3 @@ def test_a_missing_numba_is_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(provenance, "version", absent)
     assert provenance._version_of("numba") is None
-
-
-def test_every_kernel_of_a_quantization_is_asked_for() -> None:
-    asked = {*provenance._OPS, *provenance._ON_HOST}
-    assert asked == {"hadamard", "ssz_scale", "fake_round", "round_rows", "gptq_inverse_factors", "gptq_round"}
-    assert asked <= set(registry.OPS)

@@ -61,15 +61,6 @@ def test_shipped_recipes_plan_every_config(tmp_path: Path, tiny_source: Path, na
         assert plan.cache_layers() == (marked if name.endswith("c8") else [])
 
 
-@pytest.mark.parametrize("name", ["w4a8", "w8a8"])
-def test_c8_recipes_differ_by_one_step(name: str) -> None:
-    """Their weights are those of the recipe they are named after."""
-    plain, cached = (load_recipe(find_recipe(n)) for n in (name, f"{name}c8"))
-    steps = [step for step in cached.spec.process if step.type != "fa3_quant"]
-    assert steps == list(plain.spec.process)
-    assert len(steps) == len(cached.spec.process) - 1
-
-
 @pytest.mark.parametrize("name", ["w4a8", "w8a8", "w4a8-best", "w8a8-best", "w4a8-mlapo", "w4a8c8", "w8a8c8"])
 def test_no_calibrated_recipe_leaves_an_up_down_pair_rough(tiny_source: Path, name: str) -> None:
     """The input of a down_proj has the largest outliers: unsmoothed, seven times the KL where a model has some."""
@@ -119,12 +110,6 @@ def test_pair_without_a_type(write: Callable[..., Path]) -> None:
         load_recipe(path)
 
 
-def test_binary_recipe(tmp_path: Path) -> None:
-    (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(RecipeError, match=r"x\.yaml"):
-        load_recipe(tmp_path / "x.yaml")
-
-
 def test_selectors_are_layer_numbers(tiny_source: Path) -> None:
     config = SourceCheckpoint(tiny_source).config
     selects = Selector(
@@ -142,12 +127,6 @@ def test_selectors_are_layer_numbers(tiny_source: Path) -> None:
         Selector(Selection(include=("model.layers.{odd}.*",)), config)
 
 
-def test_selector_of_a_kind_the_model_lacks_selects_nothing(tmp_path: Path) -> None:
-    source = write_tiny_model(tmp_path, num_nextn_predict_layers=0)
-    selects = Selector(Selection(include=("model.layers.{mtp}.*",)), SourceCheckpoint(source).config)
-    assert not any(selects(f"model.layers.{i}.self_attn.q_a_proj") for i in range(5))
-
-
 def test_gate_means_the_router_and_wk_the_indexer(tiny_source: Path) -> None:
     """`*gate` must not take gate_proj out, `*wk` must take indexer.wk out."""
     selects = Selector(Selection(include=("*",), exclude=("*gate", "*wk")), SourceCheckpoint(tiny_source).config)
@@ -158,9 +137,12 @@ def test_gate_means_the_router_and_wk_the_indexer(tiny_source: Path) -> None:
 
 NOT_MTP = ("model.layers.{mtp}.*",)
 REFUSED: list[tuple[str, list[dict[str, Any]]]] = [
-    (r"layers\.0\.self_attn\.kv_b_proj cannot be quantized", [linear(DYNAMIC, INT8, "*kv_b_proj")]),
-    (r"layers\.1\.mlp\.gate cannot be quantized", [linear(DYNAMIC, INT8, "*gate")]),
-    (r"lm_head cannot be quantized", [linear(DYNAMIC, INT8, "lm_head")]),
+    (
+        r"layers\.0\.self_attn\.kv_b_proj: the engine can run this module in FLOAT only",
+        [linear(DYNAMIC, INT8, "*kv_b_proj")],
+    ),
+    (r"layers\.1\.mlp\.gate: .* FLOAT only", [linear(DYNAMIC, INT8, "*gate")]),
+    (r"lm_head: .* FLOAT only", [linear(DYNAMIC, INT8, "lm_head")]),
     (r"o_proj: W4A8_DYNAMIC exists for routed experts only", [linear(DYNAMIC, INT4, "*o_proj")]),
     (r"shared_experts\..*routed experts only", [linear(DYNAMIC, INT4, "*shared_experts*")]),
     (r"experts\.0\.gate_proj: static W8A8 does not exist", [linear(STATIC, INT8, "*mlp.experts.*")]),

@@ -17,14 +17,13 @@ from tests.verify.faults import keys, texts
 from tests.verify.faults.row import QUICK, Linked, Row
 
 SHARD = "model-00001-of-00001.safetensors"
-#: The faults of verify's table that a source can have: what is copied, or written from it. An FP8 source has a
-#: quantization_config, which the output has not.
+#: Some of the faults of verify's table that a source can have: what is copied, or written from it.
 FAULTS = [
     row
     for row in (*keys.ROWS, *texts.ROWS)
     if row.level == "error" and QUICK in row.modes and row.kind in (keys.C, texts.T, texts.S, texts.J, texts.G)
-    if row.part != "quantization_config"
-]
+    if row.part != "quantization_config"  # an FP8 source has one, the output has not
+][::4]
 
 
 def with_tensors(directory: Path, *names: str, **config: object) -> QuantizeOptions:

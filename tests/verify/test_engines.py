@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 
 from glm5_ascend.verify import verify
 from glm5_ascend.verify.engines import ServingEngine
-from tests.support.command import in_process
 from tests.support.tiny_model import quantize_tiny
 from tests.verify.support.editor import DESCRIPTION, ROT, Checkpoint
 
@@ -82,14 +80,3 @@ def test_a_rotation_in_a_shard_is_enough_for_vllm(tiny_w4a8: Path, editable: Cop
         ServingEngine.vllm_ascend: ["warning"],
         ServingEngine.vllm: ["warning"],
     }
-
-
-def test_command_and_python_say_the_same(tiny_w4a8: Path) -> None:
-    shown = in_process("verify", tiny_w4a8, "--engine", "sglang", "--json")
-    value = json.loads(shown.stdout)
-    assert value == verify(tiny_w4a8, engine="sglang").to_dict()
-    assert value["engine"]["name"] == "sglang" and value["engine"]["loads"] is True and value["engine"]["notes"]
-    assert json.loads(in_process("verify", tiny_w4a8, "--json").stdout)["engine"] is None
-    text = in_process("verify", tiny_w4a8, "--engine", "sglang").stdout.splitlines()
-    assert "SGLang 0.5.23: loads it" in text and text[-1].startswith("ok:")
-    assert in_process("verify", tiny_w4a8, "--engine", "tgi").returncode == 2

@@ -59,11 +59,3 @@ def test_bits_of_an_int64_deq_scale(bits: int, words: str, tiny_w8a8: Path, tmp_
     values.as_int64(bits)(ck)
     ck.forget_hashes()
     assert [f.tensor for f in verify(ck.directory).findings if words in f.message] == [values.DEQ]
-
-
-def test_the_copy_leaves_the_original_alone(tiny_w4a8: Path, tmp_path: Path) -> None:
-    before = {path: path.read_bytes() for path in tiny_w4a8.rglob("*") if path.is_file()}
-    ck = Linked(tiny_w4a8, tmp_path / "copy")
-    values.dead_expert(ck)
-    ck.write("config.json", "{}")
-    assert {path: path.read_bytes() for path in tiny_w4a8.rglob("*") if path.is_file()} == before

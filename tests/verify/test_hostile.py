@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.command import ROOT, TIMEOUT_S
-from tests.verify.mutations.hostile_contents import CASES
+from tests.verify.mutations.hostile import CASES
 from tests.verify.support.editor import PROVENANCE, Checkpoint
 
 LIBRARIES = tuple(

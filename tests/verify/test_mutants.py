@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.verify.mutations.trial import KINDS, ImpossibleError, trial
 from tests.verify.support.checkpoints import LAYOUTS, Shelf
-
-HERE = Path(__file__).parent
-MUTATOR = [*sorted((HERE / "mutations").glob("kinds_*.py")), HERE / "mutations" / "mutator.py",
-           HERE / "support" / "editor.py", HERE / "support" / "integers.py"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))
@@ -45,16 +39,3 @@ def try_positions(
         if tried == until:
             break
     assert tried
-
-
-def test_the_mutator_knows_nothing_of_the_code_under_test() -> None:
-    modules = {path.stem for path in MUTATOR}
-    for path in MUTATOR:
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            for name in names:
-                top = name.rpartition(".")[2] if name.startswith("tests.") else name.split(".")[0]
-                assert top in {*modules, "torch", "safetensors", *sys.stdlib_module_names}, (
-                    f"{path.name} imports {name}"
-                )

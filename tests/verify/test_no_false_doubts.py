@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from glm5_ascend.verify import Report, verify
+from glm5_ascend.verify import verify
 from tests.support.tiny_model import write_tiny_model
 
 Quantized = Callable[..., Path]
@@ -24,6 +24,8 @@ def dead(tensors: Tensors) -> None:
             tensor[:] = 0
         if name.endswith("up_proj.weight"):
             tensor[3] = 0
+        if name.endswith("gate_proj.weight"):  # dead, but the scale that was moved still shows in up_proj
+            tensor[5] = 0
         if name.endswith("norm.weight") and "k_norm" not in name:
             tensor[::7] = 0
     tensors[f"{LAYER}self_attn.kv_b_proj.weight"][16:32] = 0  # the V rows of head 0
@@ -59,17 +61,13 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return sources_by_name
 
 
-def errors(report: Report) -> str:
-    return "" if report.ok else "\n".join(report.lines())
-
-
 @pytest.mark.parametrize("kind", ["dead", "extreme"])
-@pytest.mark.parametrize("recipe", ["w4a8", "w8a8", "w8a8-best", "rtn-w4a8"])
+@pytest.mark.parametrize("recipe", ["w4a8", "w8a8-best"])
 def test_odd_sources(kind: str, recipe: str, sources: dict[str, Path], tiny_quantized: Quantized) -> None:
     out = tiny_quantized(recipe, sources[kind])
     for against in (None, sources[kind]):
         report = verify(out, against=against)
-        assert not errors(report)
+        assert report.ok, "\n".join(report.lines())
         assert {finding.id for finding in report.findings} <= {"value.all_zero"}
 
 

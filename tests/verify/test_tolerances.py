@@ -34,19 +34,6 @@ def test_a_wrong_column_is_not(factor: float, noise: float) -> None:
     assert not verdict.ok and verdict.column == 5 and verdict.column_error > verdict.column_limit
 
 
-@pytest.mark.parametrize(("noise", "right"), [(0.45, True), (1.2, False)])
-def test_a_small_column_takes_the_errors_of_others(noise: float, right: bool) -> None:
-    """A column with small inputs may have small weights; an error costs no more there than elsewhere."""
-    reference = torch.randn(256, 64)
-    reference[:, 5] *= 0.1
-    weight = reference.clone()
-    weight[:, 5] += noise * torch.randn(256)
-    comparison = WeightComparison()
-    comparison.add(weight, reference)
-    assert comparison.judge(W4A8_DYNAMIC).ok is right
-    assert not comparison.judge(W8A8_DYNAMIC).ok
-
-
 @pytest.mark.parametrize("scheme", [W8A8_DYNAMIC, FLOAT])
 def test_more_bits_leave_less_room(scheme: str) -> None:
     assert judged(scheme, 1.02).ok
@@ -54,26 +41,20 @@ def test_more_bits_leave_less_room(scheme: str) -> None:
     assert not judged(scheme, 1.0, 0.3).ok
 
 
-def judged_row(scheme: str, factor: float, noise: float) -> Verdict:
-    """Judge a random weight with row 5 times `factor`, with noise."""
+@pytest.mark.parametrize(
+    ("factor", "noise", "right"),
+    [(1.0, 0.5, True), (0.9, 0.4, True), (1.3, 0.0, True), (0.6, 0.0, False), (-1.0, 0.0, False), (1.0, 1.2, False)],
+)
+def test_a_row_may_make_up_for_others(factor: float, noise: float, right: bool) -> None:
+    """Row 5 of a random weight times `factor`, with noise."""
     reference = torch.randn(256, 64)
     weight = reference.clone()
     weight[5] = factor * reference[5] + noise * torch.randn(64)
     comparison = WeightComparison()
     comparison.add(weight, reference)
-    return comparison.judge(scheme)
-
-
-@pytest.mark.parametrize(("factor", "noise"), [(1.0, 0.5), (0.9, 0.4), (1.3, 0.0)])
-def test_a_row_may_make_up_for_others(factor: float, noise: float) -> None:
-    assert judged_row(W4A8_DYNAMIC, factor, noise).ok
-
-
-@pytest.mark.parametrize(("factor", "noise"), [(0.6, 0.0), (1.4, 0.0), (-1.0, 0.0), (0.0, 0.0), (1.0, 1.2)])
-def test_a_wrong_row_is_not(factor: float, noise: float) -> None:
-    verdict = judged_row(W4A8_DYNAMIC, factor, noise)
-    assert not verdict.ok and verdict.row == 5 and verdict.row_error > verdict.row_limit
-    assert not judged_row(W8A8_DYNAMIC, 1.0, 0.1).ok and not judged_row(FLOAT, 1.0, 0.1).ok
+    verdict = comparison.judge(W4A8_DYNAMIC)
+    assert verdict.ok is right and (right or verdict.row == 5)
+    assert not comparison.judge(W8A8_DYNAMIC).ok and not comparison.judge(FLOAT).ok
 
 
 @pytest.mark.parametrize(("factor", "noise", "right"), [(1.0, 1.3, True), (1.0, 3.0, False), (-1.0, 0.0, False)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,43 +32,6 @@ def test_another_model(tiny_w4a8: Path, tmp_path: Path) -> None:
     assert {f"{UP}.weight", f"{DOWN}.weight", "model.embed_tokens.weight"} <= wrong_modules
     smaller = verify(tiny_w4a8, against=write_tiny_model(tmp_path / "smaller", n_routed_experts=2))
     assert [f.id for f in smaller.findings] == ["against.config"]
-
-
-@pytest.mark.parametrize("recipe", ["w4a8", "w8a8", "w4a8-mlapo", "rtn-w4a8", "w4a8-best"])
-def test_outlier_weights_are_no_false_alarm(tiny_quantized: Quantized, tmp_path: Path, recipe: str) -> None:
-    """One weight 100 times its row makes min-max steps coarse by right; dead channels and rows stay dead."""
-    source = write_tiny_model(tmp_path / "outliers")
-    shard = source / "model-00001-of-00001.safetensors"
-    tensors = load_file(shard)
-    for name in (f"{UP}.weight", f"{DOWN}.weight", f"{LAYER}self_attn.q_b_proj.weight"):
-        tensors[name][3, 5] = 30.0
-    tensors[f"{EXPERT}3.up_proj.weight"][4] = 0
-    tensors[f"{EXPERT}3.down_proj.weight"][:] = 0
-    tensors[f"{LAYER}input_layernorm.weight"][9] = 0
-    save_file(tensors, shard)
-    report = verify(tiny_quantized(recipe, source), against=source)
-    assert report.ok, "\n".join(report.lines())
-    json.dumps(report.to_dict(), allow_nan=False)
-
-
-@pytest.mark.parametrize("recipe", ["w4a8", "w8a8", "w4a8-best"])
-def test_dead_mlp_channels_are_no_false_alarm(tiny_quantized: Quantized, tmp_path: Path, recipe: str) -> None:
-    """The input of column 3 of every down_proj is always 0: any smoothing scale is right, also one that rounds it to 0.
-
-    Column 5 is dead by its gate: the scale that was moved still shows in up_proj.
-    """
-    source = write_tiny_model(tmp_path / "dead")
-    shard = source / "model-00001-of-00001.safetensors"
-    tensors = load_file(shard)
-    for name, tensor in tensors.items():
-        if name.endswith(".up_proj.weight"):
-            tensor[3] = 0
-        if name.endswith(".gate_proj.weight"):
-            tensor[5] = 0
-    save_file(tensors, shard)
-    out = tiny_quantized(recipe, source)
-    report = verify(out, against=source)
-    assert report.ok, "\n".join(report.lines())
 
 
 @pytest.mark.parametrize(("row", "column"), [(3, 3), (3, 7)])

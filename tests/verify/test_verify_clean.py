@@ -40,15 +40,6 @@ def test_own_output_is_clean_and_matches_its_source(tiny_quantized: Quantized, t
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("recipe", ["w4a8-best", "w8a8-best"])
-def test_error_feedback_on_a_trained_model_is_clean(
-    tiny_quantized: Quantized, trained_checkpoint: Path, recipe: str
-) -> None:
-    """The experts have seen few tokens, so GPTQ moves weights far."""
-    assert_clean(verify(tiny_quantized(recipe, trained_checkpoint), against=trained_checkpoint))
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("recipe", ["w4a8", "w8a8", "w4a8-best", "w8a8-best"])
 def test_a_model_with_outliers_is_clean(
     tiny_quantized: Quantized, trained_checkpoint: Path, tmp_path: Path, recipe: str
@@ -58,13 +49,11 @@ def test_a_model_with_outliers_is_clean(
     assert_clean(verify(tiny_quantized(recipe, source), against=source))
 
 
-@pytest.mark.parametrize("recipe", ["w4a8", "w8a8", "w4a8-best", "w8a8-best"])
+@pytest.mark.parametrize("recipe", ["w4a8", "w8a8-best"])
 def test_shared_indexer_layers_are_not_asked_for_an_indexer(
-    tiny_quantized: Quantized, tmp_path_factory: pytest.TempPathFactory, recipe: str
+    tiny_quantized: Quantized, tmp_path: Path, recipe: str
 ) -> None:
-    source = tmp_path_factory.getbasetemp() / "glm52"
-    if not source.exists():
-        write_tiny_model(source, **SHARED_INDEXER)
+    source = write_tiny_model(tmp_path / "glm52", **SHARED_INDEXER)
     out = tiny_quantized(recipe, source)
     assert not any(
         "layers.3.self_attn.indexer" in name for name in json.loads(read(out, "quant_model_description.json"))
@@ -80,15 +69,10 @@ def test_other_source_dtypes(tiny_quantized: Quantized, tmp_path: Path, dtype: s
 
 def test_static_float16_warns_how_to_serve(tiny_quantized: Quantized, tmp_path: Path) -> None:
     """An engine in float16 copies deq_scale into int64: fp32 values would become 0."""
-    source = write_tiny_model(tmp_path / "fp16", dtype="float16")
+    source = write_tiny_model(tmp_path / "fp16", dtype="float16", mtp_copies=False)
     report = verify(tiny_quantized("w8a8", source), against=source)
     assert_clean(report, {"tensor.deq_scale_dtype"})
     assert "--dtype bfloat16" in report.findings[0].fix
-
-
-def test_source_without_mtp_copies(tiny_quantized: Quantized, tmp_path: Path) -> None:
-    source = write_tiny_model(tmp_path / "short", mtp_copies=False)
-    assert_clean(verify(tiny_quantized("w4a8", source), against=source))
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -151,16 +135,6 @@ def test_large_tensors_are_read_in_pieces(tiny_w4a8: Path, tiny_source: Path, mo
     for a, b in zip(whole.errors_by_tensor or (), pieces.errors_by_tensor or (), strict=True):
         assert a.module == b.module
         assert a.relative_error == pytest.approx(b.relative_error, rel=1e-3, abs=1e-6)
-
-
-def test_report_as_json_and_lines(tiny_w4a8: Path, tiny_source: Path) -> None:
-    report = verify(tiny_w4a8, against=tiny_source)
-    out = json.loads(json.dumps(report.to_dict(), allow_nan=False))
-    assert (out["schema_version"], out["command"], out["ok"], out["exit_code"]) == (1, "verify", True, 0)
-    assert out["counts"]["schemes"]["W4A8_DYNAMIC"] == 2 * 4 * 3
-    assert out["errors"][0].keys() == {"module", "scheme", "relative_error", "worst_row", "limit"}
-    assert report.lines()[-1] == "ok: 0 errors, 0 warnings"
-    assert report.lines(quiet=True) == []
 
 
 def test_what_is_no_checkpoint_raises(tmp_path: Path, tiny_w4a8: Path) -> None:

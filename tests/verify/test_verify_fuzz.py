@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from glm5_ascend.errors import Glm5Error
 from glm5_ascend.verify import verify
 from tests.verify.support.editor import DESCRIPTION, INDEX, PROVENANCE
 
-SHARD = "quant_model_weights-00001-of-00001.safetensors"
 ODD: list[Any] = [None, True, -1, 0, 2.5, "", "x", "../x.safetensors", [], [[]], {}, {"a": 1}, 10**30, "FLOAT"]
 
 
@@ -28,10 +26,9 @@ def answer(directory: Path, source: Path) -> None:
         assert "\n" not in error.message
 
 
-TEXT = ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
-
-
-@pytest.mark.parametrize("name", [DESCRIPTION, INDEX, PROVENANCE, "config.json", *TEXT])
+@pytest.mark.parametrize(
+    "name", [DESCRIPTION, INDEX, PROVENANCE, "config.json", "tokenizer.json", "tokenizer_config.json"]
+)
 def test_odd_values_in_json_files(
     name: str, tiny_w8a8: Path, tiny_source: Path, editable: Callable[[Path], Path]
 ) -> None:
@@ -50,20 +47,4 @@ def test_odd_values_in_json_files(
             else:
                 content[key] = chance.choice(ODD)
         (directory / name).write_text(json.dumps(content))
-        answer(directory, tiny_source)
-
-
-@pytest.mark.parametrize("part", ["header", "data"])
-def test_flipped_bytes_of_a_shard(
-    part: str, tiny_w8a8: Path, tiny_source: Path, editable: Callable[[Path], Path]
-) -> None:
-    directory, chance = editable(tiny_w8a8), random.Random(part)
-    raw = (directory / SHARD).read_bytes()
-    (length,) = struct.unpack("<Q", raw[:8])
-    span = range(8 + length) if part == "header" else range(8 + length, len(raw))
-    for _ in range(6):
-        damaged = bytearray(raw)
-        for _ in range(chance.randint(1, 200 if part == "data" else 4)):
-            damaged[chance.choice(span)] = chance.randrange(256)
-        (directory / SHARD).write_bytes(damaged)
         answer(directory, tiny_source)

@@ -38,29 +38,18 @@ def ids(report: Report) -> list[str]:
     return [finding.id for finding in report.findings]
 
 
-@pytest.fixture(scope="module")
-def plain_instructions(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def plain_instructions(tiny_source: Path, tmp_path: Path) -> Path:
     """The tiny W4A8 made without AVX, by all the libraries torch calls."""
-    folder = tmp_path_factory.mktemp("plain")
     plain = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}
     paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]), "OMP_NUM_THREADS": "1"}
     without = {name: value for name, value in os.environ.items() if name not in plain}
     if torch.backends.cpu.get_cpu_capability() == "DEFAULT":  # these tests run without AVX themselves: then with it
         plain = {}
-    command = [
-        sys.executable,
-        "-m",
-        "glm5_ascend",
-        "quantize",
-        tiny_source,
-        folder / "w4a8",
-        "--recipe",
-        "w4a8",
-        "--quiet",
-    ]
-    command += ["--calib", write_calibration(folder / "calib.jsonl"), "--samples", "4", "--seq-len", "64"]
+    command = [sys.executable, "-m", "glm5_ascend", "quantize", tiny_source, tmp_path / "w4a8", "--quiet"]
+    command += ["--calib", write_calibration(tmp_path / "calib.jsonl"), "--samples", "4", "--seq-len", "64"]
     subprocess.run([str(part) for part in command], env=without | plain | paths, check=True)
-    return folder / "w4a8"
+    return tmp_path / "w4a8"
 
 
 def test_another_instruction_set_is_no_damage(tiny_w4a8: Path, plain_instructions: Path, tiny_source: Path) -> None:
@@ -102,7 +91,6 @@ def test_another_build_and_another_meaning_is_damage(tiny_w4a8: Path, editable: 
     write_again(checkpoint, machine=machine)
     report = verify(checkpoint.directory, against=tiny_w4a8)
     assert ids(report) == ["twin.build"]
-    assert ": 1 of 115200 integers differ, by at most 2 steps" in report.findings[0].message
     assert "AVX9" in report.findings[0].message
     q[[3, 4]] = q[[4, 3]]
     scale = weight_scale(checkpoint, UP)
@@ -111,17 +99,6 @@ def test_another_build_and_another_meaning_is_damage(tiny_w4a8: Path, editable: 
     report = verify(checkpoint.directory, against=tiny_w4a8)
     assert not report.ok
     assert f"{UP}.weight" in {finding.tensor for finding in report.findings if finding.id == "against.mismatch"}
-
-
-def test_a_float_tensor_of_another_build(tiny_w4a8: Path, editable: Copy) -> None:
-    checkpoint = Checkpoint(editable(tiny_w4a8))
-    name = "model.layers.3.eh_proj.weight"
-    checkpoint.store({name: checkpoint.read(name).roll(1, 0)})
-    write_again(checkpoint, machine={"arch": "another"})
-    wrong = [
-        finding for finding in verify(checkpoint.directory, against=tiny_w4a8).findings if finding.level == "error"
-    ]
-    assert [(finding.id, finding.tensor) for finding in wrong] == [("against.mismatch", name)]
 
 
 @pytest.mark.parametrize(
@@ -162,18 +139,15 @@ def test_without_a_record(tiny_w4a8: Path, editable: Copy) -> None:
         verify(tiny_w4a8, against=checkpoint.directory)
 
 
-def test_files_people_edit_give_a_warning(tiny_w4a8: Path, editable: Copy) -> None:
+@pytest.mark.parametrize(
+    ("name", "level"), [("chat_template.jinja", "warning"), (INDEX, "error"), ("tokenizer.json", "error")]
+)
+def test_an_edited_file(name: str, level: str, tiny_w4a8: Path, editable: Copy) -> None:
+    """An error where the engine computes with it; a template people edit on purpose."""
     out = editable(tiny_w4a8)
-    (out / "chat_template.jinja").write_text("{{ messages }}")
-    report = verify(out)
-    assert report.ok
-    assert [(f.id, f.file) for f in report.findings] == [("provenance.changed", "chat_template.jinja")]
-
-
-def test_files_of_the_format_give_an_error(tiny_w4a8: Path, editable: Copy) -> None:
-    out = editable(tiny_w4a8)
-    (out / INDEX).write_text((out / INDEX).read_text() + " ")
-    assert [(f.id, f.level) for f in verify(out).findings] == [("provenance.changed", "error")]
+    (out / name).write_text((out / name).read_text() + " ")
+    level = "warning" if name == "chat_template.jinja" else "error"
+    assert [(f.id, f.file, f.level) for f in verify(out).findings] == [("provenance.changed", name, level)]
 
 
 def test_another_tokenizer_is_no_twin(tiny_w4a8: Path, editable: Copy) -> None:
@@ -184,20 +158,12 @@ def test_another_tokenizer_is_no_twin(tiny_w4a8: Path, editable: Copy) -> None:
     assert [(f.id, f.level, f.file) for f in findings] == [("twin.inputs", "error", "tokenizer.json")]
 
 
-def test_a_swapped_tokenizer_is_damage(tiny_w4a8: Path, editable: Copy) -> None:
-    out = editable(tiny_w4a8)
-    path = out / "tokenizer.json"
-    path.write_text(path.read_text().replace('"a": ', '"~": ').replace('"~": ', '"a":  ', 1))
-    findings = verify(out).findings
-    assert [(f.id, f.level, f.file) for f in findings] == [("provenance.changed", "error", "tokenizer.json")]
-
-
 def test_odd_records(tiny_w4a8: Path, editable: Copy) -> None:
     """A damaged provenance file never stops the check of the rest."""
     out, chance = editable(tiny_w4a8), Random(0)
     odd = [None, 7, [], {}, "x", {"bytes": 0}, [1], {"a": {"bytes": None, "sha256": 3}}, True]
     keys = ["outputs", "seed", "machine", "versions", "source", "recipe", "calibration", "tool"]
-    for _ in range(30):
+    for _ in range(8):
         record = json.loads((tiny_w4a8 / PROVENANCE).read_text())
         for key in chance.sample(keys, 3):
             record[key] = chance.choice(odd)
@@ -205,10 +171,3 @@ def test_odd_records(tiny_w4a8: Path, editable: Copy) -> None:
         for twin in (None, tiny_w4a8, tiny_w4a8 / PROVENANCE):
             json.dumps(verify(out, against=twin).to_dict())
         verify(tiny_w4a8, against=out / PROVENANCE)
-
-
-def test_provenance_names_instruction_set_and_torch_build(tiny_w4a8: Path) -> None:
-    record = json.loads((tiny_w4a8 / PROVENANCE).read_text())
-    assert record["machine"]["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
-    assert record["versions"]["torch"] == torch.__version__
-    assert record["versions"]["torch_build"] == torch.version.git_version

@@ -7,10 +7,9 @@ Read: vLLM 0.32 `deepseek_v2.py` and `transformers_utils/config.py`, transformer
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from glm5_ascend.checkpoint.checks.report import CheckpointFinding, Report
+from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.model.config import SPECS
 from glm5_ascend.model.config_file import indexer_schedule
@@ -31,13 +30,6 @@ _ALIASES = {
 DTYPES = ("bfloat16", "float16", "float32")
 #: What `AutoConfig` takes where the key is missing.
 _DEFAULT_DENSE = 3
-
-
-def config_findings(raw: Mapping[str, Any]) -> list[CheckpointFinding]:
-    """Return the findings of `verify` for a config.json that `parse_config` accepts; no other file is read."""
-    report = Report(Path())
-    check_config(raw, report)
-    return report.findings
 
 
 def check_config(raw: Mapping[str, Any], report: Report) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from glm5_ascend.checkpoint.checks.report import Report
-from glm5_ascend.checkpoint.shards import Shard, TensorEntry
+from glm5_ascend.checkpoint.shards import Shard, TensorEntry, dtype_name
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.model.config import ModelConfig
@@ -74,6 +74,11 @@ class LoadedCheckpoint:
         """Elements `start` to `stop` of the tensor, flat."""
         return self.shards[self.file_of[name]].read_span(self.entries[name], start, stop)
 
+    def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Rows `start` to `stop` of a matrix in its stored dtype."""
+        columns = self.entries[name].shape[1]
+        return self.span(name, start * columns, stop * columns).reshape(-1, columns)
+
     def pieces(self, name: str) -> Iterator[torch.Tensor]:
         """The tensor's elements in order, flat, at most `PIECE` at a time."""
         entry = self.entries[name]
@@ -88,17 +93,13 @@ def check_stated_dtype(checkpoint: LoadedCheckpoint, report: Report) -> None:
     stored = max((torch.bfloat16, torch.float16), key=lambda dtype: count[dtype])
     for key in ("dtype", "torch_dtype"):
         stated = checkpoint.raw.get(key)
-        if not count[stored] or stated not in ("bfloat16", "float16") or stated == _name(stored):
+        if not count[stored] or stated not in ("bfloat16", "float16") or stated == dtype_name(stored):
             continue
         say = report.error if stated == "float16" else report.warning
         say(
             "config.dtype",
-            f"{key} is {stated}, but {count[stored]} tensors are {_name(stored)}: an engine would run in {stated}"
+            f"{key} is {stated}, but {count[stored]} tensors are {dtype_name(stored)}: an engine would run in {stated}"
             + (", whose range is smaller" if stated == "float16" else ""),
             file="config.json",
-            fix=f"restore {key} {_name(stored)}, the source's",
+            fix=f"restore {key} {dtype_name(stored)}, the source's",
         )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -7,12 +7,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal
 
 from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 SCHEMA_VERSION = 1
 #: A damaged shard can spoil thousands of tensors: `lines` prints this many findings of one kind, `to_dict` all.
@@ -47,12 +44,28 @@ class WeightError:
     limit: float
 
 
-class EngineAnswer(Protocol):
-    """Answer of an engine to a checkpoint."""
+@dataclass(frozen=True)
+class EngineNote:
+    """One fact about an engine; `flag` is the option to pass, `source` the line of its code."""
 
-    def to_dict(self) -> dict[str, Any]: ...
+    what: str
+    source: str
+    flag: str = ""
 
-    def lines(self) -> Iterable[str]: ...
+
+@dataclass
+class EngineAnswer:
+    """How an engine would load a checkpoint; `loads` is False if it would stop or load something else."""
+
+    name: str
+    version: str
+    loads: bool
+    notes: list[EngineNote]
+
+    def lines(self) -> list[str]:
+        verdict = "loads it" if self.loads else "does not load it correctly, see the errors"
+        notes = [f"    {n.flag + ': ' if n.flag else ''}{n.what} ({n.source})" for n in self.notes]
+        return [f"{self.version}: {verdict}", *notes]
 
 
 @dataclass
@@ -73,7 +86,7 @@ class Report:
     bytes: int = 0
     schemes: dict[str, int] = field(default_factory=dict)  # linears by type
     unchecked: list[str] = field(default_factory=list)
-    engine: EngineAnswer | None = None  # for `--engine`; `verify.engines.EngineAnswer`
+    engine: EngineAnswer | None = None  # for `--engine`
     file_of: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -113,7 +126,7 @@ class Report:
             "findings": [asdict(finding) for finding in self.findings],
             "unchecked": self.unchecked,
             "errors": None if self.errors_by_tensor is None else [_finite(asdict(e)) for e in self.errors_by_tensor],
-            "engine": None if self.engine is None else self.engine.to_dict(),
+            "engine": None if self.engine is None else asdict(self.engine),
         }
 
     def lines(self, quiet: bool = False) -> list[str]:

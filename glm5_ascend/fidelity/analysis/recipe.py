@@ -11,9 +11,9 @@ import yaml
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.source import SourceCheckpoint
-from glm5_ascend.checkpoint.writer import write_file
 from glm5_ascend.errors import OutputError
 from glm5_ascend.fidelity.analysis.units import Unit
+from glm5_ascend.files.written import write_file
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import LinearQuant, Recipe, recipe_content

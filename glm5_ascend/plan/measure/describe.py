@@ -20,8 +20,8 @@ import psutil
 import torch
 import yaml
 
-from glm5_ascend.checkpoint.writer import write_file
 from glm5_ascend.errors import OutputError
+from glm5_ascend.files.written import write_file
 from glm5_ascend.plan.efficiency import Efficiencies, efficiencies_of
 from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.layout import Engine

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from glm5_ascend.files.written import new_file
+from glm5_ascend.files.written import file_checksum, new_file
 from glm5_ascend.model import layers
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.device import native_bf16
@@ -80,6 +80,11 @@ class Routed:
             torch.save((self.weight, self.ids), file)
 
 
+def stream_name(layer: int) -> str:
+    """File of a layer's input stream."""
+    return f"stream-{layer}"
+
+
 def partial_stream(folder: Path, rank: int) -> Path:
     """File in which a rank sums up the output of its experts."""
     return folder / f"stream-of-rank-{rank}"
@@ -135,12 +140,11 @@ class LayerStreams:
         """Folder of all activations."""
         return self.before.file.path.parent
 
-    def output_checksum(self, layer: int) -> str:
-        """Checksum of the input of the layers after `layer`: stream, and selections if the next layer needs them."""
-        files = [] if self.out is None else [self.out.file]
-        if self.selections.file is not None and shares_selections(self.selections.config, layer + 1):
-            files.append(self.selections.file)
-        return " ".join(file.checksum() for file in files)
+
+def output_checksum(config: ModelConfig, folder: Path, layer: int) -> str:
+    """Checksum of the input of the layers after `layer`: stream, and selections if the next layer needs them."""
+    names = [stream_name(layer + 1)] + [SELECTIONS] * shares_selections(config, layer + 1)
+    return " ".join(str(file_checksum(folder / name)) for name in names)
 
 
 class _SequenceResult(NamedTuple):

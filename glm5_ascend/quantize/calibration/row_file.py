@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from glm5_ascend.checkpoint.writer import disk_error, write_at
-from glm5_ascend.files.written import checksum, make_room
+from glm5_ascend.checkpoint.writer import write_at
+from glm5_ascend.files.written import disk_error, open_own
 
 #: Rows further apart than this are read one by one, nearer ones together with what lies between.
 _GAP = 8
@@ -35,11 +35,8 @@ class RowFile:
         self._row_bytes = columns * dtype.itemsize
         self._lock = threading.Lock()
         try:
-            make_room(path, plain_stays=keep)
-            new = 0 if keep else os.O_EXCL
-            self._descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | new, 0o644)
-            if os.fstat(self._descriptor).st_size != rows * self._row_bytes:
-                os.truncate(self._descriptor, rows * self._row_bytes)
+            self._descriptor = open_own(path, 0 if keep else os.O_TRUNC)
+            os.truncate(self._descriptor, rows * self._row_bytes)
         except OSError as error:
             raise disk_error(path, error) from None
 
@@ -92,17 +89,6 @@ class RowFile:
                 yield first, last
                 first = last
 
-    @property
-    def nbytes(self) -> int:
-        return self.rows * self._row_bytes
-
-    def checksum(self) -> str:
-        """CRC-32 of the whole file; eight hexadecimal digits."""
-        try:
-            return f"{checksum(self._descriptor, 0, self.nbytes):08x}"
-        except OSError as error:
-            raise disk_error(self.path, error) from None
-
     def sync(self) -> None:
         try:
             os.fdatasync(self._descriptor)
@@ -145,13 +131,11 @@ class Stream:
         keep: open an existing file.
     """
 
-    DTYPE = torch.int64
-
     def __init__(self, path: Path, lengths: tuple[int, ...], hidden: int, keep: bool = False) -> None:
         self.lengths = lengths
         self.tokens = sum(lengths)
         self.starts = [sum(lengths[:i]) for i in range(len(lengths))]
-        self.file = RowFile(path, self.tokens, hidden, self.DTYPE, keep)
+        self.file = RowFile(path, self.tokens, hidden, torch.int64, keep)
 
     def sequence(self, number: int) -> torch.Tensor:
         """fp32 [length, hidden] of one sequence."""

@@ -69,7 +69,6 @@ def quantize_linear(
     method: Method = MINMAX,
     activation: ActivationRange | None = None,
     state: RoundingState | None = None,
-    scale: torch.Tensor | None = None,
 ) -> Rounded:
     """Round a linear's weight, or rows of it, under `scheme`.
 
@@ -77,15 +76,10 @@ def quantize_linear(
         module: module name; decides the columns of scale_bias.
         activation: range of the input, for the static scheme W8A8 only.
         state: of `method.prepare`; without it, integers are the nearest ones.
-        scale: fp32 [N, 1], positive: a scale from elsewhere (learned in training) instead of `method`'s.
     """
     bits = weight_bits(scheme)
-    if scale is None:
-        scale = method.scale(weight, bits)
-    elif not bool(((scale > 0) & scale.isfinite()).all()):
-        raise ValueError(f"{module}: a weight scale must be positive and finite")
     # Rounded first, so that the integers are computed from the scale they will be multiplied by.
-    scale = engine_scale(scheme, scale)
+    scale = engine_scale(scheme, method.scale(weight, bits))
     parts = schemes.partial_sums(module) if bits == 4 else 1
     values = weight
     if state is not None:

@@ -16,11 +16,6 @@ from glm5_ascend.model.spec import Linear, Subgraph, Vector
 Tensors = dict[str, torch.Tensor]
 
 
-def gains_of(tensors: Mapping[str, torch.Tensor], parts: Iterable[Linear | Vector]) -> Tensors:
-    """Copies of the norm gains, by module name, taken before `fuse_norms` sets them to one."""
-    return {p.name: tensors[p.tensor_name].clone() for p in parts if isinstance(p, Vector) and p.role == "norm"}
-
-
 def fuse_norms(tensors: Tensors, parts: Iterable[Linear | Vector], gains: Mapping[str, torch.Tensor]) -> None:
     """Fold each RMSNorm's gain into the weights that read it: W <- W diag(g), g <- 1."""
     for part in parts:

@@ -10,14 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.checkpoint.writer import disk_error
-from glm5_ascend.errors import OutputError
-from glm5_ascend.files.written import make_room, plain, write_file
+from glm5_ascend.errors import OutputError, shown
+from glm5_ascend.files.written import disk_error, open_own, write_file
 from glm5_ascend.quantize.run.blocks import ErrorSums
 
-#: 2: rot.weight lies in a file of its own. 3: with checksums.
 FORMAT = 4
-_MAX_BYTES = 512 * 1024**2
 
 
 @dataclass(frozen=True)
@@ -92,21 +89,15 @@ class Journal:
         self._head = {"format": FORMAT, **identity}
         self._done: dict[str, UnitRecord] = {}  # by the unit's name
         try:
-            lines = _whole_lines(path)
+            self._file = os.fdopen(open_own(path), "r+b")
+            lines = _whole_lines(self._file.read())
             self._take(path, lines)
-            self._open(sum(len(_encode(line)) for line in lines))
+            self._file.truncate(sum(len(_encode(line)) for line in lines))
+            self._file.seek(0, os.SEEK_END)
         except OSError as error:
             raise disk_error(path, error) from None
         if not lines:
             self._append(self._head)
-
-    def _open(self, size: int) -> None:
-        """Open the file to append after its first `size` bytes."""
-        make_room(self.path, plain_stays=True)
-        descriptor = os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o644)
-        self._file = os.fdopen(descriptor, "r+b")
-        self._file.truncate(size)
-        self._file.seek(0, os.SEEK_END)
 
     def __contains__(self, unit: WorkUnit) -> bool:
         return unit.name in self._done
@@ -121,7 +112,7 @@ class Journal:
     def refresh(self) -> None:
         """Read the units that other ranks, of this run or a stopped one, have finished."""
         for path in sorted(self.path.parent.glob("journal*.jsonl")):
-            self._take(path, _whole_lines(path))
+            self._take(path, _whole_lines(path.read_bytes()))
 
     def finish(self, unit: WorkUnit, record: UnitRecord = UnitRecord()) -> None:
         """Record a unit whose data is on disk."""
@@ -132,13 +123,13 @@ class Journal:
         """Remove all other units from every rank's file; no other rank may be writing."""
         self._done = {unit.name: self._done[unit.name] for unit in units}
         lines = [self._head, *(record.to_line(name) for name, record in self._done.items())]
-        encoded = b"".join(_encode(line) for line in lines)
         self.close()
-        write_file(self.path, encoded)
+        write_file(self.path, b"".join(_encode(line) for line in lines))
         try:
-            self._open(len(encoded))
+            self._file = self.path.open("r+b")
+            self._file.seek(0, os.SEEK_END)
             for path in self.path.parent.glob("journal-*.jsonl"):
-                make_room(path)
+                path.unlink()
         except OSError as error:
             raise disk_error(self.path, error) from None
 
@@ -165,16 +156,10 @@ def _encode(value: dict[str, Any]) -> bytes:
     return json.dumps(value, sort_keys=True).encode() + b"\n"
 
 
-def _whole_lines(path: Path) -> list[dict[str, Any]]:
-    """Lines of the file up to the first one that `_encode` did not write; no lines of a missing file or a link."""
+def _whole_lines(content: bytes) -> list[dict[str, Any]]:
+    """Lines up to the first one that `_encode` did not write."""
     lines: list[dict[str, Any]] = []
-    try:
-        facts = path.lstat()
-    except FileNotFoundError:
-        return lines
-    if not plain(facts) or facts.st_size > _MAX_BYTES:
-        return lines
-    for line in path.read_bytes().splitlines(keepends=True):
+    for line in content.splitlines(keepends=True):
         try:
             value = json.loads(line)
             if not line.endswith(b"\n") or not isinstance(value, dict) or _encode(value) != line:
@@ -191,11 +176,6 @@ def _compare(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
         key = changed[0]
         raise OutputError(
             f"{path.parent}: holds an unfinished run with another {', '.join(changed)} "
-            f"({_short(before.get(key))} then, {_short(now.get(key))} now)",
+            f"({shown(before.get(key))} then, {shown(now.get(key))} now)",
             "re-run that command to resume it, or pass --restart to discard it",
         )
-
-
-def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."

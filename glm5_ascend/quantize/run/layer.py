@@ -15,7 +15,13 @@ import torch
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.model.spec import Linear, Vector, input_readers
-from glm5_ascend.quantize.calibration.forward import LayerStreams, Routed, forward_layer, partial_stream
+from glm5_ascend.quantize.calibration.forward import (
+    LayerStreams,
+    Routed,
+    forward_layer,
+    output_checksum,
+    partial_stream,
+)
 from glm5_ascend.quantize.calibration.row_file import RowFile
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
 from glm5_ascend.quantize.methods.method import RoundingState
@@ -66,7 +72,7 @@ class LayerQuantizer:
         checksum = ""
         if self.streams is not None and self.streams.out is not None:
             self.streams.out.file.sync()
-            checksum = self.streams.output_checksum(self.layer)
+            checksum = output_checksum(self.config, self.streams.folder, self.layer)
         self.store.journal.finish(WorkUnit.layer(self.layer), UnitRecord(checksum=checksum))
 
     @contextmanager

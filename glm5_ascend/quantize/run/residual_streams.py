@@ -4,36 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from glm5_ascend.files.written import file_checksum
 from glm5_ascend.model import layers
 from glm5_ascend.model.spec import find
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
-from glm5_ascend.quantize.calibration.forward import (
-    SELECTIONS,
-    FloatLayer,
-    LayerStreams,
-    Selections,
-    shares_selections,
-)
+from glm5_ascend.quantize.calibration.forward import FloatLayer, LayerStreams, Selections, stream_name
 from glm5_ascend.quantize.calibration.row_file import Stream
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.run.journal import Journal, WorkUnit
 from glm5_ascend.quantize.run.source_weights import FloatWeights
 from glm5_ascend.quantize.workers import Workers
-
-
-def output_checksum(plan: QuantizationPlan, folder: Path, layer: int, calibration: CalibrationSet) -> str:
-    """`LayerStreams.output_checksum` of what a stopped run left; another text where files are missing or too short."""
-    config, lengths = plan.config, [len(sequence) for sequence in calibration.sequences]
-    sizes = {_stream_path(folder, layer + 1): sum(lengths) * config.hidden_size * Stream.DTYPE.itemsize}
-    if shares_selections(config, layer + 1):
-        sizes[folder / SELECTIONS] = sum(lengths) * max(lengths)
-    return " ".join(str(file_checksum(path, size)) for path, size in sizes.items())
-
-
-def _stream_path(folder: Path, layer: int) -> Path:
-    """File of a layer's input stream."""
-    return folder / f"stream-{layer}"
 
 
 class ResidualStreams:
@@ -83,7 +62,7 @@ class ResidualStreams:
             stored = layer > 0 and WorkUnit.layer(layer - 1) in self.journal
             self._current = self._stream(layer) if stored else self._embedded()
         if layer < self.plan.last_calibrated_layer:
-            self._next = Stream(_stream_path(self.folder, layer + 1), self.lengths, self.config.hidden_size)
+            self._next = Stream(self.folder / stream_name(layer + 1), self.lengths, self.config.hidden_size)
         return LayerStreams(self._current, self._next, self.selections)
 
     def layer_done(self) -> None:
@@ -94,10 +73,10 @@ class ResidualStreams:
             self._current, self._next = self._next, None
 
     def _stream(self, layer: int) -> Stream:
-        return Stream(_stream_path(self.folder, layer), self.lengths, self.config.hidden_size, keep=True)
+        return Stream(self.folder / stream_name(layer), self.lengths, self.config.hidden_size, keep=True)
 
     def _embedded(self) -> Stream:
-        stream = Stream(_stream_path(self.folder, 0), self.lengths, self.config.hidden_size)
+        stream = Stream(self.folder / stream_name(0), self.lengths, self.config.hidden_size)
         table = find(self.config.spec.global_weights, self.config.spec.embedding)
 
         def embed(number: int) -> None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 from itertools import chain
 from pathlib import Path
 
-from glm5_ascend.quantize.calibration.dataset import CalibrationSet
+from glm5_ascend.quantize.calibration.forward import output_checksum
 from glm5_ascend.quantize.progress import RESUMING, Progress
 from glm5_ascend.quantize.run.journal import GLOBALS, WorkUnit
-from glm5_ascend.quantize.run.residual_streams import output_checksum
 from glm5_ascend.quantize.run.store import Store
 from glm5_ascend.quantize.workers import Workers
 
 
-def discard_corrupt_units(
-    store: Store, workers: Workers, folder: Path, calibration: CalibrationSet | None, progress: Progress
-) -> None:
+def discard_corrupt_units(store: Store, workers: Workers, folder: Path, progress: Progress) -> None:
     """Read back every unit in the journal and remove those whose bytes are not the recorded ones.
 
     The weights of a layer need its input stream, of which only the last one exists: where a finished layer has to be
@@ -33,9 +30,9 @@ def discard_corrupt_units(
     last = plan.last_calibrated_layer
     done = [layer for layer in range(last + 1) if WorkUnit.layer(layer) in journal]
     restart = bool(done) and (done != list(range(len(done))) or not whole.issuperset(done))
-    if not restart and done and done[-1] < last and calibration is not None:
+    if not restart and done and done[-1] < last:
         main = min(done[-1], plan.config.num_hidden_layers - 1)  # MTP layers read the output of the main model
-        restart = output_checksum(plan, folder, main, calibration) != journal.record(WorkUnit.layer(main)).checksum
+        restart = output_checksum(plan.config, folder, main) != journal.record(WorkUnit.layer(main)).checksum
     if restart:
         whole -= set(range(last + 1))
     journal.keep([*(unit for unit in written if unit in intact), *map(WorkUnit.layer, sorted(whole))])

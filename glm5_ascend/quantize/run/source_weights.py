@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 
@@ -11,12 +11,9 @@ from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import Linear, Vector
-from glm5_ascend.quantize.methods.transforms import Tensors, fuse_norms, gains_of, rotate
+from glm5_ascend.quantize.methods.transforms import Tensors, fuse_norms, rotate
 from glm5_ascend.quantize.run.blocks import blocks
 from glm5_ascend.quantize.workers import Workers
-
-#: Rows of a table further apart than this are read one by one.
-_GAP = 32
 
 
 class FloatWeights:
@@ -33,14 +30,12 @@ class FloatWeights:
 
     def gains(self, prefix: str, parts: Iterable[Linear | Vector]) -> Tensors:
         """The norms' gains as stored, by module name."""
-        norms = [part for part in parts if isinstance(part, Vector) and part.role == "norm"]
-        read = {
-            p.tensor_name: self._finite(prefix + p.tensor_name, self.source.read(prefix + p.tensor_name)).to(
-                self.device
-            )
-            for p in norms
-        }
-        return gains_of(read, norms)
+        gains = {}
+        for part in parts:
+            if isinstance(part, Vector) and part.role == "norm":
+                name = prefix + part.tensor_name
+                gains[part.name] = self._finite(name, self.source.read(name)).to(self.device)
+        return gains
 
     def load(self, prefix: str, part: Linear | Vector, gains: Tensors) -> torch.Tensor:
         """One whole part, fp32."""
@@ -73,11 +68,11 @@ class FloatWeights:
 
     def lookup(self, prefix: str, part: Linear | Vector, ids: torch.Tensor) -> torch.Tensor:
         """fp32 [len(ids), hidden] on the host: the rows `ids` of an embedding table; only they are read."""
-        unique, inverse = ids.unique(return_inverse=True)
-        runs = (
-            self.rows(prefix, part, {}, run[0], run[-1] + 1).cpu()[torch.tensor(run) - run[0]] for run in _runs(unique)
-        )
-        return torch.cat(list(runs))[inverse]
+        name, (unique, inverse) = prefix + part.tensor_name, ids.unique(return_inverse=True)
+        read = torch.cat([self.source.read_rows(name, row, row + 1) for row in unique.tolist()])
+        rows = self._finite(name, read).to(self.device)
+        self._transform({part.tensor_name: rows}, part, {})
+        return rows.cpu()[inverse]
 
     def _finite(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return `tensor`; rounding would make plausible integers of a NaN or an infinity.
@@ -97,13 +92,3 @@ class FloatWeights:
         if self.rotations is not None:
             fuse_norms(tensors, [part], gains)
             rotate(tensors, [part], self.rotations)
-
-
-def _runs(ids: torch.Tensor) -> Iterator[list[int]]:
-    run: list[int] = []
-    for number in ids.tolist():
-        if run and number - run[-1] > _GAP:
-            yield run
-            run = []
-        run.append(number)
-    yield run

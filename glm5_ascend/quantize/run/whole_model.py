@@ -9,7 +9,6 @@ import torch
 
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.files.written import make_folder, write_file
-from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import Linear
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
 from glm5_ascend.quantize.calibration.forward import Routed, partial_stream
@@ -67,30 +66,22 @@ def _write_globals(weights: FloatWeights, store: Store, workers: Workers) -> Non
             store.write("", part, weights.load("", part, gains))
     if weights.rotations is not None:
         rot = weights.rotations.mtp_rotation(gains[plan.config.spec.final_norm])
-        writer.write(ROT_NAME, rot.to(plan.source.dtype(f"{plan.config.spec.final_norm}.weight")))
-        _write_global_rotation(writer.directory / ROTATION_FILE, weights.rotations)
+        writer.write_rows(ROT_NAME, 0, rot.to(plan.source.dtype(f"{plan.config.spec.final_norm}.weight")))
+        path = writer.directory / ROTATION_FILE
+        make_folder(path.parent)
+        write_file(path, safetensors.torch.save({"global_rotation": weights.rotations.global_rotation().cpu()}))
     store.finish(GLOBALS, UnitRecord(checksum=store.checksum(GLOBALS)))
 
 
-def _write_global_rotation(path: Path, rotations: Rotations) -> None:
-    data = safetensors.torch.save({"global_rotation": rotations.global_rotation().cpu()})
-    make_folder(path.parent)
-    write_file(path, data)
-
-
-def help_with_experts(weights: FloatWeights, store: Store, workers: Workers, folder: Path, calibrated: bool) -> None:
-    """Quantize this rank's share of each layer's routed experts, in step with rank 0.
-
-    Args:
-        calibrated: True if this run calibrates at all.
-    """
+def help_with_experts(weights: FloatWeights, store: Store, workers: Workers, folder: Path) -> None:
+    """Quantize this rank's share of each layer's routed experts, in step with rank 0."""
     config, last = store.plan.config, store.plan.last_calibrated_layer
     for layer in range(config.num_layers_with_mtp):
         if WorkUnit.layer(layer) in store.journal or not config.is_moe(layer):
             continue
         quantizer = LayerQuantizer(weights, store, workers, layer, None, silent)
         store.ranks.barrier()
-        if not calibrated or layer > last:
+        if layer > last:
             quantizer.experts(None)
         else:
             weight, ids = torch.load(folder / "routing.pt", weights_only=True)

@@ -3,8 +3,6 @@
 The numbers are those of the one quantizer and of the one int8 matmul, called here; only the gradients are this file's:
 
     weight      straight through where rounding did not clip, 0 where it did
-    scale       LSQ (arXiv 1902.08153), if the scale is learned: d(q s)/ds = q - w/s inside the range, q outside, times
-                1 / sqrt(K * largest) per row
     activation  straight through: a per-token scale clips nothing
 
 Weights are [N, K], one row per output channel, in fp32 or bf16; schemes are W8A8_DYNAMIC and W4A8_DYNAMIC (N even).
@@ -20,7 +18,6 @@ from glm5_ascend.checkpoint import schemes
 from glm5_ascend.quantize.methods.method import LARGEST, Method
 from glm5_ascend.quantize.methods.minmax import MINMAX
 from glm5_ascend.quantize.methods.rounding import quantize_linear, weight_bits
-from glm5_ascend.quantize.methods.ssz import SSZ
 from glm5_kernels import ops
 
 #: The rounding does not depend on the module's name, only the columns of scale_bias do.
@@ -43,31 +40,20 @@ class FakeWeight(NamedTuple):
 class _Weight(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, weight: torch.Tensor, learned: torch.Tensor | None, scheme: str, method: Method
+        ctx: Any, weight: torch.Tensor, scheme: str, method: Method
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        scale = None if learned is None else learned.detach().float()
-        stored = quantize_linear(_MODULE, weight.float(), scheme, method, scale=scale).stored
+        stored = quantize_linear(_MODULE, weight.float(), scheme, method).stored
         integers, scale = schemes.integer_weight(scheme, stored), stored["weight_scale"]
-        ctx.save_for_backward(weight, integers, scale)
-        ctx.scheme, ctx.learned = scheme, learned
+        whole, largest = (weight.float() / scale).round(), LARGEST[weight_bits(scheme)]
+        ctx.save_for_backward((whole >= -largest - 1) & (whole <= largest))
+        ctx.dtype = weight.dtype
         ctx.mark_non_differentiable(integers, scale)
         return schemes.dequantize(scheme, stored), integers, scale
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (weight, integers, scale), grad = ctx.saved_tensors, grads[0]
-        largest = LARGEST[weight_bits(ctx.scheme)]
-        ratio = weight.float() / scale
-        whole = ratio.round()
-        inside = (whole >= -largest - 1) & (whole <= largest)
-        of_weight = of_scale = None
-        if ctx.needs_input_grad[0]:
-            of_weight = torch.where(inside, grad, 0.0).to(weight.dtype)
-        if ctx.needs_input_grad[1]:
-            slope = torch.where(inside, integers - ratio, integers.float())
-            damping = (weight.shape[1] * largest) ** -0.5
-            of_scale = ((grad * slope).sum(1, keepdim=True) * damping).to(ctx.learned.dtype)
-        return of_weight, of_scale, None, None
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (inside,) = ctx.saved_tensors
+        return torch.where(inside, grads[0], 0.0).to(ctx.dtype), None, None
 
 
 class _Activation(torch.autograd.Function):
@@ -97,24 +83,19 @@ class _Product(torch.autograd.Function):
         return grad @ dequantized, of_weight, None
 
 
-def fake_quant_weight(
-    weight: torch.Tensor, scheme: str, method: Method = MINMAX, scale: torch.Tensor | None = None
-) -> FakeWeight:
-    """Round a weight in training.
+def fake_quant_weight(weight: torch.Tensor, scheme: str, method: Method = MINMAX) -> FakeWeight:
+    """Round a weight [N, K], fp32 or bf16, in training.
 
     Args:
-        weight: [N, K], fp32 or bf16.
         scheme: W8A8_DYNAMIC or W4A8_DYNAMIC.
         method: finds the scale: `MINMAX` or `SSZ`.
-        scale: [N, 1], a scale that is learned instead, positive; start it with `first_scale`. What it ends as goes to
-            `quantize_linear(scale=...)`: the recipes of `quantize` find their scales themselves.
 
     Raises:
-        ValueError: another scheme, or a scale that is not positive.
+        ValueError: another scheme.
     """
     if scheme not in (schemes.W8A8_DYNAMIC, schemes.W4A8_DYNAMIC):
         raise ValueError(f"fake quantization knows W8A8_DYNAMIC and W4A8_DYNAMIC, not {scheme}")
-    return FakeWeight(*_Weight.apply(weight, scale, scheme, method))  # type: ignore[no-untyped-call]
+    return FakeWeight(*_Weight.apply(weight, scheme, method))  # type: ignore[no-untyped-call]
 
 
 def fake_quant_activation(x: torch.Tensor) -> torch.Tensor:
@@ -129,9 +110,3 @@ def fake_quant_linear(x: torch.Tensor, weight: FakeWeight) -> torch.Tensor:
     served = ops.int8_linear(x.detach(), integer_weight)
     product: torch.Tensor = _Product.apply(fake_quant_activation(x), weight.dequantized, served)  # type: ignore[no-untyped-call]
     return product
-
-
-def first_scale(weight: torch.Tensor, scheme: str, method: Method = SSZ) -> torch.Tensor:
-    """fp32 [N, 1]: the scale the quantizer would choose, to start a learned one with."""
-    stored = quantize_linear(_MODULE, weight.detach().float(), scheme, method).stored
-    return stored["weight_scale"]

@@ -17,15 +17,15 @@ from torch import nn
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.output import copy_serving_files
 from glm5_ascend.checkpoint.source import SourceCheckpoint
-from glm5_ascend.errors import CheckpointError, ConfigError, OutputError
+from glm5_ascend.errors import CheckpointError, ConfigError, OutputError, RecipeError
 from glm5_ascend.files.written import copy_file, new_folder
-from glm5_ascend.quantize.plan import LinearPlan
-from glm5_ascend.quantize.recipe import find_recipe
+from glm5_ascend.quantize.plan import LinearPlan, QuantizationPlan
+from glm5_ascend.quantize.recipe import find_recipe, load_recipe
 from glm5_ascend.quantize.training.fake_quant import FakeWeight, fake_quant_linear, fake_quant_weight
-from glm5_ascend.quantize.training.qat import FLOAT_LINEAR, rounded_linears
 
 #: The parts of an expert in transformers' fused parameter `gate_up_proj`, in its order of rows.
 _GATE_UP = ("gate_proj", "up_proj")
+_TRAINABLE = (schemes.FLOAT, schemes.W8A8_DYNAMIC, schemes.W4A8_DYNAMIC)
 
 
 def _as_stored(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -97,7 +97,7 @@ def prepare_qat(model: nn.Module, recipe: str = "qat-w4a8", source: Path | None 
         ConfigError: no source, or a model with other modules than its checkpoint.
     """
     checkpoint = _source(model, source)
-    linears = rounded_linears(checkpoint, find_recipe(recipe))
+    linears = rounded_linears(checkpoint, recipe)
     dtype = checkpoint.dtype("model.embed_tokens.weight")
     modules, replaced = dict(model.named_modules()), set()
     for name, module in modules.items():
@@ -107,14 +107,13 @@ def prepare_qat(model: nn.Module, recipe: str = "qat-w4a8", source: Path | None 
             parts = (*_GATE_UP, "down_proj")
             quantized = QuantizedExperts(module, [{part: linears[of + part] for part in parts} for of in names], dtype)
             replaced |= {of + part for of in names for part in parts}
-        elif isinstance(module, nn.Linear) and linears.get(name, FLOAT_LINEAR).scheme != schemes.FLOAT:
+        elif isinstance(module, nn.Linear) and name in linears and linears[name].scheme != schemes.FLOAT:
             quantized = QuantizedLinear(module.weight, linears[name], dtype)
             replaced.add(name)
         if quantized is not None:
             parent, _, last = name.rpartition(".")
             setattr(modules[parent], last, quantized.train(module.training))
-    config = checkpoint.config
-    mtp = tuple(f"model.layers.{layer}." for layer in range(config.num_hidden_layers, config.num_layers_with_mtp))
+    mtp = checkpoint.config.mtp_prefixes
     expected = {
         name for name, planned in linears.items() if planned.scheme != schemes.FLOAT and not name.startswith(mtp)
     }
@@ -129,23 +128,27 @@ def prepare_qat(model: nn.Module, recipe: str = "qat-w4a8", source: Path | None 
     return model
 
 
-def rounded_weights(model: nn.Module) -> Iterator[tuple[str, FakeWeight]]:
-    """Hub name and rounded weight of every linear of a prepared model: what its checkpoint will hold."""
-    for name, module in model.named_modules():
-        if isinstance(module, QuantizedLinear):
-            weight = _as_stored(module.weight.detach(), module.dtype)
-            yield name, fake_quant_weight(weight, module.planned.scheme, module.planned.method)
-        elif isinstance(module, QuantizedExperts):
-            for expert, planned in enumerate(module.planned):
-                gate, up = module.gate_up_proj[expert].detach().chunk(2)
-                parts = {"gate_proj": gate, "up_proj": up, "down_proj": module.down_proj[expert].detach()}
-                for part, weight in parts.items():
-                    if planned[part].scheme != schemes.FLOAT:
-                        rounded = _as_stored(weight, module.dtype)
-                        yield (
-                            f"{name}.{expert}.{part}",
-                            fake_quant_weight(rounded, planned[part].scheme, planned[part].method),
-                        )
+def rounded_linears(source: SourceCheckpoint, name: str) -> dict[str, LinearPlan]:
+    """Plans of all linears by a recipe for training, by full name; errors as of `prepare_qat`."""
+    recipe = load_recipe(find_recipe(name))
+    linears = QuantizationPlan(source, recipe).linears
+    more = recipe.rotates or recipe.smoothing_steps
+    if more or any(planned.scheme not in _TRAINABLE for planned in linears.values()):
+        raise RecipeError(f"{name}: a recipe for training must only round, per token", "use qat-w4a8, or a copy of it")
+    return linears
+
+
+def rounded_weights(
+    model: nn.Module, recipe: str = "qat-w4a8", source: Path | None = None
+) -> Iterator[tuple[str, FakeWeight]]:
+    """Hub name and rounded weight of every linear that the recipe quantizes: what its checkpoint will hold."""
+    checkpoint = _source(model, source)
+    linears = rounded_linears(checkpoint, recipe)
+    for name, weight in hub_tensors(model):
+        planned = linears.get(name.removesuffix(".weight"))
+        if planned is not None and planned.scheme != schemes.FLOAT:
+            rounded = _as_stored(weight.detach(), checkpoint.dtype(name))
+            yield name.removesuffix(".weight"), fake_quant_weight(rounded, planned.scheme, planned.method)
 
 
 def export_trained(model: nn.Module, out: Path, source: Path | None = None) -> Path:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,10 +14,8 @@ from glm5_ascend.quantize.methods.input_statistics import InputStatistics
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import quantize
 from glm5_ascend.quantize.progress import silent
-from tests.support.command import ROOT
 
-MIB = 1024**2
-SEQUENCES = 60
+SEQUENCES = 20
 
 
 def live_bytes() -> int:
@@ -30,9 +25,8 @@ def live_bytes() -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-@pytest.mark.parametrize("recipe", ["w8a8", "w4a8-best"])
 def test_a_sequence_leaves_nothing_but_its_stream(
-    recipe: str, tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In front of each layer's tenth and last sequence the same bytes are held."""
     live: dict[str, list[int]] = {}
@@ -47,7 +41,7 @@ def test_a_sequence_leaves_nothing_but_its_stream(
     calib = tmp_path / "calib.txt"
     calib.write_text("".join(f"{number:03d} {'abcdefgh' * 12}\n" for number in range(SEQUENCES)))
     options = QuantizeOptions(
-        tiny_source, tmp_path / "out", recipe, calib=calib, samples=SEQUENCES, seq_len=48, threads=1
+        tiny_source, tmp_path / "out", "w4a8-best", calib=calib, samples=SEQUENCES, seq_len=48, threads=1
     )
     quantize(prepare(options), silent)
     assert {"stream-0", "stream-1", "stream-2"} <= live.keys()
@@ -60,27 +54,3 @@ def test_an_input_of_many_tokens_keeps_its_rows_alone() -> None:
         seen.add(torch.full((8, 16), float(number)))
     tensors = [value for value in vars(seen).values() if isinstance(value, torch.Tensor)]
     assert seen.rows.shape == (8, 16) and sum(t.untyped_storage().nbytes() for t in tensors) == (8 + 3) * 16 * 4
-
-
-_HOLES = """
-import psutil
-from glm5_ascend.quantize.calibration.forward import release_memory
-first = bytearray(8 * 1024**2)
-del first  # from now on glibc takes pieces of up to 8 MiB from its heap
-pieces, pins = [], []
-for _ in range(100):
-    pieces.append(bytearray(b"x") * (4 * 1024**2))
-    pins.append(bytearray(b"x") * (64 * 1024))
-del pieces
-before = psutil.Process().memory_info().rss
-release_memory()
-print(before - psutil.Process().memory_info().rss)
-"""
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc's")
-def test_freed_pieces_go_back_to_the_system() -> None:
-    """Pieces that lie in a heap below others that stay: without a word to the C library it keeps them. In a process of
-    its own: what earlier tests have left free would take the others in."""
-    done = subprocess.run([sys.executable, "-c", _HOLES], check=True, capture_output=True, text=True, cwd=ROOT)
-    assert int(done.stdout) > 300 * MIB

@@ -84,9 +84,3 @@ def test_statistics_keep_a_bounded_number_of_rows_from_everywhere() -> None:
     assert len(rows) == 10
     assert rows.min() < 100
     assert rows.max() >= 900
-
-
-def test_empty_input_is_no_token() -> None:
-    seen = InputStatistics(10, 0)
-    seen.add(torch.zeros(0, 4))
-    assert seen.tokens == 0

@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -66,39 +65,25 @@ def test_intact_units_are_not_done_again(stopped: Stopped, tmp_path: Path) -> No
     assert not [text for text in texts if "again" in text or text.startswith(("layer 1 ", "layer 2 "))]
 
 
-def damage(shard: Path, kind: str, mine: Path) -> None:
+def damage(path: Path, kind: str, mine: Path) -> None:
     """Damage a file of the stopped run; `mine` gets a copy, a file of the user."""
-    data = bytearray(shard.read_bytes())
+    data = bytearray(path.read_bytes())
     mine.write_bytes(data)
-    if kind == "deleted":
-        shard.unlink()
-    elif kind == "truncated":
-        os.truncate(shard, len(data) // 2)
-    elif kind == "longer":
-        shard.write_bytes(data + b"\x00" * 100)
-    elif kind == "zeroed":
-        shard.write_bytes(bytes(len(data)))
-    elif kind == "a byte":
-        data[16 + (int.from_bytes(data[:8], "little") if shard.suffix == ".safetensors" else 0)] ^= 1
-        shard.write_bytes(data)
+    if kind == "a byte":
+        data[16 + (int.from_bytes(data[:8], "little") if path.suffix == ".safetensors" else 0)] ^= 1
+        path.write_bytes(data)
     elif kind == "header":
         data[30] ^= 1
-        shard.write_bytes(data)
-    elif kind == "empty":
-        shard.write_bytes(b"")
+        path.write_bytes(data)
+    elif kind == "truncated":
+        os.truncate(path, len(data) // 2)
     else:
-        shard.unlink()
-        shard.hardlink_to(mine) if kind == "hard link" else shard.symlink_to(mine)
+        path.unlink()
+        if kind == "link":
+            path.symlink_to(mine)
 
 
-def long(*values: str) -> Any:
-    return pytest.param(*values, marks=pytest.mark.long)
-
-
-KINDS = ("deleted", "a byte", "header", "link", *map(long, ("truncated", "longer", "zeroed", "empty", "hard link")))
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["deleted", "truncated", "a byte", "header", "link"])
 def test_a_damaged_shard_is_done_again(kind: str, stopped: Stopped, tmp_path: Path) -> None:
     out, mine = stopped.copy(tmp_path), tmp_path / "mine"
     damage(shard_of(out), kind, mine)
@@ -106,20 +91,17 @@ def test_a_damaged_shard_is_done_again(kind: str, stopped: Stopped, tmp_path: Pa
     texts = stopped.resume(out)
     assert mine.read_bytes() == before
     again = [text for text in texts if "are done again" in text]
-    assert len(again) == (0 if kind in ("longer", "header") else 1)
+    assert len(again) == (0 if kind == "header" else 1)
     if kind == "a byte":
         assert "; 1 units are damaged" in again[0]
 
 
-@pytest.mark.parametrize("name", ["stream-3", "selections"])
-@pytest.mark.parametrize("kind", ["a byte", "link", *map(long, ("deleted", "truncated", "hard link"))])
+@pytest.mark.parametrize(("name", "kind"), [("stream-3", "a byte"), ("stream-3", "deleted"), ("selections", "a byte")])
 def test_damaged_activations_are_computed_again(name: str, kind: str, stopped: Stopped, tmp_path: Path) -> None:
     """The run was stopped in a layer that works on the selections of an earlier one; its weights stay."""
-    out, mine = stopped.copy(tmp_path), tmp_path / "mine"
-    damage(run_dir_of(out) / "activations" / name, kind, mine)
-    before = mine.read_bytes()
+    out = stopped.copy(tmp_path)
+    damage(run_dir_of(out) / "activations" / name, kind, tmp_path / "mine")
     texts = stopped.resume(out)
-    assert mine.read_bytes() == before
     assert any("the calibration restarts at the embedding" in text for text in texts)
     assert not any("done again" in text for text in texts)
 
@@ -148,24 +130,14 @@ def test_a_journal_of_another_rank_and_another_run_is_refused(stopped: Stopped, 
         stopped.run(out)
 
 
-@pytest.mark.parametrize("name", [
-    "journal.jsonl", "checkpoint/config.json", "checkpoint/merges.txt", "activations/stream-4",
-    *map(long, ("journal-1.jsonl", "checkpoint/optional/quarot.safetensors", "activations/expert-inputs",
-                "activations/stream-mtp")),
-])  # fmt: skip
-@pytest.mark.parametrize("kind", ["link", long("hard link")])
-def test_nothing_is_written_through_a_link(name: str, kind: str, stopped: Stopped, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["journal.jsonl", "checkpoint/config.json", "activations/stream-4"])
+def test_nothing_is_written_through_a_link(name: str, stopped: Stopped, tmp_path: Path) -> None:
     out, mine = stopped.copy(tmp_path), tmp_path / "mine"
     mine.write_text("mine")
     path = run_dir_of(out) / name
     path.unlink(missing_ok=True)
-    path.hardlink_to(mine) if kind == "hard link" else path.symlink_to(mine)
-    if name.endswith("merges.txt"):  # this source has none: not a name of ours
-        with pytest.raises(OutputError, match=r"merges\.txt: not written by this run"):
-            stopped.run(out)
-        assert path.exists()
-    else:
-        stopped.resume(out)
+    path.symlink_to(mine)
+    stopped.resume(out)
     assert mine.read_text() == "mine"
 
 
@@ -181,24 +153,18 @@ def test_a_linked_folder_is_refused(name: str, stopped: Stopped, tmp_path: Path)
     assert [path.name for path in mine.iterdir()] == ["thesis.txt"]
 
 
-@pytest.mark.parametrize(("name", "done"), [
-    ("thesis.txt", True), ("checkpoint/thesis.txt", False), ("checkpoint/folder/thesis.txt", True),
-    long("checkpoint/optional/thesis.txt", True), long("checkpoint/extra.safetensors", False),
-])  # fmt: skip
-def test_unexpected_files_are_refused_by_name(name: str, done: bool, stopped: Stopped, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["thesis.txt", "checkpoint/thesis.txt", "checkpoint/extra.safetensors"])
+def test_unexpected_files_are_refused_by_name(name: str, stopped: Stopped, tmp_path: Path) -> None:
     """Also where no unit is finished yet: such a run leaves nothing of its own."""
     out = stopped.copy(tmp_path)
-    if not done:
+    if name == "checkpoint/thesis.txt":
         (run_dir_of(out) / "journal.jsonl").unlink()
     path = run_dir_of(out) / name
-    path.parent.mkdir(exist_ok=True)
     path.write_text("mine")
-    with pytest.raises(OutputError, match=name.split("/")[-2] if "folder" in name else path.name):
+    with pytest.raises(OutputError, match=path.name):
         stopped.run(out)
     assert path.read_text() == "mine" and not out.exists()
     path.unlink()
-    if "folder" in name:
-        path.parent.rmdir()
     stopped.resume(out)
 
 

@@ -13,7 +13,7 @@ from glm5_ascend.checkpoint.writer import ShardWriter
 from glm5_ascend.model.spec import find
 from glm5_ascend.quantize import limits
 from glm5_ascend.quantize.methods.rounding import ActivationRange
-from glm5_ascend.quantize.plan import OutputTensor, QuantizationPlan
+from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import find_recipe, load_recipe
 from glm5_ascend.quantize.run import blocks as blocks_module
 from glm5_ascend.quantize.run.blocks import blocks
@@ -44,16 +44,6 @@ def test_a_last_block_of_one_row(tiny_source: Path, tmp_path: Path, monkeypatch:
     assert bool((stored[f"{name}.weight_scale"] > 0).all())
     back = stored[f"{name}.weight"].float() * stored[f"{name}.weight_scale"]
     assert float((back - rows).norm() / rows.norm()) < 0.02
-
-
-def test_rows_beyond_the_end_are_refused(tmp_path: Path) -> None:
-    specs = [OutputTensor("a", torch.float32, (4, 2), None), OutputTensor("b", torch.float32, (4, 2), None)]
-    writer = ShardWriter(tmp_path, specs, 2**30)
-    writer.write_rows("a", 2, torch.ones(2, 2))
-    for start, count in ((3, 2), (4, 1), (-1, 1)):
-        with pytest.raises(ValueError, match="planned 4"):
-            writer.write_rows("a", start, torch.ones(count, 2))
-    writer.close()
 
 
 def test_blocks_cover_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:

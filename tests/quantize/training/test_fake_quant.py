@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.checkpoint.source import SourceCheckpoint
-from glm5_ascend.errors import RecipeError
-from glm5_ascend.fidelity.evaluation.stored_model import StoredLayer, StoredModel
-from glm5_ascend.model import layers
 from glm5_ascend.quantize.methods.method import Method
 from glm5_ascend.quantize.methods.minmax import MINMAX
 from glm5_ascend.quantize.methods.rounding import quantize_linear
 from glm5_ascend.quantize.methods.ssz import SSZ
-from glm5_ascend.quantize.training.fake_quant import (
-    fake_quant_activation,
-    fake_quant_linear,
-    fake_quant_weight,
-    first_scale,
-)
-from glm5_ascend.quantize.training.qat import TrainableModel
+from glm5_ascend.quantize.training.fake_quant import fake_quant_activation, fake_quant_linear, fake_quant_weight
 from glm5_kernels import ops
-from tests.support.decoder_layer import decoder_layer
-from tests.support.tiny_model import quantize_tiny, write_tiny_model
 
 N, K = 32, 48
 SCHEMES = [schemes.W8A8_DYNAMIC, schemes.W4A8_DYNAMIC]
@@ -69,38 +52,21 @@ def check(weight: torch.Tensor, scheme: str, method: Method) -> None:
         assert same_bits(fake.scale, fake.scale.bfloat16().float())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("name", adversaries())
-def test_adversarial_weights_have_the_bits_of_the_checkpoint(
-    name: str, scheme: str, method: Method, dtype: torch.dtype
-) -> None:
-    check(adversaries()[name].to(dtype), scheme, method)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=34, max_size=34),
-    st.sampled_from(SCHEMES),
-    st.sampled_from(METHODS),
-    st.sampled_from([torch.float32, torch.bfloat16]),
-)
-def test_any_weight_has_the_bits_of_the_checkpoint(
-    values: list[float], scheme: str, method: Method, dtype: torch.dtype
-) -> None:
-    limit = 1e37  # beyond it sums over a row overflow
-    check(torch.tensor(values).clamp(-limit, limit).reshape(2, 17).to(dtype), scheme, method)
+def test_adversarial_weights_have_the_bits_of_the_checkpoint(scheme: str, method: Method) -> None:
+    for weight in adversaries().values():
+        for dtype in (torch.float32, torch.bfloat16):
+            check(weight.to(dtype), scheme, method)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", adversaries())
-def test_activations_have_the_bits_of_the_server(name: str, dtype: torch.dtype) -> None:
+def test_activations_have_the_bits_of_the_server(dtype: torch.dtype) -> None:
     """An identity in int8 shows how the server rounds x: y = (x_q * 1) * s_x * 1."""
-    x = adversaries()[name].to(dtype)
-    identity = ops.LinearWeights(torch.eye(x.shape[1], dtype=torch.int8), ops.PER_TOKEN, torch.ones(x.shape[1]))
-    served = ops.int8_linear(x.float(), identity)
-    assert torch.equal(fake_quant_activation(x), served)
+    for values in adversaries().values():
+        x = values.to(dtype)
+        identity = ops.LinearWeights(torch.eye(x.shape[1], dtype=torch.int8), ops.PER_TOKEN, torch.ones(x.shape[1]))
+        assert torch.equal(fake_quant_activation(x), ops.int8_linear(x.float(), identity))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -126,74 +92,19 @@ def test_gradients_go_straight_through(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_learned_scale_is_stored_and_learns_as_lsq(scheme: str) -> None:
-    weight = torch.randn(N, K, requires_grad=True)
-    scale = (0.6 * first_scale(weight, scheme)).requires_grad_()  # so that some weights are clipped
-    fake = fake_quant_weight(weight, scheme, scale=scale)
-    stored = quantize_linear("x.up_proj", weight.detach(), scheme, scale=scale.detach()).stored
-    assert same_bits(fake.dequantized, schemes.dequantize(scheme, stored))
+def test_no_gradient_where_rounding_clips(scheme: str) -> None:
+    """SSZ clips the outliers of a row."""
+    weight = (torch.randn(N, K) ** 5).requires_grad_()
+    fake = fake_quant_weight(weight, scheme, SSZ)
     grad = torch.randn(N, K)
     fake.dequantized.backward(grad)
     low, high = (-8, 7) if scheme == schemes.W4A8_DYNAMIC else (-128, 127)
-    ratio = weight.detach() / fake.scale
-    clipped = (ratio.round() < low) | (ratio.round() > high)
+    whole = (weight.detach() / fake.scale).round()
+    clipped = (whole < low) | (whole > high)
     assert 0 < clipped.sum() < clipped.numel()
     assert torch.equal(weight.grad, torch.where(clipped, 0.0, grad))
-    slope = torch.where(clipped, ratio.clamp(low, high), ratio.round() - ratio)  # equations 3 and 5 of the paper
-    torch.testing.assert_close(scale.grad, (grad * slope).sum(1, keepdim=True) / (K * high) ** 0.5)
 
 
-def test_bad_arguments_are_refused() -> None:
-    weight = torch.randn(N, K)
+def test_another_scheme_is_refused() -> None:
     with pytest.raises(ValueError, match="not W8A8"):
-        fake_quant_weight(weight, schemes.W8A8)
-    for bad in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="positive and finite"):
-            fake_quant_weight(weight, schemes.W4A8_DYNAMIC, scale=torch.full((N, 1), bad))
-
-
-def test_a_trained_model_is_what_its_checkpoint_computes(tmp_path: Path) -> None:
-    """Train, save, quantize: the logits of the training forward are those of the stored integers, bit for bit."""
-    source = write_tiny_model(tmp_path / "source", num_hidden_layers=2)
-    model, teacher = TrainableModel(source, "qat-w4a8"), StoredModel(source)
-    tokens = [torch.randint(0, 250, (40,), generator=torch.Generator().manual_seed(n)) for n in range(2)]
-    targets = [logits.log_softmax(-1) for logits in teacher.logits(tokens)]
-    weights = dict(model.quantized())
-    optimizer = torch.optim.Adam(weights.values(), lr=5e-5)
-    losses = []
-    for _ in range(15):
-        outputs = [logits.log_softmax(-1) for logits in model.logits(tokens)]
-        pairs = zip(targets, outputs, strict=True)
-        loss = torch.cat([(target.exp() * (target - output)).sum(-1) for target, output in pairs]).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.85 * losses[0]
-
-    files = SourceCheckpoint(source).files
-    for shard in {files.file_of[name] for name in weights}:
-        tensors = load_file(source / shard)
-        tensors |= {name: weights[name].detach().to(t.dtype) for name, t in tensors.items() if name in weights}
-        save_file(tensors, source / shard, metadata={"format": "pt"})
-    stored = StoredModel(quantize_tiny(source, tmp_path / "out", "qat-w4a8"))
-    with torch.no_grad():
-        for sequence in tokens:
-            assert same_bits(model.logits([sequence])[0], plain_logits(stored, sequence))
-
-
-def plain_logits(stored: StoredModel, sequence: torch.Tensor) -> torch.Tensor:
-    """The stored checkpoint layer by layer, sums in the order of `layers.decoder_layer`, as in training."""
-    top = StoredLayer(stored.files, stored.description, "")
-    hidden, selected = top.vector("model.embed_tokens.weight")[sequence], None
-    for layer in range(stored.config.num_hidden_layers):
-        weights = StoredLayer(stored.files, stored.description, stored.config.spec.layer_prefix(layer))
-        hidden, selected = decoder_layer(stored.config, layer, weights, hidden, selected)
-    gain = top.vector("model.norm.weight")
-    return top.linear("lm_head", layers.rms_norm(hidden, gain, stored.config.rms_norm_eps))
-
-
-@pytest.mark.parametrize("recipe", ["w4a8", "w8a8"])
-def test_recipes_that_do_more_than_round_are_refused(recipe: str, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="must only round"):
-        TrainableModel(write_tiny_model(tmp_path / "source"), recipe)
+        fake_quant_weight(torch.randn(N, K), schemes.W8A8)

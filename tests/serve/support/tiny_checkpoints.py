@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from glm5_ascend.checkpoint.packing import pack_int4, scale_bias
+from glm5_ascend.checkpoint.packing import scale_bias
+from tests.verify.support.integers import pack
 
 SPECIALS = [
     "<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>",
@@ -127,7 +128,7 @@ def quantized(weight: torch.Tensor, kind: str, module: str) -> dict[str, torch.T
     codes = torch.round(weight / scale).clamp(-largest - 1, largest).to(torch.int8)
     out = {"weight": codes, "weight_scale": scale, "weight_offset": torch.zeros_like(scale)}
     if kind == "W4A8_DYNAMIC":
-        out["weight"] = pack_int4(codes)
+        out["weight"] = pack(codes[0::2], codes[1::2])
         out["scale_bias"] = scale_bias(codes, scale, 16 if module.endswith("down_proj") else 1)
     if kind == "W8A8":
         # The inputs of these layers are normalised or close to it: +-5 covers them; o_proj's is narrower.

@@ -48,14 +48,10 @@ def another_template_in_the_settings(ck: Linked) -> None:
 
 ROWS = [
     Row(T, "missing", removed(TOKENIZER), "cannot be served"),
-    Row(T, "all of them missing", removed(TOKENIZER, SETTINGS), "cannot be served"),
     Row(T, "empty", content(TOKENIZER, ""), "not valid JSON"),
-    Row(T, "{}", content(TOKENIZER, "{}"), "has no vocabulary"),
-    Row(T, "cut off", content(TOKENIZER, '{"model": {"type": "BPE", "vocab": {"a": 0'), "not valid JSON"),
     Row(T, "empty vocabulary", model(vocab={}), "has no vocabulary"),
     Row(T, "unknown model", model(type="Megatoken"), "model type 'Megatoken'"),
     Row(T, "id too large", model(vocab={"a": 10**6}), "is none of"),
-    Row(T, "id no number", model(vocab={"a": "7"}), "is none of"),
     Row(T, "two tokens, one id", model(vocab={"a": 1, "b": 1}), "two tokens have one id"),
     Row(
         T, "two tokens swapped",
@@ -64,7 +60,6 @@ ROWS = [
     ),
     Row(T, "merge of unknown tokens", tokenizer(bad_merge), "not all in the vocabulary"),
     Row(T, "merge of three", model(merges=[["a", "b", "c"]]), "is no merge of two tokens"),
-    Row(T, "merges no list", model(merges=True), "merges is True, no list"),
     Row(T, "half of the merges", tokenizer(with_merges), "10 of 20 longer tokens"),
     Row(
         T, "all merges, another model",
@@ -75,7 +70,6 @@ ROWS = [
     Row(T, "no decoder", part("decoder", None), "nothing turns them back"),
     Row(T, "added token without text", added(0, content=""), "no text"),
     Row(T, "added token with two ids", added(1, id=2), "as an added token"),
-    Row(T, "added tokens of another form", part("added_tokens", {"a": 1}), "no list of objects"),
     Row(
         T, "end token gone",
         tokenizer(lambda t: [t["added_tokens"].pop(0), t["model"]["vocab"].pop("<|endoftext|>")]),
@@ -87,8 +81,6 @@ ROWS = [
         "source's in normalizer|were written", modes="hs",
     ),
     Row(S, "missing", removed(SETTINGS), "neither the class"),
-    Row(S, "no JSON", content(SETTINGS, "{"), "not valid JSON"),
-    Row(S, "a list", content(SETTINGS, "[]"), "not a JSON object"),
     Row(S, "auto_map", key(SETTINGS, "auto_map", {"AutoTokenizer": ["x.Y", None]}), "auto_map names code"),
     Row(S, "tokenizer_class", key(SETTINGS, "tokenizer_class", 7), "tokenizer_class is 7"),
     Row(
@@ -97,7 +89,6 @@ ROWS = [
         "source's in tokenizer_class", modes="s",
     ),
     Row(S, "unknown eos_token", key(SETTINGS, "eos_token", "</s>"), "behind the last embedding"),
-    Row(S, "unknown pad_token", key(SETTINGS, "pad_token", {"content": "<pad>"}), "behind the last embedding"),
     Row(S, "another eos_token", key(SETTINGS, "eos_token", "<|user|>"), "config.json ends answers at 0"),
     Row(
         S, "added_tokens_decoder",
@@ -106,16 +97,13 @@ ROWS = [
     ),
     Row(S, "special_tokens_map.json", content("special_tokens_map.json", "{"), "not valid JSON"),
     Row(J, "empty", content(TEMPLATE, ""), "chats become nothing"),
-    Row(J, "blank", content(TEMPLATE, "\n \n"), "chats become nothing"),
     Row(J, "no jinja", content(TEMPLATE, "{% for m in messages %}{{ m"), "not valid jinja"),
-    Row(J, "unknown tag", content(TEMPLATE, "{% wish %}"), "unknown tag 'wish'"),
     Row(J, "too deep", content(TEMPLATE, "{{" + "(" * 50_000), "nested too deeply"),
     Row(J, "too long", content(TEMPLATE, "x" * 300_000), "larger than 256 KiB"),
     Row(J, "not UTF-8", content(TEMPLATE, b"\xff\xfe"), "not UTF-8"),
     Row(J, "of another model", content(TEMPLATE, CHATML), "written for another model"),
     Row(J, "half of another model", content(TEMPLATE, "<|user|>" + CHATML), "cut into pieces", "warning"),
     Row(J, "another text", content(TEMPLATE, "{{ messages }}"), "differs from the source's", modes="s"),
-    Row(J, "another text, edited since", content(TEMPLATE, "{{ messages }}"), "were written", "warning", modes="h"),
     Row(J, "missing", removed(TEMPLATE), "no chat template", "warning"),
     Row(J, "missing, the source has one", removed(TEMPLATE), "not found; the source has one", modes="s"),
     Row(J, "two", another_template_in_the_settings, "differs from the one in tokenizer_config", "warning"),
@@ -129,7 +117,6 @@ ROWS = [
     Row(G, "no JSON", content(GENERATION, "nothing"), "not valid JSON"),
     Row(G, "another end token", key(GENERATION, "eos_token_id", [1]), "answers end elsewhere"),
     Row(G, "an end token that is none", key(GENERATION, "eos_token_id", 10**6), "the vocabulary has"),
-    Row(G, "an end token in words", key(GENERATION, "eos_token_id", "<|endoftext|>"), "no token id"),
     Row(G, "pad_token_id", key(GENERATION, "pad_token_id", 999), "pad_token_id is 999"),
     Row(
         G, "no end token anywhere",
@@ -137,14 +124,12 @@ ROWS = [
         "no answer ends",
     ),
     Row(G, "temperature", key(GENERATION, "temperature", "hot"), "temperature is 'hot'"),
-    Row(G, "top_p", key(GENERATION, "top_p", 1.5), "top_p is 1.5"),
     Row(
         G, "sampling of somebody's own",
         key(GENERATION, "temperature", 0.6),
         "source's in temperature", "warning", modes="s",
     ),
     Row(F, "Python", content("modeling_x.py", "print(1)"), "Python code"),
-    Row(F, "bytecode below", content("optional/x.pyc", "x"), "Python code"),
     Row(F, "pickle", content("pytorch_model.bin", "x"), "pickle files"),
     Row(
         F, "stale shard",
@@ -154,6 +139,5 @@ ROWS = [
     Row(F, "hf_quant_config.json", content("hf_quant_config.json", "{}"), "never open the description"),
     Row(F, "gguf", content("model.gguf", "GGUF"), "weights of another format", "warning"),
     Row(F, "adapter", content("adapter_config.json", "{}"), "load an adapter", "warning"),
-    Row(F, "params.json", content("params.json", "{}"), "another format", "warning"),
     Row(F, "shards below", lambda ck: ck.write("original/a.safetensors", b"x"), "stray copy", "warning"),
 ]  # fmt: skip

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,29 +46,16 @@ def fifo(ck: Checkpoint, outside: Path, name: str) -> str:
     return name
 
 
-def endless(ck: Checkpoint, outside: Path, name: str) -> str:
-    (ck.directory / name).unlink()
-    (ck.directory / name).symlink_to("/dev/zero")
-    return name
-
-
 def ring(ck: Checkpoint, outside: Path, name: str) -> str:
     (ck.directory / name).unlink()
     (ck.directory / name).symlink_to(Path(name).name)
     return name
 
 
-def folder(ck: Checkpoint, outside: Path, name: str) -> str:
-    (ck.directory / name).unlink()
-    (ck.directory / name).mkdir()
-    return name
-
-
 SHARD = "quant_model_weights-00001-of-00001.safetensors"
 FILES = [SHARD, INDEX, DESCRIPTION, CONFIG, QUAROT, PROVENANCE, "tokenizer.json"]
-for change in (linked, fifo, endless, ring):
+for change in (linked, fifo, ring):
     cases(change.__name__, FILES, change)
-cases("folder", [SHARD, INDEX, DESCRIPTION, CONFIG, QUAROT], folder)
 
 
 @case
@@ -103,13 +92,8 @@ def extra_shard(ck: Checkpoint) -> str:
 
 PATHS = [
     "../../outside/secret.safetensors",
-    "optional/../../../outside/secret.safetensors",
     "OUTSIDE/secret.safetensors",
-    "/etc/passwd",
-    "//x.safetensors",
     "..",
-    "~/secret.safetensors",
-    "file:///etc/passwd",
     "..\\outside\\secret.safetensors",
     "\0.safetensors",
     "secret\n.safetensors",
@@ -140,3 +124,84 @@ def hash_path(ck: Checkpoint, outside: Path, value: str) -> str:
 cases("index_path", PATHS, index_path)
 cases("rotation_path", PATHS, rotation_path)
 cases("hash_path", PATHS, hash_path)
+
+
+# -- sizes and names -------------------------------------------------------------------------------------------------
+
+ODD_NAME = "model.layers.0.\x1b[2J\nok: 0 errors\u202e.weight"
+
+
+@case
+def header_claims(ck: Checkpoint, outside: Path) -> str:
+    """A sparse file as long as its header says it is."""
+    with (ck.directory / SHARD).open("r+b") as file:
+        file.write(struct.pack("<Q", 2**36))
+        file.truncate(2**36 + 8)
+    return SHARD
+
+
+def large_json(ck: Checkpoint, outside: Path, value: str) -> str:
+    os.truncate(ck.directory / value, 2**36)
+    return value
+
+
+def deep_json(ck: Checkpoint, outside: Path, value: str) -> str:
+    (ck.directory / value).write_text('{"a":' * 200_000)
+    return value
+
+
+for change in (large_json, deep_json):
+    cases(change.__name__, [INDEX, DESCRIPTION, PROVENANCE], change)
+
+
+@case
+def odd_tensor_name(ck: Checkpoint, outside: Path) -> str:
+    header, data = ck.header(SHARD)
+    header[ODD_NAME] = header.pop("lm_head.weight")
+    ck.write_header(SHARD, header, data)
+    return "lm_head.weight"
+
+
+@case
+def odd_description_key(ck: Checkpoint, outside: Path) -> str:
+    with ck.json(DESCRIPTION) as description:
+        description[ODD_NAME] = ODD_NAME
+    return DESCRIPTION
+
+
+@case
+def odd_file_name(ck: Checkpoint, outside: Path) -> str:
+    name = os.fsdecode(b"\xff\n\x1b[2J.safetensors")
+    shutil.copyfile(ck.directory / SHARD, ck.directory / name)
+    return "not in the index"
+
+
+# -- code ------------------------------------------------------------------------------------------------------------
+
+
+class Payload:
+    """Unpickling it runs a command."""
+
+    def __init__(self, outside: Path) -> None:
+        self.outside = outside
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, (f"touch {self.outside}/executed",)
+
+
+def pickled(ck: Checkpoint, outside: Path, value: str) -> str:
+    (ck.directory / value).write_bytes(pickle.dumps(Payload(outside)))
+    return value
+
+
+cases("pickled", [SHARD, INDEX, DESCRIPTION, CONFIG, QUAROT, PROVENANCE, "pytorch_model.bin", "optional/a.PT"], pickled)
+
+
+@case
+def code_in_the_config(ck: Checkpoint, outside: Path) -> str:
+    """Hugging Face's way to run code of a checkpoint, and a module that would shadow a library's."""
+    for name in ("modeling_glm.py", "torch.py", "json.py", "sitecustomize.py"):
+        (ck.directory / name).write_text(f"open('{outside}/executed', 'w')")
+    with ck.json(CONFIG) as config:
+        config["auto_map"] = {"AutoConfig": "modeling_glm.Config", "AutoModelForCausalLM": "modeling_glm.Model"}
+    return extra_shard(ck)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from random import Random
 from typing import Any
 
@@ -18,22 +17,6 @@ def shard_missing(ck: Checkpoint, chance: Random) -> str:
     file = pick(chance, ck.shards)
     (ck.directory / file).unlink()
     return file
-
-
-@kind()
-def shard_replaced_by_another(ck: Checkpoint, chance: Random) -> Place:
-    first, second = chance.sample(ck.shards, 2) if len(ck.shards) > 1 else (pick(chance, []), "")
-    shutil.copyfile(ck.directory / first, ck.directory / second)
-    touched = [name for name in ck.names() if ck.file_of[name] in (first, second)]
-    return place([name for name in touched if ck.file_of[name] == second], [first, second, *touched])
-
-
-@kind()
-def index_names_a_missing_shard(ck: Checkpoint, chance: Random) -> Place:
-    name = pick(chance, ck.names())
-    with ck.json(ck.index) as index:
-        index["weight_map"][name] = "quant_model_weights-00009-of-00009.safetensors"
-    return place(["quant_model_weights-00009-of-00009.safetensors"], [name])
 
 
 @kind()
@@ -52,37 +35,6 @@ def index_forgets_a_tensor(ck: Checkpoint, chance: Random) -> str:
 
 
 @kind()
-def index_forgets_a_shard(ck: Checkpoint, chance: Random) -> Place:
-    """The file exists; for vLLM it is a missing shard."""
-    file = pick(chance, ck.shards if len(ck.shards) > 1 else [])
-    with ck.json(ck.index) as index:
-        index["weight_map"] = {name: home for name, home in index["weight_map"].items() if home != file}
-    return place([file], [name for name, home in ck.file_of.items() if home == file])
-
-
-@kind()
-def index_lists_a_tensor_too_many(ck: Checkpoint, chance: Random) -> str:
-    name = f"{module_of(pick(chance, ck.names()))}.zero_point"
-    with ck.json(ck.index) as index:
-        index["weight_map"][name] = pick(chance, ck.shards)
-    return name
-
-
-@kind()
-def index_cut(ck: Checkpoint, chance: Random) -> str:
-    path = ck.directory / ck.index
-    os.truncate(path, chance.randrange(path.stat().st_size - 5))
-    return ck.index
-
-
-@kind()
-def description_cut(ck: Checkpoint, chance: Random) -> str:
-    path = ck.directory / DESCRIPTION
-    os.truncate(path, chance.randrange(path.stat().st_size - 5))
-    return DESCRIPTION
-
-
-@kind()
 def description_missing(ck: Checkpoint, chance: Random) -> str:
     (ck.directory / DESCRIPTION).unlink()
     return DESCRIPTION
@@ -96,14 +48,6 @@ def description_forgets_a_tensor(ck: Checkpoint, chance: Random) -> str:
 
 
 @kind()
-def description_lists_a_tensor_too_many(ck: Checkpoint, chance: Random) -> str:
-    name = f"{module_of(pick(chance, ck.names()))}.{pick(chance, ['zero_point', 'scale', 'weight_scale_inv'])}"
-    with ck.json(DESCRIPTION) as description:
-        description[name] = pick(chance, TYPES)
-    return name
-
-
-@kind()
 def described_as_another_type(ck: Checkpoint, chance: Random) -> Place:
     """One key of one tensor. A linear's own key decides what its fused partners and other tensors must be."""
     name = pick(chance, [name for name in ck.names() if name != ROT])
@@ -112,17 +56,6 @@ def described_as_another_type(ck: Checkpoint, chance: Random) -> Place:
     if not name.endswith(".weight"):
         return place([name])
     return place(ck.of_module(module_of(name)), ck.partner(module_of(name)))
-
-
-@kind()
-def module_described_as_another_type(ck: Checkpoint, chance: Random) -> Place:
-    """All keys of a module."""
-    module = pick(chance, ck.modules())
-    with ck.json(DESCRIPTION) as description:
-        new = pick(chance, [kind for kind in TYPES if kind != description[f"{module}.weight"]])
-        description |= dict.fromkeys(ck.of_module(module), new)
-    demanded = [f"{module}.{suffix}" for suffix in ("weight_scale", "input_scale", "deq_scale", "scale_bias")]
-    return place([*ck.of_module(module), *demanded], ck.partner(module))
 
 
 @kind()
@@ -165,22 +98,6 @@ def config_counts_wrong(ck: Checkpoint, chance: Random) -> Place:
     suffixes = ("weight", "weight_scale", "weight_offset", "scale_bias")
     # The router has a row for every expert.
     return place([f"{m}.{suffix}" for m in mine for suffix in suffixes], ck.names(r"mlp\.gate\."))
-
-
-@kind()
-def config_size_wrong(ck: Checkpoint, chance: Random) -> Place:
-    """One size doubled: every tensor with that dimension has the wrong shape."""
-    sizes = {
-        "vocab_size": r"(embed_tokens|lm_head|shared_head\.head)\.weight$",
-        "q_lora_rank": r"(q_a_proj|q_a_layernorm|q_b_proj|wq_b)\.",
-        "kv_lora_rank": r"(kv_a_proj_with_mqa|kv_a_layernorm|kv_b_proj)\.",
-        "intermediate_size": r"layers\.\d+\.mlp\.(gate|up|down)_proj\.",
-        "moe_intermediate_size": r"(\.experts\.\d+|shared_experts)\.",
-    }
-    key = pick(chance, sorted(sizes))
-    with ck.json("config.json") as config:
-        config[key] *= 2
-    return place(ck.names(sizes[key]))
 
 
 @kind(refused=True)

@@ -63,15 +63,6 @@ def rot_in_a_shard(ck: Checkpoint, chance: Random) -> str:
 
 
 @kind()
-def every_trace_of_rot_lost(ck: Checkpoint, chance: Random) -> str:
-    """Only `optional` still says that the model is rotated."""
-    ck.store(dict.fromkeys([pick(chance, rotated(ck))]))
-    with ck.json(DESCRIPTION) as description:
-        description["is_rot_used"] = False
-    return DESCRIPTION
-
-
-@kind()
 def rot_in_an_unrotated_model(ck: Checkpoint, chance: Random) -> Place:
     """`is_rot_used`, or the tensor, or both, where nothing was rotated."""
     pick(chance, [] if rotated(ck) else [ROT])
@@ -97,13 +88,6 @@ def global_rotation_wrong(ck: Checkpoint, chance: Random) -> Place:
              q.double(), q[:-1], q[None], torch.eye(size)]  # fmt: skip
     save_file({pick(chance, [GLOBAL, GLOBAL, GLOBAL, "Q"]): pick(chance, wrong).contiguous()}, ck.directory / QUAROT)
     return place([GLOBAL, QUAROT, ROT])
-
-
-@kind()
-def global_rotation_missing(ck: Checkpoint, chance: Random) -> str:
-    pick(chance, rotated(ck))
-    (ck.directory / QUAROT).unlink()
-    return GLOBAL
 
 
 @kind()

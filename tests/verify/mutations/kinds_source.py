@@ -63,17 +63,6 @@ def rows_swapped(ck: Checkpoint, chance: Random) -> Place:
 
 
 @kind(against=True)
-def row_negated(ck: Checkpoint, chance: Random) -> Place:
-    """In up_proj it shows at down_proj: a factor of a row may have been moved there, also a sign."""
-    module = pick(chance, quantized(ck))
-    q = integers(ck, module)
-    row = chance.randrange(len(q))
-    q[row] = -q[row].clamp_min(-7 if ck.kind(f"{module}.weight") == "W4A8_DYNAMIC" else -127)
-    ck.store(linear(ck, module, q))
-    return place([f"{module}.weight", *pair(ck, module)])
-
-
-@kind(against=True)
 def row_scale_wrong(ck: Checkpoint, chance: Random) -> Place:
     """Too large, too small, tiny; up_proj's partner down_proj then has the wrong column."""
     module = pick(chance, quantized(ck))
@@ -95,28 +84,6 @@ def column_scale_wrong(ck: Checkpoint, chance: Random) -> Place:
 
 
 @kind(against=True)
-def scale_inverted(ck: Checkpoint, chance: Random) -> Place:
-    module = pick(chance, quantized(ck))
-    ck.store(linear(ck, module, scale=1 / weight_scale(ck, module)))
-    return place([f"{module}.weight", *pair(ck, module)])
-
-
-@kind(against=True)
-def columns_turned(ck: Checkpoint, chance: Random) -> Place:
-    module = pick(chance, quantized(ck))
-    q = integers(ck, module)
-    ck.store(linear(ck, module, q.roll(chance.randrange(1, q.shape[1]), 1)))
-    return wrong(ck, module)
-
-
-@kind(against=True)
-def square_weight_transposed(ck: Checkpoint, chance: Random) -> Place:
-    module = pick(chance, [m for m in quantized(ck) if len({*integers(ck, m).shape}) == 1])
-    ck.store(linear(ck, module, integers(ck, module).T.contiguous()))
-    return wrong(ck, module)
-
-
-@kind(against=True)
 def rope_rows_in_halves(ck: Checkpoint, chance: Random) -> Place:
     """RoPE dimensions as DeepSeek orders them (first halves, then second) instead of GLM-5's pairs."""
     module = pick(chance, comparable(ck, ck.modules(pattern=r"(q_b_proj|kv_a_proj_with_mqa)$")))
@@ -131,14 +98,6 @@ def rope_rows_in_halves(ck: Checkpoint, chance: Random) -> Place:
     else:
         ck.store(linear(ck, module, integers(ck, module)[rows], weight_scale(ck, module)[rows]))
     return wrong(ck, module)
-
-
-@kind(against=True)
-def weight_empty(ck: Checkpoint, chance: Random) -> Place:
-    """A shard that was never filled: every integer of a linear is zero."""
-    module = pick(chance, quantized(ck))
-    ck.store(linear(ck, module, torch.zeros_like(integers(ck, module))))
-    return place([f"{module}.weight", *pair(ck, module)])
 
 
 @kind(against=True)
@@ -157,16 +116,6 @@ def float_weight_wrong(ck: Checkpoint, chance: Random) -> Place:
         choices = [tensor.roll(1, 1), swapped, tensor.flip(1)]
     ck.store({name: pick(chance, choices).to(ck.read(name).dtype)})
     return wrong(ck, module_of(name))
-
-
-@kind(against=True)
-def vocabulary_row_wrong(ck: Checkpoint, chance: Random) -> Place:
-    name = pick(chance, ck.names(r"(embed_tokens|lm_head|shared_head\.head)\.weight$"))
-    tensor = ck.read(name)
-    a, b = chance.sample(range(len(tensor)), 2)
-    tensor[a] = pick(chance, [tensor[b], tensor[a] * 1.1, -tensor[a], tensor[a] * 0])
-    ck.store({name: tensor})
-    return place([name])
 
 
 @kind(against=True)
@@ -221,19 +170,6 @@ def tensor_not_rotated(ck: Checkpoint, chance: Random) -> Place:
     name = f"{pick(chance, float_weights)}.weight"
     ck.store({name: source[name].to(ck.read(name).dtype)})
     return wrong(ck, module_of(name))
-
-
-@kind(against=True)
-def hole_in_a_shard(ck: Checkpoint, chance: Random) -> Place:
-    """A page of zeros, as a crashed file system leaves it, inside the weight of a module."""
-    modules = [m for m in comparable(ck, ck.modules()) if f"{m}.weight" != ROT and ck.size(f"{m}.weight") >= 2048]
-    name = f"{pick(chance, modules)}.weight"
-    header, data = ck.header(ck.file_of[name])
-    start, end = header[name]["data_offsets"]
-    at = chance.randrange(start, end - 1024)
-    ck.write_header(ck.file_of[name], header, data[:at] + bytes(1024) + data[at + 1024 :])
-    module = module_of(name)
-    return place([name, f"{module}.scale_bias", f"{module}.quant_bias", *pair(ck, module)])
 
 
 @kind(against=True)

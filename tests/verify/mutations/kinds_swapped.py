@@ -23,29 +23,6 @@ def modules_under(ck: Checkpoint, *prefixes: str) -> Place:
 
 
 @kind(against=True)
-def expert_copied_onto_another(ck: Checkpoint, chance: Random) -> Place:
-    first = pick(chance, ck.experts())
-    layer = first.rpartition(".")[0]
-    second = pick(chance, [e for e in ck.experts() if e != first and e.startswith(f"{layer}.")])
-    ck.store(moved(ck, first, second))
-    return modules_under(ck, second)
-
-
-@kind(against=True)
-def experts_of_two_layers_swapped(ck: Checkpoint, chance: Random) -> Place:
-    kinds = {expert: ck.kind(f"{expert}.up_proj.weight") for expert in ck.experts()}
-
-    def others(first: str) -> list[str]:
-        layer = first.rpartition(".")[0]
-        return [e for e in kinds if kinds[e] == kinds[first] and not e.startswith(f"{layer}.")]
-
-    first = pick(chance, [expert for expert in kinds if others(expert)])
-    second = pick(chance, others(first))
-    ck.store(moved(ck, first, second) | moved(ck, second, first))
-    return modules_under(ck, first, second)
-
-
-@kind(against=True)
 def experts_permuted(ck: Checkpoint, chance: Random) -> Place:
     """All experts of a layer, by name: the router no longer means the same ones."""
     layer = pick(chance, ck.experts()).rpartition(".")[0]
@@ -74,14 +51,6 @@ def layer_copied_from_another(ck: Checkpoint, chance: Random) -> Place:
 
 
 @kind(against=True)
-def gate_and_up_swapped(ck: Checkpoint, chance: Random) -> Place:
-    gate = pick(chance, ck.modules(pattern=r"\.gate_proj$"))
-    up = gate.replace("gate_proj", "up_proj")
-    ck.store(moved(ck, gate, up) | moved(ck, up, gate))
-    return wrong(ck, gate, up)
-
-
-@kind(against=True)
 def weights_of_two_linears_swapped(ck: Checkpoint, chance: Random) -> Place:
     """One shape, one type, anywhere in the model, with everything that belongs to them."""
     first = pick(chance, [m for m in quantized(ck) if twins(ck, m)])
@@ -106,10 +75,3 @@ def twins(ck: Checkpoint, module: str) -> list[str]:
         if other != module and (ck.kind(f"{other}.weight"), ck.shape(f"{other}.weight")) == facts
         if other.endswith("down_proj") == down
     ]
-
-
-@kind(against=True)
-def head_tied_to_the_embedding(ck: Checkpoint, chance: Random) -> Place:
-    name = pick(chance, ck.names(r"(lm_head|shared_head\.head)\.weight$"))
-    ck.store({name: ck.read("model.embed_tokens.weight").to(ck.read(name).dtype)})
-    return place([name])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from random import Random
 
 import torch
@@ -24,33 +23,9 @@ def tensor_missing(ck: Checkpoint, chance: Random) -> list[str]:
 
 
 @kind()
-def module_missing(ck: Checkpoint, chance: Random) -> list[str]:
-    return drop(ck, ck.of_module(pick(chance, ck.modules())))
-
-
-@kind()
-def expert_missing(ck: Checkpoint, chance: Random) -> list[str]:
-    return drop(ck, ck.names(rf"^{re.escape(pick(chance, ck.experts()))}\."))
-
-
-@kind()
-def indexer_missing(ck: Checkpoint, chance: Random) -> list[str]:
-    layer = pick(chance, ck.names(r"indexer\.wk\.weight$")).split("indexer.")[0]
-    return drop(ck, ck.names(rf"^{re.escape(layer)}indexer\."))
-
-
-@kind()
 def layer_missing(ck: Checkpoint, chance: Random) -> list[str]:
     """Any layer, the MTP layer among them."""
     return drop(ck, ck.names(rf"^model\.layers\.{pick(chance, ck.layers)}\."))
-
-
-@kind()
-def suffix_missing_in_a_layer(ck: Checkpoint, chance: Random) -> list[str]:
-    """All scales, or biases, or offsets of a layer: a writer that forgot one tensor of a type."""
-    first = pick(chance, ck.names(r"\.(weight_scale|weight_offset|scale_bias|deq_scale|quant_bias|input_scale)$"))
-    layer, suffix = ".".join(first.split(".")[:3]), first.rpartition(".")[2]
-    return drop(ck, ck.names(rf"^{re.escape(layer)}\..*\.{suffix}$"))
 
 
 @kind()
@@ -67,45 +42,12 @@ def tensor_renamed(ck: Checkpoint, chance: Random) -> list[str]:
 
 
 @kind()
-def experts_counted_from_one(ck: Checkpoint, chance: Random) -> Place:
-    layer = pick(chance, ck.experts()).rpartition(".")[0]
-    names = ck.names(rf"^{re.escape(layer)}\.\d+\.")
-    numbers = sorted({int(name[len(layer) + 1 :].split(".")[0]) for name in names})
-
-    def moved(name: str) -> str:
-        number, rest = name[len(layer) + 1 :].split(".", 1)
-        return f"{layer}.{int(number) + 1}.{rest}"
-
-    zero = [name for name in names if name.startswith(f"{layer}.0.")]
-    content: dict[str, torch.Tensor | None] = {moved(name): ck.read(name) for name in names}
-    ck.store(dict.fromkeys(zero) | content)
-    return place([*zero, *(name for name in content if name.startswith(f"{layer}.{numbers[-1] + 1}."))])
-
-
-@kind()
 def unknown_tensor(ck: Checkpoint, chance: Random) -> str:
     name = pick(chance, ck.names())
     suffixes = ["zero_point", "weight_scale_inv", "g_idx", "weight_packed", "qweight"]
     new = f"{module_of(name)}.{pick(chance, suffixes)}"
     ck.store({new: ck.read(name)})
     return new
-
-
-@kind()
-def expert_too_many(ck: Checkpoint, chance: Random) -> list[str]:
-    old = pick(chance, ck.experts())
-    new = f"{old.rpartition('.')[0]}.{ck.config['n_routed_experts']}"
-    copies = {f"{new}{name[len(old) :]}": ck.read(name) for name in ck.names(rf"^{re.escape(old)}\.")}
-    ck.store(dict(copies))
-    return list(copies)
-
-
-@kind()
-def layer_too_many(ck: Checkpoint, chance: Random) -> list[str]:
-    old, new = f"model.layers.{pick(chance, ck.layers)}.", f"model.layers.{ck.layers[-1] + 1}."
-    copies = {new + name[len(old) :]: ck.read(name) for name in ck.names(rf"^{re.escape(old)}")}
-    ck.store(dict(copies))
-    return list(copies)
 
 
 @kind()
@@ -120,15 +62,6 @@ def tensor_in_two_shards(ck: Checkpoint, chance: Random) -> str:
     with ck.json(ck.index) as index:
         index["weight_map"][name] = pick(chance, [ck.file_of[name], more])
     return name
-
-
-@kind()
-def stale_shard(ck: Checkpoint, chance: Random) -> Place:
-    """Some tensors of an earlier run, in a shard no index lists."""
-    names = chance.sample(ck.names(), 5)
-    file = pick(chance, ["model-00001-of-00002.safetensors", "a.safetensors", "z.safetensors"])
-    save_file({name: ck.read(name) for name in names}, ck.directory / file)
-    return place([file], names)
 
 
 FOREIGN = {

@@ -41,14 +41,6 @@ def offset_not_zero(ck: Checkpoint, chance: Random) -> str:
     return put(ck, chance, pick(chance, ck.names(r"\.weight_offset$")), pick(chance, [1.0, -3.0, 1e-3, 128.0]))
 
 
-@kind()
-def scale_and_offset_swapped(ck: Checkpoint, chance: Random) -> list[str]:
-    module = module_of(pick(chance, ck.names(r"\.weight_offset$")))
-    a, b = f"{module}.weight_scale", f"{module}.weight_offset"
-    ck.store({a: ck.read(b), b: ck.read(a)})
-    return [a, b]
-
-
 #: Wrong layouts of a packed weight int8 [N/2, K]: its scale_bias, or its shape, no longer matches.
 PACKINGS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "nibbles_swapped": lambda packed: pack(*reversed(nibbles(packed))),
@@ -88,17 +80,6 @@ def packed_byte_changed(ck: Checkpoint, chance: Random) -> list[str]:
 
 
 @kind()
-def scale_bias_value(ck: Checkpoint, chance: Random) -> str:
-    """One value differs by a thousandth of its row's weights, or has the wrong sign."""
-    name = pick(chance, ck.names(r"\.scale_bias$"))
-    tensor, scale = ck.read(name), ck.read(f"{module_of(name)}.weight_scale")
-    row, column = chance.randrange(len(tensor)), chance.randrange(tensor.shape[1])
-    tensor[row, column] += pick(chance, [-8, 8, 4, 100]) * scale[row, 0]
-    ck.store({name: tensor})
-    return name
-
-
-@kind()
 def scale_bias_of_another_rule(ck: Checkpoint, chance: Random) -> str:
     """Without the factor 8, from the integers alone, summed up, spread evenly, or with its columns turned."""
     name = pick(chance, ck.names(r"\.scale_bias$"))
@@ -121,17 +102,6 @@ def int4_scale_wrong(ck: Checkpoint, chance: Random) -> list[str]:
     return [f"{module}.weight_scale", f"{module}.scale_bias"]
 
 
-@kind()
-def int4_scales_swapped(ck: Checkpoint, chance: Random) -> list[str]:
-    """Swap the scales of two linears of one shape, anywhere in the model."""
-    first = pick(chance, ck.modules(INT4))
-    shape = ck.shape(f"{first}.weight")
-    second = pick(chance, [m for m in ck.modules(INT4) if m != first and ck.shape(f"{m}.weight") == shape])
-    a, b = f"{first}.weight_scale", f"{second}.weight_scale"
-    ck.store({a: ck.read(b), b: ck.read(a)})
-    return [f"{first}.scale_bias", f"{second}.scale_bias"]
-
-
 def static_with_scale(ck: Checkpoint) -> list[str]:
     return [module for module in ck.modules("W8A8") if f"{module}.weight_scale" in ck.file_of]
 
@@ -148,14 +118,6 @@ def deq_scale_wrong(ck: Checkpoint, chance: Random) -> list[str]:
 
 
 @kind()
-def static_weight_scale_wrong(ck: Checkpoint, chance: Random) -> Place:
-    module = pick(chance, static_with_scale(ck))
-    scale = ck.read(f"{module}.weight_scale")
-    ck.store({f"{module}.weight_scale": pick(chance, [scale * 2, 1 / scale, scale.clamp_min(float(scale.max()) * 2)])})
-    return place([f"{module}.weight_scale", f"{module}.deq_scale"])
-
-
-@kind()
 def quant_bias_wrong(ck: Checkpoint, chance: Random) -> str:
     """Forgotten, with the wrong sign, of another order of rows, or one value two off."""
     name = pick(chance, [n for n in ck.names(r"\.quant_bias$") if int(ck.read(n).abs().max()) > 1])
@@ -164,13 +126,6 @@ def quant_bias_wrong(ck: Checkpoint, chance: Random) -> str:
     one[chance.randrange(len(one))] += pick(chance, [-2, 2, 1000])
     ck.store({name: pick(chance, [one, -tensor, torch.zeros_like(tensor), tensor * 2])})
     return name
-
-
-@kind()
-def input_offset_impossible(ck: Checkpoint, chance: Random) -> Place:
-    name = pick(chance, ck.names(r"\.input_offset$"))
-    put(ck, chance, name, pick(chance, [0.5, -128.5, 128.0, -129.0, 255.0, 1e6]))
-    return place([name], ck.partner(module_of(name)))
 
 
 @kind()

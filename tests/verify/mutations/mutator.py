@@ -1,7 +1,7 @@
 """The register of defects. A kind damages a private copy of a correct checkpoint at a random place and says where.
 
 The kinds (`kinds_*.py`) find what they can damage in the checkpoint itself, by json, struct and the safetensors
-library; they import nothing of the code under test (`test_mutants.py` looks).
+library; they import nothing of the code under test.
 """
 
 from __future__ import annotations
