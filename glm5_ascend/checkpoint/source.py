@@ -112,7 +112,6 @@ class SourceCheckpoint:
         return CheckpointError(message, self._again())
 
     def _again(self) -> str:
-        """Return the tip for a missing tensor."""
         method = self.config.quant_method
         if method == "fp8":
             return "download the checkpoint again"

@@ -71,7 +71,6 @@ def pieces(parts: Iterator[str]) -> Iterator[str]:
 
 
 def _cut(text: str, start: int) -> int:
-    """Return the end of the piece that begins at `start`."""
     window = text[start + PIECE // 2 : start + PIECE + 1]  # one character more: what follows the piece
     for boundary in (_BEHIND_LINE, _BEFORE_WORD):
         cuts = [match.start() for match in boundary.finditer(window)]
@@ -144,7 +143,6 @@ def _list(path: Path, text: str) -> Iterator[tuple[int, Any]]:
 
 
 def _text(tokenizer: SourceTokenizer, record: Any, path: Path, line: int) -> str:
-    """Return the text of a record."""
     text = record.get("text", record.get("inputs_pretokenized")) if isinstance(record, dict) else record
     if isinstance(text, str):
         return text

@@ -75,7 +75,6 @@ class Rotations:
         return self.rotate_weight(identity * final_norm, HIDDEN, HIDDEN)
 
     def _rotate(self, x: torch.Tensor, basis: str, dim: int) -> None:
-        """Rotate a matrix in place along `dim`."""
         if basis == FIXED:
             return
         space = self.config.spec.bases[basis]

@@ -12,10 +12,9 @@ import torch
 from glm5_ascend.checkpoint.output import Stamps, check_output, file_stamps, run_dir_of
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.writer import check_free_space
-from glm5_ascend.errors import RecipeError
 from glm5_ascend.model.device import ON_HOST, find_device
 from glm5_ascend.model.rotation import Rotations
-from glm5_ascend.quantize.calibration.dataset import CalibrationSet, Dataset, find_dataset, load_calibration
+from glm5_ascend.quantize.calibration.dataset import CalibrationSet, calibration_text, load_calibration
 from glm5_ascend.quantize.estimate.memory import RunPrediction, disk_bytes, peak_bytes, threads_within
 from glm5_ascend.quantize.estimate.time import seconds, source_bytes
 from glm5_ascend.quantize.options import QuantizeOptions
@@ -71,10 +70,10 @@ def prepare(options: QuantizeOptions, progress: Progress = silent) -> PreparedJo
     threads = threads_within(
         plan, options.seq_len, options.threads or max(1, len(os.sched_getaffinity(0)) // Ranks().local_count), max_ram
     )
-    dataset = _dataset(options, plan)
+    dataset, note = (None, "") if plan.last_calibrated_layer < 0 else calibration_text(recipe, options.calib)
     return PreparedJob(
         options, out, recipe_path, recipe, source, plan, plan.output_bytes, threads, max_ram, device,
-        dataset.path if dataset is not None else None, _notes(plan, dataset, device), replaced,
+        dataset, _notes(plan, note, device), replaced,
     )  # fmt: skip
 
 
@@ -117,21 +116,7 @@ def calibration_of(prepared: PreparedJob) -> CalibrationSet | None:
     )
 
 
-def _dataset(options: QuantizeOptions, plan: QuantizationPlan) -> Dataset | None:
-    """The calibration text; None if the recipe decides nothing by data."""
-    if plan.last_calibrated_layer < 0:
-        return None
-    recipe = plan.recipe
-    if options.calib is not None:
-        dataset = Dataset(Path(options.calib))
-    else:
-        dataset = find_dataset(recipe.spec.dataset, stock=recipe.apiversion == "modelslim_v1")
-    if not dataset.path.is_file():
-        raise RecipeError(f"{dataset.path}: no such calibration file", "give one with --calib, or set dataset: default")
-    return dataset
-
-
-def _notes(plan: QuantizationPlan, dataset: Dataset | None, device: torch.device) -> list[str]:
+def _notes(plan: QuantizationPlan, of_dataset: str, device: torch.device) -> list[str]:
     source, notes = plan.source, []
     if plan.recipe.spec.fallback is not None:
         notes.append("the recipe's rules for fall-backs were not applied: quantize with what analyze --out writes")
@@ -139,6 +124,4 @@ def _notes(plan: QuantizationPlan, dataset: Dataset | None, device: torch.device
         notes.append(f"on {device}; on the host stay " + "; ".join(f"{what} ({why})" for what, why in ON_HOST.items()))
     if source.unlisted:
         notes.append(f"the MTP layer comes from {', '.join(source.unlisted)}, which the index does not list")
-    if dataset is not None and dataset.note:
-        notes.append(dataset.note)
-    return notes
+    return notes + [of_dataset] * bool(of_dataset)

@@ -113,7 +113,6 @@ def _peak_rss() -> int:
 def _work(
     prepared: PreparedJob, calibration: CalibrationSet | None, ranks: Ranks, run_dir: Path, progress: Progress
 ) -> list[QuantizedLayer]:
-    """Make the whole checkpoint in the run directory."""
     options, checkpoint, activations = prepared.options, run_dir / CHECKPOINT, run_dir / ACTIVATIONS
     job_inputs = inputs(prepared.source, prepared.recipe_path, options, calibration)
     journal = Journal(run_dir / JOURNAL, identity(job_inputs, prepared.source))
@@ -144,7 +143,6 @@ def _work(
 
 
 def _help(prepared: PreparedJob, calibration: CalibrationSet | None, ranks: Ranks, run_dir: Path) -> None:
-    """Do a helping rank's share of the experts, in the run directory that rank 0 has made."""
     ranks.barrier()
     job_inputs = inputs(prepared.source, prepared.recipe_path, prepared.options, calibration)
     journal = Journal(run_dir / f"journal-{ranks.rank}.jsonl", identity(job_inputs, prepared.source))
@@ -162,7 +160,6 @@ def _help(prepared: PreparedJob, calibration: CalibrationSet | None, ranks: Rank
 def _open_run(
     prepared: PreparedJob, checkpoint: Path, journal: Journal, ranks: Ranks
 ) -> Iterator[tuple[FloatWeights, Store, Workers]]:
-    """Input side, output side and threads of a run."""
     options, recipe, device = prepared.options, prepared.recipe, prepared.device
     rotations = Rotations(prepared.source.config, options.seed, device) if recipe.rotates else None
     shard_bytes = int(recipe.spec.save[0].part_file_size * GIB)

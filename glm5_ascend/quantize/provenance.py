@@ -6,7 +6,7 @@ import hashlib
 import platform
 import shlex
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -34,20 +34,11 @@ def shard_facts(source: SourceCheckpoint) -> dict[str, dict[str, Any]]:
     for name, shard in sorted(source.files.shards.items()):
         with shard.path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            facts[name] = {"bytes": shard.path.stat().st_size, "header_sha256": _digest(file.read(length))}
+            facts[name] = {
+                "bytes": shard.path.stat().st_size,
+                "header_sha256": hashlib.sha256(file.read(length)).hexdigest(),
+            }
     return facts
-
-
-def _version_of(distribution: str) -> str | None:
-    """None where it is not installed: the plain versions of the kernels do without numba."""
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def require_kernels(device: str) -> str:
@@ -67,7 +58,7 @@ def inputs(
             "python": platform.python_version(),
             "torch": torch.__version__,
             "torch_build": torch.version.git_version,
-            "numba": _version_of("numba"),
+            "numba": next((numba.version for numba in distributions(name="numba")), None),
         },
         "machine": cpu_facts() | {"device": device, "kernels": require_kernels(device)},
         "seed": options.seed,

@@ -160,6 +160,11 @@ class Recipe(_RecipePart):
     spec: Spec
 
     @property
+    def is_stock(self) -> bool:
+        """True for a file of msModelSlim."""
+        return self.apiversion == "modelslim_v1"
+
+    @property
     def rotates(self) -> bool:
         return any(isinstance(step, Quarot) for step in self.spec.process)
 

@@ -61,7 +61,7 @@ def check_literal_layers(recipe: Recipe, config: ModelConfig) -> None:
     Raises:
         RecipeError: names the patterns and the symbolic ones that mean the same on every model.
     """
-    if recipe.apiversion != "modelslim_v1":
+    if not recipe.is_stock:
         return
     numbers = symbols(config)
     dense, mtp = set(numbers["dense"]), set(numbers["mtp"])

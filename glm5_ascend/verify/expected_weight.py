@@ -142,7 +142,6 @@ class ExpectedWeights:
             yield first, last, self.basis.rotate_weight(weight, part.basis_in, part.basis_out) * after
 
     def _gains(self, prefix: str, part: Linear) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the factors of the columns before and after the rotation."""
         if not part.norm:
             return torch.ones(1), torch.ones(1)
         source = torch.cat([self.source.read(f"{prefix}{norm}.weight") for norm in part.norm])

@@ -111,5 +111,4 @@ def _check_embeddings(checked: Checked, doubts: Doubts) -> None:
 
 
 def _similarity(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Return the mean cosine of the rows of two tensors [n, K]."""
     return float(torch.nn.functional.cosine_similarity(a, b, dim=1).mean())

@@ -195,7 +195,6 @@ class Doubts:
 
 
 def _kind(name: str) -> str:
-    """Return the name without layer and expert numbers."""
     return re.sub(r"\.\d+\.", ".N.", name)
 
 

@@ -99,7 +99,6 @@ def _check_structure(checkpoint: LoadedCheckpoint, report: Report, doubts: Doubt
 
 
 def _check_values(checked: Checked, report: Report, doubts: Doubts) -> None:
-    """Check the values of a checkpoint without a source."""
     for module, scheme in checked.schemes.items():
         if module in checked.complete and scheme != FLOAT:
             try:

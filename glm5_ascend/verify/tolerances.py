@@ -125,7 +125,6 @@ def _worse(one: _Line, other: _Line) -> _Line:
 
 
 def _worst(error: torch.Tensor, weight: torch.Tensor, allowed: torch.Tensor, limit: float, floor: float) -> _Line:
-    """Return the row or column that is worst in relation to its limit."""
     # A line far below the others (a dead channel) is judged by the others' size: `floor` of their mean square.
     base = weight.clamp_min(float(weight.mean().clamp_min(_TINY)) * floor)
     relative, limits = (error / base).sqrt(), (allowed / base).sqrt().clamp_min(limit)

@@ -100,9 +100,9 @@ def test_mxfp4_is_refused_by_name(recipe: Path) -> None:
 
 def test_a_dataset_that_is_nowhere_becomes_the_bundled_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    dataset = find_dataset("mix_calib.jsonl", stock=True)
-    assert (dataset.path.name, dataset.instead_of) == ("calibration.jsonl", "mix_calib.jsonl")
-    assert find_dataset("mix_calib.jsonl").path == Path("mix_calib.jsonl")  # in our own recipes a typo is an error
+    path, note = find_dataset("mix_calib.jsonl", stock=True)
+    assert path.name == "calibration.jsonl" and "mix_calib.jsonl" in note
+    assert find_dataset("mix_calib.jsonl") == (Path("mix_calib.jsonl"), "")  # in our own recipes a typo is an error
 
 
 def test_the_user_is_told_of_another_dataset(recipe: Path, tiny_source: Path, tmp_path: Path) -> None:
@@ -156,6 +156,6 @@ def test_all_recipes_of_msmodelslim(
             continue
         recipe = load_recipe(path)
         assert len(QuantizationPlan(source, recipe).cache_layers()) == (69 if "c8" in path.name else 0)
-        dataset = find_dataset(recipe.spec.dataset, stock=True).path
+        dataset = find_dataset(recipe.spec.dataset, stock=True)[0]
         assert dataset.is_relative_to(msmodelslim)
         assert load_calibration(dataset, tiny_source, 320, 4, 64).tokens == 256

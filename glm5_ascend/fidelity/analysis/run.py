@@ -21,7 +21,7 @@ from glm5_ascend.fidelity.analysis.outliers import SourceBasis
 from glm5_ascend.fidelity.options import AnalyzeOptions
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import Linear, find
-from glm5_ascend.quantize.calibration.dataset import CalibrationSet, find_dataset, load_calibration
+from glm5_ascend.quantize.calibration.dataset import CalibrationSet, calibration_text, load_calibration
 from glm5_ascend.quantize.calibration.forward import Selections
 from glm5_ascend.quantize.calibration.row_file import Stream
 from glm5_ascend.quantize.plan import QuantizationPlan
@@ -57,11 +57,8 @@ def prepare(options: AnalyzeOptions) -> Analysis:
     path = find_recipe(options.recipe)
     recipe, source = load_recipe(path), SourceCheckpoint(Path(options.source))
     plan = QuantizationPlan(source, recipe)
-    dataset = find_dataset(recipe.spec.dataset, stock=recipe.apiversion == "modelslim_v1")
-    notes = [dataset.note] if options.calib is None and dataset.note else []
-    text = Path(options.calib or dataset.path)
-    if not text.is_file():
-        raise RecipeError(f"{text}: no such calibration file", "give one with --calib")
+    text, note = calibration_text(recipe, options.calib)
+    notes = [note] * bool(note)
     calibration = load_calibration(
         text, Path(options.source), source.config.vocab_size, options.samples, options.seq_len
     )

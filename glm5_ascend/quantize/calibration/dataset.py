@@ -10,8 +10,10 @@ import torch
 
 from glm5_ascend.checkpoint.texts import check_vocabulary, encoded_records
 from glm5_ascend.checkpoint.tokenizer_process import SourceTokenizer
-from glm5_ascend.errors import TextError
+from glm5_ascend.errors import RecipeError, TextError
 from glm5_ascend.files.resources import data_dir
+from glm5_ascend.options import StrPath
+from glm5_ascend.quantize.recipe import Recipe
 
 #: A sequence shorter than this says nothing about attention; a rest of this size is dropped.
 _SHORTEST = 16
@@ -33,31 +35,33 @@ def default_calibration_file() -> Path:
     return data_dir("quantize/data") / "calibration.jsonl"
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """A file of calibration texts; `instead_of`: name of the missing file that it replaces."""
+def calibration_text(recipe: Recipe, calib: StrPath | None) -> tuple[Path, str]:
+    """The file `calib`, else that of the recipe, and a note for the user or "".
 
-    path: Path
-    instead_of: str = ""
-
-    @property
-    def note(self) -> str:
-        """Note for the user, or an empty string."""
-        if not self.instead_of:
-            return ""
-        return f"dataset {self.instead_of} comes with msmodelslim, which is not installed: the bundled texts are used"
-
-
-def find_dataset(name: str, stock: bool = False) -> Dataset:
-    """The file of a recipe's `dataset`: "default", a path, or for a `stock` recipe of msModelSlim a file of an
-    installed msmodelslim; without that package the bundled texts are used.
+    Raises:
+        RecipeError: there is no such file.
     """
+    path, note = (Path(calib), "") if calib is not None else find_dataset(recipe.spec.dataset, recipe.is_stock)
+    if not path.is_file():
+        raise RecipeError(f"{path}: no such calibration file", "give one with --calib, or set dataset: default")
+    return path, note
+
+
+def find_dataset(name: str, stock: bool = False) -> tuple[Path, str]:
+    """The file of a recipe's `dataset`, and a note for the user or "".
+
+    Args:
+        name: "default", a path, or in a recipe of msModelSlim (`stock`) a file of an installed msmodelslim; without
+            that package the bundled texts are used.
+    """
+    bundled = default_calibration_file()
     if name == "default":
-        return Dataset(default_calibration_file())
+        return bundled, ""
     if not stock or Path(name).is_file():
-        return Dataset(Path(name))
-    path = _msmodelslim_file(name)
-    return Dataset(default_calibration_file(), instead_of=name) if path is None else Dataset(path)
+        return Path(name), ""
+    if (path := _msmodelslim_file(name)) is not None:
+        return path, ""
+    return bundled, f"dataset {name} comes with msmodelslim, which is not installed: the bundled texts are used"
 
 
 def _msmodelslim_file(name: str) -> Path | None:

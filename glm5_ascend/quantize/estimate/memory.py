@@ -37,19 +37,11 @@ class RunPrediction:
     source_bytes: int
 
 
-@dataclass(frozen=True)
-class PhaseMemory:
-    """Predicted peak of one phase in bytes: `fixed`, and `per_thread` for each thread."""
-
-    fixed: int
-    per_thread: int
-
-
-def memory(plan: QuantizationPlan, seq_len: int) -> list[PhaseMemory]:
-    """Predictions of all phases: tables, the backbone of each layer, experts."""
+def memory(plan: QuantizationPlan, seq_len: int) -> list[tuple[int, int]]:
+    """Predicted peak of each phase (tables, the backbone of each layer, experts) in bytes: fixed, and per thread."""
     c, size = plan.config, plan.config.sizes
     block = _FP32 * _COPIES * BLOCK_WEIGHTS
-    phases = [PhaseMemory(_FP32 * 3 * c.hidden_size**2, block)]
+    phases = [(_FP32 * 3 * c.hidden_size**2, block)]
     for layer in range(c.num_layers_with_mtp):
         parts = [part for part in c.backbone(layer) if not part.is_table]
         rows = SEARCH_ROWS * max(size[part.inp] for part in parts if isinstance(part, Linear))
@@ -57,13 +49,13 @@ def memory(plan: QuantizationPlan, seq_len: int) -> list[PhaseMemory]:
         per_thread = block
         if layer <= plan.last_calibrated_layer:
             per_thread = max(block, _FP32 * _COPIES * rows, _forward(c, seq_len))
-        phases.append(PhaseMemory(_FP32 * values + _states(plan, layer, parts), per_thread))
+        phases.append((_FP32 * values + _states(plan, layer, parts), per_thread))
     width = c.hidden_size + c.moe_intermediate_size
     expert = _FP32 * (3 * c.hidden_size * c.moe_intermediate_size + _COPIES * max(BLOCK_WEIGHTS, EXPERT_TOKENS * width))
     routed = filter(c.is_moe, range(c.num_layers_with_mtp))
     if states := max((_states(plan, layer, c.spec.expert_linears(0)) for layer in routed), default=0):
         expert += states + _FP32 * SEARCH_ROWS * width
-    return [*phases, PhaseMemory(0, expert)]
+    return [*phases, (0, expert)]
 
 
 def _states(plan: QuantizationPlan, layer: int, parts: Iterable[Linear | Vector]) -> int:
@@ -91,7 +83,7 @@ def _forward(c: ModelConfig, length: int) -> int:
 
 def peak_bytes(plan: QuantizationPlan, seq_len: int, threads: int) -> int:
     """Predicted peak RSS: of the worst phase."""
-    return _IMPORTS + max(phase.fixed + threads * phase.per_thread for phase in memory(plan, seq_len))
+    return _IMPORTS + max(fixed + threads * per_thread for fixed, per_thread in memory(plan, seq_len))
 
 
 def threads_within(plan: QuantizationPlan, seq_len: int, threads: int, max_ram: int) -> int:

@@ -100,7 +100,6 @@ def search_columns(plan: QuantizationPlan) -> Counter[tuple[str, str]]:
 
 
 def _searching(plan: QuantizationPlan) -> float:
-    """All searches: their time grows with the columns."""
     statistics = InputStatistics.of(torch.randn(SEARCH_ROWS, _WIDTH), SEARCH_ROWS)
     weight = torch.randn(SEARCH_OUTPUTS, _WIDTH)
 
@@ -156,7 +155,6 @@ def _read_rate(source: SourceCheckpoint) -> float:
 
 
 def _timed(function: Callable[[], object], repeats: int = 3) -> float:
-    """Median of the seconds of some calls, after a first one."""
     function()
     spent = []
     for _ in range(repeats):

@@ -77,7 +77,6 @@ class LayerQuantizer:
 
     @contextmanager
     def _expert_inputs(self) -> Iterator[RowFile | None]:
-        """File for the inputs of the routed experts, if this layer has some that are calibrated."""
         if self.streams is None or not self.config.is_moe(self.layer):
             yield None
             return
@@ -87,7 +86,6 @@ class LayerQuantizer:
         path.unlink()
 
     def _backbone(self, inputs: RowFile | None) -> Routed | None:
-        """Everything but the routed experts; returns their inputs."""
         routed: Routed | None = None
         written = WorkUnit.backbone(self.layer) in self.store.journal
         if self.streams is None and written:
