@@ -30,7 +30,7 @@ from glm5_ascend.files.untrusted import read_json_object
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.compare_source import compare_weights
 from glm5_ascend.verify.description import check_description
-from glm5_ascend.verify.expected_weight import ExpectedWeights, NoRotation, OtherOutput
+from glm5_ascend.verify.expected_weight import NO_ROTATION, ExpectedWeights, OtherOutput
 from glm5_ascend.verify.file_hashes import check_hashes, is_format_file, is_tokenizer_file
 from glm5_ascend.verify.open_checkpoint import open_directory
 from glm5_ascend.verify.tensors import check_tensors
@@ -85,7 +85,7 @@ def compare_same_job(checked: Checked, other: Path, theirs: dict[str, Any], repo
     why = f"{summary}: another instruction set rounds sums in another order"
     report.warning("twin.build", why, file=PROVENANCE_NAME, fix=fix)
     if second is not None:
-        compare_weights(checked, ExpectedWeights(second, checked.checkpoint, NoRotation()), report)
+        compare_weights(checked, ExpectedWeights(second, checked.checkpoint, NO_ROTATION), report)
 
 
 def _same_job(ours: dict[str, Any], theirs: dict[str, Any], other: Path, report: Report) -> bool:

@@ -17,7 +17,7 @@ from glm5_ascend.model.config_file import read_config
 from glm5_ascend.model.spec import Linear, Subgraph, Vector
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.derived_tensors import read_linear
-from glm5_ascend.verify.expected_weight import ExpectedWeights, NoRotation, find_basis, moved_scale, silent_scale
+from glm5_ascend.verify.expected_weight import NO_ROTATION, ExpectedWeights, find_basis, moved_scale, silent_scale
 from glm5_ascend.verify.tolerances import LIMITS, WeightComparison
 
 #: Keys that libraries rewrite when they save a config.
@@ -39,8 +39,7 @@ def compare_source(checked: Checked, source: SourceCheckpoint, report: Report) -
         )
         return
     compare_weights(checked, ExpectedWeights(source, checked.checkpoint, basis), report)
-    rotated = checked.global_rotation is not None and not isinstance(basis, NoRotation)
-    if rotated and ROT_NAME in checked.checkpoint.entries:
+    if checked.global_rotation is not None and basis is not NO_ROTATION and ROT_NAME in checked.checkpoint.entries:
         _check_rot(checked, source, report)
 
 
@@ -142,7 +141,7 @@ class _SourceComparison:
         scale = self._scales.get(module, torch.ones(1))
         if not needed <= self.complete:
             return  # already reported
-        if scale is None or not self.expected.basis.knows(part):
+        if scale is None or not self.expected.knows(part):
             self.skipped.append(module)
             return
         scheme = self.schemes[module]

@@ -8,7 +8,6 @@ ov and up-down smoothing               the scale is the ratio, row by row, of th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import torch
 
@@ -49,56 +48,31 @@ class OtherOutput:
         return self.files.read_rows(name, start, stop).float()
 
 
-class Basis(Protocol):
-    """The known orthogonal maps of a checkpoint.
+class ResidualRotation:
+    """Only Q, the rotation of the residual stream, from `optional/quarot.safetensors` (msModelSlim's output).
 
-    knows: True if both sides of a linear can be rotated. rotate: x [..., size of `basis`], the same shape in that
-    basis. rotate_weight: R_out^T W R_in of W [out, in].
+    Args:
+        rotation: fp32 [hidden, hidden]; None where nothing was rotated.
     """
 
-    def knows(self, part: Linear) -> bool: ...
-    def rotate(self, x: torch.Tensor, basis: str) -> torch.Tensor: ...
-    def rotate_weight(self, weight: torch.Tensor, basis_in: str, basis_out: str) -> torch.Tensor: ...
-
-
-class NoRotation:
-    """The basis of a checkpoint that was not rotated."""
-
-    def knows(self, part: Linear) -> bool:
-        return True
-
-    def rotate(self, x: torch.Tensor, basis: str) -> torch.Tensor:
-        return x
-
-    def rotate_weight(self, weight: torch.Tensor, basis_in: str, basis_out: str) -> torch.Tensor:
-        return weight
-
-
-class RotationsFromSeed(Rotations):
-    """All rotations of a run, made again from the seed it recorded."""
-
-    def knows(self, part: Linear) -> bool:
-        return True
-
-
-class ResidualRotation:
-    """Only Q, the rotation of the residual stream, from `optional/quarot.safetensors` (msModelSlim's output)."""
-
-    def __init__(self, rotation: torch.Tensor) -> None:
+    def __init__(self, rotation: torch.Tensor | None) -> None:
         self.rotation = rotation
 
-    def knows(self, part: Linear) -> bool:
-        return {part.basis_in, part.basis_out} <= {FIXED, HIDDEN, HIDDEN_PAIR}
-
     def rotate(self, x: torch.Tensor, basis: str) -> torch.Tensor:
-        if basis == FIXED:
+        """x [..., size of `basis`] in that basis, the same shape."""
+        if self.rotation is None or basis == FIXED:
             return x
         vectors = x.reshape(*x.shape[:-1], -1, len(self.rotation))  # a pair is two hidden vectors
         return (vectors @ self.rotation).reshape(x.shape)
 
     def rotate_weight(self, weight: torch.Tensor, basis_in: str, basis_out: str) -> torch.Tensor:
-        weight = self.rotate(weight, basis_in)
-        return weight if basis_out == FIXED else self.rotate(weight.T, basis_out).T.contiguous()
+        """R_out^T W R_in of W [out, in]."""
+        return self.rotate(self.rotate(weight, basis_in).T, basis_out).T
+
+
+#: The known orthogonal maps of a checkpoint: all of them, made again from the recorded seed, or one.
+Basis = Rotations | ResidualRotation
+NO_ROTATION = ResidualRotation(None)
 
 
 def find_basis(checked: Checked, report: Report) -> Basis | None:
@@ -106,11 +80,11 @@ def find_basis(checked: Checked, report: Report) -> Basis | None:
     checkpoint, rotation = checked.checkpoint, checked.global_rotation
     description = checkpoint.description or {}
     if rotation is None and description.get("is_rot_used") is not True and ROT_NAME not in checkpoint.entries:
-        return NoRotation()
+        return NO_ROTATION
     seed = checked.provenance.get("seed")
     if type(seed) is int:
         try:
-            rotations = RotationsFromSeed(checkpoint.config, seed)
+            rotations = Rotations(checkpoint.config, seed)
         except RecipeError:  # sizes our Hadamard matrices do not have: not written by this tool
             return ResidualRotation(rotation) if rotation is not None else None
         if rotation is None or float((rotations.global_rotation() - rotation).abs().max()) <= _SAME_ROTATION:
@@ -131,6 +105,11 @@ class ExpectedWeights:
     def __init__(self, source: SourceCheckpoint | OtherOutput, checkpoint: LoadedCheckpoint, basis: Basis) -> None:
         self.source, self.checkpoint, self.basis = source, checkpoint, basis
 
+    def knows(self, part: Linear) -> bool:
+        """Return True if both sides of a linear can be rotated."""
+        all_known = isinstance(self.basis, Rotations) or self.basis.rotation is None
+        return all_known or {part.basis_in, part.basis_out} <= {FIXED, HIDDEN, HIDDEN_PAIR}
+
     def rows(self, prefix: str, part: Linear, whole: bool) -> Iterator[tuple[int, int, torch.Tensor]]:
         """Yield (first row, end row, W_ref of these rows); in one piece if `whole` or if rotation mixes rows."""
         count, columns = part.shape(self.checkpoint.config.sizes)
@@ -146,7 +125,7 @@ class ExpectedWeights:
             return torch.ones(1), torch.ones(1)
         source = torch.cat([self.source.read(f"{prefix}{norm}.weight") for norm in part.norm])
         stored = torch.cat([self.checkpoint.read(f"{prefix}{norm}.weight").float() for norm in part.norm])
-        if isinstance(self.basis, NoRotation):
+        if self.basis is NO_ROTATION:
             # Not fused: equal gains cancel exactly, also where a dead channel has 0.
             ratio = torch.where(stored != 0, source / stored, (source == 0).float())
             return torch.ones(1), ratio
