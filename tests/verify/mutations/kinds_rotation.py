@@ -45,14 +45,6 @@ def rot_missing(ck: Checkpoint, chance: Random) -> str:
 
 
 @kind()
-def rot_in_a_file_the_index_forgets(ck: Checkpoint, chance: Random) -> Place:
-    rot = ck.read(pick(chance, rotated(ck)))
-    ck.store({ROT: None})
-    save_file({ROT: rot}, ck.directory / "rot.safetensors")
-    return place(["rot.safetensors"], [ROT])
-
-
-@kind()
 def rot_in_a_shard(ck: Checkpoint, chance: Random) -> str:
     """Loaded by the index; SGLang asks for a file of its own by name."""
     rot = ck.read(pick(chance, rotated(ck)))

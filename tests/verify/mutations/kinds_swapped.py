@@ -8,7 +8,7 @@ from random import Random
 import torch
 
 from tests.verify.mutations.kinds_source import quantized, wrong
-from tests.verify.mutations.mutator import Place, kind, pick, place
+from tests.verify.mutations.mutator import Place, kind, pick
 from tests.verify.support.editor import Checkpoint
 from tests.verify.support.integers import integers, linear, weight_scale
 
@@ -33,21 +33,6 @@ def experts_permuted(ck: Checkpoint, chance: Random) -> Place:
         changes |= moved(ck, source, target)
     ck.store(changes)
     return modules_under(ck, *old)
-
-
-@kind(against=True)
-def layer_copied_from_another(ck: Checkpoint, chance: Random) -> Place:
-    """Both layers have the same types and shapes."""
-
-    def form(layer: int) -> list[tuple[str, str, list[int]]]:
-        prefix = f"model.layers.{layer}."
-        return [(n[len(prefix) :], ck.kind(n), ck.shape(n)) for n in ck.names(rf"^{re.escape(prefix)}")]
-
-    pairs = [(a, b) for a in ck.layers for b in ck.layers if a != b and form(a) == form(b)]
-    first, second = pick(chance, pairs)
-    ck.store(moved(ck, f"model.layers.{first}", f"model.layers.{second}"))
-    # Every tensor of the layer is wrong, its norms and the router's bias among them.
-    return place(ck.names(rf"^model\.layers\.{second}\..*weight$"), ck.names(rf"^model\.layers\.{second}\."))
 
 
 @kind(against=True)

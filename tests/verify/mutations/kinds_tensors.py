@@ -29,19 +29,6 @@ def layer_missing(ck: Checkpoint, chance: Random) -> list[str]:
 
 
 @kind()
-def tensor_renamed(ck: Checkpoint, chance: Random) -> list[str]:
-    """One letter of one part of the name is lost."""
-    old = pick(chance, ck.names())
-    while True:
-        at = chance.randrange(len(old))
-        new = old[:at] + old[at + 1 :]
-        if old[at] != "." and new not in ck.file_of:
-            break
-    ck.store({old: None, new: ck.read(old)})
-    return [old, new]
-
-
-@kind()
 def unknown_tensor(ck: Checkpoint, chance: Random) -> str:
     name = pick(chance, ck.names())
     suffixes = ["zero_point", "weight_scale_inv", "g_idx", "weight_packed", "qweight"]
