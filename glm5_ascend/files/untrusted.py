@@ -37,7 +37,7 @@ def open_regular(path: Path, error: type[Glm5Error], fix: str) -> BinaryIO:
     """
     try:
         _refuse_irregular(path, os.stat(path).st_mode, error, fix)
-        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  # the caller closes it
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb")
     except FileNotFoundError:
         raise error(f"{shortened_path(path)}: not found", fix) from None
     except (OSError, ValueError) as problem:  # ValueError: a zero byte in the name
@@ -54,10 +54,6 @@ def open_regular(path: Path, error: type[Glm5Error], fix: str) -> BinaryIO:
         file.close()
         raise
     return file
-
-
-def _without_waiting(name: str, flags: int) -> int:
-    return os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def _refuse_irregular(path: Path, mode: int, error: type[Glm5Error], fix: str) -> None:
@@ -154,7 +150,12 @@ def parse_json(data: bytes | str) -> Any:
     """
     text = data.decode("utf-8") if isinstance(data, bytes) else data
     try:
-        value = json.loads(text, object_pairs_hook=_unique_keys, parse_int=_integer, parse_float=_fraction)
+        value = json.loads(
+            text,
+            object_pairs_hook=_unique_keys,
+            parse_int=lambda digits: int(_checked_digits(digits)),
+            parse_float=lambda digits: float(_checked_digits(digits)),
+        )
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if problem := defect(value):
@@ -167,14 +168,6 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(entries) < len(pairs):
         raise ValueError("a key is given twice")
     return entries
-
-
-def _integer(digits: str) -> int:
-    return int(_checked_digits(digits))
-
-
-def _fraction(digits: str) -> float:
-    return float(_checked_digits(digits))
 
 
 def _checked_digits(digits: str) -> str:

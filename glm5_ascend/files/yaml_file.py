@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 128 * 1024
 #: Values of a document, an alias counted as what it stands for: ten lines of aliases can stand for 10 ** 9 of them.
 MAX_VALUES = 100_000
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _FIX = "check path and permissions, or restore the file"
 
 
@@ -182,7 +183,7 @@ def _loader() -> Any:
 
     class Loader(yaml.SafeLoader):
         def construct_object(self, node: Any, deep: bool = False) -> Any:
-            if isinstance(node, yaml.ScalarNode) and len(node.value) > MAX_DIGITS and _numeric(node.tag):
+            if isinstance(node, yaml.ScalarNode) and len(node.value) > MAX_DIGITS and node.tag in _NUMBERS:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"a number of {len(node.value)} digits", node.start_mark
                 )
@@ -208,7 +209,3 @@ def _loader() -> Any:
             return super().construct_mapping(node, deep)
 
     return Loader
-
-
-def _numeric(tag: str) -> bool:
-    return tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")

@@ -85,7 +85,8 @@ def check_space(prepared: PreparedJob) -> None:
     """
     options = prepared.options
     needed = prepared.output_bytes + disk_bytes(prepared.plan, options.samples * options.seq_len)
-    check_free_space(prepared.out.resolve().parent, needed - _allocated(run_dir_of(prepared.out)))
+    allocated = sum(path.lstat().st_blocks * 512 for path in run_dir_of(prepared.out).rglob("*"))  # by a stopped run
+    check_free_space(prepared.out.resolve().parent, needed - allocated)
 
 
 def predict(prepared: PreparedJob) -> RunPrediction:
@@ -99,11 +100,6 @@ def predict(prepared: PreparedJob) -> RunPrediction:
         disk_bytes(prepared.plan, tokens),
         source_bytes(prepared.source),
     )
-
-
-def _allocated(folder: Path) -> int:
-    """Bytes of the disk that an unfinished run uses already."""
-    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
 
 
 def calibration_of(prepared: PreparedJob) -> CalibrationSet | None:

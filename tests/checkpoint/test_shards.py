@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from glm5_ascend.checkpoint.index import CheckpointDir, read_weight_map
+from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.shards import Shard
 from glm5_ascend.errors import CheckpointError
 from tests.support.tiny_model import write_tiny_model
@@ -99,12 +99,6 @@ def test_impossible_headers(tmp_path: Path, header: Any) -> None:
     one_line(error)
 
 
-def test_header_length_beyond_the_file_is_not_allocated(tmp_path: Path) -> None:
-    (tmp_path / "x.safetensors").write_bytes(struct.pack("<Q", 1 << 62) + b"{}")
-    with pytest.raises(CheckpointError, match="header says"):
-        Shard(tmp_path / "x.safetensors")
-
-
 def test_random_damage_never_ends_in_a_traceback(shard: Path) -> None:
     """Flip bytes in the header: the shard is refused, or every tensor still reads."""
     raw = shard.read_bytes()
@@ -137,10 +131,8 @@ def test_index_and_no_index_give_the_same(tmp_path: Path) -> None:
     ("index", "message"),
     [
         ("{", "not valid JSON"),
-        ("[]", "not a JSON object"),
         ("{}", "no weight_map"),
         ('{"weight_map": {"a": "../x.safetensors"}}', "is not the name of a shard in this directory"),
-        ('{"weight_map": {"a": "/etc/passwd"}}', "is not the name of a shard"),
         ('{"weight_map": {"a": "x.bin"}}', "is not the name of a shard"),
         ('{"weight_map": {"a": null}}', "is not the name of a shard"),
         ('{"weight_map": {"a": "gone.safetensors"}}', "gone.safetensors: not found"),
@@ -155,15 +147,9 @@ def test_wrong_index(shard: Path, index: str, message: str) -> None:
 
 
 def test_directory_without_index(shard: Path) -> None:
-    assert read_weight_map(shard.parent) is None
     save_file({"t1": torch.zeros(2)}, shard.parent / "y.safetensors")
     with pytest.raises(CheckpointError, match=r"t1 is in x\.safetensors and in y\.safetensors"):
         CheckpointDir(shard.parent)
-
-
-def test_directory_without_shards(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no \*\.safetensors"):
-        CheckpointDir(tmp_path)
 
 
 def test_a_dtype_that_is_not_read_is_no_damage(tmp_path: Path) -> None:

@@ -92,11 +92,6 @@ def test_templates(source: Path, template: str, says: str, monkeypatch: pytest.M
         with_template(source, template).render(CHAT, None)
 
 
-def test_lone_surrogates_are_refused(source: Path) -> None:
-    with pytest.raises(TextError, match="refuses a text"):
-        SourceTokenizer(source).encode("\ud800")
-
-
 def test_the_command_says_one_line(source: Path, tmp_path: Path) -> None:
     with_normalizers(source, PANICS)
     (tmp_path / "calib.txt").write_text("a" * 60 + "c")
@@ -114,8 +109,7 @@ def eventually(true: Callable[[], bool]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_it_computes(source: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_while_it_computes(source: Path, tmp_path: Path) -> None:
     with_normalizers(source, *[COMPUTES] * 20)
     (tmp_path / "calib.txt").write_text("a" * 60_000)
     command = [sys.executable, "-m", "glm5_ascend", "quantize", str(source), str(tmp_path / "out")]
@@ -129,7 +123,7 @@ def test_a_signal_while_it_computes(source: Path, tmp_path: Path, number: signal
         return bool(children) and children[0].cpu_times().user > 1
 
     assert eventually(computes)
-    os.kill(run.pid, number)
+    os.kill(run.pid, signal.SIGTERM)
     _, stderr = run.communicate(timeout=300)
     assert run.returncode == 130 and "interrupted" in stderr and "Traceback" not in stderr
     assert eventually(lambda: not children[0].is_running())
