@@ -17,7 +17,7 @@ from tests.verify.support.editor import DESCRIPTION, INDEX, PROVENANCE
 ODD: list[Any] = [None, True, -1, 0, 2.5, "", "x", "../x.safetensors", [], [[]], {}, {"a": 1}, 10**30, "FLOAT"]
 
 
-def answer(directory: Path, source: Path) -> None:
+def answer(directory: Path, source: Path | None) -> None:
     try:
         report = verify(directory, against=source)
         json.dumps(report.to_dict(), allow_nan=False)
@@ -36,7 +36,7 @@ def test_odd_values_in_json_files(
     original = json.loads((directory / name).read_text())
     for value in ODD:
         (directory / name).write_text(json.dumps(value))
-        answer(directory, tiny_source)
+        answer(directory, None)
     keys = sorted(original)
     for _ in range(4):
         content = json.loads(json.dumps(original))
