@@ -1,11 +1,6 @@
-"""Function-preserving transforms of one layer's weights: norm fusion, rotation, moving a scale between two tensors.
-
-All work in place on `tensors`, a dict of fp32 tensors keyed by the names of the structure table.
-"""
+"""Function-preserving transforms of fp32 weights: norm fusion, rotation, moving a scale between two tensors."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -13,23 +8,21 @@ from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import Linear, Subgraph, Vector
 
+#: Tensors by the names of the spec's tables.
 Tensors = dict[str, torch.Tensor]
 
 
-def fuse_norms(tensors: Tensors, parts: Iterable[Linear | Vector], gains: Mapping[str, torch.Tensor]) -> None:
-    """Fold each RMSNorm's gain into the weights that read it: W <- W diag(g), g <- 1."""
-    for part in parts:
-        name = part.tensor_name
-        if isinstance(part, Linear) and part.norm:
-            tensors[name] *= torch.cat([gains[norm] for norm in part.norm])
-        elif isinstance(part, Vector) and part.role == "norm":
-            tensors[name].fill_(1.0)
+def fuse_and_rotate(tensor: torch.Tensor, part: Linear | Vector, gains: Tensors, rotations: Rotations) -> None:
+    """Fold the gains g of the RMSNorms that a linear reads into it, and rotate it: W <- R_out^T W diag(g) R_in.
 
-
-def rotate(tensors: Tensors, parts: Iterable[Linear | Vector], rotations: Rotations) -> None:
-    for part in parts:
-        if isinstance(part, Linear):
-            rotations.rotate_weight(tensors[part.tensor_name], part.basis_in, part.basis_out)
+    A norm's own gain becomes 1. Works in place.
+    """
+    if isinstance(part, Linear):
+        if part.norm:
+            tensor *= torch.cat([gains[norm] for norm in part.norm])
+        rotations.rotate_weight(tensor, part.basis_in, part.basis_out)
+    elif part.role == "norm":
+        tensor.fill_(1.0)
 
 
 def move_scale(tensors: Tensors, config: ModelConfig, subgraph: Subgraph, scale: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import Linear, Vector
-from glm5_ascend.quantize.methods.transforms import Tensors, fuse_norms, rotate
+from glm5_ascend.quantize.methods.transforms import Tensors, fuse_and_rotate
 from glm5_ascend.quantize.run.blocks import blocks
 from glm5_ascend.quantize.workers import Workers
 
@@ -43,8 +43,7 @@ class FloatWeights:
         tensor = torch.empty(part.shape(self._size), device=self.device)
         for start, stop in blocks(tuple(tensor.shape)):
             tensor[start:stop] = self._finite(prefix + name, self.source.read_rows(prefix + name, start, stop))
-        self._transform({name: tensor}, part, gains)
-        return tensor
+        return self._transform(tensor, part, gains)
 
     def load_all(
         self, prefix: str, parts: Iterable[Linear | Vector], gains: Tensors, workers: Workers | None = None
@@ -63,16 +62,13 @@ class FloatWeights:
         """Rows of a linear whose output side is not rotated (embedding tables, heads)."""
         name = prefix + part.tensor_name
         rows = self._finite(name, self.source.read_rows(name, start, stop)).to(self.device)
-        self._transform({part.tensor_name: rows}, part, gains)
-        return rows
+        return self._transform(rows, part, gains)
 
     def lookup(self, prefix: str, part: Linear | Vector, ids: torch.Tensor) -> torch.Tensor:
         """fp32 [len(ids), hidden] on the host: the rows `ids` of an embedding table; only they are read."""
         name, (unique, inverse) = prefix + part.tensor_name, ids.unique(return_inverse=True)
         read = torch.cat([self.source.read_rows(name, row, row + 1) for row in unique.tolist()])
-        rows = self._finite(name, read).to(self.device)
-        self._transform({part.tensor_name: rows}, part, {})
-        return rows.cpu()[inverse]
+        return self._transform(self._finite(name, read).to(self.device), part, {}).cpu()[inverse]
 
     def _finite(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return `tensor`; rounding would make plausible integers of a NaN or an infinity.
@@ -88,7 +84,7 @@ class FloatWeights:
                 )
         return tensor
 
-    def _transform(self, tensors: Tensors, part: Linear | Vector, gains: Tensors) -> None:
+    def _transform(self, tensor: torch.Tensor, part: Linear | Vector, gains: Tensors) -> torch.Tensor:
         if self.rotations is not None:
-            fuse_norms(tensors, [part], gains)
-            rotate(tensors, [part], self.rotations)
+            fuse_and_rotate(tensor, part, gains, self.rotations)
+        return tensor

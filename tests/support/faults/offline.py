@@ -9,8 +9,8 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "quantize",
         "a norm's gain is divided out of the weight that reads it",
-        "tensors[name] *= torch.cat([gains[norm] for norm in part.norm])",
-        "tensors[name] /= torch.cat([gains[norm] for norm in part.norm])",
+        "tensor *= torch.cat([gains[norm] for norm in part.norm])",
+        "tensor /= torch.cat([gains[norm] for norm in part.norm])",
         "test_rotation_alone_keeps_the_function",
     ),
     fault(
