@@ -1,4 +1,4 @@
-"""Our package beside vllm-ascend, of both lines: both plugins active, its attention mended, compared, replaced.
+"""Our package beside vllm-ascend, of both lines: both plugins active, its attention corrected or replaced.
 
 As in test_vllm_ascend_attention the NPU's operators are stood in for; `AscendSFAImpl.forward` is the release's own.
 """
@@ -6,7 +6,6 @@ As in test_vllm_ascend_attention the NPU's operators are stood in for; `AscendSF
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,31 +98,6 @@ def test_the_indexer_rotates_neighbours(run: Run, checkpoint: Path) -> None:
     assert missed(out, checkpoint) < 0.02
     assert calls(out)["npu_lightning_indexer"] == calls(out)["npu_sparse_flash_attention"] == 4
     assert "npu_rotary_mul" not in calls(out)
-
-
-def compared(report: dict[str, Any], kind: str) -> list[float]:
-    pattern = {"indexer": r"positions differ \((\S+)\)", "attention": r"relative error (\S+)"}[kind]
-    return [float(match[1]) for line in report["said"] if (match := re.search(pattern, line))]
-
-
-def test_compare_mode_finds_right_kernels_right(run: Run, line: VllmAscend) -> None:
-    _, report = run(GLM5_COMPARE="1", GLM5_COMPARE_STEPS="3")
-    indexer, attention = compared(report, "indexer"), compared(report, "attention")
-    assert len(indexer) == len(attention) == 3  # of four calls
-    assert max(indexer) < 0.01 and max(attention) < 0.01
-    lines = [item for item in report["said"] if "compare: " in item]
-    named = [item for item in lines if "layers.1." in item]
-    cached = [item for item in lines if "indexer with its cache at" in item]  # 0.30 does not say whose indexer it is
-    absent = [item for item in lines if "is not compared" in item]  # 0.30's preprocess is one operator of torch_npu
-    assert len(named) + len(cached) == len(lines) - len(absent) == 6
-    assert (len(cached), len(absent)) == ((3, 1) if line.fuses_dynamic else (0, 0))
-
-
-def test_compare_mode_shows_a_wrong_kernel(run: Run) -> None:
-    _, report = run(GLM5_COMPARE="1", GLM5_TEST_WRONG="1")
-    assert max(compared(report, "indexer")) < 0.01
-    errors = compared(report, "attention")
-    assert len(errors) == 4 and min(errors) > 0.4  # 1.5 times the right answer
 
 
 def test_our_kernels_take_over_when_asked(run: Run, checkpoint: Path) -> None:

@@ -2,9 +2,8 @@
 
     python -m vllm_ascend_on_cpu.plugin CHECKPOINT SITE SCHEMAS OUT
 
-SITE: where pip installed glm5-ascend. OUT.json gets what our plugin logged and what it changed. GLM5_TEST_WRONG=1 makes
-the stand-in for the official attention kernel wrong, which `GLM5_COMPARE=1` must show. With `GLM5_KERNELS=triton`
-the kernels run in Triton's interpreter, its errors in bf16 corrected.
+SITE: where pip installed glm5-ascend. OUT.json gets what our plugin logged and what it changed. With
+`GLM5_KERNELS=triton` the kernels run in Triton's interpreter, its errors in bf16 corrected.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ class Keep(logging.Handler):
 
 def prepared(model: Any, hf: object, topk: list[Any]) -> dict[str, Any]:
     from vllm_ascend.device.device_op import DeviceOperator
-    from vllm_ascend_on_cpu import npu_kernels
 
     if os.environ.get("GLM5_KERNELS") == "triton":
         sys.path.append(str(Path(__file__).parents[3]))
@@ -48,9 +46,6 @@ def prepared(model: Any, hf: object, topk: list[Any]) -> dict[str, Any]:
             return answer
 
         DeviceOperator.indexer_select_post_process = staticmethod(kept)
-    if os.environ.get("GLM5_TEST_WRONG") == "1":
-        right = npu_kernels.ops.sparse_flash_attention
-        npu_kernels.ops.sparse_flash_attention = lambda *arguments: (right(*arguments)[0] * 1.5, None)
     return RUN(model, hf, topk)
 
 

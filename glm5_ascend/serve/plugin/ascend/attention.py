@@ -3,7 +3,6 @@
 - Without Triton-Ascend its indexer rotates halves, GLM-5's rotates neighbours: wrong tokens beyond 2048. We replace the
   rotation (`rotation`), or refuse if it is not found. Remove when vllm-ascend has PR 8982 on both lines.
 - `GLM5_KERNELS=reference` or `triton` replaces the official kernels by ours.
-- `GLM5_COMPARE=1` computes each fused op a second time by the CPU reference and logs the difference (`compare`).
 """
 
 from __future__ import annotations
@@ -17,19 +16,11 @@ import torch
 
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.activation import ascend_folder
-from glm5_ascend.serve.plugin.ascend import compare, rotation
-from glm5_ascend.serve.plugin.ascend.calls import (
-    ATTENTION,
-    INDEXER,
-    attention_arguments,
-    has_int8_cache,
-    indexer_arguments,
-    named,
-)  # fmt: skip
+from glm5_ascend.serve.plugin.ascend import rotation
+from glm5_ascend.serve.plugin.ascend.calls import ATTENTION, INDEXER, attention_arguments, indexer_arguments, named
 from glm5_kernels import registry
 
 logger = logging.getLogger("vllm.glm5_ascend")
-COMPARE, STEPS = "GLM5_COMPARE", "GLM5_COMPARE_STEPS"
 #: Values of GLM5_KERNELS: vllm-ascend's kernels, and ours.
 OFFICIAL, OURS = ("", "auto", "npu"), ("reference", "triton")
 
@@ -42,9 +33,6 @@ def prepare() -> None:
         raise ConfigError(
             f"{registry.VARIABLE}={implementation}: not for an NPU", f"unset it, or one of {', '.join(OURS)}"
         )
-    comparing = os.environ.get(COMPARE, "").strip().lower() in ("1", "true", "yes", "on")
-    if comparing:
-        require_eager(f"{COMPARE}=1")
     if implementation == "reference":
         require_eager(f"{registry.VARIABLE}=reference")
     from vllm_ascend.device.device_op import DeviceOperator
@@ -53,10 +41,6 @@ def prepare() -> None:
     if implementation in OURS:
         replace_kernels(DeviceOperator, implementation)
         logger.warning("glm5-ascend: %s=%s, attention runs on our kernels", registry.VARIABLE, implementation)
-    if comparing:
-        steps = int(os.environ.get(STEPS, "8"))
-        compare.wrap(DeviceOperator, steps)
-        logger.warning("glm5-ascend: %s=1, the first %d calls per layer are compared: slow", COMPARE, steps)
 
 
 def require_eager(setting: str) -> None:
@@ -90,12 +74,12 @@ def replace_kernels(operator: Any, implementation: str) -> None:
     our_attention = registry.load("sparse_flash_attention", implementation)
 
     def select(*arguments: Any, **keywords: Any) -> torch.Tensor:
-        call = _call(indexer, arguments, keywords)
+        call = named(indexer, arguments, keywords)
         positions: torch.Tensor = our_indexer(*indexer_arguments(call))
         return positions[:, None]
 
     def sparse_attention(*arguments: Any, **keywords: Any) -> torch.Tensor:
-        call = _call(attention, arguments, keywords)
+        call = named(attention, arguments, keywords)
         if call.get("return_lse"):
             raise ConfigError("GLM5_KERNELS: decode context parallelism needs the official kernels", "unset it")
         out: torch.Tensor = our_attention(*attention_arguments(call), True)[0]
@@ -103,10 +87,3 @@ def replace_kernels(operator: Any, implementation: str) -> None:
 
     setattr(operator, INDEXER, staticmethod(select))
     setattr(operator, ATTENTION, staticmethod(sparse_attention))
-
-
-def _call(method: Any, arguments: Any, keywords: Any) -> dict[str, Any]:
-    call = named(method, arguments, keywords)
-    if has_int8_cache(call):
-        raise ConfigError("GLM5_KERNELS: int8 caches (C8) need the official kernels", "unset it, or C8 off")
-    return call

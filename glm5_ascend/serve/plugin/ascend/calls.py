@@ -1,7 +1,7 @@
 """Calls of vllm-ascend's DeviceOperator for sparse attention (0.23 and 0.30), converted to arguments of our ops.
 
 Arguments are taken by name from its signatures, so their order does not matter. From 0.30 on the indexer has its own
-caches, and its call no longer names the layer.
+caches.
 """
 
 from __future__ import annotations
@@ -19,79 +19,35 @@ from glm5_kernels.ops import PagedBatch
 INDEXER, ATTENTION = "indexer_select_post_process", "execute_sparse_flash_attention_process"
 #: The constant sparse_count in vllm-ascend's calls.
 TOPK = 2048
+_CACHE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def named(method: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a call by their parameter names in `method`."""
-    return dict(inspect.signature(method).bind(*arguments, **keywords).arguments)
+    """Arguments of a call by their parameter names in `method`.
 
-
-def layer_of(method: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
-    """Name of the calling layer; for an indexer of 0.30, which does not know it, the address of its cache."""
-    names = inspect.signature(method).parameters
-    if "sfa_impl" in names:
-        implementation = keywords.get("sfa_impl", arguments[0] if arguments else None)
-        return str(getattr(implementation, "layer_name", "?"))
-    caches = keywords["kv_cache"] if "kv_cache" in keywords else arguments[list(names).index("kv_cache")]
-    return f"indexer with its cache at {caches[0].data_ptr():#x}"
-
-
-def has_int8_cache(call: Mapping[str, Any]) -> bool:
-    """True for a call on int8 caches, whose layouts our NPU kernels do not read."""
-    caches = call["kv_cache"]
-    return bool(call.get("enable_sparse_li_c8")) or caches[0].dtype not in (
-        torch.bfloat16,
-        torch.float16,
-        torch.float32,
-    )
+    Raises:
+        ConfigError: the call is on int8 caches, whose layouts our NPU kernels do not read.
+    """
+    call = dict(inspect.signature(method).bind(*arguments, **keywords).arguments)
+    if call.get("enable_sparse_li_c8") or call["kv_cache"][0].dtype not in _CACHE_DTYPES:
+        raise ConfigError("GLM5_KERNELS: int8 caches (C8) need the official kernels", "unset it, or C8 off")
+    return call
 
 
 def indexer_arguments(call: Mapping[str, Any]) -> tuple[Any, ...]:
     """Arguments of `lightning_indexer`."""
-    return (
-        call["q_li"],
-        call["kv_cache"][indexer_cache_index(call)][:, :, 0],
-        call["weights"],
-        batch(call, call["attn_metadata"].block_table),
-        TOPK,
-    )
-
-
-def quantized_indexer_arguments(call: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Arguments of `lightning_indexer_quant`."""
-    first = indexer_cache_index(call)
-    keys, scales = call["kv_cache"][first][:, :, 0], call["kv_cache"][first + 1]
-    shape = tuple(call["q_li_shape_ori"])
-    return (
-        call["q_li"].view(shape),
-        keys,
-        call["weights"],
-        call["q_li_scale"].view(shape[:-1]),
-        scales.reshape(scales.shape[:2]),
-        batch(call, call["attn_metadata"].block_table),
-        TOPK,
-    )
-
-
-def indexer_cache_index(call: Mapping[str, Any]) -> int:
-    """Index of the indexer's keys among the caches; their scales come next. Packed latents contain the rotated keys."""
-    if "indexer_k_cache_idx" in call:  # 0.30
-        return int(call["indexer_k_cache_idx"])
-    return 1 if getattr(call["sfa_impl"], "enable_sparse_sfa_c8", False) else 2
+    keys = call["kv_cache"][call.get("indexer_k_cache_idx", 2)][:, :, 0]  # 0.23 has the caches of attention before it
+    return call["q_li"], keys, call["weights"], batch(call, call["attn_metadata"].block_table), TOPK
 
 
 def attention_arguments(call: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Arguments of `sparse_flash_attention`, or of `sparse_flash_attention_quant` for packed int8 latents."""
+    """Arguments of `sparse_flash_attention`."""
     table = call.get("block_table")
     if table is None:
         table = call["attn_metadata"].block_table
-    caches = [cache[:, :, 0] for cache in call["kv_cache"][: 1 if packed_latents(call) else 2]]
+    latents, rope = (cache[:, :, 0] for cache in call["kv_cache"][:2])
     topk_indices = call["topk_indices"].flatten(1)
-    return (call["ql_nope"], call["q_pe"], *caches, topk_indices, batch(call, table), call["sfa_impl"].scale)
-
-
-def packed_latents(call: Mapping[str, Any]) -> bool:
-    return bool(call["kv_cache"][0].dtype == torch.int8)
+    return call["ql_nope"], call["q_pe"], latents, rope, topk_indices, batch(call, table), call["sfa_impl"].scale
 
 
 def batch(call: Mapping[str, Any], table: torch.Tensor) -> PagedBatch:
