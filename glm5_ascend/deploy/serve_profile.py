@@ -20,7 +20,6 @@ from glm5_ascend.deploy.rules.load import ERROR
 from glm5_ascend.engine_lines import CPU, NPU, SGLANG
 from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError
 from glm5_ascend.serve.activation import on_ascend
-from glm5_ascend.serve.c8_flags import with_keys
 from glm5_ascend.serve.environment import require_cpu_environment, version_of
 from glm5_ascend.serve.flags import ServerCommand, given_flags, value_of
 from glm5_ascend.serve.launch import KEY_GUARD, SERVER_MODULE, become, port_of, refuse_flags, require_free_port
@@ -95,7 +94,7 @@ def on_this_platform(profile: Profile, checkpoint: CheckpointSummary, argv: list
     if profile.platform != CPU:
         return argv
     quantized = bool(checkpoint.types) and "--quantization" not in given_flags(argv)
-    model, *flags = with_keys(argv[2:])
+    model, *flags = argv[2:]
     head = [sys.executable, "-m", SERVER_MODULE, "serve", model]
     return [*head, *(["--quantization", "ascend"] if quantized else []), *flags]
 

@@ -14,7 +14,6 @@ from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.errors import ConfigError, shortened
 from glm5_ascend.serve.activation import on_ascend
-from glm5_ascend.serve.c8_flags import with_keys
 from glm5_ascend.serve.environment import require_cpu_environment
 from glm5_ascend.serve.flags import ServerCommand, given_flags, value_of
 from glm5_ascend.serve.servable import check_directory
@@ -122,8 +121,7 @@ def build_command(
             argv += [flag] if value is None else [flag, value]
     variables = ENVIRONMENT if on_ascend() else {**ENVIRONMENT, **CPU_ENVIRONMENT}
     env = {name: value for name, value in variables.items() if name not in os.environ}
-    argv = [*argv, "--middleware", KEY_GUARD, *extra]
-    return ServerCommand(env, argv if on_ascend() else with_keys(argv)).without_key()
+    return ServerCommand(env, [*argv, "--middleware", KEY_GUARD, *extra]).without_key()
 
 
 def refuse_flags(extra: Sequence[str]) -> None:

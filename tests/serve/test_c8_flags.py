@@ -10,8 +10,7 @@ from packaging.version import Version
 
 from glm5_ascend.deploy.diagnosis.preflight import preflight
 from glm5_ascend.deploy.profiles.load import load
-from glm5_ascend.deploy.rules.facts import of_command
-from glm5_ascend.serve.c8_flags import with_flags, with_keys
+from glm5_ascend.serve.c8_flags import with_flags
 
 BOTH = {"enable_sparse_sfa_c8": True, "enable_sparse_li_c8": True}
 
@@ -22,37 +21,13 @@ def test_a_profile_is_written_in_the_spelling_of_its_version() -> None:
         "max-num-seqs": 4, "additional-config": {"enable_dsa_cp": True}, "kv-cache-dtype": "int8",
         "attention-config": {"indexer_kv_dtype": "int8"},
     }  # fmt: skip
-    off = {"additional-config": {"enable_sparse_sfa_c8": False}}
-    assert with_flags(off) == {}
+    assert with_flags({"additional-config": {"enable_sparse_sfa_c8": False}}) == {}
     assert with_flags({"max-num-seqs": 4}) == {"max-num-seqs": 4}
     profile = load("a3-1m")
     old, new = (profile.role(None).for_version(Version(text)) for text in ("0.23.0", "0.30.0rc2"))
     assert old == profile.role(None)
     assert "enable_sparse_li_c8" not in new.args["additional-config"]
     assert new.args["attention-config"] == {"indexer_kv_dtype": "int8"}
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--kv-cache-dtype", "int8", "--attention_config.indexer_kv_dtype", "int8"],
-        ["--kv_cache_dtype=int8", "--attention-config.indexer-kv-dtype=int8"],
-        ["--kv-cache-dtype", "int8", "--attention-config", '{"indexer_kv_dtype": "int8"}'],
-    ],
-)
-def test_the_cpu_server_is_told_in_keys(words: list[str]) -> None:
-    argv = with_keys(["vllm", "serve", "D", "--additional-config", '{"other": 1}', *words, "--seed", "1"])
-    assert json.loads(argv[-1]) == {"other": 1, **BOTH}
-    assert argv[5:7] == ["--seed", "1"] and argv[-2] == "--additional-config"
-    facts = of_command(argv, {})
-    assert facts["sfa_c8"] and facts["li_c8"] and not facts["new_c8_flags"]
-
-
-def test_what_asks_for_no_int8_cache_stays() -> None:
-    for words in (["--kv-cache-dtype", "fp8"], ["--attention-config", '{"backend": "X"}'], ["--kv-cache-dtype=auto"]):
-        assert with_keys(["vllm", *words]) == ["vllm", *words]
-    argv = with_keys(["--attention-config", '{"backend": "X", "indexer_kv_dtype": "int8"}'])
-    assert argv[:2] == ["--attention-config", '{"backend": "X"}']
 
 
 def test_rules_read_what_the_installed_version_would_be_told(monkeypatch: pytest.MonkeyPatch) -> None:

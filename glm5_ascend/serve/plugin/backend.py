@@ -16,10 +16,9 @@ from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionMetadata,
     AttentionMetadataBuilder,
-    MultipleOf,
+    MLAAttentionImpl,
 )
 
-from glm5_ascend.serve.plugin.compat import SparseMLAImplBase, cache_shape
 from glm5_kernels.ops import PagedBatch
 
 
@@ -74,7 +73,7 @@ class SparseMLAMetadataBuilder(AttentionMetadataBuilder[SparseMLAMetadata]):  # 
         )
 
 
-class SparseMLAImpl(SparseMLAImplBase[SparseMLAMetadata]):  # type: ignore[misc]
+class SparseMLAImpl(MLAAttentionImpl[SparseMLAMetadata]):  # type: ignore[misc]
     """Lets vLLM's `MLAAttention` do no dense prefill, no second absorption and no second cache write."""
 
     is_sparse = True
@@ -94,22 +93,13 @@ class SparseMLAImpl(SparseMLAImplBase[SparseMLAMetadata]):  # type: ignore[misc]
         self.num_heads, self.head_size, self.scale = num_heads, head_size, scale
         self.topk_indices_buffer = topk_indices_buffer
 
-    def do_kv_cache_update(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError(
-            "the cache is written by glm5_ascend::mla_preprocess (see glm5_ascend/serve/plugin/mla.py)"
-        )
-
     def forward_mqa(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError(
-            "attention runs in glm5_ascend::sparse_flash_attention (see glm5_ascend/serve/plugin/mla.py)"
-        )
+        raise NotImplementedError("SparseMLA.attend (glm5_ascend/serve/plugin/mla.py) computes attention")
 
 
 class SparseMLABackend(AttentionBackend):  # type: ignore[misc]
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float32, torch.bfloat16, torch.float16]
     supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "bfloat16", "float16", "float32"]
-    forward_includes_kv_cache_update: bool = True
-    get_kv_cache_shape = staticmethod(cache_shape)
 
     @staticmethod
     def get_name() -> str:
@@ -122,18 +112,6 @@ class SparseMLABackend(AttentionBackend):  # type: ignore[misc]
     @staticmethod
     def get_builder_cls() -> type[SparseMLAMetadataBuilder]:
         return SparseMLAMetadataBuilder
-
-    @staticmethod
-    def get_metadata_cls() -> type[SparseMLAMetadata]:
-        return SparseMLAMetadata
-
-    @staticmethod
-    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
-        return [MultipleOf(1)]
-
-    @classmethod
-    def get_supported_head_sizes(cls) -> list[int]:
-        return []  # any
 
     @classmethod
     def is_mla(cls) -> bool:

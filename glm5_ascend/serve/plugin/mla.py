@@ -17,8 +17,7 @@ from vllm.model_executor.layers.mla import MultiHeadLatentAttentionWrapper
 
 from glm5_ascend.errors import MissingEnvironmentError
 from glm5_ascend.serve.plugin.backend import SparseMLAMetadata, current_metadata
-from glm5_ascend.serve.plugin.caches import LatentAttention
-from glm5_ascend.serve.plugin.compat import install, mla_modules
+from glm5_ascend.serve.plugin.caches import LatentAttention, install
 from glm5_ascend.serve.plugin.indexer import choose_positions, install_cache
 from glm5_ascend.serve.plugin.linear import linear_weights
 from glm5_ascend.serve.plugin.platform import int8_caches
@@ -39,8 +38,6 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
             install_cache(self.indexer)
         install(self.mla_attn, LatentAttention)
         self.mla_attn.has_int8_cache = int8_caches(get_current_vllm_config()).latents
-        modules = mla_modules(args, kwargs)
-        self.topk_indices_buffer = modules.topk_indices_buffer  # layers without an indexer get it here in all versions
         for linear in (self.fused_qkv_a_proj, self.q_b_proj):
             linear._cpu_skip_gemm_dispatch = True  # keep the weight: mla_preprocess multiplies with it
 
@@ -91,7 +88,7 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
         )
         if is_int8:
             ops.write_rows(cache, metadata.slot_mapping, ops.pack_latents(ckv[0], kpe[0]))
-        topk_indices = self.topk_indices_buffer[:tokens]
+        topk_indices = self.mla_attn.impl.topk_indices_buffer[:tokens]
         if self.indexer is not None and not self.skip_topk:
             topk_indices.copy_(
                 choose_positions(self.indexer, hidden_states, q_c, positions, self.indexer_rope_emb, metadata)

@@ -89,7 +89,7 @@ def refuse_unsupported(vllm_config: VllmConfig) -> None:
     if vllm_config.cache_config.cache_dtype not in ("auto", "bfloat16", "float16", "float32"):
         raise ConfigError(
             f"kv cache dtype {vllm_config.cache_config.cache_dtype!r} is not implemented for the CPU",
-            "drop --kv-cache-dtype, or int8 (see glm5_ascend/serve/README.md)",
+            "drop --kv-cache-dtype; --additional-config makes caches int8 (glm5_ascend/serve/README.md)",
         )
 
 
