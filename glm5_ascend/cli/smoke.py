@@ -28,13 +28,11 @@ def run(options: SmokeOptions, output: Output) -> int:
     from glm5_ascend.serve import smoke
     from glm5_ascend.serve.client import Client, server_address
 
-    key = options.key or os.environ.get("OPENAI_API_KEY", "")
-    client = Client(server_address(options.url), options.model, options.timeout, key)
+    client = Client(server_address(options.url), key=os.environ.get("OPENAI_API_KEY", ""))
     entry, long_tokens = client.entry(), options.long_tokens
     if long_tokens is None:
         long_tokens = min(LONGEST_DEFAULT, (entry.get("max_model_len") or 2 * LONGEST_DEFAULT) // 2)
-    bounds = smoke.SmokeBounds(long_tokens, options.min_acceptance)
-    results = smoke.run(replace(client, model=entry["id"]), bounds)
+    results = smoke.run(replace(client, model=entry["id"]), long_tokens)
     code = EXIT_CHECK_FAILED if any(result.status == smoke.FAILED for result in results) else EXIT_OK
     report = {"schema_version": 1, "command": "smoke", "ok": code == EXIT_OK, "exit_code": code, "url": options.url}
     lines = [printable(f"{result.check:<15} {result.status:<8} {result.detail}") for result in results]

@@ -100,9 +100,8 @@ class Client:
         body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": 256, **options}
         answer = Answer()
         if options.get("stream"):
-            for event in self.stream(CHAT, {**body, "stream_options": {"include_usage": True}}):
-                with self._checked(CHAT):
-                    answer.add(ChatReply.model_validate(event))
+            for reply in self.events(body):
+                answer.add(reply)
             return answer
         content = self._parsed("POST", CHAT, body)
         with self._checked(CHAT):

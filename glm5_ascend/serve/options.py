@@ -42,13 +42,7 @@ class ServeOptions:
 
 @dataclass(frozen=True)
 class SmokeOptions:
-    """Options of `glm5-ascend smoke`.
-
-    Attributes:
-        min_acceptance: tokens per step with MTP below which the check fails; None: a warning below 2.5.
-        model: the server's name for the model; "" is its first one.
-        timeout: seconds for one answer. key: API key, "" for none.
-    """
+    """Options of `glm5-ascend smoke`."""
 
     url: Annotated[str, Argument("URL", "Server or router, http://HOST:PORT.")]
     _: KW_ONLY
@@ -58,10 +52,6 @@ class SmokeOptions:
             "Length of the long prompt; 0: none.", min=0, max=10_000_000, default_text="half the context, at most 8192"
         ),
     ] = None
-    min_acceptance: float | None = None
-    model: str = ""
-    timeout: float = 300.0
-    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,8 +60,6 @@ class WatchOptions:
 
     Attributes:
         polls: number of polls; 0: no end.
-        metrics_host: address for `metrics_port`.
-        min_acceptance: least tokens per step with MTP; None: half of the speed-up in `canaries`, else 1.3.
         model: the server's name for the model; "" is its first one.
         timeout: seconds for one answer. key: API key, "" for none.
         on_poll: called with the number of polls and the `WatchState` after each poll.
@@ -86,14 +74,12 @@ class WatchOptions:
     interval: Annotated[float, Option("Seconds from one poll to the next.", "S", min=0, max=86400)] = 10.0
     once: Annotated[bool, Option("Two polls, for cron: exit code 0 healthy, 1 garbage, 3 unreachable.")] = False
     metrics_port: Annotated[
-        int | None, Option("GET /metrics for Prometheus; 0: any free port.", min=0, max=65535, panel=EXPORT)
+        int | None, Option("Port for GET /metrics by Prometheus.", min=1, max=65535, panel=EXPORT)
     ] = None
     textfile: Annotated[
         StrPath | None, Option("File for the node exporter, written after each poll.", "FILE", panel=EXPORT)
     ] = None
     polls: int = 0
-    metrics_host: str = "127.0.0.1"
-    min_acceptance: float | None = None
     model: str = ""
     timeout: float = 60.0
     key: str = ""

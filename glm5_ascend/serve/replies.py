@@ -91,9 +91,7 @@ class Answer:
         for choice in reply.choices:
             self.chunks += choice.message is None
             self.finish = choice.finish_reason or self.finish
-            message = choice.message or choice.delta
-            if message is None:
-                raise ValueError("a choice without message and delta")
+            message = choice.message or choice.delta or Message()
             self.content += message.content or ""
             self.reasoning += message.thoughts
             for call in message.tool_calls or ():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,19 +53,6 @@ def verdict(results: Sequence[SmokeResult]) -> str:
     return f"{'failed' if failed else 'ok'}: {'; '.join(parts)}"
 
 
-@dataclass(frozen=True)
-class SmokeBounds:
-    """Bounds of the checks.
-
-    Attributes:
-        long_tokens: least length of the long prompt; 0: none.
-        min_acceptance: tokens per step with MTP below which the check fails; None: a warning below `LOW_ACCEPTANCE`.
-    """
-
-    long_tokens: int
-    min_acceptance: float | None = None
-
-
 def user(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text}]
 
@@ -80,7 +67,7 @@ def markup_in(answer: Answer) -> list[str]:
     return [mark for mark in MARKUP if mark in answer.content]
 
 
-def canary(client: Client, bounds: SmokeBounds) -> SmokeResult:
+def canary(client: Client) -> SmokeResult:
     wrong = []
     for question, right in CANARIES.items():
         content = client.chat(user(question)).content
@@ -91,16 +78,17 @@ def canary(client: Client, bounds: SmokeBounds) -> SmokeResult:
     return SmokeResult("canary answers", FAILED if wrong else OK, detail, {"right": good, "asked": len(CANARIES)})
 
 
-def tool_call(client: Client, bounds: SmokeBounds) -> SmokeResult:
+def tool_call(client: Client) -> SmokeResult:
     """A tool call that the model decides to make, whole and streamed."""
     for stream in (False, True):
         answer = client.chat(user("What is the weather in Oslo?"), tools=[WEATHER], tool_choice="auto", stream=stream)
-        if problem := _tool_problem(answer):
+        if problem := tool_problem(answer, "Oslo"):
             return SmokeResult("tool call", FAILED, f"{'streamed' if stream else 'whole'}: {problem}")
     return SmokeResult("tool call", OK, "get_weather(city='Oslo'), whole and streamed")
 
 
-def _tool_problem(answer: Answer) -> str:
+def tool_problem(answer: Answer, city: str) -> str:
+    """What is wrong with a call of `WEATHER` for a city; "" for a correct one."""
     if len(answer.tool_calls) != 1:
         return f"{len(answer.tool_calls)} calls, text {answer.content[:60]!r}"
     name, text = answer.tool_calls[0]
@@ -110,12 +98,12 @@ def _tool_problem(answer: Answer) -> str:
         return f"arguments are not JSON: {text[:60]!r}"
     if not isinstance(arguments, dict):
         return f"arguments are not an object: {text[:60]!r}"
-    if name != "get_weather" or "oslo" not in str(arguments.get("city")).lower() or markup_in(answer):
+    if name != "get_weather" or city.lower() not in str(arguments.get("city")).lower() or markup_in(answer):
         return f"{shortened(name)}({shown(arguments)}) {markup_in(answer) or ''}"
     return "" if answer.finish == "tool_calls" else f"finish_reason {shown(answer.finish)}, not 'tool_calls'"
 
 
-def thinking(client: Client, bounds: SmokeBounds) -> SmokeResult:
+def thinking(client: Client) -> SmokeResult:
     """Reasoning is separate from the answer, and absent when it is switched off."""
     question = next(iter(CANARIES))
     on, off = client.chat(user(question)), client.chat(user(question), **NO_THINKING)
@@ -128,7 +116,7 @@ def thinking(client: Client, bounds: SmokeBounds) -> SmokeResult:
     return SmokeResult("thinking", OK, f"{len(on.reasoning)} characters of reasoning, none when switched off")
 
 
-def streaming(client: Client, bounds: SmokeBounds) -> SmokeResult:
+def streaming(client: Client) -> SmokeResult:
     question, right = next(iter(CANARIES.items()))
     answer = client.chat(user(question), stream=True)
     good = right in answer.content and answer.chunks > 1 and answer.finish == "stop" and answer.completion_tokens > 0
@@ -138,9 +126,9 @@ def streaming(client: Client, bounds: SmokeBounds) -> SmokeResult:
     )
 
 
-def long_prompt(client: Client, bounds: SmokeBounds) -> SmokeResult:
+def long_prompt(client: Client, long_tokens: int) -> SmokeResult:
     """A long conversation of sums, then one more. Beyond 2048 tokens the indexer selects positions."""
-    if bounds.long_tokens <= 0:
+    if long_tokens <= 0:
         return SmokeResult("long prompt", SKIPPED, "not requested")
     turns = conversation(48)
     per_turn = client.chat(turns, max_tokens=1).prompt_tokens / len(turns)
@@ -148,12 +136,12 @@ def long_prompt(client: Client, bounds: SmokeBounds) -> SmokeResult:
         return SmokeResult(
             "long prompt", FAILED, f"usage counts {per_turn * len(turns):.0f} tokens in {len(turns)} turns"
         )
-    turns = conversation(int(bounds.long_tokens / per_turn) // 2 * 2 + 2)
+    turns = conversation(int(long_tokens / per_turn) // 2 * 2 + 2)
     question, right = next(iter(CANARIES.items()))
     answer = client.chat([*turns, *user(question)], **NO_THINKING)
     values = {"prompt_tokens": answer.prompt_tokens, "right": right in answer.content}
     detail = f"{answer.prompt_tokens} tokens, answer {answer.content.strip()[:40]!r}"
-    if degenerate(answer.content) or answer.prompt_tokens < bounds.long_tokens:
+    if degenerate(answer.content) or answer.prompt_tokens < long_tokens:
         return SmokeResult("long prompt", FAILED, detail, values)
     return SmokeResult("long prompt", OK if values["right"] else WARNING, detail, values)
 
@@ -168,40 +156,45 @@ def conversation(turns: int) -> list[dict[str, Any]]:
     return messages
 
 
-def acceptance(client: Client, bounds: SmokeBounds, before: dict[str, float]) -> SmokeResult:
+def drafts_and_accepted(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[float, float]:
+    """Steps with drafts (MTP) and accepted draft tokens between two readings of vLLM's metrics."""
+    drafts, accepted = (after.get(name, 0.0) - before.get(name, 0.0) for name in (DRAFTS, ACCEPTED))
+    return drafts, accepted
+
+
+def acceptance(client: Client, before: Mapping[str, float]) -> SmokeResult:
     """Tokens per step with MTP, over the earlier checks."""
     after = client.metrics()
-    drafts = after.get(DRAFTS, 0.0) - before.get(DRAFTS, 0.0)
-    if after.get(SGLANG_LENGTH):
-        return _acceptance_result(after[SGLANG_LENGTH], None, bounds)
-    if DRAFTS not in after or not drafts:
-        missing = bounds.min_acceptance is not None
-        return SmokeResult(
-            "MTP acceptance", FAILED if missing else SKIPPED, "/metrics counts no drafts: the server runs without MTP"
-        )
-    return _acceptance_result(1 + (after.get(ACCEPTED, 0.0) - before.get(ACCEPTED, 0.0)) / drafts, drafts, bounds)
-
-
-def _acceptance_result(length: float, steps: float | None, bounds: SmokeBounds) -> SmokeResult:
-    """Compare tokens per step with the bound. steps: their number, None if the server does not report it."""
-    status = FAILED if bounds.min_acceptance is not None and length < bounds.min_acceptance else OK
-    if bounds.min_acceptance is None and length < LOW_ACCEPTANCE:
-        status = WARNING
-    values = {"tokens_per_step": round(length, 3)} | ({} if steps is None else {"steps": int(steps)})
-    over = "its last steps" if steps is None else f"{steps:.0f} steps"
+    length, over = after.get(SGLANG_LENGTH, 0.0), "its last steps"
+    values: dict[str, Any] = {}
+    if not length:
+        drafts, accepted = drafts_and_accepted(before, after)
+        if drafts <= 0:
+            return SmokeResult("MTP acceptance", SKIPPED, "/metrics counts no drafts: the server runs without MTP")
+        length, over, values = 1 + accepted / drafts, f"{drafts:.0f} steps", {"steps": int(drafts)}
+    status = OK if length >= LOW_ACCEPTANCE else WARNING
+    values = {"tokens_per_step": round(length, 3), **values}
     return SmokeResult("MTP acceptance", status, f"{length:.2f} tokens per step over {over}", values)
 
 
-CHECKS: tuple[Callable[[Client, SmokeBounds], SmokeResult], ...] = (canary, tool_call, thinking, streaming, long_prompt)
+def run(client: Client, long_tokens: int) -> list[SmokeResult]:
+    """Run all checks. A check that the server answers with an error fails, and the others still run.
 
-
-def run(client: Client, bounds: SmokeBounds) -> list[SmokeResult]:
-    """Run all checks. A check that the server answers with an error fails, and the others still run."""
+    Args:
+        long_tokens: least length of the long prompt; 0: none.
+    """
+    checks: dict[str, Callable[[], SmokeResult]] = {
+        "canary answers": lambda: canary(client),
+        "tool call": lambda: tool_call(client),
+        "thinking": lambda: thinking(client),
+        "streaming": lambda: streaming(client),
+        "long prompt": lambda: long_prompt(client, long_tokens),
+    }
     before = client.metrics()
     results = []
-    for check in CHECKS:
+    for name, check in checks.items():
         try:
-            results.append(check(client, bounds))
+            results.append(check())
         except CheckFailedError as error:
-            results.append(SmokeResult(check.__name__.replace("_", " "), FAILED, error.message))
-    return [*results, acceptance(client, bounds, before)]
+            results.append(SmokeResult(name, FAILED, error.message))
+    return [*results, acceptance(client, before)]

@@ -108,7 +108,7 @@ def run_doctor(acceptance: Acceptance) -> StepResult:
 def run_smoke(acceptance: Acceptance) -> StepResult:
     """`smoke URL`."""
     longest = acceptance.server.entry().get("max_model_len") or 2 * LONGEST_PROMPT
-    lines = smoke.run(acceptance.server, smoke.SmokeBounds(min(LONGEST_PROMPT, longest // 2)))
+    lines = smoke.run(acceptance.server, min(LONGEST_PROMPT, longest // 2))
     statuses = {line.status for line in lines}
     status = FAILED if smoke.FAILED in statuses else WARNING if smoke.WARNING in statuses else OK
     figures = {line.check: {"status": line.status, "detail": line.detail, **line.values} for line in lines}

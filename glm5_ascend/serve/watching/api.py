@@ -92,9 +92,9 @@ def watch(options: WatchOptions) -> WatchReport:
         raise ConfigError(f"{textfile}: no such directory", "create it, or name another file with --textfile")
     client = Client(server_address(options.url), options.model, options.timeout, options.key)
     poller, report = Poller(client, canaries), WatchReport(client.url)
-    judge = Judge(canaries.tokens_per_step, options.min_acceptance)
+    judge = Judge(canaries.tokens_per_step)
     metrics = WatchMetrics(client.url, judge.least)
-    with exported(metrics, options.metrics_port, options.metrics_host):
+    with exported(metrics, options.metrics_port):
         for number in itertools.count(1):
             began = time.monotonic()
             poll = poller.poll()

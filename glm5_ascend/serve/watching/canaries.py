@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,7 +21,7 @@ from glm5_ascend.errors import CheckFailedError, TextError, shown
 from glm5_ascend.files.untrusted import read_json_object
 from glm5_ascend.files.written import write_file
 from glm5_ascend.serve.client import Answer, Client
-from glm5_ascend.serve.smoke import ACCEPTED, CANARIES, DRAFTS, NO_THINKING, degenerate, user
+from glm5_ascend.serve.smoke import CANARIES, NO_THINKING, degenerate, drafts_and_accepted, user
 
 #: Number of times that `learn` asks each question: answers that differ between them are not compared later.
 ROUNDS = 3
@@ -156,13 +156,9 @@ def learn(client: Client, questions: Sequence[Canary] = LEARN_QUESTIONS) -> Cana
             f"{client.url}: only {len(canaries)} of {len(questions)} questions get the same answer {ROUNDS} times",
             "learn from a healthy server, at temperature 0",
         )
-    per_step = _tokens_per_step(before, client.metrics())
+    drafts, accepted = drafts_and_accepted(before, client.metrics())
+    per_step = 1 + accepted / drafts if drafts > 0 else 0.0
     return CanarySet(canaries=tuple(canaries), tokens_per_step=per_step, model=client.model)
-
-
-def _tokens_per_step(before: Mapping[str, float], after: Mapping[str, float]) -> float:
-    drafts = after.get(DRAFTS, 0.0) - before.get(DRAFTS, 0.0)
-    return 1 + (after.get(ACCEPTED, 0.0) - before.get(ACCEPTED, 0.0)) / drafts if drafts > 0 else 0.0
 
 
 def _learn_one(client: Client, canary: Canary) -> Canary | None:

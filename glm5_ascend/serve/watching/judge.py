@@ -65,14 +65,13 @@ class Judge:
 
     Args:
         recorded: tokens per step of a healthy server, 0 for unknown.
-        least: tokens per step below which the acceptance is bad; None: from `recorded`, or `LEAST_PER_STEP`.
+    Attributes:
+        least: tokens per step below which the acceptance is bad.
     """
 
-    def __init__(self, recorded: float = 0.0, least: float | None = None) -> None:
+    def __init__(self, recorded: float = 0.0) -> None:
         self.window: deque[WatchPoll] = deque(maxlen=WINDOW)
-        if least is None:
-            least = 1 + SPEEDUP_SHARE * (recorded - 1) if recorded > 1 else LEAST_PER_STEP
-        self.least = least
+        self.least = 1 + SPEEDUP_SHARE * (recorded - 1) if recorded > 1 else LEAST_PER_STEP
 
     def judge(self, poll: WatchPoll) -> WatchState:
         """State after this poll. A poll without any answer does not enter the window."""

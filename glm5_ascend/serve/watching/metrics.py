@@ -77,24 +77,24 @@ def _escaped(text: str) -> str:
 
 
 @contextmanager
-def exported(metrics: WatchMetrics, port: int | None, host: str) -> Iterator[int | None]:
-    """Answer GET /metrics on `port` (0: any free one) while the block runs; yields the port. None: no port.
+def exported(metrics: WatchMetrics, port: int | None) -> Iterator[None]:
+    """Answer GET /metrics on `port` of this machine while the block runs. None: no port.
 
     Raises:
         ConfigError: the port cannot be opened.
     """
     if port is None:
-        yield None
+        yield
         return
     try:
-        server = ThreadingHTTPServer((host, port), _handler(metrics))
+        server = ThreadingHTTPServer(("127.0.0.1", port), _handler(metrics))
     except OSError as error:
-        raise ConfigError(f"--metrics-port {host}:{port}: {error.strerror or error}", "choose another one") from None
+        raise ConfigError(f"--metrics-port {port}: {error.strerror or error}", "choose another one") from None
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield server.server_port
+        yield
     finally:
         server.shutdown()
         server.server_close()

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from glm5_ascend.errors import CheckFailedError, MissingEnvironmentError, shown
-from glm5_ascend.files.untrusted import parse_json
-from glm5_ascend.serve.client import Answer, Client
-from glm5_ascend.serve.smoke import ACCEPTED, DRAFTS, NO_THINKING, SGLANG_LENGTH, WEATHER, user
+from glm5_ascend.errors import CheckFailedError, MissingEnvironmentError, shortened, shown
+from glm5_ascend.serve.client import Client
+from glm5_ascend.serve.smoke import ACCEPTED, DRAFTS, NO_THINKING, SGLANG_LENGTH, WEATHER, tool_problem, user
 from glm5_ascend.serve.watching.canaries import (
     MAX_TOKENS,
     Canary,
@@ -130,7 +129,8 @@ class Poller:
         )  # fmt: skip
         if repeats(answer.content) or repeats(answer.reasoning):
             return REPEATED, shown(answer.content or answer.reasoning, 80)
-        return (GOOD, "") if _has_one_call(answer) else (EMPTY, f"calls {shown(answer.tool_calls, 80)}")
+        problem = tool_problem(answer, city)
+        return (EMPTY, shortened(problem, 80)) if problem else (GOOD, "")
 
     def _read_metrics(self, result: WatchPoll) -> None:
         """Add the MTP steps since the last reading; a counter that decreased belongs to a restarted server."""
@@ -147,14 +147,3 @@ class Poller:
                 accepted = counters.get((ACCEPTED, engine), 0.0) - before.get((ACCEPTED, engine), 0.0)
                 if drafts > 0 and accepted >= 0:
                     result.steps[engine] = drafts, accepted
-
-
-def _has_one_call(answer: Answer) -> bool:
-    """True for one call with a city in its arguments."""
-    if len(answer.tool_calls) != 1:
-        return False
-    try:
-        arguments = parse_json(answer.tool_calls[0][1])
-    except ValueError:
-        return False
-    return isinstance(arguments, dict) and bool(arguments.get("city"))
