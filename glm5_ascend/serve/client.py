@@ -141,14 +141,11 @@ class Client:
 
     def is_sglang(self) -> bool:
         """True if the server has SGLang's description of its model, which vLLM does not have."""
-        for path in ("/model_info", "/get_model_info"):  # the second is the older name
-            try:
-                description = self._parsed("GET", path)
-            except CheckFailedError:
-                continue
-            if isinstance(description, dict) and "is_generation" in description:
-                return True
-        return False
+        try:
+            description = self._parsed("GET", "/model_info")
+        except CheckFailedError:
+            return False
+        return isinstance(description, dict) and "is_generation" in description
 
     def score(self, prompt: list[int], tokens: list[int]) -> list[float] | None:
         """Log-probability of each of `tokens` after `prompt`, in nats; None if the server does not return them."""

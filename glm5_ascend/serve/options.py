@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from glm5_ascend.options import Argument, ExtraArguments, Option, StrPath
 
-EXPORT = "Metrics"
 _WITH_PROFILE = "For --profile with several machines: "
 
 
@@ -73,11 +72,8 @@ class WatchOptions:
     ] = None
     interval: Annotated[float, Option("Seconds from one poll to the next.", "S", min=0, max=86400)] = 10.0
     once: Annotated[bool, Option("Two polls, for cron: exit code 0 healthy, 1 garbage, 3 unreachable.")] = False
-    metrics_port: Annotated[
-        int | None, Option("Port for GET /metrics by Prometheus.", min=1, max=65535, panel=EXPORT)
-    ] = None
     textfile: Annotated[
-        StrPath | None, Option("File for the node exporter, written after each poll.", "FILE", panel=EXPORT)
+        StrPath | None, Option("File of metrics for Prometheus' node exporter, written after each poll.", "FILE")
     ] = None
     polls: int = 0
     model: str = ""

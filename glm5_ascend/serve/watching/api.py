@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from glm5_ascend.serve.client import Client, server_address
 from glm5_ascend.serve.options import WatchOptions
 from glm5_ascend.serve.watching.canaries import LEARN_QUESTIONS, SHIPPED, CanarySet, learn, read_canaries
 from glm5_ascend.serve.watching.judge import Judge, WatchState
-from glm5_ascend.serve.watching.metrics import WatchMetrics, exported
+from glm5_ascend.serve.watching.metrics import WatchMetrics
 from glm5_ascend.serve.watching.poll import GOOD, Poller, WatchPoll
 
 #: Polls of `--once`: a fault in one poll alone may be an accident.
@@ -84,7 +83,7 @@ def watch(options: WatchOptions) -> WatchReport:
 
     Raises:
         TextError: `canaries` is not such a file.
-        ConfigError: not a URL, a port that is taken, or a model that the server does not have.
+        ConfigError: not a URL, no directory for `textfile`, or a model that the server does not have.
     """
     canaries = SHIPPED if options.canaries is None else read_canaries(Path(options.canaries))
     textfile = options.textfile and Path(options.textfile)
@@ -94,22 +93,20 @@ def watch(options: WatchOptions) -> WatchReport:
     poller, report = Poller(client, canaries), WatchReport(client.url)
     judge = Judge(canaries.tokens_per_step)
     metrics = WatchMetrics(client.url, judge.least)
-    with exported(metrics, options.metrics_port):
-        for number in itertools.count(1):
-            began = time.monotonic()
-            poll = poller.poll()
-            state = judge.judge(poll)
-            report.add(poll, state)
-            metrics.add(poll, state)
-            if textfile:
-                write_file(textfile, metrics.text)
-            if options.on_poll is not None:
-                options.on_poll(number, state)
-            if number == (ONCE if options.once else options.polls):
-                break
-            if not options.once:
-                time.sleep(max(0.0, began + options.interval - time.monotonic()))
-    return report
+    while True:
+        began = time.monotonic()
+        poll = poller.poll()
+        state = judge.judge(poll)
+        report.add(poll, state)
+        text = metrics.add(poll, state)
+        if textfile:
+            write_file(textfile, text)
+        if options.on_poll is not None:
+            options.on_poll(report.polls, state)
+        if report.polls == (ONCE if options.once else options.polls):
+            return report
+        if not options.once:
+            time.sleep(max(0.0, began + options.interval - time.monotonic()))
 
 
 def learn_canaries(

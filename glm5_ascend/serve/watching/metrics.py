@@ -1,21 +1,16 @@
-"""Metrics of a watch for Prometheus: over HTTP, or as a file for the node exporter's textfile collector."""
+"""Metrics of a watch for Prometheus, as a file for the node exporter's textfile collector."""
 
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.watching.judge import FINDINGS, WatchState
 from glm5_ascend.serve.watching.poll import WatchPoll
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 HELP = {
     "up": ("gauge", "1 if the server answered anything in the last poll."),
     "healthy": ("gauge", "1 if it answered and there is no finding."),
@@ -40,13 +35,12 @@ class WatchMetrics:
     least_per_step: float
     answers: Counter[tuple[str, str]] = field(default_factory=Counter)
     polls: int = 0
-    text: str = ""
 
-    def add(self, poll: WatchPoll, state: WatchState) -> None:
+    def add(self, poll: WatchPoll, state: WatchState) -> str:
+        """Add a poll; returns the text for Prometheus."""
         self.polls += 1
         self.answers += poll.outcomes
-        # One assignment: a scrape in another thread sees the old text or the new one.
-        self.text = "\n".join(self._lines(state)) + "\n"
+        return "\n".join(self._lines(state)) + "\n"
 
     def _lines(self, state: WatchState) -> Iterator[str]:
         values: dict[str, list[tuple[dict[str, str], float]]] = {
@@ -74,47 +68,3 @@ class WatchMetrics:
 
 def _escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-@contextmanager
-def exported(metrics: WatchMetrics, port: int | None) -> Iterator[None]:
-    """Answer GET /metrics on `port` of this machine while the block runs. None: no port.
-
-    Raises:
-        ConfigError: the port cannot be opened.
-    """
-    if port is None:
-        yield
-        return
-    try:
-        server = ThreadingHTTPServer(("127.0.0.1", port), _handler(metrics))
-    except OSError as error:
-        raise ConfigError(f"--metrics-port {port}: {error.strerror or error}", "choose another one") from None
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def _handler(metrics: WatchMetrics) -> type[BaseHTTPRequestHandler]:
-    class Metrics(BaseHTTPRequestHandler):
-        timeout = 10.0  # ends the thread of a client that sends nothing
-
-        def do_GET(self) -> None:
-            is_metrics = self.path.partition("?")[0] == "/metrics"
-            body = metrics.text.encode() if is_metrics else b"GET /metrics\n"
-            self.send_response(200 if is_metrics else 404)
-            self.send_header("content-type", CONTENT_TYPE if is_metrics else "text/plain")
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Log nothing: one line per scrape is useless."""
-
-    return Metrics
