@@ -125,11 +125,7 @@ def build_command(
 
 
 def refuse_flags(extra: Sequence[str]) -> None:
-    """Raise `ConfigError` for flags that the platform would refuse later, with a traceback."""
-    if any("+rotary_embedding" in arg for arg in extra):
-        raise ConfigError(
-            "+rotary_embedding: vLLM's CPU rope kernel rotates GLM-5's queries wrongly", "drop it from the vLLM flags"
-        )
+    """Raise `ConfigError` for a flag that the platform would refuse later, with a traceback."""
     if value_of(extra, "--tensor-parallel-size") not in ("", "1"):
         raise ConfigError("--tensor-parallel-size: GLM-5 on a CPU runs with 1", "drop the flag")
 

@@ -18,7 +18,6 @@ DEFAULT_BLOCK_SIZE = 64
 LI_C8, SFA_C8 = "enable_sparse_li_c8", "enable_sparse_sfa_c8"
 #: Latents that share a scale in the int8 cache.
 TILE = 128
-ROPE_OFF, ROPE_ON = "-rotary_embedding", "+rotary_embedding"
 
 
 class Glm5CpuPlatform(CpuPlatform):  # type: ignore[misc]
@@ -59,11 +58,8 @@ class Glm5CpuPlatform(CpuPlatform):  # type: ignore[misc]
 
         from vllm.config import CompilationMode
 
-        compilation = vllm_config.compilation_config
-        compilation.mode = CompilationMode.NONE  # the layer reads the forward context: nothing to gain from tracing
-        # vLLM's C++ rope rotates 3-D queries wrongly, without an error. Remove when tests/serve/test_rope.py xpasses.
-        if ROPE_OFF not in compilation.custom_ops:
-            compilation.custom_ops.append(ROPE_OFF)
+        # The layer reads the forward context: nothing to gain from tracing.
+        vllm_config.compilation_config.mode = CompilationMode.NONE
 
 
 def is_dsa(vllm_config: VllmConfig) -> bool:
@@ -75,11 +71,6 @@ def is_dsa(vllm_config: VllmConfig) -> bool:
 
 def refuse_unsupported(vllm_config: VllmConfig) -> None:
     """Raise `ConfigError` for settings that give wrong numbers or are not implemented."""
-    if ROPE_ON in vllm_config.compilation_config.custom_ops:
-        raise ConfigError(
-            f"custom_ops contains {ROPE_ON}: vLLM's CPU rope kernel rotates GLM-5's queries wrongly",
-            f"remove {ROPE_ON} from --compilation-config",
-        )
     if vllm_config.parallel_config.tensor_parallel_size != 1:
         raise ConfigError(
             f"tensor_parallel_size is {vllm_config.parallel_config.tensor_parallel_size}; GLM-5 on a CPU runs with 1",
