@@ -11,7 +11,6 @@ import pytest
 
 from tests.serve.support import tiny_checkpoints
 from tests.serve.support.chat import ANSWER_LIMIT, API_KEY
-from tests.serve.support.oracle import hf_continue, hf_model
 from tests.support.command import environment
 from tests.support.fork_server import ForkServer
 from tests.support.server_process import ENGINE_ENVIRONMENT
@@ -26,22 +25,21 @@ Job = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="session")
 def float_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random fp32 model with an MTP layer."""
-    return tiny_checkpoints.write_float_checkpoint(tmp_path_factory.mktemp("float"))
+    """Random fp32 model with an MTP layer; as in GLM-5.2, the middle layer has no indexer and uses the first one's.
+
+    config.json has `indexer_types` alone, which vLLM does not read.
+    """
+    model = tiny_checkpoints.write_float_checkpoint(tmp_path_factory.mktemp("float"), indexers="FSF")
+    config = json.loads((model / "config.json").read_text())
+    del config["index_topk_pattern"]
+    (model / "config.json").write_text(json.dumps(config))
+    return model
 
 
 @pytest.fixture(scope="session")
-def w4a8_checkpoint(float_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """W8A8_DYNAMIC linears, W4A8_DYNAMIC routed experts."""
-    target = tmp_path_factory.mktemp("w4a8")
-    return tiny_checkpoints.quantize(float_checkpoint, target, static_attention=False, int4_experts=True)
-
-
-@pytest.fixture(scope="session")
-def w8a8_checkpoint(float_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """W8A8 (static) attention, W8A8_DYNAMIC everything else."""
-    target = tmp_path_factory.mktemp("w8a8")
-    return tiny_checkpoints.quantize(float_checkpoint, target, static_attention=True, int4_experts=False)
+def quantized_checkpoint(float_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Attention W8A8_DYNAMIC in the first layer and W8A8 in the others; experts W4A8_DYNAMIC, then W8A8_DYNAMIC."""
+    return tiny_checkpoints.quantize(float_checkpoint, tmp_path_factory.mktemp("quantized"))
 
 
 @pytest.fixture(scope="session")
@@ -75,25 +73,17 @@ def run_engine(tmp_path_factory: pytest.TempPathFactory, vllm_forks: ForkServer)
 
 
 @pytest.fixture(scope="session")
-def oracle(float_checkpoint: Path, prompts: list[list[int]]) -> dict[str, list[list[int]]]:
-    """transformers' greedy continuations, with sparse attention as trained and (negative control) dense."""
-    model = hf_model(float_checkpoint)
-    sparse = hf_continue(model, prompts)
-    for module in model.modules():
-        if type(module).__name__ == "GlmMoeDsaIndexer":
-            module.index_topk = 4096
-    return {"sparse": sparse, "dense": hf_continue(model, prompts)}
+def probe(vllm_forks: ForkServer) -> Job:
+    """Run a function of probes.py in a fork that has only imported vLLM; its report."""
 
+    def run(*arguments: str) -> dict[str, Any]:
+        variables = environment(**ENGINE_ENVIRONMENT, VLLM_PLUGINS="") if "stock" in arguments else environment()
+        done = vllm_forks.run("tests.serve.support.probes:main", list(arguments), variables)
+        assert done.returncode == 0, done.stderr[-3000:]
+        report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return report
 
-@pytest.fixture(scope="session")
-def shared_indexer_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """GLM-5.2's kind: the middle layer has no indexer and reuses the first one's choice."""
-    return tiny_checkpoints.write_float_checkpoint(tmp_path_factory.mktemp("shared"), indexers="FSF")
-
-
-@pytest.fixture(scope="session")
-def shared_indexer_oracle(shared_indexer_checkpoint: Path, prompts: list[list[int]]) -> list[list[int]]:
-    return hf_continue(hf_model(shared_indexer_checkpoint), prompts)
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -74,9 +74,6 @@ def test_bad_descriptions_are_refused(tmp_path: Path, changes: dict[str, Any], m
 def test_missing_and_broken_files(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="does not exist"):
         load_description(tmp_path)
-    (tmp_path / "quant_model_description.json").write_text("{")
-    with pytest.raises(CheckpointError, match="not valid JSON"):
-        load_description(tmp_path)
     (tmp_path / "quant_model_description.json").write_text("[]")
     with pytest.raises(CheckpointError, match="not a JSON object"):
         load_description(tmp_path)

@@ -19,7 +19,7 @@ from tests.support.command import glm5_ascend
 from tests.support.mixed_experts import write_mixed_experts
 from tests.support.tiny_model import fp8_blocks
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.long]
 pytest.importorskip("vllm")
 
 NEW_TOKENS = 12
@@ -58,10 +58,10 @@ def must_run(*arguments: object) -> None:
 @pytest.mark.parametrize(
     ("dtype", "indexers", "recipe"),
     [
-        pytest.param("bf16", "FFF", "w8a8", id="glm-5 bf16", marks=pytest.mark.long),
-        pytest.param("fp8", "FFF", "w4a8", id="glm-5.1 fp8", marks=pytest.mark.long),
+        pytest.param("bf16", "FFF", "w8a8", id="glm-5 bf16"),
+        pytest.param("fp8", "FFF", "w4a8", id="glm-5.1 fp8"),
         pytest.param("fp8", "FSF", "w4a8-mlapo", id="glm-5.2 fp8"),
-        pytest.param("bf16", "FFF", MIXED, id="glm-5 bf16, experts INT4 and INT8", marks=pytest.mark.long),
+        pytest.param("bf16", "FFF", MIXED, id="glm-5 bf16, experts INT4 and INT8"),
     ],
 )
 def test_quantize_verify_serve(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from glm5_ascend.serve.flags import ServerCommand
 from glm5_ascend.serve.foreground import _stage, end, run_server
 from glm5_ascend.serve.local_server import free_port
 from glm5_kernels.cache import MESSAGE
-from tests.support.command import environment, glm5_ascend, interruptible
+from tests.support.command import environment, glm5_ascend, in_process, interruptible
 
 #: A server that answers /health, with a child of its own in another session, as vLLM's engine is.
 SERVER = """
@@ -110,11 +111,9 @@ def test_end_kills_a_process_that_ignores_sigterm(tmp_path: Path) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
-def test_the_key_is_in_no_command_line(rotated_checkpoint: Path) -> None:
-    done = glm5_ascend("serve", rotated_checkpoint, "--dry-run", "--", "--api-key", "secret-1")
-    also = glm5_ascend(
-        "serve", rotated_checkpoint, "--profile", "cpu", "--dry-run", "--json", "--", "--api-key=secret-2"
-    )
+def test_the_key_is_in_no_command_line(tiny_w4a8: Path) -> None:
+    done = in_process("serve", tiny_w4a8, "--dry-run", "--", "--api-key", "secret-1")
+    also = in_process("serve", tiny_w4a8, "--profile", "cpu", "--dry-run", "--json", "--", "--api-key=secret-2")
     assert done.returncode == also.returncode == 0
     assert "secret" not in done.stdout + also.stdout and "VLLM_API_KEY" in done.stdout
     assert ServerCommand({}, ["vllm", "--api-key", "a", "--port", "1"]).without_key() == ServerCommand(
@@ -149,6 +148,15 @@ def test_serve_smoke_and_ctrl_c(rotated_checkpoint: Path, tmp_path: Path) -> Non
                 os.killpg(process.pid, signal.SIGKILL)
     lines = (tmp_path / "out").read_text().strip().splitlines()
     assert lines[0] == "importing vLLM" and lines[-1].startswith("interrupted")
+
+
+def test_two_processes_with_the_same_seed_get_different_ports() -> None:
+    """vLLM seeds `random` with 0 in every process."""
+    drawn = []
+    for _ in range(2):
+        random.seed(0)
+        drawn.append([free_port() for _ in range(10)])
+    assert drawn[0] != drawn[1]
 
 
 def test_the_stage_is_the_last_one_that_began() -> None:

@@ -13,31 +13,31 @@ pytestmark = pytest.mark.server
 pytest.importorskip("vllm")
 
 
-def acceptance_rate(run_engine: Any, directory: Path) -> float:
-    """Accepted share of drafted tokens (k = 1) on held-out chats, greedy, with the checkpoint as it is."""
+def drafts_of(run_engine: Any, directory: Path, prompts: list[list[int]], **engine: Any) -> tuple[Any, float]:
+    """The tokens of a greedy run with one draft token per step, and the accepted share."""
+    drafts = {"method": "mtp", "num_speculative_tokens": 1}
+    report = run_engine(
+        engine={"model": str(directory), "speculative_config": drafts, **engine}, prompts=prompts, new_tokens=32
+    )
+    metrics = report["spec_decode"]
+    rate = metrics["vllm:spec_decode_num_accepted_tokens"] / metrics["vllm:spec_decode_num_draft_tokens"]
+    return [output["tokens"] for output in report["passes"][0]], rate
+
+
+@pytest.mark.long
+def test_rotated_checkpoint_keeps_its_acceptance(
+    run_engine: Any, trained_checkpoint: Path, rotated_checkpoint: Path
+) -> None:
+    """On held-out chats."""
     from transformers import AutoTokenizer
 
     from benchmarks.training.held_out import held_out_questions, render_question
 
-    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(trained_checkpoint, trust_remote_code=False)
     questions = held_out_questions(seed=5, n=42)
     prompts = [tokenizer(render_question(tokenizer, q), add_special_tokens=False)["input_ids"] for q in questions]
-    engine: dict[str, Any] = {
-        "model": str(directory),
-        "speculative_config": {"method": "mtp", "num_speculative_tokens": 1},
-    }
-    if (directory / "quant_model_description.json").exists():
-        engine["quantization"] = "ascend"
-    metrics = run_engine(engine=engine, prompts=prompts, new_tokens=32)["spec_decode"]
-    drafts = metrics["vllm:spec_decode_num_draft_tokens"]
-    return float(metrics["vllm:spec_decode_num_accepted_tokens"] / drafts)
-
-
-def test_rotated_checkpoint_keeps_its_acceptance(
-    run_engine: Any, trained_checkpoint: Path, rotated_checkpoint: Path
-) -> None:
-    before, after = acceptance_rate(run_engine, trained_checkpoint), acceptance_rate(run_engine, rotated_checkpoint)
-    print(f"MTP acceptance: bf16 {before:.3f}, rotated W4A8 {after:.3f}")
+    _, before = drafts_of(run_engine, trained_checkpoint, prompts)
+    _, after = drafts_of(run_engine, rotated_checkpoint, prompts, quantization="ascend")
     assert before > 0.4, "the MTP layer was trained"
     assert after >= 0.9 * before, f"acceptance {before:.3f} fell to {after:.3f}"
 
@@ -90,41 +90,25 @@ def folded(source: Path, target: Path, *, is_rot_used: bool, has_rot: bool) -> P
     return target
 
 
-def drafts_of(run_engine: Any, directory: Path, prompts: list[list[int]], **engine: Any) -> tuple[Any, float]:
-    """The tokens of a greedy fp32 run with one draft token per step, and the accepted share."""
-    report = run_engine(
-        engine={
-            "model": str(directory),
-            "dtype": "float32",
-            "speculative_config": {"method": "mtp", "num_speculative_tokens": 1},
-            **engine,
-        },
-        prompts=prompts,
-        new_tokens=32,
-    )
-    metrics = report["spec_decode"]
-    rate = metrics["vllm:spec_decode_num_accepted_tokens"] / metrics["vllm:spec_decode_num_draft_tokens"]
-    return [output["tokens"] for output in report["passes"][0]], rate
-
-
 @pytest.mark.long
 def test_acceptance_depends_on_rot(run_engine: Any, guessable: Path, prompts: list[list[int]], tmp_path: Path) -> None:
     with_rot = folded(guessable, tmp_path / "with", is_rot_used=True, has_rot=True)
     without = folded(guessable, tmp_path / "without", is_rot_used=False, has_rot=False)
-    tokens, plain = drafts_of(run_engine, guessable, prompts)
-    tokens_rot, rate_rot = drafts_of(run_engine, with_rot, prompts, quantization="ascend")
-    tokens_without, rate_without = drafts_of(run_engine, without, prompts, quantization="ascend")
+    fp32 = {"dtype": "float32"}
+    tokens, plain = drafts_of(run_engine, guessable, prompts, **fp32)
+    tokens_rot, rate_rot = drafts_of(run_engine, with_rot, prompts, quantization="ascend", **fp32)
+    tokens_without, rate_without = drafts_of(run_engine, without, prompts, quantization="ascend", **fp32)
     assert tokens == tokens_rot == tokens_without
     assert plain > 0.5
     assert abs(rate_rot - plain) < 0.02
     assert rate_without < plain - 0.1
 
 
-@pytest.mark.parametrize(("is_rot_used", "has_rot"), [(True, False), (False, True)])
+@pytest.mark.parametrize(("is_rot_used", "has_rot"), [(True, False), pytest.param(False, True, marks=pytest.mark.long)])
 def test_rot_and_description_must_agree(
-    run_engine: Any, guessable: Path, prompts: list[list[int]], tmp_path: Path, is_rot_used: bool, has_rot: bool
+    run_engine: Any, float_checkpoint: Path, prompts: list[list[int]], tmp_path: Path, is_rot_used: bool, has_rot: bool
 ) -> None:
     """Without this error the draft model would use random or missing weights."""
-    broken = folded(guessable, tmp_path / "broken", is_rot_used=is_rot_used, has_rot=has_rot)
+    broken = folded(float_checkpoint, tmp_path / "broken", is_rot_used=is_rot_used, has_rot=has_rot)
     with pytest.raises(AssertionError, match=f"is_rot_used is {str(is_rot_used).lower()} in"):
         drafts_of(run_engine, broken, prompts, quantization="ascend")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from glm5_ascend.deploy.diagnosis.preflight import facts_for
+from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.serve import activation
+from glm5_ascend.serve.activation import plugin_is_active
 from glm5_ascend.serve.environment import ENTRY_POINTS
-from tests.support.command import TIMEOUT_S
+from glm5_ascend.serve.plugin import ascend, register, register_platform
 
-PROBE = Path(__file__).parent / "support" / "plugin_probe.py"
 needs_vllm = pytest.mark.server
 
 
@@ -36,55 +37,67 @@ def test_entry_points_are_declared() -> None:
         assert callable(entry.load())
 
 
-@pytest.fixture(scope="module")
-def seen(float_checkpoint: Path) -> dict[str, Any]:
-    pytest.importorskip("vllm")
-    environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
-    environment.pop("VLLM_TARGET_DEVICE", None)
-    done = subprocess.run(
-        [sys.executable, str(PROBE), str(float_checkpoint)],
-        capture_output=True, text=True, timeout=TIMEOUT_S, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    report: dict[str, Any] = json.loads(done.stdout.split("PROBE ", 1)[1])
-    return report
+@pytest.fixture
+def atlas(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A machine with vllm-ascend; the list records calls of our hook."""
+    hooked: list[str] = []
+    find_spec = activation.importlib.util.find_spec
+    monkeypatch.setattr(
+        activation.importlib.util, "find_spec", lambda name: object() if name == "vllm_ascend" else find_spec(name)
+    )
+    monkeypatch.setattr(ascend, "register", lambda: hooked.append("ascend"))
+    return hooked
 
 
-@needs_vllm
-def test_platform_is_chosen(seen: dict[str, Any]) -> None:
-    assert seen["heavy_after_import"] == []
-    assert seen["platform"] == seen["resolved"] == "glm5_ascend.serve.plugin.platform.Glm5CpuPlatform"
-    assert seen["is_cpu"] is True
+@pytest.mark.parametrize("switch", ["0", "1", None])
+def test_the_cpu_switch_does_not_disable_the_hook_for_vllm_ascend(
+    switch: str | None, atlas: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hook corrects wrong tokens beyond position 2048 (rule P28), and `doctor` relies on it."""
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    monkeypatch.delenv("GLM5_CPU_PLATFORM", raising=False)
+    if switch is not None:
+        monkeypatch.setenv("GLM5_CPU_PLATFORM", switch)
+    register()
+    profile = load("a3-single-w4a8")
+    facts, _ = facts_for(profile, profile.role(None), None, [])
+    assert atlas == ["ascend"] and facts["our_plugin"] is True
+    assert register_platform() is None  # two active platforms are a RuntimeError in vLLM
 
 
-@needs_vllm
-def test_the_worker_has_its_own_process_only_with_bound_threads(seen: dict[str, Any]) -> None:
-    assert seen["executors"] == {"not_bound": "uni", "bound": "mp", "asked": "mp"}
-
-
-@needs_vllm
-def test_inactive_if_disabled_or_with_vllm_ascend(seen: dict[str, Any]) -> None:
-    """Two active platforms are a RuntimeError in vLLM."""
-    assert seen["opted_out"] is None and seen["with_vllm_ascend"] is None
-
-
-@needs_vllm
-def test_register_twice_leaves_one_of_each(seen: dict[str, Any]) -> None:
-    assert seen["wrapper"] == "glm5_ascend.serve.plugin.mla"
-    assert seen["quantization"] == "glm5_ascend.serve.plugin.quantization"
-    assert set(seen["models"].values()) == {"glm5_ascend.serve.plugin.models"}
-
-
-@needs_vllm
 @pytest.mark.parametrize(
-    ("case", "message"),
+    ("environ", "on_ascend", "on_cpu"),
     [
-        ("rope_on", "custom_ops contains +rotary_embedding"),
-        ("two_ranks", "tensor_parallel_size is 2"),
-        ("fp8_cache", "kv cache dtype 'fp8'"),
-        ("no_description", "quant_model_description.json does not exist"),
-        ("no_boolean", "enable_sparse_li_c8 is 'yes'"),
+        ({}, True, True),
+        ({"VLLM_PLUGINS": "ascend, glm5_ascend"}, True, True),
+        ({"VLLM_PLUGINS": "ascend"}, False, False),
+        ({"GLM5_CPU_PLATFORM": "off"}, True, False),
+        ({"GLM5_CPU_PLATFORM": "1"}, True, True),
     ],
 )
-def test_settings_that_would_serve_wrong_numbers_are_refused(seen: dict[str, Any], case: str, message: str) -> None:
-    assert message in seen[case]
+def test_whether_our_plugin_is_active(environ: dict[str, str], on_ascend: bool, on_cpu: bool) -> None:
+    assert plugin_is_active(environ, ascend=True) is on_ascend
+    assert plugin_is_active(environ, ascend=False) is on_cpu
+
+
+def test_without_the_entry_point_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: ())
+    assert not plugin_is_active({}, ascend=True)
+    monkeypatch.setenv("GLM5_CPU_PLATFORM", "0")
+    assert register_platform() is None
+
+
+@needs_vllm
+def test_in_vllm(probe: Any, float_checkpoint: Path) -> None:
+    """One of each is registered, and settings that would serve wrong numbers are refused."""
+    pytest.importorskip("vllm")
+    seen = probe("plugin", str(float_checkpoint))
+    assert seen["platform"] == seen["resolved"] == "glm5_ascend.serve.plugin.platform.Glm5CpuPlatform"
+    assert seen["is_cpu"] is True
+    modules = ("mla", "quantization", "models", "models")
+    assert seen["registered"] == [f"glm5_ascend.serve.plugin.{name}" for name in modules]
+    assert seen["executors"] == {"not_bound": "uni", "bound": "mp", "asked": "mp"}
+    assert "tensor_parallel_size is 2" in seen["two_ranks"]
+    assert "kv cache dtype 'fp8'" in seen["fp8_cache"]
+    assert "quant_model_description.json does not exist" in seen["no_description"]
+    assert "enable_sparse_li_c8 is 'yes'" in seen["no_boolean"]

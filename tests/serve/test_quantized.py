@@ -14,49 +14,56 @@ pytest.importorskip("vllm")
 
 #: fp32 against int64 sums: one rounding of the sum, one of each scale multiplication. A flipped code would be 1/127.
 ROUNDING = 2e-5
+FUSED = {
+    "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "q_a_proj": "mla_preprocess.q_c",
+    "kv_a_proj_with_mqa": "mla_preprocess.q_c", "q_b_proj": "mla_preprocess.ql_nope",
+}  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["rotated_checkpoint", "rotated_w8a8_checkpoint"])
-def checked(request: pytest.FixtureRequest, run_engine: Any) -> tuple[Path, dict[str, Any]]:
-    """W8A8_DYNAMIC attention with int4 experts, then W8A8 (static) attention with int8 experts."""
-    directory: Path = request.getfixturevalue(request.param)
-    return directory, run_engine("tests.serve.support.layer_check:main", str(directory))
+def checked_name(tensor: str) -> str:
+    """Where the check of a quantized weight is reported: the experts of a layer together, fused linears together."""
+    module = tensor.removesuffix(".weight")
+    if ".experts." in module:
+        return module.split(".experts.")[0] + ".experts"
+    parent, _, last = module.rpartition(".")
+    return f"{parent}.{FUSED.get(last, last)}"
 
 
-def test_every_layer_is_exact(checked: tuple[Path, dict[str, Any]]) -> None:
-    """Inputs taken from the running engine, expected outputs from the file alone."""
-    directory, errors = checked[0], checked[1]["errors"]
+@pytest.mark.parametrize(
+    "checkpoint",
+    [
+        "quantized_checkpoint",
+        pytest.param("rotated_checkpoint", marks=pytest.mark.long),
+        pytest.param("rotated_w8a8_checkpoint", marks=pytest.mark.long),
+    ],
+)
+def test_every_layer_is_exact(checkpoint: str, request: pytest.FixtureRequest, run_engine: Any) -> None:
+    """Inputs taken from the running engine, expected outputs from the file alone; each op once per layer and step."""
+    directory: Path = request.getfixturevalue(checkpoint)
+    report = run_engine("tests.serve.support.layer_check:main", str(directory))
     types = json.loads((directory / "quant_model_description.json").read_text())
     layers = json.loads((directory / "config.json").read_text())["num_hidden_layers"]
-    for i in range(layers):
-        names = {key.removeprefix(f"model.layers.{i}.") for key in errors if key.startswith(f"model.layers.{i}.")}
-        mlp = "mlp" if f"model.layers.{i}.mlp.gate_proj.weight" in types else "mlp.shared_experts"
-        expected = {"self_attn.o_proj", "self_attn.indexer.wq_b", f"{mlp}.gate_up_proj", f"{mlp}.down_proj"}
-        if mlp == "mlp" and types[f"model.layers.{i}.mlp.down_proj.weight"] == "FLOAT":  # as w8a8 keeps it
-            expected.remove("mlp.down_proj")
-        expected |= {f"self_attn.mla_preprocess.{name}" for name in ("ql_nope", "q_pe", "q_c")}
-        expected |= {"mlp.experts"} if mlp != "mlp" else set()
-        assert expected <= names, expected - names
-    assert {key: error for key, error in errors.items() if error > ROUNDING} == {}
+    quantized = {
+        checked_name(name)
+        for name, tensor_type in types.items()
+        if name.endswith(".weight") and tensor_type != "FLOAT" and f".layers.{layers}." not in name
+    }
+    assert quantized <= report["errors"].keys(), quantized - report["errors"].keys()
+    assert {key: error for key, error in report["errors"].items() if error > ROUNDING} == {}
+    indexers = sum(f"model.layers.{i}.self_attn.indexer.wk.weight" in types for i in range(layers))
+    expected = dict.fromkeys(("mla_preprocess", "sparse_flash_attention", "v_up_proj"), layers * report["steps"])
+    expected |= dict.fromkeys(("indexer_preprocess", "lightning_indexer"), indexers * report["steps"])
+    assert report["steps"] >= 4
+    assert {name: report["ops"][name] for name in expected} == expected
+    assert report["ops"].keys() - expected.keys() == {"int8_linear", "w4a8_moe"}
 
 
-def test_each_op_once_per_layer_and_step(checked: tuple[Path, dict[str, Any]]) -> None:
-    counted = checked[1]["counted"]
-    calls = counted["layers"] * counted["steps"]
-    assert counted["steps"] >= 4
-    fused = dict.fromkeys(
-        ("mla_preprocess", "indexer_preprocess", "lightning_indexer", "sparse_flash_attention", "v_up_proj"), calls
-    )
-    assert {name: number for name, number in counted["ops"].items() if name in fused} == fused
-    assert counted["ops"].keys() - fused.keys() == {"int8_linear", "w4a8_moe"}
-
-
-def test_missing_scale_bias_is_refused(run_engine: Any, w4a8_checkpoint: Path, tmp_path: Path) -> None:
+def test_missing_scale_bias_is_refused(run_engine: Any, quantized_checkpoint: Path, tmp_path: Path) -> None:
     """vLLM's own loader would serve uninitialised memory (checkpoint-format.md 12)."""
     from safetensors.torch import load_file, save_file
 
     broken = tmp_path / "broken"
-    shutil.copytree(w4a8_checkpoint, broken)
+    shutil.copytree(quantized_checkpoint, broken)
     tensors = load_file(broken / "model.safetensors")
     victim = "model.layers.1.mlp.experts.5.down_proj.scale_bias"
     del tensors[victim]

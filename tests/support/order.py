@@ -11,8 +11,15 @@ from typing import Any
 
 import pytest
 
-#: Files of one server, which one process should start: "server" is the `server` fixture of tests/serve.
+#: Files that share what is slow to start: "server" is the `server` fixture, "engine" a process that has imported vLLM.
 TOGETHER = {
+    "tests/serve/test_against_transformers.py": "engine",
+    "tests/serve/test_c8_caches.py": "engine",
+    "tests/serve/test_every_source.py": "engine",
+    "tests/serve/test_mtp_acceptance.py": "engine",
+    "tests/serve/test_plugin.py": "engine",
+    "tests/serve/test_quantized.py": "engine",
+    "tests/serve/test_vllm_defects.py": "engine",
     "tests/serve/test_api.py": "server",
     "tests/serve/test_api_key.py": "server",
     "tests/serve/test_readme_chat.py": "server",
@@ -28,25 +35,13 @@ LONGEST = (
     "tests/deploy/test_render_monitoring.py",
     "tests/serve/test_api.py",
     "tests/cli/test_demo.py",
-    "tests/serve/test_api_key.py",
-    "tests/serve/test_smoke.py",
-    "tests/fidelity/test_eval_served.py",
     "tests/serve/test_against_transformers.py",
     "tests/proof/test_kernel_levels.py",
-    "tests/serve/test_mtp_acceptance.py",
     "tests/cli/test_bad_input.py",
-    "tests/serve/test_long_prompt.py",
     "tests/verify/test_mutants.py",
-    "tests/serve/test_every_source.py",
-    "tests/serve/test_quantized.py",
-    "tests/serve/test_c8_caches.py",
-    "tests/serve/test_readme_chat.py",
     "tests/deploy/test_render.py",
     "tests/test_packaging.py",
-    "tests/serve/test_sampling.py",
     "tests/quantize/estimate/test_memory.py",
-    "tests/serve/test_concurrency.py",
-    "tests/fidelity/test_eval_memory.py",
     "tests/demo_model/test_shipped.py",
     "tests/quantize/run/test_ranks.py",
     "tests/quantize/run/test_device.py",

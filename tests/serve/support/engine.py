@@ -1,34 +1,16 @@
 """Runs one vLLM engine in this process and reports what the tests ask for.  python engine.py JOB.json RESULT.json
 
-A job: {"engine": {LLM arguments}, "prompts": [[token ids]], "new_tokens": 32, "passes": 1, "count_ops": bool,
-"score": bool, "alone": bool, "drawn": {"prompt", "n", "temperature", "new_tokens"}}.
+A job: {"engine": {LLM arguments}, "prompts": [[token ids]], "new_tokens": 32, "passes": 1, "score": bool,
+"alone": bool, "drawn": {"prompt", "n", "temperature", "new_tokens"}}.
 conftest.py sets the environment; VLLM_ENABLE_V1_MULTIPROCESSING=0 lets dispatch modes and hooks see the model.
 """
 
 from __future__ import annotations
 
-import collections
 import json
 import sys
 from pathlib import Path
 from typing import Any
-
-from torch.utils._python_dispatch import TorchDispatchMode
-
-COUNTED_PROMPTS = [[7 + i % 200 for i in range(40)], [9, 8, 7]]
-
-
-class CountOps(TorchDispatchMode):
-    """Counts calls of our ops; nothing in the product counts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: collections.Counter[str] = collections.Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "glm5_ascend":
-            self.counts[func._opname] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def start(engine: dict[str, Any]) -> Any:
@@ -103,27 +85,10 @@ def spec_decode_metrics(llm: Any) -> dict[str, float]:
     return {m.name: m.value for m in llm.get_metrics() if "spec_decode" in m.name and hasattr(m, "value")}
 
 
-def counted(llm: Any, prompts: list[list[int]]) -> dict[str, Any]:
-    """Op calls and model steps of one short generation."""
-    steps = 0
-
-    def count_step(*_: Any) -> None:
-        nonlocal steps
-        steps += 1
-
-    layers = model_of(llm).model.layers
-    handle = layers[0].register_forward_pre_hook(count_step)
-    with CountOps() as counter:
-        generate(llm, prompts, 4)
-    handle.remove()
-    return {"ops": dict(counter.counts), "steps": steps, "layers": len(layers)}
-
-
 def run(job: dict[str, Any]) -> dict[str, Any]:
     llm = start(job["engine"])
     config = llm.llm_engine.vllm_config
     result: dict[str, Any] = {
-        "custom_ops": list(config.compilation_config.custom_ops),
         "chunked_prefill": config.scheduler_config.enable_chunked_prefill,
         "prefix_caching": config.cache_config.enable_prefix_caching,
         "cache_bytes": cache_bytes(config),
@@ -133,8 +98,6 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     }
     if job.get("alone"):
         result["alone"] = [generate(llm, [prompt], job["new_tokens"])[0] for prompt in job["prompts"]]
-    if job.get("count_ops"):
-        result["counted"] = counted(llm, COUNTED_PROMPTS)
     if "drawn" in job:
         result["drawn"] = drawn(llm, job["drawn"])
         ids = llm.get_tokenizer().encode(job["drawn"]["prompt"], add_special_tokens=False)

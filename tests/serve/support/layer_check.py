@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import torch
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.serve.support.engine import COUNTED_PROMPTS, counted, generate, model_of, start
+from tests.serve.support.engine import generate, model_of, start
 
+PROMPTS = [[7 + i % 200 for i in range(40)], [9, 8, 7]]
 SHARDS = {
     "gate_up_proj": ("gate_proj", "up_proj"),
     "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
@@ -85,14 +87,17 @@ class Reference:
 
 
 class Record(TorchDispatchMode):
-    """Inputs and outputs of every mla_preprocess call, in layer order."""
+    """Counts of our ops, and inputs and outputs of every mla_preprocess call, in layer order."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.counts: Counter[str] = Counter()
         self.calls: list[tuple[Any, Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        if func.namespace == "glm5_ascend":
+            self.counts[func._opname] += 1
         if func.namespace == "glm5_ascend" and func._opname == "mla_preprocess":
             self.calls.append((args, out))
         return out
@@ -105,9 +110,9 @@ def worst(got: torch.Tensor, want: torch.Tensor) -> float:
 
 def checked(directory: Path) -> dict[str, Any]:
     llm = start({"model": str(directory), "dtype": "float32", "quantization": "ascend"})
-    op_calls = counted(llm, COUNTED_PROMPTS)
     reference, model = Reference(directory), model_of(llm)
     errors: dict[str, float] = {}
+    steps = 0
 
     def check(name: str) -> Any:
         def hook(module: Any, inputs: Any, output: Any) -> None:
@@ -116,13 +121,18 @@ def checked(directory: Path) -> dict[str, Any]:
 
         return hook
 
+    def count_step(*_: Any) -> None:
+        nonlocal steps
+        steps += 1
+
+    model.model.layers[0].register_forward_pre_hook(count_step)
     for name, module in model.named_modules():
         if type(getattr(module, "quant_method", None)).__name__.startswith("W8A8"):
             module.register_forward_hook(check(name))
         if type(module).__name__ == "RoutedExperts":
             watch_experts(module, name.split(".routed_experts")[0], reference, errors)
     with Record() as record:
-        generate(llm, [[7 + (i * i) % 200 for i in range(40)]], 3)
+        generate(llm, PROMPTS, 4)
     layers = len(model.model.layers)
     for i, (args, out) in enumerate(record.calls):
         attention = f"model.layers.{i % layers}.self_attn"
@@ -130,7 +140,7 @@ def checked(directory: Path) -> dict[str, Any]:
         for name, actual, exact in zip(("ql_nope", "q_pe", "q_c"), out, expected, strict=True):
             key = f"{attention}.mla_preprocess.{name}"
             errors[key] = max(errors.get(key, 0.0), worst(actual, exact))
-    return {"errors": errors, "counted": op_calls}
+    return {"errors": errors, "ops": dict(record.counts), "steps": steps}
 
 
 def watch_experts(module: Any, name: str, reference: Reference, errors: dict[str, float]) -> None:

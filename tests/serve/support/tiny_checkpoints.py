@@ -90,8 +90,8 @@ def write_tokenizer(directory: Path) -> None:
     fast.save_pretrained(directory)
 
 
-def quantize(source: Path, directory: Path, *, static_attention: bool, int4_experts: bool) -> Path:
-    """Round to nearest, without calibration worth the name; the MTP layer stays FLOAT."""
+def quantize(source: Path, directory: Path) -> Path:
+    """Round to nearest, without calibration worth the name; every type that can be served, FLOAT in the MTP layer."""
     directory.mkdir(parents=True, exist_ok=True)
     for path in source.iterdir():
         if path.suffix != ".safetensors":
@@ -100,7 +100,7 @@ def quantize(source: Path, directory: Path, *, static_attention: bool, int4_expe
     tensors: dict[str, torch.Tensor] = {}
     types: dict[str, Any] = {"version": "1.0.0", "group_size": 0, "metadata": {}}
     for name, weight in load_file(source / "model.safetensors").items():
-        module, kind = name.removesuffix(".weight"), kind_of(name, layers, static_attention, int4_experts)
+        module, kind = name.removesuffix(".weight"), kind_of(name, layers)
         parts = quantized(weight, kind, module) if kind != "FLOAT" else {name.rpartition(".")[2]: weight}
         for suffix, tensor in parts.items():
             key = f"{name.rpartition('.')[0]}.{suffix}"
@@ -110,14 +110,15 @@ def quantize(source: Path, directory: Path, *, static_attention: bool, int4_expe
     return directory
 
 
-def kind_of(name: str, layers: int, static_attention: bool, int4_experts: bool) -> str:
+def kind_of(name: str, layers: int) -> str:
+    """FLOAT in the MTP layer; attention dynamic in layer 0, then static; experts INT4 in layer 1, then INT8."""
     module = name.removesuffix(".weight")
     if not name.endswith(".weight") or f".layers.{layers}." in name:
         return "FLOAT"
     if ".mlp.experts." in name:
-        return "W4A8_DYNAMIC" if int4_experts else "W8A8_DYNAMIC"
+        return "W4A8_DYNAMIC" if ".layers.1." in name else "W8A8_DYNAMIC"
     if module.endswith(ATTENTION):
-        return "W8A8" if static_attention else "W8A8_DYNAMIC"
+        return "W8A8_DYNAMIC" if ".layers.0." in name else "W8A8"
     return "W8A8_DYNAMIC" if module.endswith(("gate_proj", "up_proj", "down_proj")) else "FLOAT"
 
 

@@ -70,7 +70,7 @@ FAULTS: tuple[Fault, ...] = (
         "gate and up of an expert change places while loading",
         'target = gate if shard_id == "w1" else up',
         'target = up if shard_id == "w1" else gate',
-        "test_every_layer_is_exact[rotated_checkpoint]",
+        "test_every_layer_is_exact[quantized_checkpoint]",
     ),
     fault(
         "serve",
