@@ -13,7 +13,7 @@ from glm5_ascend.fidelity.options import AnalyzeOptions
 def register(app: typer.Typer) -> None:
     add_command(
         app, "analyze", run,
-        "analyze GLM-5 --html report.html",
+        "analyze GLM-5 --json",
         "analyze GLM-5 --budget 420GB --out my-recipe.yaml",
         "analyze GLM-5.2 --recipe glm-5.2-w4a8 --seq-len 4096 --out r.yaml",
         json="Report as one JSON object on stdout.",

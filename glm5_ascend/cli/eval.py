@@ -15,7 +15,7 @@ def register(app: typer.Typer) -> None:
     add_command(
         app, "eval", run,
         "eval glm5-w4a8 --against GLM-5 --html report.html",
-        "eval glm5-w4a8 --against GLM-5 --quick",
+        "eval glm5-w4a8 --against GLM-5 --windows 20 --window 128",
         "eval --url http://127.0.0.1:8000 --against GLM-5 --windows 8",
         json="Report as one JSON object on stdout.",
     )  # fmt: skip

@@ -7,27 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from glm5_ascend.errors import ConfigError, EvaluationError
-from glm5_ascend.fidelity.analysis import html as analysis_html
 from glm5_ascend.fidelity.analysis import recipe as recipes
 from glm5_ascend.fidelity.analysis import run
 from glm5_ascend.fidelity.analysis.budget import propose
 from glm5_ascend.fidelity.analysis.report import AnalysisReport
-from glm5_ascend.fidelity.evaluation import html as evaluation_html
 from glm5_ascend.fidelity.evaluation.compare import compare
 from glm5_ascend.fidelity.evaluation.generation import generate, generation_metrics, metrics_by_task, read_prompts
+from glm5_ascend.fidelity.evaluation.html import document, header_of
 from glm5_ascend.fidelity.evaluation.long_context import compare_long_contexts, retrieval_prompts
 from glm5_ascend.fidelity.evaluation.metrics import metrics
 from glm5_ascend.fidelity.evaluation.report import EvaluationReport
 from glm5_ascend.fidelity.evaluation.served import compare_served
 from glm5_ascend.fidelity.evaluation.windows import read_tasks
-from glm5_ascend.fidelity.options import (
-    QUICK_WINDOW,
-    QUICK_WINDOWS,
-    WINDOW,
-    WINDOWS,
-    AnalyzeOptions,
-    EvaluateOptions,
-)
+from glm5_ascend.fidelity.options import AnalyzeOptions, EvaluateOptions
 from glm5_ascend.options import with_options
 from glm5_ascend.quantize.sizes import parse_size
 from glm5_ascend.report import page
@@ -58,22 +50,21 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport:
             report.tasks[task] = [*report.tasks.get(task, []), *rows]
     if options.html is not None:
         teacher_forced = options.against is not None
-        header = evaluation_html.header_of(_path(options.directory), _path(options.text), teacher_forced)
-        page.write(Path(options.html), evaluation_html.document(report, header))
+        header = header_of(_path(options.directory), _path(options.text), teacher_forced)
+        page.write(Path(options.html), document(report, header))
     return report
 
 
 def _evaluate_text(report: EvaluationReport, options: EvaluateOptions, source: Path, servers: list[Client]) -> None:
     text, directory = _path(options.text), _path(options.directory)
-    window, windows = (QUICK_WINDOW, QUICK_WINDOWS) if options.quick else (options.window, options.windows)
-    tokens = read_tasks(text, source, window, windows)
+    tokens = read_tasks(text, source, options.window, options.windows)
     prompts = retrieval_prompts(source, text, _parse_lengths(options.lengths))
     if directory is not None:
         comparison = compare(directory, source, tokens.windows, options.progress, drafts=True)
     else:
         comparison = compare_served(servers[0], source, tokens.windows, options.progress)
     report.rows, report.kl_is_bound = metrics(comparison), comparison.kl_is_bound
-    report.window, report.windows = window, len(tokens.windows)
+    report.window, report.windows = options.window, len(tokens.windows)
     report.window_kl, report.layers = comparison.kl.mean(1), comparison.layers
     for task, numbers in tokens.by_task().items():
         report.tasks[task] = metrics(comparison.select(numbers))
@@ -92,8 +83,6 @@ def _check_eval_options(options: EvaluateOptions) -> None:
         )
     if options.against is None and not prompts:
         raise EvaluationError("nothing to compare with", "give the source checkpoint with --against SRC")
-    if options.quick and (options.window, options.windows) != (WINDOW, WINDOWS):
-        raise EvaluationError("--quick has its own windows", "leave out --window and --windows, or --quick")
     if _parse_lengths(options.lengths) and options.directory is None:
         raise EvaluationError("--lengths looks into a checkpoint: a server does not show its keys", "give DIR")
     if options.html is not None:
@@ -126,8 +115,6 @@ def analyze(options: AnalyzeOptions) -> AnalysisReport:
     limit, out = parse_size(options.budget, "--budget"), _path(options.out)
     if out is not None:
         recipes.check_path(out)
-    if options.html is not None:
-        page.check_path(Path(options.html))
     prepared = run.prepare(options)
     rules = prepared.plan.recipe.spec.fallback
     if limit is None and rules is not None:
@@ -139,8 +126,6 @@ def analyze(options: AnalyzeOptions) -> AnalysisReport:
     report = AnalysisReport(run.analyze(prepared), prepared.plan.output_bytes)
     if limit is not None:
         _propose(report, limit, out)
-    if options.html is not None:
-        page.write(Path(options.html), analysis_html.document(report))
     return report
 
 

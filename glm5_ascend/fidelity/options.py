@@ -11,9 +11,6 @@ from glm5_ascend.quantize.options import CALIB, RECIPE, SAMPLES, SEQ_LEN, SOURCE
 from glm5_ascend.quantize.progress import Progress, silent
 
 SERVERS, OUTPUT = "Servers", "Output"
-#: Tokens per window and number of windows; `quick` takes as few windows as a 95 % interval allows.
-WINDOW, WINDOWS = 512, 64
-QUICK_WINDOW, QUICK_WINDOWS = 128, 20
 
 
 @dataclass(frozen=True)
@@ -32,9 +29,8 @@ class EvaluateOptions:
     text: Annotated[
         StrPath | None, Option("Held-out text, .txt or .jsonl.", "FILE", default_text="Python's documentation")
     ] = None
-    window: Annotated[int, Option("Tokens per window.", min=2)] = WINDOW
-    windows: Annotated[int, Option("Windows, at most.", min=1)] = WINDOWS
-    quick: Annotated[bool, Option(f"{QUICK_WINDOWS} windows of {QUICK_WINDOW} tokens.")] = False
+    window: Annotated[int, Option("Tokens per window.", min=2)] = 512
+    windows: Annotated[int, Option("Windows, at most.", min=1)] = 64
     lengths: Annotated[
         str | Sequence[int] | None,
         Option(
@@ -82,7 +78,6 @@ class AnalyzeOptions:
         ),
     ] = None
     out: Annotated[StrPath | None, Option("Write the proposal as a recipe.", "FILE")] = None
-    html: Annotated[StrPath | None, Option("Write a report that needs no network.", "FILE", panel=OUTPUT)] = None
     calib: Annotated[StrPath | None, CALIB] = None
     samples: Annotated[int, SAMPLES] = 32
     seq_len: Annotated[int, SEQ_LEN] = 512

@@ -37,7 +37,7 @@ def memory_chart(die: Memory) -> Chart:
         color=alt.Color("kind:N", scale=alt.Scale(domain=kinds), legend=alt.Legend(title=None)),
     )
     drawn = alt.layer(bars, charts.values_at_the_right(base)).properties(height=charts.ROW * len(records))
-    return charts.finished("Memory of one die", drawn, records)
+    return charts.finished("Memory of one die", drawn)
 
 
 def _parts(die: Memory) -> Iterator[tuple[str, str, float]]:
@@ -109,4 +109,4 @@ def load_chart(plan: Plan, rows: Rows) -> Chart:
             line.mark_text(align="right" if right else "left", dx=-6 if right else 6, baseline="bottom", style="limit")
             .encode(x=position, y=alt.value("height"), text="shown:N", tooltip="shown:N")
         )  # fmt: skip
-    return charts.finished("Throughput and latency", alt.layer(*layers).properties(height=300), records)
+    return charts.finished("Throughput and latency", alt.layer(*layers).properties(height=300))

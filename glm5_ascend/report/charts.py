@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from glm5_ascend.report.content import Chart, Table
+from glm5_ascend.report.content import Chart
 
 if TYPE_CHECKING:
     import altair as alt
@@ -27,8 +27,8 @@ class Interval:
     text: str
 
 
-def finished(title: str, chart: Any, records: Sequence[Record]) -> Chart:
-    """A chart as wide as the page, with `records` as its table."""
+def finished(title: str, chart: Any) -> Chart:
+    """A chart as wide as the page."""
     value = chart.properties(
         width="container",
         autosize={"type": "fit-x", "contains": "padding"},
@@ -36,9 +36,7 @@ def finished(title: str, chart: Any, records: Sequence[Record]) -> Chart:
     ).to_dict()
     for key in ("$schema", "config"):  # the page has its own
         value.pop(key, None)
-    head = list(dict.fromkeys(key for record in records for key in record if key != "shown"))
-    cells = [["" if record.get(key) is None else str(record[key]) for key in head] for record in records]
-    return Chart(title, value, Table(head, cells))
+    return Chart(title, value)
 
 
 def data(records: Sequence[Record]) -> alt.Data:
@@ -83,7 +81,7 @@ def bars(title: str, rows: Sequence[tuple[str, float, str]], axis: str, percent:
         x=alt.X(field=axis, type="quantitative", scale=alt.Scale(zero=True), axis=alt.Axis(format=form))
     )
     layers = alt.layer(drawn, values_at_the_right(base)).properties(height=ROW * len(records))
-    return finished(title, layers, records)
+    return finished(title, layers)
 
 
 def intervals(title: str, rows: Sequence[Interval], axis: str, percent: bool = False) -> Chart:
@@ -112,7 +110,7 @@ def intervals(title: str, rows: Sequence[Interval], axis: str, percent: bool = F
     dot = base.mark_point(filled=True, size=80, opacity=1).encode(x=x)
     zero = alt.Chart(data([{"value": 0}])).mark_rule().encode(x="value:Q")
     layers = alt.layer(zero, band, dot, values_at_the_right(base)).properties(height=ROW * len(records))
-    return finished(title, layers, records)
+    return finished(title, layers)
 
 
 def columns(title: str, values: Sequence[float], name: str, axis: str) -> Chart:
@@ -124,26 +122,4 @@ def columns(title: str, values: Sequence[float], name: str, axis: str) -> Chart:
     y = alt.Y(field=axis, type="quantitative", scale=alt.Scale(zero=True))
     tooltip = [alt.Tooltip(field=name, type="ordinal"), alt.Tooltip(field=axis, type="quantitative", format=".4~g")]
     drawn = alt.Chart(data(records)).mark_bar().encode(x=x, y=y, tooltip=tooltip).properties(height=180)
-    return finished(title, drawn, records)
-
-
-def heat_map(
-    title: str, rows: Sequence[str], cells: Sequence[Sequence[float | None]], most: float, column: str, value: str
-) -> Chart:
-    """Cells [rows, columns] coloured from 0 to `most`; None is left empty. `column`, `value`: titles."""
-    import altair as alt
-
-    records: list[Record] = [
-        {"row": label, column: number, value: float(cell)}
-        for label, line in zip(rows, cells, strict=True) for number, cell in enumerate(line) if cell is not None
-    ]  # fmt: skip
-    colour = alt.Color(
-        field=value, type="quantitative", scale=alt.Scale(domain=[0, most or 1.0], clamp=True),
-        legend=alt.Legend(title=value),
-    )  # fmt: skip
-    drawn = alt.Chart(data(records)).mark_rect().encode(
-        x=alt.X(field=column, type="ordinal", axis=alt.Axis(labelAngle=0)), y=rows_axis("row"), color=colour,
-        tooltip=[alt.Tooltip("row:N"), alt.Tooltip(field=column, type="ordinal"),
-                 alt.Tooltip(field=value, type="quantitative", format=".4~g")],
-    )  # fmt: skip
-    return finished(title, drawn.properties(height=20 * len(rows)), records)
+    return finished(title, drawn)

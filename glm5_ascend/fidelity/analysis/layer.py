@@ -10,17 +10,10 @@ import torch
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.fidelity.analysis.experts import ExpertReport, analyze_expert, expert_schemes
-from glm5_ascend.fidelity.analysis.measure import (
-    LinearErrors,
-    Outliers,
-    RoundedLinear,
-    linear_errors,
-    round_linear,
-)
-from glm5_ascend.fidelity.analysis.outliers import SourceBasis, outliers_by_state
+from glm5_ascend.fidelity.analysis.measure import RoundedLinear, relative_error, round_linear
 from glm5_ascend.fidelity.analysis.probe import Probe, row_energy
 from glm5_ascend.fidelity.analysis.units import Unit, units
-from glm5_ascend.model.spec import Linear, find, input_readers
+from glm5_ascend.model.spec import Linear, input_readers
 from glm5_ascend.quantize.calibration.forward import LayerStreams, Routed, Selections, forward_layer
 from glm5_ascend.quantize.calibration.row_file import RowFile, Stream
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
@@ -36,14 +29,12 @@ PROBE_SEQUENCES = 4
 
 @dataclass
 class LinearReport:
-    """One linear of the backbone; `activations` and `weights` by state (source, rotated, smoothed)."""
+    """One linear of the backbone, with the relative error of its output."""
 
     name: str
     scheme: str
     tokens: int
-    errors: LinearErrors
-    activations: dict[str, Outliers]
-    weights: dict[str, Outliers]
+    output_error: float
 
 
 @dataclass(frozen=True)
@@ -103,18 +94,17 @@ class LayerAnalysis:
         self.prefix, self.backbone = self.config.spec.layer_prefix(layer), self.config.backbone(layer)
         self.gains = weights.gains(self.prefix, self.backbone)
         self.report = AnalyzedLayer(layer, units=list(units(plan, layer)))
-        self._rotated: dict[str, Outliers] = {}
         self._noise: dict[str, dict[str, torch.Tensor]] = {}  # by unit and type, energy of each probed token
 
-    def run(self, source_basis: SourceBasis, expert_done: Callable[[int], None]) -> AnalyzedLayer:
+    def run(self, expert_done: Callable[[int], None]) -> AnalyzedLayer:
         if self.config.is_moe(self.layer):
             rows = (self.stream.tokens, self.config.hidden_size)
             with RowFile(self.folder / "inputs", *rows, torch.float32) as inputs:
-                attention_energy, routed = self._analyze_backbone(source_basis, inputs)
+                attention_energy, routed = self._analyze_backbone(inputs)
                 assert routed is not None
                 self._analyze_experts(routed, expert_done)
         else:
-            attention_energy, _ = self._analyze_backbone(source_basis, None)
+            attention_energy, _ = self._analyze_backbone(None)
         self._set_relative_noise(attention_energy)
         return self.report
 
@@ -133,9 +123,7 @@ class LayerAnalysis:
     def _scheme(self, name: str) -> str:
         return self.plan.linears[self.prefix + name].scheme
 
-    def _analyze_backbone(
-        self, source_basis: SourceBasis, inputs: RowFile | None
-    ) -> tuple[torch.Tensor, Routed | None]:
+    def _analyze_backbone(self, inputs: RowFile | None) -> tuple[torch.Tensor, Routed | None]:
         """Analyze everything but the routed experts; returns the energy after attention, and the experts' inputs."""
         tensors = self.weights.load_all(self.prefix, self.backbone, self.gains, self.workers)
         reader = input_readers(self.backbone)
@@ -147,7 +135,6 @@ class LayerAnalysis:
             self.config, self.layer, tensors, streams, inputs,
             record={reader[name] for name in names}, workers=self.workers,
         )  # fmt: skip
-        self._rotated = {linear.name: Outliers.of(tensors[linear.tensor_name]) for linear in quantized}
         smooth: Tensors = {}
         for search in searches:
             targets = search.subgraph.targets
@@ -160,7 +147,7 @@ class LayerAnalysis:
             if not unit.experts:
                 linears = {
                     name: self._analyze_linear(
-                        name, tensors[f"{name}.weight"], statistics[reader[name]], smooth.get(name), source_basis
+                        name, tensors[f"{name}.weight"], statistics[reader[name]], smooth.get(name)
                     )
                     for name in unit.modules
                 }
@@ -177,27 +164,15 @@ class LayerAnalysis:
         return self.stream.sequence(number), shared
 
     def _analyze_linear(
-        self,
-        name: str,
-        weight: torch.Tensor,
-        statistics: InputStatistics,
-        smooth: torch.Tensor | None,
-        source_basis: SourceBasis,
+        self, name: str, weight: torch.Tensor, statistics: InputStatistics, smooth: torch.Tensor | None
     ) -> RoundedLinear:
         """Round one linear and report on it. weight: smoothed. statistics: of its input before smoothing."""
-        plan, linear, rows = self.plan.linears[self.prefix + name], find(self.backbone, name), statistics.rows
-        assert isinstance(linear, Linear)
+        plan, rows = self.plan.linears[self.prefix + name], statistics.rows
         x = rows if smooth is None else rows / smooth
         state = plan.method.prepare(x, plan.steps)
         rounded = round_linear(name, weight, plan.scheme, plan.method, statistics, smooth, state)
-        activations = outliers_by_state(source_basis(rows, linear, self.gains), rows, x)
-        weights = {
-            "source": Outliers.of(self.weights.source.read(f"{self.prefix}{name}.weight")),
-            "rotated": self._rotated[name],
-            "smoothed": Outliers.of(weight),
-        }
-        errors = linear_errors(rounded, weight, x)
-        self.report.linears.append(LinearReport(name, plan.scheme, statistics.tokens, errors, activations, weights))
+        error = relative_error(rounded(x), x @ weight.T)
+        self.report.linears.append(LinearReport(name, plan.scheme, statistics.tokens, error))
         return rounded
 
     def _analyze_experts(self, routed: Routed, expert_done: Callable[[int], None]) -> None:

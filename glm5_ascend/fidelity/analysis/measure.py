@@ -1,9 +1,4 @@
-"""Errors of one rounded linear on real inputs.
-
-With X the inputs, W the weight and dW the change by rounding: output error |Xq Wq^T - X W^T| / |X W^T| (weights and
-int8 activations), weight error |X dW^T| / |X W^T|, which is sqrt(tr(dW H dW^T) / tr(W H W^T)) with H = X^T X, and
-activation error |(Xq - X) W^T| / |X W^T|. Norms are Frobenius; X are rows spread over the calibration text.
-"""
+"""One rounded linear as the engine computes it: |Xq Wq^T - X W^T| / |X W^T| is its output error on real inputs X."""
 
 from __future__ import annotations
 
@@ -16,28 +11,6 @@ from glm5_ascend.quantize.methods.input_statistics import InputStatistics
 from glm5_ascend.quantize.methods.method import Method, RoundingState
 from glm5_ascend.quantize.methods.rounding import quantize_linear
 from glm5_ascend.quantize.methods.smoothing import quantize_activation
-
-_BLOCK = 2**22
-
-
-@dataclass(frozen=True)
-class Outliers:
-    """Largest |x| / rms of a tensor, and its kurtosis E x^4 / (E x^2)^2 (3 for a normal distribution)."""
-
-    peak: float
-    kurtosis: float
-
-    @classmethod
-    def of(cls, x: torch.Tensor) -> Outliers:
-        peak = second = fourth = 0.0
-        for piece in x.flatten().split(_BLOCK):  # fp64 copies of a whole weight would be the largest thing in memory
-            square = piece.double().square()
-            peak = max(peak, float(square.max()))
-            second, fourth = second + float(square.sum()), fourth + float(square.square().sum())
-        if second == 0:
-            return cls(0.0, 0.0)
-        mean = second / x.numel()
-        return cls((peak / mean) ** 0.5, fourth / x.numel() / mean**2)
 
 
 @dataclass
@@ -81,22 +54,6 @@ def round_linear(
     return RoundedLinear(scheme, schemes.dequantize(scheme, stored), statistics, scale)
 
 
-@dataclass(frozen=True)
-class LinearErrors:
-    """Relative errors of one linear, defined in the module's docstring."""
-
-    output: float
-    weight: float
-    activation: float
-
-
-def linear_errors(linear: RoundedLinear, weight: torch.Tensor, x: torch.Tensor) -> LinearErrors:
-    """Errors against the float `weight` [N, K] on inputs `x` [T, K], both smoothed."""
-    expected = x @ weight.T
-    norm = expected.norm().clamp_min(1e-30)
-    x_q = linear.activations(x)
-    return LinearErrors(
-        float((x_q @ linear.weight.T - expected).norm() / norm),
-        float((x @ (linear.weight - weight).T).norm() / norm),
-        float(((x_q - x) @ weight.T).norm() / norm),
-    )
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """|actual - expected| / |expected| in the Frobenius norm."""
+    return float((actual - expected).norm() / expected.norm().clamp_min(1e-30))

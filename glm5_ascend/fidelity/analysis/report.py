@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from glm5_ascend.fidelity.analysis.budget import Fallback, final_types, wide_caches
-from glm5_ascend.fidelity.analysis.experts import ExpertReport
-from glm5_ascend.fidelity.analysis.layer import AnalyzedLayer, LinearReport
+from glm5_ascend.fidelity.analysis.layer import AnalyzedLayer
 from glm5_ascend.fidelity.analysis.run import Analysis
 from glm5_ascend.fidelity.analysis.units import Unit
 from glm5_ascend.report.units import format_bytes
@@ -68,7 +67,7 @@ class AnalysisReport:
             others = ", ".join(f"{name} {unit.noise[name] ** 0.5:.5f}" for name in unit.noise if name != unit.scheme)
             yield f"  {unit.label:<60} {unit.scheme:<13} {unit.noise[unit.scheme] ** 0.5:.5f}  ({others})"
         if len(units) > SHOWN:
-            yield f"  ... and {len(units) - SHOWN} more (--json, --html)"
+            yield f"  ... and {len(units) - SHOWN} more (--json)"
         caches = [(layer.layer, layer.cache) for layer in analysis.layers if layer.cache is not None]
         if caches:
             yield "INT8 indexer caches, share of the selected keys that they change:"
@@ -117,17 +116,6 @@ def _layer(layer: AnalyzedLayer) -> dict[str, Any]:
             {"label": unit.label, "type": unit.scheme, "noise": unit.noise, "bytes": unit.nbytes}
             for unit in layer.units
         ],
-        "modules": [_linear(linear) for linear in layer.linears],
-        "experts": [_expert(expert) for expert in layer.experts],
+        "modules": [asdict(linear) for linear in layer.linears],
+        "experts": [asdict(expert) for expert in layer.experts],
     }
-
-
-def _linear(linear: LinearReport) -> dict[str, Any]:
-    value = asdict(linear)
-    errors = {f"{name}_error": error for name, error in value.pop("errors").items()}
-    return {"type": value.pop("scheme"), **value, **errors}
-
-
-def _expert(expert: ExpertReport) -> dict[str, Any]:
-    value = asdict(expert)
-    return {"modules": value.pop("linears"), "output_error": value.pop("output"), **value}

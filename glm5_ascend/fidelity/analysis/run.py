@@ -1,7 +1,7 @@
 """All main layers of a source under a recipe, on calibration text, layer by layer and expert by expert.
 
-Measured: for every linear its errors on real inputs, for every unit the energy that its rounding alone adds to the
-residual stream of its layer. Assumed: units add up, noise of the same relative energy costs the same in every layer,
+Measured: for every linear its output error on real inputs, for every unit the energy that its rounding alone adds to
+the residual stream of its layer. Assumed: units add up, noise of the same relative energy costs the same in every layer,
 and FLOAT costs nothing (bf16 rounding of rotated weights is left out). MTP layers are not analyzed.
 """
 
@@ -17,7 +17,6 @@ import torch
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import CheckFailedError, RecipeError
 from glm5_ascend.fidelity.analysis.layer import AnalyzedLayer, LayerAnalysis
-from glm5_ascend.fidelity.analysis.outliers import SourceBasis
 from glm5_ascend.fidelity.options import AnalyzeOptions
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import Linear, find
@@ -80,7 +79,6 @@ def analyze(analysis: Analysis) -> Analysis:
     options, plan, config, progress = analysis.options, analysis.plan, analysis.plan.config, analysis.options.progress
     rotations = Rotations(config, options.seed) if plan.recipe.rotates else None
     weights = FloatWeights(plan.source, rotations, torch.device("cpu"))
-    source_basis = SourceBasis(rotations)
     lengths = tuple(len(sequence) for sequence in analysis.calibration.sequences)
     count, experts = config.num_hidden_layers, config.n_routed_experts
     progress("embedding", 0, count)
@@ -100,7 +98,7 @@ def analyze(analysis: Analysis) -> Analysis:
                 progress(f"layer {layer} expert {expert}", layer + (expert + 0.5) / experts, count)
 
             job = LayerAnalysis(plan, weights, layer, stream, out, selections, workers, folder)
-            report = job.run(source_basis, expert_done)
+            report = job.run(expert_done)
             if not all(torch.isfinite(torch.tensor(list(unit.noise.values()))).all() for unit in report.units):
                 raise CheckFailedError(f"{options.source}: layer {layer}: NaN or infinity", "check the source")
             analysis.layers.append(report)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from glm5_ascend.errors import CheckFailedError, EvaluationError
-from glm5_ascend.fidelity.evaluation.drafts import DraftComparison, acceptance, draft_tokens, drafts_to_judge
+from glm5_ascend.fidelity.evaluation.drafts import DraftComparison, accepted, draft_tokens
 from glm5_ascend.fidelity.evaluation.head import divergence, softmax_of
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel, Walk
 from glm5_ascend.model.config import ModelConfig
@@ -134,10 +134,8 @@ def compare(
         progress(_progress_text(agreement), layer + 1, count)
     inputs = _head_inputs(models[0], walks[0], windows), _head_inputs(models[1], walks[1], windows)
     del walks
-    true, tokens = _true_ids(windows), []
-    if drafts and all(model.config.num_nextn_predict_layers for model in models) and len(windows[0]) > 2:
-        tokens = [draft_tokens(model, normed, windows) for model, normed in zip(models, inputs, strict=True)]
-    kl, *sides = divergence(models, inputs, torch.cat([true, *map(drafts_to_judge, tokens)], dim=1))
+    true = _true_ids(windows)
+    kl, *sides = divergence(models, inputs, true)
     _check_finite(kl, f"{candidate.directory}: KL")
     nll = [-side.log_probabilities[:, 0] for side in sides]
     shape = (len(windows), -1)
@@ -145,9 +143,11 @@ def compare(
         kl.view(shape), nll[0].view(shape), nll[1].view(shape), (sides[0].best == sides[1].best).view(shape),
         (sides[0].best == true[:, 0]).view(shape), (sides[1].best == true[:, 0]).view(shape), agreements,
     )  # fmt: skip
-    if tokens:  # column 0 is the true token
-        (greedy_a, sampled_a), (greedy_b, sampled_b) = (acceptance(sides[i], i + 1, tokens[i]) for i in (0, 1))
-        comparison.drafts = DraftComparison(greedy_a, greedy_b, sampled_a, sampled_b)
+    if drafts and all(model.config.num_nextn_predict_layers for model in models) and len(windows[0]) > 2:
+        comparison.drafts = DraftComparison(*(
+            accepted(draft_tokens(model, normed, windows), side.best)
+            for model, normed, side in zip(models, inputs, sides, strict=True)
+        ))  # fmt: skip
     return comparison
 
 

@@ -1,13 +1,9 @@
 """How many drafts of the MTP layer a server would accept, from logits alone.
 
 Teacher-forced: at position i the first MTP layer reads the main model's output and the true token i+1, and drafts token
-i+2, as it does after a token that was accepted. vLLM drafts the most probable token. The draft is accepted
-
-    greedy   if it is the main model's own most probable token at i+1
-    sampled  (temperature 1) with the probability that the main model gives it there (arXiv 2211.17192: min(1, p / q),
-             q being 1 for a draft that is always the same)
-
-Each model drafts and judges with its own weights. A rejected draft costs time, not accuracy.
+i+2, as it does after a token that was accepted. vLLM drafts the most probable token, and accepts it if it is the main
+model's own most probable token at i+1 (greedy decoding). Each model drafts and judges with its own weights. A rejected
+draft costs time, not accuracy.
 """
 
 from __future__ import annotations
@@ -16,24 +12,21 @@ from dataclasses import dataclass
 
 import torch
 
-from glm5_ascend.fidelity.evaluation.head import Softmax, softmax_of
+from glm5_ascend.fidelity.evaluation.head import softmax_of
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel, Walk
 from glm5_ascend.model import layers
 
 
 @dataclass(frozen=True)
 class DraftComparison:
-    """Acceptance of every draft, [windows, window - 2]: greedy (bool) and as a probability (sampled, fp64)."""
+    """Whether each draft of reference and quantized model is accepted, bool [windows, window - 2]."""
 
-    greedy_reference: torch.Tensor
-    greedy_quantized: torch.Tensor
-    sampled_reference: torch.Tensor
-    sampled_quantized: torch.Tensor
+    reference: torch.Tensor
+    quantized: torch.Tensor
 
     def select(self, windows: torch.Tensor) -> DraftComparison:
         """The comparison of the windows with these indices, int64 [n]."""
-        values = (self.greedy_reference, self.greedy_quantized, self.sampled_reference, self.sampled_quantized)
-        return DraftComparison(*(value[windows] for value in values))
+        return DraftComparison(self.reference[windows], self.quantized[windows])
 
 
 def draft_tokens(model: StoredModel, normed: torch.Tensor, windows: list[torch.Tensor]) -> torch.Tensor:
@@ -57,13 +50,6 @@ def draft_tokens(model: StoredModel, normed: torch.Tensor, windows: list[torch.T
     return softmax_of(model, output, no_ids, mtp=layer).best.view(len(windows), -1)
 
 
-def drafts_to_judge(drafts: torch.Tensor) -> torch.Tensor:
-    """The draft for the token after each position, int64 [T, 1]; position 0 has none and gets id 0."""
-    return torch.cat([torch.zeros_like(drafts[:, :1]), drafts[:, :-1]], dim=1).reshape(-1, 1)
-
-
-def acceptance(main: Softmax, column: int, drafts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(greedy, sampled) of one model, [windows, length - 2]; `column` of its ids is `drafts_to_judge(drafts)`."""
-    shape = (len(drafts), -1)
-    greedy = main.best.view(shape)[:, 1:] == drafts[:, :-1]
-    return greedy, main.log_probabilities[:, column].view(shape)[:, 1:].exp()
+def accepted(drafts: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
+    """Whether `best`, the main model's most probable ids [windows x (length - 1)], accepts each of `draft_tokens`."""
+    return best.view(len(drafts), -1)[:, 1:] == drafts[:, :-1]

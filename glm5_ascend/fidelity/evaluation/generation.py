@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from glm5_ascend.checkpoint.texts import read_records
 from glm5_ascend.errors import TextError
@@ -33,19 +33,42 @@ MATCHES: dict[str, Callable[[str, str], bool]] = {
 }
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """One question; `expected` is None where only the length counts. options: further keys of the request."""
+class ExpectedCall(BaseModel):
+    """The only tool call of a correct answer."""
 
-    messages: list[dict[str, Any]]
-    expected: str | dict[str, Any] | None
-    match: str
+    name: str
+    arguments: dict[str, Any]
+
+
+class Prompt(BaseModel):
+    """One line of a prompts file; `expected` is None where only the length counts."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    expected: str | ExpectedCall | None = None
+    match: Literal["ends", "exact", "contains"] = "ends"
     task: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
+    tools: list[Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, record: Any) -> Any:
+        """Accept {"prompt": TEXT} as one message."""
+        if isinstance(record, dict) and isinstance(record.get("prompt"), str):
+            return {**record, "messages": [{"role": "user", "content": record["prompt"]}]}
+        return record
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Further keys of the request."""
+        options = {"tools": self.tools, "chat_template_kwargs": self.chat_template_kwargs}
+        return {key: value for key, value in options.items() if value is not None}
 
     def right(self, answer: Answer) -> bool:
-        if isinstance(self.expected, dict):
-            return tool_calls(answer) == [(self.expected["name"], self.expected["arguments"])]
+        if isinstance(self.expected, ExpectedCall):
+            return tool_calls(answer) == [(self.expected.name, self.expected.arguments)]
         return self.expected is not None and MATCHES[self.match](answer.content.strip(), self.expected.strip())
 
 
@@ -67,37 +90,17 @@ def read_prompts(path: Path) -> list[Prompt]:
     Raises:
         TextError: unreadable, empty, or a line that is not a prompt.
     """
-    prompts = [_prompt(path, line, record) for line, record in read_records(path)]
+    prompts = []
+    for line, record in read_records(path):
+        try:
+            prompts.append(Prompt.model_validate(record))
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"])) or "the record"
+            raise TextError(f"{path}:{line}: {key}: {first['msg']}", "see glm5_ascend/fidelity/README.md") from None
     if not prompts:
         raise TextError(f"{path}: no prompts", 'one {"prompt": TEXT, "expected": TEXT} per line')
     return prompts
-
-
-def _prompt(path: Path, line: int, record: Any) -> Prompt:
-    if isinstance(record, dict):
-        prompt, messages, expected = (record.get(key) for key in ("prompt", "messages", "expected"))
-        match, task = record.get("match", "ends"), record.get("task", "")
-        options = {key: record[key] for key in ("tools", "chat_template_kwargs") if key in record}
-        if isinstance(prompt, str):
-            messages = [{"role": "user", "content": prompt}]
-        valid = match in MATCHES and isinstance(task, str) and _valid_options(options) and _valid_expected(expected)
-        if isinstance(messages, list) and messages and valid:
-            return Prompt(messages, expected, match, task, options)
-    raise TextError(
-        f'{path}:{line}: needs {{"prompt": TEXT}} or {{"messages": [...]}}; optional: "expected": TEXT or '
-        f'{{"name", "arguments"}}, "match": {" | ".join(MATCHES)}, "task": TEXT, "tools": [...]',
-        "correct the record",
-    )
-
-
-def _valid_options(options: dict[str, Any]) -> bool:
-    return isinstance(options.get("tools", []), list) and isinstance(options.get("chat_template_kwargs", {}), dict)
-
-
-def _valid_expected(expected: Any) -> bool:
-    if isinstance(expected, dict):
-        return isinstance(expected.get("name"), str) and isinstance(expected.get("arguments"), dict)
-    return isinstance(expected, str | None)
 
 
 def generate(client: Client, prompts: Iterable[Prompt], max_tokens: int) -> list[Answer]:

@@ -25,14 +25,8 @@ _GRADES_NOTE = (
     "figures. Inconclusive: the 95 % interval crosses the limit."
 )
 _CARDS = ("kl_mean", "kl_p99", "top1_agreement", "nll_change", "length_inflation", "score_change")
-#: Agreements, and the name of their difference to 100 %, which is plotted.
-_DIFFERENCE = {
-    "top1_agreement": "different top-1",
-    "expert_agreement": "different routed experts",
-    "indexer_overlap": "different keys of the indexer",
-}
-_NATS = ("kl_mean", "kl_p99", "nll_delta")
-_SHARES = (*_DIFFERENCE, "flip_rate", "nll_change", "length_inflation", "score_change")
+_NATS = ("kl_mean", "nll_delta")
+_SHARES = ("flip_rate", "nll_change", "length_inflation", "score_change")
 
 
 def document(report: EvaluationReport, header: ReportHeader) -> Page:
@@ -78,14 +72,10 @@ def header_of(directory: Path | None, text: Path | None, teacher_forced: bool) -
 
 
 def _sections(report: EvaluationReport, rows: list[Metric]) -> Iterator[Section]:
-    nats = [_interval(row) for row in rows if row.name in _NATS]
-    if nats:
-        yield Section("Figures in nats", [charts.intervals("Figures in nats", nats, "nats")])
-    shares = [_interval(row) for row in rows if row.name in _SHARES]
-    if shares:
-        title = "Differences and changes"
-        note = "Where two models agree, the difference is plotted: 100 % minus the agreement."
-        yield Section(title, [charts.intervals(title, shares, "share", percent=True)], note)
+    for title, names, axis in (("Figures in nats", _NATS, "nats"), ("Flips and changes", _SHARES, "share")):
+        intervals = [charts.Interval(row.label, row.value, row.interval, row.text) for row in rows if row.name in names]
+        if intervals:
+            yield Section(title, [charts.intervals(title, intervals, axis, percent=axis == "share")])
     if report.window_kl is not None:
         title = "Mean KL of each window"
         yield Section(title, [charts.columns(title, report.window_kl.tolist(), "window", "mean KL in nats")])
@@ -126,10 +116,3 @@ def _grades(report: EvaluationReport) -> Iterator[Section]:
 def _table(title: str, rows: Sequence[Metric]) -> Section:
     cells = [(row.label, row.text, row.interval_text) for row in rows]
     return Section(title, [Table(["figure", "value", "95 % interval"], cells)])
-
-
-def _interval(row: Metric) -> charts.Interval:
-    if row.name not in _DIFFERENCE:
-        return charts.Interval(row.label, row.value, row.interval, row.text)
-    ends = None if row.interval is None else (1 - row.interval[1], 1 - row.interval[0])
-    return charts.Interval(_DIFFERENCE[row.name], 1 - row.value, ends, f"{1 - row.value:.2%}")

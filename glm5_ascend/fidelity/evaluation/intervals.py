@@ -6,7 +6,6 @@ the 2.5 % and 97.5 % quantiles of the draws. The seed is fixed: the same values 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,6 @@ from numpy.typing import NDArray
 DRAWS = 10_000
 #: Draws that are in memory at once: 16 MB for every thousand windows, or 24 MB with weights.
 BATCH = 1000
-#: Draws for statistics that need all positions of a draw, not only the windows' means.
-FEW_DRAWS = 400
 Interval = tuple[float, float] | None
 
 
@@ -37,14 +34,3 @@ def mean_interval(values: torch.Tensor, weights: torch.Tensor | None = None) -> 
 def _ratio(values: NDArray[np.float64], *weights: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
     mean: NDArray[np.float64] = values.mean(axis)
     return mean / weights[0].mean(axis) if weights else mean
-
-
-def statistic_interval(values: torch.Tensor, statistic: Callable[[torch.Tensor], torch.Tensor]) -> Interval:
-    """Interval of statistic(all positions) for values [windows, positions]; None with fewer than two windows."""
-    if len(values) < 2:
-        return None
-    generator = torch.Generator().manual_seed(0)
-    picks = torch.randint(len(values), (FEW_DRAWS, len(values)), generator=generator)
-    draws = torch.stack([statistic(values[pick].flatten()) for pick in picks])
-    low, high = draws.double().quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return low, high

@@ -3,9 +3,9 @@
 (() => {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const config = () => {
-    const [ink, soft, line, one, two, ramp] = dark.matches
-      ? ["#e6eaee", "#9aa5b1", "#39424c", "#6aa9ec", "#ee9a5e", ["#20303f", "#3f77a8", "#8cc4f2", "#eaf5ff"]]
-      : ["#1b1f24", "#5a6572", "#d7dde4", "#2a6fbb", "#c2571a", ["#eef3f8", "#9fc3e6", "#2a6fbb", "#10294a"]];
+    const [ink, soft, line, one, two] = dark.matches
+      ? ["#e6eaee", "#9aa5b1", "#39424c", "#6aa9ec", "#ee9a5e"]
+      : ["#1b1f24", "#5a6572", "#d7dde4", "#2a6fbb", "#c2571a"];
     const narrow = innerWidth < 640;
     const text = { labelColor: ink, titleColor: soft, labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal" };
     return {
@@ -16,7 +16,7 @@
       mark: { color: one }, bar: { color: one }, point: { color: one }, line: { color: one }, area: { color: one },
       text: { color: soft, fontSize: 12 }, rule: { color: soft },
       style: { limit: { color: two }, chosen: { color: two, fill: two }, value: { color: ink } },
-      range: { heatmap: ramp, ramp, category: [one, two, dark.matches ? "#5a9668" : "#6fae7b", soft] },
+      range: { category: [one, two, dark.matches ? "#5a9668" : "#6fae7b", soft] },
     };
   };
   const draw = () => {
@@ -25,7 +25,7 @@
       const spec = JSON.parse(figure.querySelector("script").textContent);
       spec.description = place.dataset.title;
       vegaEmbed(place, spec, {
-        mode: "vega-lite", actions: false, ast: true, renderer: place.dataset.renderer, config: config(),
+        mode: "vega-lite", actions: false, ast: true, renderer: "svg", config: config(),
         tooltip: { theme: dark.matches ? "dark" : "light", disableDefaultStyle: false },
       }).catch((error) => { place.textContent = `This chart cannot be drawn: ${error.message}`; console.error(error); });
     }
