@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from glm5_ascend.checkpoint.types import FLOAT
 from glm5_ascend.errors import ConfigError, EvaluationError
 from glm5_ascend.fidelity.analysis import recipe as recipes
 from glm5_ascend.fidelity.analysis import run
@@ -140,7 +141,7 @@ def _propose(report: AnalysisReport, limit: int, out: Path | None) -> None:
             f"{name} with fall-backs, by glm5-ascend analyze: {report.output_bytes} bytes within a budget of {limit}.",
             f"Measured on {analysis.calibration.tokens} calibration tokens: it removes {share:.1%} of the noise that",
             "rounding adds to the residual streams. Assumed: units add up, noise costs the same in every layer.",
-            *recipes.engine_notes(report.changes),
-            *recipes.cache_notes(report.wide_caches),
         ]
+        if any(unit.experts and scheme == FLOAT for unit, scheme in report.changes):
+            comment.append("SGLang does not load it: it has routed experts in FLOAT.")
         recipes.write(out, value, comment)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -96,13 +95,13 @@ class LayerAnalysis:
         self.report = AnalyzedLayer(layer, units=list(units(plan, layer)))
         self._noise: dict[str, dict[str, torch.Tensor]] = {}  # by unit and type, energy of each probed token
 
-    def run(self, expert_done: Callable[[int], None]) -> AnalyzedLayer:
+    def run(self) -> AnalyzedLayer:
         if self.config.is_moe(self.layer):
             rows = (self.stream.tokens, self.config.hidden_size)
             with RowFile(self.folder / "inputs", *rows, torch.float32) as inputs:
                 attention_energy, routed = self._analyze_backbone(inputs)
                 assert routed is not None
-                self._analyze_experts(routed, expert_done)
+                self._analyze_experts(routed)
         else:
             attention_energy, _ = self._analyze_backbone(None)
         self._set_relative_noise(attention_energy)
@@ -175,7 +174,7 @@ class LayerAnalysis:
         self.report.linears.append(LinearReport(name, plan.scheme, statistics.tokens, error))
         return rounded
 
-    def _analyze_experts(self, routed: Routed, expert_done: Callable[[int], None]) -> None:
+    def _analyze_experts(self, routed: Routed) -> None:
         unit = next((unit for unit in self.report.units if unit.experts), None)
         types = expert_schemes(unit.scheme) if unit is not None else ()
         probed = sum(self.stream.lengths[:PROBE_SEQUENCES])
@@ -190,6 +189,5 @@ class LayerAnalysis:
             self.report.experts.append(noise.report)
             for scheme in types:
                 change[scheme].index_add_(0, noise.tokens, noise.change[scheme])
-            expert_done(noise.report.expert)
         if unit is not None:
             self._noise[unit.label] = {scheme: row_energy(change[scheme]) for scheme in types}

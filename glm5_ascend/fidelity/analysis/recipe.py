@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ def with_fallbacks(
         wide_caches: layers whose indexer cache stays in 16 bits.
     """
     raw = recipe_content(recipe)
-    value: dict[str, Any] = copy.deepcopy({key: raw[key] for key in ("metadata", "spec")})
-    value = {"apiversion": "glm5_ascend_v1"} | value
+    copied = json.loads(json.dumps({key: raw[key] for key in ("metadata", "spec")}))  # without YAML's anchors
+    value: dict[str, Any] = {"apiversion": "glm5_ascend_v1", **copied}
     value["metadata"]["config_id"] = f"{value['metadata']['config_id']}-fallbacks"
     value["spec"].pop("fallback", None)
     wide = [f"{config.spec.layer_prefix(layer)}*" for layer in wide_caches]
@@ -69,25 +69,6 @@ def _int8_step(patterns: list[str], method: str) -> dict[str, Any]:
     }
 
 
-def engine_notes(changes: list[tuple[Unit, str]]) -> list[str]:
-    """Comment lines on engines that cannot load the output."""
-    layers = sorted({unit.layer for unit, scheme in changes if unit.experts and scheme == schemes.FLOAT})
-    if not layers:
-        return []
-    return [f"SGLang does not load it: routed experts in FLOAT, layers {_numbers(layers, 8)}; it loads W8A8_DYNAMIC"]
-
-
-def cache_notes(wide: list[int]) -> list[str]:
-    """Comment lines on indexer caches that the rules keep in 16 bits."""
-    if not wide:
-        return []
-    return [f"Indexer caches that would change too many keys in INT8 stay in 16 bits: layers {_numbers(wide, 16)}."]
-
-
-def _numbers(layers: list[int], limit: int) -> str:
-    return ", ".join(map(str, layers[:limit])) + (", ..." if len(layers) > limit else "")
-
-
 def check_path(path: Path) -> None:
     """Raises `OutputError` where the recipe cannot be written; an existing file is not replaced."""
     if path.exists():
@@ -108,10 +89,5 @@ def write(path: Path, value: dict[str, Any], comment: list[str]) -> None:
         OutputError: the file exists.
     """
     check_path(path)
-    head = "".join(f"# {line}".rstrip() + "\n" for line in comment)
-
-    class Plain(yaml.SafeDumper):
-        def ignore_aliases(self, data: Any) -> bool:
-            return True
-
-    write_file(path, head + yaml.dump(value, Dumper=Plain, sort_keys=False, width=110))
+    head = "".join(f"# {line}\n" for line in comment)
+    write_file(path, head + yaml.safe_dump(value, sort_keys=False, width=110))

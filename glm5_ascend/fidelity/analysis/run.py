@@ -1,8 +1,8 @@
 """All main layers of a source under a recipe, on calibration text, layer by layer and expert by expert.
 
 Measured: for every linear its output error on real inputs, for every unit the energy that its rounding alone adds to
-the residual stream of its layer. Assumed: units add up, noise of the same relative energy costs the same in every layer,
-and FLOAT costs nothing (bf16 rounding of rotated weights is left out). MTP layers are not analyzed.
+the residual stream of its layer. Assumed: units add up, noise of the same relative energy costs the same in every
+layer, and FLOAT costs nothing (bf16 rounding of rotated weights is left out). MTP layers are not analyzed.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def analyze(analysis: Analysis) -> Analysis:
     rotations = Rotations(config, options.seed) if plan.recipe.rotates else None
     weights = FloatWeights(plan.source, rotations, torch.device("cpu"))
     lengths = tuple(len(sequence) for sequence in analysis.calibration.sequences)
-    count, experts = config.num_hidden_layers, config.n_routed_experts
+    count = config.num_hidden_layers
     progress("embedding", 0, count)
     threads = options.threads or len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="glm5-analyze-") as name, Workers(threads) as workers:
@@ -93,12 +93,7 @@ def analyze(analysis: Analysis) -> Analysis:
             stream.set_sequence(number, weights.lookup("", table, sequence))
         for layer in range(count):
             out = Stream(folder / f"stream-{layer + 1}", lengths, config.hidden_size)
-
-            def expert_done(expert: int, layer: int = layer) -> None:
-                progress(f"layer {layer} expert {expert}", layer + (expert + 0.5) / experts, count)
-
-            job = LayerAnalysis(plan, weights, layer, stream, out, selections, workers, folder)
-            report = job.run(expert_done)
+            report = LayerAnalysis(plan, weights, layer, stream, out, selections, workers, folder).run()
             if not all(torch.isfinite(torch.tensor(list(unit.noise.values()))).all() for unit in report.units):
                 raise CheckFailedError(f"{options.source}: layer {layer}: NaN or infinity", "check the source")
             analysis.layers.append(report)

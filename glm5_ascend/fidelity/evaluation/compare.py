@@ -120,14 +120,13 @@ def compare(
     models = StoredModel(source), candidate
     config = models[0].config
     _check_comparable(config, candidate.config)
-    count, experts = config.num_hidden_layers, config.n_routed_experts
+    count = config.num_hidden_layers
     walks = Walk.from_tokens(models[0], windows), Walk.from_tokens(models[1], windows)
     agreements = []
     progress("embedding", 0, count)
     for layer in range(count):
-        for half, (walk, model) in enumerate(zip(walks, models, strict=True)):
-            expert_done = _expert_progress(progress, layer, count, half * experts, 2 * experts)
-            _step(walk, layer, model.directory, expert_done)
+        for walk in walks:
+            _step(walk, layer)
         agreement = LayerAgreement(layer, _same_experts(walks), _same_keys(config, layer, walks))
         agreements.append(agreement)
         observe(layer, walks)
@@ -165,28 +164,19 @@ def reference_at(
         CheckFailedError: NaN or infinity.
     """
     model = StoredModel(source)
-    count, experts = model.config.num_hidden_layers, model.config.n_routed_experts
-    walk = Walk.from_tokens(model, windows)
+    count, walk = model.config.num_hidden_layers, Walk.from_tokens(model, windows)
     progress("embedding", 0, count)
     for layer in range(count):
-        _step(walk, layer, source, _expert_progress(progress, layer, count, 0, experts))
+        _step(walk, layer)
         progress("reference", layer + 1, count)
     softmax = softmax_of(model, _head_inputs(model, walk, windows), ids)
     _check_finite(softmax.log_sum, f"{source}: logits")
     return softmax.log_probabilities, softmax.best
 
 
-def _expert_progress(progress: Progress, layer: int, layers: int, before: int, experts: int) -> Callable[[int], None]:
-
-    def expert_done(expert: int) -> None:
-        progress(f"layer {layer} expert {expert}", layer + (before + expert + 0.5) / (experts + 1), layers)
-
-    return expert_done
-
-
-def _step(walk: Walk, layer: int, path: Path, expert_done: Callable[[int], None]) -> None:
-    walk.step(layer, expert_done)
-    _check_finite(walk.hidden, f"{path}: layer {layer}: the residual stream")
+def _step(walk: Walk, layer: int) -> None:
+    walk.step(layer)
+    _check_finite(walk.hidden, f"{walk.model.directory}: layer {layer}: the residual stream")
 
 
 def _check_finite(values: torch.Tensor, name: str) -> None:

@@ -9,7 +9,7 @@ length^2).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -170,7 +170,7 @@ class Walk:
         """Start with the embeddings of int64 sequences [S]."""
         return cls(model, [len(sequence) for sequence in sequences], model.embed(torch.cat(sequences)))
 
-    def step(self, layer: int, expert_done: Callable[[int], None] = lambda expert: None) -> None:
+    def step(self, layer: int) -> None:
         """Run one layer on all sequences."""
         config = self.model.config
         weights, int8_keys = self.model.weights(layer), self.model.int8_keys(layer)
@@ -190,4 +190,3 @@ class Walk:
                 token, slot = torch.where(self.experts == expert)
                 output = layers.mlp(self.model.weights(layer), config.spec.expert_prefix(expert), x[token])
                 self.hidden.index_add_(0, token, output * share[token, slot, None])
-                expert_done(expert)
