@@ -75,13 +75,11 @@ def test_the_rules_decide(source: Path, base: list[Any], tmp_path: Path) -> None
     assert all(0 < value < 0.5 for value in lost.values())
     most = sorted(lost.values())[1]
     out = tmp_path / "mine.yaml"
-    html = tmp_path / "report.html"
     rule = with_rule(tmp_path, f"keys_lost: {most * 1.0001}")
-    done = in_process(*base, "--recipe", rule, "--out", out, "--html", html)
+    done = in_process(*base, "--recipe", rule, "--out", out)
     assert done.returncode == 0, done.stderr
     (wide,) = [layer for layer, value in lost.items() if value > most]
-    assert "stays in 16 bits" in done.stdout and f"stay in 16 bits: layers {wide}." in out.read_text()
-    assert f"layer {wide} (16 bits)" in html.read_text()
+    assert "stays in 16 bits" in done.stdout
     recipe = load_recipe(out)
     plan = QuantizationPlan(SourceCheckpoint(source), recipe)
     assert plan.cache_layers() == [layer for layer in range(3) if layer != wide] and recipe.spec.fallback is None

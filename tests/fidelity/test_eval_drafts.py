@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from glm5_ascend.fidelity.evaluation.compare import compare
+from glm5_ascend.fidelity.evaluation.drafts import draft_tokens
 from glm5_ascend.fidelity.evaluation.metrics import metrics
-from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
+from glm5_ascend.fidelity.evaluation.stored_model import StoredModel, Walk
 from glm5_ascend.model import layers
 from glm5_ascend.quantize.job import prepare
 from glm5_ascend.quantize.options import QuantizeOptions
@@ -21,37 +22,42 @@ from tests.support.tiny_model import write_tiny_model
 WINDOWS = list(torch.randint(7, 263, (4, 40), generator=torch.Generator().manual_seed(2)))
 
 
-def plain(directory: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """(greedy, sampled) of every draft, [windows, length - 2], by whole logits of one unrotated model."""
-    model, greedy, sampled = StoredModel(directory), [], []
+def plain(directory: Path) -> torch.Tensor:
+    """Whether each draft is accepted, [windows, length - 2], by whole logits of one unrotated model."""
+    model, accepted = StoredModel(directory), []
     config, mtp = model.config, model.config.num_hidden_layers
     for window in WINDOWS:
         hidden, selected = model.files.read("model.embed_tokens.weight").float()[window], None
         for layer in range(mtp):
             hidden, selected = decoder_layer(config, layer, model.weights(layer), hidden, selected)
         normed = layers.rms_norm(hidden, model.files.read("model.norm.weight").float(), config.rms_norm_eps)
-        main = (normed @ model.files.read("lm_head.weight").float().T).log_softmax(-1)
+        main = normed @ model.files.read("lm_head.weight").float().T
         weights = model.weights(mtp)
         table = model.files.read(f"model.layers.{mtp}.embed_tokens.weight").float()
         stream = layers.mtp_input(config, weights, table[window[1:]], normed[:-1])
         stream, _ = decoder_layer(config, mtp, weights, stream)
         stream = layers.rms_norm(stream, weights.vector("shared_head.norm.weight"), config.rms_norm_eps)
         draft = weights.linear("shared_head.head", stream).argmax(-1)[:-1]  # for tokens 2 .. length - 1
-        greedy.append(main[1:-1].argmax(-1) == draft)
-        sampled.append(main[1:-1].gather(1, draft[:, None])[:, 0].exp())
-    return torch.stack(greedy), torch.stack(sampled)
+        accepted.append(main[1:-1].argmax(-1) == draft)
+    return torch.stack(accepted)
 
 
 def test_drafts_are_those_of_the_plain_forward(tiny_source: Path) -> None:
     comparison = compare(tiny_source, tiny_source, WINDOWS, drafts=True).drafts
-    greedy, sampled = plain(tiny_source)
-    assert comparison is not None
-    assert torch.equal(comparison.greedy_reference, greedy) and torch.equal(comparison.greedy_quantized, greedy)
-    torch.testing.assert_close(comparison.sampled_reference, sampled.double(), rtol=1e-3, atol=1e-6)
-    assert (
-        comparison.select(torch.tensor([1, 3])).sampled_quantized.tolist()
-        == comparison.sampled_quantized[[1, 3]].tolist()
-    )
+    expected = plain(tiny_source)
+    assert comparison is not None and expected.any()
+    assert torch.equal(comparison.reference, expected) and torch.equal(comparison.quantized, expected)
+    assert torch.equal(comparison.select(torch.tensor([1, 3])).quantized, expected[[1, 3]])
+
+
+def drafts(directory: Path) -> torch.Tensor:
+    """The drafts themselves, [windows, length - 1]."""
+    model = StoredModel(directory)
+    walk = Walk.from_tokens(model, WINDOWS)
+    for layer in range(model.config.num_hidden_layers):
+        walk.step(layer)
+    hidden = walk.hidden.view(len(WINDOWS), -1, walk.hidden.shape[1])[:, :-1].flatten(0, 1)
+    return draft_tokens(model, model.final_norm(hidden), WINDOWS)
 
 
 def test_a_rotated_model_drafts_the_same_only_with_its_rotation(
@@ -64,21 +70,18 @@ def test_a_rotated_model_drafts_the_same_only_with_its_rotation(
     )
     out = tmp_path / "out"
     quantize(prepare(QuantizeOptions(source, out, str(recipe))), silent)
-    comparison = compare(out, source, WINDOWS, drafts=True).drafts
-    assert comparison is not None
-    torch.testing.assert_close(comparison.sampled_quantized, comparison.sampled_reference, rtol=1e-3, atol=1e-6)
+    expected = drafts(source)
+    assert float((drafts(out) == expected).double().mean()) > 0.98  # fp32 sums in another order
     monkeypatch.setattr(StoredModel, "to_mtp_basis", lambda self, normed: normed)
-    wrong = compare(out, source, WINDOWS, drafts=True).drafts
-    assert wrong is not None
     # The other half of what the layer reads, the embedding, is right: many of the random model's drafts stay.
-    assert float(((wrong.sampled_quantized - comparison.sampled_reference).abs() > 1e-5).double().mean()) > 0.2
+    assert float((drafts(out) == expected).double().mean()) < 0.9
 
 
 def test_steps_get_shorter_as_drafts_are_refused(tiny_source: Path) -> None:
     comparison = compare(tiny_source, tiny_source, WINDOWS, drafts=True)
     assert comparison.drafts is not None
-    comparison.drafts.greedy_reference[:], comparison.drafts.greedy_quantized[:] = True, True
-    comparison.drafts.greedy_quantized[:, ::2] = False  # 19 of 38: 1.5 instead of 2 tokens a step
+    comparison.drafts.reference[:], comparison.drafts.quantized[:] = True, True
+    comparison.drafts.quantized[:, ::2] = False  # 19 of 38: 1.5 instead of 2 tokens a step
     rows = {row.name: row for row in metrics(comparison)}
     assert (rows["draft_source"].value, rows["draft_quantized"].value) == (1, 0.5)
     assert rows["draft_step_change"].value == pytest.approx(-0.25)

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from glm5_ascend.fidelity.evaluation.compare import LayerAgreement
 from glm5_ascend.fidelity.evaluation.grades import CRITERIA
 from glm5_ascend.fidelity.evaluation.html import document, header_of
 from glm5_ascend.fidelity.evaluation.metrics import SHARE, Metric
@@ -92,17 +90,8 @@ def test_no_figure_and_a_lower_bound() -> None:
     assert any("lower bound" in warning for warning in report.verdict().warnings)
 
 
-def test_agreements_are_plotted_as_differences() -> None:
-    report = report_of(0.005, 0.006)
-    report.rows.append(Metric("top1_agreement", "same top-1", 0.75, (0.7, 0.875), SHARE))
-    report.layers = [LayerAgreement(3, experts=torch.tensor([0.5, 1.0]))]
-    charts = sections(report)
-    assert charts["Differences and changes"].data.rows == [["different top-1", "0.25", "0.125", "0.30000000000000004"]]
-    assert charts["Different routed experts by layer"].data.rows == [["layer 3", "0.25"]]
-
-
 def test_no_secret_in_title_or_command() -> None:
-    token = COMMAND.set(("eval", "--url", "http://me:pw@host:1", "--key", "pw"))
+    token = COMMAND.set(("eval", "--url", "http://me:pw@host:1"))
     try:
         page = document(EvaluationReport("http://me:pw@host:1", "src"), header_of(None, None, False))
     finally:

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm5_ascend.errors import TextError
-from glm5_ascend.fidelity.api import evaluate
 from glm5_ascend.fidelity.evaluation.long_context import (
     DEPTHS,
     PASSAGE,
@@ -18,12 +16,11 @@ from glm5_ascend.fidelity.evaluation.long_context import (
     compare_long_contexts,
     retrieval_prompts,
 )
-from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
+from glm5_ascend.fidelity.evaluation.stored_model import StoredModel, Walk
 from glm5_ascend.fidelity.evaluation.windows import read_windows
 from glm5_ascend.model import layers
 from glm5_kernels import ops
 from tests.support.command import assert_one_clear_line, in_process
-from tests.support.decoder_layer import decoder_layer
 
 LENGTH = 448
 WORDS = "".join(chr(33 + (i * i + 7 * i) % 90) for i in range(2000))  # one token a character
@@ -37,11 +34,11 @@ def text(tmp_path: Path) -> Path:
 
 def selections(model: StoredModel, tokens: torch.Tensor) -> list[torch.Tensor]:
     """The selection of every main layer, bool [S, S]."""
-    hidden, selected, results = model.files.read("model.embed_tokens.weight").float()[tokens], None, []
+    walk, results = Walk.from_tokens(model, [tokens]), []
     for layer in range(model.config.num_hidden_layers):
-        hidden, selected = decoder_layer(model.config, layer, model.weights(layer), hidden, selected)
-        results.append(selected)
-    return results
+        walk.step(layer)
+        results += walk.selections
+    return results  # type: ignore[return-value]
 
 
 def test_what_a_query_needs_is_what_follows_in_the_text() -> None:
@@ -79,19 +76,11 @@ def test_lengths_on_the_command_line(tiny_source: Path, tiny_w4a8: Path, text: P
     assert done.returncode == 0 and list(report["tasks"]) == ["256 tokens", f"{LENGTH} tokens"]
     assert {entry["task"] for entry in report["grades"] if entry["metric"] == "needles_kept"} <= set(report["tasks"])
     for lengths, words in (("4k", "no list"), ("200", "the indexer keeps 16 keys"), ("600", "512 positions")):
-        assert_one_clear_line(in_process(*base, "--lengths", lengths), 2, "--lengths", words)
+        refused = in_process(*base, "--lengths", lengths)
+        assert_one_clear_line(refused, 2, "--lengths", words)
+        assert "layer" not in refused.stderr  # before the work
     done = in_process("eval", "--url", "http://127.0.0.1:9", "--against", tiny_source, "--lengths", "256")
     assert_one_clear_line(done, 2, "--lengths", "a server does not show its keys")
-
-
-def test_a_wrong_length_is_told_before_anything_is_compared(tiny_source: Path, tiny_w4a8: Path, text: Path) -> None:
-    seen: list[object] = []
-    job = {"against": tiny_source, "text": text, "window": 64, "windows": 2}
-    with pytest.raises(TextError, match="600: the model has 512 positions"):
-        evaluate(tiny_w4a8, **job, lengths=[600], progress=lambda *shown: seen.append(shown))  # type: ignore[arg-type]
-    assert not seen
-    evaluate(tiny_w4a8, **job, progress=lambda *shown: seen.append(shown))  # type: ignore[arg-type]
-    assert seen
 
 
 @pytest.mark.parametrize("scores", [96 * 7, 96 * 40])

@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend.cli import run
-from glm5_ascend.report.header import COMMAND, hashed_file, hashed_text, make_header, masked, without_login
+from glm5_ascend.report.header import COMMAND, hashed_file, hashed_text, make_header, without_login
 
 
 def test_it_states_date_command_versions_and_machine() -> None:
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone(timedelta(hours=2)))
-    token = COMMAND.set(("eval", "a dir", "--key=secret"))
+    token = COMMAND.set(("eval", "a dir", "--url", "http://me:pw@host"))
     try:
         header = make_header(seed="7", recipe="w4a8, SHA-256 12", now=now)
     finally:
         COMMAND.reset(token)
     rows = dict(header.rows())
     assert rows["date"] == "2026-01-02 01:04:05 UTC" and rows["seed"] == "7" and "text" not in rows
-    assert shlex.split(header.command) == ["glm5-ascend", "eval", "a dir", "--key=***"]
+    assert shlex.split(header.command) == ["glm5-ascend", "eval", "a dir", "--url", "http://***@host"]
     assert {"glm5-ascend", "Python", "torch"} <= set(rows) and "GB of memory" in rows["machine"]
 
 
@@ -39,22 +39,13 @@ def test_a_command_that_ended_is_not_named() -> None:
 def test_called_from_python_it_names_the_process() -> None:
     token = COMMAND.set(None)
     try:
-        assert make_header().command.startswith("called from Python")
+        assert make_header().command == "called from Python"
     finally:
         COMMAND.reset(token)
 
 
-@pytest.mark.parametrize("option", ["--key", "--api-key", "--API_KEY", "--hf-token", "--password", "-key"])
-def test_secrets_are_masked(option: str) -> None:
-    assert masked([option, "abc", "--text", "x"]) == [option, "***", "--text", "x"]
-    assert masked([f"{option}=abc=d", "x"]) == [f"{option}=***", "x"]
-    assert masked([option]) == [option]
-
-
-def test_what_is_no_secret_stays() -> None:
-    arguments = ["--max-tokens", "96", "--top-logprobs=3", "monkey", "--", "key"]
-    assert masked(arguments) == arguments
-    assert masked(["--url", "http://me:pw@host:8000/v1"]) == ["--url", "http://***@host:8000/v1"]
+def test_logins_are_masked() -> None:
+    assert without_login("http://me:pw@host:8000/v1") == "http://***@host:8000/v1"
     assert without_login("http://host/a@b") == "http://host/a@b"
 
 

@@ -1,11 +1,9 @@
-"""One page from its parts: hostile names stay text, tables are CSV, charts are specifications with their values."""
+"""One page from its parts: hostile names stay text, charts are specifications with their values."""
 
 from __future__ import annotations
 
-import csv
 from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
 
@@ -33,7 +31,6 @@ def page_of(name: str) -> Page:
     drawn = [
         charts.bars(name, [(name, 1.0, name), ("other", 0.5, "0.5")], "noise"),
         charts.intervals("intervals", [charts.Interval(name, 1.0, (0.5, 1.5), name)], "nats"),
-        charts.heat_map("heat", [name], [[1.0, None]], 1.0, "layer", "error"),
     ]
     return Page(
         name, header, ReportVerdict("poor", name, name, name, (name,)), [name], [Card("figure", name, name, name)],
@@ -70,22 +67,13 @@ def test_names_never_run(name: str, tmp_path: Path) -> None:
         assert page.locator("img").count() == 0
 
 
-def test_tables_can_be_had_as_csv() -> None:
-    rows = [['a, "b"', "+1.5 %", "-0.25"], ["=1+1", "@x", "-cmd|x"]]
-    start, _, text = Table(["unit", "1", "2"], rows).csv.partition(",")
-    assert start == "data:text/csv;charset=utf-8"
-    assert list(csv.reader(unquote(text).splitlines())) == [
-        ["unit", "1", "2"], ["a, \"b\"", "+1.5 %", "-0.25"], ["'=1+1", "'@x", "'-cmd|x"],
-    ]  # fmt: skip
-
-
 def test_charts_hold_their_values() -> None:
-    rows = [charts.Interval("kl", 0.5, (0.25, 1.0), "0.5"), charts.Interval("x", 1.0, None, "1")]
+    rows = [charts.Interval("kl", 0.5, (0.25, 1.0), "0.5"), charts.Interval("x", float("nan"), None, "1")]
     drawn = charts.intervals("t", rows, "nats")
-    assert drawn.data.rows == [["kl", "0.5", "0.25", "1.0"], ["x", "1.0", "", ""]]
+    values = [layer["data"]["values"] for layer in drawn.spec["layer"] if "data" in layer]
+    assert [{"value": 0}] in values
+    assert drawn.spec["data"]["values"] == [
+        {"label": "kl", "value": 0.5, "low": 0.25, "high": 1.0, "shown": "0.5"},
+        {"label": "x", "value": None, "low": None, "high": None, "shown": "1"},
+    ]
     assert drawn.spec["width"] == "container" and "config" not in drawn.spec and "$schema" not in drawn.spec
-    heat = charts.heat_map("h", ["a", "b"], [[1.0, None], [float("nan"), 2.0]], 2.0, "layer", "error")
-    assert heat.spec["data"]["values"] == [
-        {"row": "a", "layer": 0, "error": 1.0}, {"row": "b", "layer": 0, "error": None},
-        {"row": "b", "layer": 1, "error": 2.0},
-    ]  # fmt: skip

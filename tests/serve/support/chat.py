@@ -5,19 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from glm5_ascend.serve.smoke import NO_THINKING as NO_THINKING
+from glm5_ascend.serve.smoke import WEATHER as WEATHER
+
 #: Of the session's server.
 API_KEY = "secret"
 #: Seconds a client waits; only to end a request that hangs, also on a slow and busy machine.
 ANSWER_LIMIT = 600
-NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the current weather for a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
 
 
 def ask(client: Any, question: str | list[dict[str, Any]], **more: Any) -> Any:
