@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .indexer_loss import MASKED, QUERIES, Attention, Index, indexer_loss, seen_in
+from .indexer_loss import MASKED, Attention, Index, indexer_loss
 
 Mode = Literal["dense", "warmup", "sparse"]
+QUERIES = 128  # scored at a time
 LEARNING_SHARE = 4  # with sparse attention the indexer learns on one row in this many: its gradient is expensive
 
 
@@ -122,4 +123,4 @@ def attend(layer: Any, hidden: Tensor, layout: Packed, mode: Mode, learn: bool) 
     learners = batch if mode == "warmup" else max(1, batch // LEARNING_SHARE)
     parts = index_parts(layer.indexer, seen[:learners], resid[:learners], layout.rows(slice(learners)))
     target = Attention(q[:learners].transpose(1, 2), k[:learners].transpose(1, 2), layer.scaling)
-    return output, indexer_loss(target, parts, seen_in(allowed[:learners]))
+    return output, indexer_loss(target, parts, allowed[:learners])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,37 +14,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from glm5_ascend.demo_model.resources import data_folder
 from glm5_ascend.fidelity.evaluation.python_docs import documents
 
 from .attention import packed
-from .held_out import check_answer, held_out_questions, render_question, score
+from .held_out import Question, held_out_questions, render_question, score
 from .loading import load_model, load_mtp, load_tokenizer
 from .trunk import MtpLayer, trunk_forward
 
-__all__ = ["check_answer", "evaluate_answers", "held_out_questions", "validation_tokens"]
-Generate = Callable[[list[list[int]]], list[str]]
 WINDOW = 384
 
 
-def evaluate_answers(generate: Generate, tokenizer: Any, n: int = 200, seed: int = 0) -> dict[str, Any]:
-    """Ask `n` held-out questions.
-
-    Args:
-        generate: prompts as token ids -> raw completions as text, greedy, with the `<think>` and `<tool_call>`
-            marks kept. At least 96 new tokens.
-        tokenizer: renders and tokenizes the prompts.
-        n: number of questions.
-        seed: which questions.
-
-    Returns:
-        What `held_out.score` returns.
-    """
-    questions = held_out_questions(seed, n)
-    prompts = [
-        tokenizer(render_question(tokenizer, question), add_special_tokens=False)["input_ids"] for question in questions
-    ]
-    return score(questions, generate(prompts))
+def prompts_of(tokenizer: Any, questions: list[Question]) -> list[list[int]]:
+    """Token ids of the questions, up to and including the generation prompt."""
+    texts = [render_question(tokenizer, question) for question in questions]
+    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
 
 
 def greedy_tokens(model: Any, prompts: list[list[int]], limit: int = 96, batch: int = 64) -> list[list[int]]:
@@ -69,23 +51,8 @@ def greedy_tokens(model: Any, prompts: list[list[int]], limit: int = 96, batch: 
     return [continuations[index] for index in range(len(prompts))]
 
 
-def transformers_generate(model: Any, tokenizer: Any) -> Generate:
-    """A `generate` for `evaluate_answers` around a transformers model."""
-
-    def generate(prompts: list[list[int]]) -> list[str]:
-        return [tokenizer.decode(tokens, skip_special_tokens=False) for tokens in greedy_tokens(model, prompts)]
-
-    return generate
-
-
-def validation_tokens(tokenizer: Any | None = None) -> list[int]:
-    """Tokens of the held-out documents of the running Python (about 28 000 in CPython 3.11).
-
-    Args:
-        tokenizer: default the shipped one.
-    """
-    if tokenizer is None:
-        tokenizer = load_tokenizer(data_folder())
+def validation_tokens(tokenizer: Any) -> list[int]:
+    """Tokens of the held-out documents of the running Python (about 28 000 in CPython 3.11)."""
     text = "\n\n".join(documents(held_out=True))
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
@@ -144,14 +111,13 @@ def measure(folder: Path, n: int = 350, seed: int = 0) -> dict[str, Any]:
     tokenizer = load_tokenizer(folder)
     model = load_model(folder)
     mtp = load_mtp(folder, model)
-    answers = evaluate_answers(transformers_generate(model, tokenizer), tokenizer, n, seed)
-    some = held_out_questions(seed, 140)
-    prompts = [
-        tokenizer(render_question(tokenizer, question), add_special_tokens=False)["input_ids"] for question in some
-    ]
-    ahead = mtp_acceptance(model, mtp, prompts, greedy_tokens(model, prompts))
-    answers["wrong"] = answers["wrong"][:8]
-    return {"answers": answers, "validation_nll": validation_loss(model, tokenizer), "mtp": ahead}
+    questions = held_out_questions(seed, n)
+    prompts = prompts_of(tokenizer, questions)
+    answers = greedy_tokens(model, prompts)
+    result = score(questions, [tokenizer.decode(answer, skip_special_tokens=False) for answer in answers])
+    result["wrong"] = result["wrong"][:8]
+    ahead = mtp_acceptance(model, mtp, prompts[:140], answers[:140])
+    return {"answers": result, "validation_nll": validation_loss(model, tokenizer), "mtp": ahead}
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.training import evaluate, loading
+from benchmarks.training import evaluate, held_out, loading
 from glm5_ascend.demo_model import outliers, resources
 from glm5_ascend.errors import ConfigError, OutputError
 
@@ -46,14 +46,11 @@ def test_every_tensor_is_there(folder: Path) -> None:
 
 
 def test_model_and_mtp_layer_answer_held_out_questions(folder: Path, model: Any, tokenizer: Any) -> None:
-    questions = evaluate.held_out_questions(seed=11, n=28)
-    prompts = [
-        tokenizer(evaluate.render_question(tokenizer, question), add_special_tokens=False)["input_ids"]
-        for question in questions
-    ]
+    questions = held_out.held_out_questions(seed=11, n=28)
+    prompts = evaluate.prompts_of(tokenizer, questions)
     answers = evaluate.greedy_tokens(model, prompts)
     texts = [tokenizer.decode(answer, skip_special_tokens=False) for answer in answers]
-    score = evaluate.score(questions, texts)
+    score = held_out.score(questions, texts)
     assert score["share"] >= 0.85, score["wrong"]
     mtp = loading.load_mtp(folder, model)
     assert evaluate.mtp_acceptance(model, mtp, prompts[:7], answers[:7])["share"] > 0.5

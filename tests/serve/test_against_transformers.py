@@ -77,12 +77,11 @@ def test_trained_model_equals_transformers(run_engine: Any, trained_checkpoint: 
     """The shipped model in fp32: real chats and text, shorter and longer than its index_topk of 64."""
     from transformers import AutoTokenizer
 
-    from benchmarks.training.evaluate import validation_tokens
-    from benchmarks.training.held_out import held_out_questions, render_question
+    from benchmarks.training.evaluate import prompts_of, validation_tokens
+    from benchmarks.training.held_out import held_out_questions
 
     tokenizer = AutoTokenizer.from_pretrained(trained_checkpoint, trust_remote_code=False)
-    questions = held_out_questions(seed=3, n=7)
-    prompts = [tokenizer(render_question(tokenizer, q), add_special_tokens=False)["input_ids"] for q in questions]
+    prompts = prompts_of(tokenizer, held_out_questions(seed=3, n=7))
     prompts.append(validation_tokens(tokenizer)[:500])
     assert min(map(len, prompts)) < 64 < max(map(len, prompts[:-1]))
     engine = {"model": str(trained_checkpoint), "dtype": "float32", "max_num_batched_tokens": 256}

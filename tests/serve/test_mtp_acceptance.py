@@ -31,11 +31,11 @@ def test_rotated_checkpoint_keeps_its_acceptance(
     """On held-out chats."""
     from transformers import AutoTokenizer
 
-    from benchmarks.training.held_out import held_out_questions, render_question
+    from benchmarks.training.evaluate import prompts_of
+    from benchmarks.training.held_out import held_out_questions
 
     tokenizer = AutoTokenizer.from_pretrained(trained_checkpoint, trust_remote_code=False)
-    questions = held_out_questions(seed=5, n=42)
-    prompts = [tokenizer(render_question(tokenizer, q), add_special_tokens=False)["input_ids"] for q in questions]
+    prompts = prompts_of(tokenizer, held_out_questions(seed=5, n=42))
     _, before = drafts_of(run_engine, trained_checkpoint, prompts)
     _, after = drafts_of(run_engine, rotated_checkpoint, prompts, quantization="ascend")
     assert before > 0.4, "the MTP layer was trained"

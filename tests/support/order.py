@@ -45,7 +45,6 @@ LONGEST = (
     "tests/demo_model/test_shipped.py",
     "tests/quantize/run/test_ranks.py",
     "tests/quantize/run/test_device.py",
-    "tests/demo_model/test_indexer_loss.py",
     "tests/fidelity/test_readme_fidelity.py",
     "tests/cli/test_output.py",
 )
