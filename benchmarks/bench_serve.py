@@ -18,7 +18,6 @@ import statistics
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +25,8 @@ from typing import Any
 
 import psutil
 
-from glm5_ascend.serve.local_server import free_port
+from glm5_ascend.serve import local_server
+from glm5_ascend.serve.client import Client
 
 SIDE = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 QUESTION = "[gMASK]<sop><|user|>Who are you?<|assistant|></think>"
@@ -72,44 +72,14 @@ class Transformers:
 @contextmanager
 def server(model: Path, threads: int, log: Path) -> Iterator[dict[str, Any]]:
     """Run `glm5-ascend serve`; yields its URL, start time and memory."""
-    port = free_port()
-    command = [sys.executable, "-m", "glm5_ascend", "serve", str(model), "--port", str(port)]
-    command += ["--", "--max-num-seqs", "8", "--max-model-len", "2048", "--no-enable-prefix-caching"]
-    began = time.perf_counter()
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            command, stdout=file, stderr=file, env=os.environ | SIDE | {"OMP_NUM_THREADS": str(threads)}
-        )
-        try:
-            url = f"http://127.0.0.1:{port}"
-            while not healthy(url):
-                if process.poll() is not None:
-                    raise SystemExit(f"the server ended, see {log}")
-                time.sleep(0.2)
-            processes = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-            memory = sum(member.memory_info().rss for member in processes)
-            yield {"url": url, "start_seconds": time.perf_counter() - began, "rss_bytes": memory}
-        finally:
-            process.terminate()  # a shell's background job and its children ignore SIGINT
-            process.wait(timeout=60)
-
-
-def healthy(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=2):
-            return True
-    except OSError:
-        return False
-
-
-def answer(url: str, prompt: str, new_tokens: int) -> str:
-    body = {"model": "glm-5", "prompt": prompt, "max_tokens": new_tokens, "temperature": 0}
-    request = urllib.request.Request(
-        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=120) as response:
-        text: str = json.loads(response.read())["choices"][0]["text"]
-    return text
+    os.environ |= SIDE | {"OMP_NUM_THREADS": str(threads)}
+    flags = ["--max-num-seqs", "8", "--max-model-len", "2048", "--no-enable-prefix-caching"]
+    began, older = time.perf_counter(), set(psutil.Process().children(recursive=True))
+    with local_server.server(model, log, flags) as port:
+        started = time.perf_counter() - began
+        processes = set(psutil.Process().children(recursive=True)) - older
+        memory = sum(process.memory_info().rss for process in processes)
+        yield {"url": f"http://127.0.0.1:{port}", "start_seconds": started, "rss_bytes": memory}
 
 
 def load(url: str, model: Path, count: int, length: int, new_tokens: int, out: Path) -> float:
@@ -164,7 +134,8 @@ def main() -> None:
         server(quantized, args.threads, args.work / "w4a8.log") as int_server,
     ):
         servers = {"server, float": float_server, "server, W4A8": int_server}
-        actual = answer(float_server["url"], QUESTION, 16)
+        ids = baseline.tokenizer(QUESTION, add_special_tokens=False).input_ids
+        actual = Client(float_server["url"], "glm-5").complete(ids, max_tokens=16)["text"]
         if actual != expected:
             raise SystemExit(f"the server answers {actual!r}, transformers {expected!r}")
         sizes = args.requests, args.length, args.new_tokens
