@@ -115,15 +115,9 @@ class GradedMetric:
 
     @property
     def threshold(self) -> str:
-        """The limits that gave the grade."""
-        criterion = self.criterion
-        above, at_most = ("above", "at most") if criterion.sign > 0 else ("below", "at least")
-        good, fair = criterion.limit_text(criterion.good), criterion.limit_text(criterion.fair)
-        if self.grade == "good":
-            return f"{at_most} {good}"
-        if self.grade == "poor":
-            return f"{above} {fair}"
-        return f"{above} {good.removesuffix(' nats')}, {at_most} {fair}"
+        """Both limits in words."""
+        good, fair = (self.criterion.limit_text(limit) for limit in (self.criterion.good, self.criterion.fair))
+        return f"good up to {good}, fair up to {fair}"
 
 
 def grade_metrics(rows: Iterable[Metric], task: str = "") -> list[GradedMetric]:

@@ -40,14 +40,13 @@ class Int8Experts(FusedMoEMethodBase):  # type: ignore[misc]
             "w2_weight_scale": ((e, d, 1), torch.float32),
             "w2_weight_offset": ((e, d, 1), torch.float32),
         }
-        shapes.update(self.extra_parameters(e, d, i))
+        if n == 2:  # loaded, because every checkpoint has them, and not used: they undo a shift that only the NPU applies
+            shapes["w13_scale_bias"] = (e, 2 * i, 1), torch.float32
+            shapes["w2_scale_bias"] = (e, d, DOWN_PROJ_PARTIAL_SUMS), torch.float32
         for name, (shape, dtype) in shapes.items():
             parameter = torch.nn.Parameter(torch.zeros(shape, dtype=dtype), requires_grad=False)
             layer.register_parameter(name, parameter)
             set_weight_attrs(parameter, {"weight_loader": expert_loader(name)})
-
-    def extra_parameters(self, e: int, d: int, i: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        return {}
 
     def get_fused_moe_quant_config(self, layer: torch.nn.Module) -> None:
         return None
@@ -67,18 +66,9 @@ class Int8Experts(FusedMoEMethodBase):  # type: ignore[misc]
 
 
 class Int4Experts(Int8Experts):
-    """W4A8_DYNAMIC experts: two output rows per byte in the file, one code per byte in memory.
-
-    `scale_bias` is loaded (every checkpoint must have it) and not used: it undoes a shift that only the NPU applies.
-    """
+    """W4A8_DYNAMIC experts: two output rows per byte in the file, one code per byte in memory."""
 
     rows_per_byte = 2
-
-    def extra_parameters(self, e: int, d: int, i: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        return {
-            "w13_scale_bias": ((e, 2 * i, 1), torch.float32),
-            "w2_scale_bias": ((e, d, DOWN_PROJ_PARTIAL_SUMS), torch.float32),
-        }
 
     def process_weights_after_loading(self, layer: Any) -> None:
         for name in ("w13_weight", "w2_weight"):
