@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,45 +14,36 @@ from glm5_ascend.errors import RecipeError
 from glm5_ascend.fidelity.analysis.budget import final_types, propose
 from glm5_ascend.fidelity.analysis.units import Unit
 from glm5_ascend.fidelity.evaluation.compare import compare
-from glm5_ascend.fidelity.evaluation.windows import read_windows
 from tests.support.command import assert_one_clear_line, in_process
 from tests.support.tiny_model import write_calibration, write_tiny_model
 
 W4, W8, FLOAT = "W4A8_DYNAMIC", "W8A8_DYNAMIC", "FLOAT"
 
 
-@pytest.fixture(scope="module")
-def proposal(trained_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """(report, recipe) for a budget of 11.2 MB; the recipe alone makes 10.6 MB."""
-    recipe = tmp_path_factory.mktemp("proposal") / "mine.yaml"
-    small = ["--samples", 4, "--seq-len", 256, "--json"]
-    done = in_process("analyze", trained_checkpoint, *small, "--budget", "11.2MB", "--out", recipe)
+def test_the_proposal_lowers_kl_within_the_budget(tiny_source: Path, tiny_w4a8: Path, tmp_path: Path) -> None:
+    recipe, out = tmp_path / "mine.yaml", tmp_path / "out"
+    calib = write_calibration(tmp_path / "calib.jsonl")
+    budget = int(1.3 * stored_bytes(tiny_w4a8))
+    small = ["--calib", calib, "--samples", 4, "--seq-len", 64, "--json"]
+    done = in_process("analyze", tiny_source, *small, "--budget", budget, "--out", recipe)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), recipe
-
-
-def stored_bytes(checkpoint: Path) -> int:
-    return sum(t.nbytes for file in checkpoint.rglob("*.safetensors") for t in load_file(file).values())
-
-
-def test_the_proposal_lowers_kl_within_the_budget(
-    proposal: tuple[dict[str, Any], Path], trained_checkpoint: Path, rotated_checkpoint: Path, tmp_path: Path
-) -> None:
-    report, recipe = proposal
-    text = recipe.read_text()
+    report, text = json.loads(done.stdout), recipe.read_text()
     assert text.startswith("# w4a8 with fall-backs, by glm5-ascend analyze") and "Assumed" in text
     assert yaml.safe_load(text)["metadata"]["config_id"] == "w4a8-fallbacks"
-    out = tmp_path / "out"
-    assert in_process("quantize", trained_checkpoint, out, "--recipe", recipe, "--quiet").returncode == 0
-    windows = read_windows(None, trained_checkpoint, 256, 2)
-    kl, kl_w4a8 = (float(compare(path, trained_checkpoint, windows).kl.mean()) for path in (out, rotated_checkpoint))
+    assert in_process("quantize", tiny_source, out, "--recipe", recipe, "--calib", calib, "--quiet").returncode == 0
+    windows = list(torch.randint(7, 263, (8, 64), generator=torch.Generator().manual_seed(3)))
+    kl, kl_w4a8 = (float(compare(path, tiny_source, windows).kl.mean()) for path in (out, tiny_w4a8))
     assert kl < 0.5 * kl_w4a8
-    assert stored_bytes(rotated_checkpoint) == report["recipe_bytes"]
-    assert report["recipe_bytes"] < stored_bytes(out) == report["predicted_bytes"] <= 11.2e6
+    assert stored_bytes(tiny_w4a8) == report["recipe_bytes"]
+    assert report["recipe_bytes"] < stored_bytes(out) == report["predicted_bytes"] <= budget
     description = json.loads((out / "quant_model_description.json").read_text())
     for change in report["fallbacks"]:
         module = change["modules"][0].replace("experts.*", "experts.3.up_proj")
         assert description[f"{module}.weight"] == change["to"] != change["from"]
+
+
+def stored_bytes(checkpoint: Path) -> int:
+    return sum(t.nbytes for file in checkpoint.rglob("*.safetensors") for t in load_file(file).values())
 
 
 def unit(layer: int, scheme: str, noise: dict[str, float], nbytes: dict[str, int]) -> Unit:

@@ -41,7 +41,6 @@ def test_the_report(tiny_source: Path, tiny_w4a8: Path, text: Path, tmp_path: Pa
     assert (report["ok"], report["tokens"], report["windows"]) == (True, windows * 63, windows)
     low, high = report["intervals"]["kl_mean"]
     assert 0 < low < report["kl_mean"] < high < report["kl_p99"] <= report["kl_max"]
-    assert not any("too few" in warning for warning in report["verdict"]["warnings"])
     assert len(report["layers"]) == 3 and report["layers"][0]["expert_agreement"] is None
     lines = [line for line in done.stderr.splitlines() if line.startswith("layer ")]
     assert [line.split()[1] for line in lines] == ["1/3", "2/3", "3/3"] and "eta" in lines[0]

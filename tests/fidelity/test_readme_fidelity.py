@@ -31,7 +31,7 @@ def test_they_run_in_order(tiny_source: Path, tiny_w4a8: Path, tmp_path: Path, m
         small = {"eval": ["--windows", "2", "--window", "64"], "analyze": ["--samples", "2"]}.get(words[0], [])
         done = in_process(*words, *small)
         assert done.returncode == 0, done.stderr
-    assert (tmp_path / "work/eval.html").is_file() and (tmp_path / "work/analyze.html").is_file()
+    assert (tmp_path / "work/eval.html").is_file()
     assert (tmp_path / "work/glm5-mine/quant_model_description.json").is_file()
 
 
