@@ -14,7 +14,7 @@ import pytest
 from glm5_ascend.deploy.heartbeat import FleetHeartbeat, fill_command, run_command
 from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError
 from glm5_ascend.serve.router import RunningRouter
-from tests.serve.test_smoke import bad_server
+from tests.serve.support.stub import stub_server
 from tests.support.command import assert_one_clear_line, glm5_ascend
 
 
@@ -73,7 +73,7 @@ Routed = Callable[[list[str]], FakeRouter]
 def test_a_router_that_does_not_answer_as_one() -> None:
     with pytest.raises(MissingEnvironmentError):
         RunningRouter("http://127.0.0.1:9").workers()
-    with bad_server("85") as server, pytest.raises(CheckFailedError, match="list_workers"):
+    with stub_server("85") as server, pytest.raises(CheckFailedError, match="list_workers"):
         RunningRouter(server).workers()
 
 
@@ -81,7 +81,7 @@ def test_heartbeat_of_one_that_is_stuck_and_one_that_is_busy(routed: Routed) -> 
     """Both have requests; only one finishes steps. The last server is never taken out."""
     hung: list[str] = []
     messages: list[str] = []
-    with bad_server("85", STUCK) as stuck, bad_server("Hello", IDLE) as idle:
+    with stub_server("85", STUCK) as stuck, stub_server("Hello", IDLE) as idle:
         router = routed([stuck, idle])
         heart = FleetHeartbeat(
             RunningRouter(router.url), patience=2, timeout=60, on_hung=hung.append, report=messages.append
@@ -99,7 +99,7 @@ def test_heartbeat_of_one_that_is_stuck_and_one_that_is_busy(routed: Routed) -> 
 
 def test_a_server_that_an_operator_took_out_is_left_alone(routed: Routed) -> None:
     hung: list[str] = []
-    with bad_server("Hello", IDLE) as idle:
+    with stub_server("Hello", IDLE) as idle:
         router = routed([idle, "http://127.0.0.1:9"])
         heart = FleetHeartbeat(RunningRouter(router.url), patience=2, timeout=60, on_hung=hung.append)
         heart.beat()

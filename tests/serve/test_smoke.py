@@ -44,7 +44,7 @@ def test_no_server() -> None:
 def test_acceptance_of_sglang(length: float, status: str) -> None:
     """A line of SGLang's observability/metrics_collector.py: the mean of its last steps."""
     labels = 'engine_type="unified",model_name="glm-5",pp_rank="0",tp_rank="0"'
-    with stub_server(metrics=f"sglang:spec_accept_length{{{{{labels}}}}} {length}\n") as url:
+    with stub_server(metrics=f"sglang:spec_accept_length{{{labels}}} {length}\n") as url:
         result = acceptance(Client(url), {})
     assert (result.status, result.values) == (status, {"tokens_per_step": length})
 

@@ -26,14 +26,18 @@ def healthy(body: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def stub_server(content: str | None = None, metrics: str = COUNTERS) -> Iterator[str]:
-    """The URL of a server that answers as `healthy` does, or always with `content`, as broken weights do."""
+def stub_server(content: str | None = None, metrics: str = "") -> Iterator[str]:
+    """The URL of a server that answers as `healthy` does, or always with `content`, as broken weights do.
+
+    Args:
+        metrics: answer of GET /metrics; "": counts of drafts, which grow with every answer.
+    """
     answered = 0
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.path == "/metrics":
-                self.answer(metrics.format(40 * answered, 80 * answered).encode())
+                self.answer((metrics or COUNTERS.format(40 * answered, 80 * answered)).encode())
             else:
                 self.answer({"data": [{"id": "glm-5", "max_model_len": 4096}]} if "models" in self.path else {})
 
