@@ -88,11 +88,6 @@ def seeds(target: str) -> Iterator[bytes]:
     if target == "safetensors":
         yield b"\x0e\0\0\0\0\0\0\0" + b'{"a\\fb": 0}    '  # a form feed, which some readers take for a line end
         yield b"\x3c\0\0\0\0\0\0\0" + b'{"a":{"dtype":"I8","shape":[2,2],"data_offsets":[0,4]}}     ' + bytes(4)
-    elif target == "recipe":
-        yield from (path.read_bytes() for path in sorted((ROOT / "quant_recipes").rglob("*.yaml")))
-    elif target == "journal":
-        yield b'{"unit": "layer 0"}\n{"checksum": "ab", "errors": {"W4A8": [0.1, 2.0]}, "unit": "layer 1 expert 2"}\n'
-        yield b'\0{"format": 3, "recipe": "b", "seed": 0, "source": "a"}\n{"cold": true, "unit": "layer 1 backbone"}\n'
     else:
         yield from (path.read_bytes() for path in sorted((ROOT / "glm5_ascend").rglob("*.jinja")))
         yield b"{% for m in messages %}{{ m.role }}{{ m.content | tojson }}{% endfor %}{{ tools[0].function.name }}"

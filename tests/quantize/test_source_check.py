@@ -61,10 +61,6 @@ def test_indexers_of_sharing_layers_are_allowed(tmp_path: Path) -> None:
     prepare(with_tensors(tmp_path / "source", "model.layers.3.self_attn.indexer.wk.weight", **SHARED_INDEXER))
 
 
-def test_scales_of_fp8_are_known(tmp_path: Path) -> None:
-    prepare(QuantizeOptions(write_tiny_model(tmp_path / "source", dtype="fp8"), tmp_path / "out"))
-
-
 def test_indexer_types_alone_are_refused(tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "source", indexer_types=["full", "shared", "full"])
     with pytest.raises(CheckpointError, match=r"layers \[1\] are \'shared\' in indexer_types"):

@@ -10,7 +10,6 @@ from glm5_ascend.quantize.methods.gptq import GPTQ, MAX_ROWS, RANK, GPTQState, r
 from glm5_ascend.quantize.methods.registry import METHODS
 from glm5_ascend.quantize.methods.rounding import quantize_linear
 from glm5_ascend.quantize.methods.ssz import SSZ
-from glm5_ascend.quantize.run.expert import evenly_spaced
 
 W4, W8 = schemes.W4A8_DYNAMIC, schemes.W8A8_DYNAMIC
 
@@ -87,12 +86,6 @@ def test_without_inputs_integers_are_the_nearest() -> None:
     weight = torch.randn(16, 64)
     plain, gptq = (quantize_linear("x.up_proj", weight, W4, method).stored for method in (SSZ, GPTQ))
     assert all(torch.equal(plain[name], gptq[name]) for name in plain)
-
-
-def test_rows_of_inputs() -> None:
-    assert GPTQ.input_rows(10_000, MAX_ROWS) == 10_000 and GPTQ.input_rows(10_000, MAX_ROWS + 1) == MAX_ROWS
-    mask = evenly_spaced(1000, 10)
-    assert int(mask.sum()) == 10 and mask[0] and mask[-1] and int(evenly_spaced(3, 10).sum()) == 3
 
 
 def test_verify_allows_every_method() -> None:

@@ -48,14 +48,6 @@ def test_smoothing_tames_loud_activation_channels(scheme: str) -> None:
     assert output_error(weight, fresh, seen, scheme, scale) < 0.7 * before
 
 
-@pytest.mark.parametrize("scheme", [schemes.W8A8_DYNAMIC, schemes.W8A8])
-def test_smoothing_leaves_calm_inputs_about_as_they_were(scheme: str) -> None:
-    weight, seen, fresh = torch.randn(96, 64), statistics(inputs(600, 64, 1.0)), inputs(400, 64, 1.0)
-    scale = flex_smooth_quant([weight], seen, scheme)
-    before = output_error(weight, fresh, seen, scheme, torch.ones(64))
-    assert output_error(weight, fresh, seen, scheme, scale) < 1.1 * before
-
-
 def test_awq_protects_the_channels_that_carry_the_output() -> None:
     weight, seen = torch.randn(96, 64), statistics(inputs(600, 64, 12.0))
     fresh = inputs(400, 64, 12.0)
