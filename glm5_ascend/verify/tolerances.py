@@ -15,7 +15,7 @@ in columns of a row with a huge weight alone: up to 1.2 half steps per element (
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -65,52 +65,42 @@ class Verdict:
         )
 
 
-@dataclass
 class WeightComparison:
     """Sums of squares of one tensor, collected over pieces of its rows."""
 
-    _error: list[torch.Tensor] = field(default_factory=list)
-    _weight: list[torch.Tensor] = field(default_factory=list)
-    _along: list[torch.Tensor] = field(default_factory=list)
-    _peak: list[torch.Tensor] = field(default_factory=list)
-    _column_error: torch.Tensor | None = None
-    _column_weight: torch.Tensor | None = None
-    _column_along: torch.Tensor | None = None
+    def __init__(self) -> None:
+        self._rows: list[torch.Tensor] = []  # [4, n]: error, weight, error along the weight, largest magnitude
+        self._columns: list[torch.Tensor] = []  # [3, K]: error, weight, error along the weight
 
     def add(self, weight_rows: torch.Tensor, reference: torch.Tensor, clipped: torch.Tensor | None = None) -> None:
         """Add rows [n, K]: dequantized weights and references; `clipped` marks elements that may be too small."""
         difference = weight_rows - reference
         along, error, weight = difference * reference, difference.square_(), reference.square()
-        self._error.append(error.sum(1))
-        self._weight.append(weight.sum(1))
-        self._along.append(along.sum(1))
-        self._peak.append(reference.abs().amax(1))
+        self._rows.append(torch.stack([error.sum(1), weight.sum(1), along.sum(1), reference.abs().amax(1)]))
         if clipped is not None:
             clipped = clipped & (weight_rows.abs() < reference.abs())
             along, error, weight = (sums.masked_fill_(clipped, 0) for sums in (along, error, weight))
-        self._column_error = error.sum(0) + (0 if self._column_error is None else self._column_error)
-        self._column_weight = weight.sum(0) + (0 if self._column_weight is None else self._column_weight)
-        self._column_along = along.sum(0) + (0 if self._column_along is None else self._column_along)
+        self._columns.append(torch.stack([error.sum(0), weight.sum(0), along.sum(0)]))
 
     def judge(self, scheme: str) -> Verdict:
         """Return the errors of all added rows, with the limits of `scheme`."""
-        error, weight, peak = torch.cat(self._error), torch.cat(self._weight), torch.cat(self._peak)
-        assert self._column_error is not None and self._column_weight is not None and self._column_along is not None
+        error, weight, along, peak = torch.cat(self._rows, dim=1)
+        column_error, column_weight, column_along = torch.stack(self._columns).sum(0)
         # Squares of what correct rounding may cost per element of each row.
         step = torch.zeros_like(peak) if scheme == FLOAT else (_SLACK * peak / (2 * _LARGEST[scheme])).square()
-        columns = len(self._column_error)
+        columns = len(column_error)
         total = weight.sum().clamp_min(_TINY)
-        scaled = torch.cat(self._along).square() / weight.clamp_min(_TINY)
+        scaled = along.square() / weight.clamp_min(_TINY)
         scatter = 1 + _SCATTER / columns**0.5 if scheme == W4A8_DYNAMIC else 1.0
         row, row_error, row_limit = _worse(
             _worst(scaled, weight, columns * step, LIMITS[scheme], floor=1e-4),
             _worst(error, weight, columns * step, LIMITS[scheme] * scatter, floor=1e-4),
         )
         allowed, floor = step.sum().expand(columns), COLUMN_FLOORS[scheme]
-        scaled = self._column_along.square() / self._column_weight.clamp_min(_TINY)
+        scaled = column_along.square() / column_weight.clamp_min(_TINY)
         column, column_error, column_limit = _worse(
-            _worst(scaled, self._column_weight, allowed, SCALE_LIMITS[scheme], floor),
-            _worst(self._column_error, self._column_weight, allowed * MAX_HALF_STEPS**2, COLUMN_LIMITS[scheme], floor),
+            _worst(scaled, column_weight, allowed, SCALE_LIMITS[scheme], floor),
+            _worst(column_error, column_weight, allowed * MAX_HALF_STEPS**2, COLUMN_LIMITS[scheme], floor),
         )
         whole_limit = max(LIMITS[scheme], float((columns * step.sum() / total).sqrt()))
         whole = float((error.sum() / total).sqrt())

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.checkpoint.checks.chat_template import LEGACY, TEMPLATE, check_template, read_template
+from glm5_ascend.checkpoint.checks.chat_template import LEGACY, TEMPLATE, check_template
 from glm5_ascend.checkpoint.checks.config_keys import bad_ids
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint, inside
 from glm5_ascend.checkpoint.checks.report import Report
@@ -29,7 +29,7 @@ _TOKENS = ("special_tokens_map.json", "added_tokens.json", "vocab.json")
 #: Keys that libraries write anew when they save a tokenizer.
 _FREE_KEYS = {"_commit_hash", "name_or_path", "transformers_version", "is_local", "local_files_only", "backend"}
 #: Files that are compared byte by byte, by the end of their names.
-_BYTES = (".tiktoken", "tokenizer.model", "merges.txt", "vocab.txt")
+_BYTES = (".tiktoken", "tokenizer.model", "merges.txt", "vocab.txt", TEMPLATE)
 #: Defaults of a request's sampling that vLLM takes from generation_config.json: (lowest, highest).
 _SAMPLING = {"temperature": (0, math.inf), "top_p": (0, 1), "min_p": (0, 1), "repetition_penalty": (0, math.inf)}
 _PIECE = 1 << 20
@@ -94,26 +94,14 @@ def compare_text_files(checkpoint: LoadedCheckpoint, source: Path, report: Repor
     """A tokenizer that is sound but another one gives fluent nonsense: it must be the source's."""
     for name in (TOKENIZER, SETTINGS, *_TOKENS, LEGACY, _GENERATION):
         _compare_json(checkpoint, source, name, report)
-    for name in sorted(
-        {path.name for path in (*source.iterdir(), *checkpoint.directory.iterdir()) if path.name.endswith(_BYTES)}
-    ):
+    paths = (*source.iterdir(), *checkpoint.directory.iterdir())
+    for name in sorted({path.name for path in paths if path.name.endswith(_BYTES)}):
         theirs, ours = source / name, checkpoint.directory / name
-        if not inside(ours, checkpoint.directory):
-            continue  # reported, and not opened
+        if not inside(ours, checkpoint.directory) or (name == TEMPLATE and not theirs.is_file()):
+            continue  # reported, and not opened; a template of one's own is none to compare
         if theirs.is_file() != ours.is_file() or (theirs.is_file() and not _same_bytes(theirs, ours)):
-            report.error(
-                "against.tokenizer", "differs from the source's, or is in one of the two only", file=name, fix=COPY
-            )
-    theirs, ours = source / TEMPLATE, checkpoint.directory / TEMPLATE
-    if theirs.is_file() and not ours.is_file():
-        report.error("against.chat_template", "not found; the source has one", file=TEMPLATE, fix=COPY)
-    elif theirs.is_file() and inside(ours, checkpoint.directory):
-        try:
-            differs = read_template(theirs) != read_template(ours)
-        except CheckpointError:
-            return  # ours is reported by the check without a source
-        if differs:
-            report.error("against.chat_template", "differs from the source's", file=TEMPLATE, fix=COPY)
+            kind = "against.chat_template" if name == TEMPLATE else "against.tokenizer"
+            report.error(kind, "differs from the source's, or is in one of the two only", file=name, fix=COPY)
 
 
 def _compare_json(checkpoint: LoadedCheckpoint, source: Path, name: str, report: Report) -> None:

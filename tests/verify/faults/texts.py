@@ -105,7 +105,7 @@ ROWS = [
     Row(J, "half of another model", content(TEMPLATE, "<|user|>" + CHATML), "cut into pieces", "warning"),
     Row(J, "another text", content(TEMPLATE, "{{ messages }}"), "differs from the source's", modes="s"),
     Row(J, "missing", removed(TEMPLATE), "no chat template", "warning"),
-    Row(J, "missing, the source has one", removed(TEMPLATE), "not found; the source has one", modes="s"),
+    Row(J, "missing, the source has one", removed(TEMPLATE), "in one of the two only", modes="s"),
     Row(J, "two", another_template_in_the_settings, "differs from the one in tokenizer_config", "warning"),
     Row(J, "broken in the settings", key(SETTINGS, "chat_template", "{{"), "chat_template: not valid jinja"),
     Row(
