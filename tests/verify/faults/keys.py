@@ -30,11 +30,6 @@ def mlp_layer_types_alone(ck: Linked) -> None:
     without(CONFIG, "first_k_dense_replace")(ck)
 
 
-def both_dtypes(ck: Linked) -> None:
-    with ck.json(CONFIG) as config:
-        config["torch_dtype"] = "float32"
-
-
 def as_float(*names: str) -> Edit:
     """Correct linears of layer 1, FLOAT."""
 
@@ -80,7 +75,7 @@ ROWS = [
     Row(C, "dtype float16", key(CONFIG, "dtype", "float16"), "dtype is float16, but"),
     Row(C, "dtype int8", key(CONFIG, "dtype", "int8"), "no dtype that an engine runs in"),
     Row(C, "no dtype", without(CONFIG, "dtype"), "dtype is not given", "warning"),
-    Row(C, "dtype and torch_dtype", both_dtypes, "dtype and torch_dtype disagree"),
+    Row(C, "dtype and torch_dtype", key(CONFIG, "torch_dtype", "float32"), "dtype and torch_dtype disagree"),
     Row(C, "quantization_config", key(CONFIG, "quantization_config", {"quant_method": "fp8"}), "never open"),
     Row(C, "auto_map", key(CONFIG, "auto_map", {"AutoConfig": "x.Y"}), "auto_map names code"),
     Row(C, "no architectures", without(CONFIG, "architectures"), "architectures is None"),
