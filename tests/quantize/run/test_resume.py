@@ -84,7 +84,7 @@ def test_stopped_just_before_its_end(tiny_source: Path, tmp_path: Path, monkeypa
     whole.parent.mkdir(), broken.parent.mkdir()
     quantize(prepare(options(tiny_source, whole, calib)), silent)
 
-    def stop(*_: object) -> None:
+    def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
