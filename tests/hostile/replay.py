@@ -1,6 +1,7 @@
 """Runs the stored inputs of one target under limits: `python -m tests.hostile.replay TARGET`.
 
-`corpora/TARGET.tar.xz` has inputs of at most 4 kB, every second of which is run, that a coverage-guided fuzzer (atheris) once found to reach new code.
+`corpora/TARGET.tar.xz` has inputs that a coverage-guided fuzzer (atheris) once found to reach new code;
+every second one is run.
 """
 
 from __future__ import annotations
