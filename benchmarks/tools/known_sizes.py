@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from glm5_ascend.plan import cache, weights
+from glm5_ascend.plan import memory, weights
+from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import named
 
 GB, GIB = 1e9, 2.0**30
@@ -53,15 +54,16 @@ def sizes() -> Iterator[Size]:
         yield Size(what, nbytes, weights.stored_bytes(named(name, quantization), fp32_head), source)
     for int8, nbytes in CACHE_ROWS.items():
         model = named("glm-5", "w8a8", int8)
-        computed = cache.attention_row(model) + cache.indexer_row(model)
+        computed = memory.attention_row(model) + memory.indexer_row(model)
         yield Size(f"cache of a token and layer, int8: {int8}", nbytes, computed, "vllm-ascend 182b75e")
     for name, int8, nbytes, source in TOKENS:
-        computed = cache.bytes_per_token(named(name, "w8a8", int8), mtp=True)
+        computed = memory.bytes_per_token(named(name, "w8a8", int8), mtp=True)
         yield Size(f"{name}: cache of a token, int8: {int8}", nbytes, computed, source)
     # a version of vllm-ascend with an indexer in every layer
-    needed = cache.pages(200_000) * cache.bytes_per_token(named("glm-5", "w8a8"), mtp=True)
+    needed = memory.pages(200_000) * memory.bytes_per_token(named("glm-5", "w8a8"), mtp=True)
     yield Size("glm-5: cache of 200,000 tokens", 20.73 * GIB, needed, "vllm-ascend #10918")
     for quantization, tp, ep, gigabytes in DIES:
-        per_die = sum(weights.per_die(named("glm-5", quantization), True, tp, ep).values())
+        model, engine = named("glm-5", quantization), Engine(tp, ep // tp)
+        per_die = sum(weights.per_die(model, engine, engine.stages(model.config)[0]).values())
         source = "tensor list, divided as vLLM does"
         yield Size(f"{quantization} TP{tp} EP{ep}: weights of a die", gigabytes * GB, per_die, source)

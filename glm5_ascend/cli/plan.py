@@ -1,38 +1,55 @@
-"""`glm5-ascend plan`."""
+"""`glm5-ascend plan`, `plan measure`, `plan calibrate` and `plan baselines`."""
 
 from __future__ import annotations
 
 import json
 import os
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
-from glm5_ascend.cli.command import Output, add_command
-from glm5_ascend.errors import OutputError, PlanError
-from glm5_ascend.plan.options import PlanCommandOptions
+from glm5_ascend.cli.command import NoOptions, Output, add_command
+from glm5_ascend.errors import OutputError
+from glm5_ascend.options import StrPath
+from glm5_ascend.plan.options import CalibrateOptions, MeasureOptions, PlanOptions
+
+#: Name of the command that runs where no subcommand is named.
+_DEFAULT = "deployment"
+
+
+class _PlanGroup(TyperGroup):
+    """`plan DIR --option` without a subcommand's name is a plan; its help names the subcommands."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        subcommands = [name for name in self.commands if name != _DEFAULT]
+        return super().parse_args(ctx, args if args and args[0] in subcommands else [_DEFAULT, *args])
 
 
 def register(app: typer.Typer) -> None:
+    group = typer.Typer(cls=_PlanGroup, help="Plan a deployment on paper; measure, calibrate, baselines.")
     add_command(
-        app, "plan", run,
+        group, _DEFAULT, run,
         "plan --quant w4a8 --nodes 4 --slo tpot=50ms,ttft=2s",
         "plan work/glm5-w4a8 --html plan.html",
+        "plan measure DIR | calibrate RUNS | baselines",
         json="One JSON object on stdout.",
     )  # fmt: skip
+    add_command(group, "measure", measure, "plan measure work/glm5-w4a8")
+    add_command(
+        group, "calibrate", calibrate, "plan calibrate runs.csv --out my-a3.yaml",
+        "plan calibrate bench.json --quant w8a8 --layout tp=16",
+    )  # fmt: skip
+    add_command(group, "baselines", baselines, "plan baselines", json="One JSON object on stdout.")
+    app.add_typer(group, name="plan")
 
 
-def run(options: PlanCommandOptions, output: Output) -> int:
+def run(options: PlanOptions, output: Output) -> int:
     """Plan a deployment on paper: memory, layout, latency and throughput, with their uncertainty."""
-    if options.measure:
-        return _measure(options)
-    if options.calibrate is not None:
-        return _calibrate(options)
-    if options.out is not None:
-        raise PlanError("--out goes with --measure or --calibrate", "the plan itself: --json, or --html FILE")
+    from dataclasses import replace
+
     from glm5_ascend.deploy.planning.commands import plan_commands
     from glm5_ascend.plan.api import plan
 
@@ -42,17 +59,7 @@ def run(options: PlanCommandOptions, output: Output) -> int:
         from glm5_ascend.plan.html import write
 
         write(report.plan, Path(options.html), report.commands)
-    if options.sweep:
-        from glm5_ascend.plan.sweep import goodput, sweep
-
-        rows = sweep(report.plan)
-        if output.json:
-            print(json.dumps({"schema_version": 1, "command": "plan", "ok": True, "exit_code": 0, "rows": rows}))
-            return 0
-        print(report.plan.best.layout)
-        _show_table(rows)
-        print(goodput(rows))
-    elif output.json:
+    if output.json:
         print(json.dumps(report.to_dict()))
     else:
         from rich.console import Console
@@ -61,44 +68,31 @@ def run(options: PlanCommandOptions, output: Output) -> int:
     return 0
 
 
-def _show_table(rows: list[dict[str, Any]]) -> None:
-    from glm5_ascend.report.terminal import show
+def calibrate(options: CalibrateOptions, output: Output) -> int:
+    """Fit the planner's constants to your runs, print the changes, and write the machine."""
+    from glm5_ascend.plan.calibrate import calibrate, write
 
-    show([tuple(rows[0]), *(tuple(map(str, row.values())) for row in rows)] if rows else [])
-
-
-def _calibrate(options: PlanCommandOptions) -> int:
-    """Fit to the user's runs, print the changes, and write the machine."""
-    from glm5_ascend.plan.calibrate import calibrate, calibrated
-    from glm5_ascend.plan.measure.describe import write
-    from glm5_ascend.plan.search import read_layout
-
-    assert options.calibrate is not None
-    out = _new_file(options)
-    sizes: dict[str, int] = {"dp": 1, **(read_layout(options.layout) if options.layout else {})}
-    setup: dict[str, object] = {
-        "model": options.model or "glm-5", "quant": options.quant, "nodes": options.nodes, "cache": options.cache
-    }  # fmt: skip
-    keys = ("tp", "dp", "pp", "prefill_tp", "prefill_dp", "prefill_pp", "prefills")
-    setup |= {key: sizes[key] for key in keys if key in sizes}
-    calibration = calibrate(Path(options.calibrate), options.hardware, setup)
+    out = _new_file(options.out)
+    setup = {"model": options.model, "quant": options.quant, "nodes": options.nodes, "layout": options.layout}
+    calibration = calibrate(Path(options.runs), options.hardware, setup)
     for line in calibration.lines():
         print(line)
     if out is not None:
-        write(calibrated(calibration, options.hardware), out, replace=False)
+        write(calibration.machine, out)
         print(f"wrote {out}; use it: glm5-ascend plan --hardware {out}")
     return 0
 
 
-def _measure(options: PlanCommandOptions) -> int:
-    """Measure this machine and write its description."""
+def measure(options: MeasureOptions, output: Output) -> int:
+    """Describe this machine's CPU for `plan --hardware cpu`: serves a model here for some minutes."""
     from glm5_ascend.plan.hardware import measured_file
     from glm5_ascend.serve.environment import require_cpu_environment
 
-    out = _new_file(options)
+    out = _new_file(options.out)
     target = out or measured_file()
     require_cpu_environment()
-    from glm5_ascend.plan.measure.describe import measure, summary, write
+    from glm5_ascend.plan.calibrate import write
+    from glm5_ascend.plan.measure import measure, summary
 
     with tempfile.TemporaryDirectory() as folder:
         if options.directory is not None:
@@ -115,16 +109,34 @@ def _measure(options: PlanCommandOptions) -> int:
     for line in summary(hardware):
         print(line)
     name = "cpu" if out is None else target
-    load = "--mtp 0 --workload in=1024,out=64,concurrency=8"
     shown = options.directory or "DIR"  # the demo model is gone with its folder
+    load = "--mtp 0 --workload in=1024,out=64,concurrency=8"
     print(f"wrote {target}; use it: glm5-ascend plan {shown} --hardware {name} {load}")
     return 0
 
 
-def _new_file(options: PlanCommandOptions) -> Path | None:
-    """The file of --out, which must not exist."""
-    if options.out is None:
-        return None
-    if Path(options.out).exists():
-        raise OutputError(f"{options.out} exists already", "name another file, or remove it")
-    return Path(options.out)
+def baselines(options: NoOptions, output: Output) -> int:
+    """Compare the planner with every public result that it knows."""
+    from glm5_ascend.plan.constants import fitted
+    from glm5_ascend.plan.evidence import OUTPUTS, cases, predictions
+    from glm5_ascend.report.terminal import show
+
+    rows = []
+    for case, p in zip(cases(), predictions(cases(), fitted().constants), strict=True):
+        predicted = dict(zip(OUTPUTS, (p.output_per_second, p.ttft, p.tpot), strict=True))
+        for name, value in case.measured.items():
+            rows.append({"id": case.row.id, "source": case.row.source, "layout": str(case.layout), "output": name,
+                         "measured": value, "predicted": float(f"{predicted[name]:.5g}"), "judged": case.judged})  # fmt: skip
+    if output.json:
+        answer = {"schema_version": 1, "command": "plan", "ok": True, "exit_code": 0}
+        print(json.dumps(answer | {"fitted": fitted().model_dump(mode="json"), "rows": rows}))
+    else:
+        show([tuple(rows[0]), *(tuple(f"{v:,.4g}" if isinstance(v, float) else str(v) for v in r.values()) for r in rows)])
+    return 0
+
+
+def _new_file(path: StrPath | None) -> Path | None:
+    """A file to write, which must not exist."""
+    if path is not None and Path(path).exists():
+        raise OutputError(f"{path} exists already", "name another file, or remove it")
+    return None if path is None else Path(path)

@@ -17,7 +17,6 @@ def register(app: typer.Typer) -> None:
 
 def run(options: NoOptions, output: Output) -> int:
     """Compile all kernels for this processor and store them, for example while a container image is built."""
-    from glm5_ascend.plan.simulate import compile_all as compile_simulator
     from glm5_kernels import registry
     from glm5_kernels.ops import compile_all
     from glm5_kernels.registry import cache
@@ -29,8 +28,6 @@ def run(options: NoOptions, output: Output) -> int:
     start = time.monotonic()
     for op in compile_all():
         print(f"compiling {op}", file=sys.stderr, flush=True)
-    print("compiling the planner's simulator", file=sys.stderr, flush=True)
-    compile_simulator()
     folder, functions = cache.prepare(), cache.compilation.functions
     location = f"stored in {folder}" if folder is not None else f"not stored: export {cache.VARIABLE}=DIRECTORY"
     print(f"{functions} functions compiled in {time.monotonic() - start:.0f} s, {location}")

@@ -1,50 +1,144 @@
-"""The function `plan`, which the command calls."""
+"""The function `plan`, which the command calls, and its result."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glm5_ascend.errors import PlanError
 from glm5_ascend.options import with_options
+from glm5_ascend.plan import memory, weights
+from glm5_ascend.plan.constants import fitted
+from glm5_ascend.plan.evidence import Case, half_width, nearest
 from glm5_ascend.plan.hardware import Cluster, load_hardware
-from glm5_ascend.plan.html import write
-from glm5_ascend.plan.layout import MAX_DRAFTS
-from glm5_ascend.plan.layouts import SearchOptions
+from glm5_ascend.plan.layout import Layout, check_engine, parse_layout
+from glm5_ascend.plan.memory import End
 from glm5_ascend.plan.model import PlannedModel, from_directory, named
 from glm5_ascend.plan.options import PlanOptions
-from glm5_ascend.plan.result import Plan, PlanCommands, make_plan
-from glm5_ascend.plan.tails import tails
-from glm5_ascend.plan.text import NO_COMMANDS, lines, show, to_json
+from glm5_ascend.plan.predict import predict
+from glm5_ascend.plan.proven import DERIVED, NOBODY, Evidence, faults, proven_layouts
+from glm5_ascend.plan.search import (
+    EQUAL,
+    MEETS,
+    SHEDS,
+    Candidate,
+    Question,
+    beats,
+    evaluate,
+    experimental_candidates,
+    proven_candidates,
+)
+from glm5_ascend.plan.steps import Duration, Steps
 from glm5_ascend.plan.workload import parse_acceptance, parse_slo, parse_workload
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from glm5_ascend.plan.workload import Slo, Workload
+
 #: More machines than any deployment has: a typing error, and a very long search.
 MAX_NODES = 4096
+#: Numbers of machines that are tried without --nodes.
+_ENDS: tuple[End, End] = ("low", "high")
+_NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+#: Prompt tokens from which the indexer takes a large part of a prefill.
+_LONG_PROMPT = 16_384
+
+
+@dataclass(frozen=True)
+class Range:
+    """A number, its range, and its basis: measured | derived | fitted | guessed."""
+
+    value: float
+    low: float
+    high: float
+    basis: str
+
+    def to_json(self) -> dict[str, Any]:
+        def rounded(x: float) -> float | int:
+            return int(x) if float(x).is_integer() and abs(x) > 1000 else float(f"{x:.5g}")
+
+        numbers = {name: rounded(getattr(self, name)) for name in ("value", "low", "high")}
+        return {**numbers, "basis": self.basis}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer to a question.
+
+    Attributes:
+        best: the first answer. others: further layouts with a source, best first.
+        experimental: a layout that nobody is known to run, if it is worth a trial.
+        near: the nearest public result and its distance; None for a measured machine.
+    """
+
+    question: Question
+    cluster: Cluster
+    best: Candidate
+    others: list[Candidate]
+    experimental: Candidate | None
+    numbers: dict[str, Range]
+    near: tuple[float, Case] | None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def model(self) -> PlannedModel:
+        return self.question.steps.model
+
+    @property
+    def workload(self) -> Workload:
+        return self.question.workload
+
+    @property
+    def slo(self) -> Slo:
+        return self.question.slo
+
+    @property
+    def step(self) -> Duration:
+        """A decode step of the first answer."""
+        p = self.best.prediction
+        context = self.workload.prompt + self.workload.output / 2
+        return self.question.steps.decode(self.best.layout.decode, p.batch, context, p.ranks)
+
+    @property
+    def within_slo(self) -> bool:
+        return self.best.verdict == MEETS
+
+
+@dataclass(frozen=True)
+class PlanCommands:
+    """The deployment profile with the plan's engines, if there is one, and command lines that run the plan."""
+
+    profile: str | None = None
+    lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class PlanReport:
-    """A plan, percentiles by name if the scheduler was simulated, and the commands that run the plan."""
+    """A plan, and the commands that run it."""
 
     plan: Plan
-    simulated: dict[str, float] | None = None
-    commands: PlanCommands = NO_COMMANDS
+    commands: PlanCommands = field(default_factory=PlanCommands)
 
     def lines(self) -> list[str]:
         """Lines for a terminal of 80 columns."""
-        return lines(self.plan, self.simulated, commands=self.commands)
+        from glm5_ascend.plan.text import lines
+
+        return lines(self.plan, self.commands)
 
     def show(self, console: Console) -> None:
         """Print the report on a console, in its width."""
-        show(self.plan, self.simulated, console, self.commands)
+        from glm5_ascend.plan.text import show
+
+        show(self.plan, self.commands, console)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object of `--json`."""
-        return to_json(self.plan, self.simulated, self.commands)
+        from glm5_ascend.plan.text import to_json
+
+        return to_json(self.plan, self.commands)
 
 
 @with_options(PlanOptions)
@@ -55,37 +149,194 @@ def plan(options: PlanOptions) -> PlanReport:
         PlanError, ConfigError, CheckpointError: an option is wrong, or nothing fits.
     """
     hardware = load_hardware(str(options.hardware))
-    for name, value, low, high in (
-        ("--nodes", options.nodes, 1, MAX_NODES),
-        ("--mtp", options.mtp, 0, MAX_DRAFTS),
-        ("--price", options.price, 0.0, 1e9),
-    ):
-        if value is not None and not low <= value <= high:
-            raise PlanError(f"{name} {value:g}: must be {low:g} to {high:g}", f"correct {name}")
-    workload, slo = parse_workload(options.workload), parse_slo(options.slo)
-    model = _model(options)
-    has_mtp = bool(model.config.num_nextn_predict_layers)
-    if options.mtp and not has_mtp:
-        raise PlanError(f"--mtp {options.mtp}: {model.name} has no MTP layer", "--mtp 0")
-    if model.needs_fp8 and not hardware.fp8:
-        by_name = options.directory is None
-        what = f"--quant {model.quantization}" if by_name else f"{options.directory}: weights of FP8"
-        fix = "--quant w8a8" if by_name else "quantize it"
-        raise PlanError(f"{what}: {hardware.title} does not multiply FP8", f"{fix}, or --hardware ascend-950pr")
-    search_options = SearchOptions(options.mtp if has_mtp else 0, None, parse_acceptance(options.acceptance))
-    price = hardware.price_per_node_hour if options.price is None else options.price
-    result = make_plan(
-        model, Cluster(hardware, options.nodes), workload, slo, search_options, options.layout, price
-    )  # fmt: skip
-    report = PlanReport(result, tails(result) if options.tails else None)
-    if options.html is not None:
-        write(result, Path(options.html))
-    return report
-
-
-def _model(options: PlanOptions) -> PlannedModel:
-    if options.directory is None:
-        return named(options.model or "glm-5", options.quant, options.cache)
-    if options.model is not None:
+    if options.nodes is not None and not 1 <= options.nodes <= MAX_NODES:
+        raise PlanError(f"--nodes {options.nodes}: must be 1 to {MAX_NODES}", "correct --nodes")
+    if options.directory is not None and options.model is not None:
         raise PlanError("both DIR and --model are given", "give one of them")
-    return from_directory(Path(options.directory), options.cache)
+    if options.directory is None:
+        model = named(options.model or "glm-5", options.quant, options.cache)
+    else:
+        model = from_directory(Path(options.directory), options.cache)
+    if model.rules and model.rules.fp8 and not hardware.fp8:
+        what = f"--quant {model.quantization}" if options.directory is None else f"{options.directory}: weights of FP8"
+        raise PlanError(f"{what}: {hardware.title} does not multiply FP8", "--quant w8a8, or --hardware ascend-950pr")
+    workload, slo = parse_workload(options.workload), parse_slo(options.slo)
+    context, positions = workload.prompt + workload.output, model.config.max_position_embeddings
+    if context > positions:
+        raise PlanError(f"--workload: {context} tokens, {model.name} has {positions} positions", "shorten in= or out=")
+    if options.mtp is not None:
+        check_engine(replace(parse_layout("tp=1", model.config, 1.0, options.mtp).decode), model.config, hardware)
+    steps = Steps(model, hardware, hardware.constants or fitted().constants)
+    question = Question(steps, workload, slo, parse_acceptance(options.acceptance), options.mtp)
+    if options.layout is not None:
+        result = _evaluated(question, options.layout, options.nodes)
+    else:
+        result = _searched(question, options.nodes)
+    return PlanReport(result)
+
+
+def _evaluated(question: Question, text: str, nodes: int | None) -> Plan:
+    """The plan of the layout that the user gave."""
+    steps = question.steps
+    layout = parse_layout(text, steps.model.config, question.workload.concurrency, question.drafts)
+    for engine in layout.engines.values():
+        check_engine(engine, steps.model.config, steps.hardware)
+    needed = layout.nodes(steps.hardware)
+    if nodes is not None and nodes < needed:
+        raise PlanError(f"--layout {text}: takes {needed} x {steps.hardware.name}, --nodes is {nodes}", "more nodes")
+    known = dict(proven_layouts(steps.model, Cluster(steps.hardware, needed), question.workload, question.drafts))
+    evidence = known.get(layout)
+    if evidence is None:  # the same sizes with other settings
+        same = (e for other, e in known.items() if str(other) == str(layout))
+        source = next(same, NOBODY).source
+        evidence = Evidence(DERIVED, source, ("other settings",)) if source else NOBODY
+    best = evaluate(question, layout, evidence, shed=False)
+    if best is None:
+        raise _nothing_fits(question, layout, needed)
+    return _plan(question, Cluster(steps.hardware, nodes or needed), best, [], None)
+
+
+def _searched(question: Question, nodes: int | None) -> Plan:
+    """The plan of the best layouts; without `nodes`, of the fewest machines that carry the load within the SLO."""
+    hardware, best = question.steps.hardware, None
+    for count in _NODES if nodes is None else (nodes,):
+        known = [] if hardware.measured_on else proven_candidates(question, count, shed=nodes is not None)
+        if nodes is None:
+            known.sort(key=lambda c: c.verdict)  # stable: the best that serves all clients, if there is one
+        if known and (nodes is not None or known[0].verdict == MEETS):
+            break
+        if not known and (other := experimental_candidates(question, count, ())):
+            known = other
+            break
+    else:
+        if nodes is None:  # no number of machines meets the SLO: the fewest ones that fit
+            known = next((found for count in _NODES if (found := proven_candidates(question, count))), [])
+    if not known:
+        layout = parse_layout(f"tp={hardware.dies_per_node}", question.steps.model.config, 1.0, question.drafts)
+        raise _nothing_fits(question, layout, nodes or _NODES[-1])
+    if nodes is None:
+        count = min(c.nodes for c in known if c.verdict == known[0].verdict)
+        known = [c for c in known if c.nodes <= count]
+    best = known[0]
+    trial = None
+    if best.evidence.tag != NOBODY.tag and not hardware.measured_on:
+        trial = next(iter(experimental_candidates(question, count, known)), None)
+        if trial and not beats(trial, best, math.exp(-_half_widths(question, trial)["tok_s"])):
+            trial = None
+    return _plan(question, Cluster(hardware, count), best, known[1:], trial)
+
+
+def _plan(
+    question: Question, cluster: Cluster, best: Candidate, others: list[Candidate], trial: Candidate | None
+) -> Plan:
+    near = None
+    if cluster.hardware.measured_on is None:
+        near = nearest(question.steps.model, cluster.hardware.name, best.layout, question.workload)
+    numbers = _numbers(question, best)
+    return Plan(question, cluster, best, others, trial, numbers, near, _notes(question, cluster, best, others))
+
+
+def _half_widths(question: Question, candidate: Candidate) -> dict[str, float]:
+    """Half widths of the bands on a logarithmic scale, by output."""
+    model, hardware = question.steps.model, question.steps.hardware
+    away = 0.0
+    if hardware.measured_on is None:
+        away = nearest(model, hardware.name, candidate.layout, question.workload)[0]
+    spread = question.acceptance.spread if candidate.layout.decode.drafts else 0.0
+    widths = {name: half_width(name, away) for name in ("tok_s", "tpot", "ttft")}
+    return {name: width if name == "ttft" else math.hypot(width, spread) for name, width in widths.items()}
+
+
+def _numbers(question: Question, best: Candidate) -> dict[str, Range]:
+    """Figures with their ranges; the range of the memory counts for the speed."""
+    steps, load, model = question.steps, question.workload, question.steps.model
+    if best.admitted is not None:
+        load = replace(load, concurrency=best.admitted)
+    ends = [predict(steps, best.layout, load, question.acceptance, end) or best.prediction for end in _ENDS]
+    widths, p = _half_widths(question, best), best.prediction
+    basis = "fitted" if steps.hardware.constants is None else "measured"
+
+    def band(output: str, value: float, others: list[float], scale: float = 1.0) -> Range:
+        factor = math.exp(widths[output])
+        low, high = min(value, *others) / factor, max(value, *others) * factor
+        return Range(scale * value, scale * low, scale * high, basis)
+
+    def exact(value: float, kind: str = "derived") -> Range:
+        return Range(value, value, value, kind)
+
+    free = p.memory
+    if model.stored_bytes is not None:
+        total = exact(model.stored_bytes, "measured")
+    else:
+        sizes = [weights.stored_bytes(model, *args) for args in ((False, True), (False, False), (True, True))]
+        total = Range(sizes[0], sizes[1], sizes[2], "derived")
+    budgets = (free.budget, free.budget_low, free.budget_high)
+    positions = model.config.max_position_embeddings
+    contexts = [float(min(positions, free.tokens(budget))) for budget in budgets]
+    engine = replace(best.layout.decode, sequences=1_000_000)
+    ranks = engine.dp * best.layout.replicas
+    fitting = [float(math.floor(ranks * memory.most_requests(free, engine, load, budget))) for budget in budgets]
+    return {
+        "weight_bytes_total": total,
+        "weight_bytes_per_die": exact(float(sum(free.weights.values()))),
+        "kv_bytes_per_token": exact(free.bytes_per_token),
+        "kv_budget_bytes_per_die": Range(free.budget, free.budget_low, free.budget_high, "guessed"),
+        "max_context_tokens": Range(contexts[0], contexts[1], contexts[2], "guessed"),
+        "max_concurrency": Range(fitting[0], fitting[1], fitting[2], "guessed"),
+        "tpot_ms": band("tpot", p.tpot, [end.tpot for end in ends], 1e3),
+        "ttft_ms": band("ttft", p.ttft, [end.ttft for end in ends], 1e3),
+        "output_tokens_per_s": band("tok_s", p.output_per_second, [end.output_per_second for end in ends]),
+    }
+
+
+def _notes(question: Question, cluster: Cluster, best: Candidate, others: list[Candidate]) -> list[str]:
+    load, layout, hardware, model = question.workload, best.layout, cluster.hardware, question.steps.model
+    rules = model.rules
+    notes = [f"little data: {text}" for text in (hardware.little_data, rules and rules.little_data) if text]
+    if hardware.links.pod is not None and best.nodes > 1:
+        notes.append(
+            f"assumed: the nodes are one supernode (UB, up to {hardware.links.pod.nodes} nodes); otherwise --hardware a3-roce"
+        )
+    enough = [c for c in others if c.rank == best.rank and c.nodes < best.nodes and c.value >= EQUAL * best.value]
+    small = min(enough, key=lambda c: (c.nodes, c.order), default=best)
+    if small.nodes < cluster.nodes:
+        machines = "one machine is" if small.nodes == 1 else f"{small.nodes} machines are"
+        share = "" if small is best else f": {small.layout} has {100 * small.value / best.value:.0f} % of this throughput"
+        idle = f"; {cluster.nodes - best.nodes} stay idle" if best.nodes < cluster.nodes else ""
+        notes.append(f"{machines} enough for this load{share}{idle}")
+    if best.verdict == SHEDS and best.admitted is not None:
+        notes.append(
+            f"within the SLO it serves {best.admitted:g} of {load.concurrency:g} clients, and the numbers are for"
+            f" these: admit no more at the router, or add machines"
+        )
+    p = best.prediction
+    if best.unsure:
+        notes.append("it fits only if graphs, buffers and fragmentation take less than the high end of their range")
+    if p.bound == "memory":
+        notes.append(f"cache memory holds {p.running:.0f} requests at a time, the others wait")
+    if p.bound == "seqs":
+        seqs = f"--max-num-seqs {layout.decode.sequences} admits"
+        notes.append(f"{seqs} {layout.decode.sequences * layout.decode.dp * layout.replicas} requests, the others wait")
+    prefill = layout.prefill or layout.decode
+    if load.fresh > _LONG_PROMPT and prefill.tp > 1 and not prefill.dsa_cp:
+        notes.append("without DSA-CP every die scores the whole prompt: dsa_cp=1 in --layout divides that")
+    if layout.decode.dcp > 1:
+        notes.append("DCP switches the prefix cache off: hits are not counted")
+    return [*notes, *(f"known fault: {text}" for text in faults(model, layout))]
+
+
+def _nothing_fits(question: Question, layout: Layout, nodes: int) -> PlanError:
+    steps, load = question.steps, question.workload
+    needs = []
+    for role, engine in layout.engines.items():
+        free = steps.memory(engine, role == "decode", role != "server")
+        need = memory.pages(load.prompt + load.output) * free.bytes_per_token
+        needs.append((free.budget - need, engine, free, need))
+    _, engine, free, need = min(needs, key=lambda item: item[0])
+    return PlanError(
+        f"{steps.model.name} {steps.model.quantization} does not fit {nodes} x {steps.hardware.name}: "
+        f"{engine}, weights {sum(free.weights.values()) / 1e9:.1f} GB of {free.usable / 1e9:.1f} GB usable per die leave "
+        f"{free.budget / 1e9:.1f} GB, one request needs {need / 1e9:.1f} GB",
+        "use more nodes, a smaller --quant, or a shorter context",
+    )
+

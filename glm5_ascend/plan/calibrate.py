@@ -1,9 +1,8 @@
-"""`plan --calibrate FILE`: fit the seven efficiencies to a user's own measurements, starting from the public fit.
+"""`plan calibrate RUNS`: fit the constants to a user's own runs, starting from the public fit.
 
-A CSV has a row per run, with the columns of data/baselines.yaml: model, quant, nodes, tp, dp, prompt, output,
-concurrency, requests, out_tok_s, and optionally prefill_tp, prefill_dp, prefix_hit, rate, ttft_ms, tpot_ms, cache,
-drafts, .... The JSON of `vllm bench serve` and of AISBench holds one run and no layout: model, quantization and layout
-come from the options.
+A CSV has a row per run, with columns of data/baselines.yaml: model, quant, nodes, layout, workload, out_tok_s, and
+optionally ttft_ms, tpot_ms, cache, hardware. The JSON of `vllm bench serve`, AISBench or evalscope holds one run and no
+layout: model, quantization and layout come from the options.
 """
 
 from __future__ import annotations
@@ -15,215 +14,153 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+import yaml
 from pydantic import ValidationError
 
-from glm5_ascend.errors import PlanError, shown
+from glm5_ascend.errors import OutputError, PlanError, shown
 from glm5_ascend.files.untrusted import read_bytes, read_json
-from glm5_ascend.plan.baselines import Baseline, BaselineRow, case
-from glm5_ascend.plan.efficiency import Efficiencies, efficiencies_of
+from glm5_ascend.files.written import write_file
+from glm5_ascend.plan.constants import PRIORS, Constants, fit, fitted, to_vector
+from glm5_ascend.plan.evidence import Case, Row, errors, make_case, residuals, weights
 from glm5_ascend.plan.hardware import Hardware, load_hardware
 
-#: (typical value, standard deviation of its logarithm) of each efficiency. They hold constants that the data cannot
-#: separate near a plausible value. Shares: of large int8 products and copies elsewhere; seconds: the difference
-#: between public step times and the roofline.
-PRIORS = {
-    "stream": (0.6, 0.4),
-    "gather": (0.3, 0.7),
-    "compute": (0.4, 0.4),
-    "graph_seconds": (2e-4, 0.7),
-    "eager_seconds": (2e-3, 0.7),
-    "token_seconds": (3e-6, 1.0),
-    "prefill": (0.5, 0.4),
-}
-#: Expected error of a row's logarithm: the difference between two runs of the same layout.
-SIGMA = 0.12
-#: Half width of a difference quotient, in standardized logarithms. Predictions are exact to 1e-4 (the end of a
-#: bisection) and have small jumps (whole pages, whole batches): a step as small as scipy's default would hit one.
-STEP = 0.03
 #: Distance of a machine's constants from the public fit, as a share of the priors' spread.
 _TRUST = 0.5
-#: Defaults of a row, as in a plan.
-_DEFAULTS = {
-    "source": "own measurement", "version": "", "date": "2026-01-01", "drafts": 3, "utilization": 0.95,
-    "buffer_mb": 200, "batched_tokens": 4096, "sequences": 256, "case": "",
-}  # fmt: skip
 #: A benchmark's result may list every request.
 _MAX_BYTES = 256 * 1024**2
-_UNITS = {"tok_s": "tokens/s", "ttft": "s TTFT", "tpot": "s TPOT"}
-
-Vector = NDArray[np.float64]
+#: Names of a run's values in results: vllm bench serve, AISBench, evalscope.
+_NAMES = {
+    "requests": ("completed", "num_prompts", "Total Requests", "Success Requests", "Succeed requests"),
+    "input": ("total_input_tokens", "Total Input Tokens", "Total input tokens"),
+    "output": ("total_output_tokens", "Total Generated Tokens", "Total generated tokens"),
+    "concurrency": ("max_concurrency", "Max Concurrency", "Concurrency", "Number of concurrency"),
+    "out_tok_s": ("output_throughput", "Output Token Throughput", "Output token throughput (tok/s)"),
+    "ttft_ms": ("mean_ttft_ms",), "tpot_ms": ("mean_tpot_ms",),
+    "ttft_s": ("Average time to first token (s)",), "tpot_s": ("Average time per output token (s)",),
+    "prompt": ("Average input tokens per request",), "answer": ("Average output tokens per request",),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Rows that were read, constants before and after, and each row's ln(predicted / measured) by output."""
+    """Runs, the constants before and after, and the machine with the new ones."""
 
-    cases: tuple[Baseline, ...]
-    before: Efficiencies
-    after: Efficiencies
-    errors_before: list[dict[str, float]]
-    errors_after: list[dict[str, float]]
+    cases: tuple[Case, ...]
+    before: Constants
+    after: Constants
+    machine: Hardware
 
     def lines(self) -> Iterator[str]:
-        """Lines for a terminal: the error of each row before and after, and the constants."""
-        for baseline, before, after in zip(self.cases, self.errors_before, self.errors_after, strict=True):
-            for name, value in baseline.row.measured().items():
-                error = f"{100 * math.expm1(before[name]):+.0f} % -> {100 * math.expm1(after[name]):+.0f} %"
-                yield f"{baseline.row.id}: measured {value:,.4g} {_UNITS[name]}, planner {error}"
-        old, new = self.before.to_json(), self.after.to_json()
+        """Lines for a terminal: the error of each run before and after, and the constants."""
+        pairs = zip(self.cases, errors(self.cases, self.before), errors(self.cases, self.after), strict=True)
+        for case, before, after in pairs:
+            for name, value in case.measured.items():
+                change = f"{100 * math.expm1(before[name]):+.0f} % -> {100 * math.expm1(after[name]):+.0f} %"
+                yield f"{case.row.id}: {name} measured {value:,.4g}, planner {change}"
         for name in PRIORS:
-            yield f"{name:14} {old.get(name, 1.0):.4g} -> {new.get(name, 1.0):.4g}"
+            yield f"{name:14} {getattr(self.before, name):.4g} -> {getattr(self.after, name):.4g}"
 
 
 def calibrate(path: Path, hardware: str, setup: Mapping[str, Any]) -> Calibration:
     """Fit to the runs of a file.
 
     Args:
-        hardware: machine of rows that name none.
-        setup: values that a JSON file does not have: model, quant, nodes, tp, dp, ....
+        hardware: machine of rows that name none. setup: keys of a row that a JSON file does not have.
 
     Raises:
         PlanError: the file cannot be read, or a value is missing or wrong; names the row and the key.
     """
-    rows = tuple(case(_row(number, raw, hardware)) for number, raw in enumerate(_read(path, setup), 1))
-    if not rows:
-        raise PlanError(f"--calibrate {path}: no rows", "a CSV with a header, or a benchmark's JSON")
-    before = efficiencies_of(load_hardware(hardware))
-    start = from_efficiencies(before)
-    solution = _fit(rows, start)
-    return Calibration(rows, before, to_efficiencies(solution), errors(start, rows), errors(solution, rows))
-
-
-def calibrated(calibration: Calibration, hardware: str) -> Hardware:
-    """The machine with the new constants."""
+    cases = tuple(_case(number, {"hardware": hardware, **raw}) for number, raw in enumerate(_read(path, setup), 1))
+    if not cases:
+        raise PlanError(f"calibrate {path}: no rows", "a CSV with a header, or a benchmark's JSON")
     machine = load_hardware(hardware)
-    return machine.model_copy(
-        update={"efficiencies": calibration.after.to_json(), "title": f"{machine.title}, calibrated"}
-    )
+    before = machine.constants or fitted().constants
+    after = fit_runs(cases, before, _TRUST)
+    title = f"{machine.title}, calibrated"
+    return Calibration(cases, before, after, machine.model_copy(update={"constants": after, "title": title}))
 
 
-def to_efficiencies(x: Vector) -> Efficiencies:
-    """Efficiencies of standardized logarithms; shares stay at or below one."""
-    values = {}
-    for (name, (typical, spread)), z in zip(PRIORS.items(), x, strict=True):
-        value = float(typical * np.exp(spread * z))
-        values[name] = value if name.endswith("seconds") else min(1.0, value)
-    return Efficiencies(**values)
+def fit_runs(cases: Sequence[Case], start: Constants, trust: float) -> Constants:
+    """Constants fitted to runs; trust: how far they may move from `start`, as a share of the priors' spread."""
+    return fit(lambda constants: residuals(cases, constants), weights(cases), to_vector(start), trust)
 
 
-def from_efficiencies(efficiencies: Efficiencies) -> Vector:
-    """Standardized logarithms of efficiencies, the inverse of `to_efficiencies`."""
-    return np.array(
-        [np.log(getattr(efficiencies, name) / typical) / spread for name, (typical, spread) in PRIORS.items()]
-    )
+def write(hardware: Hardware, path: Path, *, replace: bool = False) -> None:
+    """Write a machine's description as YAML.
+
+    Raises:
+        OutputError: the file exists and `replace` is false, or it cannot be written.
+    """
+    if path.exists() and not replace:
+        raise OutputError(f"{path} exists already", "name another file, or remove it")
+    text = yaml.safe_dump(hardware.model_dump(mode="json", exclude_none=True), sort_keys=False, width=110)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}", "name another file") from None
+    write_file(path, f"# Written by `glm5-ascend plan {'measure' if hardware.measured_on else 'calibrate'}`.\n{text}")
 
 
-def errors(x: Vector, cases: Sequence[Baseline]) -> list[dict[str, float]]:
-    """ln(predicted / measured) of each case, by output."""
-    efficiency, case_errors = to_efficiencies(x), []
-    for baseline in cases:
-        predicted, measured = baseline.predicted(efficiency), baseline.row.measured()
-        case_errors.append({name: math.log(predicted[name] / measured[name]) for name in measured})
-    return case_errors
-
-
-def residuals(x: Vector, cases: Sequence[Baseline]) -> Vector:
-    """The errors of all outputs of all cases in one vector."""
-    return np.array([value for case_errors in errors(x, cases) for value in case_errors.values()])
-
-
-def _fit(rows: tuple[Baseline, ...], start: Vector) -> Vector:
-    """Least squares of the rows' errors and of the distance of the constants from `start`."""
-    from scipy.optimize import least_squares
-
-    def function(x: Vector) -> Vector:
-        return np.concatenate([residuals(x, rows) / SIGMA, (x - start) / _TRUST])
-
-    solution = least_squares(function, start, diff_step=STEP, xtol=1e-4, ftol=1e-5, loss="soft_l1")
-    return np.asarray(solution.x, dtype=np.float64)
-
-
-def _row(number: int, raw: Mapping[str, Any], hardware: str) -> BaselineRow:
+def _case(number: int, raw: Mapping[str, Any]) -> Case:
     values = {key: value for key, value in raw.items() if value not in (None, "")}
     try:
-        row = BaselineRow.model_validate({**_DEFAULTS, "hardware": hardware, "id": f"row {number}", **values})
+        made = make_case(Row.model_validate({"id": f"row {number}", "source": "own measurement", **values}))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        raise PlanError(
-            f"--calibrate: row {number}: {key}: {first['msg']}", "columns are the keys of plan/data/baselines.yaml"
-        ) from None
-    if not row.measured():
-        raise PlanError(f"--calibrate: row {number}: nothing measured", "out_tok_s, ttft_ms or tpot_ms")
-    return row
+        fix = "columns are the keys of plan/data/baselines.yaml"
+        raise PlanError(f"calibrate: row {number}: {key}: {first['msg']}", fix) from None
+    if not made.measured:
+        raise PlanError(f"calibrate: row {number}: nothing measured", "out_tok_s, ttft_ms or tpot_ms")
+    return made
 
 
 def _read(path: Path, setup: Mapping[str, Any]) -> list[dict[str, Any]]:
-    fix = "a CSV, or the result file of vllm bench serve or AISBench"
+    fix = "a CSV, or the result file of vllm bench serve, AISBench or evalscope"
     if path.suffix != ".json":
         try:
             text = read_bytes(path, _MAX_BYTES, PlanError, fix).decode("utf-8")
             return [dict(row) for row in csv.DictReader(text.splitlines())]
         except (UnicodeDecodeError, csv.Error) as error:
-            raise PlanError(f"--calibrate {path}: cannot be read: {error}", fix) from None
+            raise PlanError(f"calibrate {path}: cannot be read: {error}", fix) from None
     result = read_json(path, max_bytes=_MAX_BYTES, error=PlanError, fix=fix)
     if not isinstance(result, dict):
-        raise PlanError(f"--calibrate {path}: not one object", fix)
+        raise PlanError(f"calibrate {path}: not one object", fix)
     try:
-        run = _vllm_run(result) if "output_throughput" in result else _aisbench_run(result)
-    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-        raise PlanError(f"--calibrate {path}: a value is not as a benchmark writes it: {error}", fix) from None
-    if run is None:
-        raise PlanError(f"--calibrate {path}: not of vllm bench serve or AISBench", "output_throughput is missing")
-    return [{**setup, **run}]
+        return [{**setup, **_run(result)}]
+    except ValueError as error:
+        raise PlanError(f"calibrate {path}: not a benchmark's result: {error}", fix) from None
 
 
-def _vllm_run(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of `vllm bench serve --save-result`."""
-    requests = int(_positive(result, "completed" if "completed" in result else "num_prompts"))
+def _run(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of a benchmark's result; AISBench has each value under `total`, followed by its unit."""
+
+    def value(what: str) -> float | None:
+        name = next((name for name in _NAMES[what] if name in result), None)
+        entry = result.get(name or "")
+        entry = entry.get("total") if isinstance(entry, dict) else entry
+        if entry is None:
+            return None
+        try:
+            number = math.nan if isinstance(entry, bool) else float(str(entry).split()[0])
+        except (ValueError, IndexError):
+            number = math.nan
+        if not 0 < number < math.inf:
+            raise ValueError(f"{name} is {shown(entry)}, not above 0")
+        return number
+
+    def needed(what: str) -> float:
+        number = value(what)
+        if number is None:
+            raise ValueError(f"{_NAMES[what][0]} is missing")
+        return number
+
+    speed, requests = needed("out_tok_s"), needed("requests")
+    prompt, answer = (value("prompt") or needed("input") / requests), (value("answer") or needed("output") / requests)
+    load = f"in={max(1, round(prompt))},out={max(1, round(answer))},requests={round(requests)}"
     rate = result.get("request_rate")
-    return {
-        "prompt": max(1, round(_positive(result, "total_input_tokens") / requests)),
-        "output": max(1, round(_positive(result, "total_output_tokens") / requests)),
-        "concurrency": int(result.get("max_concurrency") or requests), "requests": requests,
-        "rate": float(rate) if isinstance(rate, int | float) and math.isfinite(rate) else None,
-        "out_tok_s": result["output_throughput"], "ttft_ms": result.get("mean_ttft_ms"),
-        "tpot_ms": result.get("mean_tpot_ms") or None,
-    }  # fmt: skip
-
-
-def _positive(result: Mapping[str, Any], key: str) -> float:
-    """A count of the run; a run without a successful request measures nothing."""
-    value = result.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"{key} is {shown(value)}, not above 0")
-    return value
-
-
-def _aisbench_run(result: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The row of AISBench's summary: each value is under a name and `total`, followed by its unit."""
-
-    def value(*names: str) -> float | None:
-        for name in names:
-            entry = result.get(name)
-            entry = entry.get("total") if isinstance(entry, dict) else entry
-            word = str(entry).split()[0] if entry not in (None, "") else ""
-            try:
-                return float(word)
-            except ValueError:
-                continue
-        return None
-
-    speed, requests = value("Output Token Throughput"), value("Total Requests", "Success Requests")
-    prompt_tokens = value("Total Input Tokens", "Total input tokens")
-    output_tokens = value("Total Generated Tokens", "Total generated tokens")
-    if None in (speed, requests, prompt_tokens, output_tokens) or not requests:
-        return None
-    assert prompt_tokens is not None and output_tokens is not None
-    return {
-        "prompt": max(1, round(prompt_tokens / requests)), "output": max(1, round(output_tokens / requests)),
-        "concurrency": round(value("Max Concurrency", "Concurrency") or requests), "requests": round(requests),
-        "out_tok_s": speed,
-    }  # fmt: skip
+    if isinstance(rate, int | float) and 0 < rate < math.inf:
+        load += f",rate={rate:g}"
+    ttft, tpot = (value(f"{name}_ms") or 1e3 * (value(f"{name}_s") or 0.0) for name in ("ttft", "tpot"))
+    load += f",concurrency={round(value('concurrency') or requests)}"
+    return {"workload": load, "out_tok_s": speed, "ttft_ms": ttft or None, "tpot_ms": tpot or None}

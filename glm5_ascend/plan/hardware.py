@@ -1,7 +1,11 @@
-"""Machines as data: memory, peak rates of one die, links between dies. Every value carries its source and quality."""
+"""Machines as data: memory, peak rates of one die, links between dies. Every value carries its source and quality.
+
+`python -m glm5_ascend.plan.hardware` writes the JSON schema of the files, for editors.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +14,10 @@ from typing import Annotated
 from pydantic import Field
 
 from glm5_ascend.errors import PlanError
-from glm5_ascend.files.resources import near
+from glm5_ascend.files.resources import near, write_schemas
 from glm5_ascend.files.yaml_file import read_yaml
-from glm5_ascend.plan.data_files import EfficiencyKeys, Keys, Positive, Quality, data_file
+from glm5_ascend.plan.constants import Constants
+from glm5_ascend.plan.data_files import Keys, Positive, Quality, data_file
 
 
 class Figure(Keys):
@@ -24,17 +29,12 @@ class Figure(Keys):
 
 
 class Rates(Keys):
-    """Peaks of one die: bytes per second of memory, operations per second (two per multiply-add) of each unit.
-
-    Attributes:
-        operators: measured rates of single operators, by name; they replace the unit's peak.
-    """
+    """Peaks of one die: bytes per second of memory, operations per second (two per multiply-add) of each unit."""
 
     memory: Figure
     bf16: Figure
     int8: Figure
     vector: Figure
-    operators: dict[str, Figure] = Field(default_factory=dict)
 
 
 class Link(Keys):
@@ -54,7 +54,7 @@ class Links(Keys):
 
 
 class Mc2(Keys):
-    """Sizes for which the engine sends tokens to the dies of their experts; else every die gathers all tokens."""
+    """Sizes from which the engine sends tokens to the dies of their experts; else every die gathers all tokens."""
 
     min_ep: Annotated[int, Field(ge=1)]
     max_local_experts: Annotated[int, Field(ge=1)]
@@ -68,10 +68,9 @@ class Hardware(Keys):
         host_ahead: the host launches the operators of a prefill while the device is busy with earlier ones; false
             where host and device are one (a CPU): the times add.
         mc2: None: for every number of dies.
-        pass_seconds_scale: time of the host to launch operators over that of the public results' hosts.
-        power_watts: power of a node under load, with its share of switches and cooling where the source counts them.
         fp8: its units multiply FP8 and MXFP4. little_data: a sentence about missing data.
-        measured_on: the model that `plan --measure` served, for a measured machine.
+        measured_on: the model that `plan measure` served, for a measured machine.
+        constants: of a measured or calibrated machine; None: those fitted to the public results.
     """
 
     name: str
@@ -82,14 +81,11 @@ class Hardware(Keys):
     links: Links
     mc2: Mc2 | None = None
     peer_seconds: Figure
-    pass_seconds_scale: Figure
-    price_per_node_hour: Positive | None = None
-    power_watts: Figure | None = None
     fp8: bool = False
     little_data: str | None = None
     host_ahead: bool = True
     measured_on: str | None = None
-    efficiencies: EfficiencyKeys | None = None  # of a measured machine; None: those fitted on the A3
+    constants: Constants | None = None
 
     def link(self, dies: int) -> Link:
         """Slowest link of a group of `dies` dies that is packed into as few nodes as possible."""
@@ -118,30 +114,32 @@ def known_hardware() -> list[str]:
 
 
 def measured_file() -> Path:
-    """File that `plan --measure` writes and `--hardware cpu` reads."""
+    """File that `plan measure` writes and `--hardware cpu` reads."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "glm5-ascend" / "cpu.yaml"
 
 
 def load_hardware(name: str) -> Hardware:
-    """Load a shipped description by name, this machine's CPU (`cpu`) after `--measure`, or a YAML file by path.
+    """Load a shipped description by name, this machine's CPU (`cpu`) after `plan measure`, or a YAML file by path.
 
     Raises:
         PlanError: unknown name, unreadable file, wrong or missing key; names file and key.
     """
-    path = data_file(f"hardware/{name}.yaml")
-    if "/" in name or "." in name:
-        path = Path(name)
-    if name == "cpu":
-        path = measured_file()
-        if not path.is_file():
-            raise PlanError(
-                f"--hardware cpu: this machine was not measured yet ({path} does not exist)",
-                "glm5-ascend plan DIR --measure",
-            )
+    if name in known_hardware():
+        return _shipped(name)
+    path = measured_file() if name == "cpu" else Path(name)
+    if name == "cpu" and not path.is_file():
+        raise PlanError(f"--hardware cpu: this machine was not measured yet ({path} is missing)", "plan measure DIR")
     if not path.is_file():
-        raise PlanError(
-            f"--hardware {name}: neither a known machine nor a file", near(name, [*known_hardware(), "cpu"])
-        )
+        raise PlanError(f"--hardware {name}: no known machine and no file", near(name, [*known_hardware(), "cpu"]))
     tip = "copy a file of glm5_ascend/plan/data/hardware and edit it"
     return read_yaml(path, Hardware, error=PlanError, tip=tip)
+
+
+@functools.cache
+def _shipped(name: str) -> Hardware:
+    return read_yaml(data_file(f"hardware/{name}.yaml"), Hardware, error=PlanError)
+
+
+if __name__ == "__main__":
+    write_schemas(data_file("schemas"), {"hardware.json": Hardware})

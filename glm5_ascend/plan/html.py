@@ -1,32 +1,21 @@
-"""The planner's report as one HTML file."""
+"""A plan as one HTML page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from glm5_ascend.plan.chart import load_chart, memory_chart, share_chart
-from glm5_ascend.plan.layouts import PROVEN_DRAFTS
-from glm5_ascend.plan.result import Plan, PlanCommands
-from glm5_ascend.plan.spending import COST_TOTAL
-from glm5_ascend.plan.sweep import goodput, sweep
-from glm5_ascend.plan.text import NO_COMMANDS, basis_lines, span
-from glm5_ascend.plan.workload import Slo
+from glm5_ascend.plan.api import Plan, PlanCommands
+from glm5_ascend.plan.search import MEETS
+from glm5_ascend.plan.text import basis_lines, load_table, span, table, title, verdict
+from glm5_ascend.report import charts
 from glm5_ascend.report import page as report
-from glm5_ascend.report.content import Card, Code, Page, Section, Table
+from glm5_ascend.report.content import Card, Chart, Code, Page, Section, Table
 from glm5_ascend.report.header import ReportHeader, make_header
 from glm5_ascend.report.verdict import ReportVerdict
 
-_LAYOUTS = 6
-_LOADS = "The best layout with fewer and more clients, and the range of the prediction. Large dot: this workload."
-_ORDER = (
-    "Best first: layouts that meet the SLO, then by output tokens per second, then by latency. A layout that no public "
-    f"result has (other drafts than {PROVEN_DRAFTS}, DCP, experts cut over all dies) must be better by more than the "
-    "error of the prediction."
-)
 
-
-def write(plan: Plan, path: Path, commands: PlanCommands = NO_COMMANDS) -> None:
+def write(plan: Plan, path: Path, commands: PlanCommands) -> None:
     """Write the report.
 
     Raises:
@@ -35,89 +24,71 @@ def write(plan: Plan, path: Path, commands: PlanCommands = NO_COMMANDS) -> None:
     report.write(path, document(plan, make_header(), commands))
 
 
-def document(plan: Plan, header: ReportHeader, commands: PlanCommands = NO_COMMANDS) -> Page:
+def document(plan: Plan, header: ReportHeader, commands: PlanCommands) -> Page:
     """The page; `header` has its origin."""
-    cluster, w = plan.cluster, plan.workload
-    hit = f", {100 * w.prefix_hit:.0f} % of the prompt cached" if w.prefix_hit else ""
-    run = f", a run of {w.requests:,}" if w.requests else ""
-    rate = f", at most {w.rate:g} per second" if w.rate else ""
-    return Page(
-        f"{plan.model.name} {plan.model.quantization} on {cluster.nodes} x {cluster.hardware.title}",
-        header,
-        verdict(plan),
-        [
-            f"workload: {w.prompt:,} tokens in, {w.output:,} out, {w.concurrency:g} at a time{rate}{run}{hit}",
-            f"layout: {plan.best.layout}",
-            *plan.notes,
-        ],
-        list(_cards(plan)),
-        list(_sections(plan, commands)),
-    )
+    best = plan.best
+    lines = [f"load: {plan.workload}", f"{best.evidence.tag}: {best.layout}", f"source: {best.evidence}", *plan.notes]
+    return Page(title(plan), header, _verdict(plan), lines, list(_cards(plan)), list(_sections(plan, commands)))
 
 
-def verdict(plan: Plan) -> ReportVerdict:
-    """The verdict on the SLO: by the prediction, and by the slow end of its range."""
+def _verdict(plan: Plan) -> ReportVerdict:
     slo = (("TPOT", plan.slo.tpot, plan.numbers["tpot_ms"]), ("TTFT", plan.slo.ttft, plan.numbers["ttft_ms"]))
     limits = [(name, 1e3 * limit, number) for name, limit, number in slo if limit is not None]
     if not limits:
         return ReportVerdict("open", "It fits. No SLO was given, so there is no limit on the latency.", "", "")
-    threshold = ", ".join(
-        f"{name} {limit:g} ms (predicted: {span(number, digits=1)} ms)" for name, limit, number in limits
-    )
-    reason = (
-        "The limits are those of --slo. In brackets: the range of the prediction, by its errors on public results that "
-        "were not used in its fit."
-    )
-    if not plan.within_slo:
-        return ReportVerdict(
-            "poor",
-            "SLO not met: no layout meets the limits on latency; this one is the closest.",
-            threshold,
-            reason,
-        )
-    if any(number.high > limit for _, limit, number in limits):
-        return ReportVerdict(
-            "fair", "SLO met by the prediction, but not at the slow end of its range.", threshold, reason
-        )
-    return ReportVerdict("good", "SLO met, also at the slow end of the prediction's range.", threshold, reason)
-
-
-def _sections(plan: Plan, commands: PlanCommands) -> Iterator[Section]:
-    yield Section("Memory of one die", [memory_chart(plan.best.prediction.memory)])
-    rows = sweep(plan)
-    text = _LOADS if plan.slo == Slo() else f"{_LOADS} {goodput(rows).capitalize()}."
-    yield Section("Throughput and latency", [load_chart(plan, rows)], text)
-    yield Section("What limits a decode step", [share_chart(plan.best.prediction)])
-    if plan.others:
-        yield Section("Next best layouts", [_others(plan)], _ORDER)
-    if commands.lines:
-        yield Section("Run it", [Code("\n\n".join(commands.lines))])
-    widened = [f"beyond public results: {reason}; range widened" for reason in plan.extrapolated]
-    yield Section("Uncertainty", after=[*widened, *basis_lines(plan)])
+    threshold = ", ".join(f"{name} {limit:g} ms (predicted: {span(n, digits=1)} ms)" for name, limit, n in limits)
+    slow = any(number.high > limit for _, limit, number in limits)
+    grade = "poor" if plan.best.verdict != MEETS else "fair" if slow else "good"
+    reason = "The limits are those of --slo. In brackets: the range of the prediction."
+    return ReportVerdict(grade, f"SLO {verdict(plan)}.", threshold, reason)  # type: ignore[arg-type]
 
 
 def _cards(plan: Plan) -> Iterator[Card]:
-    n = plan.numbers
-    rows = [
-        ("output_tokens_per_s", "output tokens per second", n["output_tokens_per_s"], 1.0, 0, ""),
-        ("tpot_ms", "per output token", n["tpot_ms"], 1.0, 1, " ms"),
-        ("ttft_ms", "to the first token", n["ttft_ms"], 1e-3, 2, " s"),
-        ("max_context_tokens", "longest context, tokens", n["max_context_tokens"], 1.0, 0, ""),
-        ("max_concurrency", "such requests fit at once", n["max_concurrency"], 1.0, 0, ""),
-    ]
-    if COST_TOTAL in n:
-        rows.append(("cost", "per million output tokens", n[COST_TOTAL], 1.0, 2, ""))
-    for key, label, number, scale, digits, unit in rows:
-        value, _, rest = span(number, scale, digits).partition(" (")
-        ends = f"{rest[:-1]} {unit}".strip() + ", " if rest else ""
-        yield Card(key, f"{value}{unit}", label, f"{ends}{number.basis}")
+    for key, label, scale, digits, unit in (
+        ("output_tokens_per_s", "output tokens per second", 1.0, 0, ""), ("tpot_ms", "per output token", 1.0, 1, " ms"),
+        ("ttft_ms", "to the first token", 1e-3, 2, " s"), ("max_context_tokens", "longest context, tokens", 1.0, 0, ""),
+        ("max_concurrency", "such requests fit in the cache", 1.0, 0, ""),
+    ):  # fmt: skip
+        value, _, rest = span(plan.numbers[key], scale, digits).partition(" (")
+        ends = f"{rest[:-1]}{unit}, " if rest else ""
+        yield Card(key, f"{value}{unit}", label, f"{ends}{plan.numbers[key].basis}")
 
 
-def _others(plan: Plan) -> Table:
-    rows = []
-    for candidate in [plan.best, *plan.others[:_LAYOUTS]]:
-        p = candidate.prediction
-        met = "yes" if candidate.meets(plan.slo) else "no"
-        name = f"{candidate.layout} (best)" if candidate is plan.best else str(candidate.layout)
-        rows.append([name, f"{p.output_per_second:,.0f}", f"{1e3 * p.tpot:.1f}", f"{1e3 * p.ttft:,.0f}", met])
-    return Table(["layout", "tokens/s", "TPOT ms", "TTFT ms", "meets SLO"], rows)
+def _sections(plan: Plan, commands: PlanCommands) -> Iterator[Section]:
+    die = plan.best.prediction.memory
+    parts = {**die.weights, **{name: size for name, size in die.parts.items() if name != "weights"}}
+    parts |= {"left for the cache": max(0.0, die.budget), "not used by the engine": die.total - die.usable}
+    gigabytes = [(name, size / 1e9, f"{size / 1e9:.2f} GB") for name, size in parts.items() if size > 0]
+    yield Section("Memory of one die", [charts.bars("Memory of one die", gigabytes, "GB of one die")])
+    yield Section("Throughput and latency", [_load_chart(plan)], "The layout with fewer and more clients.")
+    operators = sorted(plan.step.by_op.items(), key=lambda item: -item[1])
+    times = [(name, 1e3 * s, f"{1e3 * s:.1f} ms") for name, s in operators if s > 0.01 * operators[0][1]]
+    yield Section("A decode step", [charts.bars("A decode step", times, "ms")])
+    head, *rows = (tuple(map(str, row)) for row in table(plan))
+    yield Section("Layouts", [Table(head, rows)], "Those with a source first. Experimental: nobody is known to run it.")
+    if commands.lines:
+        yield Section("Run it", [Code("\n\n".join(commands.lines))])
+    yield Section("Uncertainty", after=list(basis_lines(plan)))
+
+
+def _load_chart(plan: Plan) -> Chart:
+    """Throughput over TPOT by load, with the band of the prediction; tooltips have the number of clients."""
+    import altair as alt
+
+    speed = plan.numbers["output_tokens_per_s"]
+    x, y, clients = "ms per output token (TPOT)", "output tokens per second", "clients"
+    records: list[charts.Record] = [
+        {clients: row["clients"], x: row["tpot_ms"], y: row["output_tokens_per_s"], "TTFT ms": row["ttft_ms"],
+         "low": float(row["output_tokens_per_s"]) * speed.low / speed.value,
+         "high": float(row["output_tokens_per_s"]) * speed.high / speed.value, "SLO": row["slo"]}
+        for row in load_table(plan)
+    ]  # fmt: skip
+    base = alt.Chart(charts.data(records)).encode(x=alt.X(field=x, type="quantitative"))
+    tooltip = [alt.Tooltip(field=name, type="nominal") for name in (clients, x, y, "TTFT ms", "SLO")]
+    line = alt.Y(field=y, type="quantitative", scale=alt.Scale(zero=True))
+    layers = alt.layer(
+        base.mark_area(opacity=0.2).encode(y=alt.Y("low:Q", title=y), y2="high:Q"),
+        base.mark_line(strokeWidth=2).encode(y=line),
+        base.mark_point(filled=True, size=90, opacity=1).encode(y=line, tooltip=tooltip),
+    )
+    return charts.finished("Throughput and latency", layers.properties(height=300))

@@ -1,23 +1,96 @@
-"""The memory of one die: weights, buffers, and the rest for the caches in bytes and tokens."""
+"""The memory of one die: weights, buffers, and the rest for the caches in bytes and tokens.
+
+Source of the cache's rows: vllm-ascend 182b75e `sfa_v1.py`, `kv_cache_interface.py`.
+"""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
+
+from pydantic import model_validator
 
 from glm5_ascend.files.yaml_file import read_yaml
-from glm5_ascend.plan import cache, weights
-from glm5_ascend.plan.copies import copies
-from glm5_ascend.plan.data_files import GuessedFigure, MemoryFile, data_file
+from glm5_ascend.plan import weights
+from glm5_ascend.plan.data_files import Keys, NotNegative, Quality, data_file
 from glm5_ascend.plan.hardware import Hardware
-from glm5_ascend.plan.layout import Engine
+from glm5_ascend.plan.layout import Engine, PipelineStage
 from glm5_ascend.plan.model import PlannedModel
-from glm5_ascend.plan.stages import PipelineStage
 from glm5_ascend.plan.workload import Workload
 
+#: Sequences take whole pages of so many tokens.
+PAGE = 128
 #: Buffers of communicators whose size the engine sets, in and out each (vllm-ascend's default for process groups).
 _GROUP_MB = 200
+_BF16, _FP32, _FP16 = 2, 4, 2
+_SCALE_TILE = 128  # latent values that share a scale in a packed row
+End = Literal["value", "low", "high"]
+
+
+class GuessedFigure(Keys):
+    """An unpublished number with its range."""
+
+    value: NotNegative
+    low: NotNegative
+    high: NotNegative
+    quality: Quality
+    source: str
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.low <= self.value <= self.high:
+            raise ValueError(f"{self.value:g} is not between low {self.low:g} and high {self.high:g}")
+        return self
+
+
+class MemoryFile(Keys):
+    """data/memory.yaml: memory of a die without weights and caches; bytes, and a number of communicators."""
+
+    graphs_bytes: GuessedFigure
+    margin_bytes: GuessedFigure
+    communicators: GuessedFigure
+    prefill_decode_bytes: GuessedFigure
+
+
+@functools.cache
+def unknowns() -> MemoryFile:
+    """Unpublished amounts of memory, with ranges."""
+    return read_yaml(data_file("memory.yaml"), MemoryFile)
+
+
+def attention_row(model: PlannedModel) -> int:
+    """Bytes of a token's latent and rope values in one layer."""
+    c = model.config
+    if model.cache == "li+sfa":
+        return c.kv_lora_rank + _BF16 * c.qk_rope_head_dim + _FP32 * (c.kv_lora_rank // _SCALE_TILE)
+    return _BF16 * (c.kv_lora_rank + c.qk_rope_head_dim)
+
+
+def indexer_row(model: PlannedModel, layer: int | None = None) -> int:
+    """Bytes of a token's indexer key in one layer; without `layer`, in a layer whose keys are INT8 with C8."""
+    dim = model.config.index_head_dim
+    bf16 = model.cache == "none" or (layer is not None and bool(model.marked) and layer not in model.marked)
+    return _BF16 * dim if bf16 else dim + _FP16
+
+
+@functools.lru_cache(maxsize=1024)
+def bytes_per_token(model: PlannedModel, mtp: bool, dcp: int = 1, stage: PipelineStage | None = None) -> float:
+    """Cache bytes of a token on every die of a tensor-parallel group; stage: None for all layers.
+
+    There is one KV head, so TP does not divide it. DCP divides the attention rows, not the indexer keys. An IndexShare
+    model has indexer keys only in the layers with an indexer.
+    """
+    config = model.config
+    count = config.num_layers_with_mtp if mtp else config.num_hidden_layers
+    cached = [layer for layer in range(count) if stage is None or stage.holds(layer, config.is_mtp(layer))]
+    indexers = sum(indexer_row(model, layer) for layer in cached if config.has_indexer(layer))
+    return len(cached) * attention_row(model) / dcp + indexers
+
+
+def pages(tokens: float) -> int:
+    """Tokens rounded up to whole pages."""
+    return PAGE * -int(-tokens // PAGE)
 
 
 @dataclass(frozen=True)
@@ -41,13 +114,7 @@ class Memory:
     def tokens(self, budget: float | None = None) -> int:
         """Cached tokens of one rank, in whole pages."""
         nbytes = self.budget if budget is None else budget
-        return max(0, int(nbytes / self.bytes_per_token) // cache.PAGE * cache.PAGE)
-
-
-@functools.cache
-def unknowns() -> MemoryFile:
-    """Unpublished amounts of memory, with ranges."""
-    return read_yaml(data_file("memory.yaml"), MemoryFile)
+        return max(0, int(nbytes / self.bytes_per_token) // PAGE * PAGE)
 
 
 def fit(
@@ -66,56 +133,50 @@ def stage_fit(
     model: PlannedModel, hardware: Hardware, engine: Engine, stage: PipelineStage, decode_only: bool, split: bool
 ) -> Memory:
     """Memory of a die of one pipeline stage; arguments as in `fit`."""
-    slices = 1 if engine.expert_parallel else engine.tp * engine.dp
-    weight_bytes = weights.per_die(model, engine.drafts > 0, engine.tp, engine.ep, engine.redundant, stage, slices)
-    total = hardware.memory_bytes.value
-    usable = total * engine.utilization
+    by_kind = weights.per_die(model, engine, stage)
+    usable, figures = hardware.memory_bytes.value * engine.utilization, unknowns()
     fixed = {
-        "weights": float(sum(weight_bytes.values())),
-        **copies(model, engine, decode_only, split, stage),
+        "weights": float(sum(by_kind.values())),
+        **weights.copies(model, engine, decode_only, split, stage),
         "activations": _activations(model, engine),
     }
 
-    def guessed(end: Literal["value", "low", "high"]) -> dict[str, float]:
-        def amount(figure: GuessedFigure) -> float:
-            return float(getattr(figure, end))
-
-        figures = unknowns()
-        hccl_groups = amount(figures.communicators) if engine.dies > 1 else 0  # groups of HCCL_BUFFSIZE
+    def guessed(end: End) -> dict[str, float]:
+        hccl_groups = getattr(figures.communicators, end) if engine.dies > 1 else 0  # groups of HCCL_BUFFSIZE
         other_groups = (engine.tp > 1) + 2 * (engine.dp > 1) + (engine.pp > 1)  # tensor; data and world; stages
         return {
-            "graphs": 0.0 if engine.eager_decode else amount(figures.graphs_bytes),
+            "graphs": 0.0 if engine.eager else float(getattr(figures.graphs_bytes, end)),
             "communication buffers": 2e6 * (engine.buffer_mb * hccl_groups + _GROUP_MB * other_groups),
-            "PD transfer": amount(figures.prefill_decode_bytes) if split else 0.0,
-            "margin": amount(figures.margin_bytes),
+            "PD transfer": float(getattr(figures.prefill_decode_bytes, end)) if split else 0.0,
+            "margin": float(getattr(figures.margin_bytes, end)),
         }
 
-    def budget(end: Literal["value", "low", "high"]) -> float:
+    def budget(end: End) -> float:
         return usable - sum(fixed.values()) - sum(guessed(end).values())
 
     return Memory(
-        total=total,
+        total=hardware.memory_bytes.value,
         usable=usable,
         parts=fixed | guessed("value"),
-        weights=weight_bytes,
-        bytes_per_token=cache.bytes_per_token(model, engine.drafts > 0, engine.dcp, stage),
+        weights=by_kind,
+        bytes_per_token=bytes_per_token(model, engine.drafts > 0, engine.dcp, stage),
         budget=budget("value"),
         budget_low=budget("high"),
         budget_high=budget("low"),
     )
 
 
-def most_requests(free: Memory, engine: Engine, workload: Workload) -> float:
-    """Requests of one rank that fit: by its cache, with the shared prefix once, and by --max-num-seqs.
+def most_requests(free: Memory, engine: Engine, workload: Workload, budget: float) -> float:
+    """Requests of one rank that fit `budget` bytes, with the shared prefix once, and --max-num-seqs.
 
     A mean, so not a whole number: requests come and go, and are on average half through their output.
     """
-    shared = cache.pages(workload.prompt * workload.prefix_hit) if workload.prefix_hit else 0
-    mean_request = cache.pages(workload.prompt - shared) + workload.output / 2 + cache.PAGE / 2
-    free_tokens = free.tokens() - shared
-    if free_tokens < cache.pages(workload.prompt + workload.output - shared):
+    shared = pages(workload.prompt * workload.prefix_hit) if workload.prefix_hit else 0
+    mean_request = pages(workload.prompt - shared) + workload.output / 2 + PAGE / 2
+    free_tokens = free.tokens(budget) - shared
+    if free_tokens < pages(workload.prompt + workload.output - shared):
         return 0.0  # not one whole request
-    return max(0.0, min(float(engine.sequences), free_tokens / mean_request))
+    return max(1.0, min(float(engine.sequences), free_tokens / mean_request))
 
 
 def _activations(model: PlannedModel, engine: Engine) -> float:

@@ -1,6 +1,7 @@
 """The planned model: its sizes, the type of every linear, and the types of its caches.
 
-It comes from a name of the family (`glm-5.2`) and a quantization, or from a checkpoint directory.
+It comes from a name of the family (`glm-5.2`) and a quantization, or from a checkpoint directory. Sizes and tensors are
+those of the config's ModelSpec; `operators.py` has the operators of `glm_moe_dsa`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT, QUANTIZED, W8A8_DYNAMIC
 from glm5_ascend.errors import CheckpointError, PlanError, shown
@@ -20,14 +21,39 @@ from glm5_ascend.files.yaml_file import read_yaml
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.config_file import load_config, parse_config
 from glm5_ascend.model.spec import Linear, Vector
-from glm5_ascend.plan.data_files import Cache, FamilyFile, QuantizationKeys, data_file
+from glm5_ascend.plan.data_files import Cache, Keys, data_file
 
 if TYPE_CHECKING:
     from glm5_ascend.checkpoint.index import CheckpointDir
 
+LinearType = Literal["FLOAT", "W8A8", "W8A8_DYNAMIC", "W4A8_DYNAMIC"]
 #: Entry of a layer with INT8 indexer keys in the description.
 _INT8_KEYS = re.compile(r"model\.layers\.(\d{1,6})\.self_attn\.indexer\.quant_type")
 CACHES: tuple[str, ...] = get_args(Cache)
+
+
+class QuantizationKeys(Keys):
+    """Types of the routed experts, of the attention's linears, of dense and shared MLPs; caches at run time.
+
+    Attributes:
+        fp8: needs units for FP8; the types above only say how many bytes a weight takes.
+        little_data: a sentence about missing data.
+    """
+
+    experts: LinearType
+    attention: LinearType
+    mlp: LinearType
+    cache: Cache
+    fp8: bool = False
+    little_data: str | None = None
+
+
+class FamilyFile(Keys):
+    """data/models.yaml; the keys of a model override the common ones."""
+
+    common: dict[str, bool | int | float | str]
+    models: dict[str, dict[str, bool | int | float | str]]
+    quantizations: dict[str, QuantizationKeys]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,10 +64,10 @@ class PlannedModel:
         types: type of every linear by full module name. Of a layer's routed experts only the first: the engine uses
             its type for all.
         cache: caches that are INT8 at run time: none | li | li+sfa.
-        full_layers: main layers that compute their own top-k; more layers than these may have an indexer.
         stored_bytes: bytes of all tensors of a real checkpoint, None for a model known by name only.
         rotated: the MTP layer has `rot.weight`.
         marked: layers whose indexer keys a checkpoint marks as INT8; empty: all.
+        rules: what its quantization means, if that has a name.
     """
 
     name: str
@@ -49,32 +75,29 @@ class PlannedModel:
     config: ModelConfig
     types: Mapping[str, str]
     cache: str
-    full_layers: int
     stored_bytes: int | None = None
     rotated: bool = False
     marked: frozenset[int] = frozenset()
-
-    @property
-    def needs_fp8(self) -> bool:
-        quantization = family().quantizations.get(self.quantization)
-        return quantization is not None and quantization.fp8
-
-    @property
-    def little_data(self) -> str | None:
-        """A sentence about missing data of its quantization."""
-        quantization = family().quantizations.get(self.quantization)
-        return None if quantization is None else quantization.little_data
+    rules: QuantizationKeys | None = None
 
     @property
     def expert_type(self) -> str:
         """Type of the main model's routed experts."""
         moe = next((i for i in range(self.config.num_hidden_layers) if self.config.is_moe(i)), None)
-        if moe is None:
-            return FLOAT
-        return self.types[f"{self.config.spec.layer_prefix(moe)}{self.config.spec.expert_prefix(0)}.gate_proj"]
+        return FLOAT if moe is None else self.type_of(moe, "mlp.experts.0.gate_proj")
 
     def type_of(self, layer: int, part: str) -> str:
         return self.types[self.config.spec.layer_prefix(layer) + part]
+
+    def topk_layers(self, index_cache: bool) -> int:
+        """Main layers that compute their own top-k; more layers than these may have an indexer.
+
+        Args:
+            index_cache: vllm-ascend's `use_index_cache` with a period of 4; its default offset is 2 (182b75e).
+        """
+        full = self.config.indexer_types.count("full")
+        reused = sum(max(i - 1, 0) % 4 == 0 for i in range(self.config.num_hidden_layers))
+        return min(full, reused) if index_cache else full
 
 
 @functools.cache
@@ -84,15 +107,11 @@ def family() -> FamilyFile:
 
 
 @functools.cache
-def named(
-    name: str, quantization: str, cache: str | None = None, index_cache: bool = False, layers: int | None = None
-) -> PlannedModel:
+def named(name: str, quantization: str, cache: str | None = None, layers: int | None = None) -> PlannedModel:
     """A member of the family by name.
 
     Args:
-        layers: number of main layers, if the checkpoint was cut.
-        cache: INT8 caches; None: those of the quantization.
-        index_cache: three of four layers reuse another layer's top-k (vllm-ascend's `use_index_cache`).
+        cache: INT8 caches; None: those of the quantization. layers: number of main layers, if the checkpoint was cut.
     """
     data = family()
     if name not in data.models:
@@ -104,12 +123,13 @@ def named(
     config = parse_config(raw, Path(f"{name} (models.yaml)"))
     rules = data.quantizations[quantization]
     types = {prefix + part.name: _rule(rules, config, prefix, part.name) for prefix, part in _linears(config)}
-    full, rotated = config.indexer_types.count("full"), rules.experts != FLOAT
-    model = PlannedModel(name, quantization, config, types, rules.cache, full, rotated=rotated)
-    return adjusted(model, cache, index_cache)
+    model = PlannedModel(
+        name, quantization, config, types, rules.cache, rotated=rules.experts != FLOAT, rules=rules
+    )  # fmt: skip
+    return with_cache(model, cache)
 
 
-def from_directory(directory: Path, cache: str | None = None, index_cache: bool = False) -> PlannedModel:
+def from_directory(directory: Path, cache: str | None = None) -> PlannedModel:
     """Read a checkpoint: sizes from config.json, types from its description, bytes from the shards' headers.
 
     Raises:
@@ -120,28 +140,29 @@ def from_directory(directory: Path, cache: str | None = None, index_cache: bool 
     config, path = load_config(directory), directory / DESCRIPTION_NAME
     description = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR) if path.exists() else {}
     files = CheckpointDir(directory)
-    if path.exists():
-        types, quantization = (
-            _described_types(description, path, config),
-            str(description.get("model_quant_type", "mixed")),
-        )
-        _check_integers(files, types)
-    else:
-        types, quantization = _stored_types(files, config), "fp8"
-        _check_integers(files, {module: kind for module, kind in types.items() if kind == FLOAT})
+    types = _described_types(description, path, config) if path.exists() else _stored_types(files, config)
+    quantization = str(description.get("model_quant_type", "mixed")) if path.exists() else "fp8"
     if set(types.values()) == {FLOAT}:
         quantization = "bf16"
+    for module, kind in types.items():  # integers where the description says so, and only there
+        entry = files.entries.get(f"{module}.weight")
+        described = path.exists() or kind == FLOAT
+        if described and entry is not None and entry.dtype.is_floating_point != (kind == FLOAT):
+            raise CheckpointError(
+                f"{directory}: {module}.weight is stored as {str(entry.dtype).removeprefix('torch.')} but "
+                f"{DESCRIPTION_NAME} says {kind}",
+                "run `glm5-ascend verify` on it",
+            )
     marked = frozenset(int(match[1]) for key in description if (match := _INT8_KEYS.fullmatch(str(key))))
     model = PlannedModel(
         directory.name, quantization, config, types, "li" if marked else "none",
-        config.indexer_types.count("full"), sum(entry.end - entry.start for entry in files.entries.values()),
-        description.get("is_rot_used") is True, marked,
+        sum(entry.end - entry.start for entry in files.entries.values()), description.get("is_rot_used") is True,
+        marked, family().quantizations.get(quantization),
     )  # fmt: skip
-    return adjusted(model, cache, index_cache)
+    return with_cache(model, cache)
 
 
 def _described_types(description: Mapping[str, object], path: Path, config: ModelConfig) -> dict[str, str]:
-    """Type of every linear by the description."""
     types = {}
     for prefix, part in _linears(config):
         kind = description.get(f"{prefix}{part.name}.weight", FLOAT)
@@ -152,7 +173,7 @@ def _described_types(description: Mapping[str, object], path: Path, config: Mode
 
 
 def _stored_types(files: CheckpointDir, config: ModelConfig) -> dict[str, str]:
-    """Type of every linear by the shards' headers, without a description: FP8 counts as in `--quant fp8`."""
+    """Types by the shards' headers, without a description: FP8 counts as in `--quant fp8`."""
     if config.quant_method != "fp8":
         raise CheckpointError(
             f"{files.directory / 'config.json'}: unsupported quant_method {shown(config.quant_method)}",
@@ -166,39 +187,21 @@ def _stored_types(files: CheckpointDir, config: ModelConfig) -> dict[str, str]:
     return types
 
 
-def _check_integers(files: CheckpointDir, types: Mapping[str, str]) -> None:
-    """Check that the shards have integers where the description says so, and only there."""
-    for module, kind in types.items():
-        entry = files.entries.get(f"{module}.weight")
-        if entry is not None and entry.dtype.is_floating_point != (kind == FLOAT):
-            raise CheckpointError(
-                f"{files.directory}: {module}.weight is stored as {str(entry.dtype).removeprefix('torch.')} but "
-                f"{DESCRIPTION_NAME} says {kind}",
-                "run `glm5-ascend verify` on it",
-            )
-
-
-def adjusted(model: PlannedModel, cache: str | None, index_cache: bool) -> PlannedModel:
-    """The model with other run-time flags."""
+def with_cache(model: PlannedModel, cache: str | None) -> PlannedModel:
+    """The model with other INT8 caches; None: unchanged."""
     if cache is not None and cache not in CACHES:
         raise PlanError(f"--cache {cache}: unknown", near(cache, CACHES))
-    full = model.full_layers
-    if index_cache:
-        # The override sets a period of 4 and no offset: the engine's default offset is 2 (vllm-ascend 182b75e).
-        full = min(full, sum(max(i - 1, 0) % 4 == 0 for i in range(model.config.num_hidden_layers)))
-    return replace(model, cache=cache or model.cache, full_layers=full)
+    return model if cache in (None, model.cache) else replace(model, cache=str(cache))
 
 
 def counted_parts(config: ModelConfig) -> Iterator[tuple[str, Linear | Vector, int]]:
     """`(prefix, part, count)` of the whole model; the first expert stands for all of its layer."""
     yield from (("", part, 1) for part in config.spec.global_weights)
     for layer in range(config.num_layers_with_mtp):
-        yield from ((config.spec.layer_prefix(layer), part, 1) for part in config.backbone(layer))
+        prefix = config.spec.layer_prefix(layer)
+        yield from ((prefix, part, 1) for part in config.backbone(layer))
         if config.is_moe(layer):
-            yield from (
-                (config.spec.layer_prefix(layer), part, config.n_routed_experts)
-                for part in config.spec.expert_linears(0)
-            )
+            yield from ((prefix, part, config.n_routed_experts) for part in config.spec.expert_linears(0))
 
 
 def _linears(config: ModelConfig) -> list[tuple[str, Linear]]:

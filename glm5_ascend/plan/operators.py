@@ -1,23 +1,21 @@
-"""Every operator of one step of the model, as bytes and operations of one die.
+"""Every operator of one step of `glm_moe_dsa`, as bytes and operations of one die.
 
 Bytes and operations are those of kernels/glm5_kernels' definitions of the ops; nothing is timed here.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from glm5_ascend.checkpoint.types import FLOAT
-from glm5_ascend.plan import cache
-from glm5_ascend.plan.hardware import Mc2
+from glm5_ascend.plan import memory
+from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.weights import BF16, FP32, streamed_linear
 
-#: Maximum tokens of a tensor-parallel rank in a step of MC2 (vllm-ascend, ascend_forward_context.py).
-_MC2_TOKENS = 512
 #: Time of a row from the L2 cache, relative to one from memory. A guess: L2 is several times as fast.
 _CACHED = 0.25
 
@@ -46,16 +44,14 @@ class Op:
     """Work of one die in one operator, in all layers.
 
     Attributes:
-        stream: bytes read in long runs (weights, indexer keys) or written.
-        gather: bytes read row by row (selected cache rows).
+        nbytes: bytes read or written in memory.
         bf16, int8: cube operations, two per multiply-add. vector: element operations.
         sent: bytes to other dies. group: number of dies that take part. kind: allreduce | alltoall | gather.
         count: calls.
     """
 
     name: str
-    stream: float = 0.0
-    gather: float = 0.0
+    nbytes: float = 0.0
     bf16: float = 0.0
     int8: float = 0.0
     vector: float = 0.0
@@ -65,182 +61,141 @@ class Op:
     count: int = 1
 
 
-@dataclass
-class _Sheet:
-    """Collects ops of one step."""
+class _Layers:
+    """Operators of some equal layers of one model in one step; `layer` is the first of them."""
 
-    model: PlannedModel
-    engine: Engine
-    mc2: Mc2 | None = None
-    ops: list[Op] = field(default_factory=list)
+    def __init__(self, model: PlannedModel, hardware: Hardware, engine: Engine, step: StepLoad, layer: int) -> None:
+        self.model, self.hardware, self.engine, self.step = model, hardware, engine, step
+        self.config = model.config
+        mlp = "mlp.shared_experts.down_proj" if self.config.is_moe(layer) else "mlp.down_proj"
+        self.attention_type, self.mlp_type = (model.type_of(layer, part) for part in ("self_attn.o_proj", mlp))
+        experts = "mlp.experts.0.gate_proj"
+        self.expert_type = model.type_of(layer, experts) if self.config.is_moe(layer) else FLOAT
 
-    def linear(self, name: str, kind: str, rows: float, columns: float, tokens: float, count: int) -> None:
-        """Add a weight of [rows, columns] of this die, with `tokens` inputs."""
+    def linear(self, name: str, kind: str, rows: float, columns: float, tokens: float, count: int) -> Op:
+        """A weight of [rows, columns] of this die, with `tokens` inputs."""
         operations = 2.0 * tokens * rows * columns * count
-        nbytes = streamed_linear(kind, int(rows), int(columns)) + BF16 * tokens * (rows + columns)
+        nbytes = count * (streamed_linear(kind, int(rows), int(columns)) + BF16 * tokens * (rows + columns))
         if kind == FLOAT:
-            self.ops.append(Op(name, stream=nbytes * count, bf16=operations, count=count))
-        else:  # activations are quantized on the vector units
-            vector = 4.0 * tokens * columns * count
-            self.ops.append(Op(name, stream=nbytes * count, int8=operations, vector=vector, count=count))
+            return Op(name, nbytes, bf16=operations, count=count)
+        # activations are quantized on the vector units
+        return Op(name, nbytes, int8=operations, vector=4.0 * tokens * columns * count, count=count)
+
+    def attention(self, layers: int, topk_layers: int) -> Iterator[Op]:
+        c, engine, step = self.config, self.engine, self.step
+        split = step.prefill and engine.dsa_cp  # each die has its share of the tokens, with all heads
+        tokens = step.tokens / engine.tp if split else step.tokens
+        heads = c.num_attention_heads if split else c.num_attention_heads / engine.tp
+        qk, kind = c.qk_nope_head_dim + c.qk_rope_head_dim, self.attention_type
+        latent = c.kv_lora_rank + c.qk_rope_head_dim
+        yield self.linear("MLA preprocess", kind, c.q_lora_rank + latent, c.hidden_size, tokens, layers)
+        yield self.linear("MLA preprocess", kind, heads * qk, c.q_lora_rank, tokens, layers)
+        yield self.linear("MLA preprocess", FLOAT, heads * c.qk_nope_head_dim, c.kv_lora_rank, tokens, layers)
+        # Lightning Indexer: every head scores every cached key and selects the best index_topk.
+        index_rows = c.index_n_heads * c.index_head_dim
+        yield self.linear("indexer projections", kind, index_rows, c.q_lora_rank, tokens, topk_layers)
+        pairs = tokens * step.context * topk_layers
+        keys = step.requests * step.context * memory.indexer_row(self.model) * topk_layers
+        scores, int8 = 2.0 * pairs * index_rows, self.model.cache != "none"
+        yield Op(
+            "lightning indexer", keys, bf16=0.0 if int8 else scores, int8=scores if int8 else 0.0,
+            vector=3.0 * pairs * c.index_n_heads, count=topk_layers,
+        )  # fmt: skip
+        selected = min(step.context, c.index_topk) / engine.dcp
+        # Neighbouring tokens of a prompt select almost the same rows, which are in the L2 cache after the first of them.
+        rows = memory.attention_row(self.model) * (_CACHED if step.prefill else 1.0)
+        width = latent + c.kv_lora_rank
+        yield Op(
+            "sparse attention", layers * tokens * (selected * rows + BF16 * heads * width),
+            bf16=2.0 * tokens * heads * selected * width * layers, vector=5.0 * tokens * heads * selected * layers,
+            count=layers,
+        )  # fmt: skip
+        yield self.linear("value and output", FLOAT, heads * c.v_head_dim, c.kv_lora_rank, tokens, layers)
+        yield self.linear("value and output", kind, c.hidden_size, heads * c.v_head_dim, tokens, layers)
+        if engine.tp > 1:
+            sent = 2.0 * (engine.tp - 1) / engine.tp * step.tokens * c.hidden_size * BF16
+            yield Op("all-reduce", sent=sent * layers, group=engine.tp, kind="allreduce", count=layers)
+        if engine.dcp > 1:
+            sent = (engine.dcp - 1) * tokens * heads * (c.kv_lora_rank + 1) * FP32 / engine.dcp
+            yield Op("all-reduce", sent=sent * layers, group=engine.dcp, kind="allreduce", count=layers)
+
+    def mlp(self, name: str, width: int, layers: int) -> Iterator[Op]:
+        hidden, tp = self.config.hidden_size, self.engine.tp
+        yield self.linear(name, self.mlp_type, 2 * width / tp, hidden, self.step.tokens, layers)
+        yield self.linear(name, self.mlp_type, hidden, width / tp, self.step.tokens, layers)
+
+    def moe(self, layers: int) -> Iterator[Op]:
+        c, engine, step = self.config, self.engine, self.step
+        yield from self.mlp("shared expert", c.moe_intermediate_size * c.n_shared_experts, layers)
+        router = float(c.n_routed_experts * c.hidden_size)
+        local_tokens = step.tokens / engine.tp  # the dies of a DP rank divide its tokens before they send them
+        # the router computes in fp32, which the cube does as four products of halves
+        yield Op(
+            "router", FP32 * router * layers, bf16=8.0 * local_tokens * router * layers,
+            vector=local_tokens * c.n_routed_experts * 12.0 * layers, count=layers,
+        )  # fmt: skip
+        local = (c.n_routed_experts + engine.redundant) / engine.ep
+        if engine.tp * engine.dp > 1:
+            yield from self.exchange(local_tokens, local, layers)
+        tokens = step.tokens * step.ranks
+        slices = 1 if engine.expert_parallel else engine.tp * engine.dp
+        mean_touched = local * (1.0 - (1.0 - c.num_experts_per_tok / c.n_routed_experts) ** tokens)
+        touched = min(local, mean_touched * imbalance(mean_touched, engine.ep)) / slices
+        mean_pairs = tokens * c.num_experts_per_tok / engine.ep  # (token, expert) pairs of a die
+        pairs = mean_pairs * imbalance(mean_pairs, engine.ep) / slices
+        width, kind = c.moe_intermediate_size, self.expert_type
+        expert = streamed_linear(kind, 2 * width, c.hidden_size) + streamed_linear(kind, c.hidden_size, width)
+        operations = 6.0 * pairs * width * c.hidden_size * layers
+        yield Op(
+            "experts", layers * (touched * expert + pairs * (2 * c.hidden_size + 6 * width) * BF16),
+            bf16=operations if kind == FLOAT else 0.0, int8=0.0 if kind == FLOAT else operations,
+            vector=pairs * (6 * width + 4 * c.hidden_size) * layers, count=layers,
+        )  # fmt: skip
+
+    def exchange(self, local_tokens: float, local_experts: float, layers: int) -> Iterator[Op]:
+        """Tokens to their experts and back: to the dies that have them, or to all dies, by the engine's rule."""
+        c, engine, rule = self.config, self.engine, self.hardware.mc2
+        dies = engine.tp * engine.dp
+        gather = rule and (self.step.prefill or engine.ep < rule.min_ep or local_experts > rule.max_local_experts)
+        if gather or not engine.expert_parallel:
+            copies, kind, width = local_tokens * (dies - 1), "gather", BF16
+        else:
+            copies, kind = local_tokens * c.num_experts_per_tok * (dies - 1) / dies, "alltoall"
+            width = BF16 if self.expert_type == FLOAT else 1
+        for name, nbytes in (("MoE dispatch", width), ("MoE combine", BF16)):
+            sent = copies * c.hidden_size * nbytes * layers
+            yield Op(name, sent=sent, group=dies, kind=kind, count=layers)
+
+    def head(self, tokens: float) -> Iterator[Op]:
+        c, tp = self.config, self.engine.tp
+        yield self.linear("head", FLOAT, c.vocab_size / tp, c.hidden_size, tokens, 1)
+        if tp > 1:
+            sent = tokens * c.vocab_size * BF16 * (tp - 1) / tp / tp
+            yield Op("gather logits", sent=sent, group=tp, kind="gather")
 
 
-@dataclass(frozen=True)
-class _Kinds:
-    """Types of one group of layers."""
-
-    attention: str
-    mlp: str
-    experts: str
-
-
-def step_operators(model: PlannedModel, engine: Engine, step: StepLoad, mc2: Mc2 | None = None) -> list[Op]:
+def step_operators(model: PlannedModel, hardware: Hardware, engine: Engine, step: StepLoad) -> Iterator[Op]:
     """Operators of the main model for one step, with the head."""
-    c = model.config
-    sheet = _Sheet(model, engine, mc2)
-    dense, moe = _layer_counts(model)
-    first_moe = next((i for i in range(c.num_hidden_layers) if c.is_moe(i)), 0)
-    mlp = "mlp.shared_experts" if moe else "mlp"
-    kinds = _Kinds(
-        model.type_of(first_moe, "self_attn.o_proj"), model.type_of(first_moe, f"{mlp}.down_proj"), model.expert_type
-    )
-    _attention(sheet, step, kinds, c.num_hidden_layers, model.full_layers)
+    kinds = model.config.mlp_layer_types
+    dense, moe = kinds.count("dense"), kinds.count("sparse")
+    layers = _Layers(model, hardware, engine, step, kinds.index("sparse") if moe else 0)
+    yield from layers.attention(len(kinds), model.topk_layers(engine.index_cache))
     if dense:
-        _mlp(sheet, "dense MLP", c.intermediate_size, step, kinds.mlp, dense)
+        first = _Layers(model, hardware, engine, step, kinds.index("dense"))
+        yield from first.mlp("dense MLP", model.config.intermediate_size, dense)
     if moe:
-        _moe(sheet, step, kinds, moe)
-    _head(sheet, step.requests if step.prefill else step.tokens)
-    return sheet.ops
+        yield from layers.moe(moe)
+    yield from layers.head(step.requests if step.prefill else step.tokens)
 
 
-def draft_operators(model: PlannedModel, engine: Engine, step: StepLoad, mc2: Mc2 | None = None) -> list[Op]:
+def draft_operators(model: PlannedModel, hardware: Hardware, engine: Engine, step: StepLoad) -> Iterator[Op]:
     """Operators of one pass of the MTP layer, with the head."""
     c = model.config
-    sheet = _Sheet(model, engine, mc2)
-    layer = c.num_hidden_layers
-    kinds = _Kinds(
-        model.type_of(layer, "self_attn.o_proj"), model.type_of(layer, "mlp.shared_experts.down_proj"),
-        model.type_of(layer, "mlp.experts.0.gate_proj"),
-    )  # fmt: skip
-    sheet.linear("MTP input", FLOAT, c.hidden_size, 2 * c.hidden_size, step.tokens, 1)
-    _attention(sheet, step, kinds, 1, 1)
-    _moe(sheet, step, kinds, 1)
-    _head(sheet, step.requests)
-    return sheet.ops
-
-
-@functools.lru_cache(maxsize=64)
-def _moe_layers(types: tuple[str, ...]) -> tuple[int, int]:
-    return types.count("dense"), types.count("sparse")
-
-
-def _layer_counts(model: PlannedModel) -> tuple[int, int]:
-    return _moe_layers(model.config.mlp_layer_types)
-
-
-def _attention(sheet: _Sheet, step: StepLoad, kinds: _Kinds, layers: int, full: int) -> None:
-    c, engine = sheet.model.config, sheet.engine
-    split = step.prefill and engine.split_prefill  # each die has its share of the tokens, with all heads
-    tokens = step.tokens / engine.tp if split else step.tokens
-    heads = c.num_attention_heads if split else c.num_attention_heads / engine.tp
-    float_heads = c.num_attention_heads / engine.tp
-    qk = c.qk_nope_head_dim + c.qk_rope_head_dim
-    sheet.linear("MLA preprocess", kinds.attention, c.q_lora_rank + c.kv_lora_rank + c.qk_rope_head_dim,
-                 c.hidden_size, tokens, layers)  # fmt: skip
-    sheet.linear("MLA preprocess", kinds.attention, heads * qk, c.q_lora_rank, tokens, layers)
-    sheet.linear("MLA preprocess", FLOAT, heads * c.qk_nope_head_dim, c.kv_lora_rank, tokens, layers)
-    # Lightning Indexer: every head scores every cached key and selects the best index_topk.
-    pairs = tokens * step.context
-    keys = step.requests * step.context * cache.indexer_row(sheet.model)
-    sheet.linear(
-        "indexer projections", kinds.attention, c.index_n_heads * c.index_head_dim, c.q_lora_rank, tokens, full
-    )
-    scores = 2.0 * pairs * c.index_n_heads * c.index_head_dim * full
-    int8 = sheet.model.cache != "none"
-    sheet.ops.append(
-        Op("lightning indexer", stream=keys * full, bf16=0.0 if int8 else scores, int8=scores if int8 else 0.0,
-           vector=3.0 * pairs * c.index_n_heads * full, count=full)
-    )  # fmt: skip
-    selected = min(step.context, c.index_topk)
-    latent = c.kv_lora_rank + c.qk_rope_head_dim
-    # Neighbouring tokens of a prompt select almost the same rows, which are in the L2 cache after the first of them.
-    rows = cache.attention_row(sheet.model) * (_CACHED if step.prefill else 1.0)
-    sheet.ops.append(
-        Op("sparse attention", gather=tokens * selected * rows / engine.dcp * layers,
-           stream=BF16 * tokens * heads * (latent + c.kv_lora_rank) * layers,
-           bf16=2.0 * tokens * heads * selected * (latent + c.kv_lora_rank) / engine.dcp * layers,
-           vector=5.0 * tokens * heads * selected / engine.dcp * layers, count=layers)
-    )  # fmt: skip
-    sheet.linear("value and output", FLOAT, heads * c.v_head_dim, c.kv_lora_rank, tokens, layers)
-    if split:  # the whole projection over the die's tokens
-        sheet.linear("value and output", kinds.attention, c.hidden_size, heads * c.v_head_dim, tokens, layers)
-    else:
-        sheet.linear(
-            "value and output", kinds.attention, c.hidden_size, float_heads * c.v_head_dim, step.tokens, layers
-        )
-    if engine.tp > 1:
-        sent = 2.0 * (engine.tp - 1) / engine.tp * step.tokens * c.hidden_size * BF16
-        sheet.ops.append(Op("all-reduce", sent=sent * layers, group=engine.tp, kind="allreduce", count=layers))
-    if engine.dcp > 1:
-        sent = (engine.dcp - 1) * tokens * heads * (c.kv_lora_rank + 1) * FP32 / engine.dcp
-        sheet.ops.append(Op("all-reduce", sent=sent * layers, group=engine.dcp, kind="allreduce", count=layers))
-
-
-def _mlp(sheet: _Sheet, name: str, width: int, step: StepLoad, kind: str, layers: int) -> None:
-    c, tp = sheet.model.config, sheet.engine.tp
-    sheet.linear(name, kind, 2 * width / tp, c.hidden_size, step.tokens, layers)
-    sheet.linear(name, kind, c.hidden_size, width / tp, step.tokens, layers)
-
-
-def _moe(sheet: _Sheet, step: StepLoad, kinds: _Kinds, layers: int) -> None:
-    c, engine = sheet.model.config, sheet.engine
-    _mlp(sheet, "shared expert", c.moe_intermediate_size * c.n_shared_experts, step, kinds.mlp, layers)
-    router = float(c.n_routed_experts * c.hidden_size)
-    local_tokens = step.tokens / engine.tp  # the dies of a DP rank divide its tokens before they send them
-    # the router computes in fp32, which the cube does as four products of halves
-    sheet.ops.append(
-        Op("router", stream=FP32 * router * layers, bf16=8.0 * local_tokens * router * layers,
-           vector=local_tokens * c.n_routed_experts * 12.0 * layers, count=layers)
-    )  # fmt: skip
-    _exchange(sheet, step, kinds, layers)
-    tokens = step.tokens * step.ranks
-    total = tokens * c.num_experts_per_tok  # (token, expert) pairs of the whole engine
-    slices = 1 if engine.expert_parallel else engine.tp * engine.dp
-    local = (c.n_routed_experts + engine.redundant) / engine.ep
-    mean_touched = local * (1.0 - (1.0 - c.num_experts_per_tok / c.n_routed_experts) ** tokens)
-    touched = min(local, mean_touched * imbalance(mean_touched, engine.ep)) / slices
-    pairs = total / engine.ep * imbalance(total / engine.ep, engine.ep) / slices
-    width = c.moe_intermediate_size
-    expert = streamed_linear(kinds.experts, 2 * width, c.hidden_size)
-    expert += streamed_linear(kinds.experts, c.hidden_size, width)
-    operations = 6.0 * pairs * width * c.hidden_size * layers
-    moved = touched * expert + pairs * (2 * c.hidden_size + 6 * width) * BF16
-    integer = kinds.experts != FLOAT
-    sheet.ops.append(
-        Op("experts", stream=moved * layers, int8=operations if integer else 0.0, bf16=0.0 if integer else operations,
-           vector=pairs * (6 * width + 4 * c.hidden_size) * layers, count=layers)
-    )  # fmt: skip
-
-
-def _exchange(sheet: _Sheet, step: StepLoad, kinds: _Kinds, layers: int) -> None:
-    """Tokens to their experts and back: to the dies that have them, or to all dies, by the engine's rule."""
-    c, engine = sheet.model.config, sheet.engine
-    local_tokens, dies = step.tokens / engine.tp, engine.tp * engine.dp
-    if dies == 1:
-        return
-    local = (c.n_routed_experts + engine.redundant) / engine.ep
-    rule = sheet.mc2
-    if not engine.expert_parallel or (
-        rule and (engine.ep < rule.min_ep or local > rule.max_local_experts or local_tokens > _MC2_TOKENS)
-    ):
-        dispatch = combine = local_tokens * c.hidden_size * BF16 * (dies - 1)
-        kind = "gather"
-    else:
-        copies = local_tokens * c.num_experts_per_tok * (dies - 1) / dies
-        dispatch = copies * c.hidden_size * (BF16 if kinds.experts == FLOAT else 1)
-        combine, kind = copies * c.hidden_size * BF16, "alltoall"
-    for name, sent in (("MoE dispatch", dispatch), ("MoE combine", combine)):
-        sheet.ops.append(Op(name, sent=sent * layers, group=dies, kind=kind, count=layers))
+    layers = _Layers(model, hardware, engine, step, c.num_hidden_layers)
+    yield layers.linear("MTP input", FLOAT, c.hidden_size, 2 * c.hidden_size, step.tokens, 1)
+    yield from layers.attention(1, 1)
+    yield from layers.moe(1)
+    yield from layers.head(step.requests)
 
 
 def imbalance(mean: float, dies: int) -> float:
@@ -248,11 +203,3 @@ def imbalance(mean: float, dies: int) -> float:
     if dies <= 1 or mean <= 0:
         return 1.0
     return 1.0 + math.sqrt(2.0 * math.log(dies) / mean)
-
-
-def _head(sheet: _Sheet, tokens: float) -> None:
-    c, tp = sheet.model.config, sheet.engine.tp
-    sheet.linear("head", FLOAT, c.vocab_size / tp, c.hidden_size, tokens, 1)
-    if tp > 1:
-        sent = tokens * c.vocab_size * BF16 * (tp - 1) / tp / tp
-        sheet.ops.append(Op("gather logits", sent=sent, group=tp, kind="gather"))

@@ -1,4 +1,4 @@
-"""Options of `plan`, for the command and the function."""
+"""Options of `plan` and its subcommands, for the commands and the function."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from typing import Annotated
 
 from glm5_ascend.options import Argument, Option, StrPath
 
-_MODEL, _MACHINES, _LOAD, _ENGINE = "Model", "Machines", "Load and limits", "Engine"
-_OUTPUT, _MEASURE = "Output", "Measurements"
+_MODEL, _MACHINES, _LOAD, _ENGINE, _OUTPUT = "Model", "Machines", "Load and limits", "Engine", "Output"
+_HARDWARE = Option(
+    "a3 (a supernode), cloudmatrix384, a3-roce, a2, a2-910b3, a2-910b4, ascend-950pr, cpu (after `plan measure`), or a "
+    "YAML file that describes a machine.",
+    "NAME",
+    panel=_MACHINES,
+)
 
 
 @dataclass(frozen=True)
@@ -31,30 +36,18 @@ class PlanOptions:
         str | None,
         Option("Caches in INT8: none, li or li+sfa.", "NAME", default_text="by --quant or DIR", panel=_MODEL),
     ] = None
-    hardware: Annotated[
-        str,
+    hardware: Annotated[str, _HARDWARE] = "a3"
+    nodes: Annotated[
+        int | None,
         Option(
-            "a3 (a supernode), cloudmatrix384, a3-roce, a2, a2-910b3, a2-910b4, ascend-950pr, cpu (after --measure), "
-            "or a YAML file that describes a machine.",
-            "NAME",
-            panel=_MACHINES,
-        ),
-    ] = "a3"
-    nodes: Annotated[int, Option("Number of machines.", "N", panel=_MACHINES)] = 1
-    price: Annotated[
-        float | None,
-        Option(
-            "Price of one machine and hour; adds the cost of a token.",
-            "X",
-            default_text="by --hardware",
-            panel=_MACHINES,
+            "Number of machines.", "N", default_text="as many as the load needs within --slo and rate=", panel=_MACHINES
         ),
     ] = None
     workload: Annotated[
         str,
         Option(
             "Tokens in= and out= of a request; optional: concurrency= (clients), prefix_hit= (share of the prompt), "
-            "rate= (per second), requests= (of the whole run).",
+            "rate= (per second), requests= (of a whole run, with cold caches; warm=1: with warm ones).",
             "KEY=N,...",
             panel=_LOAD,
         ),
@@ -63,8 +56,7 @@ class PlanOptions:
     acceptance: Annotated[
         str | float | None,
         Option(
-            "Mean accepted length measured with 3 drafts, or the share of each position, such as 0.90,0.77,0.63 or "
-            "0.86-0.90,0.63-0.77,0.42-0.63, whose ranges widen the band.",
+            "Mean accepted length measured with 3 drafts, or the share of each position, such as 0.90,0.77,0.63.",
             "X",
             default_text="3.16, healthy",
             panel=_LOAD,
@@ -73,42 +65,39 @@ class PlanOptions:
     layout: Annotated[
         str | None,
         Option(
-            "Evaluate this layout only: tp=; optional: dp=, dcp=, pp=, replicas=, seqs= (--max-num-seqs), prefill_tp= "
-            "with prefill_dp=, prefill_pp=, prefills= (engines), redundant= (experts), dsa_cp= and ep= (0 or 1); such "
-            "as tp=16,dp=2.",
+            "Evaluate this layout only: tp=; optional: dp=, dcp=, pp=, replicas=, mtp=, seqs= (--max-num-seqs), tokens= "
+            "(--max-num-batched-tokens), utilization=, redundant= (experts); 0 or 1: dsa_cp=, ep=, index_cache=, eager=; "
+            "of a prefill engine prefill_tp=, prefill_dp= and the others, prefills= (engines); such as tp=16,dp=2.",
             "KEY=N,...",
             panel=_ENGINE,
         ),
     ] = None
-    mtp: Annotated[int | None, Option("MTP draft tokens per step.", "N", default_text="searched", panel=_ENGINE)] = None
-    tails: Annotated[
-        bool, Option("Also simulate the scheduler, for percentiles of latency; takes seconds.", panel=_OUTPUT)
-    ] = False
+    mtp: Annotated[int | None, Option("MTP draft tokens per step.", "N", default_text="by source", panel=_ENGINE)] = None
     html: Annotated[
         StrPath | None, Option("Write a report as one HTML file without network access.", "FILE", panel=_OUTPUT)
     ] = None
 
 
 @dataclass(frozen=True)
-class PlanCommandOptions(PlanOptions):
-    """Options of the command `plan`, which also measures, calibrates and prints a load sweep."""
+class MeasureOptions:
+    """Options of `plan measure`."""
 
-    sweep: Annotated[
-        bool, Option("Also a table with 1/16 to 4 times the clients: goodput within --slo.", panel=_OUTPUT)
-    ] = False
-    measure: Annotated[
-        bool,
-        Option("Instead: describe this CPU for --hardware cpu; serves DIR, or the demo model, here.", panel=_MEASURE),
-    ] = False
-    calibrate: Annotated[
-        StrPath | None,
-        Option(
-            "Instead: fit to your runs: a CSV, or the JSON of vllm bench serve or AISBench with --model, --quant and "
-            "--layout; --out writes the machine.",
-            "FILE",
-            panel=_MEASURE,
-        ),
-    ] = None
-    out: Annotated[
-        StrPath | None, Option("With --measure or --calibrate: write the machine to FILE.", "FILE", panel=_MEASURE)
-    ] = None
+    directory: Annotated[StrPath | None, Argument("DIR", "Checkpoint to serve; without it the demo model.")] = None
+    _: KW_ONLY
+    out: Annotated[StrPath | None, Option("Write to this file instead of the one of --hardware cpu.", "FILE")] = None
+
+
+@dataclass(frozen=True)
+class CalibrateOptions:
+    """Options of `plan calibrate`."""
+
+    runs: Annotated[
+        StrPath, Argument("RUNS", "A CSV, or the JSON of vllm bench serve, AISBench or evalscope of one run.")
+    ]
+    _: KW_ONLY
+    model: Annotated[str, Option("Of the JSON's run: model.", "NAME")] = "glm-5"
+    quant: Annotated[str, Option("Of the JSON's run: quantization.", "NAME")] = "w4a8"
+    nodes: Annotated[int, Option("Of the JSON's run: number of machines.", "N")] = 1
+    layout: Annotated[str | None, Option("Of the JSON's run: as `plan --layout`.", "KEY=N,...")] = None
+    hardware: Annotated[str, _HARDWARE] = "a3"
+    out: Annotated[StrPath | None, Option("Write the machine with the fitted constants.", "FILE")] = None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from glm5_ascend.plan.efficiency import fitted
-from glm5_ascend.plan.layout import Engine
-from glm5_ascend.plan.result import Plan, PlanCommands, Range
-from glm5_ascend.plan.spending import COST_INPUT, COST_OUTPUT, COST_TOTAL, ENERGY, TOKENS_PER_KWH
+from glm5_ascend.plan.api import Plan, PlanCommands, Range
+from glm5_ascend.plan.constants import fitted
+from glm5_ascend.plan.predict import predict
+from glm5_ascend.plan.search import MEETS, SHEDS, Candidate
 from glm5_ascend.report.terminal import STYLES
 from glm5_ascend.report.terminal import show as show_rows
 
@@ -19,9 +20,16 @@ if TYPE_CHECKING:
     Rows = Iterator[tuple[str | Text, ...]]
 
 _GB = 1e9
-NO_COMMANDS = PlanCommands()
+#: Other layouts that are shown.
+OTHERS = 4
 #: Unpublished parts of a die's memory; all others follow from sizes and vllm-ascend's code.
 GUESSED = ("graphs", "communication buffers", "PD transfer", "margin")
+#: Loads of the table in the report, as shares of the workload's clients.
+SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0, 1.5, 2.0, 4.0)
+BOUNDS = {
+    "decode": "decode steps", "prefill": "prefill", "memory": "cache memory", "seqs": "--max-num-seqs",
+    "arrivals": "arriving requests",
+}  # fmt: skip
 
 
 def span(number: Range, scale: float = 1.0, digits: int = 0) -> str:
@@ -30,33 +38,26 @@ def span(number: Range, scale: float = 1.0, digits: int = 0) -> str:
     return value if low == high else f"{value} ({low} to {high})"
 
 
-def lines(
-    plan: Plan, simulated: Mapping[str, float] | None = None, width: int = 80, commands: PlanCommands = NO_COMMANDS
-) -> list[str]:
+def lines(plan: Plan, commands: PlanCommands, width: int = 80) -> list[str]:
     """The lines of `show` for a terminal of `width` columns."""
     from io import StringIO
 
     from rich.console import Console
 
     text = StringIO()
-    show(plan, simulated, Console(file=text, width=width, highlight=False), commands)
+    show(plan, commands, Console(file=text, width=width, highlight=False))
     return text.getvalue().splitlines()
 
 
-def show(
-    plan: Plan, simulated: Mapping[str, float] | None, console: Console, commands: PlanCommands = NO_COMMANDS
-) -> None:
-    """Print the report; `simulated`: percentiles by tails.py. Commands are not wrapped, so that they can be copied."""
-    cluster = plan.cluster
-    machines = f"{cluster.nodes} x {cluster.hardware.title} ({cluster.dies} dies)"
-    show_rows([(f"{plan.model.name} {plan.model.quantization} on {machines}",)], console)
-    show_rows(_request(plan), console)
-    for rows in (_memory(plan), [*_speed(plan, simulated), *_remarks(plan)]):
-        console.print()
-        show_rows(rows, console)
+def show(plan: Plan, commands: PlanCommands, console: Console) -> None:
+    """Print the report. Commands are not wrapped, so that they can be copied."""
+    show_rows([(title(plan),)], console)
+    show_rows(_answer(plan), console)
     console.print()
-    if plan.others:
-        show_rows(_others(plan), console, right=(1, 2, 3))
+    show_rows(_memory(plan), console)
+    console.print()
+    if plan.others or plan.experimental:
+        show_rows(table(plan), console, right=(1, 2, 3))
         console.print()
     for line in commands.lines:
         console.print(line, soft_wrap=True, markup=False)
@@ -65,13 +66,46 @@ def show(
     show_rows(([line] for line in basis_lines(plan)), console)
 
 
-def _request(plan: Plan) -> Rows:
-    w = plan.workload
-    hit = f", {100 * w.prefix_hit:.0f} % of the prompt cached" if w.prefix_hit else ""
-    run = f", a run of {w.requests}" if w.requests else ""
-    rate = f", at most {w.rate:g} per second" if w.rate else ""
-    yield "workload", f"{w.prompt} in, {w.output} out, {w.concurrency:g} at a time{rate}{run}{hit}"
-    yield "layout", str(plan.best.layout)
+def title(plan: Plan) -> str:
+    """Model, weights and machines."""
+    cluster = plan.cluster
+    return f"{plan.model.name} {plan.model.quantization} on {cluster.nodes} x {cluster.hardware.title} ({cluster.dies} dies)"
+
+
+def _answer(plan: Plan) -> Rows:
+    from rich.text import Text
+
+    n, best, p = plan.numbers, plan.best, plan.best.prediction
+    speed = n["output_tokens_per_s"]
+    yield "load", str(plan.workload)
+    yield best.evidence.tag, str(best.layout)
+    yield "source", str(best.evidence)
+    yield "tokens/s", f"{span(speed)} output tokens, all requests  [{speed.basis}]"
+    yield "TPOT", f"{span(n['tpot_ms'], digits=1)} ms  [{n['tpot_ms'].basis}]"
+    yield "TTFT", f"{span(n['ttft_ms'])} ms  [{n['ttft_ms'].basis}; few public numbers]"
+    total = sum(plan.step.by_limit.values())
+    shares = ", ".join(f"{k} {100 * s / total:.0f} %" for k, s in sorted(plan.step.by_limit.items(), key=lambda i: -i[1]))
+    yield "limits", f"throughput by {BOUNDS[p.bound]}; a decode step of {1e3 * total:.0f} ms: {shares}"
+    if plan.slo.tpot or plan.slo.ttft:
+        yield "SLO", Text(verdict(plan), STYLES["ok" if plan.within_slo else "problem"])
+    for note in plan.notes:
+        yield "note", Text(note, STYLES["warning"])
+    if plan.near is not None:
+        distance, case = plan.near
+        measured = f"{case.measured['tok_s']:,.0f} tokens/s measured with {case.layout}, {case.workload}"
+        yield "nearest", f"{case.row.case}: {measured} (distance {distance:.1f})"
+
+
+def verdict(plan: Plan) -> str:
+    """One line about the SLO, by the numbers that are printed."""
+    if plan.best.verdict == SHEDS:
+        return f"met for {plan.best.admitted:g} of {plan.workload.concurrency:g} clients"
+    if plan.best.verdict != MEETS:
+        return "not met by any layout; this one is the closest"
+    limits = ((plan.slo.tpot, plan.numbers["tpot_ms"]), (plan.slo.ttft, plan.numbers["ttft_ms"]))
+    if any(limit and number.high > 1e3 * limit for limit, number in limits):
+        return "met by the prediction, not at the slow end of its range"
+    return "met, also at the slow end of the range"
 
 
 def _memory(plan: Plan) -> Rows:
@@ -82,105 +116,95 @@ def _memory(plan: Plan) -> Rows:
         yield f"  {name}", f"{nbytes / _GB:6.2f} GB  [derived]"
     for name, amount in die.parts.items():
         if name != "weights" and amount:
-            basis = "guessed" if name in GUESSED else "derived"
-            yield f"  {name}", f"{amount / _GB:6.2f} GB  [{basis}]"
+            yield f"  {name}", f"{amount / _GB:6.2f} GB  [{'guessed' if name in GUESSED else 'derived'}]"
     yield "  left for the cache", f"{span(n['kv_budget_bytes_per_die'], 1 / _GB, 1)} GB"
     yield "cache of a token", f"{n['kv_bytes_per_token'].value:,.0f} bytes  [derived]"
     yield "longest context", f"{span(n['max_context_tokens'])} tokens"
-    yield "requests that fit", f"{span(n['max_concurrency'])} of this size"
+    yield "cache holds", f"{span(n['max_concurrency'])} requests of this size"
 
 
-def _speed(plan: Plan, simulated: Mapping[str, float] | None) -> Rows:
-    n = plan.numbers
-    speed = n["output_tokens_per_s"]
-    yield "tokens/s", f"{span(speed)} output tokens, all requests  [{speed.basis}]"
-    yield "TPOT", f"{span(n['tpot_ms'], digits=1)} ms  [{n['tpot_ms'].basis}]"
-    yield "TTFT", f"{span(n['ttft_ms'])} ms  [{n['ttft_ms'].basis}; few public numbers]"
-    if COST_TOTAL in n:
-        yield "cost", f"{span(n[COST_TOTAL], digits=3)} per million output tokens"
-        parts = f"{n[COST_INPUT].value:,.3f} per million input tokens, {n[COST_OUTPUT].value:,.3f} per million output"
-        yield "divided", f"{parts} tokens, by the machines' time"
-    if (power := plan.cluster.hardware.power_watts) is not None:
-        per_kwh = f"{span(n[TOKENS_PER_KWH])} tokens per kWh"
-        yield "energy", f"{span(n[ENERGY], digits=2)} kWh per million output tokens, {per_kwh}"
-        yield "assumed", f"{power.value:,.0f} W per machine  [{power.quality}: {power.source}]"
-    if simulated:
-        how = "simulated, lengths vary by half" if plan.workload.requests is None else "simulated, this run"
-        for name, key in (("TPOT", "tpot"), ("TTFT", "ttft")):
-            values = ", ".join(f"p{share} {1e3 * simulated[f'{key}_p{share}']:,.0f}" for share in (50, 90, 99))
-            yield "tails", f"{name} {values} ms  [{how}]"
-
-
-def _remarks(plan: Plan) -> Rows:
-    from rich.text import Text
-
-    yield "limits", _limits(plan)
-    if not plan.within_slo:
-        yield "SLO", Text("not met by any layout; this one is the closest", STYLES["problem"])
-    for note in plan.notes:
-        yield "note", Text(note, STYLES["warning"])
-    for reason in plan.extrapolated:
-        yield "beyond", f"{reason}: band widened"
-
-
-def _others(plan: Plan) -> Rows:
-    yield "next best layouts", "tokens/s", "TPOT ms", "TTFT ms"
-    for other in plan.others[:4]:
-        p = other.prediction
-        yield str(other.layout), f"{p.output_per_second:,.0f}", f"{1e3 * p.tpot:.1f}", f"{1e3 * p.ttft:,.0f}"
-
-
-def _limits(plan: Plan) -> str:
-    p = plan.best.prediction
-    total = sum(p.by_limit.values())
-    largest = sorted(p.by_limit.items(), key=lambda item: -item[1])
-    shares = ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in largest)
-    bound = {
-        "decode": "decode steps", "prefill": "prefill", "memory": "cache memory", "arrivals": "requests arriving",
-    }[p.bound]  # fmt: skip
-    return f"throughput by {bound}; a decode step of {1e3 * p.step_seconds:.0f} ms: {shares}"
+def table(plan: Plan) -> Rows:
+    """The first answer, further layouts with a source, and one that nobody runs, with a header."""
+    yield "layout", "tokens/s", "TPOT ms", "TTFT ms", "source"
+    shown = [plan.best, *plan.others[:OTHERS], *([plan.experimental] if plan.experimental else [])]
+    for candidate in shown:
+        p = candidate.prediction
+        remarks = [f"{candidate.evidence.tag}: {candidate.evidence}"]
+        remarks += ["memory unsure"] if candidate.unsure else []
+        remarks += [f"SLO for {candidate.admitted:g} clients"] if candidate.verdict == SHEDS else []
+        remarks += ["SLO missed"] if candidate.verdict > SHEDS else []
+        speeds = f"{p.output_per_second:,.0f}", f"{1e3 * p.tpot:.1f}", f"{1e3 * p.ttft:,.0f}"
+        yield str(candidate.layout), *speeds, "; ".join(remarks)
 
 
 def basis_lines(plan: Plan) -> Iterator[str]:
-    """Explanations of the words in brackets."""
-    yield "measured: read from the checkpoint or this machine. derived: arithmetic on the model and the machine's data."
-    if plan.cluster.hardware.efficiencies is None:
+    """What is known about the errors, and the words in brackets."""
+    if plan.experimental is not None:
+        yield f"experimental: see it with --layout {plan.experimental.layout.text()}"
+    if plan.cluster.hardware.constants is None:
         data = fitted()
         yield (
-            f"fitted: seven efficiencies, on {len(data.fitted_on)} public results as of {data.date}; median error on"
-            f" unseen results {100 * data.median_error['tok_s']:.0f} % in throughput,"
-            f" {100 * data.median_error['ttft']:.0f} % in TTFT. Ranges should hold 4 of 5 results."
+            f"fitted: seven constants, on {data.rows} public results. Results that a fit had not seen: median error "
+            f"{100 * data.median_error['tok_s']:.0f} % in tokens/s, {100 * data.median_error['ttft']:.0f} % in TTFT; "
+            f"{100 * data.inside:.0f} % inside the range. Later than the fit's data: {data.later['vllm-ascend']}."
         )
-    yield "guessed: no public number exists; the range shows the uncertainty. None of this was run on an NPU."
+    yield "measured: of the checkpoint or this machine. derived: arithmetic. guessed: no public number exists."
+    yield "None of this was run on an NPU by this project."
 
 
-def to_json(
-    plan: Plan, simulated: Mapping[str, float] | None = None, commands: PlanCommands = NO_COMMANDS
-) -> dict[str, Any]:
-    """The report as one JSON object: sizes in bytes, times in ms (`simulated`: in seconds)."""
-    layout, p = plan.best.layout, plan.best.prediction
-    decode: dict[str, Any] = _engine(layout.decode)
-    pd = None if layout.prefill is None else {"prefill": _engine(layout.prefill), "decode": _engine(layout.decode)}
+def load_table(plan: Plan) -> list[dict[str, float | str]]:
+    """Figures of the first answer with a sixteenth to four times the clients."""
+    question, layout, rows = plan.question, plan.best.layout, list[dict[str, float | str]]()
+    for clients in sorted({max(1, round(share * plan.workload.concurrency)) for share in SHARES}):
+        load = replace(plan.workload, concurrency=float(clients), rate=None, requests=None)
+        p = predict(question.steps, layout, load, question.acceptance)
+        if p is not None:
+            rows.append({
+                "clients": clients, "output_tokens_per_s": round(p.output_per_second, 1),
+                "tpot_ms": round(1e3 * p.tpot, 2), "ttft_ms": round(1e3 * p.ttft, 1), "limit": p.bound,
+                "slo": "met" if plan.slo.met(p.tpot, p.ttft) else "missed",
+            })  # fmt: skip
+    return rows
+
+
+def to_json(plan: Plan, commands: PlanCommands) -> dict[str, Any]:
+    """The report as one JSON object: sizes in bytes, times in ms. `layout.text` is a value of --layout."""
+    best, p = plan.best, plan.best.prediction
+    near = None
+    if plan.near is not None:
+        near = {"id": plan.near[1].row.id, "distance": round(plan.near[0], 2), "measured": plan.near[1].measured}
     return {
-        "schema_version": 1, "command": "plan", "ok": plan.within_slo, "exit_code": 0,
+        "schema_version": 2, "command": "plan", "ok": plan.within_slo, "exit_code": 0,
         "model": plan.model.name, "quantization": plan.model.quantization, "cache": plan.model.cache,
         "hardware": plan.cluster.hardware.name, "nodes": plan.cluster.nodes,
         **{name: number.to_json() for name, number in plan.numbers.items()},
-        "layout": {**decode, "pd": pd, "replicas": layout.replicas},
-        "bound": p.bound, "limited_by": p.limited_by,
-        "decode_step_ms": {name: round(1e3 * s, 4) for name, s in p.by_op.items()},
+        **_candidate(best),
+        "engines": {
+            role: {"tp": e.tp, "dp": e.dp, "pp": e.pp, "ep": e.ep, "dcp": e.dcp, "mtp": e.drafts}
+            for role, e in best.layout.engines.items()
+        },
+        "bound": p.bound, "running": round(p.running, 1),
+        "decode_step_ms": {name: round(1e3 * s, 4) for name, s in plan.step.by_op.items()},
         "memory_per_die": {"total": p.memory.total, "usable": p.memory.usable,
                            "parts": {k: round(v) for k, v in p.memory.parts.items()}, "weights": p.memory.weights},
-        "slo_met": plan.within_slo, "extrapolated": plan.extrapolated, "notes": plan.notes,
-        "others": [
-            {"layout": str(c.layout), "output_tokens_per_s": round(c.prediction.output_per_second, 2),
-             "tpot_ms": round(1e3 * c.prediction.tpot, 3), "ttft_ms": round(1e3 * c.prediction.ttft, 2)}
-            for c in plan.others[:8]
-        ],
+        "slo_met": plan.within_slo, "nearest": near, "notes": plan.notes,
+        "others": [_candidate(c) | _speeds(c) for c in plan.others[:8]],
+        "experimental": _candidate(plan.experimental) | _speeds(plan.experimental) if plan.experimental else None,
+        "loads": load_table(plan),
         "profile": commands.profile, "command_lines": list(commands.lines),
-        "simulated": None if simulated is None else dict(simulated),
     }  # fmt: skip
 
 
-def _engine(engine: Engine) -> dict[str, int]:
-    return {"tp": engine.tp, "dp": engine.dp, "ep": engine.ep, "dcp": engine.dcp, "mtp": engine.drafts}
+def _candidate(candidate: Candidate) -> dict[str, Any]:
+    evidence = candidate.evidence
+    return {
+        "layout": {"name": str(candidate.layout), "text": candidate.layout.text(), "nodes": candidate.nodes},
+        "evidence": {"tag": evidence.tag, "source": evidence.source, "changes": list(evidence.changes)},
+        "clients_within_slo": candidate.admitted,
+    }
+
+
+def _speeds(candidate: Candidate) -> dict[str, float]:
+    p = candidate.prediction
+    speeds = {"output_tokens_per_s": p.output_per_second, "tpot_ms": 1e3 * p.tpot, "ttft_ms": 1e3 * p.ttft}
+    return {name: float(f"{value:.5g}") for name, value in speeds.items()}

@@ -1,18 +1,18 @@
-"""Bytes of weights: as stored in a checkpoint, and resident on one die of a layout.
+"""Bytes of weights: as stored in a checkpoint, and resident on one die of a layout with the engine's copies.
 
-Source of the formats: vllm-ascend 182b75e `quantization/methods/`, msModelSlim 26.1.0's saver.
+Source of the formats: vllm-ascend 182b75e `quantization/methods/`, msModelSlim 26.1.0's saver. Source of the copies:
+vllm-ascend 0.23.0.post1 and 0.30.0rc2, `attention/sfa_v1.py`, `ops/linear_op.py`; `glm5-ascend rehearse` measures both.
 """
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
-from dataclasses import dataclass
 
 from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
 from glm5_ascend.model.spec import Linear, Vector
+from glm5_ascend.plan.layout import Engine, PipelineStage
 from glm5_ascend.plan.model import PlannedModel, counted_parts
-from glm5_ascend.plan.stages import PipelineStage
 
 BF16, FP32 = 2, 4
 #: A down_proj of an INT4 expert stores its bias as partial sums for the largest tensor parallelism.
@@ -30,30 +30,31 @@ ROW_BYTES = {FLOAT: 0, W8A8_DYNAMIC: 2 * BF16, W8A8: 2 * BF16 + 2 * FP32, W4A8_D
 COLUMN_BYTES = {W8A8: BF16}
 #: Norms of the MTP layer that msModelSlim writes in bf16; all other vectors are fp32.
 MTP_BF16 = ("enorm", "hnorm", "shared_head.norm")
-
-
-def stored_linear(kind: str, rows: int, columns: int, down: bool) -> int:
-    """Bytes of a linear [rows, columns] in a checkpoint of msModelSlim."""
-    if kind == W8A8_DYNAMIC:
-        return rows * columns + 2 * FP32 * rows  # weight_scale, weight_offset
-    if kind == W8A8:
-        return rows * columns + 2 * FP32 * rows + 2 * FP32  # deq_scale, quant_bias; input_scale, input_offset
-    if kind == W4A8_DYNAMIC:
-        return rows * columns // 2 + (2 + (PARTIAL_SUMS if down else 1)) * FP32 * rows  # and scale_bias
-    return BF16 * rows * columns
-
-
-def streamed_linear(kind: str, rows: int, columns: int) -> int:
-    """Bytes of a linear that a product reads: scale_bias is one value per row, INT4 scales have 64 bits."""
-    if kind == W4A8_DYNAMIC:
-        return matrix_bytes(kind, rows, columns) + (8 + FP32) * rows
-    return matrix_bytes(kind, rows, columns) + (0 if kind == FLOAT else 2 * FP32 * rows)
+#: Projections that MLAPO fuses; stored twice unless the node only decodes, with few tokens.
+_FUSED = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.q_b_proj")
+_FUSED_TOKENS = 1024
 
 
 def matrix_bytes(kind: str, rows: int, columns: int) -> int:
     """Bytes of the matrix in memory, without scales."""
     count = rows * columns
     return count // 2 if kind == W4A8_DYNAMIC else BF16 * count if kind == FLOAT else count
+
+
+def stored_linear(kind: str, rows: int, columns: int, down: bool) -> int:
+    """Bytes of a linear [rows, columns] in a checkpoint of msModelSlim."""
+    values = {
+        FLOAT: 0,
+        W8A8_DYNAMIC: 2 * rows,  # weight_scale, weight_offset
+        W8A8: 2 * rows + 2,  # deq_scale, quant_bias; input_scale, input_offset
+        W4A8_DYNAMIC: (2 + (PARTIAL_SUMS if down else 1)) * rows,  # and scale_bias
+    }
+    return matrix_bytes(kind, rows, columns) + FP32 * values[kind]
+
+
+def streamed_linear(kind: str, rows: int, columns: int) -> int:
+    """Bytes of a linear that a product reads: scale_bias is one value per row, INT4 scales have 64 bits."""
+    return matrix_bytes(kind, rows, columns) + {FLOAT: 0, W4A8_DYNAMIC: 8 + FP32}.get(kind, 2 * FP32) * rows
 
 
 def stored_bytes(model: PlannedModel, fp32_head: bool = False, mtp_copies: bool = True) -> int:
@@ -74,30 +75,23 @@ def stored_bytes(model: PlannedModel, fp32_head: bool = False, mtp_copies: bool 
     return total
 
 
-@dataclass(frozen=True)
-class WeightSum:
-    """Resident bytes of one kind of weight in all layers, and how a layout divides them."""
-
-    part: str
-    divided_by: str  # nothing | tp | ep | shared (tp; whole with FlashComm, see copies)
-    nbytes: int
-
-
-@functools.lru_cache(maxsize=64)
-def weight_sums(model: PlannedModel, mtp: bool, stage: PipelineStage | None = None) -> tuple[WeightSum, ...]:
-    """Resident weights by part, with or without the MTP layer; of one pipeline stage, or of all."""
-    sizes, sums = model.config.sizes, Counter[tuple[str, str]]()
-    for prefix, part, count in counted_parts(model.config):
-        drafts = bool(prefix) and model.config.is_mtp(int(prefix.split(".")[2]))
-        if (drafts and not mtp) or (stage is not None and not _lies_on(stage, prefix, part.name, drafts)):
+@functools.lru_cache(maxsize=256)
+def weight_sums(model: PlannedModel, mtp: bool, stage: PipelineStage) -> dict[tuple[str, str], int]:
+    """Resident bytes of a stage by (kind, division): nothing | tp | ep | shared (tp; whole with FlashComm)."""
+    config, sizes, sums = model.config, model.config.sizes, Counter[tuple[str, str]]()
+    for prefix, part, count in counted_parts(config):
+        drafts = bool(prefix) and config.is_mtp(int(prefix.split(".")[2]))
+        if (drafts and not mtp) or not _lies_on(stage, prefix, part.name, drafts):
             continue
         # The first stage's embedding cannot be shared with a draft on the last one.
-        separate = part.name == EMBEDDING_COPY and stage is not None and not stage.is_first
-        if drafts and part.name in model.config.spec.mtp_copies and not separate:
+        separate = part.name == EMBEDDING_COPY and not stage.is_first
+        if drafts and part.name in config.spec.mtp_copies and not separate:
             continue
         kind, shape, division = _kind(part, drafts), part.shape(sizes), _division(part)
         if isinstance(part, Vector):
-            sums[kind, division] += count * _vector_bytes(part, shape[0], model)
+            # All norms of a quantized model get a bias, since the description names one norm's bias.
+            norm = BF16 * (1 if model.quantization == "bf16" else 2)
+            sums[kind, division] += count * shape[0] * (norm if part.role == "norm" else FP32)
             continue
         stored = model.types[prefix + part.name]
         router = 2 if part.name == "mlp.gate" else 1  # it computes in fp32
@@ -105,48 +99,28 @@ def weight_sums(model: PlannedModel, mtp: bool, stage: PipelineStage | None = No
         along_rows = part.name.endswith(ROW_PARALLEL) and division != "ep"
         sums[kind, "nothing" if along_rows else division] += count * ROW_BYTES[stored] * shape[0]
         sums[kind, division if along_rows else "nothing"] += count * COLUMN_BYTES.get(stored, 0) * shape[1]
-    if mtp and model.rotated and model.config.num_nextn_predict_layers and (stage is None or stage.is_last):
-        sums["MTP layer", "nothing"] += BF16 * model.config.hidden_size**2  # rot.weight
-    return tuple(WeightSum(part, divided, nbytes) for (part, divided), nbytes in sums.items())
+    if mtp and model.rotated and config.num_nextn_predict_layers and stage.is_last:
+        sums["MTP layer", "nothing"] += BF16 * config.hidden_size**2  # rot.weight
+    return dict(sums)
+
+
+@functools.lru_cache(maxsize=4096)
+def per_die(model: PlannedModel, engine: Engine, stage: PipelineStage) -> dict[str, int]:
+    """Resident bytes of weights by kind, on the die with the most experts. Callers must not change the result."""
+    experts = model.config.n_routed_experts
+    slices = 1 if engine.expert_parallel else engine.tp * engine.dp
+    share = {"nothing": 1.0, "tp": 1 / engine.tp, "shared": 1 / engine.tp}
+    share["ep"] = -(-(experts + engine.redundant) // engine.ep) / experts / slices
+    parts = Counter[str]()
+    for (kind, division), nbytes in weight_sums(model, engine.drafts > 0, stage).items():
+        parts[kind] += nbytes * share[division]  # type: ignore[assignment]
+    return {name: round(nbytes) for name, nbytes in sorted(parts.items(), key=lambda pair: -pair[1])}
 
 
 def _lies_on(stage: PipelineStage, prefix: str, name: str, drafts: bool) -> bool:
     if not prefix:
         return stage.is_first if name == EMBEDDING else stage.is_last
     return stage.holds(int(prefix.split(".")[2]), drafts)
-
-
-def _vector_bytes(part: Vector, size: int, model: PlannedModel) -> int:
-    """Bytes of a vector. All norms of a quantized model get a bias, since the description names one norm's bias."""
-    if part.role == "norm":
-        return BF16 * size * (1 if model.quantization == "bf16" else 2)
-    return FP32 * size
-
-
-def per_die(
-    model: PlannedModel, mtp: bool, tp: int, ep: int, redundant: int = 0, stage: PipelineStage | None = None,
-    slices: int = 1,
-) -> dict[str, int]:  # fmt: skip
-    """Resident bytes of weights by kind, on the die with the most experts.
-
-    Args:
-        redundant: additional copies of experts. stage: pipeline stage of the die; None: all layers.
-        slices: parts that each expert is cut into; 1: experts are whole.
-    """
-    return dict(_per_die(model, mtp, tp, ep, redundant, None if stage is None or stage.whole else stage, slices))
-
-
-@functools.lru_cache(maxsize=1024)
-def _per_die(
-    model: PlannedModel, mtp: bool, tp: int, ep: int, redundant: int, stage: PipelineStage | None, slices: int
-) -> dict[str, int]:
-    experts = model.config.n_routed_experts
-    share = {"nothing": 1.0, "tp": 1 / tp, "ep": -(-(experts + redundant) // ep) / experts / slices}
-    share["shared"] = share["tp"]
-    parts: dict[str, float] = {}
-    for item in weight_sums(model, mtp, stage):
-        parts[item.part] = parts.get(item.part, 0.0) + item.nbytes * share[item.divided_by]
-    return {name: round(nbytes) for name, nbytes in sorted(parts.items(), key=lambda pair: -pair[1])}
 
 
 def _division(part: Linear | Vector) -> str:
@@ -170,3 +144,74 @@ def _kind(part: Linear | Vector, mtp: bool) -> str:
         if part.name.startswith(start):
             return kind
     return "norms" if isinstance(part, Vector) else "embedding and head"
+
+
+def copies(
+    model: PlannedModel, engine: Engine, decode_only: bool, split: bool, stage: PipelineStage
+) -> dict[str, float]:
+    """Bytes of weights that a die holds in addition to its share, by use.
+
+    Args:
+        decode_only: the engine does not prefill. split: prefill and decode run on different nodes.
+    """
+    c, line = model.config, engine.line.copies
+    dsa_cp = engine.dsa_cp and not decode_only
+    fused = engine.dcp == 1 and not dsa_cp
+    moved = decode_only and engine.batched_tokens <= _FUSED_TOKENS
+    first = c.q_lora_rank + c.kv_lora_rank + c.qk_rope_head_dim  # rows of q_a and kv_a together
+    second = c.num_attention_heads * (c.qk_nope_head_dim + c.qk_rope_head_dim) // engine.tp  # rows of a die's q_b
+    # The kernel exists only for static W8A8 and bf16 latents; scales are deq_scale and quant_bias.
+    scales = 2 * FP32
+    one = first * (c.hidden_size + scales) + second * (c.q_lora_rank + scales)
+    mlapo = fused and engine.mlapo and not moved and model.cache != "li+sfa"
+    nbytes = {
+        "MLAPO copies": float(_layers_of(model, W8A8, stage) * one) if mlapo else 0.0,
+        "DSA-CP copies": _dsa_cp(model, engine, split, stage) if dsa_cp else 0.0,
+    }
+    if line.shared_experts and (dsa_cp or engine.flashcomm):
+        # FlashComm, which DSA-CP needs in vllm-ascend 0.23, keeps the shared experts whole.
+        sums = weight_sums(model, engine.drafts > 0, stage)
+        shared = sum(size for (_, division), size in sums.items() if division == "shared")
+        nbytes["whole shared experts"] = (1.0 - 1.0 / engine.tp) * shared
+    if line.prolog and fused and not decode_only:
+        # npu_mla_prolog_v3: q_a and kv_a as two matrices, and all scales in fp32.
+        one = first * c.hidden_size + FP32 * (first + second)
+        nbytes["PROLOG copies"] = float(_layers_of(model, W8A8_DYNAMIC, stage) * one)
+    if line.draft_head and engine.drafts and stage.is_last:
+        # The draft has a second reference to its head, so sharing the target's head frees nothing.
+        nbytes["draft's own head"] = BF16 * c.vocab_size * c.hidden_size / engine.tp
+    return nbytes
+
+
+def _dsa_cp(model: PlannedModel, engine: Engine, split: bool, stage: PipelineStage) -> float:
+    """Projections that DSA context parallelism keeps whole on every die (vllm-ascend's ShardedCPColumnParallelOp).
+
+    These are q_b_proj and kv_b_proj, and on a prefill node the output projection. Elsewhere the output projection is
+    gathered for each chunk, into one buffer for all layers of a type.
+    """
+    c = model.config
+    heads, rest = c.num_attention_heads, 1.0 - 1.0 / engine.tp
+    out = c.hidden_size, heads * c.v_head_dim
+    parts = (
+        ("self_attn.q_b_proj", heads * (c.qk_nope_head_dim + c.qk_rope_head_dim), c.q_lora_rank),
+        ("self_attn.kv_b_proj", heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank),
+        ("self_attn.o_proj", *out),
+    )
+    layers = [(model.type_of(0, "self_attn.o_proj"), 0, stage.end - stage.first)]
+    if engine.drafts and c.num_nextn_predict_layers and stage.is_last:
+        layers.append((FLOAT, c.num_hidden_layers, 1))
+    total = 0.0
+    for kind, layer, count in layers:
+        for part, rows, columns in parts[: 3 if split else 2]:
+            stored = model.type_of(layer, part)
+            total += count * rest * (matrix_bytes(stored, rows, columns) + ROW_BYTES[stored] * rows)
+        if not split and engine.line.copies.gathered_o_proj:
+            pool = matrix_bytes(kind, *out)
+            total += pool + (pool / engine.tp if kind == FLOAT else 0.0)  # FLOAT shards are transposed first
+    return total
+
+
+@functools.lru_cache(maxsize=64)
+def _layers_of(model: PlannedModel, kind: str, stage: PipelineStage) -> int:
+    layers = range(stage.first, stage.end)
+    return sum(all(model.type_of(layer, part) == kind for part in _FUSED) for layer in layers)

@@ -13,16 +13,23 @@ import pytest
 
 from glm5_ascend.deploy.diagnosis.preflight import preflight
 from glm5_ascend.deploy.planning.commands import plan_commands
+from glm5_ascend.deploy.planning.ranks import engine_of
 from glm5_ascend.deploy.planning.roles import argv, roles
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.errors import PlanError
 from glm5_ascend.plan import plan
-from glm5_ascend.plan.result import Plan
+from glm5_ascend.plan.api import Plan
+from glm5_ascend.plan.layout import parse_layout
+from glm5_ascend.plan.model import named
+from glm5_ascend.plan.proven import ProvenKeys, entries
 from tests.deploy.test_installed_parser import PARSE
 
 PLANS = 60
 #: What a launcher fills in.
-WORDS = {"$RANK": "0", "$HEAD": "127.0.0.1", "$IP": "127.0.0.1", "$NIC": "lo", "$DEVICES": "0"}
+WORDS = {
+    "+LOCAL": "", "+ENGINE": "", "+256*ENGINE": "", "$((": "", "))": "", "$ENGINE": "0", "$NODE": "0", "$RANK": "0",
+    "$HEAD": "127.0.0.1", "$IP": "127.0.0.1", "$NIC": "lo", "$DEVICES": "0",
+}  # fmt: skip
 
 
 def draw(chance: random.Random) -> Plan | None:
@@ -83,6 +90,20 @@ def test_no_plan_breaks_a_rule_of_doctor(plans: list[Plan]) -> None:
         for result in preflight(profile, None):
             errors = [rule for rule in result.broken if rule.level == "error"]
             assert not errors, (str(layout), model.quantization, errors[0])
+
+
+@pytest.mark.parametrize("entry", [entry for entry in entries() if entry.profile], ids=lambda entry: entry.profile)
+def test_a_profiles_layout_is_the_profile(entry: ProvenKeys) -> None:
+    """plan/data/proven.yaml has the settings of the profiles in deploy/, which `plan` cannot import."""
+    profile, model = load(entry.profile), named(entry.models[0], entry.experts)
+    layout = parse_layout(entry.layout, model.config, 1.0)
+    roles = {name: engine_of(role, profile.line) for name, role in profile.roles.items()}
+    assert set(roles) == set(layout.engines) and entry.nodes == profile.hardware["nodes"]
+    for name, engine in layout.engines.items():
+        same = replace(roles[name], partition=(), mlapo=engine.mlapo, line=engine.line)
+        assert engine == same, name
+    context = min(int(role.args["max-model-len"]) for role in profile.roles.values())
+    assert entry.context == context and {name.lower() for name in profile.models} >= set(entry.models)
 
 
 def test_no_plan_leaves_an_expert_without_a_die(plans: list[Plan]) -> None:

@@ -19,7 +19,7 @@ def test_while_it_imports_and_works(number: signal.Signals) -> None:
     program = (
         "import os, signal, sys\n"
         "import glm5_ascend.__main__ as start\n"
-        "sys.argv = ['glm5-ascend', 'plan', '--model', 'glm-5', '--tails']\n"
+        "sys.argv = ['glm5-ascend', 'plan', '--model', 'glm-5']\n"
         "class Told:\n"
         "    def find_spec(self, name, *rest):\n"
         "        if name == 'glm5_ascend.cli': os.write(1, b'.')\n"

@@ -10,10 +10,14 @@ from pydantic import BaseModel
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.files.resources import schema_text
 from glm5_ascend.files.yaml_file import read_yaml
-from glm5_ascend.plan.baselines import BaselinesFile, load_rows
-from glm5_ascend.plan.data_files import FamilyFile, FittedFile, MemoryFile, data_file
-from glm5_ascend.plan.hardware import Hardware, known_hardware
-from glm5_ascend.plan.schemas import SCHEMAS
+from glm5_ascend.plan.constants import FittedFile
+from glm5_ascend.plan.data_files import data_file
+from glm5_ascend.plan.evidence import BaselinesFile, cases
+from glm5_ascend.plan.hardware import Hardware, known_hardware, load_hardware
+from glm5_ascend.plan.layout import check_engine, parse_layout
+from glm5_ascend.plan.memory import MemoryFile
+from glm5_ascend.plan.model import FamilyFile, named
+from glm5_ascend.plan.proven import ProvenFile, entries
 
 FILES: dict[str, type[BaseModel]] = {
     "baselines.yaml": BaselinesFile,
@@ -21,16 +25,16 @@ FILES: dict[str, type[BaseModel]] = {
     "hardware/a3.yaml": Hardware,
     "memory.yaml": MemoryFile,
     "models.yaml": FamilyFile,
+    "proven.yaml": ProvenFile,
 }
 
 
 @pytest.mark.parametrize(
     ("name", "old", "new", "message"),
     [
-        ("baselines.yaml", "  drafts: 3\n", "  drafts: 3\n  colour: 1\n", "defaults.colour: unknown key"),
-        ("baselines.yaml", "dp: 1, prompt: 3500", "dp: 1, colour: 1, prompt: 3500", "rows.0.colour: unknown key"),
-        ("baselines.yaml", "id: 5.1-1n, ", "", "rows.0.id: key is missing"),
-        ("fitted.yaml", "  gather:", "  gathers:", "efficiencies.gather: key is missing"),
+        ("baselines.yaml", "id: 5.1-1n, ", "id: 5.1-1n, colour: 1, ", "rows.0.colour: unknown key"),
+        ("baselines.yaml", "quant: w8a8, nodes: 1", "nodes: 1", "rows.0.quant: key is missing"),
+        ("fitted.yaml", "  memory:", "  memories:", "constants.memory: key is missing"),
         ("fitted.yaml", "bands:", "bends: 1\nbands:", "bends: unknown key"),
         ("hardware/a3.yaml", "  vector: {value: 11.06e+12", "  vector: {value: -1", "rates.vector.value: Input should"),
         ("hardware/a3.yaml", "quality: paper", "quality: hearsay", "links.node.quality: Input should be 'vendor'"),
@@ -53,28 +57,27 @@ def test_what_no_model_knows_is_refused_by_line(name: str, old: str, new: str, m
         assert abs(int(line_number) - line) <= 1
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_schemas_are_current(name: str) -> None:
-    """`python -m glm5_ascend.plan.schemas` writes them."""
-    assert data_file(f"schemas/{name}").read_text("utf-8") == schema_text(SCHEMAS[name])
+def test_the_schema_of_machines_is_current() -> None:
+    """`python -m glm5_ascend.plan.hardware` writes it."""
+    assert data_file("schemas/hardware.json").read_text("utf-8") == schema_text(Hardware)
+    for name in known_hardware():
+        assert "$schema=../schemas/hardware.json" in data_file(f"hardware/{name}.yaml").read_text("utf-8")
+        assert load_hardware(name).name == name
 
 
-def test_every_file_names_its_schema_and_is_read() -> None:
-    paths = list(data_file("").rglob("*.yaml"))
-    assert {path.relative_to(data_file("")).as_posix() for path in paths} == {
-        *FILES,
-        *(f"hardware/{name}.yaml" for name in known_hardware() if name != "a3"),
-    }
-    for path in paths:
-        first = path.read_text("utf-8").splitlines()[0]
-        assert first.startswith("# yaml-language-server: $schema="), path
-        schema = (path.parent / first.partition("=")[2]).resolve()
-        assert schema.is_file()
-        read_yaml(path, SCHEMAS[schema.name])
+def test_every_documented_layout_is_possible_and_names_its_source() -> None:
+    weights = {"w4a8": "w4a8", "w8a8": "w8a8", "bf16": "bf16"}
+    for entry in entries():
+        model, hardware = named(entry.models[0], weights[entry.experts]), load_hardware(entry.hardware)
+        layout = parse_layout(entry.layout, model.config, 1.0)
+        for engine in layout.engines.values():
+            check_engine(engine, model.config, hardware)
+        assert entry.source and layout.nodes(hardware) == entry.nodes, entry
 
 
-def test_a_row_has_its_own_word_or_the_defaults() -> None:
-    rows = {row.id: row for row in load_rows()}
-    assert rows["5.1-1n"].hardware == "a3" and rows["5.1-2xA2"].hardware == "a2"
-    assert rows["5.1-1n"].sequences == 32 and rows["5.1-2n-64k-50"].sequences == 6
-    assert rows["5.1-2n-3.5k-20-tp4"].version == "03636cdb" != rows["5.1-1n"].version
+def test_every_row_names_its_source() -> None:
+    for case in cases():
+        row = case.row
+        assert row.source and row.version and row.date.year >= 2026 and case.measured
+        assert row.out_tok_s is None or row.out_tok_s > 1, "0 and 1 are placeholders in the source"
+        assert row.engine == "vllm-ascend" or row.weight <= 0.2, "gates of another engine"

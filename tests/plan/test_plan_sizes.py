@@ -11,7 +11,7 @@ from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.schemes import stored_tensors
 from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC, W8A8_DYNAMIC
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.plan import cache, memory, weights
+from glm5_ascend.plan import memory, weights
 from glm5_ascend.plan.hardware import load_hardware
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import from_directory, named
@@ -55,7 +55,7 @@ def test_a_source_directory_is_planned_as_it_is_stored(tmp_path: Path, dtype: st
     model = from_directory(directory)
     entries = CheckpointDir(directory).entries.values()
     assert model.stored_bytes == sum(entry.end - entry.start for entry in entries)
-    assert (model.quantization, model.needs_fp8) == (named_so, dtype == "fp8")
+    assert model.quantization == named_so and model.rules is not None and model.rules.fp8 == (dtype == "fp8")
     assert model.expert_type == (W8A8_DYNAMIC if dtype == "fp8" else FLOAT)
 
 
@@ -67,7 +67,8 @@ def test_other_quantizations_are_named(tmp_path: Path) -> None:
 
 def test_tensor_parallelism_divides_weights_but_not_the_cache() -> None:
     model = named("glm-5", "w4a8")
-    one, four = (weights.per_die(model, True, tp, 32) for tp in (1, 4))
+    (stage,) = Engine(1).stages(model.config)
+    one, four = (weights.per_die(model, Engine(tp, 32 // tp), stage) for tp in (1, 4))
     assert four["routed experts"] == one["routed experts"]
     assert four["indexer"] == one["indexer"]
     assert four["shared experts"] == pytest.approx(one["shared experts"] / 4, rel=0.01)
@@ -76,7 +77,7 @@ def test_tensor_parallelism_divides_weights_but_not_the_cache() -> None:
 
 def test_dcp_divides_the_attention_cache_only() -> None:
     model = named("glm-5", "w4a8")
-    whole, split = cache.bytes_per_token(model, True), cache.bytes_per_token(model, True, dcp=16)
+    whole, split = memory.bytes_per_token(model, True), memory.bytes_per_token(model, True, dcp=16)
     assert split == 79 * (1152 / 16 + 256)
     assert whole == 79 * 1408
 
@@ -86,7 +87,7 @@ def test_official_recipes_fit() -> None:
     a3, a2 = load_hardware("a3"), load_hardware("a2")
     w4a8, w8a8 = named("glm-5", "w4a8"), named("glm-5", "w8a8")
     assert memory.fit(w4a8, a3, Engine(16, 1, sequences=16)).tokens() >= 200_000
-    whole, half = (Engine(tp, 1, sequences=tp, split_prefill=False) for tp in (16, 8))  # neither recipe sets DSA-CP
+    whole, half = (Engine(tp, 1, sequences=tp) for tp in (16, 8))  # neither recipe sets DSA-CP
     assert memory.fit(w8a8, a3, whole).tokens() >= 40_960
     assert memory.fit(w4a8, a2, half).tokens() >= 32_768
     assert memory.fit(w8a8, a2, Engine(8, 1)).budget_high < 0

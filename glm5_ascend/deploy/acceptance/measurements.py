@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from glm5_ascend.deploy.acceptance.steps import FAILED, OK, WARNING, Acceptance, AcceptStep, StepResult
+from glm5_ascend.deploy.planning.ranks import engine_of
 from glm5_ascend.engine_lines import CPU, SGLANG
 from glm5_ascend.errors import CheckFailedError, Glm5Error
 from glm5_ascend.fidelity.api import evaluate
 from glm5_ascend.plan.api import plan
-from glm5_ascend.plan.measure.load import run_load
+from glm5_ascend.plan.layout import Layout
+from glm5_ascend.plan.measure import run_load
 from glm5_ascend.plan.workload import parse_workload
 
 HARDWARE = "hardware.yaml"
@@ -49,8 +51,9 @@ def compare_kernels(acceptance: Acceptance) -> StepResult:
 
 
 def measure_cpu(acceptance: Acceptance) -> StepResult:
-    """`plan --measure`: this CPU as the planner's hardware. A busy machine that cannot be measured is a warning."""
-    from glm5_ascend.plan.measure.describe import measure, summary, write
+    """`plan measure`: this CPU as the planner's hardware. A busy machine that cannot be measured is a warning."""
+    from glm5_ascend.plan.calibrate import write
+    from glm5_ascend.plan.measure import measure, summary
 
     try:
         hardware = measure(acceptance.directory, acceptance.folder / "measure.log", rounds=3)
@@ -82,7 +85,7 @@ def predict(acceptance: Acceptance) -> StepResult:
         planned = _planned(acceptance, None)
     except Glm5Error as error:
         return StepResult(WARNING, f"no plan: {error.message}", {"fix": error.tip})
-    figures = {name: planned[name] for name in (*FIGURES, "layout", "extrapolated")}
+    figures = {name: planned[name] for name in (*FIGURES, "layout", "evidence", "nearest")}
     ranges = ((name, planned[name]) for name in FIGURES)
     verdict = ", ".join(f"{name} {x['value']:g} [{x['low']:g}-{x['high']:g}]" for name, x in ranges)
     return StepResult(OK, verdict, figures)
@@ -126,7 +129,7 @@ def _planned(acceptance: Acceptance, per_step: float | None) -> dict[str, Any]:
     drafts = int((args.get("speculative-config") or {}).get("num_speculative_tokens", 0))
     layout = None
     if len(acceptance.profile.roles) == 1 and "tensor-parallel-size" in args:
-        layout = f"tp={args['tensor-parallel-size']},dp={args.get('data-parallel-size', 1)}"
+        layout = Layout(engine_of(role, acceptance.profile.line)).text()
     hardware = str(acceptance.profile.hardware["node"]).split(" or ")[0]
     if not acceptance.on_npu:
         hardware = str(acceptance.folder / HARDWARE)
@@ -148,7 +151,7 @@ EVAL_SENDS = (
     "engine's own operators differ: to vllm-ascend, with both"
 )
 PLANNER_SENDS = (
-    "to this project: accept.json; its figures become a row of plan --calibrate. Requests that failed: to the engine, "
+    "to this project: accept.json; its figures become a run for plan calibrate. Requests that failed: to the engine, "
     "with serve.log"
 )
 PARITY = AcceptStep("parity", compare_kernels, PARITY_SENDS)

@@ -7,11 +7,11 @@ from pathlib import Path
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.rehearsal.result import PlannedRank
 from glm5_ascend.engine_lines import EngineLine
-from glm5_ascend.plan.copies import copies
 from glm5_ascend.plan.hardware import known_hardware, load_hardware
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.memory import stage_fit
 from glm5_ascend.plan.model import from_directory
+from glm5_ascend.plan.weights import copies
 
 
 def planned_ranks(checkpoint: Path, profile: Profile, role: Role, line: EngineLine) -> tuple[PlannedRank, ...]:
@@ -23,11 +23,11 @@ def planned_ranks(checkpoint: Path, profile: Profile, role: Role, line: EngineLi
     machine = role.name if profile.alternatives else str(profile.hardware["node"])
     if machine not in known_hardware():
         return ()
-    model = from_directory(checkpoint, role.int8_caches, bool(role.args.get("hf-overrides", {}).get("use_index_cache")))
+    model = from_directory(checkpoint, role.int8_caches)
     engine = engine_of(role, line)
     connector = role.args.get("kv-transfer-config", {}).get("kv_role")
     apart = connector in ("kv_consumer", "kv_producer")
-    mixed = connector == "kv_both" and line.copies.mixed_is_decode and not engine.split_prefill
+    mixed = connector == "kv_both" and line.copies.mixed_is_decode and not engine.dsa_cp
     decode_only = connector == "kv_consumer"
     ranks = []
     for stage in engine.stages(model.config):
@@ -49,7 +49,8 @@ def engine_of(role: Role, line: EngineLine) -> Engine:
         sequences=int(args["max-num-seqs"]), batched_tokens=int(args["max-num-batched-tokens"]),
         utilization=float(args["gpu-memory-utilization"]), buffer_mb=int(role.env.get("HCCL_BUFFSIZE", 200)),
         flashcomm=bool(switches.get("enable_flashcomm1")), mlapo=bool(switches.get("enable_mlapo", True)), line=line,
-        split_prefill=bool(switches.get("enable_dsa_cp")), eager_decode=bool(args.get("enforce-eager")),
+        dsa_cp=bool(switches.get("enable_dsa_cp")), eager=bool(args.get("enforce-eager")),
+        index_cache=bool(args.get("hf-overrides", {}).get("use_index_cache")),
         expert_parallel=bool(args.get("enable-expert-parallel")),
         partition=tuple(int(layers) for layers in partition if layers),
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """A plan's engines as roles of a deployment, with the `vllm serve` command of each for the stable vllm-ascend.
 
 Flags that do not depend on the layout (parsers, seed, chat template) are those of the shipped profiles. A launcher sets
-the shell variables HEAD (address of the role's first node), IP and NIC (of the machine), RANK (of the server) and
-DEVICES (its dies).
+the shell variables HEAD (address of the engine's first node), IP and NIC (of the machine), ENGINE (number of the engine
+in its role), RANK (of the server in its engine), LOCAL (number of the server on its machine) and DEVICES (its dies).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OWN = (
 )  # fmt: skip
 PREFILL, DECODE, SERVER = "prefill", "decode", "server"
 _ROLES = {PREFILL: "kv_producer", DECODE: "kv_consumer"}
-_PORTS = {PREFILL: (9081, 12321, "30000"), DECODE: (9900, 12322, "30100"), SERVER: (8000, 12890, "")}
+_PORTS = {PREFILL: (9081, 12321, 30000), DECODE: (9900, 12400, 40000), SERVER: (8000, 12890, 0)}
 _MULTI_NODE = {
     "HCCL_IF_IP": "$IP", "GLOO_SOCKET_IFNAME": "$NIC", "TP_SOCKET_IFNAME": "$NIC", "HCCL_SOCKET_IFNAME": "$NIC",
     "HCCL_CONNECT_TIMEOUT": "3600", "HCCL_EXEC_TIMEOUT": "3600", "HCCL_TRANSFER_TIMEOUT": "600",
@@ -50,17 +50,18 @@ def _role(model: PlannedModel, layout: Layout, engine: Engine, name: str, hardwa
     template = load(_TEMPLATE).roles["server"]
     nodes = max(1, -(-engine.dies // hardware.dies_per_node))
     port, rpc, _ = _PORTS[name]
+    several = (layout.prefill_engines if name == PREFILL else layout.replicas) > 1
     args = {key: value for key, value in template.args.items() if key not in _OWN}
     if model.expert_type != FLOAT:
         args["quantization"] = "ascend"
-    args |= _parallel(engine, name, nodes, rpc)
+    args |= _parallel(engine, name, nodes, f"$(({rpc}+ENGINE))" if several and name != SERVER else rpc)
     tokens = max(engine.batched_tokens, engine.sequences * (engine.drafts + 1))
     args |= {
         "max-model-len": 128 * -(-context // 128), "max-num-seqs": engine.sequences, "max-num-batched-tokens": tokens,
         "gpu-memory-utilization": engine.utilization, "enable-prefix-caching": engine.dcp == 1,
         "async-scheduling": name != PREFILL,
     }  # fmt: skip
-    if engine.eager_decode:
+    if engine.eager:
         args["enforce-eager"] = True
     else:
         args["compilation-config"] = {"cudagraph_mode": "FULL_DECODE_ONLY"}
@@ -72,19 +73,33 @@ def _role(model: PlannedModel, layout: Layout, engine: Engine, name: str, hardwa
     if nodes > 1 and engine.expert_parallel and hardware.link(engine.dies) is hardware.links.scale_out:
         args["additional-config"]["enable_mc2_hierarchy_comm"] = True  # experts' dies are joined by RoCE
     if name != SERVER:
-        args["kv-transfer-config"] = _transfer(layout, name)
+        args["kv-transfer-config"] = _transfer(model, layout, name)
     env = {**template.env, "HCCL_BUFFSIZE": str(engine.buffer_mb)}
     env |= (_MULTI_NODE if nodes > 1 else {}) | (_PD_ENV if name != SERVER else {})
+    if engine.pp > 1:
+        env["VLLM_PP_LAYER_PARTITION"] = partition(model, engine)
+    if engine.index_cache:
+        args["hf-overrides"] = {"use_index_cache": True, "index_topk_freq": 4}
     return Role(name, nodes, name != SERVER, port, env, args)
 
 
-def _parallel(engine: Engine, name: str, nodes: int, rpc: int) -> dict[str, Any]:
+def partition(model: PlannedModel, engine: Engine) -> str:
+    """Layers of each pipeline stage, as VLLM_PP_LAYER_PARTITION has them."""
+    return ",".join(str(stage.end - stage.first) for stage in engine.stages(model.config))
+
+
+def _parallel(engine: Engine, name: str, nodes: int, rpc: int | str) -> dict[str, Any]:
     args: dict[str, Any] = {
         "tensor-parallel-size": engine.tp, "data-parallel-size": engine.dp,
         "enable-expert-parallel": engine.expert_parallel,
     }  # fmt: skip
     if engine.pp > 1:
         args["pipeline-parallel-size"] = engine.pp
+        if nodes > 1:
+            args |= {
+                "distributed-executor-backend": "mp", "nnodes": nodes, "node-rank": "$NODE", "master-addr": "$HEAD",
+                "master-port": 7060,
+            }  # fmt: skip
     if engine.dcp > 1:
         args |= {"decode-context-parallel-size": engine.dcp, "cp-kv-cache-interleave-size": 128}
     if name != SERVER:
@@ -101,7 +116,7 @@ def _parallel(engine: Engine, name: str, nodes: int, rpc: int) -> dict[str, Any]
 def _additional(model: PlannedModel, engine: Engine, name: str) -> dict[str, Any]:
     """Switches of vllm-ascend with the ones that they require."""
     switches: dict[str, Any] = {"multistream_overlap_shared_expert": True}
-    split = name != DECODE and engine.split_prefill and engine.tp > 1
+    split = name != DECODE and engine.dsa_cp and engine.tp > 1
     if split:  # DSA-CP needs FlashComm
         switches |= {"enable_dsa_cp": True, "enable_flashcomm1": True}
     if model.cache != "none":
@@ -119,24 +134,28 @@ def _additional(model: PlannedModel, engine: Engine, name: str) -> dict[str, Any
     return switches
 
 
-def _transfer(layout: Layout, name: str) -> dict[str, Any]:
+def _transfer(model: PlannedModel, layout: Layout, name: str) -> dict[str, Any]:
     """Mooncake's configuration: the role and the parallel sizes of both sides."""
     assert layout.prefill is not None
     prefill, decode = layout.prefill, layout.decode
     sides: dict[str, Any] = {
         "use_ascend_direct": True,
-        "prefill": {"dp_size": prefill.dp, "tp_size": prefill.tp} | ({"pp_size": prefill.pp} if prefill.pp > 1 else {}),
+        "prefill": {"dp_size": prefill.dp, "tp_size": prefill.tp},
         "decode": {"dp_size": decode.dp, "tp_size": decode.tp},
     }
+    if prefill.pp > 1:
+        sides["prefill"] |= {"pp_size": prefill.pp, "pp_layer_partition": partition(model, prefill)}
+    # Ports and ids are unique where several engines share a machine: an engine takes kv_port + number of the die.
     return {
-        "kv_connector": "MooncakeConnectorV1", "kv_role": _ROLES[name], "kv_port": _PORTS[name][2],
-        "engine_id": "$RANK" if name == PREFILL else "1$RANK", "kv_connector_extra_config": sides,
+        "kv_connector": "MooncakeConnectorV1", "kv_role": _ROLES[name], "kv_port": f"$(({_PORTS[name][2]}+256*ENGINE))",
+        "engine_id": f"{name}-$ENGINE-$RANK", "kv_connector_extra_config": sides,
     }  # fmt: skip
 
 
 def argv(role: Role) -> list[str]:
     """The command with shell variables."""
-    return [arg.replace("{port}", str(role.port)) for arg in open_command(role, "DIR", []).argv]
+    port = f"$(({role.port}+LOCAL))" if role.per_rank else str(role.port)
+    return [arg.replace("{port}", port) for arg in open_command(role, "DIR", []).argv]
 
 
 def lines(model: PlannedModel, layout: Layout, hardware: Hardware, context: int) -> Iterator[tuple[str, str]]:

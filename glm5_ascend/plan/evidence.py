@@ -1,0 +1,181 @@
+"""Public results as data, their predictions, and what they say about the error of a plan."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from glm5_ascend.errors import PlanError
+from glm5_ascend.files.yaml_file import read_yaml
+from glm5_ascend.plan.constants import Constants, Vector, fitted
+from glm5_ascend.plan.data_files import Cache, Count, Keys, Positive, data_file
+from glm5_ascend.plan.hardware import Hardware, load_hardware
+from glm5_ascend.plan.layout import Layout, parse_layout
+from glm5_ascend.plan.model import PlannedModel, named
+from glm5_ascend.plan.predict import Prediction, predict
+from glm5_ascend.plan.steps import Steps
+from glm5_ascend.plan.workload import Workload, parse_workload
+
+#: Outputs of a row: tokens per second of the deployment, and mean seconds of first and further tokens.
+OUTPUTS = ("tok_s", "ttft", "tpot")
+#: Rows with a smaller weight are shown but not judged: their sources contradict themselves or each other.
+JUDGED = 0.15
+#: Sizes that differ by this factor have distance 1, as have different categories.
+UNIT = 4.0
+#: Relative growth of a band with each unit of distance. Not fitted: the rows show little of it.
+SLOPE = 0.15
+
+
+class Row(Keys):
+    """A measured run: a row of data/baselines.yaml, or of a user's CSV for `plan calibrate`."""
+
+    id: str = "own"
+    case: str = ""
+    engine: Literal["vllm-ascend", "sglang"] = "vllm-ascend"
+    source: str = "vllm-ascend CI configuration"
+    version: str = "main 182b75e"
+    date: datetime.date = datetime.date(2026, 8, 22)
+    model: str
+    quant: str
+    cache: Cache | None = None
+    layers: Count | None = None
+    hardware: str = "a3"
+    nodes: Count
+    layout: str
+    workload: str
+    out_tok_s: Positive | None = None
+    total_tok_s: Positive | None = None
+    ttft_ms: Positive | None = None
+    tpot_ms: Positive | None = None
+    weight: Annotated[float, Field(gt=0, le=1)] = 1.0
+    note: str = ""
+
+
+class BaselinesFile(Keys):
+    """data/baselines.yaml; see there."""
+
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row ready to be predicted."""
+
+    row: Row
+    model: PlannedModel
+    hardware: Hardware
+    layout: Layout
+    workload: Workload
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """Published values by the names of OUTPUTS: output tokens per second, seconds."""
+        row, load = self.row, self.workload
+        share = load.output / (load.prompt + load.output)
+        values = {
+            "tok_s": row.out_tok_s or (row.total_tok_s or 0.0) * share,
+            "ttft": (row.ttft_ms or 0.0) / 1e3, "tpot": (row.tpot_ms or 0.0) / 1e3,
+        }  # fmt: skip
+        return {name: value for name, value in values.items() if value}
+
+    @property
+    def group(self) -> tuple[object, ...]:
+        """Runs of the same load and layout are nearly one measurement; model version and weights may differ."""
+        layout, load = self.layout, self.workload
+        sizes = [(e.tp, e.dp, e.pp) for e in layout.engines.values()]
+        return (self.row.hardware, self.row.layers, *sizes, load.prompt, load.output, load.concurrency, load.prefix_hit)
+
+    @property
+    def judged(self) -> bool:
+        """A row of vllm-ascend without contradictions: the planner's errors are counted on it."""
+        return self.row.engine == "vllm-ascend" and self.row.weight >= JUDGED
+
+
+def make_case(row: Row) -> Case:
+    """Model, machine, layout and workload of a row."""
+    model, workload = named(row.model, row.quant, row.cache, row.layers), parse_workload(row.workload)
+    layout = parse_layout(row.layout, model.config, workload.concurrency)
+    return Case(row, model, load_hardware(row.hardware), layout, workload)
+
+
+@functools.cache
+def cases() -> tuple[Case, ...]:
+    """All public results that can be predicted."""
+    return tuple(make_case(row) for row in read_yaml(data_file("baselines.yaml"), BaselinesFile).rows)
+
+
+def predictions(cases: Sequence[Case], constants: Constants) -> list[Prediction]:
+    """Predict each case; rows of one model and machine share their steps.
+
+    Raises:
+        PlanError: a run does not fit the machine that it ran on, by the planner's memory.
+    """
+    steps, results = dict[tuple[int, str], Steps](), []
+    for case in cases:
+        key = (id(case.model), case.hardware.name)
+        if key not in steps:
+            steps[key] = Steps(case.model, case.hardware, constants)
+        result = predict(steps[key], case.layout, case.workload) or predict(
+            steps[key], case.layout, case.workload, end="high"
+        )
+        if result is None:
+            raise PlanError(f"run {case.row.id} does not fit the machine it ran on", "correct layout or workload")
+        results.append(result)
+    return results
+
+
+def errors(cases: Sequence[Case], constants: Constants) -> list[dict[str, float]]:
+    """ln(predicted / measured) of each case, by output."""
+    values = []
+    for case, p in zip(cases, predictions(cases, constants), strict=True):
+        predicted = {"tok_s": p.output_per_second, "ttft": p.ttft, "tpot": p.tpot}
+        values.append({name: math.log(predicted[name] / value) for name, value in case.measured.items()})
+    return values
+
+
+def residuals(cases: Sequence[Case], constants: Constants) -> Vector:
+    """The errors of all outputs of all cases in one vector."""
+    return np.array([value for case_errors in errors(cases, constants) for value in case_errors.values()])
+
+
+def weights(cases: Sequence[Case]) -> Vector:
+    """Weight of each residual: the row's weight, divided by the number of its outputs."""
+    return np.array([case.row.weight / len(case.measured) for case in cases for _ in case.measured])
+
+
+def coordinates(model: PlannedModel, hardware: str, layout: Layout, load: Workload) -> tuple[list[float], list[object]]:
+    """Logarithms of the sizes that decide a speed, and categories."""
+    engine = layout.decode
+    sizes = (
+        load.fresh / load.output, load.prompt + load.output, engine.tp * engine.dp,
+        max(0.25, load.concurrency / layout.replicas / engine.dp),
+    )  # fmt: skip
+    pp = max(e.pp for e in layout.engines.values())
+    kinds = [model.expert_type, hardware, bool(layout.prefill), engine.drafts, engine.dcp > 1, pp > 1, engine.expert_parallel]
+    return [math.log(max(size, 1e-3)) for size in sizes], kinds
+
+
+def distance(a: tuple[list[float], list[object]], b: tuple[list[float], list[object]]) -> float:
+    """Euclidean distance: a factor of UNIT in a size, or another category, counts 1."""
+    sizes = sum(((x - y) / math.log(UNIT)) ** 2 for x, y in zip(a[0], b[0], strict=True))
+    return math.sqrt(sizes + sum(x != y for x, y in zip(a[1], b[1], strict=True)))
+
+
+def nearest(model: PlannedModel, hardware: str, layout: Layout, load: Workload) -> tuple[float, Case]:
+    """The public result most like a plan, and its distance."""
+    here = coordinates(model, hardware, layout, load)
+    judged = [case for case in cases() if case.judged and case.row.layers is None and case.row.out_tok_s]
+    near = [(distance(here, coordinates(c.model, c.hardware.name, c.layout, c.workload)), c) for c in judged]
+    return min(near, key=lambda pair: pair[0])
+
+
+def half_width(output: str, distance_to_rows: float) -> float:
+    """Half of the band's width on a logarithmic scale: it should hold four of five results that no fit has seen."""
+    return fitted().bands[output] * (1.0 + SLOPE * distance_to_rows)

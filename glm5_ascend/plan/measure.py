@@ -1,0 +1,246 @@
+"""This machine's CPU as the planner's hardware, and a load on a running server.
+
+`measure` takes the rates of copies and matrix products at the model's shapes, serves the model, and fits the planner's
+constants to a few small loads, as `plan calibrate` does to a user's runs.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.nn.functional as F
+
+from glm5_ascend.errors import CheckFailedError, Glm5Error
+from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.plan.calibrate import fit_runs
+from glm5_ascend.plan.constants import Constants
+from glm5_ascend.plan.evidence import Case, Row
+from glm5_ascend.plan.hardware import Hardware
+from glm5_ascend.plan.layout import Engine, Layout
+from glm5_ascend.plan.model import PlannedModel, from_directory
+from glm5_ascend.plan.workload import Workload
+from glm5_ascend.serve.client import Client
+from glm5_ascend.serve.local_server import server
+from glm5_kernels import ops
+
+#: Token ids of prompts: the first ones are bytes in any of these tokenizers.
+IDS = 256
+#: Seconds of a rate's measurement; tokens of a product; bytes of a copy, more than all caches have.
+SECONDS, TOKENS, COPY_BYTES = 1.0, 256, 256 * 2**20
+#: Loads on the server: prompt and output tokens, clients. Single prompts show a prefill, the others a decode step.
+LOADS = ((128, 1, 1), (256, 1, 1), (512, 1, 1), (256, 65, 1), (256, 65, 2), (256, 65, 4))
+#: Flags of the server: no prefix cache.
+FLAGS = ("--no-enable-prefix-caching", "--max-num-seqs", "8", "--max-model-len", "2048")
+ENGINE = Engine(tp=1, drafts=0)
+#: Constants from which the fit starts, far from those of an NPU, and how far it may go.
+START = Constants(
+    memory=1.0, compute=0.5, link=0.5, graph_seconds=1e-3, eager_seconds=1e-3, token_seconds=1e-4, overlap=0.5
+)
+TRUST = 10.0
+
+
+@dataclass(frozen=True)
+class MeasuredLoad:
+    """Medians and the 99th percentile over requests, in ms; tokens per second over the whole run.
+
+    Attributes:
+        failed: requests without a complete answer. error: message of the first of them.
+        per_step: tokens per step of MTP, None without.
+    """
+
+    prompt: int
+    output: int
+    concurrency: int
+    requests: int
+    failed: int
+    seconds: float
+    output_tokens_per_s: float
+    ttft_ms: float
+    ttft_p99_ms: float
+    tpot_ms: float
+    tpot_p99_ms: float
+    per_step: float | None = None
+    error: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run_load(client: Client, prompt: int, output: int, concurrency: int, requests: int) -> MeasuredLoad:
+    """Streamed completions of random prompts, `concurrency` at once, each of `output` tokens.
+
+    Raises:
+        MissingEnvironmentError, CheckFailedError: /metrics cannot be read. Errors of single requests are counted.
+    """
+    generator, before = random.Random(0), client.metrics()
+    prompts = [[generator.randrange(IDS) for _ in range(prompt)] for _ in range(requests)]
+    began = time.perf_counter()
+    with ThreadPoolExecutor(concurrency) as pool:
+        runs = list(pool.map(lambda ids: _arrivals(client, ids, output), prompts))
+    seconds = time.perf_counter() - began
+    answered = [run for run in runs if isinstance(run, list)]
+    failures = [run for run in runs if isinstance(run, str)]
+    ttft = [1e3 * run[0] for run in answered]
+    tpot = [1e3 * (run[-1] - run[0]) / max(1, output - 1) for run in answered]
+    after = client.metrics()
+    drafts, accepted = (
+        after.get(name, 0.0) - before.get(name, 0.0)
+        for name in ("vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total")
+    )
+    return MeasuredLoad(
+        prompt, output, concurrency, requests, len(failures), round(seconds, 3),
+        round(len(answered) * output / seconds, 3), *_percentiles(ttft), *_percentiles(tpot),
+        round(1 + accepted / drafts, 3) if drafts > 0 else None, failures[0] if failures else "",
+    )  # fmt: skip
+
+
+def _arrivals(client: Client, prompt: Sequence[int], output: int) -> list[float] | str:
+    """Seconds from the request to each token; the error message of a request that failed."""
+    body = {
+        "model": client.model, "prompt": list(prompt), "max_tokens": output, "temperature": 0, "ignore_eos": True,
+        "stream": True, "return_token_ids": True,
+    }  # fmt: skip
+    began, times = time.perf_counter(), list[float]()
+    try:
+        for event in client.stream("/v1/completions", body):
+            tokens = sum(len(choice.get("token_ids") or ()) for choice in event.get("choices") or ())
+            times += [time.perf_counter() - began] * tokens
+    except Glm5Error as error:
+        return error.message
+    return times if len(times) == output else f"{len(times)} of {output} tokens arrived"
+
+
+def _percentiles(values: list[float]) -> tuple[float, float]:
+    """(median, 99th percentile: the nearest value above); 0 without values."""
+    if not values:
+        return 0.0, 0.0
+    return round(statistics.median(values), 3), round(sorted(values)[int(0.99 * (len(values) - 1) + 0.999)], 3)
+
+
+def measure(directory: Path, log: Path, rounds: int = 5) -> Hardware:
+    """Serve `directory` here and describe this machine; takes about two minutes.
+
+    Args:
+        log: file for the server's output.
+
+    Raises:
+        ConfigError, CheckpointError: no GLM-5 checkpoint. MissingEnvironmentError: it cannot be served.
+        CheckFailedError: a request failed.
+    """
+    model = from_directory(directory)
+    hardware = measure_rates(model, directory.name)
+    with server(directory, log, FLAGS) as port:
+        client = Client(f"http://127.0.0.1:{port}", timeout=600)
+        runs = [run_load(client, *load, requests=load[2]) for _ in range(rounds + 1) for load in LOADS]
+    failed = next((run for run in runs if run.failed), None)
+    if failed:
+        raise CheckFailedError(f"a load failed: {failed.error}", f"see {log}")
+    return describe(model, hardware, runs[len(LOADS) :])  # the first round warms up
+
+
+def describe(model: PlannedModel, hardware: Hardware, runs: Sequence[MeasuredLoad]) -> Hardware:
+    """The machine with constants that are fitted to the medians of loads."""
+    cases = []
+    for load in dict.fromkeys((run.prompt, run.output, run.concurrency) for run in runs):
+        same = [run for run in runs if (run.prompt, run.output, run.concurrency) == load]
+        speed, ttft, tpot = (
+            statistics.median(getattr(run, name) for run in same)
+            for name in ("output_tokens_per_s", "ttft_ms", "tpot_ms")
+        )
+        row = Row(model=model.name, quant="", nodes=1, layout="", workload="", out_tok_s=speed)
+        if load[1] == 1:
+            row = row.model_copy(update={"out_tok_s": None, "ttft_ms": ttft})
+        else:
+            row = row.model_copy(update={"tpot_ms": tpot})
+        cases.append(Case(row, model, hardware, Layout(ENGINE), Workload(*load, requests=load[2])))
+    return hardware.model_copy(update={"constants": fit_runs(cases, START, TRUST)})
+
+
+def threads() -> int:
+    """Threads of the server: OMP_NUM_THREADS, or its default of 1."""
+    text = os.environ.get("OMP_NUM_THREADS", "1")
+    return int(text) if text.isdecimal() and int(text) > 0 else 1
+
+
+def measure_rates(model: PlannedModel, name: str) -> Hardware:
+    """This machine with the rates of copies and products, without constants."""
+    torch.set_num_threads(threads())
+    source = torch.zeros(COPY_BYTES, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    a, b, c = (torch.rand(2**16) for _ in range(3))
+    memory = 2 * COPY_BYTES / seconds_of(lambda: target.copy_(source))
+    vector = 2 * 2**16 / seconds_of(lambda: torch.addcmul(a, b, c, out=a))
+    where = f"{platform.machine()}, {threads()} thread(s), {datetime.date.today()}"
+    shapes = f"products of {TOKENS} tokens at the shapes of {name}"
+    unused = {"bandwidth": memory, "latency": 1e-6, "quality": "derived", "source": "one die: no link is used"}
+    return Hardware.model_validate({
+        "name": "cpu", "title": f"this CPU ({where})", "dies_per_node": 1,
+        "memory_bytes": _figure(psutil.virtual_memory().total, "memory of the machine"),
+        "rates": {
+            "memory": _figure(memory, f"a copy of {COPY_BYTES} bytes"),
+            "bf16": _figure(product_rate(model.config, torch.bfloat16), shapes),
+            "int8": _figure(product_rate(model.config, torch.int8), f"{shapes}, inputs quantized"),
+            "vector": _figure(vector, "fp32 multiply-adds in the L2 cache"),
+        },
+        "links": {"node": unused, "scale_out": unused}, "peer_seconds": _figure(1e-9, "one die: not used"),
+        "host_ahead": False, "measured_on": f"{name}, {model.quantization}",
+    })  # fmt: skip
+
+
+def _figure(value: float, source: str) -> dict[str, Any]:
+    return {"value": float(f"{value:.5g}"), "quality": "measured", "source": source}
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Seconds of the fastest call, after a first one that compiles: other processes only make calls slower."""
+    work()
+    seconds: list[float] = []
+    while sum(seconds) < SECONDS or len(seconds) < 5:
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def product_rate(config: ModelConfig, dtype: torch.dtype) -> float:
+    """Operations per second over the largest products of a layer; int8: with the quantization of the input."""
+    c = config
+    qk = c.qk_nope_head_dim + c.qk_rope_head_dim
+    shapes = (
+        (c.q_lora_rank + c.kv_lora_rank + c.qk_rope_head_dim, c.hidden_size), (c.num_attention_heads * qk, c.q_lora_rank),
+        (c.hidden_size, c.num_attention_heads * c.v_head_dim), (2 * c.moe_intermediate_size, c.hidden_size),
+    )  # fmt: skip
+    operations = seconds = 0.0
+    for rows, columns in shapes:
+        x = torch.randn(TOKENS, columns, dtype=torch.bfloat16 if dtype == torch.int8 else dtype)
+        if dtype == torch.int8:
+            weight = torch.randint(-127, 128, (columns, rows), dtype=torch.int8).t()
+            linear = ops.LinearWeights(weight, ops.PER_TOKEN, torch.full((rows,), 0.01))
+            seconds += seconds_of(lambda x=x, linear=linear: ops.int8_linear(x, linear))  # type: ignore[misc]
+        else:
+            w = torch.randn(rows, columns, dtype=dtype)
+            seconds += seconds_of(lambda x=x, w=w: F.linear(x, w))  # type: ignore[misc]
+        operations += 2.0 * TOKENS * rows * columns
+    return operations / seconds
+
+
+def summary(hardware: Hardware) -> Iterator[str]:
+    """Lines for a terminal."""
+    rates = hardware.rates
+    yield f"{hardware.title}, measured on {hardware.measured_on}"
+    products = f"bf16 {rates.bf16.value / 1e9:.1f}, int8 {rates.int8.value / 1e9:.1f} GOPS"
+    yield f"memory {rates.memory.value / 1e9:.1f} GB/s; products {products}"
+    for name, value in dict(hardware.constants or START).items():
+        yield f"{name:14} {value:.3g}"

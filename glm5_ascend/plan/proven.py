@@ -1,0 +1,181 @@
+"""Layouts that somebody runs, by their sources: profiles, documents, public runs; and copies of them behind a router."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC
+from glm5_ascend.files.yaml_file import read_yaml
+from glm5_ascend.plan.data_files import Count, Keys, data_file
+from glm5_ascend.plan.evidence import cases
+from glm5_ascend.plan.hardware import Cluster
+from glm5_ascend.plan.layout import Engine, Layout, exchange_buffer_mb, parse_layout, sequences_for
+from glm5_ascend.plan.model import PlannedModel, family
+from glm5_ascend.plan.workload import Workload
+
+PROVEN, DERIVED, EXPERIMENTAL = "proven", "derived", "experimental"
+#: More sequences per rank than any public run has are not derived from one.
+MAX_SEQUENCES = 64
+#: Draft tokens of almost all public runs.
+_USUAL_DRAFTS = 3
+
+
+class ProvenKeys(Keys):
+    """A layout of data/proven.yaml; see there."""
+
+    source: str
+    layout: str
+    experts: str
+    hardware: str
+    nodes: Count
+    context: Count
+    models: tuple[str, ...]
+    profile: str | None = None
+    first: int = 0
+
+
+class ProvenFile(Keys):
+    """data/proven.yaml; see there."""
+
+    layouts: tuple[ProvenKeys, ...]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known about a layout.
+
+    Attributes:
+        tag: proven | derived (copies behind a router, or sizes fitted to the load) | experimental.
+        source: profile, document or run that has it. changes: what differs from the source.
+        profile: a profile of deploy/ with exactly these engines.
+        fits: a public source runs it at this size, whatever the planner's memory says.
+    """
+
+    tag: str
+    source: str = ""
+    changes: tuple[str, ...] = ()
+    profile: str | None = None
+    fits: bool = False
+
+    def __str__(self) -> str:
+        changes = f"; {', '.join(self.changes)}" if self.changes else ""
+        return f"{self.source or 'nobody is known to run it'}{changes}"
+
+
+NOBODY = Evidence(EXPERIMENTAL)
+
+
+@functools.cache
+def entries() -> tuple[ProvenKeys, ...]:
+    """The documented layouts, and those of the public runs of vllm-ascend."""
+    documented = read_yaml(data_file("proven.yaml"), ProvenFile).layouts
+    runs = [
+        ProvenKeys(
+            source=f"vllm-ascend CI, {case.row.case}", layout=case.row.layout, experts=case.row.quant[:4],
+            hardware=case.row.hardware, nodes=case.row.nodes, context=case.workload.prompt + case.workload.output,
+            models=(case.row.model,),
+        )
+        for case in cases() if case.judged and case.row.layers is None and case.row.out_tok_s
+    ]  # fmt: skip
+    return (*documented, *runs)
+
+
+def engine_counts(limit: int) -> list[int]:
+    """Numbers of engines to try, up to `limit`: 1, 2, 3, 4, 6, 8, 12, ... and `limit` itself."""
+    counts = {2**i for i in range(13)} | {3 * 2**i for i in range(12)} | {limit}
+    return sorted(n for n in counts if 1 <= n <= limit)
+
+
+def proven_layouts(
+    model: PlannedModel, cluster: Cluster, workload: Workload, drafts: int | None
+) -> Iterator[tuple[Layout, Evidence]]:
+    """Layouts of every entry for these weights and machines: as they are, copied, and sized for the load.
+
+    Args:
+        drafts: MTP tokens of --mtp; None: those of the source.
+    """
+    config, sizes = model.config, family().common
+    if any(getattr(config, name) != sizes[name] for name in ("hidden_size", "num_hidden_layers", "n_routed_experts")):
+        return  # nobody runs a model of other sizes
+    experts = {FLOAT: "bf16", W4A8_DYNAMIC: "w4a8"}.get(model.expert_type, "w8a8")
+    machine = "a3" if cluster.hardware.name == "cloudmatrix384" else cluster.hardware.name.split("-")[0]
+    context = workload.prompt + workload.output
+    for entry in entries():
+        if (entry.experts, entry.hardware) != (experts, machine) or entry.nodes > cluster.nodes or context < entry.first:
+            continue
+        source = parse_layout(entry.layout, config, workload.concurrency)
+        for number in {source.decode.drafts, _USUAL_DRAFTS} if drafts is None else {drafts}:
+            layout, changes = _adapted(source, entry, model, context, number)
+            for copy in _copies(layout, cluster):
+                evidence = _evidence(entry, copy, changes)
+                yield copy, evidence
+                needed = min(sequences_for(workload.concurrency / copy.replicas, copy.decode.dp), MAX_SEQUENCES)
+                if copy.decode.sequences < needed:
+                    change = f"--max-num-seqs {needed} instead of {copy.decode.sequences}"
+                    evidence = Evidence(DERIVED, entry.source, (*evidence.changes, change))
+                    yield replace(copy, decode=with_sequences(model, copy.decode, needed, copy.prefill)), evidence
+
+
+def _adapted(
+    layout: Layout, entry: ProvenKeys, model: PlannedModel, context: int, drafts: int
+) -> tuple[Layout, tuple[str, ...]]:
+    """The layout with other drafts and context; IndexCache only for the model that is run with it."""
+    changes: tuple[str, ...] = ()
+    decode, prefill = layout.decode, layout.prefill
+    drafts = drafts if model.config.num_nextn_predict_layers else 0
+    if drafts != decode.drafts:
+        changes += (f"{drafts} drafts instead of {decode.drafts}",)
+        decode = with_sequences(model, replace(decode, drafts=drafts), decode.sequences, prefill)
+        prefill = replace(prefill, drafts=min(prefill.drafts, drafts)) if prefill else None
+    if decode.index_cache and model.name not in entry.models:
+        decode = replace(decode, index_cache=False)
+        prefill = replace(prefill, index_cache=False) if prefill else None
+    if context > entry.context:
+        changes += (f"context longer than its {entry.context:,} tokens",)
+    return replace(layout, decode=decode, prefill=prefill), changes
+
+
+def _copies(layout: Layout, cluster: Cluster) -> Iterator[Layout]:
+    """Numbers of engines that fit the cluster; separate ones from one that prefills for four to two for one."""
+    one, each = (engine.dies if engine else 0 for engine in (layout.prefill, layout.decode))
+    for replicas in engine_counts((cluster.dies - one) // each):
+        most = min((cluster.dies - replicas * each) // one, 2 * replicas) if one else 1
+        numbers = [n for n in engine_counts(most) if 4 * n >= replicas] if one else [1]
+        yield from (replace(layout, replicas=replicas, prefills=n) for n in numbers)
+
+
+def _evidence(entry: ProvenKeys, layout: Layout, changes: tuple[str, ...]) -> Evidence:
+    alone = layout.replicas == 1 and layout.prefill_engines <= 1
+    if not alone:
+        counts = f"{layout.prefill_engines} prefill and {layout.replicas} decode engines"
+        changes += (counts if layout.prefill else f"{layout.replicas} copies behind a router",)
+    longer = any(change.startswith("context") for change in changes)
+    tag = DERIVED if changes else PROVEN
+    return Evidence(tag, entry.source, changes, None if changes else entry.profile, not longer)
+
+
+def with_sequences(model: PlannedModel, engine: Engine, sequences: int, prefill: Engine | None) -> Engine:
+    """The engine with another --max-num-seqs, and the buffers and batched tokens that it needs."""
+    engine = replace(engine, sequences=sequences)
+    tokens = sequences * (engine.drafts + 1) if prefill else max(engine.batched_tokens, sequences * (engine.drafts + 1))
+    buffer = max(engine.buffer_mb, exchange_buffer_mb(model.config, engine))
+    return replace(engine, batched_tokens=tokens, buffer_mb=buffer)
+
+
+def faults(model: PlannedModel, layout: Layout) -> list[str]:
+    """Known faults of a layout, with the rules of deploy/rules.yaml and threads about them."""
+    engines = layout.engines.values()
+    known = (
+        (any(e.dcp > 1 and e.drafts for e in engines),
+         "DCP with MTP: crashes (vllm-ascend 13710, 13934, 14320), drifting answers (vllm 41623)"),
+        (any(e.dcp > 1 for e in engines), "DCP: the prefix cache has no hits (rule P37; vllm-ascend 13750)"),
+        (any(e.drafts and (e.flashcomm or e.dsa_cp) for e in engines) and model.expert_type == W4A8_DYNAMIC,
+         "W4A8 with FlashComm, which DSA-CP needs in 0.23: lost its drafts in 0.20 and 0.21 (rule P7w; vllm-ascend 9803)"),
+        (any(e.index_cache for e in engines),
+         "IndexCache: layers reuse another layer's top-k; its effect on answers is not published"),
+        (layout.prefill is not None, "PD: garbled answers are reported (vllm-ascend 16686, 16015)"),
+    )  # fmt: skip
+    return [text for applies, text in known if applies]
+

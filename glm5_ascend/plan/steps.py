@@ -1,0 +1,154 @@
+"""Seconds of decode steps and prefills of engines on one machine, and the resources that limit them."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glm5_ascend.plan import memory
+from glm5_ascend.plan.constants import Constants
+from glm5_ascend.plan.hardware import Hardware
+from glm5_ascend.plan.layout import Engine
+from glm5_ascend.plan.memory import Memory
+from glm5_ascend.plan.model import PlannedModel
+from glm5_ascend.plan.operators import Op, StepLoad, draft_operators, step_operators
+
+#: Requests per rank at which a curve's steps are computed.
+_BATCHES = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0])
+
+
+@dataclass(frozen=True)
+class Duration:
+    """Seconds of one step, also by limiting resource and by operator."""
+
+    seconds: float
+    by_limit: dict[str, float]
+    by_op: dict[str, float]
+
+
+@dataclass(frozen=True)
+class PromptTime:
+    """Seconds of one prompt's prefill.
+
+    Attributes:
+        alone: seconds of the whole prompt. chunks: its steps, not a whole number.
+        packed: seconds until a rank can take the next prompt where prompts share full steps.
+    """
+
+    alone: float
+    chunks: float
+    packed: float
+
+
+class Steps:
+    """Step times and memory of one model on one machine; everything is computed once for each engine."""
+
+    def __init__(self, model: PlannedModel, hardware: Hardware, constants: Constants) -> None:
+        self.model, self.hardware, self.constants = model, hardware, constants
+        self._curves: dict[tuple[Engine, float, float], NDArray[np.float64]] = {}
+        self._prompts: dict[tuple[Engine, float, float, float], PromptTime] = {}
+        self._memory: dict[tuple[Engine, bool, bool], Memory] = {}
+
+    def memory(self, engine: Engine, decode_only: bool = False, split: bool = False) -> Memory:
+        """Memory of a die; see `memory.fit`."""
+        key = (engine, decode_only, split)
+        if key not in self._memory:
+            self._memory[key] = memory.fit(self.model, self.hardware, *key)
+        return self._memory[key]
+
+    def curve(self, engine: Engine, context: float, ranks: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """(requests per rank, seconds of a decode step), for interpolation; `ranks` have requests."""
+        key = (_shape(engine), context, ranks)
+        if key not in self._curves:
+            seconds = [self.decode(engine, float(batch), context, ranks).seconds for batch in _BATCHES]
+            self._curves[key] = np.array(seconds)
+        return _BATCHES, self._curves[key]
+
+    def decode(self, engine: Engine, requests: float, context: float, ranks: float) -> Duration:
+        """A step of `requests` on each of `ranks` DP ranks: verify the drafts, then draft again."""
+        verified, constants, model = engine.drafts + 1, self.constants, self.model
+        step = StepLoad(requests * verified, requests, context, ranks)
+        by_limit, by_op = self._time(step_operators(model, self.hardware, engine, step))
+        layers = model.config.num_hidden_layers
+        # A layer with its own top-k has about twice the kernels of one that reuses another layer's positions.
+        launch = (layers + model.topk_layers(engine.index_cache)) * constants.graph_seconds
+        if engine.eager:
+            launch = layers * constants.eager_seconds
+        # The first pass of the MTP layer runs over all verified tokens, the others over the last one of each request.
+        for passes, tokens in ((min(1, engine.drafts), requests * verified), (engine.drafts - 1, requests)):
+            if passes > 0:
+                load = StepLoad(tokens, requests, context, ranks)
+                more, more_ops = self._time(draft_operators(model, self.hardware, engine, load))
+                for name, seconds in more.items():
+                    by_limit[name] += passes * seconds
+                by_op["MTP drafts"] += passes * sum(more_ops.values())
+        launch += engine.drafts * constants.eager_seconds
+        by_limit["host"] += launch
+        by_op["launch and synchronisation"] += launch
+        by_limit["vector"] += layers * step.tokens * constants.token_seconds
+        by_op["per token"] += layers * step.tokens * constants.token_seconds
+        return Duration(sum(by_limit.values()), dict(by_limit), dict(by_op))
+
+    def prompt(self, engine: Engine, fresh: float, cached: float, ranks: float) -> PromptTime:
+        """Prefill of `fresh` tokens after `cached` ones, while `ranks` ranks prefill at the same time."""
+        key = (replace(_shape(engine), batched_tokens=engine.batched_tokens), fresh, cached, ranks)
+        if key not in self._prompts:
+            chunks = max(1.0, fresh / engine.batched_tokens)
+            context = cached + fresh / 2
+            whole = chunks * self.chunk(engine, fresh / chunks, context, ranks, 1.0)
+            shared = max(1.0, engine.batched_tokens / fresh)  # prompts in a full step
+            packed = chunks * self.chunk(engine, shared * fresh / chunks, context, ranks, shared) / shared
+            alone = whole * (chunks + engine.pp - 1) / chunks / engine.pp
+            self._prompts[key] = PromptTime(alone, chunks, min(packed, whole) / engine.pp)
+        return self._prompts[key]
+
+    def chunk(self, engine: Engine, tokens: float, context: float, ranks: float, prompts: float) -> float:
+        """Seconds of a step with `tokens` tokens of `prompts` prompts on each of `ranks` ranks."""
+        step = StepLoad(tokens, prompts, context, ranks, prefill=True)
+        device = sum(self._time(step_operators(self.model, self.hardware, engine, step))[0].values())
+        host = self.model.config.num_hidden_layers * self.constants.eager_seconds
+        # The host launches ahead of the device where it can.
+        return max(device, host) if self.hardware.host_ahead else device + host
+
+    def _time(self, ops: Iterable[Op]) -> tuple[dict[str, float], dict[str, float]]:
+        """(seconds by limit, seconds by operator)."""
+        by_limit: dict[str, float] = defaultdict(float)
+        by_op: dict[str, float] = defaultdict(float)
+        for op in ops:
+            seconds, limit = self._collective(op) if op.kind else self._product(op)
+            by_limit[limit] += seconds
+            by_op[op.name] += seconds
+        return by_limit, by_op
+
+    def _product(self, op: Op) -> tuple[float, str]:
+        """Time of an operator of one die and its limit: HBM, cube, or vector; they work at the same time."""
+        rates, compute = self.hardware.rates, self.constants.compute
+        bytes_time = (op.nbytes / rates.memory.value / self.constants.memory, "HBM")
+        cube = (op.bf16 / rates.bf16.value + op.int8 / rates.int8.value) / compute
+        return max(bytes_time, (cube, "cube"), (op.vector / rates.vector.value / compute, "vector"))
+
+    def _collective(self, op: Op) -> tuple[float, str]:
+        hardware, link = self.hardware, self.hardware.link(op.group)
+        local = min(1.0, (hardware.dies_per_node - 1) / max(1, op.group - 1))  # share of partners inside the node
+        inside, outside = op.sent * local / hardware.links.node.bandwidth, op.sent * (1 - local) / link.bandwidth
+        setup = link.latency * math.log2(op.group)
+        if op.kind == "alltoall":
+            setup = link.latency + (op.group - 1) * hardware.peer_seconds.value
+        name = "HCCS" if link is hardware.links.node else "UB" if link is hardware.links.pod else "RoCE"
+        return (inside + outside) / self.constants.link + op.count * setup, name
+
+    def transfer(self, engine: Engine, prefill: Engine, tokens: float) -> float:
+        """Seconds to send the cache of a prompt from the prefill engine to the decode engine."""
+        nbytes = tokens * memory.bytes_per_token(self.model, engine.drafts > 0)
+        link = self.hardware.link(engine.dies + prefill.dies)
+        return nbytes / link.bandwidth / self.constants.link / prefill.tp
+
+
+def _shape(engine: Engine) -> Engine:
+    """The engine without limits on memory and batch, which do not change a step's time."""
+    return replace(engine, sequences=1, batched_tokens=1, utilization=1.0, buffer_mb=0)

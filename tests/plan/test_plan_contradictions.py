@@ -1,0 +1,230 @@
+"""Answers that contradict themselves or each other, looked for in random questions."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from typing import Any
+
+import pytest
+
+from glm5_ascend.cli import run
+from glm5_ascend.deploy.planning.commands import plan_commands
+from glm5_ascend.deploy.planning.roles import lines
+from glm5_ascend.errors import PlanError
+from glm5_ascend.plan import plan
+from glm5_ascend.plan.api import Plan
+from glm5_ascend.plan.layout import parse_layout
+from glm5_ascend.plan.search import EQUAL, MEETS, MISSES, SHEDS
+from glm5_ascend.plan.text import lines as text_lines
+from glm5_ascend.plan.text import to_json
+
+QUESTIONS = 20
+OUTPUTS = ("output_tokens_per_s", "tpot_ms", "ttft_ms")
+
+
+def draw(chance: random.Random) -> dict[str, Any]:
+    """A random question."""
+    prompt, output = chance.choice((500, 3500, 16_000, 60_000)), chance.choice((200, 1500))
+    load = f"in={prompt},out={output},concurrency={chance.choice((1, 3, 16, 64, 300))}"
+    load += chance.choice(("", "", ",prefix_hit=0.9", ",requests=64", ",requests=400,prefix_hit=0.5", ",rate=2"))
+    return {
+        "model": chance.choice(("glm-5", "glm-5.1", "glm-5.2", "glm-5.3")),
+        "quant": chance.choice(("w4a8", "w8a8", "w4a8c8", "w8a8c8", "bf16")),
+        "hardware": chance.choice(("a3", "a3", "a2", "a3-roce")), "nodes": chance.choice((1, 2, 3, 4, 5, 8, None)),
+        "slo": chance.choice((None, "tpot=50ms", "ttft=2s", "tpot=30ms,ttft=5s")), "workload": load,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[tuple[dict[str, Any], Plan]]:
+    """Random questions with an answer; the others do not fit."""
+    chance, answered = random.Random(20261127), list[tuple[dict[str, Any], Plan]]()
+    while len(answered) < QUESTIONS:
+        question = draw(chance)
+        try:
+            answered.append((question, plan(**question).plan))
+        except PlanError as error:
+            assert "does not fit" in error.message, question
+    return answered
+
+
+Answers = list[tuple[dict[str, Any], Plan]]
+
+
+def test_the_verdict_is_about_the_printed_latencies(answers: Answers) -> None:
+    for question, answer in answers:
+        tpot, ttft = (answer.numbers[name].value / 1e3 for name in ("tpot_ms", "ttft_ms"))
+        if answer.best.verdict in (MEETS, SHEDS):
+            assert answer.slo.met(tpot, ttft), question
+        elif answer.workload.rate is None:
+            assert not answer.slo.met(tpot, ttft), question
+
+
+def test_the_text_says_what_the_json_says(answers: Answers) -> None:
+    for question, answer in answers:
+        text, report = " ".join(text_lines(answer, plan_commands(answer))), to_json(answer, plan_commands(answer))
+        assert report["slo_met"] == answer.within_slo
+        assert f"{answer.numbers['output_tokens_per_s'].value:,.0f} (" in text, question
+        if question["slo"]:
+            slow = any(
+                limit and answer.numbers[name].high > 1e3 * limit
+                for name, limit in (("tpot_ms", answer.slo.tpot), ("ttft_ms", answer.slo.ttft))
+            )
+            expected = "not at the slow end" if slow else "also at the slow end"
+            assert (expected if answer.within_slo else "met") in text, question
+
+
+def test_a_long_run_is_the_steady_state(answers: Answers) -> None:
+    for question, answer in answers[:10]:
+        load = re.sub(r",requests=\d+", "", question["workload"])
+        layout = {"layout": answer.best.layout.text(), "slo": None, "nodes": None}
+        steady, long = (
+            plan(**question | layout | {"workload": text}).plan.numbers for text in (load, f"{load},requests=1000000")
+        )
+        for name in OUTPUTS:
+            assert long[name].value == pytest.approx(steady[name].value, rel=0.02), (question, name)
+
+
+def test_every_layout_that_is_shown_is_accepted_and_has_its_numbers(answers: Answers) -> None:
+    for question, answer in answers:
+        shown = [answer.best, *answer.others[:2], *([answer.experimental] if answer.experimental else [])]
+        for candidate in shown:
+            load = question["workload"]
+            if candidate.admitted is not None:
+                continue  # its numbers are those of fewer clients
+            again = plan(**question | {"layout": candidate.layout.text(), "workload": load, "slo": None})
+            assert again.plan.best.layout == candidate.layout, question
+            speed = again.plan.best.prediction.output_per_second
+            assert speed == pytest.approx(candidate.prediction.output_per_second, rel=1e-6), (question, candidate.layout)
+
+
+def test_json_rebuilds_the_layout(answers: Answers) -> None:
+    for question, answer in answers:
+        report = json.loads(json.dumps(to_json(answer, plan_commands(answer))))
+        config = answer.model.config
+        assert parse_layout(report["layout"]["text"], config, answer.workload.concurrency) == answer.best.layout, question
+        for other, candidate in zip(report["others"], answer.others, strict=False):
+            assert parse_layout(other["layout"]["text"], config, 1.0) == candidate.layout
+
+
+def test_one_name_has_one_number(answers: Answers) -> None:
+    for question, answer in answers:
+        names = [str(c.layout) for c in (answer.best, *answer.others)]
+        assert len(names) == len(set(names)), question
+        assert answer.experimental is None or str(answer.experimental.layout) not in names
+
+
+def test_no_other_layout_is_clearly_better_without_a_reason(answers: Answers) -> None:
+    for question, answer in answers:
+        for other in answer.others:
+            if other.rank == answer.best.rank and not other.unsure:
+                assert other.value <= answer.best.value / EQUAL * 1.01, (question, str(other.layout))
+
+
+def test_what_waits_is_said_by_its_cause(answers: Answers) -> None:
+    for question, answer in answers:
+        layout, p = answer.best.layout, answer.best.prediction
+        admitted = layout.decode.sequences * layout.decode.dp * layout.replicas
+        notes = " ".join(answer.notes)
+        if layout.prefill is None:
+            assert p.running <= admitted * 1.001, question
+        assert ("--max-num-seqs" in notes) == (p.bound == "seqs") and ("cache memory" in notes) == (p.bound == "memory")
+        if p.bound in ("seqs", "memory"):
+            assert answer.workload.concurrency > p.running * 0.99, question
+
+
+def test_idle_machines_are_explained(answers: Answers) -> None:
+    for question, answer in answers:
+        idle = answer.cluster.nodes - answer.best.nodes
+        assert idle >= 0 and any(f"{idle} stay idle" in note for note in answer.notes) == (idle > 0), question
+
+
+def test_more_machines_are_not_slower_and_do_not_lose_the_slo() -> None:
+    for load, slo in (("in=3500,out=1500,concurrency=256", None), ("in=16000,out=1000,concurrency=64", "ttft=5s")):
+        best, verdict = 0.0, MISSES
+        for nodes in (1, 2, 3, 4, 5, 8):
+            answer = plan(quant="w4a8", nodes=nodes, workload=load, slo=slo).plan.best
+            assert answer.verdict <= verdict and answer.value >= EQUAL * best * (answer.verdict == verdict), (load, nodes)
+            best, verdict = max(best * (answer.verdict == verdict), answer.value), answer.verdict
+
+
+def test_fewer_clients_do_not_get_more_within_the_slo() -> None:
+    common = {"model": "glm-5.2", "quant": "w4a8c8", "nodes": 10, "slo": "ttft=7s"}
+    few, many = (plan(**common, workload=f"in=32000,out=8000,concurrency={n}").plan for n in (400, 512))  # type: ignore[arg-type]
+    assert many.numbers["output_tokens_per_s"].value >= 0.95 * few.numbers["output_tokens_per_s"].value
+    assert many.best.admitted is not None and not many.within_slo
+    assert any(f"{many.best.admitted:g} of 512 clients" in note for note in many.notes)
+
+
+LAYOUTS = ("tp=2,dp=16,prefill_tp=8,prefill_dp=1,prefill_pp=2,prefills=2", "tp=8,dp=4", "tp=4,dp=8,dsa_cp=1,seqs=6")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("key", "values"), [("concurrency", (7, 63, 425)), ("in", (4095, 8191)), ("requests", (300,))])
+def test_no_input_makes_a_jump(layout: str, key: str, values: tuple[int, ...]) -> None:
+    """One more client, prompt token or request changes an output as the one before and the one after it do."""
+    load = {"in": 3500, "out": 1500, "concurrency": 64, "requests": 1000}
+    for value in values:
+        texts = [",".join(f"{k}={v}" for k, v in (load | {key: n}).items()) for n in range(value - 1, value + 3)]
+        answers = [plan(quant="w4a8", layout=layout, workload=text).plan.numbers for text in texts]
+        for name in OUTPUTS:
+            before, step, after = (
+                abs(math.log(b[name].value / a[name].value)) for a, b in zip(answers, answers[1:], strict=False)
+            )
+            assert step <= 3 * max(before, after) + 0.01, (name, value, before, step, after)
+
+
+def test_one_client_needs_one_machine() -> None:
+    answer = plan(quant="w4a8", nodes=10, workload="in=3500,out=512,concurrency=1").plan
+    assert any("one machine is enough" in note for note in answer.notes), answer.notes
+
+
+def test_without_a_number_of_machines_the_fewest_that_meet_the_slo() -> None:
+    question: dict[str, Any] = {"slo": "tpot=50ms,ttft=2s", "workload": "in=3500,out=1500,concurrency=300"}
+    answer = plan(**question).plan
+    assert answer.within_slo and answer.cluster.nodes > 1
+    assert not plan(**question, nodes=answer.cluster.nodes - 1).plan.within_slo
+    assert plan(quant="bf16").plan.cluster.nodes == 2, "without an SLO: as many as the weights need"
+
+
+def test_commands_over_machines_are_complete() -> None:
+    """Pipeline stages on two machines, and several engines whose ports and ids must differ."""
+    text = (
+        "tp=4,dp=8,replicas=2,prefill_tp=16,prefill_pp=2,prefill_dsa_cp=0,prefills=2"
+    )
+    answer = plan(quant="w8a8", layout=text, workload="in=3500,out=1500,concurrency=64").plan
+    printed = dict(lines(answer.model, answer.best.layout, answer.cluster.hardware, 5000))
+    for flag in ("--nnodes 2", '--node-rank "$NODE"', '--master-addr "$HEAD"', "VLLM_PP_LAYER_PARTITION=39,39"):
+        assert flag in printed["prefill"], flag
+    for role, line in printed.items():
+        assert f"{role}-$ENGINE-$RANK" in line and "+256*ENGINE" in line and "+LOCAL))" in line
+
+
+def test_flashcomm_of_w4a8_is_named_wherever_it_is_used(answers: Answers) -> None:
+    for question, answer in answers:
+        commands = "\n".join(plan_commands(answer).lines)
+        known = any("P7w" in note for note in answer.notes)
+        used = "enable_flashcomm1" in commands and answer.model.expert_type == "W4A8_DYNAMIC"
+        assert answer.best.evidence.profile or known == used, question
+
+
+def test_an_experimental_layout_is_worth_a_trial_and_says_what_it_costs(answers: Answers) -> None:
+    for question, answer in answers:
+        trial = answer.experimental
+        if trial is not None and answer.best.evidence.tag != "experimental":
+            better = trial.rank < answer.best.rank
+            assert better or trial.value > 1.1 * answer.best.value, question
+    dcp = plan(quant="w4a8", layout="tp=16,dcp=16", workload="in=3500,out=1500,prefix_hit=0.9").plan
+    assert dcp.best.evidence.tag == "experimental"
+    assert any("13710" in note for note in dcp.notes) and any("prefix cache" in note for note in dcp.notes)
+
+
+def test_the_command_prints_and_takes_its_own_layout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--nodes", "5", "--quant", "w8a8", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert run(["plan", "--nodes", "5", "--quant", "w8a8", "--layout", report["layout"]["text"], "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert all(again[name]["value"] == report[name]["value"] for name in OUTPUTS)
